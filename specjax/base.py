@@ -1,0 +1,185 @@
+"""The contract: what a target, a drafter and a verifier are, and the arrays they exchange.
+
+Letters: B batch, N tree nodes (node 0 is the root), D maximum draft depth, A = D + 1 rows of an
+accepted path, S cache length, L layers, V vocabulary, E model width, K key/value heads, C head
+dimension, T prompt length.
+
+One round of decoding, for a row whose committed text is "the cat sat" (n = 3 tokens):
+
+    committed   the cat sat            cache holds n - 1 = 2 rows: the, cat
+    root                sat            node 0: the newest token, committed but not cached
+    draft               sat            nodes   0 sat   1 on   2 down   3 the   4 a
+                        +-- on                 parent  0      0        1       1   of node
+                        |   +-- the            depth   0 1    1        2       2
+                        |   +-- a
+                        +-- down
+    evaluate    one target pass over the five nodes gives the law after each of them
+    verify      the target follows `on` and `the`, then says `mat`:
+                path = [0, 1, 3], count = 2, tokens = [on, the, mat]
+    commit      the cache gains the rows of path: sat, on, the. Committed: n = 6, root = mat.
+
+This file imports nothing of the package.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from jax import Array
+
+Params = Any  # a pytree of arrays
+Proposal = Literal["point", "chain"]
+"""How a drafter's tokens came about, which decides what a verifier may assume.
+
+"point": chosen by a deterministic rule (top-k, lookup); there is no law q to correct for.
+"chain": one token per depth, drawn from the law in `Draft.law`.
+"""
+
+
+class Draft(NamedTuple):
+  """A token tree. A chain is the tree of width 1; plain decoding is the tree with N = 1.
+
+  Attributes:
+    tokens: i32[B, N]. Node 0 is the root.
+    parent: i32[B, N]. parent[0] = 0 and parent[i] < i.
+    depth: i32[B, N]. 0 for the root.
+    valid: bool[B, N]. False for padding; the root is always valid.
+    law: f32[B, N, V] or None. Row i holds the log-probabilities from which the child of node i
+      was drawn. None for "point" proposals.
+  """
+
+  tokens: Array
+  parent: Array
+  depth: Array
+  valid: Array
+  law: Array | None = None
+
+
+class KV(NamedTuple):
+  """Keys (after RoPE) and values, one array per layer.
+
+  Attributes:
+    k: L arrays [B, K, N, C] (fresh rows of N nodes) or [B, K, S, C] (a cache).
+    v: the same for values.
+  """
+
+  k: tuple[Array, ...]
+  v: tuple[Array, ...]
+
+
+class Cache(NamedTuple):
+  """The target's memory of committed tokens, the root excluded.
+
+  Attributes:
+    kv: KV with arrays [B, K, S, C]. Rows from `length` on are garbage.
+    length: i32[B]. Valid rows: one less than the committed tokens.
+  """
+
+  kv: KV
+  length: Array
+
+
+class Evaluation(NamedTuple):
+  """The target at every node.
+
+  Attributes:
+    logits: f32[B, N, V]. Row i predicts the token after node i.
+    hidden: [B, N, E]. After the final norm: what the LM head reads.
+    kv: KV with arrays [B, K, N, C]. Fresh; not in the cache yet.
+  """
+
+  logits: Array
+  hidden: Array
+  kv: Any
+
+
+class Verdict(NamedTuple):
+  """What the target accepts of a draft.
+
+  Attributes:
+    path: i32[B, A]. Accepted node ids, the root first; entries after `count` repeat the last one.
+    count: i32[B]. Accepted draft tokens, 0..D.
+    tokens: i32[B, A]. The accepted tokens, then one from the target; count + 1 of them count.
+  """
+
+  path: Array
+  count: Array
+  tokens: Array
+
+
+class Context(NamedTuple):
+  """The committed text.
+
+  Attributes:
+    tokens: i32[B, S]. Entries from `length` on are garbage.
+    length: i32[B]. Committed tokens n, the root included; the root is tokens[n - 1].
+  """
+
+  tokens: Array
+  length: Array
+
+
+class Target(NamedTuple):
+  """A language model as pure functions. `params` is a pytree that only these functions read.
+
+  Attributes:
+    vocab_size: V.
+    prefill: (params, tokens i32[B, T], length i32[B], capacity) -> (cache, hidden [B, T, E]).
+      Caches the first length - 1 tokens; `capacity` (static) is the cache's S. Row i of hidden is
+      the state after token i, meaningful for i < length.
+    evaluate: (params, cache, tokens i32[B, N], depth i32[B, N], mask bool[B, N, N]) -> Evaluation.
+      Reads the cache, never writes. mask[b, i, j]: node i sees node j.
+    commit: (cache, kv, path i32[B, A], rows i32[B]) -> cache. The only writer: appends the first
+      `rows` nodes of `path` (0 leaves a row as it is).
+    head: (params, hidden [..., E]) -> logits f32[..., V]. The final vocabulary projection.
+  """
+
+  vocab_size: int
+  prefill: Callable[..., Any]
+  evaluate: Callable[..., Evaluation]
+  commit: Callable[..., Any]
+  head: Callable[..., Array]
+
+
+class Drafter(NamedTuple):
+  """A way of guessing. State is a fixed-shape pytree that rides in the loop.
+
+  Attributes:
+    name: what `specjax list` shows.
+    proposal: how tokens are drawn; see `Proposal`.
+    nodes: N, the root included (static).
+    depth: D, the longest draft (static).
+    init: (params, target_params, context, hidden [B, T, E], capacity) -> state. After prefill.
+    propose: (params, target_params, state, context, settings, noise) -> (Draft, state).
+    update: (params, target_params, state, draft, evaluation, verdict, rows i32[B]) -> state.
+      `rows` is how many nodes of verdict.path were committed; 0 marks a finished row.
+    evaluate: None, or a replacement of Target.evaluate for methods that add nodes to the target's
+      own pass: (params, target_params, state, cache, draft, mask) -> Evaluation.
+  """
+
+  name: str
+  proposal: Proposal
+  nodes: int
+  depth: int
+  init: Callable[..., Any]
+  propose: Callable[..., tuple[Draft, Any]]
+  update: Callable[..., Any]
+  evaluate: Callable[..., Evaluation] | None = None
+
+
+class Verifier(NamedTuple):
+  """A rule of acceptance.
+
+  Attributes:
+    name: what `specjax list` shows.
+    exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its knob when lossy.
+    accepts: the proposals it is exact for (for a lossy rule: defined for).
+    temperature: "zero" for rules that follow the argmax, "any" otherwise.
+    verify: (draft, law f32[B, N, V], noise, depth) -> Verdict. `law` holds the target's
+      log-probabilities after every node; `depth` is D (static).
+  """
+
+  name: str
+  exactness: str
+  accepts: frozenset[str]
+  temperature: Literal["zero", "any"]
+  verify: Callable[..., Verdict]

@@ -1,0 +1,52 @@
+"""Attention of N fresh rows over a cached prefix plus themselves."""
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def attend(
+  q: Array, k: Array, v: Array, mask: Array, prefix: tuple[Array, Array, Array] | None
+) -> Array:
+  """Softmax attention in two parts that share one normaliser.
+
+  The mask never spans the prefix, so verifying a tree costs one N x N mask whatever the text's
+  length.
+
+  Args:
+    q: [B, H, N, C].
+    k, v: fresh keys and values [B, K, N, C], H a multiple of K.
+    mask: bool[B, N, N], node i sees node j. Every row must see something, itself at least.
+    prefix: (k [B, K, S, C], v, visible bool[B, 1 or N, S]) or None.
+
+  Returns:
+    [B, N, H * C].
+  """
+  B, H, N, C = q.shape
+  K = k.shape[1]
+  q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
+
+  def scores(keys: Array, visible: Array) -> Array:
+    s = jnp.einsum("bkrc,bksc->bkrs", q, keys, preferred_element_type=jnp.float32)
+    s = s.reshape(B, K, H // K, N, -1)
+    s = jnp.where(visible[:, None, None], s, -jnp.inf)
+    return s.reshape(B, K, -1, s.shape[-1])
+
+  def mix(p: Array, values: Array) -> Array:
+    return jnp.einsum(
+      "bkrs,bksc->bkrc", p.astype(values.dtype), values, preferred_element_type=jnp.float32
+    )
+
+  s = scores(k, mask)
+  top = s.max(-1, keepdims=True)
+  if prefix is None:
+    p = jnp.exp(s - top)
+    out, total = mix(p, v), p.sum(-1, keepdims=True)
+  else:
+    prefix_k, prefix_v, visible = prefix
+    far = scores(prefix_k, visible)
+    top = jnp.maximum(top, far.max(-1, keepdims=True))
+    p, p_far = jnp.exp(s - top), jnp.exp(far - top)
+    out = mix(p, v) + mix(p_far, prefix_v)
+    total = p.sum(-1, keepdims=True) + p_far.sum(-1, keepdims=True)
+  out = (out / total).astype(v.dtype)
+  return out.reshape(B, H, N, C).swapaxes(1, 2).reshape(B, N, H * C)

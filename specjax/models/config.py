@@ -1,0 +1,80 @@
+"""What defines a network of the Llama family."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """Stretching of rotary frequencies for long contexts.
+
+  Attributes:
+    kind: "linear" divides every frequency by `factor`; "llama3" (Llama 3.1 release code) divides
+      the low frequencies only, blending between the two limits.
+    factor: the stretch.
+    low, high: "llama3" limits, in full turns over `original_length` tokens.
+    original_length: context length before stretching.
+  """
+
+  kind: Literal["linear", "llama3"]
+  factor: float
+  low: float = 1.0
+  high: float = 4.0
+  original_length: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """One transformer for Llama 1-3, Mistral, Qwen2 and Qwen3.
+
+  Attributes:
+    vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width: V, E, L, H, K, C and the MLP's.
+    max_length: positions the model was made for.
+    rope_theta, rope_scaling: rotary embedding.
+    norm_epsilon: RMSNorm's.
+    tied: the LM head is the embedding.
+    qkv_bias: biases on q, k, v (Qwen2).
+    qk_norm: RMSNorm on each head's q and k (Qwen3).
+    window: a token sees the last `window` positions only (Mistral v0.1), or None.
+    causal: False lets every position see every other (masked diffusion).
+  """
+
+  vocab_size: int
+  width: int
+  layers: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  mlp_width: int
+  max_length: int = 2048
+  rope_theta: float = 10000.0
+  rope_scaling: RopeScaling | None = None
+  norm_epsilon: float = 1e-5
+  tied: bool = True
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  window: int | None = None
+  causal: bool = True
+
+  def __post_init__(self):
+    if self.heads % self.kv_heads:
+      raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}.")
+    if self.head_dim % 2:
+      raise ValueError(f"head_dim={self.head_dim} must be even, rotary embedding turns pairs.")
+
+
+def rope_frequencies(config: Config) -> np.ndarray:
+  """Angle per position of each pair, f32[C / 2], in radians."""
+  exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+  frequency = config.rope_theta**-exponent
+  scaling = config.rope_scaling
+  if scaling is not None and scaling.kind == "linear":
+    frequency = frequency / scaling.factor
+  elif scaling is not None:
+    turns = scaling.original_length * frequency / (2 * math.pi)
+    keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+    frequency = frequency * (keep + (1 - keep) / scaling.factor)
+  return frequency.astype(np.float32)

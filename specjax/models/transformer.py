@@ -1,0 +1,168 @@
+"""The target network: one transformer for the Llama family, causal or bidirectional.
+
+Weights are [out, in]. q, k, v are one matrix, and so are gate and up. Layers are unrolled: a scan
+over stacked weights copies every weight each step on CPU.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import KV, Cache, Evaluation, Params, Target
+from specjax.models import cache as kv_cache
+from specjax.models.attention import attend
+from specjax.models.config import Config, rope_frequencies
+from specjax.models.linear import linear
+
+_INIT = nn.initializers.normal(0.02)
+
+
+class RMSNorm(nn.Module):
+  """Scales the last axis to unit root mean square, in float32."""
+
+  epsilon: float
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
+    return y.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
+
+
+def _rotate(x: Array, angle: Array) -> Array:
+  """Rotary embedding. x [B, H, N, C], angle f32[B, N, C / 2]; pairs are (i, i + C / 2)."""
+  cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+class Block(nn.Module):
+  """Attention and gated MLP, each behind a norm, on the residual stream."""
+
+  config: Config
+
+  @nn.compact
+  def __call__(self, x, angle, mask, prefix):
+    """x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix."""
+    c = self.config
+    H, K, C = c.heads, c.kv_heads, c.head_dim
+    out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
+
+    h = RMSNorm(c.norm_epsilon, name="attention_norm")(x)
+    qkv = linear(h, self.param("qkv", _INIT, ((H + 2 * K) * C, c.width)))
+    if c.qkv_bias:
+      bias = self.param("qkv_bias", nn.initializers.zeros, ((H + 2 * K) * C,))
+      qkv = qkv + jnp.broadcast_to(bias, qkv.shape)
+    qkv = qkv.reshape(*x.shape[:2], H + 2 * K, C)
+    q, k, v = jnp.split(qkv, (H, H + K), axis=2)
+    if c.qk_norm:
+      q = RMSNorm(c.norm_epsilon, name="q_norm")(q)
+      k = RMSNorm(c.norm_epsilon, name="k_norm")(k)
+    q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
+    q, k = _rotate(q, angle), _rotate(k, angle)
+    h = attend(q, k, v, mask, prefix)
+    x = x + linear(h, self.param("out", out_init, (c.width, H * C)))
+
+    h = RMSNorm(c.norm_epsilon, name="mlp_norm")(x)
+    h = linear(h, self.param("gate_up", _INIT, (2 * c.mlp_width, c.width)))
+    gate, up = jnp.split(h, 2, axis=-1)
+    x = x + linear(nn.silu(gate) * up, self.param("down", out_init, (c.width, c.mlp_width)))
+    return x, k, v
+
+
+class Transformer(nn.Module):
+  """The network; `target` below wraps it as the functions of the contract."""
+
+  config: Config
+
+  def setup(self):
+    c = self.config
+    self.embedding = self.param("embedding", _INIT, (c.vocab_size, c.width))
+    self.blocks = [Block(c, name=f"layer_{i}") for i in range(c.layers)]
+    self.norm = RMSNorm(c.norm_epsilon)
+    if not c.tied:
+      self.lm_head = self.param("lm_head", _INIT, (c.vocab_size, c.width))
+
+  def embed(self, tokens: Array) -> Array:
+    """i32[B, N] -> [B, N, E]."""
+    return jnp.take(self.embedding, tokens, axis=0)
+
+  def head(self, hidden: Array) -> Array:
+    """[..., E] after the final norm -> logits f32[..., V]."""
+    w = self.embedding if self.config.tied else self.lm_head
+    return linear(hidden, w).astype(jnp.float32)
+
+  def run_layers(self, x, position, mask, cache=None, start=0, stop=None):
+    """Layers start..stop over fresh rows.
+
+    Args:
+      x: [B, N, E], the residual stream.
+      position: i32[B, N], absolute.
+      mask: bool[B, N, N].
+      cache: a Cache whose first `length` rows everyone sees, or None.
+      start, stop: layer range (static).
+
+    Returns:
+      ([B, N, E] before the final norm, KV of the layers run).
+    """
+    c = self.config
+    angle = position[..., None].astype(jnp.float32) * rope_frequencies(c)[None, None]
+    if c.window is not None:
+      mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
+    if cache is not None:
+      column = jnp.arange(cache.kv.k[0].shape[2])[None, None]
+      visible = column < cache.length[:, None, None]
+      if c.window is not None:
+        visible = visible & (position[:, :, None] - column < c.window)
+    ks, vs = [], []
+    for i, block in list(enumerate(self.blocks))[start:stop]:
+      prefix = None if cache is None else (cache.kv.k[i], cache.kv.v[i], visible)
+      x, k, v = block(x, angle, mask, prefix)
+      ks.append(k)
+      vs.append(v)
+    return x, KV(tuple(ks), tuple(vs))
+
+  def __call__(self, tokens: Array, position: Array, mask: Array) -> tuple[Array, KV]:
+    """No cache: tokens i32[B, T] -> (hidden [B, T, E] after the final norm, KV)."""
+    x, kv = self.run_layers(self.embed(tokens), position, mask)
+    return self.norm(x), kv
+
+  def evaluate(self, cache: Cache, tokens: Array, depth: Array, mask: Array) -> Evaluation:
+    """See base.Target.evaluate."""
+    position = cache.length[:, None] + depth
+    x, kv = self.run_layers(self.embed(tokens), position, mask, cache)
+    hidden = self.norm(x)
+    return Evaluation(self.head(hidden), hidden, kv)
+
+
+def attention_mask(segment: Array, causal: bool) -> Array:
+  """bool[B, T, T] of segment i32[B, T]: who sees whom within a segment; causal: no later one."""
+  same = segment[:, :, None] == segment[:, None, :]
+  T = segment.shape[1]
+  return same & jnp.tril(jnp.ones((1, T, T), bool)) if causal else same
+
+
+@functools.cache
+def target(config: Config) -> Target:
+  """The network as the functions of the contract; one object per config, so jit caches hit."""
+  model = Transformer(config)
+
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int) -> tuple[Cache, Array]:
+    B, T = tokens.shape
+    position = jnp.broadcast_to(jnp.arange(T), (B, T))
+    hidden, kv = model.apply(
+      params, tokens, position, attention_mask(jnp.zeros_like(tokens), config.causal)
+    )
+    return kv_cache.allocate(kv, length - 1, capacity), hidden
+
+  return Target(
+    vocab_size=config.vocab_size,
+    prefill=prefill,
+    evaluate=functools.partial(model.apply, method="evaluate"),
+    commit=kv_cache.commit,
+    head=functools.partial(model.apply, method="head"),
+  )

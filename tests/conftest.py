@@ -1,0 +1,28 @@
+"""Every check that jax and pytest have is on; eight devices are faked on the CPU."""
+
+import os
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
+
+import jax  # noqa: E402  the cache directory is read on import
+import pytest  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config):
+  config.addinivalue_line("filterwarnings", "error")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+  """The data that lie beside the checkout."""
+  path = ROOT.parent / "shared" / "data"
+  if not path.is_dir():
+    pytest.skip(f"{path} is absent")
+  return path
