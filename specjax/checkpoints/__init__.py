@@ -1,0 +1,1 @@
+"""Weights that others trained, in and out."""

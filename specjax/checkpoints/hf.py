@@ -1,0 +1,287 @@
+"""Hugging Face directories: config.json, safetensors and tokenizer.json, in and out."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
+from safetensors.numpy import save_file
+
+from specjax.base import Params
+from specjax.checkpoints import hf_config
+from specjax.data.chat import TEMPLATES
+from specjax.data.tokenizer import END, Tokenizer
+from specjax.models.config import Config
+
+_INDEX = "model.safetensors.index.json"
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class Checkpoint(NamedTuple):
+  """A model as it was read.
+
+  Attributes:
+    config: the network.
+    params: {"params": {...}} as `Transformer(config)` takes it.
+    tokenizer: None where the checkpoint has none.
+    stop: ids that end a text.
+    template: name of the chat template in `data.chat.TEMPLATES`, or None.
+    start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
+  """
+
+  config: Config
+  params: Params
+  tokenizer: Tokenizer | None
+  stop: tuple[int, ...]
+  template: str | None
+  start: tuple[int, ...] = ()
+
+
+class Part(NamedTuple):
+  """A tensor on disk: its name, and its shape as the config has it."""
+
+  name: str
+  shape: tuple[int, ...]
+
+
+def _layout(c: Config) -> dict[tuple[str, ...], list[Part]]:
+  """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
+  E, F, C = c.width, c.mlp_width, c.head_dim
+  layout = {
+    ("embedding",): [Part("model.embed_tokens.weight", (c.vocab_size, E))],
+    ("norm", "weight"): [Part("model.norm.weight", (E,))],
+  }
+  if not c.tied:
+    layout["lm_head",] = [Part("lm_head.weight", (c.vocab_size, E))]
+  qkv = [("q_proj", c.heads * C), ("k_proj", c.kv_heads * C), ("v_proj", c.kv_heads * C)]
+  for i in range(c.layers):
+    ours, theirs = f"layer_{i}", f"model.layers.{i}"
+    attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+    layout |= {
+      (ours, "attention_norm", "weight"): [Part(f"{theirs}.input_layernorm.weight", (E,))],
+      (ours, "qkv"): [Part(f"{attention}.{name}.weight", (rows, E)) for name, rows in qkv],
+      (ours, "out"): [Part(f"{attention}.o_proj.weight", (E, c.heads * C))],
+      (ours, "mlp_norm", "weight"): [Part(f"{theirs}.post_attention_layernorm.weight", (E,))],
+      (ours, "gate_up"): [Part(f"{mlp}.{name}_proj.weight", (F, E)) for name in ("gate", "up")],
+      (ours, "down"): [Part(f"{mlp}.down_proj.weight", (E, F))],
+    }
+    if c.qkv_bias:
+      layout[ours, "qkv_bias"] = [Part(f"{attention}.{name}.bias", (rows,)) for name, rows in qkv]
+    if c.qk_norm:
+      for name in ("q_norm", "k_norm"):
+        layout[ours, name, "weight"] = [Part(f"{attention}.{name}.weight", (C,))]
+  return layout
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    return json.loads(path.read_text())
+  except json.JSONDecodeError as error:
+    raise ValueError(f"{path} is not JSON: {error}.") from error
+
+
+def _optional_json(path: pathlib.Path) -> dict[str, Any]:
+  return _read_json(path) if path.exists() else {}
+
+
+def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
+  """The one safetensors file, or the shards of the index."""
+  single, index = directory / "model.safetensors", directory / _INDEX
+  if single.exists():
+    return [single]
+  if not index.exists():
+    raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
+  shards = sorted(set(_read_json(index)["weight_map"].values()))
+  for shard in shards:
+    if not (directory / shard).exists():
+      raise ValueError(f"{index} names {shard}, which is not in {directory}.")
+  return [directory / shard for shard in shards]
+
+
+def _check_names(found: set[str], layout: Mapping[Any, list[Part]], config: Config) -> None:
+  expected = {part.name: part.shape for parts in layout.values() for part in parts}
+  for name, shape in expected.items():
+    if name not in found:
+      raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
+  ignored = {"lm_head.weight"} if config.tied else set()
+  for name in sorted(found - expected.keys() - ignored):
+    if not name.endswith("rotary_emb.inv_freq"):
+      raise ValueError(f"the checkpoint has tensor {name}, for which config.json has no place.")
+
+
+def _read_params(directory: pathlib.Path, config: Config, dtype: DTypeLike) -> Params:
+  """One parameter at a time, so that the host never holds the model twice."""
+  layout = _layout(config)
+  with contextlib.ExitStack() as stack:
+    home = {}
+    for path in _weight_files(directory):
+      try:
+        file = stack.enter_context(safetensors.safe_open(path, "numpy"))
+      except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is truncated or no safetensors file: {error}.") from error
+      home |= dict.fromkeys(file.keys(), file)
+    _check_names(set(home), layout, config)
+    params = {}
+    for path, parts in layout.items():
+      rows = sum(part.shape[0] for part in parts)
+      whole = np.empty((rows, *parts[0].shape[1:]), jnp.dtype(dtype))
+      row = 0
+      for name, shape in parts:
+        view = home[name].get_slice(name)
+        if tuple(view.get_shape()) != shape:
+          raise ValueError(
+            f"tensor {name} has shape {tuple(view.get_shape())}, config.json calls for {shape}."
+          )
+        if view.get_dtype() not in _FLOATS:
+          raise ValueError(
+            f"tensor {name} has dtype {view.get_dtype()}; accepted are {', '.join(_FLOATS)}."
+          )
+        whole[row : row + shape[0]] = home[name].get_tensor(name)
+        row += shape[0]
+      params[path] = jnp.asarray(whole)
+  return {"params": unflatten_dict(params)}
+
+
+def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+  """The ids that the tokenizer's own post-processor puts before a text."""
+  encoding = tokenizer.inner.encode("a")
+  return tuple(encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)])
+
+
+def _start(tokenizer: Tokenizer | None, raw: Mapping[str, Any]) -> tuple[int, ...]:
+  """`add_bos_token` of tokenizer_config.json decides; where it is silent, tokenizer.json."""
+  if tokenizer is None or raw.get("add_bos_token") is False:
+    return ()
+  start = start_ids(tokenizer)
+  if start or not raw.get("add_bos_token"):
+    return start
+  token = raw.get("bos_token")
+  token = token["content"] if isinstance(token, dict) else token
+  bos = None if token is None else tokenizer.id(token)
+  if bos is None:
+    raise ValueError(f"tokenizer_config.json: bos_token={token!r} is not in tokenizer.json.")
+  return (bos,)
+
+
+def _stop(*sources: Mapping[str, Any]) -> tuple[int, ...]:
+  for source in sources:
+    ids = source.get("eos_token_id")
+    if ids is not None:
+      return tuple(ids) if isinstance(ids, list) else (ids,)
+  return ()
+
+
+def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint:
+  """Reads a Llama, Mistral, Qwen2 or Qwen3 directory.
+
+  Args:
+    directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
+    dtype: of the parameters in memory, whatever it is on disk.
+
+  Raises:
+    ValueError: an unknown family or feature; a missing, surplus or misshapen tensor; a truncated
+      file; a shard that is not there.
+  """
+  directory = pathlib.Path(directory)
+  if not (directory / "config.json").exists():
+    raise ValueError(f"{directory} has no config.json.")
+  raw = _read_json(directory / "config.json")
+  config = hf_config.from_json(raw)
+  template = raw.get("specjax_template")
+  if template is not None and template not in TEMPLATES:
+    raise ValueError(
+      f"specjax_template={template!r} in config.json: accepted are {', '.join(TEMPLATES)}."
+    )
+  file = directory / "tokenizer.json"
+  tokenizer = Tokenizer.load(file) if file.exists() else None
+  return Checkpoint(
+    config=config,
+    params=_read_params(directory, config, dtype),
+    tokenizer=tokenizer,
+    stop=_stop(_optional_json(directory / "generation_config.json"), raw),
+    template=template,
+    start=_start(tokenizer, _optional_json(directory / "tokenizer_config.json")),
+  )
+
+
+def _split(config: Config, params: Params, dtype: DTypeLike) -> dict[str, np.ndarray]:
+  """Our parameters as the tensors on disk."""
+  layout, leaves = _layout(config), flatten_dict(params["params"])
+  for path in layout.keys() ^ leaves.keys():
+    state = "lacks" if path in layout else "has no place for"
+    raise ValueError(f"the config and params disagree: params {state} {'/'.join(path)}.")
+  tensors = {}
+  for path, parts in layout.items():
+    whole = np.asarray(leaves[path])
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    if whole.shape != shape:
+      raise ValueError(f"{'/'.join(path)} has shape {whole.shape}, the config calls for {shape}.")
+    row = 0
+    for name, part in parts:
+      with np.errstate(over="ignore"):
+        tensor = whole[row : row + part[0]].astype(jnp.dtype(dtype), order="C")
+      if not np.isfinite(tensor).all():
+        raise ValueError(f"tensor {name} is not finite in dtype {jnp.dtype(dtype).name}.")
+      tensors[name] = tensor
+      row += part[0]
+  return tensors
+
+
+def save(
+  directory: str | pathlib.Path,
+  config: Config,
+  params: Params,
+  tokenizer: Tokenizer | None = None,
+  *,
+  template: str | None = None,
+  stop: Sequence[int] = (),
+  dtype: DTypeLike = jnp.float16,
+) -> None:
+  """Writes a directory that `load` and transformers read.
+
+  Args:
+    directory: made where it is absent.
+    config, params: the network.
+    tokenizer: written beside the weights.
+    template: name of the chat template in `data.chat.TEMPLATES`.
+    stop: ids that end a text; by default the id of `<|end|>` where the tokenizer has it.
+    dtype: of the tensors on disk.
+
+  Raises:
+    ValueError: params are not those of the config, or not finite in `dtype`; an unknown template;
+      a config that no family has.
+  """
+  if template is not None and template not in TEMPLATES:
+    raise ValueError(f"template={template!r}: accepted are {', '.join(TEMPLATES)}.")
+  raw = hf_config.to_json(config)
+  tensors = _split(config, params, dtype)
+  start = () if tokenizer is None else start_ids(tokenizer)
+  if not stop and tokenizer is not None and tokenizer.id(END) is not None:
+    stop = (tokenizer.id(END),)
+  # Absent ids would become a family's defaults in transformers.
+  ends = {"bos_token_id": start[0] if start else None, "eos_token_id": list(stop) or None}
+  raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
+  if template is not None:
+    raw["specjax_template"] = template
+
+  directory = pathlib.Path(directory)
+  directory.mkdir(parents=True, exist_ok=True)
+
+  def write(name: str, content: Mapping[str, Any]) -> None:
+    (directory / name).write_text(json.dumps(content, indent=2) + "\n")
+
+  save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+  write("config.json", raw)
+  write("generation_config.json", ends)
+  if tokenizer is not None:
+    tokenizer.save(directory / "tokenizer.json")
+    names = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if stop:
+      names["eos_token"] = tokenizer.inner.id_to_token(stop[0])
+    write("tokenizer_config.json", names)
