@@ -13,6 +13,7 @@ def linear(x: Array, w: Array) -> Array:
   """
   rows = x.size // x.shape[-1]
   if jax.default_backend() == "cpu" and 1 < rows <= 64:
-    y = lax.dot_general(w, x.reshape(rows, -1), (((1,), (1,)), ((), ()))).T
-    return y.reshape(*x.shape[:-1], w.shape[0])
+    y = lax.dot_general(w, x.reshape(rows, -1), (((1,), (1,)), ((), ())))
+    # Without the barrier XLA folds the transpose into the product and swaps the operands back.
+    return lax.optimization_barrier(y).T.reshape(*x.shape[:-1], w.shape[0])
   return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))

@@ -1,0 +1,293 @@
+"""Decode prompts with a model, a drafter and a verifier.
+
+Letters: B batch, T padded prompt length.
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import drafters, speculate, verifiers
+from specjax.base import Drafter, Params, Verifier
+from specjax.checkpoints import medusa
+from specjax.model import Model, Prompt, load, resolve
+from specjax.sampling import Settings, request_keys
+
+DEFAULT_NODES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """One decoded prompt.
+
+  Attributes:
+    prompt: as given.
+    text: the new text.
+    tokens: the new ids, the stop token included.
+    forwards: target evaluations, prefill excluded.
+    emitted: len(tokens).
+    seconds: decoding time of the prompt's batch, compilation excluded.
+    prefill_seconds: likewise, for the prompt's own processing.
+    drafter, verifier: names; the verifier with its exactness label.
+    accepted: entry d counts the rounds that accepted d draft tokens.
+    offered: entry d counts the rounds whose draft was d deep.
+  """
+
+  prompt: Prompt
+  text: str
+  tokens: list[int]
+  forwards: int
+  emitted: int
+  seconds: float
+  prefill_seconds: float
+  drafter: str
+  verifier: str
+  accepted: list[int]
+  offered: list[int]
+
+
+def make_drafter(
+  model: Model,
+  name: str,
+  *,
+  head: str | None = None,
+  draft_model: str | Model | None = None,
+  nodes: int | None = None,
+) -> tuple[Drafter, Params]:
+  """A drafter for `model`, and its weights.
+
+  Args:
+    name: "none", "prompt_lookup", "draft_model" or "medusa".
+    head: medusa's heads, a zoo name or directory; by default the zoo's for this model.
+    draft_model: the small LM of "draft_model".
+    nodes: size of the draft, the root included; by default the drafter's own.
+
+  Raises:
+    ValueError: an unknown name, a missing part, or a draft that does not fit the model.
+  """
+  if name not in drafters.DRAFTERS:
+    raise ValueError(f"drafter={name!r}: accepted are {', '.join(drafters.DRAFTERS)}.")
+  if nodes is not None and nodes < 2:
+    raise ValueError(f"nodes={nodes}: a draft has 2 nodes or more; for none use drafter='none'.")
+  if name == "medusa":
+    head = head or f"{pathlib.Path(model.name).name}-medusa"
+    config, params, choices = medusa.load(resolve(head))
+    if (config.vocab_size, config.width) != (model.config.vocab_size, model.config.width):
+      raise ValueError(
+        f"head={head!r} is for a vocabulary of {config.vocab_size} and width {config.width}; "
+        f"{model.name} has {model.config.vocab_size} and {model.config.width}."
+      )
+    if nodes is not None and nodes > len(choices) + 1:
+      raise ValueError(f"nodes={nodes}: {head} has a tree of {len(choices) + 1} nodes at most.")
+    size = nodes or min(len(choices) + 1, DEFAULT_NODES)
+    return drafters.medusa(model.target, config, choices[: size - 1]), params
+  size = {} if nodes is None else {"depth": nodes - 1}
+  if name == "draft_model":
+    if draft_model is None:
+      raise ValueError("drafter='draft_model' needs draft_model, a zoo name or directory.")
+    small = load(draft_model) if isinstance(draft_model, str) else draft_model
+    if small.config.vocab_size != model.config.vocab_size:
+      raise ValueError(
+        f"draft_model={small.name!r} has a vocabulary of {small.config.vocab_size}, "
+        f"{model.name} one of {model.config.vocab_size}: they must share one."
+      )
+    return drafters.draft_model(small.target, **size), small.params
+  return (drafters.none() if name == "none" else drafters.prompt_lookup(**size)), ()
+
+
+def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Verifier:
+  """The verifier `name`; by default greedy at temperature 0, else the rule exact for the drafter.
+
+  Raises:
+    ValueError: an unknown name, or greedy verification above temperature 0.
+  """
+  if name is None:
+    sampled = drafter.proposal == "chain" and drafter.depth > 0
+    name = "greedy" if temperature == 0 else "token" if sampled else "target_only"
+  if name not in verifiers.VERIFIERS:
+    raise ValueError(f"verifier={name!r}: accepted are {', '.join(verifiers.VERIFIERS)}.")
+  verifier = verifiers.VERIFIERS[name]()
+  if verifier.temperature == "zero" and temperature > 0:
+    raise ValueError(f"verifier={name!r} is for temperature 0, not {temperature}: use "
+                     "target_only, exact at any temperature.")  # fmt: skip
+  return verifier
+
+
+def _check(condition: bool, name: str, value, accepted: str) -> None:
+  if not condition:
+    raise ValueError(f"{name}={value}: accepted is {accepted}.")
+
+
+class Decoder:
+  """A method ready to decode batches of one model; compiles once per shape.
+
+  Args:
+    model: the target.
+    drafter: a name, or a (Drafter, weights) pair such as `make_drafter` gives.
+    verifier: a name, or None for the exact default.
+    temperature, top_k, top_p, min_p: sampling, see `sampling.Settings`.
+    seed: of the noise; request r of a call draws the same tokens in any batch.
+    stop: ids that end a text, besides the model's own.
+    batch: B, rows decoded together.
+  """
+
+  def __init__(
+    self,
+    model: Model,
+    drafter: str | tuple[Drafter, Params] = "none",
+    verifier: str | None = None,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    stop: Sequence[int] = (),
+    batch: int = 1,
+  ):
+    _check(temperature >= 0, "temperature", temperature, "0 or more")
+    _check(top_k >= 0, "top_k", top_k, "0 (off) or more")
+    _check(0 < top_p <= 1, "top_p", top_p, "above 0, at most 1 (off)")
+    _check(0 <= min_p < 1, "min_p", min_p, "0 (off) or more, below 1")
+    _check(batch >= 1, "batch", batch, "1 or more")
+    self.model, self.batch, self.seed = model, batch, seed
+    guess, weights = make_drafter(model, drafter) if isinstance(drafter, str) else drafter
+    self.method = speculate.method(model.target, guess, make_verifier(verifier, guess, temperature))
+    self.weights = speculate.Weights(model.params, weights)
+    settings = (temperature, top_k, top_p, min_p)
+    self._settings = Settings(*(
+      jnp.full(batch, x, jnp.int32 if i == 1 else jnp.float32) for i, x in enumerate(settings)
+    ))  # fmt: skip
+    self._stop = jnp.asarray([*model.stop, *stop, -1], jnp.int32)
+    self._warm: set[tuple[int, int]] = set()
+
+  @property
+  def label(self) -> str:
+    """The verifier and its exactness."""
+    return f"{self.method.verifier.name} [{self.method.verifier.exactness}]"
+
+  def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
+    """Prefills up to B prompts; (request, state, seconds). Missing rows are born done."""
+    B, limit = self.batch, self.model.config.max_length
+    for ids, budget in zip(prompts, budgets, strict=True):
+      _check(budget >= 1, "max_new_tokens", budget, "1 or more")
+      if len(ids) + budget > limit:
+        raise ValueError(
+          f"prompt has {len(ids)} tokens and max_new_tokens={budget}: "
+          f"together at most {limit}, the positions of {self.model.name}."
+        )
+    T = max(32, 1 << (max(map(len, prompts)) - 1).bit_length())
+    capacity = speculate.capacity_for(T, max(budgets), self.method.drafter.depth)
+    capacity = -(-capacity // 64) * 64
+    tokens = np.zeros((B, T), np.int32)
+    length, end = np.ones(B, np.int32), np.ones(B, np.int32)
+    for b, (ids, budget) in enumerate(zip(prompts, budgets, strict=True)):
+      tokens[b, : len(ids)] = ids
+      length[b], end[b] = len(ids), len(ids) + budget
+    request = speculate.Request(
+      self._settings, request_keys(self.seed, np.arange(first, first + B)), jnp.asarray(end),
+      self._stop,
+    )  # fmt: skip
+    arguments = (self.method, self.weights, jnp.asarray(tokens), jnp.asarray(length), request)
+    if (T, capacity) not in self._warm:  # compile outside the clock: no round is run
+      state = speculate.compiled_start(*arguments, capacity)
+      jax.block_until_ready(self._advance(request, state, 0))
+      self._warm.add((T, capacity))
+    begin = time.perf_counter()
+    state = jax.block_until_ready(speculate.compiled_start(*arguments, capacity))
+    return request, state, time.perf_counter() - begin
+
+  def _advance(self, request, state, rounds: int):
+    return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
+
+  def _check_logits(self, state, first: int) -> None:
+    for b in np.flatnonzero(state.failed):
+      raise FloatingPointError(
+        f"prompt {first + b}: the logits of {self.model.name} became NaN after "
+        f"{int(state.stats.emitted[b])} new tokens."
+      )
+
+  def __call__(
+    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128
+  ) -> list[Result]:
+    """Decodes prompts, B at a time; one Result each, in order."""
+    ids, budgets = self._read(prompts, max_new_tokens)
+    results = []
+    for first in range(0, len(ids), self.batch):
+      part = slice(first, first + self.batch)
+      request, state, prefill_seconds = self._start(ids[part], budgets[part], first)
+      begin = time.perf_counter()
+      state = jax.block_until_ready(self._advance(request, state, np.iinfo(np.int32).max))
+      seconds = time.perf_counter() - begin
+      state = jax.device_get(state._replace(cache=None, drafter=None))
+      self._check_logits(state, first)
+      for b, prompt_ids in enumerate(ids[part]):
+        new = state.context.tokens[b, len(prompt_ids) : state.context.length[b]].tolist()
+        results.append(
+          Result(
+            prompts[first + b],
+            self.model.decode(new),
+            new,
+            int(state.stats.forwards[b]),
+            len(new),
+            seconds,
+            prefill_seconds,
+            self.method.drafter.name,
+            self.label,
+            state.stats.accepted[b].tolist(),
+            state.stats.offered[b].tolist(),
+          )
+        )
+    return results
+
+  def stream(
+    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, rounds: int = 4
+  ) -> Iterator[list[list[int]]]:
+    """The same tokens in pieces: every `rounds` rounds, the new ids of each of up to B prompts."""
+    ids, budgets = self._read(prompts, max_new_tokens)
+    _check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
+    request, state, _ = self._start(ids, budgets, 0)
+    shown = [len(x) for x in ids]
+    while not bool(state.done.all()):
+      state = self._advance(request, state, rounds)
+      length = np.asarray(state.context.length)
+      text = np.asarray(state.context.tokens)
+      yield [text[b, shown[b] : length[b]].tolist() for b in range(len(ids))]
+      shown = length.tolist()
+      self._check_logits(state, 0)
+
+  def _read(self, prompts, max_new_tokens) -> tuple[list[list[int]], list[int]]:
+    if isinstance(prompts, str) or not len(prompts):
+      raise ValueError(f"prompts={prompts!r:.40}: expected a list of one prompt or more.")
+    ids = [self.model.encode(p) for p in prompts]
+    if isinstance(max_new_tokens, int):
+      return ids, [max_new_tokens] * len(ids)
+    _check(len(max_new_tokens) == len(ids), "len(max_new_tokens)", len(max_new_tokens),
+           f"one number, or one per prompt ({len(ids)})")  # fmt: skip
+    return ids, list(max_new_tokens)
+
+
+def generate(
+  model: Model,
+  prompts: Sequence[Prompt],
+  *,
+  drafter: str | tuple[Drafter, Params] = "none",
+  verifier: str | None = None,
+  max_new_tokens: int | Sequence[int] = 128,
+  **settings,
+) -> list[Result]:
+  """Decodes prompts in one call; see `Decoder` for the settings.
+
+  Args:
+    prompts: texts, or lists of ids.
+    max_new_tokens: a budget for all, or one per prompt.
+
+  Returns:
+    One Result per prompt, in order.
+  """
+  return Decoder(model, drafter, verifier, **settings)(prompts, max_new_tokens)

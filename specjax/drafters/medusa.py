@@ -1,0 +1,120 @@
+"""Medusa: parallel heads on the last hidden state, their best guesses arranged as a tree."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Drafter, Target
+from specjax.models.linear import linear
+from specjax.trees.static import Choices, from_choices
+from specjax.trees.structure import at
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaConfig:
+  """Shape of the heads.
+
+  Attributes:
+    vocab_size, width: V and E of the target.
+    heads: how many tokens ahead; head d predicts depth d.
+    blocks: residual blocks per head.
+    shared: True reads all heads out through the target's own LM head (the layout of Medusa's
+      legacy trainer) instead of a vocabulary matrix per head.
+  """
+
+  vocab_size: int
+  width: int
+  heads: int = 4
+  blocks: int = 1
+  shared: bool = False
+
+
+class MedusaHeads(nn.Module):
+  """z = h + SiLU(W h + b) per block, then a vocabulary matrix per head.
+
+  Cai et al. 2024 (arXiv 2401.10774, section 2.1). Blocks start as the identity: W and b are zero.
+  """
+
+  config: MedusaConfig
+
+  def setup(self):
+    c = self.config
+    zeros = nn.initializers.zeros
+    shape = (c.heads, c.width, c.width)
+    self.block = [
+      (self.param(f"block_{i}", zeros, shape), self.param(f"bias_{i}", zeros, shape[:2]))
+      for i in range(c.blocks)
+    ]
+    if not c.shared:
+      self.vocabulary = self.param(
+        "vocabulary", nn.initializers.normal(0.02), (c.heads, c.vocab_size, c.width)
+      )
+
+  def features(self, hidden: Array) -> list[Array]:
+    """hidden [..., E] of the target after its final norm -> one z [..., E] per head."""
+    z = [hidden] * self.config.heads
+    for w, b in self.block:
+      z = [x + nn.silu(linear(x, w[i]) + jnp.broadcast_to(b[i], x.shape)) for i, x in enumerate(z)]
+    return z
+
+  def __call__(self, hidden: Array, target_head=None) -> list[Array]:
+    """Logits f32[..., V] of each head; `target_head` maps z to logits where it is shared."""
+    z = self.features(hidden)
+    if self.config.shared:
+      return list(jnp.moveaxis(target_head(jnp.stack(z, -2)), -2, 0))
+    return [linear(x, self.vocabulary[i]).astype(jnp.float32) for i, x in enumerate(z)]
+
+
+def medusa(target: Target, config: MedusaConfig, choices: Choices) -> Drafter:
+  """Drafts the top guesses of every head in a fixed tree.
+
+  Carried between rounds: the hidden state [B, E] that predicted the root. Siblings are distinct
+  and chosen without looking at noise, so "greedy" and "target_only" are exact; the product of
+  the heads' laws is not the law of a path, so no q is offered.
+
+  Args:
+    target: supplies the LM head where it is shared.
+    config: shape of the heads.
+    choices: rank paths as `medusa_choices` are published.
+
+  Raises:
+    ValueError: a tree deeper than there are heads, wider than the vocabulary, or malformed.
+  """
+  tree = from_choices(choices)
+  depth, width = int(tree.depth.max()), int(tree.rank.max()) + 1
+  if depth > config.heads:
+    raise ValueError(f"choices is {depth} deep: these heads predict {config.heads} tokens ahead.")
+  if width > config.vocab_size:
+    raise ValueError(
+      f"choices has rank {width - 1}: the vocabulary has {config.vocab_size}."
+    )
+  module = MedusaHeads(config)
+
+  def init(params, target_params, context, hidden, capacity):
+    before_root = jnp.maximum(context.length - 2, 0)
+    return jnp.take_along_axis(hidden, before_root[:, None, None], 1)[:, 0]
+
+  def propose(params, target_params, hidden, context, settings, noise):
+    root = at(context.tokens, context.length[:, None] - 1)
+    if depth:
+      logits = module.apply(params, hidden, lambda z: target.head(target_params, z))
+      guesses = [jax.lax.top_k(x, width)[1].astype(jnp.int32) for x in logits[:depth]]
+      flat = jnp.concatenate([root, *guesses], 1)
+    else:
+      flat = root
+    index = jnp.asarray((tree.depth > 0) * (1 + (tree.depth - 1) * width + tree.rank), jnp.int32)
+    shape = (root.shape[0], index.size)
+    parent, node_depth, index = (
+      jnp.broadcast_to(jnp.asarray(x), shape) for x in (tree.parent, tree.depth, index)
+    )
+    return Draft(at(flat, index), parent, node_depth, jnp.ones(shape, bool)), hidden
+
+  def update(params, target_params, hidden, draft, evaluation, verdict, rows):
+    last = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
+    newest = jnp.take_along_axis(evaluation.hidden, last[..., None], 1)[:, 0]
+    return jnp.where(rows[:, None] > 0, newest, hidden)
+
+  return Drafter("medusa", "point", len(tree.parent), depth, init, propose, update)

@@ -1,0 +1,62 @@
+"""Prompt lookup: the text so far, searched for its own end, says what came next last time."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Context, Draft, Drafter
+from specjax.trees.structure import at
+
+
+def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
+  """i32[B, S]: entry i is how many tokens up to i equal the last ones of the text, at most `limit`.
+
+  The text's own end does not count, nor anything after it. tokens i32[B, S], length i32[B].
+  """
+  position = jnp.arange(tokens.shape[1])[None]
+  run = position < length[:, None] - 1
+  matched = jnp.zeros(tokens.shape, jnp.int32)
+  for j in range(limit):
+    recent = at(tokens, jnp.maximum(length[:, None] - 1 - j, 0))
+    shifted = jnp.pad(tokens, ((0, 0), (j, 0)))[:, : tokens.shape[1]]
+    run = run & (position >= j) & (shifted == recent)
+    matched = matched + run.astype(jnp.int32)
+  return matched
+
+
+def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafter:
+  """A chain copied from after the longest, then latest, earlier occurrence of the last tokens.
+
+  Prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the text is
+  continued periodically, so loops are drafted to full depth; without a match nothing is drafted.
+
+  Args:
+    depth: D, tokens drafted.
+    longest: n-gram length that counts as a full match.
+    shortest: matches shorter than this are not used.
+  """
+  if not 1 <= shortest <= longest or depth < 1:
+    raise ValueError(f"depth={depth}, shortest={shortest}, longest={longest}: expected depth >= 1 "
+                     "and 1 <= shortest <= longest.")  # fmt: skip
+
+  def init(params, target_params, context, hidden, capacity):
+    return ()
+
+  def propose(params, target_params, state, context: Context, settings, noise):
+    tokens, length = context
+    B, S = tokens.shape
+    matched = suffix_match(tokens, length, longest)
+    best = jnp.argmax(matched * S + jnp.arange(S, dtype=jnp.int32)[None], 1)[:, None].astype(jnp.int32)
+    found = at(matched, best) >= shortest
+    best = jnp.where(found, best, 0)
+    period = jnp.maximum(length[:, None] - 1 - best, 1)
+    copied = at(tokens, best + 1 + jnp.arange(depth, dtype=jnp.int32)[None] % period)
+    root = at(tokens, length[:, None] - 1)
+    node = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32), (B, depth + 1))
+    valid = (node == 0) | found
+    drafted = jnp.concatenate([root, copied], 1)
+    return Draft(drafted, jnp.maximum(node - 1, 0), node, valid), state
+
+  def update(params, target_params, state, draft, evaluation, verdict, rows):
+    return state
+
+  return Drafter("prompt_lookup", "point", depth + 1, depth, init, propose, update)

@@ -1,0 +1,146 @@
+"""From logits to the law tokens are drawn from, and the noise that draws them.
+
+There is one law and one way to draw in the whole package: the baseline, the verifiers, the bonus
+token and the drafters all come here.
+
+Letters: B batch, N tree nodes, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class Settings(NamedTuple):
+  """Sampling settings of each row, traced, so that changing them never recompiles.
+
+  Applied in this order: temperature, top-k, top-p, min-p.
+
+  Attributes:
+    temperature: f32[B]. 0 is greedy.
+    top_k: i32[B]. Keeps the k most likely tokens; 0 keeps all.
+    top_p: f32[B]. Keeps the fewest most likely tokens whose mass reaches top_p; 1 keeps all.
+    min_p: f32[B]. Drops tokens less likely than min_p times the most likely; 0 keeps all.
+  """
+
+  temperature: Array
+  top_k: Array
+  top_p: Array
+  min_p: Array
+
+
+def log_law(logits: Array, settings: Settings) -> Array:
+  """Log-probabilities after the settings; -inf outside the support, one-hot for greedy rows.
+
+  Ties are broken by the lower id everywhere, so exactly k tokens survive top-k.
+
+  Args:
+    logits: f32[B, N, V].
+
+  Returns:
+    f32[B, N, V].
+  """
+  temperature, top_k, top_p, min_p = (x[:, None, None] for x in settings)
+  greedy = temperature == 0
+  logits = logits.astype(jnp.float32)
+
+  def sampled(_) -> Array:
+    x = logits / jnp.where(greedy, 1.0, temperature)
+    active = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
+    return jax.nn.log_softmax(jax.lax.cond(active.any(), filtered, lambda x: x, x))
+
+  def filtered(x: Array) -> Array:
+    order = jnp.argsort(-x, axis=-1)
+    rank = jnp.arange(x.shape[-1])[None, None]
+    in_k = (top_k == 0) | (rank < top_k)
+    p = jax.nn.softmax(jnp.where(in_k, jnp.take_along_axis(x, order, -1), -jnp.inf))
+    before = jnp.cumsum(p, -1) - p
+    keep = in_k & ((before < top_p) | (top_p >= 1)) & (p >= min_p * p[..., :1])
+    keep = keep | (rank == 0)
+    keep = jnp.take_along_axis(keep, jnp.argsort(order, axis=-1), -1)
+    return jnp.where(keep, x, -jnp.inf)
+
+  def most_likely(_) -> Array:
+    best = jnp.argmax(logits, -1, keepdims=True)
+    return jnp.where(jnp.arange(logits.shape[-1])[None, None] == best, 0.0, -jnp.inf)
+
+  # Rows may differ; a branch nobody needs is not run.
+  some_sampled = jax.lax.cond((~greedy).any(), sampled, jnp.zeros_like, logits)
+  return jnp.where(greedy, most_likely(None), some_sampled)
+
+
+class Source(Protocol):
+  """Where random choices come from. `Noise` in decoding, an enumerator in proofs."""
+
+  def choose(self, law: Array, depth: Array) -> Array: ...
+  def draw(self, stream: int, law: Array) -> Array: ...
+  def accept(self, stream: int, p: Array, q: Array) -> Array: ...
+
+
+# Streams of `draw` and `accept` within a round. Draft steps use DRAFT + step.
+RESIDUAL, COIN, DRAFT = 0, 1, 2
+
+
+class Noise(NamedTuple):
+  """Random choices of one round, a function of request and absolute position only.
+
+  What a row draws therefore does not depend on its batch, its neighbours, or on how the tokens
+  before it came about.
+
+  Attributes:
+    key: key[B], one per request.
+    position: i32[B]. Where the next token goes: the committed length n.
+  """
+
+  key: Array
+  position: Array
+
+  def choose(self, law: Array, depth: Array) -> Array:
+    """The token that plain sampling would put after each node: one noise vector per position.
+
+    Nodes of one depth share their noise. That is exact, a walk from the root meets one of them.
+
+    Args:
+      law: log-probabilities f32[B, N, V].
+      depth: i32[B, N].
+
+    Returns:
+      i32[B, N].
+    """
+
+    def row(key, position, law, depth):
+      gumbel = jax.vmap(
+        lambda d: jax.random.gumbel(jax.random.fold_in(key, position + d), law.shape[-1:])
+      )(depth)
+      return jnp.argmax(law + gumbel, -1)
+
+    return jax.vmap(row)(self.key, self.position, law, depth).astype(jnp.int32)
+
+  def _round(self, stream: int) -> Array:
+    """Keys of this round, apart from those of `choose`: each round has its own position."""
+    fold = jax.vmap(jax.random.fold_in, (0, 0))
+    return jax.vmap(jax.random.fold_in, (0, None))(
+      fold(fold(self.key, jnp.full_like(self.position, -1)), self.position), stream
+    )
+
+  def draw(self, stream: int, law: Array) -> Array:
+    """One token per row, law f32[B, V] -> i32[B]; independent between streams and rounds."""
+    gumbel = jax.vmap(lambda k: jax.random.gumbel(k, law.shape[-1:]))(self._round(stream))
+    return jnp.argmax(law + gumbel, -1).astype(jnp.int32)
+
+  def accept(self, stream: int, p: Array, q: Array) -> Array:
+    """Independent coins that fall True with probability min(1, p / q); p, q f32[B, D].
+
+    The comparison is strict and multiplied out: p = 0 never passes and q = 0 does not divide.
+    """
+    u = jax.vmap(lambda k: jax.random.uniform(k, p.shape[1:]))(self._round(stream))
+    return u * q < p
+
+
+def request_keys(seed: int | Array, requests: Sequence[int] | Array) -> Array:
+  """key[B]: the key of each request, whatever batch it is decoded in."""
+  key = jax.random.key(seed)
+  return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(requests, jnp.uint32))

@@ -1,0 +1,229 @@
+"""The autoregressive loop: propose, evaluate, verify, commit, update, until every row is done.
+
+Plain decoding is this loop with the empty drafter, so baselines share its sampling, stopping and
+counting. Nothing returns to the host between rounds; `advance` called with a few rounds at a time
+is streaming.
+
+Letters: B batch, N tree nodes, D maximum draft depth, A = D + 1, T prompt length, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Context, Drafter, Params, Target, Verifier
+from specjax.sampling import Noise, Settings, Source, log_law
+from specjax.trees.structure import ancestors, at
+
+
+class Method(NamedTuple):
+  """What is fixed when the loop is compiled. Build it with `method`, which checks the pairing."""
+
+  target: Target
+  drafter: Drafter
+  verifier: Verifier
+
+
+class Weights(NamedTuple):
+  """The parameters of a method; `drafter` is () where it has none."""
+
+  target: Params
+  drafter: Params
+
+
+class Request(NamedTuple):
+  """What each row asks for; traced.
+
+  Attributes:
+    settings: sampling settings, arrays [B].
+    key: key[B], see `sampling.request_keys`.
+    limit: i32[B], the committed length at which a row ends: prompt plus its token budget.
+    stop: i32[M], tokens that end a row; the stop token is emitted. -1 matches nothing.
+  """
+
+  settings: Settings
+  key: Array
+  limit: Array
+  stop: Array
+
+
+class Stats(NamedTuple):
+  """Per-row counts, prefill excluded.
+
+  Attributes:
+    forwards: i32[B], target evaluations while the row was live.
+    emitted: i32[B], new tokens, cut at stop tokens and budgets.
+    accepted: i32[B, A], entry d counts the rounds that accepted d draft tokens (before cutting).
+    offered: i32[B, A], entry d counts the rounds whose draft was d deep.
+  """
+
+  forwards: Array
+  emitted: Array
+  accepted: Array
+  offered: Array
+
+
+class State(NamedTuple):
+  """What rides in the loop.
+
+  Attributes:
+    context: committed text, [B, capacity].
+    cache: the target's.
+    drafter: the drafter's.
+    done: bool[B].
+    failed: bool[B], rows that ended because the target's logits were NaN.
+    stats: Stats.
+  """
+
+  context: Context
+  cache: Any
+  drafter: Any
+  done: Array
+  failed: Array
+  stats: Stats
+
+
+def method(target: Target, drafter: Drafter, verifier: Verifier) -> Method:
+  """Checks that the rule is exact for the draft and pairs them.
+
+  Raises:
+    ValueError: the verifier would be biased for this drafter's proposals.
+  """
+  if drafter.proposal not in verifier.accepts and drafter.depth > 0:
+    raise ValueError(
+      f"verifier={verifier.name!r} is not exact for drafter={drafter.name!r}: it needs a proposal "
+      f"of kind {' or '.join(sorted(verifier.accepts))}, this drafter's is "
+      f"{drafter.proposal!r}. Use verifier='target_only', exact for any draft."
+    )
+  return Method(target, drafter, verifier)
+
+
+def capacity_for(prompt_length: int, max_new_tokens: int, depth: int) -> int:
+  """Cache length S that never clamps a write: prompt, budget and one accepted path."""
+  return prompt_length + max_new_tokens + depth + 1
+
+
+def start(
+  method: Method, weights: Weights, tokens: Array, length: Array, request: Request, capacity: int
+) -> State:
+  """Prefills the prompts.
+
+  Args:
+    method: static.
+    tokens: i32[B, T], padded on the right.
+    length: i32[B], 1..T.
+    capacity: S, static; at least `capacity_for` of the longest row.
+  """
+  target, drafter, _ = method
+  B = tokens.shape[0]
+  A = drafter.depth + 1
+  cache, hidden = target.prefill(weights.target, tokens, length, capacity)
+  text = jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1])))
+  context = Context(text, length)
+  zero = jnp.zeros(B, jnp.int32)
+  return State(
+    context=context,
+    cache=cache,
+    drafter=drafter.init(weights.drafter, weights.target, context, hidden, capacity),
+    done=length >= request.limit,
+    failed=jnp.zeros(B, bool),
+    stats=Stats(zero, zero, jnp.zeros((B, A), jnp.int32), jnp.zeros((B, A), jnp.int32)),
+  )
+
+
+def _first(flags: Array, more: int) -> Array:
+  """i32[B]: index of the first True plus `more`, A + 1 where there is none. flags bool[B, A]."""
+  index = jnp.argmax(flags, 1).astype(jnp.int32)
+  return jnp.where(flags.any(1), index + more, flags.shape[1] + 1)
+
+
+def round_(
+  method: Method, weights: Weights, request: Request, state: State, source: Callable[..., Source]
+) -> State:
+  """One round for all rows; finished rows stay as they are."""
+  target, drafter, verifier = method
+  D = drafter.depth
+  context, stats = state.context, state.stats
+  noise = source(request.key, context.length)
+
+  draft, drafter_state = drafter.propose(
+    weights.drafter, weights.target, state.drafter, context, request.settings, noise
+  )
+  mask = ancestors(draft.parent, D)
+  if drafter.evaluate is None:
+    evaluation = target.evaluate(weights.target, state.cache, draft.tokens, draft.depth, mask)
+  else:
+    evaluation = drafter.evaluate(
+      weights.drafter, weights.target, drafter_state, state.cache, draft, mask
+    )
+  law = log_law(evaluation.logits, request.settings)
+  verdict = verifier.verify(draft, law, noise, D)
+
+  # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
+  # node that is not accepted harms nobody.
+  live = ~state.done
+  step = jnp.arange(D + 1, dtype=jnp.int32)[None]
+  stops = (verdict.tokens[:, :, None] == request.stop[None, None]).any(-1)
+  until_stop = _first(stops & (step <= verdict.count[:, None]), 1)
+  until_nan = _first(at(jnp.isnan(evaluation.logits).any(-1), verdict.path), 0)
+  emitted = jnp.minimum(jnp.minimum(verdict.count + 1, until_stop), request.limit - context.length)
+  failed = state.failed | (live & (until_nan < emitted))
+  emitted = jnp.where(live, jnp.minimum(emitted, until_nan), 0)
+  length = context.length + emitted
+  done = state.done | failed | (emitted == until_stop) | (length >= request.limit)
+
+  cache = target.commit(state.cache, evaluation.kv, verdict.path, emitted)
+  drafter_state = drafter.update(
+    weights.drafter, weights.target, drafter_state, draft, evaluation, verdict, emitted
+  )
+  capacity = context.tokens.shape[1]
+  column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
+  row = jnp.arange(column.shape[0])[:, None]
+  text = context.tokens.at[row, column].set(verdict.tokens, mode="drop")
+
+  deepest = jnp.where(draft.valid, draft.depth, 0).max(1, keepdims=True)
+  stats = Stats(
+    stats.forwards + live.astype(jnp.int32),
+    stats.emitted + emitted,
+    stats.accepted + (live[:, None] & (step == verdict.count[:, None])).astype(jnp.int32),
+    stats.offered + (live[:, None] & (step == deepest)).astype(jnp.int32),
+  )
+  return State(Context(text, length), cache, drafter_state, done, failed, stats)
+
+
+def advance(
+  method: Method,
+  weights: Weights,
+  request: Request,
+  state: State,
+  rounds: Array,
+  *,
+  while_loop: Callable[..., Any] = jax.lax.while_loop,
+  source: Callable[..., Source] = Noise,
+) -> State:
+  """Runs until every row is done, `rounds` rounds at most.
+
+  Args:
+    method, while_loop, source: static. A Python loop and an enumerating source make a proof of
+      the shipped path: see `specjax.testing`.
+    rounds: i32[], traced.
+  """
+
+  def unfinished(carry) -> Array:
+    i, state = carry
+    return (i < rounds) & ~state.done.all()
+
+  def body(carry):
+    i, state = carry
+    return i + 1, round_(method, weights, request, state, source)
+
+  return while_loop(unfinished, body, (jnp.int32(0), state))[1]
+
+
+compiled_start = jax.jit(start, static_argnames=("method", "capacity"))
+compiled_advance = jax.jit(
+  advance, static_argnames=("method", "while_loop", "source"), donate_argnames="state"
+)

@@ -1,0 +1,83 @@
+"""Trees fixed before decoding, written as lists of rank paths.
+
+A path (0, 2) is the third-best guess for depth 2 below the best guess for depth 1: the form in
+which Medusa's `medusa_choices` are published (arXiv 2401.10774, section 2.3.3).
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Choices = Sequence[Sequence[int]]
+
+
+class StaticTree(NamedTuple):
+  """A tree of N nodes, the root first, then by (depth, path).
+
+  Attributes:
+    parent, depth: i32[N].
+    rank: i32[N], which guess of its depth a node is, 0 the best; 0 for the root.
+  """
+
+  parent: np.ndarray
+  depth: np.ndarray
+  rank: np.ndarray
+
+
+def from_choices(choices: Choices) -> StaticTree:
+  """The tree of `choices`, the root added.
+
+  Raises:
+    ValueError: a path that is empty, repeated, negative, or whose parent is not listed.
+  """
+  paths = sorted((tuple(path) for path in choices), key=lambda path: (len(path), path))
+  number = {(): 0}
+  for path in paths:
+    if not path or min(path) < 0:
+      raise ValueError(f"choices has the path {list(path)}: ranks must be 0 or more, one at least.")
+    if path in number:
+      raise ValueError(f"choices has the path {list(path)} twice.")
+    if path[:-1] not in number:
+      raise ValueError(f"choices has the path {list(path)} but not its parent {list(path[:-1])}.")
+    number[path] = len(number)
+  nodes = [(), *paths]
+  return StaticTree(
+    parent=np.array([number[path[:-1]] for path in nodes], np.int32),
+    depth=np.array([len(path) for path in nodes], np.int32),
+    rank=np.array([path[-1] if path else 0 for path in nodes], np.int32),
+  )
+
+
+def best_first(hit_rates: np.ndarray, nodes: int) -> list[list[int]]:
+  """The tree of `nodes` nodes, root included, that expects the most accepted tokens.
+
+  Adds the likeliest node again and again, a path being as likely as the product of its hit
+  rates (the independence assumption of Medusa's tree search). The list is in order of addition,
+  so its first n - 1 entries are the best tree of n nodes.
+
+  Args:
+    hit_rates: f[D, R], how often rank r of depth d + 1 is right given that its parent is.
+  """
+  if hit_rates.ndim != 2 or nodes < 1:
+    raise ValueError(f"nodes={nodes}, hit_rates of shape {hit_rates.shape}: expected nodes >= 1 "
+                     "and a [depth, rank] table.")  # fmt: skip
+  depth, ranks = hit_rates.shape
+  frontier = [(-float(hit_rates[0, 0]), (0,))]
+  chosen: list[list[int]] = []
+  while frontier and len(chosen) < nodes - 1:
+    score, path = heapq.heappop(frontier)
+    chosen.append(list(path))
+    d, r = len(path) - 1, path[-1]
+    if r + 1 < ranks:
+      above = score / hit_rates[d, r] if hit_rates[d, r] else 0.0
+      heapq.heappush(frontier, (float(above * hit_rates[d, r + 1]), (*path[:-1], r + 1)))
+    if d + 1 < depth:
+      heapq.heappush(frontier, (float(score * hit_rates[d + 1, 0]), (*path, 0)))
+  return chosen
+
+
+def expected_length(choices: Choices, hit_rates: np.ndarray) -> float:
+  """Expected accepted draft tokens of a tree under the assumption of `best_first`."""
+  return float(sum(np.prod([hit_rates[d, r] for d, r in enumerate(path)]) for path in choices))

@@ -1,0 +1,74 @@
+"""Trees as arrays: ancestors, paths, and the walk from the root.
+
+Letters: B batch, N nodes (node 0 is the root), D maximum depth, A = D + 1. Every function is
+vectorised over nodes and unrolled over depth.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Verdict
+
+
+def at(values: Array, index: Array) -> Array:
+  """values[b, index[b, i]]: values [B, N], index i32[B, M] -> [B, M]."""
+  return jnp.take_along_axis(values, index, axis=1)
+
+
+def ancestors(parent: Array, depth: int) -> Array:
+  """bool[B, N, N]: entry i, j says that j is i or above it. parent i32[B, N]; depth is D."""
+  N = parent.shape[1]
+  node = jnp.broadcast_to(jnp.arange(N, dtype=parent.dtype), parent.shape)
+  closure = node[:, :, None] == jnp.arange(N)[None, None]
+  for _ in range(depth):
+    node = at(parent, node)
+    closure = closure | (node[:, :, None] == jnp.arange(N)[None, None])
+  return closure
+
+
+def path_to(node: Array, parent: Array, count: Array, depth: int) -> Array:
+  """i32[B, A]: the nodes from the root to `node` i32[B] at depth `count`, then `node` again."""
+  upward = [node[:, None]]
+  for _ in range(depth):
+    upward.append(at(parent, upward[-1]))
+  back = jnp.maximum(count[:, None] - jnp.arange(depth + 1, dtype=count.dtype)[None], 0)
+  return at(jnp.concatenate(upward, 1), back)
+
+
+def connected(hit: Array, parent: Array, depth: int) -> Array:
+  """bool[B, N]: nodes that are hit together with all above them; the root always is."""
+  ok = hit.at[:, 0].set(True)
+  for _ in range(depth):
+    ok = ok & at(ok, parent)
+  return ok
+
+
+def follow(
+  tokens: Array, parent: Array, node_depth: Array, ok: Array, score: Array, after: Array, depth: int
+) -> Verdict:
+  """Accepts the path to the deepest node of `ok`; among equals the best score, then the first.
+
+  Args:
+    tokens, parent, node_depth: i32[B, N], the draft's.
+    ok: bool[B, N], closed towards the root.
+    score: f32[B, N].
+    after: i32[B, N], the target's token after each node.
+    depth: D.
+  """
+  reach = jnp.where(ok, node_depth, -1)
+  count = reach.max(1)
+  deepest = reach == count[:, None]
+  leaf = jnp.argmax(jnp.where(deepest, score, -jnp.inf), 1).astype(jnp.int32)
+  path = path_to(leaf, parent, count, depth)
+  following = jnp.concatenate([path[:, 1:], path[:, -1:]], 1)
+  accepted = jnp.arange(depth + 1, dtype=count.dtype)[None] < count[:, None]
+  emitted = jnp.where(accepted, at(tokens, following), at(after, leaf[:, None]))
+  return Verdict(path, count, emitted)
+
+
+def match(draft: Draft, after: Array, depth: int) -> Verdict:
+  """Follows `after` i32[B, N], the target's token after each node, as far as it was drafted."""
+  hit = draft.valid & (draft.tokens == at(after, draft.parent))
+  ok = connected(hit, draft.parent, depth)
+  tie = jnp.zeros(ok.shape)
+  return follow(draft.tokens, draft.parent, draft.depth, ok, tie, after, depth)

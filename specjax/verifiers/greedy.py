@@ -1,0 +1,20 @@
+"""Greedy verification: follow the child that is the target's argmax."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Verdict, Verifier
+from specjax.sampling import Source
+from specjax.trees.structure import match
+
+
+def greedy() -> Verifier:
+  """GREEDY-EXACT: plain greedy decoding's tokens, up to floating-point ties, for any draft.
+
+  Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
+  """
+
+  def verify(draft: Draft, law: Array, noise: Source, depth: int) -> Verdict:
+    return match(draft, jnp.argmax(law, -1).astype(jnp.int32), depth)
+
+  return Verifier("greedy", "GREEDY-EXACT", frozenset({"point", "chain"}), "zero", verify)

@@ -1,0 +1,19 @@
+"""Target-only verification: sample the target at every node and follow the sample if drafted."""
+
+from jax import Array
+
+from specjax.base import Draft, Verdict, Verifier
+from specjax.sampling import Source
+from specjax.trees.structure import match
+
+
+def target_only() -> Verifier:
+  """EXACT for any draft; with position-keyed noise the very tokens of plain sampling.
+
+  The draft is never looked at to decide what to emit, so no law q is needed.
+  """
+
+  def verify(draft: Draft, law: Array, noise: Source, depth: int) -> Verdict:
+    return match(draft, noise.choose(law, draft.depth), depth)
+
+  return Verifier("target_only", "EXACT", frozenset({"point", "chain"}), "any", verify)

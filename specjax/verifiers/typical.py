@@ -1,0 +1,41 @@
+"""Typical acceptance: keep what the target finds plausible enough."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Verdict, Verifier
+from specjax.sampling import Source
+from specjax.trees.structure import at, connected, follow
+
+
+def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
+  """LOSSY: accepts x when p(x) > min(epsilon, delta * exp(-entropy)), whatever plain decoding says.
+
+  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, over the law after temperature.
+  The deepest accepted path wins, then the likelier one; the token after it is drawn from the law.
+
+  Args:
+    epsilon: the hard threshold.
+    delta: the threshold's share of exp(-entropy); the paper uses sqrt(epsilon).
+  """
+
+  def verify(draft: Draft, law: Array, noise: Source, depth: int) -> Verdict:
+    p = jnp.exp(law)
+    entropy = -jnp.sum(jnp.where(p > 0, p * law, 0.0), -1)
+    threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
+    rows = jnp.take_along_axis(law, draft.parent[..., None], 1)
+    log_p = jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0]
+    hit = draft.valid & (jnp.exp(log_p) > at(threshold, draft.parent))
+    ok = connected(hit, draft.parent, depth)
+
+    score = log_p.at[:, 0].set(0.0)  # log-likelihood of the path, summed upwards
+    node = draft.parent
+    step = score
+    for _ in range(depth):
+      score = score + at(step, node)
+      node = at(draft.parent, node)
+    after = noise.choose(law, draft.depth)
+    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, depth)
+
+  knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
+  return Verifier("typical", knob, frozenset({"point", "chain"}), "any", verify)
