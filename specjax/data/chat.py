@@ -20,7 +20,8 @@ class Template:
 
   Attributes:
     user, assistant: text around a turn's content. The part of `assistant` before `{}` belongs to
-      the prompt; the content and all after it is what the model must say.
+      the prompt; the content and the end marker after it are what the model must say, white space
+      after the marker is not.
     system: text around a system message, or None where the format has none.
     start: text before the first turn.
   """
@@ -48,6 +49,22 @@ TEMPLATES = {
 }
 
 
+def _pieces(template: Template, turn: Mapping[str, str]) -> list[tuple[str, bool]]:
+  """The texts of a turn and whether the assistant says them."""
+  role, content = turn["role"], turn["content"]
+  patterns = {"user": template.user, "assistant": template.assistant, "system": template.system}
+  pattern = patterns.get(role)
+  if pattern is None:
+    accepted = ", ".join(name for name, text in patterns.items() if text is not None)
+    raise ValueError(f"role={role!r}: this template has turns of {accepted}.")
+  if role != "assistant":
+    return [(pattern.format(content), False)]
+  before, after = pattern.split("{}")
+  header, end = before.rstrip(" "), after.rstrip()
+  said = before[len(header) :] + content + end
+  return [(header, False), (said, True), (after[len(end) :], False)]
+
+
 def encode_chat(
   template: Template, tokenizer: Encoder, turns: Sequence[Mapping[str, str]]
 ) -> tuple[list[int], list[bool]]:
@@ -59,26 +76,15 @@ def encode_chat(
   Raises:
     ValueError: an unknown role, or a system turn in a format without one.
   """
-  ids = tokenizer.encode(template.start) if template.start else []
-  mask = [False] * len(ids)
+  pieces = [(template.start, False)]
   for turn in turns:
-    role = turn["role"]
-    pattern = {
-      "user": template.user, "assistant": template.assistant, "system": template.system
-    }.get(role)  # fmt: skip
-    if pattern is None:
-      raise ValueError(f"role={role!r}: this template has user, assistant"
-                       f"{', system' if template.system else ''} turns.")  # fmt: skip
-    if role == "assistant":
-      before, after = pattern.split("{}")
-      header = tokenizer.encode(before.rstrip(" "))
-      said = tokenizer.encode(before[len(before.rstrip(" ")) :] + turn["content"] + after)
-      ids += header + said
-      mask += [False] * len(header) + [True] * len(said)
-    else:
-      said = tokenizer.encode(pattern.format(turn["content"]))
-      ids += said
-      mask += [False] * len(said)
+    pieces += _pieces(template, turn)
+  ids: list[int] = []
+  mask: list[bool] = []
+  for text, said in pieces:
+    new = tokenizer.encode(text) if text else []
+    ids += new
+    mask += [said] * len(new)
   return ids, mask
 
 

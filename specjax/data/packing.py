@@ -1,0 +1,70 @@
+"""Documents of many lengths in rows of one length."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Rows(NamedTuple):
+  """Training rows.
+
+  Attributes:
+    tokens: i32[R, T].
+    position: i32[R, T], from 0 within each document.
+    segment: i32[R, T], which document of the row; -1 is padding.
+    mask: bool[R, T], True where predicting this token is trained.
+  """
+
+  tokens: np.ndarray
+  position: np.ndarray
+  segment: np.ndarray
+  mask: np.ndarray
+
+
+def pack(documents: Sequence[tuple[list[int], list[bool]]], length: int) -> Rows:
+  """First-fit packing in order of length, deterministic; longer documents are cut to `length`.
+
+  A document's first token is never trained: nothing precedes it. Empty documents are left out.
+
+  Args:
+    documents: (ids, mask) pairs.
+    length: T.
+  """
+  documents = [d for d in documents if d[0]]
+  if not documents:
+    raise ValueError("documents is empty: nothing to pack.")
+  order = sorted(range(len(documents)), key=lambda i: -len(documents[i][0]))
+  rows: list[list[int]] = []
+  space: list[int] = []
+  first_open = 0
+  for i in order:
+    size = min(len(documents[i][0]), length)
+    while first_open < len(rows) and space[first_open] == 0:
+      first_open += 1
+    for r in range(first_open, len(rows)):
+      if space[r] >= size:
+        break
+    else:
+      r = len(rows)
+      rows.append([])
+      space.append(length)
+    rows[r].append(i)
+    space[r] -= size
+  shape = (len(rows), length)
+  packed = Rows(
+    np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32),
+    np.zeros(shape, bool),
+  )  # fmt: skip
+  for r, members in enumerate(rows):
+    start = 0
+    for s, i in enumerate(members):
+      ids, mask = (x[:length] for x in documents[i])
+      span = slice(start, start + len(ids))
+      packed.tokens[r, span] = ids
+      packed.position[r, span] = np.arange(len(ids))
+      packed.segment[r, span] = s
+      packed.mask[r, span] = mask
+      packed.mask[r, start] = False
+      start += len(ids)
+  return packed

@@ -1,0 +1,100 @@
+"""Random-access records by name: a JSONL file on disk or a TFDS dataset."""
+
+import json
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+Source = Sequence[dict[str, Any]]
+
+
+class JsonlSource(Source):
+  """The objects of a JSONL file, one per non-empty line, parsed when asked for."""
+
+  def __init__(self, path: str | pathlib.Path):
+    self._path = str(path)
+    self._lines = [line for line in pathlib.Path(path).read_bytes().split(b"\n") if line.strip()]
+
+  def __len__(self) -> int:
+    return len(self._lines)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    try:
+      record = json.loads(self._lines[index])
+    except ValueError as error:  # no JSON, or no UTF-8
+      raise ValueError(f"{self._path}: record {index + 1} is not JSON ({error}).") from None
+    if not isinstance(record, dict):
+      raise ValueError(f"{self._path}: record {index + 1} is not an object: {record!r:.80}.")
+    return record
+
+
+class _TextRecords(Source):
+  """A TFDS data source with byte strings decoded."""
+
+  def __init__(self, source):
+    self._source = source
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    record = self._source[range(len(self))[index]]  # IndexError past the end, so that loops stop
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
+
+
+def _open_tfds(spec: str) -> Source:
+  parts = re.fullmatch(r"tfds:(.+):([^:\[\]]+(?:\[[^]]*\])?)", spec)
+  if parts is None:
+    raise ValueError(f"data={spec!r}: expected tfds:NAME:SPLIT, for example tfds:gsm8k:train.")
+  name, split = parts.groups()
+  try:
+    import tensorflow_datasets as tfds  # an extra, and slow to import
+    import tensorflow_datasets.text  # the catalogue leaves out all after a family it cannot import
+  except ImportError as error:
+    raise ValueError(f"data={spec!r}: pip install 'specjax[tfds]' first ({error}).") from error
+  try:
+    if pathlib.Path(name).is_dir():
+      source = tfds.builder_from_directory(name).as_data_source(split=split)
+    else:
+      source = tfds.data_source(name, split=split)
+  except Exception as error:  # whatever its downloader or builder raised
+    reason = (str(error).strip() or repr(error)).splitlines()[0]
+    raise ValueError(f"data={spec!r}: TFDS could not provide it ({reason}).") from error
+  return _TextRecords(source)
+
+
+def open_source(spec: str) -> Source:
+  """Opens a dataset for random access.
+
+  Args:
+    spec: "path/to/file.jsonl"; "tfds:NAME:SPLIT", a dataset of the TFDS catalogue, downloaded on
+      first use; or "tfds:DIRECTORY:SPLIT", one already built on disk.
+
+  Raises:
+    ValueError: the spec is neither, the file does not exist or is empty, or TFDS cannot build the
+      name.
+  """
+  if spec.startswith("tfds:"):
+    source = _open_tfds(spec)
+  elif pathlib.Path(spec).is_file():
+    source = JsonlSource(spec)
+  else:
+    raise ValueError(f"data={spec!r}: no such file; accepted: a .jsonl file or tfds:NAME:SPLIT.")
+  if not len(source):
+    raise ValueError(f"data={spec!r} holds no records.")
+  return source
+
+
+def text_of(record: dict[str, Any], field: str, index: int) -> str:
+  """The text in a field of record `index`.
+
+  Raises:
+    ValueError: the record has no such field, or something else than text in it.
+  """
+  if not isinstance(record.get(field), str):
+    fields = ", ".join(k for k, v in record.items() if isinstance(v, str)) or "none"
+    raise ValueError(
+      f"record {index + 1} has no text in field {field!r}; fields with text: {fields}."
+    )
+  return record[field]

@@ -1,0 +1,1 @@
+"""Training scripts. `train/` may import everything; nothing imports it."""
