@@ -1,0 +1,57 @@
+"""A model nobody here trained, decoded by every drafter: the ids of the reference program."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from llama2c_reference import greedy
+
+from specjax import drafters
+from specjax.api import Decoder
+from specjax.checkpoints import hf, llama2c
+from specjax.drafters.medusa import MedusaConfig, MedusaHeads
+from specjax.model import load
+
+STEPS = 200
+CHOICES = [[0], [1], [0, 0], [2], [0, 1], [1, 0], [0, 0, 0]]
+
+
+@pytest.fixture(scope="module")
+def model(shared_data, tmp_path_factory):
+  c = llama2c.load(shared_data / "stories260K.bin", shared_data / "tok512.bin")
+  out = tmp_path_factory.mktemp("stories260k")
+  hf.save(out, c.config, c.params, c.tokenizer, stop=c.stop, dtype=jnp.float32)
+  return load(str(out))
+
+
+@pytest.fixture(scope="module")
+def reference(model, shared_data):
+  prompt = model.encode("Once upon a time")
+  ids, _ = greedy(shared_data / "stories260K.bin", prompt, STEPS)
+  return ids[len(prompt) :]
+
+
+def pair(name: str, model):
+  """A drafter with weights; untrained heads and a damaged copy of the model guess badly enough."""
+  if name == "draft_model":
+    damaged = jax.tree.map(lambda x: x * 1.1 if x.ndim > 1 else x, model.params)
+    return drafters.draft_model(model.target), damaged
+  if name == "medusa":
+    config = MedusaConfig(model.config.vocab_size, model.config.width, heads=3)
+    heads = MedusaHeads(config).init(jax.random.key(0), jnp.zeros((1, config.width)))
+    lm_head = model.params["params"]["embedding"]
+    copies = jnp.broadcast_to(lm_head, heads["params"]["vocabulary"].shape)
+    heads = {"params": heads["params"] | {"vocabulary": copies}}
+    return drafters.medusa(model.target, config, CHOICES), heads
+  return drafters.DRAFTERS[name](), ()
+
+
+@pytest.mark.parametrize("name", drafters.DRAFTERS)
+def test_text_is_that_of_llama2c(name, model, reference):
+  (result,) = Decoder(model, pair(name, model))(["Once upon a time"], STEPS)
+  assert result.tokens == reference
+  assert result.emitted == STEPS
+  assert result.text.startswith(", there was a little girl named Lily.")
+  if name == "none":
+    assert result.forwards == STEPS
+  else:
+    assert result.forwards < STEPS
