@@ -86,7 +86,7 @@ def make_drafter(
       raise ValueError(f"nodes={nodes}: {head} has a tree of {len(choices) + 1} nodes at most.")
     size = nodes or min(len(choices) + 1, DEFAULT_NODES)
     return drafters.medusa(model.target, config, choices[: size - 1]), params
-  size = {} if nodes is None else {"depth": nodes - 1}
+  chain = {} if nodes is None else {"depth": nodes - 1}
   if name == "draft_model":
     if draft_model is None:
       raise ValueError("drafter='draft_model' needs draft_model, a zoo name or directory.")
@@ -96,8 +96,8 @@ def make_drafter(
         f"draft_model={small.name!r} has a vocabulary of {small.config.vocab_size}, "
         f"{model.name} one of {model.config.vocab_size}: they must share one."
       )
-    return drafters.draft_model(small.target, **size), small.params
-  return (drafters.none() if name == "none" else drafters.prompt_lookup(**size)), ()
+    return drafters.draft_model(small.target, **chain), small.params
+  return (drafters.none() if name == "none" else drafters.prompt_lookup(**chain)), ()
 
 
 def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Verifier:

@@ -6,12 +6,12 @@ token and the drafters all come here.
 Letters: B batch, N tree nodes, V vocabulary.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 
 class Settings(NamedTuple):
@@ -140,7 +140,7 @@ class Noise(NamedTuple):
     return u * q < p
 
 
-def request_keys(seed: int | Array, requests: Sequence[int] | Array) -> Array:
+def request_keys(seed: int | Array, requests: ArrayLike) -> Array:
   """key[B]: the key of each request, whatever batch it is decoded in."""
   key = jax.random.key(seed)
   return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(requests, jnp.uint32))

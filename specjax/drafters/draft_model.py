@@ -31,8 +31,10 @@ def draft_model(draft: Target, depth: int = 4) -> Drafter:
     # One step more than there are drafts: if all are accepted, the last one must be cached too.
     for step in range(depth + 1):
       evaluation = draft.evaluate(params, cache, tokens[-1], zero, alone)
-      cache = draft.commit(cache, evaluation.kv, zero, jnp.ones_like(zero[:, 0]))
       laws.append(log_law(evaluation.logits, settings))
+      # Always one row, but not a constant: so the write waits for the reads, see `cache.commit`.
+      one = 1 + jnp.minimum((laws[-1][:, 0, 0] > 0).astype(jnp.int32), 0)
+      cache = draft.commit(cache, evaluation.kv, zero, one)
       if step < depth:
         tokens.append(noise.draw(DRAFT + step, laws[-1][:, 0])[:, None])
     node = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32), (token.shape[0], depth + 1))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Drafter, Target
-from specjax.models.linear import linear
+from specjax.models.linear import linear_each
 from specjax.trees.static import Choices, from_choices
 from specjax.trees.structure import at
 
@@ -53,19 +53,24 @@ class MedusaHeads(nn.Module):
         "vocabulary", nn.initializers.normal(0.02), (c.heads, c.vocab_size, c.width)
       )
 
-  def features(self, hidden: Array) -> list[Array]:
-    """hidden [..., E] of the target after its final norm -> one z [..., E] per head."""
-    z = [hidden] * self.config.heads
-    for w, b in self.block:
-      z = [x + nn.silu(linear(x, w[i]) + jnp.broadcast_to(b[i], x.shape)) for i, x in enumerate(z)]
-    return z
-
   def __call__(self, hidden: Array, target_head=None) -> list[Array]:
-    """Logits f32[..., V] of each head; `target_head` maps z to logits where it is shared."""
-    z = self.features(hidden)
+    """Logits of each head.
+
+    Args:
+      hidden: [P, E], the target's state after its final norm.
+      target_head: maps [P, D, E] to logits; only where the heads share the target's.
+
+    Returns:
+      D arrays f32[P, V].
+    """
+    z = jnp.repeat(hidden[:, None], self.config.heads, 1)
+    for w, b in self.block:
+      z = z + nn.silu(linear_each(z, w) + b[None])
     if self.config.shared:
-      return list(jnp.moveaxis(target_head(jnp.stack(z, -2)), -2, 0))
-    return [linear(x, self.vocabulary[i]).astype(jnp.float32) for i, x in enumerate(z)]
+      logits = target_head(z)
+    else:
+      logits = linear_each(z, self.vocabulary).astype(jnp.float32)
+    return [logits[:, i] for i in range(self.config.heads)]
 
 
 def medusa(target: Target, config: MedusaConfig, choices: Choices) -> Drafter:
@@ -88,9 +93,7 @@ def medusa(target: Target, config: MedusaConfig, choices: Choices) -> Drafter:
   if depth > config.heads:
     raise ValueError(f"choices is {depth} deep: these heads predict {config.heads} tokens ahead.")
   if width > config.vocab_size:
-    raise ValueError(
-      f"choices has rank {width - 1}: the vocabulary has {config.vocab_size}."
-    )
+    raise ValueError(f"choices has rank {width - 1}: the vocabulary has {config.vocab_size}.")
   module = MedusaHeads(config)
 
   def init(params, target_params, context, hidden, capacity):

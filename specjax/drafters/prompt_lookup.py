@@ -45,7 +45,8 @@ def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafte
     tokens, length = context
     B, S = tokens.shape
     matched = suffix_match(tokens, length, longest)
-    best = jnp.argmax(matched * S + jnp.arange(S, dtype=jnp.int32)[None], 1)[:, None].astype(jnp.int32)
+    score = matched * S + jnp.arange(S, dtype=jnp.int32)[None]
+    best = jnp.argmax(score, 1).astype(jnp.int32)[:, None]
     found = at(matched, best) >= shortest
     best = jnp.where(found, best, 0)
     period = jnp.maximum(length[:, None] - 1 - best, 1)

@@ -17,3 +17,15 @@ def linear(x: Array, w: Array) -> Array:
     # Without the barrier XLA folds the transpose into the product and swaps the operands back.
     return lax.optimization_barrier(y).T.reshape(*x.shape[:-1], w.shape[0])
   return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
+
+
+def linear_each(x: Array, w: Array) -> Array:
+  """M products at once: x [B, M, in] with w [M, out, in] -> [B, M, out].
+
+  One product of M parts keeps all cores reading weights, where M products of one row each are read
+  by one core: 2.5 times faster for four vocabularies and one row on two cores.
+  """
+  if jax.default_backend() == "cpu" and x.shape[0] <= 64:
+    y = lax.dot_general(w, x, (((2,), (2,)), ((0,), (1,))))
+    return lax.optimization_barrier(y).transpose(2, 0, 1)
+  return lax.dot_general(x, w, (((2,), (2,)), ((1,), (0,)))).swapaxes(0, 1)
