@@ -1,7 +1,18 @@
 """Parallel decoding of language models: any way of guessing tokens, checked by any rule."""
 
-from specjax.api import Decoder, Result, generate, make_drafter
-from specjax.model import Model, load
+import importlib
 
-__all__ = ["Decoder", "Model", "Result", "generate", "load", "make_drafter"]
 __version__ = "0.1.0"
+
+# Found on first use: importing jax takes a second that `specjax --help` need not wait for.
+_HOMES = {
+  "Decoder": "specjax.api", "Result": "specjax.api", "generate": "specjax.api",
+  "make_drafter": "specjax.api", "Model": "specjax.model", "load": "specjax.model",
+}  # fmt: skip
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+  if name not in _HOMES:
+    raise AttributeError(f"module 'specjax' has no attribute {name!r}")
+  return getattr(importlib.import_module(_HOMES[name]), name)

@@ -33,7 +33,8 @@ class Result:
     emitted: len(tokens).
     seconds: decoding time of the prompt's batch, compilation excluded.
     prefill_seconds: likewise, for the prompt's own processing.
-    drafter, verifier: names; the verifier with its exactness label.
+    drafter, verifier: names.
+    exactness: the verifier's label, LOSSY with its knob where it is.
     accepted: entry d counts the rounds that accepted d draft tokens.
     offered: entry d counts the rounds whose draft was d deep.
   """
@@ -47,6 +48,7 @@ class Result:
   prefill_seconds: float
   drafter: str
   verifier: str
+  exactness: str
   accepted: list[int]
   offered: list[int]
 
@@ -213,36 +215,46 @@ class Decoder:
       )
 
   def __call__(
-    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128
+    self,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int | Sequence[int] = 128,
+    *,
+    first: int = 0,
   ) -> list[Result]:
-    """Decodes prompts, B at a time; one Result each, in order."""
+    """Decodes prompts, B at a time; one Result each, in order.
+
+    Args:
+      prompts: texts, or lists of ids.
+      max_new_tokens: a budget for all, or one per prompt.
+      first: number of the first prompt among all requests; decides its noise.
+    """
     ids, budgets = self._read(prompts, max_new_tokens)
     results = []
-    for first in range(0, len(ids), self.batch):
-      part = slice(first, first + self.batch)
-      request, state, prefill_seconds = self._start(ids[part], budgets[part], first)
+    for i in range(0, len(ids), self.batch):
+      part = slice(i, i + self.batch)
+      request, state, prefill_seconds = self._start(ids[part], budgets[part], first + i)
       begin = time.perf_counter()
       state = jax.block_until_ready(self._advance(request, state, np.iinfo(np.int32).max))
       seconds = time.perf_counter() - begin
       state = jax.device_get(state._replace(cache=None, drafter=None))
-      self._check_logits(state, first)
+      self._check_logits(state, first + i)
       for b, prompt_ids in enumerate(ids[part]):
         new = state.context.tokens[b, len(prompt_ids) : state.context.length[b]].tolist()
-        results.append(
-          Result(
-            prompts[first + b],
-            self.model.decode(new),
-            new,
-            int(state.stats.forwards[b]),
-            len(new),
-            seconds,
-            prefill_seconds,
-            self.method.drafter.name,
-            self.label,
-            state.stats.accepted[b].tolist(),
-            state.stats.offered[b].tolist(),
-          )
+        result = Result(
+          prompt=prompts[i + b],
+          text=self.model.decode(new),
+          tokens=new,
+          forwards=int(state.stats.forwards[b]),
+          emitted=len(new),
+          seconds=seconds,
+          prefill_seconds=prefill_seconds,
+          drafter=self.method.drafter.name,
+          verifier=self.method.verifier.name,
+          exactness=self.method.verifier.exactness,
+          accepted=state.stats.accepted[b].tolist(),
+          offered=state.stats.offered[b].tolist(),
         )
+        results.append(result)
     return results
 
   def stream(

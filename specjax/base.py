@@ -102,7 +102,7 @@ class Verdict(NamedTuple):
   """
 
   path: Array
-  count: Array
+  count: Array  # type: ignore[assignment]  # hides tuple.count, which nobody calls
   tokens: Array
 
 

@@ -119,12 +119,12 @@ def _read_params(directory: pathlib.Path, config: Config, dtype: DTypeLike) -> P
   """One parameter at a time, so that the host never holds the model twice."""
   layout = _layout(config)
   with contextlib.ExitStack() as stack:
-    home = {}
-    for path in _weight_files(directory):
+    home: dict[str, Any] = {}
+    for shard in _weight_files(directory):
       try:
-        file = stack.enter_context(safetensors.safe_open(path, "numpy"))
+        file = stack.enter_context(safetensors.safe_open(shard, "numpy"))
       except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is truncated or no safetensors file: {error}.") from error
+        raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
       home |= dict.fromkeys(file.keys(), file)
     _check_names(set(home), layout, config)
     params = {}
@@ -241,6 +241,7 @@ def save(
   *,
   template: str | None = None,
   stop: Sequence[int] = (),
+  start: Sequence[int] = (),
   dtype: DTypeLike = jnp.float16,
 ) -> None:
   """Writes a directory that `load` and transformers read.
@@ -251,6 +252,7 @@ def save(
     tokenizer: written beside the weights.
     template: name of the chat template in `data.chat.TEMPLATES`.
     stop: ids that end a text; by default the id of `<|end|>` where the tokenizer has it.
+    start: ids before every text prompt; by default what the tokenizer's post-processor adds.
     dtype: of the tensors on disk.
 
   Raises:
@@ -261,9 +263,10 @@ def save(
     raise ValueError(f"template={template!r}: accepted are {', '.join(TEMPLATES)}.")
   raw = hf_config.to_json(config)
   tensors = _split(config, params, dtype)
-  start = () if tokenizer is None else start_ids(tokenizer)
-  if not stop and tokenizer is not None and tokenizer.id(END) is not None:
-    stop = (tokenizer.id(END),)
+  if not start and tokenizer is not None:
+    start = start_ids(tokenizer)
+  if not stop and tokenizer is not None and (end := tokenizer.id(END)) is not None:
+    stop = (end,)
   # Absent ids would become a family's defaults in transformers.
   ends = {"bos_token_id": start[0] if start else None, "eos_token_id": list(stop) or None}
   raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
@@ -281,7 +284,9 @@ def save(
   write("generation_config.json", ends)
   if tokenizer is not None:
     tokenizer.save(directory / "tokenizer.json")
-    names = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    names: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if start:
+      names |= {"bos_token": tokenizer.inner.id_to_token(start[0]), "add_bos_token": True}
     if stop:
       names["eos_token"] = tokenizer.inner.id_to_token(stop[0])
     write("tokenizer_config.json", names)

@@ -118,7 +118,7 @@ def to_json(config: Config) -> dict[str, Any]:
   family, architecture = _family(config)
   scaling = config.rope_scaling
   rope = None if scaling is None else {"rope_type": scaling.kind, "factor": scaling.factor}
-  if scaling is not None and scaling.kind == "llama3":
+  if rope is not None and rope["rope_type"] == "llama3":
     rope |= {key: getattr(scaling, ours) for ours, key in _LLAMA3.items()}
   raw = {
     "model_type": family,

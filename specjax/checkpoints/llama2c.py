@@ -82,7 +82,7 @@ def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]
     try:
       pieces.append((score, piece.decode()))
     except UnicodeDecodeError as error:
-      raise ValueError(f"{path}: token {i} of {vocab_size} is not UTF-8: {piece}.") from error
+      raise ValueError(f"{path}: token {i} of {vocab_size} is not UTF-8: {piece!r}.") from error
     at += 8 + size
   if at != len(data):
     raise ValueError(f"{path} has {len(data) - at} bytes after token {vocab_size} of {vocab_size}.")

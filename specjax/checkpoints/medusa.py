@@ -22,7 +22,7 @@ _KEYS = ("medusa_num_heads", "medusa_num_layers", "medusa_choices", "vocab_size"
 
 
 def _shapes(c: MedusaConfig) -> dict[str, tuple[int, ...]]:
-  shapes = {}
+  shapes: dict[str, tuple[int, ...]] = {}
   for h in range(c.heads):
     for i in range(c.blocks):
       shapes[f"{h}.{i}.linear.weight"] = (c.width, c.width)

@@ -3,10 +3,14 @@
 import json
 import pathlib
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-Source = Sequence[dict[str, Any]]
+
+class Source(Protocol):
+  """Records by number; past the end there is an IndexError, so that loops stop."""
+
+  def __len__(self) -> int: ...
+  def __getitem__(self, index: int) -> dict[str, Any]: ...
 
 
 class JsonlSource(Source):
@@ -39,7 +43,7 @@ class _TextRecords(Source):
     return len(self._source)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    record = self._source[range(len(self))[index]]  # IndexError past the end, so that loops stop
+    record = self._source[range(len(self))[index]]
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
 
 

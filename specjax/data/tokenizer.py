@@ -17,8 +17,11 @@ class Tokenizer:
 
   @classmethod
   def load(cls, path: str | pathlib.Path) -> "Tokenizer":
-    """Reads a tokenizer.json."""
-    return cls(tokenizers.Tokenizer.from_file(str(path)))
+    """Reads a tokenizer.json; ValueError where it is damaged."""
+    try:
+      return cls(tokenizers.Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises no narrower class
+      raise ValueError(f"{path} is no tokenizer.json: {error}.") from error
 
   def save(self, path: str | pathlib.Path) -> None:
     self.inner.save(str(path))

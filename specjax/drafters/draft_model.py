@@ -1,5 +1,7 @@
 """A small language model drafts a chain, token by token, from its own law."""
 
+import functools
+
 import jax.numpy as jnp
 
 from specjax.base import Cache, Draft, Drafter, Target
@@ -7,6 +9,7 @@ from specjax.sampling import DRAFT, log_law
 from specjax.trees.structure import at
 
 
+@functools.cache
 def draft_model(draft: Target, depth: int = 4) -> Drafter:
   """A chain sampled from an independent LM, with the law q of every step.
 

@@ -1,6 +1,7 @@
 """Medusa: parallel heads on the last hidden state, their best guesses arranged as a tree."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
@@ -88,6 +89,11 @@ def medusa(target: Target, config: MedusaConfig, choices: Choices) -> Drafter:
   Raises:
     ValueError: a tree deeper than there are heads, wider than the vocabulary, or malformed.
   """
+  return _medusa(target, config, tuple(map(tuple, choices)))
+
+
+@functools.cache
+def _medusa(target: Target, config: MedusaConfig, choices: tuple[tuple[int, ...], ...]) -> Drafter:
   tree = from_choices(choices)
   depth, width = int(tree.depth.max()), int(tree.rank.max()) + 1
   if depth > config.heads:

@@ -1,11 +1,14 @@
 """No draft: plain decoding."""
 
+import functools
+
 import jax.numpy as jnp
 
 from specjax.base import Draft, Drafter
 from specjax.trees.structure import at
 
 
+@functools.cache
 def none() -> Drafter:
   """Plain decoding as the loop with N = 1: an empty chain, exact under every rule."""
 

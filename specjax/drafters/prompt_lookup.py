@@ -1,5 +1,7 @@
 """Prompt lookup: the text so far, searched for its own end, says what came next last time."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -23,6 +25,7 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
   return matched
 
 
+@functools.cache
 def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafter:
   """A chain copied from after the longest, then latest, earlier occurrence of the last tokens.
 

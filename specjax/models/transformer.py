@@ -5,6 +5,8 @@ over stacked weights copies every weight each step on CPU.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -149,20 +151,20 @@ def attention_mask(segment: Array, causal: bool) -> Array:
 @functools.cache
 def target(config: Config) -> Target:
   """The network as the functions of the contract; one object per config, so jit caches hit."""
-  model = Transformer(config)
+  # Linen types apply as "output, or output and variables"; without mutable it is the output.
+  apply: Callable[..., Any] = Transformer(config).apply
 
   def prefill(params: Params, tokens: Array, length: Array, capacity: int) -> tuple[Cache, Array]:
     B, T = tokens.shape
     position = jnp.broadcast_to(jnp.arange(T), (B, T))
-    hidden, kv = model.apply(
-      params, tokens, position, attention_mask(jnp.zeros_like(tokens), config.causal)
-    )
+    mask = attention_mask(jnp.zeros_like(tokens), config.causal)
+    hidden, kv = apply(params, tokens, position, mask)
     return kv_cache.allocate(kv, length - 1, capacity), hidden
 
   return Target(
     vocab_size=config.vocab_size,
     prefill=prefill,
-    evaluate=functools.partial(model.apply, method="evaluate"),
+    evaluate=functools.partial(apply, method="evaluate"),
     commit=kv_cache.commit,
-    head=functools.partial(model.apply, method="head"),
+    head=functools.partial(apply, method="head"),
   )

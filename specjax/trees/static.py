@@ -33,7 +33,7 @@ def from_choices(choices: Choices) -> StaticTree:
     ValueError: a path that is empty, repeated, negative, or whose parent is not listed.
   """
   paths = sorted((tuple(path) for path in choices), key=lambda path: (len(path), path))
-  number = {(): 0}
+  number: dict[tuple[int, ...], int] = {(): 0}
   for path in paths:
     if not path or min(path) < 0:
       raise ValueError(f"choices has the path {list(path)}: ranks must be 0 or more, one at least.")
@@ -42,7 +42,7 @@ def from_choices(choices: Choices) -> StaticTree:
     if path[:-1] not in number:
       raise ValueError(f"choices has the path {list(path)} but not its parent {list(path[:-1])}.")
     number[path] = len(number)
-  nodes = [(), *paths]
+  nodes: list[tuple[int, ...]] = [(), *paths]
   return StaticTree(
     parent=np.array([number[path[:-1]] for path in nodes], np.int32),
     depth=np.array([len(path) for path in nodes], np.int32),
@@ -60,22 +60,18 @@ def best_first(hit_rates: np.ndarray, nodes: int) -> list[list[int]]:
   Args:
     hit_rates: f[D, R], how often rank r of depth d + 1 is right given that its parent is.
   """
-  if hit_rates.ndim != 2 or nodes < 1:
+  if hit_rates.ndim != 2 or not hit_rates.size or nodes < 1:
     raise ValueError(f"nodes={nodes}, hit_rates of shape {hit_rates.shape}: expected nodes >= 1 "
                      "and a [depth, rank] table.")  # fmt: skip
-  depth, ranks = hit_rates.shape
-  frontier = [(-float(hit_rates[0, 0]), (0,))]
+  frontier: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
   chosen: list[list[int]] = []
-  while frontier and len(chosen) < nodes - 1:
+  while frontier and len(chosen) < nodes:
     score, path = heapq.heappop(frontier)
     chosen.append(list(path))
-    d, r = len(path) - 1, path[-1]
-    if r + 1 < ranks:
-      above = score / hit_rates[d, r] if hit_rates[d, r] else 0.0
-      heapq.heappush(frontier, (float(above * hit_rates[d, r + 1]), (*path[:-1], r + 1)))
-    if d + 1 < depth:
-      heapq.heappush(frontier, (float(score * hit_rates[d + 1, 0]), (*path, 0)))
-  return chosen
+    if len(path) < len(hit_rates):
+      for rank, rate in enumerate(hit_rates[len(path)].tolist()):
+        heapq.heappush(frontier, (score * rate, (*path, rank)))
+  return chosen[1:]
 
 
 def expected_length(choices: Choices, hit_rates: np.ndarray) -> float:

@@ -1,5 +1,7 @@
 """Greedy verification: follow the child that is the target's argmax."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -8,6 +10,7 @@ from specjax.sampling import Source
 from specjax.trees.structure import match
 
 
+@functools.cache
 def greedy() -> Verifier:
   """GREEDY-EXACT: plain greedy decoding's tokens, up to floating-point ties, for any draft.
 

@@ -1,5 +1,7 @@
 """Target-only verification: sample the target at every node and follow the sample if drafted."""
 
+import functools
+
 from jax import Array
 
 from specjax.base import Draft, Verdict, Verifier
@@ -7,6 +9,7 @@ from specjax.sampling import Source
 from specjax.trees.structure import match
 
 
+@functools.cache
 def target_only() -> Verifier:
   """EXACT for any draft; with position-keyed noise the very tokens of plain sampling.
 

@@ -1,5 +1,7 @@
 """Token verification of a sampled chain (speculative sampling)."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -7,6 +9,7 @@ from specjax.base import Draft, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 
 
+@functools.cache
 def token() -> Verifier:
   """EXACT for a chain drawn from q: accept x with probability min(1, p(x) / q(x)).
 

@@ -1,5 +1,7 @@
 """Typical acceptance: keep what the target finds plausible enough."""
 
+import functools
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -8,6 +10,7 @@ from specjax.sampling import Source
 from specjax.trees.structure import at, connected, follow
 
 
+@functools.cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """LOSSY: accepts x when p(x) > min(epsilon, delta * exp(-entropy)), whatever plain decoding says.
 

@@ -1,0 +1,1 @@
+"""What is measured, on which prompts, and how it is shown."""

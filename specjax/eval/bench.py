@@ -1,0 +1,275 @@
+"""The benchmark: every method decodes the same prompts, in turns, beside plain decoding.
+
+Fair under drift: for each batch of prompts the methods follow each other directly, in an order
+that rotates, and the whole is repeated; a batch's time is the median of its repeats.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from specjax.api import Decoder, Result, make_drafter
+from specjax.eval import metrics, plots, report
+from specjax.eval.divergence import margin
+from specjax.eval.environment import environment
+from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
+from specjax.eval.verify_cost import measure
+from specjax.model import Model
+
+PLAIN = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    drafters: method labels, a drafter's name with the nodes of its draft where they are not the
+      default ("medusa:16"). Plain decoding is always there.
+    prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions.
+    limit: how many prompts; None for all.
+    max_new_tokens: budget per prompt.
+    batch: B, prompts decoded together.
+    temperature: 0 is greedy.
+    seed: of the noise.
+    verifier: of all methods but plain; by default the exact one.
+    head: medusa's heads; by default the zoo's for the model.
+    draft_model: of the drafter of that name.
+    repeats: times everything is decoded.
+  """
+
+  drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
+  prompts: str | None = None
+  limit: int | None = None
+  max_new_tokens: int = 128
+  batch: int = 1
+  temperature: float = 0.0
+  seed: int = 0
+  verifier: str | None = None
+  head: str | None = None
+  draft_model: str | None = None
+  repeats: int = 3
+
+
+@dataclasses.dataclass
+class Runs:
+  """What one method did.
+
+  Attributes:
+    decoder: the method.
+    results: one per prompt, of the first repeat.
+    seconds, prefill: f64[repeats, batches].
+    unstable: batches in which a repeat gave other ids than the first.
+  """
+
+  decoder: Decoder
+  results: list[Result]
+  seconds: np.ndarray
+  prefill: np.ndarray
+  unstable: int = 0
+
+  @property
+  def lossy(self) -> bool:
+    return self.decoder.method.verifier.exactness.startswith("LOSSY")
+
+
+def _decoder(model: Model, label: str, config: Config) -> Decoder:
+  name, _, nodes = label.partition(":")
+  if nodes and not nodes.isdigit():
+    raise ValueError(f"drafters={label!r}: accepted is NAME or NAME:NODES, for example medusa:16.")
+  size = int(nodes) if nodes else None
+  if name == PLAIN and size:
+    raise ValueError(f"drafters={label!r}: plain decoding has no draft to size.")
+  drafter = make_drafter(model, name, head=config.head, draft_model=config.draft_model, nodes=size)
+  verifier = None if label == PLAIN else config.verifier
+  return Decoder(
+    model, drafter, verifier,
+    temperature=config.temperature, seed=config.seed, batch=config.batch,
+  )  # fmt: skip
+
+
+def _decode(decoders: dict[str, Decoder], items: Sequence[Item], config: Config) -> dict[str, Runs]:
+  """Everything that is timed."""
+  B, labels = config.batch, list(decoders)
+  batches = [[item.ids for item in items[i : i + B]] for i in range(0, len(items), B)]
+  shape = (config.repeats, len(batches))
+  runs = {k: Runs(d, [], np.zeros(shape), np.zeros(shape)) for k, d in decoders.items()}
+  console = Console(stderr=True)
+
+  # Two rounds of every batch compile and touch all shapes before any clock runs.
+  for prompts in track(batches, "warming", console=console, transient=True):
+    for decoder in decoders.values():
+      next(decoder.stream(prompts, config.max_new_tokens, rounds=2))
+
+  turns = [(r, i) for r in range(config.repeats) for i in range(len(batches))]
+  for r, i in track(turns, "measuring", console=console, transient=True):
+    first = (r + i) % len(labels)
+    for label in labels[first:] + labels[:first]:
+      run = runs[label]
+      results = run.decoder(batches[i], config.max_new_tokens, first=i * B)
+      run.seconds[r, i] = results[0].seconds
+      run.prefill[r, i] = results[0].prefill_seconds
+      if r == 0:
+        run.results += results
+      else:
+        before = run.results[i * B : (i + 1) * B]
+        run.unstable += any(a.tokens != b.tokens for a, b in zip(results, before, strict=True))
+  return runs
+
+
+def _divergences(
+  run: Runs, plain: Runs, items: Sequence[Item], config: Config
+) -> list[dict[str, Any]]:
+  """Prompts whose ids differ from plain's: where first, and how near the choice was (greedy)."""
+  found = []
+  for i, (result, reference) in enumerate(zip(run.results, plain.results, strict=True)):
+    index = metrics.first_divergence(result.tokens, reference.tokens)
+    if index is None:
+      continue
+    prefix = items[i].ids + reference.tokens[:index]
+    gap = margin(run.decoder.model, prefix) if config.temperature == 0 else None
+    found.append({"prompt": i, "index": index, "margin": gap})
+  return found
+
+
+def _parameters(params: Any) -> int:
+  return sum(x.size for x in jax.tree.leaves(params))
+
+
+def _figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> dict[str, Any]:
+  """The metrics of one method, ready for JSON."""
+  decoder, results = run.decoder, run.results
+  drafter, verifier = decoder.method.drafter, decoder.method.verifier
+  emitted = np.array([r.emitted for r in results])
+  forwards = np.array([r.forwards for r in results])
+
+  def totals(x: Runs, prefill: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, seconds) of each batch."""
+    counts = [r.emitted for r in x.results]
+    batches = range(0, len(counts), config.batch)
+    tokens = np.array([sum(counts[i : i + config.batch]) for i in batches])
+    return tokens, np.median(x.seconds + prefill * x.prefill, 0)
+
+  tokens, seconds = totals(run)
+  paired = (tokens, seconds, *totals(plain))
+  with_prefill = (*totals(run, True), *totals(plain, True))
+  rounds = sum(max(forwards[i : i + config.batch]) for i in range(0, len(results), config.batch))
+  tau = float(metrics.block_efficiency(emitted.sum(), forwards.sum()))
+  # A chain is drafted one pass per token and one more that caches the last; heads run once.
+  passes = drafter.depth + 1 if drafter.proposal == "chain" and drafter.depth else 1
+  cost = _parameters(decoder.weights.drafter) / _parameters(decoder.weights.target)
+  rates = metrics.tokens_per_second(tokens.sum(), run.seconds.sum(1))
+  plain_rates = metrics.tokens_per_second(paired[2].sum(), plain.seconds.sum(1))
+  must_equal = not run.lossy and (config.temperature == 0 or verifier.name == "target_only")
+  return {
+    "drafter": drafter.name,
+    "nodes": drafter.nodes,
+    "depth": drafter.depth,
+    "verifier": verifier.name,
+    "exactness": verifier.exactness,
+    "lossy": run.lossy,
+    "tau": tau,
+    "tau_interval": metrics.bootstrap_interval(metrics.block_efficiency, emitted, forwards),
+    "acceptance_by_depth": metrics.acceptance_by_depth(
+      [r.accepted for r in results], [r.offered for r in results]
+    ),
+    "speed_up": float(metrics.speed_up(*(x.sum() for x in paired))),
+    "speed_up_interval": metrics.bootstrap_interval(metrics.speed_up, *paired),
+    "speed_up_repeats": (rates / plain_rates).tolist(),
+    "speed_up_with_prefill": float(metrics.speed_up(*(x.sum() for x in with_prefill))),
+    "mbsu": float(metrics.mbsu(tau, cost, passes)),
+    "draft_cost": cost,
+    "draft_passes": passes,
+    "tokens": int(tokens.sum()),
+    "forwards": int(forwards.sum()),
+    "seconds": float(seconds.sum()),
+    "prefill_seconds": float(np.median(run.prefill, 0).sum()),
+    "tokens_per_second": float(metrics.tokens_per_second(tokens.sum(), seconds.sum())),
+    "tokens_per_second_repeats": rates.tolist(),
+    "ms_per_round": float(1e3 * seconds.sum() / rounds),
+    "must_equal_plain": must_equal,
+    "divergences": _divergences(run, plain, items, config),
+    "unstable_batches": run.unstable,
+  }
+
+
+def _lines(label: str, run: Runs, items: Sequence[Item], config: Config):
+  """One record per prompt. Times are those of the prompt's batch."""
+  for i, result in enumerate(run.results):
+    batch = i // config.batch
+    yield {
+      "method": label,
+      "prompt": i,
+      "category": items[i].category,
+      "prompt_tokens": len(items[i].ids),
+      "tokens": result.tokens,
+      "emitted": result.emitted,
+      "forwards": result.forwards,
+      "accepted": result.accepted,
+      "offered": result.offered,
+      "verifier": result.verifier,
+      "exactness": result.exactness,
+      "batch": batch,
+      "seconds": float(np.median(run.seconds[:, batch])),
+      "prefill_seconds": float(np.median(run.prefill[:, batch])),
+    }
+
+
+def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
+  """Measures, and writes results.jsonl, summary.json, table.md and three plots.
+
+  Args:
+    model: the target.
+    config: what is measured.
+    out: directory, made where it is absent.
+
+  Returns:
+    The summary: config, environment, figures of each method, verify cost.
+
+  Raises:
+    ValueError: a prompt that cannot be decoded, an unknown method, a method given twice; all
+      before anything is decoded.
+  """
+  for name in ("repeats", "limit", "max_new_tokens"):
+    value = getattr(config, name)
+    if value is not None and value < 1:
+      raise ValueError(f"{name}={value}: accepted is 1 or more.")
+  labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
+  if len(set(labels)) < len(labels):
+    raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
+  if config.prompts is None:
+    items = of_questions(OUR_QUESTIONS[: config.limit], model, config.max_new_tokens)
+  else:
+    items = read(config.prompts, model, config.max_new_tokens, config.limit)
+  decoders = {label: _decoder(model, label, config) for label in labels}
+  out = pathlib.Path(out)
+  out.mkdir(parents=True, exist_ok=True)
+
+  runs = _decode(decoders, items, config)
+  with (out / "results.jsonl").open("w") as file:
+    for label, x in runs.items():
+      file.writelines(json.dumps(line) + "\n" for line in _lines(label, x, items, config))
+  cost = measure(
+    model.target, model.params, min(model.config.max_length // 2, 512), batch=config.batch
+  )
+  summary = {
+    "model": model.name,
+    "network": dataclasses.asdict(model.config),
+    "parameters": _parameters(model.params),
+    "config": dataclasses.asdict(config),
+    "prompts": len(items),
+    **environment(),
+    "methods": {k: _figures(x, runs[PLAIN], items, config) for k, x in runs.items()},
+    "verify_cost": cost._asdict() | {"relative": cost.relative},
+  }
+  (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+  (out / "table.md").write_text(report.markdown(summary))
+  plots.write(summary, out)
+  return summary

@@ -1,0 +1,93 @@
+"""The package's figures of merit, each defined once.
+
+A figure is a function of totals over prompts or batches (numbers, or arrays of them), never a mean
+of ratios, so that a short answer weighs as much as its tokens. Ids are counted, not text.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def block_efficiency(emitted, forwards):
+  """tau: tokens emitted per target forward, the token after the accepted ones included.
+
+  The prefill is no forward and what it yields is not counted.
+
+  Args:
+    emitted: new tokens, a total.
+    forwards: target evaluations, a total.
+  """
+  return emitted / forwards
+
+
+def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float | None]:
+  """alpha_d = P(depth d accepted | depth d - 1 accepted) for d = 1..D; None where never tried.
+
+  Rounds that could have accepted depth d are those that accepted d - 1 and whose draft was d deep
+  or more. The two histograms bound that number by the smaller of its parts; the bound is met when
+  every draft of a method is either empty or of full depth.
+
+  Args:
+    accepted: i[A] or i[n, A]; entry d counts the rounds that accepted d draft tokens.
+    offered: the same shape; entry d counts the rounds whose draft was d deep.
+  """
+  reached, deep = (
+    np.cumsum(np.asarray(x).reshape(-1, np.shape(x)[-1]).sum(0)[::-1])[::-1]
+    for x in (accepted, offered)
+  )
+  tried = np.minimum(reached[:-1], deep[1:])
+  return [float(a / t) if t else None for a, t in zip(reached[1:], tried, strict=True)]
+
+
+def mbsu(tau, cost: float, passes: int):
+  """Memory-bound speed-up, tau / (1 + c * gamma): what tau is worth when reading weights is all.
+
+  Args:
+    tau: block efficiency.
+    cost: c, parameters of the draft over parameters of the target.
+    passes: gamma, passes of the draft per round.
+  """
+  return tau / (1 + cost * passes)
+
+
+def tokens_per_second(tokens, seconds):
+  """Total new tokens over total decoding time. A batch's seconds are counted once, not per row."""
+  return tokens / seconds
+
+
+def speed_up(tokens, seconds, plain_tokens, plain_seconds):
+  """Tokens per second over plain decoding's, all four being totals."""
+  return tokens_per_second(tokens, seconds) / tokens_per_second(plain_tokens, plain_seconds)
+
+
+def bootstrap_interval(
+  statistic: Callable, *columns: ArrayLike, draws: int = 2000, level: float = 0.95
+) -> tuple[float, float] | None:
+  """Percentile interval of a figure over resampled units; None for fewer than two units.
+
+  Units (prompts, or batches where time is shared) are drawn with replacement, all columns
+  together, so that a method and its baseline are compared on the same prompts in every draw.
+
+  Args:
+    statistic: maps the total of each column to the figure.
+    columns: f[n] each.
+    draws: resamplings; the generator is seeded, so that equal data give equal intervals.
+    level: probability inside the interval.
+  """
+  data = np.stack([np.asarray(c, float) for c in columns])
+  n = data.shape[1]
+  if n < 2:
+    return None
+  counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), draws)
+  low, high = np.quantile(statistic(*(data @ counts.T)), [(1 - level) / 2, (1 + level) / 2])
+  return float(low), float(high)
+
+
+def first_divergence(ids: Sequence[int], reference: Sequence[int]) -> int | None:
+  """Index of the first id that differs, where one list ends if that is the difference, or None."""
+  for i, (a, b) in enumerate(zip(ids, reference, strict=False)):
+    if a != b:
+      return i
+  return None if len(ids) == len(reference) else min(len(ids), len(reference))

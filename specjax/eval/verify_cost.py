@@ -1,0 +1,113 @@
+"""What a target pass over N nodes costs, in units of a pass over one.
+
+A tree of N nodes pays where block efficiency exceeds v(N) / v(1), drafting aside.
+
+Letters: B batch, N tree nodes, A committed rows.
+"""
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Cache, Params, Target
+
+NODES = (1, 2, 4, 8, 16, 32)
+_PATH = 8  # rows a commit writes, at most: the path of a deep draft
+_SECONDS = 0.02  # of a timing, so that starting the loop does not count
+
+
+class VerifyCost(NamedTuple):
+  """v(N).
+
+  Attributes:
+    nodes: N of each measurement.
+    seconds: median time of one evaluate and commit.
+    low, high: the fastest and the slowest repeat.
+    context: cached tokens during the measurement.
+    batch: B.
+  """
+
+  nodes: list[int]
+  seconds: list[float]
+  low: list[float]
+  high: list[float]
+  context: int
+  batch: int
+
+  @property
+  def relative(self) -> list[float]:
+    """v(N) / v(first N)."""
+    return [s / self.seconds[0] for s in self.seconds]
+
+
+@functools.partial(jax.jit, static_argnames="target", donate_argnames="cache")
+def _passes(
+  target: Target, params: Params, cache: Cache, tokens: Array, count: Array
+) -> tuple[Cache, Array]:
+  """`count` passes over a chain of tokens i32[B, N], each fed the argmax of the one before.
+
+  The dependence keeps the compiler from dropping or hoisting any of them; the cache's length is
+  put back every time, so that all passes cost the same.
+  """
+  B, N = tokens.shape
+  node = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32), (B, N))
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))
+  one = jnp.ones(B, jnp.int32)
+
+  def body(_, carry):
+    cache, tokens = carry
+    evaluation = target.evaluate(params, cache, tokens, node, mask)
+    written = target.commit(cache, evaluation.kv, node[:, :_PATH], one)
+    following = jnp.argmax(evaluation.logits, -1).astype(jnp.int32)
+    return written._replace(length=cache.length), following
+
+  return jax.lax.fori_loop(0, count, body, (cache, tokens))
+
+
+def measure(
+  target: Target,
+  params: Params,
+  context: int,
+  *,
+  batch: int = 1,
+  nodes: Sequence[int] = NODES,
+  repeats: int = 7,
+) -> VerifyCost:
+  """Times one evaluate and commit for every N, compiled and warmed, repeats interleaved.
+
+  Args:
+    target: a network of `models`.
+    params: its weights.
+    context: cached tokens.
+    batch: B.
+    nodes: values of N.
+    repeats: measurements of each; their median counts.
+  """
+  ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
+  prefill = jax.jit(target.prefill, static_argnums=3)
+  cache, _ = prefill(params, ids, jnp.full(batch, context, jnp.int32), context + 64)
+
+  def timed(cache: Cache, n: int, count: int) -> tuple[Cache, float]:
+    """Seconds of one pass, from `count` of them in one compiled loop."""
+    tokens = jnp.zeros((batch, n), jnp.int32)
+    begin = time.perf_counter()
+    cache, _ = jax.block_until_ready(_passes(target, params, cache, tokens, jnp.int32(count)))
+    return cache, (time.perf_counter() - begin) / count
+
+  counts = []
+  for n in nodes:
+    cache, _ = timed(cache, n, 1)  # compiles
+    cache, once = timed(cache, n, 1)
+    counts.append(max(1, min(64, round(_SECONDS / once))))
+  seconds = np.zeros((repeats, len(nodes)))
+  for repeat in range(repeats):
+    for i, (n, count) in enumerate(zip(nodes, counts, strict=True)):
+      cache, seconds[repeat, i] = timed(cache, n, count)
+  median, low, high = (x.tolist() for x in (np.median(seconds, 0), seconds.min(0), seconds.max(0)))
+  return VerifyCost(list(nodes), median, low, high, context, batch)

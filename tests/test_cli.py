@@ -1,0 +1,340 @@
+"""The command line, in process: what it prints, what it refuses, and how."""
+
+import json
+import shutil
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+from tokenizers import processors
+
+import specjax
+from specjax.checkpoints import hf
+from specjax.cli import main
+from specjax.data.tokenizer import Tokenizer, train_bpe
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer
+
+KEYS = {
+  "prompt", "text", "tokens", "forwards", "emitted", "seconds", "prefill_seconds", "drafter",
+  "verifier", "exactness",
+}  # fmt: skip
+
+
+def save_model(path, tokenizer, vocab_size, **options):
+  config = Config(vocab_size, 32, 1, 2, 1, 16, 48, max_length=256)
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = jax.jit(Transformer(config).init)(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  hf.save(path, config, params, tokenizer, dtype=jnp.float32, **options)
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def ids_model(tmp_path_factory):
+  """A random Llama without a tokenizer."""
+  return save_model(tmp_path_factory.mktemp("ids"), None, 64)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+  """A random Llama with a tokenizer and a chat template."""
+  tokenizer = train_bpe(["the cat sat on the mat, Question: Answer: the dog"] * 2, 280)
+  path = tmp_path_factory.mktemp("text")
+  return save_model(path, tokenizer, tokenizer.vocab_size, template="qa")
+
+
+@pytest.fixture
+def write(tmp_path):
+  """Writes a JSONL file of records or raw lines."""
+
+  def file(*lines):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
+    return str(path)
+
+  return file
+
+
+@pytest.fixture
+def run(capsys):
+  """Runs a command; (exit code, stdout, stderr)."""
+
+  def command(*arguments):
+    code = main([str(a) for a in arguments])
+    return code, *capsys.readouterr()
+
+  return command
+
+
+@pytest.fixture
+def refused(run):
+  """Runs a command that must fail with one sentence; returns the sentence."""
+
+  def command(*arguments):
+    code, out, err = run(*arguments)
+    assert code == 2 and out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+  return command
+
+
+@pytest.mark.parametrize("command", [(), ("generate",), ("bench",), ("convert",), ("list",)])
+def test_help(command, capsys):
+  with pytest.raises(SystemExit) as stop:
+    main([*command, "--help"])
+  assert stop.value.code == 0
+  assert "usage: specjax" in capsys.readouterr().out
+
+
+def test_an_unknown_flag_is_refused(capsys):
+  with pytest.raises(SystemExit) as stop:
+    main(["generate", "--promt", "x"])
+  assert stop.value.code == 2
+  assert capsys.readouterr().out == ""
+
+
+def test_generate_json_of_ids(ids_model, write, run):
+  prompts = [[1, 2, 3, 1, 2, 3, 1], [7], [4, 5]]
+  path = write(*({"tokens": p} for p in prompts))
+  code, out, _ = run(
+    "generate", "--model", ids_model, "--prompts", path, "--max-new-tokens", 12, "--batch", 2,
+    "--drafter", "prompt_lookup", "--nodes", 4, "--json",
+  )  # fmt: skip
+  records = [json.loads(line) for line in out.splitlines()]
+  expected = specjax.generate(specjax.load(ids_model), prompts, max_new_tokens=12)
+  assert code == 0 and [set(r) for r in records] == [KEYS] * 3
+  assert [r["prompt"] for r in records] == prompts
+  assert [r["tokens"] for r in records] == [e.tokens for e in expected]
+  assert all(r["emitted"] == len(r["tokens"]) >= r["forwards"] > 0 for r in records)
+  assert {r["text"] for r in records} == {""}
+  assert {(r["drafter"], r["verifier"], r["exactness"]) for r in records} == {
+    ("prompt_lookup", "greedy", "GREEDY-EXACT")
+  }
+
+
+def test_generate_json_of_text(text_model, run):
+  code, out, _ = run(
+    "generate", "--model", text_model, "--prompt", "the cat", "--max-new-tokens", 6, "--json"
+  )
+  record = json.loads(out)
+  model = specjax.load(text_model)
+  assert code == 0 and record["prompt"] == "the cat"
+  assert record["tokens"] == specjax.generate(model, ["the cat"], max_new_tokens=6)[0].tokens
+  assert record["text"] == model.decode(record["tokens"])
+
+
+def test_chat_writes_the_template(text_model, write, run):
+  common = ("generate", "--model", text_model, "--max-new-tokens", 4, "--json")
+  plain, asked, in_file = (
+    json.loads(run(*common, *arguments)[1])["tokens"]
+    for arguments in (
+      ("--prompt", "Question: the cat\nAnswer:"),
+      ("--prompt", "the cat", "--chat"),
+      ("--prompts", write({"question": "the cat"})),
+    )
+  )
+  assert asked == in_file == plain
+
+
+def test_the_seed_decides_sampled_tokens(ids_model, write, run):
+  path = write({"tokens": [1, 2, 3]}, {"tokens": [4]})
+
+  def tokens(*arguments):
+    out = run("generate", "--model", ids_model, "--prompts", path, "--max-new-tokens", 10,
+              "--temperature", 0.9, "--json", *arguments)[1]  # fmt: skip
+    return [json.loads(line)["tokens"] for line in out.splitlines()]
+
+  one = tokens("--seed", 1)
+  assert one == tokens("--seed", 1, "--drafter", "prompt_lookup", "--batch", 2)
+  assert one != tokens("--seed", 2)
+
+
+def test_one_prompt_is_streamed(text_model, run):
+  arguments = ("generate", "--model", text_model, "--prompt", "the cat", "--max-new-tokens", 8)
+  code, out, err = run(*arguments)
+  expected = specjax.generate(specjax.load(text_model), ["the cat"], max_new_tokens=8)[0]
+  assert code == 0 and err == ""
+  assert out.startswith("the cat" + expected.text.rstrip("\ufffd"))
+  assert "8 tokens, 1.00 per forward" in out and "GREEDY-EXACT" in out
+
+
+def test_several_prompts_are_shown(text_model, write, run):
+  path = write({"prompt": "the [bold]cat"}, {"prompt": "the dog"})
+  code, out, _ = run("generate", "--model", text_model, "--prompts", path, "--max-new-tokens", 4)
+  assert code == 0 and "the [bold]cat" in out and "the dog" in out
+  assert out.count("4 tokens") == 2
+
+
+def test_list_names_everything(run):
+  code, out, _ = run("list")
+  assert code == 0
+  for name in ("none", "prompt_lookup", "draft_model", "medusa", "greedy", "target_only", "token"):
+    assert name in out
+  assert "GREEDY-EXACT" in out and "LOSSY" in out
+
+
+def test_info(text_model, run):
+  code, out, _ = run("info", "--model", text_model)
+  assert code == 0 and "parameters" in out and "vocab_size" in out and "qa" in out
+
+
+def test_bench_writes_and_prints(ids_model, write, run, tmp_path):
+  path = write({"tokens": [1, 2, 1, 2, 1]}, {"tokens": [3]})
+  code, out, _ = run(
+    "bench", "--model", ids_model, "--drafters", "prompt_lookup", "--prompts", path, "--repeats", 1,
+    "--max-new-tokens", 8, "--out", tmp_path / "out",
+  )  # fmt: skip
+  assert code == 0 and "prompt_lookup" in out and "speed-up" in out
+  assert (tmp_path / "out" / "summary.json").exists()
+
+
+def write_llama2c(directory):
+  """A random llama2.c model and tokenizer; (model, tokenizer)."""
+  dim, hidden, _, heads, kv, vocab, length = shape = (16, 24, 1, 2, 1, 264, 32)
+  rng = np.random.default_rng(0)
+  sizes = [vocab * dim, dim, dim * dim, kv * 8 * dim, kv * 8 * dim, dim * dim, dim]
+  sizes += [3 * hidden * dim, dim, length * (dim // heads)]
+  weights = rng.normal(0, 0.3, sum(sizes)).astype(np.float32)
+  model = directory / "model.bin"
+  model.write_bytes(struct.pack("<7i", *shape) + weights.tobytes())
+  pieces = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{i:02X}>" for i in range(256))]
+  pieces += [" ", "a", "b", " a", "ab"]
+  data = struct.pack("<i", 8)
+  for i, piece in enumerate(pieces):
+    data += struct.pack("<fi", float(i), len(piece.encode())) + piece.encode()
+  tokenizer = directory / "tokenizer.bin"
+  tokenizer.write_bytes(data)
+  return model, tokenizer
+
+
+def test_convert_llama2c(run, tmp_path):
+  binary, pieces = write_llama2c(tmp_path)
+  out = tmp_path / "converted"
+  code, _, err = run(
+    "convert", "--format", "llama2c", "--model", binary, "--tokenizer", pieces, "--out", out
+  )
+  assert code == 0, err
+  model = specjax.load(str(out))
+  assert model.start == (1,) and model.encode("ab")[0] == 1
+  assert set(model.stop) == {1, 2}
+  assert run("generate", "--model", out, "--prompt", "ab", "--max-new-tokens", 3, "--json")[0] == 0
+
+
+def test_convert_hf_keeps_everything(run, tmp_path, text_model):
+  again = tmp_path / "again"
+  assert run("convert", "--format", "hf", "--model", text_model, "--out", again)[0] == 0
+  old, new = specjax.load(text_model), specjax.load(str(again))
+  assert (old.config, old.stop, old.start, old.template) == (
+    new.config, new.stop, new.start, new.template
+  )  # fmt: skip
+  jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
+
+
+def test_convert_keeps_the_start_of_a_tokenizer(run, tmp_path):
+  inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 1, "b": 2}, "b"))
+  inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+  path = save_model(tmp_path / "bos", Tokenizer(inner), 8)
+  out = tmp_path / "again"
+  assert run("convert", "--format", "hf", "--model", path, "--out", out)[0] == 0
+  assert specjax.load(str(out)).start == (0,)
+
+
+def test_convert_refuses(refused, tmp_path, text_model):
+  assert "no_such" in refused(
+    "convert", "--format", "llama2c", "--model", tmp_path / "no_such", "--out", tmp_path / "x"
+  )
+  assert "is the model itself" in refused(
+    "convert", "--format", "hf", "--model", text_model, "--out", text_model
+  )
+  assert "brings its own" in refused(
+    "convert", "--format", "hf", "--model", text_model, "--out", tmp_path / "x", "--tokenizer", "t"
+  )
+  binary, _ = write_llama2c(tmp_path)
+  binary.write_bytes(binary.read_bytes()[:-4])
+  assert "its header calls for" in refused(
+    "convert", "--format", "llama2c", "--model", binary, "--out", tmp_path / "x"
+  )
+  assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ((), "either --prompt TEXT or --prompts FILE"),
+    (("--prompt", "a", "--prompts", "b"), "either --prompt TEXT or --prompts FILE"),
+    (("--prompt", ""), "prompt is empty"),
+    (("--prompt", "", "--chat"), "prompt is empty"),
+    (("--prompts", "no_such.jsonl"), "no such file"),
+    (("--prompts", "no_such.jsonl", "--chat"), "--chat goes with --prompt"),
+    (("--prompt", "the", "--max-new-tokens", "0"), "max_new_tokens=0"),
+    (("--prompt", "the", "--max-new-tokens", "500"), "together at most 256"),
+    (("--prompt", "the", "--drafter", "oracle"), "drafter='oracle': accepted are none"),
+    (("--prompt", "the", "--drafter", "draft_model"), "needs draft_model"),
+    (("--prompt", "the", "--drafter", "medusa", "--head", "no_such"), "'no_such' is no directory"),
+    (("--prompt", "the", "--drafter", "prompt_lookup", "--nodes", "1"), "nodes=1"),
+    (("--prompt", "the", "--verifier", "oracle"), "verifier='oracle': accepted are greedy"),
+    (("--prompt", "the", "--verifier", "greedy", "--temperature", "1"), "is for temperature 0"),
+    (("--prompt", "the", "--drafter", "prompt_lookup", "--verifier", "token"), "is not exact for"),
+    (("--prompt", "the", "--temperature", "-1"), "temperature=-1.0"),
+    (("--prompt", "the", "--top-p", "0"), "top_p=0.0"),
+    (("--prompt", "the", "--batch", "0"), "batch=0"),
+  ],
+)
+def test_generate_refuses(text_model, refused, arguments, message):
+  assert message in refused("generate", "--model", text_model, "--json", *arguments)
+
+
+def test_a_bad_line_stops_before_anything_is_printed(ids_model, write, refused):
+  path = write({"tokens": [1]}, {"tokens": [64]})
+  sentence = refused("generate", "--model", ids_model, "--prompts", path, "--json")
+  assert "prompts.jsonl: record 2: prompt has the token id 64: accepted are 0 to 63" in sentence
+  sentence = refused("generate", "--model", ids_model, "--prompts", write({"prompt": "a"}))
+  assert "has no tokenizer; pass token ids" in sentence
+  sentence = refused("bench", "--model", ids_model, "--drafters", "prompt_lookup")
+  assert "has no tokenizer" in sentence
+
+
+def test_an_unknown_model(refused):
+  assert "'no_such' is no directory" in refused("info", "--model", "no_such")
+
+
+def test_a_draft_model_of_another_vocabulary(ids_model, text_model, refused):
+  sentence = refused(
+    "generate", "--model", text_model, "--prompt", "the", "--drafter", "draft_model",
+    "--draft-model", ids_model,
+  )  # fmt: skip
+  assert "has a vocabulary of 64" in sentence and "they must share one" in sentence
+
+
+def damaged(model, path, change):
+  """A copy of a model's directory whose tensors went through `change`."""
+  shutil.copytree(model, path)
+  file = path / "model.safetensors"
+  safetensors.numpy.save_file(change(safetensors.numpy.load_file(file)), file)
+  return path
+
+
+def test_damaged_weights(ids_model, refused, tmp_path, write):
+  prompts = write({"tokens": [1]})
+
+  def sentence(directory):
+    return refused("generate", "--model", directory, "--prompts", prompts, "--json")
+
+  norm = "model.norm.weight"
+  missing = damaged(ids_model, tmp_path / "a", lambda t: {k: t[k] for k in t if k != norm})
+  assert f"lacks tensor {norm}" in sentence(missing)
+  misshapen = damaged(ids_model, tmp_path / "b", lambda t: t | {norm: t[norm][:3]})
+  assert f"tensor {norm} has shape (3,)" in sentence(misshapen)
+  nan = damaged(ids_model, tmp_path / "c", lambda t: t | {norm: t[norm] * np.float32("nan")})
+  assert "became NaN" in sentence(nan)
+
+  cut = tmp_path / "d"
+  shutil.copytree(ids_model, cut)
+  weights = cut / "model.safetensors"
+  weights.write_bytes(weights.read_bytes()[:-8])
+  assert "model.safetensors" in sentence(cut)
