@@ -11,7 +11,7 @@ from specjax.train.heads import Config, main
 
 CONFIG = Config(
   model="gsm8k-7m", data="tfds:gsm8k:train", out="runs/gsm8k-7m-medusa",
-  questions=2500, held_out=100, max_new_tokens=160, heads=4,
+  questions=2000, held_out=100, max_new_tokens=160, heads=4,
   batch=1024, steps=1500, rate=1e-3, warmup=50, save_every=250,
 )  # fmt: skip
 

@@ -27,13 +27,19 @@ def adamw(
   schedule = optax.warmup_cosine_decay_schedule(
     0.0, rate, warmup, max(steps, warmup + 1), rate / 10
   )
-  return optax.chain(
+  chain = optax.chain(
     optax.clip_by_global_norm(clip),
     optax.adamw(
       schedule, b1=0.9, b2=0.95, weight_decay=decay,
       mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
     ),
   )  # fmt: skip
+
+  def update(grads, state, params=None):
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int scalars
+      return chain.update(grads, state, params)
+
+  return optax.GradientTransformation(chain.init, update)
 
 
 def batches(data: Any, size: int, seed: int) -> Callable[[int], Any]:
@@ -57,6 +63,11 @@ def batches(data: Any, size: int, seed: int) -> Callable[[int], Any]:
     return type(data)(*(x[chosen] for x in data))
 
   return batch
+
+
+def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
+  """Shape, dtype and sharding: what a checkpoint is restored to."""
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def fit(
@@ -105,7 +116,7 @@ def fit(
     first = 0
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
-      state = checkpoints.load(first, jax.tree.map(jax.typeof, state))
+      state = checkpoints.load(first, jax.tree.map(abstract, state))
     # Lines past the checkpoint belong to steps that will run again.
     keep_lines(log, first)
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")

@@ -32,6 +32,8 @@ from specjax.train.fit import adamw, batches, fit
 from specjax.train.resume import claim, count_lines, keep_lines
 from specjax.trees.static import best_first, expected_length
 
+Tensor = Array | np.ndarray  # inside and outside of jit
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -130,7 +132,7 @@ def head_targets(rows: Rows, ahead: int) -> tuple[Array, Array]:
   """
   shift = 1 + ahead
 
-  def later(x: Array, fill) -> Array:
+  def later(x: Tensor, fill) -> Array:
     return jnp.pad(jnp.asarray(x)[:, shift:], ((0, 0), (0, shift)), constant_values=fill)
 
   same = later(rows.segment, -2) == rows.segment
@@ -146,9 +148,9 @@ class Examples(NamedTuple):
     weight: bool[P, D], whether that is trained.
   """
 
-  hidden: np.ndarray
-  labels: np.ndarray
-  weight: np.ndarray
+  hidden: Tensor
+  labels: Tensor
+  weight: Tensor
 
 
 def collect(model: Model, rows: Rows, heads: int, batch: int = 16) -> Examples:
@@ -173,7 +175,7 @@ def collect(model: Model, rows: Rows, heads: int, batch: int = 16) -> Examples:
 
 
 def loss_fn(
-  logits: list[Array], labels: Array, weight: Array, decay: float
+  logits: list[Array], labels: Tensor, weight: Tensor, decay: float
 ) -> tuple[Array, dict[str, Array]]:
   """Sum over heads of the mean cross-entropy in nats, head d weighing decay ** d.
 
@@ -193,7 +195,7 @@ def loss_fn(
   return loss, {"loss": loss, **metrics}
 
 
-def count_hits(logits: list[Array], labels: Array, weight: Array, ranks: int = 10) -> Array:
+def count_hits(logits: list[Array], labels: Tensor, weight: Tensor, ranks: int = 10) -> Array:
   """f[D, R], how many labels each head guessed at each rank; shapes as in `loss_fn`."""
   hits = []
   for d, x in enumerate(logits):
@@ -211,7 +213,8 @@ def main(config: Config) -> None:
   prompts = ask(model, config)
   claim(out, dataclasses.asdict(config), json.dumps(prompts).encode())
   answer(model, prompts, config, out / "answers.jsonl")
-  documents = [document(record) for record in JsonlSource(out / "answers.jsonl")]
+  answers = JsonlSource(out / "answers.jsonl")
+  documents = [document(answers[i]) for i in range(len(answers))]
   rows = pack(documents[config.held_out :], config.length)
   examples = collect(model, rows, config.heads)
   held_out = collect(model, pack(documents[: config.held_out], config.length), config.heads)
@@ -235,7 +238,7 @@ def main(config: Config) -> None:
       params = {"params": params["params"] | {"vocabulary": copies}}
     return {"params": params, "optimizer": optimizer.init(params)}
 
-  def logits_of(params, target_params, hidden: Array) -> list[Array]:
+  def logits_of(params, target_params, hidden: Tensor):
     x = hidden.astype(jax.tree.leaves(target_params)[0].dtype)
     return heads.apply(params, x, lambda z: target.apply(target_params, z, method="head"))
 
@@ -246,7 +249,7 @@ def main(config: Config) -> None:
 
     grads, metrics = jax.grad(loss, has_aux=True)(state["params"])
     updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
-    metrics["gradient_norm"] = optax.global_norm(grads)
+    metrics["gradient_norm"] = optax.tree.norm(grads)
     params = optax.apply_updates(state["params"], updates)
     return {"params": params, "optimizer": moments}, metrics
 

@@ -90,7 +90,7 @@ def loss_fn(params, model: Transformer, rows: Rows) -> tuple[Array, dict[str, Ar
   """Mean cross-entropy in nats over the trained positions; rows' arrays are [B, T]."""
   mask = attention_mask(jnp.asarray(rows.segment), model.config.causal)
   hidden, _ = model.apply(params, rows.tokens, rows.position, mask)
-  logits = model.apply(params, hidden[:, :-1], method="head")
+  logits = jnp.asarray(model.apply(params, hidden[:, :-1], method="head"))
   nll = optax.softmax_cross_entropy_with_integer_labels(logits, rows.tokens[:, 1:])
   weight = rows.mask[:, 1:].astype(jnp.float32)
   right = (logits.argmax(-1) == rows.tokens[:, 1:]).astype(jnp.float32) * weight
@@ -139,7 +139,7 @@ def main(config: Config) -> None:
   def step(state, rows):
     grads, metrics = jax.grad(loss_fn, has_aux=True)(state["params"], model, rows)
     updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
-    metrics["gradient_norm"] = optax.global_norm(grads)
+    metrics["gradient_norm"] = optax.tree.norm(grads)
     params = optax.apply_updates(state["params"], updates)
     return {"params": params, "optimizer": moments}, metrics
 

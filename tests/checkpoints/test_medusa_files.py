@@ -1,0 +1,152 @@
+"""Medusa heads on disk: both layouts, the published names, and what is refused."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specjax.checkpoints import medusa
+from specjax.drafters.medusa import MedusaConfig, MedusaHeads
+
+CHOICES = [[0], [0, 0], [1], [0, 1]]
+WEIGHTS = "medusa_lm_head.safetensors"
+
+
+def random_heads(config: MedusaConfig):
+  """Weights that float16 holds exactly, no two tensors alike."""
+
+  def head(z):
+    return jnp.zeros((*z.shape[:-1], config.vocab_size))
+
+  hidden = jnp.zeros((1, config.width))
+  shapes = jax.eval_shape(lambda: MedusaHeads(config).init(jax.random.key(0), hidden, head))
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda x: jnp.asarray(rng.normal(size=x.shape).astype(np.float16), jnp.float32), shapes
+  )
+
+
+@pytest.fixture
+def saved(tmp_path):
+  """A directory with two own heads of two blocks."""
+  config = MedusaConfig(vocab_size=11, width=4, heads=2, blocks=2)
+  medusa.save(tmp_path, config, random_heads(config), CHOICES, base="gsm8k-7m")
+  return tmp_path
+
+
+def change_tensors(directory, change) -> None:
+  tensors = load_file(directory / WEIGHTS)
+  change(tensors)
+  save_file(tensors, directory / WEIGHTS)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_round_trip(tmp_path, shared, blocks):
+  config = MedusaConfig(11, 4, heads=3, blocks=blocks, shared=shared)
+  params = random_heads(config)
+  medusa.save(tmp_path, config, params, CHOICES, base="gsm8k-7m")
+  again, loaded, choices = medusa.load(tmp_path)
+  assert (again, choices) == (config, CHOICES)
+  assert jax.tree.structure(loaded) == jax.tree.structure(params)
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
+  assert {x.dtype for x in jax.tree.leaves(loaded)} == {jnp.dtype("float32")}
+
+
+def test_names_are_the_published_ones(saved):
+  """FasterDecoding's: {head}.{block}.linear.weight and .bias, {head}.{blocks}.weight."""
+  shapes = {name: x.shape for name, x in load_file(saved / WEIGHTS).items()}
+  expected = {}
+  for h in "01":
+    for i in "01":
+      expected |= {f"{h}.{i}.linear.weight": (4, 4), f"{h}.{i}.linear.bias": (4,)}
+    expected[f"{h}.2.weight"] = (11, 4)
+  assert shapes == expected
+  raw = json.loads((saved / "config.json").read_text())
+  assert raw["medusa_num_heads"] == raw["medusa_num_layers"] == 2
+  assert raw["base_model_name_or_path"] == "gsm8k-7m"
+
+
+def test_published_tensors_land_in_their_head_and_block(tmp_path):
+  """z = h + SiLU(W h + b) block by block, then the head's own matrix, from tensors by name."""
+  rng = np.random.default_rng(1)
+  tensors = {}
+  for h in range(2):
+    for i in range(2):
+      tensors[f"{h}.{i}.linear.weight"] = rng.normal(size=(4, 4)).astype(np.float32)
+      tensors[f"{h}.{i}.linear.bias"] = rng.normal(size=4).astype(np.float32)
+    tensors[f"{h}.2.weight"] = rng.normal(size=(11, 4)).astype(np.float32)
+  save_file(tensors, tmp_path / WEIGHTS)
+  (tmp_path / "config.json").write_text(json.dumps({
+    "medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "x", "version": "2",
+    "hidden_size": 4, "vocab_size": 11, "medusa_choices": CHOICES,
+  }))  # fmt: skip
+  config, params, _ = medusa.load(tmp_path)
+  hidden = rng.normal(size=(3, 4)).astype(np.float32)
+  logits = MedusaHeads(config).apply(params, jnp.asarray(hidden))
+  for h in range(2):
+    z = hidden
+    for i in range(2):
+      y = z @ tensors[f"{h}.{i}.linear.weight"].T + tensors[f"{h}.{i}.linear.bias"]
+      z = z + y / (1 + np.exp(-y))
+    np.testing.assert_allclose(logits[h], z @ tensors[f"{h}.2.weight"].T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["0.2.weight", "1.2.weight", "1.0.linear.bias"])
+def test_missing_tensor_is_named(saved, name):
+  change_tensors(saved, lambda tensors: tensors.pop(name))
+  with pytest.raises(ValueError, match=rf"{WEIGHTS} lacks tensor {name}\."):
+    medusa.load(saved)
+
+
+@pytest.mark.parametrize("name", ["2.0.linear.weight", "0.3.weight", "norm.weight"])
+def test_extra_tensor_is_named(saved, name):
+  change_tensors(saved, lambda tensors: tensors.update({name: np.zeros((4, 4), np.float16)}))
+  with pytest.raises(ValueError, match=f"has no place for tensor {name}"):
+    medusa.load(saved)
+
+
+def test_misshapen_tensor_is_named(saved):
+  change_tensors(saved, lambda t: t.update({"1.2.weight": np.zeros((12, 4), np.float16)}))
+  with pytest.raises(ValueError, match=r"1\.2\.weight has shape \(12, 4\), expected \(11, 4\)"):
+    medusa.load(saved)
+
+
+@pytest.mark.parametrize(
+  "key",
+  ["medusa_num_heads", "medusa_num_layers", "medusa_choices", "vocab_size", "hidden_size"],
+)
+def test_missing_key_is_named(saved, key):
+  raw = json.loads((saved / "config.json").read_text())
+  del raw[key]
+  (saved / "config.json").write_text(json.dumps(raw))
+  with pytest.raises(ValueError, match=f"lacks {key}: these are no Medusa heads"):
+    medusa.load(saved)
+
+
+def test_broken_files_are_named(saved):
+  (saved / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes()[:100])
+  with pytest.raises(ValueError, match=f"{WEIGHTS} is truncated"):
+    medusa.load(saved)
+  (saved / WEIGHTS).unlink()
+  with pytest.raises(ValueError, match=f"has no {WEIGHTS}"):
+    medusa.load(saved)
+  (saved / "config.json").write_text("{")
+  with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+    medusa.load(saved)
+  (saved / "config.json").unlink()
+  with pytest.raises(ValueError, match=r"has no config\.json"):
+    medusa.load(saved)
+
+
+def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
+  config = MedusaConfig(11, 4, heads=1)
+  params = jax.tree.map(lambda x: x * 1e6, random_heads(config))
+  with pytest.raises(ValueError, match=r"tensor 0\.0\.linear\.weight is not finite in .*float16"):
+    medusa.save(tmp_path, config, params, CHOICES, base="x")
+  medusa.save(tmp_path, config, params, CHOICES, base="x", dtype=jnp.bfloat16)
+  _, loaded, _ = medusa.load(tmp_path)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), loaded, params)

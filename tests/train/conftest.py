@@ -1,0 +1,68 @@
+"""Questions, and a tiny model trained on them."""
+
+import dataclasses
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from specjax.train import heads, lm
+
+COUNT = 160
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory):
+  """A JSONL file of sums in words."""
+  path = tmp_path_factory.mktemp("data") / "sums.jsonl"
+  records = [
+    {
+      "question": f"{a} {thing} and {b}?",
+      "answer": f"{a} + {b} = {a + b}.",
+    }
+    for a in range(COUNT // 8)
+    for b, thing in enumerate(["pens", "cups", "nuts", "eggs", "hats", "keys", "figs", "jars"])
+  ]
+  path.write_text("".join(json.dumps(r) + "\n" for r in records))
+  return path
+
+
+@pytest.fixture(scope="session")
+def tiny(questions):
+  """Settings that train in seconds; `out` is for the test to replace."""
+  return lm.Config(
+    data=str(questions), out="", vocab_size=300, width=32, layers=2, heads=2, kv_heads=1,
+    head_dim=16, mlp_width=48, length=64, batch=4, steps=60, rate=1e-2, warmup=5, save_every=20,
+  )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def lm_run(tiny, tmp_path_factory):
+  """The configuration of a finished language model."""
+  config = dataclasses.replace(tiny, out=str(tmp_path_factory.mktemp("lm") / "run"))
+  lm.main(config)
+  return config
+
+
+@pytest.fixture(scope="session")
+def tiny_heads(lm_run):
+  """Settings of heads for that model; `out` is for the test to replace."""
+  return heads.Config(
+    model=f"{lm_run.out}/model", data=lm_run.data, out="", held_out=24, max_new_tokens=16,
+    heads=3, length=64, batch=64, steps=60, rate=3e-3, warmup=5, nodes=8, save_every=20,
+  )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def final_state():
+  """Reads the newest checkpoint of a run as numpy arrays."""
+
+  def read(directory):
+    with warnings.catch_warnings(), ocp.training.Checkpointer(f"{directory}/checkpoints") as saved:
+      warnings.simplefilter("ignore", UserWarning)  # orbax: sharding comes from its file
+      return jax.tree.map(np.asarray, saved.load())
+
+  return read

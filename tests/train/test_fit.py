@@ -1,0 +1,148 @@
+"""The shared loop: steps, checkpoints, metrics, what stops it and what it refuses."""
+
+import json
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from specjax.train.fit import adamw, batches, fit
+from specjax.train.resume import claim, count_lines, keep_lines
+
+
+class Data(NamedTuple):
+  x: np.ndarray
+  y: np.ndarray
+
+
+DATA = Data(np.arange(10, dtype=np.float32), np.arange(10, dtype=np.int32) * 2)
+
+
+@jax.jit
+def step(state, batch):
+  state = {"sum": state["sum"] * 0.5 + batch.x.sum(), "count": state["count"] + 1}
+  return state, {"loss": state["sum"], "gradient_norm": 1.0 / batch.x.min()}
+
+
+def initial():
+  return {"sum": jnp.zeros(()), "count": jnp.zeros((), jnp.int32)}
+
+
+def lines(directory) -> list[dict]:
+  records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+  return [{k: v for k, v in r.items() if k != "seconds"} for r in records]
+
+
+def saved_steps(directory) -> list[int]:
+  with ocp.training.Checkpointer(directory / "checkpoints") as checkpoints:
+    return [c.step for c in checkpoints.checkpoints]
+
+
+def batch(i: int) -> Data:
+  return Data(np.array([i + 1, i + 2], np.float32), np.zeros(2, np.int32))
+
+
+def test_resumed_runs_are_those_that_never_stopped(tmp_path):
+  """Stopped by an error in a batch, with half a line of metrics left behind."""
+  whole = fit(step, initial(), batch, steps=9, directory=tmp_path / "a", save_every=2)
+
+  def failing(i: int) -> Data:
+    if i == 5:
+      raise RuntimeError("power cut")
+    return batch(i)
+
+  for _ in range(2):  # a run that stops again before its next checkpoint loses nothing either
+    with pytest.raises(RuntimeError, match="power cut"):
+      fit(step, initial(), failing, steps=9, directory=tmp_path / "b", save_every=2)
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as sink:
+      sink.write('{"step": 5, "lo')
+  resumed = fit(step, initial(), batch, steps=9, directory=tmp_path / "b", save_every=2)
+  assert jax.tree.map(float, resumed) == jax.tree.map(float, whole)
+  assert lines(tmp_path / "a") == lines(tmp_path / "b")
+  assert [r["step"] for r in lines(tmp_path / "b")] == list(range(9))
+  assert saved_steps(tmp_path / "b") == [8, 9]
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+  first = fit(step, initial(), batch, steps=3, directory=tmp_path, save_every=5)
+  again = fit(step, initial(), pytest.fail, steps=3, directory=tmp_path, save_every=5)
+  assert jax.tree.map(float, first) == jax.tree.map(float, again)
+  assert len(lines(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("bad", [("loss", np.nan), ("loss", np.inf), ("gradient_norm", np.nan)])
+def test_non_finite_metrics_stop_and_keep_the_last_good_checkpoint(tmp_path, bad):
+  def breaking(state, data):
+    state, metrics = step(state, data)
+    return state, metrics | ({bad[0]: jnp.float32(bad[1])} if int(state["count"]) == 4 else {})
+
+  with pytest.raises(FloatingPointError, match=rf"{bad[0]}={bad[1]} at step 3; the last good"):
+    fit(breaking, initial(), batch, steps=9, directory=tmp_path, save_every=2)
+  assert saved_steps(tmp_path) == [2]
+  assert len(lines(tmp_path)) == 3
+  state = fit(step, initial(), batch, steps=4, directory=tmp_path, save_every=2)
+  assert int(state["count"]) == 4
+
+
+@pytest.mark.parametrize("settings", [dict(steps=0, save_every=1), dict(steps=1, save_every=0)])
+def test_impossible_steps_are_refused(tmp_path, settings):
+  with pytest.raises(ValueError, match=r"steps=\d, save_every=\d: accepted is 1 or more"):
+    fit(step, initial(), batch, directory=tmp_path, **settings)
+
+
+def test_batches_are_a_function_of_seed_and_step():
+  one, other = batches(DATA, 5, seed=0), batches(DATA, 5, seed=1)
+  assert isinstance(one(0), Data)
+  for i in (7, 0, 3):
+    np.testing.assert_array_equal(one(i).x, batches(DATA, 5, seed=0)(i).x)
+    np.testing.assert_array_equal(one(i).x * 2, one(i).y)
+  assert not np.array_equal(one(0).x, other(0).x)
+  for epoch in range(3):  # each epoch holds every row once, in an order of its own
+    rows = np.concatenate([one(2 * epoch).x, one(2 * epoch + 1).x])
+    assert sorted(rows) == sorted(DATA.x)
+  assert not np.array_equal(one(0).x, one(2).x)
+
+
+@pytest.mark.parametrize("size", [0, 11])
+def test_batches_larger_than_the_data_are_refused(size):
+  with pytest.raises(ValueError, match=f"batch={size}: accepted is 1 to 10, the rows"):
+    batches(DATA, size, seed=0)
+
+
+def test_adamw_warms_up_clips_and_decays_matrices_only():
+  params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+  optimizer = adamw(0.1, 10, warmup=2, decay=0.5)
+  state = optimizer.init(params)
+  zero = jax.tree.map(jnp.zeros_like, params)
+  updates, state = optimizer.update(zero, state, params)
+  assert not any(np.any(x) for x in jax.tree.leaves(updates))  # the first rate is 0
+  updates, state = optimizer.update(zero, state, params)
+  np.testing.assert_allclose(updates["w"], -0.05 * 0.5)
+  assert not np.any(updates["b"])
+
+
+def test_lines_are_counted_and_cut_where_they_end(tmp_path):
+  path = tmp_path / "a.jsonl"
+  assert count_lines(path) == 0
+  keep_lines(path, 0)
+  path.write_text("one\ntwo\nthr")
+  assert count_lines(path) == 2
+  keep_lines(path, 2)
+  assert path.read_text() == "one\ntwo\n"
+  keep_lines(path, 1)
+  assert path.read_text() == "one\n"
+
+
+def test_a_directory_belongs_to_one_run(tmp_path):
+  settings = {"width": 32, "fields": ("a", "b"), "out": "x", "save_every": 1, "data": "here"}
+  claim(tmp_path, settings, b"content")
+  claim(tmp_path, settings, b"content")
+  claim(tmp_path, settings | {"out": "y", "save_every": 2, "data": "there"}, b"content")
+  with pytest.raises(ValueError, match=r"holds a run with width=32 \(now 64\): continue it"):
+    claim(tmp_path, settings | {"width": 64}, b"content")
+  with pytest.raises(ValueError, match="holds a run with data_digest="):
+    claim(tmp_path, settings, b"other content")
+  claim(tmp_path, settings, b"content")

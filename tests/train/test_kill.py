@@ -1,0 +1,87 @@
+"""Runs killed by the system and started again are, bit for bit, those that were left alone."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+
+from specjax.train.resume import count_lines
+
+PATIENCE = 120  # seconds
+
+
+def start(script: str, config, out: pathlib.Path) -> subprocess.Popen:
+  """`python -m specjax.train.SCRIPT` with every setting on its command line."""
+  command = [sys.executable, "-m", f"specjax.train.{script}"]
+  for field in dataclasses.fields(config):
+    value = str(out) if field.name == "out" else getattr(config, field.name)
+    name = field.name.replace("_", "-")
+    if isinstance(value, bool):
+      command.append(f"--{name}" if value else f"--no-{name}")
+    else:
+      command += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+  env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+  return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
+
+
+def finish(*arguments) -> str:
+  with start(*arguments) as process:
+    output = process.communicate(timeout=PATIENCE)[0].decode()
+  assert process.returncode == 0, output
+  return output
+
+
+def kill(*arguments, file: str, lines: int) -> None:
+  """Kills a run as soon as a file of its directory has so many lines."""
+  path = arguments[-1] / file
+  end = time.monotonic() + PATIENCE
+  with start(*arguments) as process:
+    while count_lines(path) < lines and process.poll() is None and time.monotonic() < end:
+      time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    output = process.communicate()[0].decode()
+  assert process.returncode == -signal.SIGKILL, output
+  assert count_lines(path) >= lines, output
+
+
+def assert_same_run(a: pathlib.Path, b: pathlib.Path, final_state) -> None:
+  jax.tree.map(np.testing.assert_array_equal, final_state(a), final_state(b))
+  metrics = []
+  for directory in (a, b):
+    records = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    metrics.append([{k: v for k, v in r.items() if k != "seconds"} for r in records])
+  assert metrics[0] == metrics[1]
+  weights = [next((d / "model").glob("*.safetensors")).read_bytes() for d in (a, b)]
+  assert weights[0] == weights[1]
+
+
+def test_language_model(tiny, tmp_path, final_state):
+  config = dataclasses.replace(tiny, steps=40, save_every=10)
+  output = finish("lm", config, tmp_path / "whole")
+  assert "parameters" in output and "40/40" in output and "\x1b" not in output
+  killed = tmp_path / "killed"
+  kill("lm", config, killed, file="metrics.jsonl", lines=13)
+  kill("lm", config, killed, file="metrics.jsonl", lines=20)  # the checkpoint is being written
+  finish("lm", config, killed)
+  assert_same_run(tmp_path / "whole", killed, final_state)
+
+
+def test_heads_and_the_sampled_answers_they_learn_from(tiny_heads, tmp_path, final_state):
+  config = dataclasses.replace(tiny_heads, steps=40, save_every=10, temperature=0.8)
+  finish("heads", config, tmp_path / "whole")
+  killed = tmp_path / "killed"
+  kill("heads", config, killed, file="answers.jsonl", lines=33)
+  with (killed / "answers.jsonl").open("a") as sink:
+    sink.write('{"prompt": [1, 2')  # as a kill in the middle of a write leaves it
+  kill("heads", config, killed, file="metrics.jsonl", lines=13)
+  finish("heads", config, killed)
+  answers = [(d / "answers.jsonl").read_text() for d in (tmp_path / "whole", killed)]
+  assert answers[0] == answers[1]
+  assert_same_run(tmp_path / "whole", killed, final_state)
