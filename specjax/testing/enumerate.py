@@ -1,0 +1,280 @@
+"""Exact enumeration through the shipped loop: the law of what a method emits, without sampling.
+
+Every random choice of a round is asked of a `sampling.Source`. Here that source is a script: row r
+of one large batch is told the outcomes that are the digits of r, so the batch plays all that can
+happen, and the probability of each row is worked out from the laws it was asked with. Summed over
+rows, and completed to a common length with the target's law, that is the joint law of the emitted
+tokens; an exact method's equals the target's own. A new rule is proven in one call:
+
+    case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)
+    method = speculate.method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
+    assert total_variation(emitted_law(case, method), target_law(case)) < 1e-6
+
+Use several tables: a biased rule can be right on one of them.
+
+Letters: B batch, N tree nodes, D maximum draft depth, V vocabulary, L length of the sequences.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import speculate
+from specjax.base import Context, Params
+from specjax.sampling import Settings, request_keys
+
+MOST_ROWS = 300_000
+
+Law = dict[tuple[int, ...], float]
+"""Probability of each sequence; one that holds a stop token ends there."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+  """What is decoded.
+
+  Attributes:
+    logits: f32[V + 1, V, V], the target's table, see `table.random_table`.
+    prompt: token ids, one at least.
+    length: L.
+    temperature, top_k, top_p, min_p: see `sampling.Settings`.
+    stop: tokens that end a sequence, two at most.
+    budget: new tokens a row may emit; by default as many as it can.
+  """
+
+  logits: np.ndarray
+  prompt: tuple[int, ...] = (0,)
+  length: int = 3
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  stop: tuple[int, ...] = ()
+  budget: int | None = None
+
+
+class Chosen(NamedTuple):
+  """A call of `choose`: law f32[B, N, V], outcome i32[B, N]; own bool[B, N], see `Script`."""
+
+  law: Array
+  outcome: Array
+  own: Array
+
+
+class Drawn(NamedTuple):
+  """A call of `draw`: law f32[B, V], not normalised, outcome i32[B]."""
+
+  law: Array
+  outcome: Array
+
+
+class Tossed(NamedTuple):
+  """A call of `accept`: p, q f32[B, D], outcome bool[B, D]."""
+
+  p: Array
+  q: Array
+  outcome: Array
+
+
+class Script:
+  """A `sampling.Source` whose outcomes are the digits of each row's number.
+
+  Nodes of one depth share what they draw in `Noise`. Of that, `choose` keeps what matters to a
+  walk from the root, which consults one node per depth: nodes of equal law, such as those below
+  siblings that repeat a token, have equal outcomes; the first of them is its own, the others have
+  none. Other nodes are independent.
+  """
+
+  def __init__(self, rows: Array):
+    self.rows, self.combinations = rows, 1
+    self.record: list[Chosen | Drawn | Tossed] = []
+
+  def _digits(self, count: int, radix: int) -> Array:
+    """i32[B, count]."""
+    digits = []
+    for _ in range(count):
+      digits.append(self.rows // self.combinations % radix)
+      self.combinations *= radix
+    if self.combinations > MOST_ROWS:
+      raise ValueError(f"the method can turn out in {self.combinations} ways or more, accepted are "
+                       f"{MOST_ROWS}: use a smaller tree, vocabulary or rounds.")  # fmt: skip
+    return jnp.stack(digits, 1) if digits else jnp.zeros((self.rows.shape[0], 0), jnp.int32)
+
+  def choose(self, law: Array, depth: Array) -> Array:
+    equal = (law[:, :, None] == law[:, None]).all(-1) & (depth[:, :, None] == depth[:, None])
+    first = jnp.argmax(equal, -1).astype(jnp.int32)
+    outcome = jnp.take_along_axis(self._digits(law.shape[1], law.shape[2]), first, 1)
+    own = first == jnp.arange(law.shape[1], dtype=jnp.int32)[None]
+    self.record.append(Chosen(law, outcome, own))
+    return outcome
+
+  def draw(self, stream: int, law: Array) -> Array:
+    outcome = self._digits(1, law.shape[1])[:, 0]
+    self.record.append(Drawn(law, outcome))
+    return outcome
+
+  def accept(self, stream: int, p: Array, q: Array) -> Array:
+    outcome = self._digits(p.shape[1], 2) == 1
+    self.record.append(Tossed(p, q, outcome))
+    return outcome
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=("method", "rounds", "capacity"),
+  compiler_options={"xla_backend_optimization_level": 0},  # compiling is all the time there is
+)
+def _play(
+  method: speculate.Method,
+  weights: speculate.Weights,
+  request: speculate.Request,
+  prompt: Array,
+  rows: Array,
+  rounds: int,
+  capacity: int,
+) -> tuple[Context, list]:
+  """Text after `rounds` rounds of row r's script, and what the script was asked."""
+  script = Script(rows)
+
+  def every_round(unfinished, body, carry):
+    for _ in range(rounds):  # finished rows stay as they are; their choices sum to 1
+      carry = body(carry)
+    return carry
+
+  tokens = jnp.broadcast_to(prompt[None], (rows.shape[0], prompt.shape[0]))
+  length = jnp.full(rows.shape, prompt.shape[0], jnp.int32)
+  state = speculate.start(method, weights, tokens, length, request, capacity)
+  state = speculate.advance(
+    method, weights, request, state, jnp.int32(rounds),
+    while_loop=every_round, source=lambda key, position: script,
+  )  # fmt: skip
+  return state.context, script.record
+
+
+def _combinations(record: list) -> int:
+  """How many scripts there are, from a record or its shapes."""
+  radix = [2 if isinstance(entry, Tossed) else entry.law.shape[-1] for entry in record]
+  count = [math.prod(entry.outcome.shape[1:]) for entry in record]
+  return math.prod(r**c for r, c in zip(radix, count, strict=True))
+
+
+def probability(entry: Chosen | Drawn | Tossed) -> np.ndarray:
+  """f64[B], of the entry's outcomes."""
+  outcome = np.asarray(entry.outcome)
+  if isinstance(entry, Tossed):
+    p, q = np.asarray(entry.p, np.float64), np.asarray(entry.q, np.float64)
+    passing = np.where(p <= 0, 0.0, np.minimum(1.0, p / np.where(q > 0, q, p + (p <= 0))))
+    return np.where(outcome, passing, 1 - passing).prod(1)
+  law = np.exp(np.asarray(entry.law, np.float64))
+  taken = np.take_along_axis(law, outcome[..., None], -1)[..., 0]
+  if isinstance(entry, Chosen):  # a digit without a node may be anything
+    return np.where(entry.own, taken, 1 / law.shape[-1]).prod(1)
+  total = law.sum(-1)
+  return np.where(total > 0, taken / np.where(total > 0, total, 1.0), 0.0)
+
+
+def emitted_law(
+  case: Case, method: speculate.Method, drafter_params: Params = (), *, rounds: int = 1
+) -> Law:
+  """The law of the first L tokens, when `method` decodes `rounds` rounds and the target the rest.
+
+  One round proves a rule, since rounds start from committed text only; two also prove that what
+  the first one leaves behind is right.
+
+  Args:
+    case: what is decoded; its table is the target's params.
+    method: of a `table_model` and what is to be proven.
+    drafter_params: the drafter's.
+    rounds: rounds of the loop that are enumerated.
+
+  Raises:
+    ValueError: more than 300,000 combinations of outcomes.
+  """
+  P, depth = len(case.prompt), method.drafter.depth
+  most = rounds * (depth + 1)
+  weights = speculate.Weights({"logits": jnp.asarray(case.logits, jnp.float32)}, drafter_params)
+  prompt = jnp.asarray(case.prompt, jnp.int32)
+
+  def arguments(B: int):
+    settings = Settings(
+      jnp.full(B, case.temperature, jnp.float32), jnp.full(B, case.top_k, jnp.int32),
+      jnp.full(B, case.top_p, jnp.float32), jnp.full(B, case.min_p, jnp.float32),
+    )  # fmt: skip
+    request = speculate.Request(
+      settings=settings,
+      key=request_keys(0, np.zeros(B, np.uint32)),
+      limit=jnp.full(B, P + (most if case.budget is None else case.budget), jnp.int32),
+      stop=jnp.asarray((*case.stop, -1, -1)[:2], jnp.int32),
+    )
+    capacity = speculate.capacity_for(P, most, depth)
+    return method, weights, request, prompt, jnp.arange(B, dtype=jnp.int32), rounds, capacity
+
+  _, shapes = _play.eval_shape(*arguments(1))
+  context, record = jax.device_get(_play(*arguments(_combinations(shapes))))
+  weight = np.prod([np.ones(len(context.length)), *map(probability, record)], axis=0)
+
+  shown = np.pad(context.tokens, ((0, 0), (0, case.length)))[:, P : P + case.length]
+  shown = np.where(np.arange(case.length) < context.length[:, None] - P, shown, -1)
+  code = (shown + 1) @ (method.target.vocab_size + 1) ** np.arange(case.length)
+  _, first, group = np.unique(code, return_index=True, return_inverse=True)
+  law: Law = {}
+  for prefix, mass in zip(shown[first], np.bincount(group, weight), strict=True):
+    for sequence, p in _completions(case, tuple(int(t) for t in prefix if t >= 0)):
+      law[sequence] = law.get(sequence, 0.0) + float(mass) * p
+  return law
+
+
+def next_law(
+  logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> np.ndarray:
+  """f64[V] from logits [V]: the settings one after the other, in plain numpy.
+
+  Written apart from `sampling.log_law`, which it checks.
+  """
+  logits = np.asarray(logits, np.float64)
+  likeliest = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+  if temperature == 0:
+    return np.eye(len(logits))[likeliest[0]]
+  law = np.exp((logits - logits.max()) / temperature)
+  if top_k:
+    law[likeliest[top_k:]] = 0
+  law /= law.sum()
+  if top_p < 1:
+    mass = 0.0
+    for i in likeliest:
+      if mass >= top_p:
+        law[i] = 0
+      mass += law[i]
+    law /= law.sum()
+  law[law < min_p * law.max()] = 0
+  return law / law.sum()
+
+
+def _completions(case: Case, tokens: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
+  """Every sequence that begins with `tokens`, with its probability given them."""
+  if len(tokens) >= case.length or set(tokens) & set(case.stop):
+    yield tokens, 1.0
+    return
+  *rest, own = case.prompt + tokens
+  row = case.logits[rest[-1] if rest else -1, own]
+  law = next_law(row, case.temperature, case.top_k, case.top_p, case.min_p)
+  for token in np.flatnonzero(law):
+    for sequence, p in _completions(case, (*tokens, int(token))):
+      yield sequence, float(law[token]) * p
+
+
+def target_law(case: Case) -> Law:
+  """The target's own law over sequences of length L, in float64 and without JAX."""
+  return dict(_completions(case, ()))
+
+
+def total_variation(a: Law, b: Law) -> float:
+  """Half the sum of |a - b|: 0 for equal laws, 1 for laws with nothing in common."""
+  return 0.5 * math.fsum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys())

@@ -1,0 +1,257 @@
+"""Every method's joint law of emitted tokens, exactly, against the target's.
+
+One test per method (it compiles once); settings, tables, stop tokens and budgets are traced, so
+each test runs through many cells.
+"""
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import speculate
+from specjax.base import Verdict, Verifier
+from specjax.drafters import draft_model, none, prompt_lookup
+from specjax.sampling import COIN, RESIDUAL
+from specjax.testing import (
+  Case,
+  emitted_law,
+  fixed_draft,
+  random_draft,
+  random_table,
+  table_model,
+  target_law,
+  total_variation,
+)
+from specjax.trees.structure import match
+from specjax.verifiers import greedy, target_only, token, typical
+
+EXACT, BIASED = 1e-6, 1e-3
+V = 3
+
+TREES = {
+  "1": fixed_draft([[0]], [1]),
+  "2": fixed_draft([[0], [1]], [2, 0]),
+  "3": fixed_draft([[0], [1], [2]], [1, 2, 0]),
+  "2,1": fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 2, 1, 0]),
+  "2,2": fixed_draft([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]], [0, 2, 1, 0, 2, 1]),
+  "chain of 2": fixed_draft([[0], [0, 0]], [2, 1]),
+  "chain of 3": fixed_draft([[0], [0, 0], [0, 0, 0]], [1, 0, 2]),
+  "unbalanced": fixed_draft([[0], [1], [1, 0], [1, 0, 0], [1, 1]], [0, 1, 2, 1, 0]),
+  "repeated sibling": fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 1, 0, 2]),
+  "padding": fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 2, 0, 1], [True, False, False, True]),
+  "garbage": random_draft([[0], [1], [0, 0]], V),
+  "prompt lookup": prompt_lookup(2),
+}  # fmt: skip
+SAMPLED = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3)}
+GREEDY, TARGET_ONLY, TOKEN, TYPICAL = greedy(), target_only(), token(), typical()
+
+METHODS = {
+  "plain, greedy": (none(), GREEDY, 2),
+  "plain, target_only": (none(), TARGET_ONLY, 2),
+  "plain, token": (none(), TOKEN, 2),
+  **{f"{name}, target_only": (tree, TARGET_ONLY, 1) for name, tree in TREES.items()},
+  **{f"{name}, greedy": (TREES[name], GREEDY, 2) for name in ("2,2", "unbalanced", "padding")},
+  "chain of 2, target_only, 2 rounds": (TREES["chain of 2"], TARGET_ONLY, 2),
+  "2,1, target_only, 2 rounds": (TREES["2,1"], TARGET_ONLY, 2),
+  **{f"draft model {d}, token": (SAMPLED[d], TOKEN, 1) for d in SAMPLED},
+  **{f"draft model {d}, target_only": (SAMPLED[d], TARGET_ONLY, 1) for d in SAMPLED},
+  "draft model 2, greedy": (SAMPLED[2], GREEDY, 2),
+  "draft model 1, token, 2 rounds": (SAMPLED[1], TOKEN, 2),
+  "draft model 2, token, 2 rounds": (SAMPLED[2], TOKEN, 2),
+}
+
+SETTINGS = [
+  {"temperature": 0.0},
+  {"temperature": 0.0, "top_p": 0.8},
+  {"temperature": 0.7},
+  {"temperature": 0.7, "top_p": 0.8},
+  {"temperature": 1.3},
+  {"temperature": 1.3, "top_p": 0.8},
+  {"temperature": 1.3, "top_k": 2},
+  {"temperature": 0.7, "min_p": 0.2},
+  {"temperature": 1.3, "top_k": 2, "top_p": 0.9, "min_p": 0.1},
+]
+ENDS = [
+  {},
+  {"stop": (1,)},
+  {"stop": (2, 0), "prompt": (1, 2, 1)},
+  {"budget": 1},
+  {"budget": 2, "stop": (0,), "prompt": (2,)},
+]
+
+
+def table(seed: int, vocab_size: int = V) -> np.ndarray:
+  return np.asarray(random_table(seed, vocab_size)["logits"])
+
+
+def drafter_params(drafter, seed: int, vocab_size: int = V):
+  return random_table(100 + seed, vocab_size) if drafter.name == "draft_model" else ()
+
+
+def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> float:
+  return total_variation(emitted_law(case, method, params, rounds=rounds), target_law(case))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_emitted_law_is_the_targets(name):
+  drafter, verifier, rounds = METHODS[name]
+  method = speculate.method(table_model(V), drafter, verifier)
+  wide = rounds == 2 and drafter.depth > 1
+  for number, (settings, end) in enumerate(itertools.product(SETTINGS, ENDS)):
+    if verifier.temperature == "zero" and settings["temperature"] > 0:
+      continue
+    if wide and number % 3:
+      continue
+    for seed in [number % 3] if end or wide else range(3):
+      case = Case(table(seed), **{"prompt": (0, 2, 0), **settings, **end})
+      found = distance(case, method, drafter_params(drafter, seed), rounds)
+      assert found < EXACT, (settings, end, seed)
+
+
+@pytest.mark.parametrize(
+  ("drafter", "verifier"),
+  [(TREES["2,1"], TARGET_ONLY), (draft_model(table_model(4), 2), TOKEN)],
+  ids=["2,1, target_only", "draft model 2, token"],
+)
+def test_four_tokens(drafter, verifier):
+  method = speculate.method(table_model(4), drafter, verifier)
+  for seed, settings in itertools.product(range(3), SETTINGS[2:6]):
+    case = Case(table(seed, 4), stop=(3,), **settings)
+    assert distance(case, method, drafter_params(drafter, seed, 4)) < EXACT, (settings, seed)
+
+
+def flawed_token(flaw: str) -> Verifier:
+  """Token verification with one mistake, or none."""
+
+  def verify(draft, law, noise, depth):
+    drafted = draft.tokens[:, 1:]
+    row = law[:, 1:] if flaw == "row of the child" else law[:, :depth]
+    p, q = (
+      jnp.exp(jnp.take_along_axis(x, drafted[..., None], -1)[..., 0])
+      for x in (row, draft.law[:, :depth])
+    )
+    p, q = (q, p) if flaw == "p and q swapped" else (p, q)
+    coin = noise.accept(COIN, p, q + 0.05 if flaw == "q padded" else q)
+    count = jnp.cumprod(coin.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
+    last = count[:, None, None]
+    P, Q = (jnp.exp(jnp.take_along_axis(x, last, 1)[:, 0]) for x in (law, draft.law))
+    # Row D of draft.law is the draft model's, of a token that was not drafted.
+    Q = jnp.where((count < depth)[:, None] | (flaw == "bonus corrected"), Q, 0.0)
+    residual = P if flaw == "residual p" else jnp.maximum(P - Q, 0.0)
+    residual = jnp.where(residual.sum(-1, keepdims=True) > 0, residual, P)
+    extra = noise.draw(RESIDUAL, jnp.log(residual))
+    step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
+    tokens = jnp.concatenate([drafted, extra[:, None]], 1)
+    tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
+    return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
+
+  return Verifier("flawed token", "LOSSY", frozenset({"chain", "point"}), "any", verify)
+
+
+def redrawn_after_mismatch() -> Verifier:
+  """Target-only verification that draws the last token again."""
+
+  def verify(draft, law, noise, depth):
+    verdict = match(draft, noise.choose(law, draft.depth), depth)
+    leaf = verdict.path[:, -1:]
+    again = noise.draw(RESIDUAL, jnp.take_along_axis(law, leaf[..., None], 1)[:, 0])
+    step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
+    tokens = jnp.where(step < verdict.count[:, None], verdict.tokens, again[:, None])
+    return verdict._replace(tokens=tokens)
+
+  return Verifier("redrawn", "LOSSY", frozenset({"chain", "point"}), "any", verify)
+
+
+def everyone_sees_everyone(drafter):
+  """The drafter with a mask that ignores the tree."""
+
+  def evaluate(params, target_params, state, cache, draft, mask):
+    everyone = jnp.ones_like(mask)
+    return table_model(V).evaluate(target_params, cache, draft.tokens, draft.depth, everyone)
+
+  return drafter._replace(evaluate=evaluate)
+
+
+def commits_the_first_nodes():
+  """A target that commits nodes 0, 1, .. whatever the path."""
+
+  def commit(cache, kv, path, rows):
+    first = jnp.broadcast_to(jnp.arange(path.shape[1], dtype=path.dtype)[None], path.shape)
+    return table_model(V).commit(cache, kv, first, rows)
+
+  return table_model(V)._replace(commit=commit)
+
+
+def forgets_to_cut_its_cache(drafter):
+  """A draft model that keeps what was refused."""
+
+  def update(params, target_params, cache, draft, evaluation, verdict, rows):
+    return cache
+
+  return drafter._replace(update=update)
+
+
+TARGET = table_model(V)
+FLAWS = {
+  **{
+    flaw: (TARGET, SAMPLED[2], flawed_token(flaw), 1)
+    for flaw in (
+      "residual p", "row of the child", "p and q swapped", "q padded", "bonus corrected",
+    )
+  },
+  "redrawn after mismatch": (TARGET, TREES["2,1"], redrawn_after_mismatch(), 1),
+  "greedy above temperature 0": (TARGET, TREES["2,1"], GREEDY, 1),
+  "typical": (TARGET, TREES["2,1"], TYPICAL, 1),
+  "point draft taken for a sampled one": (
+    TARGET, TREES["chain of 2"], TOKEN._replace(accepts=frozenset({"point"})), 1,
+  ),
+  "mask without the tree": (TARGET, everyone_sees_everyone(TREES["2,1"]), TARGET_ONLY, 1),
+  "wrong rows committed": (commits_the_first_nodes(), TREES["2,1"], TARGET_ONLY, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_flaw_is_seen(flaw):
+  target, drafter, verifier, rounds = FLAWS[flaw]
+  method = speculate.method(target, drafter, verifier)
+  found = [
+    distance(Case(table(seed), temperature=t), method, drafter_params(drafter, seed), rounds)
+    for seed, t in itertools.product(range(3), (0.7, 1.3))
+  ]
+  assert max(found) > BIASED
+
+
+def test_the_flawed_rule_without_its_flaw_is_exact():
+  method = speculate.method(TARGET, SAMPLED[2], flawed_token("none"))
+  assert distance(Case(table(0)), method, drafter_params(SAMPLED[2], 0)) < EXACT
+
+
+def test_a_draft_models_cache_never_changes_the_law():
+  # It only guesses worse: the laws it reports are those it drew from.
+  method = speculate.method(TARGET, forgets_to_cut_its_cache(SAMPLED[1]), TOKEN)
+  assert distance(Case(table(0)), method, drafter_params(SAMPLED[1], 0), 2) < EXACT
+
+
+def test_too_many_combinations_is_an_error():
+  wide = fixed_draft([[i, *[0] * d] for i in range(3) for d in range(4)], [0] * 12)
+  method = speculate.method(TARGET, wide, TARGET_ONLY)
+  with pytest.raises(ValueError, match="in 1594323 ways"):
+    emitted_law(Case(table(0)), method)
+
+
+def test_total_variation():
+  assert total_variation({(0,): 0.5, (1,): 0.5}, {(0,): 1.0}) == 0.5
+  assert total_variation({(0,): 1.0}, {(1,): 1.0}) == 1.0
+
+
+def test_the_targets_law_by_hand():
+  logits = np.log(np.array([[[0.25, 0.75]] * 2] * 2 + [[[0.5, 0.5]] * 2], np.float32))
+  case = Case(logits, prompt=(0,), length=2, stop=(1,))
+  got = target_law(case)
+  want = {(1,): 0.5, (0, 1): 0.375, (0, 0): 0.125}
+  assert got.keys() == want.keys()
+  np.testing.assert_allclose([got[x] for x in want], list(want.values()), rtol=1e-7)
+  assert target_law(dataclasses.replace(case, temperature=0.0)) == {(0, 1): 1.0}

@@ -1,0 +1,109 @@
+"""Tree arrays against walks in plain Python, on random trees."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.base import Draft
+from specjax.trees.structure import ancestors, connected, follow, match, path_to
+
+B, N, D, V = 50, 9, 5, 3
+
+
+def random_trees(seed: int):
+  """parent, depth i32[B, N], no deeper than D."""
+  rng = np.random.default_rng(seed)
+  parent, depth = np.zeros((B, N), np.int32), np.zeros((B, N), np.int32)
+  for b in range(B):
+    for i in range(1, N):
+      shallow = np.flatnonzero(depth[b, :i] < D)
+      parent[b, i] = rng.choice(shallow)
+      depth[b, i] = depth[b, parent[b, i]] + 1
+  return parent, depth
+
+
+def upward(parent, node: int) -> list[int]:
+  """The nodes from `node` to the root."""
+  nodes = [node]
+  while nodes[-1]:
+    nodes.append(int(parent[nodes[-1]]))
+  return nodes
+
+
+PARENT, DEPTH = random_trees(0)
+
+
+def test_ancestors():
+  got = jax.jit(ancestors, static_argnums=1)(PARENT, D)
+  want = np.zeros((B, N, N), bool)
+  for b in range(B):
+    for i in range(N):
+      want[b, i, upward(PARENT[b], i)] = True
+  np.testing.assert_array_equal(got, want)
+
+
+def test_path_to():
+  node = np.random.default_rng(1).integers(N, size=B).astype(np.int32)
+  count = DEPTH[np.arange(B), node]
+  got = jax.jit(path_to, static_argnums=3)(node, PARENT, count, D)
+  for b in range(B):
+    path = upward(PARENT[b], node[b])[::-1]
+    assert got[b].tolist() == path + [node[b]] * (D + 1 - len(path))
+
+
+def test_connected():
+  hit = np.random.default_rng(2).random((B, N)) < 0.7
+  got = jax.jit(connected, static_argnums=2)(hit, PARENT, D)
+  for b in range(B):
+    want = [all(hit[b, j] for j in upward(PARENT[b], i) if j) for i in range(N)]
+    assert got[b].tolist() == want
+
+
+def test_follow():
+  rng = np.random.default_rng(3)
+  tokens = rng.integers(V, size=(B, N)).astype(np.int32)
+  after = rng.integers(V, size=(B, N)).astype(np.int32)
+  score = rng.integers(3, size=(B, N)).astype(np.float32)  # with ties
+  ok = np.array(connected(jnp.asarray(rng.random((B, N)) < 0.7), jnp.asarray(PARENT), D))
+  run = jax.jit(follow, static_argnums=6)
+  verdict = run(tokens, PARENT, DEPTH, ok, score, after, D)
+  for b in range(B):
+    best = min(np.flatnonzero(ok[b]), key=lambda i: (-DEPTH[b, i], -score[b, i], i))
+    path = upward(PARENT[b], int(best))[::-1]
+    count = len(path) - 1
+    assert verdict.count[b] == count
+    assert verdict.path[b].tolist() == path + [int(best)] * (D - count)
+    want = [*tokens[b, path[1:]].tolist(), int(after[b, best])]
+    assert verdict.tokens[b, : count + 1].tolist() == want
+
+
+@pytest.mark.parametrize("distinct", [True, False], ids=["distinct siblings", "repeated siblings"])
+def test_match_walks_as_far_as_the_target_agrees(distinct):
+  rng = np.random.default_rng(4)
+  tokens = rng.integers(V, size=(B, N)).astype(np.int32)
+  if distinct:
+    for b in range(B):
+      for i in range(N):
+        siblings = np.flatnonzero((PARENT[b] == i) & (np.arange(N) > 0))
+        tokens[b, siblings] = rng.permutation(N)[: len(siblings)]
+  valid = rng.random((B, N)) < 0.9
+  valid[:, 0] = True
+  after = rng.integers(V, size=(B, N)).astype(np.int32)
+  verdict = jax.jit(functools.partial(match, depth=D))(Draft(tokens, PARENT, DEPTH, valid), after)
+  for b in range(B):
+
+    def reach(node: int, b=b) -> list[int]:
+      below = [
+        reach(i) for i in range(1, N)
+        if PARENT[b, i] == node and valid[b, i] and tokens[b, i] == after[b, node]
+      ]  # fmt: skip
+      return [node, *max(below, key=len, default=[])]
+
+    path = reach(0)
+    assert verdict.count[b] == len(path) - 1
+    if distinct:
+      assert verdict.path[b, : len(path)].tolist() == path
+      assert verdict.tokens[b, : len(path)].tolist() == after[b, path].tolist()
