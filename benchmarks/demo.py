@@ -62,7 +62,7 @@ def main() -> None:
     "tokens / s",
     "speed-up",
   ):
-    table.add_column(heading, justify="left" if heading == "method" else "right")
+    table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
   for label, m in summary["methods"].items():
     different = len(m["divergences"])
     table.add_row(
