@@ -1,6 +1,8 @@
-"""Does speculation change a single token? Every drafter against plain decoding.
+r"""Does speculation change a single token? Every drafter against plain decoding.
 
-    python benchmarks/lossless.py --data gsm8k_test.jsonl --draft-model DIR
+    python -m specjax.train.lm --data gsm8k_train.jsonl --out runs/draft --width 128 --layers 2 \
+        --heads 2 --kv-heads 1 --mlp-width 384 --steps 150    # a draft model, in two minutes
+    python benchmarks/lossless.py --data gsm8k_test.jsonl --draft-model runs/draft/model
 
 Greedy at batch 1 and 8 (rows of mixed lengths), and position-keyed sampling at temperature 0.8.
 Where ids differ, the first place and the margin between the two best logits there are reported.
