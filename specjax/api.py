@@ -161,10 +161,12 @@ class Decoder:
     guess, weights = make_drafter(model, drafter) if isinstance(drafter, str) else drafter
     self.method = speculate.method(model.target, guess, make_verifier(verifier, guess, temperature))
     self.weights = speculate.Weights(model.params, weights)
-    settings = (temperature, top_k, top_p, min_p)
-    self._settings = Settings(*(
-      jnp.full(batch, x, jnp.int32 if i == 1 else jnp.float32) for i, x in enumerate(settings)
-    ))  # fmt: skip
+    self._settings = Settings(
+      temperature=jnp.full(batch, temperature, jnp.float32),
+      top_k=jnp.full(batch, top_k, jnp.int32),
+      top_p=jnp.full(batch, top_p, jnp.float32),
+      min_p=jnp.full(batch, min_p, jnp.float32),
+    )
     self._stop = jnp.asarray([*model.stop, *stop, -1], jnp.int32)
     self._warm: set[tuple[int, int]] = set()
 
@@ -175,14 +177,7 @@ class Decoder:
 
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """Prefills up to B prompts; (request, state, seconds). Missing rows are born done."""
-    B, limit = self.batch, self.model.config.max_length
-    for ids, budget in zip(prompts, budgets, strict=True):
-      _check(budget >= 1, "max_new_tokens", budget, "1 or more")
-      if len(ids) + budget > limit:
-        raise ValueError(
-          f"prompt has {len(ids)} tokens and max_new_tokens={budget}: "
-          f"together at most {limit}, the positions of {self.model.name}."
-        )
+    B = self.batch
     T = max(32, 1 << (max(map(len, prompts)) - 1).bit_length())
     capacity = speculate.capacity_for(T, max(budgets), self.method.drafter.depth)
     capacity = -(-capacity // 64) * 64
@@ -274,14 +269,25 @@ class Decoder:
       self._check_logits(state, 0)
 
   def _read(self, prompts, max_new_tokens) -> tuple[list[list[int]], list[int]]:
+    """Ids and budgets, all checked before any is decoded."""
     if isinstance(prompts, str) or not len(prompts):
       raise ValueError(f"prompts={prompts!r:.40}: expected a list of one prompt or more.")
     ids = [self.model.encode(p) for p in prompts]
     if isinstance(max_new_tokens, int):
-      return ids, [max_new_tokens] * len(ids)
-    _check(len(max_new_tokens) == len(ids), "len(max_new_tokens)", len(max_new_tokens),
-           f"one number, or one per prompt ({len(ids)})")  # fmt: skip
-    return ids, list(max_new_tokens)
+      budgets = [max_new_tokens] * len(ids)
+    else:
+      budgets = list(max_new_tokens)
+      _check(len(budgets) == len(ids), "len(max_new_tokens)", len(budgets),
+             f"one number, or one per prompt ({len(ids)})")  # fmt: skip
+    limit = self.model.config.max_length
+    for prompt, budget in zip(ids, budgets, strict=True):
+      _check(budget >= 1, "max_new_tokens", budget, "1 or more")
+      if len(prompt) + budget > limit:
+        raise ValueError(
+          f"prompt has {len(prompt)} tokens and max_new_tokens={budget}: "
+          f"together at most {limit}, the positions of {self.model.name}."
+        )
+    return ids, budgets
 
 
 def generate(

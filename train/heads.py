@@ -100,19 +100,18 @@ def ask(model: Model, config: Config) -> list[list[int]]:
 
 
 def answer(
-  model: Model, prompts: list[list[int]], config: Config, path: pathlib.Path, batch: int = 32
+  model: Model, prompts: list[list[int]], config: Config, path: pathlib.Path, batch: int = 16
 ) -> None:
   """Lets the target answer; what `path` already holds is kept."""
   done = count_lines(path)
-  done -= done % batch  # only whole batches: the noise of a row follows its place in one
+  done -= done % batch  # so that the batches are those of an uninterrupted run
   keep_lines(path, done)
-  decoder = Decoder(model, temperature=config.temperature, batch=batch)
+  decoder = Decoder(model, temperature=config.temperature, seed=config.seed, batch=batch)
   with path.open("a") as sink:
     for first in track(range(done, len(prompts), batch), description="answers"):
-      decoder.seed = config.seed + first
       part = prompts[first : first + batch]
       budgets = [min(config.max_new_tokens, model.config.max_length - len(p)) for p in part]
-      for prompt, result in zip(part, decoder(part, budgets), strict=True):
+      for prompt, result in zip(part, decoder(part, budgets, first=first), strict=True):
         sink.write(json.dumps({"prompt": prompt, "answer": result.tokens}) + "\n")
       sink.flush()
 
