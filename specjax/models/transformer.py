@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Evaluation, Params, Target
+from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
@@ -48,14 +48,20 @@ class Block(nn.Module):
   config: Config
 
   @nn.compact
-  def __call__(self, x, angle, mask, prefix):
-    """x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix."""
+  def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
+    """x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
+
+    `earlier` (k, v) are more fresh rows, before the block's own in the mask. `attention_input`
+    [B, N, any] is attended from in place of the normed x.
+    """
     c = self.config
     H, K, C = c.heads, c.kv_heads, c.head_dim
     out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
 
-    h = RMSNorm(c.norm_epsilon, name="attention_norm")(x)
-    qkv = linear(h, self.param("qkv", _INIT, ((H + 2 * K) * C, c.width)))
+    h = attention_input
+    if h is None:
+      h = RMSNorm(c.norm_epsilon, name="attention_norm")(x)
+    qkv = linear(h, self.param("qkv", _INIT, ((H + 2 * K) * C, h.shape[-1])))
     if c.qkv_bias:
       bias = self.param("qkv_bias", nn.initializers.zeros, ((H + 2 * K) * C,))
       qkv = qkv + jnp.broadcast_to(bias, qkv.shape)
@@ -66,7 +72,10 @@ class Block(nn.Module):
       k = RMSNorm(c.norm_epsilon, name="k_norm")(k)
     q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
     q, k = _rotate(q, angle), _rotate(k, angle)
-    h = attend(q, k, v, mask, prefix)
+    keys, values = k, v
+    if earlier is not None:
+      keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
+    h = attend(q, keys, values, mask, prefix)
     x = x + linear(h, self.param("out", out_init, (c.width, H * C)))
 
     h = RMSNorm(c.norm_epsilon, name="mlp_norm")(x)
@@ -74,6 +83,55 @@ class Block(nn.Module):
     gate, up = jnp.split(h, 2, axis=-1)
     x = x + linear(nn.silu(gate) * up, self.param("down", out_init, (c.width, c.mlp_width)))
     return x, k, v
+
+
+class Layers(nn.Module):
+  """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles they share."""
+
+  config: Config
+
+  def setup(self):
+    self.blocks = [Block(self.config, name=f"layer_{i}") for i in range(self.config.layers)]
+
+  def __call__(
+    self, x, position, mask, cache=None, earlier=None, attention_input=None, *,
+    start=0, stop=None, taps=(),
+  ):  # fmt: skip
+    """Layers start..stop over fresh rows.
+
+    Args:
+      x: [B, N, E], the residual stream.
+      position: i32[B, N], absolute.
+      mask: bool[B, N, N], or bool[B, N, M + N] with M earlier rows.
+      cache: a Cache whose first `length` rows everyone sees, or None.
+      earlier: KV with arrays [B, K, M, C] of rows that are neither cached nor in x, or None.
+        Not together with a window.
+      attention_input: of the first block, see `Block`.
+      start, stop: layer range (static).
+      taps: layers whose input is wanted (static).
+
+    Returns:
+      ([B, N, E] before the final norm, KV of the layers run, the taps).
+    """
+    c = self.config
+    angle = position[..., None].astype(jnp.float32) * rope_frequencies(c)[None, None]
+    if c.window is not None:
+      mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
+    if cache is not None:
+      column = jnp.arange(cache.kv.k[0].shape[2])[None, None]
+      visible = column < cache.length[:, None, None]
+      if c.window is not None:
+        visible = visible & (position[:, :, None] - column < c.window)
+    ks, vs, inputs = [], [], []
+    for i, block in list(enumerate(self.blocks))[start:stop]:
+      inputs.append(x)
+      prefix = None if cache is None else (cache.kv.k[i], cache.kv.v[i], visible)
+      before = None if earlier is None else (earlier.k[i], earlier.v[i])
+      x, k, v = block(x, angle, mask, prefix, before, attention_input if i == start else None)
+      ks.append(k)
+      vs.append(v)
+    inputs.append(x)
+    return x, KV(tuple(ks), tuple(vs)), tuple(inputs[i - start] for i in taps)
 
 
 class Transformer(nn.Module):
@@ -84,7 +142,8 @@ class Transformer(nn.Module):
   def setup(self):
     c = self.config
     self.embedding = self.param("embedding", _INIT, (c.vocab_size, c.width))
-    self.blocks = [Block(c, name=f"layer_{i}") for i in range(c.layers)]
+    self.layers = Layers(c)
+    nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
     self.norm = RMSNorm(c.norm_epsilon)
     if not c.tied:
       self.lm_head = self.param("lm_head", _INIT, (c.vocab_size, c.width))
@@ -98,47 +157,28 @@ class Transformer(nn.Module):
     w = self.embedding if self.config.tied else self.lm_head
     return linear(hidden, w).astype(jnp.float32)
 
-  def run_layers(self, x, position, mask, cache=None, start=0, stop=None):
-    """Layers start..stop over fresh rows.
+  def run_layers(self, x, position, mask, cache=None, *, start=0, stop=None):
+    """Layers start..stop (static) of the residual stream x [B, N, E]: (x, KV of these layers)."""
+    return self.layers(x, position, mask, cache, start=start, stop=stop)[:2]
 
-    Args:
-      x: [B, N, E], the residual stream.
-      position: i32[B, N], absolute.
-      mask: bool[B, N, N].
-      cache: a Cache whose first `length` rows everyone sees, or None.
-      start, stop: layer range (static).
+  def final_norm(self, x: Array) -> Array:
+    """[..., E] -> [..., E], what `head` reads."""
+    return self.norm(x)
 
-    Returns:
-      ([B, N, E] before the final norm, KV of the layers run).
-    """
-    c = self.config
-    angle = position[..., None].astype(jnp.float32) * rope_frequencies(c)[None, None]
-    if c.window is not None:
-      mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
-    if cache is not None:
-      column = jnp.arange(cache.kv.k[0].shape[2])[None, None]
-      visible = column < cache.length[:, None, None]
-      if c.window is not None:
-        visible = visible & (position[:, :, None] - column < c.window)
-    ks, vs = [], []
-    for i, block in list(enumerate(self.blocks))[start:stop]:
-      prefix = None if cache is None else (cache.kv.k[i], cache.kv.v[i], visible)
-      x, k, v = block(x, angle, mask, prefix)
-      ks.append(k)
-      vs.append(v)
-    return x, KV(tuple(ks), tuple(vs))
+  def features(self, tokens, position, mask, cache=None, taps=()) -> tuple[Features, KV]:
+    """tokens i32[B, N] -> (Features [B, N, E], KV); see `Layers` for the rest."""
+    x, kv, tapped = self.layers(self.embed(tokens), position, mask, cache, taps=taps)
+    return Features(self.norm(x), tapped), kv
 
   def __call__(self, tokens: Array, position: Array, mask: Array) -> tuple[Array, KV]:
     """No cache: tokens i32[B, T] -> (hidden [B, T, E] after the final norm, KV)."""
-    x, kv = self.run_layers(self.embed(tokens), position, mask)
-    return self.norm(x), kv
+    features, kv = self.features(tokens, position, mask)
+    return features.hidden, kv
 
-  def evaluate(self, cache: Cache, tokens: Array, depth: Array, mask: Array) -> Evaluation:
+  def evaluate(self, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()) -> Evaluation:
     """See base.Target.evaluate."""
-    position = cache.length[:, None] + depth
-    x, kv = self.run_layers(self.embed(tokens), position, mask, cache)
-    hidden = self.norm(x)
-    return Evaluation(self.head(hidden), hidden, kv)
+    features, kv = self.features(tokens, cache.length[:, None] + depth, mask, cache, taps)
+    return Evaluation(self.head(features.hidden), features, kv)
 
 
 def attention_mask(segment: Array, causal: bool) -> Array:
@@ -154,12 +194,15 @@ def target(config: Config) -> Target:
   # Linen types apply as "output, or output and variables"; without mutable it is the output.
   apply: Callable[..., Any] = Transformer(config).apply
 
-  def prefill(params: Params, tokens: Array, length: Array, capacity: int) -> tuple[Cache, Array]:
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int, taps=()):
     B, T = tokens.shape
     position = jnp.broadcast_to(jnp.arange(T), (B, T))
     mask = attention_mask(jnp.zeros_like(tokens), config.causal)
-    hidden, kv = apply(params, tokens, position, mask)
-    return kv_cache.allocate(kv, length - 1, capacity), hidden
+    features, kv = apply(params, tokens, position, mask, taps=taps, method="features")
+    return kv_cache.allocate(kv, length - 1, capacity), features
+
+  def lm_head(params: Params) -> Array:
+    return params["params"]["embedding" if config.tied else "lm_head"]
 
   return Target(
     vocab_size=config.vocab_size,
@@ -167,4 +210,8 @@ def target(config: Config) -> Target:
     evaluate=functools.partial(apply, method="evaluate"),
     commit=kv_cache.commit,
     head=functools.partial(apply, method="head"),
+    embed=functools.partial(apply, method="embed"),
+    run_layers=functools.partial(apply, method="run_layers"),
+    norm=functools.partial(apply, method="final_norm"),
+    lm_head=lm_head,
   )

@@ -12,7 +12,7 @@ from specjax.base import KV, Cache
 from specjax.checkpoints import hf
 from specjax.models import cache as kv_cache
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, attention_mask, target
+from specjax.models.transformer import Layers, Transformer, attention_mask, target
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
 NAMES = ("llama1", "llama3", "linear", "mistral", "qwen2", "qwen3")
@@ -73,8 +73,8 @@ def test_ragged_chain_through_the_cache_equals_the_full_pass(checkpoint):
   want = np.asarray(full_pass(config, params, ids))
   length, N = np.array([1, 9, 14], np.int32), 5
 
-  cache, hidden = prefill(params, ids, length, CAPACITY)
-  got = Transformer(config).apply(params, hidden, method="head")
+  cache, features = prefill(params, ids, length, CAPACITY)
+  got = Transformer(config).apply(params, features.hidden, method="head")
   for b, n in enumerate(length):
     np.testing.assert_allclose(got[b, :n], want[b, :n], atol=ATOL)
 
@@ -189,11 +189,71 @@ def test_bidirectional_prefill_sees_the_whole_text():
   params = random_params(config)
   ids = np.random.default_rng(0).integers(32, size=(2, 9)).astype(np.int32)
   prefill, *_ = jitted(config)
-  _, hidden = prefill(params, ids, np.array([9, 9], np.int32), 12)
-  got = Transformer(config).apply(params, hidden, method="head")
+  _, features = prefill(params, ids, np.array([9, 9], np.int32), 12)
+  got = Transformer(config).apply(params, features.hidden, method="head")
   np.testing.assert_allclose(got, full_pass(config, params, ids), atol=ATOL)
   changed = full_pass(config, params, np.concatenate([ids[:, :-1], (ids[:, -1:] + 1) % 32], 1))
   assert (np.abs(got - changed).max(-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_pieces_are_the_network_and_taps_lie_between_them(tied):
+  config = Config(**{**TINY.__dict__, "layers": 3, "tied": tied})
+  t, params = target(config), random_params(config)
+  rng = np.random.default_rng(0)
+  ids = rng.integers(32, size=(2, 9)).astype(np.int32)
+  length, taps = np.array([9, 4], np.int32), (3, 0, 1)
+
+  @jax.jit
+  def streams(ids, position, mask, cache=None):
+    """The stream before each layer and at the end, layer by layer; the whole in one; its KV."""
+    x = [t.embed(params, ids)]
+    for i in range(config.layers):
+      x.append(t.run_layers(params, x[-1], position, mask, cache, start=i, stop=i + 1)[0])
+    return x, *t.run_layers(params, x[0], position, mask, cache)
+
+  def check(features, x):
+    np.testing.assert_allclose(features.hidden, t.norm(params, x[-1]), atol=ATOL)
+    for got, i in zip(features.taps, taps, strict=True):
+      np.testing.assert_allclose(got, x[i], atol=ATOL)
+
+  position = np.broadcast_to(np.arange(9, dtype=np.int32), (2, 9))
+  x, whole, _ = streams(ids, position, attention_mask(jnp.zeros_like(ids), causal=True))
+  np.testing.assert_allclose(whole, x[-1], atol=ATOL)
+  cache, features = jax.jit(t.prefill, static_argnums=(3, 4))(params, ids, length, 24, taps)
+  check(features, x)
+
+  _, depth, mask = (np.stack([y] * 2) for y in random_tree(rng, 5))
+  nodes = rng.integers(32, size=(2, 5)).astype(np.int32)
+  evaluation = jax.jit(t.evaluate, static_argnums=5)(params, cache, nodes, depth, mask, taps)
+  x, whole, kv = streams(nodes, length[:, None] - 1 + depth, mask, cache)
+  check(evaluation.features, x)
+  chex.assert_trees_all_close(evaluation.kv, kv, atol=ATOL)
+  logits = np.asarray(evaluation.features.hidden) @ np.asarray(t.lm_head(params)).T
+  np.testing.assert_allclose(evaluation.logits, logits, atol=ATOL)
+
+
+def test_earlier_rows_are_seen_like_rows_of_the_same_call():
+  """Layers over six nodes at once, and over the last three with the keys of the first three."""
+  params, rng = random_params(TINY), np.random.default_rng(0)
+  _, depth, mask = random_tree(rng, 6)
+  t = target(TINY)
+  ids = rng.integers(32, size=(1, 9)).astype(np.int32)
+  cache, _ = t.prefill(params, ids, np.array([7], np.int32), 16)
+  x = jax.random.normal(jax.random.key(1), (1, 6, TINY.width))
+  layers = {k: v for k, v in params["params"].items() if k.startswith("layer_")}
+
+  @jax.jit(static_argnames="rows")
+  def run(rows, earlier=None):
+    part, seen = slice(*rows), jnp.asarray(mask[None, slice(*rows), : rows[1]])
+    position = cache.length[:, None] + jnp.asarray(depth[None, part])
+    return Layers(TINY).apply({"params": layers}, x[:, part], position, seen, cache, earlier)[:2]
+
+  whole, _ = run((0, 6))
+  first, kv = run((0, 3))
+  second, _ = run((3, 6), kv)
+  assert mask[3:, 1:3].any()
+  np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, atol=ATOL)
 
 
 def test_segments_do_not_see_each_other():
@@ -220,7 +280,7 @@ def test_bfloat16_keeps_its_dtype_and_stays_near_float32():
   roots = np.array([[ids[0, 7]], [ids[1, 5]]], np.int32)
   evaluation = evaluate(half, cache, roots, depth, np.ones((2, 1, 1), bool))
   assert evaluation.logits.dtype == jnp.float32
-  assert evaluation.hidden.dtype == jnp.bfloat16
+  assert evaluation.features.hidden.dtype == jnp.bfloat16
   want = np.asarray(full_pass(TINY, params, ids))
   np.testing.assert_allclose(evaluation.logits[0, 0], want[0, 7], atol=0.15)
   np.testing.assert_allclose(evaluation.logits[1, 0], want[1, 5], atol=0.15)

@@ -1,0 +1,44 @@
+"""A reduced draft vocabulary: the head guesses among the W tokens that are said most.
+
+VocabTrim (arXiv 2506.22694) and the d2t table of EAGLE-3 (arXiv 2503.01840). Verification reads
+the target's whole vocabulary, so what is emitted does not change; a token outside is never drafted.
+
+Letters: V vocabulary, W draft vocabulary, E width.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Params
+
+KEY = "vocabulary"  # of the collection in a head's params
+
+
+def choose(counts: np.ndarray, size: int) -> np.ndarray:
+  """i32[W]: the `size` most frequent ids in rising order, ties to the lower id.
+
+  Args:
+    counts: [V], how often the target says each token, on text of its own.
+
+  Raises:
+    ValueError: size is not 1 to V.
+  """
+  if not 1 <= size <= len(counts):
+    raise ValueError(f"draft_vocab={size}: accepted is 1 to {len(counts)}, the target's.")
+  return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def ids(params: Params) -> Array | None:
+  """i32[W], or None where the head guesses among all tokens."""
+  return params.get(KEY)
+
+
+def rows(matrix: Array, vocabulary: Array | None) -> Array:
+  """[V, E] -> [W, E]."""
+  return matrix if vocabulary is None else jnp.take(matrix, vocabulary, axis=0)
+
+
+def collection(vocabulary: Array | np.ndarray | None) -> Params:
+  """{} or what `ids` reads, to be merged into a head's params."""
+  return {} if vocabulary is None else {KEY: jnp.asarray(vocabulary, jnp.int32)}

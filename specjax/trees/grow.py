@@ -1,0 +1,167 @@
+"""Trees grown from a head's guesses: a fixed shape, the nodes it is surest of, or its best paths.
+
+A head guesses the children of a node from what it carries there. `grow` asks it level by level and
+lays the guesses out as a `Draft`; the same head therefore fills any tree.
+
+Letters: B batch, N nodes, D depth, W nodes of one level, V draft vocabulary, R children of a node,
+E width.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Draft
+from specjax.trees.paths import Beam, Step, beam_paths, from_paths, search, take_rows
+from specjax.trees.static import Choices, StaticTree, from_choices
+from specjax.trees.structure import at
+
+
+class Dynamic(NamedTuple):
+  """The shape of EAGLE-2's tree (Li et al. 2024, arXiv 2406.16858, section 4), another each round.
+
+  Attributes:
+    nodes: N, the root included.
+    depth: D, levels below the root.
+    beam: nodes expanded per level, and children of each.
+  """
+
+  nodes: int
+  depth: int
+  beam: int
+
+
+Tree = tuple[tuple[int, ...], ...] | Dynamic | Beam
+"""Rank paths, see `trees.static`, or a dynamic shape; hashable, as what is compiled must be."""
+
+
+def as_tree(choices: Choices) -> tuple[tuple[int, ...], ...]:
+  """Rank paths in any form, lists as they are read from a file, as a `Tree`."""
+  return tuple(tuple(int(rank) for rank in path) for path in choices)
+
+
+def size_of(tree: Tree, deepest: int) -> tuple[int, int]:
+  """(N, D) of a tree.
+
+  Args:
+    deepest: how far ahead the head guesses.
+
+  Raises:
+    ValueError: a malformed list of choices, a searched tree that cannot have its nodes, or a tree
+      deeper than `deepest`.
+  """
+  if isinstance(tree, Dynamic | Beam):
+    nodes, depth, beam = tree
+  else:
+    static = from_choices(tree)
+    nodes, depth = len(static.parent), int(static.depth.max())
+  if depth > deepest:
+    raise ValueError(f"tree is {depth} deep: the head guesses {deepest} tokens ahead.")
+  if not isinstance(tree, Dynamic | Beam):
+    return nodes, depth
+  if isinstance(tree, Dynamic):
+    formula, most = "1 + beam + (depth - 1) * beam**2", 1 + beam + (depth - 1) * beam**2
+  else:
+    formula, most = "1 + depth * width", 1 + depth * beam
+  if min(depth, beam) < 1 or not depth < nodes <= most:
+    raise ValueError(f"tree={tree}: accepted are depth and {tree._fields[2]} of 1 or more and more "
+                     f"nodes than depth, at most {formula} = {most}.")  # fmt: skip
+  return nodes, depth
+
+
+def grow(
+  tree: Tree, root: Array, step: Step, carry: Any, memory: Any = (), ids: Array | None = None
+) -> Draft:
+  """Fills `tree` with a head's best guesses, valid siblings distinct.
+
+  Args:
+    tree: static.
+    root: i32[B, 1], the newest committed token.
+    step: the head.
+    carry: pytree of [B, 1, ...], at the root.
+    memory: any pytree, see `Step`.
+    ids: i32[V], target ids of a reduced draft vocabulary, or None where they are the target's.
+  """
+
+  def fed(level, tokens, *rest):  # the root, and guesses in the target's ids
+    if ids is not None and level:
+      tokens = jnp.take(ids, tokens, axis=0)
+    return step(level, tokens, *rest)
+
+  if isinstance(tree, Dynamic):
+    draft = _surest(tree, root, fed, carry, memory)
+  elif isinstance(tree, Beam):
+    paths = beam_paths(tree.width, tree.depth, root, fed, carry, memory)
+    draft = from_paths(paths, root, tree.nodes)
+  else:
+    draft = _shaped(from_choices(tree), root, fed, carry, memory)
+  if ids is None:
+    return draft
+  mapped = jnp.take(ids, draft.tokens[:, 1:], axis=0)
+  return draft._replace(tokens=jnp.concatenate([root, mapped], 1))
+
+
+def fill(tree: Tree, root: Array, logits: Sequence[Array], ids: Array | None = None) -> Draft:
+  """`grow` for guesses that do not depend on each other: logits f32[B, V] of each depth."""
+
+  def step(level, tokens, carry, memory, mask):
+    return logits[level][:, None], carry, memory
+
+  return grow(tree, root, step, (), (), ids)
+
+
+def _shaped(tree: StaticTree, root: Array, step: Step, carry: Any, memory: Any) -> Draft:
+  B, N = root.shape[0], len(tree.parent)
+  above = np.eye(N, dtype=bool)
+  for node in range(1, N):
+    above[node] |= above[tree.parent[node]]
+  tokens, expanded, before = root, np.zeros(0, int), np.zeros(0, int)
+  for level in range(int(tree.depth.max())):
+    children = np.flatnonzero(tree.depth == level + 1)
+    inner = np.unique(tree.parent[children])
+    if level:
+      carry = take_rows(carry, _same(np.searchsorted(before, tree.parent[inner]), B))
+    expanded, before = np.concatenate([expanded, inner]), inner
+    mask = jnp.broadcast_to(above[np.ix_(inner, expanded)], (B, len(inner), len(expanded)))
+    logits, carry, memory = step(level, at(tokens, _same(inner, B)), carry, memory, mask)
+    width = int(tree.rank[children].max()) + 1
+    if width > logits.shape[-1]:
+      raise ValueError(f"tree has rank {width - 1}: the head guesses among {logits.shape[-1]}.")
+    guesses = jax.lax.top_k(logits, width)[1].astype(jnp.int32)
+    row = np.searchsorted(inner, tree.parent[children]) * (logits.shape[1] > 1)
+    chosen = at(guesses.reshape(B, -1), _same(row * width + tree.rank[children], B))
+    tokens = jnp.concatenate([tokens, chosen], 1)
+  return Draft(tokens, _same(tree.parent, B), _same(tree.depth, B), jnp.ones((B, N), bool))
+
+
+def _same(index: np.ndarray, batch: int) -> Array:
+  return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch, len(index)))
+
+
+def _surest(tree: Dynamic, root: Array, step: Step, carry: Any, memory: Any) -> Draft:
+  B = root.shape[0]
+  parent = jnp.full((B, 1), -1, jnp.int32)  # number in the pool of each expanded node
+  pool: list[tuple[Array, Array, Array]] = []  # tokens, scores, parents of each level
+  depths = np.zeros(0, int)
+  for level in search(tree.beam, tree.depth, root, step, carry, memory):
+    size = level.tokens.shape[1]
+    pool.append((level.tokens, level.score, jnp.repeat(parent, size // parent.shape[1], 1)))
+    parent = len(depths) + level.kept
+    depths = np.concatenate([depths, np.full(size, len(pool))])
+  guessed, reach, parents = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
+  # The best scores, ties to the earlier: parents come before their children and score no less, so
+  # whoever is chosen has its parent chosen too. In order of the pool, parents come first.
+  chosen = jnp.sort(jax.lax.top_k(reach, tree.nodes - 1)[1], 1)
+  parent = at(parents, chosen)
+  place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32) + 1
+  root_node = jnp.zeros((B, 1), jnp.int32)
+  return Draft(
+    jnp.concatenate([root, at(guessed, chosen)], 1),
+    jnp.concatenate([root_node, jnp.where(parent < 0, 0, place)], 1),
+    jnp.concatenate([root_node, at(_same(depths, B), chosen)], 1),
+    jnp.ones((B, tree.nodes), bool),
+  )

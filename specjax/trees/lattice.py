@@ -1,0 +1,48 @@
+"""The best paths through a lattice of guesses: K per depth, scored alone and by their neighbours.
+
+Letters: B batch, D depth, K guesses per depth (ranks 0..K - 1), P paths.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.trees.structure import at
+
+
+def p_best(scores: Array, transitions: Array, paths: int) -> tuple[Array, Array]:
+  """The P highest-scoring of all K ** D paths, best first; exact.
+
+  Viterbi from the last depth to the first with a list of the P best continuations at every guess:
+  no path that leaves one out can be among the P best. Ties go to the path that comes first in
+  lexicographic order of its ranks.
+
+  Args:
+    scores: f32[B, D, K], of each guess.
+    transitions: f32[B, D - 1, K, K], entry d, i, j of going from rank i at depth d + 1 to rank j.
+    paths: P, at most K ** D.
+
+  Returns:
+    (ranks i32[B, P, D], score f32[B, P], the sum along each path).
+
+  Raises:
+    ValueError: there are fewer than P paths, or P < 1.
+  """
+  B, D, K = scores.shape
+  if not 1 <= paths <= K**D:
+    raise ValueError(f"paths={paths}: accepted is 1 to {K**D}, {K} guesses at {D} depths.")
+  best = scores[:, -1, :, None]  # [B, K, kept]: of the continuations from each guess
+  following: list[tuple[Array, int]] = []
+  for d in reversed(range(D - 1)):
+    kept = best.shape[2]
+    reach = transitions[:, d, :, :, None] + best[:, None]
+    score, index = jax.lax.top_k(reach.reshape(B, K, -1), min(paths, K * kept))
+    best = scores[:, d, :, None] + score
+    following.append((index.reshape(B, -1).astype(jnp.int32), kept))
+  kept = best.shape[2]
+  score, entry = jax.lax.top_k(best.reshape(B, -1), paths)
+  ranks = [entry // kept]
+  for index, kept in reversed(following):
+    entry = at(index, entry)
+    ranks.append(entry // kept)
+  return jnp.stack(ranks, 2).astype(jnp.int32), score

@@ -1,0 +1,139 @@
+"""Beam search over a head's guesses, and paths packed into a tree.
+
+Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P paths, V draft
+vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft
+from specjax.trees.structure import at
+
+Step = Callable[..., tuple[Array, Any, Any]]
+"""(level, tokens i32[B, W], carry, memory, mask) -> (logits f32[B, W or 1, V], carry, memory).
+
+Called for level = 0..D - 1 (static) with the nodes of that level which get children, the root at
+level 0; tokens are the target's ids. The logits are for the token after each node, over the head's
+own vocabulary; one row for all where they do not depend on the node. `carry` is a pytree of
+[B, W, ...] that follows each node down to its children. `memory` is passed on whole, for a head
+that keeps a row of every expanded node: mask bool[B, W, M] says which of the M rows expanded so
+far, its own level's included, are a node or above it.
+"""
+
+
+class Beam(NamedTuple):
+  """The shape of ReDrafter's tree (arXiv 2403.09919): the paths that beam search finds.
+
+  Attributes:
+    nodes: N, the root included; what equal prefixes save stays unused.
+    depth: D, tokens of each path.
+    width: P, paths.
+  """
+
+  nodes: int
+  depth: int
+  width: int
+
+
+class Level(NamedTuple):
+  """What a search saw below the W nodes of one level.
+
+  Attributes:
+    tokens: i32[B, W * R], the guesses, those of one node side by side and best first.
+    score: f32[B, W * R], log-probability of the path down to each.
+    kept: i32[B, W'], the best of them, best first: the nodes of the next level.
+  """
+
+  tokens: Array
+  score: Array
+  kept: Array
+
+
+def take_rows(x: Any, index: Array) -> Any:
+  """Rows index i32[B, W] of every array [B, W', ...]."""
+  return jax.tree.map(
+    lambda a: jnp.take_along_axis(a, index.reshape(*index.shape, *[1] * (a.ndim - 2)), 1), x
+  )
+
+
+def search(
+  width: int, depth: int, root: Array, step: Step, carry: Any, memory: Any = ()
+) -> list[Level]:
+  """The D levels of a beam search; ties go to the better path, then to the lower token.
+
+  Args:
+    width: nodes kept per level and guesses of each, fewer where there are no more.
+    depth: D.
+    root: i32[B, 1].
+    step, carry, memory: the head, see `Step`.
+  """
+  B = root.shape[0]
+  tokens, score = root, jnp.zeros((B, 1))
+  above = jnp.ones((B, 1, 1), bool)  # which expanded nodes a node is or lies below
+  levels = []
+  for level in range(depth):
+    logits, carry, memory = step(level, tokens, carry, memory, above)
+    W, R = tokens.shape[1], min(width, logits.shape[-1])
+    law = jax.nn.log_softmax(logits.astype(jnp.float32))
+    best, guesses = jax.lax.top_k(jnp.where(jnp.isnan(law), -jnp.inf, law), R)
+    reach = (score[:, :, None] + best).reshape(B, W * R)
+    guessed = jnp.broadcast_to(guesses.astype(jnp.int32), (B, W, R)).reshape(B, W * R)
+    score, kept = jax.lax.top_k(reach, min(width, W * R))
+    levels.append(Level(guessed, reach, kept))
+    tokens = at(guessed, kept)
+    carry, above = take_rows((carry, above), kept // R)
+    W = tokens.shape[1]
+    own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, W, W))
+    above = jnp.concatenate([above, own], 2)
+  return levels
+
+
+def beam_paths(
+  width: int, depth: int, root: Array, step: Step, carry: Any, memory: Any = ()
+) -> Array:
+  """i32[B, P, D]: the likeliest paths that a beam search finds, best first, all different.
+
+  P is `width`, or V ** D where that is less. Arguments: see `search`.
+  """
+  paths = jnp.zeros((root.shape[0], 1, 0), jnp.int32)
+  for tokens, _, kept in search(width, depth, root, step, carry, memory):
+    parent = kept // (tokens.shape[1] // paths.shape[1])
+    paths = jnp.concatenate([take_rows(paths, parent), at(tokens, kept)[:, :, None]], 2)
+  return paths
+
+
+def from_paths(paths: Array, root: Array, nodes: int) -> Draft:
+  """The tree of paths below the root in which equal prefixes are one node.
+
+  Nodes are numbered path after path, from the top down. Those that do not fit fall away, and with
+  them what hangs below, which comes later.
+
+  Args:
+    paths: i32[B, P, D], in order of preference.
+    root: i32[B, 1].
+    nodes: N, the root included (static); nodes that the paths leave over are not valid.
+  """
+  B, P, D = paths.shape
+  equal = paths[:, :, None] == paths[:, None]  # [B, P, P, D]
+  shared = jnp.cumprod(equal, 3, dtype=jnp.int32)
+  owner = jnp.argmax(shared, 2).astype(jnp.int32)  # [B, P, D]: first path with this prefix
+  new = owner == jnp.arange(P, dtype=jnp.int32)[None, :, None]
+  count = jnp.cumsum(new.reshape(B, P * D), 1, dtype=jnp.int32)
+  first = owner * D + jnp.arange(D, dtype=jnp.int32)[None, None]
+  node = at(count, first.reshape(B, P * D)).reshape(B, P, D)
+  parent = jnp.concatenate([jnp.zeros((B, P, 1), jnp.int32), node[:, :, :-1]], 2)
+  # Node n is where the count reaches n; what is left over repeats node 1, but is not valid.
+  number = jnp.arange(1, nodes, dtype=jnp.int32)
+  entry = jnp.argmax(count[:, None] == number[None, :, None], 2).astype(jnp.int32)
+  top = jnp.zeros((B, 1), jnp.int32)
+  return Draft(
+    jnp.concatenate([root, at(paths.reshape(B, P * D), entry)], 1),
+    jnp.concatenate([top, at(parent.reshape(B, P * D), entry)], 1),
+    jnp.concatenate([top, entry % D + 1], 1),
+    jnp.concatenate([jnp.ones((B, 1), bool), number[None] <= count[:, -1:]], 1),
+  )
