@@ -2,7 +2,7 @@
 
 Letters: B batch, N tree nodes (node 0 is the root), D maximum draft depth, A = D + 1 rows of an
 accepted path, S cache length, L layers, V vocabulary, E model width, K key/value heads, C head
-dimension, T prompt length.
+dimension, T prompt length (in training, row length), M positions a head drafts from.
 
 One round of decoding, for a row whose committed text is "the cat sat" (n = 3 tokens):
 
@@ -78,18 +78,33 @@ class Cache(NamedTuple):
   length: Array
 
 
+class Features(NamedTuple):
+  """The target's inner states, one row per token.
+
+  Attributes:
+    hidden: [B, N, E]. After the final norm: what the LM head reads.
+    taps: arrays [B, N, E], one per layer that was asked for: the residual stream before layer i;
+      i = L is the stream before the final norm.
+  """
+
+  hidden: Array
+  taps: tuple[Array, ...] = ()
+
+
 class Evaluation(NamedTuple):
   """The target at every node.
 
   Attributes:
     logits: f32[B, N, V]. Row i predicts the token after node i.
-    hidden: [B, N, E]. After the final norm: what the LM head reads.
+    features: Features with arrays [B, N, E].
     kv: KV with arrays [B, K, N, C]. Fresh; not in the cache yet.
+    side: what a drafter that replaces `evaluate` computed in the same pass, for its own `update`.
   """
 
   logits: Array
-  hidden: Array
+  features: Features
   kv: Any
+  side: Any = ()
 
 
 class Verdict(NamedTuple):
@@ -123,14 +138,21 @@ class Target(NamedTuple):
 
   Attributes:
     vocab_size: V.
-    prefill: (params, tokens i32[B, T], length i32[B], capacity) -> (cache, hidden [B, T, E]).
-      Caches the first length - 1 tokens; `capacity` (static) is the cache's S. Row i of hidden is
-      the state after token i, meaningful for i < length.
-    evaluate: (params, cache, tokens i32[B, N], depth i32[B, N], mask bool[B, N, N]) -> Evaluation.
-      Reads the cache, never writes. mask[b, i, j]: node i sees node j.
+    prefill: (params, tokens i32[B, T], length i32[B], capacity, taps=()) -> (cache, Features).
+      Caches the first length - 1 tokens; `capacity` (static) is the cache's S. Row i of the
+      features is the state after token i, meaningful for i < length. `taps` (static) are layers.
+    evaluate: (params, cache, tokens i32[B, N], depth i32[B, N], mask bool[B, N, N], taps=()) ->
+      Evaluation. Reads the cache, never writes. mask[b, i, j]: node i sees node j.
     commit: (cache, kv, path i32[B, A], rows i32[B]) -> cache. The only writer: appends the first
       `rows` nodes of `path` (0 leaves a row as it is).
     head: (params, hidden [..., E]) -> logits f32[..., V]. The final vocabulary projection.
+
+  The pieces that a drafter may compose; None where a target is no transformer:
+    embed: (params, tokens i32[B, N]) -> [B, N, E].
+    run_layers: (params, x [B, N, E], position i32[B, N], mask, cache=None, *, start=0, stop=None)
+      -> (x, KV). The residual stream through layers start..stop.
+    norm: (params, x [..., E]) -> [..., E]. The final norm.
+    lm_head: (params) -> [V, E]. The matrix that `head` multiplies with.
   """
 
   vocab_size: int
@@ -138,6 +160,10 @@ class Target(NamedTuple):
   evaluate: Callable[..., Evaluation]
   commit: Callable[..., Any]
   head: Callable[..., Array]
+  embed: Any = None
+  run_layers: Any = None
+  norm: Any = None
+  lm_head: Any = None
 
 
 class Drafter(NamedTuple):
@@ -148,12 +174,13 @@ class Drafter(NamedTuple):
     proposal: how tokens are drawn; see `Proposal`.
     nodes: N, the root included (static).
     depth: D, the longest draft (static).
-    init: (params, target_params, context, hidden [B, T, E], capacity) -> state. After prefill.
+    init: (params, target_params, context, features [B, T, E], capacity) -> state. After prefill.
     propose: (params, target_params, state, context, settings, noise) -> (Draft, state).
     update: (params, target_params, state, draft, evaluation, verdict, rows i32[B]) -> state.
       `rows` is how many nodes of verdict.path were committed; 0 marks a finished row.
     evaluate: None, or a replacement of Target.evaluate for methods that add nodes to the target's
       own pass: (params, target_params, state, cache, draft, mask) -> Evaluation.
+    taps: layers of the target whose input `init` and `update` want, see `Features` (static).
   """
 
   name: str
@@ -164,6 +191,71 @@ class Drafter(NamedTuple):
   propose: Callable[..., tuple[Draft, Any]]
   update: Callable[..., Any]
   evaluate: Callable[..., Evaluation] | None = None
+  taps: tuple[int, ...] = ()
+
+
+class Examples(NamedTuple):
+  """What a draft head learns from: texts, the frozen target's states, and where to draft.
+
+  Attributes:
+    tokens: i32[B, T].
+    position: i32[B, T], from 0 within each text.
+    segment: i32[B, T], which text of the row; -1 is padding.
+    features: Features with arrays [B, T, E], the layers of `Head.taps`.
+    at: i32[B, M], the positions from which the head drafts. `at` + d + 1 may lie past the text or
+      even the row: what the head says there is not used, but must not be NaN.
+  """
+
+  tokens: Array
+  position: Array
+  segment: Array
+  features: Features
+  at: Array
+
+
+class LossWeights(NamedTuple):
+  """Terms of the loss at depth d = 1..D, all weighted by decay ** (d - 1); nats.
+
+  Attributes:
+    hard: cross-entropy with the text.
+    soft: cross-entropy with the target's law.
+    feature: smooth L1 between the state that is read and the target's hidden state.
+    decay: of the weight from depth to depth.
+  """
+
+  hard: float = 1.0
+  soft: float = 0.0
+  feature: float = 0.0
+  decay: float = 0.8
+
+
+class Head(NamedTuple):
+  """A drafter that is trained on a frozen target, before its tree is chosen.
+
+  `params` is a dict of collections: "params" is trained; "vocabulary", where there is one, is
+  i32[W], the target ids of a reduced draft vocabulary (W <= V entries) and stays as it is.
+
+  Attributes:
+    name: of the method.
+    depth: D, how far ahead it was made to guess (static).
+    taps: layers of the target it reads, see `Features` (static).
+    loss: the published loss.
+    init: (key, target_params, vocabulary i32[W] or None) -> params.
+    unroll: (params, target_params, examples) -> D arrays [B, M, E']. State d - 1 is what the head
+      reads to guess depth d, the token at `at` + d + 1, given the true tokens before it: as it
+      would while drafting. Depth 0, the token at `at` + 1, is the target's own to say.
+    read: (params, target_params, state [..., E'], d) -> logits f32[..., W]; d = 1..D is static.
+    drafter: (tree) -> Drafter; see `trees.grow.Tree`.
+  """
+
+  name: str
+  depth: int
+  taps: tuple[int, ...]
+  loss: LossWeights
+  init: Callable[..., Params]
+  unroll: Callable[..., tuple[Array, ...]]
+  read: Callable[..., Array]
+  drafter: Callable[..., Drafter]
 
 
 class Verifier(NamedTuple):

@@ -120,14 +120,14 @@ def start(
   target, drafter, _ = method
   B = tokens.shape[0]
   A = drafter.depth + 1
-  cache, hidden = target.prefill(weights.target, tokens, length, capacity)
+  cache, features = target.prefill(weights.target, tokens, length, capacity, taps=drafter.taps)
   text = jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1])))
   context = Context(text, length)
   zero = jnp.zeros(B, jnp.int32)
   return State(
     context=context,
     cache=cache,
-    drafter=drafter.init(weights.drafter, weights.target, context, hidden, capacity),
+    drafter=drafter.init(weights.drafter, weights.target, context, features, capacity),
     done=length >= request.limit,
     failed=jnp.zeros(B, bool),
     stats=Stats(zero, zero, jnp.zeros((B, A), jnp.int32), jnp.zeros((B, A), jnp.int32)),
@@ -154,7 +154,9 @@ def round_(
   )
   mask = ancestors(draft.parent, D)
   if drafter.evaluate is None:
-    evaluation = target.evaluate(weights.target, state.cache, draft.tokens, draft.depth, mask)
+    evaluation = target.evaluate(
+      weights.target, state.cache, draft.tokens, draft.depth, mask, taps=drafter.taps
+    )
   else:
     evaluation = drafter.evaluate(
       weights.drafter, weights.target, drafter_state, state.cache, draft, mask

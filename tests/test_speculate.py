@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from specjax import drafters, speculate
-from specjax.drafters.medusa import MedusaConfig, MedusaHeads
+from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import fixed_draft, random_draft, random_table, table_model
+from specjax.trees.grow import as_tree
 from specjax.verifiers import greedy, target_only, token, typical
 
 V = 32
 CONFIG = Config(
   vocab_size=V, width=16, layers=2, heads=4, kv_heads=2, head_dim=64, mlp_width=24, max_length=128
 )
-HEADS = MedusaConfig(V, CONFIG.width, heads=3)
 TREE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 T, BUDGET, FOREVER = 16, 24, 1000
 TARGET_ONLY = target_only()
@@ -45,9 +45,10 @@ def random_transformer(config: Config, seed: int):
 
 
 PARAMS, OTHER_PARAMS = random_transformer(CONFIG, 0), random_transformer(CONFIG, 1)
-HEAD_PARAMS = random_params(MedusaHeads(HEADS), 2, jnp.zeros((1, CONFIG.width)))
+HEAD = medusa(CONFIG, MedusaConfig(depth=3))
+HEAD_PARAMS = random_params(HEAD, 2, PARAMS)
 SAMPLED = drafters.draft_model(target(CONFIG), 2)
-MEDUSA = drafters.medusa(target(CONFIG), HEADS, TREE)
+MEDUSA = HEAD.drafter(as_tree(TREE))
 METHODS = {
   name: (speculate.method(target(CONFIG), drafter, verifier), speculate.Weights(PARAMS, params))
   for name, drafter, verifier, params in (
@@ -280,8 +281,8 @@ def test_a_python_loop_is_the_compiled_loop():
 
 def test_twenty_prompts_are_one_trace():
   @chex.assert_max_traces(n=1)
-  def evaluate(*arguments):
-    return TABLE.evaluate(*arguments)
+  def evaluate(*arguments, taps):
+    return TABLE.evaluate(*arguments, taps=taps)
 
   method = speculate.method(
     TABLE._replace(evaluate=evaluate), drafters.prompt_lookup(4), TARGET_ONLY
@@ -363,7 +364,7 @@ def test_nan_logits_end_their_row_and_no_other(drafter):
   ("drafter", "verifier"),
   [
     (drafters.prompt_lookup(), token()),
-    (drafters.medusa(target(CONFIG), HEADS, TREE), token()),
+    (MEDUSA, token()),
     (random_draft(TREE, V), token()),
   ],
 )

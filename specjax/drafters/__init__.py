@@ -1,13 +1,41 @@
-"""Ways of guessing, one file each."""
+"""Ways of guessing, one file each.
+
+DRAFTERS need no training (but a model for `draft_model`); HEADS learn from a frozen target.
+"""
 
 from collections.abc import Callable
 
-from specjax.base import Drafter
+from specjax.base import Drafter, Head
+from specjax.drafters.blockwise import BlockwiseConfig, blockwise
+from specjax.drafters.clover import CloverConfig, clover
+from specjax.drafters.clover2 import Clover2Config, clover2
 from specjax.drafters.draft_model import draft_model
-from specjax.drafters.medusa import medusa
+from specjax.drafters.eagle import EagleConfig, eagle
+from specjax.drafters.eagle3 import Eagle3Config, eagle3
+from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
+from specjax.drafters.hydra import HydraConfig, hydra
+from specjax.drafters.medusa import MedusaConfig, medusa
+from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.none import none
+from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
+from specjax.drafters.redrafter import ReDrafterConfig, redrafter
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
-  "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model, "medusa": medusa,
+  "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
 }  # fmt: skip
+
+# name: (build, config class); build(model config, head config) -> Head
+HEADS: dict[str, tuple[Callable[..., Head], type]] = {
+  "medusa": (medusa, MedusaConfig),
+  "blockwise": (blockwise, BlockwiseConfig),
+  "clover": (clover, CloverConfig),
+  "clover2": (clover2, Clover2Config),
+  "hidden_transfer": (hidden_transfer, HiddenTransferConfig),
+  "ppd": (ppd, PPDConfig),
+  "eagle": (eagle, EagleConfig),
+  "eagle3": (eagle3, Eagle3Config),
+  "hydra": (hydra, HydraConfig),
+  "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
+  "redrafter": (redrafter, ReDrafterConfig),
+}

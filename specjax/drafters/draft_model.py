@@ -23,8 +23,8 @@ def draft_model(draft: Target, depth: int = 4) -> Drafter:
   if depth < 1:
     raise ValueError(f"depth={depth}: a draft model drafts 1 token or more.")
 
-  def init(params, target_params, context, hidden, capacity):
-    prompt = context.tokens[:, : hidden.shape[1]]
+  def init(params, target_params, context, features, capacity):
+    prompt = context.tokens[:, : features.hidden.shape[1]]
     return draft.prefill(params, prompt, context.length, capacity)[0]
 
   def propose(params, target_params, cache: Cache, context, settings, noise):

@@ -1,16 +1,22 @@
-"""Medusa: parallel heads on the last hidden state, their best guesses arranged as a tree."""
+"""Medusa: parallel heads on the last hidden state, their best guesses arranged as a tree.
+
+Letters: B batch, M rows, D heads, E width, V vocabulary, W draft vocabulary.
+"""
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Target
-from specjax.models.linear import linear_each
-from specjax.trees.static import Choices, from_choices
+from specjax.base import Drafter, Examples, Head, LossWeights
+from specjax.models import draft_context, draft_vocabulary
+from specjax.models.config import Config
+from specjax.models.linear import linear, linear_each
+from specjax.models.transformer import target
+from specjax.trees.grow import Tree, fill, size_of
 from specjax.trees.structure import at
 
 
@@ -19,111 +25,96 @@ class MedusaConfig:
   """Shape of the heads.
 
   Attributes:
-    vocab_size, width: V and E of the target.
-    heads: how many tokens ahead; head d predicts depth d.
+    depth: D, heads; head d guesses depth d.
     blocks: residual blocks per head.
     shared: True reads all heads out through the target's own LM head (the layout of Medusa's
       legacy trainer) instead of a vocabulary matrix per head.
   """
 
-  vocab_size: int
-  width: int
-  heads: int = 4
+  depth: int = 4
   blocks: int = 1
   shared: bool = False
 
 
 class MedusaHeads(nn.Module):
-  """z = h + SiLU(W h + b) per block, then a vocabulary matrix per head.
-
-  Cai et al. 2024 (arXiv 2401.10774, section 2.1). Blocks start as the identity: W and b are zero.
-  """
+  """z = h + SiLU(W h + b) per block. Blocks start as the identity: W and b are zero."""
 
   config: MedusaConfig
 
-  def setup(self):
-    c = self.config
+  @nn.compact
+  def __call__(self, hidden: Array) -> Array:
+    """[M, E], the target's state after its final norm -> [M, D, E]."""
+    c, E = self.config, hidden.shape[-1]
     zeros = nn.initializers.zeros
-    shape = (c.heads, c.width, c.width)
-    self.block = [
-      (self.param(f"block_{i}", zeros, shape), self.param(f"bias_{i}", zeros, shape[:2]))
-      for i in range(c.blocks)
-    ]
-    if not c.shared:
-      self.vocabulary = self.param(
-        "vocabulary", nn.initializers.normal(0.02), (c.heads, c.vocab_size, c.width)
-      )
-
-  def __call__(self, hidden: Array, target_head=None) -> list[Array]:
-    """Logits of each head.
-
-    Args:
-      hidden: [P, E], the target's state after its final norm.
-      target_head: maps [P, D, E] to logits; only where the heads share the target's.
-
-    Returns:
-      D arrays f32[P, V].
-    """
-    z = jnp.repeat(hidden[:, None], self.config.heads, 1)
-    for w, b in self.block:
+    z = jnp.repeat(hidden[:, None], c.depth, 1)
+    for i in range(c.blocks):
+      w = self.param(f"block_{i}", zeros, (c.depth, E, E))
+      b = self.param(f"bias_{i}", zeros, (c.depth, E))
       z = z + nn.silu(linear_each(z, w) + b[None])
-    if self.config.shared:
-      logits = target_head(z)
-    else:
-      logits = linear_each(z, self.vocabulary).astype(jnp.float32)
-    return [logits[:, i] for i in range(self.config.heads)]
-
-
-def medusa(target: Target, config: MedusaConfig, choices: Choices) -> Drafter:
-  """Drafts the top guesses of every head in a fixed tree.
-
-  Carried between rounds: the hidden state [B, E] that predicted the root. Siblings are distinct
-  and chosen without looking at noise, so "greedy" and "target_only" are exact; the product of
-  the heads' laws is not the law of a path, so no q is offered.
-
-  Args:
-    target: supplies the LM head where it is shared.
-    config: shape of the heads.
-    choices: rank paths as `medusa_choices` are published.
-
-  Raises:
-    ValueError: a tree deeper than there are heads, wider than the vocabulary, or malformed.
-  """
-  return _medusa(target, config, tuple(map(tuple, choices)))
+    return z
 
 
 @functools.cache
-def _medusa(target: Target, config: MedusaConfig, choices: tuple[tuple[int, ...], ...]) -> Drafter:
-  tree = from_choices(choices)
-  depth, width = int(tree.depth.max()), int(tree.rank.max()) + 1
-  if depth > config.heads:
-    raise ValueError(f"choices is {depth} deep: these heads predict {config.heads} tokens ahead.")
-  if width > config.vocab_size:
-    raise ValueError(f"choices has rank {width - 1}: the vocabulary has {config.vocab_size}.")
-  module = MedusaHeads(config)
+def medusa(model: Config, config: MedusaConfig) -> Head:
+  """Heads that each guess one depth from the target's last state, all at once.
 
-  def init(params, target_params, context, hidden, capacity):
-    before_root = jnp.maximum(context.length - 2, 0)
-    return jnp.take_along_axis(hidden, before_root[:, None, None], 1)[:, 0]
+  Cai et al. 2024 (arXiv 2401.10774, sections 2.1 and 2.2). Carried between rounds: the state
+  [B, E] that predicted the root. Siblings are distinct and chosen without looking at noise, so
+  "greedy" and "target_only" are exact; the product of the heads' laws is not the law of a path, so
+  no q is offered.
 
-  def propose(params, target_params, hidden, context, settings, noise):
-    root = at(context.tokens, context.length[:, None] - 1)
-    if depth:
-      logits = module.apply(params, hidden, lambda z: target.head(target_params, z))
-      guesses = [jax.lax.top_k(x, width)[1].astype(jnp.int32) for x in logits[:depth]]
-      flat = jnp.concatenate([root, *guesses], 1)
-    else:
-      flat = root
-    index = jnp.asarray((tree.depth > 0) * (1 + (tree.depth - 1) * width + tree.rank), jnp.int32)
-    shape = (root.shape[0], index.size)
-    parent, node_depth, index = (
-      jnp.broadcast_to(jnp.asarray(x), shape) for x in (tree.parent, tree.depth, index)
-    )
-    return Draft(at(flat, index), parent, node_depth, jnp.ones(shape, bool)), hidden
+  Args:
+    model: the target's network.
+    config: shape of the heads.
+  """
+  D = config.depth
+  apply: Callable[..., Array] = MedusaHeads(config).apply  # type: ignore[assignment]
+  lm_head = target(model).lm_head
 
-  def update(params, target_params, hidden, draft, evaluation, verdict, rows):
-    last = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
-    newest = jnp.take_along_axis(evaluation.hidden, last[..., None], 1)[:, 0]
-    return jnp.where(rows[:, None] > 0, newest, hidden)
+  def init(key, target_params, vocabulary=None):
+    params = MedusaHeads(config).init(key, jnp.zeros((1, model.width)))["params"]
+    if not config.shared:
+      matrix = draft_vocabulary.rows(lm_head(target_params), vocabulary)
+      params = params | {"lm_head": jnp.broadcast_to(matrix, (D, *matrix.shape))}
+    return {"params": params} | draft_vocabulary.collection(vocabulary)
 
-  return Drafter("medusa", "point", len(tree.parent), depth, init, propose, update)
+  def blocks(params, hidden: Array) -> Array:
+    own = {k: v for k, v in params["params"].items() if k != "lm_head"}
+    return apply({"params": own}, hidden)
+
+  def unroll(params, target_params, examples: Examples):
+    hidden = draft_context.rows_at(examples.features.hidden, examples.at)
+    z = blocks(params, hidden.reshape(-1, hidden.shape[-1]))
+    z = z.reshape(*hidden.shape[:2], D, -1)
+    return tuple(z[:, :, d] for d in range(D))
+
+  def matrix(params, target_params, d: int) -> Array:
+    if config.shared:
+      return draft_vocabulary.rows(lm_head(target_params), draft_vocabulary.ids(params))
+    return params["params"]["lm_head"][d - 1]
+
+  def read(params, target_params, state, d):
+    return linear(state, matrix(params, target_params, d)).astype(jnp.float32)
+
+  def drafter(tree: Tree) -> Drafter:
+    nodes, depth = size_of(tree, D)
+
+    def initial(params, target_params, context, features, capacity):
+      return draft_context.before_root(features.hidden, context)
+
+    def propose(params, target_params, hidden, context, settings, noise):
+      root = at(context.tokens, context.length[:, None] - 1)
+      z = blocks(params, hidden)
+      if config.shared:
+        logits = linear(z, matrix(params, target_params, 1))
+      else:  # one product for all heads
+        logits = linear_each(z, params["params"]["lm_head"])
+      guesses = [logits[:, d].astype(jnp.float32) for d in range(depth)]
+      return fill(tree, root, guesses, draft_vocabulary.ids(params)), hidden
+
+    def update(params, target_params, hidden, draft, evaluation, verdict, rows):
+      return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
+
+    return Drafter("medusa", "point", nodes, depth, initial, propose, update)
+
+  return Head("medusa", D, (), LossWeights(), init, unroll, read, functools.cache(drafter))

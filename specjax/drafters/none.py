@@ -12,7 +12,7 @@ from specjax.trees.structure import at
 def none() -> Drafter:
   """Plain decoding as the loop with N = 1: an empty chain, exact under every rule."""
 
-  def init(params, target_params, context, hidden, capacity):
+  def init(params, target_params, context, features, capacity):
     return ()
 
   def propose(params, target_params, state, context, settings, noise):

@@ -41,7 +41,7 @@ def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafte
     raise ValueError(f"depth={depth}, shortest={shortest}, longest={longest}: expected depth >= 1 "
                      "and 1 <= shortest <= longest.")  # fmt: skip
 
-  def init(params, target_params, context, hidden, capacity):
+  def init(params, target_params, context, features, capacity):
     return ()
 
   def propose(params, target_params, state, context: Context, settings, noise):

@@ -17,7 +17,7 @@ def _drafter(name: str, tree: StaticTree, guess, valid: Sequence[bool]) -> Draft
   """`guess`: (context, N) -> i32[B, N], of which the root's entry is not used."""
   N = len(tree.parent)
 
-  def init(params, target_params, context, hidden, capacity):
+  def init(params, target_params, context, features, capacity):
     return ()
 
   def propose(params, target_params, state, context: Context, settings, noise):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import KV, Cache, Evaluation, Params, Target
+from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
 
 
@@ -44,13 +44,13 @@ def table_model(vocab_size: int) -> Target:
     rows = tokens[:, None, :, None]
     return KV((rows,), (rows,))
 
-  def prefill(params: Params, tokens: Array, length: Array, capacity: int) -> tuple[Cache, Array]:
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int, taps=()):
     before = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=vocab_size)[:, :-1]
     cache = kv_cache.allocate(as_kv(tokens), length - 1, capacity)
-    return cache, after(params, before, tokens)
+    return cache, Features(after(params, before, tokens))
 
   def evaluate(
-    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array
+    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()
   ) -> Evaluation:
     last = jnp.maximum(cache.length[:, None] - 1, 0)
     cached = jnp.take_along_axis(cache.kv.v[0][:, 0, :, 0], last, 1)
@@ -59,7 +59,7 @@ def table_model(vocab_size: int) -> Target:
     seen = jnp.take_along_axis(tokens, jnp.argmax(above, -1), 1)
     seen = jnp.where(above.any(-1), seen, vocab_size)
     logits = after(params, jnp.where(depth == 0, cached, seen), tokens)
-    return Evaluation(logits, logits, as_kv(tokens))
+    return Evaluation(logits, Features(logits), as_kv(tokens))
 
   def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
     # One row at a time: the shipped write is unrolled over the batch, and a proof has thousands.

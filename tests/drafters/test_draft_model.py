@@ -69,8 +69,8 @@ def test_its_law_is_what_its_tokens_were_drawn_from():
   for b, n in enumerate(LENGTH):
     text = np.concatenate([tokens[b, :n], np.asarray(draft.tokens)[b, 1:]])[None]
     whole = np.array([n + DEPTH], np.int32)
-    _, hidden = target(SMALL).prefill(SMALL_PARAMS, text, whole, n + DEPTH)
-    logits = target(SMALL).head(SMALL_PARAMS, hidden)[:, n - 1 :]
+    _, features = target(SMALL).prefill(SMALL_PARAMS, text, whole, n + DEPTH)
+    logits = target(SMALL).head(SMALL_PARAMS, features.hidden)[:, n - 1 :]
     law = log_law(logits, jax.tree.map(lambda x, b=b: x[b : b + 1], request.settings))
     np.testing.assert_allclose(np.exp(draft.law[b]), np.exp(law[0]), atol=1e-5)
     for step in range(DEPTH):

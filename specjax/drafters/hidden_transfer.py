@@ -1,0 +1,82 @@
+"""Hidden Transfer: the target's upper layers finish states that stand for tokens yet to come.
+
+Letters: K pseudo tokens, E width, L layers of the target.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Head
+from specjax.models import pseudo_head
+from specjax.models.config import Config
+from specjax.models.linear import linear
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenTransferConfig:
+  """Where the pseudo tokens enter.
+
+  Attributes:
+    depth: K; pseudo token k guesses depth k.
+    layers: K layers of the target, pseudo token k enters before layers[k - 1], in any order; ()
+      means all at three quarters of the way up.
+  """
+
+  depth: int = 3
+  layers: tuple[int, ...] = ()
+
+
+class TransferMaps(nn.Module):
+  """p_k = W_k h, each W_k at first the identity."""
+
+  depth: int
+
+  @nn.compact
+  def __call__(self, hidden: Array, k: int) -> Array:
+    """[..., E], the stream of a real token -> [..., E], that of its pseudo token k = 1..K."""
+    E = hidden.shape[-1]
+    maps = self.param("maps", lambda _: jnp.broadcast_to(jnp.eye(E), (self.depth, E, E)))
+    return linear(hidden, maps[k - 1].astype(hidden.dtype))
+
+
+@functools.cache
+def hidden_transfer(model: Config, config: HiddenTransferConfig) -> Head:
+  """Maps from a token's state in the middle of the target to the states of later tokens.
+
+  Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
+  which lets all enter at one layer. What the rows see is in `models.pseudo`; what is carried
+  between rounds, and the rules that are exact, in `models.pseudo_head`. The published loss is the
+  divergence from the target's law at the true token, soft cross-entropy up to a constant.
+
+  No public code exists. The papers leave open the layers (here 3/4 L, not above the last layer),
+  K (here 3), biases (here none), the start (here the identity: row k starts as a copy of its node
+  at a later position) and weights over depths (here PPD's 0.8). A row that enters below a row
+  before it does not see that row until both are in.
+
+  Args:
+    model: the target's network.
+    config: where the pseudo tokens enter.
+
+  Raises:
+    ValueError: the layers do not fit depth or target.
+  """
+  usual = min(round(0.75 * model.layers), model.layers - 1)
+  layers = config.layers or (usual,) * config.depth
+  if len(layers) != config.depth or not all(0 <= i < model.layers for i in layers):
+    raise ValueError(f"layers={config.layers}: accepted are (), or depth={config.depth} layers of "
+                     f"0 to {model.layers - 1}.")  # fmt: skip
+  module = TransferMaps(config.depth)
+  apply: Callable[..., Array] = module.apply  # type: ignore[assignment]
+
+  def init(key, target_params):
+    return module.init(key, jnp.zeros((1, model.width)), 1)["params"]
+
+  def enter(params, k: int, stream: Array) -> Array:
+    return apply({"params": params["params"]}, stream, k)
+
+  return pseudo_head.head("hidden_transfer", model, layers, (min(layers),), init, enter)

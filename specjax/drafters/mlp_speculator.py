@@ -1,0 +1,153 @@
+"""MLPSpeculator: one small state that takes in a token per step.
+
+Letters: B batch, M cut points, W nodes of one level or, of a matrix, the draft vocabulary, D steps,
+E width of the target, I width of the state, V vocabulary.
+"""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Drafter, Examples, Head, LossWeights
+from specjax.models import draft_context, draft_vocabulary
+from specjax.models.config import Config
+from specjax.models.linear import linear
+from specjax.models.transformer import RMSNorm
+from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.structure import at
+
+_EPSILON = 1e-6  # of the published norms, whatever the target's
+
+
+@dataclasses.dataclass(frozen=True)
+class MLPSpeculatorConfig:
+  """Shape of the head.
+
+  Attributes:
+    depth: D, steps.
+    inner_width: I; 0 is the target's width.
+    tied: one embedding, norm and vocabulary matrix for all steps, and one projection for all steps
+      but the first.
+    scale_input: the target's state is brought to a root mean square of 1 / sqrt(2) first.
+  """
+
+  depth: int = 4
+  inner_width: int = 0
+  tied: bool = True
+  scale_input: bool = False
+
+
+class MLPSpeculatorStep(nn.Module):
+  """s = GELU(norm(P s' + weight * E[token])); the norm scales and shifts.
+
+  Attributes:
+    vocab_size: V.
+    width: I.
+    weight: of the token against the state.
+  """
+
+  vocab_size: int
+  width: int
+  weight: float
+
+  @nn.compact
+  def __call__(self, state: Array, tokens: Array) -> Array:
+    """State [B, W, E or I] and tokens i32[B, W] -> [B, W, I]."""
+    init = nn.initializers.normal(self.width**-0.5)
+    embedding = self.param("embedding", init, (self.vocab_size, self.width))
+    x = linear(state, self.param("projection", init, (self.width, state.shape[-1])))
+    x = x + self.weight * jnp.take(embedding, tokens, axis=0)
+    x = RMSNorm(_EPSILON, name="norm")(x)
+    bias = self.param("norm_bias", nn.initializers.zeros, (self.width,))
+    return nn.gelu(x + jnp.broadcast_to(bias, x.shape), approximate=False)
+
+
+@functools.cache
+def mlp_speculator(model: Config, config: MLPSpeculatorConfig) -> Head:
+  """A state that starts as the target's and takes in the root, then guess after guess.
+
+  Wertheimer et al. 2024 (arXiv 2404.19124), as in IBM's fms-extras. The state is the target's
+  after its final norm; embeddings are the head's own. The tokens' weight leaves the target's state
+  half of the variance after D steps. Steps weigh the same in the loss, cross-entropy with the text.
+
+  Carried between rounds: the state [B, E] that predicted the root. Siblings are distinct and chosen
+  without looking at noise, so "greedy" and "target_only" are exact; no q is offered. The published
+  candidates, the best of all products of few children per step, are near to a `trees.paths.Beam`.
+
+  Args:
+    model: the target's network.
+    config: shape of the head.
+  """
+  D, V, E = config.depth, model.vocab_size, model.width
+  inner = config.inner_width or E
+  keep = 0.5 ** (0.5 / D)  # amplitude of the state from step to step
+  module = MLPSpeculatorStep(V, inner, ((1 - keep**2) * inner / 2) ** 0.5 / keep)
+
+  def init(key, target_params, vocabulary=None):
+    rows = V if vocabulary is None else vocabulary.shape[0]
+    params = {}
+    for d in range(1, D + 1):
+      one, two = jax.random.split(jax.random.fold_in(key, d))
+      x = jnp.zeros((1, 1, E if d == 1 else inner))
+      own = module.init(one, x, jnp.zeros((1, 1), jnp.int32))["params"]
+      own = own | {"lm_head": jax.random.normal(two, (rows, inner)) * inner**-0.5}
+      if not config.tied or d == 1:
+        params[f"step_{d}"] = own
+      elif d == 2:
+        params["step_2"] = {"projection": own["projection"]}
+    return {"params": params} | draft_vocabulary.collection(vocabulary)
+
+  def weights(params, d: int):
+    steps = params["params"]
+    if config.tied and d > 1:
+      return steps["step_1"] | steps["step_2"]
+    return steps[f"step_{d}"]
+
+  def step_to(params, state, tokens, d: int):
+    own = {k: v for k, v in weights(params, d).items() if k != "lm_head"}
+    return module.apply({"params": own}, state, tokens)
+
+  def first(hidden: Array) -> Array:
+    if not config.scale_input:
+      return hidden
+    x = hidden.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + _EPSILON) * 0.5**0.5
+    return (x * scale).astype(hidden.dtype)
+
+  def unroll(params, target_params, examples: Examples):
+    states = [first(draft_context.rows_at(examples.features.hidden, examples.at))]
+    for d in range(1, D + 1):
+      states.append(step_to(params, states[-1], draft_context.token_at(examples, d), d))
+    return tuple(states[1:])
+
+  def read(params, target_params, state, d):
+    return linear(state, weights(params, d)["lm_head"]).astype(jnp.float32)
+
+  def drafter(tree: Tree) -> Drafter:
+    nodes, depth = size_of(tree, D)
+
+    def initial(params, target_params, context, features, capacity):
+      return draft_context.before_root(features.hidden, context)
+
+    def propose(params, target_params, hidden, context, settings, noise):
+      root = at(context.tokens, context.length[:, None] - 1)
+
+      def step(level, tokens, state, memory, mask):
+        state = step_to(params, state, tokens, level + 1)
+        return read(params, target_params, state, level + 1), state, memory
+
+      return grow(
+        tree, root, step, first(hidden)[:, None], (), draft_vocabulary.ids(params)
+      ), hidden
+
+    def update(params, target_params, hidden, draft, evaluation, verdict, rows):
+      return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
+
+    return Drafter("mlp_speculator", "point", nodes, depth, initial, propose, update)
+
+  loss = LossWeights(decay=1.0)
+  return Head("mlp_speculator", D, (), loss, init, unroll, read, functools.cache(drafter))

@@ -1,0 +1,148 @@
+"""Parallel heads rescored: a language model that is too small to draft alone mends their guesses.
+
+Heads that guess at once do not know of each other and repeat words. Kim et al. 2024 (arXiv
+2404.09221, sections 5 and 6) choose among the best guesses of each head again, before the target
+sees any; no weight of the head changes. Its code is not public: what the docstrings below call
+open is decided here.
+
+Letters: B batch, D depth, E width, W draft vocabulary, K best guesses per depth, P paths.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Cache, Draft, Drafter, Examples, Features, Head, Params, Target
+from specjax.models import draft_context, draft_vocabulary
+from specjax.trees.lattice import p_best
+from specjax.trees.paths import from_paths
+from specjax.trees.structure import at
+
+
+def _best(head: Head, params: Params, target_params: Params, hidden: Array, top: int):
+  """(logits f32[B, D, K], ranks in the draft vocabulary i32[B, D, K]) from hidden [B, E]."""
+  zero = jnp.zeros((hidden.shape[0], 1), jnp.int32)
+  states = head.unroll(
+    params, target_params, Examples(zero, zero, zero, Features(hidden[:, None]), zero)
+  )
+  logits = [head.read(params, target_params, x, d) for d, x in enumerate(states, 1)]
+  score, ranks = jax.lax.top_k(jnp.concatenate(logits, 1), min(top, logits[0].shape[-1]))
+  return score, ranks.astype(jnp.int32)
+
+
+def _named(params: Params, ranks: Array) -> Array:
+  """Target ids of ranks in the draft vocabulary."""
+  ids = draft_vocabulary.ids(params)
+  return ranks if ids is None else jnp.take(ids, ranks, axis=0)
+
+
+class Rescored(NamedTuple):
+  """What `local` carries between rounds.
+
+  Attributes:
+    hidden: [B, E], the target's state that predicted the root.
+    cache: the small LM's, of the committed text without its root.
+  """
+
+  hidden: Array
+  cache: Cache
+
+
+@functools.cache
+def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
+  """A chain whose every token is chosen by the head and a small LM together ("local rescoring").
+
+  Depth by depth, the guess v with the largest logit_d(v) + alpha * log LM(v | text, the draft so
+  far) among head d's K best. The paper leaves open how the two are scaled: here the head's raw
+  logits and the LM's law over its whole vocabulary at temperature 1. D + 1 steps of the LM per
+  round, the last to cache the last token. The tokens follow a fixed rule, so "greedy" and
+  "target_only" are exact; there is no q.
+
+  Args:
+    head: guesses all depths at once from the target's newest state alone (Medusa, blockwise);
+      params["head"] holds its weights.
+    lm: the small LM, of the target's vocabulary; params["lm"] holds its weights.
+    alpha: weight of the LM; 0 is the head's own chain.
+    top: K.
+  """
+  D = head.depth
+
+  def init(params, target_params, context, features, capacity):
+    prompt = context.tokens[:, : features.hidden.shape[1]]
+    cache, _ = lm.prefill(params["lm"], prompt, context.length, capacity)
+    return Rescored(draft_context.before_root(features.hidden, context), cache)
+
+  def propose(params, target_params, state: Rescored, context, settings, noise):
+    own, ranks = _best(head, params["head"], target_params, state.hidden, top)
+    guesses = _named(params["head"], ranks)
+    token, cache = at(context.tokens, context.length[:, None] - 1), state.cache
+    zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
+    tokens = [token]
+    for d in range(D + 1):
+      evaluation = lm.evaluate(params["lm"], cache, tokens[-1], zero, alone)
+      law = jax.nn.log_softmax(evaluation.logits[:, 0])
+      # Always one row, but not a constant: so the write waits for the reads, see `cache.commit`.
+      one = 1 + jnp.minimum((law[:, 0] > 0).astype(jnp.int32), 0)
+      cache = lm.commit(cache, evaluation.kv, zero, one)
+      if d < D:
+        score = own[:, d] + alpha * at(law, guesses[:, d])
+        tokens.append(at(guesses[:, d], jnp.argmax(score, 1, keepdims=True)))
+    node = jnp.broadcast_to(jnp.arange(D + 1, dtype=jnp.int32), (token.shape[0], D + 1))
+    chain = Draft(
+      jnp.concatenate(tokens, 1), jnp.maximum(node - 1, 0), node, jnp.ones(node.shape, bool)
+    )
+    return chain, Rescored(state.hidden, cache)
+
+  def update(params, target_params, state: Rescored, chain, evaluation, verdict, rows):
+    hidden = draft_context.newest(evaluation.features.hidden, verdict, rows, state.hidden)
+    length = state.cache.length - (D + 1) + rows
+    return Rescored(hidden, state.cache._replace(length=length))
+
+  return Drafter(f"{head.name}_local", "point", D + 1, D, init, propose, update)
+
+
+@functools.cache
+def ngram(head: Head, tree_nodes: int, alpha: float, top: int = 16, paths: int = 16) -> Drafter:
+  """A tree of the best paths by the heads and a bigram table together ("global rescoring").
+
+  A path scores the sum of its logits plus alpha times its log-probability given the root; the P
+  best of all K ** D paths are found exactly and packed into a tree, best first, equal beginnings
+  once. The paper verifies its paths as a batch or a tree and leaves their packing open: here N is
+  fixed, and what does not fit is dropped from the worst paths. Its 4-grams are not offered, and a
+  root outside the draft vocabulary leaves the first guesses to the head. Carried between rounds:
+  the state [B, E] that predicted the root. Siblings are distinct and chosen without looking at
+  noise, so "greedy" and "target_only" are exact; there is no q.
+
+  Args:
+    head: as in `local`; params["head"] holds its weights.
+    tree_nodes: N, the root included.
+    alpha: weight of the bigrams; 0 is the paper's baseline, best paths by the heads alone.
+    top: K.
+    paths: P.
+  params["ngram"] is f32[W, W], see `data.ngram`.
+  """
+
+  def init(params, target_params, context, features, capacity):
+    return draft_context.before_root(features.hidden, context)
+
+  def propose(params, target_params, hidden, context, settings, noise):
+    root = at(context.tokens, context.length[:, None] - 1)
+    table = params["ngram"]
+    score, ranks = _best(head, params["head"], target_params, hidden, top)
+    every = _named(params["head"], jnp.arange(len(table), dtype=jnp.int32))
+    is_root = every[None] == root
+    row = jnp.take(table, jnp.argmax(is_root, 1), axis=0)
+    first = jnp.where(is_root.any(1, keepdims=True), at(row, ranks[:, 0]), 0)
+    score = score.at[:, 0].add(alpha * first)
+    between = table[ranks[:, :-1, :, None], ranks[:, 1:, None, :]]
+    best, _ = p_best(score, alpha * between, paths)
+    chosen = jnp.take_along_axis(ranks, best.swapaxes(1, 2), axis=2).swapaxes(1, 2)
+    return from_paths(_named(params["head"], chosen), root, tree_nodes), hidden
+
+  def update(params, target_params, hidden, draft, evaluation, verdict, rows):
+    return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
+
+  return Drafter(f"{head.name}_ngram", "point", tree_nodes, head.depth, init, propose, update)

@@ -1,0 +1,203 @@
+"""EAGLE and EAGLE-3 against their formulas in NumPy, and their caches against recomputation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import speculate
+from specjax.base import Context, Examples, Features
+from specjax.drafters.eagle import EagleConfig, eagle
+from specjax.drafters.eagle3 import Eagle3Config, eagle3, taps_of
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer, target
+from specjax.sampling import Settings, request_keys
+from specjax.trees.grow import Dynamic
+from specjax.verifiers import greedy
+
+V, E, H, K, C = 6, 8, 4, 2, 4
+# The window and the norms on q and k are the target's alone.
+MODEL = Config(
+  vocab_size=V, width=E, layers=4, heads=H, kv_heads=K, head_dim=C, mlp_width=12, max_length=64,
+  rope_theta=100.0, qkv_bias=True, qk_norm=True, window=6, tied=False,
+)  # fmt: skip
+D = 3
+HEADS = {
+  "eagle": eagle(MODEL, EagleConfig(depth=D, mlp_width=10)),
+  "eagle, no bias": eagle(MODEL, EagleConfig(depth=D, bias=False)),
+  "eagle3": eagle3(MODEL, Eagle3Config(depth=D, mlp_width=10)),
+  "eagle3, two taps": eagle3(MODEL, Eagle3Config(depth=D, taps=(4, 0))),
+}
+
+
+@functools.cache
+def weights_of(name: str):
+  """(target params, head params), random."""
+  rng = np.random.default_rng(0)
+  z = jnp.zeros((1, 2), jnp.int32)
+  shapes = jax.eval_shape(
+    Transformer(MODEL).init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)
+  )
+  own = jax.eval_shape(HEADS[name].init, jax.random.key(0), shapes)
+  return jax.tree.map(
+    lambda x: jnp.asarray(rng.normal(size=x.shape) / 2 + (len(x.shape) == 1), jnp.float32),
+    (shapes, own),
+  )
+
+
+def norm(x, weight):
+  return x / np.sqrt((x * x).mean(-1, keepdims=True) + MODEL.norm_epsilon) * weight
+
+
+def rotate(x, t: int):
+  """Rotary embedding of one head [C] at position t."""
+  angle = t * MODEL.rope_theta ** (-np.arange(0, C, 2) / C)
+  a, b = x[: C // 2], x[C // 2 :]
+  return np.concatenate(
+    [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
+  )
+
+
+def block(w, x, attended):
+  """One decoder layer over a whole text: x [T, E], attended from `attended` [T, any]."""
+  qkv = (attended @ w["qkv"].T + w["qkv_bias"]).reshape(len(x), H + 2 * K, C)
+  out = x.copy()
+  for t in range(len(x)):
+    heads = []
+    for h in range(H):
+      q, g = rotate(qkv[t, h], t), h // (H // K)
+      scores = [q @ rotate(qkv[s, H + g], s) / C**0.5 for s in range(t + 1)]
+      p = np.exp(scores - np.max(scores))
+      heads.append(p / p.sum() @ qkv[: t + 1, H + K + g])
+    out[t] += w["out"] @ np.concatenate(heads)
+  gate, up = np.split(norm(out, w["mlp_norm"]["weight"]) @ w["gate_up"].T, 2, axis=-1)
+  return out + (gate / (1 + np.exp(-gate)) * up) @ w["down"].T
+
+
+def naive_states(name, tokens, hidden, taps, t: int) -> list[np.ndarray]:
+  """Guesses after token t of one text: (state, next token) pairs anew for every guess."""
+  model, own = jax.tree.map(np.float64, jax.device_get(weights_of(name)))
+  w, embedding = own["params"], model["params"]["embedding"]
+  if name.startswith("eagle3"):
+    pairs = list(np.concatenate(taps, -1)[: t + 1] @ w["fc"].T)
+  else:
+    pairs = list(hidden[: t + 1])
+  for _ in range(D):
+    state, e = np.stack(pairs), embedding[tokens[1 : len(pairs) + 1]]
+    if name.startswith("eagle3"):
+      x = state
+      attended = np.concatenate(
+        [norm(e, w["input_norm"]["weight"]), norm(state, w["hidden_norm"]["weight"])], -1
+      )
+    else:
+      x = attended = np.concatenate([e, state], -1) @ w["fc"].T + w.get("fc_bias", 0)
+    pairs.append(block(w["layers"]["layer_0"], x, attended)[-1])
+  return pairs[t + 1 :]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_unroll_is_drafting_without_a_cache(name):
+  """Training-time test: every guess from true states up to the cut, own ones after it."""
+  head, (model, own) = HEADS[name], weights_of(name)
+  rng = np.random.default_rng(1)
+  T, M = 18, 6
+  segment = np.repeat(np.int32([[0, 1], [2, 2]]), (11, 7), axis=1)  # packed texts
+  position = np.stack([[*range(11), *range(7)], range(T)]).astype(np.int32)
+  tokens = rng.integers(0, V, (2, T)).astype(np.int32)
+  hidden = rng.normal(size=(2, T, E)).astype(np.float32)
+  taps = tuple(rng.normal(size=(2, T, E)).astype(np.float32) for _ in head.taps)
+  at = np.array([[7, 0, 12, 3, 9, 17], [0, 14, 13, 2, 2, 16]], np.int32)
+  examples = Examples(tokens, position, segment, Features(hidden, taps), at)
+  got = jax.device_get(jax.jit(head.unroll)(own, model, examples))
+  assert len(got) == D
+  checked = 0
+  for b in range(2):
+    for m in range(M):
+      text = np.flatnonzero(segment[b] == segment[b, at[b, m]])
+      t = at[b, m] - text[0]
+      padded = np.append(tokens[b, text], [0] * D)
+      want = naive_states(name, padded, hidden[b, text], [x[b, text] for x in taps], t)
+      for d in range(D):
+        assert np.isfinite(got[d][b, m]).all()
+        if t + d + 1 < len(text):
+          np.testing.assert_allclose(got[d][b, m], want[d], rtol=1e-3, atol=1e-4)
+          checked += 1
+  assert checked > M * D  # of twice as many
+
+
+T, BUDGETS = 9, (20, 1, 13, 20)
+# Most of the vocabulary is among the children, so that random weights are often right.
+TREES = {
+  "static": (*((i,) for i in range(5)), *((i, j) for i in range(5) for j in range(4)), (0, 0, 0)),
+  "dynamic": Dynamic(nodes=40, depth=3, beam=5),
+}
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
+  """Rows of different lengths, finished ones among them; what was only guessed leaves no trace."""
+  head, (model, own) = HEADS[name], weights_of(name)
+  drafter = head.drafter(tree)
+  method = speculate.method(target(MODEL), drafter, greedy())
+  weights, B = speculate.Weights(model, own), len(BUDGETS)
+  tokens = jnp.asarray(np.random.default_rng(2).integers(0, V, (B, T)), jnp.int32)
+  length = jnp.asarray([T, 4, 1, 6], jnp.int32)
+  f = jnp.zeros(B)
+  request = speculate.Request(
+    Settings(f, jnp.zeros(B, jnp.int32), f + 1, f), request_keys(0, range(B)),
+    length + jnp.asarray(BUDGETS, jnp.int32), jnp.asarray([-1], jnp.int32),
+  )  # fmt: skip
+  capacity = speculate.capacity_for(T, max(BUDGETS), drafter.depth)
+  state = speculate.compiled_start(method, weights, tokens, length, request, capacity)
+
+  @jax.jit
+  def from_scratch(tokens, length):
+    _, features = target(MODEL).prefill(model, tokens, length, capacity, taps=drafter.taps)
+    context = Context(jnp.pad(tokens, ((0, 0), (0, 1))), length)
+    return drafter.init(own, model, context, features, capacity)
+
+  for _ in range(3):
+    state = speculate.compiled_advance(method, weights, request, state, jnp.int32(2))
+    got = jax.device_get(state.drafter)
+    want = jax.device_get(from_scratch(*state.context))
+    np.testing.assert_array_equal(got.cache.length, state.context.length - 1)
+    np.testing.assert_allclose(got.last, want.last, rtol=1e-3, atol=1e-4)
+    for a, b in zip(jax.tree.leaves(got.cache.kv), jax.tree.leaves(want.cache.kv), strict=True):
+      for row, n in enumerate(got.cache.length):
+        np.testing.assert_allclose(a[row, :, :n], b[row, :, :n], rtol=1e-3, atol=1e-4)
+  assert state.stats.accepted[:, 2:].sum() > 2  # rounds that committed several rows
+  assert 0 < state.done.sum() < B
+
+
+def test_eagle3_starts_from_the_targets_head_over_its_own_vocabulary():
+  ids = np.array([1, 2, 5], np.int32)
+  model, _ = weights_of("eagle3")
+  head = HEADS["eagle3"]
+  params = head.init(jax.random.key(0), model, ids)
+  np.testing.assert_array_equal(params["params"]["lm_head"], model["params"]["lm_head"][ids])
+  x = np.random.default_rng(3).normal(size=(2, E)).astype(np.float32)
+  want = norm(x.astype(np.float64), 1) @ np.float64(model["params"]["lm_head"])[ids].T
+  np.testing.assert_allclose(head.read(params, model, x, 2), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("layers", "want"),
+  [
+    (32, (2, 16, 29)),
+    (7, (2, 3, 4)),
+    (6, (1, 3, 5)),
+    (4, (1, 2, 3)),
+    (2, (1, 1, 1)),
+    (1, (1, 0, 0)),
+  ],
+)
+def test_layers_that_eagle3_reads(layers, want):
+  model = Config(V, E, layers, H, K, C, 12)
+  assert taps_of(model, Eagle3Config()) == want
+  assert eagle3(model, Eagle3Config(taps=(layers,))).taps == (layers,)
+  for taps in ((0, layers + 1), (-1,)):
+    with pytest.raises(ValueError, match=f"accepted are layers 0 to {layers}"):
+      taps_of(model, Eagle3Config(taps=taps))
