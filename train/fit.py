@@ -42,27 +42,27 @@ def adamw(
   return optax.GradientTransformation(chain.init, update)
 
 
-def batches(data: Any, size: int, seed: int) -> Callable[[int], Any]:
-  """The batch of each step: rows in an endless shuffled order that the seed decides.
+def shuffled(count: int, size: int, seed: int) -> Callable[[int], np.ndarray]:
+  """The rows i[size] of each step's batch: an endless shuffled order that the seed decides.
 
   Args:
-    data: a NamedTuple of arrays with the rows on the first axis.
+    count: rows there are.
     size: rows of a batch.
     seed: of the order.
 
   Raises:
     ValueError: a batch takes more rows than there are.
   """
-  count = len(data[0])
   if not 1 <= size <= count:
     raise ValueError(f"batch={size}: accepted is 1 to {count}, the rows that the data fill.")
   order = grain.MapDataset.range(count).seed(seed).shuffle().repeat().batch(size)
+  return lambda step: np.asarray(order[step])
 
-  def batch(step: int) -> Any:
-    chosen = np.asarray(order[step])
-    return type(data)(*(x[chosen] for x in data))
 
-  return batch
+def batches(data: Any, size: int, seed: int) -> Callable[[int], Any]:
+  """The batch of each step, `shuffled` rows of `data`, a NamedTuple of arrays with rows first."""
+  order = shuffled(len(data[0]), size, seed)
+  return lambda step: type(data)(*(x[order(step)] for x in data))
 
 
 def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:

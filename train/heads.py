@@ -1,18 +1,18 @@
-"""Trains Medusa-1 heads: a frozen target, its own answers, one loss per head.
+"""Trains a draft head, of any kind, for a frozen target.
 
-    python -m specjax.train.heads --model gsm8k-7m --data questions.jsonl --out runs/my-heads
+    python -m specjax.train.heads --model gsm8k-7m --data questions.jsonl --out runs/my-head hydra
 
-The target first answers the questions of `data` itself (`answers.jsonl`, written as it goes), then
-the heads learn to guess those answers from its hidden states. Cai et al. 2024, arXiv 2401.10774,
-sections 2.2 and 2.3. The same command again continues a run that was killed; `answers.jsonl`,
-copied into another directory, saves a run with other heads the answering.
+The target first answers the questions of `data` itself (`answers.jsonl`, written as it goes); its
+hidden states over the answers are computed once (`features/`); then the head learns to draft from
+them. The same command again continues a run that was killed. The last word is the head, with
+options of its own (`hydra --help`); medusa is the default.
 """
 
 import dataclasses
 import functools
 import json
 import pathlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
 import jax.numpy as jnp
@@ -20,260 +20,317 @@ import numpy as np
 import optax
 import tyro
 from jax import Array
-from rich.progress import track
+from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.api import Decoder, Model, load
-from specjax.checkpoints import medusa as checkpoint
+from specjax.api import load
+from specjax.base import Examples, Head, LossWeights, Params
+from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
-from specjax.data.sources import JsonlSource, open_source, text_of
-from specjax.drafters.medusa import MedusaConfig, MedusaHeads
-from specjax.models.transformer import Transformer, attention_mask
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.resume import claim, count_lines, keep_lines
+from specjax.data.sources import JsonlSource
+from specjax.drafters import HEADS
+from specjax.drafters.medusa import MedusaConfig
+from specjax.models import draft_vocabulary
+from specjax.models.draft_context import rows_at
+from specjax.models.linear import linear
+from specjax.models.transformer import target
+from specjax.train import losses
+from specjax.train.answers import answer, ask, document, given
+from specjax.train.cut_points import Batch, Source
+from specjax.train.features import compute
+from specjax.train.fit import adamw, fit, shuffled
+from specjax.train.resume import claim
 from specjax.trees.static import best_first, expected_length
 
-Tensor = Array | np.ndarray  # inside and outside of jit
+RANKS = 10  # guesses per depth whose hits are counted
+
+if TYPE_CHECKING:
+  AnyHead = Any
+else:
+  AnyHead = Union[  # noqa: UP007  the members come from a dict
+    tuple(Annotated[c, tyro.conf.subcommand(name)] for name, (_, c) in HEADS.items())
+  ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """Medusa-1 heads for a target.
+  """A draft head for a target.
 
   Attributes:
     model: the target, a zoo name or directory.
     data: JSONL file or tfds:NAME:SPLIT with the questions.
-    out: directory for answers, checkpoints, metrics and the finished heads.
+    out: directory for answers, states, checkpoints, metrics and the finished head.
+    head: which head, and its shape.
     field: of a record, the question.
+    answer_field: of a record, an answer to learn from in place of the target's own.
     questions: how many are answered, from the start of the data; those that leave no room for an
       answer are not.
     held_out: how many of these are kept to measure hit rates.
     max_new_tokens: length of an answer, at most what the target's positions leave.
     temperature: of the target's answers.
-    heads, blocks, shared: see `MedusaConfig`.
+    answers: file of answers, by default in `out`; made where it is absent. Heads may share one.
+    features: directory of hidden states, by default in `out`; made where it is absent. Heads may
+      share one.
+    layers: layers to keep there besides those the head reads, for other heads.
+    draft_vocab: W, how many of the most frequent tokens the head guesses among; 0 for all.
+    init: directory of a head of the same shape to start from.
+    loss: weights of hard and soft cross-entropy and of the feature term, and their decay with
+      depth; by default those published for the head.
+    noise: width of uniform noise on the hidden states while training.
     length: T of the rows that the target reads.
-    batch: positions per step.
+    batch: rows per step.
+    points: M, positions of a row from which the head drafts.
     steps, rate, warmup: optimisation.
-    decay: head d weighs decay ** d in the loss, d from 1.
-    nodes: of the largest tree the heads will ship with.
+    nodes: of the largest tree the head will ship with.
     save_every: steps between checkpoints.
-    seed: of the data order and of sampled answers.
+    devices: that share a batch; 0 for all.
+    seed: of the weights, the data order and sampled answers.
   """
 
   model: str
   data: str
   out: str
+  head: AnyHead = MedusaConfig()  # noqa: RUF009  frozen
   field: str = "question"
+  answer_field: str | None = None
   questions: int = 4000
   held_out: int = 100
   max_new_tokens: int = 160
   temperature: float = 0.0
-  heads: int = 4
-  blocks: int = 1
-  shared: bool = False
+  answers: str | None = None
+  features: str | None = None
+  layers: tuple[int, ...] = ()
+  draft_vocab: int = 0
+  init: str | None = None
+  loss: tuple[float, float, float, float] | None = None
+  noise: float = 0.0
   length: int = 384
-  batch: int = 1024
+  batch: int = 8
+  points: int = 128
   steps: int = 1000
   rate: float = 1e-3
   warmup: int = 50
-  decay: float = 0.8
   nodes: int = 64
   save_every: int = 100
+  devices: int = 0
   seed: int = 0
 
 
-def ask(model: Model, config: Config) -> list[list[int]]:
-  """The questions as prompts.
+def name_of(config: Any) -> str:
+  """The head of which this is a config."""
+  return next(name for name, (_, kind) in HEADS.items() if kind is type(config))
 
-  Raises:
-    ValueError: the target has no chat template, or the data cannot be used.
-  """
-  if model.template is None or model.tokenizer is None:
-    raise ValueError(f"model={model.name!r} has no chat template: it cannot be asked questions.")
-  source = open_source(config.data)
-  total = min(config.questions, len(source))
-  prompts = [model.chat(text_of(source[i], config.field, i)) for i in range(total)]
-  prompts = [p for p in prompts if len(p) < model.config.max_length]
-  if not 1 <= config.held_out < len(prompts):
+
+def _claim(out: pathlib.Path, config: Config, content: Any) -> None:
+  head = {"name": name_of(config.head), **dataclasses.asdict(config.head)}
+  claim(out, dataclasses.asdict(config) | {"head": head}, json.dumps(content).encode())
+
+
+def texts(model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
+  """(rows to train on, held-out rows); a text of the data is in one of them."""
+  if config.answer_field is None:
+    prompts = ask(model, config.data, config.field, config.questions)
+    _check_held_out(config, len(prompts))
+    _claim(out, config, prompts)
+    path = pathlib.Path(config.answers or out / "answers.jsonl")
+    answer(
+      model, prompts, path, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
+      seed=config.seed,
+    )  # fmt: skip
+    records = JsonlSource(path)
+    documents = [document(records[i]) for i in range(len(prompts))]
+    for i, prompt in enumerate(prompts):
+      if documents[i][0][: len(prompt)] != prompt:
+        raise ValueError(f"answers={str(path)!r} answers another question in line {i + 1}: "
+                         "choose another file.")  # fmt: skip
+  else:
+    fields = (config.field, config.answer_field)
+    documents = given(model, config.data, fields, config.questions)
+    _check_held_out(config, len(documents))
+    _claim(out, config, [ids for ids, _ in documents])
+  cut = config.held_out
+  return pack(documents[cut:], config.length), pack(documents[:cut], config.length)
+
+
+def _check_held_out(config: Config, count: int) -> None:
+  if not 1 <= config.held_out < count:
     raise ValueError(f"held_out={config.held_out}: accepted is at least 1 and fewer than the "
-                     f"{len(prompts)} questions that fit the target.")  # fmt: skip
-  return prompts
+                     f"{count} questions that fit the target.")  # fmt: skip
 
 
-def answer(
-  model: Model, prompts: list[list[int]], config: Config, path: pathlib.Path, batch: int = 16
-) -> None:
-  """Lets the target answer; what `path` already holds is kept."""
-  done = count_lines(path)
-  done -= done % batch  # so that the batches are those of an uninterrupted run
-  keep_lines(path, done)
-  decoder = Decoder(model, temperature=config.temperature, seed=config.seed, batch=batch)
-  with path.open("a") as sink:
-    for first in track(range(done, len(prompts), batch), description="answers"):
-      part = prompts[first : first + batch]
-      budgets = [min(config.max_new_tokens, model.config.max_length - len(p)) for p in part]
-      for prompt, result in zip(part, decoder(part, budgets, first=first), strict=True):
-        sink.write(json.dumps({"prompt": prompt, "answer": result.tokens}) + "\n")
-      sink.flush()
+class Lesson:
+  """A head's guesses at a batch of cut points, and the figures made of them."""
+
+  def __init__(self, model_config, head: Head, vocabulary: np.ndarray | None):
+    self.head, self.target = head, target(model_config)
+    self.place = np.arange(model_config.vocab_size)  # of each target id in the draft vocabulary
+    if vocabulary is not None:
+      self.place = np.full(model_config.vocab_size, -1)
+      self.place[vocabulary] = np.arange(len(vocabulary))
+
+  def states(self, params: Params, target_params: Params, examples: Examples):
+    """What the head reads at every depth, from states in the target's own dtype."""
+    dtype = jax.tree.leaves(target_params)[0].dtype
+    features = jax.tree.map(lambda x: x.astype(dtype), examples.features)
+    return self.head.unroll(params, target_params, examples._replace(features=features))
+
+  def loss(
+    self,
+    params: Params,
+    target_params: Params,
+    batch: Batch,
+    weights: LossWeights,
+    noise: float = 0.0,
+    key: Any = None,
+  ) -> tuple[Array, dict[str, Array]]:
+    """The loss in nats and its metrics; logits are recomputed in the backward pass.
+
+    Args:
+      weights: of the terms; static.
+      noise: width of uniform noise on the hidden states the head sees; static.
+      key: of the noise.
+    """
+    hidden, examples = batch.examples.features.hidden, batch.examples
+    if noise:
+      shift = noise * (jax.random.uniform(key, hidden.shape) - 0.5)
+      noisy = examples.features._replace(hidden=hidden + shift.astype(hidden.dtype))
+      examples = examples._replace(features=noisy)
+    states = self.states(params, target_params, examples)
+    matrix = draft_vocabulary.rows(self.target.lm_head(target_params), draft_vocabulary.ids(params))
+    T, total, metrics = hidden.shape[1], jnp.zeros(()), {}
+    scales = losses.depth_weights(weights.decay, len(states))
+    for d, (state, scale) in enumerate(zip(states, scales, strict=True), 1):
+      label = jnp.asarray(self.place)[batch.labels[:, :, d - 1]]
+      # What lies outside the draft vocabulary cannot be said and is not trained.
+      weight = (batch.weight[:, :, d - 1] & (label >= 0)).astype(jnp.float32).reshape(-1)
+      label = jnp.maximum(label, 0).reshape(-1)
+      own = rows_at(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
+
+      @jax.checkpoint
+      def at_depth(state, own, label=label, weight=weight, d=d):
+        logits = self.head.read(params, target_params, state, d)
+        flat, own = logits.reshape(-1, logits.shape[-1]), own.reshape(-1, own.shape[-1])
+        teacher = linear(own, matrix).astype(jnp.float32)
+        right = (flat.argmax(-1) == label).astype(jnp.float32)
+        state = state.reshape(-1, state.shape[-1])
+        loss = losses.total(weights, state, flat, label, teacher, own, weight)
+        return loss, losses.mean(right, weight)
+
+      loss, metrics[f"accuracy_{d}"] = at_depth(state, own)
+      if scale:
+        total = total + scale * loss
+    return total, {"loss": total, **metrics}
+
+  def hits(self, params: Params, target_params: Params, batch: Batch) -> tuple[Array, Array]:
+    """(i[D, RANKS], how many labels were guessed at each rank; i[D], how many there were)."""
+    states = self.states(params, target_params, batch.examples)
+    hits = []
+    for d, state in enumerate(states, 1):
+      logits = self.head.read(params, target_params, state, d)
+      best = jax.lax.top_k(logits, min(RANKS, logits.shape[-1]))[1]
+      right = best == jnp.asarray(self.place)[batch.labels[:, :, d - 1, None]]
+      hits.append((right & batch.weight[:, :, d - 1, None]).sum((0, 1)))
+    return jnp.stack(hits), batch.weight.sum((0, 1))
 
 
-def document(record: dict) -> tuple[list[int], list[bool]]:
-  """Ids of question and answer; only the answer is trained."""
-  prompt, said = record["prompt"], record["answer"]
-  return prompt + said, [False] * len(prompt) + [True] * len(said)
-
-
-def head_targets(rows: Rows, ahead: int) -> tuple[Array, Array]:
-  """What the head `ahead` tokens beyond the LM head should say at each position.
-
-  Returns:
-    (labels i32[B, T], weight bool[B, T]): position t wants token t + 1 + ahead, where that is a
-    trained token of the same document.
-  """
-  shift = 1 + ahead
-
-  def later(x: Tensor, fill) -> Array:
-    return jnp.pad(jnp.asarray(x)[:, shift:], ((0, 0), (0, shift)), constant_values=fill)
-
-  same = later(rows.segment, -2) == rows.segment
-  return later(rows.tokens, 0), later(rows.mask, False) & same
-
-
-class Examples(NamedTuple):
-  """What heads are trained on, one row per position of P.
-
-  Attributes:
-    hidden: f16[P, E], the frozen target's state.
-    labels: i32[P, D], what head d + 1 should say there.
-    weight: bool[P, D], whether that is trained.
-  """
-
-  hidden: Tensor
-  labels: Tensor
-  weight: Tensor
-
-
-def collect(model: Model, rows: Rows, heads: int, batch: int = 16) -> Examples:
-  """The frozen target's hidden states over rows, at the positions that are trained."""
-  target = Transformer(model.config)
-
-  @jax.jit
-  def run(params, rows: Rows):
-    mask = attention_mask(jnp.asarray(rows.segment), model.config.causal)
-    hidden, _ = target.apply(params, rows.tokens, rows.position, mask)
-    labels, weight = zip(*(head_targets(rows, d) for d in range(1, heads + 1)), strict=True)
-    return hidden.astype(jnp.float16), jnp.stack(labels, -1), jnp.stack(weight, -1)
-
-  parts = []
-  for i in track(range(0, len(rows.tokens), batch), description="hidden states"):
-    short = max(0, i + batch - len(rows.tokens))  # one shape, one compilation
-    part = Rows(*(np.pad(x[i : i + batch], ((0, short), (0, 0))) for x in rows))
-    hidden, labels, weight = map(np.asarray, run(model.params, part))
-    kept = weight.any(-1)
-    parts.append((hidden[kept], labels[kept], weight[kept]))
-  return Examples(*(np.concatenate(x) for x in zip(*parts, strict=True)))
-
-
-def loss_fn(
-  logits: list[Array], labels: Tensor, weight: Tensor, decay: float
-) -> tuple[Array, dict[str, Array]]:
-  """Sum over heads of the mean cross-entropy in nats, head d weighing decay ** d.
-
-  Args:
-    logits: f32[P, V] of each head.
-    labels: i32[P, D].
-    weight: bool[P, D].
-  """
-  metrics, loss = {}, jnp.zeros(())
-  for d, x in enumerate(logits, 1):
-    label, kept = labels[:, d - 1], weight[:, d - 1].astype(jnp.float32)
-    total = jnp.maximum(kept.sum(), 1.0)
-    nll = optax.softmax_cross_entropy_with_integer_labels(x, label)
-    loss = loss + decay**d * (nll * kept).sum() / total
-    right = (x.argmax(-1) == label).astype(jnp.float32)
-    metrics[f"accuracy_{d}"] = (right * kept).sum() / total
-  return loss, {"loss": loss, **metrics}
-
-
-def count_hits(logits: list[Array], labels: Tensor, weight: Tensor, ranks: int = 10) -> Array:
-  """f[D, R], how many labels each head guessed at each rank; shapes as in `loss_fn`."""
-  hits = []
-  for d, x in enumerate(logits):
-    right = jax.lax.top_k(x, ranks)[1] == labels[:, d, None]
-    hits.append((right & weight[:, d, None]).sum(0))
-  return jnp.stack(hits)
+def _share(devices: int, rows: int):
+  """(sharding of a batch, of everything else) over the devices that rows can be dealt to."""
+  count = devices or len(jax.devices())
+  if rows % count or count > len(jax.devices()):
+    raise ValueError(f"devices={devices}: accepted are up to {len(jax.devices())} that divide "
+                     f"batch={rows}.")  # fmt: skip
+  mesh = jax.make_mesh(
+    (count,), ("data",), devices=jax.devices()[:count], axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  return (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
 
 
 def main(config: Config) -> None:
   out = pathlib.Path(config.out)
   out.mkdir(parents=True, exist_ok=True)
   model = load(config.model)
+  name = name_of(config.head)
+  head = HEADS[name][0](model.config, config.head)
+  shared_batch, copied = _share(config.devices, config.batch)
 
-  # --- data: the target's own answers ---
-  prompts = ask(model, config)
-  claim(out, dataclasses.asdict(config), json.dumps(prompts).encode())
-  answer(model, prompts, config, out / "answers.jsonl")
-  answers = JsonlSource(out / "answers.jsonl")
-  documents = [document(answers[i]) for i in range(len(answers))]
-  rows = pack(documents[config.held_out :], config.length)
-  examples = collect(model, rows, config.heads)
-  held_out = collect(model, pack(documents[: config.held_out], config.length), config.heads)
-  batch = batches(examples, config.batch, config.seed)
-
-  # --- heads: identity blocks, vocabulary matrices copied from the LM head ---
-  head_config = MedusaConfig(
-    model.config.vocab_size, model.config.width, config.heads, config.blocks, config.shared
+  # --- data: texts, and the target's states over them ---
+  rows, held_out = texts(model, config, out)
+  states = pathlib.Path(config.features or out / "features")
+  layers = (*head.taps, *config.layers)
+  features, held_out_features = (
+    f._replace(taps=f.taps[: len(head.taps)])
+    for f in (
+      compute(model, rows, layers, states / "train"),
+      compute(model, held_out, layers, states / "held_out"),
+    )
   )
-  heads, target = MedusaHeads(head_config), Transformer(model.config)
+  source = Source(rows, features, head.depth, config.points, config.seed)
+  test = Source(held_out, held_out_features, head.depth, config.points, config.seed)
+  order = shuffled(len(rows.tokens), config.batch, config.seed)
+
+  # --- head ---
+  vocabulary = None
+  if config.draft_vocab:
+    counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
+    vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
+  lesson = Lesson(model.config, head, vocabulary)
+  weights = LossWeights(*config.loss) if config.loss else head.loss
   optimizer = adamw(config.rate, config.steps, warmup=config.warmup, decay=0.0)
 
   @jax.jit
-  def init(key):
-    x = jnp.zeros((1, model.config.width))
-    params = heads.init(key, x, lambda z: target.apply(model.params, z, method="head"))
-    if not config.shared:
-      leaves = model.params["params"]
-      lm_head = leaves["embedding" if model.config.tied else "lm_head"]
-      copies = jnp.broadcast_to(lm_head, params["params"]["vocabulary"].shape)
-      params = {"params": params["params"] | {"vocabulary": copies}}
-    return {"params": params, "optimizer": optimizer.init(params)}
-
-  def logits_of(params, target_params, hidden: Tensor):
-    x = hidden.astype(jax.tree.leaves(target_params)[0].dtype)
-    return heads.apply(params, x, lambda z: target.apply(target_params, z, method="head"))
+  def init(key, target_params):
+    params = head.init(key, target_params, None if vocabulary is None else jnp.asarray(vocabulary))
+    return {"params": params, "optimizer": optimizer.init(params["params"])}
 
   @functools.partial(jax.jit, donate_argnums=1)
-  def step(target_params, state, e: Examples):
-    def loss(params):
-      return loss_fn(logits_of(params, target_params, e.hidden), e.labels, e.weight, config.decay)
+  def step(target_params, state, batch: Batch, key):
+    fixed = state["params"]
 
-    grads, metrics = jax.grad(loss, has_aux=True)(state["params"])
-    updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
+    def loss(trained):
+      params = fixed | {"params": trained}
+      return lesson.loss(params, target_params, batch, weights, config.noise, key)
+
+    grads, metrics = jax.grad(loss, has_aux=True)(fixed["params"])
+    updates, moments = optimizer.update(grads, state["optimizer"], fixed["params"])
     metrics["gradient_norm"] = optax.tree.norm(grads)
-    params = optax.apply_updates(state["params"], updates)
-    return {"params": params, "optimizer": moments}, metrics
+    trained = optax.apply_updates(fixed["params"], updates)
+    return {"params": fixed | {"params": trained}, "optimizer": moments}, metrics
 
-  @jax.jit
-  def count(target_params, params, e: Examples):
-    return count_hits(logits_of(params, target_params, e.hidden), e.labels, e.weight)
-
-  state = init(jax.random.key(config.seed))
-  size = sum(x.size for x in jax.tree.leaves(state["params"]))
-  print(f"{size / 1e6:.2f}M parameters; {len(examples.hidden) / 1e6:.2f}M positions")
+  target_params = jax.device_put(model.params, copied)
+  state = jax.device_put(init(jax.random.key(config.seed), model.params), copied)
+  if config.init is not None:
+    state["params"] = jax.device_put(
+      checkpoint.weights_like(config.init, model.config, state["params"]), copied
+    )
+  size = sum(x.size for x in jax.tree.leaves(state["params"]["params"]))
+  print(f"{name}: {size / 1e6:.2f}M parameters; {len(rows.tokens)} rows, "
+        f"{sum(map(len, source.useful)) / 1e6:.2f}M positions")  # fmt: skip
 
   # --- train ---
+  def batch(i: int):
+    return jax.device_put(source.sample(order(i), i), shared_batch), i
+
+  def step_of(state, numbered):
+    batch, i = numbered
+    key = jax.random.fold_in(jax.random.key(config.seed), i)
+    return step(target_params, state, batch, key)
+
   state = fit(
-    functools.partial(step, model.params), state, batch, steps=config.steps, directory=out,
-    save_every=config.save_every,
-  )  # fmt: skip
+    step_of, state, batch, steps=config.steps, directory=out, save_every=config.save_every
+  )
 
   # --- measure on held-out answers, choose the tree, export ---
-  hits = np.zeros((config.heads, 10))
-  for i in range(0, len(held_out.hidden), config.batch):
-    part = Examples(*(x[i : i + config.batch] for x in held_out))
-    hits += np.asarray(count(model.params, state["params"], part))
-  rates = hits / np.maximum(held_out.weight.sum(0), 1)[:, None]
+  ranks = min(RANKS, config.draft_vocab or RANKS)
+  hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
+  measure = jax.jit(lesson.hits)
+  for part in test.every(config.batch):
+    got, of = measure(state["params"], target_params, jax.device_put(part, shared_batch))
+    hits += np.asarray(got)
+    counts += np.asarray(of)
+  rates = hits / np.maximum(counts, 1)[:, None]
   choices = best_first(rates, config.nodes)
   report = {
+    "head": name,
+    "parameters": size,
     "hit_rates": rates.round(4).tolist(),
     "expected_tokens_per_forward": {
       n: round(1 + expected_length(choices[: n - 1], rates), 3)
@@ -283,8 +340,11 @@ def main(config: Config) -> None:
   }
   (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
   print(json.dumps(report["expected_tokens_per_forward"]), rates[:, 0].round(3))
-  checkpoint.save(out / "model", head_config, state["params"], choices, base=config.model)
+  checkpoint.save(
+    out / "model", name, config.head, jax.device_get(state["params"]), choices, rates,
+    base=config.model,
+  )  # fmt: skip
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config, description=__doc__))
+  main(tyro.cli(Config, description=__doc__, config=(tyro.conf.OmitSubcommandPrefixes,)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from specjax.drafters.medusa import MedusaConfig
 from specjax.train import heads, lm
 
 COUNT = 160
@@ -52,7 +53,8 @@ def tiny_heads(lm_run):
   """Settings of heads for that model; `out` is for the test to replace."""
   return heads.Config(
     model=f"{lm_run.out}/model", data=lm_run.data, out="", held_out=24, max_new_tokens=16,
-    heads=3, length=64, batch=64, steps=60, rate=3e-3, warmup=5, nodes=8, save_every=20,
+    head=MedusaConfig(depth=3), length=64, batch=8, points=32, steps=60, rate=3e-3, warmup=5,
+    nodes=8, save_every=20, devices=1,
   )  # fmt: skip
 
 

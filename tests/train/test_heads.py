@@ -1,95 +1,131 @@
-"""Medusa heads: what they are told to say, from what, and how their hits are counted."""
+"""Training a draft head: what it learns from, what it is told, and how its hits are counted."""
 
 import dataclasses
+import functools
 import json
-import shutil
+import pathlib
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 
 import specjax
-from specjax.checkpoints import medusa as checkpoint
-from specjax.data.packing import Rows, pack
-from specjax.drafters.medusa import MedusaConfig, MedusaHeads
+from specjax.base import Features, LossWeights
+from specjax.checkpoints import heads as checkpoint
+from specjax.data.packing import pack
+from specjax.data.sources import open_source
+from specjax.drafters import HEADS
+from specjax.drafters.medusa import MedusaConfig, medusa
+from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import heads
+from specjax.train.answers import answer, ask
+from specjax.train.cut_points import Source
+
+SMALL = ModelConfig(vocab_size=20, width=8, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
+SOME = np.array([0, 1, 3, 4, 7, 8, 11, 12, 13, 15, 18, 19], np.int32)
 
 
-def random_rows(seed: int, length: int = 20) -> Rows:
-  rng = np.random.default_rng(seed)
-  documents = [
-    (rng.integers(1, 50, n).tolist(), (rng.random(n) < 0.6).tolist())
-    for n in rng.integers(1, length + 5, 9)
-  ]
-  return pack(documents, length)
-
-
-@pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_head_targets_are_those_of_a_plain_loop(ahead):
-  rows = random_rows(ahead)
-  labels, weight = map(np.asarray, heads.head_targets(rows, ahead))
-  B, T = rows.tokens.shape
-  expected = np.zeros((B, T), bool)
-  for b in range(B):
-    for t in range(T):
-      wanted = t + 1 + ahead  # t says token t + 1 through the LM head
-      if wanted < T and rows.segment[b, t] == rows.segment[b, wanted] and rows.mask[b, wanted]:
-        expected[b, t] = True
-        assert labels[b, t] == rows.tokens[b, wanted]
-  np.testing.assert_array_equal(weight, expected)
-  assert expected.any() and not expected.all()
-
-
-def test_examples_are_the_trained_positions_and_the_targets_states(lm_run):
-  model = specjax.load(f"{lm_run.out}/model")
-  rows = random_rows(0)
-  examples = heads.collect(model, rows, 2, batch=3)  # the last batch is not full
-  assert len(rows.tokens) % 3
-  hidden, _ = Transformer(model.config).apply(
-    model.params, rows.tokens, rows.position, attention_mask(jnp.asarray(rows.segment), True)
-  )
-  labels, weight = zip(*(heads.head_targets(rows, d) for d in (1, 2)), strict=True)
-  kept = np.any(weight, 0)
-  np.testing.assert_allclose(examples.hidden, np.asarray(hidden)[kept], rtol=2e-3, atol=2e-3)
-  np.testing.assert_array_equal(examples.labels, np.stack(labels, -1)[kept])
-  np.testing.assert_array_equal(examples.weight, np.stack(weight, -1)[kept])
-
-
-def random_predictions(P: int = 40, V: int = 12, D: int = 3):
+@functools.cache
+def lesson_of(reduced: bool):
+  """(Lesson, params, target params, a batch, states and f32 logits [B, M, W] of every depth)."""
+  vocabulary = SOME if reduced else None
   rng = np.random.default_rng(0)
-  logits = rng.normal(size=(D, P, V)).astype(np.float32)
-  return logits, rng.integers(0, V, (P, D)).astype(np.int32), rng.random((P, D)) < 0.7
+  documents = [
+    (rng.integers(0, 20, n).tolist(), (rng.random(n) < 0.7).tolist()) for n in range(2, 16)
+  ]
+  rows = pack(documents, 15)
+  hidden = rng.normal(size=(*rows.tokens.shape, 8)).astype(np.float16)
+  batch = Source(rows, Features(hidden), 3, 6, 0).sample(np.arange(4), 0)
+  lesson = heads.Lesson(SMALL, medusa(SMALL, MedusaConfig(3)), vocabulary)
+  target_params = {"params": {"embedding": jnp.asarray(rng.normal(size=(20, 8)), jnp.float32)}}
+  params = lesson.head.init(jax.random.key(0), target_params, vocabulary)
+  noise = jax.tree.map(
+    lambda x: x + jnp.asarray(rng.normal(size=x.shape) / 3, jnp.float32), params["params"]
+  )
+  params = params | {"params": noise}
+
+  @jax.jit
+  def guesses(params, examples):
+    states = lesson.states(params, target_params, examples)
+    return states, [lesson.head.read(params, target_params, s, d) for d, s in enumerate(states, 1)]
+
+  told = jax.tree.map(np.asarray, guesses(params, batch.examples))
+  return lesson, params, target_params, batch, *told
 
 
-def test_loss_weighs_heads_by_depth():
-  logits, labels, weight = random_predictions()
-  loss, metrics = heads.loss_fn([*map(jnp.asarray, logits)], labels, jnp.asarray(weight), 0.8)
+REDUCED = pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])
+
+
+def log_softmax(x):
+  x = np.asarray(x, np.float64)
+  return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def points(lesson, batch, d: int):
+  """(b, m, label in the draft vocabulary or None) where depth d is trained."""
+  ids = batch.labels[:, :, d - 1]
+  for b, m in zip(*np.nonzero(batch.weight[:, :, d - 1]), strict=True):
+    yield b, m, int(place) if (place := lesson.place[ids[b, m]]) >= 0 else None
+
+
+@pytest.mark.parametrize("weights", [(0.5, 2.0, 0.25, 0.6), (1.0, 0.0, 0.0, 0.0)])
+@REDUCED
+def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
+  lesson, params, target_params, batch, states, logits = lesson_of(reduced)
+  weights = LossWeights(*weights)
+  call = jax.jit(lesson.loss, static_argnums=3)
+  total, metrics = call(params, target_params, batch, weights)
+  ids = params.get("vocabulary", np.arange(20))
+  matrix = np.asarray(target_params["params"]["embedding"])[ids]
+  hidden = batch.examples.features.hidden.astype(np.float64)
   expected = 0.0
-  for d in range(3):
-    z = logits[d].astype(np.float64)
-    nll = np.log(np.exp(z).sum(-1)) - z[np.arange(len(z)), labels[:, d]]
-    expected += 0.8 ** (d + 1) * nll[weight[:, d]].mean()
-    right = (z.argmax(-1) == labels[:, d])[weight[:, d]].mean()
-    np.testing.assert_allclose(metrics[f"accuracy_{d + 1}"], right, rtol=1e-6)
-  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+  for d in (1, 2, 3):
+    terms, right = [], []
+    for b, m, label in points(lesson, batch, d):
+      if label is None:
+        continue
+      # The token d + 1 after the cut is the target's to say d after it.
+      own, law = hidden[b, batch.examples.at[b, m] + d], log_softmax(logits[d - 1][b, m])
+      assert batch.labels[b, m, d - 1] == batch.examples.tokens[b, batch.examples.at[b, m] + d + 1]
+      error = np.abs(states[d - 1][b, m] - own)
+      smooth = np.where(error < 1, error**2 / 2, error - 0.5).mean()
+      teacher = np.exp(log_softmax(matrix @ own))
+      terms.append((-law[label], -(teacher * law).sum(), smooth))
+      right.append(law.argmax() == label)
+    expected += weights.decay ** (d - 1) * np.mean(terms, 0) @ weights[:3]
+    np.testing.assert_allclose(metrics[f"accuracy_{d}"], np.mean(right), rtol=1e-5)
+  np.testing.assert_allclose(total, expected, rtol=1e-4)
+  assert metrics["loss"] == total
 
 
-def test_loss_of_a_head_without_labels_is_nothing():
-  logits, labels, weight = random_predictions()
-  weight[:, 1] = False
-  loss, metrics = heads.loss_fn([*map(jnp.asarray, logits)], labels, jnp.asarray(weight), 1.0)
-  assert np.isfinite(loss) and metrics["accuracy_2"] == 0
+@REDUCED
+def test_hits_are_those_of_a_plain_loop(reduced):
+  lesson, params, target_params, batch, _, logits = lesson_of(reduced)
+  hits, counts = jax.jit(lesson.hits)(params, target_params, batch)
+  outside = 0
+  for d in (1, 2, 3):
+    want, count = np.zeros(10, int), 0
+    for b, m, label in points(lesson, batch, d):
+      count, outside = count + 1, outside + (label is None)  # a miss, whatever was guessed
+      want += np.argsort(-logits[d - 1][b, m])[:10] == label
+    np.testing.assert_array_equal(hits[d - 1], want)
+    assert counts[d - 1] == count > 0
+  assert (outside > 0) == reduced
 
 
-def test_hits_are_those_of_numpy():
-  logits, labels, weight = random_predictions()
-  hits = heads.count_hits([*map(jnp.asarray, logits)], labels, jnp.asarray(weight), ranks=5)
-  for d in range(3):
-    order = np.argsort(-logits[d], -1)[:, :5]
-    expected = ((order == labels[:, d, None]) & weight[:, d, None]).sum(0)
-    np.testing.assert_array_equal(hits[d], expected)
+def test_noise_is_on_what_the_head_sees_and_a_function_of_its_key():
+  lesson, params, target_params, batch, *_ = lesson_of(False)
+  call = jax.jit(lesson.loss, static_argnums=(3, 4))
+  plain, first, again, other, little = (
+    float(call(params, target_params, batch, LossWeights(), noise, jax.random.key(key))[0])
+    for noise, key in ((0.0, 1), (0.5, 1), (0.5, 1), (0.5, 2), (1e-2, 1))
+  )
+  assert first == again and len({plain, first, other, little}) == 4
+  assert abs(little - plain) < 0.1 * abs(first - plain)
 
 
 @pytest.fixture(scope="module")
@@ -99,22 +135,52 @@ def run(tiny_heads, tmp_path_factory):
   return config
 
 
+@pytest.fixture
+def like(run, tmp_path):
+  """Settings of a run in another directory, from the answers and states of the first."""
+
+  def settings(out: str, **change):
+    return dataclasses.replace(
+      run, out=str(tmp_path / out), answers=f"{run.out}/answers.jsonl",
+      features=f"{run.out}/features", **change,
+    )  # fmt: skip
+
+  return settings
+
+
 def read_jsonl(path) -> list[dict]:
   with open(path) as file:
     return [json.loads(line) for line in file]
 
 
-def test_loss_falls_and_the_export_decodes_the_same_text_in_fewer_forwards(run):
-  metrics = read_jsonl(f"{run.out}/metrics.jsonl")
-  assert len(metrics) == run.steps
-  assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
-  model = specjax.load(run.model)
-  drafter = specjax.make_drafter(model, "medusa", head=f"{run.out}/model")
+def metrics_of(config) -> list[dict]:
+  return [
+    {k: v for k, v in record.items() if k != "seconds"}
+    for record in read_jsonl(f"{config.out}/metrics.jsonl")
+  ]
+
+
+def report_of(config) -> dict:
+  with open(f"{config.out}/report.json") as file:
+    return json.load(file)
+
+
+def assert_decodes_like_plain(config) -> None:
+  """The same text in fewer forwards."""
+  model = specjax.load(config.model)
+  drafter = specjax.make_drafter(model, "medusa", head=f"{config.out}/model")
   prompts = [model.chat("3 pens and 4?"), model.chat("11 figs and 2?")]
   plain = specjax.generate(model, prompts, max_new_tokens=20)
   ours = specjax.generate(model, prompts, drafter=drafter, max_new_tokens=20)
   assert [r.tokens for r in ours] == [r.tokens for r in plain]
   assert sum(r.forwards for r in ours) < sum(r.forwards for r in plain)
+
+
+def test_loss_falls_and_the_export_decodes_the_same_text_in_fewer_forwards(run):
+  metrics = metrics_of(run)
+  assert len(metrics) == run.steps
+  assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
+  assert_decodes_like_plain(run)
 
 
 def test_answers_are_the_targets_own(run):
@@ -127,56 +193,120 @@ def test_answers_are_the_targets_own(run):
 
 
 def test_hit_rates_are_those_of_each_document_alone(run, final_state):
-  model, params = specjax.load(run.model), final_state(run.out)["params"]
-  config = MedusaConfig(model.config.vocab_size, model.config.width, run.heads)
-  hits, totals = np.zeros((run.heads, 10)), np.zeros(run.heads)
+  model, params = specjax.load(run.model), final_state(run.out)["params"]["params"]
+  depth = run.head.depth
+  hits, totals = np.zeros((depth, 10)), np.zeros(depth)
   for record in read_jsonl(f"{run.out}/answers.jsonl")[: run.held_out]:
     prompt, ids = record["prompt"], record["prompt"] + record["answer"]
     position = jnp.arange(len(ids))[None]
     mask = attention_mask(jnp.zeros_like(position), True)
     hidden, _ = Transformer(model.config).apply(model.params, jnp.asarray([ids]), position, mask)
-    logits = MedusaHeads(config).apply(params, hidden[0])
-    for d in range(run.heads):
-      order = np.argsort(-np.asarray(logits[d]), -1)[:, :10]
-      for t in range(len(ids) - d - 2):
-        if t + d + 2 >= len(prompt):
-          totals[d] += 1
-          hits[d] += order[t] == ids[t + d + 2]
-  with open(f"{run.out}/report.json") as file:
-    report = json.load(file)
+    hidden = np.asarray(hidden[0])
+    for d in range(1, depth + 1):
+      x = hidden @ params["block_0"][d - 1].T + params["bias_0"][d - 1]
+      order = np.argsort(-(hidden + x / (1 + np.exp(-x))) @ params["lm_head"][d - 1].T, -1)[:, :10]
+      # Drafting begins before the prompt's last token: its successor is the first of the answer.
+      for t in range(len(prompt) - 2, len(ids) - d - 1):
+        totals[d - 1] += 1
+        hits[d - 1] += order[t] == ids[t + d + 1]
+  report, loaded = report_of(run), checkpoint.load(f"{run.out}/model", model.config)
   np.testing.assert_allclose(report["hit_rates"], hits / totals[:, None], atol=0.01)
+  assert report["head"] == "medusa" and totals.min() > 100
+  assert report["parameters"] == sum(x.size for x in jax.tree.leaves(params))
   assert [int(n) for n in report["expected_tokens_per_forward"]] == [4, 8]
-  _, _, choices = checkpoint.load(f"{run.out}/model")
-  assert len(choices) == run.nodes - 1
+  assert len(loaded.choices) == run.nodes - 1
+  np.testing.assert_array_equal(loaded.hit_rates, report["hit_rates"])
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_before_training_every_head_is_the_lm_head(run, tmp_path, shared, monkeypatch, final_state):
+def test_before_training_every_head_is_the_lm_head(like, shared, monkeypatch, final_state):
   """One step of rate 0 (warm-up starts there) leaves the heads as they were made."""
-  model = specjax.load(run.model)
+  config = like("out", steps=1, head=MedusaConfig(3, blocks=2, shared=shared))
+  model = specjax.load(config.model)
   before = jax.tree.map(np.array, model.params)
   monkeypatch.setattr(heads, "load", lambda name: model)
-  shutil.copy(f"{run.out}/answers.jsonl", tmp_path)
-  heads.main(dataclasses.replace(run, out=str(tmp_path), steps=1, shared=shared, blocks=2))
+  heads.main(config)
 
-  params = final_state(tmp_path)["params"]
+  params = final_state(config.out)["params"]["params"]
   blocks = {"block_0", "bias_0", "block_1", "bias_1"}
-  assert params["params"].keys() == blocks | (set() if shared else {"vocabulary"})
-  assert not any(params["params"][name].any() for name in blocks)
-  config = MedusaConfig(model.config.vocab_size, model.config.width, 3, 2, shared)
-  hidden = jax.random.normal(jax.random.key(0), (5, model.config.width))
-  lm_head = model.target.head(model.params, hidden)
-  logits = MedusaHeads(config).apply(params, hidden, lambda z: model.target.head(model.params, z))
-  for x in logits:
-    np.testing.assert_allclose(x, lm_head, rtol=1e-5, atol=1e-5)
+  assert params.keys() == blocks | (set() if shared else {"lm_head"})
+  assert not any(params[name].any() for name in blocks)
+  if not shared:
+    for matrix in params["lm_head"]:
+      np.testing.assert_array_equal(matrix, before["params"]["embedding"])
   for ours, theirs in zip(*map(jax.tree.leaves, (before, model.params)), strict=True):
     np.testing.assert_array_equal(ours, theirs)  # the target is frozen
+
+
+def test_eight_devices_share_a_batch_and_the_loss_can_be_chosen(like):
+  one, eight = (like(f"{n}", steps=4, warmup=1, devices=n) for n in (1, 8))
+  twice = like("twice", steps=1, loss=(2.0, 0.0, 0.0, 0.8))
+  for config in (one, eight, twice):
+    heads.main(config)
+  losses = [m["loss"] for m in metrics_of(one)]
+  assert losses[3] < losses[0]
+  for ours, theirs in zip(metrics_of(one), metrics_of(eight), strict=True):
+    assert ours == pytest.approx(theirs, rel=1e-4)
+  rates = (report_of(config)["hit_rates"] for config in (one, eight))
+  np.testing.assert_allclose(*rates, atol=0.01)
+  assert metrics_of(twice)[0]["loss"] == pytest.approx(2 * losses[0], rel=1e-5)
+
+
+def test_a_head_goes_on_from_another(run, like, final_state):
+  """One step of rate 0 leaves it as it was."""
+  config = like("on", steps=1, init=f"{run.out}/model")
+  heads.main(config)
+  model = specjax.load(run.model)
+  start = checkpoint.load(f"{run.out}/model", model.config).params
+  jax.tree.map(np.testing.assert_array_equal, final_state(config.out)["params"], start)
+  assert metrics_of(config)[0]["loss"] < 0.7 * metrics_of(run)[0]["loss"]
+  with pytest.raises(ValueError, match="holds a head of another shape or vocabulary"):
+    heads.main(like("other", init=config.init, head=MedusaConfig(2)))
+
+
+def test_given_answers_take_the_place_of_the_targets(run, tmp_path):
+  config = dataclasses.replace(
+    run, out=str(tmp_path), answer_field="answer", questions=40, steps=1, max_new_tokens=1
+  )
+  heads.main(config)
+  assert not (tmp_path / "answers.jsonl").exists()
+  assert report_of(config)["hit_rates"]
+  model, records = specjax.load(run.model), read_jsonl(run.data)[:40]
+  said, whole = Counter(), Counter()
+  parts = heads.texts(model, config, tmp_path)
+  for rows in parts:
+    for r, segment in enumerate(rows.segment):
+      for s in range(segment.max() + 1):
+        ids, trained = rows.tokens[r][segment == s], rows.mask[r][segment == s]
+        whole[model.tokenizer.inner.decode(ids.tolist(), skip_special_tokens=False)] += 1
+        said[model.tokenizer.inner.decode(ids[trained].tolist(), skip_special_tokens=False)] += 1
+  texts = [f"Question: {x['question']}\nAnswer: {x['answer']}<|end|>" for x in records]
+  assert whole == Counter(texts)
+  assert said == Counter(f" {x['answer']}<|end|>" for x in records)
+  held_out, cut = parts[1], run.held_out
+  kept = sum(1 + segment.max() for segment in held_out.segment)
+  assert kept == cut
+  with pytest.raises(ValueError, match="record 1 has no text in field 'reply'"):
+    heads.main(dataclasses.replace(config, out=str(tmp_path / "x"), answer_field="reply"))
+
+
+def test_a_reduced_vocabulary_is_the_most_frequent_of_the_answers(run, like):
+  config = like("few", draft_vocab=4)
+  heads.main(config)
+  answers = read_jsonl(f"{run.out}/answers.jsonl")[run.held_out :]
+  counts = Counter(i for a in answers for i in a["answer"])
+  best = sorted(counts, key=lambda i: (-counts[i], i))[:4]
+  loaded = checkpoint.load(f"{config.out}/model", specjax.load(run.model).config)
+  assert loaded.params["vocabulary"].tolist() == sorted(best)
+  assert loaded.params["params"]["lm_head"].shape[1] == 4 < len(counts)
+  assert max(map(max, loaded.choices)) < 4 == loaded.hit_rates.shape[1]
+  assert_decodes_like_plain(config)
 
 
 @pytest.mark.parametrize(
   ("change", "words"),
   [
-    ({"heads": 2}, r"heads=3 \(now 2\)"),
+    ({"head": MedusaConfig(2)}, r"head={'name': 'medusa', 'depth': 3.* \(now .*'depth': 2.*\)"),
     ({"temperature": 0.5}, r"temperature=0.0 \(now 0.5\)"),
     ({"questions": 150}, r"data_digest=.* questions=4000 \(now 150\)"),
   ],
@@ -192,7 +322,10 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
     ({"field": "query"}, "record 1 has no text in field 'query'"),
     ({"held_out": 0}, "held_out=0: accepted is at least 1 and fewer than the 160"),
     ({"held_out": 160}, "held_out=160: accepted is at least 1"),
+    ({"held_out": 160, "answer_field": "answer"}, "held_out=160: accepted is at least 1"),
     ({"model": "nowhere"}, "'nowhere' is no directory"),
+    ({"devices": 3}, "devices=3: accepted are up to 8 that divide batch=8"),
+    ({"devices": 9, "batch": 9}, "devices=9: accepted are up to 8"),
   ],
 )
 def test_what_cannot_be_trained_is_refused_before_answering(tiny_heads, tmp_path, change, words):
@@ -201,21 +334,60 @@ def test_what_cannot_be_trained_is_refused_before_answering(tiny_heads, tmp_path
   assert not (tmp_path / "answers.jsonl").exists()
 
 
-def test_a_target_without_a_template_is_refused(tiny_heads, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"batch": 1000}, r"batch=1000: accepted is 1 to \d+, the rows"),
+    ({"draft_vocab": 301}, r"draft_vocab=301: accepted is 1 to \d+, the target's"),
+    ({"layers": (0,)}, r"were computed with layers=\[\] \(now \[0\]\): choose another directory"),
+    ({"seed": 1, "held_out": 25}, "were computed with rows="),
+  ],
+)
+def test_what_cannot_be_trained_is_refused(like, change, words):
+  with pytest.raises(ValueError, match=words):
+    heads.main(like("out", **change))
+
+
+def test_answers_to_other_questions_are_refused(run, like, tmp_path):
+  lines = pathlib.Path(run.out, "answers.jsonl").read_text().splitlines(keepends=True)
+  other = tmp_path / "other.jsonl"
+  other.write_text("".join([*lines[:3], lines[4], lines[3], *lines[5:]]))
+  with pytest.raises(ValueError, match="answers another question in line 4: choose another file"):
+    heads.main(dataclasses.replace(like("out"), answers=str(other)))
+
+
+@pytest.mark.parametrize("answer_field", [None, "answer"])
+def test_a_target_without_a_template_is_refused(tiny_heads, tmp_path, monkeypatch, answer_field):
   model = dataclasses.replace(specjax.load(tiny_heads.model), template=None)
   monkeypatch.setattr(heads, "load", lambda name: model)
   with pytest.raises(ValueError, match="has no chat template: it cannot be asked questions"):
-    heads.main(dataclasses.replace(tiny_heads, out=str(tmp_path)))
+    heads.main(dataclasses.replace(tiny_heads, out=str(tmp_path), answer_field=answer_field))
 
 
 def test_questions_that_fill_the_target_are_left_out(tiny_heads, tmp_path):
-  data = tmp_path / "long.jsonl"
+  data, path = tmp_path / "long.jsonl", tmp_path / "answers.jsonl"
   texts = ["3 pens and 4?", "12345 " * 30, "1234" * 10, "5 cups and 1?"]
   data.write_text("".join(json.dumps({"question": q}) + "\n" for q in texts))
   model = specjax.load(tiny_heads.model)
-  config = dataclasses.replace(tiny_heads, data=str(data), held_out=1)
-  prompts = heads.ask(model, config)
+  prompts = ask(model, str(data), "question", 100)
   assert prompts == [model.chat(texts[i]) for i in (0, 2, 3)]
-  heads.answer(model, prompts, config, tmp_path / "answers.jsonl")
-  sizes = [len(r["prompt"]) + len(r["answer"]) for r in read_jsonl(tmp_path / "answers.jsonl")]
+  assert ask(model, str(data), "question", 3) == prompts[:2]
+  answer(model, prompts, path, max_new_tokens=16)
+  sizes = [len(r["prompt"]) + len(r["answer"]) for r in read_jsonl(path)]
+  assert len(sizes) == len(open_source(str(data))) - 1
   assert max(sizes) <= model.config.max_length
+
+
+def parse(*words) -> heads.Config:
+  required = ("--model", "m", "--data", "d", "--out", "o")
+  return tyro.cli(
+    heads.Config, args=[*required, *words], config=(tyro.conf.OmitSubcommandPrefixes,)
+  )
+
+
+def test_the_last_word_is_the_head_and_medusa_the_default():
+  assert parse() == heads.Config("m", "d", "o")
+  assert parse("--steps", "7", "medusa", "--depth", "2").head == MedusaConfig(2)
+  for name, (_, kind) in HEADS.items():
+    assert parse(name).head == kind()
+    assert heads.name_of(kind()) == name

@@ -12,21 +12,30 @@ import time
 import jax
 import numpy as np
 
+from specjax.drafters import HEADS
 from specjax.train.resume import count_lines
 
-PATIENCE = 120  # seconds
+PATIENCE = 300  # seconds
+
+
+def options(config) -> list[str]:
+  """A configuration as options; that of a head comes last, after its name."""
+  words, head = [], []
+  for field in dataclasses.fields(config):
+    value, name = getattr(config, field.name), field.name.replace("_", "-")
+    if field.name == "head":
+      head = [next(n for n, (_, kind) in HEADS.items() if kind is type(value)), *options(value)]
+    elif isinstance(value, bool):
+      words.append(f"--{name}" if value else f"--no-{name}")
+    elif value is not None and value != ():
+      words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+  return words + head
 
 
 def start(script: str, config, out: pathlib.Path) -> subprocess.Popen:
   """`python -m specjax.train.SCRIPT` with every setting on its command line."""
-  command = [sys.executable, "-m", f"specjax.train.{script}"]
-  for field in dataclasses.fields(config):
-    value = str(out) if field.name == "out" else getattr(config, field.name)
-    name = field.name.replace("_", "-")
-    if isinstance(value, bool):
-      command.append(f"--{name}" if value else f"--no-{name}")
-    else:
-      command += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
+  config = dataclasses.replace(config, out=str(out))
+  command = [sys.executable, "-m", f"specjax.train.{script}", *options(config)]
   env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
   return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
 
@@ -74,7 +83,9 @@ def test_language_model(tiny, tmp_path, final_state):
 
 
 def test_heads_and_the_sampled_answers_they_learn_from(tiny_heads, tmp_path, final_state):
-  config = dataclasses.replace(tiny_heads, steps=40, save_every=10, temperature=0.8)
+  config = dataclasses.replace(
+    tiny_heads, steps=40, save_every=10, temperature=0.8, noise=0.1, draft_vocab=100
+  )
   finish("heads", config, tmp_path / "whole")
   killed = tmp_path / "killed"
   kill("heads", config, killed, file="answers.jsonl", lines=33)

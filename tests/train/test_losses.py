@@ -1,0 +1,119 @@
+"""Every term of the loss against numpy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.base import LossWeights
+from specjax.train import losses
+
+P, V, E = 40, 12, 5
+RNG = np.random.default_rng(0)
+LOGITS, TEACHER = RNG.normal(size=(2, P, V)).astype(np.float32) * 3
+STATE, HIDDEN = RNG.normal(size=(2, P, E)).astype(np.float32) * 2
+LABELS = RNG.integers(0, V, P).astype(np.int32)
+WEIGHT = (RNG.random(P) < 0.7).astype(np.float32)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+  x = x.astype(np.float64)
+  x = x - x.max(-1, keepdims=True)
+  return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def mean(values, weight) -> float:
+  kept = [v * w for v, w in zip(values, weight, strict=True) if w]
+  return sum(kept) / sum(weight) if kept else 0.0
+
+
+def hard(logits=LOGITS):
+  return [-row[label] for row, label in zip(log_softmax(logits), LABELS, strict=True)]
+
+
+def soft(logits=LOGITS):
+  return -(np.exp(log_softmax(TEACHER)) * log_softmax(logits)).sum(-1)
+
+
+def divergence(logits=LOGITS):
+  law = log_softmax(TEACHER)
+  return (np.exp(law) * (law - log_softmax(logits))).sum(-1)
+
+
+def smooth(state=STATE):
+  error = np.abs(state.astype(np.float64) - HIDDEN)
+  return np.where(error < 1, error**2 / 2, error - 0.5).mean(-1)
+
+
+CASES = {
+  "mean": (losses.mean, (LOGITS[:, 0],), LOGITS[:, 0]),
+  "hard": (losses.hard_cross_entropy, (LOGITS, LABELS), hard()),
+  "soft": (losses.soft_cross_entropy, (LOGITS, TEACHER), soft()),
+  "divergence": (losses.divergence, (LOGITS, TEACHER), divergence()),
+  "smooth_l1": (losses.smooth_l1, (STATE, HIDDEN), smooth()),
+}
+
+
+@pytest.mark.parametrize(("term", "arguments", "rows"), CASES.values(), ids=CASES)
+def test_a_term_is_its_formula(term, arguments, rows):
+  for weight in (WEIGHT, np.ones(P, np.float32), np.eye(P, dtype=np.float32)[7]):
+    got = jax.jit(term)(*arguments, weight)
+    assert got.dtype == jnp.float32 and got.shape == ()
+    np.testing.assert_allclose(got, mean(rows, weight), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("term", "arguments", "rows"), CASES.values(), ids=CASES)
+def test_a_term_of_nothing_is_nothing(term, arguments, rows):
+  value, gradient = jax.value_and_grad(term)(*arguments, jnp.zeros(P))
+  assert value == 0 and not gradient.any()
+
+
+def test_the_divergence_of_a_law_from_itself_is_nothing():
+  np.testing.assert_allclose(losses.divergence(TEACHER, TEACHER, WEIGHT), 0, atol=1e-6)
+  entropy = mean(soft(TEACHER), WEIGHT)
+  np.testing.assert_allclose(
+    losses.divergence(LOGITS, TEACHER, WEIGHT),
+    losses.soft_cross_entropy(LOGITS, TEACHER, WEIGHT) - entropy,
+    rtol=1e-4,
+  )
+
+
+@pytest.mark.parametrize("name", ["hard", "soft", "divergence"])
+def test_extreme_logits_stay_finite(name):
+  term, (logits, other), _ = CASES[name]
+  value, gradient = jax.value_and_grad(term)(logits * 1e4, other, WEIGHT)
+  assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_half_precision_states_are_compared_in_float32():
+  """In float16 the differences of these states would overflow or vanish."""
+  x = jnp.asarray([[6e4, 1.0]], jnp.float16)
+  y = jnp.asarray([[-6e4, 1.0 + 2**-10]], jnp.float16)
+  got = losses.smooth_l1(x, y, jnp.ones(1))
+  far, near = (np.float64(x[0, i]) - np.float64(y[0, i]) for i in range(2))
+  np.testing.assert_allclose(got, (abs(far) - 0.5 + near**2 / 2) / 2, rtol=1e-6)
+  assert got.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+  ("decay", "depth", "want"),
+  [(0.8, 3, [1, 0.8, 0.64]), (1.0, 2, [1, 1]), (0.0, 3, [1, 0, 0]), (0.5, 1, [1])],
+)
+def test_depths_weigh_a_power_of_the_decay(decay, depth, want):
+  np.testing.assert_allclose(losses.depth_weights(decay, depth), want)
+
+
+@pytest.mark.parametrize("weights", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.5, 0.25, 2), (0, 0, 0)])
+def test_the_loss_is_the_sum_of_its_terms(weights):
+  got = losses.total(
+    LossWeights(*weights), *map(jnp.asarray, (STATE, LOGITS, LABELS, TEACHER, HIDDEN, WEIGHT))
+  )
+  terms = [mean(rows, WEIGHT) for rows in (hard(), soft(), smooth())]
+  np.testing.assert_allclose(got, np.dot(weights, terms), rtol=1e-5)
+
+
+def test_states_of_another_width_are_free_where_no_feature_is_asked_for():
+  wide = np.ones((P, E + 1), np.float32)
+  got = losses.total(LossWeights(), *map(jnp.asarray, (wide, LOGITS, LABELS, TEACHER, HIDDEN,
+                                                       WEIGHT)))  # fmt: skip
+  np.testing.assert_allclose(got, mean(hard(), WEIGHT), rtol=1e-5)

@@ -1,0 +1,87 @@
+"""Where in a row a head drafts while it learns, and what it should say there.
+
+Letters: R rows, B rows of a batch, T row length, M cut points of a row, D depth.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax.base import Examples, Features
+from specjax.data.packing import Rows
+
+
+class Batch(NamedTuple):
+  """A step's examples.
+
+  Attributes:
+    examples: the rows and where the head drafts, M points each.
+    labels: i32[B, M, D], the token at `at` + d + 1.
+    weight: bool[B, M, D], whether that token is trained; False at points that only fill up.
+  """
+
+  examples: Examples
+  labels: np.ndarray
+  weight: np.ndarray
+
+
+def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
+  """What could be said at every position: labels i32[R, T, D], weight bool[R, T, D].
+
+  Depth d counts where the token at t + d + 1 is trained and of the text that t belongs to.
+  """
+  labels, weight = [], []
+  for d in range(1, depth + 1):
+    later = [
+      np.pad(x[:, d + 1 :], ((0, 0), (0, d + 1)), constant_values=fill)[:, : x.shape[1]]
+      for x, fill in ((rows.tokens, 0), (rows.mask, False), (rows.segment, -2))
+    ]
+    labels.append(later[0])
+    weight.append(later[1] & (later[2] == rows.segment))
+  return np.stack(labels, -1), np.stack(weight, -1)
+
+
+class Source:
+  """Batches of cut points, a function of the step alone."""
+
+  def __init__(self, rows: Rows, features: Features, depth: int, points: int, seed: int):
+    """Rows [R, T], their features [R, T, E], D, M and the seed of the choice."""
+    self.rows, self.features, self.points, self.seed = rows, features, points, seed
+    self.labels, self.weight = candidates(rows, depth)
+    self.useful = [np.flatnonzero(x) for x in self.weight[:, :, 0]]
+
+  def take(self, chosen: np.ndarray, at: np.ndarray, real: np.ndarray) -> Batch:
+    """Rows `chosen` i[B] drafted from `at` i[B, M], of which `real` bool[B, M] count."""
+    features: Any = jax.tree.map(lambda x: np.asarray(x[chosen]), self.features)
+    tokens, position, segment, _ = (x[chosen] for x in self.rows)
+    examples = Examples(tokens, position, segment, features, at.astype(np.int32))  # type: ignore[arg-type]  # numpy until it is on the device
+    row = chosen[:, None]
+    return Batch(examples, self.labels[row, at], self.weight[row, at] & real[:, :, None])
+
+  def sample(self, chosen: np.ndarray, step: int) -> Batch:
+    """The batch of a step: M points of each row, all different where a row has as many."""
+    rng = np.random.default_rng([self.seed, step])
+    shape = (len(chosen), self.points)
+    at, real = np.zeros(shape, int), np.zeros(shape, bool)
+    for b, r in enumerate(chosen):
+      size = min(self.points, len(self.useful[r]))
+      at[b, :size] = np.sort(rng.choice(self.useful[r], size, replace=False))
+      real[b, :size] = True
+    return self.take(chosen, at, real)
+
+  def every(self, batch: int):
+    """Batches that hold every point of every row once, for measuring."""
+    turns = [
+      (r, points[i : i + self.points])
+      for r, points in enumerate(self.useful)
+      for i in range(0, len(points), self.points)
+    ]
+    for i in range(0, len(turns), batch):
+      part = turns[i : i + batch]
+      at = np.zeros((batch, self.points), int)
+      real = np.zeros((batch, self.points), bool)
+      chosen = np.zeros(batch, int)
+      for b, (r, points) in enumerate(part):
+        chosen[b], at[b, : len(points)], real[b, : len(points)] = r, points, True
+      yield self.take(chosen, at, real)
