@@ -1,85 +1,84 @@
 """Medusa heads on disk, with the tensor names of FasterDecoding's checkpoints.
 
 `{h}.{l}.linear.weight` and `.bias` are residual block l of head h, `{h}.{L}.weight` its vocabulary
-matrix; heads that share the target's LM head have no vocabulary matrix.
+matrix; heads that share the target's LM head, as Medusa's legacy trainer writes them, have no
+vocabulary matrix.
 """
 
+import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from specjax.base import Params
+from specjax.checkpoints import published
+from specjax.checkpoints.heads import Loaded, check, read_config
 from specjax.drafters.medusa import MedusaConfig
+from specjax.drafters.medusa import medusa as build
+from specjax.models.config import Config
+from specjax.trees.grow import as_tree
 from specjax.trees.static import Choices
 
 _WEIGHTS = "medusa_lm_head.safetensors"
-_KEYS = ("medusa_num_heads", "medusa_num_layers", "medusa_choices", "vocab_size", "hidden_size")
+_FILES = (_WEIGHTS, "medusa_lm_head.pt")
 
 
-def _shapes(c: MedusaConfig) -> dict[str, tuple[int, ...]]:
+def _shapes(c: MedusaConfig, model: Config) -> dict[str, tuple[int, ...]]:
   shapes: dict[str, tuple[int, ...]] = {}
-  for h in range(c.heads):
+  for h in range(c.depth):
     for i in range(c.blocks):
-      shapes[f"{h}.{i}.linear.weight"] = (c.width, c.width)
-      shapes[f"{h}.{i}.linear.bias"] = (c.width,)
+      shapes[f"{h}.{i}.linear.weight"] = (model.width, model.width)
+      shapes[f"{h}.{i}.linear.bias"] = (model.width,)
     if not c.shared:
-      shapes[f"{h}.{c.blocks}.weight"] = (c.vocab_size, c.width)
+      shapes[f"{h}.{c.blocks}.weight"] = (model.vocab_size, model.width)
   return shapes
 
 
-def load(
-  directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32
-) -> tuple[MedusaConfig, Params, list[list[int]]]:
-  """Heads and their tree; the first n - 1 paths are the best tree of n nodes.
+def recognises(raw: dict[str, Any]) -> bool:
+  """Whether a config.json is of this format."""
+  return "medusa_num_heads" in raw
+
+
+def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
+  """Heads for the target `model`, and their tree where `medusa_choices` has one.
 
   Raises:
-    ValueError: a config that is not Medusa's, or missing, extra or misshapen tensors.
+    ValueError: a config that is not Medusa's, or missing, extra or misshapen tensors. Those of
+      Vicuna 7B say 2 heads beside a file of 5: `medusa_num_heads` must be corrected.
   """
-  directory = pathlib.Path(directory)
-  file, weights = directory / "config.json", directory / _WEIGHTS
-  if not file.is_file():
-    raise ValueError(f"{directory} has no config.json: these are no Medusa heads.")
-  try:
-    raw = json.loads(file.read_text())
-  except ValueError as error:
-    raise ValueError(f"{file} is not JSON: {error}.") from error
-  for key in _KEYS:
+  raw = read_config(directory)
+  for key in ("medusa_num_heads", "medusa_num_layers"):
     if key not in raw:
-      raise ValueError(f"{file} lacks {key}: these are no Medusa heads.")
-  if not weights.is_file():
-    raise ValueError(f"{directory} has no {_WEIGHTS}.")
-  try:
-    tensors = load_file(weights)
-  except SafetensorError as error:
-    raise ValueError(f"{weights} is truncated or no safetensors file: {error}.") from error
-  blocks = raw["medusa_num_layers"]
+      raise ValueError(f"{directory}/config.json lacks {key}: these are no Medusa heads.")
+  (weights, tensors), blocks = published.read(directory, _FILES), raw["medusa_num_layers"]
   config = MedusaConfig(
-    raw["vocab_size"], raw["hidden_size"], raw["medusa_num_heads"], blocks,
+    raw["medusa_num_heads"], blocks,
     shared=not any(name.endswith(f".{blocks}.weight") for name in tensors),
   )  # fmt: skip
-  shapes = _shapes(config)
-  for name in sorted(shapes.keys() ^ tensors.keys()):
-    state = "lacks" if name in shapes else "has no place for"
-    raise ValueError(f"{weights} {state} tensor {name}.")
-  for name, shape in shapes.items():
-    if tensors[name].shape != shape:
-      raise ValueError(f"tensor {name} has shape {tensors[name].shape}, expected {shape}.")
+  held = config.depth
+  while _shapes(dataclasses.replace(config, depth=held + 1), model).keys() <= tensors.keys():
+    held += 1
+  if held > config.depth:
+    raise ValueError(f"{directory}/config.json says medusa_num_heads={config.depth}, and "
+                     f"{weights.name} holds {held} heads.")  # fmt: skip
+  check(tensors, _shapes(config, model), weights)
 
   def stack(pattern: str) -> jnp.ndarray:
-    return jnp.asarray(np.stack([tensors[pattern.format(h)] for h in range(config.heads)]), dtype)
+    return jnp.asarray(np.stack([tensors[pattern.format(h)] for h in range(config.depth)]), dtype)
 
   params = {}
   for i in range(blocks):
     params[f"block_{i}"] = stack(f"{{}}.{i}.linear.weight")
     params[f"bias_{i}"] = stack(f"{{}}.{i}.linear.bias")
   if not config.shared:
-    params["vocabulary"] = stack(f"{{}}.{blocks}.weight")
-  return config, {"params": params}, raw["medusa_choices"]
+    params["lm_head"] = stack(f"{{}}.{blocks}.weight")
+  choices = as_tree(raw.get("medusa_choices", ()))
+  return Loaded(build(model, config), {"params": params}, choices, None, config, model)
 
 
 def save(
@@ -94,18 +93,19 @@ def save(
   """Writes what `load` reads. `base` names the target.
 
   Raises:
-    ValueError: a weight is not finite in `dtype`.
+    ValueError: a draft vocabulary, or a weight that is not finite in `dtype`.
   """
+  published.refuse_vocabulary(params, "medusa")
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
   leaves = params["params"]
   tensors = {}
-  for h in range(config.heads):
+  for h in range(config.depth):
     for i in range(config.blocks):
       tensors[f"{h}.{i}.linear.weight"] = leaves[f"block_{i}"][h]
       tensors[f"{h}.{i}.linear.bias"] = leaves[f"bias_{i}"][h]
     if not config.shared:
-      tensors[f"{h}.{config.blocks}.weight"] = leaves["vocabulary"][h]
+      tensors[f"{h}.{config.blocks}.weight"] = leaves["lm_head"][h]
   with np.errstate(over="ignore"):
     tensors = {k: np.asarray(v).astype(jnp.dtype(dtype)) for k, v in tensors.items()}
   for name, tensor in tensors.items():
@@ -113,11 +113,9 @@ def save(
       raise ValueError(f"tensor {name} is not finite in dtype {jnp.dtype(dtype).name}.")
   save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
   raw = {
-    "medusa_num_heads": config.heads,
+    "medusa_num_heads": config.depth,
     "medusa_num_layers": config.blocks,
     "base_model_name_or_path": base,
-    "hidden_size": config.width,
-    "vocab_size": config.vocab_size,
     "medusa_choices": [list(path) for path in choices],
   }
   (directory / "config.json").write_text(json.dumps(raw) + "\n")

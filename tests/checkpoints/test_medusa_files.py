@@ -1,5 +1,6 @@
 """Medusa heads on disk: both layouts, the published names, and what is refused."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,21 +9,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from specjax.base import Examples, Features
 from specjax.checkpoints import medusa
-from specjax.drafters.medusa import MedusaConfig, MedusaHeads
+from specjax.checkpoints.heads import abstract
+from specjax.drafters.medusa import MedusaConfig
+from specjax.drafters.medusa import medusa as build
+from specjax.models.config import Config
 
-CHOICES = [[0], [0, 0], [1], [0, 1]]
+MODEL = Config(11, 4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
+CHOICES = ((0,), (0, 0), (1,), (0, 1))
 WEIGHTS = "medusa_lm_head.safetensors"
 
 
 def random_heads(config: MedusaConfig):
   """Weights that float16 holds exactly, no two tensors alike."""
-
-  def head(z):
-    return jnp.zeros((*z.shape[:-1], config.vocab_size))
-
-  hidden = jnp.zeros((1, config.width))
-  shapes = jax.eval_shape(lambda: MedusaHeads(config).init(jax.random.key(0), hidden, head))
+  shapes = abstract(build(MODEL, config), MODEL, None)
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda x: jnp.asarray(rng.normal(size=x.shape).astype(np.float16), jnp.float32), shapes
@@ -32,7 +33,7 @@ def random_heads(config: MedusaConfig):
 @pytest.fixture
 def saved(tmp_path):
   """A directory with two own heads of two blocks."""
-  config = MedusaConfig(vocab_size=11, width=4, heads=2, blocks=2)
+  config = MedusaConfig(depth=2, blocks=2)
   medusa.save(tmp_path, config, random_heads(config), CHOICES, base="gsm8k-7m")
   return tmp_path
 
@@ -46,11 +47,12 @@ def change_tensors(directory, change) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_round_trip(tmp_path, shared, blocks):
-  config = MedusaConfig(11, 4, heads=3, blocks=blocks, shared=shared)
+  config = MedusaConfig(depth=3, blocks=blocks, shared=shared)
   params = random_heads(config)
   medusa.save(tmp_path, config, params, CHOICES, base="gsm8k-7m")
-  again, loaded, choices = medusa.load(tmp_path)
-  assert (again, choices) == (config, CHOICES)
+  head, loaded, choices, hit_rates, *_ = medusa.load(tmp_path, MODEL)
+  assert head is build(MODEL, config)
+  assert (choices, hit_rates) == (CHOICES, None)
   assert jax.tree.structure(loaded) == jax.tree.structure(params)
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
   assert {x.dtype for x in jax.tree.leaves(loaded)} == {jnp.dtype("float32")}
@@ -84,9 +86,14 @@ def test_published_tensors_land_in_their_head_and_block(tmp_path):
     "medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "x", "version": "2",
     "hidden_size": 4, "vocab_size": 11, "medusa_choices": CHOICES,
   }))  # fmt: skip
-  config, params, _ = medusa.load(tmp_path)
+  head, params, choices, *_ = medusa.load(tmp_path, MODEL)
+  assert choices == CHOICES
   hidden = rng.normal(size=(3, 4)).astype(np.float32)
-  logits = MedusaHeads(config).apply(params, jnp.asarray(hidden))
+  z = jnp.zeros((1, 3), jnp.int32)
+  states = head.unroll(
+    params, (), Examples(z, z, z, Features(jnp.asarray(hidden[None])), jnp.array([[0, 1, 2]]))
+  )
+  logits = [head.read(params, (), state, d)[0] for d, state in enumerate(states, 1)]
   for h in range(2):
     z = hidden
     for i in range(2):
@@ -99,54 +106,70 @@ def test_published_tensors_land_in_their_head_and_block(tmp_path):
 def test_missing_tensor_is_named(saved, name):
   change_tensors(saved, lambda tensors: tensors.pop(name))
   with pytest.raises(ValueError, match=rf"{WEIGHTS} lacks tensor {name}\."):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
 
 
 @pytest.mark.parametrize("name", ["2.0.linear.weight", "0.3.weight", "norm.weight"])
 def test_extra_tensor_is_named(saved, name):
   change_tensors(saved, lambda tensors: tensors.update({name: np.zeros((4, 4), np.float16)}))
   with pytest.raises(ValueError, match=f"has no place for tensor {name}"):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
 
 
 def test_misshapen_tensor_is_named(saved):
   change_tensors(saved, lambda t: t.update({"1.2.weight": np.zeros((12, 4), np.float16)}))
   with pytest.raises(ValueError, match=r"1\.2\.weight has shape \(12, 4\), expected \(11, 4\)"):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
 
 
 @pytest.mark.parametrize(
-  "key",
-  ["medusa_num_heads", "medusa_num_layers", "medusa_choices", "vocab_size", "hidden_size"],
+  ("change", "words"),
+  [
+    ({"width": 8}, r"0\.0\.linear\.weight has shape \(4, 4\), expected \(8, 8\)"),
+    ({"vocab_size": 12}, r"0\.2\.weight has shape \(11, 4\), expected \(12, 4\)"),
+  ],
 )
+def test_heads_for_another_target_are_refused(saved, change, words):
+  with pytest.raises(ValueError, match=words):
+    medusa.load(saved, dataclasses.replace(MODEL, **change))
+
+
+def test_a_published_config_without_a_tree_is_read(saved):
+  raw = json.loads((saved / "config.json").read_text())
+  del raw["medusa_choices"]
+  (saved / "config.json").write_text(json.dumps(raw))
+  assert medusa.load(saved, MODEL).choices == ()
+
+
+@pytest.mark.parametrize("key", ["medusa_num_heads", "medusa_num_layers"])
 def test_missing_key_is_named(saved, key):
   raw = json.loads((saved / "config.json").read_text())
   del raw[key]
   (saved / "config.json").write_text(json.dumps(raw))
   with pytest.raises(ValueError, match=f"lacks {key}: these are no Medusa heads"):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
 
 
 def test_broken_files_are_named(saved):
   (saved / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes()[:100])
   with pytest.raises(ValueError, match=f"{WEIGHTS} is truncated"):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
   (saved / WEIGHTS).unlink()
   with pytest.raises(ValueError, match=f"has no {WEIGHTS}"):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
   (saved / "config.json").write_text("{")
   with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
   (saved / "config.json").unlink()
   with pytest.raises(ValueError, match=r"has no config\.json"):
-    medusa.load(saved)
+    medusa.load(saved, MODEL)
 
 
 def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
-  config = MedusaConfig(11, 4, heads=1)
+  config = MedusaConfig(depth=1)
   params = jax.tree.map(lambda x: x * 1e6, random_heads(config))
   with pytest.raises(ValueError, match=r"tensor 0\.0\.linear\.weight is not finite in .*float16"):
     medusa.save(tmp_path, config, params, CHOICES, base="x")
   medusa.save(tmp_path, config, params, CHOICES, base="x", dtype=jnp.bfloat16)
-  _, loaded, _ = medusa.load(tmp_path)
+  loaded = medusa.load(tmp_path, MODEL).params
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), loaded, params)

@@ -8,11 +8,11 @@ from llama2c_reference import greedy
 from specjax import drafters
 from specjax.api import Decoder
 from specjax.checkpoints import hf, llama2c
-from specjax.drafters.medusa import MedusaConfig, MedusaHeads
+from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.model import load
 
 STEPS = 200
-CHOICES = [[0], [1], [0, 0], [2], [0, 1], [1, 0], [0, 0, 0]]
+CHOICES = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +36,12 @@ def pair(name: str, model):
     damaged = jax.tree.map(lambda x: x * 1.1 if x.ndim > 1 else x, model.params)
     return drafters.draft_model(model.target), damaged
   if name == "medusa":
-    config = MedusaConfig(model.config.vocab_size, model.config.width, heads=3)
-    heads = MedusaHeads(config).init(jax.random.key(0), jnp.zeros((1, config.width)))
-    lm_head = model.params["params"]["embedding"]
-    copies = jnp.broadcast_to(lm_head, heads["params"]["vocabulary"].shape)
-    heads = {"params": heads["params"] | {"vocabulary": copies}}
-    return drafters.medusa(model.target, config, CHOICES), heads
+    head = medusa(model.config, MedusaConfig(depth=3))
+    return head.drafter(CHOICES), head.init(jax.random.key(0), model.params)
   return drafters.DRAFTERS[name](), ()
 
 
-@pytest.mark.parametrize("name", drafters.DRAFTERS)
+@pytest.mark.parametrize("name", [*drafters.DRAFTERS, "medusa"])
 def test_text_is_that_of_llama2c(name, model, reference):
   (result,) = Decoder(model, pair(name, model))(["Once upon a time"], STEPS)
   assert result.tokens == reference

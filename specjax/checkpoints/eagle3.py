@@ -1,0 +1,148 @@
+"""EAGLE-3 heads on disk, as SafeAILab and SpecForge publish them.
+
+`fc` joins three of the target's layers, `midlayer` is the layer, `norm` and `lm_head` read it out
+among the `draft_vocab_size` tokens that the target knows as i + `d2t`[i]; `t2d` marks them.
+
+Letters: V vocabulary, W draft vocabulary, L the target's layers.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from specjax.base import Params
+from specjax.checkpoints import layer, published
+from specjax.checkpoints.heads import Loaded, read_config
+from specjax.checkpoints.hf import Part
+from specjax.drafters.eagle3 import Eagle3Config, taps_of
+from specjax.drafters.eagle3 import eagle3 as build
+from specjax.models import draft_vocabulary
+from specjax.models.config import Config
+
+_FILES = ("model.safetensors", "pytorch_model.bin")
+_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
+_OTHER_NETWORKS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_DEPTH = 7  # of the trees that the published code draws
+
+
+def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
+  E, own = network.width, layer.layer_of(network, c.mlp_width)
+  return {
+    ("fc",): [Part("fc.weight", (E, len(taps_of(network, c)) * E))],
+    ("input_norm", "weight"): [Part("midlayer.input_layernorm.weight", (E,))],
+    ("hidden_norm", "weight"): [Part("midlayer.hidden_norm.weight", (E,))],
+    ("norm", "weight"): [Part("norm.weight", (E,))],
+    ("lm_head",): [Part("lm_head.weight", (words, E))],
+  } | layer.block(("layers", "layer_0"), "midlayer", own, inputs=2 * E, norm=False)
+
+
+def _published_taps(model: Config) -> tuple[int, ...]:
+  return 2, model.layers // 2, model.layers - 3
+
+
+def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
+  """`Eagle3Config.taps`.
+
+  `specjax_taps`, which `save` writes, or the published ones. Engines count
+  `eagle_aux_hidden_state_layer_ids` from the inputs or from the outputs of layers, so only those
+  that mean the published ones are read.
+  """
+  ids = (raw.get("eagle_config") or raw).get("eagle_aux_hidden_state_layer_ids")
+  usual = _published_taps(model)
+  if ids is not None and tuple(ids) not in (usual, tuple(i - 1 for i in usual)):
+    raise ValueError(f"eagle_aux_hidden_state_layer_ids={ids} in config.json: accepted are the "
+                     f"published layers, {list(usual)}.")  # fmt: skip
+  taps = tuple(raw.get("specjax_taps", usual))
+  return () if taps == taps_of(model, Eagle3Config()) else taps
+
+
+def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.ndarray | None:
+  """i32[W] of d2t [W] and t2d [V]; None where the draft vocabulary is the target's."""
+  if words == size:
+    if tensors.get("d2t", np.zeros(1)).any() or not tensors.get("t2d", np.ones(1)).all():
+      raise ValueError(f"{path}: d2t and t2d leave tokens out, draft_vocab_size={words} does not.")
+    return None
+  if tensors["d2t"].dtype.kind != "i" or tensors["t2d"].dtype.kind not in "bui":
+    raise ValueError(f"{path}: d2t must hold numbers, and t2d truth values.")
+  ids = np.arange(words) + tensors["d2t"]
+  if not np.array_equal(np.sort(ids), np.flatnonzero(tensors["t2d"])):
+    raise ValueError(f"{path}: d2t and t2d name different tokens.")
+  return ids.astype(np.int32)
+
+
+def recognises(raw: dict[str, Any]) -> bool:
+  """Whether a config.json is of this format."""
+  return "draft_vocab_size" in raw and "speculators_model_type" not in raw
+
+
+def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
+  """A head for the target `model`.
+
+  A file may have the target's embedding, which is dropped, its shape checked. `num_hidden_layers`
+  is not read: the one for Vicuna 13B says 40 and holds one like all others. Nothing published says
+  how deep to guess: `specjax_depth`, which `save` writes, or as deep as the published code does.
+
+  Raises:
+    ValueError: another architecture, a head for another target, a draft vocabulary that
+      contradicts itself, or missing, extra or misshapen tensors.
+  """
+  raw = read_config(directory)
+  published.check_architecture(raw, _ARCHITECTURES)
+  for key in _OTHER_NETWORKS:
+    if raw.get(key):
+      raise ValueError(f"{key}={raw[key]} in config.json: accepted is false.")
+  network, mlp_width = layer.network_of(raw, model, raw.get("attention_bias", False))
+  config = Eagle3Config(raw.get("specjax_depth", _DEPTH), _taps(raw, model), mlp_width)
+  words, size = raw["draft_vocab_size"], model.vocab_size
+  tables = {"d2t": (words,), "t2d": (size,)}
+  unused = {"embed_tokens.weight": (size, model.width)}
+  path, tensors = published.read(directory, _FILES)
+  params = published.gather(
+    tensors, _layout(config, network, words), path, dtype,
+    unused=unused | tables if words == size else unused, others={} if words == size else tables,
+  )  # fmt: skip
+  vocabulary = draft_vocabulary.collection(_vocabulary(tensors, words, size, path))
+  return Loaded(build(network, config), {"params": params} | vocabulary, (), None, config, network)
+
+
+def save(
+  directory: str | pathlib.Path,
+  config: Eagle3Config,
+  params: Params,
+  network: Config,
+  *,
+  base: str,
+  dtype: DTypeLike = jnp.float16,
+) -> None:
+  """Writes what `load` reads.
+
+  Args:
+    network: of the target, or as `load` has it.
+    base: names the target.
+
+  Raises:
+    ValueError: a weight is not finite in `dtype`, or a vocabulary of all tokens in another order.
+  """
+  size, vocabulary = network.vocab_size, draft_vocabulary.ids(params)
+  ids = np.arange(size) if vocabulary is None else np.asarray(vocabulary, np.int64)
+  offsets = ids - np.arange(len(ids))
+  if len(ids) == size and offsets.any():
+    raise ValueError("vocabulary reorders all tokens: the format eagle3 keeps their order.")
+  tensors = published.scatter(params, _layout(config, network, len(ids)), dtype)
+  if len(ids) < size:
+    tensors |= {"d2t": offsets, "t2d": np.isin(np.arange(size), ids)}
+  raw = layer.to_json(layer.layer_of(network, config.mlp_width)) | {
+    "architectures": list(_ARCHITECTURES[:1]),
+    "attention_bias": network.qkv_bias,
+    "draft_vocab_size": len(ids),
+    "torch_dtype": jnp.dtype(dtype).name,
+    "base_model_name_or_path": base,
+    "specjax_depth": config.depth,
+  }
+  if taps_of(network, config) != _published_taps(network):
+    raw["specjax_taps"] = list(taps_of(network, config))
+  published.write(directory, _FILES[0], tensors, raw)

@@ -1,0 +1,211 @@
+"""Draft heads on disk, of any kind: config.json beside safetensors of float16.
+
+config.json names the method, its config, the target it was trained for, the tree (best-first, so
+that its first n - 1 paths are the best tree of n nodes) and the held-out hit rates.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from specjax.base import Head, Params
+from specjax.drafters import HEADS
+from specjax.models import draft_vocabulary
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer
+from specjax.trees.grow import as_tree
+from specjax.trees.static import Choices
+
+_WEIGHTS = "head.safetensors"
+_KEYS = ("head", "config", "draft_vocab", "choices", "hit_rates")
+
+
+class Loaded(NamedTuple):
+  """A head as it was read.
+
+  Attributes:
+    head: for the target it was asked for.
+    params: its weights.
+    choices: its tree in order of worth, () where the format has none.
+    hit_rates: f[D, R], how often rank r of depth d + 1 is right given that its parent is, on
+      held-out text; None where the format has none.
+    config: the head's, as its method has it.
+    network: the target's, but for what the layer of a published head has otherwise.
+  """
+
+  head: Head
+  params: Params
+  choices: Choices
+  hit_rates: np.ndarray | None
+  config: Any
+  network: Config
+
+
+def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
+  """Shapes and dtypes of a head's params."""
+  z = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+  mask = jax.ShapeDtypeStruct((1, 2, 2), bool)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  target_params = jax.eval_shape(Transformer(model).init, key, z, z, mask)
+  vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
+  return jax.eval_shape(head.init, key, target_params, vocabulary or None)
+
+
+def recognises(raw: dict[str, Any]) -> bool:
+  """Whether a config.json is of this format."""
+  return "head" in raw
+
+
+def read_config(directory: str | pathlib.Path) -> dict[str, Any]:
+  """The config.json of a head.
+
+  Raises:
+    ValueError: there is none, or it is no JSON object.
+  """
+  file = pathlib.Path(directory) / "config.json"
+  if not file.is_file():
+    raise ValueError(f"{directory} has no config.json: this is no draft head.")
+  try:
+    raw = json.loads(file.read_text())
+  except ValueError as error:
+    raise ValueError(f"{file} is not JSON: {error}.") from error
+  if not isinstance(raw, dict):
+    raise ValueError(f"{file} is no JSON object: this is no draft head.")
+  return raw
+
+
+def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """The tensors of a safetensors file.
+
+  Raises:
+    ValueError: the file is absent or damaged.
+  """
+  if not path.is_file():
+    raise ValueError(f"{path.parent} has no {path.name}.")
+  try:
+    return load_file(path)
+  except SafetensorError as error:
+    raise ValueError(f"{path} is truncated or no safetensors file: {error}.") from error
+
+
+def check(tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]], path) -> None:
+  """That these tensors are there, no others, in these shapes.
+
+  Raises:
+    ValueError: naming the first tensor that is not so.
+  """
+  for name in sorted(shapes.keys() ^ tensors.keys()):
+    state = "lacks" if name in shapes else "has no place for"
+    raise ValueError(f"{path} {state} tensor {name}.")
+  for name, shape in shapes.items():
+    if tensors[name].shape != shape:
+      raise ValueError(f"tensor {name} has shape {tensors[name].shape}, expected {shape}.")
+
+
+def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
+  """A head for the target `model`.
+
+  Raises:
+    ValueError: a config of no known head, or tensors that are missing, extra or misshapen, as
+      those of a head for another target are.
+  """
+  raw, path = read_config(directory), pathlib.Path(directory) / _WEIGHTS
+  for key in _KEYS:
+    if key not in raw:
+      raise ValueError(f"{directory}/config.json lacks {key}: this is no draft head.")
+  if raw["head"] not in HEADS:
+    raise ValueError(f"{directory}: head={raw['head']!r} is not known; {', '.join(HEADS)} are.")
+  build, kind = HEADS[raw["head"]]
+  try:
+    config = kind(**{k: _hashable(v) for k, v in raw["config"].items()})
+  except TypeError as error:
+    raise ValueError(f"{directory}/config.json does not fit {kind.__name__}: {error}.") from error
+  head = build(model, config)
+  leaves = flatten_dict(abstract(head, model, raw["draft_vocab"]), sep="/")
+  tensors = read_tensors(path)
+  check(tensors, {k: v.shape for k, v in leaves.items()}, path)
+  if raw["draft_vocab"] and not (
+    tensors[draft_vocabulary.KEY].min() >= 0
+    and tensors[draft_vocabulary.KEY].max() < model.vocab_size
+  ):
+    raise ValueError(f"{path}: {draft_vocabulary.KEY} has ids beyond 0 to {model.vocab_size - 1}.")
+  params = {
+    k: jnp.asarray(v, leaves[k].dtype if v.dtype.kind == "i" else dtype) for k, v in tensors.items()
+  }
+  choices = as_tree(raw["choices"])
+  rates = None if raw["hit_rates"] is None else np.asarray(raw["hit_rates"])
+  return Loaded(head, unflatten_dict(params, sep="/"), choices, rates, config, model)
+
+
+def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> Params:
+  """The weights of a head that must be of the shape of `like`, to go on training it.
+
+  Raises:
+    ValueError: as `load`, or another method, shape or draft vocabulary.
+  """
+  params = load(directory, model).params
+  shapes, ours = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), p) for p in (params, like))
+  same = shapes == ours and all(
+    np.array_equal(params[k], like[k]) for k in like if k == draft_vocabulary.KEY
+  )
+  if not same:
+    raise ValueError(f"init={str(directory)!r} holds a head of another shape or vocabulary.")
+  return params
+
+
+def _hashable(value: Any) -> Any:
+  return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def save(
+  directory: str | pathlib.Path,
+  name: str,
+  config: Any,
+  params: Params,
+  choices: Choices,
+  hit_rates: np.ndarray | None,
+  *,
+  base: str,
+  dtype: DTypeLike = jnp.float16,
+) -> None:
+  """Writes what `load` reads.
+
+  Args:
+    name: of the method, a key of `drafters.HEADS`.
+    config: its config.
+    choices: the tree in order of worth.
+    hit_rates: f[D, R], or None where they are not known.
+    base: names the target.
+
+  Raises:
+    ValueError: a weight is not finite in `dtype`.
+  """
+  directory = pathlib.Path(directory)
+  directory.mkdir(parents=True, exist_ok=True)
+  tensors = {}
+  for key, value in flatten_dict(params, sep="/").items():
+    value = np.asarray(value)
+    with np.errstate(over="ignore"):
+      tensors[key] = value if value.dtype.kind == "i" else value.astype(jnp.dtype(dtype))
+    if not np.isfinite(tensors[key].astype(np.float32)).all():
+      raise ValueError(f"tensor {key} is not finite in dtype {jnp.dtype(dtype).name}.")
+  save_file(tensors, directory / _WEIGHTS)
+  vocabulary = draft_vocabulary.ids(params)
+  raw = {
+    "head": name,
+    "config": dataclasses.asdict(config),
+    "draft_vocab": None if vocabulary is None else len(vocabulary),
+    "base": base,
+    "choices": [list(path) for path in choices],
+    "hit_rates": None if hit_rates is None else np.asarray(hit_rates).round(4).tolist(),
+  }
+  (directory / "config.json").write_text(json.dumps(raw) + "\n")

@@ -1,0 +1,179 @@
+"""Draft heads of any kind on disk: what is kept, which format is which, and what is refused."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specjax.checkpoints import bridge, heads, medusa
+from specjax.drafters import HEADS
+from specjax.drafters.medusa import MedusaConfig
+from specjax.models.config import Config
+
+MODEL = Config(
+  vocab_size=32, width=16, layers=4, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128
+)
+WEIGHTS = "head.safetensors"
+CHOICES = ((0,), (1,), (0, 0))
+RATES = np.array([[0.5, 0.25, 0.125], [0.4375, 0.0625, 0.0]])
+SOME = np.array([1, 2, 5, 8, 31], np.int32)
+SMALL = MedusaConfig(depth=2, blocks=3)
+
+
+def random_params(name: str, config, vocabulary=None):
+  """Weights that float16 holds exactly, no two tensors alike."""
+  rng = np.random.default_rng(0)
+  shapes = heads.abstract(
+    HEADS[name][0](MODEL, config), MODEL, None if vocabulary is None else len(vocabulary)
+  )
+  params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float16), shapes)
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+  return params if vocabulary is None else params | {"vocabulary": jnp.asarray(vocabulary)}
+
+
+def save(directory, name="medusa", config=SMALL, vocabulary=None):
+  params = random_params(name, config, vocabulary)
+  heads.save(directory, name, config, params, CHOICES, RATES, base="gsm8k-7m")
+  return params
+
+
+@pytest.mark.parametrize("vocabulary", [None, SOME], ids=["all tokens", "reduced"])
+@pytest.mark.parametrize("name", HEADS)
+def test_round_trip(tmp_path, name, vocabulary):
+  build, config = HEADS[name]
+  params = save(tmp_path, name, config(), vocabulary)
+  loaded = heads.load(tmp_path, MODEL)
+  made = build(MODEL, config())
+  assert (loaded.head.name, loaded.head.depth, loaded.head.taps) == (
+    made.name, made.depth, made.taps
+  )  # fmt: skip
+  assert loaded.choices == CHOICES
+  np.testing.assert_array_equal(loaded.hit_rates, RATES)
+  assert jax.tree.structure(loaded.params) == jax.tree.structure(params)
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+  assert jax.tree.map(lambda x: x.dtype, loaded.params) == jax.tree.map(lambda x: x.dtype, params)
+  half = heads.load(tmp_path, MODEL, jnp.bfloat16).params
+  assert {x.dtype for x in jax.tree.leaves(half["params"])} == {jnp.dtype("bfloat16")}
+  assert "vocabulary" not in half or half["vocabulary"].dtype == jnp.int32
+
+
+def test_what_is_written(tmp_path):
+  """float16, names that are paths, and a config that another program can read."""
+  save(tmp_path, vocabulary=SOME)
+  assert heads.load(tmp_path, MODEL).head is HEADS["medusa"][0](MODEL, SMALL)
+  tensors = load_file(tmp_path / WEIGHTS)
+  blocks = {f"params/{kind}_{i}" for kind in ("block", "bias") for i in range(3)}
+  assert tensors.keys() == blocks | {"params/lm_head", "vocabulary"}
+  assert {str(x.dtype) for x in tensors.values()} == {"float16", "int32"}
+  assert json.loads((tmp_path / "config.json").read_text()) == {
+    "head": "medusa", "config": {"depth": 2, "blocks": 3, "shared": False}, "draft_vocab": 5,
+    "base": "gsm8k-7m", "choices": [[0], [1], [0, 0]], "hit_rates": RATES.tolist(),
+  }  # fmt: skip
+
+
+def sentence(call, *arguments) -> str:
+  """The one sentence that a refusal is."""
+  with pytest.raises(ValueError) as refusal:
+    call(*arguments)
+  words = str(refusal.value)
+  assert words.endswith(".") and "\n" not in words
+  return words
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    (lambda t: t.pop("params/bias_1"), "lacks tensor params/bias_1"),
+    (lambda t: t.pop("vocabulary"), "lacks tensor vocabulary"),
+    (lambda t: t.update(norm=np.zeros(3)), "has no place for tensor norm"),
+    (
+      lambda t: t.update({"params/bias_0": np.zeros((2, 8), np.float16)}),
+      "params/bias_0 has shape (2, 8), expected (2, 16)",
+    ),
+    (lambda t: t.update(vocabulary=SOME[:4]), "vocabulary has shape (4,), expected (5,)"),
+    (lambda t: t.update(vocabulary=SOME + 1), "vocabulary has ids beyond 0 to 31"),
+    (lambda t: t.update(vocabulary=SOME - 2), "vocabulary has ids beyond 0 to 31"),
+  ],
+)
+def test_damaged_tensors_are_named(tmp_path, change, words):
+  save(tmp_path, vocabulary=SOME)
+  tensors = load_file(tmp_path / WEIGHTS)
+  change(tensors)
+  save_file(tensors, tmp_path / WEIGHTS)
+  assert words in sentence(heads.load, tmp_path, MODEL)
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    *((lambda raw, key=key: raw.pop(key), f"config.json lacks {key}: this is no draft head")
+      for key in ("head", "config", "draft_vocab", "choices", "hit_rates")),
+    (lambda raw: raw.update(head="oracle"), "head='oracle' is not known; medusa, "),
+    (lambda raw: raw["config"].update(layers=3), "does not fit MedusaConfig"),
+    (lambda raw: raw["config"].update(depth=3), ", expected (3, 16"),
+    (lambda raw: raw["config"].update(shared=True), "has no place for tensor params/lm_head"),
+    (lambda raw: raw.update(draft_vocab=None), "has no place for tensor vocabulary"),
+  ],
+)  # fmt: skip
+def test_a_config_that_does_not_fit_is_named(tmp_path, change, words):
+  save(tmp_path, vocabulary=SOME)
+  raw = json.loads((tmp_path / "config.json").read_text())
+  change(raw)
+  (tmp_path / "config.json").write_text(json.dumps(raw))
+  assert words in sentence(heads.load, tmp_path, MODEL)
+
+
+def test_broken_files_are_named(tmp_path):
+  save(tmp_path)
+  weights, config = tmp_path / WEIGHTS, tmp_path / "config.json"
+  weights.write_bytes(weights.read_bytes()[:-7])
+  assert f"{WEIGHTS} is truncated" in sentence(heads.load, tmp_path, MODEL)
+  weights.unlink()
+  assert f"has no {WEIGHTS}" in sentence(heads.load, tmp_path, MODEL)
+  for text, words in (("{", "is not JSON"), ("[1]", "is no JSON object")):
+    config.write_text(text)
+    assert f"config.json {words}" in sentence(heads.load, tmp_path, MODEL)
+  config.unlink()
+  assert "has no config.json: this is no draft head" in sentence(heads.load, tmp_path, MODEL)
+
+
+def test_the_format_is_told_by_its_config(tmp_path):
+  ours = save(tmp_path / "ours")
+  medusa.save(tmp_path / "published", SMALL, ours, CHOICES, base="x")
+  for name in ("ours", "published"):
+    loaded = bridge.load(tmp_path / name, MODEL)
+    assert loaded.head is HEADS["medusa"][0](MODEL, SMALL) and loaded.choices == CHOICES
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, ours)
+  (tmp_path / "other").mkdir()
+  (tmp_path / "other" / "config.json").write_text('{"model_type": "llama"}')
+  words = sentence(bridge.load, tmp_path / "other", MODEL)
+  assert f"is of no known format: {', '.join(bridge.FORMATS)} are" in words
+
+
+@pytest.mark.parametrize("vocabulary", [None, SOME], ids=["all tokens", "reduced"])
+def test_weights_to_go_on_from_are_of_the_same_shape(tmp_path, vocabulary):
+  params = save(tmp_path, vocabulary=vocabulary)
+  jax.tree.map(np.testing.assert_array_equal, heads.weights_like(tmp_path, MODEL, params), params)
+  others = [
+    random_params("medusa", MedusaConfig(3, blocks=3), vocabulary),
+    random_params("medusa", MedusaConfig(2, blocks=3, shared=True), vocabulary),
+    random_params("medusa", SMALL, None if vocabulary is not None else SOME),
+  ]
+  if vocabulary is not None:
+    others.append(params | {"vocabulary": params["vocabulary"] - 1})
+  for like in others:
+    words = sentence(heads.weights_like, tmp_path, MODEL, like)
+    assert "holds a head of another shape or vocabulary" in words
+
+
+def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
+  params = jax.tree.map(lambda x: x * 1e6, random_params("medusa", SMALL))
+  arguments = (tmp_path, "medusa", SMALL, params, CHOICES, RATES)
+  with pytest.raises(ValueError, match=r"tensor params/\w+ is not finite in dtype float16\."):
+    heads.save(*arguments, base="x")
+  heads.save(*arguments, base="x", dtype=jnp.bfloat16)
+  loaded = heads.load(tmp_path, MODEL).params
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), loaded, params)

@@ -1,0 +1,665 @@
+"""Heads as others publish them: the tensors by name against NumPy, both ways, and what is refused.
+
+Files are written here with the published names and shapes, small. The formulas read them by name.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specjax.api import Decoder
+from specjax.base import Examples, Features
+from specjax.checkpoints import bridge
+from specjax.checkpoints.heads import Loaded, abstract
+from specjax.drafters import HEADS
+from specjax.drafters.eagle import EagleConfig
+from specjax.drafters.eagle3 import Eagle3Config
+from specjax.drafters.hydra import HydraConfig
+from specjax.drafters.medusa import MedusaConfig
+from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
+from specjax.model import Model
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer
+
+V, E, F, W = 16, 12, 20, 6
+MODEL = Config(
+  vocab_size=V, width=E, layers=8, heads=4, kv_heads=2, head_dim=4, mlp_width=F, max_length=128,
+  rope_theta=500000.0, tied=False,
+)  # fmt: skip
+IDS = np.array([9, 0, 3, 4, 15, 7])  # of the draft vocabulary
+
+
+@functools.cache
+def target_params():
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = Transformer(MODEL).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  return jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
+
+
+def layer(prefix, heads=4, kv=2, C=4, inputs=E, mlp=F, norms=("post_attention",), bias=False):
+  rows = {"q": heads * C, "k": kv * C, "v": kv * C}
+  shapes = {f"{prefix}.self_attn.{x}_proj.weight": (n, inputs) for x, n in rows.items()}
+  if bias:
+    shapes |= {f"{prefix}.self_attn.{x}_proj.bias": (n,) for x, n in rows.items()}
+  shapes |= {f"{prefix}.mlp.{x}_proj.weight": (mlp, E) for x in ("gate", "up")}
+  shapes |= {f"{prefix}.{x}_layernorm.weight": (E,) for x in norms}
+  return shapes | {
+    f"{prefix}.self_attn.o_proj.weight": (E, heads * C), f"{prefix}.mlp.down_proj.weight": (E, mlp)
+  }  # fmt: skip
+
+
+def hydra_shapes(blocks: list[int], lm_head: str):
+  """Two heads whose blocks have these numbers."""
+  shapes = {}
+  for h in range(2):
+    for i in blocks:
+      ins = (h + 2) * E if i == blocks[0] else E
+      shapes |= {f"hydra_mlp.{h}.{i}.linear.weight": (E, ins)}
+      shapes |= {f"hydra_mlp.{h}.{i}.linear.bias": (E,)}
+    shapes[f"hydra_mlp.{h}.{blocks[0]}.res_connection.weight"] = (E, (h + 2) * E)
+    shapes[f"hydra_mlp.{h}.{blocks[0]}.res_connection.bias"] = (E,)
+    shapes |= {f"{lm_head.format(h)}.weight": (V, E), f"{lm_head.format(h)}.bias": (V,)}
+  return shapes
+
+
+def mlp_shapes(steps: int, inner: int):
+  shapes = {}
+  for i in range(steps):
+    shapes |= {f"speculator.{x}.{i}.weight": (V, inner) for x in ("emb", "head")}
+    shapes |= {f"speculator.ln.{i}.{x}": (inner,) for x in ("weight", "bias")}
+    shapes[f"speculator.proj.{i}.weight"] = (inner, inner if i else E)
+  return shapes
+
+
+class Case(NamedTuple):
+  """A published head.
+
+  Attributes:
+    form: name of the format.
+    file: of the tensors.
+    raw: config.json.
+    shapes: of all tensors.
+    config: what it is read as.
+    copies: (name, the tensor that it repeats).
+    unused: tensors that a file may lack, and that are not written again.
+  """
+
+  form: str
+  file: str
+  raw: dict[str, Any]
+  shapes: dict[str, tuple[int, ...]]
+  config: Any
+  copies: dict[str, str] = {}  # noqa: RUF012  nobody writes to it
+  unused: tuple[str, ...] = ()
+
+
+HYDRA = {
+  "hydra_num_heads": 2, "hydra_num_layers": 3, "hydra_head_arch": "mlp", "grounded_heads": True,
+  "hidden_state_offset": 0, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3",
+}  # fmt: skip
+LLAMA = {
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+  "hidden_size": E, "intermediate_size": F, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "head_dim": 4, "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+  "tie_word_embeddings": False, "vocab_size": V, "use_cache": True,
+}  # fmt: skip
+EAGLE = {"embed_tokens.weight": (V, E), "fc.weight": (E, 2 * E)}
+# As for Llama 3.1 8B: no rope_theta, which the published code takes for 10000.
+EAGLE3 = {k: v for k, v in LLAMA.items() if k not in ("rope_theta", "head_dim")} | {
+  "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 8, "rms_norm_eps": 1e-6,
+  "num_hidden_layers": 40, "draft_vocab_size": W,
+}  # fmt: skip
+EAGLE3_NORMS = ("post_attention", "input")
+EAGLE3_SHAPES = layer("midlayer", 3, 1, 4, 2 * E, 8, EAGLE3_NORMS) | {
+  "fc.weight": (E, 3 * E), "norm.weight": (E,), "midlayer.hidden_norm.weight": (E,)
+}  # fmt: skip
+MLP = {
+  "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator",
+  "emb_dim": E, "inner_dim": 8, "n_predict": 2, "vocab_size": V, "n_candidates": 5,
+  "top_k_tokens_per_head": [5, 4], "tie_weights": False, "scale_input": True,
+}  # fmt: skip
+PREFIX = "prefix_embeding_layer"
+CASES = {
+  "hydra": Case(
+    "hydra", "hydra_lm_head.safetensors", HYDRA,
+    hydra_shapes([0, 1, 2], "hydra_lm_head.{}") | {"input_embed_fn.weight": (V, E)},
+    HydraConfig(2, 3),
+    {f"hydra_mlp.{h}.2.linear.{x}": f"hydra_mlp.{h}.1.linear.{x}" for h in "01"
+     for x in ("weight", "bias")},
+    ("input_embed_fn.weight",),
+  ),
+  "hydra++": Case(
+    "hydra", "hydra_lm_head.safetensors",
+    HYDRA | {"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"},
+    hydra_shapes([1, 3, 5, 7], "hydra_lm_head.{}.1")
+    | layer(f"{PREFIX}.layers.0", norms=EAGLE3_NORMS) | {f"{PREFIX}.norm.weight": (E,)}
+    | {f"{PREFIX}.embed_tokens.weight": (V, E), "input_embed_fn.weight": (V, E)}
+    | {f"{PREFIX}.layers.0.self_attn.rotary_emb.inv_freq": (2,)},
+    HydraConfig(2, 4, prefix=True),
+    {f"hydra_mlp.{h}.{i}.linear.{x}": f"hydra_mlp.{h}.3.linear.{x}" for h in "01" for i in "57"
+     for x in ("weight", "bias")},
+    (f"{PREFIX}.embed_tokens.weight", "input_embed_fn.weight",
+     f"{PREFIX}.layers.0.self_attn.rotary_emb.inv_freq"),
+  ),
+  "eagle": Case(
+    "eagle", "model.safetensors", LLAMA, EAGLE | {"fc.bias": (E,)} | layer("layers.0"),
+    EagleConfig(7),
+  ),
+  "eagle, as for Qwen2": Case(
+    "eagle", "model.safetensors",
+    LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "qkv_bias": True,
+             "bias": False, "intermediate_size": 8, "rope_theta": 1e6},
+    EAGLE | layer("layers.0", mlp=8, bias=True), EagleConfig(7, bias=False, mlp_width=8),
+  ),
+  "eagle3": Case(
+    "eagle3", "model.safetensors", EAGLE3,
+    EAGLE3_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
+    Eagle3Config(7, mlp_width=8),
+  ),
+  "eagle3, all tokens": Case(
+    "eagle3", "model.safetensors", EAGLE3 | {"draft_vocab_size": V},
+    EAGLE3_SHAPES | {"lm_head.weight": (V, E), "embed_tokens.weight": (V, E)},
+    Eagle3Config(7, mlp_width=8), unused=("embed_tokens.weight",),
+  ),
+  "mlp_speculator": Case(
+    "mlp_speculator", "model.safetensors", MLP, mlp_shapes(2, 8),
+    MLPSpeculatorConfig(2, 8, tied=False, scale_input=True),
+  ),
+  "mlp_speculator, tied": Case(
+    "mlp_speculator", "model.safetensors",
+    MLP | {"n_predict": 3, "inner_dim": 0, "tie_weights": True, "scale_input": False},
+    mlp_shapes(3, E), MLPSpeculatorConfig(3, 0),
+    {f"speculator.{x}.{i}.{y}": f"speculator.{x}.0.{y}" for i in "12"
+     for x, y in (("emb", "weight"), ("head", "weight"), ("ln", "weight"), ("ln", "bias"))}
+    | {"speculator.proj.2.weight": "speculator.proj.1.weight"},
+  ),
+}  # fmt: skip
+
+
+@functools.cache
+def tensors_of(name: str) -> dict[str, np.ndarray]:
+  case, rng = CASES[name], np.random.default_rng(0)
+  tensors = {k: (rng.normal(size=x) / 3).astype(np.float32) for k, x in case.shapes.items()}
+  tensors |= {k: x + 1 for k, x in tensors.items() if "norm" in k or ".ln." in k}
+  tensors |= {k: tensors[v] for k, v in case.copies.items()}
+  if "d2t" in tensors:
+    tensors |= {"d2t": IDS - np.arange(W), "t2d": np.isin(np.arange(V), IDS)}
+  if "embed_tokens.weight" in tensors:
+    tensors["embed_tokens.weight"] = np.asarray(target_params()["params"]["embedding"])
+  return tensors
+
+
+def write(directory, name: str, tensors=None, raw=None):
+  case = CASES[name]
+  directory.mkdir(exist_ok=True)
+  save_file(tensors_of(name) if tensors is None else tensors, directory / case.file)
+  (directory / "config.json").write_text(json.dumps(case.raw if raw is None else raw))
+  return directory
+
+
+def save(directory, loaded: Loaded, form: str):
+  bridge.save(
+    directory, form, loaded, MODEL, target_params(), base="a target", dtype=jnp.float32
+  )
+  return directory
+
+
+def sentence(call, *arguments) -> str:
+  """The one sentence that a refusal is."""
+  with pytest.raises(ValueError) as refusal:
+    call(*arguments)
+  words = str(refusal.value)
+  assert words.endswith(".") and "\n" not in words
+  return words
+
+
+def same(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+  assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
+
+
+# The formulas, from tensors by name.
+
+
+def silu(x):
+  return x / (1 + np.exp(-x))
+
+
+def gelu(x):
+  return np.array([0.5 * v * (1 + math.erf(v / 2**0.5)) for v in x])
+
+
+def rms(x, epsilon, weight=1.0):
+  return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
+
+
+def rotate(x, t, theta):
+  angle = t * theta ** (-np.arange(0, len(x), 2) / len(x))
+  a, b = np.split(x, 2)
+  return np.concatenate(
+    [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
+  )
+
+
+def decoder_layer(t, prefix, raw, x, attended):
+  """Rows x [T, E] of a text, attending from `attended` [T, any]."""
+  H, K = raw["num_attention_heads"], raw["num_key_value_heads"]
+  theta = raw.get("rope_theta", 10000.0)
+  q, k, v = (
+    attended @ t[f"{prefix}.self_attn.{p}_proj.weight"].T
+    + t.get(f"{prefix}.self_attn.{p}_proj.bias", 0)
+    for p in "qkv"
+  )
+  q, k, v = q.reshape(len(x), H, -1), k.reshape(len(x), K, -1), v.reshape(len(x), K, -1)
+  out = []
+  for i in range(len(x)):
+    mixed = []
+    for h in range(H):
+      g = h * K // H
+      score = [rotate(q[i, h], i, theta) @ rotate(k[j, g], j, theta) for j in range(i + 1)]
+      p = np.exp(np.array(score) / q.shape[-1] ** 0.5)
+      mixed.append(p / p.sum() @ v[: i + 1, g])
+    y = x[i] + t[f"{prefix}.self_attn.o_proj.weight"] @ np.concatenate(mixed)
+    z = rms(y, raw["rms_norm_eps"], t[f"{prefix}.post_attention_layernorm.weight"])
+    z = silu(t[f"{prefix}.mlp.gate_proj.weight"] @ z) * (t[f"{prefix}.mlp.up_proj.weight"] @ z)
+    out.append(y + t[f"{prefix}.mlp.down_proj.weight"] @ z)
+  return np.stack(out)
+
+
+def hydra_logits(t, raw, target, hidden, taps, tokens, at):
+  plus, state = raw["hydra_head_arch"] == "prefix-mlp", hidden[at]
+  if plus:
+    attended = rms(hidden, 1e-5, t[f"{PREFIX}.layers.0.input_layernorm.weight"])
+    out = decoder_layer(t, f"{PREFIX}.layers.0", LLAMA, hidden, attended)
+    state = rms(out, 1e-5, t[f"{PREFIX}.norm.weight"])[at]
+  for h in range(raw["hydra_num_heads"]):
+    u = np.concatenate([state, *target["embedding"][tokens[at + 1 : at + h + 2]]])
+    names = [f"hydra_mlp.{h}.{2 * i + 1 if plus else i}" for i in range(raw["hydra_num_layers"])]
+    residual = f"{names[0]}.res_connection"
+    y = t[f"{residual}.weight"] @ u + t[f"{residual}.bias"]
+    for i, name in enumerate(names):
+      x = y if i else u
+      y = y + silu(t[f"{name}.linear.weight"] @ x + t[f"{name}.linear.bias"])
+    lm_head = f"hydra_lm_head.{h}.1" if plus else f"hydra_lm_head.{h}"
+    yield t[f"{lm_head}.weight"] @ y + t[f"{lm_head}.bias"]
+
+
+def eagle_logits(t, raw, target, hidden, taps, tokens, at):
+  pairs = list(hidden[: at + 1])
+  for _ in range(3):
+    e = target["embedding"][tokens[1 : len(pairs) + 1]]
+    x = np.concatenate([e, pairs], -1) @ t["fc.weight"].T + t.get("fc.bias", 0)
+    pairs.append(decoder_layer(t, "layers.0", raw, x, x)[-1])
+    yield target["lm_head"] @ pairs[-1]
+
+
+def eagle3_logits(t, raw, target, hidden, taps, tokens, at):
+  epsilon, pairs = raw["rms_norm_eps"], list(np.concatenate(taps, -1)[: at + 1] @ t["fc.weight"].T)
+  for _ in range(3):
+    e, x = target["embedding"][tokens[1 : len(pairs) + 1]], np.stack(pairs)
+    attended = [rms(e, epsilon, t["midlayer.input_layernorm.weight"])]
+    attended += [rms(x, epsilon, t["midlayer.hidden_norm.weight"])]
+    pairs.append(decoder_layer(t, "midlayer", raw, x, np.concatenate(attended, -1))[-1])
+    yield t["lm_head.weight"] @ rms(pairs[-1], epsilon, t["norm.weight"])
+
+
+def mlp_speculator_logits(t, raw, target, hidden, taps, tokens, at):
+  n, inner, state = raw["n_predict"], raw["inner_dim"] or E, hidden[at]
+  if raw["scale_input"]:
+    state = rms(state, 1e-6) / 2**0.5
+  keep = 0.5 ** (0.5 / n)
+  for i in range(n):
+    z = t[f"speculator.emb.{i}.weight"][tokens[at + 1 + i]] * ((1 - keep**2) * inner / 2) ** 0.5
+    z = rms(t[f"speculator.proj.{i}.weight"] @ state * keep + z, 1e-6)
+    state = gelu(z * t[f"speculator.ln.{i}.weight"] + t[f"speculator.ln.{i}.bias"])
+    yield t[f"speculator.head.{i}.weight"] @ state
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_published_tensors_are_the_published_formula(tmp_path, name):
+  case, rng = CASES[name], np.random.default_rng(1)
+  loaded = bridge.load(write(tmp_path, name), MODEL)
+  assert loaded.config == case.config and (loaded.choices, loaded.hit_rates) == ((), None)
+  assert loaded.head.taps == ((2, 4, 5) if case.form == "eagle3" else ())
+  T, at = 9, 4
+  tokens = rng.integers(0, V, (1, T)).astype(np.int32)
+  hidden = rng.normal(size=(1, T, E)).astype(np.float32)
+  taps = tuple(rng.normal(size=(1, T, E)).astype(np.float32) for _ in loaded.head.taps)
+  position, segment = np.arange(T, dtype=np.int32)[None], np.zeros((1, T), np.int32)
+
+  @jax.jit
+  def run(params, target):
+    examples = Examples(tokens, position, segment, Features(hidden, taps), jnp.array([[at]]))
+    states = loaded.head.unroll(params, target, examples)
+    return [loaded.head.read(params, target, x, d)[0, 0] for d, x in enumerate(states, 1)]
+
+  got = run(loaded.params, target_params())
+  t, target = jax.tree.map(np.float64, (tensors_of(name), target_params()["params"]))
+  formula = globals()[f"{case.form}_logits"]
+  want = list(formula(t, case.raw, target, hidden[0], [x[0] for x in taps], tokens[0], at))
+  assert len(want) >= 2
+  for x, y in zip(got, want, strict=case.form not in ("eagle", "eagle3")):
+    np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
+    assert np.std(y) > 0.1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loaded_then_saved_is_the_file(tmp_path, name):
+  case, before = CASES[name], tensors_of(name)
+  loaded = bridge.load(write(tmp_path / "a", name), MODEL)
+  after = load_file(save(tmp_path / "b", loaded, case.form) / case.file)
+  assert after.keys() == before.keys() - set(case.unused)
+  for k, x in after.items():
+    assert x.dtype == before[k].dtype
+    np.testing.assert_array_equal(x, before[k], k)
+  raw = json.loads((tmp_path / "b" / "config.json").read_text())
+  said = {k: v for k, v in case.raw.items() if k in raw}
+  said.pop("num_hidden_layers", None)  # EAGLE-3's lie is not repeated
+  assert len(said) > 5 and "base_model_name_or_path" in raw
+  for k in said.keys() - {"architectures", "model_type", "base_model_name_or_path",
+                          "top_k_tokens_per_head"}:  # fmt: skip
+    assert raw[k] == said[k], k
+  again = bridge.load(tmp_path / "b", MODEL)
+  assert (again.config, again.network) == (loaded.config, loaded.network)
+
+
+def made(name: str, config, words=None) -> Loaded:
+  """A head of our own, with random weights."""
+  head, rng = HEADS[name][0](MODEL, config), np.random.default_rng(2)
+  shapes = abstract(head, MODEL, None if words is None else len(words))
+  params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
+  if words is not None:
+    params["vocabulary"] = jnp.asarray(words, jnp.int32)
+  return Loaded(head, params, ((0,), (0, 0)), np.array([[0.5, 0.25]]), config, MODEL)
+
+
+OWN = {
+  "medusa": ("medusa", MedusaConfig(2, blocks=2)),
+  "hydra": ("hydra", HydraConfig(3)),
+  "hydra, untied": ("hydra", HydraConfig(2, blocks=2, tied_blocks=False)),
+  "hydra++": ("hydra", HydraConfig(2, blocks=3, prefix=True)),
+  "eagle": ("eagle", EagleConfig(3, bias=False, mlp_width=8)),
+  "eagle3": ("eagle3", Eagle3Config(2), IDS),
+  "eagle3, all tokens, other taps": ("eagle3", Eagle3Config(3, taps=(8, 0), mlp_width=8)),
+  "mlp_speculator": ("mlp_speculator", MLPSpeculatorConfig(1)),
+  "mlp_speculator, tied": ("mlp_speculator", MLPSpeculatorConfig(4, 8, scale_input=True)),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_saved_then_loaded_is_the_head(tmp_path, name):
+  own = made(*OWN[name])
+  form, config, *_ = OWN[name]
+  back = bridge.load(save(tmp_path, own, form), MODEL)
+  same(back.params, own.params)
+  assert back.network == MODEL and back.head.taps == own.head.taps
+  assert back.head.name == form and back.head.depth == own.head.depth
+  if name != "hydra, untied":  # with two blocks there is nothing to tie
+    assert back.config == config
+  half = bridge.load(tmp_path, MODEL, jnp.bfloat16).params
+  assert {x.dtype for x in jax.tree.leaves(half["params"])} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("name", ["hydra", "hydra++", "eagle", "mlp_speculator, tied"])
+def test_published_heads_become_ours(tmp_path, name):
+  loaded = bridge.load(write(tmp_path / "a", name), MODEL)
+  back = bridge.load(save(tmp_path / "b", loaded, "specjax"), MODEL)
+  same(back.params, loaded.params)
+  assert (back.config, back.choices, back.hit_rates) == (loaded.config, (), None)
+  assert back.head is loaded.head
+
+
+def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
+  loaded = bridge.load(write(tmp_path / "a", "eagle3"), MODEL)
+  different = {"heads": 3, "kv_heads": 1, "rope_theta": 10000.0, "norm_epsilon": 1e-6}
+  assert loaded.network == dataclasses.replace(MODEL, **different)
+  words = sentence(save, tmp_path / "b", loaded, "specjax")
+  assert "heads=3 of the head's layer is not the target's, 4" in words
+  assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("name", ["hydra++", "eagle", "eagle3", "mlp_speculator, tied"])
+def test_loaded_heads_change_no_token(tmp_path, name):
+  model = Model("tiny", MODEL, target_params(), None, (), (), None)
+  prompts = [[1, 2, 3, 4, 5, 1, 2], [7]]
+  loaded = bridge.load(write(tmp_path, name), MODEL)
+  drafter = loaded.head.drafter(((0,), (1,), (0, 0)))
+  drafted = Decoder(model, (drafter, loaded.params), batch=2)(prompts, 20)
+  plain = Decoder(model, batch=2)(prompts, 20)
+  assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+  assert {r.drafter for r in drafted} == {loaded.head.name}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_counts(tmp_path, name):
+  """One tensor missing, extra or misshapen at a time; copies may be missing but not differ."""
+  case, tensors = CASES[name], tensors_of(name)
+  free = {*case.copies, *case.unused, *({"embed_tokens.weight"} if case.form == "eagle" else ())}
+  for key, x in tensors.items():
+    without = {k: v for k, v in tensors.items() if k != key}
+    write(tmp_path, name, without)
+    if key not in free:
+      assert f"lacks tensor {key}." in sentence(bridge.load, tmp_path, MODEL)
+    if "inv_freq" in key:
+      continue
+    write(tmp_path, name, without | {key: np.concatenate([x, x[:1]])})
+    assert f"tensor {key} has shape" in sentence(bridge.load, tmp_path, MODEL)
+    if key in case.copies:
+      write(tmp_path, name, without | {key: x + 1})
+      words = sentence(bridge.load, tmp_path, MODEL)
+      assert f"tensors {key} and {case.copies[key]} differ" in words
+  write(tmp_path, name, {k: v for k, v in tensors.items() if k not in free})
+  lean = bridge.load(tmp_path, MODEL)
+  for extra in ("more.weight", "layers.1.mlp.up_proj.weight", "hydra_mlp.2.0.linear.weight"):
+    write(tmp_path, name, tensors | {extra: np.zeros((2, 2), np.float32)})
+    assert f"has no place for tensor {extra}." in sentence(bridge.load, tmp_path, MODEL)
+  key = next(k for k in tensors if k not in free)
+  write(tmp_path, name, tensors | {key: tensors[key].astype(np.int32)})
+  assert f"tensor {key} has dtype int32" in sentence(bridge.load, tmp_path, MODEL)
+  same(lean.params, bridge.load(write(tmp_path, name), MODEL).params)
+
+
+ABSENT = object()
+CONFIGS = [
+  *(("hydra", {key: ABSENT}, f"config.json lacks {key}: these are no Hydra heads")
+    for key in HYDRA if key not in ("hydra_num_heads", "base_model_name_or_path")),
+  ("hydra", {"hydra_head_arch": "cross-attn"}, "hydra_head_arch='cross-attn' in config.json"),
+  ("hydra", {"hydra_head_arch": "eagle-attn"}, "accepted is mlp or prefix-mlp"),
+  ("hydra", {"grounded_heads": False}, "grounded_heads=False in config.json: accepted is True"),
+  ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset=1 in config.json: accepted is 0"),
+  ("hydra", {"hydra_num_heads": 3}, "lacks tensor hydra_"),
+  ("eagle", {"architectures": ["MedusaModel"]}, "architectures=['MedusaModel'] in config.json"),
+  ("eagle", {"hidden_size": 16}, "hidden_size=16 in config.json: accepted is the target's, 12"),
+  ("eagle", {"vocab_size": 17}, "vocab_size=17 in config.json: accepted is the target's, 16"),
+  ("eagle", {"bias": False}, "has no place for tensor fc.bias"),
+  ("eagle", {"qkv_bias": True}, "lacks tensor layers.0.self_attn.k_proj.bias"),
+  ("eagle", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+  ("eagle", {"num_hidden_layers": 2}, "is of no known format: specjax, medusa, "),
+  ("eagle3", {"architectures": ["PEagleDraftModel"]}, "accepted is LlamaForCausalLMEagle3 or"),
+  ("eagle3", {"model_type": ABSENT}, "model_type=None in config.json"),
+  ("eagle3", {"norm_before_residual": True}, "norm_before_residual=True in config.json"),
+  ("eagle3", {"hidden_size": 24}, "hidden_size=24 in config.json: accepted is the target's, 12"),
+  ("eagle3", {"draft_vocab_size": 5}, "tensor lm_head.weight has shape (6, 12), expected (5, 12)"),
+  ("eagle3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
+   "eagle_aux_hidden_state_layer_ids=[0, 1, 2] in config.json: accepted are the published"),
+  *(("mlp_speculator", {key: ABSENT}, f"config.json lacks {key}: this is no MLPSpeculator")
+    for key in ("n_predict", "emb_dim", "inner_dim", "vocab_size")),
+  ("mlp_speculator", {"inner_dim": "8.8"}, "inner_dim='8.8' in config.json: accepted is a number"),
+  ("mlp_speculator", {"architectures": "ArcticLSTMSpeculatorPreTrainedModel"}, "accepted is MLPS"),
+  ("mlp_speculator", {"emb_dim": 16}, "emb_dim=16 in config.json: accepted is the target's, 12"),
+  ("mlp_speculator", {"vocab_size": 8}, "vocab_size=8 in config.json: accepted is the target's"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "words"), CONFIGS)
+def test_a_config_that_does_not_fit_is_named(tmp_path, name, change, words):
+  raw = {k: v for k, v in (CASES[name].raw | change).items() if v is not ABSENT}
+  assert words in sentence(bridge.load, write(tmp_path, name, raw=raw), MODEL)
+
+
+@pytest.mark.parametrize("ids", [[2, 4, 5], [1, 3, 4]], ids=["inputs", "outputs"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_published_layers_may_be_told(tmp_path, ids, nested):
+  raw = {"eagle_aux_hidden_state_layer_ids": ids}
+  raw = EAGLE3 | ({"eagle_config": raw} if nested else raw)
+  assert bridge.load(write(tmp_path, "eagle3", raw=raw), MODEL).head.taps == (2, 4, 5)
+
+
+def test_a_draft_vocabulary_that_contradicts_itself(tmp_path):
+  loaded = bridge.load(write(tmp_path, "eagle3"), MODEL)
+  np.testing.assert_array_equal(loaded.params["vocabulary"], IDS)
+  tensors = tensors_of("eagle3")
+  for change in (
+    {"t2d": np.isin(np.arange(V), IDS + 1)},
+    {"d2t": tensors["d2t"] + 1},
+    {"d2t": np.zeros(W, np.int64)},
+    {"d2t": np.where(np.arange(W) == 1, 9 - 1, tensors["d2t"])},  # 9 twice
+    {"d2t": np.where(np.arange(W) == 1, V - 1, tensors["d2t"])},  # past the end
+  ):
+    words = sentence(bridge.load, write(tmp_path, "eagle3", tensors | change), MODEL)
+    assert "d2t and t2d name different tokens" in words
+  words = sentence(bridge.load, write(tmp_path, "eagle3", tensors | {"d2t": np.ones(W)}), MODEL)
+  assert "d2t must hold numbers" in words
+
+  name = "eagle3, all tokens"
+  tables = {"d2t": np.zeros(V, np.int64), "t2d": np.ones(V, bool)}
+  loaded = bridge.load(write(tmp_path, name, tensors_of(name) | tables), MODEL)
+  assert "vocabulary" not in loaded.params
+  for change in ({"d2t": np.eye(V, dtype=np.int64)[0]}, {"t2d": np.arange(V) > 0}):
+    words = sentence(bridge.load, write(tmp_path, name, tensors_of(name) | tables | change), MODEL)
+    assert "d2t and t2d leave tokens out" in words
+
+
+REFUSED = [
+  ("hydra", HydraConfig(2, shared=True), None, "has a vocabulary matrix for every head"),
+  ("hydra", HydraConfig(2, blocks=3, tied_blocks=False), None, "the blocks after the first as one"),
+  ("hydra", HydraConfig(2), IDS, "the format hydra has no place for a draft vocabulary"),
+  ("eagle", EagleConfig(2), IDS, "the format eagle has no place for a draft vocabulary"),
+  ("medusa", MedusaConfig(2), IDS, "the format medusa has no place for a draft vocabulary"),
+  ("mlp_speculator", MLPSpeculatorConfig(2), IDS, "the format mlp_speculator has no place for"),
+  ("eagle3", Eagle3Config(2), np.arange(V)[::-1], "the format eagle3 keeps their order"),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "words", "message"), REFUSED)
+def test_what_was_never_published_is_not_written(tmp_path, name, config, words, message):
+  assert message in sentence(save, tmp_path / "x", made(name, config, words), name)
+  assert not (tmp_path / "x").exists()
+
+
+def test_other_formats_are_refused(tmp_path):
+  words = sentence(save, tmp_path, made("hydra", HydraConfig(2)), "eagle")
+  assert "to='eagle': accepted for a head of hydra is specjax or hydra" in words
+  words = sentence(save, tmp_path, made("clover", HEADS["clover"][1]()), "clover")
+  assert "to='clover': accepted for a head of clover is specjax." in words
+
+
+def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
+  own = made("eagle", EagleConfig(2))
+  own = own._replace(params=jax.tree.map(lambda x: x * 1e6, own.params))
+  with pytest.raises(ValueError, match=r"tensor fc\.weight is not finite in dtype float16\."):
+    bridge.save(tmp_path, "eagle", own, MODEL, target_params(), base="x")
+
+
+def test_shards_are_read(tmp_path):
+  name = "mlp_speculator"
+  write(tmp_path, name)
+  (tmp_path / "model.safetensors").unlink()
+  index = {}
+  for i, (key, x) in enumerate(tensors_of(name).items()):
+    index[key] = f"model-{i % 2}.safetensors"
+  for shard in set(index.values()):
+    save_file({k: tensors_of(name)[k] for k in index if index[k] == shard}, tmp_path / shard)
+  (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+  whole = bridge.load(write(tmp_path / "whole", name), MODEL)
+  same(bridge.load(tmp_path, MODEL).params, whole.params)
+  (tmp_path / "model-1.safetensors").unlink()
+  assert "has no model-1.safetensors." in sentence(bridge.load, tmp_path, MODEL)
+
+
+def test_absent_and_damaged_files_are_named(tmp_path):
+  for name in ("hydra", "eagle"):
+    file = write(tmp_path, name) / CASES[name].file
+    file.write_bytes(file.read_bytes()[:-9])
+    assert f"{CASES[name].file} is truncated" in sentence(bridge.load, tmp_path, MODEL)
+    file.unlink()
+    assert f"has no {CASES[name].file} and no " in sentence(bridge.load, tmp_path, MODEL)
+
+
+def medusa_tensors(heads: int, shared: bool):
+  rng = np.random.default_rng(0)
+  shapes = {f"{h}.0.linear.weight": (E, E) for h in range(heads)}
+  shapes |= {f"{h}.0.linear.bias": (E,) for h in range(heads)}
+  shapes |= {} if shared else {f"{h}.1.weight": (V, E) for h in range(heads)}
+  return {k: rng.normal(size=x).astype(np.float32) for k, x in shapes.items()}
+
+
+MEDUSA = {
+  "medusa_num_heads": 5, "medusa_num_layers": 1, "base_model_name_or_path": "x", "version": "2"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_medusa_says_how_many_heads_a_file_holds(tmp_path, shared):
+  """Published heads for Vicuna 7B say 2 and hold 5."""
+  save_file(medusa_tensors(5, shared), tmp_path / "medusa_lm_head.safetensors")
+  (tmp_path / "config.json").write_text(json.dumps(MEDUSA | {"medusa_num_heads": 2}))
+  words = sentence(bridge.load, tmp_path, MODEL)
+  assert "says medusa_num_heads=2, and medusa_lm_head.safetensors holds 5 heads" in words
+  (tmp_path / "config.json").write_text(json.dumps(MEDUSA))
+  assert bridge.load(tmp_path, MODEL).config == MedusaConfig(5, shared=shared)
+  (tmp_path / "config.json").write_text(json.dumps(MEDUSA | {"medusa_num_heads": 6}))
+  assert "lacks tensor 5." in sentence(bridge.load, tmp_path, MODEL)
+
+
+TORCH = {
+  "hydra": "hydra_lm_head.pt", "eagle": "pytorch_model.bin", "eagle3": "pytorch_model.bin",
+  "mlp_speculator": "pytorch_model.bin",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_files_of_torch_are_read(tmp_path, name):
+  torch = pytest.importorskip("torch")
+  plain = bridge.load(write(tmp_path, name), MODEL)
+  (tmp_path / CASES[name].file).unlink()
+  tensors = {k: torch.tensor(x) for k, x in tensors_of(name).items()}
+  torch.save(tensors, tmp_path / TORCH[name])
+  same(bridge.load(tmp_path, MODEL).params, plain.params)
+  half = {k: x.bfloat16() if x.is_floating_point() else x for k, x in tensors.items()}
+  torch.save(half, tmp_path / TORCH[name])
+  rounded = jax.tree.map(
+    lambda x: x.astype(jnp.bfloat16).astype(x.dtype) if x.dtype == jnp.float32 else x, plain.params
+  )
+  same(bridge.load(tmp_path, MODEL).params, rounded)
+
+
+def test_files_of_torch_that_are_not_tensors_are_refused(tmp_path):
+  torch = pytest.importorskip("torch")
+  file = write(tmp_path, "hydra") / "hydra_lm_head.pt"
+  (tmp_path / "hydra_lm_head.safetensors").unlink()
+  torch.save({"x": pytest.raises}, file)  # code, which weights_only does not run
+  assert "hydra_lm_head.pt is damaged, or holds more than tensors" in sentence(
+    bridge.load, tmp_path, MODEL
+  )
+  torch.save({"model_state": {"x": torch.zeros(1)}}, file)
+  assert "holds something else than tensors by name" in sentence(bridge.load, tmp_path, MODEL)
+
+
+def test_without_torch_its_files_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "torch", None)
+  (tmp_path / "medusa_lm_head.pt").write_bytes(b"x")
+  (tmp_path / "config.json").write_text(json.dumps(MEDUSA))
+  words = sentence(bridge.load, tmp_path, MODEL)
+  assert "medusa_lm_head.pt needs torch, which is not installed" in words
+  assert "write medusa_lm_head.safetensors with safetensors.torch.save_file(" in words
