@@ -14,9 +14,12 @@ import numpy as np
 
 from specjax import drafters, speculate, verifiers
 from specjax.base import Drafter, Params, Verifier
-from specjax.checkpoints import medusa
+from specjax.checkpoints import bridge
+from specjax.checkpoints.heads import Loaded
 from specjax.model import Model, Prompt, load, resolve
 from specjax.sampling import Settings, request_keys
+from specjax.trees.grow import Tree, as_tree
+from specjax.trees.static import Choices
 
 DEFAULT_NODES = 8
 
@@ -60,34 +63,35 @@ def make_drafter(
   head: str | None = None,
   draft_model: str | Model | None = None,
   nodes: int | None = None,
+  tree: Tree | None = None,
 ) -> tuple[Drafter, Params]:
   """A drafter for `model`, and its weights.
 
   Args:
-    name: "none", "prompt_lookup", "draft_model" or "medusa".
-    head: medusa's heads, a zoo name or directory; by default the zoo's for this model.
+    name: of a drafter or of a head, see `specjax list`.
+    head: a trained head, zoo name or directory; by default the zoo's of that name for this model.
     draft_model: the small LM of "draft_model".
     nodes: size of the draft, the root included; by default the drafter's own.
+    tree: of a head, in place of the `nodes` best of the tree it came with; () for no speculation.
 
   Raises:
     ValueError: an unknown name, a missing part, or a draft that does not fit the model.
   """
-  if name not in drafters.DRAFTERS:
-    raise ValueError(f"drafter={name!r}: accepted are {', '.join(drafters.DRAFTERS)}.")
+  known = (*drafters.DRAFTERS, *drafters.HEADS)
+  if name not in known:
+    raise ValueError(f"drafter={name!r}: accepted are {', '.join(known)}.")
   if nodes is not None and nodes < 2:
     raise ValueError(f"nodes={nodes}: a draft has 2 nodes or more; for none use drafter='none'.")
-  if name == "medusa":
-    head = head or f"{pathlib.Path(model.name).name}-medusa"
-    config, params, choices = medusa.load(resolve(head))
-    if (config.vocab_size, config.width) != (model.config.vocab_size, model.config.width):
-      raise ValueError(
-        f"head={head!r} is for a vocabulary of {config.vocab_size} and width {config.width}; "
-        f"{model.name} has {model.config.vocab_size} and {model.config.width}."
-      )
-    if nodes is not None and nodes > len(choices) + 1:
-      raise ValueError(f"nodes={nodes}: {head} has a tree of {len(choices) + 1} nodes at most.")
-    size = nodes or min(len(choices) + 1, DEFAULT_NODES)
-    return drafters.medusa(model.target, config, choices[: size - 1]), params
+  if tree == ():
+    return drafters.none(), ()
+  if name in drafters.HEADS:
+    head = head or f"{pathlib.Path(model.name).name}-{name}"
+    loaded = bridge.load(resolve(head), model.config)
+    if loaded.head.name != name:
+      raise ValueError(f"head={head!r} is for drafter={loaded.head.name!r}, not {name!r}.")
+    return loaded.head.drafter(tree or best_tree(loaded, nodes, head)), loaded.params
+  if tree is not None:
+    raise ValueError(f"tree={tree}: drafter={name!r} has no head that could fill it.")
   chain = {} if nodes is None else {"depth": nodes - 1}
   if name == "draft_model":
     if draft_model is None:
@@ -100,6 +104,21 @@ def make_drafter(
       )
     return drafters.draft_model(small.target, **chain), small.params
   return (drafters.none() if name == "none" else drafters.prompt_lookup(**chain)), ()
+
+
+def best_tree(loaded: Loaded, nodes: int | None, name: str) -> Tree:
+  """The best tree of `nodes` nodes (by default DEFAULT_NODES) that came with a head.
+
+  A head without a tree, as published formats have it, gets a chain of its whole depth.
+
+  Raises:
+    ValueError: the tree it came with is smaller.
+  """
+  depth = loaded.head.depth
+  choices: Choices = loaded.choices or as_tree([[0] * d for d in range(1, depth + 1)])
+  if nodes is not None and nodes > len(choices) + 1:
+    raise ValueError(f"nodes={nodes}: {name} has a tree of {len(choices) + 1} nodes at most.")
+  return as_tree(choices[: (nodes or min(len(choices) + 1, DEFAULT_NODES)) - 1])
 
 
 def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Verifier:

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 
 from specjax.api import DEFAULT_NODES
-from specjax.drafters import DRAFTERS
-from specjax.drafters.medusa import MedusaConfig
+from specjax.checkpoints import heads, medusa
+from specjax.drafters import DRAFTERS, HEADS
 from specjax.model import ZOO
 from specjax.models.config import Config
 from specjax.models.transformer import target
@@ -17,14 +17,14 @@ def _sentence(builder: Callable) -> str:
 
 
 def drafters() -> list[tuple[str, str, str, str]]:
-  """(name, proposal, default nodes, one sentence) of every drafter."""
-  small = target(Config(8, 8, 1, 1, 1, 8, 8))
-  parts: dict[str, tuple] = {"draft_model": (small,), "medusa": (small, MedusaConfig(8, 8), [[0]])}
+  """(name, proposal, default nodes, one sentence) of every drafter, the trained ones last."""
+  small = target(Config(8, 8, 4, 1, 1, 8, 8))
   rows: list[tuple[str, str, str, str]] = []
   for name, build in DRAFTERS.items():
-    drafter = build(*parts.get(name, ()))
-    nodes = DEFAULT_NODES if name == "medusa" else drafter.nodes
-    rows.append((name, drafter.proposal, str(nodes), _sentence(build)))
+    drafter = build(small) if name == "draft_model" else build()
+    rows.append((name, drafter.proposal, str(drafter.nodes), _sentence(build)))
+  for name, (head, _) in HEADS.items():
+    rows.append((name, "point", str(DEFAULT_NODES), _sentence(head)))
   return rows
 
 
@@ -38,6 +38,8 @@ def zoo() -> list[tuple[str, str]]:
   """(name, kind) of everything that ships with the package."""
   rows = []
   for path in sorted(ZOO.glob("*/config.json")):
-    kind = "medusa heads" if "medusa_num_heads" in json.loads(path.read_text()) else "model"
+    raw = json.loads(path.read_text())
+    kind = f"{raw['head']} head" if heads.recognises(raw) else "model"
+    kind = "medusa head" if medusa.recognises(raw) else kind
     rows.append((path.parent.name, kind))
   return rows

@@ -1,4 +1,4 @@
-"""The command line: generate, bench, convert, list, info.
+"""The command line: generate, bench, tune, convert, list, info.
 
 Nothing that imports jax is imported before a command runs, so that `--help` answers at once.
 """
@@ -36,6 +36,7 @@ class Generate:
     seed: of the noise.
     batch: prompts decoded together.
     nodes: size of the draft, root included; by default the drafter's.
+    tree: of a head, in place of --nodes: the file of `specjax tune`, or dynamic-NODES-DEPTH-BEAM.
     verifier: by default greedy at temperature 0, else the rule that is exact for the drafter.
     json: print one JSON object per prompt and nothing else.
   """
@@ -55,6 +56,7 @@ class Generate:
   seed: int = 0
   batch: int = 1
   nodes: int | None = None
+  tree: str | None = None
   verifier: str | None = None
   json: bool = False
 
@@ -65,7 +67,8 @@ class Bench:
 
   Attributes:
     model: zoo name or directory; by default the zoo's.
-    drafters: names, or NAME:NODES for another size of draft.
+    drafters: names, or NAME:NODES for another size of draft, or with a tree NAME:FILE.json or
+      NAME:dynamic-NODES-DEPTH-BEAM.
     head: medusa's heads; by default the zoo's for the model.
     draft_model: the small model of the drafter draft_model.
     prompts: Spec-Bench's question file or any JSONL of prompts; by default our own questions.
@@ -95,20 +98,55 @@ class Bench:
 
 
 @dataclasses.dataclass(frozen=True)
-class Convert:
-  """Write a model as the Hugging Face directory that --model takes, in float32.
+class Tune:
+  """Choose the tree of a head, a chain or no speculation by speed on this machine, and check it.
 
   Attributes:
-    format: what --model is: a llama2.c checkpoint file or a Hugging Face directory.
-    model: the file or directory.
-    out: directory to write.
-    tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
+    drafter: name of a head.
+    model: zoo name or directory; by default the zoo's.
+    head: where the head is, zoo name or directory, with hit rates; by default the zoo's.
+    prompts: JSONL of prompts on which the choice is checked; by default our own questions.
+    limit: how many prompts; by default all.
+    max_new_tokens: budget per prompt.
+    batch: prompts decoded together, for which the choice is made.
+    decode: how many candidates to decode besides plain, the most promising; by default all.
+    repeats: times everything is decoded; medians count.
+    out: directory for tree.json (see generate --tree), summary.json and tune.png.
   """
 
-  format: Literal["llama2c", "hf"]
+  drafter: str
+  model: str | None = None
+  head: str | None = None
+  prompts: str | None = None
+  limit: int | None = None
+  max_new_tokens: int = 128
+  batch: int = 1
+  decode: int | None = None
+  repeats: int = 3
+  out: str = "results/tune"
+
+
+@dataclasses.dataclass(frozen=True)
+class Convert:
+  """Write a model or a draft head in another format, in float32.
+
+  A model becomes the Hugging Face directory that --model takes.
+
+  Attributes:
+    format: what --model is: a llama2.c checkpoint file, a Hugging Face directory or a draft head.
+    model: the file or directory; of a head, ours or as it was published.
+    out: directory to write.
+    tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
+    target: the model that a head is for, zoo name or directory; by default the zoo's.
+    to: format of a head: ours, or that in which heads of its method are published.
+  """
+
+  format: Literal["llama2c", "hf", "head"]
   model: str
   out: str
   tokenizer: str | None = None
+  target: str | None = None
+  to: Literal["specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator"] = "specjax"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,12 +197,16 @@ def _items(args: Generate, model):
 
 def _generate(args: Generate) -> None:
   from specjax.api import Decoder, make_drafter
+  from specjax.trees import files
 
   model = _load(args.model)
   items = _items(args, model)
+  if args.tree and args.nodes:
+    raise ValueError(f"nodes={args.nodes} and tree={args.tree!r}: accepted is one of them.")
+  tree = files.parse(args.tree) if args.tree else None
   drafter = make_drafter(
-    model, args.drafter, head=args.head, draft_model=args.draft_model, nodes=args.nodes
-  )
+    model, args.drafter, head=args.head, draft_model=args.draft_model, nodes=args.nodes, tree=tree
+  )  # fmt: skip
   decoder = Decoder(
     model, drafter, args.verifier, temperature=args.temperature, top_k=args.top_k,
     top_p=args.top_p, min_p=args.min_p, seed=args.seed, batch=args.batch,
@@ -220,17 +262,34 @@ def _bench(args: Bench) -> None:
   console.print(f"{out}: results.jsonl, summary.json, table.md, plots", markup=False)
 
 
+def _tune(args: Tune) -> None:
+  from specjax.eval import tune, tune_report
+
+  fields = dataclasses.asdict(args)
+  name, out = fields.pop("model"), fields.pop("out")
+  summary = tune.run(_load(name), tune.Config(**fields), out)
+  console = Console(highlight=False)
+  console.print(tune_report.table(summary))
+  console.print(tune_report.verdict(summary), markup=False)
+  console.print(f"{out}: tree.json, summary.json, tune.png", markup=False)
+
+
 def _convert(args: Convert) -> None:
   import jax.numpy as jnp
 
   from specjax.checkpoints import hf, llama2c
 
+  if args.format != "head" and (args.target is not None or args.to != "specjax"):
+    raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
   if args.format == "llama2c":
     c = llama2c.load(args.model, args.tokenizer)
   elif args.tokenizer is not None:
     raise ValueError(f"tokenizer={args.tokenizer!r}: a Hugging Face directory brings its own.")
   elif pathlib.Path(args.out).resolve() == pathlib.Path(args.model).resolve():
     raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
+  elif args.format == "head":
+    _convert_head(args)
+    return
   else:
     c = hf.load(args.model)
   # float32 holds every accepted dtype, so the converted model decodes as the original does.
@@ -241,6 +300,19 @@ def _convert(args: Convert) -> None:
     raise ValueError(f"{args.out}: prompts started with the ids {list(c.start)} and now with "
                      f"{list(back.start)}; tokenizer.json needs a post-processor.")  # fmt: skip
   print(f"wrote {args.out}")
+
+
+def _convert_head(args: Convert) -> None:
+  import jax.numpy as jnp
+
+  from specjax.checkpoints import bridge
+  from specjax.model import resolve
+
+  target = _load(args.target)
+  loaded = bridge.load(resolve(args.model), target.config)
+  bridge.save(args.out, args.to, loaded, target.config, target.params, base=target.name,
+              dtype=jnp.float32)  # fmt: skip
+  print(f"wrote {args.out}: {loaded.head.name}, {loaded.head.depth} deep, as {args.to}")
 
 
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -283,6 +355,7 @@ def _info(args: Info) -> None:
 COMMANDS: dict[type, Callable] = {
   Generate: _generate,
   Bench: _bench,
+  Tune: _tune,
   Convert: _convert,
   List: _list,
   Info: _info,
@@ -292,7 +365,7 @@ COMMANDS: dict[type, Callable] = {
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; 0, or 2 after printing what was wrong with the request on stderr."""
   args = tyro.cli(
-    Generate | Bench | Convert | List | Info,
+    Generate | Bench | Tune | Convert | List | Info,
     prog="specjax",
     description="Parallel decoding of language models in JAX.",
     args=argv,

@@ -13,9 +13,10 @@ import tokenizers
 from tokenizers import processors
 
 import specjax
-from specjax.checkpoints import hf
+from specjax.checkpoints import heads, hf
 from specjax.cli import main
 from specjax.data.tokenizer import Tokenizer, train_bpe
+from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 
@@ -83,10 +84,10 @@ def refused(run):
   return command
 
 
-@pytest.mark.parametrize("command", [(), ("generate",), ("bench",), ("convert",), ("list",)])
+@pytest.mark.parametrize("command", ["", "generate", "bench", "tune", "convert", "list"])
 def test_help(command, capsys):
   with pytest.raises(SystemExit) as stop:
-    main([*command, "--help"])
+    main([*command.split(), "--help"])
   assert stop.value.code == 0
   assert "usage: specjax" in capsys.readouterr().out
 
@@ -191,6 +192,77 @@ def test_bench_writes_and_prints(ids_model, write, run, tmp_path):
   )  # fmt: skip
   assert code == 0 and "prompt_lookup" in out and "speed-up" in out
   assert (tmp_path / "out" / "summary.json").exists()
+
+
+@pytest.fixture(scope="module")
+def medusa_head(ids_model, tmp_path_factory):
+  """An untrained medusa for `ids_model` whose table of hit rates has one entry."""
+  path, config = tmp_path_factory.mktemp("head"), MedusaConfig(depth=2, shared=True)
+  model = specjax.load(ids_model)
+  params = medusa(model.config, config).init(jax.random.key(1), model.params)
+  heads.save(path, "medusa", config, params, [[0], [0, 0]], np.array([[0.5]]), base="ids")
+  return str(path)
+
+
+def test_tune_chooses_prints_and_writes(ids_model, medusa_head, write, run, tmp_path):
+  path = write({"tokens": [1, 2, 3]})
+  code, out, err = run(
+    "tune", "--drafter", "medusa", "--head", medusa_head, "--model", ids_model, "--prompts", path,
+    "--max-new-tokens", 8, "--decode", 0, "--repeats", 1, "--out", tmp_path / "out",
+  )  # fmt: skip
+  assert code == 0, err
+  assert "chain 1" in out and "chosen: " in out and "tune.png" in out
+  assert (tmp_path / "out" / "tree.json").exists()
+
+
+@pytest.mark.parametrize(
+  ("raw", "drafter"),
+  [
+    ({"choices": [[0], [1], [0, 0], [1, 0]]}, "medusa"),
+    ({"dynamic": {"nodes": 6, "depth": 2, "beam": 3}}, "medusa"),
+    ({"none": True}, "none"),
+  ],
+)
+def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, raw, drafter):
+  tree = tmp_path / "tree.json"
+  tree.write_text(json.dumps(raw))
+  prompts = [[1, 2, 3, 1, 2, 3, 1], [7]]
+  code, out, err = run(
+    "generate", "--model", ids_model, "--prompts", write(*({"tokens": p} for p in prompts)),
+    "--max-new-tokens", 12, "--drafter", "medusa", "--head", medusa_head, "--tree", tree, "--json",
+  )  # fmt: skip
+  records = [json.loads(line) for line in out.splitlines()]
+  expected = specjax.generate(specjax.load(ids_model), prompts, max_new_tokens=12)
+  assert code == 0, err
+  assert [r["tokens"] for r in records] == [e.tokens for e in expected]
+  assert {r["drafter"] for r in records} == {drafter}
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("--tree", "no_such.json"), "tree='no_such.json': there is no such file"),
+    (("--tree", "wide"), "tree='wide': accepted is FILE.json or dynamic-NODES-DEPTH-BEAM"),
+    (("--tree", "dynamic-9-3-3"), "tree is 3 deep: the head guesses 2"),
+    (("--tree", "dynamic-6-2-3", "--nodes", "4"), "nodes=4 and tree='dynamic-6-2-3'"),
+    (("--tree", "dynamic-6-2-3", "--drafter", "prompt_lookup"), "has no head that could fill it"),
+  ],
+)
+def test_a_tree_is_refused(ids_model, medusa_head, write, refused, arguments, message):
+  path = write({"tokens": [1]})
+  assert message in refused(
+    "generate", "--model", ids_model, "--prompts", path, "--json", "--drafter", "medusa", "--head",
+    medusa_head, *arguments,
+  )  # fmt: skip
+
+
+def test_tune_refuses(ids_model, medusa_head, refused, write):
+  assert "came without the hit rates" in refused("tune", "--drafter", "medusa")
+  assert "has no tree to choose" in refused("tune", "--drafter", "none")
+  common = ("tune", "--model", ids_model, "--drafter", "medusa", "--head", medusa_head)
+  assert "has no tokenizer" in refused(*common)
+  path = write({"tokens": [1]})
+  assert "batch=0" in refused(*common, "--prompts", path, "--batch", 0)
 
 
 def write_llama2c(directory):

@@ -22,6 +22,7 @@ from specjax.eval.environment import environment
 from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
 from specjax.eval.verify_cost import measure
 from specjax.model import Model
+from specjax.trees import files
 
 PLAIN = "none"
 
@@ -31,8 +32,9 @@ class Config:
   """What is measured.
 
   Attributes:
-    drafters: method labels, a drafter's name with the nodes of its draft where they are not the
-      default ("medusa:16"). Plain decoding is always there.
+    drafters: method labels: a drafter's name, with the nodes of its draft ("medusa:16") or its
+      tree ("eagle:tree.json", "eagle:dynamic-16-5-4", see `trees.files`) where they are not the
+      default. Plain decoding is always there.
     prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions.
     limit: how many prompts; None for all.
     max_new_tokens: budget per prompt.
@@ -80,14 +82,23 @@ class Runs:
     return self.decoder.method.verifier.exactness.startswith("LOSSY")
 
 
-def _decoder(model: Model, label: str, config: Config) -> Decoder:
-  name, _, nodes = label.partition(":")
-  if nodes and not nodes.isdigit():
-    raise ValueError(f"drafters={label!r}: accepted is NAME or NAME:NODES, for example medusa:16.")
-  size = int(nodes) if nodes else None
+def make_decoder(model: Model, label: str, config: Config) -> Decoder:
+  """The method that a label of `Config.drafters` names.
+
+  Raises:
+    ValueError: a label that names none.
+  """
+  name, _, size = label.partition(":")
+  if size and not size.isdigit() and not files.recognises(size):
+    raise ValueError(f"drafters={label!r}: accepted is NAME or NAME:NODES, for example medusa:16, "
+                     f"or with a tree, NAME:{files.ACCEPTED}.")  # fmt: skip
   if name == PLAIN and size:
     raise ValueError(f"drafters={label!r}: plain decoding has no draft to size.")
-  drafter = make_drafter(model, name, head=config.head, draft_model=config.draft_model, nodes=size)
+  nodes = int(size) if size.isdigit() else None
+  tree = files.parse(size) if size and nodes is None else None
+  drafter = make_drafter(
+    model, name, head=config.head, draft_model=config.draft_model, nodes=nodes, tree=tree
+  )  # fmt: skip
   verifier = None if label == PLAIN else config.verifier
   return Decoder(
     model, drafter, verifier,
@@ -95,8 +106,29 @@ def _decoder(model: Model, label: str, config: Config) -> Decoder:
   )  # fmt: skip
 
 
-def _decode(decoders: dict[str, Decoder], items: Sequence[Item], config: Config) -> dict[str, Runs]:
-  """Everything that is timed."""
+def read_items(model: Model, config: Config) -> list[Item]:
+  """The prompts, with all numbers of the config that concern them checked.
+
+  Raises:
+    ValueError: a number below 1 or a prompt that cannot be decoded.
+  """
+  for name in ("repeats", "limit", "max_new_tokens"):
+    value = getattr(config, name)
+    if value is not None and value < 1:
+      raise ValueError(f"{name}={value}: accepted is 1 or more.")
+  if config.prompts is None:
+    return of_questions(OUR_QUESTIONS[: config.limit], model, config.max_new_tokens)
+  return read(config.prompts, model, config.max_new_tokens, config.limit)
+
+
+def decode(decoders: dict[str, Decoder], items: Sequence[Item], config: Config) -> dict[str, Runs]:
+  """Everything that is timed.
+
+  Args:
+    decoders: of one model, by label.
+    items: the prompts.
+    config: batch, budget and repeats.
+  """
   B, labels = config.batch, list(decoders)
   batches = [[item.ids for item in items[i : i + B]] for i in range(0, len(items), B)]
   shape = (config.repeats, len(batches))
@@ -139,11 +171,12 @@ def _divergences(
   return found
 
 
-def _parameters(params: Any) -> int:
+def parameters(params: Any) -> int:
+  """How many numbers a pytree of weights has."""
   return sum(x.size for x in jax.tree.leaves(params))
 
 
-def _figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> dict[str, Any]:
+def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> dict[str, Any]:
   """The metrics of one method, ready for JSON."""
   decoder, results = run.decoder, run.results
   drafter, verifier = decoder.method.drafter, decoder.method.verifier
@@ -164,7 +197,7 @@ def _figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> d
   tau = float(metrics.block_efficiency(emitted.sum(), forwards.sum()))
   # A chain is drafted one pass per token and one more that caches the last; heads run once.
   passes = drafter.depth + 1 if drafter.proposal == "chain" and drafter.depth else 1
-  cost = _parameters(decoder.weights.drafter) / _parameters(decoder.weights.target)
+  cost = parameters(decoder.weights.drafter) / parameters(decoder.weights.target)
   rates = metrics.tokens_per_second(tokens.sum(), run.seconds.sum(1))
   plain_rates = metrics.tokens_per_second(paired[2].sum(), plain.seconds.sum(1))
   must_equal = not run.lossy and (config.temperature == 0 or verifier.name == "target_only")
@@ -237,22 +270,15 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     ValueError: a prompt that cannot be decoded, an unknown method, a method given twice; all
       before anything is decoded.
   """
-  for name in ("repeats", "limit", "max_new_tokens"):
-    value = getattr(config, name)
-    if value is not None and value < 1:
-      raise ValueError(f"{name}={value}: accepted is 1 or more.")
+  items = read_items(model, config)
   labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
   if len(set(labels)) < len(labels):
     raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
-  if config.prompts is None:
-    items = of_questions(OUR_QUESTIONS[: config.limit], model, config.max_new_tokens)
-  else:
-    items = read(config.prompts, model, config.max_new_tokens, config.limit)
-  decoders = {label: _decoder(model, label, config) for label in labels}
+  decoders = {label: make_decoder(model, label, config) for label in labels}
   out = pathlib.Path(out)
   out.mkdir(parents=True, exist_ok=True)
 
-  runs = _decode(decoders, items, config)
+  runs = decode(decoders, items, config)
   with (out / "results.jsonl").open("w") as file:
     for label, x in runs.items():
       file.writelines(json.dumps(line) + "\n" for line in _lines(label, x, items, config))
@@ -262,11 +288,11 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   summary = {
     "model": model.name,
     "network": dataclasses.asdict(model.config),
-    "parameters": _parameters(model.params),
+    "parameters": parameters(model.params),
     "config": dataclasses.asdict(config),
     "prompts": len(items),
     **environment(),
-    "methods": {k: _figures(x, runs[PLAIN], items, config) for k, x in runs.items()},
+    "methods": {k: figures(x, runs[PLAIN], items, config) for k, x in runs.items()},
     "verify_cost": cost._asdict() | {"relative": cost.relative},
   }
   (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -15,12 +15,16 @@ PLAIN, INK, RULE = "#8C8C8C", "#222222", "#D9D9D9"
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
   figure = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
-  axes = figure.add_subplot()
+  return figure, _axes(figure)
+
+
+def _axes(figure: Figure, columns: int = 1, column: int = 1) -> Axes:
+  axes = figure.add_subplot(1, columns, column)
   axes.spines[["top", "right"]].set_visible(False)
   axes.spines[["left", "bottom"]].set_color(PLAIN)
   axes.tick_params(colors=INK, length=0, labelsize=11)
   axes.set_axisbelow(True)
-  return figure, axes
+  return axes
 
 
 def _frame(figure: Figure, axes: Axes, title: str, summary: Mapping[str, Any]) -> None:
@@ -43,9 +47,10 @@ def _style(summary: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _name(label: str, figures: Mapping[str, Any]) -> str:
-  name, _, nodes = label.partition(":")
+  name, _, size = label.partition(":")
   name = "plain" if name == "none" else name.replace("_", " ")
-  return name + (f", {nodes} nodes" if nodes else "") + (" LOSSY" if figures["lossy"] else "")
+  size = f"{size} nodes" if size.isdigit() else pathlib.Path(size).stem
+  return name + (f", {size}" if size else "") + (" LOSSY" if figures["lossy"] else "")
 
 
 def speed_up(summary: Mapping[str, Any]) -> Figure:
@@ -133,6 +138,73 @@ def verify_cost(summary: Mapping[str, Any]) -> Figure:
   axes.set_ylabel("in passes over one node", fontsize=11, color=INK)
   axes.legend(frameon=False, fontsize=10.5, loc="center left", bbox_to_anchor=(1.01, 0.5))
   _frame(figure, axes, "A tree pays where its tokens per forward (τ) lie above its cost", summary)
+  return figure
+
+
+def _of_kind(figures: Mapping[str, Any]) -> list[tuple[str, str, str, list[Mapping[str, Any]]]]:
+  """(kind, colour, marker, figures of its drafts) for "plain", "chain D" and "tree N"."""
+  kinds = (("plain", PLAIN, "o"), ("chain", COLOURS[1], "s"), ("tree", COLOURS[0], "o"))
+  return [(k, c, m, [f for n, f in figures.items() if n.split()[0] == k]) for k, c, m in kinds]
+
+
+def _agreement(axes: Axes, summary: Mapping[str, Any]) -> None:
+  """Measured against expected tokens per second, points named by their nodes."""
+  decoded = {k: f for k, f in summary["candidates"].items() if "measured" in f}
+  chosen = decoded.get(summary["chosen"])
+  speeds = [f[k] for f in decoded.values() for k in ("expected", "measured")]
+  ends = [0.92 * min(speeds), 1.08 * max(speeds)]
+  axes.plot(ends, ends, color=PLAIN, linewidth=1, linestyle=(0, (4, 3)))
+  for _, colour, marker, figures in _of_kind(decoded):
+    x, y = ([f[k] for f in figures] for k in ("expected", "measured"))
+    axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor="white")
+    for f in figures:
+      axes.annotate(
+        str(f["nodes"]), (f["expected"], f["measured"]), (5, -9), textcoords="offset points",
+        fontsize=9, color=INK, fontweight="bold" if f is chosen else "normal",
+      )  # fmt: skip
+  if chosen:
+    axes.plot(
+      chosen["expected"], chosen["measured"], "o", markersize=15, markerfacecolor="none",
+      markeredgecolor=INK,
+    )  # fmt: skip
+  axes.set_xlim(*ends)
+  axes.set_ylim(*ends)
+  axes.grid(color=RULE, linewidth=0.8)
+  axes.set_xlabel("expected tokens/s", fontsize=11, color=INK)
+  axes.set_ylabel("measured tokens/s", fontsize=11, color=INK)
+
+
+def _by_nodes(axes: Axes, summary: Mapping[str, Any]) -> None:
+  """Tokens per second against nodes: expected hollow and dotted, measured solid."""
+  nodes = sorted({f["nodes"] for f in summary["candidates"].values()})
+  for kind, colour, marker, figures in _of_kind(summary["candidates"]):
+    for key, line, face in (("expected", ":", "white"), ("measured", "-", colour)):
+      points = [(f["nodes"], f[key]) for f in figures if key in f]
+      if points:
+        axes.plot(
+          *zip(*points, strict=True), marker + line, color=colour, linewidth=1.8, markersize=7,
+          markerfacecolor=face, label=f"{kind}, {key}",
+        )  # fmt: skip
+  chosen = summary["candidates"][summary["chosen"]]["nodes"]
+  axes.axvline(chosen, color=RULE, linewidth=8, zorder=0)
+  axes.set_xscale("log", base=2)
+  ticks = [n for n in nodes if n & (n - 1) == 0]
+  axes.set_xticks(ticks, [str(n) for n in ticks])
+  axes.minorticks_off()
+  axes.set_ylim(0, None)
+  axes.grid(axis="y", color=RULE, linewidth=0.8)
+  axes.set_xlabel("nodes N of the draft, root included", fontsize=11, color=INK)
+  axes.legend(frameon=False, fontsize=10, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def tune(summary: Mapping[str, Any]) -> Figure:
+  """Of a summary of `eval.tune`: measured against expected speed, and both against nodes."""
+  figure = Figure(figsize=(12, 4.6), dpi=160, layout="constrained", facecolor="white")
+  left, right = _axes(figure, 2, 1), _axes(figure, 2, 2)
+  _agreement(left, summary)
+  _by_nodes(right, summary)
+  right.set_title("Tokens per second by size", loc="left", fontsize=12.5, color=INK, pad=10)
+  _frame(figure, left, "Each draft by its nodes, the choice ringed", summary)
   return figure
 
 

@@ -1,0 +1,126 @@
+"""What a draft costs its drafter: the time of a round that is not the target's.
+
+Letters: B batch, N tree nodes.
+"""
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Cache, Context, Drafter, Params, Target, Verdict
+from specjax.sampling import Noise, Settings, request_keys
+from specjax.trees.structure import ancestors
+
+_SECONDS = 0.02  # of a timing, so that starting the loop does not count
+_ROUNDS = 64  # of a timing, at most: there must be room for their tokens
+
+
+def _unseen(target: Target, drafter: Drafter, target_params: Params, cache: Cache) -> Any:
+  """An evaluation of the right shapes, without the pass; () where the drafter makes its own."""
+  if drafter.evaluate is not None:
+    return ()
+  B, N = len(cache.length), drafter.nodes
+  node = jax.ShapeDtypeStruct((B, N), jnp.int32)
+  mask = jax.ShapeDtypeStruct((B, N, N), bool)
+  evaluate = functools.partial(target.evaluate, taps=drafter.taps)
+  shapes = jax.eval_shape(evaluate, target_params, cache, node, node, mask)
+  return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+
+
+@functools.partial(jax.jit, static_argnames=("target", "drafter"))
+def _rounds(
+  target: Target,
+  drafter: Drafter,
+  target_params: Params,
+  params: Params,
+  cache: Cache,
+  context: Context,
+  state: Any,
+  evaluation: Any,
+  count: Array,
+) -> tuple[Context, Any]:
+  """`count` rounds without the target, in which nothing is accepted.
+
+  Every guess decides the next token and, by a hair, the target's states that `update` is shown, so
+  that nothing can be dropped or taken out of the loop.
+  """
+  B = len(context.length)
+  row, one, zero = jnp.arange(B), jnp.ones(B, jnp.int32), jnp.zeros(B, jnp.int32)
+  settings = Settings(jnp.zeros(B), zero, jnp.ones(B), jnp.zeros(B))
+  path = jnp.zeros((B, drafter.depth + 1), jnp.int32)
+
+  def body(_, carry):
+    context, state = carry
+    noise = Noise(request_keys(0, np.arange(B)), context.length)
+    draft, state = drafter.propose(params, target_params, state, context, settings, noise)
+    said = draft.tokens.sum(1) % target.vocab_size
+    if drafter.evaluate is None:
+      hair = 1e-6 * said[:, None, None].astype(jnp.float32)
+      features = jax.tree.map(lambda x: x + hair.astype(x.dtype), evaluation.features)
+      seen = evaluation._replace(features=features)
+    else:
+      mask = ancestors(draft.parent, drafter.depth)
+      seen = drafter.evaluate(params, target_params, state, cache, draft, mask)
+    verdict = Verdict(path, zero, jnp.broadcast_to(said[:, None], path.shape))
+    state = drafter.update(params, target_params, state, draft, seen, verdict, one)
+    text = context.tokens.at[row, context.length].set(said)
+    return Context(text, context.length + one), state
+
+  return jax.lax.fori_loop(0, count, body, (context, state))
+
+
+def measure(
+  target: Target,
+  target_params: Params,
+  drafters: Sequence[Drafter],
+  params: Params,
+  context: int,
+  *,
+  batch: int = 1,
+  repeats: int = 7,
+) -> list[float]:
+  """Median seconds of one `propose` and `update` of each drafter, repeats interleaved.
+
+  Where a drafter brings an `evaluate` of its own, that is counted too: it takes the place of the
+  target's.
+
+  Args:
+    target: a network of `models`.
+    target_params: its weights.
+    drafters: of one head, one at least.
+    params: the head's weights.
+    context: committed tokens.
+    batch: B.
+    repeats: measurements of each; their median counts.
+  """
+  capacity = context + _ROUNDS + max(drafter.depth for drafter in drafters) + 1
+  ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
+  length = jnp.full(batch, context, jnp.int32)
+  prefill = jax.jit(target.prefill, static_argnums=(3, 4))
+  cache, features = prefill(target_params, ids, length, capacity, drafters[0].taps)
+  text = Context(jnp.pad(ids, ((0, 0), (0, capacity - context))), length)
+  states = [
+    jax.jit(drafter.init, static_argnums=4)(params, target_params, text, features, capacity)
+    for drafter in drafters
+  ]
+  unseen = [_unseen(target, drafter, target_params, cache) for drafter in drafters]
+
+  def timed(i: int, count: int) -> float:
+    """Seconds of one round, from `count` of them in one compiled loop."""
+    fixed = (target, drafters[i], target_params, params, cache, text, states[i], unseen[i])
+    begin = time.perf_counter()
+    jax.block_until_ready(_rounds(*fixed, jnp.int32(count)))
+    return (time.perf_counter() - begin) / count
+
+  counts = []
+  for i in range(len(drafters)):
+    timed(i, 1)  # compiles
+    counts.append(max(1, min(_ROUNDS, round(_SECONDS / timed(i, 1)))))
+  seconds = [[timed(i, count) for i, count in enumerate(counts)] for _ in range(repeats)]
+  return np.median(seconds, 0).tolist()

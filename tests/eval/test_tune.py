@@ -1,0 +1,283 @@
+"""The choice of a tree: right where the answer is known, and what a run writes."""
+
+import dataclasses
+import functools
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import matplotlib.image
+import numpy as np
+import pytest
+
+import specjax
+from specjax.base import Draft, Drafter, Evaluation, Features
+from specjax.checkpoints import heads, hf
+from specjax.drafters import medusa
+from specjax.drafters.medusa import MedusaConfig
+from specjax.eval import bench, draft_cost, tune, tune_report
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer
+from specjax.trees import files
+from specjax.trees.grow import Dynamic
+
+RATES = np.array([[0.5, 0.2, 0.1], [0.4, 0.3, 0.0]])
+HEAD = MedusaConfig(depth=2, shared=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+  """A random Llama without a tokenizer."""
+  config = Config(48, 32, 1, 2, 1, 16, 48, max_length=128)
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = jax.jit(Transformer(config).init)(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  path = tmp_path_factory.mktemp("tiny")
+  hf.save(path, config, params, None, dtype=jnp.float32)
+  return specjax.load(str(path))
+
+
+@pytest.fixture(scope="module")
+def head(model, tmp_path_factory):
+  """Directory of an untrained medusa whose table is one deep, so that there is little to time."""
+  path = tmp_path_factory.mktemp("head")
+  params = medusa(model.config, HEAD).init(jax.random.key(1), model.params)
+  heads.save(path, "medusa", HEAD, params, [[0], [0, 0]], RATES[:1], base="tiny")
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def prompt_file(tmp_path_factory):
+  path = tmp_path_factory.mktemp("prompts") / "ids.jsonl"
+  path.write_text("".join(json.dumps({"tokens": t}) + "\n" for t in ([5, 6, 7], [9], [1, 2, 1, 2])))
+  return str(path)
+
+
+def all_trees(rates):
+  """Every (nodes, expected accepted tokens) of a tree with these ranks, by plain loops."""
+  D, R = rates.shape
+  paths = [p for d in range(1, D + 1) for p in itertools.product(range(R), repeat=d)]
+  for size in range(len(paths) + 1):
+    for tree in itertools.combinations(paths, size):
+      if all(len(p) == 1 or p[:-1] in tree for p in tree):
+        accepted = 0.0
+        for path in tree:
+          chance = 1.0
+          for d, r in enumerate(path):
+            chance = chance * rates[d, r]
+          accepted += chance
+        yield size + 1, accepted
+
+
+@functools.cache
+def best_of_all(rates: tuple) -> dict[int, float]:
+  """The most that any tree of each size expects."""
+  best: dict[int, float] = {}
+  for nodes, accepted in all_trees(np.array(rates)):
+    best[nodes] = max(best.get(nodes, 0.0), accepted)
+  return best
+
+
+def as_tuple(rates):
+  return tuple(map(tuple, rates.tolist()))
+
+
+TABLES = {
+  "usual": RATES[:, :2],
+  "deep": np.array([[0.6], [0.5], [0.5]]),
+  "wide": np.array([[0.3, 0.3, 0.2, 0.1]]),
+  "out of order": np.array([[0.1, 0.5], [0.3, 0.2]]),
+}
+COSTS = {
+  "free": lambda n: 1.0,
+  "proportional": lambda n: 1.0 * n,
+  "flat, then steep": lambda n: 1.0 if n <= 4 else 2.0 * n,
+  "a little": lambda n: 1 + 0.05 * n,
+  "with a drafter": lambda n: 1 + 0.02 * n + (0.3 if n > 1 else 0.0),
+}
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("table", TABLES)
+def test_the_choice_is_the_best_of_all_trees(table, cost):
+  """Of all trees, drawn or not, that have the size of a candidate."""
+  rates, seconds = TABLES[table], COSTS[cost]
+  options = tune.candidates(rates)
+  chosen = tune.choose(options, [seconds(c.nodes) for c in options], batch=3)
+  best = best_of_all(as_tuple(rates))
+  known = max((1 + best[c.nodes]) / seconds(c.nodes) for c in options)
+  assert tune.expected(chosen, seconds(chosen.nodes), 3) == pytest.approx(3 * known)
+  if cost == "free":
+    assert chosen.nodes == max(c.nodes for c in options)
+  if cost == "proportional":
+    assert chosen.name == "plain"
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_without_hits_nothing_is_drafted(cost):
+  options = tune.candidates(np.zeros((3, 10)))
+  assert tune.choose(options, [COSTS[cost](c.nodes) for c in options]).tree == ()
+
+
+def test_the_candidates_reach_as_far_as_the_table():
+  sizes = {c.name: c.nodes for c in tune.candidates(RATES[:, :2])}
+  assert sizes == {"plain": 1, "chain 1": 2, "chain 2": 3, "tree 4": 4, "tree 6": 6}
+  many = tune.candidates(np.linspace(0.5, 0.01, 40).reshape(4, 10))
+  assert [c.name for c in many[-9:]] == [f"tree {n}" for n in (4, 6, 8, 12, 16, 24, 32, 48, 64)]
+  for c in many:
+    assert len(set(c.tree)) == c.nodes - 1 and len(c.tree) == c.nodes - 1
+  # Four deep and one wide there is nothing but chains, and none is there twice.
+  names = [c.name for c in tune.candidates(np.full((4, 1), 0.5))]
+  assert names == ["plain", "chain 1", "chain 2", "chain 3", "chain 4"]
+
+
+def busy(products: int, verifying: int | None = None) -> Drafter:
+  """Drafts one token by so many matrix products on its state, which only `update` sets anew.
+
+  With `verifying` it brings an `evaluate` of its own, of so many products.
+  """
+
+  def work(params, x, count: int):
+    x = jnp.tile(x, (1, len(params) // x.shape[1]))
+    return jax.lax.fori_loop(0, count, lambda _, x: jnp.tanh(x @ params), x)
+
+  def init(params, target_params, context, features, capacity):
+    return features.hidden[:, -1]
+
+  def propose(params, target_params, state, context, settings, noise):
+    guess = jnp.argmax(work(params, state, products), -1).astype(jnp.int32)
+    tokens = jnp.stack([jnp.zeros_like(guess), guess], 1)
+    depth = jnp.broadcast_to(jnp.arange(2, dtype=jnp.int32)[None], tokens.shape)
+    return Draft(tokens, jnp.zeros_like(tokens), depth, jnp.ones(tokens.shape, bool)), state
+
+  def update(params, target_params, state, draft, evaluation, verdict, rows):
+    return evaluation.features.hidden[:, 0]
+
+  def evaluate(params, target_params, state, cache, draft, mask):
+    x = work(params, state + draft.tokens[:, 1:].astype(jnp.float32), verifying)
+    features = Features(x[:, None, : state.shape[1]])
+    return Evaluation(jnp.zeros((len(x), 2, 8)), features, cache.kv)
+
+  own = None if verifying is None else evaluate
+  return Drafter("busy", "point", 2, 1, init, propose, update, own)
+
+
+def test_what_a_drafter_computes_is_timed(model):
+  """Neither dropped nor taken out of the loop: a thousand times the work takes far longer."""
+  params = jax.random.normal(jax.random.key(0), (512, 512))
+  drafters = [busy(1), busy(1000), busy(1, verifying=1000)]
+  little, *much = draft_cost.measure(
+    model.target, model.params, drafters, params, 16, batch=4, repeats=3
+  )
+  assert 0 < 3 * little < min(much)
+
+
+@pytest.fixture(scope="module")
+def tuned(model, head, prompt_file, tmp_path_factory):
+  """(directory, summary)."""
+  out = tmp_path_factory.mktemp("tune")
+  config = tune.Config("medusa", head, prompt_file, max_new_tokens=12, batch=2, decode=1, repeats=1)
+  return out, tune.run(model, config, out)
+
+
+def test_the_choice_is_that_of_the_measured_times(tuned):
+  figures, chosen = tuned[1]["candidates"], tuned[1]["chosen"]
+  assert list(figures) == ["plain", "chain 1", "tree 4"]
+  best = best_of_all(as_tuple(RATES[:1]))
+  for name, f in figures.items():
+    seconds = f["target_seconds"] + f["draft_seconds"]
+    assert f["tau"] == pytest.approx(1 + best[f["nodes"]], abs=1e-4)
+    assert f["expected"] == pytest.approx(2 * f["tau"] / seconds)
+    assert (f["draft_seconds"] > 0) == (name != "plain") and f["target_seconds"] > 0
+  assert figures[chosen]["expected"] == max(f["expected"] for f in figures.values())
+
+
+def test_the_most_promising_is_decoded_as_plain(tuned):
+  figures = tuned[1]["candidates"]
+  drafted = sorted(list(figures)[1:], key=lambda k: -figures[k]["expected"])
+  assert {k for k, f in figures.items() if "measured" in f} == {"plain", drafted[0]}
+  for name in ("plain", drafted[0]):
+    assert figures[name]["differ"] == 0 and figures[name]["measured"] > 0
+    assert figures[name]["measured_tau"] >= 1
+  assert figures["plain"]["measured_tau"] == 1
+
+
+def test_what_a_run_writes(tuned):
+  out, summary = tuned
+  assert {p.name for p in out.iterdir()} == {"tree.json", "summary.json", "tune.png"}
+  assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(summary))
+  chosen = summary["candidates"][summary["chosen"]]
+  assert files.load(out / "tree.json") == chosen["choices"]
+  about = json.loads((out / "tree.json").read_text())["about"]
+  assert (about["drafter"], about["batch"]) == ("medusa", 2)
+  assert about["expected"] == chosen["expected"] and about["machine"]["backend"] == "cpu"
+  image = matplotlib.image.imread(out / "tune.png")
+  assert image.shape[1] > 1500
+  assert len(np.unique((image * 255).astype(np.uint8).view(np.uint32))) > 50
+
+
+def test_the_verdict_names_the_choice_and_the_fastest(tuned):
+  plain, tree = ({"expected": 9.6, "measured": m} for m in (8.0, 10.0))
+  summary = {"chosen": "tree 4", "candidates": {"plain": plain, "tree 4": tree}}
+  said = "chosen: tree 4, 10 tokens/s expected, 10 measured, 1.25 of plain decoding"
+  assert tune_report.verdict(summary) == said
+  slower = {"chosen": "plain", "candidates": summary["candidates"]}
+  assert tune_report.verdict(slower).endswith("; fastest as measured: tree 4, 10")
+  cells = [list(column.cells) for column in tune_report.table(tuned[1]).columns]
+  assert cells[0] == list(tuned[1]["candidates"])
+  assert [float(x) for x in cells[3]] == pytest.approx([1, 1.5, 1.8])
+
+
+@pytest.mark.parametrize(
+  ("raw", "name", "nodes"),
+  [
+    ({"choices": [[0], [1], [1, 0]]}, "medusa", 4),
+    ({"dynamic": {"nodes": 5, "depth": 2, "beam": 2}}, "medusa", 5),
+    ({"none": True}, "none", 1),
+  ],
+)
+def test_a_benchmark_takes_a_tree(model, head, tmp_path, raw, name, nodes):
+  path = tmp_path / "tree.json"
+  path.write_text(json.dumps(raw))
+  method = bench.make_decoder(model, f"medusa:{path}", bench.Config(head=head)).method
+  assert (method.drafter.name, method.drafter.nodes) == (name, nodes)
+
+
+def test_a_benchmark_takes_a_tree_in_words(model, head):
+  config = bench.Config(head=head)
+  drafter = bench.make_decoder(model, "medusa:dynamic-6-2-3", config).method.drafter
+  assert drafter is medusa(model.config, HEAD).drafter(Dynamic(6, 2, 3))
+  for label, message in (
+    ("medusa:dynamic-6-2", "accepted is NAME or NAME:NODES, .* NAME:FILE.json or dynamic-"),
+    ("medusa:no_such.json", "there is no such file"),
+    ("medusa:dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
+    ("none:dynamic-6-2-3", "plain decoding has no draft to size"),
+    ("prompt_lookup:dynamic-6-2-3", "has no head that could fill it"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      bench.make_decoder(model, label, config)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"drafter": "prompt_lookup"}, "drafter='prompt_lookup' has no tree to choose: accepted are m"),
+    ({"drafter": "eagle"}, "is for drafter='medusa', not 'eagle'"),
+    ({"head": "no_such"}, "'no_such' is no directory"),
+    ({"repeats": 0}, "repeats=0"),
+    ({"batch": 0}, "batch=0"),
+    ({"decode": -1}, "decode=-1"),
+    ({"max_new_tokens": 127}, "together at most 128"),
+  ],
+)
+def test_bad_config(model, head, prompt_file, tmp_path, change, message):
+  config = tune.Config("medusa", head, prompt_file, max_new_tokens=8)
+  with pytest.raises(ValueError, match=message):
+    tune.run(model, dataclasses.replace(config, **change), tmp_path / "out")
+  assert not (tmp_path / "out").exists()
+
+
+def test_a_head_without_hit_rates_is_refused(tmp_path):
+  config = tune.Config("medusa")
+  with pytest.raises(ValueError, match=r"'gsm8k-7m-medusa' came without the hit rates .* measures"):
+    tune.run(specjax.load(), config, tmp_path / "out")
