@@ -54,4 +54,4 @@ CONFIGS: dict[str, Config] = {
 }
 
 if __name__ == "__main__":
-  main(tyro.extras.overridable_config_cli({k: (k, c) for k, c in CONFIGS.items()}))
+  main(tyro.extras.overridable_config_cli({k: (repr(c.head), c) for k, c in CONFIGS.items()}))

@@ -7,12 +7,13 @@ Without --data, GSM8K comes from the TFDS catalogue (needs a network).
 
 import tyro
 
+from specjax.drafters.medusa import MedusaConfig
 from specjax.train.heads import Config, main
 
 CONFIG = Config(
   model="gsm8k-7m", data="tfds:gsm8k:train", out="runs/gsm8k-7m-medusa",
-  questions=2000, held_out=100, max_new_tokens=160, heads=4,
-  batch=1024, steps=1500, rate=1e-3, warmup=50, save_every=250,
+  questions=2000, held_out=100, max_new_tokens=160, head=MedusaConfig(depth=4),
+  batch=8, points=128, steps=1500, rate=1e-3, warmup=50, save_every=250,
 )  # fmt: skip
 
 if __name__ == "__main__":

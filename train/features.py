@@ -57,9 +57,10 @@ def _claim(directory: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
     unfinished.replace(file)
   there = json.loads(file.read_text())
   for key, value in here.items():
-    missing = set(value) - set(there["layers"]) if key == "layers" else there.get(key) != value
+    found = there.get(key)
+    missing = set(value) - set(found or ()) if key == "layers" else found != value
     if missing:
-      raise ValueError(f"features={str(directory)!r} were computed with {key}={there.get(key)!r} "
+      raise ValueError(f"features={str(directory)!r} were computed with {key}={found!r} "
                        f"(now {value!r}): choose another directory.")  # fmt: skip
   return there
 

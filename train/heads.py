@@ -47,7 +47,10 @@ if TYPE_CHECKING:
   AnyHead = Any
 else:
   AnyHead = Union[  # noqa: UP007  the members come from a dict
-    tuple(Annotated[c, tyro.conf.subcommand(name)] for name, (_, c) in HEADS.items())
+    tuple(
+      Annotated[c, tyro.conf.subcommand(name, description=(build.__doc__ or "").split("\n")[0])]
+      for name, (build, c) in HEADS.items()
+    )
   ]
 
 
@@ -79,7 +82,9 @@ class Config:
     length: T of the rows that the target reads.
     batch: rows per step.
     points: M, positions of a row from which the head drafts.
-    steps, rate, warmup: optimisation.
+    steps: of the optimiser.
+    rate: the highest, after warm-up; it falls to a tenth along a cosine.
+    warmup: steps in which the rate rises.
     nodes: of the largest tree the head will ship with.
     save_every: steps between checkpoints.
     devices: that share a batch; 0 for all.
@@ -347,4 +352,9 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config, description=__doc__, config=(tyro.conf.OmitSubcommandPrefixes,)))
+  main(
+    tyro.cli(
+      Config, prog="python -m specjax.train.heads", description=__doc__,
+      config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
+  )  # fmt: skip

@@ -42,7 +42,9 @@ class Config:
     width, layers, heads, kv_heads, head_dim, mlp_width: the network.
     length: T, tokens per row.
     batch: rows per step.
-    steps, rate, warmup: optimisation.
+    steps: of the optimiser.
+    rate: the highest, after warm-up; it falls to a tenth along a cosine.
+    warmup: steps in which the rate rises.
     save_every: steps between checkpoints.
     seed: of the weights and of the data order.
   """

@@ -6,7 +6,8 @@ import json
 import pathlib
 from typing import Any
 
-_FREE = ("out", "data", "save_every")  # of `data` the content counts, not where it lies
+# Of texts and states the content counts, not where they lie.
+_FREE = ("out", "data", "answers", "features", "save_every")
 
 
 def claim(directory: pathlib.Path, settings: dict[str, Any], content: bytes) -> None:

@@ -59,8 +59,9 @@ def save(
   if form == "specjax":
     for field in dataclasses.fields(model):
       if (own := getattr(network, field.name)) != getattr(model, field.name):
-        raise ValueError(f"{field.name}={own} of the head's layer is not the target's, "
-                         f"{getattr(model, field.name)}: the format specjax cannot say so.")  # fmt: skip
+        theirs = getattr(model, field.name)
+        raise ValueError(f"{field.name}={own} of the head's layer is not the target's, {theirs}: "
+                         "the format specjax cannot say so.")  # fmt: skip
     rates = loaded.hit_rates
     heads.save(directory, name, config, params, choices, rates, base=base, dtype=dtype)
   elif form == "medusa":

@@ -98,8 +98,8 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   network, mlp_width = layer.network_of(raw, model, raw.get("attention_bias", False))
   config = Eagle3Config(raw.get("specjax_depth", _DEPTH), _taps(raw, model), mlp_width)
   words, size = raw["draft_vocab_size"], model.vocab_size
-  tables = {"d2t": (words,), "t2d": (size,)}
-  unused = {"embed_tokens.weight": (size, model.width)}
+  tables: dict[str, tuple[int, ...]] = {"d2t": (words,), "t2d": (size,)}
+  unused: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (size, model.width)}
   path, tensors = published.read(directory, _FILES)
   params = published.gather(
     tensors, _layout(config, network, words), path, dtype,

@@ -122,7 +122,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: this is no draft head.")
-  if raw["head"] not in HEADS:
+  if raw["head"] not in list(HEADS):
     raise ValueError(f"{directory}: head={raw['head']!r} is not known; {', '.join(HEADS)} are.")
   build, kind = HEADS[raw["head"]]
   try:

@@ -32,7 +32,7 @@ def _layout(c: HydraConfig, model: Config) -> tuple[published.Layout, dict[str, 
   """The parameters, and the repeated tensors."""
   E, V = model.width, model.vocab_size
   layout: published.Layout = {}
-  copies = {}
+  copies: dict[str, str] = {}
   for d in range(1, c.depth + 1):
     names = [f"hydra_mlp.{d - 1}.{2 * i + 1 if c.prefix else i}" for i in range(c.blocks)]
     lm_head = f"hydra_lm_head.{d - 1}{'.1' if c.prefix else ''}"

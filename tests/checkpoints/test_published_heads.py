@@ -207,9 +207,7 @@ def write(directory, name: str, tensors=None, raw=None):
 
 
 def save(directory, loaded: Loaded, form: str):
-  bridge.save(
-    directory, form, loaded, MODEL, target_params(), base="a target", dtype=jnp.float32
-  )
+  bridge.save(directory, form, loaded, MODEL, target_params(), base="a target", dtype=jnp.float32)
   return directory
 
 
@@ -575,9 +573,7 @@ def test_shards_are_read(tmp_path):
   name = "mlp_speculator"
   write(tmp_path, name)
   (tmp_path / "model.safetensors").unlink()
-  index = {}
-  for i, (key, x) in enumerate(tensors_of(name).items()):
-    index[key] = f"model-{i % 2}.safetensors"
+  index = {key: f"model-{i % 2}.safetensors" for i, key in enumerate(tensors_of(name))}
   for shard in set(index.values()):
     save_file({k: tensors_of(name)[k] for k in index if index[k] == shard}, tmp_path / shard)
   (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
