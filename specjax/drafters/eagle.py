@@ -7,12 +7,11 @@ import dataclasses
 import functools
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.models import draft_context, draft_recursion, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, attention_mask, target
@@ -65,13 +64,6 @@ class EagleLayer(nn.Module):
     return layers(x, position, mask, cache, earlier, attention_input=x)[:2]
 
 
-def _join(rows: KV | None, fresh: KV) -> KV:
-  """One after the other."""
-  if rows is None:
-    return fresh
-  return jax.tree.map(lambda a, b: jnp.concatenate([a, b], 2), rows, fresh)
-
-
 @functools.cache
 def eagle(model: Config, config: EagleConfig) -> Head:
   """A layer that predicts the target's next state from the last one and the token that followed it.
@@ -122,18 +114,7 @@ def eagle(model: Config, config: EagleConfig) -> Head:
     following = jnp.pad(examples.tokens[:, 1:], ((0, 0), (0, 1)))
     mask = attention_mask(examples.segment, causal=True)
     output, kv = run(examples.features.hidden, following, examples.position, mask)
-    states = [draft_context.rows_at(output, examples.at)]
-    # Guesses see the true rows up to their cut point, then those of their own cut point.
-    B, M = examples.at.shape
-    seen, own = draft_context.rows_at(mask, examples.at), jnp.eye(M, dtype=bool)
-    position = at(examples.position, examples.at)
-    for step in range(1, D):
-      seen = jnp.concatenate([seen, jnp.broadcast_to(own, (B, M, M))], 2)
-      token = draft_context.token_at(examples, step + 1)
-      state, fresh = run(states[-1], token, position + step, seen, None, kv)
-      states.append(state)
-      kv = _join(kv, fresh)
-    return tuple(states)
+    return draft_recursion.unroll(run, output, kv, examples, mask, D)
 
   def matrix(params, target_params) -> Array:
     return draft_vocabulary.rows(network.lm_head(target_params), draft_vocabulary.ids(params))
@@ -149,18 +130,11 @@ def eagle(model: Config, config: EagleConfig) -> Head:
       return draft_context.remember(run, context, features, capacity)
 
     def propose(params, target_params, memory, context, settings, noise):
-      run, ids = bind(params, target_params), draft_vocabulary.ids(params)
-      lm_head = matrix(params, target_params)
       root = at(context.tokens, context.length[:, None] - 1)
-
-      def step(level, tokens, state, rows, mask):
-        if level:  # the root's row is the newest of the cache, so its column falls away
-          position = memory.cache.length[:, None] + level - 1
-          position = jnp.broadcast_to(position, tokens.shape)
-          state, fresh = run(state, tokens, position, mask[:, :, 1:], memory.cache, rows)
-          rows = _join(rows, fresh)
-        return linear(state, lm_head).astype(jnp.float32), state, rows
-
+      step = draft_recursion.step_from(
+        bind(params, target_params), memory, lambda state: read(params, target_params, state, 1)
+      )
+      ids = draft_vocabulary.ids(params)
       return grow(tree, root, step, memory.last[:, None], None, ids), memory
 
     def update(params, target_params, memory, draft, evaluation, verdict, rows):

@@ -8,12 +8,11 @@ import dataclasses
 import functools
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.models import draft_context, draft_recursion, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
@@ -89,13 +88,6 @@ class Eagle3Layer(nn.Module):
     return self.layers(state, position, mask, cache, earlier, attention_input=x)[:2]
 
 
-def _join(rows: KV | None, fresh: KV) -> KV:
-  """One after the other."""
-  if rows is None:
-    return fresh
-  return jax.tree.map(lambda a, b: jnp.concatenate([a, b], 2), rows, fresh)
-
-
 @functools.cache
 def eagle3(model: Config, config: Eagle3Config) -> Head:
   """A layer that guesses tokens from three of the target's layers, then from its own states.
@@ -151,19 +143,8 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
     mask = attention_mask(examples.segment, causal=True)
     run = on_true_states(params, target_params)
     output, kv = run(examples.features, following, examples.position, mask)
-    states = [draft_context.rows_at(output, examples.at)]
-    # Guesses see the true rows up to their cut point, then those of their own cut point.
-    B, M = examples.at.shape
-    seen, own = draft_context.rows_at(mask, examples.at), jnp.eye(M, dtype=bool)
-    position = at(examples.position, examples.at)
-    run = bind(params, target_params, "guess")
-    for step in range(1, D):
-      seen = jnp.concatenate([seen, jnp.broadcast_to(own, (B, M, M))], 2)
-      token = draft_context.token_at(examples, step + 1)
-      state, fresh = run(states[-1], token, position + step, seen, None, kv)
-      states.append(state)
-      kv = _join(kv, fresh)
-    return tuple(states)
+    guess = bind(params, target_params, "guess")
+    return draft_recursion.unroll(guess, output, kv, examples, mask, D)
 
   def read(params, target_params, state, d):
     hidden = norm.apply({"params": params["params"]["norm"]}, state)
@@ -177,17 +158,12 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
       return draft_context.remember(run, context, features, capacity)
 
     def propose(params, target_params, memory, context, settings, noise):
-      run, ids = bind(params, target_params, "guess"), draft_vocabulary.ids(params)
       root = at(context.tokens, context.length[:, None] - 1)
-
-      def step(level, tokens, state, rows, mask):
-        if level:  # the root's row is the newest of the cache, so its column falls away
-          position = memory.cache.length[:, None] + level - 1
-          position = jnp.broadcast_to(position, tokens.shape)
-          state, fresh = run(state, tokens, position, mask[:, :, 1:], memory.cache, rows)
-          rows = _join(rows, fresh)
-        return read(params, target_params, state, level + 1), state, rows
-
+      step = draft_recursion.step_from(
+        bind(params, target_params, "guess"), memory,
+        lambda state: read(params, target_params, state, 1),
+      )  # fmt: skip
+      ids = draft_vocabulary.ids(params)
       return grow(tree, root, step, memory.last[:, None], None, ids), memory
 
     def update(params, target_params, memory, draft, evaluation, verdict, rows):
