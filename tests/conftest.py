@@ -19,6 +19,13 @@ def pytest_configure(config):
   config.addinivalue_line("filterwarnings", "error")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _executables_end_with_their_file():
+  """A process may map 65530 pieces of memory; executables of the whole suite are more than that."""
+  yield
+  jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
   """The data that lie beside the checkout."""
