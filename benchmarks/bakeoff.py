@@ -63,7 +63,7 @@ def trees(rates: np.ndarray, config: Config, seconds) -> dict[str, Any]:
   Args:
     seconds: of a round of each of `tune.candidates`.
   """
-  options = tune.candidates(rates)
+  options = [c for c in tune.candidates(rates) if c.nodes <= 2 * config.nodes]
   return {
     SAME: as_tree(best_first(rates, config.nodes)),
     DYNAMIC: Dynamic(config.nodes, min(len(rates), config.nodes - 1), config.beam),
@@ -144,7 +144,7 @@ def main(config: Config) -> None:
     model.params,
     context,
     batch=config.batch,
-    nodes=(1, *range(2, 7), *tune.NODES[2:]),
+    nodes=(1, *range(2, 7), *(n for n in tune.NODES[2:] if n <= 2 * config.nodes)),
   )
   passes = dict(zip(cost.nodes, cost.seconds, strict=True))
   decoders, heads = {bench.PLAIN: Decoder(model, (none(), ()), batch=config.batch)}, {}
@@ -152,8 +152,9 @@ def main(config: Config) -> None:
     loaded = bridge.load(f"{config.heads}/{name}/model", model.config)
     rates = np.asarray(loaded.hit_rates)
     shares: dict[str, float] = {}
+    extra: dict[str, float] = {}
 
-    def seconds(options, loaded=loaded, shares=shares):
+    def seconds(options, loaded=loaded, shares=shares, extra=extra):
       drafted = [loaded.head.drafter(c.tree) for c in options if c.tree]
       drafts = draft_cost.measure(
         model.target, model.params, drafted, loaded.params, context, batch=config.batch
@@ -162,7 +163,8 @@ def main(config: Config) -> None:
       for c, d, drafter in zip(options, [0.0, *drafts], [None, *drafted], strict=True):
         replaced = drafter is not None and drafter.evaluate is not None
         times.append(d + (0.0 if replaced else passes[c.nodes]))
-        shares[c.name] = (d - passes[c.nodes] if replaced else d) / times[-1]
+        extra[c.name] = d - passes[c.nodes] if replaced else d
+        shares[c.name] = extra[c.name] / times[-1]
       return times
 
     chosen = trees(rates, config, seconds)
@@ -171,6 +173,7 @@ def main(config: Config) -> None:
       "parameters": bench.parameters(loaded.params["params"]),
       "hit_rates": rates[:, 0].tolist(),
       "draft_share": shares.get(f"tree {config.nodes}", float("nan")),
+      "draft_seconds": extra,
       "own": labels[chosen[OWN]],
     }
     for kind, tree in chosen.items():

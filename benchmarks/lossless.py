@@ -11,14 +11,18 @@ Where ids differ, the first place and the margin between the two best logits the
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import tyro
 from rich.progress import track
 
 import specjax
+from specjax import catalogue
+from specjax.checkpoints import bridge
 from specjax.eval import metrics, prompts
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
+from specjax.trees.grow import as_tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Config:
 
   Attributes:
     data: JSONL of questions.
+    heads: directory with a run of each trained head; only the zoo's without it.
     draft_model: LM of the `draft_model` drafter; left out without one.
     model: the target.
     questions: how many.
@@ -37,6 +42,7 @@ class Config:
   """
 
   data: str
+  heads: str | None = None
   draft_model: str | None = None
   model: str = "gsm8k-7m"
   questions: int = 100
@@ -51,12 +57,20 @@ def main(config: Config) -> None:
   model = dataclasses.replace(specjax.load(config.model), stop=())
   items = prompts.read(config.data, model, config.max_new_tokens, config.questions)
   ids = [item.ids for item in items]
-  drafters = {
+  zoo_heads = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind != "model"]
+  drafters: dict[str, Any] = {
     "none": "none",
     "prompt_lookup": "prompt_lookup",
-    "medusa": "medusa",
-    "medusa:16": specjax.make_drafter(model, "medusa", nodes=16),
+    **{
+      f"{name}:{nodes}": specjax.make_drafter(model, name, nodes=nodes)
+      for name in zoo_heads
+      for nodes in (8, 16)
+    },
   }
+  for path in sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else ():
+    loaded = bridge.load(path, model.config)
+    drafter = loaded.head.drafter(as_tree(loaded.choices[:7]))
+    drafters[f"{path.parent.name}, trained"] = (drafter, loaded.params)
   if config.draft_model:
     drafters["draft_model"] = specjax.make_drafter(
       model, "draft_model", draft_model=config.draft_model
