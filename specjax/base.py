@@ -22,17 +22,26 @@ This file imports nothing of the package.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from jax import Array
 
 Params = Any  # a pytree of arrays
-Proposal = Literal["point", "chain"]
+Proposal = Literal["point", "chain", "iid", "distinct", "mixed", "own", "pruned"]
 """How a drafter's tokens came about, which decides what a verifier may assume.
 
 "point": chosen by a deterministic rule (top-k, lookup); there is no law q to correct for.
 "chain": one token per depth, drawn from the law in `Draft.law`.
+"iid": the children of a node are independent draws from its law; they may repeat.
+"distinct": the children of a node are drawn from its law one after the other, without replacement.
+"mixed": some children are chosen, see `Draft.chosen`; then the others are drawn like "distinct"
+  from what is left.
+"own": every child is drawn by itself, from a law of its own (several draft models).
+"pruned": drawn, looked at, and then kept or dropped; what was kept has no simple law.
+
+Siblings are in the order of their node numbers, which is the order they were drawn in.
 """
+PROPOSALS: frozenset[str] = frozenset(get_args(Proposal))
 
 
 class Draft(NamedTuple):
@@ -43,8 +52,9 @@ class Draft(NamedTuple):
     parent: i32[B, N]. parent[0] = 0 and parent[i] < i.
     depth: i32[B, N]. 0 for the root.
     valid: bool[B, N]. False for padding; the root is always valid.
-    law: f32[B, N, V] or None. Row i holds the log-probabilities from which the child of node i
-      was drawn. None for "point" proposals.
+    law: f32[B, N, V] or None. Row i holds the log-probabilities from which the children of node i
+      were drawn; for "own" proposals those from which node i itself was. None for "point".
+    chosen: bool[B, N] or None. For "mixed" proposals, the nodes that were chosen, not drawn.
   """
 
   tokens: Array
@@ -52,6 +62,7 @@ class Draft(NamedTuple):
   depth: Array
   valid: Array
   law: Array | None = None
+  chosen: Array | None = None
 
 
 class KV(NamedTuple):
@@ -266,8 +277,9 @@ class Verifier(NamedTuple):
     exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its knob when lossy.
     accepts: the proposals it is exact for (for a lossy rule: defined for).
     temperature: "zero" for rules that follow the argmax, "any" otherwise.
-    verify: (draft, law f32[B, N, V], noise, depth) -> Verdict. `law` holds the target's
-      log-probabilities after every node; `depth` is D (static).
+    verify: (params, draft, law f32[B, N, V], features, noise, depth) -> Verdict. `params` are the
+      rule's own, () for most; `law` holds the target's log-probabilities after every node and
+      `features` its states there; `depth` is D (static).
   """
 
   name: str

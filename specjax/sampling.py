@@ -78,10 +78,11 @@ class Source(Protocol):
   def choose(self, law: Array, depth: Array) -> Array: ...
   def draw(self, stream: int, law: Array) -> Array: ...
   def accept(self, stream: int, p: Array, q: Array) -> Array: ...
+  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array: ...
 
 
-# Streams of `draw` and `accept` within a round. Draft steps use DRAFT + step.
-RESIDUAL, COIN, DRAFT = 0, 1, 2
+# Streams within a round, all apart: draft steps use DRAFT + step, coins COIN + node.
+RESIDUAL, DRAFT, COIN = 0, 1, 1 << 16
 
 
 class Noise(NamedTuple):
@@ -138,6 +139,23 @@ class Noise(NamedTuple):
     """
     u = jax.vmap(lambda k: jax.random.uniform(k, p.shape[1:]))(self._round(stream))
     return u * q < p
+
+  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array:
+    """Draws of each node, in order; law f32[B, W, V] -> i32[B, W, count].
+
+    Args:
+      distinct: without replacement (the Gumbel top-k trick). What is drawn after the support has
+        run out is arbitrary.
+    """
+
+    def row(key):
+      shape = law.shape[1:] if distinct else (law.shape[1], count, law.shape[2])
+      return jax.random.gumbel(key, shape)
+
+    gumbel = jax.vmap(row)(self._round(stream))
+    if distinct:
+      return jax.lax.top_k(law + gumbel, count)[1].astype(jnp.int32)
+    return jnp.argmax(law[:, :, None] + gumbel, -1).astype(jnp.int32)
 
 
 def request_keys(seed: int | Array, requests: ArrayLike) -> Array:

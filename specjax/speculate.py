@@ -28,10 +28,11 @@ class Method(NamedTuple):
 
 
 class Weights(NamedTuple):
-  """The parameters of a method; `drafter` is () where it has none."""
+  """The parameters of a method; () for a drafter or verifier that has none."""
 
   target: Params
   drafter: Params
+  verifier: Params = ()
 
 
 class Request(NamedTuple):
@@ -162,7 +163,9 @@ def round_(
       weights.drafter, weights.target, drafter_state, state.cache, draft, mask
     )
   law = log_law(evaluation.logits, request.settings)
-  verdict = verifier.verify(draft, law, noise, D)
+  verdict = verifier.verify(
+    weights.verifier, draft, law, evaluation.features, noise, D
+  )
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
   # node that is not accepted harms nobody.

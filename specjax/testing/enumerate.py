@@ -83,6 +83,14 @@ class Tossed(NamedTuple):
   outcome: Array
 
 
+class Children(NamedTuple):
+  """A call of `children`: law f32[B, W, V], outcome i32[B, W, R], without replacement if distinct."""
+
+  law: Array
+  outcome: Array
+  distinct: Array
+
+
 class Script:
   """A `sampling.Source` whose outcomes are the digits of each row's number.
 
@@ -94,7 +102,7 @@ class Script:
 
   def __init__(self, rows: Array):
     self.rows, self.combinations = rows, 1
-    self.record: list[Chosen | Drawn | Tossed] = []
+    self.record: list[Chosen | Drawn | Tossed | Children] = []
 
   def _digits(self, count: int, radix: int) -> Array:
     """i32[B, count]."""
@@ -123,6 +131,12 @@ class Script:
   def accept(self, stream: int, p: Array, q: Array) -> Array:
     outcome = self._digits(p.shape[1], 2) == 1
     self.record.append(Tossed(p, q, outcome))
+    return outcome
+
+  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array:
+    B, W, V = law.shape
+    outcome = self._digits(W * count, V).reshape(B, W, count)
+    self.record.append(Children(law, outcome, jnp.full(B, distinct)))
     return outcome
 
 
@@ -165,8 +179,24 @@ def _combinations(record: list) -> int:
   return math.prod(r**c for r, c in zip(radix, count, strict=True))
 
 
-def probability(entry: Chosen | Drawn | Tossed) -> np.ndarray:
+def _of_children(entry: Children) -> np.ndarray:
+  law, outcome = np.exp(np.asarray(entry.law, np.float64)), np.asarray(entry.outcome)
+  weight = np.ones(len(law))
+  for rank in range(outcome.shape[2]):
+    token = outcome[:, :, rank, None]
+    total = law.sum(-1)
+    # A draw from nothing may be anything; nobody looks at it.
+    taken = np.take_along_axis(law, token, -1)[..., 0] / np.where(total > 0, total, 1.0)
+    weight *= np.where(total > 0, taken, 1 / law.shape[-1]).prod(1)
+    if np.asarray(entry.distinct).all():
+      np.put_along_axis(law, token, 0.0, -1)
+  return weight
+
+
+def probability(entry: Chosen | Drawn | Tossed | Children) -> np.ndarray:
   """f64[B], of the entry's outcomes."""
+  if isinstance(entry, Children):
+    return _of_children(entry)
   outcome = np.asarray(entry.outcome)
   if isinstance(entry, Tossed):
     p, q = np.asarray(entry.p, np.float64), np.asarray(entry.q, np.float64)

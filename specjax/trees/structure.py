@@ -26,6 +26,15 @@ def ancestors(parent: Array, depth: int) -> Array:
   return closure
 
 
+def upwards(parent: Array, depth: int) -> Array:
+  """i32[B, N, A]: every node, its parent, the parent's parent, ..; the root repeats."""
+  node = jnp.broadcast_to(jnp.arange(parent.shape[1], dtype=parent.dtype), parent.shape)
+  nodes = [node]
+  for _ in range(depth):
+    nodes.append(at(parent, nodes[-1]))
+  return jnp.stack(nodes, -1)
+
+
 def path_to(node: Array, parent: Array, count: Array, depth: int) -> Array:
   """i32[B, A]: the nodes from the root to `node` i32[B] at depth `count`, then `node` again."""
   upward = [node[:, None]]
@@ -59,11 +68,17 @@ def follow(
   count = reach.max(1)
   deepest = reach == count[:, None]
   leaf = jnp.argmax(jnp.where(deepest, score, -jnp.inf), 1).astype(jnp.int32)
+  return ending_at(leaf, tokens, parent, count, at(after, leaf[:, None])[:, 0], depth)
+
+
+def ending_at(
+  leaf: Array, tokens: Array, parent: Array, count: Array, extra: Array, depth: int
+) -> Verdict:
+  """Accepts the path to `leaf` i32[B] at depth `count` i32[B]; the token `extra` i32[B] follows."""
   path = path_to(leaf, parent, count, depth)
   following = jnp.concatenate([path[:, 1:], path[:, -1:]], 1)
   accepted = jnp.arange(depth + 1, dtype=count.dtype)[None] < count[:, None]
-  emitted = jnp.where(accepted, at(tokens, following), at(after, leaf[:, None]))
-  return Verdict(path, count, emitted)
+  return Verdict(path, count, jnp.where(accepted, at(tokens, following), extra[:, None]))
 
 
 def match(draft: Draft, after: Array, depth: int) -> Verdict:

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
@@ -17,7 +17,9 @@ def greedy() -> Verifier:
   Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
   """
 
-  def verify(draft: Draft, law: Array, noise: Source, depth: int) -> Verdict:
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
     return match(draft, jnp.argmax(law, -1).astype(jnp.int32), depth)
 
-  return Verifier("greedy", "GREEDY-EXACT", frozenset({"point", "chain"}), "zero", verify)
+  return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

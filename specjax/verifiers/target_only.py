@@ -4,7 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.base import Draft, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
@@ -16,7 +16,9 @@ def target_only() -> Verifier:
   The draft is never looked at to decide what to emit, so no law q is needed.
   """
 
-  def verify(draft: Draft, law: Array, noise: Source, depth: int) -> Verdict:
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
     return match(draft, noise.choose(law, draft.depth), depth)
 
-  return Verifier("target_only", "EXACT", frozenset({"point", "chain"}), "any", verify)
+  return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

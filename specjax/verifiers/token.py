@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 
 
@@ -17,7 +17,9 @@ def token() -> Verifier:
   Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1); Chen et al. 2023 (arXiv 2302.01318).
   """
 
-  def verify(draft: Draft, law: Array, noise: Source, depth: int) -> Verdict:
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
     drafted = draft.tokens[:, 1:]
     q_law = draft.law if draft.law is not None else jnp.full_like(law, -jnp.inf)
 

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import at, connected, follow
 
@@ -22,7 +22,9 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     delta: the threshold's share of exp(-entropy); the paper uses sqrt(epsilon).
   """
 
-  def verify(draft: Draft, law: Array, noise: Source, depth: int) -> Verdict:
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
     p = jnp.exp(law)
     entropy = -jnp.sum(jnp.where(p > 0, p * law, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
@@ -41,4 +43,4 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, depth)
 
   knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
-  return Verifier("typical", knob, frozenset({"point", "chain"}), "any", verify)
+  return Verifier("typical", knob, PROPOSALS, "any", verify)

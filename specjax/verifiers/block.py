@@ -1,0 +1,58 @@
+"""Block verification of a sampled chain: all of it is weighed before anything is refused."""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax.base import Draft, Features, Params, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.verifiers import siblings
+
+
+@functools.cache
+def block() -> Verifier:
+  """EXACT for a chain drawn from q, and the best such rule: never accepts less than "token".
+
+  Sun et al. 2025 (arXiv 2403.10444, algorithm 2). With c_0 = 1, c_i = min(1, c_{i-1} p_i / q_i) and
+  Z_i the mass of max(c_i p_{i+1} - q_{i+1}, 0), position i passes with probability
+  h_i = Z_i / (Z_i + 1 - c_i), at the chain's end with c_i. The last position that passes counts;
+  norm(max(c_i p_{i+1} - q_{i+1}, 0)) gives the token after it, or p at the end.
+
+  The running minimum is a reflected walk, log c = S - cummax(max(S, 0)) of the sums S of log p / q,
+  so nothing is done token by token.
+  """
+
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
+    drafted = draft.tokens[:, 1:]
+    step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
+    length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
+    q_law = jnp.full_like(law, -jnp.inf) if draft.law is None else draft.law
+    # Past the end nothing was proposed: the residual there is p itself.
+    p, q = jnp.exp(law), jnp.where((step < length)[..., None], jnp.exp(q_law), 0.0)
+
+    def of_drafted(log_p: Array) -> Array:
+      return jnp.take_along_axis(log_p[:, :depth], drafted[..., None], -1)[..., 0]
+
+    ratio = jnp.where(step[:, 1:] <= length, of_drafted(law) - of_drafted(q_law), 0.0)
+    walk = jnp.cumsum(jnp.pad(ratio, ((0, 0), (1, 0))), 1)
+    ceiling = lax.cummax(jnp.maximum(walk, 0.0), axis=1)
+    c = jnp.exp(walk - ceiling)  # c_0 .. c_D
+    left = jnp.maximum(c[..., None] * p - q, 0.0)
+    mass = left.sum(-1)
+    whole = mass + 1 - c
+    inner = jnp.where(whole > 0, mass / jnp.where(whole > 0, whole, 1.0), 1.0)
+    h = jnp.where(step == length, c, inner)
+    coins = noise.accept(COIN, h[:, 1:], jnp.ones_like(h[:, 1:])) & (step[:, 1:] <= length)
+    count = jnp.where(coins, step[:, 1:], 0).max(1, initial=0)
+    row = jnp.take_along_axis(left, count[:, None, None], 1)[:, 0]
+    p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
+    row = jnp.where((count == length[:, 0])[:, None] | (row.sum(-1, keepdims=True) <= 0), p_row, row)
+    extra = noise.draw(RESIDUAL, jnp.log(siblings.normal(row)))
+    tokens = jnp.concatenate([drafted, extra[:, None]], 1)
+    tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
+    return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
+
+  return Verifier("block", "EXACT", frozenset({"chain"}), "any", verify)

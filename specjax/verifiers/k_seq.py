@@ -1,0 +1,70 @@
+"""K-SEQ: independent siblings, each accepted by one fixed ratio."""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Features, Params, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.trees.structure import ending_at
+from specjax.verifiers import siblings
+
+_BISECTIONS = 40
+
+
+def ratio(p: Array, q: Array, count: Array) -> tuple[Array, Array]:
+  """(rho, beta) of k siblings: the smallest rho with 1 - (1 - beta)^k <= rho beta, up to 2^-40.
+
+  beta is the mass of min(q, p / rho).
+
+  Args:
+    p, q: f32[..., V].
+    count: i32[...], k.
+  """
+  k = jnp.maximum(count, 1).astype(jnp.float32)
+
+  def beta(rho: Array) -> Array:
+    return jnp.minimum(q, p / rho[..., None]).sum(-1)
+
+  low, high = jnp.ones_like(k), k
+  for _ in range(_BISECTIONS):
+    middle = (low + high) / 2
+    b = beta(middle)
+    enough = 1 - (1 - b) ** k <= middle * b
+    low, high = jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+  return high, beta(high)
+
+
+@functools.cache
+def k_seq() -> Verifier:
+  """EXACT for independent siblings: the first x with a coin below p(x) / (rho q(x)) is accepted.
+
+  SpecTr, Sun et al. 2023 (arXiv 2310.15141, algorithm 3), node by node. If none of the k siblings
+  passes, norm(p - min(q, p / rho) (1 - (1 - beta)^k) / beta) gives the token.
+  """
+
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
+    B, N, V = law.shape
+    p, q = jnp.exp(law), siblings.first_law(draft, "iid", V)
+    node = jnp.arange(N, dtype=jnp.int32)
+    child = (draft.parent[:, None] == node[None, :, None]) & draft.valid[:, None] & (node > 0)
+    count = child.sum(-1, dtype=jnp.int32)  # [B, N]
+    rho, beta = ratio(p, q, count)
+    share = jnp.where(beta > 0, (1 - (1 - beta) ** count) / jnp.where(beta > 0, beta, 1.0), 0.0)
+    taken = jnp.minimum(q, p / rho[..., None]) * share[..., None]
+    left = siblings.residual(p, jnp.where((count > 0)[..., None], taken, 0.0))
+    at_node, reached = jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)
+    b = jnp.arange(B)
+    for n in range(1, N):
+      token = draft.tokens[:, n]
+      tried = draft.valid[:, n] & (draft.parent[:, n] == at_node)
+      have, need = p[b, at_node, token], rho[b, at_node] * q[b, at_node, token]
+      passed = tried & noise.accept(COIN + n, have[:, None], need[:, None])[:, 0]
+      at_node, reached = jnp.where(passed, n, at_node), reached + passed
+    extra = noise.draw(RESIDUAL, jnp.log(left[b, at_node]))
+    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, depth)
+
+  return Verifier("k_seq", "EXACT", frozenset({"iid", "chain"}), "any", verify)

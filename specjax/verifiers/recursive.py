@@ -1,0 +1,59 @@
+"""Recursive rejection: try the children of a node one after the other, correct, and descend."""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.trees.structure import ending_at
+from specjax.verifiers import siblings
+
+_ACCEPTS = frozenset({"point", "chain", "iid", "distinct", "mixed", "own"})
+
+
+@functools.cache
+def recursive(proposal: Proposal) -> Verifier:
+  """EXACT for drawn trees: a child x is accepted with probability min(1, P(x) / D(x)).
+
+  P is the target's law at the node, and after each refusal norm(max(P - D, 0)); D is the law x was
+  drawn from, given the siblings before it. By the kind of proposal this is SpecInfer's multi-step
+  sampling ("iid", "own"; Miao et al. 2023, arXiv 2305.09781), recursive rejection sampling, Sequoia
+  and DySpec ("distinct"; Jeon et al. 2024, arXiv 2402.14160, algorithm 2; Chen et al. 2024, arXiv
+  2402.12374), the optimal verifier of greedy drafting ("mixed", the drawn child before the chosen
+  ones; Hu et al. 2025, arXiv 2502.18779), speculative sampling ("chain") and target-only
+  verification ("point").
+
+  Args:
+    proposal: of the drafter.
+  """
+
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
+    B, N, V = law.shape
+    first = siblings.first_law(draft, proposal, V)
+    p, row = jnp.exp(law[:, 0]), first[:, 0]
+    at_node, count = jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)
+    # Children have higher numbers than their parents, so one sweep meets every node of the walk.
+    for node in range(1, N):
+      token = draft.tokens[:, node]
+      tried = draft.valid[:, node] & (draft.parent[:, node] == at_node)
+      q = siblings.law_of(node, row, draft, proposal, first[:, node])
+      ratio = (siblings.mass_at(p, token)[:, None], siblings.mass_at(q, token)[:, None])
+      passed = tried & noise.accept(COIN + node, *ratio)[:, 0]
+      refused = (tried & ~passed)[:, None]
+      p = jnp.where(refused, siblings.residual(p, q), p)
+      row = jnp.where(refused, siblings.without(row, token, proposal), row)
+      p = jnp.where(passed[:, None], jnp.exp(law[:, node]), p)
+      row = jnp.where(passed[:, None], first[:, node], row)
+      at_node = jnp.where(passed, node, at_node)
+      count = count + passed
+    extra = noise.draw(RESIDUAL, jnp.log(p))
+    return ending_at(at_node, draft.tokens, draft.parent, count, extra, depth)
+
+  if proposal not in _ACCEPTS:
+    raise ValueError(f"proposal={proposal!r}: recursive rejection needs the law of every child; "
+                     f"accepted are {', '.join(sorted(_ACCEPTS))}.")  # fmt: skip
+  return Verifier("recursive", "EXACT", frozenset({proposal}), "any", verify)

@@ -1,0 +1,92 @@
+"""Traversal verification: from the leaves to the root, and the first node that passes ends it."""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.trees.structure import at, connected, ending_at, upwards
+from specjax.verifiers import siblings
+
+_ACCEPTS = frozenset({"point", "chain", "iid", "distinct", "mixed", "own"})
+
+
+def _leaves_first(draft: Draft, depth: int) -> Array:
+  """i32[B, N]: nodes in depth-first post-order, siblings in theirs; what is not valid comes last."""
+  above = upwards(draft.parent, depth)  # [B, N, A], the node itself first
+  step = jnp.arange(depth + 1, dtype=jnp.int32)
+  from_top = jnp.maximum(draft.depth[..., None] - step, 0)
+  path = jnp.take_along_axis(above, from_top, 2)  # the node at each depth on the way down
+  end = draft.tokens.shape[1]  # sorts a node behind what hangs below it
+  path = jnp.where(step <= draft.depth[..., None], path, end)
+  reached = connected(draft.valid, draft.parent, depth)
+  keys = [path[..., d] for d in range(depth, -1, -1)]
+  return jnp.lexsort((*keys, ~reached), axis=-1).astype(jnp.int32)
+
+
+@functools.cache
+def traversal(proposal: Proposal) -> Verifier:
+  """EXACT for drawn trees, and accepts at least as much as recursive rejection in expectation.
+
+  Weng et al. 2025 (arXiv 2505.12398). A node v under u starts with a_v = min(1, a_u P_u(x) / D(x)),
+  a_root = 1. Once all children of v have failed, v is accepted with probability a_v, and a token
+  from P_v follows. Otherwise v has failed too, and with R = max(a_u P_u - D, 0) and Z its mass
+  P_u becomes R / Z and a_u becomes Z / (Z + 1 - a_u). D is the law x was drawn from given the
+  siblings before it. On a chain this is block verification.
+
+  Args:
+    proposal: of the drafter.
+  """
+
+  def verify(
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+  ) -> Verdict:
+    B, N, V = law.shape
+    b = jnp.arange(B)
+    order = _leaves_first(draft, depth)
+    above = upwards(draft.parent, depth)
+    reached = connected(draft.valid, draft.parent, depth)
+    first = siblings.first_law(draft, proposal, V)
+    p, row = jnp.exp(law), first
+    a = jnp.ones((B, N))
+    entered = jnp.zeros((B, N), bool).at[:, 0].set(True)
+    leaf, done = jnp.zeros(B, jnp.int32), jnp.zeros(B, bool)
+
+    def drawn_from(node: Array) -> Array:
+      alone = Draft(*(x[b, node][:, None] for x in draft[:4]), None,
+                    None if draft.chosen is None else draft.chosen[b, node][:, None])  # fmt: skip
+      return siblings.law_of(0, row[b, draft.parent[b, node]], alone, proposal, first[b, node])
+
+    for k in range(N - 1):
+      node = order[:, k]
+      for up in range(depth, -1, -1):  # nodes between the last one and this are met on the way
+        v = above[b, node, up]
+        u, token = draft.parent[b, v], draft.tokens[b, v]
+        q = siblings.mass_at(drawn_from(v), token)
+        have = a[b, u] * p[b, u, token]
+        start = jnp.where(have <= 0, 0.0, jnp.minimum(1.0, have / jnp.where(q > 0, q, have)))
+        a = a.at[b, v].set(jnp.where(entered[b, v], a[b, v], start))
+        entered = entered.at[b, v].set(True)
+      live = reached[b, node] & (node > 0) & ~done
+      passed = live & noise.accept(COIN + k, a[b, node][:, None], jnp.ones((B, 1)))[:, 0]
+      leaf, done = jnp.where(passed, node, leaf), done | passed
+      u, failed = draft.parent[b, node], live & ~passed
+      q = drawn_from(node)
+      left = jnp.maximum(a[b, u][:, None] * p[b, u] - q, 0.0)
+      mass = left.sum(-1)
+      new_a = mass / jnp.where(mass > 0, mass + 1 - a[b, u], 1.0)
+      a = a.at[b, u].set(jnp.where(failed & (u > 0), new_a, a[b, u]))
+      new_p = jnp.where((mass > 0)[:, None], siblings.normal(left), p[b, u])
+      p = p.at[b, u].set(jnp.where(failed[:, None], new_p, p[b, u]))
+      rest = siblings.without(row[b, u], draft.tokens[b, node], proposal)
+      row = row.at[b, u].set(jnp.where(failed[:, None], rest, row[b, u]))
+    extra = noise.draw(RESIDUAL, jnp.log(p[b, leaf]))
+    count = at(draft.depth, leaf[:, None])[:, 0]
+    return ending_at(leaf, draft.tokens, draft.parent, count, extra, depth)
+
+  if proposal not in _ACCEPTS:
+    raise ValueError(f"proposal={proposal!r}: traversal needs the law of every child; accepted are "
+                     f"{', '.join(sorted(_ACCEPTS))}.")  # fmt: skip
+  return Verifier("traversal", "EXACT", frozenset({proposal}), "any", verify)
