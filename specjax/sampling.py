@@ -79,6 +79,7 @@ class Source(Protocol):
   def draw(self, stream: int, law: Array) -> Array: ...
   def accept(self, stream: int, p: Array, q: Array) -> Array: ...
   def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array: ...
+  def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array: ...
 
 
 # Streams within a round, all apart: draft steps use DRAFT + step, coins COIN + node.
@@ -148,14 +149,14 @@ class Noise(NamedTuple):
         run out is arbitrary.
     """
 
-    def row(key):
-      shape = law.shape[1:] if distinct else (law.shape[1], count, law.shape[2])
-      return jax.random.gumbel(key, shape)
-
-    gumbel = jax.vmap(row)(self._round(stream))
     if distinct:
-      return jax.lax.top_k(law + gumbel, count)[1].astype(jnp.int32)
-    return jnp.argmax(law[:, :, None] + gumbel, -1).astype(jnp.int32)
+      return jax.lax.top_k(law + self.gumbel(stream, law.shape), count)[1].astype(jnp.int32)
+    B, W, V = law.shape
+    return jnp.argmax(law[:, :, None] + self.gumbel(stream, (B, W, count, V)), -1).astype(jnp.int32)
+
+  def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
+    """Independent standard Gumbel noise f32[shape]; shape begins with B."""
+    return jax.vmap(lambda k: jax.random.gumbel(k, shape[1:]))(self._round(stream))
 
 
 def request_keys(seed: int | Array, requests: ArrayLike) -> Array:

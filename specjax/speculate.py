@@ -163,9 +163,7 @@ def round_(
       weights.drafter, weights.target, drafter_state, state.cache, draft, mask
     )
   law = log_law(evaluation.logits, request.settings)
-  verdict = verifier.verify(
-    weights.verifier, draft, law, evaluation.features, noise, D
-  )
+  verdict = verifier.verify(weights.verifier, draft, law, evaluation.features, noise, D)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
   # node that is not accepted harms nobody.

@@ -15,7 +15,7 @@ from specjax.models import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear, linear_each
 from specjax.models.transformer import target
-from specjax.trees.grow import Tree, fill, size_of
+from specjax.trees.grow import Sampling, Tree, fill, proposal_of, size_of
 from specjax.trees.structure import at
 
 
@@ -99,12 +99,13 @@ def blockwise(model: Config, config: BlockwiseConfig) -> Head:
       root = at(context.tokens, context.length[:, None] - 1)
       logits = read(params, target_params, states(params, hidden)[:, :depth], 1)  # same for every d
       guesses = [logits[:, d] for d in range(depth)]
-      return fill(tree, root, guesses, draft_vocabulary.ids(params)), hidden
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
+      return fill(tree, root, guesses, ids, sampling), hidden
 
     def update(params, target_params, hidden, draft, evaluation, verdict, rows):
       return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
 
-    return Drafter("blockwise", "point", nodes, depth, initial, propose, update)
+    return Drafter("blockwise", proposal_of(tree), nodes, depth, initial, propose, update)
 
   return Head(
     "blockwise", D, (), LossWeights(decay=1.0), init, unroll, read, functools.cache(drafter)

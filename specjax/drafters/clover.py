@@ -17,7 +17,7 @@ from specjax.models import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
-from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
 
 _INIT = nn.initializers.normal(0.02)
@@ -163,11 +163,12 @@ def clover(model: Config, config: CloverConfig) -> Head:
         state = apply(params, state, embed(target_params, tokens), level + 1, method="step")
         return read(params, target_params, state, level + 1), state, rows
 
-      return grow(tree, root, step, memory.last[:, None], (), draft_vocabulary.ids(params)), memory
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
+      return grow(tree, root, step, memory.last[:, None], (), ids, sampling), memory
 
     def update(params, target_params, memory, draft, evaluation, verdict, rows):
       return draft_context.extend(run_with(params), memory, evaluation, verdict, rows)
 
-    return Drafter("clover", "point", nodes, depth, initial, propose, update)
+    return Drafter("clover", proposal_of(tree), nodes, depth, initial, propose, update)
 
   return Head("clover", D, (), LossWeights(), init, unroll, read, functools.cache(drafter))

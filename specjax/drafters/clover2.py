@@ -18,7 +18,7 @@ from specjax.models import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
-from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
 
 NOISE = 0.01  # starting weights lie up to this above 0, or above the identity
@@ -207,13 +207,14 @@ def clover2(model: Config, config: Clover2Config) -> Head:
           state, m = apply(params, m, vector(target_params, tokens), method="later")
         return read(params, target_params, state, level + 1), m, rows
 
-      return grow(tree, root, step, memory.last[:, None], (), draft_vocabulary.ids(params)), memory
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
+      return grow(tree, root, step, memory.last[:, None], (), ids, sampling), memory
 
     def update(params, target_params, memory, draft, evaluation, verdict, rows):
       run = run_with(params, target_params)
       return draft_context.extend(run, memory, evaluation, verdict, rows)
 
-    return Drafter("clover2", "point", nodes, depth, initial, propose, update, taps=taps)
+    return Drafter("clover2", proposal_of(tree), nodes, depth, initial, propose, update, taps=taps)
 
   loss = LossWeights(hard=0.0, soft=1.0, feature=10.0, decay=0.7)
   return Head("clover2", D, taps, loss, init, unroll, read, functools.cache(drafter))

@@ -6,27 +6,27 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Drafter, Target
-from specjax.sampling import log_law
-from specjax.trees.drawn import Drawn, draw
-from specjax.trees.static import from_choices
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
+
+_DEEPEST = 1000  # a language model may guess as far as it likes
 
 
 @functools.cache
-def draft_tree(draft: Target, tree: Drawn) -> Drafter:
-  """A tree drawn from an independent LM, with its law q at every node.
+def draft_tree(draft: Target, tree: Tree) -> Drafter:
+  """A tree drawn from an independent LM, with its law q at every node, or its best guesses.
 
-  SpecInfer (Miao et al. 2023, arXiv 2305.09781), RSD-C (Jeon et al. 2024, arXiv 2402.14160) and
-  greedy drafting, by `tree.how`. q is warped by the settings of the target's p. Each level is one
-  pass over the nodes so far, behind a cache of committed text, to which a last pass over the
-  accepted path adds.
+  By the tree: SpecInfer (Miao et al. 2023, arXiv 2305.09781), RSD-C and RSD-S (Jeon et al. 2024,
+  arXiv 2402.14160), DySpec (Xiong et al. 2025, arXiv 2410.11744), greedy drafting (Hu et al. 2025,
+  arXiv 2502.18779), and whatever is chosen. q is warped by the settings of the target's p. Each
+  level is one pass over the nodes so far, behind a cache of committed text, to which a last pass
+  over the accepted path adds.
 
   Args:
     draft: the small LM; its vocabulary must be the target's.
     tree: static.
   """
-  static = from_choices(tree.choices)
-  nodes, depth = len(static.parent), int(static.depth.max())
+  nodes, depth = size_of(tree, _DEEPEST)
 
   def init(params, target_params, context, features, capacity):
     prompt = context.tokens[:, : features.hidden.shape[1]]
@@ -46,10 +46,8 @@ def draft_tree(draft: Target, tree: Drawn) -> Drafter:
       evaluation = draft.evaluate(params, cache, fed, depths, rows)
       return evaluation.logits[:, old:], carry, (fed, depths, rows)
 
-    def law_of(logits: Array) -> Array:
-      return log_law(logits, settings)
-
-    return draw(tree, root, step, law_of, noise, (), None), cache
+    sampling = Sampling(settings, noise, draft.vocab_size)
+    return grow(tree, root, step, (), None, None, sampling), cache
 
   def update(params, target_params, cache: Cache, tree_drafted, evaluation, verdict, rows):
     B, A = verdict.path.shape
@@ -59,5 +57,4 @@ def draft_tree(draft: Target, tree: Drawn) -> Drafter:
     accepted = draft.evaluate(params, cache, tokens, step, mask)
     return draft.commit(cache, accepted.kv, step, rows)
 
-  proposal = tree.how
-  return Drafter("draft_tree", proposal, nodes, depth, init, propose, update)
+  return Drafter("draft_tree", proposal_of(tree), nodes, depth, init, propose, update)

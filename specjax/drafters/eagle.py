@@ -15,7 +15,7 @@ from specjax.models import draft_context, draft_recursion, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, attention_mask, target
-from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
 
 
@@ -135,13 +135,14 @@ def eagle(model: Config, config: EagleConfig) -> Head:
         bind(params, target_params), memory, lambda state: read(params, target_params, state, 1)
       )
       ids = draft_vocabulary.ids(params)
-      return grow(tree, root, step, memory.last[:, None], None, ids), memory
+      sampling = Sampling(settings, noise, model.vocab_size)
+      return grow(tree, root, step, memory.last[:, None], None, ids, sampling), memory
 
     def update(params, target_params, memory, draft, evaluation, verdict, rows):
       run = on_true_states(params, target_params)
       return draft_context.extend(run, memory, evaluation, verdict, rows)
 
-    return Drafter("eagle", "point", nodes, depth, initial, propose, update)
+    return Drafter("eagle", proposal_of(tree), nodes, depth, initial, propose, update)
 
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=0.0)
   return Head("eagle", D, (), loss, init, unroll, read, functools.cache(drafter))

@@ -16,7 +16,7 @@ from specjax.models import draft_context, draft_recursion, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
-from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
 
 
@@ -164,13 +164,14 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
         lambda state: read(params, target_params, state, 1),
       )  # fmt: skip
       ids = draft_vocabulary.ids(params)
-      return grow(tree, root, step, memory.last[:, None], None, ids), memory
+      sampling = Sampling(settings, noise, model.vocab_size)
+      return grow(tree, root, step, memory.last[:, None], None, ids, sampling), memory
 
     def update(params, target_params, memory, draft, evaluation, verdict, rows):
       run = on_true_states(params, target_params)
       return draft_context.extend(run, memory, evaluation, verdict, rows)
 
-    return Drafter("eagle3", "point", nodes, depth, initial, propose, update, taps=taps)
+    return Drafter("eagle3", proposal_of(tree), nodes, depth, initial, propose, update, taps=taps)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=0.8)
   return Head("eagle3", D, taps, loss, init, unroll, read, functools.cache(drafter))

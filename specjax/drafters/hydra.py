@@ -16,7 +16,7 @@ from specjax.models import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
-from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
 
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=-2)
@@ -165,14 +165,15 @@ def hydra(model: Config, config: HydraConfig) -> Head:
         return read(params, target_params, z, level + 1), known, memory
 
       hidden = state.last if config.prefix else state
-      return grow(tree, root, step, hidden[:, None], (), draft_vocabulary.ids(params)), state
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
+      return grow(tree, root, step, hidden[:, None], (), ids, sampling), state
 
     def update(params, target_params, state, draft, evaluation, verdict, rows):
       if config.prefix:
         return draft_context.extend(prefix_run(params), state, evaluation, verdict, rows)
       return draft_context.newest(evaluation.features.hidden, verdict, rows, state)
 
-    return Drafter("hydra", "point", nodes, depth, initial, propose, update)
+    return Drafter("hydra", proposal_of(tree), nodes, depth, initial, propose, update)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=1.0) if config.prefix else LossWeights(decay=1.0)
   return Head("hydra", D, (), loss, init, unroll, read, functools.cache(drafter))

@@ -16,7 +16,7 @@ from specjax.models import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear, linear_each
 from specjax.models.transformer import target
-from specjax.trees.grow import Tree, fill, size_of
+from specjax.trees.grow import Sampling, Tree, fill, proposal_of, size_of
 from specjax.trees.structure import at
 
 
@@ -110,11 +110,12 @@ def medusa(model: Config, config: MedusaConfig) -> Head:
       else:  # one product for all heads
         logits = linear_each(z, params["params"]["lm_head"])
       guesses = [logits[:, d].astype(jnp.float32) for d in range(depth)]
-      return fill(tree, root, guesses, draft_vocabulary.ids(params)), hidden
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
+      return fill(tree, root, guesses, ids, sampling), hidden
 
     def update(params, target_params, hidden, draft, evaluation, verdict, rows):
       return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
 
-    return Drafter("medusa", "point", nodes, depth, initial, propose, update)
+    return Drafter("medusa", proposal_of(tree), nodes, depth, initial, propose, update)
 
   return Head("medusa", D, (), LossWeights(), init, unroll, read, functools.cache(drafter))

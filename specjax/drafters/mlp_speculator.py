@@ -17,7 +17,7 @@ from specjax.models import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import RMSNorm
-from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
 
 _EPSILON = 1e-6  # of the published norms, whatever the target's
@@ -140,14 +140,13 @@ def mlp_speculator(model: Config, config: MLPSpeculatorConfig) -> Head:
         state = step_to(params, state, tokens, level + 1)
         return read(params, target_params, state, level + 1), state, memory
 
-      return grow(
-        tree, root, step, first(hidden)[:, None], (), draft_vocabulary.ids(params)
-      ), hidden
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, V)
+      return grow(tree, root, step, first(hidden)[:, None], (), ids, sampling), hidden
 
     def update(params, target_params, hidden, draft, evaluation, verdict, rows):
       return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
 
-    return Drafter("mlp_speculator", "point", nodes, depth, initial, propose, update)
+    return Drafter("mlp_speculator", proposal_of(tree), nodes, depth, initial, propose, update)
 
   loss = LossWeights(decay=1.0)
   return Head("mlp_speculator", D, (), loss, init, unroll, read, functools.cache(drafter))

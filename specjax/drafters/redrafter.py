@@ -16,7 +16,7 @@ from specjax.models import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import target
-from specjax.trees.grow import Tree, grow, size_of
+from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
 from specjax.trees.structure import at
 
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=-2)
@@ -129,14 +129,13 @@ def redrafter(model: Config, config: ReDrafterConfig) -> Head:
         state, z = advance(params, target_params, beside, state, tokens)
         return read(params, target_params, z, level + 1), state, memory
 
-      return grow(
-        tree, root, step, jnp.zeros_like(hidden)[:, None], (), draft_vocabulary.ids(params)
-      ), hidden
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
+      return grow(tree, root, step, jnp.zeros_like(hidden)[:, None], (), ids, sampling), hidden
 
     def update(params, target_params, hidden, draft, evaluation, verdict, rows):
       return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
 
-    return Drafter("redrafter", "point", nodes, depth, initial, propose, update)
+    return Drafter("redrafter", proposal_of(tree), nodes, depth, initial, propose, update)
 
   loss = LossWeights(decay=1.0)
   return Head("redrafter", D, (), loss, init, unroll, read, functools.cache(drafter))

@@ -19,7 +19,7 @@ from specjax.models.draft_context import rows_at
 from specjax.models.linear import linear
 from specjax.models.pseudo import ride
 from specjax.models.transformer import attention_mask, target
-from specjax.trees.grow import Tree, fill, size_of
+from specjax.trees.grow import Sampling, Tree, fill, proposal_of, size_of
 from specjax.trees.structure import at
 
 
@@ -121,7 +121,8 @@ def head(
     def propose(params, target_params, guesses, context, settings, noise):
       root = at(context.tokens, context.length[:, None] - 1)
       logits = [read(params, target_params, guesses.states, 1)[:, d] for d in range(depth)]
-      draft = fill(tree, root, logits, draft_vocabulary.ids(params))
+      sampling = Sampling(settings, noise, model.vocab_size)
+      draft = fill(tree, root, logits, draft_vocabulary.ids(params), sampling)
       reached = draft.depth <= guesses.known[:, None]
       return draft._replace(valid=draft.valid & reached), guesses
 
@@ -137,7 +138,7 @@ def head(
     def update(params, target_params, guesses, draft, evaluation, verdict, rows):
       return newest(evaluation.side, counts, verdict, rows, guesses)
 
-    return Drafter(name, "point", nodes, depth, start, propose, update, evaluate)
+    return Drafter(name, proposal_of(tree), nodes, depth, start, propose, update, evaluate)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=0.8)
   return Head(name, deepest, taps, loss, initial, unroll, read, drafter)

@@ -84,7 +84,7 @@ class Tossed(NamedTuple):
 
 
 class Children(NamedTuple):
-  """A call of `children`: law f32[B, W, V], outcome i32[B, W, R], without replacement if distinct."""
+  """A call of `children`: law f32[B, W, V], outcome i32[B, W, R], distinct bool[B]."""
 
   law: Array
   outcome: Array
@@ -138,6 +138,9 @@ class Script:
     outcome = self._digits(W * count, V).reshape(B, W, count)
     self.record.append(Children(law, outcome, jnp.full(B, distinct)))
     return outcome
+
+  def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
+    raise ValueError("continuous noise cannot be enumerated: test such a method by its samples.")
 
 
 @functools.partial(

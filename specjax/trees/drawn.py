@@ -85,7 +85,8 @@ def draw(
     return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (B, len(index)))
 
   tokens, valid = root, jnp.ones((B, 1), bool)
-  chosen, laws = jnp.zeros((B, 1), bool), {}
+  chosen = jnp.zeros((B, 1), bool)
+  laws: dict[int, Array] = {}
   expanded, before = np.zeros(0, int), np.zeros(0, int)
   for level in range(int(static.depth.max())):
     nodes = np.flatnonzero(static.depth == level + 1)

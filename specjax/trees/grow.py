@@ -1,4 +1,5 @@
-"""Trees grown from a head's guesses: a fixed shape, the nodes it is surest of, or its best paths.
+"""Trees grown from a head's guesses: a fixed shape, the nodes it is surest of, its best paths, or
+children drawn from its law.
 
 A head guesses the children of a node from what it carries there. `grow` asks it level by level and
 lays the guesses out as a `Draft`; the same head therefore fills any tree.
@@ -15,7 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Draft
+from specjax.base import Draft, Proposal
+from specjax.sampling import Settings, Source, log_law
+from specjax.trees.drawn import NEVER, Drawn, draw
+from specjax.trees.frontier import (
+  StochasticBeam,
+  Threshold,
+  draw_levels,
+  level_sizes,
+  stochastic,
+  threshold,
+)
 from specjax.trees.paths import Beam, Step, beam_paths, from_paths, search, take_rows
 from specjax.trees.static import Choices, StaticTree, from_choices
 from specjax.trees.structure import at
@@ -35,8 +46,31 @@ class Dynamic(NamedTuple):
   beam: int
 
 
-Tree = tuple[tuple[int, ...], ...] | Dynamic | Beam
-"""Rank paths, see `trees.static`, or a dynamic shape; hashable, as what is compiled must be."""
+Tree = tuple[tuple[int, ...], ...] | Dynamic | Beam | Drawn | StochasticBeam | Threshold
+"""Rank paths, see `trees.static`, or another shape; hashable, as what is compiled must be.
+
+The last three are drawn, for rules that know the law of every child; the others are chosen."""
+
+
+class Sampling(NamedTuple):
+  """What drawn trees need: how a round draws, and over which ids.
+
+  Attributes:
+    settings: by which logits become the law q, the target's own.
+    noise: what draws.
+    vocab_size: V of the target.
+  """
+
+  settings: Settings
+  noise: Source
+  vocab_size: int
+
+
+def proposal_of(tree: Tree) -> Proposal:
+  """How the tokens of a tree come about."""
+  if isinstance(tree, Drawn):
+    return tree.how
+  return "distinct" if isinstance(tree, StochasticBeam | Threshold) else "point"
 
 
 def as_tree(choices: Choices) -> tuple[tuple[int, ...], ...]:
@@ -54,10 +88,13 @@ def size_of(tree: Tree, deepest: int) -> tuple[int, int]:
     ValueError: a malformed list of choices, a searched tree that cannot have its nodes, or a tree
       deeper than `deepest`.
   """
+  beam = 1
   if isinstance(tree, Dynamic | Beam):
     nodes, depth, beam = tree
+  elif isinstance(tree, StochasticBeam | Threshold):
+    nodes, depth = 1 + sum(level_sizes(tree)), tree.depth
   else:
-    static = from_choices(tree)
+    static = from_choices(tree.choices if isinstance(tree, Drawn) else tree)
     nodes, depth = len(static.parent), int(static.depth.max())
   if depth > deepest:
     raise ValueError(f"tree is {depth} deep: the head guesses {deepest} tokens ahead.")
@@ -74,9 +111,15 @@ def size_of(tree: Tree, deepest: int) -> tuple[int, int]:
 
 
 def grow(
-  tree: Tree, root: Array, step: Step, carry: Any, memory: Any = (), ids: Array | None = None
+  tree: Tree,
+  root: Array,
+  step: Step,
+  carry: Any,
+  memory: Any = (),
+  ids: Array | None = None,
+  sampling: Sampling | None = None,
 ) -> Draft:
-  """Fills `tree` with a head's best guesses, valid siblings distinct.
+  """Fills `tree` with a head's best guesses, valid siblings distinct, or with draws from its law.
 
   Args:
     tree: static.
@@ -85,7 +128,13 @@ def grow(
     carry: pytree of [B, 1, ...], at the root.
     memory: any pytree, see `Step`.
     ids: i32[V], target ids of a reduced draft vocabulary, or None where they are the target's.
+    sampling: of drawn trees; the others do not look at it.
+
+  Raises:
+    ValueError: a drawn tree without `sampling`.
   """
+  if isinstance(tree, Drawn | StochasticBeam | Threshold):
+    return _drawn(tree, root, step, carry, memory, ids, sampling)
 
   def fed(level, tokens, *rest):  # the root, and guesses in the target's ids
     if ids is not None and level:
@@ -105,13 +154,47 @@ def grow(
   return draft._replace(tokens=jnp.concatenate([root, mapped], 1))
 
 
-def fill(tree: Tree, root: Array, logits: Sequence[Array], ids: Array | None = None) -> Draft:
+def fill(
+  tree: Tree,
+  root: Array,
+  logits: Sequence[Array],
+  ids: Array | None = None,
+  sampling: Sampling | None = None,
+) -> Draft:
   """`grow` for guesses that do not depend on each other: logits f32[B, V] of each depth."""
 
   def step(level, tokens, carry, memory, mask):
     return logits[level][:, None], carry, memory
 
-  return grow(tree, root, step, (), (), ids)
+  return grow(tree, root, step, (), (), ids, sampling)
+
+
+def _drawn(
+  tree: Drawn | StochasticBeam | Threshold,
+  root: Array,
+  step: Step,
+  carry: Any,
+  memory: Any,
+  ids: Array | None,
+  sampling: Sampling | None,
+) -> Draft:
+  if sampling is None:
+    raise ValueError(f"tree={tree}: drawn trees need sampling, the settings and the noise.")
+  settings, noise, V = sampling
+
+  def law_of(logits: Array) -> Array:
+    law = log_law(logits, settings)
+    if ids is None:
+      return law
+    return jnp.full((*law.shape[:-1], V), NEVER).at[..., ids].set(law)
+
+  if isinstance(tree, Drawn):
+    return draw(tree, root, step, law_of, noise, carry, memory)
+  if isinstance(tree, StochasticBeam):
+    expand, values = stochastic(tree, noise)
+  else:
+    expand, values = threshold(tree, noise)
+  return draw_levels(tree.width, tree.depth, root, step, law_of, expand, values, carry, memory)
 
 
 def _shaped(tree: StaticTree, root: Array, step: Step, carry: Any, memory: Any) -> Draft:

@@ -49,7 +49,9 @@ def block() -> Verifier:
     count = jnp.where(coins, step[:, 1:], 0).max(1, initial=0)
     row = jnp.take_along_axis(left, count[:, None, None], 1)[:, 0]
     p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
-    row = jnp.where((count == length[:, 0])[:, None] | (row.sum(-1, keepdims=True) <= 0), p_row, row)
+    row = jnp.where(
+      (count == length[:, 0])[:, None] | (row.sum(-1, keepdims=True) <= 0), p_row, row
+    )
     extra = noise.draw(RESIDUAL, jnp.log(siblings.normal(row)))
     tokens = jnp.concatenate([drafted, extra[:, None]], 1)
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])

@@ -40,7 +40,8 @@ def recursive(proposal: Proposal) -> Verifier:
     for node in range(1, N):
       token = draft.tokens[:, node]
       tried = draft.valid[:, node] & (draft.parent[:, node] == at_node)
-      q = siblings.law_of(node, row, draft, proposal, first[:, node])
+      chosen = None if draft.chosen is None else draft.chosen[:, node]
+      q = siblings.law_of(token, chosen, row, first[:, node], proposal)
       ratio = (siblings.mass_at(p, token)[:, None], siblings.mass_at(q, token)[:, None])
       passed = tried & noise.accept(COIN + node, *ratio)[:, 0]
       refused = (tried & ~passed)[:, None]

@@ -24,7 +24,7 @@ def normal(law: Array) -> Array:
 def residual(p: Array, q: Array) -> Array:
   """norm(max(p - q, 0)) over the last axis.
 
-  Where nothing is left, a refusal has probability zero; rounding may still produce one, and p it is.
+  Where nothing is left a refusal has probability zero; rounding may still produce one: then p.
   """
   left = jnp.maximum(p - q, 0.0)
   return jnp.where(left.sum(-1, keepdims=True) > 0, normal(left), p)
@@ -46,22 +46,21 @@ def first_law(draft: Draft, proposal: str, size: int) -> Array:
   return law
 
 
-def law_of(node: int, row: Array, draft: Draft, proposal: str, own: Array) -> Array:
-  """f32[B, V]: the law from which `node` was drawn, given the siblings before it.
+def law_of(token: Array, chosen: Array | None, row: Array, own: Array, proposal: str) -> Array:
+  """f32[B, V]: the law from which a child was drawn, given the siblings before it.
 
   Args:
+    token: i32[B], the child's.
+    chosen: bool[B] of a "mixed" proposal, see `Draft.chosen`.
     row: f32[B, V], the law at its parent, without these siblings.
-    own: f32[B, V], `first_law` at the node itself.
+    own: f32[B, V], `first_law` at the child itself.
   """
   if proposal == "own":
     return own
-  point = one_hot(draft.tokens[:, node], row.shape[-1])
+  point = one_hot(token, row.shape[-1])
   if proposal == "point":
     return point
-  if proposal == "mixed":
-    assert draft.chosen is not None
-    return jnp.where(draft.chosen[:, node, None], point, row)
-  return row
+  return row if chosen is None else jnp.where(chosen[:, None], point, row)
 
 
 def without(row: Array, token: Array, proposal: str) -> Array:

@@ -14,7 +14,7 @@ _ACCEPTS = frozenset({"point", "chain", "iid", "distinct", "mixed", "own"})
 
 
 def _leaves_first(draft: Draft, depth: int) -> Array:
-  """i32[B, N]: nodes in depth-first post-order, siblings in theirs; what is not valid comes last."""
+  """i32[B, N]: nodes in depth-first post-order, siblings in theirs; not valid ones come last."""
   above = upwards(draft.parent, depth)  # [B, N, A], the node itself first
   step = jnp.arange(depth + 1, dtype=jnp.int32)
   from_top = jnp.maximum(draft.depth[..., None] - step, 0)
@@ -55,9 +55,9 @@ def traversal(proposal: Proposal) -> Verifier:
     leaf, done = jnp.zeros(B, jnp.int32), jnp.zeros(B, bool)
 
     def drawn_from(node: Array) -> Array:
-      alone = Draft(*(x[b, node][:, None] for x in draft[:4]), None,
-                    None if draft.chosen is None else draft.chosen[b, node][:, None])  # fmt: skip
-      return siblings.law_of(0, row[b, draft.parent[b, node]], alone, proposal, first[b, node])
+      chosen = None if draft.chosen is None else draft.chosen[b, node]
+      at_parent = row[b, draft.parent[b, node]]
+      return siblings.law_of(draft.tokens[b, node], chosen, at_parent, first[b, node], proposal)
 
     for k in range(N - 1):
       node = order[:, k]

@@ -1,0 +1,309 @@
+"""What the rules of acceptance come to on paper: exact figures for given laws, and their bounds.
+
+Nothing here samples or decodes. p is the law of the target and q the law a draft is drawn from, at
+one node or, where a length is asked for, at every node of the draft ("context-free"). Rows sum to
+one. All is float64, and every leading axis is a batch of independent cases.
+
+Letters: V vocabulary, k siblings, T arrival times.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Law = NDArray[np.float64]
+
+_BISECTIONS = 60
+_MOST_DRAFTS = 1_000_000
+_MOST_TYPES = 100_000
+_STEP = 0.25  # of the logarithm of T; the trapezoidal rule is then right to about 1e-15
+
+
+def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Law:
+  """alpha*: the best probability of accepting a sibling that any exact rule can reach.
+
+  An optimal transport with membership cost (Sun et al. 2023, arXiv 2310.15141), whose dual is
+  alpha* = 1 + min over sets H of p(H) - Pr(all siblings lie in H). With tokens sorted by q / p,
+  descending, the best H is a prefix (Hu et al. 2025, arXiv 2502.18779).
+
+  Args:
+    p, q: f[..., V].
+    count: k. Where q supports fewer tokens, "distinct" and "mixed" drafts stop at those.
+    how: "iid"; "distinct", drawn without replacement; "mixed", the top k - 1 of q and one drawn
+      from the rest; or "point", the top k of q. Ties go to the lower id.
+
+  Returns:
+    f[...].
+
+  Raises:
+    ValueError: for another `how`, or a count below one.
+  """
+  return _chosen(_OPTIMA, how, "how", count)(*_laws(p, q), count)
+
+
+def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Law:
+  """Probability that a rule accepts one of the siblings at a node.
+
+  Args:
+    p, q: f[..., V].
+    count: k, as in `optimal_acceptance`.
+    rule: recursive rejection of siblings that are "iid", "distinct", "mixed" or "point" (which is
+      target-only verification of the top k of q), or "k_seq" of independent ones. "distinct" goes
+      through all ordered drafts and is for small V and k only.
+
+  Returns:
+    f[...].
+
+  Raises:
+    ValueError: for another rule, a count below one, or more than a million "distinct" drafts.
+  """
+  return _chosen(_RULES, rule, "rule", count)(*_laws(p, q), count)
+
+
+def uniform_chain(a: ArrayLike, length: int) -> Law:
+  """Expected tokens of a chain, (1 - a^(length+1)) / (1 - a), the token after it included.
+
+  Args:
+    a: f[...], probability that a token is accepted, the same for all and independent.
+    length: drafted tokens.
+  """
+  return np.power.outer(np.asarray(a, float), np.arange(length + 1)).sum(-1)
+
+
+def chain_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
+  """Expected tokens f[...] of a drawn chain under token verification.
+
+  1 + sum_i E[prod_{j<=i} min(1, p / q)]. Tokens being independent, a uniform chain.
+
+  Args:
+    p, q: f[..., V], context-free.
+    length: drafted tokens.
+  """
+  return uniform_chain(acceptance(p, q, 1, "iid"), length)
+
+
+def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
+  """Expected tokens f[...] of a drawn chain under block verification, 1 + sum_i E[c_i].
+
+  Sun et al. 2025 (arXiv 2403.10444): c_i = min(1, c_{i-1} p / q) is the probability that i tokens
+  or more are accepted. log c_i is a reflected walk, in law the minimum of the free walk, so that by
+  Spitzer's identity i E[c_i] = sum_{m=1..i} B_m E[c_{i-m}] with B_m the mass of min(p^m, q^m) over
+  sequences of m tokens. Those that are permutations of each other are counted together.
+
+  Args:
+    p, q: f[..., V], context-free.
+    length: drafted tokens.
+
+  Raises:
+    ValueError: if there are more than 100000 multisets of `length` tokens.
+  """
+  p, q = _laws(p, q)
+  types = math.comb(p.shape[-1] + length - 1, length)
+  if types > _MOST_TYPES:
+    raise ValueError(f"{types} multisets of {length} tokens out of {p.shape[-1]} are too many to "
+                     f"go through; at most {_MOST_TYPES} are.")  # fmt: skip
+  overlaps, c = [], [np.ones(p.shape[:-1])]
+  for i in range(1, length + 1):
+    overlaps.append(_overlap(p, q, i))
+    c.append(sum((b * x for b, x in zip(overlaps, reversed(c), strict=True)), np.float64(0)) / i)
+  return np.sum(c, 0)
+
+
+def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str) -> Law:
+  """Expected tokens f[...] of a tree in which every node of depth d has branching[d] children.
+
+  1 + the sum over depths of the probability of getting there, a product of acceptances.
+
+  Args:
+    p, q: f[..., V], context-free.
+    branching: siblings at each depth.
+    rule: of `acceptance`, which raises what this raises.
+  """
+  tokens = reached = np.ones(_laws(p, q)[0].shape[:-1])
+  for count in branching:
+    reached = reached * acceptance(p, q, count, rule)
+    tokens = tokens + reached
+  return tokens
+
+
+def expected_speed_up(
+  tau: ArrayLike,
+  draft_cost: ArrayLike,
+  sequential: ArrayLike,
+  verify_cost: ArrayLike = 1.0,
+  overhead: ArrayLike = 0.0,
+) -> Law:
+  """Speed-up over plain decoding, tau / (sequential * draft_cost + verify_cost + overhead).
+
+  All costs are in units of a target pass over one token.
+
+  Args:
+    tau: f[...], expected tokens of a round.
+    draft_cost: of one pass of the drafter.
+    sequential: passes of the drafter that wait for each other: a chain's length, a tree's depth,
+      1 for parallel heads.
+    verify_cost: of the target's pass over the draft.
+    overhead: of all else in a round.
+  """
+  time = np.multiply(sequential, draft_cost) + np.add(verify_cost, overhead)
+  return np.divide(np.asarray(tau, float), time)
+
+
+def best_length(
+  a: float,
+  draft_cost: float,
+  most: int = 64,
+  verify: Callable[[int], float] | ArrayLike = 1.0,
+) -> int:
+  """The chain length with the highest expected speed-up; 0 where plain decoding is as good.
+
+  Args:
+    a: probability that a token is accepted, the same for all and independent.
+    draft_cost: of a drafted token, in units of a target pass over one token.
+    most: the longest chain to consider.
+    verify: v(n), the cost of a target pass over n tokens in the same units: a function of n, f[most
+      + 1] for n = 1..most + 1, or a number for all n.
+  """
+  lengths = np.arange(most + 1)
+  cost = [verify(n + 1) for n in range(most + 1)] if callable(verify) else verify
+  tau = np.cumsum(float(a) ** lengths)
+  return int(np.argmax(expected_speed_up(tau, draft_cost, lengths, cost)))
+
+
+def _laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, Law]:
+  p, q = np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
+  return p, q
+
+
+def _chosen(table: dict[str, Callable[..., Law]], name: str, what: str, count: int):
+  if name not in table:
+    raise ValueError(f"{what}={name!r}: known are {', '.join(table)}.")
+  if count < 1:
+    raise ValueError(f"count={count}: a node needs at least one sibling.")
+  return table[name]
+
+
+def _normal(law: Law) -> Law:
+  """Unit mass over the last axis; a row without mass stays as it is."""
+  mass = law.sum(-1, keepdims=True)
+  return law / np.where(mass > 0, mass, 1.0)
+
+
+def _overlap(p: Law, q: Law, length: int) -> Law:
+  """f[...]: mass of min(p, q) over sequences of independent tokens."""
+  vocabulary = np.arange(p.shape[-1])
+  ids = np.array(list(itertools.combinations_with_replacement(vocabulary, length)))
+  log_factorial = np.array([math.lgamma(n + 1) for n in range(length + 1)])
+  repeats = (ids[..., None] == vocabulary).sum(1)
+  orders = np.exp(log_factorial[length] - log_factorial[repeats].sum(-1))
+  return (orders * np.minimum(p[..., ids].prod(-1), q[..., ids].prod(-1))).sum(-1)
+
+
+def _best_drawn(p: Law, q: Law, count: int, inside: Callable[[Law, int], Law]) -> Law:
+  with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+    ratio = np.where(q > 0, q / p, 0.0)
+  order = np.argsort(-ratio, -1, kind="stable")
+  p, q = (np.take_along_axis(x, order, -1) for x in (p, q))
+  return 1 + np.minimum((np.cumsum(p, -1) - inside(q, count)).min(-1), 0.0)
+
+
+def _all_inside_iid(q: Law, count: int) -> Law:
+  return np.cumsum(q, -1) ** count
+
+
+def _all_inside_distinct(q: Law, count: int) -> Law:
+  """f[..., V]: probability that `count` distinct tokens drawn from q are among the first 1..V.
+
+  Draws without replacement are a race of exponential clocks with rates q. All lie in H if at least
+  k clocks of H ring before the first one outside it, at T ~ Exp(q(outside H)): an integral over T
+  of a Poisson-binomial tail. In log T the integrand is smooth and dies at both ends, however small
+  a rate is; in exp(-q(outside) T) it would have fractional powers.
+  """
+  needed = np.minimum(count, (q > 0).sum(-1))[..., None, None]
+  outside = np.zeros_like(q)
+  outside[..., :-1] = np.cumsum(q[..., :0:-1], -1)[..., ::-1]
+  smallest = outside.min(initial=1.0, where=outside > 1e-300)
+  times = np.exp(np.arange(-20.0, math.log(40 / smallest), _STEP))
+  rung = np.zeros((*q.shape[:-1], len(times), count))  # probability of 0..k-1 clocks of H by T
+  rung[..., 0] = 1.0
+  inside = np.ones_like(q)
+  for n in range(q.shape[-1]):
+    rings = -np.expm1(-q[..., n, None] * times)[..., None]
+    one_less = np.zeros_like(rung)
+    one_less[..., 1:] = rung[..., :-1]
+    rung = rung * (1 - rings) + one_less * rings
+    enough = 1 - np.where(np.arange(count) < needed, rung, 0.0).sum(-1)
+    rate = outside[..., n, None] * times
+    inside[..., n] = _STEP * (enough * rate * np.exp(-rate)).sum(-1)
+  return np.where(outside > 0, inside, 1.0)
+
+
+def _mixed(p: Law, q: Law, count: int) -> Law:
+  order = np.argsort(-q, -1, kind="stable")
+  p, q = (np.take_along_axis(x, order, -1) for x in (p, q))
+  chosen, left = p[..., : count - 1].sum(-1), p[..., count - 1 :]
+  return chosen + np.minimum(left, _normal(q[..., count - 1 :])).sum(-1)
+
+
+def _point(p: Law, q: Law, count: int) -> Law:
+  order = np.argsort(-q, -1, kind="stable")[..., :count]
+  return np.take_along_axis(p, order, -1).sum(-1)
+
+
+def _recursive_iid(p: Law, q: Law, count: int) -> Law:
+  # The residual does not depend on which token was refused, so one recursion is all drafts.
+  refused = np.ones(p.shape[:-1])
+  for _ in range(count):
+    p = np.maximum(p - q, 0.0)
+    refused = refused * p.sum(-1)
+    p = _normal(p)
+  return 1 - refused
+
+
+def _recursive_distinct(p: Law, q: Law, count: int) -> Law:
+  V = p.shape[-1]
+  if V**count > _MOST_DRAFTS:
+    raise ValueError(f"{V}**{count} ordered drafts are too many to go through; at most "
+                     f"{_MOST_DRAFTS} are.")  # fmt: skip
+  p, q = p[..., None, :], q[..., None, :]  # [..., drafts so far, V]
+  weight, accepted = np.ones(p.shape[:-1]), np.zeros(p.shape[:-2])
+  for tried in range(count):
+    accepted = accepted + (weight * np.minimum(p, q).sum(-1)).sum(-1)
+    if tried + 1 < count:
+      refused = weight[..., None] * np.maximum(q - p, 0.0)
+      weight = refused.reshape(*refused.shape[:-2], -1)
+      p = np.repeat(_normal(np.maximum(p - q, 0.0)), V, -2)
+      q = _normal((q[..., None, :] * (1 - np.eye(V))).reshape(p.shape))
+  return accepted
+
+
+def _k_seq(p: Law, q: Law, count: int) -> Law:
+  """1 - (1 - beta)^k at the smallest rho with 1 - (1 - beta)^k <= rho beta."""
+
+  def beta(rho: Law) -> Law:
+    return np.minimum(q, p / rho[..., None]).sum(-1)
+
+  low, high = np.ones(p.shape[:-1]), np.full(p.shape[:-1], float(count))
+  for _ in range(_BISECTIONS):
+    rho = (low + high) / 2
+    enough = 1 - (1 - beta(rho)) ** count <= rho * beta(rho)
+    low, high = np.where(enough, low, rho), np.where(enough, rho, high)
+  return 1 - (1 - beta(high)) ** count
+
+
+_OPTIMA: dict[str, Callable[..., Law]] = {
+  "iid": lambda p, q, count: _best_drawn(p, q, count, _all_inside_iid),
+  "distinct": lambda p, q, count: _best_drawn(p, q, count, _all_inside_distinct),
+  "mixed": _mixed,
+  "point": _point,
+}
+_RULES: dict[str, Callable[..., Law]] = {
+  "iid": _recursive_iid,
+  "distinct": _recursive_distinct,
+  "k_seq": _k_seq,
+  "mixed": _mixed,
+  "point": _point,
+}

@@ -1,0 +1,189 @@
+"""Drawn trees of another shape each round: every level keeps the most promising of its draws.
+
+What decides whether a draw is kept must be known before its token is (or, for stochastic beams,
+must be independent of it given the draws before): looking first and keeping then is biased under
+any rule that uses q.
+
+Letters: B batch, N nodes, D depth, W nodes kept per level, K children of a node, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Draft
+from specjax.sampling import DRAFT, Source
+from specjax.trees.paths import Step, take_rows
+from specjax.trees.structure import at
+
+NEVER = -jnp.inf
+
+
+class StochasticBeam(NamedTuple):
+  """RSD-S (Jeon et al. 2024, arXiv 2402.14160, section 3.2.2): paths drawn without replacement.
+
+  Attributes:
+    width: W.
+    depth: D; N is 1 + W D, W at most V.
+  """
+
+  width: int
+  depth: int
+
+
+class Threshold(NamedTuple):
+  """DySpec's batched form (Xiong et al. 2025, arXiv 2410.11744, section 4.3).
+
+  A node's next child is drawn while the chance that it would be reached and all its elder siblings
+  refused, estimated by the draft's own law, is above `least`.
+
+  Attributes:
+    width: W, nodes kept per level; the least promising go first.
+    depth: D; N is 1 + W D, less where K is below W.
+    children: K of a node at most.
+    least: the threshold, about 1 / N.
+  """
+
+  width: int
+  depth: int
+  children: int
+  least: float
+
+
+def level_sizes(tree: StochasticBeam | Threshold) -> list[int]:
+  """Nodes of every level."""
+  width = tree.width
+  children = tree.children if isinstance(tree, Threshold) else width
+  sizes = [1]
+  for _ in range(tree.depth):
+    sizes.append(min(width, sizes[-1] * children))
+  return sizes[1:]
+
+
+class Expansion(NamedTuple):
+  """The children of one level's nodes, [B, W, K].
+
+  Attributes:
+    tokens: i32, in the order of drawing.
+    key: f32, by which W of the level are kept; falls from sibling to sibling, -inf for none.
+    values: pytree, what the kept ones hand on to their own expansion.
+  """
+
+  tokens: Array
+  key: Array
+  values: Any
+
+
+Expand = Callable[[int, Array, Any], Expansion]
+"""(level, law f32[B, W, V], values [B, W]) -> Expansion."""
+
+
+def _log1mexp(x: Array) -> Array:
+  """log(1 - exp(x)) for x <= 0."""
+  near = x > -0.6931472
+  return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
+                   jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))  # fmt: skip
+
+
+def stochastic(tree: StochasticBeam, noise: Source) -> tuple[Expand, Any]:
+  """Perturbed path log-probabilities, those of children capped at their parent's.
+
+  Kool et al. 2019 (arXiv 1903.06059, section 4.2), in their stable form. The values are (log q of
+  the path, its perturbed value), both 0 at the root.
+  """
+
+  def expand(level: int, law: Array, values) -> Expansion:
+    path, bound = values
+    reach = path[..., None] + law
+    noisy = reach + noise.gumbel(DRAFT + level, law.shape)
+    top = noisy.max(-1, keepdims=True)
+    real = noisy > NEVER
+    gap = jnp.where(real, noisy - top, -1.0)
+    v = jnp.where(real, bound[..., None] - noisy + _log1mexp(jnp.minimum(gap, -1e-30)), 0.0)
+    capped = bound[..., None] - jnp.maximum(v, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(v)))
+    capped = jnp.where(noisy == top, bound[..., None], capped)
+    key, tokens = jax.lax.top_k(jnp.where(real, capped, NEVER), min(tree.width, law.shape[-1]))
+    tokens = tokens.astype(jnp.int32)
+    return Expansion(tokens, key, (jnp.take_along_axis(reach, tokens, -1), key))
+
+  return expand, (0.0, 0.0)
+
+
+def threshold(tree: Threshold, noise: Source) -> tuple[Expand, Any]:
+  """The value is q of the path; a slot's is that times the mass its elder siblings left."""
+
+  def expand(level: int, law: Array, values) -> Expansion:
+    (reached,) = values
+    tokens = noise.children(DRAFT + level, law, tree.children, True)
+    q = jnp.exp(jnp.take_along_axis(law, tokens, -1))
+    support = (law > NEVER).sum(-1, keepdims=True)
+    real = jnp.arange(tree.children) < support
+    q = jnp.where(real, q, 0.0)
+    slot = reached[..., None] * (1 - (jnp.cumsum(q, -1) - q))
+    key = jnp.where(real & (slot > tree.least), slot, NEVER)
+    return Expansion(tokens, key, (reached[..., None] * q,))
+
+  return expand, (1.0,)
+
+
+def draw_levels(
+  width: int,
+  depth: int,
+  root: Array,
+  step: Step,
+  law_of: Callable[[Array], Array],
+  expand: Expand,
+  values: Any,
+  carry: Any = (),
+  memory: Any = (),
+) -> Draft:
+  """N = 1 + width * depth nodes, level by level; what a level leaves over is not valid.
+
+  Args:
+    width, depth: W, D (static).
+    root: i32[B, 1].
+    step: the head, see `trees.paths.Step`.
+    law_of: logits f32[B, W, .] -> log-probabilities f32[B, W, V] over the target's ids.
+    expand, values: how children come about, and the root's values.
+    carry, memory: see `Step`.
+  """
+  B = root.shape[0]
+  tokens, above = root, jnp.ones((B, 1, 1), bool)
+  live = jnp.ones((B, 1), bool)
+  values = jax.tree.map(lambda x: jnp.full((B, 1), x, jnp.float32), values)
+  parts: list[tuple[Array, ...]] = []  # tokens, parents, valid, laws of each level
+  first = 0  # number of the level's first node
+  for level in range(depth):
+    logits, carry, memory = step(level, tokens, carry, memory, above)
+    W = tokens.shape[1]
+    law = law_of(jnp.broadcast_to(logits, (B, W, logits.shape[-1])))
+    children = expand(level, law, values)
+    K = children.tokens.shape[2]
+    key = jnp.where(live[..., None], children.key, NEVER).reshape(B, W * K)
+    size = min(width, W * K)
+    kept = jnp.sort(jax.lax.top_k(key, size)[1], 1)  # siblings stay in order
+    flat = jax.tree.map(lambda x: x.reshape(B, -1), (children.tokens, children.values))
+    tokens, values = jax.tree.map(lambda x: at(x, kept), flat)  # noqa: B023
+    live = at(key, kept) > NEVER
+    above_row = kept // K
+    parts.append((tokens, first + above_row, live, law))
+    carry, above = take_rows((carry, above), above_row)
+    own = jnp.broadcast_to(jnp.eye(size, dtype=bool), (B, size, size))
+    above = jnp.concatenate([above, own], 2)
+    first += W
+  depths = np.repeat(np.arange(1, depth + 1), [p[0].shape[1] for p in parts])
+  N, V = 1 + len(depths), parts[0][3].shape[-1]
+  laws = jnp.concatenate([p[3] for p in parts], 1)
+  leaves = jnp.full((B, N - laws.shape[1], V), NEVER)
+  top = jnp.zeros((B, 1), jnp.int32)
+  return Draft(
+    jnp.concatenate([root, *(p[0] for p in parts)], 1),
+    jnp.concatenate([top, *(p[1].astype(jnp.int32) for p in parts)], 1),
+    jnp.broadcast_to(jnp.asarray([0, *depths], jnp.int32), (B, N)),
+    jnp.concatenate([jnp.ones((B, 1), bool), *(p[2] for p in parts)], 1),
+    jnp.concatenate([laws, leaves], 1),
+  )
