@@ -277,9 +277,9 @@ class Verifier(NamedTuple):
     exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its knob when lossy.
     accepts: the proposals it is exact for (for a lossy rule: defined for).
     temperature: "zero" for rules that follow the argmax, "any" otherwise.
-    verify: (params, draft, law f32[B, N, V], features, noise, depth) -> Verdict. `params` are the
+    verify: (params, draft, law f32[B, N, V], features, noise, drafter) -> Verdict. `params` are the
       rule's own, () for most; `law` holds the target's log-probabilities after every node and
-      `features` its states there; `depth` is D (static).
+      `features` its states there; of `drafter` (static) the depth and the proposal are read.
   """
 
   name: str

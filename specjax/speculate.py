@@ -17,6 +17,7 @@ from jax import Array
 from specjax.base import Context, Drafter, Params, Target, Verifier
 from specjax.sampling import Noise, Settings, Source, log_law
 from specjax.trees.structure import ancestors, at
+from specjax.verifiers.validity import check
 
 
 class Method(NamedTuple):
@@ -93,12 +94,7 @@ def method(target: Target, drafter: Drafter, verifier: Verifier) -> Method:
   Raises:
     ValueError: the verifier would be biased for this drafter's proposals.
   """
-  if drafter.proposal not in verifier.accepts and drafter.depth > 0:
-    raise ValueError(
-      f"verifier={verifier.name!r} is not exact for drafter={drafter.name!r}: it needs a proposal "
-      f"of kind {' or '.join(sorted(verifier.accepts))}, this drafter's is "
-      f"{drafter.proposal!r}. Use verifier='target_only', exact for any draft."
-    )
+  check(drafter, verifier)
   return Method(target, drafter, verifier)
 
 
@@ -163,7 +159,7 @@ def round_(
       weights.drafter, weights.target, drafter_state, state.cache, draft, mask
     )
   law = log_law(evaluation.logits, request.settings)
-  verdict = verifier.verify(weights.verifier, draft, law, evaluation.features, noise, D)
+  verdict = verifier.verify(weights.verifier, draft, law, evaluation.features, noise, drafter)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
   # node that is not accepted harms nobody.

@@ -159,7 +159,7 @@ def test_types(name):
       weights.drafter, weights.target, state.drafter, state.context, request.settings, noise
     )
     law = jnp.zeros((B, N, V))
-    return draft, method.verifier.verify(draft, law, noise, A - 1), drafter
+    return draft, method.verifier.verify((), draft, law, None, noise, method.drafter), drafter
 
   draft, verdict, drafter = jax.eval_shape(draft_and_verdict, weights, request, state)
   assert signature(drafter) == signature(state.drafter)

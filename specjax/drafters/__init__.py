@@ -1,6 +1,7 @@
 """Ways of guessing, one file each.
 
-DRAFTERS need no training (but a model for `draft_model`); HEADS learn from a frozen target.
+DRAFTERS need no training (but a model for `draft_model`, which as a tree is `draft_tree`); HEADS
+learn from a frozen target.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, clover2
 from specjax.drafters.draft_model import draft_model
+from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
@@ -20,6 +22,8 @@ from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
+
+__all__ = ["DRAFTERS", "HEADS", "draft_model", "draft_tree", "none", "prompt_lookup"]
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,

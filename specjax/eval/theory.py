@@ -23,7 +23,7 @@ _STEP = 0.25  # of the logarithm of T; the trapezoidal rule is then right to abo
 
 
 def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Law:
-  """alpha*: the best probability of accepting a sibling that any exact rule can reach.
+  """alpha* f[...], the best probability of accepting a sibling that any exact rule can reach.
 
   An optimal transport with membership cost (Sun et al. 2023, arXiv 2310.15141), whose dual is
   alpha* = 1 + min over sets H of p(H) - Pr(all siblings lie in H). With tokens sorted by q / p,
@@ -35,9 +35,6 @@ def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Law:
     how: "iid"; "distinct", drawn without replacement; "mixed", the top k - 1 of q and one drawn
       from the rest; or "point", the top k of q. Ties go to the lower id.
 
-  Returns:
-    f[...].
-
   Raises:
     ValueError: for another `how`, or a count below one.
   """
@@ -45,7 +42,7 @@ def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Law:
 
 
 def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Law:
-  """Probability that a rule accepts one of the siblings at a node.
+  """Probability f[...] that a rule accepts one of the siblings at a node.
 
   Args:
     p, q: f[..., V].
@@ -54,9 +51,6 @@ def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Law:
       target-only verification of the top k of q), or "k_seq" of independent ones. "distinct" goes
       through all ordered drafts and is for small V and k only.
 
-  Returns:
-    f[...].
-
   Raises:
     ValueError: for another rule, a count below one, or more than a million "distinct" drafts.
   """
@@ -64,7 +58,7 @@ def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Law:
 
 
 def uniform_chain(a: ArrayLike, length: int) -> Law:
-  """Expected tokens of a chain, (1 - a^(length+1)) / (1 - a), the token after it included.
+  """Expected tokens f[...] of a chain, (1 - a^(length+1)) / (1 - a), the token after it included.
 
   Args:
     a: f[...], probability that a token is accepted, the same for all and independent.
@@ -105,11 +99,11 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
   if types > _MOST_TYPES:
     raise ValueError(f"{types} multisets of {length} tokens out of {p.shape[-1]} are too many to "
                      f"go through; at most {_MOST_TYPES} are.")  # fmt: skip
-  overlaps, c = [], [np.ones(p.shape[:-1])]
+  c, overlaps = np.ones((1, *p.shape[:-1])), np.ones((0, *p.shape[:-1]))  # c_0.., B_m descending
   for i in range(1, length + 1):
-    overlaps.append(_overlap(p, q, i))
-    c.append(sum((b * x for b, x in zip(overlaps, reversed(c), strict=True)), np.float64(0)) / i)
-  return np.sum(c, 0)
+    overlaps = np.concatenate([_overlap(p, q, i)[None], overlaps])
+    c = np.concatenate([c, (overlaps * c).sum(0, keepdims=True) / i])
+  return c.sum(0)
 
 
 def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str) -> Law:
@@ -122,7 +116,7 @@ def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str)
     branching: siblings at each depth.
     rule: of `acceptance`, which raises what this raises.
   """
-  tokens = reached = np.ones(_laws(p, q)[0].shape[:-1])
+  tokens = reached = np.ones(())
   for count in branching:
     reached = reached * acceptance(p, q, count, rule)
     tokens = tokens + reached
@@ -130,18 +124,15 @@ def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str)
 
 
 def expected_speed_up(
-  tau: ArrayLike,
-  draft_cost: ArrayLike,
-  sequential: ArrayLike,
-  verify_cost: ArrayLike = 1.0,
+  tau: ArrayLike, draft_cost: ArrayLike, sequential: ArrayLike, verify_cost: ArrayLike = 1.0,
   overhead: ArrayLike = 0.0,
-) -> Law:
-  """Speed-up over plain decoding, tau / (sequential * draft_cost + verify_cost + overhead).
+) -> Law:  # fmt: skip
+  """Speed-up f[...] over plain decoding, tau / (sequential * draft_cost + verify_cost + overhead).
 
   All costs are in units of a target pass over one token.
 
   Args:
-    tau: f[...], expected tokens of a round.
+    tau: expected tokens of a round.
     draft_cost: of one pass of the drafter.
     sequential: passes of the drafter that wait for each other: a chain's length, a tree's depth,
       1 for parallel heads.
@@ -153,10 +144,7 @@ def expected_speed_up(
 
 
 def best_length(
-  a: float,
-  draft_cost: float,
-  most: int = 64,
-  verify: Callable[[int], float] | ArrayLike = 1.0,
+  a: float, draft_cost: float, most: int = 64, verify: Callable[[int], float] | ArrayLike = 1.0
 ) -> int:
   """The chain length with the highest expected speed-up; 0 where plain decoding is as good.
 
@@ -173,9 +161,8 @@ def best_length(
   return int(np.argmax(expected_speed_up(tau, draft_cost, lengths, cost)))
 
 
-def _laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, Law]:
-  p, q = np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
-  return p, q
+def _laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, ...]:
+  return np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
 
 
 def _chosen(table: dict[str, Callable[..., Law]], name: str, what: str, count: int):
@@ -202,27 +189,27 @@ def _overlap(p: Law, q: Law, length: int) -> Law:
   return (orders * np.minimum(p[..., ids].prod(-1), q[..., ids].prod(-1))).sum(-1)
 
 
-def _best_drawn(p: Law, q: Law, count: int, inside: Callable[[Law, int], Law]) -> Law:
+def _descending(key: Law, *laws: Law) -> list[Law]:
+  order = np.argsort(-key, -1, kind="stable")
+  return [np.take_along_axis(law, order, -1) for law in laws]
+
+
+def _best_drawn(p: Law, q: Law, count: int, distinct: bool) -> Law:
   with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
     ratio = np.where(q > 0, q / p, 0.0)
-  order = np.argsort(-ratio, -1, kind="stable")
-  p, q = (np.take_along_axis(x, order, -1) for x in (p, q))
-  return 1 + np.minimum((np.cumsum(p, -1) - inside(q, count)).min(-1), 0.0)
+  p, q = _descending(ratio, p, q)
+  inside = _inside(q, count) if distinct else np.cumsum(q, -1) ** count
+  return 1 + np.minimum((np.cumsum(p, -1) - inside).min(-1), 0.0)
 
 
-def _all_inside_iid(q: Law, count: int) -> Law:
-  return np.cumsum(q, -1) ** count
-
-
-def _all_inside_distinct(q: Law, count: int) -> Law:
-  """f[..., V]: probability that `count` distinct tokens drawn from q are among the first 1..V.
+def _inside(q: Law, count: int) -> Law:
+  """f[..., V]: probability that k distinct tokens drawn from q are among the first 1..V.
 
   Draws without replacement are a race of exponential clocks with rates q. All lie in H if at least
   k clocks of H ring before the first one outside it, at T ~ Exp(q(outside H)): an integral over T
   of a Poisson-binomial tail. In log T the integrand is smooth and dies at both ends, however small
   a rate is; in exp(-q(outside) T) it would have fractional powers.
   """
-  needed = np.minimum(count, (q > 0).sum(-1))[..., None, None]
   outside = np.zeros_like(q)
   outside[..., :-1] = np.cumsum(q[..., :0:-1], -1)[..., ::-1]
   smallest = outside.min(initial=1.0, where=outside > 1e-300)
@@ -232,25 +219,21 @@ def _all_inside_distinct(q: Law, count: int) -> Law:
   inside = np.ones_like(q)
   for n in range(q.shape[-1]):
     rings = -np.expm1(-q[..., n, None] * times)[..., None]
-    one_less = np.zeros_like(rung)
-    one_less[..., 1:] = rung[..., :-1]
-    rung = rung * (1 - rings) + one_less * rings
-    enough = 1 - np.where(np.arange(count) < needed, rung, 0.0).sum(-1)
+    before, rung = rung, rung * (1 - rings)
+    rung[..., 1:] += before[..., :-1] * rings
     rate = outside[..., n, None] * times
-    inside[..., n] = _STEP * (enough * rate * np.exp(-rate)).sum(-1)
-  return np.where(outside > 0, inside, 1.0)
+    inside[..., n] = _STEP * ((1 - rung.sum(-1)) * rate * np.exp(-rate)).sum(-1)
+  return np.where(outside > 0, inside, 1.0)  # with all of q inside, there is no first one outside
 
 
 def _mixed(p: Law, q: Law, count: int) -> Law:
-  order = np.argsort(-q, -1, kind="stable")
-  p, q = (np.take_along_axis(x, order, -1) for x in (p, q))
-  chosen, left = p[..., : count - 1].sum(-1), p[..., count - 1 :]
-  return chosen + np.minimum(left, _normal(q[..., count - 1 :])).sum(-1)
+  p, q = _descending(q, np.where(q > 0, p, 0.0), q)
+  chosen, rest = np.split(p, [count - 1], -1)
+  return chosen.sum(-1) + np.minimum(rest, _normal(q[..., count - 1 :])).sum(-1)
 
 
 def _point(p: Law, q: Law, count: int) -> Law:
-  order = np.argsort(-q, -1, kind="stable")[..., :count]
-  return np.take_along_axis(p, order, -1).sum(-1)
+  return _descending(q, p)[0][..., :count].sum(-1)
 
 
 def _recursive_iid(p: Law, q: Law, count: int) -> Law:
@@ -289,21 +272,16 @@ def _k_seq(p: Law, q: Law, count: int) -> Law:
   low, high = np.ones(p.shape[:-1]), np.full(p.shape[:-1], float(count))
   for _ in range(_BISECTIONS):
     rho = (low + high) / 2
-    enough = 1 - (1 - beta(rho)) ** count <= rho * beta(rho)
+    b = beta(rho)
+    enough = 1 - (1 - b) ** count <= rho * b
     low, high = np.where(enough, low, rho), np.where(enough, rho, high)
   return 1 - (1 - beta(high)) ** count
 
 
 _OPTIMA: dict[str, Callable[..., Law]] = {
-  "iid": lambda p, q, count: _best_drawn(p, q, count, _all_inside_iid),
-  "distinct": lambda p, q, count: _best_drawn(p, q, count, _all_inside_distinct),
+  "iid": lambda p, q, count: _best_drawn(p, q, count, distinct=False),
+  "distinct": lambda p, q, count: _best_drawn(p, q, count, distinct=True),
   "mixed": _mixed,
   "point": _point,
 }
-_RULES: dict[str, Callable[..., Law]] = {
-  "iid": _recursive_iid,
-  "distinct": _recursive_distinct,
-  "k_seq": _k_seq,
-  "mixed": _mixed,
-  "point": _point,
-}
+_RULES = _OPTIMA | {"iid": _recursive_iid, "distinct": _recursive_distinct, "k_seq": _k_seq}

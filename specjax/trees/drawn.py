@@ -38,12 +38,11 @@ def _children(
   law: Array, count: int, how: str, stream: int, noise: Source
 ) -> tuple[Array, Array, Array]:
   """(tokens, valid, chosen) [B, W, count] of nodes with laws f32[B, W, V]."""
-  rank = jnp.arange(count)
+  rank = jnp.arange(count)[None, None]
   support = (law > NEVER).sum(-1, keepdims=True)
   if how == "mixed":
     likeliest = jax.lax.top_k(law, count)[1][..., : count - 1].astype(jnp.int32)
-    index = jnp.arange(law.shape[-1], dtype=jnp.int32)
-    top = (likeliest[..., None] == index).any(-2)
+    top = jax.nn.one_hot(likeliest, law.shape[-1], dtype=bool).any(-2)
     rest = jnp.where(top, NEVER, law)
     rest = jax.nn.log_softmax(jnp.where(support >= count, rest, law))
     drawn = noise.children(stream, rest, 1, True)

@@ -121,7 +121,7 @@ def threshold(tree: Threshold, noise: Source) -> tuple[Expand, Any]:
     tokens = noise.children(DRAFT + level, law, tree.children, True)
     q = jnp.exp(jnp.take_along_axis(law, tokens, -1))
     support = (law > NEVER).sum(-1, keepdims=True)
-    real = jnp.arange(tree.children) < support
+    real = jnp.arange(tree.children)[None, None] < support
     q = jnp.where(real, q, 0.0)
     slot = reached[..., None] * (1 - (jnp.cumsum(q, -1) - q))
     key = jnp.where(real & (slot > tree.least), slot, NEVER)

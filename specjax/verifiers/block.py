@@ -5,9 +5,11 @@ import functools
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.verifiers import siblings
+
+_LEAST = -1e9  # log q of what cannot be drawn; a token of padding may be such
 
 
 @functools.cache
@@ -24,8 +26,9 @@ def block() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
+    depth = drafter.depth
     drafted = draft.tokens[:, 1:]
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
@@ -36,7 +39,9 @@ def block() -> Verifier:
     def of_drafted(log_p: Array) -> Array:
       return jnp.take_along_axis(log_p[:, :depth], drafted[..., None], -1)[..., 0]
 
-    ratio = jnp.where(step[:, 1:] <= length, of_drafted(law) - of_drafted(q_law), 0.0)
+    drawn, target = of_drafted(q_law), of_drafted(law)
+    ratio = jnp.where(target > -jnp.inf, target - jnp.maximum(drawn, _LEAST), -jnp.inf)
+    ratio = jnp.where(step[:, 1:] <= length, ratio, 0.0)
     walk = jnp.cumsum(jnp.pad(ratio, ((0, 0), (1, 0))), 1)
     ceiling = lax.cummax(jnp.maximum(walk, 0.0), axis=1)
     c = jnp.exp(walk - ceiling)  # c_0 .. c_D

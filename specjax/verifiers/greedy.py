@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
@@ -18,8 +18,8 @@ def greedy() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
-    return match(draft, jnp.argmax(law, -1).astype(jnp.int32), depth)
+    return match(draft, jnp.argmax(law, -1).astype(jnp.int32), drafter.depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

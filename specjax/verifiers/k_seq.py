@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
@@ -45,15 +45,18 @@ def k_seq() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
     B, N, V = law.shape
     p, q = jnp.exp(law), siblings.first_law(draft, "iid", V)
-    node = jnp.arange(N, dtype=jnp.int32)
-    child = (draft.parent[:, None] == node[None, :, None]) & draft.valid[:, None] & (node > 0)
+    node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
+    drafted = draft.valid & (draft.depth > 0)
+    child = (draft.parent[:, None] == node) & drafted[:, None]
     count = child.sum(-1, dtype=jnp.int32)  # [B, N]
     rho, beta = ratio(p, q, count)
-    share = jnp.where(beta > 0, (1 - (1 - beta) ** count) / jnp.where(beta > 0, beta, 1.0), 0.0)
+    share = jnp.where(
+      beta > 0, (1 - (1 - beta) ** count.astype(jnp.float32)) / jnp.where(beta > 0, beta, 1.0), 0.0
+    )
     taken = jnp.minimum(q, p / rho[..., None]) * share[..., None]
     left = siblings.residual(p, jnp.where((count > 0)[..., None], taken, 0.0))
     at_node, reached = jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)
@@ -63,8 +66,8 @@ def k_seq() -> Verifier:
       tried = draft.valid[:, n] & (draft.parent[:, n] == at_node)
       have, need = p[b, at_node, token], rho[b, at_node] * q[b, at_node, token]
       passed = tried & noise.accept(COIN + n, have[:, None], need[:, None])[:, 0]
-      at_node, reached = jnp.where(passed, n, at_node), reached + passed
+      at_node, reached = jnp.where(passed, n, at_node), reached + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(left[b, at_node]))
-    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, depth)
+    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, drafter.depth)
 
   return Verifier("k_seq", "EXACT", frozenset({"iid", "chain"}), "any", verify)

@@ -5,16 +5,14 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
 
-_ACCEPTS = frozenset({"point", "chain", "iid", "distinct", "mixed", "own"})
-
 
 @functools.cache
-def recursive(proposal: Proposal) -> Verifier:
+def recursive() -> Verifier:
   """EXACT for drawn trees: a child x is accepted with probability min(1, P(x) / D(x)).
 
   P is the target's law at the node, and after each refusal norm(max(P - D, 0)); D is the law x was
@@ -24,14 +22,12 @@ def recursive(proposal: Proposal) -> Verifier:
   2402.12374), the optimal verifier of greedy drafting ("mixed", the drawn child before the chosen
   ones; Hu et al. 2025, arXiv 2502.18779), speculative sampling ("chain") and target-only
   verification ("point").
-
-  Args:
-    proposal: of the drafter.
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
+    depth, proposal = drafter.depth, drafter.proposal
     B, N, V = law.shape
     first = siblings.first_law(draft, proposal, V)
     p, row = jnp.exp(law[:, 0]), first[:, 0]
@@ -50,11 +46,8 @@ def recursive(proposal: Proposal) -> Verifier:
       p = jnp.where(passed[:, None], jnp.exp(law[:, node]), p)
       row = jnp.where(passed[:, None], first[:, node], row)
       at_node = jnp.where(passed, node, at_node)
-      count = count + passed
+      count = count + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(p))
     return ending_at(at_node, draft.tokens, draft.parent, count, extra, depth)
 
-  if proposal not in _ACCEPTS:
-    raise ValueError(f"proposal={proposal!r}: recursive rejection needs the law of every child; "
-                     f"accepted are {', '.join(sorted(_ACCEPTS))}.")  # fmt: skip
-  return Verifier("recursive", "EXACT", frozenset({proposal}), "any", verify)
+  return Verifier("recursive", "EXACT", siblings.KNOWN, "any", verify)

@@ -3,16 +3,15 @@
 Letters: B batch, N tree nodes, V vocabulary.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft
 from specjax.trees.structure import at
 
-
-def one_hot(tokens: Array, size: int) -> Array:
-  """f32[..., V] of tokens i32[...]."""
-  return (tokens[..., None] == jnp.arange(size, dtype=tokens.dtype)).astype(jnp.float32)
+KNOWN = frozenset({"point", "chain", "iid", "distinct", "mixed", "own"})
+"""Proposals of which the law of every child is known."""
 
 
 def normal(law: Array) -> Array:
@@ -57,7 +56,7 @@ def law_of(token: Array, chosen: Array | None, row: Array, own: Array, proposal:
   """
   if proposal == "own":
     return own
-  point = one_hot(token, row.shape[-1])
+  point = jax.nn.one_hot(token, row.shape[-1])
   if proposal == "point":
     return point
   return row if chosen is None else jnp.where(chosen[:, None], point, row)
@@ -67,7 +66,7 @@ def without(row: Array, token: Array, proposal: str) -> Array:
   """The law f32[B, V] at a node after one of its children, `token` i32[B], was drawn."""
   if proposal not in ("distinct", "mixed"):
     return row
-  return normal(jnp.where(one_hot(token, row.shape[-1]) > 0, 0.0, row))
+  return normal(jnp.where(jax.nn.one_hot(token, row.shape[-1]) > 0, 0.0, row))
 
 
 def mass_at(law: Array, token: Array) -> Array:

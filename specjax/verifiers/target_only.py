@@ -4,7 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
@@ -17,8 +17,8 @@ def target_only() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
-    return match(draft, noise.choose(law, draft.depth), depth)
+    return match(draft, noise.choose(law, draft.depth), drafter.depth)
 
   return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 
 
@@ -18,8 +18,9 @@ def token() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
+    depth = drafter.depth
     drafted = draft.tokens[:, 1:]
     q_law = draft.law if draft.law is not None else jnp.full_like(law, -jnp.inf)
 

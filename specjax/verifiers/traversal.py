@@ -5,18 +5,16 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import at, connected, ending_at, upwards
 from specjax.verifiers import siblings
-
-_ACCEPTS = frozenset({"point", "chain", "iid", "distinct", "mixed", "own"})
 
 
 def _leaves_first(draft: Draft, depth: int) -> Array:
   """i32[B, N]: nodes in depth-first post-order, siblings in theirs; not valid ones come last."""
   above = upwards(draft.parent, depth)  # [B, N, A], the node itself first
-  step = jnp.arange(depth + 1, dtype=jnp.int32)
+  step = jnp.arange(depth + 1, dtype=jnp.int32)[None, None]
   from_top = jnp.maximum(draft.depth[..., None] - step, 0)
   path = jnp.take_along_axis(above, from_top, 2)  # the node at each depth on the way down
   end = draft.tokens.shape[1]  # sorts a node behind what hangs below it
@@ -27,7 +25,7 @@ def _leaves_first(draft: Draft, depth: int) -> Array:
 
 
 @functools.cache
-def traversal(proposal: Proposal) -> Verifier:
+def traversal() -> Verifier:
   """EXACT for drawn trees, and accepts at least as much as recursive rejection in expectation.
 
   Weng et al. 2025 (arXiv 2505.12398). A node v under u starts with a_v = min(1, a_u P_u(x) / D(x)),
@@ -35,14 +33,12 @@ def traversal(proposal: Proposal) -> Verifier:
   from P_v follows. Otherwise v has failed too, and with R = max(a_u P_u - D, 0) and Z its mass
   P_u becomes R / Z and a_u becomes Z / (Z + 1 - a_u). D is the law x was drawn from given the
   siblings before it. On a chain this is block verification.
-
-  Args:
-    proposal: of the drafter.
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
+    depth, proposal = drafter.depth, drafter.proposal
     B, N, V = law.shape
     b = jnp.arange(B)
     order = _leaves_first(draft, depth)
@@ -86,7 +82,4 @@ def traversal(proposal: Proposal) -> Verifier:
     count = at(draft.depth, leaf[:, None])[:, 0]
     return ending_at(leaf, draft.tokens, draft.parent, count, extra, depth)
 
-  if proposal not in _ACCEPTS:
-    raise ValueError(f"proposal={proposal!r}: traversal needs the law of every child; accepted are "
-                     f"{', '.join(sorted(_ACCEPTS))}.")  # fmt: skip
-  return Verifier("traversal", "EXACT", frozenset({proposal}), "any", verify)
+  return Verifier("traversal", "EXACT", siblings.KNOWN, "any", verify)

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import at, connected, follow
 
@@ -23,7 +23,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, depth: int
+    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
   ) -> Verdict:
     p = jnp.exp(law)
     entropy = -jnp.sum(jnp.where(p > 0, p * law, 0.0), -1)
@@ -31,16 +31,16 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     rows = jnp.take_along_axis(law, draft.parent[..., None], 1)
     log_p = jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0]
     hit = draft.valid & (jnp.exp(log_p) > at(threshold, draft.parent))
-    ok = connected(hit, draft.parent, depth)
+    ok = connected(hit, draft.parent, drafter.depth)
 
     score = log_p.at[:, 0].set(0.0)  # log-likelihood of the path, summed upwards
     node = draft.parent
     step = score
-    for _ in range(depth):
+    for _ in range(drafter.depth):
       score = score + at(step, node)
       node = at(draft.parent, node)
     after = noise.choose(law, draft.depth)
-    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, depth)
+    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, drafter.depth)
 
   knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
   return Verifier("typical", knob, PROPOSALS, "any", verify)

@@ -13,7 +13,7 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Verdict, Verifier
-from specjax.drafters import draft_model, none, prompt_lookup
+from specjax.drafters import draft_model, draft_tree, none, prompt_lookup
 from specjax.sampling import COIN, RESIDUAL
 from specjax.testing import (
   Case,
@@ -25,8 +25,19 @@ from specjax.testing import (
   target_law,
   total_variation,
 )
+from specjax.trees.drawn import Drawn
+from specjax.trees.frontier import Threshold
 from specjax.trees.structure import match
-from specjax.verifiers import greedy, target_only, token, typical
+from specjax.verifiers import (
+  block,
+  greedy,
+  k_seq,
+  recursive,
+  target_only,
+  token,
+  traversal,
+  typical,
+)
 
 EXACT, BIASED = 1e-6, 1e-3
 V = 3
@@ -47,6 +58,23 @@ TREES = {
 }  # fmt: skip
 SAMPLED = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3)}
 GREEDY, TARGET_ONLY, TOKEN, TYPICAL = greedy(), target_only(), token(), typical()
+BLOCK, RECURSIVE, TRAVERSAL, K_SEQ = block(), recursive(), traversal(), k_seq()
+
+SHAPES = {
+  "2": ((0,), (1,)),
+  "3": ((0,), (1,), (2,)),
+  "2,1": ((0,), (1,), (0, 0), (1, 0)),
+  "2,2": ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)),
+  "unbalanced": ((0,), (1,), (1, 0), (1, 0, 0)),
+}
+DRAWN = {
+  **{
+    f"{shape} {how}": draft_tree(table_model(V), Drawn(choices, how))
+    for shape, choices in SHAPES.items()
+    for how in ("iid", "distinct", "mixed")
+  },
+  "DySpec": draft_tree(table_model(V), Threshold(width=2, depth=2, children=2, least=0.1)),
+}
 
 METHODS = {
   "plain, greedy": (none(), GREEDY, 2),
@@ -58,6 +86,26 @@ METHODS = {
   "2,1, target_only, 2 rounds": (TREES["2,1"], TARGET_ONLY, 2),
   **{f"draft model {d}, token": (SAMPLED[d], TOKEN, 1) for d in SAMPLED},
   **{f"draft model {d}, target_only": (SAMPLED[d], TARGET_ONLY, 1) for d in SAMPLED},
+  **{
+    f"draft model {d}, {rule.name}": (SAMPLED[d], rule, 1)
+    for d in SAMPLED
+    for rule in (BLOCK, RECURSIVE, TRAVERSAL)
+  },
+  **{
+    f"{name}, {rule.name}": (drafter, rule, 1)
+    for name, drafter in DRAWN.items()
+    for rule in (RECURSIVE, TRAVERSAL, K_SEQ)
+    if drafter.proposal in rule.accepts
+  },
+  **{
+    f"{name}, {rule.name}": (TREES[name], rule, 1)
+    for name in ("2,1", "unbalanced", "padding")
+    for rule in (RECURSIVE, TRAVERSAL)
+  },
+  "2,1 distinct, target_only": (DRAWN["2,1 distinct"], TARGET_ONLY, 1),
+  "2 distinct, recursive, 2 rounds": (DRAWN["2 distinct"], RECURSIVE, 2),
+  "2 distinct, traversal, 2 rounds": (DRAWN["2 distinct"], TRAVERSAL, 2),
+  "draft model 2, block, 2 rounds": (SAMPLED[2], BLOCK, 2),
   "draft model 2, greedy": (SAMPLED[2], GREEDY, 2),
   "draft model 1, token, 2 rounds": (SAMPLED[1], TOKEN, 2),
   "draft model 2, token, 2 rounds": (SAMPLED[2], TOKEN, 2),
@@ -88,7 +136,8 @@ def table(seed: int, vocab_size: int = V) -> np.ndarray:
 
 
 def drafter_params(drafter, seed: int, vocab_size: int = V):
-  return random_table(100 + seed, vocab_size) if drafter.name == "draft_model" else ()
+  drawn = drafter.name in ("draft_model", "draft_tree")
+  return random_table(100 + seed, vocab_size) if drawn else ()
 
 
 def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> float:
@@ -99,7 +148,7 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
 def test_the_emitted_law_is_the_targets(name):
   drafter, verifier, rounds = METHODS[name]
   method = speculate.method(table_model(V), drafter, verifier)
-  wide = rounds == 2 and drafter.depth > 1
+  wide = (rounds == 2 and drafter.depth > 1) or drafter.name == "draft_tree"
   for number, (settings, end) in enumerate(itertools.product(SETTINGS, ENDS)):
     if verifier.temperature == "zero" and settings["temperature"] > 0:
       continue
@@ -126,7 +175,8 @@ def test_four_tokens(drafter, verifier):
 def flawed_token(flaw: str) -> Verifier:
   """Token verification with one mistake, or none."""
 
-  def verify(draft, law, noise, depth):
+  def verify(params, draft, law, features, noise, drafter):
+    depth = drafter.depth
     drafted = draft.tokens[:, 1:]
     row = law[:, 1:] if flaw == "row of the child" else law[:, :depth]
     p, q = (
@@ -154,7 +204,8 @@ def flawed_token(flaw: str) -> Verifier:
 def redrawn_after_mismatch() -> Verifier:
   """Target-only verification that draws the last token again."""
 
-  def verify(draft, law, noise, depth):
+  def verify(params, draft, law, features, noise, drafter):
+    depth = drafter.depth
     verdict = match(draft, noise.choose(law, draft.depth), depth)
     leaf = verdict.path[:, -1:]
     again = noise.draw(RESIDUAL, jnp.take_along_axis(law, leaf[..., None], 1)[:, 0])

@@ -1,0 +1,61 @@
+"""Stop at the first draft token that its own model doubts.
+
+Letters: B batch, V vocabulary.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Params
+from specjax.policies import estimates, threshold
+from specjax.policies.policy import Observation, Policy
+from specjax.policies.threshold import Threshold
+
+
+def kept_law(law: Array, least: Array) -> Array:
+  """Log-probabilities of what is kept, when tokens less likely than `least` f32[B] are dropped.
+
+  law f32[B, V] -> f32[B, V], of mass below 1: with the rest of it there is no draft token. A token
+  x is then accepted with probability min(1, p(x) / q(x)), and norm(max(p - q, 0)) gives the one
+  that follows a refusal and a drop alike, q being this law (derived; a phantom child with p = 0).
+  """
+  return jnp.where(jnp.exp(law) < least[:, None], -jnp.inf, law)
+
+
+def _stop(params: Params, state: Threshold, seen: Observation) -> tuple[Array, Threshold]:
+  assert seen.token is not None
+  return estimates.by_probability(seen.law, seen.token) < state.value, state
+
+
+def _update(state: Threshold, accepted: Array, drafted: Array) -> Threshold:
+  return threshold.follow(state, accepted, drafted, drafted >= state.longest)
+
+
+@functools.cache
+def confidence(
+  least: float = 0.8,
+  longest: int = 8,
+  target: float = 0.9,
+  step: float = 0.01,
+  keep: bool = True,
+) -> Policy:
+  """Stops when q(token) is below a threshold that follows the share of accepted tokens.
+
+  Draft&Verify (Zhang et al. 2024, arXiv 2309.08168, section 3.4), with the published defaults. With
+  step=0 the threshold is fixed: `assistant_confidence_threshold` of transformers, there 0.4, or
+  with keep=False `p_min` of llama.cpp.
+
+  Args:
+    least: the first threshold.
+    longest: D, draft tokens of a round that was not stopped; such a round never lowers it.
+    target: share of draft tokens that should be accepted.
+    step: how far a round pushes the threshold; it moves by a tenth of that.
+    keep: False drops the token that is doubted, see `Policy.drops`.
+  """
+
+  def init(batch: int) -> Threshold:
+    return threshold.init(batch, least, 0.0, target, step, longest)
+
+  return Policy("confidence", True, not keep, init, _stop, _update)

@@ -1,0 +1,38 @@
+"""Which rule is exact for which proposal, and why the others are not."""
+
+from specjax.base import Drafter, Verifier
+from specjax.verifiers import VERIFIERS
+
+WHY = {
+  "point": "its tokens are chosen, not drawn, so there is no law q to correct for",
+  "chain": "it draws one token per depth",
+  "iid": "its siblings are independent draws and may repeat",
+  "distinct": "its siblings are drawn without replacement, each from what the others left",
+  "mixed": "some of its siblings are chosen and the others drawn from what is left",
+  "own": "each of its siblings has a law of its own",
+  "pruned": "it drops tokens after looking at them, so what is left has another law than q",
+}
+
+
+def exact_for(proposal: str) -> list[str]:
+  """Names of the rules that keep the target's law for such drafts, at any temperature."""
+  rules = {name: build() for name, build in VERIFIERS.items()}
+  return [
+    name for name, rule in rules.items()
+    if proposal in rule.accepts and rule.exactness == "EXACT"
+  ]  # fmt: skip
+
+
+def check(drafter: Drafter, verifier: Verifier) -> None:
+  """That the rule is exact (a lossy one: defined) for what the drafter drafts.
+
+  Raises:
+    ValueError: it is not; the sentence says why, and what to use.
+  """
+  if drafter.depth == 0 or drafter.proposal in verifier.accepts:
+    return
+  raise ValueError(
+    f"verifier={verifier.name!r} is not exact for drafter={drafter.name!r}: "
+    f"{WHY[drafter.proposal]} (proposal {drafter.proposal!r}), and the rule is for "
+    f"{', '.join(sorted(verifier.accepts))}. Use {' or '.join(exact_for(drafter.proposal))}."
+  )
