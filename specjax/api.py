@@ -72,7 +72,8 @@ def make_drafter(
     head: a trained head, zoo name or directory; by default the zoo's of that name for this model.
     draft_model: the small LM of "draft_model".
     nodes: size of the draft, the root included; by default the drafter's own.
-    tree: of a head, in place of the `nodes` best of the tree it came with; () for no speculation.
+    tree: of a head, in place of the `nodes` best of the tree it came with, or of a draft model, in
+      place of a chain; () for no speculation.
 
   Raises:
     ValueError: an unknown name, a missing part, or a draft that does not fit the model.
@@ -90,8 +91,8 @@ def make_drafter(
     if loaded.head.name != name:
       raise ValueError(f"head={head!r} is for drafter={loaded.head.name!r}, not {name!r}.")
     return loaded.head.drafter(tree or best_tree(loaded, nodes, head)), loaded.params
-  if tree is not None:
-    raise ValueError(f"tree={tree}: drafter={name!r} has no head that could fill it.")
+  if tree is not None and name != "draft_model":
+    raise ValueError(f"tree={tree}: drafter={name!r} has no law or head that could fill it.")
   chain = {} if nodes is None else {"depth": nodes - 1}
   if name == "draft_model":
     if draft_model is None:
@@ -102,6 +103,8 @@ def make_drafter(
         f"draft_model={small.name!r} has a vocabulary of {small.config.vocab_size}, "
         f"{model.name} one of {model.config.vocab_size}: they must share one."
       )
+    if tree is not None:
+      return drafters.draft_tree(small.target, tree), small.params
     return drafters.draft_model(small.target, **chain), small.params
   return (drafters.none() if name == "none" else drafters.prompt_lookup(**chain)), ()
 
@@ -128,8 +131,9 @@ def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Ver
     ValueError: an unknown name, or greedy verification above temperature 0.
   """
   if name is None:
-    sampled = drafter.proposal == "chain" and drafter.depth > 0
-    name = "greedy" if temperature == 0 else "token" if sampled else "target_only"
+    drawn = drafter.depth > 0 and drafter.proposal != "point"
+    rule = {"chain": "block"}.get(drafter.proposal, "recursive") if drawn else "target_only"
+    name = "greedy" if temperature == 0 else rule
   if name not in verifiers.VERIFIERS:
     raise ValueError(f"verifier={name!r}: accepted are {', '.join(verifiers.VERIFIERS)}.")
   verifier = verifiers.VERIFIERS[name]()

@@ -5,9 +5,13 @@ A file is a JSON object with one of
     {"choices": [[0], [1], [0, 0]]}                       rank paths, see `trees.static`
     {"dynamic": {"nodes": 16, "depth": 5, "beam": 4}}     see `trees.grow.Dynamic`
     {"beam": {"nodes": 16, "depth": 4, "width": 6}}       see `trees.paths.Beam`
+    {"distinct": [[0], [1], [0, 0]]}                      drawn, see `trees.drawn`; iid, mixed too
+    {"stochastic": {"width": 4, "depth": 3}}              see `trees.frontier.StochasticBeam`
+    {"dyspec": {"width": 4, "depth": 3, "children": 3}}   see `trees.frontier.Threshold`
     {"none": true}                                        no speculation, the tree ()
 
-and, if its writer had something to say, "about". In words a searched tree is dynamic-16-5-4.
+and, if its writer had something to say, "about". In words numbers follow the kind: dynamic-16-5-4,
+beam-16-4-6, stochastic-4-3, dyspec-4-3-3, and distinct-4-2-1 for 4, then 2, then 1 children.
 """
 
 import json
@@ -16,13 +20,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from specjax.trees.drawn import Drawn
+from specjax.trees.frontier import StochasticBeam, Threshold
 from specjax.trees.grow import Dynamic, Tree, as_tree, size_of
 from specjax.trees.paths import Beam
-from specjax.trees.static import from_choices
+from specjax.trees.static import from_choices, k_config
 
-ACCEPTED = "FILE.json or dynamic-NODES-DEPTH-BEAM"
-_SEARCHED: dict[str, type[Dynamic] | type[Beam]] = {"dynamic": Dynamic, "beam": Beam}
-_WORDS = re.compile(r"(dynamic|beam)-(\d+)-(\d+)-(\d+)")
+ACCEPTED = (
+  "FILE.json, dynamic-NODES-DEPTH-BEAM or beam-NODES-DEPTH-WIDTH; drawn: stochastic-WIDTH-DEPTH, "
+  "dyspec-WIDTH-DEPTH-CHILDREN, or distinct-4-2-1 (iid, mixed) for 4, 2 and 1 children"
+)
+_SHAPES: dict[str, Any] = {
+  "dynamic": Dynamic, "beam": Beam, "stochastic": StochasticBeam, "dyspec": Threshold,
+}  # fmt: skip
+_DRAWN = ("iid", "distinct", "mixed")
+_WORDS = re.compile(rf"({'|'.join((*_SHAPES, *_DRAWN))})((?:-\d+)+)")
 
 
 def save(path: str | pathlib.Path, tree: Tree, about: Mapping[str, Any]) -> None:
@@ -32,11 +44,12 @@ def save(path: str | pathlib.Path, tree: Tree, about: Mapping[str, Any]) -> None
     tree: () for no speculation.
     about: what it was chosen for, ready for JSON.
   """
-  raw: dict[str, Any]
-  if isinstance(tree, Dynamic | Beam):
-    raw = {type(tree).__name__.lower(): tree._asdict()}
-  else:
-    raw = {"choices": tree} if tree else {"none": True}
+  raw: dict[str, Any] = {"choices": tree} if tree else {"none": True}
+  for kind, shape in _SHAPES.items():
+    if isinstance(tree, shape):
+      raw = {kind: tree._asdict()}
+  if isinstance(tree, Drawn):
+    raw = {tree.how: tree.choices}
   pathlib.Path(path).write_text(json.dumps(raw | {"about": about}) + "\n")
 
 
@@ -52,7 +65,7 @@ def load(path: str | pathlib.Path) -> Tree:
     raise ValueError(f"tree={str(path)!r}: there is no such file.") from None
   except ValueError as error:
     raise ValueError(f"{path} is not JSON: {error}.") from error
-  kinds = ("choices", *_SEARCHED, "none")
+  kinds = ("choices", *_SHAPES, *_DRAWN, "none")
   found = [kind for kind in kinds if isinstance(raw, dict) and kind in raw]
   if len(found) != 1:
     raise ValueError(f"{path} is no tree: expected an object with one of {', '.join(kinds)}.")
@@ -68,16 +81,19 @@ def recognises(words: str) -> bool:
 
 
 def parse(words: str) -> Tree:
-  """The tree of FILE.json, or the one that dynamic-NODES-DEPTH-BEAM says.
+  """The tree of FILE.json, or the one that words such as dynamic-16-5-4 say.
 
   Raises:
     ValueError: another form, or no possible tree.
   """
   if match := _WORDS.fullmatch(words):
-    kind, *numbers = match.groups()
-    fields = dict(zip(_SEARCHED[kind]._fields, map(int, numbers), strict=True))
-    return _tree(kind, fields)
-  if words.endswith(".json"):
+    kind, numbers = match[1], [int(n) for n in match[2].split("-")[1:]]
+    if kind in _DRAWN:
+      return Drawn(as_tree(k_config(numbers)), kind)  # type: ignore[arg-type]
+    needed = len(_SHAPES[kind]._fields) - len(_SHAPES[kind]._field_defaults)
+    if len(numbers) == needed:
+      return _tree(kind, dict(zip(_SHAPES[kind]._fields, numbers, strict=False)))
+  elif words.endswith(".json"):
     return load(words)
   raise ValueError(f"tree={words!r}: accepted is {ACCEPTED}.")
 
@@ -87,13 +103,17 @@ def _tree(kind: str, value: Any) -> Tree:
     if value is not True:
       raise ValueError(f"none={json.dumps(value)}: accepted is true.")
     return ()
-  if kind == "choices":
+  if kind in ("choices", *_DRAWN):
     if not isinstance(value, list) or not all(isinstance(p, list) and _whole(p) for p in value):
       raise ValueError(f"choices={json.dumps(value):.60}: accepted are lists of ranks.")
     from_choices(value)
-    return as_tree(value)
-  shape = _SEARCHED[kind]
-  if not isinstance(value, dict) or set(value) != {*shape._fields} or not _whole(value.values()):
+    tree = as_tree(value)
+    return Drawn(tree, kind) if kind in _DRAWN else tree  # type: ignore[arg-type]
+  shape = _SHAPES[kind]
+  needed = {*shape._fields} - {*shape._field_defaults}
+  names = set(value) if isinstance(value, dict) else set()
+  whole = needed <= names <= {*shape._fields} and _whole(value[k] for k in needed)
+  if not whole or not all(type(value[k]) in (int, float) for k in names):
     raise ValueError(f"{kind}={json.dumps(value):.60}: accepted are the numbers "
                      f"{', '.join(shape._fields)}.")  # fmt: skip
   tree = shape(**value)

@@ -45,13 +45,13 @@ class Threshold(NamedTuple):
     width: W, nodes kept per level; the least promising go first.
     depth: D; N is 1 + W D, less where K is below W.
     children: K of a node at most.
-    least: the threshold, about 1 / N.
+    least: the threshold, about 1 / N; with 0 every level is filled.
   """
 
   width: int
   depth: int
   children: int
-  least: float
+  least: float = 0.0
 
 
 def level_sizes(tree: StochasticBeam | Threshold) -> list[int]:

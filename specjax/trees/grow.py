@@ -98,6 +98,8 @@ def size_of(tree: Tree, deepest: int) -> tuple[int, int]:
     nodes, depth = len(static.parent), int(static.depth.max())
   if depth > deepest:
     raise ValueError(f"tree is {depth} deep: the head guesses {deepest} tokens ahead.")
+  if isinstance(tree, StochasticBeam | Threshold) and min(tree[:3]) < 1:
+    raise ValueError(f"tree={tree}: accepted are numbers of 1 or more.")
   if not isinstance(tree, Dynamic | Beam):
     return nodes, depth
   if isinstance(tree, Dynamic):

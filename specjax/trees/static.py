@@ -50,6 +50,22 @@ def from_choices(choices: Choices) -> StaticTree:
   )
 
 
+def k_config(widths: Sequence[int]) -> list[list[int]]:
+  """The tree in which every node of depth d has widths[d] children.
+
+  Raises:
+    ValueError: no width, or one below 1.
+  """
+  if not widths or min(widths) < 1:
+    raise ValueError(f"widths={list(widths)}: accepted are numbers of 1 or more, one at least.")
+  paths: list[tuple[int, ...]] = [()]
+  choices: list[list[int]] = []
+  for width in widths:
+    paths = [(*path, rank) for path in paths for rank in range(width)]
+    choices += map(list, paths)
+  return choices
+
+
 def best_first(hit_rates: np.ndarray, nodes: int) -> list[list[int]]:
   """The tree of `nodes` nodes, root included, that expects the most accepted tokens.
 

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from specjax.trees import files
+from specjax.trees.drawn import Drawn
+from specjax.trees.frontier import StochasticBeam, Threshold
 from specjax.trees.grow import Dynamic
 from specjax.trees.paths import Beam
 
@@ -15,6 +17,13 @@ from specjax.trees.paths import Beam
     (((0,), (2,), (0, 1)), {"choices": [[0], [2], [0, 1]]}),
     (Dynamic(16, 5, 4), {"dynamic": {"nodes": 16, "depth": 5, "beam": 4}}),
     (Beam(9, 4, 3), {"beam": {"nodes": 9, "depth": 4, "width": 3}}),
+    (Drawn(((0,), (1,), (0, 0)), "distinct"), {"distinct": [[0], [1], [0, 0]]}),
+    (Drawn(((0,),), "iid"), {"iid": [[0]]}),
+    (StochasticBeam(4, 3), {"stochastic": {"width": 4, "depth": 3}}),
+    (
+      Threshold(4, 3, 2, 0.1),
+      {"dyspec": {"width": 4, "depth": 3, "children": 2, "least": 0.1}},
+    ),
     ((), {"none": True}),
   ],
 )
@@ -30,7 +39,14 @@ def test_a_tree_is_what_was_saved(tmp_path, tree, raw):
 
 @pytest.mark.parametrize(
   ("words", "tree"),
-  [("dynamic-16-5-4", Dynamic(16, 5, 4)), ("beam-9-4-3", Beam(9, 4, 3))],
+  [
+    ("dynamic-16-5-4", Dynamic(16, 5, 4)),
+    ("beam-9-4-3", Beam(9, 4, 3)),
+    ("distinct-2-1", Drawn(((0,), (1,), (0, 0), (1, 0)), "distinct")),
+    ("mixed-2", Drawn(((0,), (1,)), "mixed")),
+    ("stochastic-4-3", StochasticBeam(4, 3)),
+    ("dyspec-4-3-2", Threshold(4, 3, 2)),
+  ],
 )
 def test_a_tree_in_words(words, tree):
   assert files.recognises(words)
@@ -40,7 +56,10 @@ def test_a_tree_in_words(words, tree):
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    ("dynamic-16-5", "tree='dynamic-16-5': accepted is FILE.json or dynamic-NODES-DEPTH-BEAM"),
+    ("dynamic-16-5", "tree='dynamic-16-5': accepted is FILE.json, dynamic-NODES-DEPTH-BEAM"),
+    ("distinct-2-0", "widths=.2, 0.: accepted are numbers of 1 or more"),
+    ("dyspec-4-3-2-1", "accepted is FILE.json"),
+    ("stochastic-0-3", "accepted are numbers of 1 or more"),
     ("16", "tree='16': accepted is FILE.json"),
     ("eagle-16-5-4", "accepted is FILE.json"),
     ("no_such.json", "tree='no_such.json': there is no such file"),
@@ -58,7 +77,7 @@ def test_other_words_are_refused(words, message):
   ("text", "message"),
   [
     ("{", "is not JSON"),
-    ("[[0]]", "is no tree: expected an object with one of choices, dynamic, beam, none"),
+    ("[[0]]", "is no tree: expected an object with one of choices, dynamic, beam, stochastic"),
     ("{}", "is no tree"),
     ('{"choices": [[0]], "none": true}', "is no tree"),
     ('{"none": false}', "none=false: accepted is true"),
