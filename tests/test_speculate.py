@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import chex
 import jax
@@ -17,7 +16,7 @@ from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import fixed_draft, random_draft, random_table, table_model
 from specjax.trees.grow import as_tree
-from specjax.verifiers import greedy, target_only, token, typical
+from specjax.verifiers import greedy, target_only, token
 
 V = 32
 CONFIG = Config(
@@ -358,32 +357,3 @@ def test_nan_logits_end_their_row_and_no_other(drafter):
   assert got == want
   assert [len(tokens) for tokens in got] == [24, 1, 24, 0]
   assert got[1] == [BROKEN]
-
-
-@pytest.mark.parametrize(
-  ("drafter", "verifier"),
-  [
-    (drafters.prompt_lookup(), token()),
-    (MEDUSA, token()),
-    (random_draft(TREE, V), token()),
-  ],
-)
-def test_a_rule_that_would_be_biased_is_refused(drafter, verifier):
-  words = (
-    f"verifier='token' is not exact for drafter='{drafter.name}': it needs a proposal of kind "
-    "chain, this drafter's is 'point'. Use verifier='target_only', exact for any draft."
-  )
-  with pytest.raises(ValueError, match=words):
-    speculate.method(target(CONFIG), drafter, verifier)
-
-
-@pytest.mark.parametrize(
-  ("verifier", "drafter"),
-  [
-    *itertools.product(
-      (greedy(), target_only(), token(), typical()), (drafters.none(), drafters.draft_model(TABLE))
-    )
-  ],
-)
-def test_a_rule_that_is_exact_is_not_refused(verifier, drafter):
-  assert speculate.method(TABLE, drafter, verifier).drafter is drafter

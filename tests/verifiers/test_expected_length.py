@@ -1,0 +1,127 @@
+"""Expected tokens of every rule on laws that do not depend on the text, against published numbers.
+
+All outcomes of draft and coins are enumerated; the last token, which counts one, is not.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.base import Draft
+from specjax.drafters import draft_model, draft_tree
+from specjax.sampling import DRAFT
+from specjax.testing import table_model
+from specjax.testing.enumerate import Script, probability
+from specjax.trees.drawn import Drawn, draw
+from specjax.trees.grow import as_tree
+from specjax.trees.static import k_config
+from specjax.verifiers import block, k_seq, recursive, target_only, token, traversal
+
+P, Q = (0.5, 0.3, 0.15, 0.05), (0.2, 0.4, 0.1, 0.3)
+TWO_THIRDS = ((1 / 3, 2 / 3), (2 / 3, 1 / 3))
+RECURSIVE, TRAVERSAL = recursive(), traversal()
+
+
+class Counting(Script):
+  """Leaves the last token out."""
+
+  def draw(self, stream, law):
+    return super().draw(stream, law) if stream >= DRAFT else jnp.zeros(len(law), jnp.int32)
+
+
+def rows_of(law, script):
+  return jnp.log(jnp.broadcast_to(jnp.asarray(law, jnp.float32), (len(script.rows), 1, len(law))))
+
+
+def drafted(script: Script, q, drafter, tree: Drawn | None) -> Draft:
+  law, root = rows_of(q, script), jnp.zeros((len(script.rows), 1), jnp.int32)
+  if tree is not None:
+    return draw(tree, root, lambda level, tokens, *rest: (law, (), ()), lambda x: x, script)
+  D = drafter.depth
+  tokens = [root[:, 0], *(script.draw(DRAFT + i, law[:, 0]) for i in range(D))]
+  node = jnp.broadcast_to(jnp.arange(D + 1), (len(root), D + 1))
+  laws = jnp.broadcast_to(law, (len(root), D + 1, law.shape[-1]))
+  return Draft(jnp.stack(tokens, 1), jnp.maximum(node - 1, 0), node, node >= 0, laws)
+
+
+def expected_tokens(verifier, p, q, drafter, tree=None) -> float:
+  def play(rows):
+    script = Counting(rows)
+    draft = drafted(script, q, drafter, tree)
+    law = rows_of(p, script)
+    law = jnp.broadcast_to(law, (len(rows), drafter.nodes, law.shape[-1]))
+    verdict = verifier.verify((), draft, law, None, script, drafter)
+    play.combinations = script.combinations
+    return verdict.count, script.record
+
+  jax.eval_shape(play, jnp.zeros(1, jnp.int32))
+  count, record = jax.device_get(jax.jit(play)(jnp.arange(play.combinations)))
+  weight = np.prod([probability(entry) for entry in record], axis=0)
+  np.testing.assert_allclose(weight.sum(), 1, rtol=1e-6)
+  return 1 + float(weight @ count)
+
+
+@pytest.mark.parametrize(
+  ("laws", "verifier", "want"),
+  [
+    ((P, Q), token(), (1.65, 2.0725, 2.347125)),
+    ((P, Q), block(), (1.65, 2.12, 2.4805)),
+    ((P, Q), RECURSIVE, (1.65, 2.0725, 2.347125)),
+    ((P, Q), TRAVERSAL, (1.65, 2.12, 2.4805)),
+    ((P, Q), target_only(), None),
+    (TWO_THIRDS, token(), (5 / 3, 1 + 10 / 9, 1 + 38 / 27)),
+    (TWO_THIRDS, block(), (5 / 3, 1 + 11 / 9, 1 + 45 / 27)),
+  ],
+  ids=lambda x: getattr(x, "name", None),
+)
+def test_chains(laws, verifier, want):
+  p, q = laws
+  if want is None:  # a drawn token is followed when the target draws it too
+    a = float(np.dot(p, q))
+    want = (1 + a, 1 + a + a**2)
+  for depth, tokens in enumerate(want, 1):
+    chain = draft_model(table_model(len(p)), depth)
+    np.testing.assert_allclose(expected_tokens(verifier, p, q, chain), tokens, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+  ("widths", "how", "verifier", "want"),
+  [
+    ((2,), "distinct", RECURSIVE, 1.804762),
+    ((2,), "distinct", TRAVERSAL, 1.804762),
+    ((2,), "iid", RECURSIVE, 1.755),
+    ((2,), "iid", k_seq(), 1.788098),
+    ((2,), "mixed", RECURSIVE, 1.833333),
+    ((2,), "iid", target_only(), 1.426),
+    ((2,), "distinct", target_only(), 1.500992),
+    ((3,), "iid", RECURSIVE, 1.819),
+    ((3,), "distinct", RECURSIVE, 1.934286),
+    ((3,), "iid", k_seq(), 1.858519),
+    ((3,), "mixed", RECURSIVE, 2.0),
+    ((2, 1), "distinct", RECURSIVE, 2.327857),
+    ((2, 1), "distinct", TRAVERSAL, 2.376071),
+    ((2, 1), "iid", RECURSIVE, 2.24575),
+    ((2, 2), "distinct", RECURSIVE, 2.452404),
+    ((2, 2), "distinct", TRAVERSAL, 2.505068),
+    ((2, 2), "iid", RECURSIVE, 2.325025),
+  ],
+)
+def test_trees(widths, how, verifier, want):
+  tree = Drawn(as_tree(k_config(widths)), how)
+  got = expected_tokens(verifier, P, Q, draft_tree(table_model(4), tree), tree)
+  np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_weighing_all_of_a_draft_accepts_no_less(seed):
+  p, q = np.random.default_rng(seed).dirichlet(np.ones(4), 2)
+  for depth in (2, 3):
+    chain = draft_model(table_model(4), depth)
+    whole, single = (expected_tokens(rule, p, q, chain) for rule in (block(), token()))
+    assert whole >= single - 1e-5
+  for widths, how in (((2, 1), "distinct"), ((2, 1), "iid"), ((2, 2), "mixed")):
+    tree = Drawn(as_tree(k_config(widths)), how)
+    drafter = draft_tree(table_model(4), tree)
+    whole, single = (expected_tokens(r, p, q, drafter, tree) for r in (TRAVERSAL, RECURSIVE))
+    assert whole >= single - 1e-5

@@ -1,0 +1,69 @@
+"""The table of valid pairings, row by row, and the sentences for the others."""
+
+import pytest
+
+from specjax import speculate
+from specjax.base import PROPOSALS, Drafter
+from specjax.drafters import draft_model, none
+from specjax.testing import random_draft, table_model
+from specjax.verifiers import VERIFIERS, k_seq, recursive, target_only, token
+from specjax.verifiers.validity import WHY, exact_for
+
+TABLE = {
+  "greedy": PROPOSALS,
+  "target_only": PROPOSALS,
+  "typical": PROPOSALS,  # lossy for all of them
+  "token": {"chain"},
+  "block": {"chain"},
+  "recursive": PROPOSALS - {"pruned"},
+  "traversal": PROPOSALS - {"pruned"},
+  "k_seq": {"chain", "iid"},
+}
+
+
+def of_kind(proposal: str) -> Drafter:
+  return random_draft([[0]], 4)._replace(proposal=proposal)
+
+
+@pytest.mark.parametrize("proposal", sorted(PROPOSALS))
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_a_pairing_is_accepted_or_refused_when_it_is_made(name, proposal):
+  drafter, verifier = of_kind(proposal), VERIFIERS[name]()
+  if proposal in TABLE[name]:
+    assert speculate.method(table_model(4), drafter, verifier).drafter is drafter
+  else:
+    with pytest.raises(ValueError, match=f"verifier='{name}' is not exact for drafter='random"):
+      speculate.method(table_model(4), drafter, verifier)
+
+
+@pytest.mark.parametrize(
+  ("verifier", "proposal", "words"),
+  [
+    (token(), "point", "its tokens are chosen, not drawn, so there is no law q to correct for"),
+    (token(), "point", "Use target_only or recursive or traversal."),
+    (k_seq(), "distinct", r"drawn without replacement.*and the rule is for chain, iid"),
+    (recursive(), "pruned", r"drops tokens after looking at them.*Use target_only\."),
+  ],
+)
+def test_the_sentence_says_why_and_what_to_use(verifier, proposal, words):
+  with pytest.raises(ValueError, match=words):
+    speculate.method(table_model(4), of_kind(proposal), verifier)
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_without_a_draft_every_rule_is_exact(name):
+  assert speculate.method(table_model(4), none(), VERIFIERS[name]()).drafter == none()
+
+
+def test_every_proposal_has_a_reason_and_a_rule():
+  assert set(WHY) == PROPOSALS
+  for proposal in PROPOSALS:
+    assert "target_only" in exact_for(proposal)
+  assert exact_for("chain") == [
+    "target_only", "token", "block", "recursive", "traversal", "k_seq",
+  ]  # fmt: skip
+
+
+def test_a_draft_model_is_a_chain():
+  chain = draft_model(table_model(4), 2)
+  assert speculate.method(table_model(4), chain, target_only()).verifier is target_only()
