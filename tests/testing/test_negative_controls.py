@@ -1,0 +1,219 @@
+"""Mistakes that published systems make, each of which enumeration must see.
+
+Every control is a pairing of drafter and rule that looks right; beside it stands the pairing done
+properly, which must be exact.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import speculate
+from specjax.base import Draft, Drafter, Verdict, Verifier
+from specjax.drafters import draft_model, draft_tree
+from specjax.sampling import COIN, DRAFT, RESIDUAL
+from specjax.testing import (
+  Case,
+  emitted_law,
+  random_table,
+  table_model,
+  target_law,
+  total_variation,
+)
+from specjax.trees.drawn import Drawn
+from specjax.trees.grow import as_tree
+from specjax.trees.static import k_config
+from specjax.trees.structure import at, connected, follow
+from specjax.verifiers import block, recursive, siblings, target_only, token
+
+V = 3
+EXACT, BIASED = 1e-6, 1e-3
+TARGET = table_model(V)
+RECURSIVE = recursive()
+
+
+def drawn(how, *widths) -> Drafter:
+  return draft_tree(TARGET, Drawn(as_tree(k_config(widths)), how))
+
+
+def changed(drafter: Drafter, change, **fields) -> Drafter:
+  """The drafter with `change` made to every draft."""
+
+  def propose(params, target_params, state, context, settings, noise):
+    draft, state = drafter.propose(params, target_params, state, context, settings, noise)
+    return change(draft), state
+
+  return drafter._replace(propose=propose, **fields)
+
+
+def likeliest_instead(drafter: Drafter) -> Drafter:
+  """Children are the top of q, but their law is said to be q."""
+
+  class Top:
+    def children(self, stream, law, count, distinct):
+      return jax.lax.top_k(law, count)[1].astype(jnp.int32)
+
+  def propose(params, target_params, state, context, settings, noise):
+    return drafter.propose(params, target_params, state, context, settings, Top())
+
+  return drafter._replace(propose=propose)
+
+
+def q_of(draft: Draft):
+  """f32[B, N]: how likely the law at its parent made every node."""
+  rows = jnp.take_along_axis(draft.law, draft.parent[..., None], 1)
+  return jnp.exp(jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0])
+
+
+def least_likely_dropped(draft: Draft) -> Draft:
+  q = jnp.where(draft.depth > 0, q_of(draft), 2.0)
+  worst = jnp.argmin(q, 1)[:, None] == jnp.arange(q.shape[1])[None]
+  return draft._replace(valid=draft.valid & ~worst)
+
+
+def unlikely_dropped(draft: Draft) -> Draft:
+  return draft._replace(valid=draft.valid & ((draft.depth == 0) | (q_of(draft) > 0.4)))
+
+
+def repeats_dropped(draft: Draft) -> Draft:
+  same = (draft.tokens[:, :, None] == draft.tokens[:, None]) & (
+    draft.parent[:, :, None] == draft.parent[:, None]
+  )
+  N = draft.tokens.shape[1]
+  elder = jnp.tril(jnp.ones((N, N), bool), -1)[None] & (draft.depth[:, None] > 0)
+  return draft._replace(valid=draft.valid & ~(same & elder).any(-1))
+
+
+def two_exits(mixture: bool) -> Drafter:
+  """One token from q1 = q(T = 1), but if q1 finds it unlikely one from q2 = q(T = 3)."""
+  base = draft_model(TARGET, 1)
+
+  def propose(params, target_params, state, context, settings, noise):
+    chain, state = base.propose(params, target_params, state, context, settings, noise)
+    first = chain.law[:, 0]
+    second = jax.nn.log_softmax(first / 3)
+    again = noise.draw(DRAFT + 9, second)
+    sure = at(jnp.exp(first), chain.tokens[:, 1:])[:, 0] >= 0.5
+    kept = jnp.where(jnp.exp(first) >= 0.5, jnp.exp(first), 0.0)
+    whole = kept + (1 - kept.sum(-1, keepdims=True)) * jnp.exp(second)
+    naive = jnp.where(sure[:, None], first, second)
+    law = jnp.log(whole) if mixture else naive
+    guess = jnp.where(sure, chain.tokens[:, 1], again)
+    tokens = jnp.stack([chain.tokens[:, 0], guess], 1)
+    return chain._replace(tokens=tokens, law=chain.law.at[:, 0].set(law)), state
+
+  return base._replace(propose=propose)
+
+
+def best_of_beams() -> Verifier:
+  """Independent coins at every node, and the longest path that passes."""
+
+  def verify(params, draft, law, features, noise, drafter):
+    rows = jnp.take_along_axis(law, draft.parent[..., None], 1)
+    p = jnp.exp(jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0])
+    hit = noise.accept(COIN, p[:, 1:], q_of(draft)[:, 1:]) & draft.valid[:, 1:]
+    ok = connected(jnp.pad(hit, ((0, 0), (1, 0))), draft.parent, drafter.depth)
+    tie = jnp.zeros(ok.shape)
+    args = (draft.tokens, draft.parent, draft.depth, ok, tie, draft.tokens)
+    verdict = follow(*args, drafter.depth)
+    leaf = at(verdict.path, verdict.count[:, None])
+    P, Q = (jnp.exp(jnp.take_along_axis(x, leaf[..., None], 1)[:, 0]) for x in (law, draft.law))
+    extra = noise.draw(RESIDUAL, jnp.log(siblings.residual(P, Q)))
+    step = jnp.arange(drafter.depth + 1, dtype=jnp.int32)[None]
+    tokens = jnp.where(step < verdict.count[:, None], verdict.tokens, extra[:, None])
+    return verdict._replace(tokens=tokens)
+
+  return Verifier("best of beams", "LOSSY", frozenset({"iid"}), "any", verify)
+
+
+def flawed_block(flaw: str) -> Verifier:
+  """Block verification with a mistake, or none; token by token."""
+
+  def verify(params, draft, law, features, noise, drafter):
+    D = drafter.depth
+    p, q = jnp.exp(law), jnp.exp(draft.law)
+    drafted = draft.tokens[:, 1:]
+    c, passing, left = jnp.ones(len(law)), [], []
+    for i in range(D + 1):
+      at_end = i == D
+      rest = jnp.maximum(c[:, None] * p[:, i] - (0 if at_end else q[:, i]), 0.0)
+      mass = rest.sum(-1)
+      whole = mass + 1 - c
+      h = c if at_end or flaw == "h is c" else jnp.where(whole > 0, mass / whole, 1.0)
+      passing.append(h)
+      plain = jnp.maximum(p[:, i] - (0 if at_end else q[:, i]), 0.0)
+      left.append(plain if flaw == "residual of a token" else rest)
+      if not at_end:
+        x = drafted[:, i, None]
+        have, need = (jnp.take_along_axis(y[:, i], x, 1)[:, 0] for y in (p, q))
+        c = jnp.where(need > 0, jnp.minimum(1.0, c * have / jnp.where(need > 0, need, 1.0)), 0.0)
+    h = jnp.stack(passing[1:], 1)
+    coins = noise.accept(COIN, h, jnp.ones_like(h))
+    step = jnp.arange(D + 1, dtype=jnp.int32)[None]
+    count = jnp.where(coins, step[:, 1:], 0).max(1)
+    row = jnp.take_along_axis(jnp.stack(left, 1), count[:, None, None], 1)[:, 0]
+    P = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
+    row = jnp.where(row.sum(-1, keepdims=True) > 0, row, P)
+    extra = noise.draw(RESIDUAL, jnp.log(row))
+    tokens = jnp.concatenate([drafted, extra[:, None]], 1)
+    tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
+    return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
+
+  return Verifier("flawed block", "LOSSY", frozenset({"chain"}), "any", verify)
+
+
+CHAIN = draft_model(TARGET, 2)
+CONTROLS = {
+  "distinct draws, rule for iid": (drawn("distinct", 2)._replace(proposal="iid"), RECURSIVE),
+  "iid draws, rule for distinct": (drawn("iid", 2)._replace(proposal="distinct"), RECURSIVE),
+  "top of q taken for draws": (likeliest_instead(drawn("distinct", 2)), RECURSIVE),
+  "block: passes with c": (CHAIN, flawed_block("h is c")),
+  "block: residual of a token": (CHAIN, flawed_block("residual of a token")),
+  "pruned after looking": (changed(drawn("distinct", 3), least_likely_dropped), RECURSIVE),
+  "dropped, then p": (changed(draft_model(TARGET, 1), unlikely_dropped), token()),
+  "best of beams": (drawn("iid", 2, 1), best_of_beams()),
+  "repeats dropped, rule for iid": (changed(drawn("iid", 2), repeats_dropped), RECURSIVE),
+  "law of the exit": (two_exits(mixture=False), token()),
+}
+PROPER = {
+  "distinct": (drawn("distinct", 2), RECURSIVE),
+  "iid": (drawn("iid", 2), RECURSIVE),
+  "top of q, chosen": (
+    likeliest_instead(drawn("distinct", 2))._replace(proposal="point"), RECURSIVE,
+  ),
+  "block": (CHAIN, flawed_block("none")),
+  "the shipped block": (CHAIN, block()),
+  "pruned, target_only": (
+    changed(drawn("distinct", 3), least_likely_dropped, proposal="pruned"), target_only(),
+  ),
+  "dropped, target_only": (
+    changed(draft_model(TARGET, 1), unlikely_dropped, proposal="pruned"), target_only(),
+  ),
+  "repeats dropped, rule for distinct": (
+    changed(drawn("iid", 2), repeats_dropped, proposal="distinct"), RECURSIVE,
+  ),
+  "law of the mixture": (two_exits(mixture=True), token()),
+}  # fmt: skip
+
+
+def distances(drafter, verifier) -> list[float]:
+  method = speculate.method(TARGET, drafter, verifier)
+  found = []
+  for seed, temperature in itertools.product(range(3), (0.7, 1.3)):
+    case = Case(np.asarray(random_table(seed, V)["logits"]), temperature=temperature)
+    law = emitted_law(case, method, random_table(100 + seed, V))
+    found.append(total_variation(law, target_law(case)))
+  return found
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_mistake_is_seen(name):
+  assert max(distances(*CONTROLS[name])) > BIASED
+
+
+@pytest.mark.parametrize("name", PROPER)
+def test_the_same_done_properly_is_exact(name):
+  assert max(distances(*PROPER[name])) < EXACT
