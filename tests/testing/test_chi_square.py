@@ -1,65 +1,51 @@
-"""The compiled loop with its real noise: many requests of one prompt, against the target's law.
-
-What exact enumeration cannot see, since it replaces the noise: streams or positions that share
-random bits, within a round or between rounds.
-"""
+"""The compiled loop with its real noise: many requests of one prompt, against the target's law."""
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from specjax import speculate
-from specjax.drafters import draft_model
-from specjax.sampling import COIN, DRAFT, RESIDUAL, Noise, Settings, request_keys
-from specjax.testing import Case, random_table, table_model, target_law
-from specjax.verifiers import target_only, token
+from specjax.drafters import draft_model, draft_tree
+from specjax.sampling import COIN, DRAFT, RESIDUAL, Noise
+from specjax.testing import Case, p_value, random_table, table_model
+from specjax.trees.drawn import Drawn
+from specjax.trees.frontier import StochasticBeam
+from specjax.verifiers import block, recursive, target_only, token, traversal
 
-B, V, L = 2**15, 3, 4  # a chain of 1 needs two rounds or more for four tokens
+V, L = 3, 4  # a chain of 1 needs two rounds or more for four tokens
 SUSPICIOUS = 1e-6
 TABLE, DRAFT_TABLE = random_table(0, V), random_table(100, V)
-DRAFTER, TARGET_ONLY, TOKEN = draft_model(table_model(V), 1), target_only(), token()
+TARGET_ONLY, TOKEN, RECURSIVE, TRAVERSAL = target_only(), token(), recursive(), traversal()
+CHAIN = {depth: draft_model(table_model(V), depth) for depth in (1, 2)}
+PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "distinct"))
+BEAM = draft_tree(table_model(V), StochasticBeam(width=2, depth=2))
 CASE = Case(np.asarray(TABLE["logits"]), prompt=(0, 2), length=L, temperature=0.9, top_p=0.95)
 
 
-def p_value(verifier, source=Noise) -> float:
-  """Of the sequences that B requests emit, under the target's law."""
-  method = speculate.method(table_model(V), DRAFTER, verifier)
-  weights = speculate.Weights(TABLE, DRAFT_TABLE)
-  P = len(CASE.prompt)
-
-  def full(value: float, dtype=jnp.float32):
-    return jnp.full(B, value, dtype)
-
-  request = speculate.Request(
-    Settings(full(CASE.temperature), full(0, jnp.int32), full(CASE.top_p), full(0.0)),
-    request_keys(1, np.arange(B)), full(P + L, jnp.int32), jnp.array([-1]),
-  )  # fmt: skip
-  tokens = jnp.broadcast_to(jnp.array([CASE.prompt]), (B, P))
-  capacity = speculate.capacity_for(P, L, 1)
-  state = speculate.compiled_start(method, weights, tokens, full(P, jnp.int32), request, capacity)
-  state = speculate.compiled_advance(method, weights, request, state, jnp.int32(L), source=source)
-  assert int(state.stats.forwards.max()) >= 3
-  assert int(state.stats.accepted[:, 1].sum()) > B // 2
-
-  got = np.asarray(state.context.tokens)[:, P : P + L] @ V ** np.arange(L)
-  observed = np.bincount(got, minlength=V**L)
-  expected = np.zeros(V**L)
-  for sequence, p in target_law(CASE).items():
-    expected[np.array(sequence) @ V ** np.arange(L)] = B * p
-  assert observed[expected == 0].sum() == 0
-  rare = expected < 5
-  observed = np.append(observed[~rare], observed[rare].sum())
-  expected = np.append(expected[~rare], expected[rare].sum())
-  keep = expected > 0
-  return float(stats.chisquare(observed[keep], expected[keep], sum_check=False).pvalue)
+def p_of(drafter, verifier, source=Noise) -> float:
+  method = speculate.method(table_model(V), drafter, verifier)
+  return p_value(CASE, method, DRAFT_TABLE, source=source)
 
 
-@pytest.mark.parametrize("verifier", [TARGET_ONLY, TOKEN], ids=lambda v: v.name)
-def test_the_compiled_loop_draws_from_the_target(verifier):
-  assert p_value(verifier) > SUSPICIOUS
+@pytest.mark.parametrize(
+  ("drafter", "verifier"),
+  [
+    (CHAIN[1], TARGET_ONLY),
+    (CHAIN[1], TOKEN),
+    (CHAIN[2], block()),
+    (PAIR, RECURSIVE),
+    (PAIR, TRAVERSAL),
+    # Its noise is continuous: samples are all the proof there is.
+    (BEAM, RECURSIVE),
+    (BEAM, TRAVERSAL),
+  ],
+  ids=lambda x: x.name,
+)
+def test_the_compiled_loop_draws_from_the_target(drafter, verifier):
+  assert p_of(drafter, verifier) > SUSPICIOUS
 
 
 class Shared(NamedTuple):
@@ -76,6 +62,14 @@ class Shared(NamedTuple):
 
   def accept(self, stream, p, q):
     return self.noise.accept(self.merged.get(stream, stream), p, q)
+
+
+class OneCoin(Noise):
+  """All coins of a round are one."""
+
+  def accept(self, stream, p, q):
+    u = jax.vmap(lambda k: jax.random.uniform(k, (1,)))(self._round(COIN))
+    return u * q < p
 
 
 def the_same_in_every_round(key, position):
@@ -96,15 +90,27 @@ def off_by_one(key, position):
 
 
 @pytest.mark.parametrize(
-  ("verifier", "source"),
+  ("drafter", "verifier", "source"),
   [
-    (TARGET_ONLY, the_same_in_every_round),
-    (TOKEN, the_same_in_every_round),
-    (TOKEN, residual_reuses_the_drafts),
-    (TOKEN, coin_reuses_the_drafts),
-    (TARGET_ONLY, off_by_one),
+    (CHAIN[1], TARGET_ONLY, the_same_in_every_round),
+    (CHAIN[1], TOKEN, the_same_in_every_round),
+    (CHAIN[1], TOKEN, residual_reuses_the_drafts),
+    (CHAIN[1], TOKEN, coin_reuses_the_drafts),
+    (CHAIN[1], TARGET_ONLY, off_by_one),
+    (CHAIN[2], TOKEN, OneCoin),
   ],
   ids=lambda x: getattr(x, "name", None) or x.__name__,
 )
-def test_shared_randomness_is_seen(verifier, source):
-  assert p_value(verifier, source) < SUSPICIOUS
+def test_shared_randomness_is_seen(drafter, verifier, source):
+  assert p_of(drafter, verifier, source) < SUSPICIOUS
+
+
+def test_siblings_of_a_beam_must_be_in_the_order_of_their_draws():
+  def propose(params, target_params, state, context, settings, noise):
+    draft, state = BEAM.propose(params, target_params, state, context, settings, noise)
+    swap = jnp.array([0, 2, 1, *range(3, BEAM.nodes)])
+    tokens, valid, law = (x[:, swap] for x in (draft.tokens, draft.valid, draft.law))
+    parent = swap[draft.parent]
+    return draft._replace(tokens=tokens, valid=valid, law=law, parent=parent), state
+
+  assert p_of(BEAM._replace(propose=propose), RECURSIVE) < SUSPICIOUS
