@@ -36,7 +36,8 @@ class Generate:
     seed: of the noise.
     batch: prompts decoded together.
     nodes: size of the draft, root included; by default the drafter's.
-    tree: of a head, in place of --nodes: the file of `specjax tune`, or dynamic-NODES-DEPTH-BEAM.
+    tree: of a head or a draft model, in place of --nodes: the file of `specjax tune`, or words such
+      as dynamic-16-5-4 (chosen) and distinct-4-2-1 (drawn), see the README.
     verifier: by default greedy at temperature 0, else the rule that is exact for the drafter.
     json: print one JSON object per prompt and nothing else.
   """

@@ -69,7 +69,8 @@ class Sampling(NamedTuple):
 def proposal_of(tree: Tree) -> Proposal:
   """How the tokens of a tree come about."""
   if isinstance(tree, Drawn):
-    return tree.how
+    only = all(rank == 0 for path in tree.choices for rank in path)
+    return "chain" if only else tree.how
   return "distinct" if isinstance(tree, StochasticBeam | Threshold) else "point"
 
 

@@ -1,0 +1,111 @@
+"""How far a pair of drafter and rule is from the best that any rule could do with its drafts.
+
+At the root of every round the laws p and q are known, and with them alpha*, the largest probability
+with which an exact rule can accept one of the root's children (`theory.optimal_acceptance`). Its
+mean is compared with how often the shipped loop did accept one.
+
+Letters: B batch, N tree nodes, V vocabulary.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import speculate
+from specjax.api import Decoder
+from specjax.base import Drafter
+from specjax.eval.theory import optimal_acceptance
+from specjax.sampling import Noise, log_law
+from specjax.trees.structure import ancestors
+
+
+class Shortfall(NamedTuple):
+  """Of the first drafted level.
+
+  Attributes:
+    accepted: share of rounds that accepted a child of the root.
+    optimum: mean of alpha* over these rounds.
+    rounds: how many.
+  """
+
+  accepted: float
+  optimum: float
+  rounds: int
+
+  @property
+  def reached(self) -> float:
+    """accepted / optimum; above 1 only by chance."""
+    return self.accepted / self.optimum
+
+
+@functools.partial(jax.jit, static_argnames="method")
+def _root(method: speculate.Method, weights: speculate.Weights, request, state):
+  """(p f32[B, V], q f32[B, V] or None, tokens i32[B, N], children bool[B, N]) of the next round."""
+  target, drafter, _ = method
+  context = state.context
+  noise = Noise(request.key, context.length)
+  draft, own = drafter.propose(
+    weights.drafter, weights.target, state.drafter, context, request.settings, noise
+  )
+  mask = ancestors(draft.parent, drafter.depth)
+  if drafter.evaluate is None:
+    evaluation = target.evaluate(
+      weights.target, state.cache, draft.tokens, draft.depth, mask, taps=drafter.taps
+    )
+  else:
+    evaluation = drafter.evaluate(
+      weights.drafter, weights.target, own, state.cache, draft, mask
+    )  # fmt: skip
+  p = jnp.exp(log_law(evaluation.logits[:, :1], request.settings)[:, 0])
+  q = None if draft.law is None else jnp.exp(draft.law[:, 0])
+  return p, q, draft.tokens, draft.valid & (draft.depth == 1)
+
+
+def _optimum(drafter: Drafter, p, q, tokens, children) -> float:
+  """alpha* of one row."""
+  count = int(children.sum())
+  if not count:
+    return 0.0
+  if drafter.proposal == "point":
+    return float(p[np.unique(tokens[children])].sum())
+  how = {"chain": "iid"}.get(drafter.proposal, drafter.proposal)
+  p, q = (np.asarray(x, np.float64) / np.asarray(x, np.float64).sum() for x in (p, q))
+  return float(optimal_acceptance(p, q, count, how))
+
+
+def measure(
+  decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, rounds: int
+) -> Shortfall:
+  """Decodes with a method and looks at every round's root.
+
+  How many children a node has must not depend on what was drawn, as it does not in trees of fixed
+  shape and stochastic beams.
+
+  Args:
+    decoder: of batch 1.
+    prompts: token ids.
+    max_new_tokens: per prompt.
+    rounds: of all prompts together, at most.
+
+  Raises:
+    ValueError: a batch above 1.
+  """
+  if decoder.batch != 1:
+    raise ValueError(f"batch={decoder.batch}: accepted is 1.")
+  optima: list[float] = []
+  accepted = 0
+  for i, prompt in enumerate(prompts):
+    request, state, _ = decoder._start([list(prompt)], [max_new_tokens], i)
+    while not bool(state.done.all()) and len(optima) < rounds:
+      seen: Any = _root(decoder.method, decoder.weights, request, state)
+      p, q, tokens, children = jax.device_get(seen)
+      optima.append(_optimum(decoder.method.drafter, p[0], None if q is None else q[0],
+                             tokens[0], children[0]))  # fmt: skip
+      state = decoder._advance(request, state, 1)
+    histogram = np.asarray(state.stats.accepted[0])
+    accepted += int(histogram[1:].sum())
+  return Shortfall(accepted / len(optima), float(np.mean(optima)), len(optima))

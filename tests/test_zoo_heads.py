@@ -1,0 +1,74 @@
+"""The zoo's trained heads: no token changes, and what they carry is what the text says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import catalogue
+from specjax.base import Context
+from specjax.models.draft_context import Memory
+
+QUESTIONS = (
+  "Tom has 3 bags of 12 apples and eats 5. How many are left?",
+  "A train goes 60 miles in an hour. How far does it go in 4 hours?",
+  "Ann reads 20 pages a day for 2 weeks. How many pages is that?",
+  "A pen costs $2. How much are 7 pens?",
+)
+HEADS = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
+BUDGET = 40
+
+
+@pytest.fixture(scope="module")
+def model():
+  return specjax.load()
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+  """Temperature -> tokens of eight requests, plainly decoded one by one."""
+  prompts = [model.chat(q) for q in QUESTIONS * 2]
+  return prompts, {
+    t: [r.tokens for r in specjax.Decoder(model, temperature=t)(prompts, BUDGET)]
+    for t in (0.0, 0.8)
+  }
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", HEADS)
+def test_trained_heads_change_no_token(model, plain, name, temperature, batch):
+  prompts, tokens = plain
+  verifier = "target_only" if temperature else "greedy"
+  decode = specjax.Decoder(model, name, verifier, temperature=temperature, batch=batch)
+  results = decode(prompts, BUDGET)
+  assert [r.tokens for r in results] == tokens[temperature]
+  assert sum(r.emitted for r in results) > 1.5 * sum(r.forwards for r in results)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_is_carried_is_that_of_the_text_from_scratch(model, name):
+  decode = specjax.Decoder(model, name, batch=4)
+  drafter, weights = decode.method.drafter, decode.weights
+  request, state, _ = decode._start([model.chat(q) for q in QUESTIONS], [BUDGET, 9, BUDGET, 30], 0)
+  capacity = state.context.tokens.shape[1]
+
+  @jax.jit
+  def from_scratch(tokens, length):
+    _, features = model.target.prefill(weights.target, tokens, length, capacity, taps=drafter.taps)
+    context = Context(jnp.pad(tokens, ((0, 0), (0, 1))), length)
+    return drafter.init(weights.drafter, weights.target, context, features, capacity)
+
+  for _ in range(3):
+    state = decode._advance(request, state, 3)
+    got, want = jax.device_get((state.drafter, from_scratch(*state.context)))
+    if isinstance(got, Memory):
+      rows = np.arange(got.cache.kv.k[0].shape[2]) < (np.asarray(state.context.length)[:, None] - 1)
+      seen = rows[:, None, :, None]
+      got, want = (
+        (x.cache.length, x.last, [np.where(seen, a, 0) for a in jax.tree.leaves(x.cache.kv)])
+        for x in (got, want)
+      )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-3), got, want)
+  assert state.done.any() and not state.done.all()
