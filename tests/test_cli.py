@@ -242,10 +242,13 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
   ("arguments", "message"),
   [
     (("--tree", "no_such.json"), "tree='no_such.json': there is no such file"),
-    (("--tree", "wide"), "tree='wide': accepted is FILE.json or dynamic-NODES-DEPTH-BEAM"),
+    (("--tree", "wide"), "tree='wide': accepted is FILE.json, dynamic-NODES-DEPTH-BEAM"),
     (("--tree", "dynamic-9-3-3"), "tree is 3 deep: the head guesses 2"),
     (("--tree", "dynamic-6-2-3", "--nodes", "4"), "nodes=4 and tree='dynamic-6-2-3'"),
-    (("--tree", "dynamic-6-2-3", "--drafter", "prompt_lookup"), "has no head that could fill it"),
+    (
+      ("--tree", "dynamic-6-2-3", "--drafter", "prompt_lookup"),
+      "has no law or head that could fill",
+    ),
   ],
 )
 def test_a_tree_is_refused(ids_model, medusa_head, write, refused, arguments, message):

@@ -248,11 +248,11 @@ def test_a_benchmark_takes_a_tree_in_words(model, head):
   drafter = bench.make_decoder(model, "medusa:dynamic-6-2-3", config).method.drafter
   assert drafter is medusa(model.config, HEAD).drafter(Dynamic(6, 2, 3))
   for label, message in (
-    ("medusa:dynamic-6-2", "accepted is NAME or NAME:NODES, .* NAME:FILE.json or dynamic-"),
+    ("medusa:dynamic-6-2", "tree='dynamic-6-2': accepted is FILE.json, dynamic-NODES"),
     ("medusa:no_such.json", "there is no such file"),
     ("medusa:dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
     ("none:dynamic-6-2-3", "plain decoding has no draft to size"),
-    ("prompt_lookup:dynamic-6-2-3", "has no head that could fill it"),
+    ("prompt_lookup:dynamic-6-2-3", "has no law or head that could fill"),
   ):
     with pytest.raises(ValueError, match=message):
       bench.make_decoder(model, label, config)

@@ -1,0 +1,128 @@
+r"""What a rule costs: its time over that of the target pass it judges.
+
+    python benchmarks/rule_cost.py
+
+A random Llama of 134M parameters (width 768, 12 layers, vocabulary 32000) verifies 8 nodes; every
+rule then judges 8 nodes of such laws, drafted in a way it is exact for. The law itself (softmax and
+settings) is counted apart: plain decoding needs it too.
+"""
+
+import dataclasses
+import json
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from specjax.base import Draft
+from specjax.drafters import draft_model, draft_tree
+from specjax.eval import verify_cost
+from specjax.eval.environment import environment
+from specjax.models.config import Config as ModelConfig
+from specjax.models.transformer import Transformer, target
+from specjax.sampling import Noise, Settings, log_law, request_keys
+from specjax.testing import table_model
+from specjax.trees.drawn import Drawn, draw
+from specjax.verifiers import VERIFIERS
+
+NODES = 8
+TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
+CHAIN = tuple((0,) * d for d in range(1, NODES))
+LOOP_FREE = ("greedy", "target_only", "token", "block", "typical")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    width, layers, heads, kv_heads, mlp_width, vocab_size: of the target.
+    context: cached tokens.
+    repeats: timings; their median counts.
+    out: where the report goes.
+  """
+
+  width: int = 768
+  layers: int = 12
+  heads: int = 12
+  kv_heads: int = 12
+  mlp_width: int = 2048
+  vocab_size: int = 32000
+  context: int = 256
+  repeats: int = 30
+  out: str = "results/rule_cost.json"
+
+
+def median_seconds(run, repeats: int) -> float:
+  jax.block_until_ready(run())  # compiles
+  seconds = []
+  for _ in range(repeats):
+    begin = time.perf_counter()
+    jax.block_until_ready(run())
+    seconds.append(time.perf_counter() - begin)
+  return float(np.median(seconds))
+
+
+def draft_for(name: str, q, noise: Noise) -> tuple[Draft, str]:
+  """A draft of 8 nodes from the law q f32[1, 1, V], and its proposal."""
+  accepts = VERIFIERS[name]().accepts
+  how = "iid" if name == "k_seq" else "distinct"
+  tree = Drawn(CHAIN if accepts == {"chain"} else TREE, how)
+  root = jnp.zeros((1, 1), jnp.int32)
+  draft = draw(tree, root, lambda level, tokens, *rest: (q, (), ()), lambda x: x, noise)
+  return draft, "chain" if accepts == {"chain"} else how
+
+
+def main(config: Config) -> None:
+  V = config.vocab_size
+  model = ModelConfig(
+    vocab_size=V, width=config.width, layers=config.layers, heads=config.heads,
+    kv_heads=config.kv_heads, head_dim=config.width // config.heads, mlp_width=config.mlp_width,
+  )  # fmt: skip
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = jax.jit(Transformer(model).init)(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  cost = verify_cost.measure(target(model), params, config.context, nodes=(1, NODES))
+  verify = cost.seconds[1]
+  keys = jax.random.split(jax.random.key(1))
+  logits, guess = (
+    3 * jax.random.normal(k, (1, n, V)) for k, n in zip(keys, (NODES, 1), strict=True)
+  )
+  one = jnp.ones(1)
+  settings = Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one)
+  law, q = log_law(logits, settings), log_law(guess, settings)
+  noise = Noise(request_keys(0, [0]), jnp.array([9]))
+  law_seconds = median_seconds(lambda: jax.jit(log_law)(logits, settings), config.repeats)
+  rows = []
+  for name, build in VERIFIERS.items():
+    draft, proposal = draft_for(name, q, noise)
+    base = draft_tree(table_model(V), Drawn(TREE, "distinct"))
+    if proposal == "chain":
+      base = draft_model(table_model(V), NODES - 1)
+    drafter = base._replace(proposal=proposal)
+    rule = jax.jit(build().verify, static_argnums=5)
+    seconds = median_seconds(
+      lambda rule=rule, draft=draft, drafter=drafter: rule((), draft, law, None, noise, drafter),
+      config.repeats,
+    )
+    rows.append({
+      "rule": name, "loop_free": name in LOOP_FREE, "seconds": seconds, "share": seconds / verify,
+    })  # fmt: skip
+  print(f"verify 8 nodes {1e3 * verify:.1f} ms, their law {1e3 * law_seconds:.2f} ms")
+  print("| rule | loop-free | ms | share of the pass |\n|---|---|---|---|")
+  for r in rows:
+    free = "yes" if r["loop_free"] else ""
+    print(f"| {r['rule']} | {free} | {1e3 * r['seconds']:.2f} | {100 * r['share']:.1f} % |")
+  out = pathlib.Path(config.out)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  report = {
+    "config": dataclasses.asdict(config), **environment(), "verify": verify, "law": law_seconds,
+    "rules": rows,
+  }  # fmt: skip
+  out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  main(tyro.cli(Config, description=__doc__))
