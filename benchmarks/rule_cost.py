@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from specjax.base import Draft
-from specjax.drafters import draft_model, draft_tree
+from specjax.base import Draft, Drafter
+from specjax.drafters import draft_tree
 from specjax.eval import verify_cost
 from specjax.eval.environment import environment
 from specjax.models.config import Config as ModelConfig
@@ -66,14 +66,13 @@ def median_seconds(run, repeats: int) -> float:
   return float(np.median(seconds))
 
 
-def draft_for(name: str, q, noise: Noise) -> tuple[Draft, str]:
-  """A draft of 8 nodes from the law q f32[1, 1, V], and its proposal."""
-  accepts = VERIFIERS[name]().accepts
-  how = "iid" if name == "k_seq" else "distinct"
-  tree = Drawn(CHAIN if accepts == {"chain"} else TREE, how)
+def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
+  """A draft of 8 nodes from the law q f32[1, 1, V], of a kind the rule accepts."""
+  chain = VERIFIERS[name]().accepts == {"chain"}
+  tree = Drawn(CHAIN if chain else TREE, "iid" if name == "k_seq" else "distinct")
   root = jnp.zeros((1, 1), jnp.int32)
   draft = draw(tree, root, lambda level, tokens, *rest: (q, (), ()), lambda x: x, noise)
-  return draft, "chain" if accepts == {"chain"} else how
+  return draft, draft_tree(table_model(q.shape[-1]), tree)
 
 
 def main(config: Config) -> None:
@@ -87,39 +86,31 @@ def main(config: Config) -> None:
   cost = verify_cost.measure(target(model), params, config.context, nodes=(1, NODES))
   verify = cost.seconds[1]
   keys = jax.random.split(jax.random.key(1))
-  logits, guess = (
-    3 * jax.random.normal(k, (1, n, V)) for k, n in zip(keys, (NODES, 1), strict=True)
-  )
+  logits = 3 * jax.random.normal(keys[0], (1, NODES, V))
+  guess = 3 * jax.random.normal(keys[1], (1, 1, V))
   one = jnp.ones(1)
   settings = Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one)
   law, q = log_law(logits, settings), log_law(guess, settings)
-  noise = Noise(request_keys(0, [0]), jnp.array([9]))
+  noise = Noise(request_keys(0, np.arange(1)), jnp.array([9]))
   law_seconds = median_seconds(lambda: jax.jit(log_law)(logits, settings), config.repeats)
   rows = []
   for name, build in VERIFIERS.items():
-    draft, proposal = draft_for(name, q, noise)
-    base = draft_tree(table_model(V), Drawn(TREE, "distinct"))
-    if proposal == "chain":
-      base = draft_model(table_model(V), NODES - 1)
-    drafter = base._replace(proposal=proposal)
+    draft, drafter = draft_for(name, q, noise)
     rule = jax.jit(build().verify, static_argnums=5)
     seconds = median_seconds(
       lambda rule=rule, draft=draft, drafter=drafter: rule((), draft, law, None, noise, drafter),
       config.repeats,
     )
-    rows.append({
-      "rule": name, "loop_free": name in LOOP_FREE, "seconds": seconds, "share": seconds / verify,
-    })  # fmt: skip
+    rows.append((name, name in LOOP_FREE, seconds, seconds / verify))
   print(f"verify 8 nodes {1e3 * verify:.1f} ms, their law {1e3 * law_seconds:.2f} ms")
   print("| rule | loop-free | ms | share of the pass |\n|---|---|---|---|")
-  for r in rows:
-    free = "yes" if r["loop_free"] else ""
-    print(f"| {r['rule']} | {free} | {1e3 * r['seconds']:.2f} | {100 * r['share']:.1f} % |")
+  for name, free, seconds, share in rows:
+    print(f"| {name} | {'yes' if free else ''} | {1e3 * seconds:.2f} | {100 * share:.1f} % |")
   out = pathlib.Path(config.out)
   out.parent.mkdir(parents=True, exist_ok=True)
   report = {
     "config": dataclasses.asdict(config), **environment(), "verify": verify, "law": law_seconds,
-    "rules": rows,
+    "rules": [dict(zip(("rule", "loop_free", "seconds", "share"), r, strict=True)) for r in rows],
   }  # fmt: skip
   out.write_text(json.dumps(report, indent=2) + "\n")
 
