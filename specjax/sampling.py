@@ -85,6 +85,31 @@ class Source(Protocol):
 # Streams within a round, all apart: draft steps use DRAFT + step, coins COIN + node.
 RESIDUAL, DRAFT, COIN = 0, 1, 1 << 16
 
+_GROUP = 256  # tokens that share a draw: noise for V / 256 groups and one group, not for V tokens
+
+
+def categorical(key: Array, law: Array) -> Array:
+  """One token: a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
+
+  Rounding moves such a choice only where two perturbed scores are as close as the rounding. An
+  inverse cumulative sum would be as cheap, but moves at each of its V steps.
+
+  Args:
+    key: key[].
+    law: log-probabilities f32[V]; their sum need not be 1.
+
+  Returns:
+    i32[].
+  """
+  groups = -(-law.size // _GROUP)
+  members = jnp.pad(law, (0, groups * _GROUP - law.size), constant_values=-jnp.inf)
+  members = members.reshape(groups, _GROUP)
+  of_group, of_member = jax.random.split(key)
+  mass = jnp.log(jnp.exp(members).sum(1))
+  group = jnp.argmax(mass + jax.random.gumbel(of_group, (groups,)))
+  member = jnp.argmax(members[group] + jax.random.gumbel(of_member, (_GROUP,)))
+  return (group * _GROUP + member).astype(jnp.int32)
+
 
 class Noise(NamedTuple):
   """Random choices of one round, a function of request and absolute position only.
@@ -101,7 +126,7 @@ class Noise(NamedTuple):
   position: Array
 
   def choose(self, law: Array, depth: Array) -> Array:
-    """The token that plain sampling would put after each node: one noise vector per position.
+    """The token that plain sampling would put after each node: one noise per position.
 
     Nodes of one depth share their noise. That is exact, a walk from the root meets one of them.
 
@@ -113,13 +138,11 @@ class Noise(NamedTuple):
       i32[B, N].
     """
 
-    def row(key, position, law, depth):
-      gumbel = jax.vmap(
-        lambda d: jax.random.gumbel(jax.random.fold_in(key, position + d), law.shape[-1:])
-      )(depth)
-      return jnp.argmax(law + gumbel, -1)
+    def node(key, position, law, depth):
+      return categorical(jax.random.fold_in(key, position + depth), law)
 
-    return jax.vmap(row)(self.key, self.position, law, depth).astype(jnp.int32)
+    nodes = jax.vmap(node, (None, None, 0, 0))
+    return jax.vmap(nodes)(self.key, self.position, law, depth)
 
   def _round(self, stream: int) -> Array:
     """Keys of this round, apart from those of `choose`: each round has its own position."""
@@ -130,8 +153,7 @@ class Noise(NamedTuple):
 
   def draw(self, stream: int, law: Array) -> Array:
     """One token per row, law f32[B, V] -> i32[B]; independent between streams and rounds."""
-    gumbel = jax.vmap(lambda k: jax.random.gumbel(k, law.shape[-1:]))(self._round(stream))
-    return jnp.argmax(law + gumbel, -1).astype(jnp.int32)
+    return jax.vmap(categorical)(self._round(stream), law)
 
   def accept(self, stream: int, p: Array, q: Array) -> Array:
     """Independent coins that fall True with probability min(1, p / q); p, q f32[B, D].

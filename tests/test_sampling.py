@@ -98,6 +98,22 @@ def test_choose_and_draw_follow_the_law():
     assert stats.chi2_contingency(joint).pvalue > 1e-6, (i, j)
 
 
+def test_a_token_is_drawn_from_all_groups_of_a_large_vocabulary():
+  B, size = 50_000, 700  # two full groups of 256 and a part of one
+  p = np.random.default_rng(3).dirichlet(np.full(size, 0.05))
+  p[256:512:2] = 0
+  p /= p.sum()
+  law = jnp.broadcast_to(jnp.log(jnp.asarray(p, jnp.float32)), (B, size))
+  drawn = np.asarray(Noise(request_keys(5, np.arange(B)), jnp.full(B, 2)).draw(DRAFT, law))
+  count = np.bincount(drawn, minlength=size)
+  assert count.size == size and not count[p == 0].any()
+  often = B * p > 5
+  assert often[:256].any() and often[256:512].any() and often[512:].any()
+  got = np.append(count[often], count[~often].sum())
+  want = np.append(p[often], p[~often].sum())
+  assert stats.chisquare(got, B * want).pvalue > 1e-6
+
+
 def test_choose_depends_on_the_position_alone():
   law = jax.nn.log_softmax(jax.random.normal(jax.random.key(1), (1, 1, 1000)))
   law = jnp.broadcast_to(law, (1, 3, 1000))

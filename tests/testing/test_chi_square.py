@@ -80,8 +80,12 @@ def residual_reuses_the_drafts(key, position):
   return Shared(Noise(key, position), {RESIDUAL: DRAFT})
 
 
-def coin_reuses_the_drafts(key, position):
-  return Shared(Noise(key, position), {COIN: DRAFT})
+class CoinReusesTheDraft(Noise):
+  """A coin falls by the noise that drew the token."""
+
+  def accept(self, stream, p, q):
+    of_member = jax.vmap(jax.random.split)(self._round(DRAFT))[:, 1]
+    return jax.vmap(lambda k: jax.random.uniform(k, (1,)))(of_member) * q < p
 
 
 def off_by_one(key, position):
@@ -95,7 +99,7 @@ def off_by_one(key, position):
     (CHAIN[1], TARGET_ONLY, the_same_in_every_round),
     (CHAIN[1], TOKEN, the_same_in_every_round),
     (CHAIN[1], TOKEN, residual_reuses_the_drafts),
-    (CHAIN[1], TOKEN, coin_reuses_the_drafts),
+    (CHAIN[1], TOKEN, CoinReusesTheDraft),
     (CHAIN[1], TARGET_ONLY, off_by_one),
     (CHAIN[2], TOKEN, OneCoin),
   ],
