@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters, speculate, verifiers
-from specjax.base import Drafter, Params, Verifier
+from specjax import drafters, processors, speculate, verifiers
+from specjax.base import Drafter, Params, Processor, Verifier
 from specjax.checkpoints import bridge
 from specjax.checkpoints.heads import Loaded
 from specjax.model import Model, Prompt, load, resolve
+from specjax.processors import text
 from specjax.sampling import Settings, request_keys
 from specjax.trees.grow import Tree, as_tree
 from specjax.trees.static import Choices
@@ -30,8 +31,9 @@ class Result:
 
   Attributes:
     prompt: as given.
-    text: the new text.
+    text: the new text, up to the first stop word.
     tokens: the new ids, the stop token included.
+    log_probs: of each new token under the model itself, in nats.
     forwards: target evaluations, prefill excluded.
     emitted: len(tokens).
     seconds: decoding time of the prompt's batch, compilation excluded.
@@ -45,6 +47,7 @@ class Result:
   prompt: Prompt
   text: str
   tokens: list[int]
+  log_probs: list[float]
   forwards: int
   emitted: int
   seconds: float
@@ -143,6 +146,43 @@ def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Ver
   return verifier
 
 
+def make_processors(
+  model: Model,
+  penalties: tuple[float, float, float],
+  batch: int,
+  regex: str | None,
+  stop: Sequence[int],
+  stop_words: Sequence[str],
+) -> list[tuple[Processor, Params]]:
+  """The processors that these settings of `Decoder` need, with their params.
+
+  Args:
+    penalties: repetition, presence, frequency.
+
+  Raises:
+    ValueError: text is asked of a model without a tokenizer; see also `processors.text`.
+  """
+  V, used = model.config.vocab_size, []
+  if penalties != (1.0, 0.0, 0.0):
+    strength = processors.Penalties(*(jnp.full(batch, x, jnp.float32) for x in penalties))
+    used.append((processors.penalties(V), strength))
+  if (regex is not None or stop_words) and model.tokenizer is None:
+    raise ValueError(f"regex={regex!r}, stop_words={list(stop_words)}: {model.name} has no "
+                     "tokenizer; use stop, which takes ids.")  # fmt: skip
+  if regex is not None:
+    form = text.of_regex(regex, model.tokenizer, V, stop)
+    used.append((processors.constraint(), form))
+  if stop_words:
+    words = text.of_stop_words(stop_words, model.tokenizer, V)
+    used.append((processors.stop_text(), words))
+  return used
+
+
+def cut(text: str, words: Sequence[str]) -> str:
+  """The text before the first of the words."""
+  return text[: min((text.find(w) for w in words if w in text), default=len(text))]
+
+
 def _check(condition: bool, name: str, value, accepted: str) -> None:
   if not condition:
     raise ValueError(f"{name}={value}: accepted is {accepted}.")
@@ -156,8 +196,11 @@ class Decoder:
     drafter: a name, or a (Drafter, weights) pair such as `make_drafter` gives.
     verifier: a name, or None for the exact default.
     temperature, top_k, top_p, min_p: sampling, see `sampling.Settings`.
+    repetition_penalty, presence_penalty, frequency_penalty: see `processors.Penalties`.
+    regex: what every text must match from end to end, see `processors.text.of_regex`.
     seed: of the noise; request r of a call draws the same tokens in any batch.
     stop: ids that end a text, besides the model's own.
+    stop_words: texts that end a text, and are cut off it.
     batch: B, rows decoded together.
   """
 
@@ -171,18 +214,32 @@ class Decoder:
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    regex: str | None = None,
     seed: int = 0,
     stop: Sequence[int] = (),
+    stop_words: Sequence[str] = (),
     batch: int = 1,
   ):
     _check(temperature >= 0, "temperature", temperature, "0 or more")
     _check(top_k >= 0, "top_k", top_k, "0 (off) or more")
     _check(0 < top_p <= 1, "top_p", top_p, "above 0, at most 1 (off)")
     _check(0 <= min_p < 1, "min_p", min_p, "0 (off) or more, below 1")
+    _check(repetition_penalty > 0, "repetition_penalty", repetition_penalty, "above 0; 1 is off")
     _check(batch >= 1, "batch", batch, "1 or more")
     self.model, self.batch, self.seed = model, batch, seed
     guess, weights = make_drafter(model, drafter) if isinstance(drafter, str) else drafter
-    self.method = speculate.method(model.target, guess, make_verifier(verifier, guess, temperature))
+    self._stop = jnp.asarray([*model.stop, *stop, -1], jnp.int32)
+    self._stop_words = tuple(stop_words)
+    used = make_processors(
+      model, (repetition_penalty, presence_penalty, frequency_penalty), batch, regex,
+      [*model.stop, *stop], self._stop_words,
+    )  # fmt: skip
+    self._processors = tuple(params for _, params in used)
+    rule = make_verifier(verifier, guess, temperature)
+    self.method = speculate.method(model.target, guess, rule, tuple(p for p, _ in used))
     self.weights = speculate.Weights(model.params, weights)
     self._settings = Settings(
       temperature=jnp.full(batch, temperature, jnp.float32),
@@ -190,7 +247,6 @@ class Decoder:
       top_p=jnp.full(batch, top_p, jnp.float32),
       min_p=jnp.full(batch, min_p, jnp.float32),
     )
-    self._stop = jnp.asarray([*model.stop, *stop, -1], jnp.int32)
     self._warm: set[tuple[int, int]] = set()
 
   @property
@@ -211,7 +267,7 @@ class Decoder:
       length[b], end[b] = len(ids), len(ids) + budget
     request = speculate.Request(
       self._settings, request_keys(self.seed, np.arange(first, first + B)), jnp.asarray(end),
-      self._stop,
+      self._stop, self._processors,
     )  # fmt: skip
     arguments = (self.method, self.weights, jnp.asarray(tokens), jnp.asarray(length), request)
     if (T, capacity) not in self._warm:  # compile outside the clock: no round is run
@@ -257,13 +313,15 @@ class Decoder:
       state = jax.device_get(state._replace(cache=None, drafter=None))
       self._check_logits(state, first + i)
       for b, prompt_ids in enumerate(ids[part]):
-        new = state.context.tokens[b, len(prompt_ids) : state.context.length[b]].tolist()
+        new = slice(len(prompt_ids), state.context.length[b])
+        tokens = state.context.tokens[b, new].tolist()
         result = Result(
           prompt=prompts[i + b],
-          text=self.model.decode(new),
-          tokens=new,
+          text=cut(self.model.decode(tokens), self._stop_words),
+          tokens=tokens,
+          log_probs=state.log_probs[b, new].tolist(),
           forwards=int(state.stats.forwards[b]),
-          emitted=len(new),
+          emitted=len(tokens),
           seconds=seconds,
           prefill_seconds=prefill_seconds,
           drafter=self.method.drafter.name,

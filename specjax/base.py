@@ -269,6 +269,31 @@ class Head(NamedTuple):
   drafter: Callable[..., Drafter]
 
 
+class Processor(NamedTuple):
+  """What the text so far does to the target's logits, before the sampling settings, or ends a text.
+
+  A node of a draft has a text of its own: the committed one and the tokens on its path. `params`
+  are the request's and traced; state is a fixed-shape pytree that rides in the loop.
+
+  Attributes:
+    name: of what it does.
+    init: (params, context) -> state. The context is the prompt.
+    logits: (params, state, draft, mask bool[B, N, N], logits f32[B, N, V]) -> logits. `mask` says
+      which nodes a node sees. What a node that cannot be reached is given does not matter, but it
+      must not be NaN.
+    ends: (params, state, tokens i32[B, A]) -> bool[B, A]. Whether the text ends with a token that
+      is emitted now, given those before it.
+    update: (params, state, tokens i32[B, A], rows i32[B]) -> state. After the first `rows` tokens
+      were emitted; 0 marks a finished row.
+  """
+
+  name: str
+  init: Callable[..., Any]
+  logits: Callable[..., Array]
+  ends: Callable[..., Array]
+  update: Callable[..., Any]
+
+
 class Verifier(NamedTuple):
   """A rule of acceptance.
 

@@ -33,6 +33,11 @@ class Generate:
     top_k: keep the k most likely tokens; 0 keeps all.
     top_p: keep the most likely tokens up to this mass; 1 keeps all.
     min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
+    repetition_penalty: weakens tokens of the prompt and the new text; 1 is off.
+    presence_penalty: taken from the logits of tokens in the new text; 0 is off.
+    frequency_penalty: likewise, for every time they were said.
+    regex: what every new text must match from end to end.
+    stop_words: texts that end a text, and are cut off it.
     seed: of the noise.
     batch: prompts decoded together.
     nodes: size of the draft, root included; by default the drafter's.
@@ -54,6 +59,11 @@ class Generate:
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
+  repetition_penalty: float = 1.0
+  presence_penalty: float = 0.0
+  frequency_penalty: float = 0.0
+  regex: str | None = None
+  stop_words: tuple[str, ...] = ()
   seed: int = 0
   batch: int = 1
   nodes: int | None = None
@@ -168,8 +178,8 @@ class Info:
 
 # Fields of a Result in the output of `generate --json`, after the prompt.
 JSON_KEYS = (
-  "text", "tokens", "forwards", "emitted", "seconds", "prefill_seconds", "drafter", "verifier",
-  "exactness",
+  "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds", "drafter", 
+  "verifier", "exactness",
 )  # fmt: skip
 
 
@@ -210,9 +220,11 @@ def _generate(args: Generate) -> None:
   )  # fmt: skip
   decoder = Decoder(
     model, drafter, args.verifier, temperature=args.temperature, top_k=args.top_k,
-    top_p=args.top_p, min_p=args.min_p, seed=args.seed, batch=args.batch,
+    top_p=args.top_p, min_p=args.min_p, repetition_penalty=args.repetition_penalty,
+    presence_penalty=args.presence_penalty, frequency_penalty=args.frequency_penalty,
+    regex=args.regex, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
   )  # fmt: skip
-  if len(items) == 1 and not args.json:
+  if len(items) == 1 and not args.json and not args.stop_words:
     _stream(decoder, items[0], args.max_new_tokens)
     return
   console = Console(highlight=False, markup=False)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Context, Drafter, Params, Target, Verifier
+from specjax.base import Context, Drafter, Params, Processor, Target, Verifier
 from specjax.sampling import Noise, Settings, Source, log_law
 from specjax.trees.structure import ancestors, at
 from specjax.verifiers.validity import check
@@ -26,6 +26,7 @@ class Method(NamedTuple):
   target: Target
   drafter: Drafter
   verifier: Verifier
+  processors: tuple[Processor, ...] = ()
 
 
 class Weights(NamedTuple):
@@ -44,12 +45,14 @@ class Request(NamedTuple):
     key: key[B], see `sampling.request_keys`.
     limit: i32[B], the committed length at which a row ends: prompt plus its token budget.
     stop: i32[M], tokens that end a row; the stop token is emitted. -1 matches nothing.
+    processors: params of each of the method's processors.
   """
 
   settings: Settings
   key: Array
   limit: Array
   stop: Array
+  processors: tuple[Params, ...] = ()
 
 
 class Stats(NamedTuple):
@@ -75,6 +78,9 @@ class State(NamedTuple):
     context: committed text, [B, capacity].
     cache: the target's.
     drafter: the drafter's.
+    processors: of each of the method's processors.
+    log_probs: f32[B, capacity], nats: of each new token under the target itself, whatever the
+      processors and the settings; 0 for the prompt.
     done: bool[B].
     failed: bool[B], rows that ended because the target's logits were NaN.
     stats: Stats.
@@ -83,19 +89,23 @@ class State(NamedTuple):
   context: Context
   cache: Any
   drafter: Any
+  processors: tuple[Any, ...]
+  log_probs: Array
   done: Array
   failed: Array
   stats: Stats
 
 
-def method(target: Target, drafter: Drafter, verifier: Verifier) -> Method:
+def method(
+  target: Target, drafter: Drafter, verifier: Verifier, processors: tuple[Processor, ...] = ()
+) -> Method:
   """Checks that the rule is exact for the draft and pairs them.
 
   Raises:
     ValueError: the verifier would be biased for this drafter's proposals.
   """
   check(drafter, verifier)
-  return Method(target, drafter, verifier)
+  return Method(target, drafter, verifier, processors)
 
 
 def capacity_for(prompt_length: int, max_new_tokens: int, depth: int) -> int:
@@ -114,7 +124,7 @@ def start(
     length: i32[B], 1..T.
     capacity: S, static; at least `capacity_for` of the longest row.
   """
-  target, drafter, _ = method
+  target, drafter, _, processors = method
   B = tokens.shape[0]
   A = drafter.depth + 1
   cache, features = target.prefill(weights.target, tokens, length, capacity, taps=drafter.taps)
@@ -125,6 +135,10 @@ def start(
     context=context,
     cache=cache,
     drafter=drafter.init(weights.drafter, weights.target, context, features, capacity),
+    processors=tuple(
+      p.init(params, context) for p, params in zip(processors, request.processors, strict=True)
+    ),
+    log_probs=jnp.zeros((B, capacity)),
     done=length >= request.limit,
     failed=jnp.zeros(B, bool),
     stats=Stats(zero, zero, jnp.zeros((B, A), jnp.int32), jnp.zeros((B, A), jnp.int32)),
@@ -137,11 +151,19 @@ def _first(flags: Array, more: int) -> Array:
   return jnp.where(flags.any(1), index + more, flags.shape[1] + 1)
 
 
+def _log_probs(logits: Array, path: Array, tokens: Array) -> Array:
+  """f32[B, A], nats: of each token, after the node it follows. logits f32[B, N, V]."""
+  rows = jnp.take_along_axis(logits, path[..., None], 1)
+  of_token = jnp.take_along_axis(rows, tokens[..., None], -1)[..., 0]
+  return of_token - jax.nn.logsumexp(rows, -1)
+
+
 def round_(
   method: Method, weights: Weights, request: Request, state: State, source: Callable[..., Source]
 ) -> State:
   """One round for all rows; finished rows stay as they are."""
-  target, drafter, verifier = method
+  target, drafter, verifier, _ = method
+  processors = list(zip(method.processors, request.processors, state.processors, strict=True))
   D = drafter.depth
   context, stats = state.context, state.stats
   noise = source(request.key, context.length)
@@ -158,7 +180,10 @@ def round_(
     evaluation = drafter.evaluate(
       weights.drafter, weights.target, drafter_state, state.cache, draft, mask
     )
-  law = log_law(evaluation.logits, request.settings)
+  logits = evaluation.logits
+  for processor, params, memory in processors:
+    logits = processor.logits(params, memory, draft, mask, logits)
+  law = log_law(logits, request.settings)
   verdict = verifier.verify(weights.verifier, draft, law, evaluation.features, noise, drafter)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
@@ -166,6 +191,8 @@ def round_(
   live = ~state.done
   step = jnp.arange(D + 1, dtype=jnp.int32)[None]
   stops = (verdict.tokens[:, :, None] == request.stop[None, None]).any(-1)
+  for processor, params, memory in processors:
+    stops = stops | processor.ends(params, memory, verdict.tokens)
   until_stop = _first(stops & (step <= verdict.count[:, None]), 1)
   until_nan = _first(at(jnp.isnan(evaluation.logits).any(-1), verdict.path), 0)
   emitted = jnp.minimum(jnp.minimum(verdict.count + 1, until_stop), request.limit - context.length)
@@ -182,6 +209,9 @@ def round_(
   column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
   row = jnp.arange(column.shape[0])[:, None]
   text = context.tokens.at[row, column].set(verdict.tokens, mode="drop")
+  said = _log_probs(evaluation.logits, verdict.path, verdict.tokens)
+  log_probs = state.log_probs.at[row, column].set(said, mode="drop")
+  memories = tuple(p.update(w, m, verdict.tokens, emitted) for p, w, m in processors)
 
   deepest = jnp.where(draft.valid, draft.depth, 0).max(1, keepdims=True)
   stats = Stats(
@@ -190,7 +220,9 @@ def round_(
     stats.accepted + (live[:, None] & (step == verdict.count[:, None])).astype(jnp.int32),
     stats.offered + (live[:, None] & (step == deepest)).astype(jnp.int32),
   )
-  return State(Context(text, length), cache, drafter_state, done, failed, stats)
+  return State(
+    Context(text, length), cache, drafter_state, memories, log_probs, done, failed, stats
+  )
 
 
 def advance(

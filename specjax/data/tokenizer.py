@@ -1,6 +1,8 @@
 """Text to ids and back, through the `tokenizers` library."""
 
+import json
 import pathlib
+import re
 from collections.abc import Iterable
 
 import tokenizers
@@ -40,6 +42,36 @@ class Tokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     """Text of ids; end markers and other special tokens are left out."""
     return self.inner.decode(list(ids), skip_special_tokens=True)
+
+  def spoken_bytes(self, vocab_size: int) -> list[bytes]:
+    """UTF-8 of what each id says in the middle of a text; nothing for special and unused ids.
+
+    Args:
+      vocab_size: V of the model, which may be larger than the tokenizer's.
+    """
+    byte_level = '"ByteLevel"' in json.dumps(json.loads(self.inner.to_str())["decoder"])
+    special = {i for i, token in self.inner.get_added_tokens_decoder().items() if token.special}
+    tokens = (None if i in special else self.inner.id_to_token(i) for i in range(vocab_size))
+    spoken = _of_byte_level if byte_level else _of_sentence_piece
+    return [b"" if token is None else spoken(token) for token in tokens]
+
+
+# Byte-level tokens write a byte that prints as itself, the others as the letters from 256 on.
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
+_BYTE_OF = {chr(b): b for b in _PRINTED} | {chr(256 + i): b for i, b in enumerate(_HIDDEN)}
+
+
+def _of_byte_level(token: str) -> bytes:
+  if all(c in _BYTE_OF for c in token):
+    return bytes(_BYTE_OF[c] for c in token)
+  return token.encode()  # added as text
+
+
+def _of_sentence_piece(token: str) -> bytes:
+  if re.fullmatch("<0x[0-9A-F]{2}>", token):
+    return bytes([int(token[3:5], 16)])
+  return token.replace("\u2581", " ").encode()
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -18,7 +18,7 @@ Letters: B batch, N tree nodes, D maximum draft depth, V vocabulary, L length of
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -47,6 +47,8 @@ class Case:
     temperature, top_k, top_p, min_p: see `sampling.Settings`.
     stop: tokens that end a sequence, two at most.
     budget: new tokens a row may emit; by default as many as it can.
+    processors: params of the method's processors, for a batch of B rows.
+    processed: what these do, without JAX: (logits f[V], new tokens so far) -> logits f[V].
   """
 
   logits: np.ndarray
@@ -58,6 +60,8 @@ class Case:
   min_p: float = 0.0
   stop: tuple[int, ...] = ()
   budget: int | None = None
+  processors: Callable[[int], tuple[Params, ...]] = lambda B: ()
+  processed: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda logits, tokens: logits
 
 
 class Chosen(NamedTuple):
@@ -245,6 +249,7 @@ def emitted_law(
       key=request_keys(0, np.zeros(B, np.uint32)),
       limit=jnp.full(B, P + (most if case.budget is None else case.budget), jnp.int32),
       stop=jnp.asarray((*case.stop, -1, -1)[:2], jnp.int32),
+      processors=case.processors(B),
     )
     capacity = speculate.capacity_for(P, most, depth)
     return method, weights, request, prompt, jnp.arange(B, dtype=jnp.int32), rounds, capacity
@@ -296,7 +301,7 @@ def _completions(case: Case, tokens: tuple[int, ...]) -> Iterator[tuple[tuple[in
     yield tokens, 1.0
     return
   *rest, own = case.prompt + tokens
-  row = case.logits[rest[-1] if rest else -1, own]
+  row = case.processed(case.logits[rest[-1] if rest else -1, own], tokens)
   law = next_law(row, case.temperature, case.top_k, case.top_p, case.min_p)
   for token in np.flatnonzero(law):
     for sequence, p in _completions(case, (*tokens, int(token))):

@@ -1,0 +1,86 @@
+"""Finite automata over tokens: texts of a given form, and texts that end with given words.
+
+Letters: B batch, N tree nodes, A = D + 1, V vocabulary, Q states of an automaton.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax.base import Context, Draft, Processor
+
+
+class Automaton(NamedTuple):
+  """Params of the processors of this file; all rows of a batch share it. It begins in state 0.
+
+  Attributes:
+    following: i32[Q, V], the state after a token; -1 forbids it.
+    final: bool[Q], states with which a text ends.
+  """
+
+  following: Array
+  final: Array
+
+
+def _walk(automaton: Automaton, state: Array, tokens: Array) -> Array:
+  """i32[B, A]: the state after each token i32[B, A], from `state` i32[B] on; -1 stays -1."""
+  states = []
+  for i in range(tokens.shape[1]):
+    after = automaton.following[state, tokens[:, i]]
+    state = jnp.where(state < 0, -1, after)
+    states.append(state)
+  return jnp.stack(states, 1)
+
+
+def _at_nodes(automaton: Automaton, state: Array, draft: Draft) -> Array:
+  """i32[B, N]: the state at every node, -1 below a forbidden token."""
+
+  def level_below(level: Array, states: Array) -> Array:
+    above = jnp.take_along_axis(states, draft.parent, 1)
+    after = jnp.where(above < 0, -1, automaton.following[above, draft.tokens])
+    return jnp.where(draft.depth == level, after, states)
+
+  root = jnp.broadcast_to(state[:, None], draft.tokens.shape)
+  return lax.fori_loop(1, draft.depth.max() + 1, level_below, root)
+
+
+def _init(params: Automaton, context: Context) -> Array:
+  return jnp.zeros(context.length.shape, jnp.int32)
+
+
+def _update(params: Automaton, state: Array, tokens: Array, rows: Array) -> Array:
+  states = jnp.concatenate([state[:, None], _walk(params, state, tokens)], 1)
+  return jnp.take_along_axis(states, rows[:, None], 1)[:, 0]
+
+
+def _ends(params: Automaton, state: Array, tokens: Array) -> Array:
+  states = _walk(params, state, tokens)
+  return (states >= 0) & params.final[states]
+
+
+@functools.cache
+def constraint() -> Processor:
+  """Only tokens the automaton allows, at every node by the text on its own path.
+
+  Every state that can be reached needs an allowed token. See `text.of_regex`.
+  """
+
+  def logits(params: Automaton, state: Array, draft: Draft, mask: Array, logits: Array) -> Array:
+    states = _at_nodes(params, state, draft)
+    # What cannot be reached keeps its logits: a law without support would be NaN.
+    forbidden = (states >= 0)[..., None] & (params.following[states] < 0)
+    return jnp.where(forbidden, -jnp.inf, logits)
+
+  return Processor("constraint", _init, logits, _ends, _update)
+
+
+@functools.cache
+def stop_text() -> Processor:
+  """Ends a text with the token that completes one of some words. See `text.of_stop_words`."""
+
+  def logits(params: Automaton, state: Array, draft: Draft, mask: Array, logits: Array) -> Array:
+    return logits
+
+  return Processor("stop_text", _init, logits, _ends, _update)

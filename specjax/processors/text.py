@@ -1,0 +1,115 @@
+"""Automata over tokens from what is said in characters: regular expressions and stop words.
+
+Built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
+"""
+
+from collections.abc import Sequence
+
+import interegular
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.data.tokenizer import Tokenizer
+from specjax.processors.automaton import Automaton
+
+
+def _run(table: np.ndarray, words: Sequence[Sequence[int] | None]) -> np.ndarray:
+  """i32[Q, V]: the state of an automaton after each word, from each state.
+
+  Args:
+    table: i32[Q, symbols], the state after a symbol; -1 for none.
+    words: V words, symbols each; None for a token that is no text, after which there is no state.
+  """
+  longest = max((len(w) for w in words if w is not None), default=0)
+  padded = np.full((len(words), longest), -1)
+  for row, word in zip(padded, words, strict=True):
+    row[: len(word or ())] = word or ()
+  states = np.broadcast_to(np.arange(len(table), dtype=np.int32)[:, None], (len(table), len(words)))
+  for symbol in padded.T:
+    after = np.where(states < 0, -1, table[states, symbol])
+    states = np.where(symbol < 0, states, after)
+  nothing = np.array([not w for w in words])
+  return np.where(nothing, -1, states).astype(np.int32)
+
+
+def of_stop_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> Automaton:
+  """The automaton, for `stop_text`, that is final once one of `words` has been said.
+
+  Words are compared byte by byte, so they may end, or begin, in the middle of a token.
+
+  Raises:
+    ValueError: an empty word.
+  """
+  if not words or not all(words):
+    raise ValueError(f"stop_words={list(words)}: accepted are words of one character or more.")
+  wanted = [w.encode() for w in words]
+  prefixes = sorted({w[:i] for w in wanted for i in range(len(w))}, key=len)
+  number = {prefix: i for i, prefix in enumerate(prefixes)}
+  said = len(prefixes)  # the only final state; nothing leads out of it
+  table = np.full((said + 1, 256), said, np.int32)
+  for prefix, state in number.items():
+    for byte in range(256):
+      text = prefix + bytes([byte])
+      if not text.endswith(tuple(wanted)):
+        table[state, byte] = next(
+          number[text[i:]] for i in range(len(text) + 1) if text[i:] in number
+        )
+  spoken = tokenizer.spoken_bytes(vocab_size)
+  after = _run(table, [list(b) for b in spoken])
+  silent = np.array([not b for b in spoken])
+  after = np.where(silent, np.arange(said + 1)[:, None], after)
+  return Automaton(jnp.asarray(after), jnp.arange(said + 1) == said)
+
+
+def of_regex(pattern: str, tokenizer: Tokenizer, vocab_size: int, stop: Sequence[int]) -> Automaton:
+  """The automaton, for `constraint`, of texts that match a regular expression from end to end.
+
+  Where the text matches, stop tokens are allowed too. Tokens that are a part of a character are
+  forbidden: what they say depends on the next one.
+
+  Args:
+    pattern: as in `re`, without groups that are referred to.
+    tokenizer: of the model.
+    vocab_size: V; ids beyond the tokenizer's are forbidden.
+    stop: ids that end a text.
+
+  Raises:
+    ValueError: no regular expression, or none of its texts can be said in tokens.
+  """
+  try:
+    machine = interegular.parse_pattern(pattern).to_fsm().reduce()
+  except Exception as error:  # the library raises several unrelated classes
+    raise ValueError(f"regex={pattern!r}: no regular expression: {error}.") from error
+  states = [machine.initial, *sorted(machine.states - {machine.initial})]
+  number = {state: i for i, state in enumerate(states)}
+  symbols = sorted(machine.alphabet.by_transition)
+  column = {symbol: i for i, symbol in enumerate(symbols)}
+  table = np.full((len(states), len(symbols)), -1, np.int32)
+  for state, moves in machine.map.items():
+    for symbol, after in moves.items():
+      table[number[state], column[symbol]] = number[after]
+
+  def symbols_of(spoken: bytes) -> list[int] | None:
+    try:
+      return [column[machine.alphabet[c]] for c in spoken.decode()]
+    except UnicodeDecodeError:
+      return None
+
+  following = _run(table, [symbols_of(b) for b in tokenizer.spoken_bytes(vocab_size)])
+  matching = np.array([state in machine.finals for state in states])
+  following[:, list(stop)] = np.where(matching, np.arange(len(states)), -1)[:, None]
+  following = _without_dead_ends(following, matching)
+  if not (following[0] >= 0).any():
+    raise ValueError(f"regex={pattern!r}: no text of this form can be said in tokens.")
+  return Automaton(jnp.asarray(following), jnp.zeros(len(states), bool))
+
+
+def _without_dead_ends(following: np.ndarray, matching: np.ndarray) -> np.ndarray:
+  """Forbids tokens i32[Q, V] after which no text can be completed; matching bool[Q]."""
+  alive = matching
+  while True:
+    leads = np.where(following >= 0, alive[following], False)
+    grown = alive | leads.any(1)
+    if (grown == alive).all():
+      return np.where(leads, following, -1).astype(np.int32)
+    alive = grown

@@ -1,0 +1,106 @@
+"""What processors do to the law of the emitted tokens, exactly, through the shipped loop."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import speculate
+from specjax.drafters import draft_model, draft_tree, none
+from specjax.processors import Automaton, Penalties, constraint, penalties
+from specjax.testing import (
+  Case,
+  emitted_law,
+  fixed_draft,
+  random_table,
+  table_model,
+  target_law,
+  total_variation,
+)
+from specjax.trees.drawn import Drawn
+from specjax.verifiers import block, greedy, recursive, target_only, token
+
+V, PROMPT = 3, (0, 2)
+EXACT, BIASED = 1e-6, 1e-3
+STRENGTH = 1.7, 0.8, 0.5
+# After token 1 no 1; after two tokens of 2 in a row only 0.
+FOLLOWING = np.array([[0, 1, 2], [0, -1, 2], [0, 1, 3], [0, -1, -1]], np.int32)
+
+
+def penalised(logits, tokens):
+  """The three penalties, token by token."""
+  repetition, presence, frequency = STRENGTH
+  out = np.array(logits, np.float64)
+  for x in range(V):
+    count = tokens.count(x)
+    if count or x in PROMPT:
+      out[x] = out[x] / repetition if out[x] > 0 else out[x] * repetition
+    out[x] -= presence * (count > 0) + frequency * count
+  return out
+
+
+def constrained(logits, tokens):
+  state = 0
+  for x in tokens:
+    state = FOLLOWING[state][x]
+  return np.where(FOLLOWING[state] < 0, -np.inf, logits)
+
+
+def strengths(B: int):
+  return (Penalties(*(jnp.full(B, x, jnp.float32) for x in STRENGTH)),)
+
+
+def automaton(B: int):
+  return (Automaton(jnp.asarray(FOLLOWING), jnp.zeros(4, bool)),)
+
+
+KINDS = {
+  "penalties": (penalties(V), strengths, penalised),
+  "constraint": (constraint(), automaton, constrained),
+}
+TREE = fixed_draft([[0], [1], [0, 0], [1, 0], [1, 0, 0]], [2, 0, 2, 1, 1])
+PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "distinct"))
+METHODS = {
+  "plain": (none(), target_only(), 2),
+  "tree": (TREE, target_only(), 1),
+  "tree, greedy": (TREE, greedy(), 1),
+  "chain, token": (draft_model(table_model(V), 1), token(), 2),
+  "chain, block": (draft_model(table_model(V), 2), block(), 1),
+  "drawn tree": (PAIR, recursive(), 1),
+}
+
+
+def case(kind: str, seed: int, temperature: float, **settings) -> Case:
+  _, params, oracle = KINDS[kind]
+  return Case(
+    np.asarray(random_table(seed, V)["logits"]), prompt=PROMPT, temperature=temperature,
+    processors=params, processed=oracle, **settings,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", METHODS)
+def test_the_law_is_that_of_the_path(name, kind):
+  drafter, verifier, rounds = METHODS[name]
+  method = speculate.method(table_model(V), drafter, verifier, (KINDS[kind][0],))
+  q = random_table(50, V)
+  for seed in range(2):
+    for settings in ({}, {"top_p": 0.8, "stop": (1,)}, {"top_k": 2, "budget": 2}):
+      temperature = 0.0 if verifier.temperature == "zero" else 0.8
+      asked = case(kind, seed, temperature, **settings)
+      got = emitted_law(asked, method, q, rounds=rounds)
+      assert total_variation(got, target_law(asked)) < EXACT, (seed, settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_path_matters(kind):
+  """Without the tokens on its path a node has another law, and the harness sees it."""
+  processor = KINDS[kind][0]
+
+  def blind(params, state, draft, mask, logits):
+    alone = draft._replace(depth=0 * draft.depth)
+    return processor.logits(params, state, alone, jnp.zeros_like(mask), logits)
+
+  blinded = processor._replace(logits=blind)
+  asked = case(kind, 0, 0.8)
+  method = speculate.method(table_model(V), TREE, target_only(), (blinded,))
+  assert total_variation(emitted_law(asked, method), target_law(asked)) > BIASED
