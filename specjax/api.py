@@ -162,11 +162,14 @@ def make_processors(
   Raises:
     ValueError: text is asked of a model without a tokenizer; see also `processors.text`.
   """
-  V, used = model.config.vocab_size, []
+  V = model.config.vocab_size
+  used: list[tuple[Processor, Params]] = []
   if penalties != (1.0, 0.0, 0.0):
     strength = processors.Penalties(*(jnp.full(batch, x, jnp.float32) for x in penalties))
     used.append((processors.penalties(V), strength))
-  if (regex is not None or stop_words) and model.tokenizer is None:
+  if regex is None and not stop_words:
+    return used
+  if model.tokenizer is None:
     raise ValueError(f"regex={regex!r}, stop_words={list(stop_words)}: {model.name} has no "
                      "tokenizer; use stop, which takes ids.")  # fmt: skip
   if regex is not None:

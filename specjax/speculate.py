@@ -14,7 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Context, Drafter, Params, Processor, Target, Verifier
+from specjax.base import (
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Params,
+  Processor,
+  Target,
+  Verifier,
+)
 from specjax.sampling import Noise, Settings, Source, log_law
 from specjax.trees.structure import ancestors, at
 from specjax.verifiers.validity import check
@@ -158,32 +167,52 @@ def _log_probs(logits: Array, path: Array, tokens: Array) -> Array:
   return of_token - jax.nn.logsumexp(rows, -1)
 
 
+class Guessed(NamedTuple):
+  """The first half of a round.
+
+  Attributes:
+    draft: Draft.
+    drafter: the drafter's state after it.
+    evaluation: Evaluation, the target at every node.
+    law: f32[B, N, V], the log-probabilities to verify against.
+  """
+
+  draft: Draft
+  drafter: Any
+  evaluation: Evaluation
+  law: Array
+
+
+def guess(
+  method: Method, weights: Weights, request: Request, state: State, noise: Source
+) -> Guessed:
+  """A draft, and the target's law after each of its nodes."""
+  target, drafter, _, processors = method
+  draft, memory = drafter.propose(
+    weights.drafter, weights.target, state.drafter, state.context, request.settings, noise
+  )
+  mask = ancestors(draft.parent, drafter.depth)
+  if drafter.evaluate is None:
+    evaluation = target.evaluate(
+      weights.target, state.cache, draft.tokens, draft.depth, mask, taps=drafter.taps
+    )
+  else:
+    evaluation = drafter.evaluate(weights.drafter, weights.target, memory, state.cache, draft, mask)
+  logits = evaluation.logits
+  for p, params, own in zip(processors, request.processors, state.processors, strict=True):
+    logits = p.logits(params, own, draft, mask, logits)
+  return Guessed(draft, memory, evaluation, log_law(logits, request.settings))
+
+
 def round_(
   method: Method, weights: Weights, request: Request, state: State, source: Callable[..., Source]
 ) -> State:
   """One round for all rows; finished rows stay as they are."""
   target, drafter, verifier, _ = method
   processors = list(zip(method.processors, request.processors, state.processors, strict=True))
-  D = drafter.depth
-  context, stats = state.context, state.stats
+  context, stats, D = state.context, state.stats, drafter.depth
   noise = source(request.key, context.length)
-
-  draft, drafter_state = drafter.propose(
-    weights.drafter, weights.target, state.drafter, context, request.settings, noise
-  )
-  mask = ancestors(draft.parent, D)
-  if drafter.evaluate is None:
-    evaluation = target.evaluate(
-      weights.target, state.cache, draft.tokens, draft.depth, mask, taps=drafter.taps
-    )
-  else:
-    evaluation = drafter.evaluate(
-      weights.drafter, weights.target, drafter_state, state.cache, draft, mask
-    )
-  logits = evaluation.logits
-  for processor, params, memory in processors:
-    logits = processor.logits(params, memory, draft, mask, logits)
-  law = log_law(logits, request.settings)
+  draft, drafter_state, evaluation, law = guess(method, weights, request, state, noise)
   verdict = verifier.verify(weights.verifier, draft, law, evaluation.features, noise, drafter)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
@@ -191,8 +220,8 @@ def round_(
   live = ~state.done
   step = jnp.arange(D + 1, dtype=jnp.int32)[None]
   stops = (verdict.tokens[:, :, None] == request.stop[None, None]).any(-1)
-  for processor, params, memory in processors:
-    stops = stops | processor.ends(params, memory, verdict.tokens)
+  for p, params, own in processors:
+    stops = stops | p.ends(params, own, verdict.tokens)
   until_stop = _first(stops & (step <= verdict.count[:, None]), 1)
   until_nan = _first(at(jnp.isnan(evaluation.logits).any(-1), verdict.path), 0)
   emitted = jnp.minimum(jnp.minimum(verdict.count + 1, until_stop), request.limit - context.length)
@@ -211,7 +240,7 @@ def round_(
   text = context.tokens.at[row, column].set(verdict.tokens, mode="drop")
   said = _log_probs(evaluation.logits, verdict.path, verdict.tokens)
   log_probs = state.log_probs.at[row, column].set(said, mode="drop")
-  memories = tuple(p.update(w, m, verdict.tokens, emitted) for p, w, m in processors)
+  memories = tuple(p.update(w, own, verdict.tokens, emitted) for p, w, own in processors)
 
   deepest = jnp.where(draft.valid, draft.depth, 0).max(1, keepdims=True)
   stats = Stats(

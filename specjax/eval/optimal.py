@@ -19,8 +19,7 @@ from specjax import speculate
 from specjax.api import Decoder
 from specjax.base import Drafter
 from specjax.eval.theory import optimal_acceptance
-from specjax.sampling import Noise, log_law
-from specjax.trees.structure import ancestors
+from specjax.sampling import Noise
 
 
 class Shortfall(NamedTuple):
@@ -45,24 +44,10 @@ class Shortfall(NamedTuple):
 @functools.partial(jax.jit, static_argnames="method")
 def _root(method: speculate.Method, weights: speculate.Weights, request, state):
   """(p f32[B, V], q f32[B, V] or None, tokens i32[B, N], children bool[B, N]) of the next round."""
-  target, drafter, _ = method
-  context = state.context
-  noise = Noise(request.key, context.length)
-  draft, own = drafter.propose(
-    weights.drafter, weights.target, state.drafter, context, request.settings, noise
-  )
-  mask = ancestors(draft.parent, drafter.depth)
-  if drafter.evaluate is None:
-    evaluation = target.evaluate(
-      weights.target, state.cache, draft.tokens, draft.depth, mask, taps=drafter.taps
-    )
-  else:
-    evaluation = drafter.evaluate(
-      weights.drafter, weights.target, own, state.cache, draft, mask
-    )  # fmt: skip
-  p = jnp.exp(log_law(evaluation.logits[:, :1], request.settings)[:, 0])
+  noise = Noise(request.key, state.context.length)
+  draft, _, _, law = speculate.guess(method, weights, request, state, noise)
   q = None if draft.law is None else jnp.exp(draft.law[:, 0])
-  return p, q, draft.tokens, draft.valid & (draft.depth == 1)
+  return jnp.exp(law[:, 0]), q, draft.tokens, draft.valid & (draft.depth == 1)
 
 
 def _optimum(drafter: Drafter, p, q, tokens, children) -> float:
