@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from specjax.api import Decoder, Result, make_drafter
-from specjax.eval import metrics, plots, report
+from specjax.eval import metrics, optimal, plots, report
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
 from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
@@ -25,6 +25,7 @@ from specjax.model import Model
 from specjax.trees import files
 
 PLAIN = "none"
+ROUNDS = 300  # whose root is compared with alpha*
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +234,22 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   }
 
 
+def shortfall(
+  model: Model, label: str, run: Runs, items: Sequence[Item], config: Config
+) -> dict[str, float] | None:
+  """How often a first token was accepted, and how often it could have been; see `eval.optimal`.
+
+  None where that says nothing (greedy, or a lossy rule) or is not known: proposals without a closed
+  form, and DySpec's trees, whose number of siblings depends on what was drawn.
+  """
+  known = run.decoder.method.drafter.proposal in optimal.KNOWN and ":dyspec" not in label
+  if label == PLAIN or config.temperature == 0 or run.lossy or not known:
+    return None
+  alone = make_decoder(model, label, dataclasses.replace(config, batch=1))
+  seen = optimal.measure(alone, [item.ids for item in items], config.max_new_tokens, ROUNDS)
+  return {"accepted": seen.accepted, "optimum": seen.optimum, "reached": seen.reached}
+
+
 def _lines(label: str, run: Runs, items: Sequence[Item], config: Config):
   """One record per prompt. Times are those of the prompt's batch."""
   for i, result in enumerate(run.results):
@@ -292,7 +309,10 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     "config": dataclasses.asdict(config),
     "prompts": len(items),
     **environment(),
-    "methods": {k: figures(x, runs[PLAIN], items, config) for k, x in runs.items()},
+    "methods": {
+      k: figures(x, runs[PLAIN], items, config) | {"first": shortfall(model, k, x, items, config)}
+      for k, x in runs.items()
+    },
     "verify_cost": cost._asdict() | {"relative": cost.relative},
   }
   (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

@@ -21,6 +21,9 @@ from specjax.base import Drafter
 from specjax.eval.theory import optimal_acceptance
 from specjax.sampling import Noise
 
+KNOWN = frozenset({"point", "chain", "iid", "distinct", "mixed"})
+"""Proposals of which alpha* is known."""
+
 
 class Shortfall(NamedTuple):
   """Of the first drafted level.
@@ -37,8 +40,8 @@ class Shortfall(NamedTuple):
 
   @property
   def reached(self) -> float:
-    """accepted / optimum; above 1 only by chance."""
-    return self.accepted / self.optimum
+    """accepted / optimum, 1 where nothing could be accepted; above 1 only by chance."""
+    return self.accepted / self.optimum if self.optimum else 1.0
 
 
 @functools.partial(jax.jit, static_argnames="method")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 HEADER = (
   "method", "tokens/forward", "speed-up", "tokens/s", "differ", "verifier", "nodes",
-  "with prefill", "ms/round", "MBSU", "largest margin",
+  "with prefill", "ms/round", "MBSU", "largest margin", "of alpha*",
 )  # fmt: skip
 _ON_SCREEN = 5  # how many of them fit
 
@@ -39,6 +39,7 @@ def _row(label: str, m: Mapping[str, Any], prompts: int) -> tuple[str, ...]:
     f"{m['ms_per_round']:.2f}",
     f"{m['mbsu']:.2f}",
     f"{max(margins):.1e}" if margins else "",
+    f"{100 * m['first']['reached']:.0f} %" if m["first"] else "",
   )
 
 
@@ -60,6 +61,9 @@ def _footnote(summary: Mapping[str, Any]) -> str:
   parts = ["differ: prompts whose ids are not plain decoding's"]
   if any(not m["must_equal_plain"] for m in summary["methods"].values()):
     parts.append("(expected: the rule keeps the law, or less where LOSSY, not the ids)")
+  if any(m["first"] for m in summary["methods"].values()):
+    parts.append("; of alpha*: how often a first guess was accepted, of what the best exact rule "
+                 "could do with these guesses")  # fmt: skip
   return " ".join(parts) + "; largest margin: top-1 minus top-2 logit where they part, greedy."
 
 

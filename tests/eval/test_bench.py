@@ -119,6 +119,9 @@ def test_sampled_target_only_equals_plain_and_typical_is_marked(model, prompt_fi
   method = bench.run(model, exact, tmp_path / "exact")["methods"]["prompt_lookup"]
   assert method["verifier"] == "target_only"
   assert method["must_equal_plain"] and method["divergences"] == []
+  first = method["first"]
+  assert 0 < first["optimum"] < 1 and first["reached"] == first["accepted"] / first["optimum"]
+  assert " % |" in (tmp_path / "exact" / "table.md").read_text()
 
   lossy = bench.Config(
     drafters=("prompt_lookup",), prompts=prompt_file, limit=2, max_new_tokens=16, temperature=0.8,
@@ -126,7 +129,7 @@ def test_sampled_target_only_equals_plain_and_typical_is_marked(model, prompt_fi
   )  # fmt: skip
   methods = bench.run(model, lossy, tmp_path / "lossy")["methods"]
   assert methods["prompt_lookup"]["lossy"] and not methods["prompt_lookup"]["must_equal_plain"]
-  assert not methods["none"]["lossy"]
+  assert not methods["none"]["lossy"] and methods["prompt_lookup"]["first"] is None
   assert "prompt_lookup (LOSSY)" in (tmp_path / "lossy" / "table.md").read_text()
 
 
