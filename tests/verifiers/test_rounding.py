@@ -1,0 +1,108 @@
+"""Where rounding would show: logits in bfloat16, refusals that cannot happen, no support."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import speculate
+from specjax.base import Draft
+from specjax.drafters import draft_model, draft_tree
+from specjax.sampling import Settings, log_law
+from specjax.testing import (
+  Case,
+  emitted_law,
+  random_table,
+  table_model,
+  target_law,
+  total_variation,
+)
+from specjax.trees.drawn import Drawn
+from specjax.verifiers import block, k_seq, recursive, token, traversal
+
+V = 3
+MODEL = table_model(V)
+PAIR = ((0,), (1,))
+RULES = {
+  "token": (draft_model(MODEL, 2), token()),
+  "block": (draft_model(MODEL, 2), block()),
+  "recursive": (draft_tree(MODEL, Drawn(PAIR, "distinct")), recursive()),
+  "traversal": (draft_tree(MODEL, Drawn(PAIR, "distinct")), traversal()),
+  "k_seq": (draft_tree(MODEL, Drawn(PAIR, "iid")), k_seq()),
+}
+
+
+def test_the_law_of_bfloat16_logits_is_float32():
+  logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)), jnp.bfloat16)
+  settings = Settings(*(jnp.array(x) for x in ([0.7, 1.0], [0, 9], [0.9, 1.0], [0.0, 0.0])))
+  law = log_law(logits, settings)
+  assert law.dtype == jnp.float32
+  np.testing.assert_array_equal(law, log_law(logits.astype(jnp.float32), settings))
+
+
+@pytest.mark.parametrize("name", ["block", "recursive"])
+def test_bfloat16_models_are_sampled_exactly(name):
+  """Logits of both models have 8 bits; what is emitted is the law of these very logits."""
+
+  def rough(params, *rest, **keywords):
+    evaluation = MODEL.evaluate(params, *rest, **keywords)
+    logits = jax.lax.reduce_precision(evaluation.logits, exponent_bits=8, mantissa_bits=7)
+    return evaluation._replace(logits=logits)
+
+  rough_model = MODEL._replace(evaluate=rough)
+  drafter = {
+    "block": draft_model(rough_model, 2),
+    "recursive": draft_tree(rough_model, Drawn(PAIR, "distinct")),
+  }[name]
+  exact = np.asarray(random_table(3, V)["logits"])
+  rounded = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float32)
+  case = Case(rounded, temperature=0.9, top_p=0.9)
+  method = speculate.method(rough_model, drafter, RULES[name][1])
+  emitted = emitted_law(case, method, random_table(4, V))
+  assert total_variation(emitted, target_law(case)) < 1e-6
+  unrounded = Case(exact, temperature=0.9, top_p=0.9)
+  assert total_variation(emitted, target_law(unrounded)) > 1e-4
+
+
+class Refusing:
+  """All coins fall on the wrong side, though p = q; draws take the likeliest."""
+
+  def accept(self, stream, p, q):
+    return jnp.zeros(p.shape, bool)
+
+  def draw(self, stream, law):
+    assert law.shape[-1] == V
+    return jnp.argmax(law, -1).astype(jnp.int32)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_refusal_that_cannot_happen_draws_from_p(name):
+  drafter, rule = RULES[name]
+  chain = drafter.proposal == "chain"
+  N = 3
+  parent = jnp.array([[0, 0, 1]] if chain else [[0, 0, 0]])
+  depth = jnp.array([[0, 1, 2]] if chain else [[0, 1, 1]])
+  law = jnp.log(jnp.broadcast_to(jnp.array([0.0, 0.25, 0.75]), (1, N, V)))
+  # Siblings without replacement are all that p can say, so nothing is left after the second.
+  draft = Draft(jnp.array([[0, 1, 2]]), parent, depth, jnp.ones((1, N), bool), law)
+  verdict = rule.verify((), draft, law, None, Refusing(), drafter)
+  assert int(verdict.count[0]) == 0
+  assert int(verdict.tokens[0, 0]) in (1, 2)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_nan_is_never_a_token(name):
+  """The row fails and emits nothing, whatever the rule does with a law of NaN."""
+  drafter, rule = RULES[name]
+  method = speculate.method(MODEL, drafter, rule)
+  table = {"logits": random_table(5, V)["logits"].at[:, 1].set(jnp.nan)}
+  weights = speculate.Weights(table, random_table(6, V))
+  one = jnp.ones(1)
+  request = speculate.Request(
+    Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), jax.random.split(jax.random.key(0), 1),
+    jnp.array([12]), jnp.array([-1]),
+  )  # fmt: skip
+  state = speculate.start(method, weights, jnp.array([[0, 1]]), jnp.array([2]), request, 32)
+  state = speculate.advance(method, weights, request, state, jnp.int32(9))
+  assert bool(state.failed[0]) and bool(state.done[0])
+  assert int(state.context.length[0]) == 2 and int(state.stats.emitted[0]) == 0
