@@ -7,16 +7,22 @@ A new rule or drafter is proven in a few lines, by all that can happen and by wh
     assert total_variation(emitted_law(case, method), target_law(case)) < 1e-6
     assert p_value(case, method) > 1e-6
 
-What should be seen can be broken on purpose: a `Source` with a flaw goes in as `source=`, a flawed
-rule or drafter is one `_replace` away (tests/testing/test_negative_controls.py has a dozen).
+That it would have failed a wrong one is shown by breaking it, see `faults`:
+
+    cases = [Case(np.asarray(random_table(s, 3)["logits"])) for s in range(3)]
+    found = faults.distances(cases, method, faults=["row of the child", "last token redrawn"])
+    assert min(found.values()) > 1e-3
+
+A `Source` with a flaw goes into `p_value` as `source=`; tests/testing has examples of all.
 """
 
+from specjax.testing import faults
 from specjax.testing.drafts import fixed_draft, random_draft
 from specjax.testing.enumerate import Case, emitted_law, target_law, total_variation
 from specjax.testing.samples import p_value
 from specjax.testing.table import random_table, table_model
 
 __all__ = [
-  "Case", "emitted_law", "fixed_draft", "p_value", "random_draft", "random_table", "table_model",
-  "target_law", "total_variation",
+  "Case", "emitted_law", "faults", "fixed_draft", "p_value", "random_draft", "random_table",
+  "table_model", "target_law", "total_variation",
 ]  # fmt: skip

@@ -1,0 +1,153 @@
+"""Faults to inject into a method: a proof counts for what it would have caught.
+
+Each takes a method and breaks it in one place, the way real programs are broken. Enumeration must
+see what the rule looks at:
+
+    found = distances(cases, method, drafter_params)
+    assert found["row of the child"] > 1e-3
+
+A rule that never reads q (such as target_only) is right not to mind a wrong one.
+
+Letters: B batch, N tree nodes, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax.base import Draft, Params
+from specjax.sampling import RESIDUAL
+from specjax.speculate import Method
+from specjax.testing.enumerate import Case, emitted_law, target_law, total_variation
+
+
+def _drafting(method: Method, change: Callable[[Draft], Draft], **fields) -> Method:
+  """The method with `change` made to every draft, before anyone sees it."""
+  drafter = method.drafter
+
+  def propose(*arguments):
+    draft, state = drafter.propose(*arguments)
+    return change(draft), state
+
+  return method._replace(drafter=drafter._replace(propose=propose, **fields))
+
+
+def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array]]) -> Method:
+  """The method with `change` made to what its rule reads, (draft, law of the target)."""
+  verifier = method.verifier
+
+  def verify(params, draft, law, *rest):
+    return verifier.verify(params, *change(draft, law), *rest)
+
+  return method._replace(verifier=verifier._replace(verify=verify))
+
+
+def row_of_the_child(method: Method) -> Method:
+  """Row i + 1 of the target's law is read in place of row i."""
+  return _judging(method, lambda draft, law: (draft, jnp.roll(law, -1, 1)))
+
+
+def p_for_q(method: Method) -> Method:
+  """The rule takes p for the law the draft came from."""
+  return _judging(method, lambda draft, law: (draft._replace(law=law), law))
+
+
+def p_and_q_swapped(method: Method) -> Method:
+  return _judging(method, lambda draft, law: (draft._replace(law=law), draft.law))
+
+
+def q_padded(method: Method) -> Method:
+  """0.05 is added to q, against dividing by zero."""
+
+  def change(draft: Draft, law: Array):
+    return draft._replace(law=jnp.log(jnp.exp(draft.law) + 0.05)), law
+
+  return _judging(method, change)
+
+
+def q_rounded(method: Method) -> Method:
+  """q went through a format of 3 bits of mantissa after the draw."""
+
+  def change(draft: Draft, law: Array):
+    return draft._replace(law=jnp.log(lax.reduce_precision(jnp.exp(draft.law), 8, 3))), law
+
+  return _judging(method, change)
+
+
+def siblings_reversed(method: Method) -> Method:
+  """Nodes of a level are numbered against the order they were drawn in."""
+
+  def change(draft: Draft) -> Draft:
+    N = draft.tokens.shape[1]
+    order = jnp.argsort(draft.depth * N - jnp.arange(N, dtype=jnp.int32)[None], axis=1)
+    number = jnp.argsort(order, axis=1)
+
+    def moved(x: Array) -> Array:
+      return jnp.take_along_axis(x, order if x.ndim == 2 else order[..., None], 1)
+
+    parent = jnp.take_along_axis(number, moved(draft.parent), 1).astype(jnp.int32)
+    return draft._replace(
+      tokens=moved(draft.tokens), parent=parent, depth=moved(draft.depth),
+      valid=moved(draft.valid), law=None if draft.law is None else moved(draft.law),
+      chosen=None if draft.chosen is None else moved(draft.chosen),
+    )  # fmt: skip
+
+  return _drafting(method, change)
+
+
+def child_duplicated(method: Method) -> Method:
+  """The root's second child says what its first says."""
+
+  def change(draft: Draft) -> Draft:
+    return draft._replace(tokens=draft.tokens.at[:, 2].set(draft.tokens[:, 1]))
+
+  return _drafting(method, change)
+
+
+def law_forgets_siblings(method: Method) -> Method:
+  """Draws without replacement are taken for independent ones."""
+  return method._replace(drafter=method.drafter._replace(proposal="iid"))
+
+
+def last_token_redrawn(method: Method) -> Method:
+  """The token after the accepted ones is drawn anew from p."""
+  verifier = method.verifier
+
+  def verify(params, draft, law, features, noise, drafter):
+    verdict = verifier.verify(params, draft, law, features, noise, drafter)
+    leaf = jnp.take_along_axis(verdict.path, verdict.count[:, None], 1)
+    again = noise.draw(RESIDUAL, jnp.take_along_axis(law, leaf[..., None], 1)[:, 0])
+    step = jnp.arange(verdict.tokens.shape[1], dtype=jnp.int32)[None]
+    tokens = jnp.where(step < verdict.count[:, None], verdict.tokens, again[:, None])
+    return verdict._replace(tokens=tokens)
+
+  return method._replace(verifier=verifier._replace(verify=verify))
+
+
+FAULTS: dict[str, Callable[[Method], Method]] = {
+  fault.__name__.replace("_", " "): fault
+  for fault in (
+    row_of_the_child, p_for_q, p_and_q_swapped, q_padded, q_rounded, siblings_reversed,
+    child_duplicated, law_forgets_siblings, last_token_redrawn,
+  )
+}  # fmt: skip
+
+
+def distances(
+  cases: Sequence[Case], method: Method, drafter_params: Params = (), *, faults: Sequence[str]
+) -> dict[str, float]:
+  """How far each fault takes the method from the target's law: the largest total variation.
+
+  Args:
+    cases: several tables; a fault may leave no trace on one of them.
+    method: exact, of a `table_model`.
+    drafter_params: the drafter's.
+    faults: names in FAULTS. Those of q need a draft with a law, those of siblings two children.
+  """
+  found = {}
+  for name in faults:
+    broken = FAULTS[name](method)
+    laws = ((emitted_law(case, broken, drafter_params), target_law(case)) for case in cases)
+    found[name] = max(total_variation(*pair) for pair in laws)
+  return found
