@@ -7,8 +7,8 @@ The target's answers to the 7473 training questions (100 of them held out) and i
 are computed by the first head and shared by all. Every head takes 1500 steps of 8 rows x 256
 positions with the loss published for it, guesses among the 512 tokens that make up 99.85 % of the
 answers, and reads them out through the target's LM head where the method allows it. Hidden
-Transfer, FIRP and PPD take 2 rows a step: each of their guesses costs a pass through the target's
-own layers.
+Transfer, FIRP and PPD, whose guesses cost a pass through the target's own layers each, take 2 rows
+a step, and PPD, which takes it from the first layer on, 64 positions of each.
 On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in the README's table.
 """
 
@@ -51,7 +51,7 @@ CONFIGS: dict[str, Config] = {
     ("eagle3", Eagle3Config(depth=5), {}),
     ("hidden_transfer", HiddenTransferConfig(depth=4, layers=(4, 5, 6, 6)), {"batch": 2}),
     ("firp", HiddenTransferConfig(depth=4), {"batch": 2}),
-    ("ppd", PPDConfig(depth=4), {"batch": 2, "rate": 1e-2}),
+    ("ppd", PPDConfig(depth=4), {"batch": 2, "points": 64, "rate": 1e-2}),
   )
 }
 
