@@ -14,15 +14,19 @@ import numpy as np
 
 from specjax import drafters, processors, speculate, verifiers
 from specjax.base import Drafter, Params, Processor, Verifier
+from specjax.checkpoints import acceptance as acceptance_heads
 from specjax.checkpoints import bridge
 from specjax.checkpoints.heads import Loaded
 from specjax.model import Model, Prompt, load, resolve
+from specjax.policies import POLICIES, specdecpp
+from specjax.policies.policy import Policy
 from specjax.processors import text
 from specjax.sampling import Settings, request_keys
 from specjax.trees.grow import Tree, as_tree
 from specjax.trees.static import Choices
 
 DEFAULT_NODES = 8
+LONGEST = 8  # draft tokens of a chain that a policy ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,8 @@ def make_drafter(
   draft_model: str | Model | None = None,
   nodes: int | None = None,
   tree: Tree | None = None,
+  policy: str | None = None,
+  acceptance: str | None = None,
 ) -> tuple[Drafter, Params]:
   """A drafter for `model`, and its weights.
 
@@ -77,6 +83,8 @@ def make_drafter(
     nodes: size of the draft, the root included; by default the drafter's own.
     tree: of a head, in place of the `nodes` best of the tree it came with, or of a draft model, in
       place of a chain; () for no speculation.
+    policy: of `policies.POLICIES`, ends the chain of a draft model; `nodes` is then its most.
+    acceptance: directory of the acceptance head of policy "specdecpp".
 
   Raises:
     ValueError: an unknown name, a missing part, or a draft that does not fit the model.
@@ -86,6 +94,9 @@ def make_drafter(
     raise ValueError(f"drafter={name!r}: accepted are {', '.join(known)}.")
   if nodes is not None and nodes < 2:
     raise ValueError(f"nodes={nodes}: a draft has 2 nodes or more; for none use drafter='none'.")
+  if (policy or acceptance) and (name != "draft_model" or tree is not None):
+    raise ValueError(f"policy={policy!r}, acceptance={acceptance!r}: accepted only for the chain "
+                     "of drafter='draft_model'.")  # fmt: skip
   if tree == ():
     return drafters.none(), ()
   if name in drafters.HEADS:
@@ -108,8 +119,31 @@ def make_drafter(
       )
     if tree is not None:
       return drafters.draft_tree(small.target, tree), small.params
-    return drafters.draft_model(small.target, **chain), small.params
+    if policy is None and acceptance is None:
+      return drafters.draft_model(small.target, **chain), small.params
+    depth = chain.get("depth", LONGEST)
+    ends, weights = _policy(policy, acceptance, small.config.width, depth)
+    return drafters.adaptive_model(small.target, ends, depth), (small.params, weights)
   return (drafters.none() if name == "none" else drafters.prompt_lookup(**chain)), ()
+
+
+def _policy(
+  name: str | None, acceptance: str | None, width: int, depth: int
+) -> tuple[Policy, Params]:
+  """A policy for drafts of up to `depth` tokens by a model of `width` E, and its weights."""
+  if name not in POLICIES:
+    raise ValueError(f"policy={name!r}: accepted are {', '.join(POLICIES)}.")
+  if (acceptance is not None) != (name == "specdecpp"):
+    raise ValueError(f"policy={name!r}, acceptance={acceptance!r}: an acceptance head goes with "
+                     "policy='specdecpp', which needs one.")  # fmt: skip
+  if acceptance is not None:
+    loaded = acceptance_heads.load(acceptance, width)
+    return specdecpp(loaded.blocks), loaded.params
+  bounds = {
+    "static": {"length": depth}, "heuristic": {"length": min(5, depth), "longest": depth},
+    "marginal": {},
+  }.get(name, {"longest": depth})  # fmt: skip
+  return POLICIES[name](**bounds), ()
 
 
 def best_tree(loaded: Loaded, nodes: int | None, name: str) -> Tree:
@@ -135,7 +169,11 @@ def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Ver
   """
   if name is None:
     drawn = drafter.depth > 0 and drafter.proposal != "point"
-    rule = {"chain": "block"}.get(drafter.proposal, "recursive") if drawn else "target_only"
+    rule = (
+      {"chain": "block", "kept": "block"}.get(drafter.proposal, "recursive")
+      if drawn
+      else "target_only"
+    )
     name = "greedy" if temperature == 0 else rule
   if name not in verifiers.VERIFIERS:
     raise ValueError(f"verifier={name!r}: accepted are {', '.join(verifiers.VERIFIERS)}.")

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from jax import Array
 
 Params = Any  # a pytree of arrays
-Proposal = Literal["point", "chain", "iid", "distinct", "mixed", "own", "pruned"]
+Proposal = Literal["point", "chain", "iid", "distinct", "mixed", "own", "pruned", "kept"]
 """How a drafter's tokens came about, which decides what a verifier may assume.
 
 "point": chosen by a deterministic rule (top-k, lookup); there is no law q to correct for.
@@ -38,6 +38,8 @@ Proposal = Literal["point", "chain", "iid", "distinct", "mixed", "own", "pruned"
   from what is left.
 "own": every child is drawn by itself, from a law of its own (several draft models).
 "pruned": drawn, looked at, and then kept or dropped; what was kept has no simple law.
+"kept": a chain from which tokens were dropped after a look. Row i of the law is that of what is
+  kept, its mass below 1: with the rest of it the draft ends there. -inf where nothing was drawn.
 
 Siblings are in the order of their node numbers, which is the order they were drawn in.
 """
@@ -53,7 +55,8 @@ class Draft(NamedTuple):
     depth: i32[B, N]. 0 for the root.
     valid: bool[B, N]. False for padding; the root is always valid.
     law: f32[B, N, V] or None. Row i holds the log-probabilities from which the children of node i
-      were drawn; for "own" proposals those from which node i itself was. None for "point".
+      were drawn; for "own" proposals those from which node i itself was, for "kept" ones without
+      what would have been dropped. None for "point".
     chosen: bool[B, N] or None. For "mixed" proposals, the nodes that were chosen, not drawn.
   """
 

@@ -43,6 +43,9 @@ class Generate:
     nodes: size of the draft, root included; by default the drafter's.
     tree: of a head or a draft model, in place of --nodes: the file of `specjax tune`, or words such
       as dynamic-16-5-4 (chosen) and distinct-4-2-1 (drawn), see the README.
+    policy: that ends the chain of a draft model: static, heuristic, confidence, adaedl, specdecpp
+      or marginal; --nodes is then the most.
+    acceptance: directory of the acceptance head of --policy specdecpp.
     verifier: by default greedy at temperature 0, else the rule that is exact for the drafter.
     json: print one JSON object per prompt and nothing else.
   """
@@ -68,6 +71,8 @@ class Generate:
   batch: int = 1
   nodes: int | None = None
   tree: str | None = None
+  policy: str | None = None
+  acceptance: str | None = None
   verifier: str | None = None
   json: bool = False
 
@@ -216,7 +221,8 @@ def _generate(args: Generate) -> None:
     raise ValueError(f"nodes={args.nodes} and tree={args.tree!r}: accepted is one of them.")
   tree = files.parse(args.tree) if args.tree else None
   drafter = make_drafter(
-    model, args.drafter, head=args.head, draft_model=args.draft_model, nodes=args.nodes, tree=tree
+    model, args.drafter, head=args.head, draft_model=args.draft_model, nodes=args.nodes, tree=tree,
+    policy=args.policy, acceptance=args.acceptance,
   )  # fmt: skip
   decoder = Decoder(
     model, drafter, args.verifier, temperature=args.temperature, top_k=args.top_k,

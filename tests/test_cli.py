@@ -13,12 +13,13 @@ import tokenizers
 from tokenizers import processors
 
 import specjax
-from specjax.checkpoints import heads, hf
+from specjax.checkpoints import acceptance, heads, hf
 from specjax.cli import main
 from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
+from specjax.policies.specdecpp import AcceptanceHead
 
 KEYS = {
   "prompt", "text", "tokens", "forwards", "emitted", "seconds", "prefill_seconds", "drafter",
@@ -352,6 +353,7 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "the", "--drafter", "draft_model"), "needs draft_model"),
     (("--prompt", "the", "--drafter", "medusa", "--head", "no_such"), "'no_such' is no directory"),
     (("--prompt", "the", "--drafter", "prompt_lookup", "--nodes", "1"), "nodes=1"),
+    (("--prompt", "the", "--drafter", "medusa", "--policy", "static"), "only for the chain of"),
     (("--prompt", "the", "--verifier", "oracle"), "verifier='oracle': accepted are greedy"),
     (("--prompt", "the", "--verifier", "greedy", "--temperature", "1"), "is for temperature 0"),
     (("--prompt", "the", "--drafter", "prompt_lookup", "--verifier", "token"), "is not exact for"),
@@ -384,6 +386,45 @@ def test_a_draft_model_of_another_vocabulary(ids_model, text_model, refused):
     "--draft-model", ids_model,
   )  # fmt: skip
   assert "has a vocabulary of 64" in sentence and "they must share one" in sentence
+
+
+def test_a_policy_ends_the_chain_of_a_draft_model(run, text_model, tmp_path):
+  params = AcceptanceHead(2).init(jax.random.key(0), jnp.zeros((1, 32)))
+  acceptance.save(tmp_path, 2, params, target=text_model, draft=text_model)
+
+  def decoded(*arguments):
+    code, out, err = run(
+      "generate", "--model", text_model, "--prompt", "the", "--json", "--max-new-tokens", "12",
+      *arguments,
+    )  # fmt: skip
+    assert code == 0, err
+    return json.loads(out)
+
+  plain = decoded()
+  for policy, head in (("heuristic", ()), ("specdecpp", ("--acceptance", tmp_path))):
+    got = decoded(
+      "--drafter", "draft_model", "--draft-model", text_model, "--policy", policy, "--nodes", "4",
+      *head,
+    )  # fmt: skip
+    assert got["tokens"] == plain["tokens"] and got["drafter"] == "adaptive_model"
+    assert got["forwards"] < plain["forwards"]
+
+
+@pytest.mark.parametrize(
+  ("policy", "head", "words"),
+  [
+    ("oracle", None, "policy='oracle': accepted are static, heuristic"),
+    ("specdecpp", None, "an acceptance head goes with policy='specdecpp', which needs one"),
+    ("static", "x", "an acceptance head goes with policy='specdecpp', which needs one"),
+    ("specdecpp", "x", "x has no config.json"),
+  ],
+)
+def test_a_policy_and_its_head_must_be_known(refused, text_model, policy, head, words):
+  sentence = refused(
+    "generate", "--model", text_model, "--prompt", "the", "--drafter", "draft_model",
+    "--draft-model", text_model, "--policy", policy, *(("--acceptance", head) if head else ()),
+  )  # fmt: skip
+  assert words in sentence
 
 
 def damaged(model, path, change):

@@ -13,10 +13,11 @@ from specjax import drafters, speculate
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
+from specjax.policies import confidence
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import fixed_draft, random_draft, random_table, table_model
 from specjax.trees.grow import as_tree
-from specjax.verifiers import greedy, target_only, token
+from specjax.verifiers import block, greedy, target_only, token
 
 V = 32
 CONFIG = Config(
@@ -47,6 +48,10 @@ PARAMS, OTHER_PARAMS = random_transformer(CONFIG, 0), random_transformer(CONFIG,
 HEAD = medusa(CONFIG, MedusaConfig(depth=3))
 HEAD_PARAMS = random_params(HEAD, 2, PARAMS)
 SAMPLED = drafters.draft_model(target(CONFIG), 2)
+ADAPTIVE, KEPT = (
+  drafters.adaptive_model(target(CONFIG), confidence(0.1, 3, keep=keep), 3)
+  for keep in (True, False)
+)
 MEDUSA = HEAD.drafter(as_tree(TREE))
 METHODS = {
   name: (speculate.method(target(CONFIG), drafter, verifier), speculate.Weights(PARAMS, params))
@@ -56,9 +61,11 @@ METHODS = {
     ("draft_model", SAMPLED, TARGET_ONLY, OTHER_PARAMS),
     # Its own draft model: most of what it says is accepted, to full depth.
     ("itself", SAMPLED, TARGET_ONLY, PARAMS),
+    ("adaptive_model", ADAPTIVE, TARGET_ONLY, (PARAMS, ())),
     ("medusa", MEDUSA, TARGET_ONLY, HEAD_PARAMS),
     ("random_draft", random_draft(TREE, V), TARGET_ONLY, ()),
     ("draft_model, token", SAMPLED, token(), OTHER_PARAMS),
+    ("adaptive_model, block", KEPT, block(), (OTHER_PARAMS, ())),
     ("medusa, greedy", MEDUSA, greedy(), HEAD_PARAMS),
   )
 }
@@ -165,7 +172,7 @@ def test_types(name):
   for x in draft[:3]:
     assert (x.shape, x.dtype) == ((B, N), jnp.int32)
   assert (draft.valid.shape, draft.valid.dtype) == ((B, N), jnp.bool)
-  has_law = method.drafter.proposal == "chain" and N > 1
+  has_law = method.drafter.proposal in ("chain", "kept") and N > 1
   assert (draft.law is not None) == has_law
   if has_law:
     assert (draft.law.shape, draft.law.dtype) == ((B, N, V), jnp.float32)
@@ -203,7 +210,7 @@ def test_tokens_are_those_of_plain_decoding(name):
     assert state.stats.forwards.sum() < plain.stats.forwards.sum()
 
 
-@pytest.mark.parametrize("name", ["medusa, greedy", "draft_model, token"])
+@pytest.mark.parametrize("name", ["medusa, greedy", "draft_model, token", "adaptive_model, block"])
 def test_greedy_rows_are_those_of_plain_decoding(name):
   rows = tuple(dataclasses.replace(row, temperature=0.0) for row in ROWS)
   assert decode(name, rows)[0] == decode(PLAIN, rows)[0]
@@ -304,7 +311,9 @@ def test_nothing_returns_to_the_host():
     speculate.compiled_advance(method, weights, request, state, np.int32(FOREVER))
 
 
-@pytest.mark.parametrize("name", ["none", "prompt_lookup", "draft_model", "medusa"])
+@pytest.mark.parametrize(
+  "name", ["none", "prompt_lookup", "draft_model", "adaptive_model", "medusa"]
+)
 def test_the_loop_does_not_copy_a_cache(name):
   method, weights = METHODS[name]
   long, B = 8192, 2

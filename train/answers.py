@@ -7,7 +7,7 @@ from rich.progress import track
 
 from specjax.api import Decoder, Model
 from specjax.data.chat import TEMPLATES, encode_chat
-from specjax.data.sources import open_source, text_of
+from specjax.data.sources import JsonlSource, open_source, text_of
 from specjax.train.resume import count_lines, keep_lines
 
 Document = tuple[list[int], list[bool]]
@@ -62,6 +62,24 @@ def answer(
       for prompt, result in zip(part, decoder(part, budgets, first=first), strict=True):
         sink.write(json.dumps({"prompt": prompt, "answer": result.tokens}) + "\n")
       sink.flush()
+
+
+def answered(
+  model: Model, prompts: list[list[int]], path: pathlib.Path, **settings
+) -> list[Document]:
+  """The target's answers, see `answer`, as texts to learn from.
+
+  Raises:
+    ValueError: the file holds answers to other questions.
+  """
+  answer(model, prompts, path, **settings)
+  records = JsonlSource(path)
+  documents = [document(records[i]) for i in range(len(prompts))]
+  for i, prompt in enumerate(prompts):
+    if documents[i][0][: len(prompt)] != prompt:
+      raise ValueError(f"answers={str(path)!r} answers another question in line {i + 1}: "
+                       "choose another file.")  # fmt: skip
+  return documents
 
 
 def document(record: dict) -> Document:

@@ -25,11 +25,10 @@ from specjax.api import load
 from specjax.base import LossWeights
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
-from specjax.data.sources import JsonlSource
 from specjax.drafters import HEADS
 from specjax.drafters.medusa import MedusaConfig
 from specjax.models import draft_vocabulary
-from specjax.train.answers import answer, ask, document, given
+from specjax.train.answers import answered, ask, given
 from specjax.train.cut_points import Batch, Source
 from specjax.train.features import compute
 from specjax.train.fit import adamw, fit, shuffled
@@ -131,16 +130,10 @@ def texts(model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
     _check_held_out(config, len(prompts))
     _claim(out, config, prompts)
     path = pathlib.Path(config.answers or out / "answers.jsonl")
-    answer(
+    documents = answered(
       model, prompts, path, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
       seed=config.seed,
     )  # fmt: skip
-    records = JsonlSource(path)
-    documents = [document(records[i]) for i in range(len(prompts))]
-    for i, prompt in enumerate(prompts):
-      if documents[i][0][: len(prompt)] != prompt:
-        raise ValueError(f"answers={str(path)!r} answers another question in line {i + 1}: "
-                         "choose another file.")  # fmt: skip
   else:
     fields = (config.field, config.answer_field)
     documents = given(model, config.data, fields, config.questions)

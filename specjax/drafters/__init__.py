@@ -1,12 +1,13 @@
 """Ways of guessing, one file each.
 
-DRAFTERS need no training (but a model for `draft_model`, which as a tree is `draft_tree`); HEADS
-learn from a frozen target.
+DRAFTERS need no training (but a model for `draft_model`, which as a tree is `draft_tree` and with a
+policy `adaptive_model`); HEADS learn from a frozen target.
 """
 
 from collections.abc import Callable
 
 from specjax.base import Drafter, Head
+from specjax.drafters.adaptive_model import adaptive_model
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, clover2
@@ -23,7 +24,9 @@ from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
 
-__all__ = ["DRAFTERS", "HEADS", "draft_model", "draft_tree", "none", "prompt_lookup"]
+__all__ = [
+  "DRAFTERS", "HEADS", "adaptive_model", "draft_model", "draft_tree", "none", "prompt_lookup",
+]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,

@@ -1,27 +1,13 @@
-"""Stop at the first draft token that its own model doubts.
-
-Letters: B batch, V vocabulary.
-"""
+"""Stop at the first draft token that its own model doubts."""
 
 import functools
 
-import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
 from specjax.policies import estimates, threshold
 from specjax.policies.policy import Observation, Policy
 from specjax.policies.threshold import Threshold
-
-
-def kept_law(law: Array, least: Array) -> Array:
-  """Log-probabilities of what is kept, when tokens less likely than `least` f32[B] are dropped.
-
-  law f32[B, V] -> f32[B, V], of mass below 1: with the rest of it there is no draft token. A token
-  x is then accepted with probability min(1, p(x) / q(x)), and norm(max(p - q, 0)) gives the one
-  that follows a refusal and a drop alike, q being this law (derived; a phantom child with p = 0).
-  """
-  return jnp.where(jnp.exp(law) < least[:, None], -jnp.inf, law)
 
 
 def _stop(params: Params, state: Threshold, seen: Observation) -> tuple[Array, Threshold]:

@@ -3,7 +3,8 @@
 A drafter asks `stop` once per draft token and `update` once per round. A policy that is asked
 before the token is drawn looks at laws; one that is asked after it was drawn, and is kept, looks at
 the token too. Both leave every rule of acceptance exact: neither sees the coins of the round. A
-token that is looked at and then dropped does not, what is kept has another law.
+token that is looked at and then dropped does not: a rule must take the law of what is kept for the
+one it was drawn from, and the draft is a "kept" proposal.
 
 Hyper-parameters are arrays in the state, so rows may differ in them, and a state from another
 build of the same policy changes them without compiling anew.
@@ -15,6 +16,8 @@ package.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
 
@@ -42,9 +45,7 @@ class Policy(NamedTuple):
   Attributes:
     name: its key in `POLICIES`.
     looks_at_token: True is asked after the candidate was drawn, which is kept; False before.
-    drops: the candidate that triggered the stop is dropped after all. "target_only" and "greedy"
-      never mind. Any other rule must take the law of what is kept, `confidence.kept_law`, for the
-      one that was drawn from, and must correct for it where a token was dropped, too.
+    drops: the candidate that triggered the stop is dropped after all, see `kept`.
     init: (batch) -> state.
     stop: (params, state, observation) -> (bool[B], state). True ends the row's draft: without the
       candidate where that is not drawn yet, else with it unless the policy `drops`. `params` are
@@ -58,3 +59,23 @@ class Policy(NamedTuple):
   init: Callable[[int], Any]
   stop: Callable[[Any, Any, Observation], tuple[Array, Any]]
   update: Callable[[Any, Array, Array], Any]
+
+
+def kept(policy: Policy, params: Any, state: Any, seen: Observation) -> Array:
+  """bool[B, V]: the candidates that would not end the draft, which a policy that `drops` keeps.
+
+  The law they were drawn from, without the others and not normalised, is the law of what is kept.
+  With q that law, a token x is accepted with probability min(1, p(x) / q(x)), and norm(max(p - q,
+  0)) gives the one that follows a refusal and a drop alike (derived: a child with p = 0).
+
+  Args:
+    policy: one that looks at the token.
+    params, state, seen: what `policy.stop` is asked with; `seen.token` is not read.
+  """
+  B, V = seen.law.shape
+
+  def ends(token: Array) -> Array:
+    alike = jnp.broadcast_to(token, (B,))
+    return policy.stop(params, state, seen._replace(token=alike))[0]
+
+  return ~jax.vmap(ends, out_axes=1)(jnp.arange(V, dtype=jnp.int32))

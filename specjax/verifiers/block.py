@@ -7,6 +7,7 @@ from jax import Array, lax
 
 from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.trees.structure import at
 from specjax.verifiers import siblings
 
 _LEAST = -1e9  # log q of what cannot be drawn; a token of padding may be such
@@ -21,6 +22,12 @@ def block() -> Verifier:
   h_i = Z_i / (Z_i + 1 - c_i), at the chain's end with c_i. The last position that passes counts;
   norm(max(c_i p_{i+1} - q_{i+1}, 0)) gives the token after it, or p at the end.
 
+  A token that was dropped after a look is a child that p never says (derived): in an alphabet with
+  that child, q says it with the mass that its row lacks, and p with none, so Z_i and h_i are the
+  formulas above with the row as it is, and its own ratio of 0 never passes. The last node of a
+  "kept" draft is therefore no end: h and the residual are those of its row. A row of 0, where
+  nothing was drawn, has Z_i = c_i and so h_i = c_i and the residual p, as at a chain's end.
+
   The running minimum is a reflected walk, log c = S - cummax(max(S, 0)) of the sums S of log p / q,
   so nothing is done token by token.
   """
@@ -33,8 +40,9 @@ def block() -> Verifier:
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
     q_law = jnp.full_like(law, -jnp.inf) if draft.law is None else draft.law
-    # Past the end nothing was proposed: the residual there is p itself.
-    p, q = jnp.exp(law), jnp.where((step < length)[..., None], jnp.exp(q_law), 0.0)
+    # Past a chain's end nothing was proposed: the residual there is p itself.
+    proposed = (step < length) | (drafter.proposal == "kept")
+    p, q = jnp.exp(law), jnp.where(proposed[..., None], jnp.exp(q_law), 0.0)
 
     def of_drafted(log_p: Array) -> Array:
       return jnp.take_along_axis(log_p[:, :depth], drafted[..., None], -1)[..., 0]
@@ -49,17 +57,16 @@ def block() -> Verifier:
     mass = left.sum(-1)
     whole = mass + 1 - c
     inner = jnp.where(whole > 0, mass / jnp.where(whole > 0, whole, 1.0), 1.0)
-    h = jnp.where(step == length, c, inner)
+    h = jnp.where(proposed, inner, c)
     coins = noise.accept(COIN, h[:, 1:], jnp.ones_like(h[:, 1:])) & (step[:, 1:] <= length)
     count = jnp.where(coins, step[:, 1:], 0).max(1, initial=0)
     row = jnp.take_along_axis(left, count[:, None, None], 1)[:, 0]
     p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
-    row = jnp.where(
-      (count == length[:, 0])[:, None] | (row.sum(-1, keepdims=True) <= 0), p_row, row
-    )
+    reduced = at(proposed, count[:, None]) & (row.sum(-1, keepdims=True) > 0)
+    row = jnp.where(reduced, row, p_row)
     extra = noise.draw(RESIDUAL, jnp.log(siblings.normal(row)))
     tokens = jnp.concatenate([drafted, extra[:, None]], 1)
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
     return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
 
-  return Verifier("block", "EXACT", frozenset({"chain"}), "any", verify)
+  return Verifier("block", "EXACT", frozenset({"chain", "kept"}), "any", verify)

@@ -15,6 +15,10 @@ def token() -> Verifier:
 
   After the first refusal the token comes from norm(max(p - q, 0)), after D acceptances from p.
   Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1); Chen et al. 2023 (arXiv 2302.01318).
+
+  A token that was dropped after a look is a child that p never says (derived): it is refused, and
+  q without its like, of mass below 1, is what p is reduced by. So of a "kept" draft the row of q at
+  the last node counts, child or not; where nothing was drawn it is 0 and the token comes from p.
   """
 
   def verify(
@@ -32,8 +36,9 @@ def token() -> Verifier:
     last = count[:, None, None]
     p = jnp.exp(jnp.take_along_axis(law, last, 1)[:, 0])
     q = jnp.exp(jnp.take_along_axis(q_law, last, 1)[:, 0])
-    # No token was proposed after the chain's end: the residual there is p itself.
-    proposed = count < draft.valid[:, 1:].sum(1, dtype=jnp.int32)
+    # No token was proposed after a chain's end: the residual there is p itself.
+    length = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
+    proposed = (count < length) | (drafter.proposal == "kept")
     residual = jnp.maximum(p - jnp.where(proposed[:, None], q, 0.0), 0.0)
     # A refusal has probability zero when p = q; rounding may still produce one.
     residual = jnp.where(residual.sum(-1, keepdims=True) > 0, residual, p)
@@ -44,4 +49,4 @@ def token() -> Verifier:
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
     return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
 
-  return Verifier("token", "EXACT", frozenset({"chain"}), "any", verify)
+  return Verifier("token", "EXACT", frozenset({"chain", "kept"}), "any", verify)

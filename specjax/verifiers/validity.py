@@ -11,6 +11,7 @@ WHY = {
   "mixed": "some of its siblings are chosen and the others drawn from what is left",
   "own": "each of its siblings has a law of its own",
   "pruned": "it drops tokens after looking at them, so what is left has another law than q",
+  "kept": "it drops tokens after looking at them, so p must be reduced where it has none, too",
 }
 
 

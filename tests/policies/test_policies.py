@@ -17,8 +17,7 @@ from specjax.policies import (
   specdecpp,
   static,
 )  # fmt: skip
-from specjax.policies.confidence import kept_law
-from specjax.policies.policy import Observation
+from specjax.policies.policy import Observation, kept
 from specjax.policies.specdecpp import AcceptanceHead
 
 B, V, E, D = 5, 7, 6, 8
@@ -239,9 +238,10 @@ def test_confidence_looks_at_the_drawn_token(keep):
 
 def emitted(p, q, least, corrected: bool) -> np.ndarray:
   """Law of the next token, when a drawn token less likely than `least` is dropped; in full."""
-  kept = np.exp(np.asarray(kept_law(jnp.log(jnp.asarray([q])), jnp.array([least]))[0], np.float64))
+  policy, seen = confidence(least, keep=False), Observation(0, jnp.log(jnp.asarray([q])))
+  left = np.where(kept(policy, (), policy.init(1), seen)[0], q, 0.0)
   law = np.zeros_like(p)
-  residual = np.maximum(p - (kept if corrected else q), 0)
+  residual = np.maximum(p - (left if corrected else q), 0)
   residual /= residual.sum()
   for x, mass in enumerate(q):
     accepted = min(1, p[x] / q[x]) if q[x] >= least else 0.0

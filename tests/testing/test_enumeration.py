@@ -13,7 +13,8 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Verdict, Verifier
-from specjax.drafters import draft_model, draft_tree, none, prompt_lookup
+from specjax.drafters import adaptive_model, draft_model, draft_tree, none, prompt_lookup
+from specjax.policies import confidence
 from specjax.sampling import COIN, RESIDUAL
 from specjax.testing import (
   Case,
@@ -57,6 +58,8 @@ TREES = {
   "prompt lookup": prompt_lookup(2),
 }  # fmt: skip
 SAMPLED = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3)}
+P_MIN = confidence(0.4, keep=False, step=0.0)
+KEPT = {depth: adaptive_model(table_model(V), P_MIN, depth) for depth in (1, 2)}
 GREEDY, TARGET_ONLY, TOKEN, TYPICAL = greedy(), target_only(), token(), typical()
 BLOCK, RECURSIVE, TRAVERSAL, K_SEQ = block(), recursive(), traversal(), k_seq()
 
@@ -102,6 +105,13 @@ METHODS = {
     for name in ("2,1", "unbalanced", "padding")
     for rule in (RECURSIVE, TRAVERSAL)
   },
+  **{
+    f"kept {d}, {rule.name}": (KEPT[d], rule, 1)
+    for d in KEPT
+    for rule in (TOKEN, BLOCK, TARGET_ONLY)
+  },
+  "kept 2, greedy": (KEPT[2], GREEDY, 2),
+  "kept 2, block, 2 rounds": (KEPT[2], BLOCK, 2),
   "2,1 distinct, target_only": (DRAWN["2,1 distinct"], TARGET_ONLY, 1),
   "2 distinct, recursive, 2 rounds": (DRAWN["2 distinct"], RECURSIVE, 2),
   "2 distinct, traversal, 2 rounds": (DRAWN["2 distinct"], TRAVERSAL, 2),
@@ -136,6 +146,8 @@ def table(seed: int, vocab_size: int = V) -> np.ndarray:
 
 
 def drafter_params(drafter, seed: int, vocab_size: int = V):
+  if drafter.name == "adaptive_model":
+    return random_table(100 + seed, vocab_size), ()
   drawn = drafter.name in ("draft_model", "draft_tree")
   return random_table(100 + seed, vocab_size) if drawn else ()
 

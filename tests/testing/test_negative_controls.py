@@ -13,7 +13,8 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Draft, Drafter, Verdict, Verifier
-from specjax.drafters import draft_model, draft_tree
+from specjax.drafters import adaptive_model, draft_model, draft_tree
+from specjax.policies import confidence
 from specjax.sampling import COIN, DRAFT, RESIDUAL
 from specjax.testing import (
   Case,
@@ -76,6 +77,11 @@ def least_likely_dropped(draft: Draft) -> Draft:
 
 def unlikely_dropped(draft: Draft) -> Draft:
   return draft._replace(valid=draft.valid & ((draft.depth == 0) | (q_of(draft) > 0.4)))
+
+
+def unlikely_dropped_from_q(draft: Draft) -> Draft:
+  """And q is said to be the law of what is kept."""
+  return unlikely_dropped(draft)._replace(law=draft.law.at[:, -1].set(-jnp.inf))
 
 
 def repeats_dropped(draft: Draft) -> Draft:
@@ -166,6 +172,7 @@ def flawed_block(flaw: str) -> Verifier:
 
 
 CHAIN = draft_model(TARGET, 2)
+KEPT = adaptive_model(TARGET, confidence(0.4, keep=False, step=0.0), 2)
 CONTROLS = {
   "distinct draws, rule for iid": (drawn("distinct", 2)._replace(proposal="iid"), RECURSIVE),
   "iid draws, rule for distinct": (drawn("iid", 2)._replace(proposal="distinct"), RECURSIVE),
@@ -174,6 +181,16 @@ CONTROLS = {
   "block: residual of a token": (CHAIN, flawed_block("residual of a token")),
   "pruned after looking": (changed(drawn("distinct", 3), least_likely_dropped), RECURSIVE),
   "dropped, then p": (changed(draft_model(TARGET, 1), unlikely_dropped), token()),
+  **{
+    f"{name}, {rule.name}": (drafter, rule)
+    for rule in (token(), block())
+    for name, drafter in {
+      "kept taken for a chain": KEPT._replace(proposal="chain"),
+      "dropped, then what q leaves": changed(
+        draft_model(TARGET, 2), unlikely_dropped_from_q, proposal="kept"
+      ),
+    }.items()
+  },
   "best of beams": (drawn("iid", 2, 1), best_of_beams()),
   "repeats dropped, rule for iid": (changed(drawn("iid", 2), repeats_dropped), RECURSIVE),
   "law of the exit": (two_exits(mixture=False), token()),
@@ -192,6 +209,8 @@ PROPER = {
   "dropped, target_only": (
     changed(draft_model(TARGET, 1), unlikely_dropped, proposal="pruned"), target_only(),
   ),
+  "kept, token": (KEPT, token()),
+  "kept, block": (KEPT, block()),
   "repeats dropped, rule for distinct": (
     changed(drawn("iid", 2), repeats_dropped, proposal="distinct"), RECURSIVE,
   ),
@@ -204,7 +223,9 @@ def distances(drafter, verifier) -> list[float]:
   found = []
   for seed, temperature in itertools.product(range(3), (0.7, 1.3)):
     case = Case(np.asarray(random_table(seed, V)["logits"]), temperature=temperature)
-    law = emitted_law(case, method, random_table(100 + seed, V))
+    params = random_table(100 + seed, V)
+    params = (params, ()) if drafter.name == "adaptive_model" else params
+    law = emitted_law(case, method, params)
     found.append(total_variation(law, target_law(case)))
   return found
 

@@ -13,10 +13,10 @@ TABLE = {
   "greedy": PROPOSALS,
   "target_only": PROPOSALS,
   "typical": PROPOSALS,  # lossy for all of them
-  "token": {"chain"},
-  "block": {"chain"},
-  "recursive": PROPOSALS - {"pruned"},
-  "traversal": PROPOSALS - {"pruned"},
+  "token": {"chain", "kept"},
+  "block": {"chain", "kept"},
+  "recursive": PROPOSALS - {"pruned", "kept"},
+  "traversal": PROPOSALS - {"pruned", "kept"},
   "k_seq": {"chain", "iid"},
 }
 
@@ -43,6 +43,7 @@ def test_a_pairing_is_accepted_or_refused_when_it_is_made(name, proposal):
     (token(), "point", "Use target_only or recursive or traversal."),
     (k_seq(), "distinct", r"drawn without replacement.*and the rule is for chain, iid"),
     (recursive(), "pruned", r"drops tokens after looking at them.*Use target_only\."),
+    (recursive(), "kept", r"p must be reduced.*Use target_only or token or block\."),
   ],
 )
 def test_the_sentence_says_why_and_what_to_use(verifier, proposal, words):

@@ -1,0 +1,70 @@
+"""SpecDec++'s acceptance head on disk: config.json beside a safetensors file of float32.
+
+config.json names the target and the draft model that the head was trained for, and its shape.
+"""
+
+import json
+import pathlib
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import save_file
+
+from specjax.base import Params
+from specjax.checkpoints.heads import check, read_config, read_tensors
+from specjax.policies.specdecpp import AcceptanceHead
+
+_WEIGHTS = "acceptance.safetensors"
+
+
+class Loaded(NamedTuple):
+  """An acceptance head as it was read: `blocks` of it, and its params."""
+
+  blocks: int
+  params: Params
+
+
+def load(directory: str | pathlib.Path, width: int) -> Loaded:
+  """The head for a draft model of `width` E.
+
+  Raises:
+    ValueError: no acceptance head, one for another width, or damaged tensors.
+  """
+  raw, path = read_config(directory), pathlib.Path(directory) / _WEIGHTS
+  try:
+    blocks, trained = int(raw["blocks"]), int(raw["width"])
+  except (KeyError, TypeError, ValueError):
+    raise ValueError(f"{directory}/config.json has no blocks and width: this is no acceptance "
+                     "head.") from None  # fmt: skip
+  if trained != width:
+    raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width {trained}, "
+                     f"not {width}.")  # fmt: skip
+  example = jax.ShapeDtypeStruct((1, width), jnp.float32)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  shapes = flatten_dict(jax.eval_shape(AcceptanceHead(blocks).init, key, example), sep="/")
+  tensors = read_tensors(path)
+  check(tensors, {name: x.shape for name, x in shapes.items()}, path)
+  params = {name: jnp.asarray(x, jnp.float32) for name, x in tensors.items()}
+  return Loaded(blocks, unflatten_dict(params, sep="/"))
+
+
+def save(
+  directory: str | pathlib.Path, blocks: int, params: Params, *, target: str, draft: str
+) -> None:
+  """Writes what `load` reads.
+
+  Args:
+    blocks: of the head.
+    params: its weights.
+    target, draft: name the two models.
+  """
+  directory = pathlib.Path(directory)
+  directory.mkdir(parents=True, exist_ok=True)
+  tensors = {name: np.asarray(x) for name, x in flatten_dict(params, sep="/").items()}
+  save_file(tensors, directory / _WEIGHTS)
+  width = tensors["params/out"].shape[1]
+  raw = {"blocks": blocks, "width": width, "target": target, "draft": draft}
+  (directory / "config.json").write_text(json.dumps(raw) + "\n")
