@@ -31,6 +31,7 @@ from specjax.trees.structure import match
 from specjax.verifiers import (
   block,
   greedy,
+  judge,
   k_seq,
   recursive,
   target_only,
@@ -38,6 +39,7 @@ from specjax.verifiers import (
   traversal,
   typical,
 )
+from specjax.verifiers.judge import Judge
 
 EXACT, BIASED = 1e-6, 1e-3
 V = 3
@@ -59,6 +61,16 @@ TREES = {
 SAMPLED = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3)}
 GREEDY, TARGET_ONLY, TOKEN, TYPICAL = greedy(), target_only(), token(), typical()
 BLOCK, RECURSIVE, TRAVERSAL, K_SEQ = block(), recursive(), traversal(), k_seq()
+
+
+def judged(b: float) -> Verifier:
+  """Judge decoding with a head that says the same of every token."""
+  params = Judge(jnp.zeros(V), jnp.float32(b))
+  rule = judge()
+  return rule._replace(verify=lambda _, *arguments: rule.verify(params, *arguments))
+
+
+NEVER, ALWAYS = judged(-jnp.inf), judged(jnp.inf)
 
 SHAPES = {
   "2": ((0,), (1,)),
@@ -102,6 +114,8 @@ METHODS = {
     for name in ("2,1", "unbalanced", "padding")
     for rule in (RECURSIVE, TRAVERSAL)
   },
+  "unbalanced, judge that finds nothing right": (TREES["unbalanced"], NEVER, 1),
+  "draft model 2, judge that finds nothing right": (SAMPLED[2], NEVER, 1),
   "2,1 distinct, target_only": (DRAWN["2,1 distinct"], TARGET_ONLY, 1),
   "2 distinct, recursive, 2 rounds": (DRAWN["2 distinct"], RECURSIVE, 2),
   "2 distinct, traversal, 2 rounds": (DRAWN["2 distinct"], TRAVERSAL, 2),
@@ -256,6 +270,8 @@ FLAWS = {
   "redrawn after mismatch": (TARGET, TREES["2,1"], redrawn_after_mismatch(), 1),
   "greedy above temperature 0": (TARGET, TREES["2,1"], GREEDY, 1),
   "typical": (TARGET, TREES["2,1"], TYPICAL, 1),
+  "judge, tree": (TARGET, TREES["2,1"], ALWAYS, 1),
+  "judge, chain": (TARGET, SAMPLED[2], ALWAYS, 1),
   "point draft taken for a sampled one": (
     TARGET, TREES["chain of 2"], TOKEN._replace(accepts=frozenset({"point"})), 1,
   ),
