@@ -90,23 +90,45 @@ def test_plain_decoding_follows_the_law_written_out():
   assert got != decode(PLAIN, drafters.none(), greedy(), 0.0)[0]
 
 
+PARENT = np.array([0, 0, 0, 1, 1, 2, 3])
+DEPTH = np.array([0, 1, 1, 2, 2, 2, 3], np.int32)
+MASK = np.eye(7, dtype=bool)
+for child in range(1, 7):
+  MASK[child] |= MASK[PARENT[child]]
+NODES = np.array([5, *np.random.default_rng(0).integers(V, size=6)], np.int32)
+prefill = jax.jit(PLAIN.prefill, static_argnums=3)
+
+
+def cached(texts):
+  """The cache of texts, at one shape."""
+  ids = np.zeros((len(PROMPTS), T + BUDGET), np.int32)
+  for b, text in enumerate(texts):
+    ids[b, : len(text)] = text
+  length = jnp.asarray([len(text) for text in texts], jnp.int32)
+  return prefill(params(), ids, length, T + BUDGET)[0]
+
+
+def evaluate(network):
+  """The tree above after the first prompt, in every row."""
+  tree = (jnp.asarray(np.broadcast_to(x, (3, *x.shape))) for x in (NODES, DEPTH, MASK))
+  return jax.jit(functools.partial(network.evaluate, taps=(1,)))(
+    params(), cached([PROMPTS[0]] * 3), *tree
+  )
+
+
 def test_every_node_of_a_tree_has_the_law_of_its_path():
-  rng = np.random.default_rng(0)
-  parent = np.array([0, 0, 0, 1, 1, 2, 3])
-  depth = np.array([0, 1, 1, 2, 2, 2, 3])
-  tokens = rng.integers(V, size=7)
-  mask, text = np.eye(7, dtype=bool), list(PROMPTS[0])
-  for i in range(1, 7):
-    mask[i] |= mask[parent[i]]
-  tokens[0] = text[-1]
-  ids, length = jnp.asarray([text], jnp.int32), jnp.array([len(text)])
-  cache, _ = PLAIN.prefill(params(), ids, length, 16)
-  arguments = (jnp.asarray(x[None]) for x in (tokens.astype(np.int32), depth, mask))
-  got = SECOND.evaluate(params(), cache, *arguments, taps=(1,))
-  assert got.logits.shape == (1, 7, V) and got.features.taps[0].shape == (1, 7, 16)
+  assert NODES[0] == PROMPTS[0][-1]
+  got = evaluate(SECOND)
   for i in range(7):
-    path = [t for t, seen in zip(tokens.tolist(), mask[i].tolist(), strict=True) if seen]
-    np.testing.assert_allclose(got.logits[0, i], after([*text[:-1], *path]), atol=2e-5)
+    text = [*PROMPTS[0][:-1], *NODES[MASK[i]].tolist()]
+    np.testing.assert_allclose(got.logits[0, i], after(text), atol=2e-5)
+
+
+def test_only_the_logits_are_other_and_at_weight_0_not_they():
+  want, got, none = (evaluate(x) for x in (PLAIN, SECOND, reflective(PLAIN, PROMPT, 0.0)))
+  chex.assert_trees_all_close(none, want, atol=2e-5)
+  chex.assert_trees_all_close(got._replace(logits=want.logits), want, atol=2e-5)
+  assert np.abs(got.logits - want.logits).max() > 0.1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -120,22 +142,13 @@ def test_drafts_give_the_tokens_of_plain_decoding(drafter, temperature):
     assert state.stats.forwards.sum() < plain.stats.forwards.sum()
 
 
-def test_weight_0_is_the_plain_target():
-  none = reflective(PLAIN, PROMPT, 0.0)
-  for drafter, temperature in ((CHAIN, 0.0), (TREE, 0.8)):
-    want, _ = decode(PLAIN, drafter, target_only(), temperature)
-    assert decode(none, drafter, target_only(), temperature)[0] == want
-
-
 def test_the_cache_holds_what_the_plain_target_would():
   got, state = decode(SECOND, TREE, target_only(), 0.8)
-  for b, (prompt, new) in enumerate(zip(PROMPTS, got, strict=True)):
-    text = jnp.asarray([[*prompt, *new]], jnp.int32)
-    n = text.shape[1]
-    cache, _ = PLAIN.prefill(params(), text, jnp.array([n]), 40)
-    assert state.cache.length[b] == n - 1
-    rows = (jax.tree.map(lambda x, i=i, n=n: x[i, :, : n - 1], c.kv)
-            for c, i in ((state.cache, b), (cache, 0)))  # fmt: skip
+  texts = [[*prompt, *new] for prompt, new in zip(PROMPTS, got, strict=True)]
+  want = cached(texts)
+  assert state.cache.length.tolist() == want.length.tolist()
+  for b, n in enumerate(want.length.tolist()):
+    rows = (jax.tree.map(lambda x, b=b, n=n: x[b, :, :n], c.kv) for c in (state.cache, want))
     chex.assert_trees_all_close(*rows, atol=2e-5)
 
 

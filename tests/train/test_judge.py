@@ -71,7 +71,7 @@ def test_states_are_those_of_the_text_with_one_token_replaced():
   places = np.flatnonzero(may) + len(head)
   assert len(wrong) == len(places) == got.number[: len(ids)].sum() == 10
   assert (got.right[len(ids) :] == ~got.number[len(ids) :]).all()
-  assert (~got.number[len(ids) :]).sum() > 3
+  assert (~got.number[len(ids) :]).any()
   for r, i in zip(wrong, places, strict=True):
     others = [t for t in np.flatnonzero(KIND[text[i]] == KIND) if t != text[i]]
     states = [state([*text[:i], t, *text[i + 1 :]], i) for t in others]
