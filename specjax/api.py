@@ -154,7 +154,8 @@ class Decoder:
   Args:
     model: the target.
     drafter: a name, or a (Drafter, weights) pair such as `make_drafter` gives.
-    verifier: a name, or None for the exact default.
+    verifier: a name, a (Verifier, weights) pair for rules that are trained, or None for the exact
+      default.
     temperature, top_k, top_p, min_p: sampling, see `sampling.Settings`.
     seed: of the noise; request r of a call draws the same tokens in any batch.
     stop: ids that end a text, besides the model's own.
@@ -165,7 +166,7 @@ class Decoder:
     self,
     model: Model,
     drafter: str | tuple[Drafter, Params] = "none",
-    verifier: str | None = None,
+    verifier: str | tuple[Verifier, Params] | None = None,
     *,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -182,8 +183,11 @@ class Decoder:
     _check(batch >= 1, "batch", batch, "1 or more")
     self.model, self.batch, self.seed = model, batch, seed
     guess, weights = make_drafter(model, drafter) if isinstance(drafter, str) else drafter
-    self.method = speculate.method(model.target, guess, make_verifier(verifier, guess, temperature))
-    self.weights = speculate.Weights(model.params, weights)
+    if verifier is None or isinstance(verifier, str):
+      verifier = make_verifier(verifier, guess, temperature), ()
+    rule, head = verifier
+    self.method = speculate.method(model.target, guess, rule)
+    self.weights = speculate.Weights(model.params, weights, head)
     self._settings = Settings(
       temperature=jnp.full(batch, temperature, jnp.float32),
       top_k=jnp.full(batch, top_k, jnp.int32),
@@ -318,7 +322,7 @@ def generate(
   prompts: Sequence[Prompt],
   *,
   drafter: str | tuple[Drafter, Params] = "none",
-  verifier: str | None = None,
+  verifier: str | tuple[Verifier, Params] | None = None,
   max_new_tokens: int | Sequence[int] = 128,
   **settings,
 ) -> list[Result]:

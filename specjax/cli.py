@@ -39,6 +39,7 @@ class Generate:
     tree: of a head or a draft model, in place of --nodes: the file of `specjax tune`, or words such
       as dynamic-16-5-4 (chosen) and distinct-4-2-1 (drawn), see the README.
     verifier: by default greedy at temperature 0, else the rule that is exact for the drafter.
+    judge: directory of the head that --verifier judge needs, see `specjax.train.judge`.
     json: print one JSON object per prompt and nothing else.
   """
 
@@ -59,6 +60,7 @@ class Generate:
   nodes: int | None = None
   tree: str | None = None
   verifier: str | None = None
+  judge: str | None = None
   json: bool = False
 
 
@@ -196,6 +198,19 @@ def _items(args: Generate, model):
   return [item]
 
 
+def _verifier(args: Generate, model):
+  """The rule's name, or the judge with its weights."""
+  if (args.verifier == "judge") != (args.judge is not None):
+    raise ValueError(f"verifier={args.verifier!r} and judge={args.judge!r}: --verifier judge and "
+                     "--judge DIR go together.")  # fmt: skip
+  if args.judge is None:
+    return args.verifier
+  from specjax.checkpoints import judge
+  from specjax.verifiers import VERIFIERS
+
+  return VERIFIERS["judge"](), judge.load(args.judge, model.config)
+
+
 def _generate(args: Generate) -> None:
   from specjax.api import Decoder, make_drafter
   from specjax.trees import files
@@ -209,7 +224,7 @@ def _generate(args: Generate) -> None:
     model, args.drafter, head=args.head, draft_model=args.draft_model, nodes=args.nodes, tree=tree
   )  # fmt: skip
   decoder = Decoder(
-    model, drafter, args.verifier, temperature=args.temperature, top_k=args.top_k,
+    model, drafter, _verifier(args, model), temperature=args.temperature, top_k=args.top_k,
     top_p=args.top_p, min_p=args.min_p, seed=args.seed, batch=args.batch,
   )  # fmt: skip
   if len(items) == 1 and not args.json:
