@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from specjax.base import Draft, Drafter
+from specjax.base import Draft, Drafter, Features
 from specjax.drafters import draft_tree
 from specjax.eval import verify_cost
 from specjax.eval.environment import environment
@@ -27,11 +27,12 @@ from specjax.sampling import Noise, Settings, log_law, request_keys
 from specjax.testing import table_model
 from specjax.trees.drawn import Drawn, draw
 from specjax.verifiers import VERIFIERS
+from specjax.verifiers.judge import Judge
 
 NODES = 8
 TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 CHAIN = tuple((0,) * d for d in range(1, NODES))
-LOOP_FREE = ("greedy", "target_only", "token", "block", "typical")
+LOOP_FREE = ("greedy", "target_only", "token", "block", "typical", "judge")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +93,17 @@ def main(config: Config) -> None:
   settings = Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one)
   law, q = log_law(logits, settings), log_law(guess, settings)
   noise = Noise(request_keys(0, np.arange(1)), jnp.array([9]))
+  features = Features(jax.random.normal(keys[0], (1, NODES, config.width)))
+  head = Judge(jnp.zeros(config.width), jnp.float32(0))  # the other rules have no weights
   law_seconds = median_seconds(lambda: jax.jit(log_law)(logits, settings), config.repeats)
   rows = []
   for name, build in VERIFIERS.items():
     draft, drafter = draft_for(name, q, noise)
     rule = jax.jit(build().verify, static_argnums=5)
     seconds = median_seconds(
-      lambda rule=rule, draft=draft, drafter=drafter: rule((), draft, law, None, noise, drafter),
+      lambda rule=rule, draft=draft, drafter=drafter: rule(
+        head, draft, law, features, noise, drafter
+      ),
       config.repeats,
     )
     rows.append((name, name in LOOP_FREE, seconds, seconds / verify))

@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 # Found on first use: importing jax takes a second that `specjax --help` need not wait for.
 _HOMES = {
   "Decoder": "specjax.api", "Result": "specjax.api", "generate": "specjax.api",
-  "make_drafter": "specjax.api", "Model": "specjax.model", "load": "specjax.model",
+  "make_drafter": "specjax.parts", "Model": "specjax.model", "load": "specjax.model",
 }  # fmt: skip
 __all__ = list(_HOMES)
 

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable
 
-from specjax.api import DEFAULT_NODES
 from specjax.checkpoints import heads, medusa
 from specjax.drafters import DRAFTERS, HEADS
 from specjax.model import ZOO
 from specjax.models.config import Config
 from specjax.models.transformer import target
+from specjax.parts import DEFAULT_NODES
 from specjax.verifiers import VERIFIERS
 
 

@@ -47,6 +47,7 @@ class Generate:
       or marginal; --nodes is then the most.
     acceptance: directory of the acceptance head of --policy specdecpp.
     verifier: by default greedy at temperature 0, else the rule that is exact for the drafter.
+    judge: directory of the head that --verifier judge needs, see `specjax.train.judge`.
     json: print one JSON object per prompt and nothing else.
   """
 
@@ -74,6 +75,7 @@ class Generate:
   policy: str | None = None
   acceptance: str | None = None
   verifier: str | None = None
+  judge: str | None = None
   json: bool = False
 
 
@@ -211,8 +213,22 @@ def _items(args: Generate, model):
   return [item]
 
 
+def _verifier(args: Generate, model):
+  """The rule's name, or the judge with its weights."""
+  if (args.verifier == "judge") != (args.judge is not None):
+    raise ValueError(f"verifier={args.verifier!r} and judge={args.judge!r}: --verifier judge and "
+                     "--judge DIR go together.")  # fmt: skip
+  if args.judge is None:
+    return args.verifier
+  from specjax.checkpoints import judge
+  from specjax.verifiers import VERIFIERS
+
+  return VERIFIERS["judge"](), judge.load(args.judge, model.config)
+
+
 def _generate(args: Generate) -> None:
-  from specjax.api import Decoder, make_drafter
+  from specjax.api import Decoder
+  from specjax.parts import make_drafter
   from specjax.trees import files
 
   model = _load(args.model)
@@ -225,7 +241,7 @@ def _generate(args: Generate) -> None:
     policy=args.policy, acceptance=args.acceptance,
   )  # fmt: skip
   decoder = Decoder(
-    model, drafter, args.verifier, temperature=args.temperature, top_k=args.top_k,
+    model, drafter, _verifier(args, model), temperature=args.temperature, top_k=args.top_k,
     top_p=args.top_p, min_p=args.min_p, repetition_penalty=args.repetition_penalty,
     presence_penalty=args.presence_penalty, frequency_penalty=args.frequency_penalty,
     regex=args.regex, stop_words=args.stop_words, seed=args.seed, batch=args.batch,

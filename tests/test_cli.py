@@ -357,6 +357,7 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "the", "--verifier", "oracle"), "verifier='oracle': accepted are greedy"),
     (("--prompt", "the", "--verifier", "greedy", "--temperature", "1"), "is for temperature 0"),
     (("--prompt", "the", "--drafter", "prompt_lookup", "--verifier", "token"), "is not exact for"),
+    (("--prompt", "the", "--verifier", "judge"), "--verifier judge and --judge DIR go together"),
     (("--prompt", "the", "--temperature", "-1"), "temperature=-1.0"),
     (("--prompt", "the", "--top-p", "0"), "top_p=0.0"),
     (("--prompt", "the", "--batch", "0"), "batch=0"),

@@ -24,10 +24,10 @@ import optax
 import tyro
 from jax import Array
 
-from specjax.api import Model, load
 from specjax.base import Params
 from specjax.checkpoints import acceptance as checkpoint
 from specjax.data.packing import Rows, pack
+from specjax.model import Model, load
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.policies.specdecpp import AcceptanceHead, labels, loss
 from specjax.train.answers import answered, ask

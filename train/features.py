@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from rich.progress import track
 
-from specjax.api import Model
 from specjax.base import Features
 from specjax.data.packing import Rows
+from specjax.model import Model
 from specjax.models.transformer import Transformer, attention_mask
 
 VERSION = 1

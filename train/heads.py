@@ -21,12 +21,12 @@ import optax
 import tyro
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.api import load
 from specjax.base import LossWeights
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
 from specjax.drafters import HEADS
 from specjax.drafters.medusa import MedusaConfig
+from specjax.model import load
 from specjax.models import draft_vocabulary
 from specjax.train.answers import answered, ask, given
 from specjax.train.cut_points import Batch, Source

@@ -15,13 +15,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from specjax.api import Decoder, Result, make_drafter
+from specjax.api import Decoder, Result
 from specjax.eval import metrics, optimal, plots, report
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
 from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
 from specjax.eval.verify_cost import measure
 from specjax.model import Model
+from specjax.parts import make_drafter
 from specjax.trees import files
 
 PLAIN = "none"

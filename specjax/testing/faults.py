@@ -43,6 +43,12 @@ def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array
   return method._replace(verifier=verifier._replace(verify=verify))
 
 
+def _q(draft: Draft) -> Array:
+  """Log-probabilities f32[B, N, V] the draft came from."""
+  assert draft.law is not None, "a fault of q needs a draft with a law"
+  return draft.law
+
+
 def row_of_the_child(method: Method) -> Method:
   """Row i + 1 of the target's law is read in place of row i."""
   return _judging(method, lambda draft, law: (draft, jnp.roll(law, -1, 1)))
@@ -54,14 +60,14 @@ def p_for_q(method: Method) -> Method:
 
 
 def p_and_q_swapped(method: Method) -> Method:
-  return _judging(method, lambda draft, law: (draft._replace(law=law), draft.law))
+  return _judging(method, lambda draft, law: (draft._replace(law=law), _q(draft)))
 
 
 def q_padded(method: Method) -> Method:
   """0.05 is added to q, against dividing by zero."""
 
   def change(draft: Draft, law: Array):
-    return draft._replace(law=jnp.log(jnp.exp(draft.law) + 0.05)), law
+    return draft._replace(law=jnp.log(jnp.exp(_q(draft)) + 0.05)), law
 
   return _judging(method, change)
 
@@ -70,7 +76,7 @@ def q_rounded(method: Method) -> Method:
   """q went through a format of 3 bits of mantissa after the draw."""
 
   def change(draft: Draft, law: Array):
-    return draft._replace(law=jnp.log(lax.reduce_precision(jnp.exp(draft.law), 8, 3))), law
+    return draft._replace(law=jnp.log(lax.reduce_precision(jnp.exp(_q(draft)), 8, 3))), law
 
   return _judging(method, change)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from specjax.base import Verifier
 from specjax.verifiers.block import block
 from specjax.verifiers.greedy import greedy
+from specjax.verifiers.judge import judge
 from specjax.verifiers.k_seq import k_seq
 from specjax.verifiers.recursive import recursive
 from specjax.verifiers.target_only import target_only
@@ -21,4 +22,5 @@ VERIFIERS: dict[str, Callable[..., Verifier]] = {
   "traversal": traversal,
   "k_seq": k_seq,
   "typical": typical,
+  "judge": judge,
 }

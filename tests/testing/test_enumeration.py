@@ -32,6 +32,7 @@ from specjax.trees.structure import match
 from specjax.verifiers import (
   block,
   greedy,
+  judge,
   k_seq,
   recursive,
   target_only,
@@ -39,6 +40,7 @@ from specjax.verifiers import (
   traversal,
   typical,
 )
+from specjax.verifiers.judge import Judge
 
 EXACT, BIASED = 1e-6, 1e-3
 V = 3
@@ -62,6 +64,16 @@ P_MIN = confidence(0.4, keep=False, step=0.0)
 KEPT = {depth: adaptive_model(table_model(V), P_MIN, depth) for depth in (1, 2)}
 GREEDY, TARGET_ONLY, TOKEN, TYPICAL = greedy(), target_only(), token(), typical()
 BLOCK, RECURSIVE, TRAVERSAL, K_SEQ = block(), recursive(), traversal(), k_seq()
+
+
+def judged(b: float) -> Verifier:
+  """Judge decoding with a head that says the same of every token."""
+  params = Judge(jnp.zeros(V), jnp.float32(b))
+  rule = judge()
+  return rule._replace(verify=lambda _, *arguments: rule.verify(params, *arguments))
+
+
+NEVER, ALWAYS = judged(-jnp.inf), judged(jnp.inf)
 
 SHAPES = {
   "2": ((0,), (1,)),
@@ -112,6 +124,8 @@ METHODS = {
   },
   "kept 2, greedy": (KEPT[2], GREEDY, 2),
   "kept 2, block, 2 rounds": (KEPT[2], BLOCK, 2),
+  "unbalanced, judge that finds nothing right": (TREES["unbalanced"], NEVER, 1),
+  "draft model 2, judge that finds nothing right": (SAMPLED[2], NEVER, 1),
   "2,1 distinct, target_only": (DRAWN["2,1 distinct"], TARGET_ONLY, 1),
   "2 distinct, recursive, 2 rounds": (DRAWN["2 distinct"], RECURSIVE, 2),
   "2 distinct, traversal, 2 rounds": (DRAWN["2 distinct"], TRAVERSAL, 2),
@@ -268,6 +282,8 @@ FLAWS = {
   "redrawn after mismatch": (TARGET, TREES["2,1"], redrawn_after_mismatch(), 1),
   "greedy above temperature 0": (TARGET, TREES["2,1"], GREEDY, 1),
   "typical": (TARGET, TREES["2,1"], TYPICAL, 1),
+  "judge, tree": (TARGET, TREES["2,1"], ALWAYS, 1),
+  "judge, chain": (TARGET, SAMPLED[2], ALWAYS, 1),
   "point draft taken for a sampled one": (
     TARGET, TREES["chain of 2"], TOKEN._replace(accepts=frozenset({"point"})), 1,
   ),

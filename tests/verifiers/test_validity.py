@@ -13,6 +13,7 @@ TABLE = {
   "greedy": PROPOSALS,
   "target_only": PROPOSALS,
   "typical": PROPOSALS,  # lossy for all of them
+  "judge": PROPOSALS,
   "token": {"chain", "kept"},
   "block": {"chain", "kept"},
   "recursive": PROPOSALS - {"pruned", "kept"},

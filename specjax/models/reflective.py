@@ -1,0 +1,81 @@
+"""Reflective verification: the target reads each token a second time, after a prompt to reflect.
+
+Letters: B batch, N nodes, P prompt tokens, V vocabulary.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Cache, Evaluation, Features, Params, Target
+
+
+@functools.cache
+def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
+  """A target whose logits are (1 - weight) z + weight z', z' from a second reading of the token.
+
+  After arXiv 2505.18629, whose weight is 0.3. LOSSY with that knob where `target` is what is
+  wanted; a law of its own, for which every drafter, rule and plain decoding is as exact as for any
+  other. Only `evaluate` differs, so all that is emitted follows that law, first and last token of a
+  round included, and the cache holds what the target's own would.
+
+  After node v come P + 1 more rows in the same pass: the prompt, and v's token again, from whose
+  row z' is read. They see the committed text, the path to v, and each other causally; no node sees
+  them, and they are dropped. Their positions go on from v's: row i is i places after v. A pass is
+  thus P + 2 times as wide.
+
+  The published layout, draft, one prompt, copy of the draft under a plain causal mask, is cheaper
+  and has no such law: what it says after a token depends on the tokens guessed after it. Nor would
+  a tree's mask help while there is one prompt per round, since text that is the same can be reached
+  by rounds that began elsewhere. Hence a prompt for each node.
+
+  A drafter that replaces `evaluate` (ppd, hidden_transfer, ..) makes the target's pass itself, and
+  its texts follow the plain law.
+
+  Args:
+    target: a causal model. Its positions must reach P + 1 past the text.
+    prompt: ids that ask to reconsider.
+    weight: share of the second reading, 0 to 1.
+
+  Raises:
+    ValueError: an empty prompt, an id outside the vocabulary, or a weight outside 0 to 1.
+  """
+  if not prompt or not all(0 <= i < target.vocab_size for i in prompt):
+    raise ValueError(f"prompt={prompt}: accepted are one id or more, 0 to {target.vocab_size - 1}.")
+  if not 0 <= weight <= 1:
+    raise ValueError(f"weight={weight}: accepted is 0 to 1.")
+  rows = len(prompt) + 1
+
+  def evaluate(
+    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()
+  ) -> Evaluation:
+    B, N = tokens.shape
+    question = jnp.broadcast_to(jnp.asarray(prompt, tokens.dtype), (B, N, rows - 1))
+    again = jnp.concatenate([question, tokens[:, :, None]], 2).reshape(B, -1)
+    below = jnp.repeat(depth, rows, 1) + jnp.tile(jnp.arange(1, rows + 1), N)[None]
+    causal = np.kron(np.eye(N, dtype=bool), np.tri(rows, dtype=bool))
+    own = jnp.broadcast_to(causal, (B, *causal.shape))
+    hidden = jnp.zeros((B, N, N * rows), bool)
+    both = target.evaluate(
+      params,
+      cache,
+      jnp.concatenate([tokens, again], 1),
+      jnp.concatenate([depth, below], 1),
+      jnp.concatenate(
+        [
+          jnp.concatenate([mask, hidden], 2),
+          jnp.concatenate([jnp.repeat(mask, rows, 1), own], 2),
+        ],
+        1,
+      ),
+      taps=taps,
+    )
+    second = both.logits[:, N:].reshape(B, N, rows, -1)[:, :, -1]
+    states = Features(*jax.tree.map(lambda x: x[:, :N], tuple(both.features)))
+    kv = jax.tree.map(lambda x: x[:, :, :N], both.kv)
+    return Evaluation((1 - weight) * both.logits[:, :N] + weight * second, states, kv, both.side)
+
+  return target._replace(evaluate=evaluate)

@@ -1,0 +1,70 @@
+"""Judge decoding: a head on the target's states overrules what the exact rule refuses."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import PROPOSALS, Draft, Drafter, Features, Verdict, Verifier
+from specjax.sampling import Source
+from specjax.trees.structure import match
+from specjax.verifiers import chain
+
+
+class Judge(NamedTuple):
+  """The head, trained by `specjax.train.judge`.
+
+  Attributes:
+    w: f32[E].
+    b: f32[].
+  """
+
+  w: Array
+  b: Array
+
+
+def probability(params: Judge, hidden: Array) -> Array:
+  """f32[...]: that the token just read is right, from the target's state there [..., E]."""
+  score = jnp.einsum("...e,e->...", hidden.astype(jnp.float32), params.w)
+  return jax.nn.sigmoid(score + jnp.broadcast_to(params.b, score.shape))
+
+
+def _redirected(draft: Draft, after: Array, right: Array) -> Array:
+  """`after` i32[B, N]; where it was not drafted, the first child of `right` bool[B, N] instead."""
+  node = jnp.arange(after.shape[1])[None, :, None]
+  child = (draft.parent[:, None] == node) & draft.valid[:, None]
+  child = child.at[:, :, 0].set(False)
+  drafted = (child & (draft.tokens[:, None] == after[:, :, None])).any(-1)
+  judged = child & right[:, None]
+  first = jnp.take_along_axis(draft.tokens, jnp.argmax(judged, -1), 1)
+  return jnp.where(~drafted & judged.any(-1), first, after)
+
+
+@functools.cache
+def judge(threshold: float = 0.5) -> Verifier:
+  """LOSSY: accepts also what a trained head finds right, sigmoid(w h + b) > threshold.
+
+  Bachmann et al. 2025 (arXiv 2501.19309). h is the target's state at the draft token, after reading
+  it, where p comes from the state before it. A chain drawn from a law is judged beside the coins of
+  "token", and left with its residual. Anything else is walked as by "target_only": to the target's
+  own choice where that was drafted, else to the first child that the head finds right.
+
+  Args:
+    threshold: 1 leaves the exact rule, a lower one accepts more.
+  """
+
+  def verify(
+    params: Judge, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+  ) -> Verdict:
+    if not isinstance(params, Judge):
+      raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
+    right = probability(params, features.hidden) > threshold
+    if drafter.proposal in ("chain", "kept"):
+      passed = chain.coins(draft, law, noise, drafter) | (right & draft.valid)[:, 1:]
+      return chain.leave(draft, law, passed, noise, drafter)
+    after = _redirected(draft, noise.choose(law, draft.depth), right)
+    return match(draft, after, drafter.depth)
+
+  return Verifier("judge", f"LOSSY (threshold={threshold:g})", PROPOSALS, "any", verify)

@@ -1,0 +1,147 @@
+"""The judge's training: what is marked and how, the states it sees, the run and its files."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.checkpoints import judge as checkpoint
+from specjax.data.packing import pack
+from specjax.data.tokenizer import train_bpe
+from specjax.model import Model, load
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer, attention_mask
+from specjax.train import judge
+from specjax.train.marked import DIGIT, OPERATOR, WORD, kinds, mark, replaceable
+from specjax.verifiers.judge import Judge, probability
+
+ANSWER = "Ann has 3+4 = <<3+4=7>>7 red pens.\nBob has 2*7 = $<<2*7=14>>14.\n#### 14"
+TOKENIZER = train_bpe(
+  [ANSWER, "Ann Ann Bob Bob has has red red pens pens blue blue 0123456789"], 300
+)
+CONFIG = Config(
+  vocab_size=300, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_length=96
+)
+KIND = kinds(TOKENIZER, 300)
+
+
+def random_model() -> Model:
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = Transformer(CONFIG).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
+  return Model("tiny", CONFIG, params, TOKENIZER, (0,), (), "qa")
+
+
+def test_results_operators_and_words_may_be_replaced():
+  ids = TOKENIZER.encode(ANSWER)
+  may = replaceable(TOKENIZER, ids, KIND)
+  pieces = [TOKENIZER.decode([i]) for i in ids]
+  shown = "".join(
+    p if m and k != WORD else "." * len(p) for p, m, k in zip(pieces, may, KIND[ids], strict=True)
+  )
+  kept = [(i, c) for i, c in enumerate(shown) if c != "."]
+  assert "".join(c for _, c in kept) == "+77*141414"
+  assert ANSWER[kept[0][0] - 3 : kept[0][0] + 1] == "<<3+"
+  words = {p.strip() for p, m, k in zip(pieces, may, KIND[ids], strict=True) if m and k == WORD}
+  assert words and all(w.isalpha() for w in words)
+  assert (KIND == DIGIT).sum() == 10 and (KIND == OPERATOR).sum() == 4
+
+
+def test_states_are_those_of_the_text_with_one_token_replaced():
+  model, ids = random_model(), TOKENIZER.encode(ANSWER)
+  head = TOKENIZER.encode("Ann?")
+  text = head + ids
+  rows = pack([(text, [False] * len(head) + [True] * len(ids))], len(text) + 3)
+  got = mark(model, rows, top_k=5, temperature=1.0, seed=0)
+  position = jnp.arange(len(text), dtype=jnp.int32)[None]
+  run = jax.jit(Transformer(CONFIG).apply)
+  mask = attention_mask(jnp.zeros_like(position), True)
+
+  def state(text, i: int) -> np.ndarray:
+    return np.asarray(run(model.params, jnp.asarray([text], jnp.int32), position, mask)[0])[0, i]
+
+  own = got.hidden[: len(ids)]
+  np.testing.assert_allclose(own[-1], state(text, len(text) - 1), atol=5e-3)
+  assert got.right[: len(ids)].all()
+  wrong = np.flatnonzero(~got.right)
+  may = replaceable(TOKENIZER, ids, KIND) & (KIND[ids] != WORD)
+  places = np.flatnonzero(may) + len(head)
+  assert len(wrong) == len(places) == got.number[: len(ids)].sum() == 10
+  assert (got.right[len(ids) :] == ~got.number[len(ids) :]).all()
+  assert (~got.number[len(ids) :]).any()
+  for r, i in zip(wrong, places, strict=True):
+    others = [t for t in np.flatnonzero(KIND[text[i]] == KIND) if t != text[i]]
+    states = [state([*text[:i], t, *text[i + 1 :]], i) for t in others]
+    assert min(np.abs(got.hidden[r] - s).max() for s in states) < 5e-3
+
+
+def test_numbers_of_several_digits_are_refused():
+  model = dataclasses.replace(random_model(), tokenizer=train_bpe(["a b"], 258))
+  digits = model.tokenizer.encode("0123456789")
+  small = dataclasses.replace(CONFIG, vocab_size=min(digits) + 3)
+  rows = pack([([1, 2], [True, True])], 4)
+  with pytest.raises(ValueError, match="model='tiny' has numbers of several digits in its voc"):
+    mark(dataclasses.replace(model, config=small), rows, top_k=2, temperature=1.0, seed=0)
+
+
+def test_the_area_counts_pairs():
+  rng = np.random.default_rng(0)
+  score, right = rng.integers(6, size=40) / 6, rng.random(40) < 0.4
+  pairs = [(a > b) + (a == b) / 2 for a in score[right] for b in score[~right]]
+  assert judge.area(score, right) == pytest.approx(np.mean(pairs))
+  assert np.isnan(judge.area(score, np.ones(40, bool)))
+
+
+def test_right_and_wrong_weigh_the_same_in_the_loss():
+  rng = np.random.default_rng(1)
+  hidden, right = rng.normal(size=(9, 4)).astype(np.float16), np.arange(9) < 7
+  params = Judge(jnp.asarray(rng.normal(size=4), jnp.float32), jnp.float32(0.2))
+  p = np.asarray(probability(params, jnp.asarray(hidden)), np.float64)
+  want = -(np.log(p[right]).mean() + np.log(1 - p[~right]).mean()) / 2
+  np.testing.assert_allclose(judge.loss(params, judge.Batch(hidden, right)), want, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def config(lm_run, tmp_path_factory):
+  directory = tmp_path_factory.mktemp("judge")
+  records = [
+    {"question": f"{a} pens and {b}?", "answer": f"<<{a}+{b}={a + b}>>{a + b} pens.\n#### {a + b}"}
+    for a in range(6)
+    for b in range(5)
+  ]
+  data = directory / "sums.jsonl"
+  data.write_text("".join(json.dumps(r) + "\n" for r in records))
+  return judge.Config(
+    model=f"{lm_run.out}/model", data=str(data), out=str(directory / "run"), held_out=8, length=64,
+    batch=64, steps=20, warmup=2, save_every=10,
+  )  # fmt: skip
+
+
+def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
+  judge.main(config)
+  report = json.loads((tmp_path / config.out / "report.json").read_text())
+  assert report["numbers"]["wrong"] == report["tokens"]["wrong"] > 0
+  assert set(report["tokens"]["threshold 0.5"]) == {"precision", "recall", "wrong_passed"}
+  network = load(config.model).config
+  params = checkpoint.load(f"{config.out}/model", network)
+  assert params.w.shape == (network.width,) and bool((params.w != 0).any())
+  judge.main(config)  # a finished run does nothing more
+  assert (checkpoint.load(f"{config.out}/model", network).w == params.w).all()
+  with pytest.raises(ValueError, match=r"holds a run with steps=20 \(now 30\)"):
+    judge.main(dataclasses.replace(config, steps=30))
+  with pytest.raises(ValueError, match=r"held_out=30: accepted is at least 2 and fewer than"):
+    judge.main(dataclasses.replace(config, held_out=30, out=str(tmp_path)))
+
+
+def test_judges_that_do_not_fit_are_refused(tmp_path):
+  checkpoint.save(tmp_path, Judge(jnp.ones(8), jnp.float32(1)), base="tiny")
+  with pytest.raises(ValueError, match=r"tensor w has shape \(8,\), expected \(16,\)"):
+    checkpoint.load(tmp_path, CONFIG)
+  with pytest.raises(ValueError, match=r"tensor b of the judge is not finite"):
+    checkpoint.save(tmp_path, Judge(jnp.ones(8), jnp.float32(jnp.nan)), base="tiny")
+  (tmp_path / "config.json").write_text("{}")
+  with pytest.raises(ValueError, match=r"lacks verifier='judge': this is no judge"):
+    checkpoint.load(tmp_path, CONFIG)
