@@ -15,8 +15,9 @@ from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import fixed_draft, random_draft, random_table, table_model
+from specjax.trees.drawn import Drawn
 from specjax.trees.grow import as_tree
-from specjax.verifiers import greedy, target_only, token
+from specjax.verifiers import greedy, recursive, target_only, token
 
 V = 32
 CONFIG = Config(
@@ -48,6 +49,9 @@ HEAD = medusa(CONFIG, MedusaConfig(depth=3))
 HEAD_PARAMS = random_params(HEAD, 2, PARAMS)
 SAMPLED = drafters.draft_model(target(CONFIG), 2)
 MEDUSA = HEAD.drafter(as_tree(TREE))
+TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
+CHAIN = drafters.draft_tree(target(CONFIG), Drawn(((0,), (0, 0)), "iid"))
+ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
 METHODS = {
   name: (speculate.method(target(CONFIG), drafter, verifier), speculate.Weights(PARAMS, params))
   for name, drafter, verifier, params in (
@@ -58,6 +62,8 @@ METHODS = {
     ("itself", SAMPLED, TARGET_ONLY, PARAMS),
     ("medusa", MEDUSA, TARGET_ONLY, HEAD_PARAMS),
     ("random_draft", random_draft(TREE, V), TARGET_ONLY, ()),
+    ("union", TWO_CHOSEN, TARGET_ONLY, ((), HEAD_PARAMS)),
+    ("union, recursive", ONE_DRAWN, recursive(), ((), OTHER_PARAMS)),
     ("draft_model, token", SAMPLED, token(), OTHER_PARAMS),
     ("medusa, greedy", MEDUSA, greedy(), HEAD_PARAMS),
   )
@@ -165,7 +171,7 @@ def test_types(name):
   for x in draft[:3]:
     assert (x.shape, x.dtype) == ((B, N), jnp.int32)
   assert (draft.valid.shape, draft.valid.dtype) == ((B, N), jnp.bool)
-  has_law = method.drafter.proposal == "chain" and N > 1
+  has_law = method.drafter.proposal != "point" and N > 1
   assert (draft.law is not None) == has_law
   if has_law:
     assert (draft.law.shape, draft.law.dtype) == ((B, N, V), jnp.float32)
@@ -203,7 +209,7 @@ def test_tokens_are_those_of_plain_decoding(name):
     assert state.stats.forwards.sum() < plain.stats.forwards.sum()
 
 
-@pytest.mark.parametrize("name", ["medusa, greedy", "draft_model, token"])
+@pytest.mark.parametrize("name", ["medusa, greedy", "draft_model, token", "union, recursive"])
 def test_greedy_rows_are_those_of_plain_decoding(name):
   rows = tuple(dataclasses.replace(row, temperature=0.0) for row in ROWS)
   assert decode(name, rows)[0] == decode(PLAIN, rows)[0]

@@ -22,8 +22,9 @@ from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
+from specjax.drafters.union import union
 
-__all__ = ["DRAFTERS", "HEADS", "draft_model", "draft_tree", "none", "prompt_lookup"]
+__all__ = ["DRAFTERS", "HEADS", "draft_model", "draft_tree", "none", "prompt_lookup", "union"]
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
