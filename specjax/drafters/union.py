@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features
+from specjax.base import Draft, Drafter, Features, Proposal
 from specjax.sampling import DRAFT, Source
 from specjax.trees.structure import at, connected, upwards
 
@@ -24,16 +24,16 @@ class Share(NamedTuple):
 
   Attributes:
     noise: of the round.
-    index: of the source.
+    place: of the source among them, from 0.
     among: how many there are.
   """
 
   noise: Source
-  index: int
+  place: int
   among: int
 
   def _own(self, stream: int) -> int:
-    return DRAFT + (stream - DRAFT) * self.among + self.index
+    return DRAFT + (stream - DRAFT) * self.among + self.place
 
   def draw(self, stream: int, law: Array) -> Array:
     return self.noise.draw(self._own(stream), law)
@@ -164,5 +164,5 @@ def union(*drafters: Drafter) -> Drafter:
     )  # fmt: skip
 
   name = "+".join(source.name for source in drafters)
-  proposal = "own" if drawn else "point"
+  proposal: Proposal = "own" if drawn else "point"
   return Drafter(name, proposal, nodes, depth, init, propose, update, taps=taps)
