@@ -16,8 +16,9 @@ from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.policies import confidence
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import fixed_draft, random_draft, random_table, table_model
+from specjax.trees.drawn import Drawn
 from specjax.trees.grow import as_tree
-from specjax.verifiers import block, greedy, target_only, token
+from specjax.verifiers import block, greedy, recursive, target_only, token
 
 V = 32
 CONFIG = Config(
@@ -53,6 +54,9 @@ ADAPTIVE, KEPT = (
   for keep in (True, False)
 )
 MEDUSA = HEAD.drafter(as_tree(TREE))
+TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
+CHAIN = drafters.draft_tree(target(CONFIG), Drawn(((0,), (0, 0)), "iid"))
+ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
 METHODS = {
   name: (speculate.method(target(CONFIG), drafter, verifier), speculate.Weights(PARAMS, params))
   for name, drafter, verifier, params in (
@@ -64,6 +68,8 @@ METHODS = {
     ("adaptive_model", ADAPTIVE, TARGET_ONLY, (PARAMS, ())),
     ("medusa", MEDUSA, TARGET_ONLY, HEAD_PARAMS),
     ("random_draft", random_draft(TREE, V), TARGET_ONLY, ()),
+    ("union", TWO_CHOSEN, TARGET_ONLY, ((), HEAD_PARAMS)),
+    ("union, recursive", ONE_DRAWN, recursive(), ((), OTHER_PARAMS)),
     ("draft_model, token", SAMPLED, token(), OTHER_PARAMS),
     ("adaptive_model, block", KEPT, block(), (OTHER_PARAMS, ())),
     ("medusa, greedy", MEDUSA, greedy(), HEAD_PARAMS),
@@ -172,7 +178,7 @@ def test_types(name):
   for x in draft[:3]:
     assert (x.shape, x.dtype) == ((B, N), jnp.int32)
   assert (draft.valid.shape, draft.valid.dtype) == ((B, N), jnp.bool)
-  has_law = method.drafter.proposal in ("chain", "kept") and N > 1
+  has_law = method.drafter.proposal != "point" and N > 1
   assert (draft.law is not None) == has_law
   if has_law:
     assert (draft.law.shape, draft.law.dtype) == ((B, N, V), jnp.float32)
@@ -210,7 +216,9 @@ def test_tokens_are_those_of_plain_decoding(name):
     assert state.stats.forwards.sum() < plain.stats.forwards.sum()
 
 
-@pytest.mark.parametrize("name", ["medusa, greedy", "draft_model, token", "adaptive_model, block"])
+@pytest.mark.parametrize(
+  "name", ["medusa, greedy", "draft_model, token", "adaptive_model, block", "union, recursive"]
+)
 def test_greedy_rows_are_those_of_plain_decoding(name):
   rows = tuple(dataclasses.replace(row, temperature=0.0) for row in ROWS)
   assert decode(name, rows)[0] == decode(PLAIN, rows)[0]

@@ -23,9 +23,11 @@ from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
+from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "draft_model", "draft_tree", "none", "prompt_lookup",
+  "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {

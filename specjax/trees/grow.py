@@ -1,5 +1,5 @@
-"""Trees grown from a head's guesses: a fixed shape, the nodes it is surest of, its best paths, or
-children drawn from its law.
+"""Trees grown from a head's guesses: a fixed shape, the nodes it is surest of, its best paths,
+walks through a graph of them, or children drawn from its law.
 
 A head guesses the children of a node from what it carries there. `grow` asks it level by level and
 lays the guesses out as a `Draft`; the same head therefore fills any tree.
@@ -27,7 +27,8 @@ from specjax.trees.frontier import (
   stochastic,
   threshold,
 )
-from specjax.trees.paths import Beam, Step, beam_paths, from_paths, search, take_rows
+from specjax.trees.graph import Graph, expand, unroll
+from specjax.trees.paths import Beam, Step, beam_paths, from_paths, likeliest, search, take_rows
 from specjax.trees.static import Choices, StaticTree, from_choices
 from specjax.trees.structure import at
 
@@ -46,7 +47,7 @@ class Dynamic(NamedTuple):
   beam: int
 
 
-Tree = tuple[tuple[int, ...], ...] | Dynamic | Beam | Drawn | StochasticBeam | Threshold
+Tree = tuple[tuple[int, ...], ...] | Dynamic | Beam | Graph | Drawn | StochasticBeam | Threshold
 """Rank paths, see `trees.static`, or another shape; hashable, as what is compiled must be.
 
 The last three are drawn, for rules that know the law of every child; the others are chosen."""
@@ -90,8 +91,8 @@ def size_of(tree: Tree, deepest: int) -> tuple[int, int]:
       deeper than `deepest`.
   """
   beam = 1
-  if isinstance(tree, Dynamic | Beam):
-    nodes, depth, beam = tree
+  if isinstance(tree, Dynamic | Beam | Graph):
+    nodes, depth, beam = tree[:3]
   elif isinstance(tree, StochasticBeam | Threshold):
     nodes, depth = 1 + sum(level_sizes(tree)), tree.depth
   else:
@@ -101,10 +102,12 @@ def size_of(tree: Tree, deepest: int) -> tuple[int, int]:
     raise ValueError(f"tree is {depth} deep: the head guesses {deepest} tokens ahead.")
   if isinstance(tree, StochasticBeam | Threshold) and min(tree[:3]) < 1:
     raise ValueError(f"tree={tree}: accepted are numbers of 1 or more.")
-  if not isinstance(tree, Dynamic | Beam):
+  if not isinstance(tree, Dynamic | Beam | Graph):
     return nodes, depth
   if isinstance(tree, Dynamic):
     formula, most = "1 + beam + (depth - 1) * beam**2", 1 + beam + (depth - 1) * beam**2
+  elif isinstance(tree, Graph):
+    formula, most = "1 + beam + .. + beam**depth", sum(beam**d for d in range(depth + 1))
   else:
     formula, most = "1 + depth * width", 1 + depth * beam
   if min(depth, beam) < 1 or not depth < nodes <= most:
@@ -138,6 +141,8 @@ def grow(
   """
   if isinstance(tree, Drawn | StochasticBeam | Threshold):
     return _drawn(tree, root, step, carry, memory, ids, sampling)
+  if isinstance(tree, Graph):
+    return unroll(tree, expand(tree, root, step, carry, memory, ids), root)
 
   def fed(level, tokens, *rest):  # the root, and guesses in the target's ids
     if ids is not None and level:
@@ -238,16 +243,5 @@ def _surest(tree: Dynamic, root: Array, step: Step, carry: Any, memory: Any) -> 
     pool.append((level.tokens, level.score, jnp.repeat(parent, size // parent.shape[1], 1)))
     parent = len(depths) + level.kept
     depths = np.concatenate([depths, np.full(size, len(pool))])
-  guessed, reach, parents = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
-  # The best scores, ties to the earlier: parents come before their children and score no less, so
-  # whoever is chosen has its parent chosen too. In order of the pool, parents come first.
-  chosen = jnp.sort(jax.lax.top_k(reach, tree.nodes - 1)[1], 1)
-  parent = at(parents, chosen)
-  place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32) + 1
-  root_node = jnp.zeros((B, 1), jnp.int32)
-  return Draft(
-    jnp.concatenate([root, at(guessed, chosen)], 1),
-    jnp.concatenate([root_node, jnp.where(parent < 0, 0, place)], 1),
-    jnp.concatenate([root_node, at(_same(depths, B), chosen)], 1),
-    jnp.ones((B, tree.nodes), bool),
-  )
+  tokens, score, parents = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
+  return likeliest(tree.nodes, root, tokens, score, parents, depths)[0]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax.base import Draft
@@ -91,6 +92,36 @@ def search(
     own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, W, W))
     above = jnp.concatenate([above, own], 2)
   return levels
+
+
+def likeliest(
+  nodes: int, root: Array, tokens: Array, score: Array, parent: Array, depth: np.ndarray
+) -> tuple[Draft, Array]:
+  """The tree of the best of a pool of P guesses, level after level, and their scores f32[B, N - 1].
+
+  Args:
+    nodes: N, the root included (static); P is N - 1 or more.
+    root: i32[B, 1].
+    tokens: i32[B, P].
+    score: f32[B, P], not above that of the guess it hangs below.
+    parent: i32[B, P], number in the pool; -1 for the root.
+    depth: i[P], static.
+  """
+  B = root.shape[0]
+  # The best scores, ties to the earlier: parents come before their children and score no less, so
+  # whoever is chosen has its parent chosen too. In order of the pool, parents come first.
+  chosen = jnp.sort(jax.lax.top_k(score, nodes - 1)[1], 1)
+  parent = at(parent, chosen)
+  place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32) + 1
+  depths = jnp.broadcast_to(jnp.asarray(depth, jnp.int32), score.shape)
+  root_node = jnp.zeros((B, 1), jnp.int32)
+  draft = Draft(
+    jnp.concatenate([root, at(tokens, chosen)], 1),
+    jnp.concatenate([root_node, jnp.where(parent < 0, 0, place)], 1),
+    jnp.concatenate([root_node, at(depths, chosen)], 1),
+    jnp.ones((B, nodes), bool),
+  )
+  return draft, at(score, chosen)
 
 
 def beam_paths(

@@ -7,6 +7,7 @@ import pytest
 from specjax.trees import files
 from specjax.trees.drawn import Drawn
 from specjax.trees.frontier import StochasticBeam, Threshold
+from specjax.trees.graph import Graph
 from specjax.trees.grow import Dynamic
 from specjax.trees.paths import Beam
 
@@ -17,6 +18,10 @@ from specjax.trees.paths import Beam
     (((0,), (2,), (0, 1)), {"choices": [[0], [2], [0, 1]]}),
     (Dynamic(16, 5, 4), {"dynamic": {"nodes": 16, "depth": 5, "beam": 4}}),
     (Beam(9, 4, 3), {"beam": {"nodes": 9, "depth": 4, "width": 3}}),
+    (
+      Graph(9, 4, 3, 0),
+      {"graph": {"nodes": 9, "depth": 4, "beam": 3, "repeat": 0, "sibling": 0.0, "least": 0.0}},
+    ),
     (Drawn(((0,), (1,), (0, 0)), "distinct"), {"distinct": [[0], [1], [0, 0]]}),
     (Drawn(((0,),), "iid"), {"iid": [[0]]}),
     (StochasticBeam(4, 3), {"stochastic": {"width": 4, "depth": 3}}),
@@ -42,6 +47,7 @@ def test_a_tree_is_what_was_saved(tmp_path, tree, raw):
   [
     ("dynamic-16-5-4", Dynamic(16, 5, 4)),
     ("beam-9-4-3", Beam(9, 4, 3)),
+    ("graph-9-4-3", Graph(9, 4, 3)),
     ("distinct-2-1", Drawn(((0,), (1,), (0, 0), (1, 0)), "distinct")),
     ("mixed-2", Drawn(((0,), (1,)), "mixed")),
     ("stochastic-4-3", StochasticBeam(4, 3)),
@@ -61,6 +67,7 @@ def test_a_tree_in_words(words, tree):
     ("dyspec-4-3-2-1", "accepted is FILE.json"),
     ("stochastic-0-3", "accepted are numbers of 1 or more"),
     ("16", "tree='16': accepted is FILE.json"),
+    ("graph-9-2-2", r"at most 1 . beam .* = 7"),
     ("eagle-16-5-4", "accepted is FILE.json"),
     ("no_such.json", "tree='no_such.json': there is no such file"),
     ("dynamic-4-5-4", "more nodes than depth"),
@@ -77,7 +84,7 @@ def test_other_words_are_refused(words, message):
   ("text", "message"),
   [
     ("{", "is not JSON"),
-    ("[[0]]", "is no tree: expected an object with one of choices, dynamic, beam, stochastic"),
+    ("[[0]]", "is no tree: expected an object with one of choices, dynamic, beam, graph, stoch"),
     ("{}", "is no tree"),
     ('{"choices": [[0]], "none": true}', "is no tree"),
     ('{"none": false}', "none=false: accepted is true"),

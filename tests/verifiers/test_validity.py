@@ -4,8 +4,10 @@ import pytest
 
 from specjax import speculate
 from specjax.base import PROPOSALS, Drafter
-from specjax.drafters import draft_model, none
+from specjax.drafters import draft_model, draft_tree, none, prompt_lookup, union
 from specjax.testing import random_draft, table_model
+from specjax.trees.drawn import Drawn
+from specjax.trees.graph import Graph
 from specjax.verifiers import VERIFIERS, k_seq, recursive, target_only, token
 from specjax.verifiers.validity import WHY, exact_for
 
@@ -64,6 +66,28 @@ def test_every_proposal_has_a_reason_and_a_rule():
   assert exact_for("chain") == [
     "target_only", "token", "block", "recursive", "traversal", "k_seq",
   ]  # fmt: skip
+
+
+CHAIN = draft_tree(table_model(4), Drawn(((0,), (0, 0)), "iid"))
+
+
+@pytest.mark.parametrize(
+  ("drafter", "proposal"),
+  [
+    (draft_tree(table_model(4), Graph(6, 3, 2)), "point"),
+    (union(prompt_lookup(3), draft_tree(table_model(4), Graph(6, 3, 2))), "point"),
+    (union(prompt_lookup(3), CHAIN), "own"),
+    (union(CHAIN, CHAIN), "own"),
+    (union(prompt_lookup(2), union(CHAIN, prompt_lookup(3))), "own"),
+  ],
+  ids=lambda x: getattr(x, "name", x),
+)
+def test_merged_and_joined_drafts_have_the_rules_of_their_kind(drafter, proposal):
+  assert drafter.proposal == proposal
+  assert exact_for(proposal) == ["target_only", "recursive", "traversal"]
+  assert speculate.method(table_model(4), drafter, recursive()).drafter is drafter
+  with pytest.raises(ValueError, match="verifier='token' is not exact"):
+    speculate.method(table_model(4), drafter, token())
 
 
 def test_a_draft_model_is_a_chain():

@@ -1,0 +1,168 @@
+"""Several ways of guessing in one round: their trees side by side below one root.
+
+Letters: B batch, N nodes, D depth, V vocabulary.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Drafter, Features, Proposal
+from specjax.sampling import DRAFT, Source
+from specjax.trees.structure import at, connected, upwards
+
+KINDS = frozenset({"point", "chain", "iid", "own"})
+"""Proposals whose children are chosen or drawn each by itself, whatever their siblings are."""
+
+
+class Share(NamedTuple):
+  """The noise of one source among several: streams that no other one has.
+
+  Attributes:
+    noise: of the round.
+    place: of the source among them, from 0.
+    among: how many there are.
+  """
+
+  noise: Source
+  place: int
+  among: int
+
+  def _own(self, stream: int) -> int:
+    return DRAFT + (stream - DRAFT) * self.among + self.place
+
+  def draw(self, stream: int, law: Array) -> Array:
+    return self.noise.draw(self._own(stream), law)
+
+  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array:
+    return self.noise.children(self._own(stream), law, count, distinct)
+
+  def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
+    return self.noise.gumbel(self._own(stream), shape)
+
+
+def side_by_side(drafts: Sequence[Draft]) -> Draft:
+  """All nodes below one root, source after source; without laws."""
+  root = jax.tree.map(lambda x: x[:, :1], drafts[0]._replace(law=None))
+  parts, first = [root], 0
+  for draft in drafts:
+    below = jax.tree.map(lambda x: x[:, 1:], draft._replace(law=None))
+    parts.append(below._replace(parent=jnp.where(below.parent > 0, below.parent + first, 0)))
+    first += below.parent.shape[1]
+  return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *parts)
+
+
+def merge(draft: Draft, depth: int) -> Draft:
+  """Equal tokens below equal parents become the first of them; the others are not valid.
+
+  For chosen tokens only: which of them are dropped depends on what they are.
+
+  Args:
+    depth: D.
+  """
+  above = upwards(draft.parent, depth)
+  B, N, A = above.shape
+  way = at(draft.tokens, above.reshape(B, N * A)).reshape(B, N, A)
+  reached = connected(draft.valid, draft.parent, depth)
+  same = (way[:, :, None] == way[:, None]).all(-1) & reached[:, :, None] & reached[:, None]
+  same = same & (draft.depth[:, :, None] == draft.depth[:, None])
+  first = jnp.argmax(same, 2).astype(jnp.int32)
+  node = jnp.arange(N, dtype=jnp.int32)[None]
+  return draft._replace(parent=at(first, draft.parent), valid=reached & (first == node))
+
+
+def _own_law(draft: Draft, proposal: str, size: int) -> Array:
+  """f32[B, N, V]: what each node but the root was drawn from, one-hot for a chosen one."""
+  if draft.law is None:
+    return jnp.where(jax.nn.one_hot(draft.tokens, size) > 0, 0.0, -jnp.inf)
+  if proposal == "own":
+    return draft.law
+  return jnp.take_along_axis(draft.law, draft.parent[..., None], 1)
+
+
+@functools.cache
+def union(*drafters: Drafter) -> Drafter:
+  """All sources guess in every round, and one pass verifies what they guessed.
+
+  Where all of them choose, siblings with equal tokens are merged and the result is "point". Where
+  one draws, the result is "own": every child has a law of its own, the one that made it, as for
+  several draft models in SpecInfer (Miao et al. 2023, arXiv 2305.09781, section 4). Then nothing is
+  merged: to drop a drawn token because a sibling has it already is to look first, and biased.
+  Draws of one source are independent of those of the others. Elder siblings are tried first, so
+  cheap and sure sources belong in front.
+
+  N = 1 + sum (N_i - 1) and D = max D_i. Params and state are tuples, one entry per source. What a
+  source is told after verification is the union's own draft and verdict, in the union's node
+  numbers and with the taps it asked for: of these, `update` may read the accepted path, whoever
+  guessed it, and nothing else. All heads, `draft_tree` and `prompt_lookup` do so. A source that
+  writes its state while it drafts, as `draft_model` does, assumes that its own chain is the one
+  that is accepted, and is refused when it is traced; `draft_tree` with a chain for a tree drafts
+  the same.
+
+  Args:
+    drafters: one or more, of proposals "point", "chain", "iid" or "own".
+
+  Raises:
+    ValueError: no drafter, another proposal, or one that replaces the target's evaluation.
+  """
+  if not drafters:
+    raise ValueError("drafters=(): a union has one source or more.")
+  for source in drafters:
+    if source.proposal not in KINDS:
+      raise ValueError(
+        f"drafter={source.name!r} has the proposal {source.proposal!r}: a union takes "
+        f"{', '.join(sorted(KINDS))}, where the law of a child does not depend on its siblings."
+      )
+    if source.evaluate is not None:
+      raise ValueError(f"drafter={source.name!r} replaces the target's evaluation: a union "
+                       "verifies all its sources in one plain pass.")  # fmt: skip
+  nodes = 1 + sum(source.nodes - 1 for source in drafters)
+  depth = max(source.depth for source in drafters)
+  drawn = any(source.proposal != "point" and source.depth > 0 for source in drafters)
+  taps = tuple(sorted({layer for source in drafters for layer in source.taps}))
+
+  def seen_by(source: Drafter, features: Features) -> Features:
+    return features._replace(taps=tuple(features.taps[taps.index(i)] for i in source.taps))
+
+  def init(params, target_params, context, features, capacity):
+    return tuple(
+      source.init(own, target_params, context, seen_by(source, features), capacity)
+      for source, own in zip(drafters, params, strict=True)
+    )
+
+  def propose(params, target_params, state, context, settings, noise):
+    drafts = []
+    for i, (source, own, before) in enumerate(zip(drafters, params, state, strict=True)):
+      share = Share(noise, i, len(drafters))
+      draft, after = source.propose(own, target_params, before, context, settings, share)
+      pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+      if not all(a is b for a, b in pairs):
+        raise ValueError(
+          f"drafter={source.name!r} writes its state while it drafts: in a union, where another "
+          "source may win, a draft model drafts with draft_tree."
+        )
+      drafts.append(draft)
+    joined = side_by_side(drafts)
+    if not drawn:
+      return merge(joined, depth), state
+    size = next(draft.law.shape[-1] for draft in drafts if draft.law is not None)
+    laws = [_own_law(d, s.proposal, size) for d, s in zip(drafts, drafters, strict=True)]
+    law = jnp.concatenate([laws[0][:, :1], *(x[:, 1:] for x in laws)], 1)
+    return joined._replace(law=law), state
+
+  def update(params, target_params, state, draft, evaluation, verdict, rows):
+    return tuple(
+      source.update(
+        own, target_params, before, draft,
+        evaluation._replace(features=seen_by(source, evaluation.features)), verdict, rows,
+      )
+      for source, own, before in zip(drafters, params, state, strict=True)
+    )  # fmt: skip
+
+  name = "+".join(source.name for source in drafters)
+  proposal: Proposal = "own" if drawn else "point"
+  return Drafter(name, proposal, nodes, depth, init, propose, update, taps=taps)

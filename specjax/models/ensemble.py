@@ -1,0 +1,77 @@
+"""Two language models as one, for drafting: a mixture of their laws.
+
+Letters: B batch, N nodes, T prompt length, V vocabulary.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import KV, Cache, Evaluation, Features, Params, Target
+
+
+@functools.cache
+def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
+  """log(w p_a + (1 - w) p_b) for logits: probabilities are mixed before any settings.
+
+  At temperature 1 without filters the draft law is the mixture itself; other settings warp the
+  mixture, as they would warp one model's law. Params are a pair. Both models keep a cache, of which
+  the rows are committed together. As for `testing.table_model` the hidden state is the logits
+  (E = V) and the head the identity: it drafts, and has no layers to tap or compose.
+
+  Args:
+    a, b: models of one vocabulary.
+    weight: w, of a, from 0 to 1 (static).
+
+  Raises:
+    ValueError: unlike vocabularies, a weight outside 0..1, or taps.
+  """
+  if a.vocab_size != b.vocab_size:
+    raise ValueError(f"vocab_size={a.vocab_size} and {b.vocab_size}: an ensemble needs one "
+                     "vocabulary.")  # fmt: skip
+  if not 0 <= weight <= 1:
+    raise ValueError(f"weight={weight}: accepted is 0 to 1.")
+
+  def mixed(logits_a: Array, logits_b: Array) -> Array:
+    laws = jnp.stack([jax.nn.log_softmax(logits_a), jax.nn.log_softmax(logits_b)])
+    share = jnp.asarray([weight, 1 - weight], laws.dtype).reshape(2, *[1] * (laws.ndim - 1))
+    return jax.nn.logsumexp(laws, 0, b=jnp.broadcast_to(share, laws.shape))
+
+  def pair(of_a: Cache, of_b: Cache) -> Cache:
+    return Cache((of_a.kv, of_b.kv), of_a.length)  # type: ignore[arg-type]  # two of them
+
+  def parts(cache: Any) -> list[Cache]:
+    return [cache._replace(kv=kv) for kv in cache.kv]
+
+  def check(taps) -> None:
+    if taps:
+      raise ValueError(f"taps={taps}: an ensemble has no layers of its own.")
+
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int, taps=()):
+    check(taps)
+    (cache_a, seen_a), (cache_b, seen_b) = (
+      model.prefill(own, tokens, length, capacity)
+      for model, own in zip((a, b), params, strict=True)
+    )
+    hidden = mixed(a.head(params[0], seen_a.hidden), b.head(params[1], seen_b.hidden))
+    return pair(cache_a, cache_b), Features(hidden)
+
+  def evaluate(
+    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()
+  ) -> Evaluation:
+    check(taps)
+    of_a, of_b = (
+      model.evaluate(own, part, tokens, depth, mask)
+      for model, own, part in zip((a, b), params, parts(cache), strict=True)
+    )
+    logits = mixed(of_a.logits, of_b.logits)
+    return Evaluation(logits, Features(logits), (of_a.kv, of_b.kv))
+
+  def commit(cache: Cache, kv: tuple[KV, KV], path: Array, rows: Array) -> Cache:
+    cache_a, cache_b = parts(cache)
+    return pair(a.commit(cache_a, kv[0], path, rows), b.commit(cache_b, kv[1], path, rows))
+
+  return Target(a.vocab_size, prefill, evaluate, commit, lambda params, hidden: hidden)

@@ -1,0 +1,151 @@
+"""Guesses as a graph: what was guessed before after the same tokens is linked, not guessed again.
+
+Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P = W R, E expanded
+nodes, V draft vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Draft
+from specjax.trees.paths import Step, likeliest, take_rows
+from specjax.trees.structure import at
+
+NEVER = -jnp.inf
+
+
+class Graph(NamedTuple):
+  """Graph-structured speculation (Gong et al. 2024, arXiv 2407.16207), unrolled to a tree.
+
+  A guess whose token and the `repeat` tokens before it are those of an expanded node off its path
+  is not expanded but goes on where that node does; the W expansions of a level are spent on the
+  likeliest others. What is verified is a tree again, since the target's law depends on the whole
+  path: the likeliest walks through the graph.
+
+  What follows a link was guessed after another text, an approximation of the draft's law. Guesses
+  are chosen, so it can cost acceptance, but not exactness. As shapes are static every level takes a
+  pass over W nodes; what links spare is room in it, or a smaller W.
+
+  Attributes:
+    nodes: N of the tree, the root included; what there is no walk for stays unused.
+    depth: D.
+    beam: nodes expanded per level, and guesses of each.
+    repeat: tokens before the guess that must be equal too.
+    sibling: a guess less likely than this times its likeliest sibling is dropped; published are
+      0.1 to 0.4.
+    least: a guess less likely than this after its parent is not expanded; published: 0.3, 0.4.
+  """
+
+  nodes: int
+  depth: int
+  beam: int
+  repeat: int = 1
+  sibling: float = 0.0
+  least: float = 0.0
+
+
+class Links(NamedTuple):
+  """The graph. Expanded node 0 is the root; those of a level follow each other.
+
+  Attributes:
+    tokens: i32[B, E, R], the target's ids.
+    law: f32[B, E, R], log-probability of each guess after its node; -inf for none.
+    to: i32[B, E, R], the expanded node that a guess is or is linked to; -1 where it ends.
+  """
+
+  tokens: Array
+  law: Array
+  to: Array
+
+
+def expand(
+  tree: Graph, root: Array, step: Step, carry: Any, memory: Any = (), ids: Array | None = None
+) -> Links:
+  """D passes of the head, E = 1 + (D - 1) W at most.
+
+  Args:
+    tree: static.
+    root: i32[B, 1].
+    step, carry, memory: the head, see `trees.paths.Step`.
+    ids: i32[V], target ids of a reduced draft vocabulary, or None.
+  """
+  B = root.shape[0]
+  tokens, reach, above = root, jnp.zeros((B, 1)), jnp.ones((B, 1, 1), bool)
+  tail = jnp.concatenate([jnp.full((B, 1, tree.repeat), -1, jnp.int32), root[..., None]], 2)
+  seen = tail[:, :0]
+  live = jnp.zeros((B, 0), bool)
+  parts: list[Links] = []
+  for level in range(tree.depth):
+    logits, carry, memory = step(level, tokens, carry, memory, above)
+    W, R = tokens.shape[1], min(tree.beam, logits.shape[-1])
+    rows = jax.nn.log_softmax(logits.astype(jnp.float32))
+    law, guesses = jax.lax.top_k(jnp.where(jnp.isnan(rows), NEVER, rows), R)
+    law, guesses = (jnp.broadcast_to(x, (B, W, R)) for x in (law, guesses.astype(jnp.int32)))
+    guesses = guesses if ids is None else jnp.take(ids, guesses, axis=0)
+    kept = (jnp.exp(law) >= tree.sibling * jnp.exp(law[..., :1])) & (reach > NEVER)[..., None]
+    law = jnp.where(kept, law, NEVER)
+    total = (reach[..., None] + law).reshape(B, W * R)
+
+    seen, live = jnp.concatenate([seen, tail], 1), jnp.concatenate([live, reach > NEVER], 1)
+    tails = jnp.broadcast_to(tail[:, :, None, 1:], (B, W, R, tree.repeat))
+    tails = jnp.concatenate([tails, guesses[..., None]], 3).reshape(B, W * R, -1)
+    earlier = (tails[:, :, None] == seen[:, None]).all(-1) & live[:, None]
+    earlier = earlier & ~jnp.repeat(above, R, 1)
+    # Of guesses of this level that could be linked to each other the likeliest is expanded.
+    wanted = (total > NEVER) & ~earlier.any(-1)
+    wanted = wanted & (jnp.exp(law.reshape(B, W * R)) >= tree.least)
+    same = (tails[:, :, None] == tails[:, None]).all(-1)
+    order = jnp.arange(W * R)
+    before = (total[:, None] > total[:, :, None]) | (
+      (total[:, None] == total[:, :, None]) & (order[None, None] < order[None, :, None])
+    )
+    leads = wanted & ~(same & before & wanted[:, None]).any(-1)
+    reach, chosen = jax.lax.top_k(jnp.where(leads, total, NEVER), min(tree.beam, W * R))
+    expanded = (chosen[:, None] == order[None, :, None]) & (reach > NEVER)[:, None]
+    fresh = (same[..., None] & expanded[:, None]).any(2)  # [B, P, W']
+    options = jnp.concatenate([earlier, fresh], 2) & (total > NEVER)[..., None]
+    if level == tree.depth - 1:
+      options = jnp.zeros_like(options)
+    to = jnp.where(options.any(-1), jnp.argmax(options, -1).astype(jnp.int32), -1)
+    parts.append(Links(guesses, law, to.reshape(B, W, R)))
+
+    tokens = at(guesses.reshape(B, W * R), chosen)
+    carry, above = take_rows((carry, above), chosen // R)
+    tail = take_rows(tails, chosen)
+    size = chosen.shape[1]
+    own = jnp.broadcast_to(jnp.eye(size, dtype=bool), (B, size, size))
+    above = jnp.concatenate([above, own], 2)
+  return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *parts)
+
+
+def unroll(tree: Graph, links: Links, root: Array) -> Draft:
+  """The N - 1 likeliest walks of 1 to D steps from the root, as a tree.
+
+  Args:
+    tree: static.
+    links: the graph.
+    root: i32[B, 1].
+  """
+  B, _, R = links.tokens.shape
+  node, reach = jnp.zeros((B, 1), jnp.int32), jnp.zeros((B, 1))
+  number = jnp.full((B, 1), -1, jnp.int32)  # in the pool, of what the walks so far end at
+  pool: list[tuple[Array, Array, Array]] = []
+  sizes: list[int] = []
+  for _ in range(tree.depth):
+    tokens, law, to = take_rows(links, jnp.maximum(node, 0))
+    law = jnp.where(node[..., None] >= 0, law, NEVER)
+    P = node.shape[1] * R
+    reach, chosen = jax.lax.top_k((reach[..., None] + law).reshape(B, P), min(tree.nodes - 1, P))
+    tokens, node = (at(x.reshape(B, P), chosen) for x in (tokens, to))
+    pool.append((tokens, reach, at(number, chosen // R)))
+    last = sum(sizes) + np.arange(reach.shape[1], dtype=np.int32)
+    number = jnp.broadcast_to(jnp.asarray(last), reach.shape)
+    sizes.append(reach.shape[1])
+  tokens, reach, parent = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
+  depth = np.repeat(np.arange(1, tree.depth + 1), sizes)
+  draft, reach = likeliest(tree.nodes, root, tokens, reach, parent, depth)
+  return draft._replace(valid=draft.valid.at[:, 1:].set(reach > NEVER))
