@@ -86,9 +86,10 @@ class Bench:
   Attributes:
     model: zoo name or directory; by default the zoo's.
     drafters: names, or NAME:NODES for another size of draft, or with a tree NAME:FILE.json or
-      NAME:dynamic-NODES-DEPTH-BEAM.
+      NAME:dynamic-NODES-DEPTH-BEAM, or draft_model:POLICY.
     head: medusa's heads; by default the zoo's for the model.
     draft_model: the small model of the drafter draft_model.
+    acceptance: directory of the acceptance head of draft_model:specdecpp.
     prompts: Spec-Bench's question file or any JSONL of prompts; by default our own questions.
     limit: how many prompts; by default all.
     max_new_tokens: budget per prompt.
@@ -104,6 +105,7 @@ class Bench:
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   head: str | None = None
   draft_model: str | None = None
+  acceptance: str | None = None
   prompts: str | None = None
   limit: int | None = None
   max_new_tokens: int = 128

@@ -22,8 +22,8 @@ from specjax.models.transformer import Transformer
 from specjax.policies.specdecpp import AcceptanceHead
 
 KEYS = {
-  "prompt", "text", "tokens", "forwards", "emitted", "seconds", "prefill_seconds", "drafter",
-  "verifier", "exactness",
+  "prompt", "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds",
+  "drafter", "verifier", "exactness",
 }  # fmt: skip
 
 

@@ -23,9 +23,11 @@ from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
 from specjax.eval.verify_cost import measure
 from specjax.model import Model
 from specjax.parts import make_drafter
+from specjax.policies import POLICIES
 from specjax.trees import files
 
 PLAIN = "none"
+MODELS = ("draft_model", "adaptive_model", "draft_tree")
 ROUNDS = 300  # whose root is compared with alpha*
 
 
@@ -34,9 +36,9 @@ class Config:
   """What is measured.
 
   Attributes:
-    drafters: method labels: a drafter's name, with the nodes of its draft ("medusa:16") or its
-      tree ("eagle:tree.json", "eagle:dynamic-16-5-4", see `trees.files`) where they are not the
-      default. Plain decoding is always there.
+    drafters: method labels: a drafter's name, with the nodes of its draft ("medusa:16"), its tree
+      ("eagle:tree.json", "eagle:dynamic-16-5-4", see `trees.files`) or the policy that ends it
+      ("draft_model:adaedl") where they are not the default. Plain decoding is always there.
     prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions.
     limit: how many prompts; None for all.
     max_new_tokens: budget per prompt.
@@ -46,6 +48,7 @@ class Config:
     verifier: of all methods but plain; by default the exact one.
     head: medusa's heads; by default the zoo's for the model.
     draft_model: of the drafter of that name.
+    acceptance: directory of the acceptance head of the policy specdecpp.
     repeats: times everything is decoded.
   """
 
@@ -59,6 +62,7 @@ class Config:
   verifier: str | None = None
   head: str | None = None
   draft_model: str | None = None
+  acceptance: str | None = None
   repeats: int = 3
 
 
@@ -91,15 +95,18 @@ def make_decoder(model: Model, label: str, config: Config) -> Decoder:
     ValueError: a label that names none.
   """
   name, _, size = label.partition(":")
-  if size and not size.isdigit() and not files.recognises(size):
+  policy = size if size in POLICIES else None
+  if size and not (policy or size.isdigit() or files.recognises(size)):
     raise ValueError(f"drafters={label!r}: accepted is NAME or NAME:NODES, for example medusa:16, "
-                     f"or with a tree, NAME:{files.ACCEPTED}.")  # fmt: skip
+                     f"NAME:{files.ACCEPTED} for a tree, "
+                     f"or draft_model:POLICY of {', '.join(POLICIES)}.")  # fmt: skip
   if name == PLAIN and size:
     raise ValueError(f"drafters={label!r}: plain decoding has no draft to size.")
   nodes = int(size) if size.isdigit() else None
-  tree = files.parse(size) if size and nodes is None else None
+  tree = files.parse(size) if size and nodes is None and policy is None else None
   drafter = make_drafter(
-    model, name, head=config.head, draft_model=config.draft_model, nodes=nodes, tree=tree
+    model, name, head=config.head, draft_model=config.draft_model, nodes=nodes, tree=tree,
+    policy=policy, acceptance=config.acceptance if policy == "specdecpp" else None,
   )  # fmt: skip
   verifier = None if label == PLAIN else config.verifier
   return Decoder(
@@ -197,8 +204,11 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   with_prefill = (*totals(run, True), *totals(plain, True))
   rounds = sum(max(forwards[i : i + config.batch]) for i in range(0, len(results), config.batch))
   tau = float(metrics.block_efficiency(emitted.sum(), forwards.sum()))
-  # A chain is drafted one pass per token and one more that caches the last; heads run once.
-  passes = drafter.depth + 1 if drafter.proposal == "chain" and drafter.depth else 1
+  # A model drafts in one pass per level and one more that caches the last. Heads count once, which
+  # flatters those that read the same weights at every depth (EAGLE, ReDrafter).
+  offered = np.sum([r.offered for r in results], 0)
+  length = float(offered @ np.arange(len(offered)) / max(offered.sum(), 1))
+  passes = length + 1 if drafter.name in MODELS else 1.0
   cost = parameters(decoder.weights.drafter) / parameters(decoder.weights.target)
   rates = metrics.tokens_per_second(tokens.sum(), run.seconds.sum(1))
   plain_rates = metrics.tokens_per_second(paired[2].sum(), plain.seconds.sum(1))

@@ -41,13 +41,13 @@ def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float |
   return [float(a / t) if t else None for a, t in zip(reached[1:], tried, strict=True)]
 
 
-def mbsu(tau, cost: float, passes: int):
+def mbsu(tau, cost: float, passes: float):
   """Memory-bound speed-up, tau / (1 + c * gamma): what tau is worth when reading weights is all.
 
   Args:
     tau: block efficiency.
     cost: c, parameters of the draft over parameters of the target.
-    passes: gamma, passes of the draft per round.
+    passes: gamma, passes of the draft per round, on average.
   """
   return tau / (1 + cost * passes)
 
