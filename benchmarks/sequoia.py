@@ -3,9 +3,10 @@ r"""Sequoia's tree for a head: how often a child of each rank is accepted, and w
     python benchmarks/sequoia.py --prompts gsm8k_test.jsonl
 
 Measures on the first questions with trees of one level, whose children are drawn without
-replacement; runs the dynamic program (`trees.sequoia`); and decodes the next questions with its
-tree and, beside it, with the tree of the same size whose nodes all have the same number of
-children. Writes tree.json, which `--tree` reads.
+replacement; runs the dynamic program (`trees.sequoia`) for several sizes; takes the tree that
+expects the most tokens per second on this machine; and decodes the next questions with it and,
+beside it, with the tree of `widths` and the program's tree of the same size. Writes tree.json,
+which `--tree` reads.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import tyro
 
 import specjax
 from specjax.base import Drafter
-from specjax.eval import bench, metrics
+from specjax.eval import bench, draft_cost, metrics, tune, verify_cost
 from specjax.eval.environment import environment
 from specjax.trees import files
 from specjax.trees.drawn import Drawn
@@ -41,7 +42,8 @@ class Config:
     temperature: of the law, above 0.
     width: children of the root while measuring, and ranks a tree may have.
     depth: of the tree at most.
-    widths: the other tree, children per level; its size is that of both.
+    sizes: nodes of the trees to choose from.
+    widths: of the tree to compare with, children per level.
     measured: questions for the rates.
     limit: questions to decode.
     max_new_tokens: per question.
@@ -56,6 +58,7 @@ class Config:
   temperature: float = 1.0
   width: int = 6
   depth: int = 5
+  sizes: tuple[int, ...] = (4, 8, 12, 16, 24)
   widths: tuple[int, ...] = (2, 2, 2)
   measured: int = 8
   limit: int = 8
@@ -83,6 +86,21 @@ def counting(drafter: Drafter) -> Drafter:
   return drafter._replace(init=init, propose=propose, update=update)
 
 
+def sized(model, rates, config: Config, pair) -> tuple[list[tune.Candidate], list[float]]:
+  """The program's trees of all sizes, and the measured seconds of a round with each."""
+  table = np.tile(rates, (config.depth, 1))
+  trees = [as_tree(sequoia(rates, nodes, config.depth)) for nodes in config.sizes]
+  options = [tune.Candidate(f"tree {len(t) + 1}", t, expected_length(t, table)) for t in trees]
+  pairs = [pair(t) for t in trees]
+  passes = verify_cost.measure(
+    model.target, model.params, config.max_new_tokens, nodes=[c.nodes for c in options]
+  ).seconds
+  drafts = draft_cost.measure(
+    model.target, model.params, [d for d, _ in pairs], pairs[0][1], config.max_new_tokens
+  )
+  return options, np.add(passes, drafts).tolist()
+
+
 def main(config: Config) -> None:
   model = specjax.load(config.model)
   total = config.measured + config.limit
@@ -106,9 +124,15 @@ def main(config: Config) -> None:
   counts = np.asarray(state.drafter[1]).sum(0)
   rates = counts[1:] / counts.sum()  # entry 0: rounds that accepted none
 
-  even = k_config(config.widths)
-  trees = {"sequoia": sequoia(rates, len(even) + 1, config.depth), "even": even}
   table = np.tile(rates, (config.depth, 1))
+  options, seconds = sized(model, rates, config, pair)
+  best = tune.choose(options, seconds)
+  even = k_config(config.widths)
+  same = f"sequoia, {len(even) + 1} nodes"
+  trees = {
+    "fits the machine": best.tree, same: sequoia(rates, len(even) + 1, config.depth),
+    "-".join(map(str, config.widths)): even,
+  }  # fmt: skip
   figures = {}
   for name, choices in trees.items():
     results = decoder(pair(choices), config.limit)(ids[config.measured :], config.max_new_tokens)
@@ -125,10 +149,20 @@ def main(config: Config) -> None:
     "model": config.model, "drafter": config.drafter, "temperature": config.temperature,
     "acceptance": rates.tolist(), "rounds": int(counts.sum()),
   }  # fmt: skip
-  files.save(out / "tree.json", Drawn(as_tree(trees["sequoia"]), "distinct"), about)
-  report = {"config": dataclasses.asdict(config), **environment(), **about, "trees": figures}
+  files.save(out / "tree.json", Drawn(best.tree, "distinct"), about)
+  sizes = [
+    {"nodes": c.nodes, "expected": 1 + c.accepted, "seconds": s,
+     "tokens_per_second": tune.expected(c, s, 1)}
+    for c, s in zip(options, seconds, strict=True)
+  ]  # fmt: skip
+  report = {
+    "config": dataclasses.asdict(config), **environment(), **about, "sizes": sizes,
+    "trees": figures,
+  }  # fmt: skip
   (out / "summary.json").write_text(json.dumps(report, indent=2) + "\n")
   print("accepted by rank:", " ".join(f"{r:.3f}" for r in rates), f"of {int(counts.sum())} rounds")
+  for x in sizes:
+    print(f"{x['nodes']} nodes: {x['expected']:.2f} tokens in {1e3 * x['seconds']:.2f} ms expected")
   print("| tree | nodes | expected | tokens / forward |\n|---|---|---|---|")
   for name, f in figures.items():
     low, high = f["interval"] or (float("nan"),) * 2

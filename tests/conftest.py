@@ -15,6 +15,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_addoption(parser):
+  parser.addoption(
+    "--thorough", action="store_true", help="every cell of the proofs, 3 tables each"
+  )
+
+
 def pytest_configure(config):
   config.addinivalue_line("filterwarnings", "error")
 
