@@ -1,0 +1,148 @@
+"""The contract of masked diffusion: what a denoiser, a plan, a policy and a schedule are.
+
+Letters: B batch, L canvas length, W window, the slots that are looked at in one round, V
+vocabulary, E model width.
+
+One round of decoding, for a row whose block goes from slot lo = 2 up to hi = 6:
+
+    canvas     the cat ___ ___ ___ ___ | ___ ___      ___ is masked, | ends the block
+    evaluate   one pass of the denoiser; the window is the W slots from lo on
+    seen               sat  on  on  the               what would be committed,
+                        .9  .8  .4  .3                and how probable it is
+    select              x   x                         the policy commits two
+    canvas     the cat sat  on ___ ___ | ___ ___      once no slot of it is masked, the next block
+
+Nothing that was committed is changed. Every live row commits one slot per round or more: where the
+policy names none, the open slot of the best score is.
+
+This file imports nothing of the package.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax import Array
+
+Params = Any  # a pytree of arrays
+
+
+class Canvas(NamedTuple):
+  """Texts with holes.
+
+  Attributes:
+    tokens: i32[B, L]. Masked slots hold the mask token.
+    masked: bool[B, L]. What is still to be filled.
+    end: i32[B]. Slots from `end` on are not seen and not filled. Rules of length lower it only.
+  """
+
+  tokens: Array
+  masked: Array
+  end: Array
+
+
+class Seen(NamedTuple):
+  """What the denoiser says of the window; entry w is slot `position` = lo + w of its row.
+
+  What is not looked at costs nothing: the compiler leaves it out.
+
+  Attributes:
+    token: i32[B, W]. What would be committed: the argmax, or a draw. Never the mask token.
+    confidence: f32[B, W]. Its probability at temperature 1.
+    entropy: f32[B, W], nats, at temperature 1.
+    margin: f32[B, W]. Probability of the likeliest token less that of the second.
+    log_law: f32[B, W, V]. Log-probabilities at temperature 1, -inf for the mask token.
+    position: i32[B, W].
+    masked: bool[B, W]. Masked slots before the canvas's end.
+    open: bool[B, W]. Those of the block.
+    step: i32[B]. Rounds spent in the block before this one.
+    uniform: f32[B, W]. Noise from [0, 1) of this round.
+  """
+
+  token: Array
+  confidence: Array
+  entropy: Array
+  margin: Array
+  log_law: Array
+  position: Array
+  masked: Array
+  open: Array
+  step: Array
+  uniform: Array
+
+
+class Denoiser(NamedTuple):
+  """A masked diffusion model as pure functions. `params` is a pytree only these functions read.
+
+  Attributes:
+    vocab_size: V (static).
+    mask: id of the mask token (static).
+    shift: the state that predicts slot i is that of slot i - 1 (Dream); False: its own (LLaDA).
+    evaluate: (params, tokens i32[B, L], seen bool[B, L]) -> states [B, L, E] after the final norm.
+      `seen` says which slots may be attended to.
+    head: (params, states [..., E]) -> logits f32[..., V].
+  """
+
+  vocab_size: int
+  mask: int
+  shift: bool
+  evaluate: Callable[..., Array]
+  head: Callable[..., Array]
+
+
+class Plan(NamedTuple):
+  """How the window's states are computed, and what of earlier passes is used again.
+
+  Attributes:
+    name: of the plan.
+    init: (params, canvas) -> cache, a fixed-shape pytree.
+    states: (params, cache, canvas, lo i32[B], fresh bool[B]) -> ([B, W, E], cache): what predicts
+      slots lo..lo + W - 1. `fresh` marks rows that begin a block.
+  """
+
+  name: str
+  init: Callable[..., Any]
+  states: Callable[..., tuple[Array, Any]]
+
+
+class Policy(NamedTuple):
+  """Which slots to commit after a pass. Memory is a fixed-shape pytree of arrays [B, ..].
+
+  Attributes:
+    name: its key in `POLICIES`.
+    init: (B, W) -> memory, at the start and again in rows that begin a block.
+    select: (params, memory, seen) -> (commit bool[B, W], score f32[B, W], memory). What is not open
+      is not committed unless it is `masked`, and only so the policy reaches past its block. The
+      open slot of the highest score is committed where `commit` names none.
+  """
+
+  name: str
+  init: Callable[..., Any]
+  select: Callable[..., tuple[Array, Array, Any]]
+
+
+class Schedule(NamedTuple):
+  """How long a block is.
+
+  Attributes:
+    name: of the rule.
+    window: W, the longest block (static).
+    size: (params, seen) -> i32[B], 1..W; asked in a block's first round. There `seen.open` holds
+      all masked slots of the window.
+  """
+
+  name: str
+  window: int
+  size: Callable[..., Array]
+
+
+class Length(NamedTuple):
+  """Where a text ends before its canvas does.
+
+  Attributes:
+    name: of the rule.
+    end: (params, canvas, seen, commit bool[B, W], full bool[B]) -> i32[B], the new end; the canvas
+      already holds what was committed. `full` marks rows whose block has no masked slot left.
+  """
+
+  name: str
+  end: Callable[..., Array]

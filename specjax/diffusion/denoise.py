@@ -1,0 +1,232 @@
+"""The denoising loop: evaluate, see, select, commit, until no row has a masked slot left.
+
+Rows are independent: each has its own block, end and noise, so a batch of N gives what N batches of
+one give. Thresholds are arrays in `Weights`: changing them, or giving every row its own, compiles
+nothing anew.
+
+Letters: B batch, L canvas length, W window, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import (
+  Canvas,
+  Denoiser,
+  Length,
+  Params,
+  Plan,
+  Policy,
+  Schedule,
+  Seen,
+)
+
+
+class Method(NamedTuple):
+  """What is fixed when the loop is compiled."""
+
+  denoiser: Denoiser
+  plan: Plan
+  policy: Policy
+  schedule: Schedule
+  length: Length
+
+
+class Weights(NamedTuple):
+  """The parameters of a method; () for a part that has none."""
+
+  denoiser: Params
+  policy: Params = ()
+  schedule: Params = ()
+  length: Params = ()
+
+
+class Request(NamedTuple):
+  """What each row asks for; traced.
+
+  Attributes:
+    key: key[B], see `sampling.request_keys`.
+    temperature: f32[B]. 0 takes the argmax.
+  """
+
+  key: Array
+  temperature: Array
+
+
+class State(NamedTuple):
+  """What rides in the loop.
+
+  Attributes:
+    canvas: Canvas.
+    lo, hi: i32[B], the block.
+    step: i32[B], rounds spent in the block.
+    cache: the plan's.
+    memory: the policy's.
+    forwards: i32[B], passes of the denoiser while the row was live.
+    when: i32[B, L], the round that committed a slot; -1 for slots that were given or are masked.
+    log_prob: f32[B, L], nats: of what was committed, then; 0 elsewhere.
+    done: bool[B].
+  """
+
+  canvas: Canvas
+  lo: Array
+  hi: Array
+  step: Array
+  cache: Any
+  memory: Any
+  forwards: Array
+  when: Array
+  log_prob: Array
+  done: Array
+
+
+def _first_masked(canvas: Canvas) -> Array:
+  """i32[B]: the first slot to fill, the end where there is none."""
+  inside = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None] < canvas.end[:, None]
+  todo = canvas.masked & inside
+  return jnp.where(todo.any(1), jnp.argmax(todo, 1).astype(jnp.int32), canvas.end)
+
+
+def start(method: Method, weights: Weights, canvas: Canvas) -> State:
+  """The state before the first round.
+
+  Args:
+    method: static.
+    canvas: its length L reaches W slots past every end, so that no window leaves it.
+  """
+  B, L = canvas.tokens.shape
+  tokens = jnp.where(canvas.masked, method.denoiser.mask, canvas.tokens)
+  canvas = canvas._replace(tokens=tokens)
+  lo, zero = _first_masked(canvas), jnp.zeros(B, jnp.int32)
+  return State(
+    canvas=canvas, lo=lo, hi=lo, step=zero,
+    cache=method.plan.init(weights.denoiser, canvas),
+    memory=method.policy.init(B, method.schedule.window),
+    forwards=zero, when=jnp.full((B, L), -1, jnp.int32), log_prob=jnp.zeros((B, L)),
+    done=lo >= canvas.end,
+  )  # fmt: skip
+
+
+def see(logits: Array, mask: int, request: Request, position: Array, forwards: Array) -> Seen:
+  """The window's statistics, of logits f32[B, W, V]; what depends on the block is left empty.
+
+  The noise of a slot depends on its request and position only, so that a slot is drawn alike in
+  whatever round it is committed.
+  """
+  V = logits.shape[-1]
+  logits = jnp.where(jnp.arange(V)[None, None] == mask, -jnp.inf, logits)
+  log_law = jax.nn.log_softmax(logits)
+  law = jnp.exp(log_law)
+
+  def drawn(_) -> Array:
+    def slot(key, position, row):
+      return row + jax.random.gumbel(jax.random.fold_in(key, position), row.shape)
+
+    temperature = jnp.where(request.temperature > 0, request.temperature, 1.0)[:, None, None]
+    noisy = jax.vmap(jax.vmap(slot, (None, 0, 0)))(request.key, position, logits / temperature)
+    return jnp.argmax(noisy, -1).astype(jnp.int32)
+
+  best = jnp.argmax(logits, -1).astype(jnp.int32)
+  hot = request.temperature > 0
+  token = jnp.where(hot[:, None], jax.lax.cond(hot.any(), drawn, lambda _: best, None), best)
+  top = jax.lax.top_k(law, 2)[0]
+  entropy = -jnp.where(law > 0, law * log_law, 0.0).sum(-1)
+  confidence = jnp.take_along_axis(law, token[..., None], -1)[..., 0]
+  fold = jax.vmap(jax.random.fold_in)
+  rounds = fold(fold(request.key, jnp.full_like(forwards, -1)), forwards)  # apart from the slots'
+  uniform = jax.vmap(lambda k: jax.random.uniform(k, position.shape[1:]))(rounds)
+  nothing = jnp.zeros(position.shape, bool)
+  return Seen(
+    token, confidence, entropy, top[..., 0] - top[..., 1], log_law, position, nothing, nothing,
+    forwards, uniform,
+  )  # fmt: skip
+
+
+def _rows(condition: Array, new: Any, old: Any) -> Any:
+  """The pytree `new` in the rows of condition bool[B], `old` in the others."""
+  return jax.tree.map(
+    lambda a, b: jnp.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old
+  )
+
+
+def round_(method: Method, weights: Weights, request: Request, state: State) -> State:
+  """One pass for all rows; finished rows stay as they are."""
+  denoiser, plan, policy, schedule, length = method
+  canvas, live = state.canvas, ~state.done
+  B, W = len(live), schedule.window
+  fresh = state.step == 0
+  row = jnp.arange(B)[:, None]
+
+  states, cache = plan.states(weights.denoiser, state.cache, canvas, state.lo, fresh & live)
+  position = state.lo[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
+  logits = denoiser.head(weights.denoiser, states)
+  seen = see(logits, denoiser.mask, request, position, state.forwards)
+  masked = canvas.masked[row, position] & (position < canvas.end[:, None])
+  seen = seen._replace(masked=masked, open=masked, step=state.step)
+  hi = jnp.where(fresh, state.lo + schedule.size(weights.schedule, seen), state.hi)
+  hi = jnp.minimum(hi, canvas.end)
+  open_ = masked & (position < hi[:, None])
+  seen = seen._replace(open=open_)
+
+  commit, score, memory = policy.select(weights.policy, state.memory, seen)
+  best = jnp.argmax(jnp.where(open_, score, -jnp.inf), 1)[:, None]
+  # Where all scores are -inf, the first open slot.
+  best = jnp.where(open_[row, best], best, jnp.argmax(open_, 1)[:, None])
+  commit = commit & masked & live[:, None]
+  forced = (jnp.arange(W)[None] == best) & ~(commit & open_).any(1, keepdims=True)
+  commit = commit | (forced & open_ & live[:, None])
+
+  column = jnp.where(commit, position, canvas.tokens.shape[1])
+  canvas = canvas._replace(
+    tokens=canvas.tokens.at[row, column].set(seen.token, mode="drop"),
+    masked=canvas.masked.at[row, column].set(False, mode="drop"),
+  )
+  when = state.when.at[row, column].set(
+    jnp.broadcast_to(state.forwards[:, None], (B, W)), mode="drop"
+  )
+  log_prob = state.log_prob.at[row, column].set(jnp.log(seen.confidence), mode="drop")
+
+  full = ~(open_ & ~commit).any(1)
+  end = jnp.minimum(length.end(weights.length, canvas, seen, commit, full), canvas.end)
+  canvas = canvas._replace(end=jnp.where(live, end, canvas.end))
+  full = ~(open_ & ~commit & (position < canvas.end[:, None])).any(1)
+  following = _first_masked(canvas)
+  return State(
+    canvas=canvas,
+    lo=jnp.where(live & full, following, state.lo),
+    hi=hi,
+    step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step),
+    cache=cache,
+    memory=_rows(full, policy.init(B, W), memory),
+    forwards=state.forwards + live.astype(jnp.int32),
+    when=when,
+    log_prob=log_prob,
+    done=state.done | (live & (following >= canvas.end)),
+  )
+
+
+def advance(
+  method: Method, weights: Weights, request: Request, state: State, rounds: Array,
+  *, while_loop: Callable[..., Any] = jax.lax.while_loop,
+) -> State:  # fmt: skip
+  """Runs until every row is done, `rounds` i32[] rounds at most. `method`, `while_loop`: static."""
+
+  def unfinished(carry) -> Array:
+    i, state = carry
+    return (i < rounds) & ~state.done.all()
+
+  def body(carry):
+    i, state = carry
+    return i + 1, round_(method, weights, request, state)
+
+  return while_loop(unfinished, body, (jnp.int32(0), state))[1]
+
+
+compiled_start = jax.jit(start, static_argnames="method")
+compiled_advance = jax.jit(
+  advance, static_argnames=("method", "while_loop"), donate_argnames="state"
+)

@@ -1,0 +1,32 @@
+"""Which slots to commit, one rule per file."""
+
+from collections.abc import Callable
+
+from specjax.diffusion.base import Policy
+from specjax.diffusion.policies.entropy_bound import entropy_bound
+from specjax.diffusion.policies.entropy_threshold import entropy_threshold
+from specjax.diffusion.policies.factor import factor
+from specjax.diffusion.policies.frechet import frechet
+from specjax.diffusion.policies.hierarchy import Levels, hierarchy
+from specjax.diffusion.policies.local_leap import Leap, local_leap
+from specjax.diffusion.policies.quota import confidence, entropy, left_to_right, margin, random
+from specjax.diffusion.policies.threshold import threshold
+from specjax.diffusion.policies.warm_up import warm_up
+
+__all__ = ["POLICIES", "Leap", "Levels"]
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+  "random": random,
+  "confidence": confidence,
+  "margin": margin,
+  "entropy": entropy,
+  "left_to_right": left_to_right,
+  "threshold": threshold,
+  "factor": factor,
+  "frechet": frechet,
+  "entropy_threshold": entropy_threshold,
+  "entropy_bound": entropy_bound,
+  "local_leap": local_leap,
+  "hierarchy": hierarchy,
+  "warm_up": warm_up,
+}

@@ -1,0 +1,41 @@
+"""Near a slot that is sure, less is asked of its neighbours.
+
+Letters: B batch, W window.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Policy, Seen
+
+
+class Leap(NamedTuple):
+  """Params of `local_leap`.
+
+  Attributes:
+    anchor: f32[B], the probability that makes an anchor; published 0.9.
+    near: f32[B], what neighbours of an anchor must reach; published 0.75.
+    radius: i32[B], how far a neighbour may be; published 4.
+  """
+
+  anchor: Array
+  near: Array
+  radius: Array
+
+
+@functools.cache
+def local_leap() -> Policy:
+  """A threshold that is lower near anchors. LocalLeap (2025, arXiv 2510.07081)."""
+
+  def select(params: Leap, memory, seen: Seen):
+    anchor = seen.open & (seen.confidence >= params.anchor[:, None])
+    slot = jnp.arange(anchor.shape[1], dtype=jnp.int32)
+    apart = jnp.abs(slot[:, None] - slot[None])[None]
+    beside = (anchor[:, None] & (apart <= params.radius[:, None, None])).any(-1)
+    least = jnp.where(beside, params.near[:, None], params.anchor[:, None])
+    return seen.open & (seen.confidence >= least), seen.confidence, memory
+
+  return Policy("local_leap", lambda B, W: (), select)

@@ -1,0 +1,71 @@
+"""Denoisers that know the task: the law of every slot given the others, in closed form.
+
+What a policy loses on them is the price of committing slots independently, nothing else. After
+ParallelBench (Kang et al. 2025, arXiv 2510.04767, section 3), where the accuracies are known too.
+
+A list of n items is numbered 0..n - 1, in the order it is given; n is a word that is not in it and
+n + 1 the mask. The answer takes the first n slots.
+
+Letters: B batch, L canvas length, V = n + 2.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Denoiser, Params
+
+
+def _denoiser(n: int, law) -> Denoiser:
+  """`law`: (tokens i32[B, n], masked bool[B, n]) -> f32[B, n, V]."""
+  V, mask = n + 2, n + 1
+
+  def evaluate(params: Params, tokens: Array, seen: Array) -> Array:
+    answer = tokens[:, :n]
+    states = jnp.log(law(answer, answer == mask))
+    return jnp.pad(states, ((0, 0), (0, tokens.shape[1] - n), (0, 0)))
+
+  return Denoiser(V, mask, False, evaluate, lambda params, states: states)
+
+
+@functools.cache
+def copied(n: int) -> Denoiser:
+  """The list as it is."""
+
+  def law(answer: Array, masked: Array) -> Array:
+    row = jax.nn.one_hot(jnp.arange(n), n + 2)[None]
+    return jnp.broadcast_to(row, (*answer.shape, n + 2))
+
+  return _denoiser(n, law)
+
+
+@functools.cache
+def shuffled(n: int) -> Denoiser:
+  """Any order, all equally likely: a slot holds any of the items not yet said."""
+
+  def law(answer: Array, masked: Array) -> Array:
+    said = jnp.where(masked[..., None], 0.0, jax.nn.one_hot(answer, n + 2)).max(1)[:, :n]
+    # Where a mistake left nothing to say, anything goes.
+    left = jnp.where(said.min(1, keepdims=True) > 0, 1.0, 1 - said)
+    left = jnp.pad(left, ((0, 0), (0, 2)))
+    row = left / left.sum(-1, keepdims=True)
+    return jnp.broadcast_to(row[:, None], (*answer.shape, n + 2))
+
+  return _denoiser(n, law)
+
+
+@functools.cache
+def replaced(n: int) -> Denoiser:
+  """One item, any, gives way to the new word."""
+
+  def law(answer: Array, masked: Array) -> Array:
+    placed = ((answer == n) & ~masked).any(1)
+    count = masked.sum(1)
+    chance = jnp.where(placed | (count == 0), 0.0, 1 / jnp.maximum(count, 1))[:, None, None]
+    keep = jax.nn.one_hot(jnp.arange(n), n + 2)[None]
+    word = jax.nn.one_hot(jnp.full(n, n), n + 2)[None]
+    return (1 - chance) * keep + chance * word
+
+  return _denoiser(n, law)

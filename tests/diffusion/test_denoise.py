@@ -1,0 +1,138 @@
+"""What every policy inherits from the loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.diffusion import denoise, lengths, plans, schedules
+from specjax.diffusion.base import Canvas
+from specjax.diffusion.policies import POLICIES, Leap, Levels
+from specjax.models.config import Config
+from specjax.models.denoiser import denoiser
+from specjax.models.transformer import Transformer
+from specjax.sampling import request_keys
+
+V, MASK, W, L = 24, 23, 6, 40
+CONFIG = Config(
+  vocab_size=V, width=16, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_width=24, causal=False
+)
+PARAMS = {
+  "random": np.int32(2), "confidence": np.int32(1), "margin": np.int32(2), "entropy": np.int32(1),
+  "left_to_right": np.int32(1), "threshold": np.float32(0.3), "factor": np.float32(1.6),
+  "frechet": np.float32(-0.4), "entropy_threshold": np.float32(2.0),
+  "entropy_bound": np.float32(2.0),
+  "local_leap": Leap(np.float32(0.4), np.float32(0.2), np.int32(2)),
+  "hierarchy": Levels(np.float32(0.6), np.float32(0.1)), "warm_up": np.int32(2),
+}  # fmt: skip
+
+
+def random_params(seed: int):
+  z = jnp.zeros((1, 2), jnp.int32)
+  module = Transformer(CONFIG)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: jnp.asarray(rng.normal(size=x.shape) / 2 if x.ndim > 1 else np.ones(x.shape),
+                          jnp.float32),
+    shapes,
+  )  # fmt: skip
+
+
+WEIGHTS = random_params(0)
+
+
+def canvases() -> Canvas:
+  """Prompts of several lengths, holes in the middle, a row that is full, one without a prompt."""
+  rng = np.random.default_rng(1)
+  tokens = rng.integers(0, V - 1, (5, L)).astype(np.int32)
+  masked = np.zeros((5, L), bool)
+  end = np.array([30, 21, 34, 12, 9], np.int32)
+  masked[0, 12:30] = True
+  masked[1, 5:8] = masked[1, 14:16] = masked[1, 20] = True
+  masked[2, 3:34:2] = True
+  masked[4, :8] = True
+  return Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(end))
+
+
+def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
+  network = denoiser(CONFIG, MASK, shift)
+  method = denoise.Method(
+    network, plans.none(network, W), POLICIES[name](), schedules.fixed(W), lengths.whole()
+  )
+  B = len(canvas.end)
+  params = jax.tree.map(lambda x: jnp.full(B, x), PARAMS[name])
+  weights = denoise.Weights(WEIGHTS, params)
+  request = denoise.Request(request_keys(0, rows), jnp.full(B, temperature))
+  state = denoise.compiled_start(method, weights, canvas)
+  state = denoise.compiled_advance(method, weights, request, state, jnp.int32(1000))
+  return jax.device_get(state)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_invariants(name):
+  canvas = canvases()
+  state = decode(name, canvas, np.arange(5))
+  given = ~np.asarray(canvas.masked)
+  inside = np.arange(L) < np.asarray(canvas.end)[:, None]
+  holes = np.asarray(canvas.masked) & inside
+  assert state.done.all() and not (state.canvas.masked & inside).any()
+  np.testing.assert_array_equal(state.canvas.tokens[given], np.asarray(canvas.tokens)[given])
+  assert (state.canvas.tokens[holes] != MASK).all()
+  np.testing.assert_array_equal(state.when >= 0, holes)
+  assert (state.forwards <= holes.sum(1)).all() and state.forwards[3] == 0
+  for b in range(5):  # one slot per round at least, and nothing is committed twice
+    rounds = state.when[b][holes[b]]
+    assert set(rounds) == set(range(state.forwards[b]))
+  assert (state.log_prob[holes] < 0).all() and (state.log_prob[~holes] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["random", "threshold", "hierarchy"])
+@pytest.mark.parametrize("shift", [False, True])
+def test_rows_are_independent(name, shift):
+  canvas = canvases()
+  together = decode(name, canvas, np.arange(5), shift)
+  for b in range(5):
+    alone = decode(name, jax.tree.map(lambda x, b=b: x[b : b + 1], canvas), [b], shift)
+    np.testing.assert_array_equal(alone.canvas.tokens[0], together.canvas.tokens[b])
+    np.testing.assert_array_equal(alone.when[0], together.when[b])
+
+
+def test_blocks_are_filled_from_left_to_right():
+  state = decode("random", canvases(), np.arange(5))
+  when = state.when[0, 12:30].reshape(3, W)
+  assert when[0].max() < when[1].min() and when[1].max() < when[2].min()
+
+
+def test_what_lies_past_the_end_is_not_seen():
+  canvas = canvases()
+  other = canvas.tokens.at[:, 35:].set(3)
+  a = decode("confidence", canvas, np.arange(5))
+  b = decode("confidence", canvas._replace(tokens=other), np.arange(5))
+  np.testing.assert_array_equal(a.canvas.tokens[:, :34], b.canvas.tokens[:, :34])
+
+
+def test_a_sweep_compiles_once():
+  network = denoiser(CONFIG, MASK)
+  method = denoise.Method(
+    network, plans.none(network, W), POLICIES["threshold"](), schedules.fixed(W), lengths.whole()
+  )
+  bars = np.linspace(0.05, 1.0, 20, dtype=np.float32)
+  one = jax.tree.map(lambda x: x[:1], canvases())
+  canvas = jax.tree.map(lambda x: jnp.repeat(x, 20, 0), one)
+  request = denoise.Request(request_keys(0, np.zeros(20, int)), jnp.zeros(20))
+  weights = denoise.Weights(WEIGHTS, jnp.asarray(bars))
+  before = denoise.compiled_advance._cache_size()
+  for shuffle in (np.arange(20), np.arange(20)[::-1]):
+    swept = weights._replace(policy=jnp.asarray(bars[shuffle]))
+    state = denoise.compiled_start(method, swept, canvas)
+    state = denoise.compiled_advance(method, swept, request, state, jnp.int32(1000))
+  assert denoise.compiled_advance._cache_size() == before + 1
+  forwards = np.asarray(state.forwards)[::-1]
+  assert forwards[-1] == 18 and forwards[0] < 18
+  for i in (0, 7, 19):  # a row of the sweep is the row alone
+    alone = weights._replace(policy=jnp.asarray(bars[i : i + 1]))
+    first = denoise.Request(request_keys(0, [0]), jnp.zeros(1))
+    got = denoise.compiled_start(method, alone, one)
+    got = denoise.compiled_advance(method, alone, first, got, jnp.int32(1000))
+    assert int(got.forwards[0]) == forwards[i]

@@ -1,0 +1,179 @@
+"""Every policy against loops written from its paper, one row and one slot at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.diffusion.base import Seen
+from specjax.diffusion.policies import POLICIES, Leap, Levels
+
+B, W, V = 40, 12, 5
+
+
+def seen_of(seed: int) -> Seen:
+  """Sharp and flat laws, open and closed slots, some ties."""
+  rng = np.random.default_rng(seed)
+  logits = rng.normal(size=(B, W, V)) * rng.choice([0.3, 3.0, 9.0], size=(B, W, 1))
+  logits[::5, 3] = logits[::5, 7]
+  law = np.exp(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+  top = np.sort(law, -1)
+  masked = rng.random((B, W)) < 0.7
+  masked[:, 2] = True
+  open_ = masked & (np.arange(W) < rng.integers(3, W + 1, size=(B, 1)))
+  return Seen(
+    token=jnp.asarray(law.argmax(-1), jnp.int32),
+    confidence=jnp.asarray(top[..., -1], jnp.float32),
+    entropy=jnp.asarray(-(law * np.log(law)).sum(-1), jnp.float32),
+    margin=jnp.asarray(top[..., -1] - top[..., -2], jnp.float32),
+    log_law=jnp.asarray(np.log(law), jnp.float32),
+    position=jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32), (B, W)),
+    masked=jnp.asarray(masked), open=jnp.asarray(open_),
+    step=jnp.asarray(rng.integers(0, 4, B), jnp.int32),
+    uniform=jnp.asarray(rng.random((B, W)), jnp.float32),
+  )  # fmt: skip
+
+
+def best_first(score, open_):
+  """Open slots, the best first; of equals the one on the left."""
+  return sorted(np.flatnonzero(open_), key=lambda i: (-score[i], i))
+
+
+def by_quota(score):
+  return lambda s, k: set(best_first(score(s), s["open"])[:k])
+
+
+def by_factor(s, f):
+  order = best_first(s["confidence"], s["open"])
+  count = 0
+  for n, i in enumerate(order, 1):
+    if (n + 1) * (1 - s["confidence"][i]) > f:
+      break
+    count = n
+  return set(order[:count])
+
+
+def by_frechet(s, delta):
+  order = best_first(s["confidence"], s["open"])
+  c = [s["confidence"][i] for i in order]
+  good = [n for n in range(1, len(c) + 1)
+          if max(0, sum(c[:n]) - (n - 1)) - (1 - c[n - 1]) > delta]  # fmt: skip
+  return set(order[: max(good, default=0)])
+
+
+def by_entropy_bound(s, gamma):
+  order = best_first(-s["entropy"], s["open"])
+  taken, chosen = 0.0, set()
+  for i in order:
+    if taken > gamma:
+      break
+    chosen.add(i)
+    taken += s["entropy"][i]
+  return chosen
+
+
+def by_leap(s, p):
+  anchors = [i for i in range(W) if s["open"][i] and s["confidence"][i] >= p.anchor]
+  out = set()
+  for i in np.flatnonzero(s["open"]):
+    near = any(abs(i - a) <= p.radius for a in anchors)
+    if s["confidence"][i] >= (p.near if near else p.anchor):
+      out.add(i)
+  return out
+
+
+def by_hierarchy(s, p):
+  out = {i for i in np.flatnonzero(s["open"]) if s["confidence"][i] > p.high}
+  run: list[int] = []
+  for i in range(W + 1):
+    if i < W and s["open"][i]:
+      run.append(i)
+      continue
+    if run:
+      best = max(run, key=lambda j: (s["confidence"][j], -j))
+      if s["confidence"][best] > p.low:
+        out.add(best)
+    run = []
+  return out
+
+
+def by_warm_up(s, k):
+  return (
+    set(np.flatnonzero(s["open"]))
+    if s["step"] >= k
+    else set(best_first(s["confidence"], s["open"])[:1])
+  )
+
+
+CASES = {
+  "random": (np.int32(3), by_quota(lambda s: s["uniform"])),
+  "confidence": (np.int32(2), by_quota(lambda s: s["confidence"])),
+  "margin": (np.int32(3), by_quota(lambda s: s["margin"])),
+  "entropy": (np.int32(1), by_quota(lambda s: -s["entropy"])),
+  "left_to_right": (np.int32(2), by_quota(lambda s: -s["position"])),
+  "threshold": (
+    np.float32(0.8), lambda s, t: {i for i in np.flatnonzero(s["open"]) if s["confidence"][i] >= t},
+  ),
+  "factor": (np.float32(1.0), by_factor),
+  "frechet": (np.float32(0.25), by_frechet),
+  "entropy_threshold": (
+    np.float32(0.5), lambda s, t: {i for i in np.flatnonzero(s["open"]) if s["entropy"][i] <= t},
+  ),
+  "entropy_bound": (np.float32(0.3), by_entropy_bound),
+  "local_leap": (Leap(np.float32(0.9), np.float32(0.6), np.int32(2)), by_leap),
+  "hierarchy": (Levels(np.float32(0.95), np.float32(0.5)), by_hierarchy),
+  "warm_up": (np.int32(2), by_warm_up),
+}  # fmt: skip
+
+
+def commits(name, params, seen):
+  policy = POLICIES[name]()
+  rows = jax.tree.map(lambda x: jnp.full(B, x), params)
+  return policy.select(rows, policy.init(B, W), seen)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_policy_commits_what_its_paper_says(name):
+  params, oracle = CASES[name]
+  for seed in range(3):
+    seen = seen_of(seed)
+    commit, score, _ = commits(name, params, seen)
+    assert commit.shape == score.shape == (B, W)
+    rows = {k: np.asarray(v) for k, v in seen._asdict().items()}
+    for b in range(B):
+      row = {k: v[b] for k, v in rows.items()}
+      got = set(np.flatnonzero(np.asarray(commit[b] & seen.open[b])))
+      assert got == oracle(row, params), (seed, b)
+
+
+def subset(a, b) -> bool:
+  return bool((~a | b).all())
+
+
+def test_settings_in_which_policies_are_the_same():
+  """Section by section of the papers: degenerate settings."""
+  for seed in range(3):
+    seen = seen_of(seed)
+
+    def of(name, params, seen=seen):
+      return np.asarray(commits(name, params, seen)[0])
+
+    f32 = np.float32
+    nothing = np.zeros((B, W), bool)
+    assert (of("threshold", f32(1.1)) == nothing).all()
+    assert (of("factor", f32(-1e-3)) == nothing).all()
+    assert subset(of("factor", f32(0.75)), of("frechet", f32(0.25)))
+    first = of("entropy", np.int32(1))
+    np.testing.assert_array_equal(of("entropy_bound", f32(0.0)), first)
+    np.testing.assert_array_equal(
+      of("local_leap", Leap(f32(0.9), f32(0.6), np.int32(0)))
+      & (np.asarray(seen.confidence) >= 0.9),
+      of("threshold", f32(0.9)),
+    )
+    np.testing.assert_array_equal(
+      of("local_leap", Leap(f32(0.9), f32(0.9), np.int32(4))), of("threshold", f32(0.9))
+    )
+    above = of("threshold", f32(0.9))
+    np.testing.assert_array_equal(of("hierarchy", Levels(f32(0.9), f32(1.0))), above)
+    np.testing.assert_array_equal(of("warm_up", np.int32(0)), np.asarray(seen.open))
+    np.testing.assert_array_equal(of("warm_up", np.int32(9)), of("confidence", np.int32(1)))
