@@ -1,0 +1,166 @@
+"""Operations on lists of names: tasks that show what parallel decoding loses.
+
+After the waiting lines of ParallelBench (Kang et al. 2025, arXiv 2510.04767), written and drawn
+here. Where the answer is decided slot by slot (copy, sort, an index) all slots may be filled at
+once; where slots depend on each other (shuffle, random) they may not.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+_TEXT = (
+  "Ada Ali Amy Ana Ben Bea Bob Cai Cy Dan Dee Eli Eva Fay Gus Guy Hal Ian Ida Ira Ivy Jan Jay Joe "
+  "Kai Kim Kit Lea Lee Leo Lin Liz Lou Mae Max May Meg Mia Ned Nia Noa Ola Pam Pat Paz Pia Ray Rex "
+  "Rob Ron Roy Sal Sam Sky Sue Tad Ted Tia Tim Una Val Viv Wes Zoe"
+)
+NAMES = tuple(_TEXT.split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """One question.
+
+  Attributes:
+    task: its name in TASKS.
+    items: the list.
+    word: a name that is not in it; "" where the task has none.
+    index: a place in it, from 1; 0 where the task has none.
+  """
+
+  task: str
+  items: tuple[str, ...]
+  word: str = ""
+  index: int = 0
+
+  @property
+  def text(self) -> str:
+    """As the model reads it, words apart from each other by single spaces."""
+    parts = [*self.task.split("_"), *([self.word] if self.word else [])]
+    parts += [str(self.index)] if self.index else []
+    return " ".join([*parts, ":", *self.items, "="])
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What is asked, and what is right.
+
+  Attributes:
+    answer: (rng, question) -> a right answer.
+    right: (question, answer) -> bool; of some tasks many answers are.
+    needs_word, needs_index: of the question.
+  """
+
+  answer: Callable[[np.random.Generator, Question], list[str]]
+  right: Callable[[Question, Sequence[str]], bool]
+  needs_word: bool = False
+  needs_index: bool = False
+
+
+def _only(answer: Callable[[Question], list[str]], **needs) -> Task:
+  """A task with a single right answer."""
+  return Task(lambda rng, q: answer(q), lambda q, a: list(a) == answer(q), **needs)
+
+
+def _any(answers: Callable[[Question], list[list[str]]], **needs) -> Task:
+  """A task with a few right answers, all equally likely."""
+
+  def drawn(rng: np.random.Generator, q: Question) -> list[str]:
+    options = answers(q)
+    return options[rng.integers(len(options))]
+
+  return Task(drawn, lambda q, a: list(a) in answers(q), **needs)
+
+
+def _shuffled(rng: np.random.Generator, q: Question) -> list[str]:
+  while True:
+    answer = [q.items[i] for i in rng.permutation(len(q.items))]
+    if answer != list(q.items):
+      return answer
+
+
+def _is_shuffled(q: Question, answer: Sequence[str]) -> bool:
+  return sorted(answer) == sorted(q.items) and tuple(answer) != q.items
+
+
+def _replaced(q: Question, i: int) -> list[str]:
+  return [*q.items[:i], q.word, *q.items[i + 1 :]]
+
+
+def _inserted(q: Question, i: int) -> list[str]:
+  return [*q.items[:i], q.word, *q.items[i:]]
+
+
+def _removed(q: Question, i: int) -> list[str]:
+  return [*q.items[:i], *q.items[i + 1 :]]
+
+
+TASKS: dict[str, Task] = {
+  "copy": _only(lambda q: list(q.items)),
+  "sort": _only(lambda q: sorted(q.items)),
+  "reverse": _only(lambda q: list(q.items[::-1])),
+  "shuffle": Task(_shuffled, _is_shuffled),
+  "replace_index": _only(lambda q: _replaced(q, q.index - 1), needs_word=True, needs_index=True),
+  "insert_index": _only(lambda q: _inserted(q, q.index - 1), needs_word=True, needs_index=True),
+  "remove_index": _only(lambda q: _removed(q, q.index - 1), needs_index=True),
+  "replace_random": _any(lambda q: [_replaced(q, i) for i in range(len(q.items))], needs_word=True),
+  "insert_random": _any(
+    lambda q: [_inserted(q, i) for i in range(len(q.items) + 1)], needs_word=True
+  ),
+  "remove_random": _any(lambda q: [_removed(q, i) for i in range(len(q.items))]),
+}
+
+
+def ask(rng: np.random.Generator, task: str, length: int) -> Question:
+  """A question about a list of `length` different names."""
+  kind = TASKS[task]
+  names = [NAMES[i] for i in rng.choice(len(NAMES), length + 1, replace=False)]
+  word = names[-1] if kind.needs_word else ""
+  index = int(rng.integers(1, length + 1)) if kind.needs_index else 0
+  return Question(task, tuple(names[:-1]), word, index)
+
+
+def records(
+  seed: int, count: int, lengths: Sequence[int] = (3, 4, 5, 6), tasks: Sequence[str] = tuple(TASKS)
+) -> list[dict[str, str]]:
+  """`count` records of question and answer, tasks and lengths in turns.
+
+  Raises:
+    ValueError: an unknown task.
+  """
+  unknown = sorted(set(tasks) - set(TASKS))
+  if unknown:
+    raise ValueError(f"tasks={unknown}: accepted are {', '.join(TASKS)}.")
+  rng = np.random.default_rng(seed)
+  out = []
+  for i in range(count):
+    question = ask(rng, tasks[i % len(tasks)], lengths[i // len(tasks) % len(lengths)])
+    answer = TASKS[question.task].answer(rng, question)
+    out.append({"question": question.text, "answer": " ".join(answer)})
+  return out
+
+
+def parse(text: str) -> Question:
+  """The question that `Question.text` wrote.
+
+  Raises:
+    ValueError: it wrote no such text.
+  """
+  words = text.split()
+  if ":" not in words or words[-1] != "=":
+    raise ValueError(f"question={text!r}: expected TASK [WORD] [INDEX] : NAMES =.")
+  colon = words.index(":")
+  head, items = words[:colon], tuple(words[colon + 1 : -1])
+  index = int(head.pop()) if head[-1].isdigit() else 0
+  word = head.pop() if head[-1] in NAMES else ""
+  task = "_".join(head)
+  if task not in TASKS:
+    raise ValueError(f"question={text!r}: its task is none of {', '.join(TASKS)}.")
+  return Question(task, items, word, index)
+
+
+def is_right(question: str, answer: str) -> bool:
+  """Whether `answer` answers the question of that text."""
+  parsed = parse(question)
+  return TASKS[parsed.task].right(parsed, answer.split())
