@@ -33,6 +33,7 @@ class Template:
 
 
 TEMPLATES = {
+  "plain": Template("{}", "{}<|end|>"),
   "qa": Template("Question: {}\n", "Answer: {}<|end|>"),
   "vicuna": Template("USER: {} ", "ASSISTANT: {}</s>", "{} ", "<s>"),
   "chatml": Template(

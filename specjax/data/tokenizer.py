@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 END = "<|end|>"
+MASK = "<|mask|>"
 
 
 class Tokenizer:
@@ -91,4 +92,18 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     show_progress=False,
   )
   inner.train_from_iterator(texts, trainer)
+  return Tokenizer(inner)
+
+
+def train_words(texts: Iterable[str]) -> Tokenizer:
+  """Every word that occurs is a token, in alphabetical order from 3 on.
+
+  Before them come `<|end|>`, `<|mask|>` and `<|unknown|>`, which stands for any other word.
+  """
+  words = sorted({word for text in texts for word in text.split()})
+  unknown = "<|unknown|>"
+  vocabulary = {word: i for i, word in enumerate((END, MASK, unknown, *words))}
+  inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+  inner.add_special_tokens([END, MASK])
+  inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
   return Tokenizer(inner)

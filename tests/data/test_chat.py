@@ -21,6 +21,10 @@ TURNS = [
 
 # Between [[ and ]] stands what the model must say.
 GOLDEN = {
+  "plain": (
+    "What is 12 + 30?[[12 + 30 = {42}.\nSo 42 <|end|>]]"
+    "and Answer: \n 7, ASSISTANT: assistant?[[49<|end|>]]"
+  ),
   "qa": (
     "Question: What is 12 + 30?\nAnswer:[[ 12 + 30 = {42}.\nSo 42 <|end|>]]"
     "Question: and Answer: \n 7, ASSISTANT: assistant?\nAnswer:[[ 49<|end|>]]"
@@ -84,9 +88,8 @@ def test_mask_covers_what_the_assistant_says_and_its_end_marker(tokenizer, name)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_end_marker_is_one_masked_token(tokenizer, name):
   ids, mask = encode_chat(TEMPLATES[name], tokenizer, TURNS)
-  marker = tokenizer.id({"qa": "<|end|>", "vicuna": "</s>", "chatml": "<|im_end|>"}.get(
-    name, "<|eot_id|>"
-  ))  # fmt: skip
+  markers = {"plain": "<|end|>", "qa": "<|end|>", "vicuna": "</s>", "chatml": "<|im_end|>"}
+  marker = tokenizer.id(markers.get(name, "<|eot_id|>"))
   said_last = [i for i, said, after in zip(ids, mask, [*mask[1:], False], strict=True)
                if said and not after]  # fmt: skip
   assert said_last == [marker] * 2

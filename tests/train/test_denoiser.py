@@ -1,0 +1,86 @@
+"""A denoiser from questions and answers, and from text, end to end and tiny."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.data import lists
+from specjax.data.tokenizer import END, MASK, train_words
+from specjax.diffusion import denoise, lengths, plans, schedules
+from specjax.diffusion.base import Canvas
+from specjax.diffusion.policies import POLICIES
+from specjax.models.denoiser import denoiser
+from specjax.sampling import request_keys
+from specjax.train import denoiser as script
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """The configuration of a finished run on short copies."""
+  home = tmp_path_factory.mktemp("denoiser")
+  records = lists.records(0, 400, lengths=(2,), tasks=("copy",))
+  (home / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+  config = script.Config(
+    data=str(home / "data.jsonl"), out=str(home / "run"), words=True, width=32, layers=2, heads=2,
+    kv_heads=2, head_dim=16, mlp_width=64, length=10, batch=64, steps=150, rate=1e-2, warmup=10,
+    save_every=75,
+  )  # fmt: skip
+  script.main(config)
+  return config
+
+
+def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
+  model = specjax.load(f"{run.out}/model")
+  assert not model.config.causal and model.template == "plain"
+  questions = [r["question"] for r in lists.records(1, 16, lengths=(2,), tasks=("copy",))]
+  mask, B, W = model.tokenizer.id(MASK), len(questions), 4
+  network = denoiser(model.config, mask)
+  tokens = np.zeros((B, 16), np.int32)
+  masked = np.zeros((B, 16), bool)
+  for b, question in enumerate(questions):
+    ids = model.chat(question)
+    tokens[b, : len(ids)] = ids
+    masked[b, len(ids) : len(ids) + W] = True
+  canvas = Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(masked.argmax(1) + W))
+  method = denoise.Method(
+    network, plans.none(network, W), POLICIES["confidence"](), schedules.fixed(W), lengths.whole()
+  )
+  weights = denoise.Weights(model.params, jnp.ones(B, jnp.int32))
+  request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
+  state = denoise.compiled_start(method, weights, canvas)
+  state = denoise.compiled_advance(method, weights, request, state, jnp.int32(99))
+  answers = [
+    model.decode([int(i) for i in row[m] if i != model.stop[0]])
+    for row, m in zip(np.asarray(state.canvas.tokens), masked, strict=True)
+  ]
+  # Too small to copy, but two names and then the end is what all answers are.
+  assert np.mean([len(a.split()) == 2 for a in answers]) > 0.8, answers
+  with open(f"{run.out}/metrics.jsonl") as file:
+    loss = [json.loads(line)["loss"] for line in file]
+  assert np.mean(loss[-20:]) < 0.6 * np.mean(loss[:5])
+
+
+def test_a_question_is_never_masked_and_the_rest_ends_the_text(run):
+  tokenizer = train_words(["copy : Ann Bob ="])
+  rows = script.rows_of([("copy : Ann Bob =", "Ann Bob")], run, tokenizer)
+  end = tokenizer.id(END)
+  assert rows.tokens.tolist() == [[*tokenizer.encode("copy : Ann Bob = Ann Bob"), *[end] * 3]]
+  assert rows.maskable.tolist() == [[False] * 5 + [True] * 5]
+
+
+def test_text_fills_rows_and_all_of_it_is_masked_at_times(run):
+  tokenizer = train_words(["a b c"])
+  rows = script.rows_of([("a b c " * 5,), ("c b a",)], run, tokenizer)
+  stream = [*tokenizer.encode("a b c " * 5), 0, *tokenizer.encode("c b a"), 0]
+  assert rows.tokens.tolist() == [stream[:10], stream[10:20]] and rows.maskable.all()
+
+
+def test_rows_that_are_too_short(run):
+  short = dataclasses.replace(run, length=6)
+  tokenizer = train_words(["copy : Ann Bob ="])
+  with pytest.raises(ValueError, match="length=6: record 0 takes 8 tokens"):
+    script.rows_of([("copy : Ann Bob =", "Ann Bob")], short, tokenizer)

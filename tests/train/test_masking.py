@@ -1,0 +1,74 @@
+"""Noise and loss of masked diffusion, against sums by hand."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.train import masking
+
+
+def test_every_share_is_masked_and_the_prompt_never():
+  maskable = jnp.broadcast_to(jnp.arange(64)[None] >= 16, (512, 64))
+  masked, p = masking.corrupt(jax.random.key(0), maskable)
+  assert not masked[:, :16].any()
+  share = masked[:, 16:].mean(1)
+  assert 0 < float(p.min()) < 0.02 and float(p.max()) > 0.98
+  assert abs(float((share - p[:, 0]).mean())) < 0.01
+  assert np.corrcoef(share, p[:, 0])[0, 1] > 0.97
+
+
+def test_the_loss_is_the_bound_on_two_tokens():
+  """Its mean over t is the mean over orders of -log p(first) - log p(second given the first)."""
+  rng = np.random.default_rng(0)
+  law = {  # (what is seen of token 0, of token 1) -> laws of both
+    seen: np.log(rng.dirichlet(np.ones(3), 2))
+    for seen in itertools.product((0, 1, 2, None), repeat=2)
+  }
+  truth = (2, 0)
+
+  def logits(masked) -> jnp.ndarray:
+    return jnp.asarray(law[tuple(None if m else t for m, t in zip(masked, truth, strict=True))])
+
+  tokens, maskable = jnp.array([truth]), jnp.ones((1, 2), bool)
+  total, steps = 0.0, 20
+  for t in (np.arange(steps) + 0.5) / steps:
+    for masked in itertools.product((False, True), repeat=2):
+      chance = np.prod([t if m else 1 - t for m in masked])
+      loss, _ = masking.denoising_loss(
+        logits(masked)[None].astype(jnp.float32), tokens, jnp.array([masked]), maskable,
+        jnp.full((1, 1), 1 / t, jnp.float32),
+      )  # fmt: skip
+      total += chance * float(loss) / steps
+  both, first, second = law[None, None], law[2, None], law[None, 0]
+  by_order = [-both[0, 2] - first[1, 0], -both[1, 0] - second[0, 2]]
+  np.testing.assert_allclose(2 * total, np.mean(by_order), rtol=1e-5)
+
+
+def test_context_weights_by_hand():
+  masked = jnp.array([[True, False, True, True, False]])
+  seen = jnp.array([[True, True, True, True, False]])
+  got = masking.context_weight(masked, seen, 0.3)[0]
+  np.testing.assert_allclose(got[0], 0.15, rtol=1e-6)
+  np.testing.assert_allclose(got[2], 0.15, rtol=1e-6)
+  np.testing.assert_allclose(got[3], 0.15 * 0.7, rtol=1e-6)
+
+
+def test_only_masked_tokens_count():
+  rng = np.random.default_rng(1)
+  logits = jnp.asarray(rng.normal(size=(2, 4, 5)), jnp.float32)
+  tokens = jnp.asarray(rng.integers(0, 5, (2, 4)))
+  masked = jnp.array([[False, True, False, True], [False] * 4])
+  maskable = jnp.array([[False, True, True, True]] * 2)
+  weight = jnp.array([[2.0], [3.0]])
+  loss, metrics = masking.denoising_loss(logits, tokens, masked, maskable, weight)
+  nll = -jax.nn.log_softmax(logits)[0, jnp.array([1, 3]), tokens[0, jnp.array([1, 3])]]
+  np.testing.assert_allclose(loss, 2 * float(nll.sum()) / 3 / 2, rtol=1e-6)
+  right = logits.argmax(-1) == tokens
+  assert float(metrics["accuracy"]) == float(right[0, jnp.array([1, 3])].mean())
+
+
+def test_shifted_logits():
+  x = jnp.arange(6.0).reshape(1, 3, 2)
+  np.testing.assert_array_equal(masking.shifted(x)[0], x[0, jnp.array([0, 0, 1])])

@@ -1,0 +1,74 @@
+"""The noise of masked diffusion, and the loss that undoes it.
+
+Letters: B batch, T row length, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+LEAST = 1e-3  # eps: the smallest share that is masked
+
+
+def corrupt(key: Array, maskable: Array, least: float = LEAST) -> tuple[Array, Array]:
+  """Masks a random share of each row, every token by itself.
+
+  LLaDA (Nie et al. 2025, arXiv 2502.09992, section 2.2): t from [0, 1), p = (1 - eps) t + eps.
+
+  Args:
+    key: key[].
+    maskable: bool[B, T]; a prompt is not.
+    least: eps.
+
+  Returns:
+    (masked bool[B, T], p f32[B, 1]).
+  """
+  of_row, of_token = jax.random.split(key)
+  p = (1 - least) * jax.random.uniform(of_row, (len(maskable), 1)) + least
+  return maskable & (jax.random.uniform(of_token, maskable.shape) < p), p
+
+
+def context_weight(masked: Array, seen: Array, q: float = 0.3) -> Array:
+  """f32[B, T]: more for tokens with more visible neighbours, in place of 1 / p.
+
+  Dream's context-adaptive weights (Ye et al. 2025, arXiv 2508.15487): the sum over visible tokens j
+  of q (1 - q) ** (|i - j| - 1) / 2.
+
+  Args:
+    masked: bool[B, T].
+    seen: bool[B, T], tokens of the text, masked or not.
+    q: how fast a neighbour's share falls with distance.
+  """
+  T = masked.shape[1]
+  apart = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)[None]).astype(jnp.float32)
+  share = jnp.where(apart > 0, 0.5 * q * (1 - q) ** (apart - 1), 0.0)
+  visible = (seen & ~masked).astype(jnp.float32)
+  return visible @ share
+
+
+def shifted(logits: Array) -> Array:
+  """Logits [B, T, V] of a model whose state at i - 1 predicts token i; token 0 predicts itself."""
+  return jnp.concatenate([logits[:, :1], logits[:, :-1]], 1)
+
+
+def denoising_loss(
+  logits: Array, tokens: Array, masked: Array, maskable: Array, weight: Array
+) -> tuple[Array, dict[str, Array]]:
+  """Mean over rows of sum(weight x cross-entropy of masked tokens) / maskable tokens, in nats.
+
+  With weight 1 / p it bounds the negative log-likelihood per token: LLaDA's loss, in training from
+  scratch (where all is maskable) and on answers alike.
+
+  Args:
+    logits: f32[B, T, V], of the corrupted rows.
+    tokens: i32[B, T], the truth.
+    masked, maskable: bool[B, T].
+    weight: f32[B, T] or f32[B, 1].
+  """
+  nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+  count = jnp.maximum(maskable.sum(1), 1).astype(jnp.float32)
+  loss = (jnp.where(masked, weight * nll, 0.0).sum(1) / count).mean()
+  right = (logits.argmax(-1) == tokens) & masked
+  accuracy = right.sum() / jnp.maximum(masked.sum(), 1)
+  return loss, {"loss": loss, "accuracy": accuracy}
