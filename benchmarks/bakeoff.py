@@ -21,7 +21,7 @@ import specjax
 from specjax.api import Decoder
 from specjax.checkpoints import bridge
 from specjax.drafters import none
-from specjax.eval import bench, draft_cost, tune, verify_cost
+from specjax.eval import bench, draft_cost, tune, turns, verify_cost
 from specjax.eval.environment import environment
 from specjax.trees.grow import Dynamic, as_tree
 from specjax.trees.static import best_first
@@ -179,7 +179,8 @@ def main(config: Config) -> None:
     for kind, tree in chosen.items():
       drafter = (loaded.head.drafter(tree), loaded.params) if tree else (none(), ())
       decoders[f"{name} {kind}"] = Decoder(model, drafter, batch=config.batch)
-  runs = bench.decode(decoders, items, settings)
+  prompts = [item.ids for item in items]
+  runs = turns.decode(decoders, prompts, settings.max_new_tokens, settings.repeats)
   figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
   for name, about in heads.items():
     about["figures"] = {kind: figures[f"{name} {kind}"] for kind in (SAME, DYNAMIC, OWN)}

@@ -1,19 +1,14 @@
 """The command line: generate, bench, tune, convert, list, info.
 
-Nothing that imports jax is imported before a command runs, so that `--help` answers at once.
+`commands`, which imports jax, is imported when a command runs, so that `--help` answers at once.
 """
 
 import dataclasses
-import json
-import pathlib
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +92,7 @@ class Bench:
     temperature: 0 is greedy.
     seed: of the noise.
     verifier: of the drafters; by default the exact one.
+    judge: directory of the head that --verifier judge needs.
     repeats: times everything is decoded; medians count.
     out: directory for results.jsonl, summary.json, table.md and the plots.
   """
@@ -113,6 +109,7 @@ class Bench:
   temperature: float = 0.0
   seed: int = 0
   verifier: str | None = None
+  judge: str | None = None
   repeats: int = 3
   out: str = "results/bench"
 
@@ -185,220 +182,6 @@ class Info:
   model: str | None = None
 
 
-# Fields of a Result in the output of `generate --json`, after the prompt.
-JSON_KEYS = (
-  "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds", "drafter", 
-  "verifier", "exactness",
-)  # fmt: skip
-
-
-def _load(name: str | None):
-  from specjax.model import load
-
-  return load() if name is None else load(name)
-
-
-def _items(args: Generate, model):
-  """The prompts, all checked."""
-  from specjax.eval import prompts
-
-  if args.max_new_tokens < 1:
-    raise ValueError(f"max_new_tokens={args.max_new_tokens}: accepted is 1 or more.")
-  if args.prompts is not None and args.prompt is None:
-    if args.chat:
-      raise ValueError("--chat goes with --prompt; in a file, `question` says the same.")
-    return prompts.read(args.prompts, model, args.max_new_tokens)
-  if args.prompt is None or args.prompts is not None:
-    raise ValueError("expected either --prompt TEXT or --prompts FILE.")
-  ids = model.chat(args.prompt) if args.chat and args.prompt else model.encode(args.prompt)
-  prompts.check_length(item := prompts.Item(args.prompt, ids), args.max_new_tokens, model)
-  return [item]
-
-
-def _verifier(args: Generate, model):
-  """The rule's name, or the judge with its weights."""
-  if (args.verifier == "judge") != (args.judge is not None):
-    raise ValueError(f"verifier={args.verifier!r} and judge={args.judge!r}: --verifier judge and "
-                     "--judge DIR go together.")  # fmt: skip
-  if args.judge is None:
-    return args.verifier
-  from specjax.checkpoints import judge
-  from specjax.verifiers import VERIFIERS
-
-  return VERIFIERS["judge"](), judge.load(args.judge, model.config)
-
-
-def _generate(args: Generate) -> None:
-  from specjax.api import Decoder
-  from specjax.parts import make_drafter
-  from specjax.trees import files
-
-  model = _load(args.model)
-  items = _items(args, model)
-  if args.tree and args.nodes:
-    raise ValueError(f"nodes={args.nodes} and tree={args.tree!r}: accepted is one of them.")
-  tree = files.parse(args.tree) if args.tree else None
-  drafter = make_drafter(
-    model, args.drafter, head=args.head, draft_model=args.draft_model, nodes=args.nodes, tree=tree,
-    policy=args.policy, acceptance=args.acceptance,
-  )  # fmt: skip
-  decoder = Decoder(
-    model, drafter, _verifier(args, model), temperature=args.temperature, top_k=args.top_k,
-    top_p=args.top_p, min_p=args.min_p, repetition_penalty=args.repetition_penalty,
-    presence_penalty=args.presence_penalty, frequency_penalty=args.frequency_penalty,
-    regex=args.regex, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
-  )  # fmt: skip
-  if len(items) == 1 and not args.json and not args.stop_words:
-    _stream(decoder, items[0], args.max_new_tokens)
-    return
-  console = Console(highlight=False, markup=False)
-  for first in range(0, len(items), args.batch):  # printed batch by batch: a failure loses no text
-    part = items[first : first + args.batch]
-    results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
-    for item, r in zip(part, results, strict=True):
-      if args.json:
-        fields = {key: getattr(r, key) for key in JSON_KEYS}
-        print(json.dumps({"prompt": item.given, **fields}), flush=True)
-      else:
-        rate = f"{r.emitted / r.forwards:.2f} per forward"
-        console.rule(style="dim")
-        console.print(str(item.given), style="dim")
-        console.print(r.text or str(r.tokens))
-        console.print(f"{r.emitted} tokens, {rate}, {decoder.label}", style="cyan")
-
-
-def _stream(decoder, item, max_new_tokens: int) -> None:
-  """Prints a text as it comes, a round at a time."""
-  ids, shown, forwards, first, begin = [], "", 0, 0, 0.0
-  known = decoder.model.tokenizer is not None
-  print(item.given, end="" if known else " ", flush=True)
-  for (piece,) in decoder.stream([item.ids], max_new_tokens, rounds=1):
-    ids += piece
-    if not forwards:  # compiling ends with the first round, so the clock starts after it
-      first, begin = len(ids), time.perf_counter()
-    forwards += 1
-    # Half a character may have come so far: it waits for its other half.
-    text = decoder.model.decode(ids).rstrip("\ufffd") if known else " ".join(map(str, ids))
-    print(text[len(shown) :], end="", flush=True)
-    shown = text
-  seconds = time.perf_counter() - begin
-  rate = f", {(len(ids) - first) / seconds:.0f} tokens/s" if len(ids) > first else ""
-  summary = f"{len(ids)} tokens, {len(ids) / forwards:.2f} per forward{rate}, {decoder.label}"
-  print()
-  Console(highlight=False, markup=False).print(summary, style="cyan")
-
-
-def _bench(args: Bench) -> None:
-  from specjax.eval import bench, report
-
-  fields = dataclasses.asdict(args)
-  name, out = fields.pop("model"), fields.pop("out")
-  summary = bench.run(_load(name), bench.Config(**fields), out)
-  console = Console()
-  console.print(report.table(summary))
-  console.print(f"{out}: results.jsonl, summary.json, table.md, plots", markup=False)
-
-
-def _tune(args: Tune) -> None:
-  from specjax.eval import tune, tune_report
-
-  fields = dataclasses.asdict(args)
-  name, out = fields.pop("model"), fields.pop("out")
-  summary = tune.run(_load(name), tune.Config(**fields), out)
-  console = Console(highlight=False)
-  console.print(tune_report.table(summary))
-  console.print(tune_report.verdict(summary), markup=False)
-  console.print(f"{out}: tree.json, summary.json, tune.png", markup=False)
-
-
-def _convert(args: Convert) -> None:
-  import jax.numpy as jnp
-
-  from specjax.checkpoints import hf, llama2c
-
-  if args.format != "head" and (args.target is not None or args.to != "specjax"):
-    raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
-  if args.format == "llama2c":
-    c = llama2c.load(args.model, args.tokenizer)
-  elif args.tokenizer is not None:
-    raise ValueError(f"tokenizer={args.tokenizer!r}: a Hugging Face directory brings its own.")
-  elif pathlib.Path(args.out).resolve() == pathlib.Path(args.model).resolve():
-    raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
-  elif args.format == "head":
-    _convert_head(args)
-    return
-  else:
-    c = hf.load(args.model)
-  # float32 holds every accepted dtype, so the converted model decodes as the original does.
-  hf.save(args.out, c.config, c.params, c.tokenizer, template=c.template, stop=c.stop,
-          start=c.start, dtype=jnp.float32)  # fmt: skip
-  back = hf.load(args.out)
-  if c.tokenizer is not None and back.start != c.start:
-    raise ValueError(f"{args.out}: prompts started with the ids {list(c.start)} and now with "
-                     f"{list(back.start)}; tokenizer.json needs a post-processor.")  # fmt: skip
-  print(f"wrote {args.out}")
-
-
-def _convert_head(args: Convert) -> None:
-  import jax.numpy as jnp
-
-  from specjax.checkpoints import bridge
-  from specjax.model import resolve
-
-  target = _load(args.target)
-  loaded = bridge.load(resolve(args.model), target.config)
-  bridge.save(args.out, args.to, loaded, target.config, target.params, base=target.name,
-              dtype=jnp.float32)  # fmt: skip
-  print(f"wrote {args.out}: {loaded.head.name}, {loaded.head.depth} deep, as {args.to}")
-
-
-def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-  table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-  for i, column in enumerate(columns):
-    table.add_column(column, no_wrap=i == 0)
-  for row in rows:
-    table.add_row(*row)
-  return table
-
-
-def _list(args: List) -> None:
-  from specjax import catalogue
-
-  console = Console(highlight=False)
-  for title, columns, rows in (
-    ("drafters", ("name", "proposal", "nodes", ""), catalogue.drafters()),
-    ("verifiers", ("name", "exactness", "proposals"), catalogue.verifiers()),
-  ):
-    console.print(_grid(title, columns, rows), "")
-  console.print(_grid("zoo", ("name", "kind"), catalogue.zoo()))
-
-
-def _info(args: Info) -> None:
-  import jax
-
-  from specjax.model import resolve
-
-  model = _load(args.model)
-  size = sum(x.size for x in jax.tree.leaves(model.params))
-  rows = [("parameters", f"{size:,}"), *((k, str(v)) for k, v in vars(model.config).items())]
-  rows += [(k, str(getattr(model, k))) for k in ("template", "stop", "start")]
-  rows += [("tokenizer", "yes" if model.tokenizer else "none")]
-  console = Console(highlight=False, markup=False)
-  console.print(_grid(model.name, ("field", "value"), rows))
-  for card in sorted(resolve(model.name).glob("*.md")):
-    console.print("", card.read_text(), sep="\n")
-
-
-COMMANDS: dict[type, Callable] = {
-  Generate: _generate,
-  Bench: _bench,
-  Tune: _tune,
-  Convert: _convert,
-  List: _list,
-  Info: _info,
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; 0, or 2 after printing what was wrong with the request on stderr."""
   args = tyro.cli(
@@ -408,8 +191,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args=argv,
     config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
   )
+  from specjax import commands
+
   try:
-    COMMANDS[type(args)](args)
+    commands.COMMANDS[type(args)](args)
   except (ValueError, FloatingPointError, OSError) as error:
     print("error:", " ".join(str(error).split()), file=sys.stderr)
     return 2

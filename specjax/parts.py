@@ -9,6 +9,7 @@ from specjax import drafters, processors, verifiers
 from specjax.base import Drafter, Params, Processor, Verifier
 from specjax.checkpoints import acceptance as acceptance_heads
 from specjax.checkpoints import bridge
+from specjax.checkpoints import judge as judges
 from specjax.checkpoints.heads import Loaded
 from specjax.model import Model, load, resolve
 from specjax.policies import POLICIES, specdecpp
@@ -153,6 +154,27 @@ def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Ver
     raise ValueError(f"verifier={name!r} is for temperature 0, not {temperature}: use "
                      "target_only, exact at any temperature.")  # fmt: skip
   return verifier
+
+
+def with_weights(
+  model: Model, verifier: str | None, judge: str | None
+) -> str | tuple[Verifier, Params] | None:
+  """What `Decoder` takes as verifier: the name itself, or the judge with its weights.
+
+  Args:
+    model: the target.
+    verifier: a name, or None for the exact default.
+    judge: directory of the head of verifier "judge".
+
+  Raises:
+    ValueError: one of "judge" and its directory without the other.
+  """
+  if (verifier == "judge") != (judge is not None):
+    raise ValueError(f"verifier={verifier!r} and judge={judge!r}: --verifier judge and "
+                     "--judge DIR go together.")  # fmt: skip
+  if judge is None:
+    return verifier
+  return verifiers.VERIFIERS["judge"](), judges.load(judge, model.config)
 
 
 def make_processors(

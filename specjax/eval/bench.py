@@ -1,7 +1,6 @@
 """The benchmark: every method decodes the same prompts, in turns, beside plain decoding.
 
-Fair under drift: for each batch of prompts the methods follow each other directly, in an order
-that rotates, and the whole is repeated; a batch's time is the median of its repeats.
+See `turns` for how they are timed.
 """
 
 import dataclasses
@@ -12,17 +11,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
-from specjax.api import Decoder, Result
-from specjax.eval import metrics, optimal, plots, report
+from specjax.api import Decoder
+from specjax.eval import metrics, optimal, plots, report, turns
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
 from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
+from specjax.eval.turns import Runs
 from specjax.eval.verify_cost import measure
 from specjax.model import Model
-from specjax.parts import make_drafter
+from specjax.parts import make_drafter, with_weights
 from specjax.policies import POLICIES
 from specjax.trees import files
 
@@ -46,6 +44,7 @@ class Config:
     temperature: 0 is greedy.
     seed: of the noise.
     verifier: of all methods but plain; by default the exact one.
+    judge: directory of the head of verifier "judge".
     head: medusa's heads; by default the zoo's for the model.
     draft_model: of the drafter of that name.
     acceptance: directory of the acceptance head of the policy specdecpp.
@@ -60,32 +59,11 @@ class Config:
   temperature: float = 0.0
   seed: int = 0
   verifier: str | None = None
+  judge: str | None = None
   head: str | None = None
   draft_model: str | None = None
   acceptance: str | None = None
   repeats: int = 3
-
-
-@dataclasses.dataclass
-class Runs:
-  """What one method did.
-
-  Attributes:
-    decoder: the method.
-    results: one per prompt, of the first repeat.
-    seconds, prefill: f64[repeats, batches].
-    unstable: batches in which a repeat gave other ids than the first.
-  """
-
-  decoder: Decoder
-  results: list[Result]
-  seconds: np.ndarray
-  prefill: np.ndarray
-  unstable: int = 0
-
-  @property
-  def lossy(self) -> bool:
-    return self.decoder.method.verifier.exactness.startswith("LOSSY")
 
 
 def make_decoder(model: Model, label: str, config: Config) -> Decoder:
@@ -108,7 +86,9 @@ def make_decoder(model: Model, label: str, config: Config) -> Decoder:
     model, name, head=config.head, draft_model=config.draft_model, nodes=nodes, tree=tree,
     policy=policy, acceptance=config.acceptance if policy == "specdecpp" else None,
   )  # fmt: skip
-  verifier = None if label == PLAIN else config.verifier
+  verifier = None
+  if label != PLAIN:
+    verifier = with_weights(model, config.verifier, config.judge)
   return Decoder(
     model, drafter, verifier,
     temperature=config.temperature, seed=config.seed, batch=config.batch,
@@ -128,41 +108,6 @@ def read_items(model: Model, config: Config) -> list[Item]:
   if config.prompts is None:
     return of_questions(OUR_QUESTIONS[: config.limit], model, config.max_new_tokens)
   return read(config.prompts, model, config.max_new_tokens, config.limit)
-
-
-def decode(decoders: dict[str, Decoder], items: Sequence[Item], config: Config) -> dict[str, Runs]:
-  """Everything that is timed.
-
-  Args:
-    decoders: of one model, by label.
-    items: the prompts.
-    config: batch, budget and repeats.
-  """
-  B, labels = config.batch, list(decoders)
-  batches = [[item.ids for item in items[i : i + B]] for i in range(0, len(items), B)]
-  shape = (config.repeats, len(batches))
-  runs = {k: Runs(d, [], np.zeros(shape), np.zeros(shape)) for k, d in decoders.items()}
-  console = Console(stderr=True)
-
-  # Two rounds of every batch compile and touch all shapes before any clock runs.
-  for prompts in track(batches, "warming", console=console, transient=True):
-    for decoder in decoders.values():
-      next(decoder.stream(prompts, config.max_new_tokens, rounds=2))
-
-  turns = [(r, i) for r in range(config.repeats) for i in range(len(batches))]
-  for r, i in track(turns, "measuring", console=console, transient=True):
-    first = (r + i) % len(labels)
-    for label in labels[first:] + labels[:first]:
-      run = runs[label]
-      results = run.decoder(batches[i], config.max_new_tokens, first=i * B)
-      run.seconds[r, i] = results[0].seconds
-      run.prefill[r, i] = results[0].prefill_seconds
-      if r == 0:
-        run.results += results
-      else:
-        before = run.results[i * B : (i + 1) * B]
-        run.unstable += any(a.tokens != b.tokens for a, b in zip(results, before, strict=True))
-  return runs
 
 
 def _divergences(
@@ -306,7 +251,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   out = pathlib.Path(out)
   out.mkdir(parents=True, exist_ok=True)
 
-  runs = decode(decoders, items, config)
+  runs = turns.decode(decoders, [item.ids for item in items], config.max_new_tokens, config.repeats)
   with (out / "results.jsonl").open("w") as file:
     for label, x in runs.items():
       file.writelines(json.dumps(line) + "\n" for line in _lines(label, x, items, config))

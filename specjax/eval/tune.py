@@ -24,7 +24,7 @@ from specjax.api import Decoder
 from specjax.checkpoints import bridge
 from specjax.checkpoints.heads import Loaded
 from specjax.drafters import HEADS, none
-from specjax.eval import bench, draft_cost, metrics, plots, verify_cost
+from specjax.eval import bench, draft_cost, metrics, plots, turns, verify_cost
 from specjax.eval.environment import environment
 from specjax.model import Model, resolve
 from specjax.trees import files
@@ -155,7 +155,8 @@ def _decode(
     c.name: Decoder(model, drafter, batch=settings.batch)
     for c, drafter in zip(options, drafters, strict=True)
   }
-  runs = bench.decode(decoders, items, settings)
+  ids_of = [item.ids for item in items]
+  runs = turns.decode(decoders, ids_of, settings.max_new_tokens, settings.repeats)
   ids = {k: [r.tokens for r in x.results] for k, x in runs.items()}
   figures = {}
   for name, x in runs.items():
