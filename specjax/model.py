@@ -10,7 +10,9 @@ from specjax.base import Params, Target
 from specjax.checkpoints import hf
 from specjax.data import chat
 from specjax.data.tokenizer import Tokenizer
+from specjax.diffusion.base import Denoiser
 from specjax.models.config import Config
+from specjax.models.denoiser import denoiser
 from specjax.models.transformer import target
 
 ZOO = pathlib.Path(__file__).parent / "zoo"
@@ -31,6 +33,7 @@ class Model:
     stop: ids that end a text.
     start: ids before every text prompt.
     template: chat template, or None.
+    mask, shift: of a masked diffusion model, see `checkpoints.hf.Checkpoint`.
   """
 
   name: str
@@ -40,10 +43,20 @@ class Model:
   stop: tuple[int, ...]
   start: tuple[int, ...]
   template: str | None
+  mask: int | None = None
+  shift: bool = False
 
   @property
   def target(self) -> Target:
     return target(self.config)
+
+  @property
+  def denoiser(self) -> Denoiser:
+    """ValueError where the model is no masked diffusion model."""
+    if self.config.causal or self.mask is None:
+      raise ValueError(f"model={self.name!r} is no masked diffusion model: accepted is one with "
+                       "is_causal false and a mask_token_id in config.json.")  # fmt: skip
+    return denoiser(self.config, self.mask, self.shift)
 
   def encode(self, prompt: Prompt) -> list[int]:
     """Ids of a prompt; ids pass through.
@@ -102,4 +115,5 @@ def load(name: str = DEFAULT_MODEL, dtype: jnp.dtype = jnp.float32) -> Model:
     ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.
   """
   c = hf.load(resolve(name), dtype)
-  return Model(name, c.config, c.params, c.tokenizer, c.stop, c.start, c.template)
+  return Model(name, c.config, c.params, c.tokenizer, c.stop, c.start, c.template, c.mask,
+               c.shift)  # fmt: skip

@@ -196,7 +196,8 @@ def main(config: Config) -> None:
 
   # --- export ---
   template = config.template if any(len(t) == 2 for t in texts) else None
-  hf.save(out / "model", model_config, state["params"], tokenizer, template=template)
+  hf.save(out / "model", model_config, state["params"], tokenizer, template=template, mask=mask,
+          shift=config.shift)  # fmt: skip
 
 
 if __name__ == "__main__":

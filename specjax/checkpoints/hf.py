@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from specjax.base import Params
 from specjax.checkpoints import hf_config
+from specjax.checkpoints.hf_layout import HF, LLADA, Names, Part, layout
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
@@ -33,6 +34,8 @@ class Checkpoint(NamedTuple):
     stop: ids that end a text.
     template: name of the chat template in `data.chat.TEMPLATES`, or None.
     start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
+    mask: id of the mask token of a masked diffusion model, or None.
+    shift: its state before a token predicts it (Dream).
   """
 
   config: Config
@@ -41,42 +44,8 @@ class Checkpoint(NamedTuple):
   stop: tuple[int, ...]
   template: str | None
   start: tuple[int, ...] = ()
-
-
-class Part(NamedTuple):
-  """A tensor on disk: its name, and its shape as the config has it."""
-
-  name: str
-  shape: tuple[int, ...]
-
-
-def _layout(c: Config) -> dict[tuple[str, ...], list[Part]]:
-  """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
-  E, F, C = c.width, c.mlp_width, c.head_dim
-  layout = {
-    ("embedding",): [Part("model.embed_tokens.weight", (c.vocab_size, E))],
-    ("norm", "weight"): [Part("model.norm.weight", (E,))],
-  }
-  if not c.tied:
-    layout["lm_head",] = [Part("lm_head.weight", (c.vocab_size, E))]
-  qkv = [("q_proj", c.heads * C), ("k_proj", c.kv_heads * C), ("v_proj", c.kv_heads * C)]
-  for i in range(c.layers):
-    ours, theirs = f"layer_{i}", f"model.layers.{i}"
-    attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-    layout |= {
-      (ours, "attention_norm", "weight"): [Part(f"{theirs}.input_layernorm.weight", (E,))],
-      (ours, "qkv"): [Part(f"{attention}.{name}.weight", (rows, E)) for name, rows in qkv],
-      (ours, "out"): [Part(f"{attention}.o_proj.weight", (E, c.heads * C))],
-      (ours, "mlp_norm", "weight"): [Part(f"{theirs}.post_attention_layernorm.weight", (E,))],
-      (ours, "gate_up"): [Part(f"{mlp}.{name}_proj.weight", (F, E)) for name in ("gate", "up")],
-      (ours, "down"): [Part(f"{mlp}.down_proj.weight", (E, F))],
-    }
-    if c.qkv_bias:
-      layout[ours, "qkv_bias"] = [Part(f"{attention}.{name}.bias", (rows,)) for name, rows in qkv]
-    if c.qk_norm:
-      for name in ("q_norm", "k_norm"):
-        layout[ours, name, "weight"] = [Part(f"{attention}.{name}.weight", (C,))]
-  return layout
+  mask: int | None = None
+  shift: bool = False
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
@@ -104,20 +73,22 @@ def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
   return [directory / shard for shard in shards]
 
 
-def _check_names(found: set[str], layout: Mapping[Any, list[Part]], config: Config) -> None:
-  expected = {part.name: part.shape for parts in layout.values() for part in parts}
+def _check_names(
+  found: set[str], table: Mapping[Any, list[Part]], config: Config, names: Names
+) -> None:
+  expected = {part.name: part.shape for parts in table.values() for part in parts}
   for name, shape in expected.items():
     if name not in found:
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
-  ignored = {"lm_head.weight"} if config.tied else set()
+  ignored = {f"{names.lm_head}.weight"} if config.tied else set()
   for name in sorted(found - expected.keys() - ignored):
     if not name.endswith("rotary_emb.inv_freq"):
       raise ValueError(f"the checkpoint has tensor {name}, for which config.json has no place.")
 
 
-def _read_params(directory: pathlib.Path, config: Config, dtype: DTypeLike) -> Params:
+def _read_params(directory: pathlib.Path, config: Config, names: Names, dtype: DTypeLike) -> Params:
   """One parameter at a time, so that the host never holds the model twice."""
-  layout = _layout(config)
+  table = layout(config, names)
   with contextlib.ExitStack() as stack:
     home: dict[str, Any] = {}
     for shard in _weight_files(directory):
@@ -126,9 +97,9 @@ def _read_params(directory: pathlib.Path, config: Config, dtype: DTypeLike) -> P
       except safetensors.SafetensorError as error:
         raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
       home |= dict.fromkeys(file.keys(), file)
-    _check_names(set(home), layout, config)
+    _check_names(set(home), table, config, names)
     params = {}
-    for path, parts in layout.items():
+    for path, parts in table.items():
       rows = sum(part.shape[0] for part in parts)
       whole = np.empty((rows, *parts[0].shape[1:]), jnp.dtype(dtype))
       row = 0
@@ -178,7 +149,7 @@ def _stop(*sources: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint:
-  """Reads a Llama, Mistral, Qwen2 or Qwen3 directory.
+  """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA or Dream directory.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
@@ -193,7 +164,8 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
     raise ValueError(f"{directory} has no config.json.")
   raw = _read_json(directory / "config.json")
   config = hf_config.from_json(raw)
-  template = raw.get("specjax_template")
+  family = raw["model_type"]
+  template = raw.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
   if template is not None and template not in TEMPLATES:
     raise ValueError(
       f"specjax_template={template!r} in config.json: accepted are {', '.join(TEMPLATES)}."
@@ -202,22 +174,24 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   tokenizer = Tokenizer.load(file) if file.exists() else None
   return Checkpoint(
     config=config,
-    params=_read_params(directory, config, dtype),
+    params=_read_params(directory, config, LLADA if family == "llada" else HF, dtype),
     tokenizer=tokenizer,
     stop=_stop(_optional_json(directory / "generation_config.json"), raw),
     template=template,
     start=_start(tokenizer, _optional_json(directory / "tokenizer_config.json")),
+    mask=raw.get("mask_token_id"),
+    shift=raw.get("specjax_shift", family == "Dream"),
   )
 
 
 def _split(config: Config, params: Params, dtype: DTypeLike) -> dict[str, np.ndarray]:
   """Our parameters as the tensors on disk."""
-  layout, leaves = _layout(config), flatten_dict(params["params"])
-  for path in layout.keys() ^ leaves.keys():
-    state = "lacks" if path in layout else "has no place for"
+  table, leaves = layout(config, HF), flatten_dict(params["params"])
+  for path in table.keys() ^ leaves.keys():
+    state = "lacks" if path in table else "has no place for"
     raise ValueError(f"the config and params disagree: params {state} {'/'.join(path)}.")
   tensors = {}
-  for path, parts in layout.items():
+  for path, parts in table.items():
     whole = np.asarray(leaves[path])
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     if whole.shape != shape:
@@ -242,6 +216,8 @@ def save(
   template: str | None = None,
   stop: Sequence[int] = (),
   start: Sequence[int] = (),
+  mask: int | None = None,
+  shift: bool = False,
   dtype: DTypeLike = jnp.float16,
 ) -> None:
   """Writes a directory that `load` and transformers read.
@@ -253,6 +229,7 @@ def save(
     template: name of the chat template in `data.chat.TEMPLATES`.
     stop: ids that end a text; by default the id of `<|end|>` where the tokenizer has it.
     start: ids before every text prompt; by default what the tokenizer's post-processor adds.
+    mask, shift: of a masked diffusion model, see `Checkpoint`.
     dtype: of the tensors on disk.
 
   Raises:
@@ -272,6 +249,8 @@ def save(
   raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
   if template is not None:
     raw["specjax_template"] = template
+  if mask is not None:
+    raw |= {"mask_token_id": mask, "specjax_shift": shift}
 
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,19 @@ from typing import Any
 
 from specjax.models.config import Config, RopeScaling
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "llada", "Dream")
+_OF_LLADA = {
+  "vocab_size": "embedding_size", "hidden_size": "d_model", "num_hidden_layers": "n_layers",
+  "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
+  "intermediate_size": "mlp_hidden_size", "max_position_embeddings": "max_sequence_length",
+  "rope_theta": "rope_theta", "rms_norm_eps": "rms_norm_eps",
+  "tie_word_embeddings": "weight_tying", "mlp_bias": "include_bias",
+  "attention_bias": "include_qkv_bias", "hidden_act": "activation_type",
+}  # fmt: skip
+_LLADA_HAS = {
+  "block_type": "llama", "layer_norm_type": "rms", "rope": True, "alibi": False,
+  "attention_layer_norm": False, "scale_logits": False,
+}  # fmt: skip
 _LLAMA3 = {
   "low": "low_freq_factor",
   "high": "high_freq_factor",
@@ -34,7 +46,7 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 def _window(raw: Mapping[str, Any], family: str) -> int | None:
   """The sliding window of all layers, None where all see everything."""
-  if family == "llama":
+  if family in ("llama", "llada", "Dream"):
     return None
   window = raw.get("sliding_window", 4096)
   if family == "mistral":
@@ -65,6 +77,8 @@ def from_json(raw: Mapping[str, Any]) -> Config:
   family = raw.get("model_type")
   if family not in FAMILIES:
     raise ValueError(f"model_type={family!r} in config.json: accepted are {', '.join(FAMILIES)}.")
+  if family == "llada":
+    raw = _of_llada(raw)
   for key in (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
   ):  # fmt: skip
@@ -89,11 +103,20 @@ def from_json(raw: Mapping[str, Any]) -> Config:
     rope_scaling=scaling,
     norm_epsilon=raw.get("rms_norm_eps", 1e-6),
     tied=raw.get("tie_word_embeddings", False),
-    qkv_bias=family == "qwen2" or raw.get("attention_bias", False),
+    qkv_bias=family in ("qwen2", "Dream") or raw.get("attention_bias", False),
     qk_norm=family == "qwen3",
     window=_window(raw, family),
-    causal=raw.get("is_causal", True),
+    causal=raw.get("is_causal", family != "Dream"),
   )
+
+
+def _of_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """LLaDA's config.json in the keys of the other families."""
+  for key, accepted in _LLADA_HAS.items():
+    if raw.get(key, accepted) != accepted:
+      raise ValueError(f"{key}={raw[key]!r} in config.json: accepted is {accepted!r}.")
+  found = {ours: raw[theirs] for ours, theirs in _OF_LLADA.items() if raw.get(theirs) is not None}
+  return {"model_type": "llada", "is_causal": False, **found}
 
 
 def _family(config: Config) -> tuple[str, str]:

@@ -47,6 +47,17 @@ TEMPLATES = {
     "<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>",
     "<|begin_of_text|>",
   ),
+  "llada": Template(
+    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{}<|eot_id|>",
+    "<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>",
+    "<|startoftext|>",
+  ),
+  "dream": Template(
+    "<|im_start|>user\n{}<|im_end|>\n",
+    "<|im_start|>assistant\n{}<|im_end|>\n",
+    start="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
+  ),
 }
 
 

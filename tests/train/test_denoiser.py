@@ -13,7 +13,6 @@ from specjax.data.tokenizer import END, MASK, train_words
 from specjax.diffusion import denoise, lengths, plans, schedules
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.policies import POLICIES
-from specjax.models.denoiser import denoiser
 from specjax.sampling import request_keys
 from specjax.train import denoiser as script
 
@@ -37,8 +36,8 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   model = specjax.load(f"{run.out}/model")
   assert not model.config.causal and model.template == "plain"
   questions = [r["question"] for r in lists.records(1, 16, lengths=(2,), tasks=("copy",))]
-  mask, B, W = model.tokenizer.id(MASK), len(questions), 4
-  network = denoiser(model.config, mask)
+  B, W, network = len(questions), 4, model.denoiser
+  assert network.mask == model.tokenizer.id(MASK)
   tokens = np.zeros((B, 16), np.int32)
   masked = np.zeros((B, 16), bool)
   for b, question in enumerate(questions):

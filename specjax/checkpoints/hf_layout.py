@@ -1,0 +1,75 @@
+"""Where our parameters lie on disk, by the names each family gives them."""
+
+import dataclasses
+from typing import NamedTuple
+
+from specjax.models.config import Config
+
+
+class Part(NamedTuple):
+  """A tensor on disk: its name, and its shape as the config has it."""
+
+  name: str
+  shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+  """Tensor names of a family, without ".weight"; `layer` has a {} for its number."""
+
+  embedding: str
+  norm: str
+  lm_head: str
+  layer: str
+  attention_norm: str
+  q: str
+  k: str
+  v: str
+  out: str
+  mlp_norm: str
+  gate: str
+  up: str
+  down: str
+
+
+HF = Names(
+  embedding="model.embed_tokens", norm="model.norm", lm_head="lm_head", layer="model.layers.{}",
+  attention_norm="input_layernorm", q="self_attn.q_proj", k="self_attn.k_proj",
+  v="self_attn.v_proj", out="self_attn.o_proj", mlp_norm="post_attention_layernorm",
+  gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj",
+)  # fmt: skip
+# ff_out is two things: a layer's way down, and outside the layers the LM head.
+LLADA = Names(
+  embedding="model.transformer.wte", norm="model.transformer.ln_f",
+  lm_head="model.transformer.ff_out", layer="model.transformer.blocks.{}",
+  attention_norm="attn_norm", q="q_proj", k="k_proj", v="v_proj", out="attn_out",
+  mlp_norm="ff_norm", gate="ff_proj", up="up_proj", down="ff_out",
+)  # fmt: skip
+
+
+def layout(c: Config, names: Names) -> dict[tuple[str, ...], list[Part]]:
+  """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
+  E, F, C = c.width, c.mlp_width, c.head_dim
+  table = {
+    ("embedding",): [Part(f"{names.embedding}.weight", (c.vocab_size, E))],
+    ("norm", "weight"): [Part(f"{names.norm}.weight", (E,))],
+  }
+  if not c.tied:
+    table["lm_head",] = [Part(f"{names.lm_head}.weight", (c.vocab_size, E))]
+  qkv = [(names.q, c.heads * C), (names.k, c.kv_heads * C), (names.v, c.kv_heads * C)]
+  for i in range(c.layers):
+    ours, theirs = f"layer_{i}", names.layer.format(i)
+    table |= {
+      (ours, "attention_norm", "weight"): [Part(f"{theirs}.{names.attention_norm}.weight", (E,))],
+      (ours, "qkv"): [Part(f"{theirs}.{name}.weight", (rows, E)) for name, rows in qkv],
+      (ours, "out"): [Part(f"{theirs}.{names.out}.weight", (E, c.heads * C))],
+      (ours, "mlp_norm", "weight"): [Part(f"{theirs}.{names.mlp_norm}.weight", (E,))],
+      (ours, "gate_up"): [Part(f"{theirs}.{n}.weight", (F, E)) for n in (names.gate, names.up)],
+      (ours, "down"): [Part(f"{theirs}.{names.down}.weight", (E, F))],
+    }
+    if c.qkv_bias:
+      table[ours, "qkv_bias"] = [Part(f"{theirs}.{name}.bias", (rows,)) for name, rows in qkv]
+    if c.qk_norm:
+      for name in ("q_norm", "k_norm"):
+        table[ours, name, "weight"] = [Part(f"{theirs}.self_attn.{name}.weight", (C,))]
+  return table

@@ -1,0 +1,177 @@
+"""LLaDA and Dream directories of random weights under their real tensor names, against numpy."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import specjax
+from specjax.checkpoints import hf
+
+V, E, L, C, F, B, T = 40, 32, 2, 8, 48, 2, 9
+LLADA = {
+  "model_type": "llada", "architectures": ["LLaDAModelLM"], "d_model": E, "n_layers": L,
+  "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": F, "mlp_ratio": 4, "vocab_size": V,
+  "embedding_size": V, "max_sequence_length": 64, "rope": True, "rope_theta": 500000.0,
+  "rope_full_precision": True, "layer_norm_type": "rms", "rms_norm_eps": 1e-5,
+  "block_type": "llama", "activation_type": "silu", "include_bias": False,
+  "include_qkv_bias": False, "attention_layer_norm": False, "alibi": False,
+  "weight_tying": False, "scale_logits": False, "eos_token_id": 2, "pad_token_id": 2,
+  "mask_token_id": 39,
+}  # fmt: skip
+DREAM = {
+  "model_type": "Dream", "architectures": ["DreamModel"], "hidden_size": E,
+  "num_hidden_layers": L, "num_attention_heads": 4, "num_key_value_heads": 2,
+  "intermediate_size": F, "vocab_size": V, "max_position_embeddings": 64, "rope_theta": 1e6,
+  "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+  "eos_token_id": 2, "pad_token_id": 2, "mask_token_id": 38,
+}  # fmt: skip
+
+
+def tensors_of(family: str) -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(0)
+
+  def normal(*shape):
+    return (rng.normal(size=shape) / 4).astype(np.float32)
+
+  def scale():
+    return (1 + rng.normal(size=E) / 8).astype(np.float32)
+
+  if family == "llada":
+    top = "model.transformer"
+    out = {f"{top}.wte.weight": normal(V, E), f"{top}.ln_f.weight": scale(),
+           f"{top}.ff_out.weight": normal(V, E)}  # fmt: skip
+    for i in range(L):
+      at = f"{top}.blocks.{i}"
+      out |= {f"{at}.{n}.weight": scale() for n in ("attn_norm", "ff_norm")}
+      out |= {f"{at}.{n}.weight": normal(E, E) for n in ("q_proj", "k_proj", "v_proj", "attn_out")}
+      out |= {f"{at}.{n}.weight": normal(F, E) for n in ("ff_proj", "up_proj")}
+      out[f"{at}.ff_out.weight"] = normal(E, F)
+    return out
+  out = {"model.embed_tokens.weight": normal(V, E), "model.norm.weight": scale(),
+         "lm_head.weight": normal(V, E)}  # fmt: skip
+  for i in range(L):
+    at = f"model.layers.{i}"
+    out |= {f"{at}.{n}.weight": scale() for n in ("input_layernorm", "post_attention_layernorm")}
+    for name, rows in (("q_proj", 4 * C), ("k_proj", 2 * C), ("v_proj", 2 * C)):
+      out[f"{at}.self_attn.{name}.weight"] = normal(rows, E)
+      out[f"{at}.self_attn.{name}.bias"] = normal(rows)
+    out[f"{at}.self_attn.o_proj.weight"] = normal(E, 4 * C)
+    out |= {f"{at}.mlp.{n}.weight": normal(F, E) for n in ("gate_proj", "up_proj")}
+    out[f"{at}.mlp.down_proj.weight"] = normal(E, F)
+  return out
+
+
+def expected(family: str, t: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+  """Logits [B, T, V] at each token, in float64; nothing is causal."""
+  t = {k: v.astype(np.float64) for k, v in t.items()}
+  llada = family == "llada"
+  epsilon, theta, groups = (1e-5, 5e5, 4) if llada else (1e-6, 1e6, 2)
+  heads = 4
+
+  def norm(x, weight):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
+
+  def rotate(x):  # [B, T, heads, C]; the first half of a head turns with its second
+    angle = np.arange(T)[:, None] * theta ** -(np.arange(0, C, 2) / C)
+    cos, sin = np.cos(angle)[None, :, None], np.sin(angle)[None, :, None]
+    a, b = x[..., : C // 2], x[..., C // 2 :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+  x = t["model.transformer.wte.weight" if llada else "model.embed_tokens.weight"][ids]
+  for i in range(L):
+    if llada:
+      at = f"model.transformer.blocks.{i}."
+      names = ("attn_norm", "q_proj", "k_proj", "v_proj", "attn_out", "ff_norm", "ff_proj",
+               "up_proj", "ff_out")  # fmt: skip
+    else:
+      at = f"model.layers.{i}."
+      names = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+               "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
+               "mlp.down_proj")  # fmt: skip
+    n1, q, k, v, o, n2, gate, up, down = (at + n for n in names)
+    h = norm(x, t[n1 + ".weight"])
+
+    def project(name, count, h=h):
+      y = h @ t[name + ".weight"].T + t.get(name + ".bias", 0)
+      return y.reshape(B, T, count, C)
+
+    Q, K = rotate(project(q, heads)), rotate(project(k, groups))
+    K, W = (np.repeat(y, heads // groups, 2) for y in (K, project(v, groups)))
+    score = np.einsum("bthc,bshc->bhts", Q, K) / np.sqrt(C)
+    p = np.exp(score - score.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    mixed = np.einsum("bhts,bshc->bthc", p, W).reshape(B, T, heads * C)
+    x = x + mixed @ t[o + ".weight"].T
+    h = norm(x, t[n2 + ".weight"])
+    z = h @ t[gate + ".weight"].T
+    x = x + (z / (1 + np.exp(-z)) * (h @ t[up + ".weight"].T)) @ t[down + ".weight"].T
+  last = (
+    ("model.transformer.ln_f", "model.transformer.ff_out") if llada else ("model.norm", "lm_head")
+  )
+  return norm(x, t[last[0] + ".weight"]) @ t[last[1] + ".weight"].T
+
+
+@pytest.fixture
+def write(tmp_path):
+  def write(raw, tensors):
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    return str(tmp_path)
+
+  return write
+
+
+@pytest.mark.parametrize("raw", [LLADA, DREAM], ids=["llada", "Dream"])
+def test_logits_are_those_of_the_formula(raw, write):
+  family = raw["model_type"]
+  tensors = tensors_of(family)
+  model = specjax.load(write(raw, tensors))
+  ids = np.random.default_rng(1).integers(0, V, (B, T)).astype(np.int32)
+  states = model.denoiser.evaluate(model.params, jnp.asarray(ids), jnp.ones((B, T), bool))
+  got = model.denoiser.head(model.params, states)
+  np.testing.assert_allclose(got, expected(family, tensors, ids), atol=2e-4)
+  assert model.denoiser.mask == raw["mask_token_id"] and model.stop == (2,)
+  assert model.denoiser.shift == (family == "Dream")
+  assert model.template == {"llada": "llada", "Dream": "dream"}[family]
+
+
+@pytest.mark.parametrize("raw", [LLADA, DREAM], ids=["llada", "Dream"])
+def test_ours_is_read_back(raw, write, tmp_path):
+  first = hf.load(write(raw, tensors_of(raw["model_type"])))
+  hf.save(tmp_path / "ours", first.config, first.params, mask=first.mask, shift=first.shift,
+          template=first.template, stop=first.stop, dtype=jnp.float32)  # fmt: skip
+  again = hf.load(tmp_path / "ours")
+  assert again.config == first.config and again.stop == first.stop
+  assert (again.mask, again.shift) == (first.mask, first.shift)
+  a, b = first.params["params"], again.params["params"]
+  np.testing.assert_array_equal(a["layer_1"]["qkv"], b["layer_1"]["qkv"])
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"block_type": "sequential"}, "block_type='sequential'"),
+    ({"alibi": True}, "alibi=True"),
+    ({"include_bias": True}, "mlp_bias"),
+    ({"activation_type": "gelu"}, "hidden_act='gelu'"),
+    ({"d_model": None}, "lacks 'hidden_size'"),
+  ],
+)
+def test_what_llada_may_not_have(change, words, write):
+  with pytest.raises(ValueError, match=words):
+    specjax.load(write(LLADA | change, tensors_of("llada")))
+
+
+def test_a_tensor_is_missing(write):
+  tensors = tensors_of("llada")
+  del tensors["model.transformer.blocks.1.ff_out.weight"]
+  with pytest.raises(ValueError, match=r"blocks\.1\.ff_out\.weight"):
+    specjax.load(write(LLADA, tensors))
+
+
+def test_a_causal_model_is_no_denoiser():
+  with pytest.raises(ValueError, match="no masked diffusion model"):
+    _ = specjax.load().denoiser
