@@ -104,12 +104,27 @@ class Plan(NamedTuple):
   states: Callable[..., tuple[Array, Any]]
 
 
+class Transform(NamedTuple):
+  """What happens to the window's logits before anyone sees them.
+
+  Attributes:
+    name: of what it does.
+    init: (B, W, V) -> memory, a fixed-shape pytree of arrays [B, ..]; again where a block begins.
+    apply: (params, memory, logits f32[B, W, V], masked bool[B, W], step i32[B]) -> (logits,
+      memory). The mask token's logits are -inf. `step` counts the block's rounds before this one.
+  """
+
+  name: str
+  init: Callable[..., Any]
+  apply: Callable[..., tuple[Array, Any]]
+
+
 class Policy(NamedTuple):
   """Which slots to commit after a pass. Memory is a fixed-shape pytree of arrays [B, ..].
 
   Attributes:
     name: its key in `POLICIES`.
-    init: (B, W) -> memory, at the start and again in rows that begin a block.
+    init: (B, W, V) -> memory, at the start and again in rows that begin a block.
     select: (params, memory, seen) -> (commit bool[B, W], score f32[B, W], memory). What is not open
       is not committed unless it is `masked`, and only so the policy reaches past its block. The
       open slot of the highest score is committed where `commit` names none.

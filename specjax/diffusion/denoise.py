@@ -23,6 +23,7 @@ from specjax.diffusion.base import (
   Policy,
   Schedule,
   Seen,
+  Transform,
 )
 
 
@@ -34,6 +35,7 @@ class Method(NamedTuple):
   policy: Policy
   schedule: Schedule
   length: Length
+  transforms: tuple[Transform, ...] = ()
 
 
 class Weights(NamedTuple):
@@ -43,6 +45,7 @@ class Weights(NamedTuple):
   policy: Params = ()
   schedule: Params = ()
   length: Params = ()
+  transforms: tuple[Params, ...] = ()
 
 
 class Request(NamedTuple):
@@ -66,6 +69,7 @@ class State(NamedTuple):
     step: i32[B], rounds spent in the block.
     cache: the plan's.
     memory: the policy's.
+    transforms: of each transform.
     forwards: i32[B], passes of the denoiser while the row was live.
     when: i32[B, L], the round that committed a slot; -1 for slots that were given or are masked.
     log_prob: f32[B, L], nats: of what was committed, then; 0 elsewhere.
@@ -78,6 +82,7 @@ class State(NamedTuple):
   step: Array
   cache: Any
   memory: Any
+  transforms: tuple[Any, ...]
   forwards: Array
   when: Array
   log_prob: Array
@@ -89,6 +94,11 @@ def _first_masked(canvas: Canvas) -> Array:
   inside = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None] < canvas.end[:, None]
   todo = canvas.masked & inside
   return jnp.where(todo.any(1), jnp.argmax(todo, 1).astype(jnp.int32), canvas.end)
+
+
+def _size(method: Method) -> tuple[int, int]:
+  """(W, V)."""
+  return method.schedule.window, method.denoiser.vocab_size
 
 
 def start(method: Method, weights: Weights, canvas: Canvas) -> State:
@@ -105,20 +115,19 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
   return State(
     canvas=canvas, lo=lo, hi=lo, step=zero,
     cache=method.plan.init(weights.denoiser, canvas),
-    memory=method.policy.init(B, method.schedule.window),
+    memory=method.policy.init(B, *_size(method)),
+    transforms=tuple(t.init(B, *_size(method)) for t in method.transforms),
     forwards=zero, when=jnp.full((B, L), -1, jnp.int32), log_prob=jnp.zeros((B, L)),
     done=lo >= canvas.end,
   )  # fmt: skip
 
 
-def see(logits: Array, mask: int, request: Request, position: Array, forwards: Array) -> Seen:
+def see(logits: Array, request: Request, position: Array, forwards: Array) -> Seen:
   """The window's statistics, of logits f32[B, W, V]; what depends on the block is left empty.
 
   The noise of a slot depends on its request and position only, so that a slot is drawn alike in
   whatever round it is committed.
   """
-  V = logits.shape[-1]
-  logits = jnp.where(jnp.arange(V)[None, None] == mask, -jnp.inf, logits)
   log_law = jax.nn.log_softmax(logits)
   law = jnp.exp(log_law)
 
@@ -155,7 +164,7 @@ def _rows(condition: Array, new: Any, old: Any) -> Any:
 
 def round_(method: Method, weights: Weights, request: Request, state: State) -> State:
   """One pass for all rows; finished rows stay as they are."""
-  denoiser, plan, policy, schedule, length = method
+  denoiser, plan, policy, schedule, length, transforms = method
   canvas, live = state.canvas, ~state.done
   B, W = len(live), schedule.window
   fresh = state.step == 0
@@ -163,9 +172,14 @@ def round_(method: Method, weights: Weights, request: Request, state: State) -> 
 
   states, cache = plan.states(weights.denoiser, state.cache, canvas, state.lo, fresh & live)
   position = state.lo[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
-  logits = denoiser.head(weights.denoiser, states)
-  seen = see(logits, denoiser.mask, request, position, state.forwards)
   masked = canvas.masked[row, position] & (position < canvas.end[:, None])
+  logits = denoiser.head(weights.denoiser, states)
+  logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == denoiser.mask, -jnp.inf, logits)
+  memories = []
+  for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
+    logits, own = t.apply(params, own, logits, masked, state.step)
+    memories.append(own)
+  seen = see(logits, request, position, state.forwards)
   seen = seen._replace(masked=masked, open=masked, step=state.step)
   hi = jnp.where(fresh, state.lo + schedule.size(weights.schedule, seen), state.hi)
   hi = jnp.minimum(hi, canvas.end)
@@ -201,7 +215,8 @@ def round_(method: Method, weights: Weights, request: Request, state: State) -> 
     hi=hi,
     step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step),
     cache=cache,
-    memory=_rows(full, policy.init(B, W), memory),
+    memory=_rows(full, policy.init(B, *_size(method)), memory),
+    transforms=_rows(full, tuple(t.init(B, *_size(method)) for t in transforms), tuple(memories)),
     forwards=state.forwards + live.astype(jnp.int32),
     when=when,
     log_prob=log_prob,

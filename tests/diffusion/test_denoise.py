@@ -7,7 +7,9 @@ import pytest
 
 from specjax.diffusion import denoise, lengths, plans, schedules
 from specjax.diffusion.base import Canvas
-from specjax.diffusion.policies import POLICIES, Leap, Levels
+from specjax.diffusion.credit import Credit, credit
+from specjax.diffusion.guidance import Guided, guided
+from specjax.diffusion.policies import POLICIES, Filter, Leap, Levels, Stable
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer
@@ -24,6 +26,9 @@ PARAMS = {
   "entropy_bound": np.float32(2.0),
   "local_leap": Leap(np.float32(0.4), np.float32(0.2), np.int32(2)),
   "hierarchy": Levels(np.float32(0.6), np.float32(0.1)), "warm_up": np.int32(2),
+  "klass": Stable(np.float32(0.2), np.float32(0.1), np.int32(1)),
+  "learned": Filter(np.eye(W, dtype=np.float32), np.zeros(W, np.float32),
+                    np.eye(W, dtype=np.float32), np.zeros(W, np.float32), np.float32(0.57)),
 }  # fmt: skip
 
 
@@ -61,7 +66,7 @@ def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
     network, plans.none(network, W), POLICIES[name](), schedules.fixed(W), lengths.whole()
   )
   B = len(canvas.end)
-  params = jax.tree.map(lambda x: jnp.full(B, x), PARAMS[name])
+  params = jax.tree.map(lambda x: jnp.full(B, x) if np.ndim(x) == 0 else x, PARAMS[name])
   weights = denoise.Weights(WEIGHTS, params)
   request = denoise.Request(request_keys(0, rows), jnp.full(B, temperature))
   state = denoise.compiled_start(method, weights, canvas)
@@ -136,3 +141,65 @@ def test_a_sweep_compiles_once():
     got = denoise.compiled_start(method, alone, one)
     got = denoise.compiled_advance(method, alone, first, got, jnp.int32(1000))
     assert int(got.forwards[0]) == forwards[i]
+
+
+def run(network, params, canvas: Canvas, transforms=(), settings=(), policy="threshold"):
+  B = len(canvas.end)
+  method = denoise.Method(
+    network, plans.none(network, W), POLICIES[policy](), schedules.fixed(W), lengths.whole(),
+    transforms,
+  )  # fmt: skip
+  weights = denoise.Weights(params, jnp.full(B, 0.3), transforms=settings)
+  request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
+  state = denoise.compiled_start(method, weights, canvas)
+  return denoise.compiled_advance(method, weights, request, state, jnp.int32(1000))
+
+
+def test_credit_without_strength_changes_nothing_and_with_it_saves_rounds():
+  network, canvas = denoiser(CONFIG, MASK), canvases()
+  B = len(canvas.end)
+  base = run(network, WEIGHTS, canvas)
+
+  def with_strength(alpha):
+    setting = Credit(jnp.full(B, alpha), jnp.full(B, 0.8), jnp.full(B, 0.2))
+    return run(network, WEIGHTS, canvas, (credit(),), (setting,))
+
+  none, strong = with_strength(0.0), with_strength(3.0)
+  np.testing.assert_array_equal(none.canvas.tokens, base.canvas.tokens)
+  np.testing.assert_array_equal(none.when, base.when)
+  assert int(strong.forwards.sum()) < int(base.forwards.sum())
+
+
+def test_credit_by_hand():
+  rng = np.random.default_rng(0)
+  transform, B = credit(), 2
+  params = Credit(jnp.full(B, 0.7), jnp.full(B, 0.8), jnp.full(B, 0.2))
+  memory, earned = transform.init(B, W, V), np.zeros((B, W, V))
+  masked = rng.random((B, W)) < 0.6
+  for step in range(3):
+    logits = rng.normal(size=(B, W, V)).astype(np.float32)
+    got, memory = transform.apply(
+      params, memory, jnp.asarray(logits), jnp.asarray(masked), jnp.full(B, step)
+    )
+    law = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    earned *= 0.8
+    for b, w in zip(*np.nonzero(masked), strict=True):
+      best = logits[b, w].argmax()
+      earned[b, w, best] += law[b, w, best] ** 0.2
+    np.testing.assert_allclose(got, logits + 0.7 * np.log1p(earned), rtol=1e-4, atol=1e-5)
+
+
+def test_guidance():
+  network, canvas = denoiser(CONFIG, MASK), canvases()
+  prompt, B = ~canvas.masked, len(canvas.end)
+  base = run(network, WEIGHTS, canvas)
+  plain = run(guided(network), Guided(WEIGHTS, prompt, jnp.zeros(B)), canvas)
+  np.testing.assert_array_equal(plain.canvas.tokens, base.canvas.tokens)
+  seen = jnp.arange(L)[None] < canvas.end[:, None]
+  wrapped = guided(network)
+  params = Guided(WEIGHTS, prompt, jnp.full(B, 1.5))
+  got = wrapped.head(params, wrapped.evaluate(params, canvas.tokens, seen))
+  hidden = jnp.where(prompt, MASK, canvas.tokens)
+  both = [network.head(WEIGHTS, network.evaluate(WEIGHTS, x, seen))
+          for x in (canvas.tokens, hidden)]  # fmt: skip
+  np.testing.assert_allclose(got, both[1] + 2.5 * (both[0] - both[1]), rtol=1e-4, atol=1e-4)

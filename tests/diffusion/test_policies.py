@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.diffusion.base import Seen
-from specjax.diffusion.policies import POLICIES, Leap, Levels
+from specjax.diffusion.policies import POLICIES, Filter, Leap, Levels, Stable
 
 B, W, V = 40, 12, 5
 
@@ -129,10 +129,10 @@ CASES = {
 def commits(name, params, seen):
   policy = POLICIES[name]()
   rows = jax.tree.map(lambda x: jnp.full(B, x), params)
-  return policy.select(rows, policy.init(B, W), seen)
+  return policy.select(rows, policy.init(B, W, V), seen)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", CASES)
 def test_the_policy_commits_what_its_paper_says(name):
   params, oracle = CASES[name]
   for seed in range(3):
@@ -177,3 +177,39 @@ def test_settings_in_which_policies_are_the_same():
     np.testing.assert_array_equal(of("hierarchy", Levels(f32(0.9), f32(1.0))), above)
     np.testing.assert_array_equal(of("warm_up", np.int32(0)), np.asarray(seen.open))
     np.testing.assert_array_equal(of("warm_up", np.int32(9)), of("confidence", np.int32(1)))
+
+
+def test_klass_waits_until_a_law_stands_still():
+  policy = POLICIES["klass"]()
+  params = Stable(jnp.full(B, 0.5), jnp.full(B, 1e-3), jnp.full(B, 2, jnp.int32))
+  one, other = seen_of(0), seen_of(1)
+  memory = policy.init(B, W, V)
+  got = []
+  for seen in (one, one, one, other, other):
+    commit, _, memory = policy.select(params, memory, seen)
+    got.append(np.asarray(commit))
+  sure = {id(s): np.asarray(s.open & (s.confidence > 0.5)) for s in (one, other)}
+  nothing = np.zeros((B, W), bool)
+  for commit, want in zip(got, (nothing, nothing, sure[id(one)], None, nothing), strict=True):
+    if want is not None:
+      np.testing.assert_array_equal(commit, want)
+  # What moved between the two starts anew: nothing but slots whose law hardly changed.
+  apart = (np.exp(other.log_law) * (np.asarray(other.log_law) - np.asarray(one.log_law))).sum(-1)
+  np.testing.assert_array_equal(got[3], sure[id(other)] & (apart < 1e-3))
+
+
+def test_the_filter_is_an_mlp_over_the_window():
+  rng = np.random.default_rng(0)
+  into, out = rng.normal(size=(7, W)), rng.normal(size=(W, 7))
+  b1, b2 = rng.normal(size=7), rng.normal(size=W)
+  params = Filter(*(jnp.asarray(x, jnp.float32) for x in (into, b1, out, b2)), jnp.full(B, 0.6))
+  seen = seen_of(2)
+  commit, *_ = POLICIES["learned"]().select(params, (), seen)
+  for b in range(B):
+    z = np.maximum(into @ np.asarray(seen.confidence[b], np.float64) + b1, 0)
+    final = 1 / (1 + np.exp(-(out @ z + b2)))
+    np.testing.assert_array_equal(commit[b], (final > 0.6) & np.asarray(seen.open[b]))
+
+
+def test_every_policy_is_tested():
+  assert set(CASES) | {"klass", "learned"} == set(POLICIES)

@@ -8,12 +8,14 @@ from specjax.diffusion.policies.entropy_threshold import entropy_threshold
 from specjax.diffusion.policies.factor import factor
 from specjax.diffusion.policies.frechet import frechet
 from specjax.diffusion.policies.hierarchy import Levels, hierarchy
+from specjax.diffusion.policies.klass import Stable, klass
+from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.local_leap import Leap, local_leap
 from specjax.diffusion.policies.quota import confidence, entropy, left_to_right, margin, random
 from specjax.diffusion.policies.threshold import threshold
 from specjax.diffusion.policies.warm_up import warm_up
 
-__all__ = ["POLICIES", "Leap", "Levels"]
+__all__ = ["POLICIES", "Filter", "Leap", "Levels", "Stable"]
 
 POLICIES: dict[str, Callable[[], Policy]] = {
   "random": random,
@@ -29,4 +31,6 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "local_leap": local_leap,
   "hierarchy": hierarchy,
   "warm_up": warm_up,
+  "klass": klass,
+  "learned": learned,
 }

@@ -24,4 +24,4 @@ def entropy_bound() -> Policy:
     first = rank(-seen.entropy, seen.open) < count[:, None]
     return first & seen.open, -seen.entropy, memory
 
-  return Policy("entropy_bound", lambda B, W: (), select)
+  return Policy("entropy_bound", lambda B, W, V: (), select)

@@ -17,4 +17,4 @@ def entropy_threshold() -> Policy:
   def select(params: Array, memory, seen: Seen):
     return seen.open & (seen.entropy <= params[:, None]), -seen.entropy, memory
 
-  return Policy("entropy_threshold", lambda B, W: (), select)
+  return Policy("entropy_threshold", lambda B, W, V: (), select)

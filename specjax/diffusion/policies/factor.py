@@ -31,4 +31,4 @@ def factor() -> Policy:
     first = rank(seen.confidence, seen.open) < count[:, None]
     return first & seen.open, seen.confidence, memory
 
-  return Policy("factor", lambda B, W: (), select)
+  return Policy("factor", lambda B, W, V: (), select)

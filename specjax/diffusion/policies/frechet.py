@@ -30,4 +30,4 @@ def frechet() -> Policy:
     first = rank(seen.confidence, seen.open) < count[:, None]
     return first & seen.open, seen.confidence, memory
 
-  return Policy("frechet", lambda B, W: (), select)
+  return Policy("frechet", lambda B, W, V: (), select)

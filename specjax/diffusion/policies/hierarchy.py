@@ -43,4 +43,4 @@ def hierarchy() -> Policy:
     top = open_ & (c == best) & ~elder.any(-1)
     return (top & (c > params.low[:, None])) | (open_ & (c > params.high[:, None])), c, memory
 
-  return Policy("hierarchy", lambda B, W: (), select)
+  return Policy("hierarchy", lambda B, W, V: (), select)

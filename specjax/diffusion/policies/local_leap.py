@@ -38,4 +38,4 @@ def local_leap() -> Policy:
     least = jnp.where(beside, params.near[:, None], params.anchor[:, None])
     return seen.open & (seen.confidence >= least), seen.confidence, memory
 
-  return Policy("local_leap", lambda B, W: (), select)
+  return Policy("local_leap", lambda B, W, V: (), select)

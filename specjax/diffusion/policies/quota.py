@@ -18,7 +18,7 @@ def _quota(name: str, score: Callable[[Seen], Array]) -> Policy:
     value = score(seen)
     return (rank(value, seen.open) < params[:, None]) & seen.open, value, memory
 
-  return Policy(name, lambda B, W: (), select)
+  return Policy(name, lambda B, W, V: (), select)
 
 
 @functools.cache

@@ -17,4 +17,4 @@ def threshold() -> Policy:
   def select(params: Array, memory, seen: Seen):
     return seen.open & (seen.confidence >= params[:, None]), seen.confidence, memory
 
-  return Policy("threshold", lambda B, W: (), select)
+  return Policy("threshold", lambda B, W, V: (), select)

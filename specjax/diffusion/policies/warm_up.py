@@ -20,4 +20,4 @@ def warm_up() -> Policy:
     late = (seen.step >= params)[:, None]
     return seen.open & (one | late), seen.confidence, memory
 
-  return Policy("warm_up", lambda B, W: (), select)
+  return Policy("warm_up", lambda B, W, V: (), select)

@@ -1,0 +1,49 @@
+"""A token that was the likeliest before counts for more.
+
+Letters: B batch, W window, V vocabulary.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Transform
+
+
+class Credit(NamedTuple):
+  """Params of `credit`.
+
+  Attributes:
+    strength: f32[B], alpha; published 0.7.
+    decay: f32[B], beta; published 0.8.
+    power: f32[B], gamma; published 0.2.
+  """
+
+  strength: Array
+  decay: Array
+  power: Array
+
+
+@functools.cache
+def credit() -> Transform:
+  """Adds alpha log(1 + C) to the logits, C being what each token has earned in its slot.
+
+  Every round C falls to beta C, and in masked slots the likeliest token earns its probability to
+  the power gamma. CreditDecoding (2025, arXiv 2510.06133, section 3).
+  """
+
+  def init(B: int, W: int, V: int) -> Array:
+    return jnp.zeros((B, W, V))
+
+  def apply(params: Credit, earned: Array, logits: Array, masked: Array, step: Array):
+    alpha, beta, gamma = (x[:, None, None] for x in params)
+    law = jax.nn.softmax(logits)
+    best = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1])
+    gain = jnp.where(masked[..., None], best * law**gamma, 0.0)
+    earned = beta * earned + gain
+    return logits + alpha * jnp.log1p(earned), earned
+
+  return Transform("credit", init, apply)

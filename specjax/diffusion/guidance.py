@@ -1,0 +1,49 @@
+"""Classifier-free guidance: what the prompt adds to the logits counts for more.
+
+Letters: B batch, L canvas length, V vocabulary, E model width.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Denoiser, Params
+
+
+class Guided(NamedTuple):
+  """Params of `guided`.
+
+  Attributes:
+    inner: the denoiser's own.
+    prompt: bool[B, L], the slots that are hidden in the second pass.
+    weight: f32[B], w; 0 leaves the denoiser as it is.
+  """
+
+  inner: Params
+  prompt: Array
+  weight: Array
+
+
+@functools.cache
+def guided(denoiser: Denoiser) -> Denoiser:
+  """Two passes, one without the prompt: logits l_u + (w + 1) (l_c - l_u).
+
+  LLaDA (Nie et al. 2025, arXiv 2502.09992), after Ho and Salimans 2022 (arXiv 2207.12598). A
+  denoiser like any other: all policies work on it.
+  """
+
+  def evaluate(params: Guided, tokens: Array, seen: Array) -> Array:
+    hidden = jnp.where(params.prompt, denoiser.mask, tokens)
+    with_prompt = denoiser.evaluate(params.inner, tokens, seen)
+    without = denoiser.evaluate(params.inner, hidden, seen)
+    weight = jnp.broadcast_to(params.weight[:, None, None], (*tokens.shape, 1))
+    return jnp.concatenate([with_prompt, without, weight.astype(without.dtype)], -1)
+
+  def head(params: Guided, states: Array) -> Array:
+    both, weight = states[..., :-1], states[..., -1:]
+    conditional, free = (denoiser.head(params.inner, x) for x in jnp.split(both, 2, -1))
+    return free + (weight + 1) * (conditional - free)
+
+  return denoiser._replace(evaluate=evaluate, head=head)

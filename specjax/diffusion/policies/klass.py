@@ -1,0 +1,55 @@
+"""Slots that are sure and whose law has stopped moving.
+
+Letters: B batch, W window, V vocabulary.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Policy, Seen
+
+
+class Stable(NamedTuple):
+  """Params of `klass`.
+
+  Attributes:
+    least: f32[B], the probability a token must exceed.
+    moved: f32[B], nats: the divergence from the round before must stay below.
+    rounds: i32[B], for so many rounds running.
+  """
+
+  least: Array
+  moved: Array
+  rounds: Array
+
+
+class Memory(NamedTuple):
+  """log_law f32[B, W, V] of the round before; still i32[B, W], rounds without a move."""
+
+  log_law: Array
+  still: Array
+
+
+@functools.cache
+def klass() -> Policy:
+  """Commits where c > tau and KL(now || before) < eps for n rounds running.
+
+  KLASS (Kim et al. 2025, arXiv 2511.05664).
+  """
+
+  def init(B: int, W: int, V: int) -> Memory:
+    # Before the first round nothing is known: a law of -inf is infinitely far from any.
+    return Memory(jnp.full((B, W, V), -jnp.inf), jnp.zeros((B, W), jnp.int32))
+
+  def select(params: Stable, memory: Memory, seen: Seen):
+    law = jnp.exp(seen.log_law)
+    apart = jnp.where(law > 0, law * (seen.log_law - memory.log_law), 0.0).sum(-1)
+    still = jnp.where(apart < params.moved[:, None], memory.still + 1, 0)
+    sure = seen.confidence > params.least[:, None]
+    commit = seen.open & sure & (still >= params.rounds[:, None])
+    return commit, seen.confidence, Memory(seen.log_law, still)
+
+  return Policy("klass", init, select)

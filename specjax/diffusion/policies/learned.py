@@ -1,0 +1,48 @@
+"""A small network says which tokens are final already.
+
+Letters: B batch, W window, H hidden width.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+from jax import Array
+
+from specjax.diffusion.base import Policy, Seen
+
+
+class Filter(NamedTuple):
+  """Params of `learned`: an MLP over the confidences of all slots of the window.
+
+  Attributes:
+    into: f32[H, W]; into_bias f32[H].
+    out: f32[W, H]; out_bias f32[W].
+    least: f32[B], what it must say; published 0.96 (LLaDA), 0.9 (Dream).
+  """
+
+  into: Array
+  into_bias: Array
+  out: Array
+  out_bias: Array
+  least: Array
+
+
+def logits(params: Filter, confidence: Array) -> Array:
+  """f32[B, W]: log-odds that each slot's token is the final one; confidence f32[B, W]."""
+  hidden = jax.nn.relu(confidence @ params.into.T + params.into_bias[None])
+  return hidden @ params.out.T + params.out_bias[None]
+
+
+@functools.cache
+def learned() -> Policy:
+  """Commits what the filter is sure of. Learn2PD (Bao et al. 2025, arXiv 2509.25188).
+
+  The filter belongs to one model and one window; `train.filter` makes it.
+  """
+
+  def select(params: Filter, memory, seen: Seen):
+    final = jax.nn.sigmoid(logits(params, seen.confidence))
+    return seen.open & (final > params.least[:, None]), seen.confidence, memory
+
+  return Policy("learned", lambda B, W, V: (), select)
