@@ -4,13 +4,15 @@ r"""Rules of acceptance and ways of building a tree, side by side above temperat
 
 Every exact pair of builder and rule decodes the same questions; tokens per forward come with 95 %
 intervals over questions. "Reached" is how often a child of the root was accepted, over how often
-the best possible rule would have accepted one of these children.
+the best possible rule would have accepted one of these children. Cells are kept in cells.jsonl: the
+same command again goes on where it was stopped.
 """
 
 import dataclasses
 import json
 import pathlib
 
+import jax
 import tyro
 from rich.console import Console
 from rich.progress import track
@@ -18,6 +20,7 @@ from rich.progress import track
 import specjax
 from specjax.eval import bench, metrics, optimal
 from specjax.eval.environment import environment
+from specjax.train.resume import claim
 from specjax.trees import files
 from specjax.verifiers import VERIFIERS
 
@@ -73,8 +76,15 @@ def main(config: Config) -> None:
     )
     rules = [r for r in config.rules if pair[0].proposal in VERIFIERS[r]().accepts]
     cells += [(tree, pair, rule, t) for rule in rules for t in config.temperatures]
-  rows = []
+  out = pathlib.Path(config.out)
+  out.mkdir(parents=True, exist_ok=True)
+  claim(out, dataclasses.asdict(config), b"")
+  kept = out / "cells.jsonl"
+  rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+  there = {(r["tree"], r["rule"], r["temperature"]) for r in rows}
   for tree, pair, rule, temperature in track(cells, console=Console(stderr=True)):
+    if (tree, rule, temperature) in there:
+      continue
     decode = specjax.Decoder(model, pair, rule, temperature=temperature)
     results = decode(ids, config.max_new_tokens)
     emitted, forwards = [r.emitted for r in results], [r.forwards for r in results]
@@ -88,6 +98,9 @@ def main(config: Config) -> None:
       "accepted": shortfall and shortfall.accepted, "optimum": shortfall and shortfall.optimum,
       "reached": shortfall and shortfall.reached,
     })  # fmt: skip
+    with kept.open("a") as file:
+      file.write(json.dumps(rows[-1]) + "\n")
+    jax.clear_caches()  # a process may map 65530 pieces of memory
   table = [
     "| tree | nodes | rule | " + " | ".join(
       f"tokens / forward, T = {t:g} | reached" for t in config.temperatures
@@ -103,8 +116,6 @@ def main(config: Config) -> None:
       line.append(f"{r['tokens_per_forward']:.2f} [{low:.2f}, {high:.2f}]")
       line.append("" if r["reached"] is None else f"{100 * r['reached']:.0f} %")
     table.append("| " + " | ".join(line) + " |")
-  out = pathlib.Path(config.out)
-  out.mkdir(parents=True, exist_ok=True)
   report = {"config": dataclasses.asdict(config), **environment(), "cells": rows}
   (out / "summary.json").write_text(json.dumps(report, indent=2) + "\n")
   (out / "table.md").write_text("\n".join(table) + "\n")

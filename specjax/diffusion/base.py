@@ -54,6 +54,7 @@ class Seen(NamedTuple):
     position: i32[B, W].
     masked: bool[B, W]. Masked slots before the canvas's end.
     open: bool[B, W]. Those of the block.
+    block: bool[B, W]. The slots of the block, masked or not.
     step: i32[B]. Rounds spent in the block before this one.
     uniform: f32[B, W]. Noise from [0, 1) of this round.
   """
@@ -66,6 +67,7 @@ class Seen(NamedTuple):
   position: Array
   masked: Array
   open: Array
+  block: Array
   step: Array
   uniform: Array
 

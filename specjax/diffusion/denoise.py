@@ -151,7 +151,7 @@ def see(logits: Array, request: Request, position: Array, forwards: Array) -> Se
   nothing = jnp.zeros(position.shape, bool)
   return Seen(
     token, confidence, entropy, top[..., 0] - top[..., 1], log_law, position, nothing, nothing,
-    forwards, uniform,
+    nothing, forwards, uniform,
   )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def round_(method: Method, weights: Weights, request: Request, state: State) -> 
   hi = jnp.where(fresh, state.lo + schedule.size(weights.schedule, seen), state.hi)
   hi = jnp.minimum(hi, canvas.end)
   open_ = masked & (position < hi[:, None])
-  seen = seen._replace(open=open_)
+  seen = seen._replace(open=open_, block=position < hi[:, None])
 
   commit, score, memory = policy.select(weights.policy, state.memory, seen)
   best = jnp.argmax(jnp.where(open_, score, -jnp.inf), 1)[:, None]

@@ -13,12 +13,18 @@ from specjax.diffusion.base import Schedule, Seen
 
 
 @functools.cache
-def fixed(size: int) -> Schedule:
+def fixed(size: int, ahead: int = 0) -> Schedule:
   """Blocks of `size` slots, one after the other: semi-autoregressive decoding (LLaDA).
 
   Nie et al. 2025 (arXiv 2502.09992). A canvas that fits in one block is decoded in any order.
+
+  Args:
+    size: of a block.
+    ahead: slots past the block that policies see too.
   """
-  return Schedule("fixed", size, lambda params, seen: jnp.full(seen.step.shape, size, jnp.int32))
+  return Schedule(
+    "fixed", size + ahead, lambda params, seen: jnp.full(seen.step.shape, size, jnp.int32)
+  )
 
 
 class Delimiters(NamedTuple):

@@ -9,7 +9,7 @@ from specjax.diffusion import denoise, lengths, plans, schedules
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.credit import Credit, credit
 from specjax.diffusion.guidance import Guided, guided
-from specjax.diffusion.policies import POLICIES, Filter, Leap, Levels, Stable
+from specjax.diffusion.policies import POLICIES, Exploration, Filter, Leap, Levels, Stable
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer
@@ -26,6 +26,7 @@ PARAMS = {
   "entropy_bound": np.float32(2.0),
   "local_leap": Leap(np.float32(0.4), np.float32(0.2), np.int32(2)),
   "hierarchy": Levels(np.float32(0.6), np.float32(0.1)), "warm_up": np.int32(2),
+  "explore": Exploration(np.float32(0.4), np.float32(0.5), np.int32(2)),
   "klass": Stable(np.float32(0.2), np.float32(0.1), np.int32(1)),
   "learned": Filter(np.eye(W, dtype=np.float32), np.zeros(W, np.float32),
                     np.eye(W, dtype=np.float32), np.zeros(W, np.float32), np.float32(0.57)),

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from specjax.diffusion.base import Seen
-from specjax.diffusion.policies import POLICIES, Filter, Leap, Levels, Stable
+from specjax.diffusion.policies import (
+  POLICIES,
+  Exploration,
+  Filter,
+  Leap,
+  Levels,
+  Redundancy,
+  Stable,
+  r2,
+)
 
 B, W, V = 40, 12, 5
 
@@ -20,7 +29,8 @@ def seen_of(seed: int) -> Seen:
   top = np.sort(law, -1)
   masked = rng.random((B, W)) < 0.7
   masked[:, 2] = True
-  open_ = masked & (np.arange(W) < rng.integers(3, W + 1, size=(B, 1)))
+  block = np.arange(W) < rng.integers(3, W + 1, size=(B, 1))
+  open_ = masked & block
   return Seen(
     token=jnp.asarray(law.argmax(-1), jnp.int32),
     confidence=jnp.asarray(top[..., -1], jnp.float32),
@@ -28,7 +38,7 @@ def seen_of(seed: int) -> Seen:
     margin=jnp.asarray(top[..., -1] - top[..., -2], jnp.float32),
     log_law=jnp.asarray(np.log(law), jnp.float32),
     position=jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32), (B, W)),
-    masked=jnp.asarray(masked), open=jnp.asarray(open_),
+    masked=jnp.asarray(masked), open=jnp.asarray(open_), block=jnp.asarray(block),
     step=jnp.asarray(rng.integers(0, 4, B), jnp.int32),
     uniform=jnp.asarray(rng.random((B, W)), jnp.float32),
   )  # fmt: skip
@@ -212,4 +222,76 @@ def test_the_filter_is_an_mlp_over_the_window():
 
 
 def test_every_policy_is_tested():
-  assert set(CASES) | {"klass", "learned"} == set(POLICIES)
+  assert set(CASES) | {"klass", "learned", "explore"} == set(POLICIES)
+
+
+def test_exploration_reaches_past_the_block_and_probes_lean_rounds():
+  params = Exploration(jnp.full(B, 0.9), jnp.full(B, 0.97), jnp.full(B, 2, jnp.int32))
+  for seed in range(3):
+    seen = seen_of(seed)
+    commit = np.asarray(POLICIES["explore"]().select(params, (), seen)[0])
+    for b in range(B):
+      c, open_ = np.asarray(seen.confidence[b]), np.asarray(seen.open[b])
+      want = {i for i in np.flatnonzero(open_) if c[i] >= 0.9}
+      rest = [i for i in np.flatnonzero(open_) if i not in want]
+      if len(want) < 2 and rest:
+        want |= {max(rest, key=lambda i: (seen.entropy[b, i], -i))}
+      want |= {i for i in np.flatnonzero(np.asarray(seen.masked[b]) & ~open_) if c[i] >= 0.97}
+      assert set(np.flatnonzero(commit[b])) == want, (seed, b)
+
+
+def r2_by_hand(row, memory, base, p):
+  """One round of the three rules; memory is a dict slot -> (token, rounds)."""
+  c, token, open_, block = (row[k] for k in ("confidence", "token", "open", "block"))
+  taken = {i for i in np.flatnonzero(open_) if c[i] >= base}
+  left = [bool(open_[i]) and i not in taken for i in range(W)]
+  found = set()
+  for i in range(W - 2):
+    if all(block[i : i + 3]) and sum(left[i : i + 3]) >= 2:
+      of = [j for j in range(i, i + 3) if left[j]]
+      if np.mean([c[j] for j in of], dtype=np.float32) >= p["cluster"]:
+        found |= set(of)
+  taken |= found
+  left = [bool(open_[i]) and i not in taken for i in range(W)]
+  run: list[int] = []
+  for i in range(W + 1):
+    if i < W and left[i] and (not run or token[run[-1]] == token[i]):
+      run.append(i)
+      continue
+    if len(run) >= 2 and max(c[j] for j in run) > p["run"]:
+      taken.add(max(run, key=lambda j: (c[j], -j)))
+    run = [i] if i < W and left[i] else []
+  for i in np.flatnonzero(open_):
+    count = memory.get(i, (None, 0))
+    count = count[1] + 1 if count[0] == token[i] else 1
+    if count >= p["rounds"] and c[i] >= p["stay"]:
+      taken.add(i)
+    memory[i] = (token[i], count)
+  for i in range(W):
+    if not open_[i] or i in taken:
+      memory.pop(i, None)
+  return taken
+
+
+def test_r2_is_its_three_rules_one_after_the_other():
+  policy, f32 = r2(POLICIES["threshold"]()), np.float32
+  numbers = {"cluster": f32(0.5), "run": f32(0.4), "stay": f32(0.3), "rounds": 2}
+  params = Redundancy(jnp.full(B, 0.9), *(jnp.full(B, x) for x in numbers.values()))
+  memory = policy.init(B, W, V)
+  by_hand: list[dict] = [{} for _ in range(B)]
+  for seed in (0, 0, 1, 1):
+    seen = seen_of(seed)
+    commit, _, memory = policy.select(params, memory, seen)
+    rows = {k: np.asarray(v) for k, v in seen._asdict().items()}
+    for b in range(B):
+      want = r2_by_hand({k: v[b] for k, v in rows.items()}, by_hand[b], 0.9, numbers)
+      assert set(np.flatnonzero(np.asarray(commit[b]))) == want, (seed, b)
+
+
+def test_r2_that_asks_the_impossible_is_its_base():
+  base = POLICIES["threshold"]()
+  policy, never = r2(base), jnp.full(B, 2.0)
+  params = Redundancy(jnp.full(B, 0.8), never, never, never, jnp.full(B, 3, jnp.int32))
+  seen = seen_of(0)
+  got = policy.select(params, policy.init(B, W, V), seen)[0]
+  np.testing.assert_array_equal(got, base.select(jnp.full(B, 0.8), (), seen)[0])

@@ -1,10 +1,11 @@
-"""Which slots to commit, one rule per file."""
+"""Which slots to commit, one rule per file; `r2` adds to what another policy commits."""
 
 from collections.abc import Callable
 
 from specjax.diffusion.base import Policy
 from specjax.diffusion.policies.entropy_bound import entropy_bound
 from specjax.diffusion.policies.entropy_threshold import entropy_threshold
+from specjax.diffusion.policies.explore import Exploration, explore
 from specjax.diffusion.policies.factor import factor
 from specjax.diffusion.policies.frechet import frechet
 from specjax.diffusion.policies.hierarchy import Levels, hierarchy
@@ -12,10 +13,13 @@ from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.local_leap import Leap, local_leap
 from specjax.diffusion.policies.quota import confidence, entropy, left_to_right, margin, random
+from specjax.diffusion.policies.r2 import Redundancy, r2
 from specjax.diffusion.policies.threshold import threshold
 from specjax.diffusion.policies.warm_up import warm_up
 
-__all__ = ["POLICIES", "Filter", "Leap", "Levels", "Stable"]
+__all__ = [
+  "POLICIES", "Exploration", "Filter", "Leap", "Levels", "Redundancy", "Stable", "r2",
+]  # fmt: skip
 
 POLICIES: dict[str, Callable[[], Policy]] = {
   "random": random,
@@ -33,4 +37,5 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "warm_up": warm_up,
   "klass": klass,
   "learned": learned,
+  "explore": explore,
 }

@@ -1,0 +1,93 @@
+"""What another policy left: clusters of slots, runs of a token, tokens that stay.
+
+Letters: B batch, W window.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Params
+from specjax.diffusion.base import Policy, Seen
+
+
+class Redundancy(NamedTuple):
+  """Params of `r2`.
+
+  Attributes:
+    base: of the policy that goes first.
+    cluster: f32[B], what three neighbours must reach on average; published 0.8.
+    run: f32[B], what the best of a run of one token must exceed; published 0.8.
+    stay: f32[B], what a token that stays must reach; published 0.8.
+    rounds: i32[B], how long it must stay; published 3.
+  """
+
+  base: Params
+  cluster: Array
+  run: Array
+  stay: Array
+  rounds: Array
+
+
+class Memory(NamedTuple):
+  """The base's memory; the last token i32[B, W] of each slot, and for how many rounds i32[B, W]."""
+
+  base: Any
+  token: Array
+  rounds: Array
+
+
+def clusters(left: Array, block: Array, confidence: Array, least: Array) -> Array:
+  """bool[B, W]: slots of three neighbours of which two or more are left, and sure on average."""
+
+  def three(x: Array) -> Array:  # sums over slots w, w + 1, w + 2
+    padded = jnp.pad(x, ((0, 0), (0, 2)))
+    return padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
+
+  count = three(left.astype(jnp.float32))
+  whole = three(block.astype(jnp.float32)) == 3
+  mean = three(jnp.where(left, confidence, 0.0)) / jnp.maximum(count, 1.0)
+  good = whole & (count >= 2) & (mean >= least[:, None])
+  before = jnp.pad(good, ((0, 0), (2, 0)))
+  return left & (before[:, 2:] | before[:, 1:-1] | before[:, :-2])
+
+
+def runs(left: Array, token: Array, confidence: Array, least: Array) -> Array:
+  """bool[B, W]: the surest slot of each run of two or more left slots that say the same."""
+  W = left.shape[1]
+  same = left[:, 1:] & left[:, :-1] & (token[:, 1:] == token[:, :-1])
+  number = jnp.cumsum(jnp.pad(~same, ((0, 0), (1, 0)), constant_values=True).astype(jnp.int32), 1)
+  mates = (number[:, :, None] == number[:, None]) & left[:, :, None] & left[:, None]
+  slot = jnp.arange(W)
+  better = confidence[:, None] > confidence[:, :, None]
+  elder = (confidence[:, None] == confidence[:, :, None]) & (slot[None] < slot[:, None])[None]
+  best = left & ~(mates & (better | elder)).any(-1)
+  return best & (mates.sum(-1) >= 2) & (confidence > least[:, None])
+
+
+@functools.cache
+def r2(base: Policy) -> Policy:
+  """After `base`: sure clusters of three, one slot of each run of a token, tokens that stay.
+
+  R2-dLLM (2026, arXiv 2604.18995), its three rules one after the other on what is left.
+  """
+
+  def init(B: int, W: int, V: int) -> Memory:
+    return Memory(base.init(B, W, V), jnp.full((B, W), -1, jnp.int32), jnp.zeros((B, W), jnp.int32))
+
+  def select(params: Redundancy, memory: Memory, seen: Seen):
+    commit, score, own = base.select(params.base, memory.base, seen)
+    left = seen.open & ~commit
+    commit = commit | clusters(left, seen.block, seen.confidence, params.cluster)
+    commit = commit | runs(seen.open & ~commit, seen.token, seen.confidence, params.run)
+    count = jnp.where(seen.token == memory.token, memory.rounds + 1, 1)
+    stays = (count >= params.rounds[:, None]) & (seen.confidence >= params.stay[:, None])
+    commit = commit | (seen.open & stays)
+    still = seen.open & ~commit
+    return commit, score, Memory(
+      own, jnp.where(still, seen.token, -1), jnp.where(still, count, 0)
+    )  # fmt: skip
+
+  return Policy(f"r2({base.name})", init, select)
