@@ -1,7 +1,7 @@
 """The contract of masked diffusion: what a denoiser, a plan, a policy and a schedule are.
 
-Letters: B batch, L canvas length, W window, the slots that are looked at in one round, V
-vocabulary, E model width.
+Letters: B batch, L canvas length, W window, the slots that are looked at in one round, N slots that
+are read in a pass, V vocabulary, E model width.
 
 One round of decoding, for a row whose block goes from slot lo = 2 up to hi = 6:
 
@@ -72,6 +72,18 @@ class Seen(NamedTuple):
   uniform: Array
 
 
+class Earlier(NamedTuple):
+  """What earlier passes left of slots that are not read again.
+
+  Attributes:
+    kv: keys and values of the whole canvas, a pytree of arrays [B, any, L, any].
+    visible: bool[B, L], which of them may be attended to.
+  """
+
+  kv: Any
+  visible: Array
+
+
 class Denoiser(NamedTuple):
   """A masked diffusion model as pure functions. `params` is a pytree only these functions read.
 
@@ -79,15 +91,16 @@ class Denoiser(NamedTuple):
     vocab_size: V (static).
     mask: id of the mask token (static).
     shift: the state that predicts slot i is that of slot i - 1 (Dream); False: its own (LLaDA).
-    evaluate: (params, tokens i32[B, L], seen bool[B, L]) -> states [B, L, E] after the final norm.
-      `seen` says which slots may be attended to.
+    evaluate: (params, tokens i32[B, N], position i32[B, N], seen bool[B, N], Earlier or None) ->
+      (states [B, N, E] after the final norm, kv of these N slots). `seen` says which of the N may
+      be attended to.
     head: (params, states [..., E]) -> logits f32[..., V].
   """
 
   vocab_size: int
   mask: int
   shift: bool
-  evaluate: Callable[..., Array]
+  evaluate: Callable[..., tuple[Array, Any]]
   head: Callable[..., Array]
 
 
@@ -99,11 +112,14 @@ class Plan(NamedTuple):
     init: (params, canvas) -> cache, a fixed-shape pytree.
     states: (params, cache, canvas, lo i32[B], fresh bool[B]) -> ([B, W, E], cache): what predicts
       slots lo..lo + W - 1. `fresh` marks rows that begin a block.
+    steady: a pass finds the same whichever of the passes between it and its block's first there
+      were.
   """
 
   name: str
   init: Callable[..., Any]
   states: Callable[..., tuple[Array, Any]]
+  steady: bool = True
 
 
 class Transform(NamedTuple):

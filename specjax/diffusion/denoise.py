@@ -162,15 +162,21 @@ def _rows(condition: Array, new: Any, old: Any) -> Any:
   )
 
 
-def round_(method: Method, weights: Weights, request: Request, state: State) -> State:
-  """One pass for all rows; finished rows stay as they are."""
-  denoiser, plan, policy, schedule, length, transforms = method
+def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
+  """One pass: the window's states [B, W, E], and the state with the plan's new cache."""
+  fresh = (state.step == 0) & ~state.done
+  states, cache = method.plan.states(weights.denoiser, state.cache, state.canvas, state.lo, fresh)
+  return states, state._replace(cache=cache)
+
+
+def act(method: Method, weights: Weights, request: Request, state: State, states: Array) -> State:
+  """Commits what the policy chooses by the window's states; finished rows stay as they are."""
+  denoiser, _, policy, schedule, length, transforms = method
   canvas, live = state.canvas, ~state.done
   B, W = len(live), schedule.window
   fresh = state.step == 0
   row = jnp.arange(B)[:, None]
 
-  states, cache = plan.states(weights.denoiser, state.cache, canvas, state.lo, fresh & live)
   position = state.lo[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
   masked = canvas.masked[row, position] & (position < canvas.end[:, None])
   logits = denoiser.head(weights.denoiser, states)
@@ -214,7 +220,7 @@ def round_(method: Method, weights: Weights, request: Request, state: State) -> 
     lo=jnp.where(live & full, following, state.lo),
     hi=hi,
     step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step),
-    cache=cache,
+    cache=state.cache,
     memory=_rows(full, policy.init(B, *_size(method)), memory),
     transforms=_rows(full, tuple(t.init(B, *_size(method)) for t in transforms), tuple(memories)),
     forwards=state.forwards + live.astype(jnp.int32),
@@ -222,6 +228,12 @@ def round_(method: Method, weights: Weights, request: Request, state: State) -> 
     log_prob=log_prob,
     done=state.done | (live & (following >= canvas.end)),
   )
+
+
+def round_(method: Method, weights: Weights, request: Request, state: State) -> State:
+  """One pass and what follows of it."""
+  states, state = read(method, weights, state)
+  return act(method, weights, request, state, states)
 
 
 def advance(

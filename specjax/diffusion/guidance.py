@@ -1,6 +1,6 @@
 """Classifier-free guidance: what the prompt adds to the logits counts for more.
 
-Letters: B batch, L canvas length, V vocabulary, E model width.
+Letters: B batch, L canvas length, N slots that are read, V vocabulary, E model width.
 """
 
 import functools
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Denoiser, Params
+from specjax.diffusion.base import Denoiser, Earlier, Params
 
 
 class Guided(NamedTuple):
@@ -34,12 +34,19 @@ def guided(denoiser: Denoiser) -> Denoiser:
   denoiser like any other: all policies work on it.
   """
 
-  def evaluate(params: Guided, tokens: Array, seen: Array) -> Array:
-    hidden = jnp.where(params.prompt, denoiser.mask, tokens)
-    with_prompt = denoiser.evaluate(params.inner, tokens, seen)
-    without = denoiser.evaluate(params.inner, hidden, seen)
+  def evaluate(
+    params: Guided, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
+  ):
+    prompt = jnp.take_along_axis(params.prompt, position, 1)
+    hidden = jnp.where(prompt, denoiser.mask, tokens)
+    before = (None, None)
+    if earlier is not None:
+      before = tuple(Earlier(kv, earlier.visible) for kv in earlier.kv)
+    with_prompt, kv = denoiser.evaluate(params.inner, tokens, position, seen, before[0])
+    without, kv_without = denoiser.evaluate(params.inner, hidden, position, seen, before[1])
     weight = jnp.broadcast_to(params.weight[:, None, None], (*tokens.shape, 1))
-    return jnp.concatenate([with_prompt, without, weight.astype(without.dtype)], -1)
+    states = jnp.concatenate([with_prompt, without, weight.astype(without.dtype)], -1)
+    return states, (kv, kv_without)
 
   def head(params: Guided, states: Array) -> Array:
     both, weight = states[..., :-1], states[..., -1:]

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Params
-from specjax.diffusion.base import Denoiser
+from specjax.base import Cache, Params
+from specjax.diffusion.base import Denoiser, Earlier
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 
@@ -23,19 +23,28 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
     shift: see `Denoiser.shift`.
 
   Raises:
-    ValueError: a causal config, or a mask that is no token of it.
+    ValueError: a causal config, one with an attention window, or a mask that is no token of it.
   """
   if config.causal:
     raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")
+  if config.window is not None:
+    raise ValueError(f"window={config.window}: a denoiser sees the whole canvas, accepted is None.")
   if not 0 <= mask < config.vocab_size:
     raise ValueError(f"mask={mask}: accepted are 0 to {config.vocab_size - 1}.")
   apply: Callable[..., Any] = Transformer(config).apply
 
-  def evaluate(params: Params, tokens: Array, seen: Array) -> Array:
-    B, L = tokens.shape
-    position = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
-    who = jnp.broadcast_to(seen[:, None], (B, L, L))
-    hidden, _ = apply(params, tokens, position, who)
-    return hidden
+  def evaluate(
+    params: Params, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
+  ):
+    B, N = tokens.shape
+    who = jnp.broadcast_to(seen[:, None], (B, N, N))
+    if earlier is None:
+      features, kv = apply(params, tokens, position, who, method="features")
+    else:
+      cache = Cache(earlier.kv, jnp.zeros(B, jnp.int32))
+      features, kv = apply(
+        params, tokens, position, who, cache, visible=earlier.visible[:, None], method="features"
+      )
+    return features.hidden, kv
 
   return Denoiser(config.vocab_size, mask, shift, evaluate, functools.partial(apply, method="head"))

@@ -94,7 +94,7 @@ class Layers(nn.Module):
     self.blocks = [Block(self.config, name=f"layer_{i}") for i in range(self.config.layers)]
 
   def __call__(
-    self, x, position, mask, cache=None, earlier=None, attention_input=None, *,
+    self, x, position, mask, cache=None, earlier=None, attention_input=None, visible=None, *,
     start=0, stop=None, taps=(),
   ):  # fmt: skip
     """Layers start..stop over fresh rows.
@@ -107,6 +107,8 @@ class Layers(nn.Module):
       earlier: KV with arrays [B, K, M, C] of rows that are neither cached nor in x, or None.
         Not together with a window.
       attention_input: of the first block, see `Block`.
+      visible: bool[B, 1, S], what of the cache is seen in place of its first rows, or None. Not
+        together with a window.
       start, stop: layer range (static).
       taps: layers whose input is wanted (static).
 
@@ -117,7 +119,7 @@ class Layers(nn.Module):
     angle = position[..., None].astype(jnp.float32) * rope_frequencies(c)[None, None]
     if c.window is not None:
       mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
-    if cache is not None:
+    if cache is not None and visible is None:
       column = jnp.arange(cache.kv.k[0].shape[2])[None, None]
       visible = column < cache.length[:, None, None]
       if c.window is not None:
@@ -165,9 +167,12 @@ class Transformer(nn.Module):
     """[..., E] -> [..., E], what `head` reads."""
     return self.norm(x)
 
-  def features(self, tokens, position, mask, cache=None, taps=()) -> tuple[Features, KV]:
+  def features(
+    self, tokens, position, mask, cache=None, taps=(), visible=None
+  ) -> tuple[Features, KV]:
     """tokens i32[B, N] -> (Features [B, N, E], KV); see `Layers` for the rest."""
-    x, kv, tapped = self.layers(self.embed(tokens), position, mask, cache, taps=taps)
+    x = self.embed(tokens)
+    x, kv, tapped = self.layers(x, position, mask, cache, visible=visible, taps=taps)
     return Features(self.norm(x), tapped), kv
 
   def __call__(self, tokens: Array, position: Array, mask: Array) -> tuple[Array, KV]:

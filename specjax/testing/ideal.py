@@ -22,10 +22,10 @@ def _denoiser(n: int, law) -> Denoiser:
   """`law`: (tokens i32[B, n], masked bool[B, n]) -> f32[B, n, V]."""
   V, mask = n + 2, n + 1
 
-  def evaluate(params: Params, tokens: Array, seen: Array) -> Array:
+  def evaluate(params: Params, tokens: Array, position: Array, seen: Array, earlier=None):
     answer = tokens[:, :n]
     states = jnp.log(law(answer, answer == mask))
-    return jnp.pad(states, ((0, 0), (0, tokens.shape[1] - n), (0, 0)))
+    return jnp.pad(states, ((0, 0), (0, tokens.shape[1] - n), (0, 0))), ()
 
   return Denoiser(V, mask, False, evaluate, lambda params, states: states)
 

@@ -199,8 +199,9 @@ def test_guidance():
   seen = jnp.arange(L)[None] < canvas.end[:, None]
   wrapped = guided(network)
   params = Guided(WEIGHTS, prompt, jnp.full(B, 1.5))
-  got = wrapped.head(params, wrapped.evaluate(params, canvas.tokens, seen))
+  position = jnp.broadcast_to(jnp.arange(L), (B, L))
+  got = wrapped.head(params, wrapped.evaluate(params, canvas.tokens, position, seen)[0])
   hidden = jnp.where(prompt, MASK, canvas.tokens)
-  both = [network.head(WEIGHTS, network.evaluate(WEIGHTS, x, seen))
+  both = [network.head(WEIGHTS, network.evaluate(WEIGHTS, x, position, seen)[0])
           for x in (canvas.tokens, hidden)]  # fmt: skip
   np.testing.assert_allclose(got, both[1] + 2.5 * (both[0] - both[1]), rtol=1e-4, atol=1e-4)
