@@ -18,7 +18,7 @@ from specjax.train.denoiser import Config, main
 CONFIG = Config(
   data="tfds:gsm8k:train", out="runs/lists-3m", vocab_size=2048,
   width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512,
-  length=48, batch=64, steps=5000, rate=2e-3, warmup=200, save_every=200,
+  length=48, batch=64, steps=4000, rate=2e-3, warmup=200, save_every=200,
 )  # fmt: skip
 RECORDS, LENGTHS = 200_000, (3, 4, 5, 6, 7, 8)
 
