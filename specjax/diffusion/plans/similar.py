@@ -61,14 +61,14 @@ class Part(NamedTuple):
     due: bool[B, M], those that are computed whatever their values.
     loose: bool[B, M], those of which the least similar are computed.
     quota: i32[B], how many are.
-    count: N (static). M: all that are due or chosen; less: the chosen, none is due then.
+    size: N (static). M: all that are due or chosen; less: the chosen, none is due then.
   """
 
   slot: Array
   due: Array
   loose: Array
   quota: Array
-  count: int
+  size: int
 
 
 def _take(x: Array, index: Array) -> Array:
@@ -76,8 +76,8 @@ def _take(x: Array, index: Array) -> Array:
   return jnp.take_along_axis(x, index[..., None], 1)
 
 
-def _put(old: Array, slot: Array, rows: Array, new: Array) -> Array:
-  """old [B, L, any] with new [B, N, any] at slot i32[B, N] where rows bool[B, N]."""
+def _put(old: Array, slot: Array, rows: Array, new: Array | bool) -> Array:
+  """old [B, L, ..] with new [B, N, ..] at slot i32[B, N] where rows bool[B, N]."""
   column = jnp.where(rows, slot, old.shape[1])
   return old.at[jnp.arange(len(old))[:, None], column].set(new, mode="drop")
 
@@ -105,9 +105,9 @@ def _renew(
   pieces: Pieces, params: Params, i: int, x: Array, kept: Kept, part: Part, seen: Array, most: int
 ) -> tuple[Array, Kept]:
   """Layer i over the stream x [B, L, E]; `most` bounds the quota (static)."""
-  slot, due, loose, quota, count = part
+  slot, due, loose, quota, size = part
   looked = _take(x, slot)
-  everything = count == slot.shape[1]
+  everything = size == slot.shape[1]
   if everything:
     q, k, v = pieces.project(params, i, looked, slot)
   else:
@@ -202,15 +202,15 @@ def similar(
     x = x + pieces.attention(params, 0, q, k, v, inside)
     x = x + pieces.mlp(params, 0, x)
 
-    def through(count: int):
-      """The other layers, `count` slots in each."""
+    def through(size: int):
+      """The other layers, `size` slots in each."""
 
       def run(x: Array, kept: tuple[Kept, ...]) -> tuple[Array, tuple[Kept, ...]]:
         slot = every
-        if count < L:
+        if size < L:
           slot = jax.lax.top_k(memory.answer.astype(jnp.int32), G)[1].astype(jnp.int32)
         part = Part(
-          slot, jnp.take_along_axis(due, slot, 1), jnp.take_along_axis(loose, slot, 1), quota, count
+          slot, jnp.take_along_axis(due, slot, 1), jnp.take_along_axis(loose, slot, 1), quota, size
         )
         found = []
         for i, old in zip(layers, kept, strict=True):
