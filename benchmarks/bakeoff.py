@@ -4,8 +4,8 @@
     python benchmarks/bakeoff.py --prompts gsm8k_test.jsonl --limit 40
 
 A head is measured three ways: the best static tree of `nodes` nodes from its held-out hit rates, a
-dynamic tree of as many nodes, and the tree that `specjax tune` would choose on this machine. All
-decode the same questions in turns with plain decoding, greedily; ids are compared.
+dynamic tree of as many nodes, and the tree that `specjax tune` would choose on this machine. Each
+decodes the same questions in turns with plain decoding, greedily; ids are compared.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import json
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
@@ -147,7 +148,7 @@ def main(config: Config) -> None:
     nodes=(1, *range(2, 7), *(n for n in tune.NODES[2:] if n <= 2 * config.nodes)),
   )
   passes = dict(zip(cost.nodes, cost.seconds, strict=True))
-  decoders, heads = {bench.PLAIN: Decoder(model, (none(), ()), batch=config.batch)}, {}
+  prompts, heads, plain = [item.ids for item in items], {}, {}
   for name in names:
     loaded = bridge.load(f"{config.heads}/{name}/model", model.config)
     rates = np.asarray(loaded.hit_rates)
@@ -176,17 +177,19 @@ def main(config: Config) -> None:
       "draft_seconds": extra,
       "own": labels[chosen[OWN]],
     }
+    jax.clear_caches()  # a process may map 65530 pieces of memory
+    decoders = {bench.PLAIN: Decoder(model, (none(), ()), batch=config.batch)}
     for kind, tree in chosen.items():
       drafter = (loaded.head.drafter(tree), loaded.params) if tree else (none(), ())
-      decoders[f"{name} {kind}"] = Decoder(model, drafter, batch=config.batch)
-  prompts = [item.ids for item in items]
-  runs = turns.decode(decoders, prompts, settings.max_new_tokens, settings.repeats)
-  figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
-  for name, about in heads.items():
-    about["figures"] = {kind: figures[f"{name} {kind}"] for kind in (SAME, DYNAMIC, OWN)}
+      decoders[kind] = Decoder(model, drafter, batch=config.batch)
+    runs = turns.decode(decoders, prompts, settings.max_new_tokens, settings.repeats)
+    figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
+    plain[name] = figures.pop(bench.PLAIN)
+    heads[name]["figures"] = figures
+    jax.clear_caches()
   summary = {
     "config": dataclasses.asdict(config), "model": config.model, "prompts": len(items),
-    **environment(), "plain": figures[bench.PLAIN], "verify_cost": cost._asdict(), "heads": heads,
+    **environment(), "plain": plain, "verify_cost": cost._asdict(), "heads": heads,
   }  # fmt: skip
   columns = (
     "head", "parameters, M", f"tokens / forward, {config.nodes} nodes", "dynamic tree",

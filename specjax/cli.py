@@ -1,4 +1,4 @@
-"""The command line: generate, bench, tune, convert, list, info.
+"""The command line: generate, denoise, bench, tune, convert, list, info.
 
 `commands`, which imports jax, is imported when a command runs, so that `--help` answers at once.
 """
@@ -75,11 +75,61 @@ class Generate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Denoise:
+  """Fill texts with a masked diffusion model.
+
+  Attributes:
+    model: zoo name or directory.
+    prompt: one text.
+    prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question` or `turns`.
+    chat: write --prompt in the model's chat template, as a question.
+    policy: which slots to commit: a name and its numbers, such as threshold-0.9, confidence-2,
+      local_leap-0.9-0.75-4, with +r2 after it or not.
+    block: slots of a block, filled before the next is begun.
+    plan: cache: none, dual, vicinity, prefix, free, sliding or similar.
+    length: where a text ends: whole, after_end or end_of_text_prediction.
+    guesses: canvases read in a pass; more than 1 changes no token (draft and verify).
+    credit: tokens earn credit from round to round.
+    guidance: weight of classifier-free guidance; 0 is off.
+    filter: directory of the filter of --policy learned, see `specjax.train.filter`.
+    max_new_tokens: slots after each prompt.
+    temperature: 0 takes the likeliest token.
+    seed: of the noise.
+    batch: prompts decoded together.
+    json: print one JSON object per prompt and nothing else.
+  """
+
+  model: str
+  prompt: str | None = None
+  prompts: str | None = None
+  chat: bool = False
+  policy: str = "threshold"
+  block: int = 32
+  plan: str = "none"
+  length: str = "after_end"
+  guesses: int = 1
+  credit: bool = False
+  guidance: float = 0.0
+  filter: str | None = None
+  max_new_tokens: int = 32
+  temperature: float = 0.0
+  seed: int = 0
+  batch: int = 1
+  json: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Bench:
   """Measure drafters beside plain decoding, on the same prompts, in one run.
 
   Attributes:
     model: zoo name or directory; by default the zoo's.
+    suite: prompts, or parallelbench: operations on lists, for a masked diffusion model. It reads
+      --methods, --student, --filter and, of those below, --limit (questions per task and length),
+      --max-new-tokens, --batch, --temperature, --seed, --repeats and --out.
+    methods: of parallelbench, such as threshold-0.9, threshold/dual, confidence/guesses-4.
+    student: the model of methods such as entropy_threshold/student.
+    filter: directory of the filter of methods such as learned/end_of_text_prediction.
     drafters: names, or NAME:NODES for another size of draft, or with a tree NAME:FILE.json or
       NAME:dynamic-NODES-DEPTH-BEAM, or draft_model:POLICY.
     head: medusa's heads; by default the zoo's for the model.
@@ -87,7 +137,7 @@ class Bench:
     acceptance: directory of the acceptance head of draft_model:specdecpp.
     prompts: Spec-Bench's question file or any JSONL of prompts; by default our own questions.
     limit: how many prompts; by default all.
-    max_new_tokens: budget per prompt.
+    max_new_tokens: budget per prompt; by default 128, for parallelbench 32.
     batch: prompts decoded together.
     temperature: 0 is greedy.
     seed: of the noise.
@@ -98,13 +148,17 @@ class Bench:
   """
 
   model: str | None = None
+  suite: Literal["prompts", "parallelbench"] = "prompts"
+  methods: tuple[str, ...] = ("confidence", "threshold", "factor")
+  student: str | None = None
+  filter: str | None = None
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   head: str | None = None
   draft_model: str | None = None
   acceptance: str | None = None
   prompts: str | None = None
   limit: int | None = None
-  max_new_tokens: int = 128
+  max_new_tokens: int | None = None
   batch: int = 1
   temperature: float = 0.0
   seed: int = 0
@@ -185,7 +239,7 @@ class Info:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; 0, or 2 after printing what was wrong with the request on stderr."""
   args = tyro.cli(
-    Generate | Bench | Tune | Convert | List | Info,
+    Generate | Denoise | Bench | Tune | Convert | List | Info,
     prog="specjax",
     description="Parallel decoding of language models in JAX.",
     args=argv,

@@ -5,6 +5,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,10 @@ from rich.table import Table
 from specjax import catalogue
 from specjax.api import Decoder
 from specjax.checkpoints import bridge, hf, llama2c
-from specjax.cli import Bench, Convert, Generate, Info, List, Tune
-from specjax.eval import bench, prompts, report, tune, tune_report
+from specjax.checkpoints import filter as filters
+from specjax.cli import Bench, Convert, Denoise, Generate, Info, List, Tune
+from specjax.diffusion.decoder import DiffusionDecoder
+from specjax.eval import bench, parallelbench, prompts, report, tune, tune_report
 from specjax.model import Model, load, resolve
 from specjax.parts import make_drafter, with_weights
 from specjax.trees import files
@@ -27,11 +30,16 @@ JSON_KEYS = (
 )  # fmt: skip
 
 
+DENOISE_KEYS = (
+  "text", "tokens", "when", "log_probs", "forwards", "filled", "wasted", "seconds", "policy",
+)  # fmt: skip
+
+
 def _load(name: str | None) -> Model:
   return load() if name is None else load(name)
 
 
-def _items(args: Generate, model):
+def _items(args: Generate | Denoise, model):
   """The prompts, all checked."""
   if args.max_new_tokens < 1:
     raise ValueError(f"max_new_tokens={args.max_new_tokens}: accepted is 1 or more.")
@@ -103,9 +111,52 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
   Console(highlight=False, markup=False).print(summary, style="cyan")
 
 
+def run_denoise(args: Denoise) -> None:
+  model = load(args.model)
+  items = _items(args, model)
+  decoder = DiffusionDecoder(
+    model, args.policy, block=args.block, plan=args.plan, length=args.length, guesses=args.guesses,
+    credit=args.credit, guidance=args.guidance, temperature=args.temperature, seed=args.seed,
+    batch=args.batch, trained=None if args.filter is None else filters.load(args.filter),
+  )  # fmt: skip
+  console = Console(highlight=False, markup=False)
+  for first in range(0, len(items), args.batch):  # printed batch by batch: a failure loses no text
+    part = items[first : first + args.batch]
+    results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
+    for item, r in zip(part, results, strict=True):
+      if args.json:
+        fields = {key: getattr(r, key) for key in DENOISE_KEYS}
+        print(json.dumps({"prompt": item.given, **fields}), flush=True)
+      else:
+        console.rule(style="dim")
+        console.print(str(item.given), style="dim")
+        console.print(r.text or str(r.tokens))
+        console.print(f"{r.filled} slots in {r.forwards} passes, {r.policy}", style="cyan")
+
+
+def _parallelbench(args: Bench) -> None:
+  if args.model is None:
+    raise ValueError("suite='parallelbench' needs --model, a masked diffusion model.")
+  given: dict[str, Any] = {
+    "methods": args.methods, "student": args.student, "filter": args.filter, "count": args.limit,
+    "max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed,
+    "repeats": args.repeats, "batch": args.batch,
+  }  # fmt: skip
+  config = parallelbench.Config(**{k: v for k, v in given.items() if v is not None})
+  summary = parallelbench.run(load(args.model), config, args.out)
+  print("\n".join(parallelbench.table(summary)))
+  print(f"{args.out}: results.jsonl, summary.json, table.md, parallelbench.png")
+
+
 def run_bench(args: Bench) -> None:
+  if args.suite == "parallelbench":
+    _parallelbench(args)
+    return
   fields = dataclasses.asdict(args)
   name, out = fields.pop("model"), fields.pop("out")
+  for key in ("suite", "methods", "student", "filter"):
+    fields.pop(key)
+  fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
   summary = bench.run(_load(name), bench.Config(**fields), out)
   console = Console()
   console.print(report.table(summary))
@@ -187,6 +238,7 @@ def run_info(args: Info) -> None:
 
 COMMANDS: dict[type, Callable] = {
   Generate: run_generate,
+  Denoise: run_denoise,
   Bench: run_bench,
   Tune: run_tune,
   Convert: run_convert,

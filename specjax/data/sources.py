@@ -5,6 +5,8 @@ import pathlib
 import re
 from typing import Any, Protocol
 
+from specjax.data import lists
+
 
 class Source(Protocol):
   """Records by number; past the end there is an IndexError, so that loops stop."""
@@ -73,18 +75,23 @@ def open_source(spec: str) -> Source:
 
   Args:
     spec: "path/to/file.jsonl"; "tfds:NAME:SPLIT", a dataset of the TFDS catalogue, downloaded on
-      first use; or "tfds:DIRECTORY:SPLIT", one already built on disk.
+      first use; "tfds:DIRECTORY:SPLIT", one already built on disk; or "lists:SEED:COUNT", so many
+      questions about lists, see `data.lists`.
 
   Raises:
-    ValueError: the spec is neither, the file does not exist or is empty, or TFDS cannot build the
-      name.
+    ValueError: the spec is none of these, the file does not exist or is empty, or TFDS cannot
+      build the name.
   """
   if spec.startswith("tfds:"):
     source = _open_tfds(spec)
+  elif drawn := re.fullmatch(r"lists:(\d+):(\d+)", spec):
+    source = lists.records(int(drawn[1]), int(drawn[2]))
   elif pathlib.Path(spec).is_file():
     source = JsonlSource(spec)
   else:
-    raise ValueError(f"data={spec!r}: no such file; accepted: a .jsonl file or tfds:NAME:SPLIT.")
+    raise ValueError(
+      f"data={spec!r}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
+    )
   if not len(source):
     raise ValueError(f"data={spec!r} holds no records.")
   return source

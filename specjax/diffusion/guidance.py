@@ -39,9 +39,9 @@ def guided(denoiser: Denoiser) -> Denoiser:
   ):
     prompt = jnp.take_along_axis(params.prompt, position, 1)
     hidden = jnp.where(prompt, denoiser.mask, tokens)
-    before = (None, None)
+    before: list[Earlier | None] = [None, None]
     if earlier is not None:
-      before = tuple(Earlier(kv, earlier.visible) for kv in earlier.kv)
+      before = [Earlier(kv, earlier.visible) for kv in earlier.kv]
     with_prompt, kv = denoiser.evaluate(params.inner, tokens, position, seen, before[0])
     without, kv_without = denoiser.evaluate(params.inner, hidden, position, seen, before[1])
     weight = jnp.broadcast_to(params.weight[:, None, None], (*tokens.shape, 1))

@@ -1,0 +1,50 @@
+"""A filter on disk: config.json, which names its model, beside model.safetensors of float32."""
+
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from specjax.checkpoints.heads import check, read_config, read_tensors
+from specjax.diffusion.policies import Filter
+
+_WEIGHTS = "model.safetensors"
+
+
+def save(directory: str | pathlib.Path, params: Filter, *, base: str) -> None:
+  """Writes what `load` reads; `params.least` is f32[].
+
+  Args:
+    base: names the model.
+
+  Raises:
+    ValueError: a weight is not finite.
+  """
+  directory = pathlib.Path(directory)
+  tensors = {name: np.asarray(x, np.float32) for name, x in params._asdict().items()}
+  for name, x in tensors.items():
+    if not np.isfinite(x).all():
+      raise ValueError(f"tensor {name} of the filter is not finite.")
+  directory.mkdir(parents=True, exist_ok=True)
+  save_file(tensors, directory / _WEIGHTS)
+  config = {"policy": "learned", "base": base, "window": len(params.out_bias)}
+  (directory / "config.json").write_text(json.dumps(config) + "\n")
+
+
+def load(directory: str | pathlib.Path) -> Filter:
+  """A filter, its `least` f32[].
+
+  Raises:
+    ValueError: no filter, or tensors that are missing, extra or misshapen.
+  """
+  config = read_config(directory)
+  if config.get("policy") != "learned":
+    raise ValueError(f"{directory}/config.json lacks policy='learned': this is no filter.")
+  path = pathlib.Path(directory) / _WEIGHTS
+  tensors = read_tensors(path)
+  W, H = int(config["window"]), len(tensors["into_bias"]) if "into_bias" in tensors else 0
+  shapes = {"into": (H, W), "into_bias": (H,), "out": (W, H), "out_bias": (W,), "least": ()}
+  check(tensors, shapes, path)
+  return Filter(**{name: jnp.asarray(tensors[name], jnp.float32) for name in shapes})

@@ -1,0 +1,213 @@
+"""What parallel decoding loses: operations on lists, answered by a masked diffusion model.
+
+After ParallelBench (Kang et al. 2025, arXiv 2510.04767); the questions are ours, see `data.lists`.
+Every method answers the same questions. Accuracy is of whole answers; passes are counted per
+question.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from specjax.checkpoints import filter as filters
+from specjax.data import lists
+from specjax.diffusion import plans
+from specjax.diffusion.decoder import LENGTHS, DiffusionDecoder, Filled
+from specjax.eval.environment import environment
+from specjax.eval.plots import COLOURS, MARKERS
+from specjax.model import Model, load
+
+SEED = 10_007  # of questions that no training draws
+FLAGS = ("credit", "student")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    methods: labels, POLICY/OPTION/..: a policy in words, see `diffusion.words`, then any of a
+      cache's name, a rule of length, "credit", "guesses-K" (draft and verify) and "student" (the
+      other model), for example "threshold-0.8/dual".
+    student: the model of methods that say so, zoo name or directory.
+    filter: directory of the filter of the policy "learned".
+    tasks: names of `lists.TASKS`.
+    lengths: of the lists.
+    count: questions per task and length.
+    max_new_tokens: slots per question.
+    block: slots of a block.
+    batch: questions decoded together.
+    temperature: 0 takes the likeliest token.
+    seed: of the noise.
+    repeats: times everything is decoded; the median of seconds counts.
+  """
+
+  methods: tuple[str, ...] = ("confidence", "threshold", "factor")
+  student: str | None = None
+  filter: str | None = None
+  tasks: tuple[str, ...] = tuple(lists.TASKS)
+  lengths: tuple[int, ...] = (3, 4, 5, 6)
+  count: int = 10
+  max_new_tokens: int = 32
+  block: int = 32
+  batch: int = 20
+  temperature: float = 0.0
+  seed: int = 0
+  repeats: int = 1
+
+
+def make_decoder(model: Model, label: str, config: Config) -> DiffusionDecoder:
+  """The method that a label of `Config.methods` names.
+
+  Raises:
+    ValueError: a label that names none.
+  """
+  policy, *options = label.split("/")
+  chosen: dict[str, Any] = {"length": "after_end"}
+  for option in options:
+    name, _, number = option.partition("-")
+    if option in plans.PLANS:
+      chosen["plan"] = option
+    elif option in LENGTHS:
+      chosen["length"] = option
+    elif name == "guesses" and number.isdigit():
+      chosen["guesses"] = int(number)
+    elif option == "credit":
+      chosen["credit"] = True
+    elif option == "student":
+      if config.student is None:
+        raise ValueError(f"methods={label!r}: it needs --student.")
+      model = load(config.student)
+    else:
+      known = ", ".join([*plans.PLANS, *LENGTHS, *FLAGS, "guesses-K"])
+      raise ValueError(f"methods={label!r}: {option!r} is no option, accepted are {known}.")
+  learned = policy.partition("-")[0].partition("+")[0] == "learned"
+  if learned and config.filter is None:
+    raise ValueError(f"methods={label!r}: it needs --filter.")
+  trained = filters.load(config.filter) if learned and config.filter else None
+  return DiffusionDecoder(
+    model, policy, block=config.block, trained=trained, temperature=config.temperature,
+    seed=config.seed, batch=config.batch, **chosen,
+  )  # fmt: skip
+
+
+def questions(config: Config) -> list[dict[str, str]]:
+  """`count` of every task and length; records as of `lists.records`."""
+  total = len(config.tasks) * len(config.lengths) * config.count
+  return lists.records(SEED, total, config.lengths, config.tasks)
+
+
+def said(model: Model, filled: Filled) -> str:
+  """The answer's words."""
+  ids = [t for t in filled.tokens if t not in model.stop]
+  return " ".join(model.decode(ids).split())
+
+
+def figures(
+  model: Model, config: Config, records: Sequence[dict[str, str]], runs: Sequence[list[Filled]]
+) -> dict[str, Any]:
+  """The metrics of one method, ready for JSON.
+
+  Args:
+    runs: of each repeat, the results in the order of `records`.
+  """
+  results = runs[0]
+  right = np.array([
+    lists.is_right(r["question"], said(model, f)) for r, f in zip(records, results, strict=True)
+  ])  # fmt: skip
+  forwards = np.array([f.forwards for f in results])
+  wasted = np.array([f.wasted for f in results])
+  task = np.array([lists.parse(r["question"]).task for r in records])
+  # A batch's seconds are counted once.
+  seconds = [sum(f.seconds for f in run[:: config.batch]) for run in runs]
+  return {
+    "accuracy": float(right.mean()),
+    "forwards": float(forwards.mean()),
+    "wasted": float(wasted.mean()),
+    "seconds": float(np.median(seconds)),
+    "tasks": {
+      name: {
+        "accuracy": float(right[task == name].mean()),
+        "forwards": float(forwards[task == name].mean()),
+      }
+      for name in config.tasks
+    },
+  }
+
+
+def run(model: Model, config: Config, out: str) -> dict[str, Any]:
+  """Decodes everything; results.jsonl, summary.json, table.md and a plot go to `out`."""
+  for name in ("count", "repeats", "batch"):
+    if getattr(config, name) < 1:
+      raise ValueError(f"{name}={getattr(config, name)}: accepted is 1 or more.")
+  records = questions(config)
+  prompts = [model.chat(r["question"]) for r in records]
+  decoders = {label: make_decoder(model, label, config) for label in config.methods}
+  directory = pathlib.Path(out)
+  directory.mkdir(parents=True, exist_ok=True)
+  runs: dict[str, list[list[Filled]]] = {label: [] for label in decoders}
+  for _ in range(config.repeats):  # in turns, so that a slow minute slows them all
+    for label, decoder in decoders.items():
+      runs[label].append(decoder(prompts, config.max_new_tokens))
+  with (directory / "results.jsonl").open("w") as sink:
+    for label, kept in runs.items():
+      for record, filled in zip(records, kept[0], strict=True):
+        line = {"method": label, **record, "said": said(model, filled),
+                "forwards": filled.forwards, "when": filled.when}  # fmt: skip
+        sink.write(json.dumps(line) + "\n")
+  summary = {
+    "config": dataclasses.asdict(config), "model": model.name, "prompts": len(records),
+    **environment(),
+    "methods": {k: figures(model, config, records, kept) for k, kept in runs.items()},
+  }  # fmt: skip
+  (directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+  (directory / "table.md").write_text("\n".join(table(summary)) + "\n")
+  picture(summary).savefig(directory / "parallelbench.png")
+  return summary
+
+
+def table(summary: dict[str, Any]) -> list[str]:
+  """Lines of Markdown: a method each, with accuracy in % and passes of every task."""
+  tasks = summary["config"]["tasks"]
+  lines = [
+    "| method | all | passes | wasted | seconds | " + " | ".join(tasks) + " |",
+    "|" + "---|" * (5 + len(tasks)),
+  ]
+  for label, m in summary["methods"].items():
+    cells = [f"{100 * t['accuracy']:.0f} / {t['forwards']:.1f}" for t in m["tasks"].values()]
+    head = (f"{100 * m['accuracy']:.1f}", f"{m['forwards']:.1f}", f"{m['wasted']:.1f}",
+            f"{m['seconds']:.2f}")  # fmt: skip
+    lines.append("| " + " | ".join([label, *head, *cells]) + " |")
+  return lines
+
+
+def picture(summary: dict[str, Any]) -> Figure:
+  """Accuracy by passes per question, a panel per task."""
+  tasks = summary["config"]["tasks"]
+  columns = min(5, len(tasks))
+  rows = -(-len(tasks) // columns)
+  figure = Figure(figsize=(2.6 * columns, 2.5 * rows + 0.7), dpi=140, layout="constrained")
+  grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+  for axes, task in zip(grid.flat, tasks, strict=False):
+    for i, (label, m) in enumerate(summary["methods"].items()):
+      point = m["tasks"][task]
+      axes.plot(
+        point["forwards"], 100 * point["accuracy"], MARKERS[i % len(MARKERS)],
+        color=COLOURS[i % len(COLOURS)], label=label, markersize=7,
+      )  # fmt: skip
+    axes.set_title(task.replace("_", " "), loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xscale("log")
+    axes.set_ylim(-5, 105)
+  for axes in list(grid.flat)[len(tasks) :]:
+    axes.set_visible(False)
+  figure.supxlabel("passes per question", fontsize=10)
+  figure.supylabel("right answers, %", fontsize=10)
+  handles, labels = grid.flat[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+  return figure

@@ -1,0 +1,111 @@
+"""What a model says on its way when only what is right is committed.
+
+Letters: B batch, L canvas length, W window, P prompts, S records.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from rich.progress import track
+
+from specjax.diffusion import denoise, lengths, plans, schedules
+from specjax.diffusion.base import Canvas, Policy, Seen
+from specjax.diffusion.decoder import DiffusionDecoder
+from specjax.model import Model
+from specjax.sampling import request_keys
+
+
+class Trace(NamedTuple):
+  """One round of one block a record.
+
+  Attributes:
+    confidence: f32[S, W], of all slots.
+    right: bool[S, W], whether what would be committed is what the reference says.
+    open: bool[S, W], the slots still to be filled.
+    prompt: i32[S], number of the prompt.
+  """
+
+  confidence: np.ndarray
+  right: np.ndarray
+  open: np.ndarray
+  prompt: np.ndarray
+
+
+def oracle() -> Policy:
+  """Commits what agrees with `params` i32[B, L]; Learn2PD's extremely greedy policy.
+
+  Bao et al. 2025 (arXiv 2509.25188, section 3). No system can run it: it knows the answer.
+  """
+
+  def select(params: Array, memory, seen: Seen):
+    right = seen.token == jnp.take_along_axis(params, seen.position, 1)
+    score = jnp.where(right, seen.confidence, -1.0)
+    return seen.open & right, score, memory
+
+  return Policy("oracle", lambda B, W, V: (), select)
+
+
+def collect(
+  model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
+) -> tuple[Trace, float]:
+  """Traces of the oracle against the model's own answers, one slot per pass.
+
+  Where nothing is right any more, the reference is put in the surest slot.
+
+  Args:
+    prompts: ids.
+    new: slots after each prompt.
+    block: W.
+    batch: B.
+
+  Returns:
+    The records, and the oracle's passes over the reference's: how few could do.
+  """
+  reference = DiffusionDecoder(model, "confidence", block=block, length="whole", batch=batch)
+  network = model.denoiser
+  method = denoise.Method(
+    network, plans.none(network, block), oracle(), schedules.fixed(block), lengths.whole()
+  )
+
+  @jax.jit
+  def step(state: denoise.State, truth: Array):
+    weights = denoise.Weights(model.params, truth)
+    request = denoise.Request(request_keys(0, np.arange(batch)), jnp.zeros(batch))
+    states, state = denoise.read(method, weights, state)
+    position = state.lo[:, None] + jnp.arange(block, dtype=jnp.int32)[None]
+    logits = network.head(model.params, states)
+    logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == network.mask, -jnp.inf, logits)
+    seen = denoise.see(logits, request, position, state.forwards)
+    masked = jnp.take_along_axis(state.canvas.masked, position, 1)
+    inside = position < jnp.minimum(state.lo + block, state.canvas.end)[:, None]
+    right = seen.token == jnp.take_along_axis(truth, position, 1)
+    record = (seen.confidence, right, masked & inside, ~state.done)
+    state = denoise.act(method, weights, request, state, states)
+    tokens = jnp.where(state.canvas.masked, network.mask, truth)
+    return state._replace(canvas=state.canvas._replace(tokens=tokens)), record
+
+  parts: list[Trace] = []
+  passes = ordinary = 0
+  for first in track(range(0, len(prompts) - batch + 1, batch), description="traces"):
+    rows = prompts[first : first + batch]
+    answers = reference(rows, new, first=first)
+    ordinary += sum(r.forwards for r in answers)
+    L = max(len(r.canvas) for r in answers) + block
+    truth, end = np.zeros((batch, L), np.int32), np.zeros(batch, np.int32)
+    masked = np.zeros((batch, L), bool)
+    for b, (ids, answer) in enumerate(zip(rows, answers, strict=True)):
+      truth[b, : len(answer.canvas)] = answer.canvas
+      masked[b, len(ids) : len(answer.canvas)] = True
+      end[b] = len(answer.canvas)
+    canvas = Canvas(jnp.asarray(truth), jnp.asarray(masked), jnp.asarray(end))
+    state = denoise.compiled_start(method, denoise.Weights(model.params, truth), canvas)
+    while not bool(state.done.all()):
+      state, (confidence, right, open_, live) = jax.device_get(step(state, jnp.asarray(truth)))
+      number = np.arange(first, first + batch, dtype=np.int32)
+      parts.append(Trace(confidence[live], right[live], open_[live], number[live]))
+    passes += int(state.forwards.sum())
+  return Trace(*map(np.concatenate, zip(*parts, strict=True))), passes / ordinary
