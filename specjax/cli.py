@@ -125,11 +125,12 @@ class Bench:
   Attributes:
     model: zoo name or directory; by default the zoo's.
     suite: prompts, or parallelbench: operations on lists, for a masked diffusion model. It reads
-      --methods, --student, --filter and, of those below, --limit (questions per task and length),
-      --max-new-tokens, --batch, --temperature, --seed, --repeats and --out.
+      --methods, --student, --filter, --published and, of those below, --limit (questions per task
+      and length), --max-new-tokens, --batch, --temperature, --seed, --repeats and --out.
     methods: of parallelbench, such as threshold-0.9, threshold/dual, confidence/guesses-4.
     student: the model of methods such as entropy_threshold/student.
     filter: directory of the filter of methods such as learned/end_of_text_prediction.
+    published: file or directory of ParallelBench's own questions, in place of ours.
     drafters: names, or NAME:NODES for another size of draft, or with a tree NAME:FILE.json or
       NAME:dynamic-NODES-DEPTH-BEAM, or draft_model:POLICY.
     head: medusa's heads; by default the zoo's for the model.
@@ -152,6 +153,7 @@ class Bench:
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   student: str | None = None
   filter: str | None = None
+  published: str | None = None
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   head: str | None = None
   draft_model: str | None = None

@@ -139,8 +139,8 @@ def _parallelbench(args: Bench) -> None:
     raise ValueError("suite='parallelbench' needs --model, a masked diffusion model.")
   given: dict[str, Any] = {
     "methods": args.methods, "student": args.student, "filter": args.filter, "count": args.limit,
-    "max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed,
-    "repeats": args.repeats, "batch": args.batch,
+    "published": args.published, "max_new_tokens": args.max_new_tokens, "batch": args.batch,
+    "temperature": args.temperature, "seed": args.seed, "repeats": args.repeats,
   }  # fmt: skip
   config = parallelbench.Config(**{k: v for k, v in given.items() if v is not None})
   summary = parallelbench.run(load(args.model), config, args.out)
@@ -154,7 +154,7 @@ def run_bench(args: Bench) -> None:
     return
   fields = dataclasses.asdict(args)
   name, out = fields.pop("model"), fields.pop("out")
-  for key in ("suite", "methods", "student", "filter"):
+  for key in ("suite", "methods", "student", "filter", "published"):
     fields.pop(key)
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
   summary = bench.run(_load(name), bench.Config(**fields), out)
