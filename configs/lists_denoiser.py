@@ -16,11 +16,11 @@ from specjax.data.sources import open_source
 from specjax.train.denoiser import Config, main
 
 CONFIG = Config(
-  data="tfds:gsm8k:train", out="runs/lists-3m", vocab_size=2048,
+  data="tfds:gsm8k:train", out="runs/lists-3m", template="continued", vocab_size=2048,
   width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512,
-  length=48, batch=64, steps=4000, rate=2e-3, warmup=200, save_every=200,
+  length=32, batch=64, steps=6000, rate=2e-3, warmup=200, save_every=250,
 )  # fmt: skip
-RECORDS, LENGTHS = 200_000, (3, 4, 5, 6, 7, 8)
+RECORDS = 400_000
 
 
 def mixture(source: str, file: pathlib.Path) -> None:
@@ -31,7 +31,7 @@ def mixture(source: str, file: pathlib.Path) -> None:
   ]
   unfinished = file.with_suffix(".tmp")
   with unfinished.open("w") as sink:
-    for record in [*texts, *lists.records(0, RECORDS, LENGTHS)]:
+    for record in [*texts, *lists.records(0, RECORDS)]:
       sink.write(json.dumps(record) + "\n")
   unfinished.replace(file)
 
