@@ -18,8 +18,8 @@ from specjax.checkpoints import bridge, hf, llama2c
 from specjax.checkpoints import filter as filters
 from specjax.cli import Bench, Convert, Denoise, Generate, Info, List, Tune
 from specjax.diffusion.decoder import DiffusionDecoder
-from specjax.eval import bench, parallelbench, prompts, report, tune, tune_report
-from specjax.model import Model, load, resolve
+from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
+from specjax.model import DEFAULT_DENOISER, ZOO, Model, load, resolve
 from specjax.parts import make_drafter, with_weights
 from specjax.trees import files
 
@@ -111,13 +111,25 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
   Console(highlight=False, markup=False).print(summary, style="cyan")
 
 
+def _denoiser(name: str | None) -> Model:
+  return load(DEFAULT_DENOISER if name is None else name)
+
+
+def _companion(model: Model, kind: str) -> str | None:
+  """The zoo's filter or student of a model, if it has one."""
+  name = f"{model.name}-{kind}"
+  return name if (ZOO / name / "config.json").is_file() else None
+
+
 def run_denoise(args: Denoise) -> None:
-  model = load(args.model)
+  model = _denoiser(args.model)
   items = _items(args, model)
+  learned = args.policy.startswith("learned")
+  trained = args.filter or (_companion(model, "filter") if learned else None)
   decoder = DiffusionDecoder(
     model, args.policy, block=args.block, plan=args.plan, length=args.length, guesses=args.guesses,
     credit=args.credit, guidance=args.guidance, temperature=args.temperature, seed=args.seed,
-    batch=args.batch, trained=None if args.filter is None else filters.load(args.filter),
+    batch=args.batch, trained=filters.load(resolve(trained)) if trained else None,
   )  # fmt: skip
   console = Console(highlight=False, markup=False)
   for first in range(0, len(items), args.batch):  # printed batch by batch: a failure loses no text
@@ -132,18 +144,19 @@ def run_denoise(args: Denoise) -> None:
         console.print(str(item.given), style="dim")
         console.print(r.text or str(r.tokens))
         console.print(f"{r.filled} slots in {r.forwards} passes, {r.policy}", style="cyan")
+    if args.picture and not first:
+      canvas.picture(model, {args.policy: results[0]}).savefig(args.picture)
 
 
 def _parallelbench(args: Bench) -> None:
-  if args.model is None:
-    raise ValueError("suite='parallelbench' needs --model, a masked diffusion model.")
-  given: dict[str, Any] = {
-    "methods": args.methods, "student": args.student, "filter": args.filter, "count": args.limit,
-    "published": args.published, "max_new_tokens": args.max_new_tokens, "batch": args.batch,
-    "temperature": args.temperature, "seed": args.seed, "repeats": args.repeats,
+  model = _denoiser(args.model)
+  known = {field.name for field in dataclasses.fields(parallelbench.Config)}
+  given: dict[str, Any] = vars(args) | {
+    "student": args.student or _companion(model, "student"),
+    "filter": args.filter or _companion(model, "filter"), "count": args.limit,
   }  # fmt: skip
-  config = parallelbench.Config(**{k: v for k, v in given.items() if v is not None})
-  summary = parallelbench.run(load(args.model), config, args.out)
+  config = parallelbench.Config(**{k: v for k, v in given.items() if k in known and v is not None})
+  summary = parallelbench.run(model, config, args.out)
   print("\n".join(parallelbench.table(summary)))
   print(f"{args.out}: results.jsonl, summary.json, table.md, parallelbench.png")
 
@@ -152,15 +165,13 @@ def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
     _parallelbench(args)
     return
-  fields = dataclasses.asdict(args)
-  name, out = fields.pop("model"), fields.pop("out")
-  for key in ("suite", "methods", "student", "filter", "published"):
-    fields.pop(key)
+  known = {field.name for field in dataclasses.fields(bench.Config)}
+  fields = {k: v for k, v in vars(args).items() if k in known}
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  summary = bench.run(_load(name), bench.Config(**fields), out)
+  summary = bench.run(_load(args.model), bench.Config(**fields), args.out)
   console = Console()
   console.print(report.table(summary))
-  console.print(f"{out}: results.jsonl, summary.json, table.md, plots", markup=False)
+  console.print(f"{args.out}: results.jsonl, summary.json, table.md, plots", markup=False)
 
 
 def run_tune(args: Tune) -> None:

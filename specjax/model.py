@@ -17,6 +17,7 @@ from specjax.models.transformer import target
 
 ZOO = pathlib.Path(__file__).parent / "zoo"
 DEFAULT_MODEL = "gsm8k-7m"
+DEFAULT_DENOISER = "lists-3m"
 
 Prompt = str | Sequence[int]
 

@@ -21,7 +21,7 @@ from specjax.diffusion import plans
 from specjax.diffusion.decoder import LENGTHS, DiffusionDecoder, Filled
 from specjax.eval.environment import environment
 from specjax.eval.plots import COLOURS, MARKERS
-from specjax.model import Model, load
+from specjax.model import Model, load, resolve
 
 SEED = 10_007  # of questions that no training draws
 FLAGS = ("credit", "student")
@@ -36,7 +36,7 @@ class Config:
       cache's name, a rule of length, "credit", "guesses-K" (draft and verify) and "student" (the
       other model), for example "threshold-0.8/dual".
     student: the model of methods that say so, zoo name or directory.
-    filter: directory of the filter of the policy "learned".
+    filter: of the policy "learned", zoo name or directory.
     published: file or directory of the published questions, in place of ours.
     tasks: of our questions, names of `lists.KNOWN`.
     lengths: of the lists.
@@ -56,8 +56,8 @@ class Config:
   tasks: tuple[str, ...] = tuple(lists.TASKS)
   lengths: tuple[int, ...] = (3, 4, 5, 6)
   count: int = 10
-  max_new_tokens: int = 32
-  block: int = 32
+  max_new_tokens: int = 16
+  block: int = 16
   batch: int = 20
   temperature: float = 0.0
   seed: int = 0
@@ -92,7 +92,7 @@ def make_decoder(model: Model, label: str, config: Config) -> DiffusionDecoder:
   learned = policy.partition("-")[0].partition("+")[0] == "learned"
   if learned and config.filter is None:
     raise ValueError(f"methods={label!r}: it needs --filter.")
-  trained = filters.load(config.filter) if learned and config.filter else None
+  trained = filters.load(resolve(config.filter)) if learned and config.filter else None
   return DiffusionDecoder(
     model, policy, block=config.block, trained=trained, temperature=config.temperature,
     seed=config.seed, batch=config.batch, **chosen,

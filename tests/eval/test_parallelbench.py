@@ -103,8 +103,7 @@ def test_published_questions_take_the_place_of_ours(list_denoiser, tmp_path, cap
 def test_the_suite_is_a_command(list_denoiser, tmp_path, capsys):
   out = str(tmp_path / "out")
   assert main(["bench", "--suite", "parallelbench", "--model", list_denoiser, "--methods",
-               "confidence-8", "--limit", "1", "--max-new-tokens", "8",
-               "--out", out]) == 0  # fmt: skip
-  assert "| confidence-8 |" in capsys.readouterr().out
-  assert main(["bench", "--suite", "parallelbench"]) == 2
-  assert "needs --model" in capsys.readouterr().err
+               "confidence-8", "--limit", "1", "--max-new-tokens", "8", "--tasks", "copy",
+               "latin_square", "--lengths", "2", "--out", out]) == 0  # fmt: skip
+  said = capsys.readouterr().out
+  assert "| confidence-8 |" in said and "| copy | latin_square |" in said
