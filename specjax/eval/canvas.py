@@ -27,7 +27,8 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
       axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
                 color="#222222" if new else "#8C8C8C")  # fmt: skip
   axes.imshow(shades, aspect="auto")
-  axes.set_title(f"{title}: {filled.forwards} passes", loc="left", fontsize=10)
+  passes = "1 pass" if filled.forwards == 1 else f"{filled.forwards} passes"
+  axes.set_title(f"{title}: {passes}", loc="left", fontsize=10)
   axes.set_xticks([])
   axes.set_yticks(range(rounds), [str(i + 1) for i in range(rounds)])
   axes.set_xticks(np.arange(len(slots)) - 0.5, minor=True)
