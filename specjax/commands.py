@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -74,20 +74,32 @@ def run_generate(args: Generate) -> None:
   if len(items) == 1 and not args.json and not args.stop_words:
     _stream(decoder, items[0], args.max_new_tokens)
     return
-  console = Console(highlight=False, markup=False)
-  for first in range(0, len(items), args.batch):  # printed batch by batch: a failure loses no text
+  for item, r in _decoded(args, items, decoder):
+    rate = f"{r.emitted / r.forwards:.2f} per forward"
+    _print(args, item, r, JSON_KEYS, f"{r.emitted} tokens, {rate}, {decoder.label}")
+
+
+def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts.Item, Any]]:
+  """Each prompt with its result as soon as its batch is done: a failure loses no text."""
+  for first in range(0, len(items), args.batch):
     part = items[first : first + args.batch]
     results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
-    for item, r in zip(part, results, strict=True):
-      if args.json:
-        fields = {key: getattr(r, key) for key in JSON_KEYS}
-        print(json.dumps({"prompt": item.given, **fields}), flush=True)
-      else:
-        rate = f"{r.emitted / r.forwards:.2f} per forward"
-        console.rule(style="dim")
-        console.print(str(item.given), style="dim")
-        console.print(r.text or str(r.tokens))
-        console.print(f"{r.emitted} tokens, {rate}, {decoder.label}", style="cyan")
+    yield from zip(part, results, strict=True)
+
+
+def _print(
+  args: Generate | Denoise, item: prompts.Item, result, keys: Sequence[str], summary: str
+) -> None:
+  """A result as one JSON object of these keys, or to be read."""
+  if args.json:
+    fields = {key: getattr(result, key) for key in keys}
+    print(json.dumps({"prompt": item.given, **fields}), flush=True)
+    return
+  console = Console(highlight=False, markup=False)
+  console.rule(style="dim")
+  console.print(str(item.given), style="dim")
+  console.print(result.text or str(result.tokens))
+  console.print(summary, style="cyan")
 
 
 def _stream(decoder, item, max_new_tokens: int) -> None:
@@ -131,21 +143,10 @@ def run_denoise(args: Denoise) -> None:
     credit=args.credit, guidance=args.guidance, temperature=args.temperature, seed=args.seed,
     batch=args.batch, trained=filters.load(resolve(trained)) if trained else None,
   )  # fmt: skip
-  console = Console(highlight=False, markup=False)
-  for first in range(0, len(items), args.batch):  # printed batch by batch: a failure loses no text
-    part = items[first : first + args.batch]
-    results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
-    for item, r in zip(part, results, strict=True):
-      if args.json:
-        fields = {key: getattr(r, key) for key in DENOISE_KEYS}
-        print(json.dumps({"prompt": item.given, **fields}), flush=True)
-      else:
-        console.rule(style="dim")
-        console.print(str(item.given), style="dim")
-        console.print(r.text or str(r.tokens))
-        console.print(f"{r.filled} slots in {r.forwards} passes, {r.policy}", style="cyan")
-    if args.picture and not first:
-      canvas.picture(model, {args.policy: results[0]}).savefig(args.picture)
+  for i, (item, r) in enumerate(_decoded(args, items, decoder)):
+    _print(args, item, r, DENOISE_KEYS, f"{r.filled} slots in {r.forwards} passes, {r.policy}")
+    if args.picture and i == 0:
+      canvas.picture(model, {args.policy: r}).savefig(args.picture)
 
 
 def _parallelbench(args: Bench) -> None:
