@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from specjax.data import lists
 
-SQUARES, SENTENCES, EXACT = ("latin_square_n4",), "words_to_sentence", ("sudoku_n4",)
-# Rewriting (paraphrasing, summarization) is judged by other models: not here.
-TASKS = (*lists.TASKS, *SQUARES, *EXACT, *(f"{SENTENCES}_{x}" for x in ("easy", "medium", "hard")))
+SQUARE, SUDOKU, SENTENCE = "latin_square_n4", "sudoku_n4", "words_to_sentence"
+TASKS = (*lists.TASKS, SQUARE, SUDOKU, *(f"{SENTENCE}_{x}" for x in ("easy", "medium", "hard")))
+REWRITING = ("paraphrasing", "summarization")  # judged by other models: not here
 
 
 class Record(NamedTuple):
@@ -54,13 +54,14 @@ def _task(file: pathlib.Path) -> str:
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
-  """Records of a file, or of all .jsonl files under a directory.
+  """Records of a file, or of all .jsonl files under a directory but those of rewriting.
 
   Raises:
     ValueError: no such file, a file of no known task, or a line that is no record.
   """
   path = pathlib.Path(path)
   files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))
+  files = [file for file in files if file == path or not file.stem.endswith(REWRITING)]
   if not files:
     raise ValueError(f"{path}: no .jsonl file there.")
   records = []
@@ -84,13 +85,12 @@ def read(path: str | pathlib.Path) -> list[Record]:
 def is_right(record: Record, answer: str) -> bool:
   """Whether `answer` is right; of sentences only whether every word is in it, not their grammar."""
   task, label = record.task, record.label
-  if task in SQUARES:
+  if task == SQUARE:
     return lists.is_latin_square(label["symbols"], answer.strip().replace("\n", ",").split(","))
-  if task in EXACT:
+  if task == SUDOKU:
     return answer.strip() == label.strip()
-  if task.startswith(SENTENCES):
-    words = label["words"] if isinstance(label, dict) else label
-    return all(word.lower() in answer.lower() for word in words)
+  if task.startswith(SENTENCE):
+    return all(word.lower() in answer.lower() for word in label["words"])
   said = _list(answer)
   if isinstance(label, str):
     wanted = _list(label)

@@ -48,6 +48,7 @@ def test_a_directory_is_read_whole_and_records_may_be_wrapped(tmp_path):
   wrapped = json.dumps({"doc": json.loads(line(json.dumps(NAMES)))})
   (tmp_path / "waiting_line" / "copy.jsonl").write_text(wrapped + "\n\n" + wrapped)
   (tmp_path / "waiting_line" / "shuffle.jsonl").write_text(line({"input": NAMES}))
+  (tmp_path / "text_writing_paraphrasing.jsonl").write_text(line({"input": "no names"}))
   assert [r.task for r in read(tmp_path)] == ["copy", "copy", "shuffle"]
 
 
@@ -55,10 +56,12 @@ def test_a_directory_is_read_whole_and_records_may_be_wrapped(tmp_path):
   ("name", "text", "problem"),
   [
     ("waiting_line_fold.jsonl", line("[]"), "ends with none of copy"),
+    ("text_writing_paraphrasing.jsonl", line("[]"), "ends with none of copy"),
     ("waiting_line_copy.jsonl", "{", "copy.jsonl:1: expected `messages`"),
     ("waiting_line_copy.jsonl", '{"messages": []}', "expected `messages`"),
     ("waiting_line_copy.jsonl", line("no list"), "the `label` of copy"),
     ("puzzles_latin_square_n4.jsonl", line("A,B"), "the `label` of latin_square_n4"),
+    ("words_to_sentence_easy.jsonl", line("dog"), "the `label` of words_to_sentence_easy"),
     ("other.txt", "", "no .jsonl file there"),
   ],
 )
