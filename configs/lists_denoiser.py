@@ -30,7 +30,8 @@ def mixture(source: str, file: pathlib.Path) -> None:
   """Writes questions about lists, and GSM8K's questions with answers as plain text."""
   gsm8k = open_source(source)
   texts = [
-    {"text": f"{r['question']}\n{r['answer']}"} for r in map(gsm8k.__getitem__, range(TEXTS))
+    {"text": f"{r['question']}\n{r['answer']}"}
+    for r in map(gsm8k.__getitem__, range(min(TEXTS, len(gsm8k))))
   ]
   unfinished = file.with_suffix(".tmp")
   with unfinished.open("w") as sink:

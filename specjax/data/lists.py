@@ -2,7 +2,8 @@
 
 After the waiting lines of ParallelBench (Kang et al. 2025, arXiv 2510.04767), written and drawn
 here. Where the answer is decided slot by slot (copy, sort, an index) all slots may be filled at
-once; where slots depend on each other (shuffle, random) they may not.
+once; where slots depend on each other (shuffle, random, a Latin square or a sentence of the names)
+they may not.
 """
 
 import dataclasses
