@@ -87,7 +87,7 @@ class Denoise:
       local_leap-0.9-0.75-4, with +r2 after it or not.
     block: slots of a block, filled before the next is begun.
     plan: cache: none, dual, vicinity, prefix, free, sliding or similar.
-    length: where a text ends: whole, after_end or end_of_text_prediction.
+    length: where a text ends: whole, after_end, end_of_text_prediction or sure_end.
     guesses: canvases read in a pass; more than 1 changes no token (draft and verify).
     credit: tokens earn credit from round to round.
     guidance: weight of classifier-free guidance; 0 is off.

@@ -71,9 +71,14 @@ def test_draft_and_verify_changes_no_token(policy):
 
 
 def test_the_end_is_predicted_in_a_canvas_that_is_too_long():
-  whole = [r.wasted for r in filled("confidence/whole", ("copy",))[1]]
-  predicted = [r.wasted for r in filled("confidence/end_of_text_prediction", ("copy",))[1]]
-  assert sum(predicted) < 0.3 * sum(whole)
+  def run(length: str):
+    _, results, right = filled(f"confidence/{length}", ("copy",))
+    return sum(r.wasted for r in results), right.mean()
+
+  wasted, accuracy = run("whole")
+  assert run("end_of_text_prediction")[0] < 0.3 * wasted
+  sure = run("sure_end")
+  assert sure[0] < 0.2 * wasted and sure[1] >= accuracy
 
 
 @pytest.mark.parametrize("label", ["threshold", "learned", "entropy_threshold/student"])

@@ -199,9 +199,10 @@ class Length(NamedTuple):
 
   Attributes:
     name: of the rule.
-    end: (params, canvas, seen, commit bool[B, W], full bool[B]) -> i32[B], the new end; the canvas
-      already holds what was committed. `full` marks rows whose block has no masked slot left.
+    end: (params, canvas, seen, commit bool[B, W], full bool[B]) -> the canvas, with an earlier end
+      or with slots after the text filled; it already holds what was committed. `full` marks rows
+      whose block has no masked slot left.
   """
 
   name: str
-  end: Callable[..., Array]
+  end: Callable[..., Canvas]

@@ -25,6 +25,7 @@ LENGTHS = {
   "whole": lengths.whole,
   "after_end": lengths.after_end,
   "end_of_text_prediction": lengths.end_of_text_prediction,
+  "sure_end": lengths.sure_end,
 }
 
 

@@ -211,9 +211,8 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   log_prob = state.log_prob.at[row, column].set(jnp.log(seen.confidence), mode="drop")
 
   full = ~(open_ & ~commit).any(1)
-  end = jnp.minimum(length.end(weights.length, canvas, seen, commit, full), canvas.end)
-  canvas = canvas._replace(end=jnp.where(live, end, canvas.end))
-  full = ~(open_ & ~commit & (position < canvas.end[:, None])).any(1)
+  canvas = _rows(live, length.end(weights.length, canvas, seen, commit, full), canvas)
+  full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _first_masked(canvas)
   return State(
     canvas=canvas,

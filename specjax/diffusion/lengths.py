@@ -14,21 +14,21 @@ from specjax.diffusion.base import Canvas, Length, Params, Seen
 @functools.cache
 def whole() -> Length:
   """The whole canvas is filled."""
-  return Length("whole", lambda params, canvas, seen, commit, full: canvas.end)
+  return Length("whole", lambda params, canvas, seen, commit, full: canvas)
 
 
 @functools.cache
 def after_end() -> Length:
   """Stops after the first end-of-text, once its block is full. Params: i32[M], tokens that end."""
 
-  def end(params: Array, canvas: Canvas, seen: Seen, commit: Array, full: Array) -> Array:
+  def end(params: Array, canvas: Canvas, seen: Seen, commit: Array, full: Array) -> Canvas:
     slot = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None]
     ends = (canvas.tokens[..., None] == params[None, None]).any(-1) & ~canvas.masked
     # Only what was filled ends a text; a prompt may hold end markers of its own.
     begin, stop = seen.position[:, :1], seen.position[:, -1:]
     ends = ends & (slot >= begin) & (slot <= stop) & (slot < canvas.end[:, None])
-    first = jnp.where(ends.any(1), jnp.argmax(ends, 1).astype(jnp.int32) + 1, canvas.end)
-    return jnp.where(full, first, canvas.end)
+    first = jnp.argmax(ends, 1).astype(jnp.int32)
+    return canvas._replace(end=jnp.where(full & ends.any(1), first + 1, canvas.end))
 
   return Length("after_end", end)
 
@@ -41,7 +41,7 @@ def end_of_text_prediction() -> Length:
   Bold: a guess far to the right may cut a good answer.
   """
 
-  def end(params: Params, canvas: Canvas, seen: Seen, commit: Array, full: Array) -> Array:
+  def cut(params: Params, canvas: Canvas, seen: Seen, commit: Array, full: Array) -> Canvas:
     ends = (seen.token[..., None] == params[None, None]).any(-1)
     committed = ends & commit
     guessed = jnp.where(ends & seen.masked, seen.confidence, -1.0)
@@ -49,6 +49,32 @@ def end_of_text_prediction() -> Length:
     slot = jnp.where(committed.any(1), first, likeliest)
     found = committed.any(1) | (guessed.max(1) > 0)
     position = jnp.take_along_axis(seen.position, slot[:, None], 1)[:, 0]
-    return jnp.where(found, position + 1, canvas.end)
+    end = jnp.where(found, jnp.minimum(position + 1, canvas.end), canvas.end)
+    return canvas._replace(end=end)
 
-  return Length("end_of_text_prediction", end)
+  return Length("end_of_text_prediction", cut)
+
+
+@functools.cache
+def sure_end(least: float = 0.9) -> Length:
+  """After the first end-of-text that is committed, or guessed with this confidence, all is filled.
+
+  Ours: end_of_text_prediction that waits until it is sure, takes the first end in place of the
+  likeliest, and writes end markers in place of cutting: the model goes on to read a canvas of the
+  size that it began with. Params: i32[M], tokens that end.
+  """
+
+  def end(params: Params, canvas: Canvas, seen: Seen, commit: Array, full: Array) -> Canvas:
+    ends = (seen.token[..., None] == params[None, None]).any(-1)
+    ends = ends & (commit | (seen.masked & (seen.confidence >= least)))
+    slot = jnp.argmax(ends, 1)[:, None]
+    marker = jnp.take_along_axis(seen.token, slot, 1)
+    position = jnp.take_along_axis(seen.position, slot, 1)
+    column = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None]
+    rest = ends.any(1, keepdims=True) & (column > position) & (column < canvas.end[:, None])
+    rest = rest & canvas.masked
+    return canvas._replace(
+      tokens=jnp.where(rest, marker, canvas.tokens), masked=canvas.masked & ~rest
+    )
+
+  return Length("sure_end", end)

@@ -102,8 +102,8 @@ def test_holes_are_filled(model):
   "options",
   [
     {"plan": "dual"}, {"guesses": 3}, {"credit": True}, {"guidance": 0.5}, {"delimiters": (3,)},
-    {"length": "end_of_text_prediction"}, {"policy": "learned", "trained": FILTER},
-    {"policy": "explore"},
+    {"length": "end_of_text_prediction"}, {"length": "sure_end"},
+    {"policy": "learned", "trained": FILTER}, {"policy": "explore"},
   ],
   ids=str,
 )  # fmt: skip
