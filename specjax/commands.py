@@ -14,9 +14,9 @@ from rich.table import Table
 
 from specjax import catalogue
 from specjax.api import Decoder
+from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
 from specjax.checkpoints import bridge, hf, llama2c
 from specjax.checkpoints import filter as filters
-from specjax.cli import Bench, Convert, Denoise, Generate, Info, List, Tune
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
 from specjax.model import DEFAULT_DENOISER, ZOO, Model, load, resolve

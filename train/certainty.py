@@ -48,7 +48,9 @@ class Config:
     questions: how many, from the start of the data.
     new: slots of an answer.
     block: of the blocks in which answers are masked; the block that the student is decoded with.
-    share: of a block's slots that are masked; the others are masked in the row's second pass.
+    share: of a block's slots that are masked, the others are masked in the row's second pass; None
+      draws it for each row, so that the student also learns from an empty block, which it meets
+      first in decoding. Published .5.
     whole: masks anywhere in the answer in place of one block after the other, as for Dream.
     weight: lambda, of the entropy; published 2 (LLaDA), 1 (Dream).
     temperature: of the law whose entropy counts; published 0.5.
@@ -69,7 +71,7 @@ class Config:
   questions: int = 4000
   new: int = 16
   block: int = 16
-  share: float = 0.5
+  share: float | None = None
   whole: bool = False
   weight: float = 2.0
   temperature: float = 0.5
@@ -103,7 +105,7 @@ class Masks(NamedTuple):
   asked: Array
 
 
-def masks(key: Array, answer: Array, block: int, share: float, whole: bool) -> Masks:
+def masks(key: Array, answer: Array, block: int, share: float | None, whole: bool) -> Masks:
   """Complementary masks of one block, drawn for each row; later blocks are hidden and not asked.
 
   The block is uniform among those that the answer has.
@@ -111,10 +113,11 @@ def masks(key: Array, answer: Array, block: int, share: float, whole: bool) -> M
   Args:
     answer: bool[B, T], a run of slots in each row.
     block: slots of a block (static).
-    share: of the block that the first pass hides.
+    share: of the block that the first pass hides; None draws it for each row, uniformly.
     whole: the block is the whole answer (static).
   """
-  of_block, of_slot = jax.random.split(key)
+  of_block, of_slot, of_share = jax.random.split(key, 3)
+  hides = jax.random.uniform(of_share, (len(answer), 1)) if share is None else share
   place = jnp.cumsum(answer, 1, dtype=jnp.int32) - 1
   size = answer.sum(1, dtype=jnp.int32)
   blocks = -(-size // block)
@@ -122,7 +125,7 @@ def masks(key: Array, answer: Array, block: int, share: float, whole: bool) -> M
   begin, end = (chosen * block)[:, None], ((chosen + 1) * block)[:, None]
   segment = answer if whole else answer & (place >= begin) & (place < end)
   after = answer & ~segment & (place >= end)
-  drawn = jax.random.uniform(of_slot, answer.shape) < share
+  drawn = jax.random.uniform(of_slot, answer.shape) < hides
   asked = jnp.stack([segment & drawn, segment & ~drawn])
   return Masks(asked if whole else asked | after[None], asked)
 
@@ -182,8 +185,8 @@ def answers(model: Model, prompts: Sequence[list[int]], file: pathlib.Path, conf
 def main(config: Config) -> None:
   out = pathlib.Path(config.out)
   out.mkdir(parents=True, exist_ok=True)
-  if not 0 < config.share < 1:
-    raise ValueError(f"share={config.share}: accepted is above 0, below 1.")
+  if config.share is not None and not 0 < config.share < 1:
+    raise ValueError(f"share={config.share}: accepted is above 0, below 1, or None.")
   model = load(config.model)
   prompts = ask(model, config.data, config.field, config.questions)
   claim(out, dataclasses.asdict(config), json.dumps(prompts).encode())
