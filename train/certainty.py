@@ -26,6 +26,8 @@ from jax import Array
 from rich.progress import track
 
 from specjax.checkpoints import hf
+from specjax.data import lists
+from specjax.data.sources import open_source
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.model import Model, load
 from specjax.models.transformer import Transformer
@@ -42,7 +44,8 @@ class Config:
 
   Attributes:
     model: the denoiser, a zoo name or directory; teacher, and start of the student.
-    data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with questions.
+    data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with questions; of the last it is known
+      which answers are right, and the others are left out.
     out: directory for the answers, checkpoints, metrics and the student, in `model`.
     field: of a record, the question.
     questions: how many, from the start of the data.
@@ -182,6 +185,17 @@ def answers(model: Model, prompts: Sequence[list[int]], file: pathlib.Path, conf
   return rows
 
 
+def is_right(model: Model, questions: Sequence[str], rows: Rows) -> np.ndarray:
+  """bool[R]: which answers to questions about lists are right."""
+
+  def said(row: np.ndarray) -> str:
+    ids = row.tolist()
+    return model.decode(ids[: next((i for i, t in enumerate(ids) if t in model.stop), None)])
+
+  texts = (said(tokens[of]) for tokens, of in zip(rows.tokens, rows.answer, strict=True))
+  return np.array([lists.is_right(*pair) for pair in zip(questions, texts, strict=True)])
+
+
 def main(config: Config) -> None:
   out = pathlib.Path(config.out)
   out.mkdir(parents=True, exist_ok=True)
@@ -191,6 +205,11 @@ def main(config: Config) -> None:
   prompts = ask(model, config.data, config.field, config.questions)
   claim(out, dataclasses.asdict(config), json.dumps(prompts).encode())
   rows = answers(model, prompts, out / "answers.jsonl", config)
+  if config.data.startswith("lists:"):
+    source = open_source(config.data)
+    right = is_right(model, [source[i][config.field] for i in range(len(prompts))], rows)
+    print(f"{right.mean():.1%} of the answers are right.")
+    rows = Rows(*(x[right] for x in rows))
   network, mask = Transformer(model.config), model.denoiser.mask
   frozen = model.params
 

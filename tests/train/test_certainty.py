@@ -1,12 +1,14 @@
 """Certainty forcing: what is masked, what is asked, the loss, the run and its files."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.data import lists
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.model import load
 from specjax.train import certainty as script
@@ -18,11 +20,12 @@ ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
 )
 
 
+@pytest.mark.parametrize("share", [0.5, None])
 @pytest.mark.parametrize("whole", [False, True])
-def test_each_slot_of_a_block_is_asked_once(whole):
+def test_each_slot_of_a_block_is_asked_once(whole, share):
   blocks = set()
   for seed in range(40):
-    drawn = masks(jax.random.key(seed), jnp.asarray(ANSWER), 5, 0.5, whole)
+    drawn = masks(jax.random.key(seed), jnp.asarray(ANSWER), 5, share, whole)
     hidden, asked = np.asarray(drawn.hidden), np.asarray(drawn.asked)
     assert not (asked[0] & asked[1]).any() and not (asked & ~hidden).any()
     assert not (hidden & ~ANSWER).any()
@@ -41,6 +44,14 @@ def test_each_slot_of_a_block_is_asked_once(whole):
       assert hidden[:, b][:, later].all() and not hidden[:, b][:, earlier].any()
   if not whole:
     assert blocks == {(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)}
+
+
+def test_a_share_of_none_is_drawn_for_each_row():
+  answer = jnp.ones((400, 16), bool)
+  drawn = masks(jax.random.key(0), answer, 16, None, False)
+  count = np.asarray(drawn.hidden[0].sum(1))
+  # Masks of a uniform share are as likely few as many: k of n for every k.
+  assert np.bincount(count, minlength=17).min() >= 10 and abs(count.mean() - 8) < 0.6
 
 
 def test_only_what_is_right_is_made_certain():
@@ -75,8 +86,10 @@ def test_the_gradient_is_that_of_finite_differences():
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
+  data = tmp_path / "questions.jsonl"
+  data.write_text("".join(json.dumps(record) + "\n" for record in lists.records(1, 16)))
   config = script.Config(
-    model=list_denoiser, data="lists:1:16", out=str(tmp_path / "run"), questions=16, new=6, block=6,
+    model=list_denoiser, data=str(data), out=str(tmp_path / "run"), questions=16, new=6, block=6,
     rank=rank, answer_batch=8, batch=8, steps=8, warmup=1, save_every=4, rate=1e-2,
   )  # fmt: skip
   script.main(config)
@@ -88,6 +101,23 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   assert filled[0].forwards <= 6
   with pytest.raises(ValueError, match="rank"):
     script.main(dataclasses.replace(config, rank=5))
+
+
+def test_wrong_answers_to_lists_teach_nothing(list_denoiser, tmp_path):
+  """A network that knows nothing answers nothing right: no row is left."""
+  config = script.Config(
+    model=list_denoiser, data="lists:1:8", out=str(tmp_path), questions=8, answer_batch=8, batch=8
+  )
+  with pytest.raises(ValueError, match="batch=8: accepted is 1 to 0"):
+    script.main(config)
+  model = load(list_denoiser)
+  said = ["Bob Ada", "Ada Bob", "Ada Bob Cy", "Ada Bob"]
+  rows = script.Rows(np.zeros((4, 12), np.int32), np.zeros((4, 12), bool), np.ones((4, 12), bool))
+  for i, text in enumerate(said):
+    ids = [*model.encode(text), *([model.stop[0]] * 9)][:9]
+    rows.tokens[i, 3:], rows.answer[i, 3:] = ids, True
+  questions = ["reverse : Ada Bob =", "copy : Ada Bob =", "copy : Ada Bob =", "sort : Bob Ada ="]
+  np.testing.assert_array_equal(script.is_right(model, questions, rows), [True, True, False, True])
 
 
 def test_updates_begin_with_nothing(list_denoiser):
