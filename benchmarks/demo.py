@@ -23,7 +23,7 @@ from specjax.model import DEFAULT_DENOISER
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 CONFIG = bench.Config(limit=12, max_new_tokens=128, repeats=3)
 LISTS = parallelbench.Config(
-  methods=("confidence", "threshold", "learned", "entropy_threshold/student"), count=2, batch=80,
+  methods=("confidence", "threshold", "learned", "threshold-0.95/student"), count=2, batch=80,
   student=f"{DEFAULT_DENOISER}-student", filter=f"{DEFAULT_DENOISER}-filter",
 )  # fmt: skip
 
@@ -93,7 +93,7 @@ def denoising(console: Console) -> None:
     label: parallelbench.make_decoder(model, label, LISTS)(
       [model.chat(question)], LISTS.max_new_tokens
     )[0]
-    for label in ("confidence", "threshold", "entropy_threshold/student")
+    for label in ("confidence", "threshold", "threshold-0.95/student")
   }
   filled = shown["threshold"]
   for number in sorted({when for when in filled.when if when >= 0}):

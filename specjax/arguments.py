@@ -124,7 +124,7 @@ class Bench:
       those below, --limit (questions per task and length), --max-new-tokens, --batch,
       --temperature, --seed, --repeats and --out.
     methods: of parallelbench, such as threshold-0.9, threshold/dual, confidence/guesses-4.
-    student: the model of methods such as entropy_threshold/student; by default the zoo's.
+    student: the model of methods such as threshold/student; by default the zoo's.
     filter: of methods such as learned/end_of_text_prediction; by default the zoo's.
     published: file or directory of ParallelBench's own questions, in place of ours.
     tasks: such as copy and shuffle; by default the ten of ParallelBench's waiting line.

@@ -47,7 +47,7 @@ def test_one_slot_per_pass_answers():
 
 @pytest.mark.parametrize(
   ("label", "fewer"),
-  [("threshold", 3), ("factor", 3), ("learned", 3), ("entropy_threshold/student", 6)],
+  [("threshold", 3), ("factor", 3), ("learned", 3), ("threshold-0.95/student", 6)],
 )
 def test_fewer_passes_answer_as_well(label, fewer):
   accuracy, passes = share(label, SURE)
@@ -81,7 +81,7 @@ def test_the_end_is_predicted_in_a_canvas_that_is_too_long():
   assert sure[0] < 0.2 * wasted and sure[1] >= accuracy
 
 
-@pytest.mark.parametrize("label", ["threshold", "learned", "entropy_threshold/student"])
+@pytest.mark.parametrize("label", ["threshold", "learned", "threshold-0.95/student"])
 def test_a_batch_is_its_rows(label):
   asked, together, _ = filled(label)
   config = dataclasses.replace(CONFIG, batch=1)
@@ -108,7 +108,7 @@ def test_the_command_line_takes_them_unasked(tmp_path, capsys):
     line = json.loads(capsys.readouterr().out)
     assert line["text"].split() == ["Ada", "Bob", "Cy"] and line["policy"] == policy
   assert picture.stat().st_size > 1000
-  assert main(["bench", "--suite", "parallelbench", "--methods", "entropy_threshold/student",
+  assert main(["bench", "--suite", "parallelbench", "--methods", "threshold-0.95/student",
                "--limit", "1", "--lengths", "3", "--batch", "10", "--repeats", "1", "--out",
                str(tmp_path)]) == 0  # fmt: skip
-  assert "| entropy_threshold/student |" in capsys.readouterr().out
+  assert "| threshold-0.95/student |" in capsys.readouterr().out
