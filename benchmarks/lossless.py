@@ -13,7 +13,9 @@ import json
 import pathlib
 from typing import Any
 
+import jax
 import tyro
+from rich.console import Console
 from rich.progress import track
 
 import specjax
@@ -80,7 +82,7 @@ def main(config: Config) -> None:
     reference = None
     verifier = "greedy" if temperature == 0 else "target_only"
     cells = [(b, name) for b in config.batches for name in drafters]
-    for batch, name in track(cells, f"temperature {temperature}"):
+    for batch, name in track(cells, f"temperature {temperature}", console=Console(stderr=True)):
       decode = specjax.Decoder(
         model, drafters[name], verifier, temperature=temperature, batch=batch
       )
@@ -98,12 +100,14 @@ def main(config: Config) -> None:
         "tokens_per_forward": sum(r.emitted for r in results) / sum(r.forwards for r in results),
         "different": different,
       })  # fmt: skip
-  for r in rows:
-    print(
-      f"T={r['temperature']} {r['verifier']:12} batch {r['batch']} {r['drafter']:14} "
-      f"{r['tokens']} tokens, {r['tokens_per_forward']:.2f} per forward, "
-      f"{len(r['different'])} of {r['prompts']} prompts differ {r['different'] or ''}"
-    )
+      r = rows[-1]
+      print(
+        f"T={r['temperature']} {r['verifier']:12} batch {r['batch']} {r['drafter']:14} "
+        f"{r['tokens']} tokens, {r['tokens_per_forward']:.2f} per forward, "
+        f"{len(r['different'])} of {r['prompts']} prompts differ {r['different'] or ''}",
+        flush=True,
+      )
+      jax.clear_caches()  # a process may map 65530 pieces of memory
   out = pathlib.Path(config.out)
   out.parent.mkdir(parents=True, exist_ok=True)
   report = {"config": dataclasses.asdict(config), **environment(), "cells": rows}

@@ -5,6 +5,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +137,7 @@ def run_denoise(args: Denoise) -> None:
 def _parallelbench(args: Bench) -> None:
   if args.model is None:
     raise ValueError("suite='parallelbench' needs --model, a masked diffusion model.")
-  given = {
+  given: dict[str, Any] = {
     "methods": args.methods, "student": args.student, "filter": args.filter, "count": args.limit,
     "max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed,
     "repeats": args.repeats, "batch": args.batch,

@@ -46,3 +46,28 @@ def shared_data() -> pathlib.Path:
   if not path.is_dir():
     pytest.skip(f"{path} is absent")
   return path
+
+
+@pytest.fixture(scope="session")
+def list_denoiser(tmp_path_factory) -> str:
+  """Directory of a masked diffusion model with random weights that reads questions about lists."""
+  import jax.numpy as jnp
+
+  from specjax.checkpoints import hf
+  from specjax.data import lists
+  from specjax.data.tokenizer import END, MASK, train_words
+  from specjax.models.config import Config
+  from specjax.models.transformer import Transformer
+
+  tokenizer = train_words(f"{r['question']} {r['answer']}" for r in lists.records(0, 600))
+  tokenizer.inner.add_special_tokens([END, MASK])
+  config = Config(
+    vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8,
+    mlp_width=24, max_length=96, causal=False,
+  )  # fmt: skip
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = Transformer(config).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
+  path = tmp_path_factory.mktemp("denoiser")
+  hf.save(path, config, params, tokenizer, template="plain", mask=tokenizer.id(MASK))
+  return str(path)

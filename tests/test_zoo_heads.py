@@ -18,6 +18,7 @@ QUESTIONS = (
 )
 HEADS = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
 BUDGET = 40
+LONG = 80  # more than nine rounds give
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,9 @@ def test_trained_heads_change_no_token(model, plain, name, temperature, batch):
 def test_what_is_carried_is_that_of_the_text_from_scratch(model, name):
   decode = specjax.Decoder(model, name, batch=4)
   drafter, weights = decode.method.drafter, decode.weights
-  request, state, _ = decode._start([model.chat(q) for q in QUESTIONS], [BUDGET, 9, BUDGET, 30], 0)
+  if drafter.evaluate is not None:
+    pytest.skip("it carries guesses of the pass before, which no text has from scratch")
+  request, state, _ = decode._start([model.chat(q) for q in QUESTIONS], [LONG, 9, LONG, 30], 0)
   capacity = state.context.tokens.shape[1]
 
   @jax.jit

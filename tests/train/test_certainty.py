@@ -7,31 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checkpoints import hf
-from specjax.data import lists
-from specjax.data.tokenizer import END, MASK, train_words
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.model import load
-from specjax.models.config import Config
-from specjax.models.transformer import Transformer
 from specjax.train import certainty as script
 from specjax.train import lora
 from specjax.train.certainty import certainty_loss, masks
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> str:
-  tokenizer = train_words(f"{r['question']} {r['answer']}" for r in lists.records(0, 600))
-  tokenizer.inner.add_special_tokens([END, MASK])
-  config = Config(vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1,
-                  head_dim=8, mlp_width=24, max_length=96, causal=False)  # fmt: skip
-  z = jnp.zeros((1, 2), jnp.int32)
-  params = Transformer(config).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
-  params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
-  path = tmp_path_factory.mktemp("denoiser")
-  hf.save(path, config, params, tokenizer, template="plain", mask=tokenizer.id(MASK))
-  return str(path)
-
 
 ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
   np.arange(20) < np.array([[15], [10], [3]])
@@ -94,13 +74,13 @@ def test_the_gradient_is_that_of_finite_differences():
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_run_gives_a_student(directory, tmp_path, rank):
+def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   config = script.Config(
-    model=directory, data="lists:1:16", out=str(tmp_path / "run"), questions=16, new=6, block=6,
+    model=list_denoiser, data="lists:1:16", out=str(tmp_path / "run"), questions=16, new=6, block=6,
     rank=rank, answer_batch=8, batch=8, steps=8, warmup=1, save_every=4, rate=1e-2,
   )  # fmt: skip
   script.main(config)
-  student, teacher = load(str(tmp_path / "run" / "model")), load(directory)
+  student, teacher = load(str(tmp_path / "run" / "model")), load(list_denoiser)
   assert student.mask == teacher.mask and student.template == "plain"
   same = jax.tree.map(lambda a, b: bool((a == b).all()), student.params, teacher.params)["params"]
   assert not same["layer_0"]["qkv"] and same["embedding"] == bool(rank)
@@ -110,8 +90,8 @@ def test_a_run_gives_a_student(directory, tmp_path, rank):
     script.main(dataclasses.replace(config, rank=5))
 
 
-def test_updates_begin_with_nothing(directory):
-  params = load(directory).params
+def test_updates_begin_with_nothing(list_denoiser):
+  params = load(list_denoiser).params
   updates = lora.start(jax.random.key(0), params, 3)
   assert len(updates) == 4  # qkv, out, gate_up and down of the one layer
   jax.tree.map(np.testing.assert_array_equal, lora.merge(params, updates), params)

@@ -3,42 +3,21 @@
 import dataclasses
 import json
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.checkpoints import filter as checkpoint
-from specjax.checkpoints import hf
 from specjax.data import lists
-from specjax.data.tokenizer import END, MASK, train_words
 from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.model import load
-from specjax.models.config import Config
-from specjax.models.transformer import Transformer
 from specjax.train import filter as script
 from specjax.train.traces import collect
 
 W = 4
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory) -> str:
-  """A random denoiser that reads lists."""
-  tokenizer = train_words(f"{r['question']} {r['answer']}" for r in lists.records(0, 600))
-  tokenizer.inner.add_special_tokens([END, MASK])
-  config = Config(vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1,
-                  head_dim=8, mlp_width=24, max_length=96, causal=False)  # fmt: skip
-  z = jnp.zeros((1, 2), jnp.int32)
-  params = Transformer(config).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
-  params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
-  path = tmp_path_factory.mktemp("denoiser")
-  hf.save(path, config, params, tokenizer, template="plain", mask=tokenizer.id(MASK))
-  return str(path)
-
-
-def test_traces_follow_the_models_own_answers(directory):
-  model = load(directory)
+def test_traces_follow_the_models_own_answers(list_denoiser):
+  model = load(list_denoiser)
   prompts = [model.chat(r["question"]) for r in lists.records(1, 8)]
   trace, share = collect(model, prompts, 6, W, 4)
   assert 0 < share <= 1
@@ -68,17 +47,17 @@ def test_the_threshold_is_the_least_that_is_precise(said, right, precision, pass
   assert (said > np.float32(least)).sum() == passing
 
 
-def test_a_run_gives_a_filter_that_decodes(directory, tmp_path):
+def test_a_run_gives_a_filter_that_decodes(list_denoiser, tmp_path):
   config = script.Config(
-    model=directory, data="lists:1:24", out=str(tmp_path / "run"), questions=24, held_out=8, new=6,
-    block=W, hidden=5, answer_batch=8, batch=8, steps=12, save_every=6,
+    model=list_denoiser, data="lists:1:24", out=str(tmp_path / "run"), questions=24, held_out=8,
+    new=6, block=W, hidden=5, answer_batch=8, batch=8, steps=12, save_every=6,
   )  # fmt: skip
   script.main(config)
   report = json.loads((tmp_path / "run" / "report.json").read_text())
   assert report["parameters"] == W * 5 + 5 + 5 * W + W
   assert 0 <= report["held_out"]["precision"] <= 1 and 0 < report["threshold"] < 1
   trained = checkpoint.load(tmp_path / "run" / "model")
-  model = load(directory)
+  model = load(list_denoiser)
   decoder = DiffusionDecoder(model, "learned", block=W, trained=trained)
   assert decoder(["copy : Ada Bob ="], 6)[0].forwards <= 6
   script.main(config)  # finished: nothing is done again

@@ -1,0 +1,94 @@
+"""The suite for denoisers: what it asks, counts and writes, and its command lines."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from specjax.cli import main
+from specjax.data import lists
+from specjax.diffusion.decoder import Filled
+from specjax.eval import parallelbench
+from specjax.eval.parallelbench import Config
+from specjax.model import load
+
+SMALL = Config(
+  methods=("confidence", "threshold-0.3/dual", "confidence/guesses-3"), tasks=("copy", "shuffle"),
+  lengths=(3, 4), count=2, max_new_tokens=8, block=8, batch=4,
+)  # fmt: skip
+
+
+def test_the_questions_are_of_every_task_and_length():
+  asked = [lists.parse(r["question"]) for r in parallelbench.questions(SMALL)]
+  kinds = sorted((q.task, len(q.items)) for q in asked)
+  assert kinds == sorted([(t, n) for t in SMALL.tasks for n in SMALL.lengths] * 2)
+
+
+def filled(text: str, forwards: int, seconds: float) -> Filled:
+  return Filled("", text, [], [], [], [], forwards, 0, 0, seconds, "x")
+
+
+def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
+  model = load(list_denoiser)
+  monkeypatch.setattr(parallelbench, "said", lambda model, f: f.text)
+  records = [
+    {"question": "copy : Ada Bob Cy =", "answer": ""},
+    {"question": "shuffle : Ada Bob Cy =", "answer": ""},
+    {"question": "copy : Ada Bob Cy =", "answer": ""},
+  ]
+  first = [filled("Ada Bob Cy", 4, 1.0), filled("Bob Ada Cy", 2, 1.0), filled("Ada", 3, 5.0)]
+  again = [dataclasses.replace(f, seconds=2 * f.seconds) for f in first]
+  config = dataclasses.replace(SMALL, batch=2)
+  got = parallelbench.figures(model, config, records, [first, again])
+  assert got["accuracy"] == pytest.approx(2 / 3) and got["forwards"] == 3
+  assert got["seconds"] == pytest.approx(np.median([1.0 + 5.0, 2.0 + 10.0]))
+  assert got["tasks"]["copy"] == {"accuracy": 0.5, "forwards": 3.5}
+
+
+def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
+  summary = parallelbench.run(load(list_denoiser), SMALL, str(tmp_path))
+  assert list(summary["methods"]) == list(SMALL.methods)
+  lines = [json.loads(x) for x in (tmp_path / "results.jsonl").read_text().splitlines()]
+  assert len(lines) == 3 * 8
+  said = {m: [x["said"] for x in lines if x["method"] == m] for m in SMALL.methods}
+  assert said["confidence"] == said["confidence/guesses-3"]
+  forwards = {m: f["forwards"] for m, f in summary["methods"].items()}
+  assert forwards["confidence/guesses-3"] <= forwards["confidence"] == 8
+  assert (tmp_path / "parallelbench.png").stat().st_size > 1000
+  assert "threshold-0.3/dual" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+  ("label", "problem"),
+  [
+    ("threshold/quick", "'quick' is no option, accepted are none, dual"),
+    ("entropy_threshold/student", "it needs --student"),
+    ("learned", "it needs --filter"),
+    ("sure", "accepted is NAME"),
+  ],
+)
+def test_other_labels_are_refused(list_denoiser, label, problem):
+  with pytest.raises(ValueError, match=problem):
+    parallelbench.make_decoder(load(list_denoiser), label, SMALL)
+
+
+def test_denoise_prints_json(list_denoiser, capsys):
+  assert main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada Bob =", "--policy",
+               "confidence-2", "--block", "8", "--max-new-tokens", "8", "--json"]) == 0  # fmt: skip
+  line = json.loads(capsys.readouterr().out)
+  assert line["forwards"] <= 4 and line["policy"] == "confidence-2" and line["seconds"] > 0
+  assert (
+    main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada =", "--policy", "x"]) == 2
+  )
+  assert "accepted is NAME" in capsys.readouterr().err
+
+
+def test_the_suite_is_a_command(list_denoiser, tmp_path, capsys):
+  out = str(tmp_path / "out")
+  assert main(["bench", "--suite", "parallelbench", "--model", list_denoiser, "--methods",
+               "confidence-8", "--limit", "1", "--max-new-tokens", "8",
+               "--out", out]) == 0  # fmt: skip
+  assert "| confidence-8 |" in capsys.readouterr().out
+  assert main(["bench", "--suite", "parallelbench"]) == 2
+  assert "needs --model" in capsys.readouterr().err
