@@ -7,41 +7,88 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
+from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 Implementation = Literal["reference", "xla", "pallas_tpu"]
 
 
-def refusal(implementation: Implementation, q: Array, k_cache: Array) -> str | None:
+def _platform() -> str:
+  """Of the mesh that is set, or where jax would run."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.default_backend() if device is None else device.platform
+
+
+def _tpu_blocks(q: Array, k_cache: Cached) -> config.Blocks | None:
+  values = jax.tree.leaves(k_cache)[0]
+  K, S, C = values.shape[1:]
+  return config.tpu_blocks(S, C, values.dtype.itemsize, q.shape[1] // K * q.shape[2])
+
+
+def refusal(implementation: Implementation, q: Array, k_cache: Cached) -> str | None:
   """Why an implementation cannot serve these shapes here; None if it can."""
   if implementation != "pallas_tpu":
     return None
-  S, C = k_cache.shape[2:]
-  if jax.default_backend() != "tpu":
-    return f"the backend is {jax.default_backend()}, not tpu"
+  C = q.shape[-1]
+  if _platform() != "tpu":
+    return f"the platform is {_platform()}, not tpu"
   if C not in (64, 128, 256):
     return f"heads are {C} wide, not 64, 128 or 256"
-  if config.tpu_blocks(S, C, k_cache.dtype.itemsize) is None:
-    return f"a capacity of {S} is no multiple of 128"
+  if _tpu_blocks(q, k_cache) is None:
+    return f"{q.shape[1]} heads of {q.shape[2]} nodes do not fit beside a block"
   return None
 
 
+def reads_blocks(k_cache: Cached) -> bool:
+  """Whether a cache [B, K, S, C] is better read in blocks than by one product, whatever is seen.
+
+  Not where it is a block or two; not on GPU, where XLA asks the host before each block; and not
+  for one key/value head, of which XLA multiplies a batch and a single row by different methods, so
+  that their bits differ.
+  """
+  K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
+  return K > 1 and S > 512 and _platform() in ("cpu", "tpu")
+
+
+def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
+  """ValueError unless shapes fit; see `tree_attention`."""
+  B, H, N, C = q.shape
+  K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
+  M = k_tree.shape[2]
+  wanted: dict[str, tuple] = {
+    "k_tree": (k_tree, (B, K, M, C)), "v_tree": (v_tree, (B, K, M, C)),
+    "tree_mask": (tree_mask, (B, N, M)),
+    "prefix": (prefix, (B, S) if prefix.dtype == bool else (B,)),
+  }  # fmt: skip
+  for name, x in {"k_cache": k_cache, "v_cache": v_cache}.items():
+    if isinstance(x, Quantised):
+      wanted |= {f"{name}.values": (x.values, (B, K, S, C)), f"{name}.scale": (x.scale, (B, K, S))}
+    else:
+      wanted |= {name: (x, (B, K, S, C))}
+  for name, (x, shape) in wanted.items():
+    if x.shape != shape:
+      raise ValueError(f"{name}.shape={x.shape}: accepted is {shape}.")
+  if H % K:
+    raise ValueError(f"q has {H} heads: accepted is a multiple of the cache's {K}.")
+
+
 def tree_attention(
-  q: Array, k_cache: Array, v_cache: Array, lengths: Array, k_tree: Array, v_tree: Array,
+  q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, *, scale: float | None = None, implementation: Implementation | None = None,
   return_residuals: bool = False,
 ) -> Array | Result:  # fmt: skip
-  """Attention of N nodes over the first rows of a cache and over each other.
+  """Attention of N nodes over a cache and over each other.
 
-  The mask never spans the prefix. Nodes come fresh, beside the cache, which is written after they
-  are judged, see `models.cache.commit`.
+  Nodes come fresh, beside the cache, which is written after they are judged, see
+  `models.cache.commit`. Their mask never spans the cache. M is N, or more where other fresh rows
+  come with the nodes.
 
   Args:
     q: [B, H, N, C].
-    k_cache, v_cache: [B, K, S, C], H a multiple of K.
-    lengths: i32[B], rows of the cache that all nodes see.
-    k_tree, v_tree: [B, K, N, C], of the nodes.
-    tree_mask: bool[B, N, N], node i sees node j.
+    k_cache, v_cache: [B, K, S, C] or Quantised, H a multiple of K.
+    prefix: what of the cache all nodes see: i32[B], its first rows, or bool[B, S], any.
+    k_tree, v_tree: [B, K, M, C], of the fresh rows.
+    tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
     implementation: static; by default the fastest that can serve the call.
     return_residuals: whether the maximum and the sum come too, to merge with other keys.
@@ -52,33 +99,26 @@ def tree_attention(
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
   """
-  B, H, N, C = q.shape
-  K, S = k_cache.shape[1:3]
-  shapes = {
-    "k_cache": (k_cache, (B, K, S, C)), "v_cache": (v_cache, (B, K, S, C)),
-    "lengths": (lengths, (B,)), "k_tree": (k_tree, (B, K, N, C)), "v_tree": (v_tree, (B, K, N, C)),
-    "tree_mask": (tree_mask, (B, N, N)),
-  }  # fmt: skip
-  for name, (x, shape) in shapes.items():
-    if x.shape != shape:
-      raise ValueError(f"{name}.shape={x.shape}: accepted is {shape}.")
-  if H % K:
-    raise ValueError(f"q has {H} heads: accepted is a multiple of the cache's {K}.")
+  tree = (k_tree, v_tree, tree_mask)
+  _check(q, k_cache, v_cache, prefix, *tree)
   if implementation is None:
     implementation = "xla" if refusal("pallas_tpu", q, k_cache) else "pallas_tpu"
   reason = refusal(implementation, q, k_cache)
   if reason is not None:
     raise ValueError(f"implementation={implementation!r}: {reason}.")
-  scale = C**-0.5 if scale is None else scale
-  tree = (k_tree, v_tree, tree_mask, scale)
+  scale = q.shape[-1] ** -0.5 if scale is None else scale
   if implementation == "pallas_tpu":
-    blocks = config.tpu_blocks(S, C, k_cache.dtype.itemsize)
+    blocks = _tpu_blocks(q, k_cache)
     assert blocks is not None
-    result = pallas_tpu.tree_attention(q, k_cache, v_cache, lengths, *tree, blocks=blocks)
+    result = pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, scale, blocks=blocks)
   else:
-    visible = jnp.arange(S, dtype=jnp.int32)[None] < lengths[:, None]
+    S = jax.tree.leaves(k_cache)[0].shape[2]
+    visible = prefix
+    if prefix.dtype != bool:
+      visible = jnp.arange(S, dtype=jnp.int32)[None] < prefix[:, None]
     if implementation == "reference":
-      result = reference.tree_attention(q, k_cache, v_cache, visible, *tree)
+      result = reference.tree_attention(q, k_cache, v_cache, visible, *tree, scale)
     else:
-      result = xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=config.xla_block(S))
+      block = config.xla_block(S)
+      result = xla.tree_attention(q, k_cache, v_cache, visible, *tree, scale, block=block)
   return result if return_residuals else result.out

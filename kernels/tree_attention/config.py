@@ -10,36 +10,35 @@ class Blocks:
   """How the prefix is cut.
 
   Attributes:
-    prefix: cached rows per block, a multiple of 128 that divides the capacity, or all of it.
+    prefix: cached rows per block, a multiple of 128 or the whole capacity.
   """
 
   prefix: int
 
   def check(self, capacity: int) -> None:
     """ValueError where the kernel cannot cut a cache of `capacity` rows so."""
-    whole = self.prefix == capacity
-    if not whole and (self.prefix % LANES or capacity % self.prefix):
+    if self.prefix % LANES and self.prefix != capacity:
       raise ValueError(
-        f"prefix={self.prefix}: accepted is the capacity {capacity}, or a multiple of {LANES} that "
-        "divides it."
+        f"prefix={self.prefix}: accepted is a multiple of {LANES}, or the capacity {capacity}."
       )
 
 
-def tpu_blocks(capacity: int, width: int, itemsize: int) -> Blocks | None:
+def tpu_blocks(capacity: int, width: int, itemsize: int, rows: int) -> Blocks | None:
   """Large blocks, so that a step's fixed cost is small beside its bytes; None if none fits.
 
-  Two buffers of keys and of values stay below 8 MB, half of what a kernel may use on the smallest
-  chips.
+  Two buffers of keys and of values, and the scores and their weights, stay below 8 MB together,
+  half of what a kernel may use on the smallest chips.
 
   Args:
     capacity: S.
     width: C.
     itemsize: bytes of a cached number.
+    rows: that share a head's keys.
   """
   for prefix in (1024, 512, 256, 128):
-    if capacity % prefix == 0 and 4 * prefix * width * itemsize <= 8 << 20:
-      return Blocks(prefix)
-  return Blocks(capacity) if capacity <= 1024 else None
+    if prefix * (4 * width * itemsize + 8 * rows) <= 8 << 20:
+      return Blocks(min(prefix, capacity))
+  return None
 
 
 def xla_block(capacity: int) -> int:

@@ -1,14 +1,12 @@
-"""Tree attention on TPU: the cache is read once, dead blocks not at all.
+"""Tree attention on TPU: the cache is read once, blocks that nobody sees not at all.
 
-The grid runs over batch, key/value head and blocks of the prefix. A head's rows, nodes times group,
-share its keys. The tree is the first block: a node sees itself, so the running maximum is finite
-from then on. Whole blocks of prefix carry no mask; the block at the text's end does.
+The grid runs over batch, key/value head and blocks of the prefix. A head's rows, group times nodes,
+share its keys. The tree comes first: a node sees itself, so the running maximum is finite from then
+on. Blocks that are seen whole carry no mask.
 
-Letters: B batch, H query heads, K key/value heads, G = H / K, R = N G rows of a head, N nodes, S
-cache capacity, C width of a head, P rows of a block.
+Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, M
+fresh rows, S cache capacity, C width of a head, P rows of a block, J blocks.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from specjax.kernels.tree_attention.config import LANES, Blocks
+from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 LOW = -1e30  # of what is not seen: the difference of two is 0, not NaN
@@ -29,23 +28,58 @@ def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:
 
 
 def _kernel(
-  length, q, k, v, k_tree, v_tree, mask, out, top_out, total_out, top, total, mixed, *, size: int
+  live, fetch, q, k, v, k_tree, v_tree, mask, visible, out, top_out, total_out, top, total, mixed
 ):
-  """One block; `length` i32[B] lies in scalar memory, the last three are scratch."""
-  b, j = pl.program_id(0), pl.program_id(2)
-  n = length[b]
+  """One block. `live` and `fetch` i32[B, J] lie in scalar memory, the last three are scratch.
 
-  def join(score: Array, values: Array) -> None:
+  k and v are a block [P, C], or Quantised with scale [1, P]; `visible` is (i8[1, P],), or () where
+  what is seen are the first rows.
+  """
+  b, j = pl.program_id(0), pl.program_id(2)
+  del fetch  # for the index maps
+  n = live[b, j]
+
+  def tile(block) -> tuple[Array, Array | None]:
+    """[P, C] as the matrix unit takes it, and the rows' scale."""
+    if isinstance(block, Quantised):
+      return block.values[...].astype(jnp.float32).astype(q.dtype), block.scale[...]
+    return block[...], None
+
+  def join(seen) -> None:
+    """`seen(shape, axis)`: bool of the block's rows along an axis; None: all are."""
+    keys, key_scale = tile(k)
+    values, value_scale = tile(v)
+    score = _dot(q[...], keys, (1, 1))
+    if key_scale is not None:
+      score = score * key_scale
+    if seen is not None:
+      score = jnp.where(seen(score.shape, 1), score, LOW)
+      if value_scale is None:
+        values = jnp.where(seen(values.shape, 0), values, 0)  # 0 times NaN is NaN
+      else:
+        value_scale = jnp.where(seen(value_scale.shape, 1), value_scale, 0)
     best = jnp.maximum(top[...], score.max(-1, keepdims=True))
     weight = jnp.exp(score - best[:, :1])
     old = jnp.exp(top[...] - best)
     total[...] = total[...] * old + weight.sum(-1, keepdims=True)
+    if value_scale is not None:
+      weight = weight * value_scale
     mixed[...] = mixed[...] * old[:, :1] + _dot(weight.astype(values.dtype), values, (1, 0))
     top[...] = best
 
+  def first_rows(shape: tuple[int, int], axis: int) -> Array:
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis) < n
+
+  def marked_rows(shape: tuple[int, int], axis: int) -> Array:
+    flags = visible[0][...].astype(jnp.float32)
+    if axis == 0:
+      flags = jnp.broadcast_to(flags, (LANES, flags.shape[1])).T[:, :1]
+    return jnp.broadcast_to(flags, shape) > 0
+
   @pl.when(j == 0)
   def _():
-    seen = mask[...] != 0
+    group = q.shape[0] // mask.shape[0]
+    seen = jnp.concatenate([mask[...].astype(jnp.float32)] * group, 0) > 0
     score = jnp.where(seen, _dot(q[...], k_tree[...], (1, 1)), LOW)
     best = score.max(-1, keepdims=True)
     weight = jnp.where(seen, jnp.exp(score - best), 0.0)
@@ -53,16 +87,9 @@ def _kernel(
     total[...] = jnp.broadcast_to(weight.sum(-1, keepdims=True), total.shape)
     mixed[...] = _dot(weight.astype(v_tree.dtype), v_tree[...], (1, 0))
 
-  @pl.when((j + 1) * size <= n)
-  def _():
-    join(_dot(q[...], k[...], (1, 1)), v[...])
-
-  @pl.when((j * size < n) & ((j + 1) * size > n))
-  def _():
-    score = _dot(q[...], k[...], (1, 1))
-    column = jax.lax.broadcasted_iota(jnp.int32, score.shape, 1) + j * size
-    row = jax.lax.broadcasted_iota(jnp.int32, v.shape, 0) + j * size
-    join(jnp.where(column < n, score, LOW), jnp.where(row < n, v[...], 0))  # 0 times NaN is NaN
+  size = jax.tree.leaves(k)[0].shape[0]
+  pl.when(n == size)(lambda: join(None))
+  pl.when((n > 0) & (n < size))(lambda: join(marked_rows if visible else first_rows))
 
   @pl.when(j == pl.num_programs(2) - 1)
   def _():
@@ -72,46 +99,69 @@ def _kernel(
     total_out[...] = total[...]
 
 
+def _plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
+  """(rows seen in each block i32[B, J], the block to fetch i32[B, J]).
+
+  Where nothing is seen the block before is named again, and so not fetched twice.
+  """
+  block = jnp.arange(J, dtype=jnp.int32)[None]
+  if prefix.dtype == bool:
+    live = prefix.reshape(-1, J, size).sum(-1, dtype=jnp.int32)
+  else:
+    live = jnp.clip(prefix[:, None] - block * size, 0, size)
+  first = jnp.argmax(live > 0, 1, keepdims=True).astype(jnp.int32)
+  return live, jax.lax.cummax(jnp.where(live > 0, block, first), axis=1)
+
+
 def tree_attention(
-  q: Array, k_cache: Array, v_cache: Array, lengths: Array, k_tree: Array, v_tree: Array,
+  q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, scale: float, *, blocks: Blocks, interpret=False,
 ) -> Result:  # fmt: skip
-  """See `reference`; all nodes see the first `lengths` i32[B] cached rows.
+  """See `api.tree_attention`.
 
   Args:
     blocks: static.
     interpret: False, or how the kernel is simulated (static).
   """
   B, H, N, C = q.shape
-  K, S = k_cache.shape[1:3]
-  G, size = H // K, blocks.prefix
+  K, M = k_tree.shape[1:3]
+  S = jax.tree.leaves(k_cache)[0].shape[2]
+  R, size = H // K * N, blocks.prefix
   blocks.check(S)
-  R = N * G
-  rows = (q * jnp.asarray(scale, q.dtype)).reshape(B, K, G, N, C)
-  rows = rows.swapaxes(2, 3).reshape(B, K, R, C)  # a node's heads lie together, as its mask does
-  mask = jnp.repeat(tree_mask.astype(jnp.int8), G, 1)
+  J = pl.cdiv(S, size)
+  if prefix.dtype == bool:  # the last block may reach past the cache
+    prefix = jnp.pad(prefix, ((0, 0), (0, J * size - S)))
+  rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B, K, R, C)
+  visible = (prefix.astype(jnp.int8)[:, None],) if prefix.dtype == bool else ()
 
-  def live(b, j, lengths):
-    """Blocks past the end are the last live one again, which is not fetched twice."""
-    return jnp.minimum(j, jnp.maximum(-(-lengths[b] // size) - 1, 0))
+  def of_head(*shape: int) -> pl.BlockSpec:
+    return pl.BlockSpec((None, None, *shape), lambda b, h, j, live, fetch: (b, h, 0, 0))
 
-  of_head = lambda count: pl.BlockSpec((None, None, count, C), lambda b, h, j, n: (b, h, 0, 0))  # noqa: E731
-  of_cache = pl.BlockSpec((None, None, size, C), lambda b, h, j, n: (b, h, live(b, j, n), 0))
-  of_sum = pl.BlockSpec((None, None, R, LANES), lambda b, h, j, n: (b, h, 0, 0))
+  def of_cache(x: Cached):
+    rows = pl.BlockSpec(
+      (None, None, size, C), lambda b, h, j, live, fetch: (b, h, fetch[b, j], 0)
+    )  # fmt: skip
+    scales = pl.BlockSpec(
+      (None, None, 1, size), lambda b, h, j, live, fetch: (b, h, 0, fetch[b, j])
+    )
+    return Quantised(rows, scales) if isinstance(x, Quantised) else rows
+
+  def as_row(x: Cached) -> Cached:
+    return x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
+
+  of_mask = pl.BlockSpec((None, N, M), lambda b, h, j, live, fetch: (b, 0, 0))
+  of_visible = pl.BlockSpec((None, 1, size), lambda b, h, j, live, fetch: (b, 0, fetch[b, j]))
   out, top, total = pl.pallas_call(
-    functools.partial(_kernel, size=size),
+    _kernel,
     grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
-      grid=(B, K, S // size),
+      num_scalar_prefetch=2,
+      grid=(B, K, J),
       in_specs=[
-        of_head(R), of_cache, of_cache, of_head(N), of_head(N),
-        pl.BlockSpec((None, R, N), lambda b, h, j, n: (b, 0, 0)),
+        of_head(R, C), of_cache(k_cache), of_cache(v_cache), of_head(M, C), of_head(M, C),
+        of_mask, tuple(of_visible for _ in visible),
       ],
-      out_specs=[of_head(R), of_sum, of_sum],
-      scratch_shapes=[
-        pltpu.VMEM((R, LANES), jnp.float32), pltpu.VMEM((R, LANES), jnp.float32),
-        pltpu.VMEM((R, C), jnp.float32),
-      ],
+      out_specs=[of_head(R, C), of_head(R, LANES), of_head(R, LANES)],
+      scratch_shapes=[pltpu.VMEM((R, width), jnp.float32) for width in (LANES, LANES, C)],
     ),
     out_shape=[
       jax.ShapeDtypeStruct((B, K, R, C), q.dtype),
@@ -123,13 +173,12 @@ def tree_attention(
     ),
     cost_estimate=pl.CostEstimate(
       flops=4 * B * H * N * S * C, transcendentals=B * H * N * S,
-      bytes_accessed=2 * k_cache.size * k_cache.dtype.itemsize,
+      bytes_accessed=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((k_cache, v_cache))),
     ),
     interpret=interpret,
-  )(lengths, rows, k_cache, v_cache, k_tree, v_tree, mask)  # fmt: skip
-
-  def heads(x: Array) -> Array:
-    return x.reshape(B, K, N, G, -1).swapaxes(2, 3).reshape(B, H, N, -1)
-
-  top, total = heads(top)[..., 0], heads(total)[..., 0]
-  return Result(heads(out), jnp.where(total > 0, top, -jnp.inf), total)
+  )(
+    *_plan(prefix, size, J), rows, as_row(k_cache), as_row(v_cache), k_tree, v_tree,
+    tree_mask.astype(jnp.int8), visible,
+  )  # fmt: skip
+  top, total = (x[..., 0].reshape(B, H, N) for x in (top, total))
+  return Result(out.reshape(B, H, N, C), jnp.where(total > 0, top, -jnp.inf), total)

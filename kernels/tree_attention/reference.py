@@ -1,13 +1,15 @@
 """What tree attention is: one dense softmax over the prefix and the tree.
 
-Letters: B batch, H query heads, K key/value heads, G = H / K, N nodes, S cache capacity, C width of
-a head.
+Letters: B batch, H query heads, K key/value heads, G = H / K, N nodes, M fresh rows, S cache
+capacity, C width of a head.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
+
+from specjax.kernels.tree_attention.quantised import Cached, dequantise
 
 
 class Result(NamedTuple):
@@ -25,26 +27,29 @@ class Result(NamedTuple):
 
 
 def tree_attention(
-  q: Array, k_cache: Array, v_cache: Array, visible: Array, k_tree: Array, v_tree: Array,
+  q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, scale: float,
 ) -> Result:  # fmt: skip
   """Softmax of `scale` q k over what each node sees.
 
   Args:
     q: [B, H, N, C].
-    k_cache, v_cache: [B, K, S, C]. What is not visible may hold anything, NaN included.
+    k_cache, v_cache: [B, K, S, C], or Quantised. What is not visible may be anything, also NaN.
     visible: bool[B, S], the cached rows that all nodes see.
-    k_tree, v_tree: [B, K, N, C].
-    tree_mask: bool[B, N, N], node i sees node j.
+    k_tree, v_tree: [B, K, M, C].
+    tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores.
   """
   B, H, N, C = q.shape
-  K = k_cache.shape[1]
-  wide = jnp.promote_types(q.dtype, jnp.float32)
-  rows = q.reshape(B, K, H // K, N, C).astype(wide)
+  K = k_tree.shape[1]
+  rows = q.reshape(B, K, H // K, N, C).astype(jnp.float32)
   seen = visible[:, None, :, None]
-  k = jnp.concatenate([jnp.where(seen, k_cache, 0), k_tree], 2).astype(wide)
-  v = jnp.concatenate([jnp.where(seen, v_cache, 0), v_tree], 2).astype(wide)
+
+  def together(cache: Cached, tree: Array) -> Array:
+    cache = jnp.where(seen, dequantise(cache), 0)
+    return jnp.concatenate([cache.astype(jnp.float32), tree.astype(jnp.float32)], 2)
+
+  k, v = together(k_cache, k_tree), together(v_cache, v_tree)
   mask = jnp.concatenate(
     [jnp.broadcast_to(visible[:, None], (B, N, visible.shape[1])), tree_mask], 2
   )[:, None, None]

@@ -1,18 +1,19 @@
 """Tree attention for any backend: the prefix in blocks, as many as there is text.
 
 Letters: B batch, H query heads, K key/value heads, R = N H / K rows that share a head's keys, N
-nodes, S cache capacity, C width of a head.
+nodes, M fresh rows, S cache capacity, C width of a head.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 
 def tree_attention(
-  q: Array, k_cache: Array, v_cache: Array, visible: Array, k_tree: Array, v_tree: Array,
+  q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, scale: float, *, block: int,
 ) -> Result:  # fmt: skip
   """See `reference`; blocks past the last visible row of the batch are not read.
@@ -24,18 +25,22 @@ def tree_attention(
     block: cached rows per step (static).
   """
   B, H, N, C = q.shape
-  K, S = k_cache.shape[1:3]
+  (K, M), S = k_tree.shape[1:3], visible.shape[1]
   G, size = H // K, min(block, S)
-  rows = (q * jnp.asarray(scale, q.dtype)).reshape(B, K, G * N, C)
+  rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B, K, G * N, C)
 
-  def scores(keys: Array) -> Array:
+  def scores(keys: Cached) -> Array:
+    if isinstance(keys, Quantised):
+      return scores(keys.values.astype(q.dtype)) * keys.scale[:, :, None]
     return jnp.einsum("bkrc,bksc->bkrs", rows, keys, preferred_element_type=jnp.float32)
 
-  def mix(weight: Array, values: Array) -> Array:
+  def mix(weight: Array, values: Cached) -> Array:
+    if isinstance(values, Quantised):
+      return mix(weight * values.scale[:, :, None], values.values.astype(q.dtype))
     weight = weight.astype(values.dtype)
     return jnp.einsum("bkrs,bksc->bkrc", weight, values, preferred_element_type=jnp.float32)
 
-  def join(carry, score: Array, values: Array):
+  def join(carry, score: Array, values: Cached):
     """The softmax so far, with more keys; `score` is -inf where they are not seen."""
     out, top, total = carry
     best = jnp.maximum(top, score.max(-1))
@@ -45,7 +50,7 @@ def tree_attention(
       out * old[..., None] + mix(weight, values), best, total * old + weight.sum(-1),
     )  # fmt: skip
 
-  mask = jnp.broadcast_to(tree_mask[:, None, None], (B, 1, G, N, N)).reshape(B, 1, G * N, N)
+  mask = jnp.broadcast_to(tree_mask[:, None, None], (B, 1, G, N, M)).reshape(B, 1, G * N, M)
   nothing = (
     jnp.zeros((B, K, G * N, C)), jnp.full((B, K, G * N), -jnp.inf), jnp.zeros((B, K, G * N)),
   )  # fmt: skip
@@ -57,11 +62,17 @@ def tree_attention(
   def step(j: Array, carry):
     first = j * size
     start = jnp.minimum(first, S - size)  # the last block reaches back, and skips what was read
-    k, v = (jax.lax.dynamic_slice_in_dim(x, start, size, 2) for x in (k_cache, v_cache))
+    k, v = jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, 2), (k_cache, v_cache)
+    )
     seen = jax.lax.dynamic_slice_in_dim(visible, start, size, 1)
-    seen = (seen & (start + column[:size] >= first)[None])[:, None, :, None]
-    score = jnp.where(seen[..., 0][:, :, None], scores(k), -jnp.inf)
-    return join(carry, score, jnp.where(seen, v, 0))  # 0 times NaN is NaN
+    seen = (seen & (start + column[:size] >= first)[None])[:, None]
+    score = jnp.where(seen[:, :, None], scores(k), -jnp.inf)
+    if isinstance(v, Quantised):  # 0 times NaN is NaN
+      v = v._replace(scale=jnp.where(seen, v.scale, 0))
+    else:
+      v = jnp.where(seen[..., None], v, 0)
+    return join(carry, score, v)
 
   out, top, total = jax.lax.fori_loop(0, -(-end // size), step, carry)
   out = out / jnp.where(total > 0, total, 1)[..., None]
