@@ -124,10 +124,13 @@ def tree_attention(
     interpret: False, or how the kernel is simulated (static).
   """
   B, H, N, C = q.shape
-  K, M = k_tree.shape[1:3]
+  K = k_tree.shape[1]
   S = jax.tree.leaves(k_cache)[0].shape[2]
   R, size = H // K * N, blocks.prefix
   blocks.check(S)
+  spare = -k_tree.shape[2] % 8  # the compiler has no product with a single fresh row
+  k_tree, v_tree = (jnp.pad(x, ((0, 0), (0, 0), (0, spare), (0, 0))) for x in (k_tree, v_tree))
+  tree_mask = jnp.pad(tree_mask, ((0, 0), (0, 0), (0, spare)))
   J = pl.cdiv(S, size)
   if prefix.dtype == bool:  # the last block may reach past the cache
     prefix = jnp.pad(prefix, ((0, 0), (0, J * size - S)))
@@ -138,18 +141,15 @@ def tree_attention(
     return pl.BlockSpec((None, None, *shape), lambda b, h, j, live, fetch: (b, h, 0, 0))
 
   def of_cache(x: Cached):
-    rows = pl.BlockSpec(
-      (None, None, size, C), lambda b, h, j, live, fetch: (b, h, fetch[b, j], 0)
-    )  # fmt: skip
-    scales = pl.BlockSpec(
-      (None, None, 1, size), lambda b, h, j, live, fetch: (b, h, 0, fetch[b, j])
-    )
-    return Quantised(rows, scales) if isinstance(x, Quantised) else rows
+    rows = pl.BlockSpec((None, None, size, C), lambda b, h, j, live, fetch: (b, h, fetch[b, j], 0))
+    scale = pl.BlockSpec((None, None, 1, size), lambda b, h, j, live, fetch: (b, h, 0, fetch[b, j]))
+    return Quantised(rows, scale) if isinstance(x, Quantised) else rows
 
   def as_row(x: Cached) -> Cached:
     return x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
 
-  of_mask = pl.BlockSpec((None, N, M), lambda b, h, j, live, fetch: (b, 0, 0))
+  of_tree = of_head(*k_tree.shape[2:])
+  of_mask = pl.BlockSpec((None, *tree_mask.shape[1:]), lambda b, h, j, live, fetch: (b, 0, 0))
   of_visible = pl.BlockSpec((None, 1, size), lambda b, h, j, live, fetch: (b, 0, fetch[b, j]))
   out, top, total = pl.pallas_call(
     _kernel,
@@ -157,7 +157,7 @@ def tree_attention(
       num_scalar_prefetch=2,
       grid=(B, K, J),
       in_specs=[
-        of_head(R, C), of_cache(k_cache), of_cache(v_cache), of_head(M, C), of_head(M, C),
+        of_head(R, C), of_cache(k_cache), of_cache(v_cache), of_tree, of_tree,
         of_mask, tuple(of_visible for _ in visible),
       ],
       out_specs=[of_head(R, C), of_head(R, LANES), of_head(R, LANES)],
