@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.kernels.platform import platform
 from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
+from specjax.kernels.tree_attention.sharded import over_mesh
 
 Implementation = Literal["reference", "xla", "pallas_tpu"]
-
-
-def _platform() -> str:
-  """Of the mesh that is set, or where jax would run."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return jax.default_backend() if device is None else device.platform
 
 
 def _tpu_blocks(q: Array, k_cache: Cached) -> config.Blocks | None:
@@ -30,8 +26,8 @@ def refusal(implementation: Implementation, q: Array, k_cache: Cached) -> str | 
   if implementation != "pallas_tpu":
     return None
   C = q.shape[-1]
-  if _platform() != "tpu":
-    return f"the platform is {_platform()}, not tpu"
+  if platform() != "tpu":
+    return f"the platform is {platform()}, not tpu"
   if C not in (64, 128, 256):
     return f"heads are {C} wide, not 64, 128 or 256"
   if _tpu_blocks(q, k_cache) is None:
@@ -47,7 +43,7 @@ def reads_blocks(k_cache: Cached) -> bool:
   that their bits differ.
   """
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
-  return K > 1 and S > 512 and _platform() in ("cpu", "tpu")
+  return K > 1 and S > 512 and platform() in ("cpu", "tpu")
 
 
 def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
@@ -94,7 +90,7 @@ def tree_attention(
     return_residuals: whether the maximum and the sum come too, to merge with other keys.
 
   Returns:
-    [B, H, N, C], or a Result.
+    [B, H, N, C], or a Result. On a mesh with axes "data" and "model", rows and heads lie there.
 
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
@@ -107,18 +103,20 @@ def tree_attention(
   if reason is not None:
     raise ValueError(f"implementation={implementation!r}: {reason}.")
   scale = q.shape[-1] ** -0.5 if scale is None else scale
-  if implementation == "pallas_tpu":
-    blocks = _tpu_blocks(q, k_cache)
-    assert blocks is not None
-    result = pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, scale, blocks=blocks)
-  else:
+
+  def attention(q, k_cache, v_cache, prefix, *tree) -> Result:
     S = jax.tree.leaves(k_cache)[0].shape[2]
+    if implementation == "pallas_tpu":
+      blocks = _tpu_blocks(q, k_cache)
+      assert blocks is not None
+      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, scale, blocks=blocks)
     visible = prefix
     if prefix.dtype != bool:
       visible = jnp.arange(S, dtype=jnp.int32)[None] < prefix[:, None]
     if implementation == "reference":
-      result = reference.tree_attention(q, k_cache, v_cache, visible, *tree, scale)
-    else:
-      block = config.xla_block(S)
-      result = xla.tree_attention(q, k_cache, v_cache, visible, *tree, scale, block=block)
+      return reference.tree_attention(q, k_cache, v_cache, visible, *tree, scale)
+    block = config.xla_block(S)
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, scale, block=block)
+
+  result = over_mesh(attention, *k_tree.shape[:2])(q, k_cache, v_cache, prefix, *tree)
   return result if return_residuals else result.out
