@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.kernels import topology
 from specjax.kernels.tree_attention.api import tree_attention
-from specjax.kernels.tree_attention.quantised import Quantised
+from specjax.kernels.tree_attention.quantised import quantise
 
 K, H, C = 8, 32, 128
 
@@ -61,9 +61,11 @@ def arguments(shape: Shape, place: NamedSharding) -> tuple:
   def array(*axes: int, dtype=dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(axes, jnp.dtype(dtype), sharding=place)
 
-  cache, tree = array(B, K, S, C), array(B, K, N, C)
+  tree = array(B, K, N, C)
+  cache: Any = array(B, K, S, C)
   if int8:
-    cache = Quantised(array(B, K, S, C, dtype="int8"), array(B, K, S, dtype="float32"))
+    rows = jax.eval_shape(quantise, cache)
+    cache = jax.tree.map(lambda x: array(*x.shape, dtype=x.dtype), rows)
   prefix = array(B, S, dtype="bool") if anywhere else array(B, dtype="int32")
   return array(B, H, N, C), cache, cache, prefix, tree, tree, array(B, N, N, dtype="bool")
 

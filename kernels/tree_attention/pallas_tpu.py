@@ -99,7 +99,7 @@ def _kernel(
     total_out[...] = total[...]
 
 
-def _plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
+def plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
   """(rows seen in each block i32[B, J], the block to fetch i32[B, J]).
 
   Where nothing is seen the block before is named again, and so not fetched twice.
@@ -143,7 +143,7 @@ def tree_attention(
   def of_cache(x: Cached):
     rows = pl.BlockSpec((None, None, size, C), lambda b, h, j, live, fetch: (b, h, fetch[b, j], 0))
     scale = pl.BlockSpec((None, None, 1, size), lambda b, h, j, live, fetch: (b, h, 0, fetch[b, j]))
-    return Quantised(rows, scale) if isinstance(x, Quantised) else rows
+    return jax.tree.map(lambda leaf: rows if leaf.ndim == 4 else scale, x)
 
   def as_row(x: Cached) -> Cached:
     return x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
@@ -177,7 +177,7 @@ def tree_attention(
     ),
     interpret=interpret,
   )(
-    *_plan(prefix, size, J), rows, as_row(k_cache), as_row(v_cache), k_tree, v_tree,
+    *plan(prefix, size, J), rows, as_row(k_cache), as_row(v_cache), k_tree, v_tree,
     tree_mask.astype(jnp.int8), visible,
   )  # fmt: skip
   top, total = (x[..., 0].reshape(B, H, N) for x in (top, total))
