@@ -1,9 +1,14 @@
-"""Which kind of device a computation is compiled for."""
+"""Which device a computation is compiled for."""
 
 import jax
+from jax.sharding import AbstractDevice
+
+
+def device() -> jax.Device | AbstractDevice:
+  """Of the mesh that is set, or where jax would run; has `platform` and `device_kind`."""
+  return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def platform() -> str:
-  """cpu, gpu or tpu: of the mesh that is set, or where jax would run."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return jax.default_backend() if device is None else device.platform
+  """cpu, gpu or tpu."""
+  return device().platform

@@ -1,18 +1,18 @@
 """Tree attention: which implementation serves a call, and why not another."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.kernels.platform import platform
-from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
+from specjax.kernels.platform import device, platform
+from specjax.kernels.tree_attention import config, pallas_gpu, pallas_tpu, reference, xla
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 from specjax.kernels.tree_attention.sharded import over_mesh
 
-Implementation = Literal["reference", "xla", "pallas_tpu"]
+Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
 
 
 def _tpu_blocks(q: Array, k_cache: Cached) -> config.Blocks | None:
@@ -21,18 +21,41 @@ def _tpu_blocks(q: Array, k_cache: Cached) -> config.Blocks | None:
   return config.tpu_blocks(S, C, values.dtype.itemsize, q.shape[1] // K * q.shape[2])
 
 
-def refusal(implementation: Implementation, q: Array, k_cache: Cached) -> str | None:
-  """Why an implementation cannot serve these shapes here; None if it can."""
-  if implementation != "pallas_tpu":
-    return None
-  C = q.shape[-1]
+def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
   if platform() != "tpu":
     return f"the platform is {platform()}, not tpu"
-  if C not in (64, 128, 256):
-    return f"heads are {C} wide, not 64, 128 or 256"
+  if q.shape[-1] not in (64, 128, 256):
+    return f"heads are {q.shape[-1]} wide, not 64, 128 or 256"
   if _tpu_blocks(q, k_cache) is None:
     return f"{q.shape[1]} heads of {q.shape[2]} nodes do not fit beside a block"
   return None
+
+
+def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
+  if not any(name in device().device_kind for name in ("H100", "H200")):
+    return f"the device is {device().device_kind}, not an H100 or H200"
+  if isinstance(k_cache, Quantised) or prefix.dtype == bool:
+    return "it reads the first rows of a cache that is not quantised"
+  if k_cache.dtype not in (jnp.bfloat16, jnp.float16) or k_cache.dtype != q.dtype:
+    return f"nodes are {q.dtype} and the cache {k_cache.dtype}, not both bfloat16 or float16"
+  if q.shape[-1] not in (64, 128):
+    return f"heads are {q.shape[-1]} wide, not 64 or 128"
+  if k_cache.shape[2] < pallas_gpu.BLOCK:
+    return f"the capacity is {k_cache.shape[2]}, below {pallas_gpu.BLOCK}"
+  return None
+
+
+def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, str | None]:
+  """Why each kernel cannot serve such a call here, None if it can; see `tree_attention`."""
+  return {
+    "pallas_tpu": _tpu_refusal(q, k_cache),
+    "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
+  }
+
+
+def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
+  """The TPU kernel where it serves, else XLA: no GPU has run the other kernel yet."""
+  return "xla" if refusals(q, k_cache, prefix)["pallas_tpu"] else "pallas_tpu"
 
 
 def reads_blocks(k_cache: Cached) -> bool:
@@ -72,7 +95,7 @@ def tree_attention(
   q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, *, scale: float | None = None, implementation: Implementation | None = None,
   return_residuals: bool = False,
-) -> Array | Result:  # fmt: skip
+) -> Any:  # fmt: skip
   """Attention of N nodes over a cache and over each other.
 
   Nodes come fresh, beside the cache, which is written after they are judged, see
@@ -86,7 +109,7 @@ def tree_attention(
     k_tree, v_tree: [B, K, M, C], of the fresh rows.
     tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
-    implementation: static; by default the fastest that can serve the call.
+    implementation: static; see `default_implementation` and `refusals`.
     return_residuals: whether the maximum and the sum come too, to merge with other keys.
 
   Returns:
@@ -95,28 +118,30 @@ def tree_attention(
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
   """
-  tree = (k_tree, v_tree, tree_mask)
-  _check(q, k_cache, v_cache, prefix, *tree)
+  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask)
+  _check(*arguments)
   if implementation is None:
-    implementation = "xla" if refusal("pallas_tpu", q, k_cache) else "pallas_tpu"
-  reason = refusal(implementation, q, k_cache)
+    implementation = default_implementation(q, k_cache, prefix)
+  reason = refusals(q, k_cache, prefix).get(implementation)
   if reason is not None:
     raise ValueError(f"implementation={implementation!r}: {reason}.")
-  scale = q.shape[-1] ** -0.5 if scale is None else scale
+  scale = float(q.shape[-1] ** -0.5) if scale is None else scale
 
-  def attention(q, k_cache, v_cache, prefix, *tree) -> Result:
+  def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> Result:
     S = jax.tree.leaves(k_cache)[0].shape[2]
+    tree = (k_tree, v_tree, tree_mask, scale)
     if implementation == "pallas_tpu":
       blocks = _tpu_blocks(q, k_cache)
       assert blocks is not None
-      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, scale, blocks=blocks)
+      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, blocks=blocks)
+    if implementation == "pallas_gpu":
+      return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
     visible = prefix
     if prefix.dtype != bool:
       visible = jnp.arange(S, dtype=jnp.int32)[None] < prefix[:, None]
     if implementation == "reference":
-      return reference.tree_attention(q, k_cache, v_cache, visible, *tree, scale)
-    block = config.xla_block(S)
-    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, scale, block=block)
+      return reference.tree_attention(q, k_cache, v_cache, visible, *tree)
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=config.xla_block(S))
 
-  result = over_mesh(attention, *k_tree.shape[:2])(q, k_cache, v_cache, prefix, *tree)
+  result = over_mesh(attention, *k_tree.shape[:2])(*arguments)
   return result if return_residuals else result.out
