@@ -150,6 +150,7 @@ def picture(groups: dict[tuple[int, int], list[dict]]) -> Figure:
     copy = [1e6 * row["bytes"] / row["copy_bytes_per_second"] for row in rows]
     axes.plot(nodes, copy, ":", color="#222222", label="copy of the rows seen")
     axes.set(xscale="log", yscale="log", xlabel="nodes", title=f"batch {B}, {length} rows seen")
+    axes.minorticks_off()
     axes.set_xticks(nodes, map(str, nodes))
     axes.spines[["top", "right"]].set_visible(False)
     if not i:
