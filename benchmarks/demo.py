@@ -1,10 +1,11 @@
-"""Plain, prompt-lookup and Medusa decoding side by side: what `make demo` prints.
+"""Both halves side by side: what `make demo` prints.
 
     python benchmarks/demo.py [PROMPTS]
 
-PROMPTS is a JSONL file or tfds:NAME:SPLIT. Without it: GSM8K's test questions from
-../shared/data where they lie there, else from the TFDS catalogue where there is a network, else
-questions of our own.
+An autoregressive model answers questions plainly, by prompt lookup and with Medusa; a masked
+diffusion model answers others with one token per pass and with many. PROMPTS is a JSONL file or
+tfds:NAME:SPLIT. Without it: GSM8K's test questions from ../shared/data where they lie there, else
+from the TFDS catalogue where there is a network, else questions of our own.
 """
 
 import dataclasses
@@ -16,10 +17,15 @@ from rich.console import Console
 from rich.table import Table
 
 import specjax
-from specjax.eval import bench, prompts
+from specjax.eval import bench, canvas, parallelbench, prompts
+from specjax.model import DEFAULT_DENOISER
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 CONFIG = bench.Config(limit=12, max_new_tokens=128, repeats=3)
+LISTS = parallelbench.Config(
+  methods=("confidence", "threshold", "learned", "entropy_threshold/student"), count=2, batch=80,
+  student=f"{DEFAULT_DENOISER}-student", filter=f"{DEFAULT_DENOISER}-filter",
+)  # fmt: skip
 
 
 def find_prompts() -> str | None:
@@ -75,6 +81,40 @@ def main() -> None:
     )
   console.print(table)
   console.print(f"Every id, the settings and three plots are in {out}/.")
+  denoising(console)
+
+
+def denoising(console: Console) -> None:
+  """The other half: a canvas that fills in."""
+  model = specjax.load(DEFAULT_DENOISER)
+  question = "shuffle : Ada Bob Kim Leo Tim ="
+  console.print(f"\nmodel [bold]{model.name}[/], masked diffusion, greedy, {question!r}\n")
+  shown = {
+    label: parallelbench.make_decoder(model, label, LISTS)(
+      [model.chat(question)], LISTS.max_new_tokens
+    )[0]
+    for label in ("confidence", "threshold", "entropy_threshold/student")
+  }
+  filled = shown["threshold"]
+  for number in sorted({when for when in filled.when if when >= 0}):
+    said = [
+      (model.decode([token]).strip() or ".") if when <= number else "_"
+      for token, when in zip(filled.canvas, filled.when, strict=True)
+      if when >= 0
+    ]
+    console.print(f"pass {number + 1}  " + " ".join(said), markup=False, highlight=False)
+
+  out = pathlib.Path("results") / "demo-lists"
+  summary = parallelbench.run(model, LISTS, str(out))
+  canvas.picture(model, shown).savefig(out / "canvas.png")
+  table = Table(title=f"{summary['prompts']} questions about lists, 16 slots each")
+  for heading in ("method", "right", "passes", "shuffle alone"):
+    table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+  for label, m in summary["methods"].items():
+    table.add_row(label, f"{100 * m['accuracy']:.0f} %", f"{m['forwards']:.1f}",
+                  f"{100 * m['tasks']['shuffle']['accuracy']:.0f} %")  # fmt: skip
+  console.print(table)
+  console.print(f"Every answer is in {out}/, and canvas.png: the canvas after every pass.")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main(config: Config) -> None:
   model = dataclasses.replace(specjax.load(config.model), stop=())
   items = prompts.read(config.data, model, config.max_new_tokens, config.questions)
   ids = [item.ids for item in items]
-  zoo_heads = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind != "model"]
+  zoo_heads = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
   drafters: dict[str, Any] = {
     "none": "none",
     "prompt_lookup": "prompt_lookup",

@@ -2,7 +2,8 @@
 
     python -m specjax.configs.lists_denoiser --data gsm8k_train.jsonl
 
-Without --data, GSM8K comes from the TFDS catalogue (needs a network).
+Two runs, the second from where the first ended, in OUT and OUT-second. Without --data, GSM8K comes
+from the TFDS catalogue (needs a network).
 """
 
 import dataclasses
@@ -16,22 +17,25 @@ from specjax.data.sources import open_source
 from specjax.train.denoiser import Config, main
 
 CONFIG = Config(
-  data="tfds:gsm8k:train", out="runs/lists-3m", vocab_size=2048,
-  width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512,
-  length=48, batch=64, steps=5000, rate=2e-3, warmup=200, save_every=200,
+  data="tfds:gsm8k:train", out="runs/lists-3m", template="continued", vocab_size=2048,
+  width=256, layers=3, heads=8, kv_heads=8, head_dim=32, mlp_width=768,
+  length=24, batch=64, steps=7000, rate=2e-3, warmup=200, save_every=250,
 )  # fmt: skip
-RECORDS, LENGTHS = 200_000, (3, 4, 5, 6, 7, 8)
+SECOND = {"steps": 4000, "rate": 1e-3, "warmup": 100, "seed": 1}
+RECORDS = 400_000
+TEXTS = 1000  # more of them, and what they teach drowns the lists for thousands of steps
 
 
 def mixture(source: str, file: pathlib.Path) -> None:
   """Writes questions about lists, and GSM8K's questions with answers as plain text."""
   gsm8k = open_source(source)
   texts = [
-    {"text": f"{r['question']}\n{r['answer']}"} for r in map(gsm8k.__getitem__, range(len(gsm8k)))
+    {"text": f"{r['question']}\n{r['answer']}"}
+    for r in map(gsm8k.__getitem__, range(min(TEXTS, len(gsm8k))))
   ]
   unfinished = file.with_suffix(".tmp")
   with unfinished.open("w") as sink:
-    for record in [*texts, *lists.records(0, RECORDS, LENGTHS)]:
+    for record in [*texts, *lists.records(0, RECORDS)]:
       sink.write(json.dumps(record) + "\n")
   unfinished.replace(file)
 
@@ -42,4 +46,8 @@ if __name__ == "__main__":
   if not file.exists():
     file.parent.mkdir(parents=True, exist_ok=True)
     mixture(config.data, file)
-  main(dataclasses.replace(config, data=str(file)))
+  first = dataclasses.replace(config, data=str(file))
+  main(first)
+  main(
+    dataclasses.replace(first, start=f"{config.out}/model", out=f"{config.out}-second", **SECOND)
+  )

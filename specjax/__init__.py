@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 _HOMES = {
   "Decoder": "specjax.api", "Result": "specjax.api", "generate": "specjax.api",
   "make_drafter": "specjax.parts", "Model": "specjax.model", "load": "specjax.model",
+  "DiffusionDecoder": "specjax.diffusion.decoder", "Filled": "specjax.diffusion.decoder",
 }  # fmt: skip
 __all__ = list(_HOMES)
 

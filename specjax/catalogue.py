@@ -39,7 +39,12 @@ def zoo() -> list[tuple[str, str]]:
   rows = []
   for path in sorted(ZOO.glob("*/config.json")):
     raw = json.loads(path.read_text())
-    kind = f"{raw['head']} head" if heads.recognises(raw) else "model"
-    kind = "medusa head" if medusa.recognises(raw) else kind
+    kind = "model" if raw.get("is_causal", True) else "masked diffusion model"
+    if heads.recognises(raw):
+      kind = f"{raw['head']} head"
+    elif medusa.recognises(raw):
+      kind = "medusa head"
+    elif raw.get("policy") == "learned":
+      kind = "filter of the policy learned"
     rows.append((path.parent.name, kind))
   return rows

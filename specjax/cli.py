@@ -79,7 +79,7 @@ class Denoise:
   """Fill texts with a masked diffusion model.
 
   Attributes:
-    model: zoo name or directory.
+    model: zoo name or directory; by default the zoo's.
     prompt: one text.
     prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question` or `turns`.
     chat: write --prompt in the model's chat template, as a question.
@@ -91,30 +91,32 @@ class Denoise:
     guesses: canvases read in a pass; more than 1 changes no token (draft and verify).
     credit: tokens earn credit from round to round.
     guidance: weight of classifier-free guidance; 0 is off.
-    filter: directory of the filter of --policy learned, see `specjax.train.filter`.
+    filter: of --policy learned, zoo name or directory; by default the zoo's for the model.
     max_new_tokens: slots after each prompt.
     temperature: 0 takes the likeliest token.
     seed: of the noise.
     batch: prompts decoded together.
+    picture: file for a picture of the first prompt's canvas after every pass.
     json: print one JSON object per prompt and nothing else.
   """
 
-  model: str
+  model: str | None = None
   prompt: str | None = None
   prompts: str | None = None
   chat: bool = False
   policy: str = "threshold"
-  block: int = 32
+  block: int = 16
   plan: str = "none"
   length: str = "after_end"
   guesses: int = 1
   credit: bool = False
   guidance: float = 0.0
   filter: str | None = None
-  max_new_tokens: int = 32
+  max_new_tokens: int = 16
   temperature: float = 0.0
   seed: int = 0
   batch: int = 1
+  picture: str | None = None
   json: bool = False
 
 
@@ -124,12 +126,16 @@ class Bench:
 
   Attributes:
     model: zoo name or directory; by default the zoo's.
-    suite: prompts, or parallelbench: operations on lists, for a masked diffusion model. It reads
-      --methods, --student, --filter and, of those below, --limit (questions per task and length),
-      --max-new-tokens, --batch, --temperature, --seed, --repeats and --out.
+    suite: prompts, or parallelbench: operations on lists, for a masked diffusion model, by default
+      the zoo's. It reads --methods, --student, --filter, --published, --tasks, --lengths and, of
+      those below, --limit (questions per task and length), --max-new-tokens, --batch,
+      --temperature, --seed, --repeats and --out.
     methods: of parallelbench, such as threshold-0.9, threshold/dual, confidence/guesses-4.
-    student: the model of methods such as entropy_threshold/student.
-    filter: directory of the filter of methods such as learned/end_of_text_prediction.
+    student: the model of methods such as entropy_threshold/student; by default the zoo's.
+    filter: of methods such as learned/end_of_text_prediction; by default the zoo's.
+    published: file or directory of ParallelBench's own questions, in place of ours.
+    tasks: such as copy and shuffle; by default the ten of ParallelBench's waiting line.
+    lengths: of the lists.
     drafters: names, or NAME:NODES for another size of draft, or with a tree NAME:FILE.json or
       NAME:dynamic-NODES-DEPTH-BEAM, or draft_model:POLICY.
     head: medusa's heads; by default the zoo's for the model.
@@ -137,7 +143,7 @@ class Bench:
     acceptance: directory of the acceptance head of draft_model:specdecpp.
     prompts: Spec-Bench's question file or any JSONL of prompts; by default our own questions.
     limit: how many prompts; by default all.
-    max_new_tokens: budget per prompt; by default 128, for parallelbench 32.
+    max_new_tokens: budget per prompt; by default 128, for parallelbench 16.
     batch: prompts decoded together.
     temperature: 0 is greedy.
     seed: of the noise.
@@ -152,6 +158,9 @@ class Bench:
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   student: str | None = None
   filter: str | None = None
+  published: str | None = None
+  tasks: tuple[str, ...] | None = None
+  lengths: tuple[int, ...] = (3, 4, 5, 6)
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   head: str | None = None
   draft_model: str | None = None

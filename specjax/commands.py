@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,8 @@ from specjax.checkpoints import bridge, hf, llama2c
 from specjax.checkpoints import filter as filters
 from specjax.cli import Bench, Convert, Denoise, Generate, Info, List, Tune
 from specjax.diffusion.decoder import DiffusionDecoder
-from specjax.eval import bench, parallelbench, prompts, report, tune, tune_report
-from specjax.model import Model, load, resolve
+from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
+from specjax.model import DEFAULT_DENOISER, ZOO, Model, load, resolve
 from specjax.parts import make_drafter, with_weights
 from specjax.trees import files
 
@@ -74,20 +74,32 @@ def run_generate(args: Generate) -> None:
   if len(items) == 1 and not args.json and not args.stop_words:
     _stream(decoder, items[0], args.max_new_tokens)
     return
-  console = Console(highlight=False, markup=False)
-  for first in range(0, len(items), args.batch):  # printed batch by batch: a failure loses no text
+  for item, r in _decoded(args, items, decoder):
+    rate = f"{r.emitted / r.forwards:.2f} per forward"
+    _print(args, item, r, JSON_KEYS, f"{r.emitted} tokens, {rate}, {decoder.label}")
+
+
+def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts.Item, Any]]:
+  """Each prompt with its result as soon as its batch is done: a failure loses no text."""
+  for first in range(0, len(items), args.batch):
     part = items[first : first + args.batch]
     results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
-    for item, r in zip(part, results, strict=True):
-      if args.json:
-        fields = {key: getattr(r, key) for key in JSON_KEYS}
-        print(json.dumps({"prompt": item.given, **fields}), flush=True)
-      else:
-        rate = f"{r.emitted / r.forwards:.2f} per forward"
-        console.rule(style="dim")
-        console.print(str(item.given), style="dim")
-        console.print(r.text or str(r.tokens))
-        console.print(f"{r.emitted} tokens, {rate}, {decoder.label}", style="cyan")
+    yield from zip(part, results, strict=True)
+
+
+def _print(
+  args: Generate | Denoise, item: prompts.Item, result, keys: Sequence[str], summary: str
+) -> None:
+  """A result as one JSON object of these keys, or to be read."""
+  if args.json:
+    fields = {key: getattr(result, key) for key in keys}
+    print(json.dumps({"prompt": item.given, **fields}), flush=True)
+    return
+  console = Console(highlight=False, markup=False)
+  console.rule(style="dim")
+  console.print(str(item.given), style="dim")
+  console.print(result.text or str(result.tokens))
+  console.print(summary, style="cyan")
 
 
 def _stream(decoder, item, max_new_tokens: int) -> None:
@@ -111,39 +123,41 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
   Console(highlight=False, markup=False).print(summary, style="cyan")
 
 
+def _denoiser(name: str | None) -> Model:
+  return load(DEFAULT_DENOISER if name is None else name)
+
+
+def _companion(model: Model, kind: str) -> str | None:
+  """The zoo's filter or student of a model, if it has one."""
+  name = f"{model.name}-{kind}"
+  return name if (ZOO / name / "config.json").is_file() else None
+
+
 def run_denoise(args: Denoise) -> None:
-  model = load(args.model)
+  model = _denoiser(args.model)
   items = _items(args, model)
+  learned = args.policy.startswith("learned")
+  trained = args.filter or (_companion(model, "filter") if learned else None)
   decoder = DiffusionDecoder(
     model, args.policy, block=args.block, plan=args.plan, length=args.length, guesses=args.guesses,
     credit=args.credit, guidance=args.guidance, temperature=args.temperature, seed=args.seed,
-    batch=args.batch, trained=None if args.filter is None else filters.load(args.filter),
+    batch=args.batch, trained=filters.load(resolve(trained)) if trained else None,
   )  # fmt: skip
-  console = Console(highlight=False, markup=False)
-  for first in range(0, len(items), args.batch):  # printed batch by batch: a failure loses no text
-    part = items[first : first + args.batch]
-    results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
-    for item, r in zip(part, results, strict=True):
-      if args.json:
-        fields = {key: getattr(r, key) for key in DENOISE_KEYS}
-        print(json.dumps({"prompt": item.given, **fields}), flush=True)
-      else:
-        console.rule(style="dim")
-        console.print(str(item.given), style="dim")
-        console.print(r.text or str(r.tokens))
-        console.print(f"{r.filled} slots in {r.forwards} passes, {r.policy}", style="cyan")
+  for i, (item, r) in enumerate(_decoded(args, items, decoder)):
+    _print(args, item, r, DENOISE_KEYS, f"{r.filled} slots in {r.forwards} passes, {r.policy}")
+    if args.picture and i == 0:
+      canvas.picture(model, {args.policy: r}).savefig(args.picture)
 
 
 def _parallelbench(args: Bench) -> None:
-  if args.model is None:
-    raise ValueError("suite='parallelbench' needs --model, a masked diffusion model.")
-  given: dict[str, Any] = {
-    "methods": args.methods, "student": args.student, "filter": args.filter, "count": args.limit,
-    "max_new_tokens": args.max_new_tokens, "temperature": args.temperature, "seed": args.seed,
-    "repeats": args.repeats, "batch": args.batch,
+  model = _denoiser(args.model)
+  known = {field.name for field in dataclasses.fields(parallelbench.Config)}
+  given: dict[str, Any] = vars(args) | {
+    "student": args.student or _companion(model, "student"),
+    "filter": args.filter or _companion(model, "filter"), "count": args.limit,
   }  # fmt: skip
-  config = parallelbench.Config(**{k: v for k, v in given.items() if v is not None})
-  summary = parallelbench.run(load(args.model), config, args.out)
+  config = parallelbench.Config(**{k: v for k, v in given.items() if k in known and v is not None})
+  summary = parallelbench.run(model, config, args.out)
   print("\n".join(parallelbench.table(summary)))
   print(f"{args.out}: results.jsonl, summary.json, table.md, parallelbench.png")
 
@@ -152,15 +166,13 @@ def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
     _parallelbench(args)
     return
-  fields = dataclasses.asdict(args)
-  name, out = fields.pop("model"), fields.pop("out")
-  for key in ("suite", "methods", "student", "filter"):
-    fields.pop(key)
+  known = {field.name for field in dataclasses.fields(bench.Config)}
+  fields = {k: v for k, v in vars(args).items() if k in known}
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  summary = bench.run(_load(name), bench.Config(**fields), out)
+  summary = bench.run(_load(args.model), bench.Config(**fields), args.out)
   console = Console()
   console.print(report.table(summary))
-  console.print(f"{out}: results.jsonl, summary.json, table.md, plots", markup=False)
+  console.print(f"{args.out}: results.jsonl, summary.json, table.md, plots", markup=False)
 
 
 def run_tune(args: Tune) -> None:

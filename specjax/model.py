@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
@@ -17,6 +17,7 @@ from specjax.models.transformer import target
 
 ZOO = pathlib.Path(__file__).parent / "zoo"
 DEFAULT_MODEL = "gsm8k-7m"
+DEFAULT_DENOISER = "lists-3m"
 
 Prompt = str | Sequence[int]
 
@@ -78,11 +79,15 @@ class Model:
                        f"{self.config.vocab_size - 1}.")  # fmt: skip
     return ids
 
-  def chat(self, question: str) -> list[int]:
-    """Ids of a question in the model's chat template, ready for `generate`."""
+  def chat(self, question: str | Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a question in the model's chat template, ready for `generate`.
+
+    Args:
+      question: a text, or turns of `role` and `content`, the question the last.
+    """
     if self.template is None or self.tokenizer is None:
       raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
-    turns = [{"role": "user", "content": question}]
+    turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
     return chat.encode_prompt(chat.TEMPLATES[self.template], self.tokenizer, turns)
 
   def decode(self, ids: Sequence[int]) -> str:

@@ -15,9 +15,16 @@ def test_the_example_runs(capsys):
   assert "same tokens: True" in capsys.readouterr().out
 
 
+def test_the_canvas_fills(capsys):
+  exec(BLOCKS[1], {})
+  slow, fast = (line.split() for line in capsys.readouterr().out.splitlines())
+  assert slow[:-1] == fast[:-1] == ["Leo", "Kim", "Bob", "Ada"]
+  assert int(slow[-1]) == 16 > 2 * int(fast[-1])
+
+
 def test_the_drafter_of_your_own_is_lossless():
   scope: dict = {}
-  exec(BLOCKS[1], scope)
+  exec(BLOCKS[2], scope)
   model = specjax.load()
   prompts = [model.chat(question) for question in OUR_QUESTIONS[:3]]
   for temperature in (0.0, 0.8):

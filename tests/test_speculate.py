@@ -12,6 +12,7 @@ import pytest
 from specjax import drafters, speculate
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
+from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.policies import confidence
 from specjax.sampling import Noise, Settings, request_keys
@@ -55,6 +56,7 @@ ADAPTIVE, KEPT = (
 )
 MEDUSA = HEAD.drafter(as_tree(TREE))
 TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
+BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
 CHAIN = drafters.draft_tree(target(CONFIG), Drawn(((0,), (0, 0)), "iid"))
 ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
 METHODS = {
@@ -67,6 +69,12 @@ METHODS = {
     ("itself", SAMPLED, TARGET_ONLY, PARAMS),
     ("adaptive_model", ADAPTIVE, TARGET_ONLY, (PARAMS, ())),
     ("medusa", MEDUSA, TARGET_ONLY, HEAD_PARAMS),
+    (
+      "denoiser",
+      drafters.denoiser(denoiser(BOTH_SIDES, V - 1), target(CONFIG), 3, 24),
+      TARGET_ONLY,
+      OTHER_PARAMS,
+    ),
     ("random_draft", random_draft(TREE, V), TARGET_ONLY, ()),
     ("union", TWO_CHOSEN, TARGET_ONLY, ((), HEAD_PARAMS)),
     ("union, recursive", ONE_DRAWN, recursive(), ((), OTHER_PARAMS)),

@@ -67,8 +67,8 @@ class Config:
   out: str
   field: str = "question"
   questions: int = 4000
-  new: int = 32
-  block: int = 32
+  new: int = 16
+  block: int = 16
   share: float = 0.5
   whole: bool = False
   weight: float = 2.0

@@ -4,8 +4,9 @@
 
 Records with `text` fill rows from end to end and all of it is masked at times. Of records with the
 two fields named by `--fields` only the answer is, which is padded to the row's end with end markers
-that the model learns to say: that is how it comes to know where to stop. The same command again
-continues a run that was killed.
+that the model learns to say: that is how it comes to know where to stop. With `--start` a model
+that there is learns on, LLaDA or Dream among them. The same command again continues a run that was
+killed.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES, encode_chat
 from specjax.data.sources import open_source
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
+from specjax.model import Model, load
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer
 from specjax.train.fit import adamw, batches, fit
@@ -40,6 +42,8 @@ class Config:
   Attributes:
     data: JSONL file or tfds:NAME:SPLIT.
     out: directory for checkpoints, metrics and the finished model.
+    start: a model to go on from, zoo name or directory; it brings its network, tokenizer and shift,
+      so that `words` to `mlp_width` and `shift` are not read. By default random weights.
     fields: (question, answer) fields of a record; a record with `text` is used as it is.
     template: chat template of question and answer.
     words: every word is a token, for small worlds; else byte-level BPE.
@@ -58,6 +62,7 @@ class Config:
 
   data: str
   out: str
+  start: str | None = None
   fields: tuple[str, str] = ("question", "answer")
   template: str = "plain"
   words: bool = False
@@ -86,14 +91,13 @@ class Rows(NamedTuple):
   maskable: np.ndarray
 
 
-def rows_of(texts: list[tuple[str, ...]], config: Config, tokenizer: Tokenizer) -> Rows:
-  """Texts in rows of T tokens; questions with answers one to a row.
+def rows_of(texts: list[tuple[str, ...]], config: Config, tokenizer: Tokenizer, end: int) -> Rows:
+  """Texts in rows of T tokens, an `end` after each; questions with answers one to a row.
 
   Raises:
     ValueError: a question with its answer that is longer than a row.
   """
-  end, T = tokenizer.id(END), config.length
-  assert end is not None
+  T = config.length
   tokens: list[list[int]] = []
   maskable: list[list[bool]] = []
   stream: list[int] = []
@@ -115,19 +119,42 @@ def rows_of(texts: list[tuple[str, ...]], config: Config, tokenizer: Tokenizer) 
   return Rows(np.array(tokens, np.int32), np.array(maskable))
 
 
-def loss_fn(
-  params, model: Transformer, config: Config, mask: int, key: Array, rows: Rows
-) -> tuple[Array, dict[str, Array]]:
+def new_model(config: Config, texts: list[tuple[str, ...]]) -> Model:
+  """Random weights; the tokenizer in `out` if there is one, so that a resumed run reads the same
+  ids, else one trained on the texts."""
+  file = pathlib.Path(config.out) / "tokenizer.json"
+  if file.exists():
+    tokenizer = Tokenizer.load(file)
+  else:
+    flat = itertools.chain.from_iterable(texts)
+    tokenizer = train_words(flat) if config.words else train_bpe(flat, config.vocab_size - 1)
+    tokenizer.inner.add_special_tokens([END, MASK])
+  end, mask = tokenizer.id(END), tokenizer.id(MASK)
+  assert end is not None
+  network = ModelConfig(
+    vocab_size=tokenizer.vocab_size, width=config.width, layers=config.layers,
+    heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim,
+    mlp_width=config.mlp_width, max_length=4 * config.length, causal=False,
+  )  # fmt: skip
+  z = jnp.zeros((1, 2), jnp.int32)
+  init = jax.jit(Transformer(network).init)
+  params = init(jax.random.key(config.seed), z, z, jnp.ones((1, 2, 2), bool))
+  template = config.template if any(len(t) == 2 for t in texts) else None
+  return Model(config.out, network, params, tokenizer, (end,), (), template, mask, config.shift)
+
+
+def loss_fn(params, model: Model, config: Config, key: Array, rows: Rows):
   """See `denoising_loss`; rows' arrays are [B, T]."""
+  network = Transformer(model.config)
   tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
   B, T = tokens.shape
   masked, p = corrupt(key, maskable)
   everywhere = jnp.ones((B, T), bool)
   position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-  noisy = jnp.where(masked, mask, tokens)
-  hidden, _ = model.apply(params, noisy, position, jnp.ones((B, T, T), bool))
-  logits = jnp.asarray(model.apply(params, hidden, method="head"))
-  logits = shifted(logits) if config.shift else logits
+  noisy = jnp.where(masked, model.denoiser.mask, tokens)
+  hidden, _ = network.apply(params, noisy, position, jnp.ones((B, T, T), bool))
+  logits = jnp.asarray(network.apply(params, hidden, method="head"))
+  logits = shifted(logits) if model.shift else logits
   weight = context_weight(masked, everywhere) if config.context else 1 / p
   return denoising_loss(logits, tokens, masked, maskable, weight)
 
@@ -137,54 +164,31 @@ def main(config: Config) -> None:
   out.mkdir(parents=True, exist_ok=True)
   if config.template not in TEMPLATES:
     raise ValueError(f"template={config.template!r}: accepted are {', '.join(TEMPLATES)}.")
-
-  # --- data: the tokenizer is kept, so that a resumed run reads the same ids ---
   source = open_source(config.data)
   texts = [texts_of(source[i], config.fields, i) for i in range(len(source))]
-  tokenizer_file = out / "tokenizer.json"
-  if tokenizer_file.exists():
-    tokenizer = Tokenizer.load(tokenizer_file)
-  else:
-    flat = itertools.chain.from_iterable(texts)
-    tokenizer = train_words(flat) if config.words else train_bpe(flat, config.vocab_size - 1)
-    tokenizer.inner.add_special_tokens([END, MASK])
-  rows = rows_of(texts, config, tokenizer)
+  model = load(config.start) if config.start else new_model(config, texts)
+  tokenizer, mask = model.tokenizer, model.denoiser.mask
+  if tokenizer is None or not model.stop:
+    raise ValueError(f"start={config.start!r}: it needs a tokenizer and an end of text.")
+  rows = rows_of(texts, config, tokenizer, model.stop[0])
   batch = batches(rows, config.batch, config.seed)
   claim(out, dataclasses.asdict(config), b"".join(x.tobytes() for x in rows))
-  if not tokenizer_file.exists():
+  if not (out / "tokenizer.json").exists():
     tokenizer.save(out / "tokenizer.tmp")
-    (out / "tokenizer.tmp").replace(tokenizer_file)
-  mask = tokenizer.id(MASK)
-  assert mask is not None
-
-  # --- model ---
-  model_config = ModelConfig(
-    vocab_size=tokenizer.vocab_size, width=config.width, layers=config.layers,
-    heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim,
-    mlp_width=config.mlp_width, max_length=4 * config.length, causal=False,
-  )  # fmt: skip
-  model = Transformer(model_config)
+    (out / "tokenizer.tmp").replace(out / "tokenizer.json")
   optimizer = adamw(config.rate, config.steps, warmup=config.warmup)
-
-  @jax.jit
-  def init(key):
-    z = jnp.zeros((1, 2), jnp.int32)
-    params = model.init(key, z, z, jnp.ones((1, 2, 2), bool))
-    return {"params": params, "optimizer": optimizer.init(params)}
 
   @functools.partial(jax.jit, donate_argnums=0)
   def step(state, numbered):
     number, rows = numbered
     key = jax.random.fold_in(jax.random.key(config.seed), number)
-    grads, metrics = jax.grad(loss_fn, has_aux=True)(
-      state["params"], model, config, mask, key, rows
-    )
+    grads, metrics = jax.grad(loss_fn, has_aux=True)(state["params"], model, config, key, rows)
     updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
     metrics["gradient_norm"] = optax.tree.norm(grads)
     params = optax.apply_updates(state["params"], updates)
     return {"params": params, "optimizer": moments}, metrics
 
-  state = init(jax.random.key(config.seed))
+  state = {"params": model.params, "optimizer": jax.jit(optimizer.init)(model.params)}
   size = sum(x.size for x in jax.tree.leaves(state["params"]))
   print(f"{size / 1e6:.2f}M parameters; {len(rows.tokens)} rows of {config.length} tokens")
 
@@ -195,9 +199,9 @@ def main(config: Config) -> None:
   )  # fmt: skip
 
   # --- export ---
-  template = config.template if any(len(t) == 2 for t in texts) else None
-  hf.save(out / "model", model_config, state["params"], tokenizer, template=template, mask=mask,
-          shift=config.shift)  # fmt: skip
+  template = config.template if any(len(t) == 2 for t in texts) else model.template
+  hf.save(out / "model", model.config, state["params"], tokenizer, template=template, mask=mask,
+          stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":

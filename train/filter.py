@@ -63,8 +63,8 @@ class Config:
   field: str = "question"
   questions: int = 640
   held_out: int = 128
-  new: int = 32
-  block: int = 32
+  new: int = 16
+  block: int = 16
   hidden: int = 32
   precision: float = 0.995
   answer_batch: int = 32

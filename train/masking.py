@@ -8,25 +8,29 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-LEAST = 1e-3  # eps: the smallest share that is masked
 
+def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
+  """Masks k of the n maskable tokens of each row, k uniform from 1 to n.
 
-def corrupt(key: Array, maskable: Array, least: float = LEAST) -> tuple[Array, Array]:
-  """Masks a random share of each row, every token by itself.
-
-  LLaDA (Nie et al. 2025, arXiv 2502.09992, section 2.2): t from [0, 1), p = (1 - eps) t + eps.
+  The loss with weight 1 / p is then the mean over masked tokens. Its mean is that of masking every
+  token by itself with p uniform (LLaDA, Nie et al. 2025, arXiv 2502.09992, appendix A), but no row
+  of few masks weighs a hundredfold. The rows' k are evenly spread over a batch, each uniform by
+  itself (MDLM, Sahoo et al. 2024, arXiv 2406.07524).
 
   Args:
     key: key[].
     maskable: bool[B, T]; a prompt is not.
-    least: eps.
 
   Returns:
-    (masked bool[B, T], p f32[B, 1]).
+    (masked bool[B, T], p = k / n f32[B, 1]); p is 1 where there is nothing to mask.
   """
   of_row, of_token = jax.random.split(key)
-  p = (1 - least) * jax.random.uniform(of_row, (len(maskable), 1)) + least
-  return maskable & (jax.random.uniform(of_token, maskable.shape) < p), p
+  B, count = len(maskable), maskable.sum(1, keepdims=True).astype(jnp.float32)
+  t = (jax.random.uniform(of_row) + jnp.arange(B, dtype=jnp.float32)[:, None] / B) % 1
+  k = jnp.minimum(jnp.floor(t * count) + 1, count)
+  noise = jnp.where(maskable, jax.random.uniform(of_token, maskable.shape), 2.0)
+  place = jnp.argsort(jnp.argsort(noise, 1), 1).astype(jnp.float32)
+  return maskable & (place < k), jnp.where(count > 0, k / jnp.maximum(count, 1), 1.0)
 
 
 def context_weight(masked: Array, seen: Array, q: float = 0.3) -> Array:

@@ -3,7 +3,6 @@
 config.json names the target and the draft model that the head was trained for, and its shape.
 """
 
-import json
 import pathlib
 from typing import NamedTuple
 
@@ -11,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from safetensors.numpy import save_file
 
 from specjax.base import Params
-from specjax.checkpoints.heads import check, read_config, read_tensors
+from specjax.checkpoints.heads import check, read_config, read_tensors, write
 from specjax.policies.specdecpp import AcceptanceHead
 
 _WEIGHTS = "acceptance.safetensors"
@@ -60,11 +58,11 @@ def save(
     blocks: of the head.
     params: its weights.
     target, draft: name the two models.
+
+  Raises:
+    ValueError: a weight is not finite.
   """
-  directory = pathlib.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
   tensors = {name: np.asarray(x) for name, x in flatten_dict(params, sep="/").items()}
-  save_file(tensors, directory / _WEIGHTS)
   width = tensors["params/out"].shape[1]
   raw = {"blocks": blocks, "width": width, "target": target, "draft": draft}
-  (directory / "config.json").write_text(json.dumps(raw) + "\n")
+  write(pathlib.Path(directory) / _WEIGHTS, tensors, raw)

@@ -1,13 +1,11 @@
 """A filter on disk: config.json, which names its model, beside model.safetensors of float32."""
 
-import json
 import pathlib
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
-from specjax.checkpoints.heads import check, read_config, read_tensors
+from specjax.checkpoints.heads import check, read_config, read_tensors, write
 from specjax.diffusion.policies import Filter
 
 _WEIGHTS = "model.safetensors"
@@ -22,15 +20,9 @@ def save(directory: str | pathlib.Path, params: Filter, *, base: str) -> None:
   Raises:
     ValueError: a weight is not finite.
   """
-  directory = pathlib.Path(directory)
   tensors = {name: np.asarray(x, np.float32) for name, x in params._asdict().items()}
-  for name, x in tensors.items():
-    if not np.isfinite(x).all():
-      raise ValueError(f"tensor {name} of the filter is not finite.")
-  directory.mkdir(parents=True, exist_ok=True)
-  save_file(tensors, directory / _WEIGHTS)
   config = {"policy": "learned", "base": base, "window": len(params.out_bias)}
-  (directory / "config.json").write_text(json.dumps(config) + "\n")
+  write(pathlib.Path(directory) / _WEIGHTS, tensors, config)
 
 
 def load(directory: str | pathlib.Path) -> Filter:

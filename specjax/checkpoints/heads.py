@@ -7,6 +7,7 @@ that its first n - 1 paths are the best tree of n nodes) and the held-out hit ra
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -166,6 +167,20 @@ def _hashable(value: Any) -> Any:
   return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
+def write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
+  """Writes safetensors with config.json beside them, in a directory that is made if absent.
+
+  Raises:
+    ValueError: a tensor is not finite; nothing is written then.
+  """
+  for name, x in tensors.items():
+    if not np.isfinite(x.astype(np.float32)).all():
+      raise ValueError(f"tensor {name} is not finite in dtype {x.dtype.name}.")
+  file.parent.mkdir(parents=True, exist_ok=True)
+  save_file(dict(tensors), file)
+  (file.parent / "config.json").write_text(json.dumps(config) + "\n")
+
+
 def save(
   directory: str | pathlib.Path,
   name: str,
@@ -189,16 +204,11 @@ def save(
   Raises:
     ValueError: a weight is not finite in `dtype`.
   """
-  directory = pathlib.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
   tensors = {}
   for key, value in flatten_dict(params, sep="/").items():
     value = np.asarray(value)
     with np.errstate(over="ignore"):
       tensors[key] = value if value.dtype.kind == "i" else value.astype(jnp.dtype(dtype))
-    if not np.isfinite(tensors[key].astype(np.float32)).all():
-      raise ValueError(f"tensor {key} is not finite in dtype {jnp.dtype(dtype).name}.")
-  save_file(tensors, directory / _WEIGHTS)
   vocabulary = draft_vocabulary.ids(params)
   raw = {
     "head": name,
@@ -208,4 +218,4 @@ def save(
     "choices": [list(path) for path in choices],
     "hit_rates": None if hit_rates is None else np.asarray(hit_rates).round(4).tolist(),
   }
-  (directory / "config.json").write_text(json.dumps(raw) + "\n")
+  write(pathlib.Path(directory) / _WEIGHTS, tensors, raw)

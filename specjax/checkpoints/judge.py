@@ -1,13 +1,11 @@
 """A judge on disk: config.json, which names its target, beside model.safetensors of float32."""
 
-import json
 import pathlib
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
-from specjax.checkpoints.heads import check, read_config, read_tensors
+from specjax.checkpoints.heads import check, read_config, read_tensors, write
 from specjax.models.config import Config
 from specjax.verifiers.judge import Judge
 
@@ -23,14 +21,9 @@ def save(directory: str | pathlib.Path, params: Judge, *, base: str) -> None:
   Raises:
     ValueError: a weight is not finite.
   """
-  directory = pathlib.Path(directory)
   tensors = {name: np.asarray(x, np.float32) for name, x in params._asdict().items()}
-  for name, x in tensors.items():
-    if not np.isfinite(x).all():
-      raise ValueError(f"tensor {name} of the judge is not finite.")
-  directory.mkdir(parents=True, exist_ok=True)
-  save_file(tensors, directory / _WEIGHTS)
-  (directory / "config.json").write_text(json.dumps({"verifier": "judge", "base": base}) + "\n")
+  config = {"verifier": "judge", "base": base}
+  write(pathlib.Path(directory) / _WEIGHTS, tensors, config)
 
 
 def load(directory: str | pathlib.Path, model: Config) -> Judge:

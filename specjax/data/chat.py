@@ -34,6 +34,7 @@ class Template:
 
 TEMPLATES = {
   "plain": Template("{}", "{}<|end|>"),
+  "continued": Template("{}", " {}<|end|>"),
   "qa": Template("Question: {}\n", "Answer: {}<|end|>"),
   "vicuna": Template("USER: {} ", "ASSISTANT: {}</s>", "{} ", "<s>"),
   "chatml": Template(

@@ -2,7 +2,8 @@
 
 After the waiting lines of ParallelBench (Kang et al. 2025, arXiv 2510.04767), written and drawn
 here. Where the answer is decided slot by slot (copy, sort, an index) all slots may be filled at
-once; where slots depend on each other (shuffle, random) they may not.
+once; where slots depend on each other (shuffle, random, a Latin square or a sentence of the names)
+they may not.
 """
 
 import dataclasses
@@ -111,10 +112,49 @@ TASKS: dict[str, Task] = {
   "remove_random": _any(lambda q: [_removed(q, i) for i in range(len(q.items))]),
 }
 
+VERBS = ("called", "met", "saw", "thanked")
+
+
+def _square(rng: np.random.Generator, q: Question) -> list[str]:
+  n = len(q.items)
+  row, column, name = (rng.permutation(n) for _ in range(3))
+  return [q.items[name[(i + j) % n]] for i in row for j in column]
+
+
+def is_latin_square(items: Sequence[str], cells: Sequence[str]) -> bool:
+  """Whether n * n cells, row by row, have each of n items once in every row and column."""
+  n = len(items)
+  rows = [cells[i : i + n] for i in range(0, len(cells), n)]
+  whole = len(cells) == n * n
+  return whole and all(sorted(x) == sorted(items) for x in [*rows, *zip(*rows, strict=True)])
+
+
+def _sentence(rng: np.random.Generator, q: Question) -> list[str]:
+  names = [q.items[i] for i in rng.permutation(len(q.items))]
+  after = int(rng.integers(1, len(names)))
+  words = [word for name in names for word in ("and", name)]
+  words[2 * after] = VERBS[rng.integers(len(VERBS))]
+  return words[1:]
+
+
+def _is_sentence(q: Question, answer: Sequence[str]) -> bool:
+  names, between = answer[::2], answer[1::2]
+  verbs = [word for word in between if word in VERBS]
+  whole = len(answer) % 2 == 1 and len(verbs) == 1 and between.count("and") == len(between) - 1
+  return whole and sorted(names) == sorted(q.items)
+
+
+# Not among those that `records` draws unasked: longer answers, more of them right.
+PUZZLES: dict[str, Task] = {
+  "latin_square": Task(_square, lambda q, a: is_latin_square(q.items, a)),
+  "sentence": Task(_sentence, _is_sentence),
+}
+KNOWN = TASKS | PUZZLES
+
 
 def ask(rng: np.random.Generator, task: str, length: int) -> Question:
   """A question about a list of `length` different names."""
-  kind = TASKS[task]
+  kind = KNOWN[task]
   names = [NAMES[i] for i in rng.choice(len(NAMES), length + 1, replace=False)]
   word = names[-1] if kind.needs_word else ""
   index = int(rng.integers(1, length + 1)) if kind.needs_index else 0
@@ -129,14 +169,14 @@ def records(
   Raises:
     ValueError: an unknown task.
   """
-  unknown = sorted(set(tasks) - set(TASKS))
+  unknown = sorted(set(tasks) - set(KNOWN))
   if unknown:
-    raise ValueError(f"tasks={unknown}: accepted are {', '.join(TASKS)}.")
+    raise ValueError(f"tasks={unknown}: accepted are {', '.join(KNOWN)}.")
   rng = np.random.default_rng(seed)
   out = []
   for i in range(count):
     question = ask(rng, tasks[i % len(tasks)], lengths[i // len(tasks) % len(lengths)])
-    answer = TASKS[question.task].answer(rng, question)
+    answer = KNOWN[question.task].answer(rng, question)
     out.append({"question": question.text, "answer": " ".join(answer)})
   return out
 
@@ -155,12 +195,12 @@ def parse(text: str) -> Question:
   index = int(head.pop()) if head[-1].isdigit() else 0
   word = head.pop() if head[-1] in NAMES else ""
   task = "_".join(head)
-  if task not in TASKS:
-    raise ValueError(f"question={text!r}: its task is none of {', '.join(TASKS)}.")
+  if task not in KNOWN:
+    raise ValueError(f"question={text!r}: its task is none of {', '.join(KNOWN)}.")
   return Question(task, items, word, index)
 
 
 def is_right(question: str, answer: str) -> bool:
   """Whether `answer` answers the question of that text."""
   parsed = parse(question)
-  return TASKS[parsed.task].right(parsed, answer.split())
+  return KNOWN[parsed.task].right(parsed, answer.split())

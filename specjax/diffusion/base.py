@@ -1,7 +1,7 @@
 """The contract of masked diffusion: what a denoiser, a plan, a policy and a schedule are.
 
 Letters: B batch, L canvas length, W window, the slots that are looked at in one round, N slots that
-are read in a pass, V vocabulary, E model width.
+are read in a pass, V vocabulary, E model width, H query heads, K key/value heads, C head dimension.
 
 One round of decoding, for a row whose block goes from slot lo = 2 up to hi = 6:
 
@@ -84,6 +84,30 @@ class Earlier(NamedTuple):
   visible: Array
 
 
+class Pieces(NamedTuple):
+  """A denoiser layer by layer, for plans that read other slots in one layer than in another.
+
+  x [B, N, E] is the residual stream before layer i (static); nothing but `attention` mixes slots.
+
+  Attributes:
+    layers: how many (static).
+    embed: (params, tokens i32[B, N]) -> x.
+    project: (params, i, x, position i32[B, N]) -> (q [B, H, N, C], k [B, K, N, C], v).
+    values: (params, i, x) -> v [B, K, N, C] alone.
+    attention: (params, i, q, k [B, K, L, C], v, seen bool[B, L]) -> [B, N, E], what is added to x.
+    mlp: (params, i, x after attention) -> [B, N, E], what is added to it.
+    norm: (params, x) -> states.
+  """
+
+  layers: int
+  embed: Callable[..., Array]
+  project: Callable[..., tuple[Array, Array, Array]]
+  values: Callable[..., Array]
+  attention: Callable[..., Array]
+  mlp: Callable[..., Array]
+  norm: Callable[..., Array]
+
+
 class Denoiser(NamedTuple):
   """A masked diffusion model as pure functions. `params` is a pytree only these functions read.
 
@@ -95,6 +119,7 @@ class Denoiser(NamedTuple):
       (states [B, N, E] after the final norm, kv of these N slots). `seen` says which of the N may
       be attended to.
     head: (params, states [..., E]) -> logits f32[..., V].
+    pieces: of `evaluate`, or None where it is no stack of layers.
   """
 
   vocab_size: int
@@ -102,6 +127,7 @@ class Denoiser(NamedTuple):
   shift: bool
   evaluate: Callable[..., tuple[Array, Any]]
   head: Callable[..., Array]
+  pieces: Pieces | None = None
 
 
 class Plan(NamedTuple):

@@ -53,4 +53,4 @@ def guided(denoiser: Denoiser) -> Denoiser:
     conditional, free = (denoiser.head(params.inner, x) for x in jnp.split(both, 2, -1))
     return free + (weight + 1) * (conditional - free)
 
-  return denoiser._replace(evaluate=evaluate, head=head)
+  return denoiser._replace(evaluate=evaluate, head=head, pieces=None)

@@ -1,7 +1,7 @@
 """Ways of guessing, one file each.
 
-DRAFTERS need no training (but a model for `draft_model`, which as a tree is `draft_tree` and with a
-policy `adaptive_model`); HEADS learn from a frozen target.
+DRAFTERS need no training (but a model for `draft_model`, which as a tree is `draft_tree`, with a
+policy `adaptive_model`, and of masked diffusion `denoiser`); HEADS learn from a frozen target.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from specjax.drafters.adaptive_model import adaptive_model
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, clover2
+from specjax.drafters.denoiser import denoiser
 from specjax.drafters.draft_model import draft_model
 from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.eagle import EagleConfig, eagle
@@ -26,8 +27,8 @@ from specjax.drafters.redrafter import ReDrafterConfig, redrafter
 from specjax.drafters.union import union
 
 __all__ = [
-  "DRAFTERS", "HEADS", "adaptive_model", "draft_model", "draft_tree", "none", "prompt_lookup",
-  "union",
+  "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "none",
+  "prompt_lookup", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {

@@ -65,7 +65,7 @@ class Eagle3Layer(nn.Module):
     self.fc = self.param("fc", nn.initializers.normal(0.02), (c.width, self.taps * c.width))
     self.input_norm = RMSNorm(c.norm_epsilon)
     self.hidden_norm = RMSNorm(c.norm_epsilon)
-    self.layers = Layers(c)
+    self.layers = Layers(c, attention_width=2 * c.width)
 
   def __call__(
     self, taps: tuple[Array, ...], embedded: Array, position: Array, mask: Array,

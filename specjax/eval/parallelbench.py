@@ -1,26 +1,27 @@
 """What parallel decoding loses: operations on lists, answered by a masked diffusion model.
 
-After ParallelBench (Kang et al. 2025, arXiv 2510.04767); the questions are ours, see `data.lists`.
-Every method answers the same questions. Accuracy is of whole answers; passes are counted per
-question.
+After ParallelBench (Kang et al. 2025, arXiv 2510.04767); the questions are ours, see `data.lists`,
+or the published ones, see `data.parallelbench`. Every method answers the same questions. Accuracy
+is of whole answers; passes are counted per question.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from specjax.checkpoints import filter as filters
-from specjax.data import lists
+from specjax.data import lists, parallelbench
 from specjax.diffusion import plans
 from specjax.diffusion.decoder import LENGTHS, DiffusionDecoder, Filled
 from specjax.eval.environment import environment
 from specjax.eval.plots import COLOURS, MARKERS
-from specjax.model import Model, load
+from specjax.model import Model, load, resolve
 
 SEED = 10_007  # of questions that no training draws
 FLAGS = ("credit", "student")
@@ -35,10 +36,11 @@ class Config:
       cache's name, a rule of length, "credit", "guesses-K" (draft and verify) and "student" (the
       other model), for example "threshold-0.8/dual".
     student: the model of methods that say so, zoo name or directory.
-    filter: directory of the filter of the policy "learned".
-    tasks: names of `lists.TASKS`.
+    filter: of the policy "learned", zoo name or directory.
+    published: file or directory of the published questions, in place of ours.
+    tasks: of our questions, names of `lists.KNOWN`.
     lengths: of the lists.
-    count: questions per task and length.
+    count: questions per task and length; of published ones, per task, the first.
     max_new_tokens: slots per question.
     block: slots of a block.
     batch: questions decoded together.
@@ -50,11 +52,12 @@ class Config:
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   student: str | None = None
   filter: str | None = None
+  published: str | None = None
   tasks: tuple[str, ...] = tuple(lists.TASKS)
   lengths: tuple[int, ...] = (3, 4, 5, 6)
   count: int = 10
-  max_new_tokens: int = 32
-  block: int = 32
+  max_new_tokens: int = 16
+  block: int = 16
   batch: int = 20
   temperature: float = 0.0
   seed: int = 0
@@ -89,40 +92,67 @@ def make_decoder(model: Model, label: str, config: Config) -> DiffusionDecoder:
   learned = policy.partition("-")[0].partition("+")[0] == "learned"
   if learned and config.filter is None:
     raise ValueError(f"methods={label!r}: it needs --filter.")
-  trained = filters.load(config.filter) if learned and config.filter else None
+  trained = filters.load(resolve(config.filter)) if learned and config.filter else None
   return DiffusionDecoder(
     model, policy, block=config.block, trained=trained, temperature=config.temperature,
     seed=config.seed, batch=config.batch, **chosen,
   )  # fmt: skip
 
 
-def questions(config: Config) -> list[dict[str, str]]:
-  """`count` of every task and length; records as of `lists.records`."""
-  total = len(config.tasks) * len(config.lengths) * config.count
-  return lists.records(SEED, total, config.lengths, config.tasks)
+class Question(NamedTuple):
+  """A question of the suite.
+
+  Attributes:
+    task: its name.
+    messages: turns of `role` and `content`, the question the last.
+    right: answer -> bool.
+  """
+
+  task: str
+  messages: Sequence[Mapping[str, str]]
+  right: Callable[[str], bool]
+
+  @property
+  def text(self) -> str:
+    return self.messages[-1]["content"]
+
+
+def questions(config: Config) -> list[Question]:
+  """`count` of every task, and length where the questions are ours."""
+  if config.published is None:
+    total = len(config.tasks) * len(config.lengths) * config.count
+    texts = [r["question"] for r in lists.records(SEED, total, config.lengths, config.tasks)]
+    return [
+      Question(lists.parse(text).task, [{"role": "user", "content": text}],
+               functools.partial(lists.is_right, text))
+      for text in texts
+    ]  # fmt: skip
+  asked: dict[str, list[Question]] = {}
+  for record in parallelbench.read(config.published):
+    of_task = asked.setdefault(record.task, [])
+    right = functools.partial(parallelbench.is_right, record)
+    of_task += [Question(record.task, record.messages, right)][: config.count - len(of_task)]
+  return [question for of_task in asked.values() for question in of_task]
 
 
 def said(model: Model, filled: Filled) -> str:
-  """The answer's words."""
-  ids = [t for t in filled.tokens if t not in model.stop]
-  return " ".join(model.decode(ids).split())
+  """The answer, without the stop token."""
+  return model.decode([t for t in filled.tokens if t not in model.stop]).strip()
 
 
 def figures(
-  model: Model, config: Config, records: Sequence[dict[str, str]], runs: Sequence[list[Filled]]
+  model: Model, config: Config, asked: Sequence[Question], runs: Sequence[list[Filled]]
 ) -> dict[str, Any]:
   """The metrics of one method, ready for JSON.
 
   Args:
-    runs: of each repeat, the results in the order of `records`.
+    runs: of each repeat, the results in the order of `asked`.
   """
   results = runs[0]
-  right = np.array([
-    lists.is_right(r["question"], said(model, f)) for r, f in zip(records, results, strict=True)
-  ])  # fmt: skip
+  right = np.array([q.right(said(model, f)) for q, f in zip(asked, results, strict=True)])
   forwards = np.array([f.forwards for f in results])
   wasted = np.array([f.wasted for f in results])
-  task = np.array([lists.parse(r["question"]).task for r in records])
+  task = np.array([q.task for q in asked])
   # A batch's seconds are counted once.
   seconds = [sum(f.seconds for f in run[:: config.batch]) for run in runs]
   return {
@@ -135,7 +165,7 @@ def figures(
         "accuracy": float(right[task == name].mean()),
         "forwards": float(forwards[task == name].mean()),
       }
-      for name in config.tasks
+      for name in dict.fromkeys(q.task for q in asked)
     },
   }
 
@@ -145,8 +175,8 @@ def run(model: Model, config: Config, out: str) -> dict[str, Any]:
   for name in ("count", "repeats", "batch"):
     if getattr(config, name) < 1:
       raise ValueError(f"{name}={getattr(config, name)}: accepted is 1 or more.")
-  records = questions(config)
-  prompts = [model.chat(r["question"]) for r in records]
+  asked = questions(config)
+  prompts = [model.chat(q.messages) for q in asked]
   decoders = {label: make_decoder(model, label, config) for label in config.methods}
   directory = pathlib.Path(out)
   directory.mkdir(parents=True, exist_ok=True)
@@ -156,14 +186,16 @@ def run(model: Model, config: Config, out: str) -> dict[str, Any]:
       runs[label].append(decoder(prompts, config.max_new_tokens))
   with (directory / "results.jsonl").open("w") as sink:
     for label, kept in runs.items():
-      for record, filled in zip(records, kept[0], strict=True):
-        line = {"method": label, **record, "said": said(model, filled),
-                "forwards": filled.forwards, "when": filled.when}  # fmt: skip
+      for question, filled in zip(asked, kept[0], strict=True):
+        text = said(model, filled)
+        line = {"method": label, "task": question.task, "question": question.text, "said": text,
+                "right": question.right(text), "forwards": filled.forwards,
+                "when": filled.when}  # fmt: skip
         sink.write(json.dumps(line) + "\n")
   summary = {
-    "config": dataclasses.asdict(config), "model": model.name, "prompts": len(records),
+    "config": dataclasses.asdict(config), "model": model.name, "prompts": len(asked),
     **environment(),
-    "methods": {k: figures(model, config, records, kept) for k, kept in runs.items()},
+    "methods": {k: figures(model, config, asked, kept) for k, kept in runs.items()},
   }  # fmt: skip
   (directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
   (directory / "table.md").write_text("\n".join(table(summary)) + "\n")
@@ -171,9 +203,13 @@ def run(model: Model, config: Config, out: str) -> dict[str, Any]:
   return summary
 
 
+def _tasks(summary: dict[str, Any]) -> list[str]:
+  return list(next(iter(summary["methods"].values()))["tasks"])
+
+
 def table(summary: dict[str, Any]) -> list[str]:
   """Lines of Markdown: a method each, with accuracy in % and passes of every task."""
-  tasks = summary["config"]["tasks"]
+  tasks = _tasks(summary)
   lines = [
     "| method | all | passes | wasted | seconds | " + " | ".join(tasks) + " |",
     "|" + "---|" * (5 + len(tasks)),
@@ -188,7 +224,7 @@ def table(summary: dict[str, Any]) -> list[str]:
 
 def picture(summary: dict[str, Any]) -> Figure:
   """Accuracy by passes per question, a panel per task."""
-  tasks = summary["config"]["tasks"]
+  tasks = _tasks(summary)
   columns = min(5, len(tasks))
   rows = -(-len(tasks) // columns)
   figure = Figure(figsize=(2.6 * columns, 2.5 * rows + 0.7), dpi=140, layout="constrained")

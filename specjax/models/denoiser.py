@@ -8,9 +8,34 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Params
-from specjax.diffusion.base import Denoiser, Earlier
+from specjax.diffusion.base import Denoiser, Earlier, Pieces
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer
+from specjax.models.transformer import Transformer, angles
+
+
+def _pieces(config: Config) -> Pieces:
+  """The network's blocks one by one."""
+  apply: Callable[..., Any] = Transformer(config).apply
+
+  def of_block(run: Callable[..., Any]) -> Callable[..., Any]:
+    """(block, ...) -> any, as (params, i, ...) -> any."""
+    return lambda params, i, *x: apply(
+      params, *x, method=lambda network, *x: run(network.layers.blocks[i], *x)
+    )
+
+  def attention(block, q: Array, k: Array, v: Array, seen: Array) -> Array:
+    B, _, N, _ = q.shape
+    return block.attention(q, k, v, jnp.broadcast_to(seen[:, None], (B, N, seen.shape[1])))
+
+  return Pieces(
+    layers=config.layers,
+    embed=functools.partial(apply, method="embed"),
+    project=of_block(lambda block, x, position: block.project(x, angles(config, position))),
+    values=of_block(lambda block, x: block.values(x)),
+    attention=of_block(attention),
+    mlp=of_block(lambda block, x: block.mlp(x)),
+    norm=functools.partial(apply, method="final_norm"),
+  )
 
 
 @functools.cache
@@ -47,4 +72,5 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
       )
     return features.hidden, kv
 
-  return Denoiser(config.vocab_size, mask, shift, evaluate, functools.partial(apply, method="head"))
+  head = functools.partial(apply, method="head")
+  return Denoiser(config.vocab_size, mask, shift, evaluate, head, _pieces(config))

@@ -43,55 +43,97 @@ def _rotate(x: Array, angle: Array) -> Array:
 
 
 class Block(nn.Module):
-  """Attention and gated MLP, each behind a norm, on the residual stream."""
+  """Attention and gated MLP, each behind a norm, on the residual stream.
+
+  Attributes:
+    config: Config.
+    attention_width: of what is attended from, where that is not the normed stream.
+  """
 
   config: Config
+  attention_width: int | None = None
 
-  @nn.compact
+  def setup(self):
+    c = self.config
+    H, K, C = c.heads, c.kv_heads, c.head_dim
+    out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
+    self.attention_norm = RMSNorm(c.norm_epsilon)
+    self.qkv = self.param("qkv", _INIT, ((H + 2 * K) * C, self.attention_width or c.width))
+    if c.qkv_bias:
+      self.qkv_bias = self.param("qkv_bias", nn.initializers.zeros, ((H + 2 * K) * C,))
+    if c.qk_norm:
+      self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
+    self.out = self.param("out", out_init, (c.width, H * C))
+    self.mlp_norm = RMSNorm(c.norm_epsilon)
+    self.gate_up = self.param("gate_up", _INIT, (2 * c.mlp_width, c.width))
+    self.down = self.param("down", out_init, (c.width, c.mlp_width))
+
+  def _heads(self, h: Array, first: int) -> Array:
+    """[B, N, heads, C]: the heads of q, k, v from the `first` (static) on."""
+    C = self.config.head_dim
+    y = linear(h, self.qkv[first * C :])
+    if self.config.qkv_bias:
+      y = y + jnp.broadcast_to(self.qkv_bias[first * C :], y.shape)
+    return y.reshape(*h.shape[:2], -1, C)
+
+  def project(self, x, angle, attention_input=None) -> tuple[Array, Array, Array]:
+    """x [B, N, E] -> q [B, H, N, C], k [B, K, N, C], v [B, K, N, C]."""
+    c = self.config
+    h = self.attention_norm(x) if attention_input is None else attention_input
+    q, k, v = jnp.split(self._heads(h, 0), (c.heads, c.heads + c.kv_heads), axis=2)
+    if c.qk_norm:
+      q, k = self.q_norm(q), self.k_norm(k)
+    q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
+    return _rotate(q, angle), _rotate(k, angle), v
+
+  def values(self, x: Array) -> Array:
+    """x [B, N, E] -> v [B, K, N, C] alone."""
+    heads = self._heads(self.attention_norm(x), self.config.heads + self.config.kv_heads)
+    return heads.swapaxes(1, 2)
+
+  def attention(self, q, k, v, mask, prefix=None) -> Array:
+    """[B, N, E], to be added to the stream; see `attend`."""
+    return linear(attend(q, k, v, mask, prefix), self.out)
+
+  def mlp(self, x: Array) -> Array:
+    """x [B, N, E] -> [B, N, E], to be added to the stream."""
+    gate, up = jnp.split(linear(self.mlp_norm(x), self.gate_up), 2, axis=-1)
+    return linear(nn.silu(gate) * up, self.down)
+
   def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
     """x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
 
     `earlier` (k, v) are more fresh rows, before the block's own in the mask. `attention_input`
     [B, N, any] is attended from in place of the normed x.
     """
-    c = self.config
-    H, K, C = c.heads, c.kv_heads, c.head_dim
-    out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
-
-    h = attention_input
-    if h is None:
-      h = RMSNorm(c.norm_epsilon, name="attention_norm")(x)
-    qkv = linear(h, self.param("qkv", _INIT, ((H + 2 * K) * C, h.shape[-1])))
-    if c.qkv_bias:
-      bias = self.param("qkv_bias", nn.initializers.zeros, ((H + 2 * K) * C,))
-      qkv = qkv + jnp.broadcast_to(bias, qkv.shape)
-    qkv = qkv.reshape(*x.shape[:2], H + 2 * K, C)
-    q, k, v = jnp.split(qkv, (H, H + K), axis=2)
-    if c.qk_norm:
-      q = RMSNorm(c.norm_epsilon, name="q_norm")(q)
-      k = RMSNorm(c.norm_epsilon, name="k_norm")(k)
-    q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
-    q, k = _rotate(q, angle), _rotate(k, angle)
+    q, k, v = self.project(x, angle, attention_input)
     keys, values = k, v
     if earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
-    h = attend(q, keys, values, mask, prefix)
-    x = x + linear(h, self.param("out", out_init, (c.width, H * C)))
+    x = x + self.attention(q, keys, values, mask, prefix)
+    return x + self.mlp(x), k, v
 
-    h = RMSNorm(c.norm_epsilon, name="mlp_norm")(x)
-    h = linear(h, self.param("gate_up", _INIT, (2 * c.mlp_width, c.width)))
-    gate, up = jnp.split(h, 2, axis=-1)
-    x = x + linear(nn.silu(gate) * up, self.param("down", out_init, (c.width, c.mlp_width)))
-    return x, k, v
+
+def angles(config: Config, position: Array) -> Array:
+  """f32[B, N, C / 2], in radians; position i32[B, N]."""
+  return position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
 
 
 class Layers(nn.Module):
-  """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles they share."""
+  """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles they share.
+
+  Attributes:
+    config: Config.
+    attention_width: of the `attention_input` of the first block, if not the config's width.
+  """
 
   config: Config
+  attention_width: int | None = None
 
   def setup(self):
-    self.blocks = [Block(self.config, name=f"layer_{i}") for i in range(self.config.layers)]
+    c = self.config
+    widths = [self.attention_width] + [None] * (c.layers - 1)
+    self.blocks = [Block(c, width, name=f"layer_{i}") for i, width in enumerate(widths)]
 
   def __call__(
     self, x, position, mask, cache=None, earlier=None, attention_input=None, visible=None, *,
@@ -116,7 +158,7 @@ class Layers(nn.Module):
       ([B, N, E] before the final norm, KV of the layers run, the taps).
     """
     c = self.config
-    angle = position[..., None].astype(jnp.float32) * rope_frequencies(c)[None, None]
+    angle = angles(c, position)
     if c.window is not None:
       mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
     if cache is not None and visible is None:

@@ -47,6 +47,7 @@ GOLDEN = {
     "<|start_header_id|>assistant<|end_header_id|>\n\n[[49<|eot_id|>]]"
   ),
 }
+GOLDEN["continued"] = GOLDEN["plain"].replace("[[", "[[ ")
 GOLDEN["llada"] = GOLDEN["llama3"].replace("<|begin_of_text|>", "<|startoftext|>")
 GOLDEN["dream"] = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" + GOLDEN["chatml"]
 WITH_SYSTEM = {
@@ -90,8 +91,8 @@ def test_mask_covers_what_the_assistant_says_and_its_end_marker(tokenizer, name)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_end_marker_is_one_masked_token(tokenizer, name):
   ids, mask = encode_chat(TEMPLATES[name], tokenizer, TURNS)
-  markers = {"plain": "<|end|>", "qa": "<|end|>", "vicuna": "</s>", "chatml": "<|im_end|>",
-             "dream": "<|im_end|>"}  # fmt: skip
+  markers = {"vicuna": "</s>", "chatml": "<|im_end|>", "dream": "<|im_end|>"}
+  markers |= dict.fromkeys(("plain", "continued", "qa"), "<|end|>")
   marker = tokenizer.id(markers.get(name, "<|eot_id|>"))
   said_last = [i for i, said, after in zip(ids, mask, [*mask[1:], False], strict=True)
                if said and not after]  # fmt: skip

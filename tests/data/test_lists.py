@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from specjax.data.lists import NAMES, TASKS, Question, ask, is_right, parse, records
+from specjax.data.lists import KNOWN, NAMES, TASKS, Question, ask, is_right, parse, records
 
 ITEMS = ("Ann", "Bob", "Cy", "Dee")
 RIGHT = {
@@ -19,6 +19,8 @@ RIGHT = {
   "replace_random": ["Kim Bob Cy Dee", "Ann Bob Cy Kim"],
   "insert_random": ["Kim Ann Bob Cy Dee", "Ann Bob Cy Dee Kim"],
   "remove_random": ["Bob Cy Dee", "Ann Bob Cy"],
+  "latin_square": ["Ann Bob Cy Dee Bob Ann Dee Cy Cy Dee Ann Bob Dee Cy Bob Ann"],
+  "sentence": ["Bob met Ann and Dee and Cy", "Cy and Ann and Bob called Dee"],
 }
 WRONG = {
   "copy": ["Ann Bob Cy", "Bob Ann Cy Dee", ""],
@@ -31,12 +33,27 @@ WRONG = {
   "replace_random": ["Ann Bob Cy Dee", "Kim Kim Cy Dee"],
   "insert_random": ["Ann Bob Cy Dee", "Kim Ann Bob Cy Dee Kim"],
   "remove_random": ["Ann Bob Cy Dee", "Ann Bob"],
+  "latin_square": [
+    "Ann Bob Cy Dee Ann Bob Cy Dee Ann Bob Cy Dee Ann Bob Cy Dee",
+    "Ann Bob Cy Dee Bob Ann Dee Cy Cy Dee Ann Bob",
+    "",
+    "Ann Bob Cy Dee Bob Ann Dee Cy Cy Dee Ann Bob Dee Cy Bob Ann Ann Bob Cy Dee",
+  ],
+  "sentence": [
+    "Bob met Ann and Dee and Dee",
+    "Bob met Ann met Dee and Cy",
+    "Bob and Ann and Dee and Cy",
+    "Bob met Ann and Dee",
+    "met Bob and Ann and Dee and Cy",
+    "Bob met Ann Dee and Cy",
+    "",
+  ],
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", KNOWN)
 def test_what_is_right(task):
-  kind = TASKS[task]
+  kind = KNOWN[task]
   question = Question(task, ITEMS, "Kim" if kind.needs_word else "", 2 if kind.needs_index else 0)
   for answer in RIGHT[task]:
     assert kind.right(question, answer.split()), answer
@@ -44,13 +61,13 @@ def test_what_is_right(task):
     assert not kind.right(question, answer.split()), answer
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", KNOWN)
 def test_drawn_answers_are_right_and_questions_can_be_read_back(task):
   rng = np.random.default_rng(0)
   for length in (2, 3, 6, 15):
     question = ask(rng, task, length)
     assert parse(question.text) == question
-    answer = " ".join(TASKS[task].answer(rng, question))
+    answer = " ".join(KNOWN[task].answer(rng, question))
     assert is_right(question.text, answer)
     assert len(set(question.items)) == length and question.word not in question.items
 

@@ -32,6 +32,10 @@ CONFIGS = {
 EVERY_PASS = {
   "vicinity": functools.partial(plans.vicinity, warm_up=1000),
   "sliding": functools.partial(plans.sliding, every=1),
+  "similar": functools.partial(plans.similar, prompt_every=1, answer_every=1),
+  "similar, all turned": functools.partial(
+    plans.similar, prompt_every=1, answer_every=1000, ratio=1.0
+  ),
 }
 SOME_PASSES = {
   "dual": plans.dual,
@@ -39,6 +43,10 @@ SOME_PASSES = {
   "prefix": functools.partial(plans.prefix, lengths=5),
   "free": functools.partial(plans.free, lengths=3),
   "sliding": functools.partial(plans.sliding, ahead=L, every=5),
+  # Exact in one layer because the first is always computed in full.
+  "similar": functools.partial(
+    plans.similar, prompt_every=7, answer_every=3, ratio=0.2, answers=18
+  ),
 }
 
 

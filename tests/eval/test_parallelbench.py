@@ -1,6 +1,7 @@
 """The suite for denoisers: what it asks, counts and writes, and its command lines."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -20,7 +21,7 @@ SMALL = Config(
 
 
 def test_the_questions_are_of_every_task_and_length():
-  asked = [lists.parse(r["question"]) for r in parallelbench.questions(SMALL)]
+  asked = [lists.parse(q.text) for q in parallelbench.questions(SMALL)]
   kinds = sorted((q.task, len(q.items)) for q in asked)
   assert kinds == sorted([(t, n) for t in SMALL.tasks for n in SMALL.lengths] * 2)
 
@@ -32,15 +33,15 @@ def filled(text: str, forwards: int, seconds: float) -> Filled:
 def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
   model = load(list_denoiser)
   monkeypatch.setattr(parallelbench, "said", lambda model, f: f.text)
-  records = [
-    {"question": "copy : Ada Bob Cy =", "answer": ""},
-    {"question": "shuffle : Ada Bob Cy =", "answer": ""},
-    {"question": "copy : Ada Bob Cy =", "answer": ""},
-  ]
+  asked = [
+    parallelbench.Question(text.split()[0], [{"role": "user", "content": text}],
+                           functools.partial(lists.is_right, text))
+    for text in ("copy : Ada Bob Cy =", "shuffle : Ada Bob Cy =", "copy : Ada Bob Cy =")
+  ]  # fmt: skip
   first = [filled("Ada Bob Cy", 4, 1.0), filled("Bob Ada Cy", 2, 1.0), filled("Ada", 3, 5.0)]
   again = [dataclasses.replace(f, seconds=2 * f.seconds) for f in first]
   config = dataclasses.replace(SMALL, batch=2)
-  got = parallelbench.figures(model, config, records, [first, again])
+  got = parallelbench.figures(model, config, asked, [first, again])
   assert got["accuracy"] == pytest.approx(2 / 3) and got["forwards"] == 3
   assert got["seconds"] == pytest.approx(np.median([1.0 + 5.0, 2.0 + 10.0]))
   assert got["tasks"]["copy"] == {"accuracy": 0.5, "forwards": 3.5}
@@ -84,11 +85,25 @@ def test_denoise_prints_json(list_denoiser, capsys):
   assert "accepted is NAME" in capsys.readouterr().err
 
 
+def test_published_questions_take_the_place_of_ours(list_denoiser, tmp_path, capsys):
+  names = ["Ada", "Bob", "Cy"]
+  turns = [{"role": "user", "content": f"copy : {' '.join(names)} ="}]
+  for task, label in (("copy", json.dumps(names)), ("shuffle", {"input": names})):
+    line = json.dumps({"messages": turns, "label": label})
+    (tmp_path / f"waiting_line_{task}.jsonl").write_text(f"{line}\n" * 3)
+  out = tmp_path / "out"
+  assert main(["bench", "--suite", "parallelbench", "--model", list_denoiser, "--methods",
+               "confidence-8", "--limit", "2", "--max-new-tokens", "8", "--published",
+               str(tmp_path), "--out", str(out)]) == 0  # fmt: skip
+  assert "| copy | shuffle |" in capsys.readouterr().out
+  lines = [json.loads(x) for x in (out / "results.jsonl").read_text().splitlines()]
+  assert [x["task"] for x in lines] == ["copy", "copy", "shuffle", "shuffle"]
+
+
 def test_the_suite_is_a_command(list_denoiser, tmp_path, capsys):
   out = str(tmp_path / "out")
   assert main(["bench", "--suite", "parallelbench", "--model", list_denoiser, "--methods",
-               "confidence-8", "--limit", "1", "--max-new-tokens", "8",
-               "--out", out]) == 0  # fmt: skip
-  assert "| confidence-8 |" in capsys.readouterr().out
-  assert main(["bench", "--suite", "parallelbench"]) == 2
-  assert "needs --model" in capsys.readouterr().err
+               "confidence-8", "--limit", "1", "--max-new-tokens", "8", "--tasks", "copy",
+               "latin_square", "--lengths", "2", "--out", out]) == 0  # fmt: skip
+  said = capsys.readouterr().out
+  assert "| confidence-8 |" in said and "| copy | latin_square |" in said

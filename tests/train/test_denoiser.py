@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,15 +66,15 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
 
 def test_a_question_is_never_masked_and_the_rest_ends_the_text(run):
   tokenizer = train_words(["copy : Ann Bob ="])
-  rows = script.rows_of([("copy : Ann Bob =", "Ann Bob")], run, tokenizer)
   end = tokenizer.id(END)
+  rows = script.rows_of([("copy : Ann Bob =", "Ann Bob")], run, tokenizer, end)
   assert rows.tokens.tolist() == [[*tokenizer.encode("copy : Ann Bob = Ann Bob"), *[end] * 3]]
   assert rows.maskable.tolist() == [[False] * 5 + [True] * 5]
 
 
 def test_text_fills_rows_and_all_of_it_is_masked_at_times(run):
   tokenizer = train_words(["a b c"])
-  rows = script.rows_of([("a b c " * 5,), ("c b a",)], run, tokenizer)
+  rows = script.rows_of([("a b c " * 5,), ("c b a",)], run, tokenizer, 0)
   stream = [*tokenizer.encode("a b c " * 5), 0, *tokenizer.encode("c b a"), 0]
   assert rows.tokens.tolist() == [stream[:10], stream[10:20]] and rows.maskable.all()
 
@@ -82,4 +83,23 @@ def test_rows_that_are_too_short(run):
   short = dataclasses.replace(run, length=6)
   tokenizer = train_words(["copy : Ann Bob ="])
   with pytest.raises(ValueError, match="length=6: record 0 takes 8 tokens"):
-    script.rows_of([("copy : Ann Bob =", "Ann Bob")], short, tokenizer)
+    script.rows_of([("copy : Ann Bob =", "Ann Bob")], short, tokenizer, 0)
+
+
+def test_a_model_goes_on_from_where_it_was(run, tmp_path):
+  config = dataclasses.replace(
+    run, start=f"{run.out}/model", out=str(tmp_path), words=False, layers=7, steps=2, rate=1e-9,
+    warmup=1, save_every=2,
+  )  # fmt: skip
+  script.main(config)
+  before, after = specjax.load(config.start), specjax.load(f"{tmp_path}/model")
+  assert (after.config, after.mask, after.stop) == (before.config, before.mask, before.stop)
+  chex.assert_trees_all_close(after.params, before.params, atol=1e-5)
+  loss = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+  with open(f"{run.out}/metrics.jsonl") as file:
+    assert loss < 0.7 * json.loads(file.readline())["loss"]
+
+
+def test_only_a_denoiser_goes_on(run, tmp_path):
+  with pytest.raises(ValueError, match="is no masked diffusion model"):
+    script.main(dataclasses.replace(run, start="gsm8k-7m", out=str(tmp_path)))

@@ -140,7 +140,7 @@ def test_judges_that_do_not_fit_are_refused(tmp_path):
   checkpoint.save(tmp_path, Judge(jnp.ones(8), jnp.float32(1)), base="tiny")
   with pytest.raises(ValueError, match=r"tensor w has shape \(8,\), expected \(16,\)"):
     checkpoint.load(tmp_path, CONFIG)
-  with pytest.raises(ValueError, match=r"tensor b of the judge is not finite"):
+  with pytest.raises(ValueError, match=r"tensor b is not finite in dtype float32"):
     checkpoint.save(tmp_path, Judge(jnp.ones(8), jnp.float32(jnp.nan)), base="tiny")
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(ValueError, match=r"lacks verifier='judge': this is no judge"):

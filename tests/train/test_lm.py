@@ -103,7 +103,7 @@ def test_checkpoints_without_a_record_of_settings_continue(lm_run, tmp_path):
   ("change", "words"),
   [
     ({"batch": 1000}, r"batch=1000: accepted is 1 to \d+, the rows"),
-    ({"template": "alpaca"}, "template='alpaca': accepted are plain, qa, vicuna"),
+    ({"template": "alpaca"}, "template='alpaca': accepted are plain, continued, qa, vicuna"),
     ({"fields": ("question", "reply")}, "record 1 has no text in field 'reply'"),
     ({"data": "nothing.jsonl"}, "data='nothing.jsonl': no such file"),
     ({"heads": 3, "kv_heads": 2}, "heads=3 must be a multiple of kv_heads=2"),

@@ -9,14 +9,20 @@ import numpy as np
 from specjax.train import masking
 
 
-def test_every_share_is_masked_and_the_prompt_never():
-  maskable = jnp.broadcast_to(jnp.arange(64)[None] >= 16, (512, 64))
+def test_every_number_of_masks_is_as_likely_and_the_prompt_never_masked():
+  maskable = jnp.broadcast_to(jnp.arange(12)[None] >= 4, (800, 12))
   masked, p = masking.corrupt(jax.random.key(0), maskable)
-  assert not masked[:, :16].any()
-  share = masked[:, 16:].mean(1)
-  assert 0 < float(p.min()) < 0.02 and float(p.max()) > 0.98
-  assert abs(float((share - p[:, 0]).mean())) < 0.01
-  assert np.corrcoef(share, p[:, 0])[0, 1] > 0.97
+  assert not masked[:, :4].any()
+  k = np.asarray(masked.sum(1))
+  np.testing.assert_array_equal(np.bincount(k), [0, *[100] * 8])
+  np.testing.assert_allclose(p[:, 0], k / 8)
+  for n in range(1, 9):  # every token is masked equally often
+    assert np.abs(np.asarray(masked)[k == n][:, 4:].mean(0) - n / 8).max() < 0.2
+
+
+def test_rows_without_anything_to_mask_keep_it():
+  masked, p = masking.corrupt(jax.random.key(0), jnp.zeros((3, 5), bool))
+  assert not masked.any() and (p == 1).all()
 
 
 def test_the_loss_is_the_bound_on_two_tokens():

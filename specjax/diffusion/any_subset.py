@@ -1,0 +1,183 @@
+"""Any-subset speculative decoding: slots filled in any order, several in two passes, exactly.
+
+ASSD (Guo and Ermon 2025, arXiv 2504.20456). A network that knows the law of a slot given any others
+is its own draft model: one pass says the next ranks' laws given the known slots alone, from which
+tokens are drawn as if they were independent; a second one says what each law is once the tokens of
+lower rank are there, by which they are accepted or replaced.
+
+One round, for a row in which 4 slots of 7 are known and k = 3 are guessed:
+
+    canvas   the cat ___ on  ___ mat ___       ranks of the empty slots: 2, 0, 1
+    draft    the cat a   on  the mat .         a, the, and . drawn from q, each given the 4
+    joint        p of rank 1 given "the", of rank 2 given "the" and ".", one pass
+    accept   "the" always, since its p is q; then "." and "a", one after the other, while u q < p;
+             the first that fails is drawn anew from norm(max(p - q, 0)), what follows is dropped
+
+Where none fails, the joint pass has said the law of the rank after the last as well: a token is
+drawn from it. (The published code leaves it.) A round fills two slots at least, or the last one in
+one pass, so there are never more passes than slots.
+
+EXACT: texts have the law of plain decoding, one slot after the other in the same order. Noise
+belongs to the request and the rank a round begins at, so a batch gives what its rows give alone.
+
+Letters: B batch, L canvas length, k guesses, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Draft, Params
+from specjax.diffusion.base import Canvas
+from specjax.drafters.none import none
+from specjax.sampling import DRAFT, Noise, Settings, Source, log_law
+from specjax.verifiers import chain
+
+
+class AnyOrder(NamedTuple):
+  """A model of every slot given any others, as pure functions. `params` is a pytree of its own.
+
+  Both functions take (params, tokens i32[B, L], known bool[B, L], rank i32[B, L]) and return
+  log-probabilities f32[B, L, V]; rows of known slots mean nothing, but are not NaN.
+
+  `rank` is -1 in slots that were given, then 0, 1, .. in the order of filling; slots that do not
+  take part have L. `known` are all slots below some rank. Tokens elsewhere are not looked at.
+  A law may depend on the order in which the known slots were filled, but not on anything else: for
+  the lowest unknown rank, `draft` and `joint` say the same.
+
+  Attributes:
+    vocab_size: V (static).
+    draft: every slot's law given the known ones alone.
+    joint: every slot's law given the known ones and all of lower rank than its own.
+  """
+
+  vocab_size: int
+  draft: Callable[..., Array]
+  joint: Callable[..., Array]
+
+
+class Request(NamedTuple):
+  """What each row asks for; traced.
+
+  Attributes:
+    settings: sampling settings, arrays [B].
+    key: key[B], see `sampling.request_keys`.
+  """
+
+  settings: Settings
+  key: Array
+
+
+class State(NamedTuple):
+  """What rides in the loop.
+
+  Attributes:
+    tokens: i32[B, L].
+    rank: i32[B, L], see `AnyOrder`. Slots below `filled` are known.
+    filled: i32[B], slots filled so far.
+    total: i32[B], slots to fill.
+    passes: i32[B], of the model while the row was live.
+  """
+
+  tokens: Array
+  rank: Array
+  filled: Array
+  total: Array
+  passes: Array
+
+
+def start(canvas: Canvas, order: Array) -> State:
+  """The state before the first round.
+
+  Args:
+    canvas: masked slots before `end` are filled, whatever they hold.
+    order: i32[B, L], the lowest first; ties from left to right. All equal is the paper's order.
+  """
+  B, L = canvas.tokens.shape
+  inside = jnp.arange(L)[None] < canvas.end[:, None]
+  todo = canvas.masked & inside
+  slots = jnp.lexsort((order, ~todo), axis=-1)
+  place = jnp.argsort(slots, axis=-1).astype(jnp.int32)
+  zero = jnp.zeros(B, jnp.int32)
+  return State(
+    tokens=jnp.where(todo, 0, canvas.tokens),
+    rank=jnp.where(todo, place, jnp.where(inside, -1, L)),
+    filled=zero,
+    total=todo.sum(1, dtype=jnp.int32),
+    passes=zero,
+  )
+
+
+def round_(
+  model: AnyOrder, params: Params, request: Request, state: State, guesses: int, noise: Source
+) -> State:
+  """Two passes, one where a single slot is left; finished rows stay as they are."""
+  tokens, rank, filled, total, passes = state
+  B, L = tokens.shape
+  row, left, known = jnp.arange(B)[:, None], total - filled, rank < filled[:, None]
+  step = jnp.arange(guesses + 1, dtype=jnp.int32)[None]
+  by_rank = jnp.argsort(jnp.where(rank < 0, L, rank), axis=1)
+  slots = jnp.take_along_axis(by_rank, jnp.minimum(filled[:, None] + step, L - 1), 1)
+  column = jnp.where(step < left[:, None], slots, L)  # L is nowhere
+
+  def law(of: Callable[..., Array], tokens: Array, slots: Array) -> Array:
+    return log_law(of(params, tokens, known, rank)[row, slots], request.settings)
+
+  q = law(model.draft, tokens, slots[:, :-1])
+  drafted = jnp.stack([noise.draw(DRAFT + j, q[:, j]) for j in range(guesses)], 1)
+  guessed = tokens.at[row, column[:, :-1]].set(drafted, mode="drop")
+  # Row i is the law of the slot after guess i.
+  p = jax.lax.cond(
+    (left > 1).any(), lambda: law(model.joint, guessed, slots[:, 1:]), lambda: jnp.zeros_like(q)
+  )
+
+  # A chain whose root is the first guess: what is certain is not verified.
+  step = jnp.broadcast_to(step[:, :-1], drafted.shape)
+  draft = Draft(
+    tokens=drafted,
+    parent=jnp.maximum(step - 1, 0),
+    depth=step,
+    valid=step < jnp.maximum(left, 1)[:, None],
+    law=jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf),
+  )
+  chained = none()._replace(nodes=guesses, depth=guesses - 1)
+  verdict = chain.leave(draft, p, chain.coins(draft, p, noise, chained), noise, chained)
+  emitted = jnp.minimum(verdict.count + 2, left)
+  new = jnp.concatenate([drafted[:, :1], verdict.tokens], 1)
+  column = jnp.where(jnp.arange(guesses + 1)[None] < emitted[:, None], column, L)
+  used = jnp.minimum(left, 2)  # passes: none for a finished row, no joint one for the last slot
+  tokens = tokens.at[row, column].set(new, mode="drop")
+  return State(tokens, rank, filled + emitted, total, passes + used)
+
+
+def advance(
+  model: AnyOrder, params: Params, request: Request, state: State, rounds: Array,
+  *, guesses: int = 5, while_loop: Callable[..., Any] = jax.lax.while_loop,
+  source: Callable[..., Source] = Noise,
+) -> State:  # fmt: skip
+  """Runs until every slot is filled, `rounds` i32[] rounds at most.
+
+  Args:
+    model, guesses, while_loop, source: static. `guesses` is k >= 1, published 5; with 1 there are
+      as many passes as slots, as in plain decoding.
+  """
+
+  def unfinished(carry) -> Array:
+    i, state = carry
+    return (i < rounds) & (state.filled < state.total).any()
+
+  def body(carry):
+    i, state = carry
+    noise = source(request.key, state.filled)
+    return i + 1, round_(model, params, request, state, guesses, noise)
+
+  return while_loop(unfinished, body, (jnp.int32(0), state))[1]
+
+
+compiled_start = jax.jit(start)
+compiled_advance = jax.jit(
+  advance, static_argnames=("model", "guesses", "while_loop", "source"), donate_argnames="state"
+)

@@ -1,0 +1,134 @@
+"""Guesses of whole texts, weighed by what the slots mean together.
+
+Letters: B batch, N slots (all of the canvas), S samples, V vocabulary, E model width.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Target
+from specjax.diffusion.base import Denoiser, Earlier, Params
+from specjax.sampling import DRAFT, RESIDUAL, Noise, Source
+
+TextLaw = Callable[[Params, Array, Array], Array]
+"""(params, tokens i32[B, N], seen bool[B, N]) -> f32[B], nats: how probable each whole text is, up
+to a factor. What is not seen does not count."""
+
+
+def resample(
+  noise: Source, log_q: Array, tokens: Array, masked: Array, log_p: Callable[[Array], Array],
+  samples: int,
+) -> Array:  # fmt: skip
+  """One of S texts drawn slot by slot, by their weights exp(-E).
+
+  E(x) = log q(x) - log p(x), q(x) being the product of the masked slots' laws; known slots carry
+  nothing. EDLM (Xu et al. 2024, arXiv 2410.21357). Its published code weighs by exp(+E), which
+  leads away from p.
+
+  EXACT for p given the known tokens in the limit of many samples, where q is nowhere zero that p is
+  not; the distance falls as 1 / S. One sample is q.
+
+  Args:
+    log_q: f32[B, N, V], log-probabilities of each slot.
+    tokens: i32[B, N], of which the known ones are kept.
+    masked: bool[B, N], what is drawn.
+    log_p: i32[B * S, N] -> f32[B * S], nats, up to a constant of the row; rows of one text follow
+      each other.
+    samples: S (static).
+
+  Returns:
+    i32[B, N].
+  """
+  B, N = tokens.shape
+  drawn = noise.children(DRAFT, log_q, samples, False)
+  said = jnp.take_along_axis(log_q, drawn, -1)
+  said = jnp.where(masked[..., None], said, 0.0).sum(1)
+  texts = jnp.where(masked[..., None], drawn, tokens[..., None]).swapaxes(1, 2)
+  weight = log_p(texts.reshape(B * samples, N)).reshape(B, samples) - said
+  # Where p is zero on all of them, any is as good.
+  weight = jnp.where((weight > -jnp.inf).any(1, keepdims=True), weight, 0.0)
+  chosen = noise.draw(RESIDUAL, jax.nn.log_softmax(weight))
+  return jnp.take_along_axis(texts, chosen[:, None, None], 1)[:, 0]
+
+
+@functools.cache
+def autoregressive(target: Target) -> TextLaw:
+  """The law of a causal model, whose params are the text law's; it knows every unmasked token.
+
+  Slot 0 has nothing before it: a model that predicts the next token does not say how probable it
+  is, so it counts the same whatever it holds.
+  """
+
+  def log_prob(params: Params, tokens: Array, seen: Array) -> Array:
+    B, N = tokens.shape
+    tokens = jnp.where(seen, tokens, 0)  # the mask token need not be one of the model's
+    _, features = target.prefill(params, tokens, jnp.full(B, N, jnp.int32), N)
+    log_law = jax.nn.log_softmax(target.head(params, features.hidden[:, :-1]))
+    said = jnp.take_along_axis(log_law, tokens[:, 1:, None], -1)[..., 0]
+    return jnp.where(seen[:, 1:], said, 0.0).sum(1)
+
+  return log_prob
+
+
+class Reweighted(NamedTuple):
+  """Params of `reweighted`.
+
+  Attributes:
+    inner: the denoiser's own.
+    text: the text law's.
+    key: key[B], see `sampling.request_keys`; of another seed than the request's.
+  """
+
+  inner: Params
+  text: Params
+  key: Array
+
+
+@functools.cache
+def reweighted(denoiser: Denoiser, law: TextLaw, samples: int = 2) -> Denoiser:
+  """A denoiser that is sure of one text in every pass, that which `resample` chose.
+
+  EDLM as a denoiser like any other: a policy that commits every slot decodes in one pass, one that
+  commits slots at random is nearest to the paper's. As long as what is committed does not depend on
+  the tokens, each further pass draws from p given the tokens so far, and the text's law is as exact
+  as that of `resample`. All slots have confidence 1, so that policies which ask for it commit them
+  all; tokens are drawn at temperature 1, and the request's temperature changes nothing.
+
+  A pass of `samples` texts of the text law comes with every pass. It reads whole canvases: for
+  `plans.none`.
+
+  Args:
+    denoiser: the network q comes from.
+    law: what p is, `autoregressive` or another.
+    samples: S (static), published 2.
+  """
+  tokens_of_v = jnp.arange(denoiser.vocab_size)[None, None]
+
+  def evaluate(
+    params: Reweighted, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
+  ):
+    if earlier is not None:
+      raise ValueError("a reweighted denoiser weighs whole texts, accepted is plans.none.")
+    states, _ = denoiser.evaluate(params.inner, tokens, position, seen)
+    predicts = jnp.maximum(jnp.arange(tokens.shape[1]) - int(denoiser.shift), 0)
+    logits = denoiser.head(params.inner, states[:, predicts])
+    log_q = jax.nn.log_softmax(jnp.where(tokens_of_v == denoiser.mask, -jnp.inf, logits))
+    masked = (tokens == denoiser.mask) & seen
+    # The slots left number the passes: every pass commits one at least.
+    noise = Noise(params.key, masked.sum(1, dtype=jnp.int32))
+
+    def log_p(texts: Array) -> Array:
+      return law(params.text, texts, jnp.repeat(seen, samples, 0))
+
+    return resample(noise, log_q, tokens, masked, log_p, samples)[..., None], ()
+
+  def head(params: Reweighted, states: Array) -> Array:
+    # Slots past the end stay masked; they have nothing to say, but no NaN either.
+    return jnp.where((tokens_of_v == states) | (states == denoiser.mask), 0.0, -jnp.inf)
+
+  return denoiser._replace(shift=False, evaluate=evaluate, head=head)

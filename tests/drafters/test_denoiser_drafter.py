@@ -1,0 +1,139 @@
+"""A masked diffusion model as the drafter of a chain."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import drafters, speculate
+from specjax.base import Context
+from specjax.diffusion.base import Denoiser
+from specjax.models.config import Config
+from specjax.models.denoiser import denoiser as network
+from specjax.models.transformer import Transformer
+from specjax.sampling import Settings, request_keys
+from specjax.testing import random_table, table_model
+from specjax.verifiers import target_only
+
+V, MASK, DEPTH, T, BUDGET = 8, 7, 3, 6, 12
+TARGET = table_model(V)
+# The target never says the mask.
+TABLE = {"logits": random_table(0, V)["logits"].at[..., MASK].set(-20.0)}
+SMALL = Config(
+  vocab_size=V, width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp_width=8, causal=False
+)
+LENGTH = np.array([6, 1, 3], np.int32)
+TOKENS = np.random.default_rng(1).integers(MASK, size=(len(LENGTH), T)).astype(np.int32)
+
+
+@functools.cache
+def small_params():
+  rng = np.random.default_rng(0)
+  z = jnp.zeros((1, 2), jnp.int32)
+  init = Transformer(SMALL).init
+  shapes = jax.eval_shape(init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
+
+
+def decode(drafter, params, rows, temperature=0.0, budget=BUDGET):
+  """(new tokens of each row, Stats)."""
+  method = speculate.method(TARGET, drafter, target_only())
+  weights, B = speculate.Weights(TABLE, params), len(rows)
+  settings = Settings(jnp.full(B, temperature), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B))
+  request = speculate.Request(
+    settings, request_keys(0, rows), jnp.asarray(LENGTH[rows] + budget), jnp.array([-1])
+  )
+  capacity = speculate.capacity_for(T, BUDGET, DEPTH)
+  state = speculate.compiled_start(method, weights, TOKENS[rows], LENGTH[rows], request, capacity)
+  state = speculate.compiled_advance(method, weights, request, state, jnp.int32(1000))
+  text, length = np.asarray(state.context.tokens), np.asarray(state.context.length)
+  new = [text[i, n : length[i]].tolist() for i, n in enumerate(LENGTH[rows])]
+  return new, jax.device_get(state.stats)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rows", [[0, 1, 2], [1]])
+def test_the_text_is_the_targets(rows, temperature):
+  drafter = drafters.denoiser(network(SMALL, MASK), TARGET, DEPTH)
+  got, stats = decode(drafter, small_params(), rows, temperature)
+  wanted, _ = decode(drafters.none(), (), rows, temperature)
+  assert got == wanted
+  assert (stats.accepted[:, 0] > 0).all()  # it is wrong at times
+
+
+def table_denoiser(depth: int) -> Denoiser:
+  """Says what the table, its params, says greedily; so it reads the last two tokens of the text."""
+
+  def evaluate(params, tokens, position, seen, earlier):
+    row, first = jnp.arange(len(tokens)), jnp.argmax((tokens == MASK) & seen, 1)
+    before = jnp.where(first > 1, tokens[row, first - 2], V)
+    own, states = tokens[row, first - 1], jnp.zeros((*tokens.shape, V))
+    for step in range(depth):
+      before, own = own, jnp.argmax(params["logits"][before, own], -1).astype(jnp.int32)
+      states = states.at[row, first + step].set(jax.nn.one_hot(own, V))
+    return states, ()
+
+  return Denoiser(V, MASK, False, evaluate, lambda params, states: states)
+
+
+@pytest.mark.parametrize("context", [None, DEPTH + 2])
+def test_a_denoiser_that_is_right_is_followed_to_the_end(context):
+  drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH, context)
+  got, stats = decode(drafter, TABLE, [0, 1, 2])
+  assert got == decode(drafters.none(), (), [0, 1, 2])[0]
+  np.testing.assert_array_equal(stats.forwards, BUDGET // (DEPTH + 1))
+  np.testing.assert_array_equal(stats.accepted[:, DEPTH], stats.forwards)
+
+
+def test_a_canvas_that_is_too_short_misses_what_it_needs():
+  """One token of the text is not enough to continue a table of two."""
+  drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH, DEPTH + 1)
+  got, stats = decode(drafter, TABLE, [0, 1, 2])
+  assert got == decode(drafters.none(), (), [0, 1, 2])[0]
+  assert stats.forwards.sum() > 3 * BUDGET // (DEPTH + 1)
+
+
+@pytest.mark.parametrize("context, shift", [(None, False), (6, True)])
+def test_it_reads_the_text_and_its_masks_and_nothing_else(context, shift):
+  model, params, S = network(SMALL, MASK, shift), small_params(), 20
+  drafter = drafters.denoiser(model, TARGET, DEPTH, context)
+  text = np.random.default_rng(2).integers(MASK, size=(3, S)).astype(np.int32)
+  length = np.array([1, 6, 12], np.int32)
+  draft, _ = jax.jit(lambda *x: drafter.propose(params, (), (), Context(*x), None, None))(
+    text, length
+  )
+
+  @jax.jit
+  def laws(canvas, position):
+    states, _ = model.evaluate(params, canvas, position, jnp.ones(canvas.shape, bool))
+    return model.head(params, states)
+
+  for b, n in enumerate(length):
+    # Where the text stands matters to nobody: here its slots keep their own numbers.
+    canvas = np.concatenate([text[b, :n], np.full(DEPTH, MASK, np.int32)])
+    position = np.arange(len(canvas), dtype=np.int32)
+    canvas, position = (x[-(context or S) :][None] for x in (canvas, position))
+    end = canvas.shape[1] - int(shift)
+    law = np.asarray(laws(canvas, position))[0, end - DEPTH : end, :MASK]
+    np.testing.assert_array_equal(draft.tokens[b], [text[b, n - 1], *law.argmax(-1)])
+
+
+def test_other_lengths_and_budgets_are_one_trace():
+  exact = table_denoiser(DEPTH)
+  counted = chex.assert_max_traces(exact.evaluate, n=1)
+  drafter = drafters.denoiser(exact._replace(evaluate=counted), TARGET, DEPTH)
+  for budget, rows in ((BUDGET, [0]), (5, [1]), (1, [2])):
+    decode(drafter, TABLE, rows, budget=budget)
+
+
+def test_what_does_not_fit_is_refused():
+  model = network(SMALL, MASK)
+  with pytest.raises(ValueError, match="vocabulary of 8, the target one of 9"):
+    drafters.denoiser(model, table_model(V + 1), DEPTH)
+  with pytest.raises(ValueError, match="depth=0"):
+    drafters.denoiser(model, TARGET, 0)
+  with pytest.raises(ValueError, match="context=3"):
+    drafters.denoiser(model, TARGET, DEPTH, DEPTH)
