@@ -1,7 +1,7 @@
-"""Which device a computation is compiled for."""
+"""Which devices a computation is compiled for."""
 
 import jax
-from jax.sharding import AbstractDevice
+from jax.sharding import AbstractDevice, AxisType
 
 
 def device() -> jax.Device | AbstractDevice:
@@ -12,3 +12,10 @@ def device() -> jax.Device | AbstractDevice:
 def platform() -> str:
   """cpu, gpu or tpu."""
   return device().platform
+
+
+def mesh_axis(name: str, size: int) -> str | None:
+  """`name`, where the mesh that is set has such an axis and it divides `size`; None elsewhere."""
+  mesh = jax.sharding.get_abstract_mesh()
+  axes = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+  return name if axes.get(name) == AxisType.Auto and size % mesh.shape[name] == 0 else None

@@ -145,8 +145,12 @@ def tree_attention(
     scale = pl.BlockSpec((None, None, 1, size), lambda b, h, j, live, fetch: (b, h, 0, fetch[b, j]))
     return jax.tree.map(lambda leaf: rows if leaf.ndim == 4 else scale, x)
 
-  def as_row(x: Cached) -> Cached:
-    return x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
+  def in_place(x: Cached) -> Cached:
+    """Left to itself, XLA brings all of a cache that fits on chip there before every call."""
+    x = x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
+    if interpret:
+      return x
+    return jax.tree.map(lambda leaf: pltpu.with_memory_space_constraint(leaf, pltpu.HBM), x)
 
   of_tree = of_head(*k_tree.shape[2:])
   of_mask = pl.BlockSpec((None, *tree_mask.shape[1:]), lambda b, h, j, live, fetch: (b, 0, 0))
@@ -177,7 +181,7 @@ def tree_attention(
     ),
     interpret=interpret,
   )(
-    *plan(prefix, size, J), rows, as_row(k_cache), as_row(v_cache), k_tree, v_tree,
+    *plan(prefix, size, J), rows, in_place(k_cache), in_place(v_cache), k_tree, v_tree,
     tree_mask.astype(jnp.int8), visible,
   )  # fmt: skip
   top, total = (x[..., 0].reshape(B, H, N) for x in (top, total))

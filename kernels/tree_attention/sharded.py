@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import jax
 from jax import Array
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from specjax.kernels.platform import mesh_axis
 from specjax.kernels.tree_attention.quantised import Cached
 from specjax.kernels.tree_attention.reference import Result
 
@@ -24,13 +25,7 @@ def over_mesh(attention: Attention, batch: int, heads: int) -> Attention:
     batch: B. An axis that does not divide it is not used.
     heads: K, likewise.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-
-  def axis(name: str, size: int) -> str | None:
-    return name if axes.get(name) == AxisType.Auto and size % mesh.shape[name] == 0 else None
-
-  data, model = axis("data", batch), axis("model", heads)
+  data, model = mesh_axis("data", batch), mesh_axis("model", heads)
   if data is None and model is None:
     return attention
   of_rows, of_heads = PartitionSpec(data), PartitionSpec(data, model)

@@ -18,6 +18,7 @@ from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.linear import linear
+from specjax.models.sharding import spread_nodes
 
 _INIT = nn.initializers.normal(0.02)
 
@@ -226,7 +227,7 @@ class Transformer(nn.Module):
   def evaluate(self, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()) -> Evaluation:
     """See base.Target.evaluate."""
     features, kv = self.features(tokens, cache.length[:, None] + depth, mask, cache, taps)
-    return Evaluation(self.head(features.hidden), features, kv)
+    return Evaluation(spread_nodes(self.head(features.hidden)), features, kv)
 
 
 def attention_mask(segment: Array, causal: bool) -> Array:
