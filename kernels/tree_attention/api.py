@@ -15,18 +15,12 @@ from specjax.kernels.tree_attention.sharded import over_mesh
 Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
 
 
-def _tpu_blocks(q: Array, k_cache: Cached) -> config.Blocks | None:
-  values = jax.tree.leaves(k_cache)[0]
-  K, S, C = values.shape[1:]
-  return config.tpu_blocks(S, C, values.dtype.itemsize, q.shape[1] // K * q.shape[2])
-
-
 def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
   if platform() != "tpu":
     return f"the platform is {platform()}, not tpu"
   if q.shape[-1] not in (64, 128, 256):
     return f"heads are {q.shape[-1]} wide, not 64, 128 or 256"
-  if _tpu_blocks(q, k_cache) is None:
+  if not config.sizes("pallas_tpu", config.Shape.of(q, k_cache)):
     return f"{q.shape[1]} heads of {q.shape[2]} nodes do not fit beside a block"
   return None
 
@@ -128,20 +122,19 @@ def tree_attention(
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale
 
   def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> Result:
-    S = jax.tree.leaves(k_cache)[0].shape[2]
+    shape = config.Shape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
     if implementation == "pallas_tpu":
-      blocks = _tpu_blocks(q, k_cache)
-      assert blocks is not None
+      blocks = config.Blocks(config.block("pallas_tpu", shape))
       return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, blocks=blocks)
     if implementation == "pallas_gpu":
       return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
     visible = prefix
     if prefix.dtype != bool:
-      visible = jnp.arange(S, dtype=jnp.int32)[None] < prefix[:, None]
+      visible = jnp.arange(shape.capacity, dtype=jnp.int32)[None] < prefix[:, None]
     if implementation == "reference":
       return reference.tree_attention(q, k_cache, v_cache, visible, *tree)
-    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=config.xla_block(S))
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=config.block("xla", shape))
 
   result = over_mesh(attention, *k_tree.shape[:2])(*arguments)
   return result if return_residuals else result.out
