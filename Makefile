@@ -1,6 +1,8 @@
 # make demo    plain, prompt-lookup and Medusa decoding side by side
-# make test    lint, types and tests;  make test PYTHON=python3.12 for another Python
+# make test    lint, types and tests;  make test PYTHON=python3.12 for another Python,
+#              make test EXTRAS=test,tfds,aot with the TPU compiler, where it is not there yet
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell command -v $(p)),$(p))))
+EXTRAS ?= test,tfds
 VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
@@ -23,7 +25,7 @@ $(VENV)/.installed: setup.py pyproject.toml
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[test,tfds]
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[$(EXTRAS)]
 	touch $@
 
 clean:

@@ -2,10 +2,11 @@
 
 from setuptools import find_packages, setup
 
-FOLDERS = {"specjax.train": "train", "specjax.configs": "configs"}
+FOLDERS = ("kernels", "train", "configs")
+INNER = find_packages(include=[*FOLDERS, *(f"{name}.*" for name in FOLDERS)])
 
 setup(
-  packages=find_packages(include=["specjax", "specjax.*"]) + list(FOLDERS),
-  package_dir={"specjax": "specjax", **FOLDERS},
+  packages=find_packages(include=["specjax", "specjax.*"]) + [f"specjax.{name}" for name in INNER],
+  package_dir={"specjax": "specjax", **{f"specjax.{name}": name for name in FOLDERS}},
   package_data={"specjax.zoo": ["*/*"]},
 )

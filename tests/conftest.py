@@ -5,6 +5,8 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # or libtpu, where it is installed, looks for chips
+os.environ["XDG_CACHE_HOME"] = str(ROOT / ".jax_cache")  # a user's block sizes change bits
 
 import jax  # noqa: E402  the cache directory is read on import
 import pytest  # noqa: E402

@@ -269,6 +269,14 @@ def test_a_row_alone_is_the_row_in_a_batch(name):
     assert decode(name, (ROWS[b],))[0] == [together[b]]
 
 
+@pytest.mark.parametrize("name", [PLAIN, "prompt_lookup"])
+def test_a_long_cache_gives_the_tokens_of_a_short_one(name):
+  method, weights = METHODS[name]
+  tokens, length, request = inputs(ROWS)
+  state = speculate.compiled_start(method, weights, tokens, length, request, 1024)
+  assert new_tokens(ROWS, finish(method, weights, request, state)) == decode(name)[0]
+
+
 @pytest.mark.parametrize("name", ["draft_model", "medusa"])
 def test_streaming_is_one_call_in_pieces(name):
   method, weights = METHODS[name]

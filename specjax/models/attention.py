@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.kernels.tree_attention import reads_blocks, tree_attention
+
 
 def attend(
   q: Array, k: Array, v: Array, mask: Array, prefix: tuple[Array, Array, Array] | None
@@ -10,19 +12,24 @@ def attend(
   """Softmax attention in two parts that share one normaliser.
 
   The mask never spans the prefix, so verifying a tree costs one N x N mask whatever the text's
-  length.
+  length. Of a long prefix only the blocks that are seen are read; a short one, and one of which
+  nodes see different rows, is one product.
 
   Args:
     q: [B, H, N, C].
-    k, v: fresh keys and values [B, K, N, C], H a multiple of K.
-    mask: bool[B, N, N], node i sees node j. Every row must see something, itself at least.
-    prefix: (k [B, K, S, C], v, visible bool[B, 1 or N, S]) or None.
+    k, v: fresh keys and values [B, K, M, C], H a multiple of K; nodes may be fewer than M.
+    mask: bool[B, N, M], node i sees fresh row j. Every row must see something, itself at least.
+    prefix: (k [B, K, S, C], v, visible) or None. All see the first rows, visible i32[B], or any,
+      bool[B, S]; or each node its own, bool[B, N, S].
 
   Returns:
     [B, N, H * C].
   """
   B, H, N, C = q.shape
   K = k.shape[1]
+  if prefix is not None and prefix[2].ndim < 3 and reads_blocks(prefix[0]):
+    out = tree_attention(q, *prefix, k, v, mask)
+    return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
 
   def scores(keys: Array, visible: Array) -> Array:
@@ -43,6 +50,10 @@ def attend(
     out, total = mix(p, v), p.sum(-1, keepdims=True)
   else:
     prefix_k, prefix_v, visible = prefix
+    if visible.ndim == 1:
+      visible = jnp.arange(prefix_k.shape[2])[None] < visible[:, None]
+    if visible.ndim == 2:
+      visible = visible[:, None]
     far = scores(prefix_k, visible)
     top = jnp.maximum(top, far.max(-1, keepdims=True))
     p, p_far = jnp.exp(s - top), jnp.exp(far - top)

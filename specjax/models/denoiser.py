@@ -68,7 +68,7 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
     else:
       cache = Cache(earlier.kv, jnp.zeros(B, jnp.int32))
       features, kv = apply(
-        params, tokens, position, who, cache, visible=earlier.visible[:, None], method="features"
+        params, tokens, position, who, cache, visible=earlier.visible, method="features"
       )
     return features.hidden, kv
 

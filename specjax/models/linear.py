@@ -1,7 +1,8 @@
 """The one place that decides how a matrix product is laid out."""
 
-import jax
 from jax import Array, lax
+
+from specjax.kernels.platform import platform
 
 
 def linear(x: Array, w: Array) -> Array:
@@ -12,7 +13,7 @@ def linear(x: Array, w: Array) -> Array:
   matrix-vector product either way.
   """
   rows = x.size // x.shape[-1]
-  if jax.default_backend() == "cpu" and 1 < rows <= 64:
+  if platform() == "cpu" and 1 < rows <= 64:
     y = lax.dot_general(w, x.reshape(rows, -1), (((1,), (1,)), ((), ())))
     # Without the barrier XLA folds the transpose into the product and swaps the operands back.
     return lax.optimization_barrier(y).T.reshape(*x.shape[:-1], w.shape[0])
@@ -25,7 +26,7 @@ def linear_each(x: Array, w: Array) -> Array:
   One product of M parts keeps all cores reading weights, where M products of one row each are read
   by one core: 2.5 times faster for four vocabularies and one row on two cores.
   """
-  if jax.default_backend() == "cpu" and x.shape[0] <= 64:
+  if platform() == "cpu" and x.shape[0] <= 64:
     y = lax.dot_general(w, x, (((2,), (2,)), ((0,), (1,))))
     return lax.optimization_barrier(y).transpose(2, 0, 1)
   return lax.dot_general(x, w, (((2,), (2,)), ((1,), (0,)))).swapaxes(0, 1)

@@ -18,6 +18,7 @@ from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.linear import linear
+from specjax.models.sharding import spread_nodes
 
 _INIT = nn.initializers.normal(0.02)
 
@@ -149,7 +150,7 @@ class Layers(nn.Module):
       earlier: KV with arrays [B, K, M, C] of rows that are neither cached nor in x, or None.
         Not together with a window.
       attention_input: of the first block, see `Block`.
-      visible: bool[B, 1, S], what of the cache is seen in place of its first rows, or None. Not
+      visible: bool[B, S], what of the cache is seen in place of its first rows, or None. Not
         together with a window.
       start, stop: layer range (static).
       taps: layers whose input is wanted (static).
@@ -162,9 +163,10 @@ class Layers(nn.Module):
     if c.window is not None:
       mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
     if cache is not None and visible is None:
-      column = jnp.arange(cache.kv.k[0].shape[2])[None, None]
-      visible = column < cache.length[:, None, None]
+      visible = cache.length
       if c.window is not None:
+        column = jnp.arange(cache.kv.k[0].shape[2])[None, None]
+        visible = column < cache.length[:, None, None]
         visible = visible & (position[:, :, None] - column < c.window)
     ks, vs, inputs = [], [], []
     for i, block in list(enumerate(self.blocks))[start:stop]:
@@ -225,7 +227,7 @@ class Transformer(nn.Module):
   def evaluate(self, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()) -> Evaluation:
     """See base.Target.evaluate."""
     features, kv = self.features(tokens, cache.length[:, None] + depth, mask, cache, taps)
-    return Evaluation(self.head(features.hidden), features, kv)
+    return Evaluation(spread_nodes(self.head(features.hidden)), features, kv)
 
 
 def attention_mask(segment: Array, causal: bool) -> Array:

@@ -1,0 +1,197 @@
+r"""Tree attention over a long cache: how near to the memory's speed it reads.
+
+    python benchmarks/kernels.py
+
+For each number of nodes, the kernel the library would pick here, one dense product over the whole
+capacity in XLA, and `jax.nn.dot_product_attention`, timed in turns in one run; the last gets the
+tree inside its cache and the layout it wants, for nothing. A call must at least move the keys and
+values that are seen; what that makes per second is held against a copy of as many bytes, measured
+in the same run. The break-even is the number of nodes at which a call costs twice that of one node:
+below it a call is the reading of the cache.
+
+On CPU the shapes are smaller. Writes a report and a picture.
+"""
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax import Array
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from specjax.eval.environment import environment
+from specjax.kernels.tree_attention import tree_attention
+from specjax.models.attention import attend
+
+ON_CPU = jax.default_backend() == "cpu"
+STYLE = {"kernel": "#0072B2", "dense": "#8C8C8C", "dot_product_attention": "#E69F00"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    heads, kv_heads, width, dtype: H, K, C.
+    capacity: S.
+    lengths: rows of it that are seen, each measured.
+    batch: batch sizes, each measured.
+    nodes: numbers of nodes, each measured.
+    calls: in one timing, one after the other on the device.
+    repeats: timings; their median counts.
+    out: where the report and the picture go.
+  """
+
+  heads: int = 8 if ON_CPU else 32
+  kv_heads: int = 2 if ON_CPU else 8
+  width: int = 64 if ON_CPU else 128
+  dtype: str = "float32" if ON_CPU else "bfloat16"
+  capacity: int = 4096 if ON_CPU else 8192
+  lengths: tuple[int, ...] = (256, 4096) if ON_CPU else (1024, 8192)
+  batch: tuple[int, ...] = (1,) if ON_CPU else (1, 8)
+  nodes: tuple[int, ...] = (1, 4, 16, 64)
+  calls: int = 4 if ON_CPU else 32
+  repeats: int = 9
+  out: str = "results/kernels"
+
+
+def dense(q, k, v, length, k_tree, v_tree, mask) -> Array:
+  """One product with the whole capacity, one with the tree: what `attend` does for a window."""
+  (B, H, N, C), S = q.shape, k.shape[2]
+  visible = jnp.broadcast_to(jnp.arange(S)[None, None] < length[:, None, None], (B, N, S))
+  out = attend(q, k_tree, v_tree, mask, (k, v, visible))
+  return out.reshape(B, N, H, C).swapaxes(1, 2)
+
+
+def jax_nn(q, k, v, length, k_tree, v_tree, mask) -> Array:
+  """`jax.nn.dot_product_attention`; the tree is taken to lie in the cache's last rows."""
+  B, N = q.shape[0], q.shape[2]
+  S = k.shape[1]
+  seen = jnp.broadcast_to(jnp.arange(S - N)[None, None] < length[:, None, None], (B, N, S - N))
+  seen = jnp.concatenate([seen, mask], 2)[:, None]
+  return jax.nn.dot_product_attention(q.swapaxes(1, 2), k, v, mask=seen).swapaxes(1, 2)
+
+
+def timed(f: Callable[..., Any], arguments: tuple, calls: int) -> Callable[[], float]:
+  """Seconds of a call, of several that wait for each other on the device."""
+
+  @jax.jit
+  def run(x, *rest):
+    return jax.lax.fori_loop(0, calls, lambda _, x: x + 0 * f(x, *rest).astype(x.dtype), x)
+
+  jax.block_until_ready(run(*arguments))
+
+  def once() -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(run(*arguments))
+    return (time.perf_counter() - start) / calls
+
+  return once
+
+
+def measure(config: Config, B: int, N: int, length: int) -> dict:
+  """Seconds of each way, and of a copy of the bytes that are seen."""
+  H, K, C, S = config.heads, config.kv_heads, config.width, config.capacity
+  keys = iter(jax.random.split(jax.random.key(0), 5))
+  draw = lambda *shape: jax.random.normal(next(keys), shape, config.dtype)  # noqa: E731
+  q, k, v = draw(B, H, N, C), draw(B, K, S, C), draw(B, K, S, C)
+  tree = draw(B, K, N, C), draw(B, K, N, C)
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))
+  lengths = jnp.full(B, length, jnp.int32)
+  arguments = (q, k, v, lengths, *tree, mask)
+  of_rows = [x.swapaxes(1, 2) for x in (k, v)]
+  moved = 2 * B * K * length * C * k.dtype.itemsize
+  ways = {
+    "copy": timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls),
+    "kernel": timed(tree_attention, arguments, config.calls),
+    "dense": timed(dense, arguments, config.calls),
+    "dot_product_attention": timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
+  }
+  seconds: dict[str, list[float]] = {name: [] for name in ways}
+  for _ in range(config.repeats):
+    for name, once in ways.items():
+      seconds[name].append(once())
+  median = {name: float(np.median(times)) for name, times in seconds.items()}
+  copy = moved / median.pop("copy")
+  return {
+    "batch": B, "nodes": N, "length": length, "bytes": moved, "copy_bytes_per_second": copy,
+    "seconds": median,
+    "share_of_copy": {name: moved / each / copy for name, each in median.items()},
+  }  # fmt: skip
+
+
+def break_even(rows: list[dict], name: str) -> float | None:
+  """Nodes at which a call costs twice one node's, between those measured; None if never."""
+  nodes = [row["nodes"] for row in rows]
+  cost = [row["seconds"][name] / rows[0]["seconds"][name] for row in rows]
+  if cost[-1] < 2:
+    return None
+  return float(np.interp(2, np.maximum.accumulate(cost), nodes))
+
+
+def picture(groups: dict[tuple[int, int], list[dict]]) -> Figure:
+  """Time over nodes, a panel for each batch size and length."""
+  figure = Figure(figsize=(4 * len(groups), 3.4), dpi=160, layout="constrained")
+  for i, ((B, length), rows) in enumerate(groups.items()):
+    axes = figure.add_subplot(1, len(groups), i + 1)
+    nodes = [row["nodes"] for row in rows]
+    for name, colour in STYLE.items():
+      each = [1e6 * row["seconds"][name] for row in rows]
+      axes.plot(nodes, each, "o-", color=colour, label=name.replace("_", " "))
+    copy = [1e6 * row["bytes"] / row["copy_bytes_per_second"] for row in rows]
+    axes.plot(nodes, copy, ":", color="#222222", label="copy of the rows seen")
+    axes.set(xscale="log", yscale="log", xlabel="nodes", title=f"batch {B}, {length} rows seen")
+    axes.minorticks_off()
+    axes.set_xticks(nodes, map(str, nodes))
+    axes.spines[["top", "right"]].set_visible(False)
+    if not i:
+      axes.set_ylabel("microseconds a call")
+      axes.legend(frameon=False, fontsize=8)
+  return figure
+
+
+def main(config: Config) -> None:
+  groups = {
+    (B, length): [measure(config, B, N, length) for N in config.nodes]
+    for B in config.batch
+    for length in config.lengths
+  }
+  table = Table(title=f"{config.capacity} rows cached, {environment()['machine']['device']}")
+  for heading in ("batch", "seen", "nodes", "MB", "copy GB/s", "way", "us", "GB/s", "of copy"):
+    table.add_column(heading, justify="right")
+  for (B, length), rows in groups.items():
+    for row in rows:
+      for name, each in row["seconds"].items():
+        table.add_row(
+          str(B), str(length), str(row["nodes"]), f"{row['bytes'] / 1e6:.2f}",
+          f"{row['copy_bytes_per_second'] / 1e9:.1f}", name, f"{1e6 * each:.0f}",
+          f"{row['bytes'] / each / 1e9:.1f}", f"{row['share_of_copy'][name]:.0%}",
+        )  # fmt: skip
+  Console(width=120).print(table)
+  even = {
+    f"batch {B}, {length} rows seen": {name: break_even(rows, name) for name in STYLE}
+    for (B, length), rows in groups.items()
+  }
+  for where, each in even.items():
+    print(f"break-even nodes, {where}:", {k: v and round(v) for k, v in each.items()})
+  out = pathlib.Path(config.out)
+  out.mkdir(parents=True, exist_ok=True)
+  report = {
+    **environment(), "config": dataclasses.asdict(config),
+    "rows": [row for rows in groups.values() for row in rows], "break_even": even,
+  }  # fmt: skip
+  (out / "report.json").write_text(json.dumps(report, indent=1))
+  picture(groups).savefig(out / "kernels.png")
+
+
+if __name__ == "__main__":
+  main(tyro.cli(Config))

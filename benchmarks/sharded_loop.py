@@ -1,0 +1,126 @@
+r"""The whole generation loop of an 8B model, compiled for TPUs that are not there.
+
+    JAX_PLATFORMS=cpu python benchmarks/sharded_loop.py
+
+Prints a line of JSON for each topology: bytes per chip, and how often the cache is copied, which
+should be never. Nothing is executed or timed. Needs libtpu (pip install libtpu).
+"""
+
+import dataclasses
+import functools
+import json
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from specjax import drafters, speculate
+from specjax.kernels import topology
+from specjax.models import sharding
+from specjax.models.config import Config as ModelConfig
+from specjax.models.transformer import Transformer, target
+from specjax.sampling import Settings, request_keys
+from specjax.verifiers import target_only
+
+MESHES = {"v5e:2x2": (1, 4), "v5e:4x4": (2, 8)}  # chips along "data" and "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is compiled.
+
+  Attributes:
+    topologies: each compiled for.
+    layers: of Llama 3 8B's width; fewer compile faster and are as telling.
+    batch, capacity: B, S.
+    drafted: tokens that prompt lookup drafts.
+  """
+
+  topologies: tuple[str, ...] = tuple(MESHES)
+  layers: int = 32
+  batch: int = 8
+  capacity: int = 8192
+  drafted: int = 15
+
+
+def abstract(tree, place):
+  """Shapes of `tree` that lie at `place`, one sharding or a tree of them."""
+  if isinstance(place, NamedSharding):
+    place = jax.tree.map(lambda _: place, tree)
+  return jax.tree.map(
+    lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, place
+  )  # fmt: skip
+
+
+def report(name: str, config: Config) -> dict:
+  """Compiles the loop for one topology."""
+  mesh = Mesh(
+    np.array(topology.devices(name)).reshape(MESHES[name]), ("data", "model"),
+    axis_types=(AxisType.Auto,) * 2,
+  )  # fmt: skip
+  everywhere = NamedSharding(mesh, PartitionSpec())
+  model = ModelConfig(
+    vocab_size=128256, width=4096, layers=config.layers, heads=32, kv_heads=8, head_dim=128,
+    mlp_width=14336, max_length=config.capacity, rope_theta=500000.0, tied=False,
+  )  # fmt: skip
+  B = config.batch
+
+  def weights():
+    z = jnp.zeros((1, 2), jnp.int32)
+    params = Transformer(model).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
+  def request():
+    one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)
+    keys = request_keys(0, jnp.arange(B))
+    return speculate.Request(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
+
+  method = speculate.method(target(model), drafters.prompt_lookup(config.drafted), target_only())
+  params = jax.eval_shape(weights)
+  params = abstract(params, sharding.of_params(params, mesh))
+  weights_ = speculate.Weights(params, ())
+  asked = abstract(jax.eval_shape(request), everywhere)
+  prompt = jnp.zeros((B, 64), jnp.int32), jnp.ones(B, jnp.int32)
+  start = time.perf_counter()
+  with jax.set_mesh(mesh):
+    state = jax.eval_shape(
+      functools.partial(speculate.start, method, capacity=config.capacity),
+      weights_,
+      *prompt,
+      asked,
+    )
+    kv = abstract(state.cache.kv, NamedSharding(mesh, sharding.KV_CACHE))
+    state = abstract(state, everywhere)
+    state = state._replace(cache=state.cache._replace(kv=kv))
+    rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    lowered = speculate.compiled_advance.lower(method, weights_, asked, state, rounds)
+    compiled = lowered.compile()
+  data, model_axis = MESHES[name]
+  local = f"bf16[{B // data},{8 // model_axis},{config.capacity},128]"
+  # A copy that is brought on chip in pieces ends in a custom call, which joins them.
+  copying = rf"= {re.escape(local)}\S* (?:copy|copy-done|custom-call)\("
+  copies = re.findall(copying, compiled.as_text() or "")
+  memory = compiled.memory_analysis()
+  assert memory is not None
+  cache_bytes = sum(x.size * 2 for x in jax.tree.leaves(kv)) // (data * model_axis)
+  return {
+    "topology": name, "data": data, "model": model_axis, "layers": config.layers,
+    "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
+    "kernels": len(re.findall("tpu_custom_call", lowered.as_text())),
+    "argument_bytes": memory.argument_size_in_bytes, "cache_bytes": cache_bytes,
+    "temp_bytes": memory.temp_size_in_bytes, "cache_copies": len(copies),
+    "seconds": round(time.perf_counter() - start, 1),
+  }  # fmt: skip
+
+
+def main(config: Config) -> None:
+  for name in config.topologies:
+    print(json.dumps(report(name, config)), flush=True)
+
+
+if __name__ == "__main__":
+  main(tyro.cli(Config))

@@ -1,0 +1,100 @@
+"""What the TPU compiler says of the kernel, without a TPU.
+
+  JAX_PLATFORMS=cpu python -m specjax.kernels.tree_attention.aot
+
+prints a line of JSON for each shape of interest and generation: 8 key/value heads of 128, 32 query
+heads.
+"""
+
+import functools
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specjax.kernels import topology
+from specjax.kernels.tree_attention.api import tree_attention
+from specjax.kernels.tree_attention.quantised import quantise
+
+K, H, C = 8, 32, 128
+
+
+class Shape(NamedTuple):
+  """Of a call.
+
+  Attributes:
+    batch, nodes, capacity: B, N, S.
+    dtype: of nodes and cache.
+    int8: whether the cache is Quantised.
+    anywhere: whether any rows of the cache are seen, rather than its first.
+  """
+
+  batch: int
+  nodes: int
+  capacity: int
+  dtype: str = "bfloat16"
+  int8: bool = False
+  anywhere: bool = False
+
+
+def shapes() -> Iterator[Shape]:
+  """The shapes of interest."""
+  for nodes, (batch, capacity), dtype in itertools.product(
+    (1, 8, 16, 64), ((1, 4096), (8, 8192)), ("bfloat16", "float32")
+  ):
+    yield Shape(batch, nodes, capacity, dtype)
+  for int8, anywhere in ((True, False), (False, True), (True, True)):
+    yield Shape(1, 8, 4096, "bfloat16", int8, anywhere)
+  yield Shape(8, 5, 4200)  # neither fills a tile
+
+
+def arguments(shape: Shape, place: NamedSharding) -> tuple:
+  """Of `tree_attention`, as shapes."""
+  B, N, S, dtype, int8, anywhere = shape
+
+  def array(*axes: int, dtype=dtype) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(axes, jnp.dtype(dtype), sharding=place)
+
+  tree = array(B, K, N, C)
+  cache: Any = array(B, K, S, C)
+  if int8:
+    rows = jax.eval_shape(quantise, cache)
+    cache = jax.tree.map(lambda x: array(*x.shape, dtype=x.dtype), rows)
+  prefix = array(B, S, dtype="bool") if anywhere else array(B, dtype="int32")
+  return array(B, H, N, C), cache, cache, prefix, tree, tree, array(B, N, N, dtype="bool")
+
+
+def report(device: jax.Device, shape: Shape) -> dict:
+  """Seconds to compile for one chip, and the bytes it then needs; or the compiler's complaint."""
+  mesh = Mesh(np.array([device]), ("chip",))
+  start = time.perf_counter()
+  try:
+    with jax.set_mesh(mesh):
+      attention = jax.jit(functools.partial(tree_attention, implementation="pallas_tpu"))
+      traced = attention.trace(*arguments(shape, NamedSharding(mesh, PartitionSpec())))
+      memory = traced.lower().compile().memory_analysis()
+  except jax.errors.JaxRuntimeError as error:
+    return {"error": str(error)[:2000]}
+  return {
+    "seconds": round(time.perf_counter() - start, 2),
+    "argument_bytes": memory.argument_size_in_bytes,
+    "temp_bytes": memory.temp_size_in_bytes,
+  }
+
+
+def main() -> None:
+  for name, description in topology.GENERATIONS.items():
+    device = topology.devices(description)[0]
+    for shape in shapes():
+      row = {"generation": name, **shape._asdict(), **report(device, shape)}
+      print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+  main()

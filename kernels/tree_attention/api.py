@@ -1,0 +1,140 @@
+"""Tree attention: which implementation serves a call, and why not another."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.kernels.platform import device, platform
+from specjax.kernels.tree_attention import config, pallas_gpu, pallas_tpu, reference, xla
+from specjax.kernels.tree_attention.quantised import Cached, Quantised
+from specjax.kernels.tree_attention.reference import Result
+from specjax.kernels.tree_attention.sharded import over_mesh
+
+Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
+
+
+def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
+  if platform() != "tpu":
+    return f"the platform is {platform()}, not tpu"
+  if q.shape[-1] not in (64, 128, 256):
+    return f"heads are {q.shape[-1]} wide, not 64, 128 or 256"
+  if not config.sizes("pallas_tpu", config.Shape.of(q, k_cache)):
+    return f"{q.shape[1]} heads of {q.shape[2]} nodes do not fit beside a block"
+  return None
+
+
+def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
+  if not any(name in device().device_kind for name in ("H100", "H200")):
+    return f"the device is {device().device_kind}, not an H100 or H200"
+  if isinstance(k_cache, Quantised) or prefix.dtype == bool:
+    return "it reads the first rows of a cache that is not quantised"
+  if k_cache.dtype not in (jnp.bfloat16, jnp.float16) or k_cache.dtype != q.dtype:
+    return f"nodes are {q.dtype} and the cache {k_cache.dtype}, not both bfloat16 or float16"
+  if q.shape[-1] not in (64, 128):
+    return f"heads are {q.shape[-1]} wide, not 64 or 128"
+  if k_cache.shape[2] < pallas_gpu.BLOCK:
+    return f"the capacity is {k_cache.shape[2]}, below {pallas_gpu.BLOCK}"
+  return None
+
+
+def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, str | None]:
+  """Why each kernel cannot serve such a call here, None if it can; see `tree_attention`."""
+  return {
+    "pallas_tpu": _tpu_refusal(q, k_cache),
+    "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
+  }
+
+
+def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
+  """The TPU kernel where it serves, else XLA: no GPU has run the other kernel yet."""
+  return "xla" if refusals(q, k_cache, prefix)["pallas_tpu"] else "pallas_tpu"
+
+
+def reads_blocks(k_cache: Cached) -> bool:
+  """Whether a cache [B, K, S, C] is better read in blocks than by one product, whatever is seen.
+
+  Not where it is a block or two; not on GPU, where XLA asks the host before each block; and not
+  for one key/value head, of which XLA multiplies a batch and a single row by different methods, so
+  that their bits differ.
+  """
+  K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
+  return K > 1 and S > 512 and platform() in ("cpu", "tpu")
+
+
+def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
+  """ValueError unless shapes fit; see `tree_attention`."""
+  B, H, N, C = q.shape
+  K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
+  M = k_tree.shape[2]
+  wanted: dict[str, tuple] = {
+    "k_tree": (k_tree, (B, K, M, C)), "v_tree": (v_tree, (B, K, M, C)),
+    "tree_mask": (tree_mask, (B, N, M)),
+    "prefix": (prefix, (B, S) if prefix.dtype == bool else (B,)),
+  }  # fmt: skip
+  for name, x in {"k_cache": k_cache, "v_cache": v_cache}.items():
+    if isinstance(x, Quantised):
+      wanted |= {f"{name}.values": (x.values, (B, K, S, C)), f"{name}.scale": (x.scale, (B, K, S))}
+    else:
+      wanted |= {name: (x, (B, K, S, C))}
+  for name, (x, shape) in wanted.items():
+    if x.shape != shape:
+      raise ValueError(f"{name}.shape={x.shape}: accepted is {shape}.")
+  if H % K:
+    raise ValueError(f"q has {H} heads: accepted is a multiple of the cache's {K}.")
+
+
+def tree_attention(
+  q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
+  tree_mask: Array, *, scale: float | None = None, implementation: Implementation | None = None,
+  return_residuals: bool = False,
+) -> Any:  # fmt: skip
+  """Attention of N nodes over a cache and over each other.
+
+  Nodes come fresh, beside the cache, which is written after they are judged, see
+  `models.cache.commit`. Their mask never spans the cache. M is N, or more where other fresh rows
+  come with the nodes.
+
+  Args:
+    q: [B, H, N, C].
+    k_cache, v_cache: [B, K, S, C] or Quantised, H a multiple of K.
+    prefix: what of the cache all nodes see: i32[B], its first rows, or bool[B, S], any.
+    k_tree, v_tree: [B, K, M, C], of the fresh rows.
+    tree_mask: bool[B, N, M], node i sees fresh row j.
+    scale: of the scores, static; by default C ** -0.5.
+    implementation: static; see `default_implementation` and `refusals`.
+    return_residuals: whether the maximum and the sum come too, to merge with other keys.
+
+  Returns:
+    [B, H, N, C], or a Result. On a mesh with axes "data" and "model", rows and heads lie there.
+
+  Raises:
+    ValueError: shapes that do not fit, or an implementation that cannot serve them.
+  """
+  arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask)
+  _check(*arguments)
+  if implementation is None:
+    implementation = default_implementation(q, k_cache, prefix)
+  reason = refusals(q, k_cache, prefix).get(implementation)
+  if reason is not None:
+    raise ValueError(f"implementation={implementation!r}: {reason}.")
+  scale = float(q.shape[-1] ** -0.5) if scale is None else scale
+
+  def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> Result:
+    shape = config.Shape.of(q, k_cache)
+    tree = (k_tree, v_tree, tree_mask, scale)
+    if implementation == "pallas_tpu":
+      blocks = config.Blocks(config.block("pallas_tpu", shape))
+      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, blocks=blocks)
+    if implementation == "pallas_gpu":
+      return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
+    visible = prefix
+    if prefix.dtype != bool:
+      visible = jnp.arange(shape.capacity, dtype=jnp.int32)[None] < prefix[:, None]
+    if implementation == "reference":
+      return reference.tree_attention(q, k_cache, v_cache, visible, *tree)
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=config.block("xla", shape))
+
+  result = over_mesh(attention, *k_tree.shape[:2])(*arguments)
+  return result if return_residuals else result.out

@@ -1,0 +1,81 @@
+"""Block sizes: what is allowed, what was measured, and else a guess. Kernels take what they get."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+from jax import Array
+
+from specjax.kernels.platform import device
+from specjax.kernels.tree_attention import measured
+from specjax.kernels.tree_attention.quantised import Cached
+
+LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """How the prefix is cut.
+
+  Attributes:
+    prefix: cached rows per block, a multiple of 128 or the whole capacity.
+  """
+
+  prefix: int
+
+  def check(self, capacity: int) -> None:
+    """ValueError where the kernel cannot cut a cache of `capacity` rows so."""
+    if self.prefix % LANES and self.prefix != capacity:
+      raise ValueError(
+        f"prefix={self.prefix}: accepted is a multiple of {LANES}, or the capacity {capacity}."
+      )
+
+
+class Shape(NamedTuple):
+  """Of a call, as far as the size of its blocks depends on it.
+
+  Attributes:
+    capacity, width: S, C.
+    itemsize: bytes of a cached number.
+    rows: that share a head's keys.
+  """
+
+  capacity: int
+  width: int
+  itemsize: int
+  rows: int
+
+  @classmethod
+  def of(cls, q: Array, k_cache: Cached) -> "Shape":
+    """Of a call of `tree_attention`."""
+    values = jax.tree.leaves(k_cache)[0]
+    K, S, C = values.shape[1:]
+    return cls(S, C, values.dtype.itemsize, q.shape[1] // K * q.shape[2])
+
+  def of_class(self, implementation: str) -> str:
+    """Calls that share a measured size. Of any rows: a tree and a single node add in one order."""
+    capacity = 1 << (self.capacity - 1).bit_length()
+    return f"{implementation}, {capacity} rows of {self.width}, {self.itemsize} bytes each"
+
+
+def sizes(implementation: str, shape: Shape) -> Sequence[int]:
+  """Cached rows per block that a call may have, the best guess first; none where none fits.
+
+  On TPU large blocks, so that a step's fixed cost is small beside its bytes. Two buffers of keys
+  and of values, and the scores and their weights, stay below 8 MB together, half of what a kernel
+  may use on the smallest chips.
+  """
+  allowed: Sequence[int] = (256, 128, 512, 1024, 2048)
+  if implementation == "pallas_tpu":
+    row = 4 * shape.width * shape.itemsize + 8 * shape.rows
+    allowed = [size for size in (1024, 512, 256, 128) if size * row <= 8 << 20]
+  return list(dict.fromkeys(min(size, shape.capacity) for size in allowed))
+
+
+def block(implementation: str, shape: Shape) -> int:
+  """Cached rows per block: the size measured on such a device, else the best guess."""
+  allowed = sizes(implementation, shape)
+  of_device = measured.read(measured.path()).get(device().device_kind, {})
+  best = of_device.get(shape.of_class(implementation), allowed[0])
+  return best if best in allowed else allowed[0]

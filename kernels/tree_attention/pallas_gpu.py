@@ -1,0 +1,188 @@
+"""Tree attention on Hopper: the prefix is split over the chip and read once.
+
+A kernel in Mosaic GPU reads the whole blocks of the prefix, so it carries no mask; at batch 1 they
+are split over enough thread blocks to fill the chip. What is left, less than a block of prefix and
+the tree, is one small product in XLA, and the parts are merged by their maxima and sums.
+
+It lowers for CUDA. Its warpgroups, barriers and copies were simulated, a thread block alone,
+its matrix products were not, and no GPU has run it: it is used only where it is asked for by name.
+What it does not do: few rows are padded to the 64 of a wgmma, where swapped operands would pad them
+to 8, so a single node wastes most of a product, though not of the memory's time; float32, which
+wgmma would round to 10 bits; heads of 256, whose buffers do not fit; scattered and int8 rows.
+
+Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, S
+cache capacity, C width of a head, P rows of a block, Z splits.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from specjax.kernels.tree_attention.reference import Result
+
+ROWS = 64  # of one wgmma
+BLOCK = 64  # P
+STAGES = 2  # blocks on their way at once, of keys and of values
+
+
+def _product(a, b) -> Array:
+  """f32[64, M] of a [64, n], registers or shared memory, and b [n, M] in shared memory."""
+
+  def multiply(accumulator):
+    plgpu.wgmma(accumulator, a, b)
+    return accumulator[...]
+
+  return pl.run_scoped(multiply, plgpu.ACC((ROWS, b.shape[1]), jnp.float32))
+
+
+def _kernel(
+  lengths, q, k, v, out, top, total, q_smem, k_smem, v_smem, out_smem, top_smem, total_smem,
+  q_ready, k_ready, v_ready, k_free, v_free, *, heads: int, splits: int,
+):  # fmt: skip
+  """A head's 64 rows over a split of the prefix; one warpgroup copies, one does the rest.
+
+  q [B K, R, C], k and v [B K, S, C], out [Z, B K, R, C], top and total [Z, B K, R].
+  """
+  head, tile, split = (lax.axis_index(name) for name in ("head", "tile", "split"))
+  blocks = lax.div(lengths[lax.div(head, heads)], BLOCK)
+  share = lax.div(blocks + (splits - 1), splits)
+  first = split * share
+  count = jnp.maximum(jnp.minimum(blocks - first, share), 0)
+
+  def slot(step: Array) -> Array:
+    return lax.rem(step, jnp.asarray(STAGES, step.dtype))
+
+  @pl.when(lax.axis_index("warpgroup") == 0)
+  def _():
+    rows = pl.ds(tile * ROWS, ROWS)
+    plgpu.copy_gmem_to_smem(q.at[head, rows], q_smem, q_ready)
+    plgpu.barrier_wait(q_ready)
+    of_row = plgpu.Layout.WGMMA.reduce(1)
+    best = plgpu.layout_cast(jnp.full((ROWS,), -1e30, jnp.float32), of_row)
+    whole = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), of_row)
+    mixed = plgpu.layout_cast(jnp.zeros(out_smem.shape, jnp.float32), plgpu.Layout.WGMMA)
+
+    def join(step, carry):
+      mixed, best, whole = carry
+      i = slot(step)
+      plgpu.barrier_wait(k_ready.at[i])
+      score = _product(q_smem, plgpu.transpose_ref(k_smem.at[i], (1, 0)))
+      plgpu.barrier_arrive(k_free.at[i])
+      better = jnp.maximum(best, score.max(axis=1))
+      old = jnp.exp(best - better)
+      weight = jnp.exp(score - lax.broadcast_in_dim(better, score.shape, [0]))
+      whole = whole * old + weight.sum(axis=1)
+      mixed = mixed * lax.broadcast_in_dim(old, mixed.shape, [0])
+      plgpu.barrier_wait(v_ready.at[i])
+      mixed = mixed + _product(weight.astype(v_smem.dtype), v_smem.at[i])
+      plgpu.barrier_arrive(v_free.at[i])
+      return mixed, better, whole
+
+    mixed, best, whole = lax.fori_loop(0, count, join, (mixed, best, whole))
+    out_smem[...], top_smem[...], total_smem[...] = mixed, best, whole
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(out_smem, out.at[split, head, rows])
+    plgpu.copy_smem_to_gmem(top_smem, top.at[split, head, rows])
+    plgpu.copy_smem_to_gmem(total_smem, total.at[split, head, rows])
+    plgpu.wait_smem_to_gmem(0)
+
+  def refill(step, source, shared, ready, free):
+    i, rows = slot(step), pl.ds((first + step) * BLOCK, BLOCK)
+
+    @pl.when(step >= STAGES)
+    def _():
+      plgpu.barrier_wait(free.at[i])
+
+    @pl.when(step < count)
+    def _():
+      plgpu.copy_gmem_to_smem(source.at[head, rows], shared.at[i], ready.at[i])
+
+  @pl.when(lax.axis_index("warpgroup") == 1)
+  def _():
+    @pl.loop(0, count + STAGES)  # the last turns wait until every block was used
+    def _(step):
+      refill(step, k, k_smem, k_ready, k_free)
+      refill(step, v, v_smem, v_ready, v_free)
+
+
+def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> Result:
+  """The parts of scaled rows q [B K, R, C], R a multiple of 64: a Result of [Z, B K, R, ...].
+
+  Its `out` is f32 and not yet divided by `total`.
+  """
+  heads, R, C = q.shape
+
+  def shared(*shape: int, dtype):
+    line = 128 // jnp.dtype(dtype).itemsize
+    transforms = (plgpu.TilingTransform((8, line)), plgpu.SwizzleTransform(128))
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+  of_block = shared(STAGES, BLOCK, C, dtype=k.dtype)
+  of_row = plgpu.SMEM((ROWS,), jnp.float32)
+  barriers = plgpu.Barrier(num_barriers=STAGES)
+  parts = (splits, heads, R)
+  return Result(*plgpu.kernel(
+    functools.partial(_kernel, heads=heads // lengths.shape[0], splits=splits),
+    out_type=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, C), parts, parts)],
+    scratch_types=[
+      shared(ROWS, C, dtype=q.dtype), of_block, of_block, shared(ROWS, C, dtype=jnp.float32),
+      of_row, of_row, plgpu.Barrier(), barriers, barriers, barriers, barriers,
+    ],
+    grid=(heads, R // ROWS, splits), grid_names=("head", "tile", "split"),
+    num_threads=2, thread_name="warpgroup",
+    compiler_params=plgpu.CompilerParams(approx_math=True),
+  )(lengths, q, k, v))  # fmt: skip
+
+
+def splits_of(capacity: int) -> int:
+  """By capacity alone, so that a row's bits depend on neither batch nor nodes: 512 rows each."""
+  return max(1, min(32, capacity // 512))
+
+
+def tree_attention(
+  q: Array, k_cache: Array, v_cache: Array, lengths: Array, k_tree: Array, v_tree: Array,
+  tree_mask: Array, scale: float,
+) -> Result:  # fmt: skip
+  """See `api.tree_attention`; bf16 or f16, C 64 or 128, S at least 64."""
+  B, H, N, C = q.shape
+  K, S = k_cache.shape[1:3]
+  R = H // K * N
+  rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B * K, R, C)
+  rows = jnp.pad(rows, ((0, 0), (0, -R % ROWS), (0, 0)))
+  of_heads = lambda x: x.reshape(B * K, S, C)  # noqa: E731
+  far = _whole_blocks(rows, of_heads(k_cache), of_heads(v_cache), lengths, splits_of(S))
+  far = Result(*(x[:, :, :R].reshape(-1, B, K, R, *x.shape[3:]) for x in far))
+
+  # What is left of the prefix is at the end of a window of one block, beside the tree.
+  done = lengths // BLOCK * BLOCK
+  start = jnp.minimum(done, S - BLOCK)
+  column = start[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]
+  left = (column >= done[:, None]) & (column < lengths[:, None])
+  k, v = (
+    jnp.concatenate([jnp.take_along_axis(x, column[:, None, :, None], 2), tree], 2)
+    for x, tree in ((k_cache, k_tree), (v_cache, v_tree))
+  )
+  mask = jnp.concatenate([jnp.broadcast_to(left[:, None], (B, N, BLOCK)), tree_mask], 2)
+  mask = jnp.broadcast_to(mask[:, None, None], (B, 1, H // K, N, mask.shape[2]))
+  mask = mask.reshape(B, 1, R, -1)
+  v = jnp.where(mask.any(2)[..., None], v, 0)  # 0 times NaN is NaN
+  near = jnp.einsum(
+    "bkrc,bksc->bkrs", rows[:, :R].reshape(B, K, R, C), k, preferred_element_type=jnp.float32
+  )
+  near = jnp.where(mask, near, -jnp.inf)
+
+  top = jnp.maximum(near.max(-1), far.top.max(0))
+  weight, share = jnp.exp(near - top[..., None]), jnp.exp(far.top - top[None])
+  total = weight.sum(-1) + (share * far.total).sum(0)
+  out = (share[..., None] * far.out).sum(0) + jnp.einsum(
+    "bkrs,bksc->bkrc", weight.astype(v.dtype), v, preferred_element_type=jnp.float32
+  )
+  out = out / jnp.where(total > 0, total, 1)[..., None]
+  top = jnp.where(total > 0, top, -jnp.inf)
+  return Result(
+    out.reshape(B, H, N, C).astype(q.dtype), top.reshape(B, H, N), total.reshape(B, H, N)
+  )

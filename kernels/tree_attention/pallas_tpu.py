@@ -1,0 +1,188 @@
+"""Tree attention on TPU: the cache is read once, blocks that nobody sees not at all.
+
+The grid runs over batch, key/value head and blocks of the prefix. A head's rows, group times nodes,
+share its keys. The tree comes first: a node sees itself, so the running maximum is finite from then
+on. Blocks that are seen whole carry no mask.
+
+Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, M
+fresh rows, S cache capacity, C width of a head, P rows of a block, J blocks.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from specjax.kernels.tree_attention.config import LANES, Blocks
+from specjax.kernels.tree_attention.quantised import Cached, Quantised
+from specjax.kernels.tree_attention.reference import Result
+
+LOW = -1e30  # of what is not seen: the difference of two is 0, not NaN
+
+
+def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:
+  """f32 product of two matrices, contracting one axis of each."""
+  dims = (((contract[0],), (contract[1],)), ((), ()))
+  return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def _kernel(
+  live, fetch, q, k, v, k_tree, v_tree, mask, visible, out, top_out, total_out, top, total, mixed
+):
+  """One block. `live` and `fetch` i32[B, J] lie in scalar memory, the last three are scratch.
+
+  k and v are a block [P, C], or Quantised with scale [1, P]; `visible` is (i8[1, P],), or () where
+  what is seen are the first rows.
+  """
+  b, j = pl.program_id(0), pl.program_id(2)
+  del fetch  # for the index maps
+  n = live[b, j]
+
+  def tile(block) -> tuple[Array, Array | None]:
+    """[P, C] as the matrix unit takes it, and the rows' scale."""
+    if isinstance(block, Quantised):
+      return block.values[...].astype(jnp.float32).astype(q.dtype), block.scale[...]
+    return block[...], None
+
+  def join(seen) -> None:
+    """`seen(shape, axis)`: bool of the block's rows along an axis; None: all are."""
+    keys, key_scale = tile(k)
+    values, value_scale = tile(v)
+    score = _dot(q[...], keys, (1, 1))
+    if key_scale is not None:
+      score = score * key_scale
+    if seen is not None:
+      score = jnp.where(seen(score.shape, 1), score, LOW)
+      if value_scale is None:
+        values = jnp.where(seen(values.shape, 0), values, 0)  # 0 times NaN is NaN
+      else:
+        value_scale = jnp.where(seen(value_scale.shape, 1), value_scale, 0)
+    best = jnp.maximum(top[...], score.max(-1, keepdims=True))
+    weight = jnp.exp(score - best[:, :1])
+    old = jnp.exp(top[...] - best)
+    total[...] = total[...] * old + weight.sum(-1, keepdims=True)
+    if value_scale is not None:
+      weight = weight * value_scale
+    mixed[...] = mixed[...] * old[:, :1] + _dot(weight.astype(values.dtype), values, (1, 0))
+    top[...] = best
+
+  def first_rows(shape: tuple[int, int], axis: int) -> Array:
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis) < n
+
+  def marked_rows(shape: tuple[int, int], axis: int) -> Array:
+    flags = visible[0][...].astype(jnp.float32)
+    if axis == 0:
+      flags = jnp.broadcast_to(flags, (LANES, flags.shape[1])).T[:, :1]
+    return jnp.broadcast_to(flags, shape) > 0
+
+  @pl.when(j == 0)
+  def _():
+    group = q.shape[0] // mask.shape[0]
+    seen = jnp.concatenate([mask[...].astype(jnp.float32)] * group, 0) > 0
+    score = jnp.where(seen, _dot(q[...], k_tree[...], (1, 1)), LOW)
+    best = score.max(-1, keepdims=True)
+    weight = jnp.where(seen, jnp.exp(score - best), 0.0)
+    top[...] = jnp.broadcast_to(best, top.shape)
+    total[...] = jnp.broadcast_to(weight.sum(-1, keepdims=True), total.shape)
+    mixed[...] = _dot(weight.astype(v_tree.dtype), v_tree[...], (1, 0))
+
+  size = jax.tree.leaves(k)[0].shape[0]
+  pl.when(n == size)(lambda: join(None))
+  pl.when((n > 0) & (n < size))(lambda: join(marked_rows if visible else first_rows))
+
+  @pl.when(j == pl.num_programs(2) - 1)
+  def _():
+    whole = total[:, :1]
+    out[...] = (mixed[...] / jnp.where(whole > 0, whole, 1.0)).astype(out.dtype)
+    top_out[...] = top[...]
+    total_out[...] = total[...]
+
+
+def plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
+  """(rows seen in each block i32[B, J], the block to fetch i32[B, J]).
+
+  Where nothing is seen the block before is named again, and so not fetched twice.
+  """
+  block = jnp.arange(J, dtype=jnp.int32)[None]
+  if prefix.dtype == bool:
+    live = prefix.reshape(-1, J, size).sum(-1, dtype=jnp.int32)
+  else:
+    live = jnp.clip(prefix[:, None] - block * size, 0, size)
+  first = jnp.argmax(live > 0, 1, keepdims=True).astype(jnp.int32)
+  return live, jax.lax.cummax(jnp.where(live > 0, block, first), axis=1)
+
+
+def tree_attention(
+  q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
+  tree_mask: Array, scale: float, *, blocks: Blocks, interpret=False,
+) -> Result:  # fmt: skip
+  """See `api.tree_attention`.
+
+  Args:
+    blocks: static.
+    interpret: False, or how the kernel is simulated (static).
+  """
+  B, H, N, C = q.shape
+  K = k_tree.shape[1]
+  S = jax.tree.leaves(k_cache)[0].shape[2]
+  R, size = H // K * N, blocks.prefix
+  blocks.check(S)
+  spare = -k_tree.shape[2] % 8  # the compiler has no product with a single fresh row
+  k_tree, v_tree = (jnp.pad(x, ((0, 0), (0, 0), (0, spare), (0, 0))) for x in (k_tree, v_tree))
+  tree_mask = jnp.pad(tree_mask, ((0, 0), (0, 0), (0, spare)))
+  J = pl.cdiv(S, size)
+  if prefix.dtype == bool:  # the last block may reach past the cache
+    prefix = jnp.pad(prefix, ((0, 0), (0, J * size - S)))
+  rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B, K, R, C)
+  visible = (prefix.astype(jnp.int8)[:, None],) if prefix.dtype == bool else ()
+
+  def of_head(*shape: int) -> pl.BlockSpec:
+    return pl.BlockSpec((None, None, *shape), lambda b, h, j, live, fetch: (b, h, 0, 0))
+
+  def of_cache(x: Cached):
+    rows = pl.BlockSpec((None, None, size, C), lambda b, h, j, live, fetch: (b, h, fetch[b, j], 0))
+    scale = pl.BlockSpec((None, None, 1, size), lambda b, h, j, live, fetch: (b, h, 0, fetch[b, j]))
+    return jax.tree.map(lambda leaf: rows if leaf.ndim == 4 else scale, x)
+
+  def in_place(x: Cached) -> Cached:
+    """Left to itself, XLA brings all of a cache that fits on chip there before every call."""
+    x = x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
+    if interpret:
+      return x
+    return jax.tree.map(lambda leaf: pltpu.with_memory_space_constraint(leaf, pltpu.HBM), x)
+
+  of_tree = of_head(*k_tree.shape[2:])
+  of_mask = pl.BlockSpec((None, *tree_mask.shape[1:]), lambda b, h, j, live, fetch: (b, 0, 0))
+  of_visible = pl.BlockSpec((None, 1, size), lambda b, h, j, live, fetch: (b, 0, fetch[b, j]))
+  out, top, total = pl.pallas_call(
+    _kernel,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=2,
+      grid=(B, K, J),
+      in_specs=[
+        of_head(R, C), of_cache(k_cache), of_cache(v_cache), of_tree, of_tree,
+        of_mask, tuple(of_visible for _ in visible),
+      ],
+      out_specs=[of_head(R, C), of_head(R, LANES), of_head(R, LANES)],
+      scratch_shapes=[pltpu.VMEM((R, width), jnp.float32) for width in (LANES, LANES, C)],
+    ),
+    out_shape=[
+      jax.ShapeDtypeStruct((B, K, R, C), q.dtype),
+      jax.ShapeDtypeStruct((B, K, R, LANES), jnp.float32),
+      jax.ShapeDtypeStruct((B, K, R, LANES), jnp.float32),
+    ],
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "parallel", "arbitrary")
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=4 * B * H * N * S * C, transcendentals=B * H * N * S,
+      bytes_accessed=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((k_cache, v_cache))),
+    ),
+    interpret=interpret,
+  )(
+    *plan(prefix, size, J), rows, in_place(k_cache), in_place(v_cache), k_tree, v_tree,
+    tree_mask.astype(jnp.int8), visible,
+  )  # fmt: skip
+  top, total = (x[..., 0].reshape(B, H, N) for x in (top, total))
+  return Result(out.reshape(B, H, N, C), jnp.where(total > 0, top, -jnp.inf), total)

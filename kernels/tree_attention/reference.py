@@ -1,0 +1,64 @@
+"""What tree attention is: one dense softmax over the prefix and the tree.
+
+Letters: B batch, H query heads, K key/value heads, G = H / K, N nodes, M fresh rows, S cache
+capacity, C width of a head.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.kernels.tree_attention.quantised import Cached, dequantise
+
+
+class Result(NamedTuple):
+  """Attention, and what is needed to merge it with attention over other keys.
+
+  Attributes:
+    out: [B, H, N, C], in q's dtype; 0 where a node sees nothing.
+    top: f32[B, H, N], the largest score; -inf where a node sees nothing.
+    total: f32[B, H, N], the sum of exp(score - top).
+  """
+
+  out: Array
+  top: Array
+  total: Array
+
+
+def tree_attention(
+  q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
+  tree_mask: Array, scale: float,
+) -> Result:  # fmt: skip
+  """Softmax of `scale` q k over what each node sees.
+
+  Args:
+    q: [B, H, N, C].
+    k_cache, v_cache: [B, K, S, C], or Quantised. What is not visible may be anything, also NaN.
+    visible: bool[B, S], the cached rows that all nodes see.
+    k_tree, v_tree: [B, K, M, C].
+    tree_mask: bool[B, N, M], node i sees fresh row j.
+    scale: of the scores.
+  """
+  B, H, N, C = q.shape
+  K = k_tree.shape[1]
+  rows = q.reshape(B, K, H // K, N, C).astype(jnp.float32)
+  seen = visible[:, None, :, None]
+
+  def together(cache: Cached, tree: Array) -> Array:
+    cache = jnp.where(seen, dequantise(cache), 0)
+    return jnp.concatenate([cache.astype(jnp.float32), tree.astype(jnp.float32)], 2)
+
+  k, v = together(k_cache, k_tree), together(v_cache, v_tree)
+  mask = jnp.concatenate(
+    [jnp.broadcast_to(visible[:, None], (B, N, visible.shape[1])), tree_mask], 2
+  )[:, None, None]
+  score = jnp.where(mask, jnp.einsum("bkgnc,bksc->bkgns", rows, k) * scale, -jnp.inf)
+  top = score.max(-1)
+  weight = jnp.where(mask, jnp.exp(score - jnp.where(jnp.isfinite(top), top, 0)[..., None]), 0)
+  total = weight.sum(-1)
+  out = jnp.einsum("bkgns,bksc->bkgnc", weight, v)
+  out = jnp.where(total[..., None] > 0, out / jnp.where(total > 0, total, 1)[..., None], 0)
+  return Result(
+    out.reshape(B, H, N, C).astype(q.dtype), top.reshape(B, H, N), total.reshape(B, H, N)
+  )

@@ -1,0 +1,125 @@
+r"""Which block size reads the cache fastest on this device.
+
+  python -m specjax.kernels.tree_attention.tune
+
+Times the implementation that would serve here, prints a table and saves the best sizes, which later
+processes use, see `config.block`. Another size adds in another order, so the last bits change.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import tyro
+from jax import Array
+from rich.console import Console
+from rich.table import Table
+
+from specjax.kernels.platform import device
+from specjax.kernels.tree_attention import measured, pallas_tpu, xla
+from specjax.kernels.tree_attention.api import default_implementation
+from specjax.kernels.tree_attention.config import Blocks, Shape, sizes
+
+ON_CPU = jax.default_backend() == "cpu"
+SHARES = (1 / 16, 1 / 2, 1)  # of the capacity that is seen; their geometric mean counts
+Seconds = dict[int, float]  # of a call, by cached rows per block
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """For what calls.
+
+  Attributes:
+    capacity: S, each measured.
+    heads, kv_heads, width, dtype, batch, nodes: H, K, C, of the cache, B, N.
+    calls: in one timing, one after the other on the device.
+    repeats: timings; the shortest counts.
+  """
+
+  capacity: tuple[int, ...] = (1024, 2048, 4096, 8192)
+  heads: int = 8 if ON_CPU else 32
+  kv_heads: int = 2 if ON_CPU else 8
+  width: int = 64 if ON_CPU else 128
+  dtype: str = "float32" if ON_CPU else "bfloat16"
+  batch: int = 1
+  nodes: int = 8
+  calls: int = 4
+  repeats: int = 15
+
+
+def draw(config: Config, capacity: int, length: int) -> tuple[Array, ...]:
+  """Arguments of `tree_attention`: a chain after `length` rows."""
+  B, H, K, N, C = config.batch, config.heads, config.kv_heads, config.nodes, config.width
+  keys = iter(jax.random.split(jax.random.key(0), 5))
+  shapes = ((B, H, N, C), (B, K, capacity, C), (B, K, capacity, C), (B, K, N, C), (B, K, N, C))
+  q, k, v, k_tree, v_tree = (jax.random.normal(next(keys), s, config.dtype) for s in shapes)
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))
+  return q, k, v, jnp.full(B, length, jnp.int32), k_tree, v_tree, mask
+
+
+def attention(implementation: str, size: int) -> Callable[..., Array]:
+  """`tree_attention` with blocks of this size."""
+
+  def call(q, k, v, length, *tree):
+    scale = q.shape[-1] ** -0.5
+    if implementation == "pallas_tpu":
+      return pallas_tpu.tree_attention(q, k, v, length, *tree, scale, blocks=Blocks(size)).out
+    visible = jnp.arange(k.shape[2], dtype=jnp.int32)[None] < length[:, None]
+    return xla.tree_attention(q, k, v, visible, *tree, scale, block=size).out
+
+  return call
+
+
+def timed(f: Callable[..., Array], arguments: tuple, calls: int) -> Callable[[], float]:
+  """Seconds of a call, of several that wait for each other on the device."""
+
+  @jax.jit
+  def run(x, *rest):
+    return jax.lax.fori_loop(0, calls, lambda _, x: x + 0 * f(x, *rest), x)
+
+  jax.block_until_ready(run(*arguments))
+
+  def once() -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(run(*arguments))
+    return (time.perf_counter() - start) / calls
+
+  return once
+
+
+def measure(config: Config, implementation: str, capacity: int, tried: Sequence[int]) -> Seconds:
+  """Of each size, a call's; sizes take turns."""
+  mean = dict.fromkeys(tried, 1.0)
+  for share in SHARES:
+    arguments = draw(config, capacity, int(share * capacity))
+    ways = {size: timed(attention(implementation, size), arguments, config.calls) for size in tried}
+    turns = [{size: once() for size, once in ways.items()} for _ in range(config.repeats)]
+    for size in tried:
+      mean[size] *= min(turn[size] for turn in turns) ** (1 / len(SHARES))
+  return mean
+
+
+def main(config: Config, measure: Callable[[Config, str, int, Sequence[int]], Seconds] = measure):
+  """Measures, prints and saves."""
+  kind, best = device().device_kind, {}
+  table = Table("cached", "rows per block: microseconds", "guess", "best", title=kind)
+  for capacity in config.capacity:
+    q, k, _, length, *_ = jax.eval_shape(functools.partial(draw, config, capacity, capacity))
+    implementation = default_implementation(q, k, length)
+    shape = Shape.of(q, k)
+    tried = sizes(implementation, shape)
+    taken = measure(config, implementation, capacity, tried)
+    size = best[shape.of_class(implementation)] = min(taken, key=taken.__getitem__)
+    listed = ", ".join(f"{each}: {1e6 * taken[each]:.0f}" for each in sorted(taken))
+    table.add_row(str(capacity), listed, str(tried[0]), str(size))
+  Console(width=100).print(table)
+  file = measured.path()
+  measured.save(file, kind, best)
+  print(f"saved to {file}")
+
+
+if __name__ == "__main__":
+  main(tyro.cli(Config))

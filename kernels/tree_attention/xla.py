@@ -1,0 +1,81 @@
+"""Tree attention for any backend: the prefix in blocks, as many as there is text.
+
+Letters: B batch, H query heads, K key/value heads, R = N H / K rows that share a head's keys, N
+nodes, M fresh rows, S cache capacity, C width of a head.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.kernels.tree_attention.quantised import Cached, Quantised
+from specjax.kernels.tree_attention.reference import Result
+
+
+def tree_attention(
+  q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
+  tree_mask: Array, scale: float, *, block: int,
+) -> Result:  # fmt: skip
+  """See `reference`; blocks past the last visible row of the batch are not read.
+
+  Rows do not depend on how long their neighbours are: a block in which a row sees nothing changes
+  no bit of it.
+
+  Args:
+    block: cached rows per step (static).
+  """
+  B, H, N, C = q.shape
+  (K, M), S = k_tree.shape[1:3], visible.shape[1]
+  G, size = H // K, min(block, S)
+  rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B, K, G * N, C)
+
+  def scores(keys: Cached) -> Array:
+    if isinstance(keys, Quantised):
+      return scores(keys.values.astype(q.dtype)) * keys.scale[:, :, None]
+    return jnp.einsum("bkrc,bksc->bkrs", rows, keys, preferred_element_type=jnp.float32)
+
+  def mix(weight: Array, values: Cached) -> Array:
+    if isinstance(values, Quantised):
+      return mix(weight * values.scale[:, :, None], values.values.astype(q.dtype))
+    weight = weight.astype(values.dtype)
+    return jnp.einsum("bkrs,bksc->bkrc", weight, values, preferred_element_type=jnp.float32)
+
+  def join(carry, score: Array, values: Cached):
+    """The softmax so far, with more keys; `score` is -inf where they are not seen."""
+    out, top, total = carry
+    best = jnp.maximum(top, score.max(-1))
+    base = jnp.where(jnp.isfinite(best), best, 0)[..., None]
+    weight, old = jnp.exp(score - base), jnp.exp(top - base[..., 0])
+    return (
+      out * old[..., None] + mix(weight, values), best, total * old + weight.sum(-1),
+    )  # fmt: skip
+
+  mask = jnp.broadcast_to(tree_mask[:, None, None], (B, 1, G, N, M)).reshape(B, 1, G * N, M)
+  nothing = (
+    jnp.zeros((B, K, G * N, C)), jnp.full((B, K, G * N), -jnp.inf), jnp.zeros((B, K, G * N)),
+  )  # fmt: skip
+  carry = join(nothing, jnp.where(mask, scores(k_tree), -jnp.inf), v_tree)
+
+  column = jnp.arange(S, dtype=jnp.int32)
+  end = jnp.where(visible, column[None] + 1, 0).max()
+
+  def step(j: Array, carry):
+    first = j * size
+    start = jnp.minimum(first, S - size)  # the last block reaches back, and skips what was read
+    k, v = jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, 2), (k_cache, v_cache)
+    )
+    seen = jax.lax.dynamic_slice_in_dim(visible, start, size, 1)
+    seen = (seen & (start + column[:size] >= first)[None])[:, None]
+    score = jnp.where(seen[:, :, None], scores(k), -jnp.inf)
+    if isinstance(v, Quantised):  # 0 times NaN is NaN
+      v = v._replace(scale=jnp.where(seen, v.scale, 0))
+    else:
+      v = jnp.where(seen[..., None], v, 0)
+    return join(carry, score, v)
+
+  out, top, total = jax.lax.fori_loop(0, -(-end // size), step, carry)
+  out = out / jnp.where(total > 0, total, 1)[..., None]
+  return Result(
+    out.reshape(B, H, N, C).astype(q.dtype), top.reshape(B, H, N), total.reshape(B, H, N)
+  )

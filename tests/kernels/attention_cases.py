@@ -1,0 +1,88 @@
+"""Random trees over random caches, and their attention in float64, a node at a time."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
+
+BLOCK = 128
+SHAPES = [  # B, K, G, N, S, C, lengths
+  (2, 2, 1, 1, 256, 64, (0, 256)),
+  (3, 1, 4, 5, 256, 128, (127, 128, 129)),
+  (2, 1, 7, 8, 384, 64, (1, 300)),
+  (1, 2, 8, 16, 256, 64, (200,)),
+  (1, 1, 1, 64, 128, 256, (77,)),
+  (1, 1, 1, 256, 128, 64, (128,)),
+]
+NAMES = ("reference", "xla", "pallas_tpu")
+
+
+def random_tree(rng, N):
+  """bool[N, N], who sees whom where every node hangs from an earlier one."""
+  mask = np.eye(N, dtype=bool)
+  for i in range(1, N):
+    mask[i] |= mask[rng.integers(0, i)]
+  return mask
+
+
+def case(seed, B, K, G, N, S, C, lengths, dtype=np.float32):
+  """Arguments of `tree_attention`, a tree per row; what lies past the text is poison."""
+  rng = np.random.default_rng(seed)
+  shape = lambda heads, rows: rng.normal(size=(B, heads, rows, C)).astype(dtype)  # noqa: E731
+  mask = np.stack([random_tree(rng, N) for _ in range(B)])
+  k, v = shape(K, S), shape(K, S)
+  for b, n in enumerate(lengths):
+    k[b, :, n:], v[b, :, n:] = np.nan, np.inf
+  return (
+    shape(K * G, N), k, v, np.array(lengths, np.int32), shape(K, N), shape(K, N), mask,
+  )  # fmt: skip
+
+
+def truth(q, k_cache, v_cache, prefix, k_tree, v_tree, mask):
+  """(out, top, total) in float64."""
+  B, H, N, C = q.shape
+  G, S = H // k_cache.shape[1], k_cache.shape[2]
+  visible = prefix if prefix.dtype == bool else np.arange(S) < prefix[:, None]
+  out, top, total = np.zeros(q.shape), np.full((B, H, N), -np.inf), np.zeros((B, H, N))
+  for b, h, i in np.ndindex(B, H, N):
+    keys, values = (
+      np.concatenate([c[b, h // G, visible[b]], t[b, h // G, mask[b, i]]]).astype(np.float64)
+      for c, t in ((k_cache, k_tree), (v_cache, v_tree))
+    )
+    if len(keys):
+      score = keys @ q[b, h, i].astype(np.float64) * C**-0.5
+      top[b, h, i] = score.max()
+      weight = np.exp(score - score.max())
+      total[b, h, i] = weight.sum()
+      out[b, h, i] = weight @ values / weight.sum()
+  return out, top, total
+
+
+def assert_close(got, wanted, tolerance):
+  """A Result is (out, top, total) but for a share of the largest magnitude."""
+  for name, x, y in zip(got._fields, got, wanted, strict=True):
+    x = np.asarray(x, np.float64)
+    finite = np.isfinite(y)
+    np.testing.assert_array_equal(np.isfinite(x), finite, err_msg=name)
+    scale = np.abs(y[finite]).max(initial=1.0)
+    np.testing.assert_allclose(x[finite] / scale, y[finite] / scale, atol=tolerance, err_msg=name)
+
+
+def run(name, arguments, block=BLOCK, interpret=True):
+  """The implementation `name`; the prefix in blocks, the TPU kernel simulated."""
+  arguments = jax.tree.map(jnp.asarray, arguments)
+  options = {"scale": arguments[0].shape[-1] ** -0.5}
+  if name == "pallas_tpu":
+    options |= {"blocks": config.Blocks(block), "interpret": interpret}
+    f = pallas_tpu.tree_attention
+  else:
+    f = reference.tree_attention
+    if name == "xla":
+      f, options["block"] = xla.tree_attention, block
+    if arguments[3].dtype != bool:
+      column = jnp.arange(jax.tree.leaves(arguments[1])[0].shape[2])
+      arguments = (*arguments[:3], column[None] < arguments[3][:, None], *arguments[4:])
+  return jax.jit(functools.partial(f, **options))(*arguments)

@@ -1,0 +1,63 @@
+"""The TPU kernel without a TPU: simulated with its memories and cores, and lowered for it."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from attention_cases import BLOCK, SHAPES, assert_close, case, run, truth
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from specjax.kernels.tree_attention import aot, config, pallas_tpu
+
+
+def simulated(seed):
+  """Two cores that take the grid's parallel axes in an order of `seed`; fresh memory is NaN."""
+  return pltpu.InterpretParams(detect_races=True, random_seed=seed, num_cores_or_threads=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cores_do_not_race_and_dead_blocks_do_not_matter(seed, capfd):
+  arguments = case(seed, 2, 2, 2, 3, 384, 64, (129, 0))
+  got = run("pallas_tpu", arguments, interpret=simulated(seed))
+  assert_close(got, truth(*arguments), 2e-6)
+  assert "RACE DETECTED" not in capfd.readouterr().out
+
+
+def test_a_race_would_be_seen(capfd):
+  def add(x, out):
+    out[...] = x[...]
+
+  pl.pallas_call(
+    add, grid=(2,), out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+    in_specs=[pl.BlockSpec((8, 128), lambda i: (i, 0))],
+    out_specs=pl.BlockSpec((8, 128), lambda i: (0, 0)),
+    compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+    interpret=simulated(0),
+  )(jnp.ones((16, 128)))  # fmt: skip
+  assert "RACE DETECTED" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape_lowers_for_tpu(shape, dtype):
+  def attention(*arguments):
+    return pallas_tpu.tree_attention(*arguments, 1.0, blocks=config.Blocks(BLOCK))
+
+  arguments = jax.eval_shape(lambda: tuple(map(jnp.asarray, case(0, *shape, dtype=dtype))))
+  lowered = jax.jit(attention).trace(*arguments).lower(lowering_platforms=("tpu",))
+  assert "tpu_custom_call" in lowered.as_text()
+
+
+def test_the_mask_is_small_beside_the_cache():
+  shape = aot.Shape(batch=1, nodes=64, capacity=8192)
+  arguments = aot.arguments(shape, None)
+
+  def attention(*arguments):
+    return pallas_tpu.tree_attention(*arguments, 1.0, blocks=config.Blocks(1024))
+
+  lowered = jax.jit(attention).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+  (call,) = (line for line in lowered.splitlines() if "tpu_custom_call" in line)
+  masks = re.findall(r"tensor<([0-9x]+)xi8>", call)
+  assert masks == ["1x64x64"] and 64 * 64 <= 16 << 10

@@ -1,0 +1,69 @@
+"""Tree attention against a float64 loop over nodes, in every shape that asks for care."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import NAMES, SHAPES, assert_close, case, run, truth
+
+from specjax.kernels.tree_attention import tree_attention
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_implementation_is_the_truth(name, shape):
+  arguments = case(0, *shape)
+  assert_close(run(name, arguments), truth(*arguments), 2e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES[1::3], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_near_the_truth(name, shape):
+  arguments = case(1, *shape, dtype=jnp.bfloat16)
+  assert_close(run(name, arguments), truth(*arguments), 1e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_padded_row_gives_nothing_and_a_padded_node_neither(name):
+  arguments = case(2, 2, 1, 2, 5, 256, 64, (0, 160))
+  mask = arguments[-1]
+  mask[0], mask[1, 3:] = False, False
+  got = run(name, arguments)
+  assert (np.asarray(got.out)[0] == 0).all()
+  assert_close(got, truth(*arguments), 2e-6)
+
+
+def test_rows_do_not_depend_on_longer_neighbours():
+  arguments = case(3, 2, 1, 2, 5, 512, 64, (40, 500))
+  shorter = [*arguments]
+  shorter[3] = np.array([40, 40], np.int32)
+  np.testing.assert_array_equal(
+    run("xla", arguments).out[0], run("xla", shorter).out[0], strict=True
+  )
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_block_that_does_not_divide_the_capacity(name):
+  arguments = case(4, 2, 1, 2, 3, 300, 64, (290, 300))
+  assert_close(run(name, arguments), truth(*arguments), 2e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_fresh_rows_than_nodes(name):
+  q, *others, mask = case(5, 2, 2, 3, 7, 128, 64, (50, 128))
+  arguments = (q[:, :, 4:], *others, mask[:, 4:])
+  assert_close(run(name, arguments), truth(*arguments), 2e-6)
+
+
+@pytest.mark.parametrize(
+  ("change", "problem"),
+  [
+    ({"prefix": np.zeros(3, np.int32)}, r"prefix.shape=\(3,\): accepted is \(2,\)"),
+    ({"prefix": np.ones((2, 3), bool)}, r"prefix.shape=\(2, 3\): accepted is \(2, 128\)"),
+    ({"implementation": "pallas_tpu"}, "the platform is cpu, not tpu"),
+  ],
+)
+def test_what_cannot_be_served_is_refused(change, problem):
+  names = ("q", "k_cache", "v_cache", "prefix", "k_tree", "v_tree", "tree_mask")
+  arguments = dict(zip(names, case(0, 2, 1, 2, 3, 128, 64, (5, 6)), strict=True)) | change
+  with pytest.raises(ValueError, match=problem):
+    tree_attention(**arguments)
