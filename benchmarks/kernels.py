@@ -34,6 +34,10 @@ from specjax.models.attention import attend
 
 ON_CPU = jax.default_backend() == "cpu"
 STYLE = {"kernel": "#0072B2", "dense": "#8C8C8C", "dot_product_attention": "#E69F00"}
+LABELS = {
+  "kernel": "specjax, tree_attention", "dense": "one product",
+  "dot_product_attention": "jax.nn.dot_product_attention",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,24 +142,24 @@ def break_even(rows: list[dict], name: str) -> float | None:
   return float(np.interp(2, np.maximum.accumulate(cost), nodes))
 
 
-def picture(groups: dict[tuple[int, int], list[dict]]) -> Figure:
+def picture(groups: dict[tuple[int, int], list[dict]], capacity: int) -> Figure:
   """Time over nodes, a panel for each batch size and length."""
   figure = Figure(figsize=(4 * len(groups), 3.4), dpi=160, layout="constrained")
-  for i, ((B, length), rows) in enumerate(groups.items()):
-    axes = figure.add_subplot(1, len(groups), i + 1)
+  panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+  for axes, ((B, length), rows) in zip(panels, groups.items(), strict=True):
     nodes = [row["nodes"] for row in rows]
     for name, colour in STYLE.items():
       each = [1e6 * row["seconds"][name] for row in rows]
-      axes.plot(nodes, each, "o-", color=colour, label=name.replace("_", " "))
+      axes.plot(nodes, each, "o-", color=colour, label=LABELS[name], markersize=4)
     copy = [1e6 * row["bytes"] / row["copy_bytes_per_second"] for row in rows]
-    axes.plot(nodes, copy, ":", color="#222222", label="copy of the rows seen")
-    axes.set(xscale="log", yscale="log", xlabel="nodes", title=f"batch {B}, {length} rows seen")
+    axes.plot(nodes, copy, ":", color="#222222", label="a copy of the rows seen")
+    axes.set(xscale="log", yscale="log", xlabel="nodes")
+    axes.set_title(f"batch {B}: {length} of {capacity} rows seen", fontsize=11)
     axes.minorticks_off()
     axes.set_xticks(nodes, map(str, nodes))
     axes.spines[["top", "right"]].set_visible(False)
-    if not i:
-      axes.set_ylabel("microseconds a call")
-      axes.legend(frameon=False, fontsize=8)
+  panels[0].set_ylabel("microseconds a call")
+  panels[0].legend(frameon=False, fontsize=8)
   return figure
 
 
@@ -190,7 +194,7 @@ def main(config: Config) -> None:
     "rows": [row for rows in groups.values() for row in rows], "break_even": even,
   }  # fmt: skip
   (out / "report.json").write_text(json.dumps(report, indent=1))
-  picture(groups).savefig(out / "kernels.png")
+  picture(groups, config.capacity).savefig(out / "kernels.png")
 
 
 if __name__ == "__main__":
