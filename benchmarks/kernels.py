@@ -15,9 +15,6 @@ On CPU the shapes are smaller. Writes a report and a picture.
 import dataclasses
 import json
 import pathlib
-import time
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +27,7 @@ from rich.table import Table
 
 from specjax.eval.environment import environment
 from specjax.kernels.tree_attention import tree_attention
+from specjax.kernels.tree_attention.tune import timed
 from specjax.models.attention import attend
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -85,28 +83,14 @@ def jax_nn(q, k, v, length, k_tree, v_tree, mask) -> Array:
   return jax.nn.dot_product_attention(q.swapaxes(1, 2), k, v, mask=seen).swapaxes(1, 2)
 
 
-def timed(f: Callable[..., Any], arguments: tuple, calls: int) -> Callable[[], float]:
-  """Seconds of a call, of several that wait for each other on the device."""
-
-  @jax.jit
-  def run(x, *rest):
-    return jax.lax.fori_loop(0, calls, lambda _, x: x + 0 * f(x, *rest).astype(x.dtype), x)
-
-  jax.block_until_ready(run(*arguments))
-
-  def once() -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(run(*arguments))
-    return (time.perf_counter() - start) / calls
-
-  return once
-
-
 def measure(config: Config, B: int, N: int, length: int) -> dict:
   """Seconds of each way, and of a copy of the bytes that are seen."""
   H, K, C, S = config.heads, config.kv_heads, config.width, config.capacity
   keys = iter(jax.random.split(jax.random.key(0), 5))
-  draw = lambda *shape: jax.random.normal(next(keys), shape, config.dtype)  # noqa: E731
+
+  def draw(*shape: int) -> Array:
+    return jax.random.normal(next(keys), shape, config.dtype)
+
   q, k, v = draw(B, H, N, C), draw(B, K, S, C), draw(B, K, S, C)
   tree = draw(B, K, N, C), draw(B, K, N, C)
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))

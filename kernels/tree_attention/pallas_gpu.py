@@ -153,8 +153,8 @@ def tree_attention(
   R = H // K * N
   rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B * K, R, C)
   rows = jnp.pad(rows, ((0, 0), (0, -R % ROWS), (0, 0)))
-  of_heads = lambda x: x.reshape(B * K, S, C)  # noqa: E731
-  far = _whole_blocks(rows, of_heads(k_cache), of_heads(v_cache), lengths, splits_of(S))
+  k_rows, v_rows = (x.reshape(B * K, S, C) for x in (k_cache, v_cache))
+  far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S))
   far = Result(*(x[:, :, :R].reshape(-1, B, K, R, *x.shape[3:]) for x in far))
 
   # What is left of the prefix is at the end of a window of one block, beside the tree.

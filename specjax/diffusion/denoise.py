@@ -71,7 +71,8 @@ class State(NamedTuple):
     memory: the policy's.
     transforms: of each transform.
     forwards: i32[B], passes of the denoiser while the row was live.
-    when: i32[B, L], the round that committed a slot; -1 for slots that were given or are masked.
+    when: i32[B, L], the round that committed a slot; -1 for slots that were given, are masked, or
+      were filled after the text's end.
     log_prob: f32[B, L], nats: of what was committed, then; 0 elsewhere.
     done: bool[B].
   """

@@ -29,7 +29,9 @@ CASES = {  # policy, its params, plan, schedule, shift, temperature
   "threshold, adaptive blocks": ("threshold", 0.4, plans.free, "adaptive", False, 0.0),
   "random": ("random", 2, plans.none, "fixed", False, 0.8),
   "klass": ("klass", Stable(0.3, 0.5, 1), plans.none, "fixed", False, 0.0),
+  "one by one, the rest filled": ("confidence", 1, plans.none, "fixed", False, 0.0),
 }
+LENGTHS = {"one by one, the rest filled": lengths.sure_end(0.3)}  # others: after_end
 
 
 def random_params(seed: int):
@@ -66,7 +68,7 @@ def decode(case: str, seed: int, guesses: int | None):
   else:
     schedule, sizes = schedules.fixed(W), ()
   method = denoise.Method(
-    network, plan(network, W), POLICIES[name](), schedule, lengths.after_end()
+    network, plan(network, W), POLICIES[name](), schedule, LENGTHS.get(case, lengths.after_end())
   )
   weights = denoise.Weights(random_params(seed), params, sizes, jnp.array([7], jnp.int32))
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.full(B, temperature))

@@ -31,7 +31,10 @@ def random_tree(rng, N):
 def case(seed, B, K, G, N, S, C, lengths, dtype=np.float32):
   """Arguments of `tree_attention`, a tree per row; what lies past the text is poison."""
   rng = np.random.default_rng(seed)
-  shape = lambda heads, rows: rng.normal(size=(B, heads, rows, C)).astype(dtype)  # noqa: E731
+
+  def shape(heads, rows):
+    return rng.normal(size=(B, heads, rows, C)).astype(dtype)
+
   mask = np.stack([random_tree(rng, N) for _ in range(B)])
   k, v = shape(K, S), shape(K, S)
   for b, n in enumerate(lengths):

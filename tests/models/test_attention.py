@@ -15,7 +15,10 @@ S, K, H, C = 1024, 2, 4, 16
 def draw(B, N, visible):
   """Arguments of `attend` over a cache of 1024 rows; what is not seen is zero, as allocated."""
   rng = np.random.default_rng(0)
-  shape = lambda heads, rows: rng.normal(size=(B, heads, rows, C)).astype(np.float32)  # noqa: E731
+
+  def shape(heads, rows):
+    return rng.normal(size=(B, heads, rows, C)).astype(np.float32)
+
   mask = np.broadcast_to(np.tril(np.ones((N, N), bool)), (B, N, N))
   seen = visible if visible.dtype == bool else np.arange(S) < visible[:, None]
   k, v = (shape(K, S) * seen[:, None, :, None] for _ in range(2))
