@@ -2,17 +2,18 @@ r"""Tree attention over a long cache: how near to the memory's speed it reads.
 
     python benchmarks/kernels.py
 
-For each number of nodes, the kernel the library would pick here, one dense product over the whole
-capacity in XLA, and `jax.nn.dot_product_attention`, timed in turns in one run; the last gets the
-tree inside its cache and the layout it wants, for nothing. A call must at least move the keys and
-values that are seen; what that makes per second is held against a copy of as many bytes, measured
-in the same run. The break-even is the number of nodes at which a call costs twice that of one node:
-below it a call is the reading of the cache.
+For each number of nodes, the kernel that serves here (else XLA in blocks), one dense product over
+the whole capacity in XLA, and `jax.nn.dot_product_attention`, timed in turns in one run; the last
+gets the tree inside its cache and the layout it wants, for nothing. A call must at least move the
+keys and values that are seen; what that makes per second is held against a copy of as many bytes,
+measured in the same run. The break-even is the number of nodes at which a call costs twice that of
+one node: below it a call is the reading of the cache.
 
 On CPU the shapes are smaller. Writes a report and a picture.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -26,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.eval.environment import environment
-from specjax.kernels.tree_attention import tree_attention
+from specjax.kernels.tree_attention import default_implementation, refusals, tree_attention
 from specjax.kernels.tree_attention.tune import timed
 from specjax.models.attention import attend
 
@@ -97,10 +98,14 @@ def measure(config: Config, B: int, N: int, length: int) -> dict:
   lengths = jnp.full(B, length, jnp.int32)
   arguments = (q, k, v, lengths, *tree, mask)
   of_rows = [x.swapaxes(1, 2) for x in (k, v)]
+  reasons = refusals(q, k, lengths)
+  kernels = [name for name, reason in reasons.items() if reason is None]
+  implementation = kernels[0] if kernels else default_implementation(q, k, lengths)
+  kernel = functools.partial(tree_attention, implementation=implementation)
   moved = 2 * B * K * length * C * k.dtype.itemsize
   ways = {
     "copy": timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls),
-    "kernel": timed(tree_attention, arguments, config.calls),
+    "kernel": timed(kernel, arguments, config.calls),
     "dense": timed(dense, arguments, config.calls),
     "dot_product_attention": timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
   }
@@ -112,6 +117,7 @@ def measure(config: Config, B: int, N: int, length: int) -> dict:
   copy = moved / median.pop("copy")
   return {
     "batch": B, "nodes": N, "length": length, "bytes": moved, "copy_bytes_per_second": copy,
+    "implementation": implementation, "refusals": reasons,
     "seconds": median,
     "share_of_copy": {name: moved / each / copy for name, each in median.items()},
   }  # fmt: skip
@@ -165,6 +171,10 @@ def main(config: Config) -> None:
           f"{row['bytes'] / each / 1e9:.1f}", f"{row['share_of_copy'][name]:.0%}",
         )  # fmt: skip
   Console(width=120).print(table)
+  row = next(iter(groups.values()))[-1]
+  print("kernel:", row["implementation"])
+  for name, reason in row["refusals"].items():
+    print(f"  {name}: {reason or 'serves'}")
   even = {
     f"batch {B}, {length} rows seen": {name: break_even(rows, name) for name in STYLE}
     for (B, length), rows in groups.items()

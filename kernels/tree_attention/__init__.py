@@ -1,6 +1,7 @@
 """Attention of tree nodes over a cached prefix and each other."""
 
 from specjax.kernels.tree_attention.api import (
+  Served,
   default_implementation,
   reads_blocks,
   refusals,
@@ -10,6 +11,7 @@ from specjax.kernels.tree_attention.quantised import Quantised, dequantise, quan
 
 __all__ = [
   "Quantised",
+  "Served",
   "default_implementation",
   "dequantise",
   "quantise",

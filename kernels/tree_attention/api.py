@@ -1,5 +1,6 @@
 """Tree attention: which implementation serves a call, and why not another."""
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -13,6 +14,22 @@ from specjax.kernels.tree_attention.reference import Result
 from specjax.kernels.tree_attention.sharded import over_mesh
 
 Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Served:
+  """A call's result, and whose it is.
+
+  Attributes:
+    result: Result.
+    implementation: that served; static.
+    passed_over: (kernel, reason) of those that could not; static, () where one was asked for.
+  """
+
+  result: Result
+  implementation: Implementation = dataclasses.field(metadata={"static": True})
+  passed_over: tuple[tuple[Implementation, str], ...] = dataclasses.field(metadata={"static": True})
 
 
 def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
@@ -104,20 +121,24 @@ def tree_attention(
     tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
     implementation: static; see `default_implementation` and `refusals`.
-    return_residuals: whether the maximum and the sum come too, to merge with other keys.
+    return_residuals: whether the maximum and the sum come too, to merge with other keys, and who
+      served the call.
 
   Returns:
-    [B, H, N, C], or a Result. On a mesh with axes "data" and "model", rows and heads lie there.
+    [B, H, N, C], or Served. On a mesh with axes "data" and "model", rows and heads lie there.
 
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
   """
   arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask)
   _check(*arguments)
+  reasons = refusals(q, k_cache, prefix)
+  passed_over: tuple[tuple[Implementation, str], ...] = ()
   if implementation is None:
     implementation = default_implementation(q, k_cache, prefix)
-  reason = refusals(q, k_cache, prefix).get(implementation)
-  if reason is not None:
+    others = [name for name in reasons if name != implementation]
+    passed_over = tuple((name, reasons[name] or "it is served by name only") for name in others)
+  elif reason := reasons.get(implementation):
     raise ValueError(f"implementation={implementation!r}: {reason}.")
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale
 
@@ -137,4 +158,4 @@ def tree_attention(
     return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=config.block("xla", shape))
 
   result = over_mesh(attention, *k_tree.shape[:2])(*arguments)
-  return result if return_residuals else result.out
+  return Served(result, implementation, passed_over) if return_residuals else result.out

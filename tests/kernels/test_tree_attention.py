@@ -1,5 +1,8 @@
 """Tree attention against a float64 loop over nodes, in every shape that asks for care."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,6 +55,29 @@ def test_more_fresh_rows_than_nodes(name):
   q, *others, mask = case(5, 2, 2, 3, 7, 128, 64, (50, 128))
   arguments = (q[:, :, 4:], *others, mask[:, 4:])
   assert_close(run(name, arguments), truth(*arguments), 2e-6)
+
+
+def test_parts_of_a_prefix_merge_and_say_who_served_them():
+  q, k, v, lengths, *tree = map(jnp.asarray, case(6, 2, 2, 4, 5, 1024, 64, (600, 1000)))
+  whole = jax.jit(functools.partial(tree_attention, return_residuals=True))(q, k, v, lengths, *tree)
+  nothing = jnp.zeros_like(tree[2])
+  parts = [
+    tree_attention(q, k[:, :, part], v[:, :, part], seen, *tree[:2], mask, return_residuals=True)
+    for part, seen, mask in (
+      (slice(0, 512), jnp.array([512, 512]), tree[2]),
+      (slice(512, None), lengths - 512, nothing),
+    )
+  ]
+  top = jnp.maximum(*(part.result.top for part in parts))
+  weight = [part.result.total * jnp.exp(part.result.top - top) for part in parts]
+  out = sum(w[..., None] * part.result.out for w, part in zip(weight, parts, strict=True))
+  total = sum(weight)
+  assert_close(whole.result, (out / total[..., None], top, total), 2e-6)
+  assert whole.implementation == "xla"
+  assert dict(whole.passed_over) == {
+    "pallas_tpu": "the platform is cpu, not tpu",
+    "pallas_gpu": "the device is cpu, not an H100 or H200",
+  }
 
 
 @pytest.mark.parametrize(
