@@ -2,10 +2,12 @@ r"""The whole generation loop of an 8B model, compiled for TPUs that are not the
 
     JAX_PLATFORMS=cpu python benchmarks/sharded_loop.py
 
-Prints a line of JSON for each topology: bytes per chip, and how often the cache is copied, which
-should be never. Nothing is executed or timed. Needs libtpu (pip install libtpu).
+Prints a line of JSON for each topology: bytes per chip, how often the cache is copied, which should
+be never, and how often chips talk, which should be twice a layer, and a few times for all of it.
+Nothing is executed or timed. Needs libtpu (pip install libtpu).
 """
 
+import collections
 import dataclasses
 import functools
 import json
@@ -72,7 +74,7 @@ def report(name: str, config: Config) -> dict:
   def weights():
     z = jnp.zeros((1, 2), jnp.int32)
     params = Transformer(model).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
-    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    return sharding.split(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
 
   def request():
     one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)
@@ -101,9 +103,10 @@ def report(name: str, config: Config) -> dict:
     compiled = lowered.compile()
   data, model_axis = MESHES[name]
   local = f"bf16[{B // data},{8 // model_axis},{config.capacity},128]"
+  text = compiled.as_text() or ""
   # A copy that is brought on chip in pieces ends in a custom call, which joins them.
-  copying = rf"= {re.escape(local)}\S* (?:copy|copy-done|custom-call)\("
-  copies = re.findall(copying, compiled.as_text() or "")
+  copies = re.findall(rf"= {re.escape(local)}\S* (?:copy|copy-done|custom-call)\(", text)
+  talk = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
   memory = compiled.memory_analysis()
   assert memory is not None
   cache_bytes = sum(x.size * 2 for x in jax.tree.leaves(kv)) // (data * model_axis)
@@ -113,6 +116,7 @@ def report(name: str, config: Config) -> dict:
     "kernels": len(re.findall("tpu_custom_call", lowered.as_text())),
     "argument_bytes": memory.argument_size_in_bytes, "cache_bytes": cache_bytes,
     "temp_bytes": memory.temp_size_in_bytes, "cache_copies": len(copies),
+    "collectives": collections.Counter(re.findall(talk, text)),
     "seconds": round(time.perf_counter() - start, 1),
   }  # fmt: skip
 

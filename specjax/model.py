@@ -5,12 +5,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from specjax.base import Params, Target
 from specjax.checkpoints import hf
 from specjax.data import chat
 from specjax.data.tokenizer import Tokenizer
 from specjax.diffusion.base import Denoiser
+from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import target
@@ -58,6 +60,16 @@ class Model:
       raise ValueError(f"model={self.name!r} is no masked diffusion model: accepted is one with "
                        "is_causal false and a mask_token_id in config.json.")  # fmt: skip
     return denoiser(self.config, self.mask, self.shift)
+
+  def on(self, mesh: Mesh) -> "Model":
+    """The same with its weights spread over a mesh, for use under `jax.set_mesh(mesh)`.
+
+    A model that is too large for one device is loaded under `jax.default_device(...)` of a CPU.
+
+    Args:
+      mesh: axes "data", for rows of a batch, and "model", for heads and columns, both Auto.
+    """
+    return dataclasses.replace(self, params=sharding.place(self.params, mesh))
 
   def encode(self, prompt: Prompt) -> list[int]:
     """Ids of a prompt; ids pass through.

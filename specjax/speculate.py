@@ -160,11 +160,17 @@ def _first(flags: Array, more: int) -> Array:
   return jnp.where(flags.any(1), index + more, flags.shape[1] + 1)
 
 
-def _log_probs(logits: Array, path: Array, tokens: Array) -> Array:
-  """f32[B, A], nats: of each token, after the node it follows. logits f32[B, N, V]."""
-  rows = jnp.take_along_axis(logits, path[..., None], 1)
-  of_token = jnp.take_along_axis(rows, tokens[..., None], -1)[..., 0]
-  return of_token - jax.nn.logsumexp(rows, -1)
+def _log_probs(logits: Array, total: Array, path: Array, tokens: Array) -> Array:
+  """f32[B, A], nats: of each token, after the node it follows.
+
+  Args:
+    logits: f32[B, N, V].
+    total: f32[B, N], their logsumexp.
+    path, tokens: i32[B, A].
+  """
+  # Of every node: whole rows of the path would be copies, and on a mesh go to every device.
+  of_tokens = jnp.take_along_axis(logits, tokens[:, None], -1) - total[..., None]
+  return jnp.take_along_axis(of_tokens, path[:, None], 1)[:, 0]
 
 
 class Guessed(NamedTuple):
@@ -216,14 +222,15 @@ def round_(
   verdict = verifier.verify(weights.verifier, draft, law, evaluation.features, noise, drafter)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
-  # node that is not accepted harms nobody.
+  # node that is not accepted harms nobody; among its logits it is in their sum.
   live = ~state.done
   step = jnp.arange(D + 1, dtype=jnp.int32)[None]
   stops = (verdict.tokens[:, :, None] == request.stop[None, None]).any(-1)
   for p, params, own in processors:
     stops = stops | p.ends(params, own, verdict.tokens)
   until_stop = _first(stops & (step <= verdict.count[:, None]), 1)
-  until_nan = _first(at(jnp.isnan(evaluation.logits).any(-1), verdict.path), 0)
+  total = jax.nn.logsumexp(evaluation.logits, -1)
+  until_nan = _first(at(jnp.isnan(total), verdict.path), 0)
   emitted = jnp.minimum(jnp.minimum(verdict.count + 1, until_stop), request.limit - context.length)
   failed = state.failed | (live & (until_nan < emitted))
   emitted = jnp.where(live, jnp.minimum(emitted, until_nan), 0)
@@ -238,7 +245,7 @@ def round_(
   column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
   row = jnp.arange(column.shape[0])[:, None]
   text = context.tokens.at[row, column].set(verdict.tokens, mode="drop")
-  said = _log_probs(evaluation.logits, verdict.path, verdict.tokens)
+  said = _log_probs(evaluation.logits, total, verdict.path, verdict.tokens)
   log_probs = state.log_probs.at[row, column].set(said, mode="drop")
   memories = tuple(p.update(w, own, verdict.tokens, emitted) for p, w, own in processors)
 

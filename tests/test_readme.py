@@ -22,9 +22,14 @@ def test_the_canvas_fills(capsys):
   assert int(slow[-1]) == 16 > 2 * int(fast[-1])
 
 
+def test_several_devices_say_the_same(capsys):
+  exec(BLOCKS[2], {})
+  assert "same tokens: True" in capsys.readouterr().out
+
+
 def test_the_drafter_of_your_own_is_lossless():
   scope: dict = {}
-  exec(BLOCKS[2], scope)
+  exec(BLOCKS[3], scope)
   model = specjax.load()
   prompts = [model.chat(question) for question in OUR_QUESTIONS[:3]]
   for temperature in (0.0, 0.8):

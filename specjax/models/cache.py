@@ -1,9 +1,18 @@
 """The key/value cache: allocation and the only write."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from specjax.base import KV, Cache
+from specjax.kernels.platform import mesh_axis
+
+
+def _spread(x: Array) -> PartitionSpec | None:
+  """Where x [B, K, S, C] lies on the mesh that is set; None where there is none."""
+  axes = mesh_axis("data", x.shape[0]), mesh_axis("model", x.shape[1])
+  return PartitionSpec(*axes) if any(axes) else None
 
 
 def allocate(fresh: KV, length: Array, capacity: int) -> Cache:
@@ -16,7 +25,9 @@ def allocate(fresh: KV, length: Array, capacity: int) -> Cache:
   """
 
   def grow(x: Array) -> Array:
-    return jnp.pad(x, ((0, 0), (0, 0), (0, capacity - x.shape[2]), (0, 0)))
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, capacity - x.shape[2]), (0, 0)))
+    place = _spread(x)
+    return x if place is None else lax.with_sharding_constraint(x, place)
 
   return Cache(KV(tuple(map(grow, fresh.k)), tuple(map(grow, fresh.v))), length)
 
@@ -40,13 +51,22 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
   # every read of the cache. Where path folds to a constant XLA would copy the whole cache.
   start_row = cache.length + jnp.minimum(rows, 0)
 
-  def write(buffer: Array, fresh: Array) -> Array:
+  def write(buffer: Array, fresh: Array, path: Array, start_row: Array) -> Array:
     window = jnp.take_along_axis(fresh, path[:, None, :, None], axis=2).astype(buffer.dtype)
     for b in range(buffer.shape[0]):
       start = (b, 0, start_row[b], 0)
       buffer = lax.dynamic_update_slice(buffer, window[b : b + 1], start)
     return buffer
 
-  k = tuple(write(*pair) for pair in zip(cache.kv.k, kv.k, strict=True))
-  v = tuple(write(*pair) for pair in zip(cache.kv.v, kv.v, strict=True))
-  return Cache(KV(k, v), cache.length + rows)
+  def write_all(buffers: KV, fresh: KV, path: Array, start_row: Array) -> KV:
+    return jax.tree.map(lambda x, y: write(x, y, path, start_row), buffers, fresh)
+
+  # On a mesh each device writes the rows and heads it has, and asks no other for theirs.
+  of_heads = _spread(kv.k[0])
+  if of_heads is not None:
+    of_rows = PartitionSpec(of_heads[0])
+    write_all = jax.shard_map(
+      write_all, in_specs=(of_heads, of_heads, of_rows, of_rows), out_specs=of_heads,
+      check_vma=False,
+    )  # fmt: skip
+  return Cache(write_all(cache.kv, kv, path, start_row), cache.length + rows)

@@ -1,5 +1,9 @@
 """The one place that decides how a matrix product is laid out."""
 
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from specjax.kernels.platform import platform
@@ -18,6 +22,31 @@ def linear(x: Array, w: Array) -> Array:
     # Without the barrier XLA folds the transpose into the product and swaps the operands back.
     return lax.optimization_barrier(y).T.reshape(*x.shape[:-1], w.shape[0])
   return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
+
+
+class Fused(NamedTuple):
+  """Weights that the same rows are multiplied with.
+
+  Attributes:
+    rows: of each, static.
+    weights: one [sum of rows, ...] of all, or one of each.
+  """
+
+  rows: tuple[int, ...]
+  weights: tuple[Array, ...]
+
+  def parts(self, first: int = 0) -> list[Array]:
+    """Each weight from the `first` (static) on."""
+    if len(self.weights) > 1:
+      return list(self.weights[first:])
+    return jnp.split(self.weights[0], np.cumsum(self.rows)[:-1])[first:]
+
+  def linear(self, x: Array, first: int = 0) -> list[Array]:
+    """x [..., in] times each weight from the `first` (static) on: one product if they are one."""
+    if len(self.weights) > 1:
+      return [linear(x, w) for w in self.weights[first:]]
+    y = linear(x, self.weights[0][sum(self.rows[:first]) :])
+    return jnp.split(y, np.cumsum(self.rows[first:])[:-1], axis=-1)
 
 
 def linear_each(x: Array, w: Array) -> Array:

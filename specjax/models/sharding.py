@@ -5,30 +5,69 @@ every product with spread columns is followed by one with spread rows. After the
 nodes with their whole vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax.base import Params
 from specjax.kernels.platform import mesh_axis
 
 COLUMNS, ROWS = PartitionSpec("model"), PartitionSpec(None, "model")  # of weights [out, in]
 KV_CACHE = PartitionSpec("data", "model")  # [B, K, S, C]
-_OF_WEIGHT = {
-  "qkv": COLUMNS, "qkv_bias": COLUMNS, "gate_up": COLUMNS, "embedding": COLUMNS,
-  "lm_head": COLUMNS, "out": ROWS, "down": ROWS,
-}  # fmt: skip
+_OF_WEIGHT = {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS} | dict.fromkeys(
+  ("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS
+)
 
 
-def of_params(params: Params, mesh: jax.sharding.Mesh) -> Any:
-  """A NamedSharding for each weight; norms are everywhere."""
+def split(params: Params) -> Params:
+  """q, k, v, gate and up by themselves, where the network has them as one matrix.
 
-  def place(path, _):
-    return NamedSharding(mesh, _OF_WEIGHT.get(path[-1].key, PartitionSpec()))
+  One matrix in even shares would put queries here and their keys there, and every layer would send
+  them home. `Transformer` takes either.
+  """
+  if "gate_up" not in params:
+    return {k: split(x) if isinstance(x, Mapping) else x for k, x in params.items()}
+  rest = dict(params)
+  queries = params["out"].shape[1]
+  gate_up = rest.pop("gate_up")
+  rest["gate"], rest["up"] = jnp.split(gate_up, 2)
+  for name in ("", "_bias"):
+    if f"qkv{name}" in rest:
+      qkv = rest.pop(f"qkv{name}")
+      parts = jnp.split(qkv, (queries, (queries + len(qkv)) // 2))
+      rest |= {f"{each}{name}": part for each, part in zip("qkv", parts, strict=True)}
+  return rest
 
-  return jax.tree_util.tree_map_with_path(place, params)
+
+def of_params(params: Params, mesh: Mesh) -> Any:
+  """A NamedSharding for each weight of `split`; norms, and what does not divide, are everywhere."""
+
+  def of_weight(path, x) -> NamedSharding:
+    spec = _OF_WEIGHT.get(path[-1].key, PartitionSpec())
+    sizes = zip(spec, x.shape, strict=False)  # a spec may be short
+    divides = all(axis is None or n % mesh.shape[axis] == 0 for axis, n in sizes)
+    return NamedSharding(mesh, spec if divides else PartitionSpec())
+
+  return jax.tree_util.tree_map_with_path(of_weight, params)
+
+
+def place(params: Params, mesh: Mesh) -> Params:
+  """The network's weights spread over the mesh, for use under `jax.set_mesh(mesh)`.
+
+  Raises:
+    ValueError: a mesh without the axes "data" and "model", or whose axes are not Auto.
+  """
+  if set(mesh.axis_names) != {"data", "model"} or set(mesh.axis_types) != {AxisType.Auto}:
+    raise ValueError(
+      f"mesh has axes {dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}: "
+      'accepted are "data" and "model", both AxisType.Auto.'
+    )
+  parts = split(params)
+  return jax.device_put(parts, of_params(parts, mesh))
 
 
 def spread_nodes(logits: Array) -> Array:

@@ -1,7 +1,8 @@
 """The target network: one transformer for the Llama family, causal or bidirectional.
 
-Weights are [out, in]. q, k, v are one matrix, and so are gate and up. Layers are unrolled: a scan
-over stacked weights copies every weight each step on CPU.
+Weights are [out, in]. q, k, v are one matrix, and so are gate and up, but for a mesh, see
+`sharding.split`. Layers are unrolled: a scan over stacked weights copies every weight each step on
+CPU.
 """
 
 import functools
@@ -17,7 +18,7 @@ from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
-from specjax.models.linear import linear
+from specjax.models.linear import Fused, linear
 from specjax.models.sharding import spread_nodes
 
 _INIT = nn.initializers.normal(0.02)
@@ -59,38 +60,48 @@ class Block(nn.Module):
     H, K, C = c.heads, c.kv_heads, c.head_dim
     out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
     self.attention_norm = RMSNorm(c.norm_epsilon)
-    self.qkv = self.param("qkv", _INIT, ((H + 2 * K) * C, self.attention_width or c.width))
+    of_qkv = {"q": H * C, "k": K * C, "v": K * C}
+    self.qkv = self._fused("qkv", of_qkv, _INIT, self.attention_width or c.width)
     if c.qkv_bias:
-      self.qkv_bias = self.param("qkv_bias", nn.initializers.zeros, ((H + 2 * K) * C,))
+      of_bias = {f"{name}_bias": rows for name, rows in of_qkv.items()}
+      self.qkv_bias = self._fused("qkv_bias", of_bias, nn.initializers.zeros)
     if c.qk_norm:
       self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
     self.out = self.param("out", out_init, (c.width, H * C))
     self.mlp_norm = RMSNorm(c.norm_epsilon)
-    self.gate_up = self.param("gate_up", _INIT, (2 * c.mlp_width, c.width))
+    of_mlp = {"gate": c.mlp_width, "up": c.mlp_width}
+    self.gate_up = self._fused("gate_up", of_mlp, _INIT, c.width)
     self.down = self.param("down", out_init, (c.width, c.mlp_width))
 
-  def _heads(self, h: Array, first: int) -> Array:
-    """[B, N, heads, C]: the heads of q, k, v from the `first` (static) on."""
-    C = self.config.head_dim
-    y = linear(h, self.qkv[first * C :])
+  def _fused(self, name: str, rows: dict[str, int], init, *inputs: int) -> Fused:
+    """The weight `name`, or its parts where they are held by themselves."""
+    if self.has_variable("params", next(iter(rows))):
+      weights = [self.param(part, init, (size, *inputs)) for part, size in rows.items()]
+    else:
+      weights = [self.param(name, init, (sum(rows.values()), *inputs))]
+    return Fused(tuple(rows.values()), tuple(weights))
+
+  def _heads(self, h: Array, first: int = 0) -> list[Array]:
+    """Of q, k and v those from the `first` (static) on, [B, N, heads, C]."""
+    ys = self.qkv.linear(h, first)
     if self.config.qkv_bias:
-      y = y + jnp.broadcast_to(self.qkv_bias[first * C :], y.shape)
-    return y.reshape(*h.shape[:2], -1, C)
+      biases = self.qkv_bias.parts(first)
+      ys = [y + jnp.broadcast_to(b, y.shape) for y, b in zip(ys, biases, strict=True)]
+    return [y.reshape(*h.shape[:2], -1, self.config.head_dim) for y in ys]
 
   def project(self, x, angle, attention_input=None) -> tuple[Array, Array, Array]:
     """x [B, N, E] -> q [B, H, N, C], k [B, K, N, C], v [B, K, N, C]."""
-    c = self.config
     h = self.attention_norm(x) if attention_input is None else attention_input
-    q, k, v = jnp.split(self._heads(h, 0), (c.heads, c.heads + c.kv_heads), axis=2)
-    if c.qk_norm:
+    q, k, v = self._heads(h)
+    if self.config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
     q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
     return _rotate(q, angle), _rotate(k, angle), v
 
   def values(self, x: Array) -> Array:
     """x [B, N, E] -> v [B, K, N, C] alone."""
-    heads = self._heads(self.attention_norm(x), self.config.heads + self.config.kv_heads)
-    return heads.swapaxes(1, 2)
+    (v,) = self._heads(self.attention_norm(x), 2)
+    return v.swapaxes(1, 2)
 
   def attention(self, q, k, v, mask, prefix=None) -> Array:
     """[B, N, E], to be added to the stream; see `attend`."""
@@ -98,7 +109,7 @@ class Block(nn.Module):
 
   def mlp(self, x: Array) -> Array:
     """x [B, N, E] -> [B, N, E], to be added to the stream."""
-    gate, up = jnp.split(linear(self.mlp_norm(x), self.gate_up), 2, axis=-1)
+    gate, up = self.gate_up.linear(self.mlp_norm(x))
     return linear(nn.silu(gate) * up, self.down)
 
   def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):

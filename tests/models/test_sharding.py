@@ -1,5 +1,7 @@
 """A loop spread over devices says what it says on one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +20,8 @@ CONFIG = Config(
 )
 
 
-def two_by_two():
-  return jax.make_mesh((2, 2), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:4])
+def two_by(n, names=("data", "model"), kind=AxisType.Auto):
+  return jax.make_mesh((2, n), names, (kind,) * 2, devices=jax.devices()[: 2 * n])
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ def two_by_two():
 )
 def test_nodes_are_spread_where_they_divide(N, spread):
   logits = jnp.arange(2.0 * N * 8).reshape(2, N, 8)
-  devices = two_by_two()
+  devices = two_by(2)
   with jax.set_mesh(devices):
     got = jax.jit(sharding.spread_nodes)(logits)
   np.testing.assert_array_equal(got, logits)
@@ -44,15 +46,52 @@ def decode(params):
   weights = speculate.Weights(params, ())
   prompt = jnp.array([[1, 2, 3, 1, 2], [7, 8, 7, 0, 0]], jnp.int32), jnp.array([5, 3], jnp.int32)
   state = speculate.compiled_start(method, weights, *prompt, request, 40)
-  return speculate.compiled_advance(method, weights, request, state, jnp.int32(40)).context.tokens
+  cached = state.cache.kv.k[0].sharding
+  state = speculate.compiled_advance(method, weights, request, state, jnp.int32(40))
+  return state.context.tokens, cached
+
+
+def random_params(config=CONFIG):
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = Transformer(config).init(jax.random.key(1), z, z, jnp.ones((1, 2, 2), bool))
+  return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, params)
 
 
 def test_tokens_do_not_depend_on_the_mesh():
-  z = jnp.zeros((1, 2), jnp.int32)
-  params = Transformer(CONFIG).init(jax.random.key(1), z, z, jnp.ones((1, 2, 2), bool))
-  params = jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, params)
-  alone = np.array(decode(params))
-  devices = two_by_two()
+  params = random_params()
+  alone, _ = decode(params)
+  devices = two_by(2)
   with jax.set_mesh(devices):
-    spread = decode(jax.device_put(params, sharding.of_params(params, devices)))
-  np.testing.assert_array_equal(spread[:, :30], alone[:, :30])
+    spread, cached = decode(sharding.place(params, devices))
+  np.testing.assert_array_equal(spread[:, :30], np.array(alone)[:, :30])
+  assert cached.is_equivalent_to(NamedSharding(devices, PartitionSpec("data", "model")), 4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_split_network_is_the_same_function(bias):
+  config = dataclasses.replace(CONFIG, qkv_bias=bias)
+  params = jax.tree.map(lambda x: x + 0.1, random_params(config))
+  tokens = jnp.arange(10, dtype=jnp.int32)[None]
+  arguments = tokens, tokens, jnp.tril(jnp.ones((1, 10, 10), bool))
+  whole, parts = (
+    Transformer(config).apply(p, *arguments) for p in (params, sharding.split(params))
+  )
+  for x, y in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+    np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
+def test_what_does_not_divide_is_everywhere():
+  devices = jax.make_mesh(
+    (2, 3), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:6]
+  )
+  placed = sharding.place(random_params(), devices)["params"]
+  assert placed["embedding"].sharding.is_fully_replicated  # 32 words over 3
+  assert not placed["layer_0"]["gate"].sharding.is_fully_replicated  # 24 columns
+
+
+@pytest.mark.parametrize(
+  ("names", "kind"), [(("data", "tensor"), AxisType.Auto), (("data", "model"), AxisType.Explicit)]
+)
+def test_a_mesh_of_another_kind_is_refused(names, kind):
+  with pytest.raises(ValueError, match=r"mesh has axes .*: accepted are"):
+    sharding.place(random_params(), two_by(2, names, kind))
