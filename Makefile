@@ -1,6 +1,6 @@
 # make demo    plain, prompt-lookup and Medusa decoding side by side
 # make test    lint, types and tests;  make test PYTHON=python3.12 for another Python,
-#              make test EXTRAS=test,tfds,aot with the TPU compiler, where it is not there yet
+#              make test EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell command -v $(p)),$(p))))
 EXTRAS ?= test,tfds
 VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))

@@ -4,7 +4,7 @@ r"""What a rule costs: its time over that of the target pass it judges.
 
 A random Llama of 134M parameters (width 768, 12 layers, vocabulary 32000) verifies 8 nodes; every
 rule then judges 8 nodes of such laws, drafted in a way it is exact for. The law itself (softmax and
-settings) is counted apart: plain decoding needs it too.
+settings, without and with top-p) is counted apart: plain decoding needs it too.
 """
 
 import dataclasses
@@ -95,7 +95,10 @@ def main(config: Config) -> None:
   noise = Noise(request_keys(0, np.arange(1)), jnp.array([9]))
   features = Features(jax.random.normal(keys[0], (1, NODES, config.width)))
   head = Judge(jnp.zeros(config.width), jnp.float32(0))  # the other rules have no weights
-  law_seconds = median_seconds(lambda: jax.jit(log_law)(logits, settings), config.repeats)
+  law_seconds, top_p_seconds = (
+    median_seconds(lambda s=s: jax.jit(log_law)(logits, s), config.repeats)
+    for s in (settings, settings._replace(top_p=0.9 * one))
+  )
   rows = []
   for name, build in VERIFIERS.items():
     draft, drafter = draft_for(name, q, noise)
@@ -107,7 +110,10 @@ def main(config: Config) -> None:
       config.repeats,
     )
     rows.append((name, name in LOOP_FREE, seconds, seconds / verify))
-  print(f"verify 8 nodes {1e3 * verify:.1f} ms, their law {1e3 * law_seconds:.2f} ms")
+  print(
+    f"verify 8 nodes {1e3 * verify:.1f} ms, their law {1e3 * law_seconds:.2f} ms, "
+    f"with top-p {1e3 * top_p_seconds:.2f} ms"
+  )
   print("| rule | loop-free | ms | share of the pass |\n|---|---|---|---|")
   for name, free, seconds, share in rows:
     print(f"| {name} | {'yes' if free else ''} | {1e3 * seconds:.2f} | {100 * share:.1f} % |")
@@ -115,6 +121,7 @@ def main(config: Config) -> None:
   out.parent.mkdir(parents=True, exist_ok=True)
   report = {
     "config": dataclasses.asdict(config), **environment(), "verify": verify, "law": law_seconds,
+    "law_top_p": top_p_seconds,
     "rules": [dict(zip(("rule", "loop_free", "seconds", "share"), r, strict=True)) for r in rows],
   }  # fmt: skip
   out.write_text(json.dumps(report, indent=2) + "\n")

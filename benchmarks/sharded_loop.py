@@ -1,10 +1,11 @@
-r"""The whole generation loop of an 8B model, compiled for TPUs that are not there.
+r"""The whole generation loop of an 8B model, compiled for chips that are not there.
 
     JAX_PLATFORMS=cpu python benchmarks/sharded_loop.py
+    JAX_PLATFORMS=cpu python benchmarks/sharded_loop.py --topologies h100:1
 
 Prints a line of JSON for each topology: bytes per chip, how often the cache is copied, which should
 be never, and how often chips talk, which should be twice a layer, and a few times for all of it.
-Nothing is executed or timed. Needs libtpu (pip install libtpu).
+Nothing is executed or timed. Needs the compilers (pip install .[aot]).
 """
 
 import collections
@@ -28,7 +29,9 @@ from specjax.models.transformer import Transformer, target
 from specjax.sampling import Settings, request_keys
 from specjax.verifiers import target_only
 
-MESHES = {"v5e:2x2": (1, 4), "v5e:4x4": (2, 8)}  # chips along "data" and "model"
+MESHES = {  # chips along "data" and "model"
+  "v5e:2x2": (1, 4), "v5e:4x4": (2, 8), "h100:1": (1, 1), "h100:4": (1, 4),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +39,13 @@ class Config:
   """What is compiled.
 
   Attributes:
-    topologies: each compiled for.
+    topologies: of MESHES, each compiled for.
     layers: of Llama 3 8B's width; fewer compile faster and are as telling.
     batch, capacity: B, S.
     drafted: tokens that prompt lookup drafts.
   """
 
-  topologies: tuple[str, ...] = tuple(MESHES)
+  topologies: tuple[str, ...] = ("v5e:2x2", "v5e:4x4")
   layers: int = 32
   batch: int = 8
   capacity: int = 8192
@@ -102,10 +105,15 @@ def report(name: str, config: Config) -> dict:
     lowered = speculate.compiled_advance.lower(method, weights_, asked, state, rounds)
     compiled = lowered.compile()
   data, model_axis = MESHES[name]
-  local = f"bf16[{B // data},{8 // model_axis},{config.capacity},128]"
+  rows, heads = config.batch // data, 8 // model_axis
   text = compiled.as_text() or ""
-  # A copy that is brought on chip in pieces ends in a custom call, which joins them.
-  copies = re.findall(rf"= {re.escape(local)}\S* (?:copy|copy-done|custom-call)\(", text)
+  # A copy that is brought on chip in pieces ends in a custom call, which joins them; and two
+  # products are made one by laying their operands behind each other.
+  longest = rf"{config.capacity}|{config.capacity + method.drafter.nodes}"
+  copying = (
+    rf"= bf16\[{rows},{heads},(?:{longest}),128\]\S* (?:copy|copy-done|custom-call|concatenate)\("
+  )
+  copies = re.findall(copying, text)
   talk = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
   memory = compiled.memory_analysis()
   assert memory is not None

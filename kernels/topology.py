@@ -1,6 +1,7 @@
-"""TPUs that are not there: the compiler itself, libtpu, runs on any Linux machine.
+"""Accelerators that are not there: their compilers run on any Linux machine.
 
-It compiles for a described topology and executes nothing.
+libtpu compiles for TPUs; jax's CUDA plugin, with NVIDIA's ptxas, for GPUs. Nothing is executed. The
+process should have JAX_PLATFORMS=cpu, or jax looks for chips of its own.
 """
 
 import importlib.util
@@ -9,23 +10,47 @@ from collections.abc import Sequence
 
 import jax
 
-GENERATIONS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
+TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
+GPUS = {"h100": "h100:1"}
+
+_H100 = """
+device_description_str: "NVIDIA H100 80GB HBM3"
+platform_name: "CUDA"
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
+  threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: 2048
+  registers_per_block_limit: 65536  registers_per_core_limit: 65536
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472  l2_cache_size: 52428800
+  memory_bandwidth: 3352320000000  device_memory_size: 84929347584
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+}
+runtime_version { major: 12 minor: 9 }
+dnn_version_info { major: 9 minor: 8 }
+"""
 
 
-def absent() -> str | None:
-  """Why nothing can be compiled here; None if it can."""
-  if importlib.util.find_spec("libtpu") or "TPU_LIBRARY_PATH" in os.environ:
+def absent(name: str) -> str | None:
+  """Why nothing can be compiled here for a topology; None if it can."""
+  if not name.startswith("h100"):
+    if importlib.util.find_spec("libtpu") or "TPU_LIBRARY_PATH" in os.environ:
+      return None
+    return "libtpu is not installed (pip install libtpu)"
+  plugins = importlib.util.find_spec("jax_plugins")
+  if plugins is not None and importlib.util.find_spec("jax_plugins.xla_cuda12"):
     return None
-  return "libtpu is not installed (pip install libtpu)"
+  return "the CUDA plugin is not installed (pip install jax[cuda12-local] nvidia-cuda-nvcc-cu12)"
 
 
 def devices(name: str) -> Sequence[jax.Device]:
-  """The chips of a topology, e.g. "v5e:4x4"; they hold no arrays.
-
-  The process should have JAX_PLATFORMS=cpu, or jax looks for a TPU of its own.
-  """
+  """The chips of a topology, "v5e:4x4" or "h100:4"; they hold no arrays."""
   from jax.experimental import topologies
 
+  chip, _, shape = name.partition(":")
+  if chip == "h100":
+    options = {"target_config": _H100, "topology": f"1x1x{shape}"}
+    return topologies.get_topology_desc(chip, "cuda", **options).devices
   for variable, value in {
     "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud which machine this is
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 
@@ -32,6 +32,44 @@ class Settings(NamedTuple):
   min_p: Array
 
 
+def _order(x: Array) -> Array:
+  """u32[...]: keys that order f32 numbers as the numbers do."""
+  bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)  # -0 is 0
+  bits = jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31)))
+  return lax.bitcast_convert_type(bits, jnp.uint32)
+
+
+def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
+  """bool[B, N, V]: the fewest tokens that weigh `wanted`, taken from the highest key down.
+
+  Of equal keys lower ids come first, and weigh the same. No sort: the last key that is taken is
+  found bit by bit, each a sum over the vocabulary.
+
+  Args:
+    order: u32[B, N, V].
+    weight: [B, N, V], not negative.
+    wanted: [B, 1, 1]; all are taken if they weigh less.
+  """
+
+  def weigh(tokens: Array) -> Array:
+    return jnp.where(tokens, weight, 0).sum(-1, keepdims=True)
+
+  def try_bit(i: Array, last: Array) -> Array:
+    higher = last | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
+    return jnp.where(weigh(order >= higher) >= wanted, higher, last)
+
+  last = lax.fori_loop(0, 32, try_bit, jnp.zeros_like(order[..., :1]))
+  tied = order == last
+  before = weigh(order > last)
+
+  def some_of_the_tied(_) -> Array:
+    earlier = (jnp.cumsum(tied, -1) - 1).astype(weight.dtype)
+    return tied & (before + earlier * weight < wanted)
+
+  several = (tied.sum(-1) > 1).any()
+  return (order > last) | lax.cond(several, some_of_the_tied, lambda _: tied, None)
+
+
 def log_law(logits: Array, settings: Settings) -> Array:
   """Log-probabilities after the settings; -inf outside the support, one-hot for greedy rows.
 
@@ -50,25 +88,34 @@ def log_law(logits: Array, settings: Settings) -> Array:
   def sampled(_) -> Array:
     x = logits / jnp.where(greedy, 1.0, temperature)
     active = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
-    return jax.nn.log_softmax(jax.lax.cond(active.any(), filtered, lambda x: x, x))
+    return jax.nn.log_softmax(lax.cond(active.any(), filtered, lambda x: x, x))
 
   def filtered(x: Array) -> Array:
-    order = jnp.argsort(-x, axis=-1)
-    rank = jnp.arange(x.shape[-1])[None, None]
-    in_k = (top_k == 0) | (rank < top_k)
-    p = jax.nn.softmax(jnp.where(in_k, jnp.take_along_axis(x, order, -1), -jnp.inf))
-    before = jnp.cumsum(p, -1) - p
-    keep = in_k & ((before < top_p) | (top_p >= 1)) & (p >= min_p * p[..., :1])
-    keep = keep | (rank == 0)
-    keep = jnp.take_along_axis(keep, jnp.argsort(order, axis=-1), -1)
-    return jnp.where(keep, x, -jnp.inf)
+    order = _order(x)
+
+    def of_count(_) -> Array:
+      one = jnp.ones(x.shape, jnp.int32)
+      return (top_k == 0) | _most_likely(order, one, top_k)
+
+    def of_mass(_) -> Array:
+      return (top_p >= 1) | _most_likely(order, p, top_p)
+
+    def everything(_) -> Array:
+      return jnp.ones(x.shape, bool)
+
+    in_k = lax.cond((top_k > 0).any(), of_count, everything, None)
+    p = jax.nn.softmax(jnp.where(in_k, x, -jnp.inf))
+    keep = in_k & lax.cond((top_p < 1).any(), of_mass, everything, None)
+    keep = keep & (p >= min_p * p.max(-1, keepdims=True))
+    best = jnp.arange(x.shape[-1])[None, None] == jnp.argmax(x, -1, keepdims=True)
+    return jnp.where(keep | best, x, -jnp.inf)
 
   def most_likely(_) -> Array:
     best = jnp.argmax(logits, -1, keepdims=True)
     return jnp.where(jnp.arange(logits.shape[-1])[None, None] == best, 0.0, -jnp.inf)
 
   # Rows may differ; a branch nobody needs is not run.
-  some_sampled = jax.lax.cond((~greedy).any(), sampled, jnp.zeros_like, logits)
+  some_sampled = lax.cond((~greedy).any(), sampled, jnp.zeros_like, logits)
   return jnp.where(greedy, most_likely(None), some_sampled)
 
 

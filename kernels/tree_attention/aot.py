@@ -1,9 +1,9 @@
-"""What the TPU compiler says of the kernel, without a TPU.
+"""What the compilers of TPUs and GPUs say of the kernels, without either.
 
-  JAX_PLATFORMS=cpu python -m specjax.kernels.tree_attention.aot
+  JAX_PLATFORMS=cpu python -m specjax.kernels.tree_attention.aot v5e h100
 
-prints a line of JSON for each shape of interest and generation: 8 key/value heads of 128, 32 query
-heads.
+prints a line of JSON for each chip and shape of interest that its kernel serves: 8 key/value heads
+of 128, 32 query heads. For a GPU, MOSAIC_GPU_DUMP_PTXAS=1 prints what ptxas says, too.
 """
 
 import functools
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.kernels import topology
-from specjax.kernels.tree_attention.api import tree_attention
+from specjax.kernels.tree_attention.api import refusals, tree_attention
 from specjax.kernels.tree_attention.quantised import quantise
 
 K, H, C = 8, 32, 128
@@ -71,14 +72,20 @@ def arguments(shape: Shape, place: NamedSharding) -> tuple:
 
 
 def report(device: jax.Device, shape: Shape) -> dict:
-  """Seconds to compile for one chip, and the bytes it then needs; or the compiler's complaint."""
+  """Seconds to compile for one chip, and the bytes it then needs.
+
+  Or the compiler's complaint, or why the kernel does not serve the shape.
+  """
+  kernel = "pallas_tpu" if device.platform == "tpu" else "pallas_gpu"
   mesh = Mesh(np.array([device]), ("chip",))
+  asked = arguments(shape, NamedSharding(mesh, PartitionSpec()))
   start = time.perf_counter()
   try:
     with jax.set_mesh(mesh):
-      attention = jax.jit(functools.partial(tree_attention, implementation="pallas_tpu"))
-      traced = attention.trace(*arguments(shape, NamedSharding(mesh, PartitionSpec())))
-      memory = traced.lower().compile().memory_analysis()
+      if reason := refusals(asked[0], asked[1], asked[3])[kernel]:
+        return {"refused": reason}
+      attention = jax.jit(functools.partial(tree_attention, implementation=kernel))
+      memory = attention.trace(*asked).lower().compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
     return {"error": str(error)[:2000]}
   return {
@@ -88,13 +95,18 @@ def report(device: jax.Device, shape: Shape) -> dict:
   }
 
 
-def main() -> None:
-  for name, description in topology.GENERATIONS.items():
-    device = topology.devices(description)[0]
+def main(chips: tyro.conf.Positional[tuple[str, ...]] = tuple(topology.TPUS)) -> None:
+  """Compiles and prints.
+
+  Args:
+    chips: of `topology.TPUS` and `topology.GPUS`.
+  """
+  for name in chips:
+    device = topology.devices((topology.TPUS | topology.GPUS)[name])[0]
     for shape in shapes():
-      row = {"generation": name, **shape._asdict(), **report(device, shape)}
+      row = {"chip": name, **shape._asdict(), **report(device, shape)}
       print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-  main()
+  tyro.cli(main)

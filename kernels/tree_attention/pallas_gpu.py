@@ -4,11 +4,13 @@ A kernel in Mosaic GPU reads the whole blocks of the prefix, so it carries no ma
 are split over enough thread blocks to fill the chip. What is left, less than a block of prefix and
 the tree, is one small product in XLA, and the parts are merged by their maxima and sums.
 
-It lowers for CUDA. Its warpgroups, barriers and copies were simulated, a thread block alone,
-its matrix products were not, and no GPU has run it: it is used only where it is asked for by name.
-What it does not do: few rows are padded to the 64 of a wgmma, where swapped operands would pad them
-to 8, so a single node wastes most of a product, though not of the memory's time; float32, which
-wgmma would round to 10 bits; heads of 256, whose buffers do not fit; scattered and int8 rows.
+ptxas compiles it for sm_90a without spilling a register. Its warpgroups, barriers and copies were
+simulated, a thread block alone, its matrix products were not, and no GPU has run it: it is used
+only where it is asked for by name. What it does not do: 64 rows, a thread block's, share what is on
+chip, so 64 nodes of 4 heads each bring a key there four times, though from memory once; few rows
+are padded to the 64 of a wgmma, where swapped operands would pad them to 8, so a single node wastes
+most of a product, though not of the memory's time; float32, which wgmma would round to 10 bits;
+heads of 256, whose buffers do not fit; scattered and int8 rows.
 
 Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, S
 cache capacity, C width of a head, P rows of a block, Z splits.
@@ -138,9 +140,13 @@ def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> 
   )(lengths, q, k, v))  # fmt: skip
 
 
-def splits_of(capacity: int) -> int:
-  """By capacity alone, so that a row's bits depend on neither batch nor nodes: 512 rows each."""
-  return max(1, min(32, capacity // 512))
+def splits_of(capacity: int, tiles: int) -> int:
+  """Parts a prefix is read in: as many as fill the 132 multiprocessors, 512 rows each at least.
+
+  Each part writes float32 sums that are read again, so there are no more than that. Bits therefore
+  depend on the number of tiles, B K R / 64, as those of the products around do on their rows.
+  """
+  return max(1, min(capacity // 512, 132 // tiles))
 
 
 def tree_attention(
@@ -154,7 +160,8 @@ def tree_attention(
   rows = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(B * K, R, C)
   rows = jnp.pad(rows, ((0, 0), (0, -R % ROWS), (0, 0)))
   k_rows, v_rows = (x.reshape(B * K, S, C) for x in (k_cache, v_cache))
-  far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S))
+  tiles = B * K * rows.shape[1] // ROWS
+  far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S, tiles))
   far = Result(*(x[:, :, :R].reshape(-1, B, K, R, *x.shape[3:]) for x in far))
 
   # What is left of the prefix is at the end of a window of one block, beside the tree.

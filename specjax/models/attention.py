@@ -1,5 +1,6 @@
 """Attention of N fresh rows over a cached prefix plus themselves."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -32,7 +33,7 @@ def attend(
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
 
-  def scores(keys: Array, visible: Array) -> Array:
+  def scores(q: Array, keys: Array, visible: Array) -> Array:
     s = jnp.einsum("bkrc,bksc->bkrs", q, keys, preferred_element_type=jnp.float32)
     s = s.reshape(B, K, H // K, N, -1)
     s = jnp.where(visible[:, None, None], s, -jnp.inf)
@@ -43,7 +44,7 @@ def attend(
       "bkrs,bksc->bkrc", p.astype(values.dtype), values, preferred_element_type=jnp.float32
     )
 
-  s = scores(k, mask)
+  s = scores(q, k, mask)
   top = s.max(-1, keepdims=True)
   if prefix is None:
     p = jnp.exp(s - top)
@@ -54,7 +55,8 @@ def attend(
       visible = jnp.arange(prefix_k.shape[2])[None] < visible[:, None]
     if visible.ndim == 2:
       visible = visible[:, None]
-    far = scores(prefix_k, visible)
+    # Of two products with q XLA makes one on GPU, and copies the cache for it, beside the tree.
+    far = scores(jax.lax.optimization_barrier(q), prefix_k, visible)
     top = jnp.maximum(top, far.max(-1, keepdims=True))
     p, p_far = jnp.exp(s - top), jnp.exp(far - top)
     out = mix(p, v) + mix(p_far, prefix_v)

@@ -88,4 +88,4 @@ def run(name, arguments, block=BLOCK, interpret=True):
     if arguments[3].dtype != bool:
       column = jnp.arange(jax.tree.leaves(arguments[1])[0].shape[2])
       arguments = (*arguments[:3], column[None] < arguments[3][:, None], *arguments[4:])
-  return jax.jit(functools.partial(f, **options))(*arguments)
+  return jax.block_until_ready(jax.jit(functools.partial(f, **options))(*arguments))

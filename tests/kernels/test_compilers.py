@@ -1,0 +1,55 @@
+"""The kernels through the compilers of four TPU generations and of a Hopper GPU."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from specjax.kernels import topology
+from specjax.kernels.tree_attention import aot
+
+
+@functools.cache
+def output(chips: tuple[str, ...]) -> str:
+  """What the compilers said, in a process of its own: libtpu does not share one."""
+  ran = subprocess.run(
+    [sys.executable, "-m", "specjax.kernels.tree_attention.aot", *chips],
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"},
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert ran.returncode == 0, ran.stderr
+  return ran.stdout
+
+
+def said(chip: str) -> str:
+  """Of one chip; those of a compiler are asked for together."""
+  family = topology.TPUS if chip in topology.TPUS else topology.GPUS
+  reason = topology.absent(family[chip])
+  if reason is not None:
+    pytest.skip(reason)
+  return output(tuple(family))
+
+
+@pytest.mark.parametrize(
+  ("chip", "served", "besides"),  # of the bytes of the arguments
+  [(chip, 20, 1 / 4) for chip in topology.TPUS] + [(chip, 9, 1 / 3) for chip in topology.GPUS],
+)
+def test_every_shape_of_interest_compiles(chip, served, besides):
+  rows = [json.loads(line) for line in said(chip).splitlines() if line.startswith("{")]
+  rows = [row for row in rows if row["chip"] == chip]
+  assert len(rows) == len(list(aot.shapes()))
+  assert not [row for row in rows if "error" in row]
+  rows = [row for row in rows if "refused" not in row]
+  assert len(rows) == served  # on GPU no float32, no int8, no scattered rows
+  assert all(row["temp_bytes"] < row["argument_bytes"] * besides for row in rows)
+
+
+@pytest.mark.parametrize("chip", topology.GPUS)
+def test_no_register_is_spilled(chip):
+  spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said(chip))
+  assert spilled
+  assert set(spilled) == {("0", "0")}
