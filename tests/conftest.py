@@ -42,6 +42,13 @@ def _executables_end_in_time():
 
 
 @pytest.fixture(scope="session")
+def mesh() -> jax.sharding.Mesh:
+  """Four devices: rows over two, heads and columns over two."""
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  return jax.make_mesh((2, 2), ("data", "model"), auto, devices=jax.devices()[:4])
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
   """The data that lie beside the checkout."""
   path = ROOT.parent / "shared" / "data"

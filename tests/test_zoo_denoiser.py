@@ -4,9 +4,11 @@ import dataclasses
 import functools
 import json
 
+import jax
 import numpy as np
 import pytest
 
+from specjax import DiffusionDecoder
 from specjax.cli import main
 from specjax.eval import parallelbench
 from specjax.eval.parallelbench import Config
@@ -31,6 +33,19 @@ def filled(label: str, tasks=None):
   results = decoder([model().chat(q.messages) for q in asked], config.max_new_tokens)
   right = [q.right(parallelbench.said(model(), r)) for q, r in zip(asked, results, strict=True)]
   return asked, results, np.array(right)
+
+
+@pytest.mark.parametrize("plan", ["none", "dual"])
+def test_four_devices_change_no_token(mesh, plan):
+  prompts = [model().chat(f"{task} : Ada Bob Kim Leo =") for task in ("reverse", "sort")]
+
+  def decode(network):
+    decoder = DiffusionDecoder(network, "threshold-0.9", plan=plan, block=16, batch=2)
+    return [r.tokens for r in decoder(prompts, 16)]
+
+  with jax.set_mesh(mesh):
+    spread = decode(model().on(mesh))
+  assert spread == decode(model())
 
 
 def share(label: str, tasks) -> tuple[float, float]:

@@ -36,6 +36,15 @@ def plain(model):
   }
 
 
+@pytest.mark.parametrize("name", ["prompt_lookup", "medusa", "hidden_transfer"])
+def test_four_devices_change_no_token(model, plain, mesh, name):
+  prompts, tokens = plain
+  with jax.set_mesh(mesh):
+    decode = specjax.Decoder(model.on(mesh), name, temperature=0.8, batch=8)
+    results = decode(prompts, BUDGET)
+  assert [r.tokens for r in results] == tokens[0.8]
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", HEADS)
