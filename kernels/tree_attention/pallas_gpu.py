@@ -41,6 +41,11 @@ def _product(a, b) -> Array:
   return pl.run_scoped(multiply, plgpu.ACC((ROWS, b.shape[1]), jnp.float32))
 
 
+def _turned(ref):
+  """A view of shared memory [n, m] as [m, n]."""
+  return ref.transpose((1, 0))
+
+
 def _kernel(
   lengths, q, k, v, out, top, total, q_smem, k_smem, v_smem, out_smem, top_smem, total_smem,
   q_ready, k_ready, v_ready, k_free, v_free, *, heads: int, splits: int,
@@ -72,7 +77,7 @@ def _kernel(
       mixed, best, whole = carry
       i = slot(step)
       plgpu.barrier_wait(k_ready.at[i])
-      score = _product(q_smem, plgpu.transpose_ref(k_smem.at[i], (1, 0)))
+      score = _product(q_smem, _turned(k_smem.at[i]))
       plgpu.barrier_arrive(k_free.at[i])
       better = jnp.maximum(best, score.max(axis=1))
       old = jnp.exp(best - better)
