@@ -24,7 +24,7 @@ class Served:
   Attributes:
     result: Result.
     implementation: that served; static.
-    passed_over: (kernel, reason) of those that could not; static, () where one was asked for.
+    passed_over: (kernel, reason) of those not taken; static, () where one was asked for.
   """
 
   result: Result
@@ -137,7 +137,9 @@ def tree_attention(
   if implementation is None:
     implementation = default_implementation(q, k_cache, prefix)
     others = [name for name in reasons if name != implementation]
-    passed_over = tuple((name, reasons[name] or "it is served by name only") for name in others)
+    passed_over = tuple(
+      (name, reasons[name] or "it is used only where asked for by name") for name in others
+    )
   elif reason := reasons.get(implementation):
     raise ValueError(f"implementation={implementation!r}: {reason}.")
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale

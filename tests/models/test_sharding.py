@@ -81,10 +81,7 @@ def test_a_split_network_is_the_same_function(bias):
 
 
 def test_what_does_not_divide_is_everywhere():
-  devices = jax.make_mesh(
-    (2, 3), ("data", "model"), (AxisType.Auto,) * 2, devices=jax.devices()[:6]
-  )
-  placed = sharding.place(random_params(), devices)["params"]
+  placed = sharding.place(random_params(), two_by(3))["params"]
   assert placed["embedding"].sharding.is_fully_replicated  # 32 words over 3
   assert not placed["layer_0"]["gate"].sharding.is_fully_replicated  # 24 columns
 
