@@ -5,7 +5,7 @@
 
 A head is measured three ways: the best static tree of `nodes` nodes from its held-out hit rates, a
 dynamic tree of as many nodes, and the tree that `specjax tune` would choose on this machine. Each
-decodes the same questions in turns with plain decoding, greedily; ids are compared.
+decodes the same questions in interleaved with plain decoding, greedily; ids are compared.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ import tyro
 from matplotlib.figure import Figure
 
 import specjax
-from specjax.api import Decoder
-from specjax.checkpoints import bridge
+from specjax.checkpoints import formats
+from specjax.decoding.decoder import Decoder
 from specjax.drafters import none
-from specjax.eval import bench, draft_cost, tune, turns, verify_cost
+from specjax.eval import bench, draft_cost, interleaved, tune, verify_cost
 from specjax.eval.environment import environment
 from specjax.trees.grow import Dynamic, as_tree
 from specjax.trees.static import best_first
@@ -150,7 +150,7 @@ def main(config: Config) -> None:
   passes = dict(zip(cost.nodes, cost.seconds, strict=True))
   prompts, heads, plain = [item.ids for item in items], {}, {}
   for name in names:
-    loaded = bridge.load(f"{config.heads}/{name}/model", model.config)
+    loaded = formats.load(f"{config.heads}/{name}/model", model.config)
     rates = np.asarray(loaded.hit_rates)
     shares: dict[str, float] = {}
     extra: dict[str, float] = {}
@@ -182,7 +182,7 @@ def main(config: Config) -> None:
     for kind, tree in chosen.items():
       drafter = (loaded.head.drafter(tree), loaded.params) if tree else (none(), ())
       decoders[kind] = Decoder(model, drafter, batch=config.batch)
-    runs = turns.decode(decoders, prompts, settings.max_new_tokens, settings.repeats)
+    runs = interleaved.decode(decoders, prompts, settings.max_new_tokens, settings.repeats)
     figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
     plain[name] = figures.pop(bench.PLAIN)
     heads[name]["figures"] = figures

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import specjax
+from specjax.decoding.model import DEFAULT_DENOISER
 from specjax.eval import bench, canvas, parallelbench, prompts
-from specjax.model import DEFAULT_DENOISER
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 CONFIG = bench.Config(limit=12, max_new_tokens=128, repeats=3)

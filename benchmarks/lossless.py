@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 
 import specjax
-from specjax import catalogue
-from specjax.checkpoints import bridge
+from specjax.checkpoints import formats
+from specjax.decoding import catalogue
 from specjax.eval import metrics, prompts
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
@@ -70,7 +70,7 @@ def main(config: Config) -> None:
     },
   }
   for path in sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else ():
-    loaded = bridge.load(path, model.config)
+    loaded = formats.load(path, model.config)
     drafter = loaded.head.drafter(as_tree(loaded.choices[:7]))
     drafters[f"{path.parent.name}, trained"] = (drafter, loaded.params)
   if config.draft_model:

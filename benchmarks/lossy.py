@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import track
 
 import specjax
-from specjax.api import Result
 from specjax.checkpoints import judge as checkpoint
+from specjax.decoding.decoder import Result
 from specjax.eval import metrics, prompts
 from specjax.eval.environment import environment
 from specjax.verifiers import judge, target_only, typical
@@ -38,7 +38,7 @@ class Config:
     nodes: of a draft, by default the drafter's own.
     thresholds: of the judge.
     epsilons: of typical acceptance, with delta its square root.
-    temperatures: of the law; at 0 typical acceptance is greedy.
+    temperatures: of the distribution; at 0 typical acceptance is greedy.
     limit: questions.
     max_new_tokens: per question.
     out: where the report goes.

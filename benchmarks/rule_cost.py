@@ -3,7 +3,7 @@ r"""What a rule costs: its time over that of the target pass it judges.
     python benchmarks/rule_cost.py
 
 A random Llama of 134M parameters (width 768, 12 layers, vocabulary 32000) verifies 8 nodes; every
-rule then judges 8 nodes of such laws, drafted in a way it is exact for. The law itself (softmax and
+rule then judges 8 nodes of such distributions, drafted in a way it is exact for. The distribution itself (softmax and
 settings, without and with top-p) is counted apart: plain decoding needs it too.
 """
 
@@ -23,7 +23,7 @@ from specjax.eval import verify_cost
 from specjax.eval.environment import environment
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, target
-from specjax.sampling import Noise, Settings, log_law, request_keys
+from specjax.sampling import Noise, Settings, request_keys, warp
 from specjax.testing import table_model
 from specjax.trees.drawn import Drawn, draw
 from specjax.verifiers import VERIFIERS
@@ -68,9 +68,9 @@ def median_seconds(run, repeats: int) -> float:
 
 
 def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
-  """A draft of 8 nodes from the law q f32[1, 1, V], of a kind the rule accepts."""
-  chain = VERIFIERS[name]().accepts <= {"chain", "kept"}
-  tree = Drawn(CHAIN if chain else TREE, "iid" if name == "k_seq" else "distinct")
+  """A draft of 8 nodes from the distribution q f32[1, 1, V], of a kind the rule accepts."""
+  chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
+  tree = Drawn(CHAIN if chain else TREE, "iid" if name == "k_seq" else "without_replacement")
   root = jnp.zeros((1, 1), jnp.int32)
   draft = draw(tree, root, lambda level, tokens, *rest: (q, (), ()), lambda x: x, noise)
   return draft, draft_tree(table_model(q.shape[-1]), tree)
@@ -91,12 +91,12 @@ def main(config: Config) -> None:
   guess = 3 * jax.random.normal(keys[1], (1, 1, V))
   one = jnp.ones(1)
   settings = Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one)
-  law, q = log_law(logits, settings), log_law(guess, settings)
+  log_probs, q = warp(logits, settings), warp(guess, settings)
   noise = Noise(request_keys(0, np.arange(1)), jnp.array([9]))
   features = Features(jax.random.normal(keys[0], (1, NODES, config.width)))
   head = Judge(jnp.zeros(config.width), jnp.float32(0))  # the other rules have no weights
-  law_seconds, top_p_seconds = (
-    median_seconds(lambda s=s: jax.jit(log_law)(logits, s), config.repeats)
+  warp_seconds, top_p_seconds = (
+    median_seconds(lambda s=s: jax.jit(warp)(logits, s), config.repeats)
     for s in (settings, settings._replace(top_p=0.9 * one))
   )
   rows = []
@@ -105,13 +105,13 @@ def main(config: Config) -> None:
     rule = jax.jit(build().verify, static_argnums=5)
     seconds = median_seconds(
       lambda rule=rule, draft=draft, drafter=drafter: rule(
-        head, draft, law, features, noise, drafter
+        head, draft, log_probs, features, noise, drafter
       ),
       config.repeats,
     )
     rows.append((name, name in LOOP_FREE, seconds, seconds / verify))
   print(
-    f"verify 8 nodes {1e3 * verify:.1f} ms, their law {1e3 * law_seconds:.2f} ms, "
+    f"verify 8 nodes {1e3 * verify:.1f} ms, their distribution {1e3 * warp_seconds:.2f} ms, "
     f"with top-p {1e3 * top_p_seconds:.2f} ms"
   )
   print("| rule | loop-free | ms | share of the pass |\n|---|---|---|---|")
@@ -120,7 +120,7 @@ def main(config: Config) -> None:
   out = pathlib.Path(config.out)
   out.parent.mkdir(parents=True, exist_ok=True)
   report = {
-    "config": dataclasses.asdict(config), **environment(), "verify": verify, "law": law_seconds,
+    "config": dataclasses.asdict(config), **environment(), "verify": verify, "distribution": warp_seconds,
     "law_top_p": top_p_seconds,
     "rules": [dict(zip(("rule", "loop_free", "seconds", "share"), r, strict=True)) for r in rows],
   }  # fmt: skip

@@ -37,7 +37,7 @@ class Config:
     draft_model: LM of the `draft_model` drafter.
     trees: of about equal size; see `specjax.trees.files`. A number is the best tree of that size.
     rules: names.
-    temperatures: of the law.
+    temperatures: of the distribution.
     limit: questions.
     max_new_tokens: per question.
     rounds: looked at for the best possible rule.
@@ -50,7 +50,7 @@ class Config:
   head: str | None = None
   draft_model: str | None = None
   trees: tuple[str, ...] = (
-    "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "distinct-2-2-1", "mixed-2-2-1",
+    "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
     "stochastic-2-4", "dyspec-2-4-2",
   )  # fmt: skip
   rules: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")

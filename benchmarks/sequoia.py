@@ -39,7 +39,7 @@ class Config:
     drafter: the head, or "draft_model".
     head: where the head is; by default the zoo's.
     draft_model: LM of the `draft_model` drafter.
-    temperature: of the law, above 0.
+    temperature: of the distribution, above 0.
     width: children of the root while measuring, and ranks a tree may have.
     depth: of the tree at most.
     sizes: nodes of the trees to choose from.
@@ -110,7 +110,7 @@ def main(config: Config) -> None:
   def pair(choices):
     return specjax.make_drafter(
       model, config.drafter, head=config.head, draft_model=config.draft_model,
-      tree=Drawn(as_tree(choices), "distinct"),
+      tree=Drawn(as_tree(choices), "without_replacement"),
     )  # fmt: skip
 
   def decoder(drafter, batch: int):
@@ -149,7 +149,7 @@ def main(config: Config) -> None:
     "model": config.model, "drafter": config.drafter, "temperature": config.temperature,
     "acceptance": rates.tolist(), "rounds": int(counts.sum()),
   }  # fmt: skip
-  files.save(out / "tree.json", Drawn(best.tree, "distinct"), about)
+  files.save(out / "tree.json", Drawn(best.tree, "without_replacement"), about)
   sizes = [
     {"nodes": c.nodes, "expected": 1 + c.accepted, "seconds": s,
      "tokens_per_second": tune.expected(c, s, 1)}

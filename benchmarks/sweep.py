@@ -19,12 +19,12 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import DEFAULT_DENOISER, load
 from specjax.diffusion import denoise
-from specjax.diffusion.decoder import DiffusionDecoder
 from specjax.eval import parallelbench
 from specjax.eval.environment import environment
 from specjax.eval.plots import COLOURS, MARKERS
-from specjax.model import DEFAULT_DENOISER, load
 
 SETTINGS = {
   "threshold": np.linspace(0.05, 1.0, 20),

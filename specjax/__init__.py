@@ -1,15 +1,26 @@
 """Parallel decoding of language models: any way of guessing tokens, checked by any rule."""
 
 import importlib
+import pathlib
 
 __version__ = "0.1.0"
 
+# In a checkout kernels, train and configs lie beside this folder; installed, they lie inside it.
+_CHECKOUT = pathlib.Path(__file__).parents[1]
+if (_CHECKOUT / "kernels" / "tree_attention").is_dir():
+  __path__.append(str(_CHECKOUT))
+
 # Found on first use: importing jax takes a second that `specjax --help` need not wait for.
 _HOMES = {
-  "Decoder": "specjax.api", "Result": "specjax.api", "generate": "specjax.api",
-  "make_drafter": "specjax.parts", "Model": "specjax.model", "load": "specjax.model",
-  "DiffusionDecoder": "specjax.diffusion.decoder", "Filled": "specjax.diffusion.decoder",
-}  # fmt: skip
+  name: f"specjax.decoding.{module}"
+  for module, names in {
+    "decoder": ("Decoder", "Result", "generate"),
+    "diffusion_decoder": ("DiffusionDecoder", "Filled"),
+    "build": ("make_drafter",),
+    "model": ("Model", "load"),
+  }.items()
+  for name in names
+}
 __all__ = list(_HOMES)
 
 

@@ -30,7 +30,7 @@ class Generate:
     batch: prompts decoded together.
     nodes: size of the draft, root included; by default the drafter's.
     tree: of a head or a draft model, in place of --nodes: the file of `specjax tune`, or words such
-      as dynamic-16-5-4 (chosen) and distinct-4-2-1 (drawn), see the README.
+      as dynamic-16-5-4 (chosen) and without_replacement-4-2-1 (drawn), see the README.
     policy: that ends the chain of a draft model: static, heuristic, confidence, adaedl, specdecpp
       or marginal; --nodes is then the most.
     acceptance: directory of the acceptance head of --policy specdecpp.
@@ -79,8 +79,8 @@ class Denoise:
     policy: which slots to commit: a name and its numbers, such as threshold-0.9, confidence-2,
       local_leap-0.9-0.75-4, with +r2 after it or not.
     block: slots of a block, filled before the next is begun.
-    plan: cache: none, dual, vicinity, prefix, free, sliding or similar.
-    length: where a text ends: whole, after_end, end_of_text_prediction or sure_end.
+    cache: what of earlier passes is used again: none, dual, vicinity, prefix, free, sliding or similar.
+    stopping: where a text ends: whole, after_end, end_of_text_prediction or sure_end.
     guesses: canvases read in a pass; more than 1 changes no token (draft and verify).
     credit: tokens earn credit from round to round.
     guidance: weight of classifier-free guidance; 0 is off.
@@ -99,8 +99,8 @@ class Denoise:
   chat: bool = False
   policy: str = "threshold"
   block: int = 16
-  plan: str = "none"
-  length: str = "after_end"
+  cache: str = "none"
+  stopping: str = "after_end"
   guesses: int = 1
   credit: bool = False
   guidance: float = 0.0

@@ -13,7 +13,7 @@ One round of decoding, for a row whose committed text is "the cat sat" (n = 3 to
                         |   +-- the            depth   0 1    1        2       2
                         |   +-- a
                         +-- down
-    evaluate    one target pass over the five nodes gives the law after each of them
+    evaluate    one target pass over the five nodes gives the distribution after each of them
     verify      the target follows `on` and `the`, then says `mat`:
                 path = [0, 1, 3], count = 2, tokens = [on, the, mat]
     commit      the cache gains the rows of path: sat, on, the. Committed: n = 6, root = mat.
@@ -27,18 +27,27 @@ from typing import Any, Literal, NamedTuple, get_args
 from jax import Array
 
 Params = Any  # a pytree of arrays
-Proposal = Literal["point", "chain", "iid", "distinct", "mixed", "own", "pruned", "kept"]
+Proposal = Literal[
+  "deterministic",
+  "chain",
+  "iid",
+  "without_replacement",
+  "mixed",
+  "independent",
+  "pruned",
+  "truncated",
+]
 """How a drafter's tokens came about, which decides what a verifier may assume.
 
-"point": chosen by a deterministic rule (top-k, lookup); there is no law q to correct for.
-"chain": one token per depth, drawn from the law in `Draft.law`.
-"iid": the children of a node are independent draws from its law; they may repeat.
-"distinct": the children of a node are drawn from its law one after the other, without replacement.
-"mixed": some children are chosen, see `Draft.chosen`; then the others are drawn like "distinct"
+"deterministic": chosen by a deterministic rule (top-k, lookup); there is no distribution q to correct for.
+"chain": one token per depth, drawn from the distribution in `Draft.distribution`.
+"iid": the children of a node are independent draws from its distribution; they may repeat.
+"without_replacement": the children of a node are drawn from its distribution one after the other, without replacement.
+"mixed": some children are chosen, see `Draft.chosen`; then the others are drawn like "without_replacement"
   from what is left.
-"own": every child is drawn by itself, from a law of its own (several draft models).
-"pruned": drawn, looked at, and then kept or dropped; what was kept has no simple law.
-"kept": a chain from which tokens were dropped after a look. Row i of the law is that of what is
+"independent": every child is drawn by itself, from a distribution of its own (several draft models).
+"pruned": drawn, looked at, and then kept or dropped; what was kept has no simple distribution.
+"truncated": a chain from which tokens were dropped after a look. Row i of the distribution is that of what is
   kept, its mass below 1: with the rest of it the draft ends there. -inf where nothing was drawn.
 
 Siblings are in the order of their node numbers, which is the order they were drawn in.
@@ -54,9 +63,9 @@ class Draft(NamedTuple):
     parent: i32[B, N]. parent[0] = 0 and parent[i] < i.
     depth: i32[B, N]. 0 for the root.
     valid: bool[B, N]. False for padding; the root is always valid.
-    law: f32[B, N, V] or None. Row i holds the log-probabilities from which the children of node i
-      were drawn; for "own" proposals those from which node i itself was, for "kept" ones without
-      what would have been dropped. None for "point".
+    distribution: f32[B, N, V] or None. Row i holds the log-probabilities from which the children of node i
+      were drawn; for "independent" proposals those from which node i itself was, for "truncated" ones without
+      what would have been dropped. None for "deterministic".
     chosen: bool[B, N] or None. For "mixed" proposals, the nodes that were chosen, not drawn.
   """
 
@@ -64,7 +73,7 @@ class Draft(NamedTuple):
   parent: Array
   depth: Array
   valid: Array
-  law: Array | None = None
+  log_probs: Array | None = None
   chosen: Array | None = None
 
 
@@ -97,12 +106,12 @@ class Features(NamedTuple):
 
   Attributes:
     hidden: [B, N, E]. After the final norm: what the LM head reads.
-    taps: arrays [B, N, E], one per layer that was asked for: the residual stream before layer i;
+    hidden_layers: arrays [B, N, E], one per layer that was asked for: the residual stream before layer i;
       i = L is the stream before the final norm.
   """
 
   hidden: Array
-  taps: tuple[Array, ...] = ()
+  hidden_layers: tuple[Array, ...] = ()
 
 
 class Evaluation(NamedTuple):
@@ -118,7 +127,7 @@ class Evaluation(NamedTuple):
   logits: Array
   features: Features
   kv: Any
-  side: Any = ()
+  aux: Any = ()
 
 
 class Verdict(NamedTuple):
@@ -152,10 +161,10 @@ class Target(NamedTuple):
 
   Attributes:
     vocab_size: V.
-    prefill: (params, tokens i32[B, T], length i32[B], capacity, taps=()) -> (cache, Features).
+    prefill: (params, tokens i32[B, T], length i32[B], capacity, hidden_layers=()) -> (cache, Features).
       Caches the first length - 1 tokens; `capacity` (static) is the cache's S. Row i of the
-      features is the state after token i, meaningful for i < length. `taps` (static) are layers.
-    evaluate: (params, cache, tokens i32[B, N], depth i32[B, N], mask bool[B, N, N], taps=()) ->
+      features is the state after token i, meaningful for i < length. `hidden_layers` (static) are layers.
+    evaluate: (params, cache, tokens i32[B, N], depth i32[B, N], mask bool[B, N, N], hidden_layers=()) ->
       Evaluation. Reads the cache, never writes. mask[b, i, j]: node i sees node j.
     commit: (cache, kv, path i32[B, A], rows i32[B]) -> cache. The only writer: appends the first
       `rows` nodes of `path` (0 leaves a row as it is).
@@ -194,7 +203,7 @@ class Drafter(NamedTuple):
       `rows` is how many nodes of verdict.path were committed; 0 marks a finished row.
     evaluate: None, or a replacement of Target.evaluate for methods that add nodes to the target's
       own pass: (params, target_params, state, cache, draft, mask) -> Evaluation.
-    taps: layers of the target whose input `init` and `update` want, see `Features` (static).
+    hidden_layers: layers of the target whose input `init` and `update` want, see `Features` (static).
   """
 
   name: str
@@ -205,7 +214,7 @@ class Drafter(NamedTuple):
   propose: Callable[..., tuple[Draft, Any]]
   update: Callable[..., Any]
   evaluate: Callable[..., Evaluation] | None = None
-  taps: tuple[int, ...] = ()
+  hidden_layers: tuple[int, ...] = ()
 
 
 class Examples(NamedTuple):
@@ -215,7 +224,7 @@ class Examples(NamedTuple):
     tokens: i32[B, T].
     position: i32[B, T], from 0 within each text.
     segment: i32[B, T], which text of the row; -1 is padding.
-    features: Features with arrays [B, T, E], the layers of `Head.taps`.
+    features: Features with arrays [B, T, E], the layers of `Head.hidden_layers`.
     at: i32[B, M], the positions from which the head drafts. `at` + d + 1 may lie past the text or
       even the row: what the head says there is not used, but must not be NaN.
   """
@@ -232,7 +241,7 @@ class LossWeights(NamedTuple):
 
   Attributes:
     hard: cross-entropy with the text.
-    soft: cross-entropy with the target's law.
+    soft: cross-entropy with the target's distribution.
     feature: smooth L1 between the state that is read and the target's hidden state.
     decay: of the weight from depth to depth.
   """
@@ -252,7 +261,7 @@ class Head(NamedTuple):
   Attributes:
     name: of the method.
     depth: D, how far ahead it was made to guess (static).
-    taps: layers of the target it reads, see `Features` (static).
+    hidden_layers: layers of the target it reads, see `Features` (static).
     loss: the published loss.
     init: (key, target_params, vocabulary i32[W] or None) -> params.
     unroll: (params, target_params, examples) -> D arrays [B, M, E']. State d - 1 is what the head
@@ -264,7 +273,7 @@ class Head(NamedTuple):
 
   name: str
   depth: int
-  taps: tuple[int, ...]
+  hidden_layers: tuple[int, ...]
   loss: LossWeights
   init: Callable[..., Params]
   unroll: Callable[..., tuple[Array, ...]]
@@ -305,8 +314,8 @@ class Verifier(NamedTuple):
     exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its knob when lossy.
     accepts: the proposals it is exact for (for a lossy rule: defined for).
     temperature: "zero" for rules that follow the argmax, "any" otherwise.
-    verify: (params, draft, law f32[B, N, V], features, noise, drafter) -> Verdict. `params` are the
-      rule's own, () for most; `law` holds the target's log-probabilities after every node and
+    verify: (params, draft, distribution f32[B, N, V], features, noise, drafter) -> Verdict. `params` are the
+      rule's own, () for most; `distribution` holds the target's log-probabilities after every node and
       `features` its states there; of `drafter` (static) the depth and the proposal are read.
   """
 

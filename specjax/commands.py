@@ -12,15 +12,15 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from specjax import catalogue
-from specjax.api import Decoder
 from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
-from specjax.checkpoints import bridge, hf, llama2c
 from specjax.checkpoints import filter as filters
-from specjax.diffusion.decoder import DiffusionDecoder
+from specjax.checkpoints import formats, hf, llama2c
+from specjax.decoding import catalogue
+from specjax.decoding.build import make_drafter, with_weights
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import DEFAULT_DENOISER, ZOO, Model, load, resolve
 from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
-from specjax.model import DEFAULT_DENOISER, ZOO, Model, load, resolve
-from specjax.parts import make_drafter, with_weights
 from specjax.trees import files
 
 # Fields of a Result in the output of `generate --json`, after the prompt.
@@ -139,7 +139,7 @@ def run_denoise(args: Denoise) -> None:
   learned = args.policy.startswith("learned")
   trained = args.filter or (_companion(model, "filter") if learned else None)
   decoder = DiffusionDecoder(
-    model, args.policy, block=args.block, plan=args.plan, length=args.length, guesses=args.guesses,
+    model, args.policy, block=args.block, cache=args.cache, stopping=args.stopping, guesses=args.guesses,
     credit=args.credit, guidance=args.guidance, temperature=args.temperature, seed=args.seed,
     batch=args.batch, trained=filters.load(resolve(trained)) if trained else None,
   )  # fmt: skip
@@ -211,8 +211,8 @@ def run_convert(args: Convert) -> None:
 
 def _convert_head(args: Convert) -> None:
   target = _load(args.target)
-  loaded = bridge.load(resolve(args.model), target.config)
-  bridge.save(args.out, args.to, loaded, target.config, target.params, base=target.name,
+  loaded = formats.load(resolve(args.model), target.config)
+  formats.save(args.out, args.to, loaded, target.config, target.params, base=target.name,
               dtype=jnp.float32)  # fmt: skip
   print(f"wrote {args.out}: {loaded.head.name}, {loaded.head.depth} deep, as {args.to}")
 

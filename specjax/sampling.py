@@ -1,6 +1,6 @@
-"""From logits to the law tokens are drawn from, and the noise that draws them.
+"""From logits to the distribution tokens are drawn from, and the noise that draws them.
 
-There is one law and one way to draw in the whole package: the baseline, the verifiers, the bonus
+There is one distribution and one way to draw in the whole package: the baseline, the verifiers, the bonus
 token and the drafters all come here.
 
 Letters: B batch, N tree nodes, V vocabulary.
@@ -70,7 +70,7 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
   return (order > last) | lax.cond(several, some_of_the_tied, lambda _: tied, None)
 
 
-def log_law(logits: Array, settings: Settings) -> Array:
+def warp(logits: Array, settings: Settings) -> Array:
   """Log-probabilities after the settings; -inf outside the support, one-hot for greedy rows.
 
   Ties are broken by the lower id everywhere, so exactly k tokens survive top-k.
@@ -122,10 +122,10 @@ def log_law(logits: Array, settings: Settings) -> Array:
 class Source(Protocol):
   """Where random choices come from. `Noise` in decoding, an enumerator in proofs."""
 
-  def choose(self, law: Array, depth: Array) -> Array: ...
-  def draw(self, stream: int, law: Array) -> Array: ...
+  def choose(self, log_probs: Array, depth: Array) -> Array: ...
+  def draw(self, stream: int, log_probs: Array) -> Array: ...
   def accept(self, stream: int, p: Array, q: Array) -> Array: ...
-  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array: ...
+  def children(self, stream: int, log_probs: Array, count: int, distinct: bool) -> Array: ...
   def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array: ...
 
 
@@ -135,7 +135,7 @@ RESIDUAL, DRAFT, COIN = 0, 1, 1 << 16
 _GROUP = 256  # tokens that share a draw: noise for V / 256 groups and one group, not for V tokens
 
 
-def categorical(key: Array, law: Array) -> Array:
+def categorical(key: Array, log_probs: Array) -> Array:
   """One token: a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
 
   Rounding moves such a choice only where two perturbed scores are as close as the rounding. An
@@ -143,13 +143,13 @@ def categorical(key: Array, law: Array) -> Array:
 
   Args:
     key: key[].
-    law: log-probabilities f32[V]; their sum need not be 1.
+    distribution: log-probabilities f32[V]; their sum need not be 1.
 
   Returns:
     i32[].
   """
-  groups = -(-law.size // _GROUP)
-  members = jnp.pad(law, (0, groups * _GROUP - law.size), constant_values=-jnp.inf)
+  groups = -(-log_probs.size // _GROUP)
+  members = jnp.pad(log_probs, (0, groups * _GROUP - log_probs.size), constant_values=-jnp.inf)
   members = members.reshape(groups, _GROUP)
   of_group, of_member = jax.random.split(key)
   mass = jnp.log(jnp.exp(members).sum(1))
@@ -172,24 +172,24 @@ class Noise(NamedTuple):
   key: Array
   position: Array
 
-  def choose(self, law: Array, depth: Array) -> Array:
+  def choose(self, log_probs: Array, depth: Array) -> Array:
     """The token that plain sampling would put after each node: one noise per position.
 
     Nodes of one depth share their noise. That is exact, a walk from the root meets one of them.
 
     Args:
-      law: log-probabilities f32[B, N, V].
+      distribution: log-probabilities f32[B, N, V].
       depth: i32[B, N].
 
     Returns:
       i32[B, N].
     """
 
-    def node(key, position, law, depth):
-      return categorical(jax.random.fold_in(key, position + depth), law)
+    def node(key, position, log_probs, depth):
+      return categorical(jax.random.fold_in(key, position + depth), log_probs)
 
     nodes = jax.vmap(node, (None, None, 0, 0))
-    return jax.vmap(nodes)(self.key, self.position, law, depth)
+    return jax.vmap(nodes)(self.key, self.position, log_probs, depth)
 
   def _round(self, stream: int) -> Array:
     """Keys of this round, apart from those of `choose`: each round has its own position."""
@@ -198,9 +198,9 @@ class Noise(NamedTuple):
       fold(fold(self.key, jnp.full_like(self.position, -1)), self.position), stream
     )
 
-  def draw(self, stream: int, law: Array) -> Array:
-    """One token per row, law f32[B, V] -> i32[B]; independent between streams and rounds."""
-    return jax.vmap(categorical)(self._round(stream), law)
+  def draw(self, stream: int, log_probs: Array) -> Array:
+    """One token per row, distribution f32[B, V] -> i32[B]; independent between streams and rounds."""
+    return jax.vmap(categorical)(self._round(stream), log_probs)
 
   def accept(self, stream: int, p: Array, q: Array) -> Array:
     """Independent coins that fall True with probability min(1, p / q); p, q f32[B, D].
@@ -210,8 +210,8 @@ class Noise(NamedTuple):
     u = jax.vmap(lambda k: jax.random.uniform(k, p.shape[1:]))(self._round(stream))
     return u * q < p
 
-  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array:
-    """Draws of each node, in order; law f32[B, W, V] -> i32[B, W, count].
+  def children(self, stream: int, log_probs: Array, count: int, distinct: bool) -> Array:
+    """Draws of each node, in order; distribution f32[B, W, V] -> i32[B, W, count].
 
     Args:
       distinct: without replacement (the Gumbel top-k trick). What is drawn after the support has
@@ -219,9 +219,13 @@ class Noise(NamedTuple):
     """
 
     if distinct:
-      return jax.lax.top_k(law + self.gumbel(stream, law.shape), count)[1].astype(jnp.int32)
-    B, W, V = law.shape
-    return jnp.argmax(law[:, :, None] + self.gumbel(stream, (B, W, count, V)), -1).astype(jnp.int32)
+      return jax.lax.top_k(log_probs + self.gumbel(stream, log_probs.shape), count)[1].astype(
+        jnp.int32
+      )
+    B, W, V = log_probs.shape
+    return jnp.argmax(log_probs[:, :, None] + self.gumbel(stream, (B, W, count, V)), -1).astype(
+      jnp.int32
+    )
 
   def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
     """Independent standard Gumbel noise f32[shape]; shape begins with B."""

@@ -24,7 +24,7 @@ from specjax.base import (
   Target,
   Verifier,
 )
-from specjax.sampling import Noise, Settings, Source, log_law
+from specjax.sampling import Noise, Settings, Source, warp
 from specjax.trees.structure import ancestors, at
 from specjax.verifiers.validity import check
 
@@ -136,7 +136,9 @@ def start(
   target, drafter, _, processors = method
   B = tokens.shape[0]
   A = drafter.depth + 1
-  cache, features = target.prefill(weights.target, tokens, length, capacity, taps=drafter.taps)
+  cache, features = target.prefill(
+    weights.target, tokens, length, capacity, hidden_layers=drafter.hidden_layers
+  )
   text = jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1])))
   context = Context(text, length)
   zero = jnp.zeros(B, jnp.int32)
@@ -180,19 +182,19 @@ class Guessed(NamedTuple):
     draft: Draft.
     drafter: the drafter's state after it.
     evaluation: Evaluation, the target at every node.
-    law: f32[B, N, V], the log-probabilities to verify against.
+    distribution: f32[B, N, V], the log-probabilities to verify against.
   """
 
   draft: Draft
   drafter: Any
   evaluation: Evaluation
-  law: Array
+  log_probs: Array
 
 
 def guess(
   method: Method, weights: Weights, request: Request, state: State, noise: Source
 ) -> Guessed:
-  """A draft, and the target's law after each of its nodes."""
+  """A draft, and the target's distribution after each of its nodes."""
   target, drafter, _, processors = method
   draft, memory = drafter.propose(
     weights.drafter, weights.target, state.drafter, state.context, request.settings, noise
@@ -200,14 +202,19 @@ def guess(
   mask = ancestors(draft.parent, drafter.depth)
   if drafter.evaluate is None:
     evaluation = target.evaluate(
-      weights.target, state.cache, draft.tokens, draft.depth, mask, taps=drafter.taps
+      weights.target,
+      state.cache,
+      draft.tokens,
+      draft.depth,
+      mask,
+      hidden_layers=drafter.hidden_layers,
     )
   else:
     evaluation = drafter.evaluate(weights.drafter, weights.target, memory, state.cache, draft, mask)
   logits = evaluation.logits
   for p, params, own in zip(processors, request.processors, state.processors, strict=True):
     logits = p.logits(params, own, draft, mask, logits)
-  return Guessed(draft, memory, evaluation, log_law(logits, request.settings))
+  return Guessed(draft, memory, evaluation, warp(logits, request.settings))
 
 
 def round_(
@@ -218,8 +225,8 @@ def round_(
   processors = list(zip(method.processors, request.processors, state.processors, strict=True))
   context, stats, D = state.context, state.stats, drafter.depth
   noise = source(request.key, context.length)
-  draft, drafter_state, evaluation, law = guess(method, weights, request, state, noise)
-  verdict = verifier.verify(weights.verifier, draft, law, evaluation.features, noise, drafter)
+  draft, drafter_state, evaluation, log_probs = guess(method, weights, request, state, noise)
+  verdict = verifier.verify(weights.verifier, draft, log_probs, evaluation.features, noise, drafter)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
   # node that is not accepted harms nobody; among its logits it is in their sum.

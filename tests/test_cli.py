@@ -16,10 +16,10 @@ import specjax
 from specjax.checkpoints import acceptance, heads, hf
 from specjax.cli import main
 from specjax.data.tokenizer import Tokenizer, train_bpe
+from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
-from specjax.policies.specdecpp import AcceptanceHead
 
 KEYS = {
   "prompt", "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds",
@@ -248,7 +248,7 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
     (("--tree", "dynamic-6-2-3", "--nodes", "4"), "nodes=4 and tree='dynamic-6-2-3'"),
     (
       ("--tree", "dynamic-6-2-3", "--drafter", "prompt_lookup"),
-      "has no law or head that could fill",
+      "has no distribution or head that could fill",
     ),
   ],
 )

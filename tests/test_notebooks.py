@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from specjax import model
+from specjax.decoding import model
 
 NOTEBOOKS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 

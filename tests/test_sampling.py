@@ -1,4 +1,4 @@
-"""Logits to law, and law to tokens."""
+"""Logits to distribution, and distribution to tokens."""
 
 import itertools
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax.sampling import COIN, DRAFT, RESIDUAL, Noise, Settings, log_law, request_keys
-from specjax.testing.enumerate import next_law
+from specjax.sampling import COIN, DRAFT, RESIDUAL, Noise, Settings, request_keys, warp
+from specjax.testing.enumerate import next_distribution
 
 V = 12
 
@@ -23,22 +23,22 @@ def settings_of(rows) -> Settings:
   )  # fmt: skip
 
 
-def law_of(logits, *row) -> np.ndarray:
+def log_probs_of(logits, *row) -> np.ndarray:
   """Probabilities f[V] of one row of logits [V] under (temperature, top_k, top_p, min_p)."""
-  return np.exp(np.asarray(log_law(jnp.asarray(logits)[None, None], settings_of([row]))[0, 0]))
+  return np.exp(np.asarray(warp(jnp.asarray(logits)[None, None], settings_of([row]))[0, 0]))
 
 
-def test_the_law_equals_the_oracle():
+def test_the_distribution_equals_the_oracle():
   values = (0.0, 0.3, 1.0, 2.5), (0, 1, 4, V, 50), (1.0, 0.9, 0.35), (0.0, 0.1)
   grid = list(itertools.product(*values))
   logits = np.random.default_rng(0).normal(size=(len(grid), 3, V)).astype(np.float32) * 2
   logits[:, 1] = np.round(logits[:, 1])  # ties, and -0 beside 0
   logits[:, 2, ::4] = -np.inf
-  got = np.asarray(jax.jit(log_law)(logits, settings_of(grid)))
+  got = np.asarray(jax.jit(warp)(logits, settings_of(grid)))
   assert not np.isnan(got).any()
   for b, row in enumerate(grid):
     for i in range(3):
-      want = next_law(logits[b, i], *row)
+      want = next_distribution(logits[b, i], *row)
       np.testing.assert_array_equal(np.isneginf(got[b, i]), want == 0)
       np.testing.assert_allclose(np.exp(got[b, i]), want, rtol=2e-5)
 
@@ -63,33 +63,33 @@ def test_the_order_of_the_settings(row, want):
   logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
   # At 0.7 exactly, rounding decides whether the mass is reached.
   row = (*row[:2], row[2] - 1e-4 if row[2] == 0.7 else row[2], row[3])
-  np.testing.assert_allclose(law_of(logits, *row), want, atol=1e-6)
+  np.testing.assert_allclose(log_probs_of(logits, *row), want, atol=1e-6)
 
 
 def test_ties_go_to_the_lower_id():
   tied = np.zeros(5, np.float32)
-  np.testing.assert_allclose(law_of(tied, 1.0, 2, 1.0, 0.0), [0.5, 0.5, 0, 0, 0], atol=1e-7)
-  np.testing.assert_allclose(law_of(tied, 1.0, 0, 0.5, 0.0), [1 / 3] * 3 + [0, 0], atol=1e-7)
-  np.testing.assert_allclose(law_of(tied, 0.0, 0, 1.0, 0.0), [1, 0, 0, 0, 0])
-  np.testing.assert_allclose(law_of(tied, 1.0, 0, 1.0, 1.0), [0.2] * 5, atol=1e-7)
+  np.testing.assert_allclose(log_probs_of(tied, 1.0, 2, 1.0, 0.0), [0.5, 0.5, 0, 0, 0], atol=1e-7)
+  np.testing.assert_allclose(log_probs_of(tied, 1.0, 0, 0.5, 0.0), [1 / 3] * 3 + [0, 0], atol=1e-7)
+  np.testing.assert_allclose(log_probs_of(tied, 0.0, 0, 1.0, 0.0), [1, 0, 0, 0, 0])
+  np.testing.assert_allclose(log_probs_of(tied, 1.0, 0, 1.0, 1.0), [0.2] * 5, atol=1e-7)
 
 
 def test_a_row_does_not_see_the_settings_of_others():
   rows = [(0.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.0, 3, 0.8, 0.0), (1.3, 0, 1.0, 0.2)]
   logits = np.random.default_rng(1).normal(size=(4, 2, V)).astype(np.float32)
-  together = log_law(jnp.asarray(logits), settings_of(rows))
+  together = warp(jnp.asarray(logits), settings_of(rows))
   for b, row in enumerate(rows):
-    alone = log_law(jnp.asarray(logits[b : b + 1]), settings_of([row]))
+    alone = warp(jnp.asarray(logits[b : b + 1]), settings_of([row]))
     np.testing.assert_allclose(together[b], alone[0], rtol=1e-6)
 
 
-def test_choose_and_draw_follow_the_law():
+def test_choose_and_draw_follow_the_distribution():
   B = 20_000
   p = np.array([0.5, 0.3, 0.2, 0.0])
-  law = jnp.broadcast_to(jnp.log(jnp.asarray(p, jnp.float32)), (B, 2, 4))
+  log_probs = jnp.broadcast_to(jnp.log(jnp.asarray(p, jnp.float32)), (B, 2, 4))
   noise = Noise(request_keys(0, np.arange(B)), jnp.full(B, 7))
-  chosen = np.asarray(noise.choose(law, jnp.broadcast_to(jnp.array([0, 1]), (B, 2))))
-  drawn = np.stack([noise.draw(s, law[:, 0]) for s in (RESIDUAL, DRAFT, DRAFT + 1)], 1)
+  chosen = np.asarray(noise.choose(log_probs, jnp.broadcast_to(jnp.array([0, 1]), (B, 2))))
+  drawn = np.stack([noise.draw(s, log_probs[:, 0]) for s in (RESIDUAL, DRAFT, DRAFT + 1)], 1)
   columns = np.concatenate([chosen, drawn], 1)
   for i in range(5):
     count = np.bincount(columns[:, i], minlength=4)
@@ -105,8 +105,8 @@ def test_a_token_is_drawn_from_all_groups_of_a_large_vocabulary():
   p = np.random.default_rng(3).dirichlet(np.full(size, 0.05))
   p[256:512:2] = 0
   p /= p.sum()
-  law = jnp.broadcast_to(jnp.log(jnp.asarray(p, jnp.float32)), (B, size))
-  drawn = np.asarray(Noise(request_keys(5, np.arange(B)), jnp.full(B, 2)).draw(DRAFT, law))
+  log_probs = jnp.broadcast_to(jnp.log(jnp.asarray(p, jnp.float32)), (B, size))
+  drawn = np.asarray(Noise(request_keys(5, np.arange(B)), jnp.full(B, 2)).draw(DRAFT, log_probs))
   count = np.bincount(drawn, minlength=size)
   assert count.size == size and not count[p == 0].any()
   often = B * p > 5
@@ -117,11 +117,11 @@ def test_a_token_is_drawn_from_all_groups_of_a_large_vocabulary():
 
 
 def test_choose_depends_on_the_position_alone():
-  law = jax.nn.log_softmax(jax.random.normal(jax.random.key(1), (1, 1, 1000)))
-  law = jnp.broadcast_to(law, (1, 3, 1000))
+  log_probs = jax.nn.log_softmax(jax.random.normal(jax.random.key(1), (1, 1, 1000)))
+  log_probs = jnp.broadcast_to(log_probs, (1, 3, 1000))
   keys = request_keys(0, [3])
-  a = Noise(keys, jnp.array([5])).choose(law, jnp.array([[0, 1, 1]]))[0]
-  b = Noise(keys, jnp.array([6])).choose(law, jnp.array([[0, 1, 2]]))[0]
+  a = Noise(keys, jnp.array([5])).choose(log_probs, jnp.array([[0, 1, 1]]))[0]
+  b = Noise(keys, jnp.array([6])).choose(log_probs, jnp.array([[0, 1, 2]]))[0]
   assert a[1] == a[2] == b[0]
   assert len({int(x) for x in (a[0], b[0], b[1], b[2])}) == 4
 
@@ -145,14 +145,14 @@ def test_a_request_has_its_key_whatever_its_batch():
 
 def test_a_draw_does_not_see_the_batch():
   @jax.jit
-  def everything(keys, position, law, depth):
+  def everything(keys, position, log_probs, depth):
     noise = Noise(keys, position)
-    p = jnp.full((len(law), 20), 0.5)
-    draws = [noise.draw(stream, law[:, 0]) for stream in (RESIDUAL, DRAFT)]
-    return noise.choose(law, depth), *draws, noise.accept(COIN, p, jnp.ones_like(p))
+    p = jnp.full((len(log_probs), 20), 0.5)
+    draws = [noise.draw(stream, log_probs[:, 0]) for stream in (RESIDUAL, DRAFT)]
+    return noise.choose(log_probs, depth), *draws, noise.accept(COIN, p, jnp.ones_like(p))
 
-  law = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (3, 2, 50)))
-  rows = request_keys(3, [5, 6, 7]), jnp.array([4, 9, 2]), law, jnp.array([[0, 1]] * 3)
+  log_probs = jax.nn.log_softmax(jax.random.normal(jax.random.key(0), (3, 2, 50)))
+  rows = request_keys(3, [5, 6, 7]), jnp.array([4, 9, 2]), log_probs, jnp.array([[0, 1]] * 3)
   together = everything(*rows)
   for b in range(3):
     alone = everything(*(x[b : b + 1] for x in rows))

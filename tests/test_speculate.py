@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from specjax import drafters, speculate
+from specjax.draft_length import confidence
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer, attention_mask, target
-from specjax.policies import confidence
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import fixed_draft, random_draft, random_table, table_model
 from specjax.trees.drawn import Drawn
@@ -178,18 +178,18 @@ def test_types(name):
     draft, drafter = method.drafter.propose(
       weights.drafter, weights.target, state.drafter, state.context, request.settings, noise
     )
-    law = jnp.zeros((B, N, V))
-    return draft, method.verifier.verify((), draft, law, None, noise, method.drafter), drafter
+    log_probs = jnp.zeros((B, N, V))
+    return draft, method.verifier.verify((), draft, log_probs, None, noise, method.drafter), drafter
 
   draft, verdict, drafter = jax.eval_shape(draft_and_verdict, weights, request, state)
   assert signature(drafter) == signature(state.drafter)
   for x in draft[:3]:
     assert (x.shape, x.dtype) == ((B, N), jnp.int32)
   assert (draft.valid.shape, draft.valid.dtype) == ((B, N), jnp.bool)
-  has_law = method.drafter.proposal != "point" and N > 1
-  assert (draft.law is not None) == has_law
-  if has_law:
-    assert (draft.law.shape, draft.law.dtype) == ((B, N, V), jnp.float32)
+  has_log_probs = method.drafter.proposal != "deterministic" and N > 1
+  assert (draft.log_probs is not None) == has_log_probs
+  if has_log_probs:
+    assert (draft.log_probs.shape, draft.log_probs.dtype) == ((B, N, V), jnp.float32)
   assert [x.shape for x in verdict] == [(B, A), (B,), (B, A)]
   assert {x.dtype for x in verdict} == {jnp.dtype(jnp.int32)}
 
@@ -311,8 +311,8 @@ def test_a_python_loop_is_the_compiled_loop():
 
 def test_twenty_prompts_are_one_trace():
   @chex.assert_max_traces(n=1)
-  def evaluate(*arguments, taps):
-    return TABLE.evaluate(*arguments, taps=taps)
+  def evaluate(*arguments, hidden_layers):
+    return TABLE.evaluate(*arguments, hidden_layers=hidden_layers)
 
   method = speculate.method(
     TABLE._replace(evaluate=evaluate), drafters.prompt_lookup(4), TARGET_ONLY

@@ -10,9 +10,9 @@ import pytest
 
 from specjax import DiffusionDecoder
 from specjax.cli import main
+from specjax.decoding.model import DEFAULT_DENOISER, load
 from specjax.eval import parallelbench
 from specjax.eval.parallelbench import Config
-from specjax.model import DEFAULT_DENOISER, load
 
 PARTS = {"student": f"{DEFAULT_DENOISER}-student", "filter": f"{DEFAULT_DENOISER}-filter"}
 CONFIG = Config(count=2, batch=80, **PARTS)
@@ -35,12 +35,12 @@ def filled(label: str, tasks=None):
   return asked, results, np.array(right)
 
 
-@pytest.mark.parametrize("plan", ["none", "dual"])
-def test_four_devices_change_no_token(mesh, plan):
+@pytest.mark.parametrize("cache", ["none", "dual"])
+def test_four_devices_change_no_token(mesh, cache):
   prompts = [model().chat(f"{task} : Ada Bob Kim Leo =") for task in ("reverse", "sort")]
 
   def decode(network):
-    decoder = DiffusionDecoder(network, "threshold-0.9", plan=plan, block=16, batch=2)
+    decoder = DiffusionDecoder(network, "threshold-0.9", cache=cache, block=16, batch=2)
     return [r.tokens for r in decoder(prompts, 16)]
 
   with jax.set_mesh(mesh):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import catalogue
 from specjax.base import Context
-from specjax.models.draft_context import Memory
+from specjax.decoding import catalogue
+from specjax.drafters.draft_context import TextLayers
 
 QUESTIONS = (
   "Tom has 3 bags of 12 apples and eats 5. How many are left?",
@@ -68,14 +68,16 @@ def test_what_is_carried_is_that_of_the_text_from_scratch(model, name):
 
   @jax.jit
   def from_scratch(tokens, length):
-    _, features = model.target.prefill(weights.target, tokens, length, capacity, taps=drafter.taps)
+    _, features = model.target.prefill(
+      weights.target, tokens, length, capacity, hidden_layers=drafter.hidden_layers
+    )
     context = Context(jnp.pad(tokens, ((0, 0), (0, 1))), length)
     return drafter.init(weights.drafter, weights.target, context, features, capacity)
 
   for _ in range(3):
     state = decode._advance(request, state, 3)
     got, want = jax.device_get((state.drafter, from_scratch(*state.context)))
-    if isinstance(got, Memory):
+    if isinstance(got, TextLayers):
       rows = np.arange(got.cache.kv.k[0].shape[2]) < (np.asarray(state.context.length)[:, None] - 1)
       seen = rows[:, None, :, None]
       got, want = (

@@ -27,9 +27,9 @@ from jax import Array
 from specjax.base import Params
 from specjax.checkpoints import acceptance as checkpoint
 from specjax.data.packing import Rows, pack
-from specjax.model import Model, load
+from specjax.decoding.model import Model, load
+from specjax.draft_length.specdecpp import AcceptanceHead, labels, loss
 from specjax.models.transformer import Transformer, attention_mask
-from specjax.policies.specdecpp import AcceptanceHead, labels, loss
 from specjax.train.answers import answered, ask
 from specjax.train.fit import adamw, batches, fit
 from specjax.train.resume import claim
@@ -116,14 +116,14 @@ def examples(
     state: Any = model.apply(weights, text, rows.position, mask)
     return state[0]
 
-  def law(model: Transformer, weights: Params) -> Array:
+  def log_probs(model: Transformer, weights: Params) -> Array:
     state = hidden(model, weights, tokens)[:, :-1]
     logits: Any = model.apply(weights, state, method="head")
     return jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(-1, logits.shape[-1])
 
-  q = law(draft, draft_params)
+  q = log_probs(draft, draft_params)
   said = jax.random.categorical(drawn, q).astype(jnp.int32)
-  chance = labels(law(target, target_params), q, said).reshape(len(tokens), -1)
+  chance = labels(log_probs(target, target_params), q, said).reshape(len(tokens), -1)
   guess = jnp.pad(said.reshape(chance.shape), ((0, 0), (1, 0)))
   counts = own & (jax.random.uniform(kept, tokens.shape) >= mixed)
   states = hidden(draft, draft_params, jnp.where(counts, guess, tokens))

@@ -5,10 +5,10 @@ import pathlib
 
 from rich.progress import track
 
-from specjax.api import Decoder
 from specjax.data.chat import TEMPLATES, encode_chat
 from specjax.data.sources import JsonlSource, open_source, text_of
-from specjax.model import Model
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import Model
 from specjax.train.resume import count_lines, keep_lines
 
 Document = tuple[list[int], list[bool]]

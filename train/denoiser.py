@@ -26,7 +26,7 @@ from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES, encode_chat
 from specjax.data.sources import open_source
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
-from specjax.model import Model, load
+from specjax.decoding.model import Model, load
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer
 from specjax.train.fit import adamw, batches, fit

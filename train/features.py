@@ -20,7 +20,7 @@ from rich.progress import track
 
 from specjax.base import Features
 from specjax.data.packing import Rows
-from specjax.model import Model
+from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer, attention_mask
 
 VERSION = 1
@@ -78,7 +78,7 @@ def compute(
     batch: rows per forward.
 
   Returns:
-    Features with memory-mapped f16[R, T, E], the taps in the order of `layers`.
+    Features with memory-mapped f16[R, T, E], the hidden_layers in the order of `layers`.
 
   Raises:
     ValueError: the directory belongs to another target, tokenizer, template or rows, or lacks a
@@ -107,9 +107,9 @@ def _write(model, rows: Rows, layers, files, done: int, batch: int, progress: pa
   def run(params, rows: Rows):
     mask = attention_mask(jnp.asarray(rows.segment), model.config.causal)
     features, _ = target.apply(
-      params, rows.tokens, rows.position, mask, taps=tuple(layers), method="features"
+      params, rows.tokens, rows.position, mask, hidden_layers=tuple(layers), method="features"
     )
-    return [x.astype(jnp.float16) for x in (features.hidden, *features.taps)]
+    return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
 
   for i in track(range(done, len(rows.tokens), batch), description="hidden states"):
     size = min(batch, len(rows.tokens) - i)  # the last batch is padded: one shape, one compilation

@@ -24,9 +24,9 @@ import tyro
 from jax import Array
 
 from specjax.checkpoints import filter as checkpoint
+from specjax.decoding.model import load
 from specjax.diffusion.policies import Filter
 from specjax.diffusion.policies.learned import logits
-from specjax.model import load
 from specjax.train.answers import ask
 from specjax.train.fit import adamw, batches, fit
 from specjax.train.resume import claim

@@ -24,15 +24,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax.base import LossWeights
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
-from specjax.drafters import HEADS
+from specjax.decoding.model import load
+from specjax.drafters import HEADS, draft_vocabulary
 from specjax.drafters.medusa import MedusaConfig
-from specjax.model import load
-from specjax.models import draft_vocabulary
 from specjax.train.answers import answered, ask, given
-from specjax.train.cut_points import Batch, Source
+from specjax.train.draft_positions import Batch, Source
 from specjax.train.features import compute
 from specjax.train.fit import adamw, fit, shuffled
-from specjax.train.lesson import RANKS, Lesson
+from specjax.train.objective import RANKS, Objective
 from specjax.train.resume import claim
 from specjax.trees.static import best_first, expected_length
 
@@ -172,9 +171,9 @@ def main(config: Config) -> None:
   # --- data: texts, and the target's states over them ---
   rows, held_out = texts(model, config, out)
   states = pathlib.Path(config.features or out / "features")
-  layers = (*head.taps, *config.layers)
+  layers = (*head.hidden_layers, *config.layers)
   features, held_out_features = (
-    f._replace(taps=f.taps[: len(head.taps)])
+    f._replace(hidden_layers=f.hidden_layers[: len(head.hidden_layers)])
     for f in (
       compute(model, rows, layers, states / "train"),
       compute(model, held_out, layers, states / "held_out"),
@@ -189,7 +188,7 @@ def main(config: Config) -> None:
   if config.draft_vocab:
     counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
-  lesson = Lesson(model.config, head, vocabulary)
+  objective = Objective(model.config, head, vocabulary)
   weights = LossWeights(*config.loss) if config.loss else head.loss
   optimizer = adamw(config.rate, config.steps, warmup=config.warmup, decay=0.0)
 
@@ -204,7 +203,7 @@ def main(config: Config) -> None:
 
     def loss(trained):
       params = fixed | {"params": trained}
-      return lesson.loss(params, target_params, batch, weights, config.noise, key)
+      return objective.loss(params, target_params, batch, weights, config.noise, key)
 
     grads, metrics = jax.grad(loss, has_aux=True)(fixed["params"])
     updates, moments = optimizer.update(grads, state["optimizer"], fixed["params"])
@@ -238,7 +237,7 @@ def main(config: Config) -> None:
   # --- measure on held-out answers, choose the tree, export ---
   ranks = min(RANKS, config.draft_vocab or RANKS)
   hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
-  measure = jax.jit(lesson.hits)
+  measure = jax.jit(objective.hits)
   for part in test.every(config.batch):
     got, of = measure(state["params"], target_params, jax.device_put(part, shared_batch))
     hits += np.asarray(got)

@@ -21,10 +21,10 @@ from jax import Array
 
 from specjax.checkpoints import judge as checkpoint
 from specjax.data.packing import pack
-from specjax.model import load
+from specjax.decoding.model import load
 from specjax.train.answers import given
 from specjax.train.fit import adamw, batches, fit
-from specjax.train.marked import Marked, mark
+from specjax.train.judge_labels import JudgeLabels, mark
 from specjax.train.resume import claim
 from specjax.verifiers.judge import Judge, probability
 
@@ -42,7 +42,7 @@ class Config:
     questions: how many, from the start of the data.
     held_out: how many of these, the first, choose and measure.
     top_k: words are replaced by others among so many.
-    temperature: of the law that replacements are drawn from.
+    temperature: of the distribution that replacements are drawn from.
     length: T of the rows that the target reads.
     batch: tokens per step.
     steps: of the optimiser.
@@ -102,7 +102,7 @@ def area(score: np.ndarray, right: np.ndarray) -> float:
   return float((rank[right].sum() - n * (n + 1) / 2) / (n * m)) if n and m else float("nan")
 
 
-def measure(params: Judge, tokens: Marked, thresholds: tuple[float, ...]) -> dict:
+def measure(params: Judge, tokens: JudgeLabels, thresholds: tuple[float, ...]) -> dict:
   """AUC, precision and recall of "right", and how much that is wrong passes."""
   score = np.asarray(probability(params, jnp.asarray(tokens.hidden)))
   report: dict = {"right": int(tokens.right.sum()), "wrong": int((~tokens.right).sum()),
@@ -166,7 +166,7 @@ def main(config: Config) -> None:
   state = fit(step, state, batch, steps=config.steps, directory=out, save_every=config.save_every)
 
   thresholds = (0.5, 0.9)
-  numbers = Marked(*(x[test.number] for x in test))
+  numbers = JudgeLabels(*(x[test.number] for x in test))
   report = {
     "trained_on": {"right": int(train.right.sum()), "wrong": int((~train.right).sum())},
     "best_held_out_loss": round(float(state["best_loss"]), 4),

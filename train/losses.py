@@ -22,14 +22,14 @@ def hard_cross_entropy(logits: Array, labels: Array, weight: Array) -> Array:
 
 
 def soft_cross_entropy(logits: Array, teacher: Array, weight: Array) -> Array:
-  """Nats per row, against the law of teacher logits f32[P, V]."""
+  """Nats per row, against the distribution of teacher logits f32[P, V]."""
   return mean(optax.softmax_cross_entropy(logits, jax.nn.softmax(teacher)), weight)
 
 
 def divergence(logits: Array, teacher: Array, weight: Array) -> Array:
   """KL(teacher || head) in nats: the soft cross-entropy less the teacher's own entropy."""
-  law = jax.nn.log_softmax(teacher)
-  return mean((jnp.exp(law) * (law - jax.nn.log_softmax(logits))).sum(-1), weight)
+  log_probs = jax.nn.log_softmax(teacher)
+  return mean((jnp.exp(log_probs) * (log_probs - jax.nn.log_softmax(logits))).sum(-1), weight)
 
 
 def smooth_l1(x: Array, y: Array, weight: Array) -> Array:

@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array
 from rich.progress import track
 
-from specjax.diffusion import denoise, lengths, plans, schedules
-from specjax.diffusion.base import Canvas, Policy, Seen
-from specjax.diffusion.decoder import DiffusionDecoder
-from specjax.model import Model
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import Model
+from specjax.diffusion import blocks, caches, denoise, stopping
+from specjax.diffusion.base import Canvas, Policy, Prediction
 from specjax.sampling import request_keys
 
 
@@ -41,7 +41,7 @@ def oracle() -> Policy:
   Bao et al. 2025 (arXiv 2509.25188, section 3). No system can run it: it knows the answer.
   """
 
-  def select(params: Array, memory, seen: Seen):
+  def select(params: Array, memory, seen: Prediction):
     right = seen.token == jnp.take_along_axis(params, seen.position, 1)
     score = jnp.where(right, seen.confidence, -1.0)
     return seen.open & right, score, memory
@@ -65,10 +65,10 @@ def collect(
   Returns:
     The records, and the oracle's passes over the reference's: how few could do.
   """
-  reference = DiffusionDecoder(model, "confidence", block=block, length="whole", batch=batch)
+  reference = DiffusionDecoder(model, "confidence", block=block, stopping="whole", batch=batch)
   network = model.denoiser
   method = denoise.Method(
-    network, plans.none(network, block), oracle(), schedules.fixed(block), lengths.whole()
+    network, caches.none(network, block), oracle(), blocks.fixed(block), stopping.whole()
   )
 
   @jax.jit

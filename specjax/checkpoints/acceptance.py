@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax.base import Params
 from specjax.checkpoints.heads import check, read_config, read_tensors, write
-from specjax.policies.specdecpp import AcceptanceHead
+from specjax.draft_length.specdecpp import AcceptanceHead
 
 _WEIGHTS = "acceptance.safetensors"
 

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import hf_config, layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Part
+from specjax.checkpoints.hf import Fusion
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.eagle import eagle as build
 from specjax.models.config import Config
@@ -27,9 +27,9 @@ _DEPTH = 7  # of the trees that the published code draws
 
 def _layout(c: EagleConfig, network: Config) -> published.Layout:
   E = network.width
-  layout: published.Layout = {("fc",): [Part("fc.weight", (E, 2 * E))]}
+  layout: published.Layout = {("fc",): [Fusion("fc.weight", (E, 2 * E))]}
   if c.bias:
-    layout["fc_bias",] = [Part("fc.bias", (E,))]
+    layout["fc_bias",] = [Fusion("fc.bias", (E,))]
   own = layer.layer_of(network, c.mlp_width)
   return layout | layer.block(("layers", "layer_0"), "layers.0", own, norm=False)
 
@@ -90,7 +90,7 @@ def save(
     "specjax_depth": config.depth,
   }
   layout = _layout(config, network)
-  layout["embedding",] = [Part(_EMBEDDING, (network.vocab_size, network.width))]
+  layout["embedding",] = [Fusion(_EMBEDDING, (network.vocab_size, network.width))]
   own = {"params": params["params"] | {"embedding": embedding}}
   tensors = published.scatter(own, layout, dtype)
   published.write(directory, _FILES[0], tensors, raw)

@@ -17,10 +17,10 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Part
-from specjax.drafters.eagle3 import Eagle3Config, taps_of
+from specjax.checkpoints.hf import Fusion
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.eagle3 import Eagle3Config, hidden_layers_of
 from specjax.drafters.eagle3 import eagle3 as build
-from specjax.models import draft_vocabulary
 from specjax.models.config import Config
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
@@ -32,11 +32,11 @@ _DEPTH = 7  # of the trees that the published code draws
 def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
   E, own = network.width, layer.layer_of(network, c.mlp_width)
   return {
-    ("fc",): [Part("fc.weight", (E, len(taps_of(network, c)) * E))],
-    ("input_norm", "weight"): [Part("midlayer.input_layernorm.weight", (E,))],
-    ("hidden_norm", "weight"): [Part("midlayer.hidden_norm.weight", (E,))],
-    ("norm", "weight"): [Part("norm.weight", (E,))],
-    ("lm_head",): [Part("lm_head.weight", (words, E))],
+    ("fc",): [Fusion("fc.weight", (E, len(hidden_layers_of(network, c)) * E))],
+    ("input_norm", "weight"): [Fusion("midlayer.input_layernorm.weight", (E,))],
+    ("hidden_norm", "weight"): [Fusion("midlayer.hidden_norm.weight", (E,))],
+    ("norm", "weight"): [Fusion("norm.weight", (E,))],
+    ("lm_head",): [Fusion("lm_head.weight", (words, E))],
   } | layer.block(("layers", "layer_0"), "midlayer", own, inputs=2 * E, norm=False)
 
 
@@ -45,7 +45,7 @@ def _published_taps(model: Config) -> tuple[int, ...]:
 
 
 def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
-  """`Eagle3Config.taps`.
+  """`Eagle3Config.hidden_layers`.
 
   `specjax_taps`, which `save` writes, or the published ones. Engines count
   `eagle_aux_hidden_state_layer_ids` from the inputs or from the outputs of layers, so only those
@@ -56,8 +56,8 @@ def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
   if ids is not None and tuple(ids) not in (usual, tuple(i - 1 for i in usual)):
     raise ValueError(f"eagle_aux_hidden_state_layer_ids={ids} in config.json: accepted are the "
                      f"published layers, {list(usual)}.")  # fmt: skip
-  taps = tuple(raw.get("specjax_taps", usual))
-  return () if taps == taps_of(model, Eagle3Config()) else taps
+  hidden_layers = tuple(raw.get("specjax_taps", usual))
+  return () if hidden_layers == hidden_layers_of(model, Eagle3Config()) else hidden_layers
 
 
 def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.ndarray | None:
@@ -143,6 +143,6 @@ def save(
     "base_model_name_or_path": base,
     "specjax_depth": config.depth,
   }
-  if taps_of(network, config) != _published_taps(network):
-    raw["specjax_taps"] = list(taps_of(network, config))
+  if hidden_layers_of(network, config) != _published_taps(network):
+    raw["specjax_taps"] = list(hidden_layers_of(network, config))
   published.write(directory, _FILES[0], tensors, raw)

@@ -19,8 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax.base import Head, Params
-from specjax.drafters import HEADS
-from specjax.models import draft_vocabulary
+from specjax.drafters import HEADS, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.trees.grow import as_tree

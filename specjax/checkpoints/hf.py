@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from specjax.base import Params
 from specjax.checkpoints import hf_config
-from specjax.checkpoints.hf_layout import HF, LLADA, Names, Part, layout
+from specjax.checkpoints.hf_layout import HF, LLADA, Fusion, Names, layout
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
@@ -74,7 +74,7 @@ def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _check_names(
-  found: set[str], table: Mapping[Any, list[Part]], config: Config, names: Names
+  found: set[str], table: Mapping[Any, list[Fusion]], config: Config, names: Names
 ) -> None:
   expected = {part.name: part.shape for parts in table.values() for part in parts}
   for name, shape in expected.items():

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from specjax.models.config import Config
 
 
-class Part(NamedTuple):
+class Fusion(NamedTuple):
   """A tensor on disk: its name, and its shape as the config has it."""
 
   name: str
@@ -47,29 +47,29 @@ LLADA = Names(
 )  # fmt: skip
 
 
-def layout(c: Config, names: Names) -> dict[tuple[str, ...], list[Part]]:
+def layout(c: Config, names: Names) -> dict[tuple[str, ...], list[Fusion]]:
   """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
   E, F, C = c.width, c.mlp_width, c.head_dim
   table = {
-    ("embedding",): [Part(f"{names.embedding}.weight", (c.vocab_size, E))],
-    ("norm", "weight"): [Part(f"{names.norm}.weight", (E,))],
+    ("embedding",): [Fusion(f"{names.embedding}.weight", (c.vocab_size, E))],
+    ("norm", "weight"): [Fusion(f"{names.norm}.weight", (E,))],
   }
   if not c.tied:
-    table["lm_head",] = [Part(f"{names.lm_head}.weight", (c.vocab_size, E))]
+    table["lm_head",] = [Fusion(f"{names.lm_head}.weight", (c.vocab_size, E))]
   qkv = [(names.q, c.heads * C), (names.k, c.kv_heads * C), (names.v, c.kv_heads * C)]
   for i in range(c.layers):
     ours, theirs = f"layer_{i}", names.layer.format(i)
     table |= {
-      (ours, "attention_norm", "weight"): [Part(f"{theirs}.{names.attention_norm}.weight", (E,))],
-      (ours, "qkv"): [Part(f"{theirs}.{name}.weight", (rows, E)) for name, rows in qkv],
-      (ours, "out"): [Part(f"{theirs}.{names.out}.weight", (E, c.heads * C))],
-      (ours, "mlp_norm", "weight"): [Part(f"{theirs}.{names.mlp_norm}.weight", (E,))],
-      (ours, "gate_up"): [Part(f"{theirs}.{n}.weight", (F, E)) for n in (names.gate, names.up)],
-      (ours, "down"): [Part(f"{theirs}.{names.down}.weight", (E, F))],
+      (ours, "attention_norm", "weight"): [Fusion(f"{theirs}.{names.attention_norm}.weight", (E,))],
+      (ours, "qkv"): [Fusion(f"{theirs}.{name}.weight", (rows, E)) for name, rows in qkv],
+      (ours, "out"): [Fusion(f"{theirs}.{names.out}.weight", (E, c.heads * C))],
+      (ours, "mlp_norm", "weight"): [Fusion(f"{theirs}.{names.mlp_norm}.weight", (E,))],
+      (ours, "gate_up"): [Fusion(f"{theirs}.{n}.weight", (F, E)) for n in (names.gate, names.up)],
+      (ours, "down"): [Fusion(f"{theirs}.{names.down}.weight", (E, F))],
     }
     if c.qkv_bias:
-      table[ours, "qkv_bias"] = [Part(f"{theirs}.{name}.bias", (rows,)) for name, rows in qkv]
+      table[ours, "qkv_bias"] = [Fusion(f"{theirs}.{name}.bias", (rows,)) for name, rows in qkv]
     if c.qk_norm:
       for name in ("q_norm", "k_norm"):
-        table[ours, name, "weight"] = [Part(f"{theirs}.self_attn.{name}.weight", (C,))]
+        table[ours, name, "weight"] = [Fusion(f"{theirs}.self_attn.{name}.weight", (C,))]
   return table

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Part
+from specjax.checkpoints.hf import Fusion
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.hydra import hydra as build
 from specjax.models.config import Config
@@ -41,13 +41,13 @@ def _layout(c: HydraConfig, model: Config) -> tuple[published.Layout, dict[str, 
     pairs += [("block_1", "bias_1", f"{name}.linear", (E, E)) for name in names[1:2]]
     pairs += [("lm_head", "lm_bias", lm_head, (V, E))]
     for weight, bias, name, shape in pairs:
-      layout[f"head_{d}", weight] = [Part(f"{name}.weight", shape)]
-      layout[f"head_{d}", bias] = [Part(f"{name}.bias", shape[:1])]
+      layout[f"head_{d}", weight] = [Fusion(f"{name}.weight", shape)]
+      layout[f"head_{d}", bias] = [Fusion(f"{name}.bias", shape[:1])]
     for name in names[2:]:
       copies |= {f"{name}.linear.{x}": f"{names[1]}.linear.{x}" for x in ("weight", "bias")}
   if c.prefix:
     layout |= layer.block(("prefix", "layers", "layer_0"), f"{_LAYER}.layers.0", model)
-    layout["prefix", "norm", "weight"] = [Part(f"{_LAYER}.norm.weight", (E,))]
+    layout["prefix", "norm", "weight"] = [Fusion(f"{_LAYER}.norm.weight", (E,))]
   return layout, copies
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.checkpoints import hf_config, published
-from specjax.checkpoints.hf import Part
+from specjax.checkpoints.hf import Fusion
 from specjax.models.config import Config
 
 
@@ -27,19 +27,19 @@ def block(
   attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
   qkv = [("q_proj", c.heads * C), ("k_proj", c.kv_heads * C), ("v_proj", c.kv_heads * C)]
   layout: published.Layout = {
-    (*ours, "qkv"): [Part(f"{attention}.{name}.weight", (n, inputs or E)) for name, n in qkv],
-    (*ours, "out"): [Part(f"{attention}.o_proj.weight", (E, c.heads * C))],
-    (*ours, "mlp_norm", "weight"): [Part(f"{theirs}.post_attention_layernorm.weight", (E,))],
-    (*ours, "gate_up"): [Part(f"{mlp}.{name}_proj.weight", (F, E)) for name in ("gate", "up")],
-    (*ours, "down"): [Part(f"{mlp}.down_proj.weight", (E, F))],
+    (*ours, "qkv"): [Fusion(f"{attention}.{name}.weight", (n, inputs or E)) for name, n in qkv],
+    (*ours, "out"): [Fusion(f"{attention}.o_proj.weight", (E, c.heads * C))],
+    (*ours, "mlp_norm", "weight"): [Fusion(f"{theirs}.post_attention_layernorm.weight", (E,))],
+    (*ours, "gate_up"): [Fusion(f"{mlp}.{name}_proj.weight", (F, E)) for name in ("gate", "up")],
+    (*ours, "down"): [Fusion(f"{mlp}.down_proj.weight", (E, F))],
   }
   if norm:
-    layout[(*ours, "attention_norm", "weight")] = [Part(f"{theirs}.input_layernorm.weight", (E,))]
+    layout[(*ours, "attention_norm", "weight")] = [Fusion(f"{theirs}.input_layernorm.weight", (E,))]
   if c.qkv_bias:
-    layout[(*ours, "qkv_bias")] = [Part(f"{attention}.{name}.bias", (n,)) for name, n in qkv]
+    layout[(*ours, "qkv_bias")] = [Fusion(f"{attention}.{name}.bias", (n,)) for name, n in qkv]
   if c.qk_norm:
     for name in ("q_norm", "k_norm"):
-      layout[(*ours, name, "weight")] = [Part(f"{attention}.{name}.weight", (C,))]
+      layout[(*ours, name, "weight")] = [Fusion(f"{attention}.{name}.weight", (C,))]
   return layout
 
 

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Part
+from specjax.checkpoints.hf import Fusion
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
 from specjax.drafters.mlp_speculator import mlp_speculator as build
 from specjax.models.config import Config
@@ -42,7 +42,7 @@ def _layout(c: MLPSpeculatorConfig, model: Config) -> tuple[published.Layout, di
         kind, _, rest = name.split(".")
         copies[f"speculator.{name}"] = f"speculator.{kind}.{first}.{rest}"
       else:
-        layout[(f"step_{i + 1}", *key)] = [Part(f"speculator.{name}", shape)]
+        layout[(f"step_{i + 1}", *key)] = [Fusion(f"speculator.{name}", shape)]
   return layout, copies
 
 

@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 
 from specjax.base import Params
 from specjax.checkpoints.heads import check, read_tensors
-from specjax.checkpoints.hf import Part
-from specjax.models import draft_vocabulary
+from specjax.checkpoints.hf import Fusion
+from specjax.drafters import draft_vocabulary
 
-Layout = dict[tuple[str, ...], list[Part]]
+Layout = dict[tuple[str, ...], list[Fusion]]
 """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
 
 Tensors = dict[str, np.ndarray]

@@ -16,8 +16,8 @@ def bigram(
 ) -> np.ndarray:
   """f32[W, W]: entry i, j is the log-probability that token j follows token i, all finite.
 
-  The law after u is (count(u, v) + prior * p(v)) / (count(u) + prior): the counts where there are
-  many, the unigram law p where there are few, p itself after a token never seen. p has one count
+  The distribution after u is (count(u, v) + prior * p(v)) / (count(u) + prior): the counts where there are
+  many, the unigram distribution p where there are few, p itself after a token never seen. p has one count
   of every token added. All counts are among the W tokens: a pair with a token outside is skipped.
   The table is dense, 4 W ** 2 bytes; the counting needs memory for the text beside it.
 
@@ -25,7 +25,7 @@ def bigram(
     texts: ids of each text; nothing follows a text's last token.
     vocab_size: V.
     vocabulary: i32[W], the ids of a reduced vocabulary; None is all V.
-    prior: how many counts the unigram law is worth, more than 0.
+    prior: how many counts the unigram distribution is worth, more than 0.
 
   Raises:
     ValueError: prior is not positive, or a text has an id outside 0..V - 1.

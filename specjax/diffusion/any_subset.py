@@ -1,8 +1,8 @@
 """Any-subset speculative decoding: slots filled in any order, several in two passes, exactly.
 
-ASSD (Guo and Ermon 2025, arXiv 2504.20456). A network that knows the law of a slot given any others
-is its own draft model: one pass says the next ranks' laws given the known slots alone, from which
-tokens are drawn as if they were independent; a second one says what each law is once the tokens of
+ASSD (Guo and Ermon 2025, arXiv 2504.20456). A network that knows the distribution of a slot given any others
+is its own draft model: one pass says the next ranks' distributions given the known slots alone, from which
+tokens are drawn as if they were independent; a second one says what each distribution is once the tokens of
 lower rank are there, by which they are accepted or replaced.
 
 One round, for a row in which 4 slots of 7 are known and k = 3 are guessed:
@@ -13,11 +13,11 @@ One round, for a row in which 4 slots of 7 are known and k = 3 are guessed:
     accept   "the" always, since its p is q; then "." and "a", one after the other, while u q < p;
              the first that fails is drawn anew from norm(max(p - q, 0)), what follows is dropped
 
-Where none fails, the joint pass has said the law of the rank after the last as well: a token is
+Where none fails, the joint pass has said the distribution of the rank after the last as well: a token is
 drawn from it. (The published code leaves it.) A round fills two slots at least, or the last one in
 one pass, so there are never more passes than slots.
 
-EXACT: texts have the law of plain decoding, one slot after the other in the same order. Noise
+EXACT: texts have the distribution of plain decoding, one slot after the other in the same order. Noise
 belongs to the request and the rank a round begins at, so a batch gives what its rows give alone.
 
 Letters: B batch, L canvas length, k guesses, V vocabulary.
@@ -33,7 +33,7 @@ from jax import Array
 from specjax.base import Draft, Params
 from specjax.diffusion.base import Canvas
 from specjax.drafters.none import none
-from specjax.sampling import DRAFT, Noise, Settings, Source, log_law
+from specjax.sampling import DRAFT, Noise, Settings, Source, warp
 from specjax.verifiers import chain
 
 
@@ -45,13 +45,13 @@ class AnyOrder(NamedTuple):
 
   `rank` is -1 in slots that were given, then 0, 1, .. in the order of filling; slots that do not
   take part have L. `known` are all slots below some rank. Tokens elsewhere are not looked at.
-  A law may depend on the order in which the known slots were filled, but not on anything else: for
+  A distribution may depend on the order in which the known slots were filled, but not on anything else: for
   the lowest unknown rank, `draft` and `joint` say the same.
 
   Attributes:
     vocab_size: V (static).
-    draft: every slot's law given the known ones alone.
-    joint: every slot's law given the known ones and all of lower rank than its own.
+    draft: every slot's distribution given the known ones alone.
+    joint: every slot's distribution given the known ones and all of lower rank than its own.
   """
 
   vocab_size: int
@@ -123,15 +123,17 @@ def round_(
   slots = jnp.take_along_axis(by_rank, jnp.minimum(filled[:, None] + step, L - 1), 1)
   column = jnp.where(step < left[:, None], slots, L)  # L is nowhere
 
-  def law(of: Callable[..., Array], tokens: Array, slots: Array) -> Array:
-    return log_law(of(params, tokens, known, rank)[row, slots], request.settings)
+  def log_probs(of: Callable[..., Array], tokens: Array, slots: Array) -> Array:
+    return warp(of(params, tokens, known, rank)[row, slots], request.settings)
 
-  q = law(model.draft, tokens, slots[:, :-1])
+  q = log_probs(model.draft, tokens, slots[:, :-1])
   drafted = jnp.stack([noise.draw(DRAFT + j, q[:, j]) for j in range(guesses)], 1)
   guessed = tokens.at[row, column[:, :-1]].set(drafted, mode="drop")
-  # Row i is the law of the slot after guess i.
+  # Row i is the distribution of the slot after guess i.
   p = jax.lax.cond(
-    (left > 1).any(), lambda: law(model.joint, guessed, slots[:, 1:]), lambda: jnp.zeros_like(q)
+    (left > 1).any(),
+    lambda: log_probs(model.joint, guessed, slots[:, 1:]),
+    lambda: jnp.zeros_like(q),
   )
 
   # A chain whose root is the first guess: what is certain is not verified.
@@ -141,7 +143,7 @@ def round_(
     parent=jnp.maximum(step - 1, 0),
     depth=step,
     valid=step < jnp.maximum(left, 1)[:, None],
-    law=jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf),
+    log_probs=jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf),
   )
   chained = none()._replace(nodes=guesses, depth=guesses - 1)
   verdict = chain.leave(draft, p, chain.coins(draft, p, noise, chained), noise, chained)

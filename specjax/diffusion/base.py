@@ -40,7 +40,7 @@ class Canvas(NamedTuple):
   end: Array
 
 
-class Seen(NamedTuple):
+class Prediction(NamedTuple):
   """What the denoiser says of the window; entry w is slot `position` = lo + w of its row.
 
   What is not looked at costs nothing: the compiler leaves it out.
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
   confidence: Array
   entropy: Array
   margin: Array
-  log_law: Array
+  log_probs: Array
   position: Array
   masked: Array
   open: Array
@@ -130,7 +130,7 @@ class Denoiser(NamedTuple):
   pieces: Pieces | None = None
 
 
-class Plan(NamedTuple):
+class Cache(NamedTuple):
   """How the window's states are computed, and what of earlier passes is used again.
 
   Attributes:
@@ -179,7 +179,7 @@ class Policy(NamedTuple):
   select: Callable[..., tuple[Array, Array, Any]]
 
 
-class Schedule(NamedTuple):
+class Blocks(NamedTuple):
   """How long a block is.
 
   Attributes:
@@ -194,7 +194,7 @@ class Schedule(NamedTuple):
   size: Callable[..., Array]
 
 
-class Length(NamedTuple):
+class Stopping(NamedTuple):
   """Where a text ends before its canvas does.
 
   Attributes:

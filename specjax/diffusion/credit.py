@@ -40,9 +40,9 @@ def credit() -> Transform:
 
   def apply(params: Credit, earned: Array, logits: Array, masked: Array, step: Array):
     alpha, beta, gamma = (x[:, None, None] for x in params)
-    law = jax.nn.softmax(logits)
+    probs = jax.nn.softmax(logits)
     best = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1])
-    gain = jnp.where(masked[..., None], best * law**gamma, 0.0)
+    gain = jnp.where(masked[..., None], best * probs**gamma, 0.0)
     earned = beta * earned + gain
     return logits + alpha * jnp.log1p(earned), earned
 

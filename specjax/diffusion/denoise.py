@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion.base import (
+  Blocks,
+  Cache,
   Canvas,
   Denoiser,
-  Length,
   Params,
-  Plan,
   Policy,
-  Schedule,
-  Seen,
+  Prediction,
+  Stopping,
   Transform,
 )
 
@@ -31,10 +31,10 @@ class Method(NamedTuple):
   """What is fixed when the loop is compiled."""
 
   denoiser: Denoiser
-  plan: Plan
+  cache: Cache
   policy: Policy
-  schedule: Schedule
-  length: Length
+  blocks: Blocks
+  stopping: Stopping
   transforms: tuple[Transform, ...] = ()
 
 
@@ -43,8 +43,8 @@ class Weights(NamedTuple):
 
   denoiser: Params
   policy: Params = ()
-  schedule: Params = ()
-  length: Params = ()
+  blocks: Params = ()
+  stopping: Params = ()
   transforms: tuple[Params, ...] = ()
 
 
@@ -67,7 +67,7 @@ class State(NamedTuple):
     canvas: Canvas.
     lo, hi: i32[B], the block.
     step: i32[B], rounds spent in the block.
-    cache: the plan's.
+    cache: the caching's.
     memory: the policy's.
     transforms: of each transform.
     forwards: i32[B], passes of the denoiser while the row was live.
@@ -99,7 +99,7 @@ def _first_masked(canvas: Canvas) -> Array:
 
 def _size(method: Method) -> tuple[int, int]:
   """(W, V)."""
-  return method.schedule.window, method.denoiser.vocab_size
+  return method.blocks.window, method.denoiser.vocab_size
 
 
 def start(method: Method, weights: Weights, canvas: Canvas) -> State:
@@ -115,7 +115,7 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
   lo, zero = _first_masked(canvas), jnp.zeros(B, jnp.int32)
   return State(
     canvas=canvas, lo=lo, hi=lo, step=zero,
-    cache=method.plan.init(weights.denoiser, canvas),
+    cache=method.cache.init(weights.denoiser, canvas),
     memory=method.policy.init(B, *_size(method)),
     transforms=tuple(t.init(B, *_size(method)) for t in method.transforms),
     forwards=zero, when=jnp.full((B, L), -1, jnp.int32), log_prob=jnp.zeros((B, L)),
@@ -123,14 +123,14 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
   )  # fmt: skip
 
 
-def see(logits: Array, request: Request, position: Array, forwards: Array) -> Seen:
+def see(logits: Array, request: Request, position: Array, forwards: Array) -> Prediction:
   """The window's statistics, of logits f32[B, W, V]; what depends on the block is left empty.
 
   The noise of a slot depends on its request and position only, so that a slot is drawn alike in
   whatever round it is committed.
   """
-  log_law = jax.nn.log_softmax(logits)
-  law = jnp.exp(log_law)
+  log_probs = jax.nn.log_softmax(logits)
+  probs = jnp.exp(log_probs)
 
   def drawn(_) -> Array:
     def slot(key, position, row):
@@ -143,15 +143,15 @@ def see(logits: Array, request: Request, position: Array, forwards: Array) -> Se
   best = jnp.argmax(logits, -1).astype(jnp.int32)
   hot = request.temperature > 0
   token = jnp.where(hot[:, None], jax.lax.cond(hot.any(), drawn, lambda _: best, None), best)
-  top = jax.lax.top_k(law, 2)[0]
-  entropy = -jnp.where(law > 0, law * log_law, 0.0).sum(-1)
-  confidence = jnp.take_along_axis(law, token[..., None], -1)[..., 0]
+  top = jax.lax.top_k(probs, 2)[0]
+  entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(-1)
+  confidence = jnp.take_along_axis(probs, token[..., None], -1)[..., 0]
   fold = jax.vmap(jax.random.fold_in)
   rounds = fold(fold(request.key, jnp.full_like(forwards, -1)), forwards)  # apart from the slots'
   uniform = jax.vmap(lambda k: jax.random.uniform(k, position.shape[1:]))(rounds)
   nothing = jnp.zeros(position.shape, bool)
-  return Seen(
-    token, confidence, entropy, top[..., 0] - top[..., 1], log_law, position, nothing, nothing,
+  return Prediction(
+    token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, nothing, nothing,
     nothing, forwards, uniform,
   )  # fmt: skip
 
@@ -164,17 +164,17 @@ def _rows(condition: Array, new: Any, old: Any) -> Any:
 
 
 def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
-  """One pass: the window's states [B, W, E], and the state with the plan's new cache."""
+  """One pass: the window's states [B, W, E], and the state with the caching's new cache."""
   fresh = (state.step == 0) & ~state.done
-  states, cache = method.plan.states(weights.denoiser, state.cache, state.canvas, state.lo, fresh)
+  states, cache = method.cache.states(weights.denoiser, state.cache, state.canvas, state.lo, fresh)
   return states, state._replace(cache=cache)
 
 
 def act(method: Method, weights: Weights, request: Request, state: State, states: Array) -> State:
   """Commits what the policy chooses by the window's states; finished rows stay as they are."""
-  denoiser, _, policy, schedule, length, transforms = method
+  denoiser, _, policy, blocks, stopping, transforms = method
   canvas, live = state.canvas, ~state.done
-  B, W = len(live), schedule.window
+  B, W = len(live), blocks.window
   fresh = state.step == 0
   row = jnp.arange(B)[:, None]
 
@@ -186,14 +186,14 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
     logits, own = t.apply(params, own, logits, masked, state.step)
     memories.append(own)
-  seen = see(logits, request, position, state.forwards)
-  seen = seen._replace(masked=masked, open=masked, step=state.step)
-  hi = jnp.where(fresh, state.lo + schedule.size(weights.schedule, seen), state.hi)
+  prediction = see(logits, request, position, state.forwards)
+  prediction = prediction._replace(masked=masked, open=masked, step=state.step)
+  hi = jnp.where(fresh, state.lo + blocks.size(weights.blocks, prediction), state.hi)
   hi = jnp.minimum(hi, canvas.end)
   open_ = masked & (position < hi[:, None])
-  seen = seen._replace(open=open_, block=position < hi[:, None])
+  prediction = prediction._replace(open=open_, block=position < hi[:, None])
 
-  commit, score, memory = policy.select(weights.policy, state.memory, seen)
+  commit, score, memory = policy.select(weights.policy, state.memory, prediction)
   best = jnp.argmax(jnp.where(open_, score, -jnp.inf), 1)[:, None]
   # Where all scores are -inf, the first open slot.
   best = jnp.where(open_[row, best], best, jnp.argmax(open_, 1)[:, None])
@@ -203,16 +203,16 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
 
   column = jnp.where(commit, position, canvas.tokens.shape[1])
   canvas = canvas._replace(
-    tokens=canvas.tokens.at[row, column].set(seen.token, mode="drop"),
+    tokens=canvas.tokens.at[row, column].set(prediction.token, mode="drop"),
     masked=canvas.masked.at[row, column].set(False, mode="drop"),
   )
   when = state.when.at[row, column].set(
     jnp.broadcast_to(state.forwards[:, None], (B, W)), mode="drop"
   )
-  log_prob = state.log_prob.at[row, column].set(jnp.log(seen.confidence), mode="drop")
+  log_prob = state.log_prob.at[row, column].set(jnp.log(prediction.confidence), mode="drop")
 
   full = ~(open_ & ~commit).any(1)
-  canvas = _rows(live, length.end(weights.length, canvas, seen, commit, full), canvas)
+  canvas = _rows(live, stopping.end(weights.stopping, canvas, prediction, commit, full), canvas)
   full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _first_masked(canvas)
   return State(

@@ -44,9 +44,9 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> Drafting:
   Raises:
     ValueError: a plan whose passes depend on each other.
   """
-  if not method.plan.steady:
+  if not method.cache.steady:
     raise ValueError(
-      f"plan={method.plan.name!r}: its passes depend on each other, so that rounds cannot be "
+      f"cache={method.cache.name!r}: its passes depend on each other, so that rounds cannot be "
       "skipped; accepted are none, dual, prefix, free, and vicinity without warm-up."
     )
   states, state = denoise.read(method, weights, denoise.start(method, weights, canvas))

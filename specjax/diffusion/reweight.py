@@ -15,7 +15,7 @@ from specjax.base import Target
 from specjax.diffusion.base import Denoiser, Earlier, Params
 from specjax.sampling import DRAFT, RESIDUAL, Noise, Source
 
-TextLaw = Callable[[Params, Array, Array], Array]
+TextLogProbs = Callable[[Params, Array, Array], Array]
 """(params, tokens i32[B, N], seen bool[B, N]) -> f32[B], nats: how probable each whole text is, up
 to a factor. What is not seen does not count."""
 
@@ -26,7 +26,7 @@ def resample(
 ) -> Array:  # fmt: skip
   """One of S texts drawn slot by slot, by their weights exp(-E).
 
-  E(x) = log q(x) - log p(x), q(x) being the product of the masked slots' laws; known slots carry
+  E(x) = log q(x) - log p(x), q(x) being the product of the masked slots' distributions; known slots carry
   nothing. EDLM (Xu et al. 2024, arXiv 2410.21357). Its published code weighs by exp(+E), which
   leads away from p.
 
@@ -57,8 +57,8 @@ def resample(
 
 
 @functools.cache
-def autoregressive(target: Target) -> TextLaw:
-  """The law of a causal model, whose params are the text law's; it knows every unmasked token.
+def autoregressive(target: Target) -> TextLogProbs:
+  """The distribution of a causal model, whose params are the text distribution's; it knows every unmasked token.
 
   Slot 0 has nothing before it: a model that predicts the next token does not say how probable it
   is, so it counts the same whatever it holds.
@@ -68,8 +68,8 @@ def autoregressive(target: Target) -> TextLaw:
     B, N = tokens.shape
     tokens = jnp.where(seen, tokens, 0)  # the mask token need not be one of the model's
     _, features = target.prefill(params, tokens, jnp.full(B, N, jnp.int32), N)
-    log_law = jax.nn.log_softmax(target.head(params, features.hidden[:, :-1]))
-    said = jnp.take_along_axis(log_law, tokens[:, 1:, None], -1)[..., 0]
+    log_probs = jax.nn.log_softmax(target.head(params, features.hidden[:, :-1]))
+    said = jnp.take_along_axis(log_probs, tokens[:, 1:, None], -1)[..., 0]
     return jnp.where(seen[:, 1:], said, 0.0).sum(1)
 
   return log_prob
@@ -80,7 +80,7 @@ class Reweighted(NamedTuple):
 
   Attributes:
     inner: the denoiser's own.
-    text: the text law's.
+    text: the text distribution's.
     key: key[B], see `sampling.request_keys`; of another seed than the request's.
   """
 
@@ -90,21 +90,21 @@ class Reweighted(NamedTuple):
 
 
 @functools.cache
-def reweighted(denoiser: Denoiser, law: TextLaw, samples: int = 2) -> Denoiser:
+def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) -> Denoiser:
   """A denoiser that is sure of one text in every pass, that which `resample` chose.
 
   EDLM as a denoiser like any other: a policy that commits every slot decodes in one pass, one that
   commits slots at random is nearest to the paper's. As long as what is committed does not depend on
-  the tokens, each further pass draws from p given the tokens so far, and the text's law is as exact
+  the tokens, each further pass draws from p given the tokens so far, and the text's distribution is as exact
   as that of `resample`. All slots have confidence 1, so that policies which ask for it commit them
   all; tokens are drawn at temperature 1, and the request's temperature changes nothing.
 
-  A pass of `samples` texts of the text law comes with every pass. It reads whole canvases: for
-  `plans.none`.
+  A pass of `samples` texts of the text distribution comes with every pass. It reads whole canvases: for
+  `caches.none`.
 
   Args:
     denoiser: the network q comes from.
-    law: what p is, `autoregressive` or another.
+    distribution: what p is, `autoregressive` or another.
     samples: S (static), published 2.
   """
   tokens_of_v = jnp.arange(denoiser.vocab_size)[None, None]
@@ -123,7 +123,7 @@ def reweighted(denoiser: Denoiser, law: TextLaw, samples: int = 2) -> Denoiser:
     noise = Noise(params.key, masked.sum(1, dtype=jnp.int32))
 
     def log_p(texts: Array) -> Array:
-      return law(params.text, texts, jnp.repeat(seen, samples, 0))
+      return log_probs(params.text, texts, jnp.repeat(seen, samples, 0))
 
     return resample(noise, log_q, tokens, masked, log_p, samples)[..., None], ()
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.base import Cache, Draft, Drafter, Evaluation, Proposal, Target
-from specjax.policies.policy import Observation, Policy, kept
-from specjax.sampling import DRAFT, log_law
+from specjax.draft_length.base import DraftLength, Observation, kept
+from specjax.sampling import DRAFT, warp
 from specjax.trees.structure import at
 
 
@@ -30,13 +30,13 @@ def _where(rows: Array, new: Any, old: Any) -> Any:
 
 
 @functools.cache
-def adaptive_model(draft: Target, policy: Policy, depth: int = 8) -> Drafter:
+def adaptive_model(draft: Target, policy: DraftLength, depth: int = 8) -> Drafter:
   """A chain sampled from an independent LM that is as long as a policy finds worth its time.
 
-  Leviathan et al. 2023 (arXiv 2211.17192) with the lengths of `specjax.policies`. q is warped by
+  Leviathan et al. 2023 (arXiv 2211.17192) with the lengths of `specjax.draft_length`. q is warped by
   the same settings as the target's p; for greedy rows the policy sees it at temperature 1. The
   draft model runs until the last row has ended its draft. Where the policy drops the token it
-  stopped at, the proposal is "kept". Params are (those of the draft model, those of the policy).
+  stopped at, the proposal is "truncated". Params are (those of the draft model, those of the policy).
 
   Args:
     draft: the small LM; its vocabulary must be the target's.
@@ -64,28 +64,30 @@ def adaptive_model(draft: Target, policy: Policy, depth: int = 8) -> Drafter:
       return draft.evaluate(model_params, cache, token, zero, alone)
 
     evaluation = run(cache, token)
-    tokens, valid, laws = [token], [jnp.ones_like(alone[:, :, 0])], []
+    tokens, valid, distributions = [token], [jnp.ones_like(alone[:, :, 0])], []
     going = valid[0][:, 0]
     # One step more than there are drafts: if all are accepted, the last one must be cached too.
     for step in range(depth + 1):
       if step > 0:  # a node that no row has is not evaluated; the old result is not looked at
         evaluation = lax.cond(valid[-1].any(), run, lambda *_, old=evaluation: old, cache, token)
-      law = log_law(evaluation.logits, settings)[:, 0]
+      log_probs = warp(evaluation.logits, settings)[:, 0]
       # Always one row, but not a constant: so the write waits for the reads, see `cache.commit`.
-      one = 1 + jnp.minimum((law[:, 0] > 0).astype(jnp.int32), 0)
+      one = 1 + jnp.minimum((log_probs[:, 0] > 0).astype(jnp.int32), 0)
       cache = draft.commit(cache, evaluation.kv, zero, one)
       if step == depth:
-        laws.append(jnp.full_like(law, -jnp.inf))  # nothing is drawn there
+        distributions.append(jnp.full_like(log_probs, -jnp.inf))  # nothing is drawn there
         break
-      token = noise.draw(DRAFT + step, law)[:, None]
-      seen = Observation(
-        step, log_law(evaluation.logits, sampled)[:, 0],
+      token = noise.draw(DRAFT + step, log_probs)[:, None]
+      observation = Observation(
+        step, warp(evaluation.logits, sampled)[:, 0],
         token[:, 0] if policy.looks_at_token else None, evaluation.features.hidden[:, 0],
       )  # fmt: skip
-      ends, after = policy.stop(policy_params, policy_state, seen)
+      ends, after = policy.stop(policy_params, policy_state, observation)
       if policy.drops:
-        law = jnp.where(kept(policy, policy_params, policy_state, seen), law, -jnp.inf)
-      laws.append(law)
+        log_probs = jnp.where(
+          kept(policy, policy_params, policy_state, observation), log_probs, -jnp.inf
+        )
+      distributions.append(log_probs)
       # What a row that has ended would see depends on its neighbours.
       policy_state = _where(going, after, policy_state)
       has_token = going if policy.looks_at_token and not policy.drops else going & ~ends
@@ -96,7 +98,7 @@ def adaptive_model(draft: Target, policy: Policy, depth: int = 8) -> Drafter:
     node = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32), (zero.shape[0], depth + 1))
     chain = Draft(
       jnp.concatenate(tokens, 1), jnp.maximum(node - 1, 0), node, jnp.concatenate(valid, 1),
-      jnp.stack(laws, 1),
+      jnp.stack(distributions, 1),
     )  # fmt: skip
     return chain, State(cache, policy_state)
 
@@ -106,5 +108,5 @@ def adaptive_model(draft: Target, policy: Policy, depth: int = 8) -> Drafter:
     cache = state.cache._replace(length=state.cache.length - (depth + 1) + rows)
     return State(cache, _where(rows > 0, after, state.policy))
 
-  proposal: Proposal = "kept" if policy.drops else "chain"
+  proposal: Proposal = "truncated" if policy.drops else "chain"
   return Drafter("adaptive_model", proposal, depth + 1, depth, init, propose, update)

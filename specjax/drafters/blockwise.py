@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.drafters import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear, linear_each
 from specjax.models.transformer import target

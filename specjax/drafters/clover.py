@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.drafters import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
@@ -102,12 +102,12 @@ def clover(model: Config, config: CloverConfig) -> Head:
   - a decoder has H heads and no MLP; keys and values come from the token's vector in the target's
     embedding and from the running state, each behind a norm; positions play no part;
   - every depth has its own decoder, and all are read through the target's LM head;
-  - decoders and layers add nothing at the start, so that every guess is the target's own law;
+  - decoders and layers add nothing at the start, so that every guess is the target's own distribution;
   - the loss is cross-entropy with the text, depths weighted as in Medusa;
   - the tree is of a fixed number of nodes, those of the largest joint probability, without the
     authors' cuts by top-p and by a quarter of the best sibling's probability.
 
-  Carried between rounds: `Memory`, the block's keys and values and s_0 [B, E]. Siblings are
+  Carried between rounds: `TextLayers`, the block's keys and values and s_0 [B, E]. Siblings are
   distinct and chosen without looking at noise, so "greedy" and "target_only" are exact; no q is
   offered.
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.drafters import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
@@ -131,7 +131,7 @@ def clover2(model: Config, config: Clover2Config) -> Head:
   head_norm serve all depths. At the start the layers are the target's last one, both norms its
   final norm, q, k, M_1 and M_2 the identity (M_2 = [I 0]) and v zero, all but for `NOISE`.
 
-  Carried between rounds: `Memory`, the layers' keys and values and m_0 [B, E]. Siblings are
+  Carried between rounds: `TextLayers`, the layers' keys and values and m_0 [B, E]. Siblings are
   distinct and chosen without looking at noise, so "greedy" and "target_only" are exact; no q is
   offered.
 
@@ -144,7 +144,7 @@ def clover2(model: Config, config: Clover2Config) -> Head:
   """
   if model.width % model.heads:
     raise ValueError(f"width={model.width} must be a multiple of heads={model.heads} for clover2.")
-  D, taps = config.depth, (model.layers,)
+  D, hidden_layers = config.depth, (model.layers,)
   module = Clover2Net(dataclasses.replace(model, layers=config.layers, window=None))
   lm_head = target(model).lm_head
 
@@ -168,7 +168,7 @@ def clover2(model: Config, config: Clover2Config) -> Head:
   def unroll(params, target_params, examples: Examples):
     following = jnp.pad(examples.tokens[:, 1:], ((0, 0), (0, 1)))
     m, _ = apply(
-      params, examples.features.taps[0], vector(target_params, following), examples.position,
+      params, examples.features.hidden_layers[0], vector(target_params, following), examples.position,
       attention_mask(examples.segment, causal=True), method="block",
     )  # fmt: skip
     m = draft_context.rows_at(m, examples.at)
@@ -189,7 +189,9 @@ def clover2(model: Config, config: Clover2Config) -> Head:
     def run_with(params, target_params):
       def run(features, following, position, mask, cache):
         token = vector(target_params, following)
-        return apply(params, features.taps[0], token, position, mask, cache, method="block")
+        return apply(
+          params, features.hidden_layers[0], token, position, mask, cache, method="block"
+        )
 
       return run
 
@@ -214,7 +216,16 @@ def clover2(model: Config, config: Clover2Config) -> Head:
       run = run_with(params, target_params)
       return draft_context.extend(run, memory, evaluation, verdict, rows)
 
-    return Drafter("clover2", proposal_of(tree), nodes, depth, initial, propose, update, taps=taps)
+    return Drafter(
+      "clover2",
+      proposal_of(tree),
+      nodes,
+      depth,
+      initial,
+      propose,
+      update,
+      hidden_layers=hidden_layers,
+    )
 
   loss = LossWeights(hard=0.0, soft=1.0, feature=10.0, decay=0.7)
-  return Head("clover2", D, taps, loss, init, unroll, read, functools.cache(drafter))
+  return Head("clover2", D, hidden_layers, loss, init, unroll, read, functools.cache(drafter))

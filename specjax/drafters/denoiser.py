@@ -20,7 +20,7 @@ def denoiser(
 
   Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4), the other way round. There an
   autoregressive model looks over what the denoiser says, by one of several rules of agreement, and
-  where it does not agree the denoiser's own token is taken: the law is neither's. Here the same two
+  where it does not agree the denoiser's own token is taken: the distribution is neither's. Here the same two
   passes are a draft and its verification, and the rule is the verifier's: with an exact one the
   text is the target's.
 
@@ -73,4 +73,4 @@ def denoiser(
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return state
 
-  return Drafter("denoiser", "point", depth + 1, depth, init, propose, update)
+  return Drafter("denoiser", "deterministic", depth + 1, depth, init, propose, update)

@@ -1,4 +1,4 @@
-"""A small language model drafts a tree, level by level, from its own law."""
+"""A small language model drafts a tree, level by level, from its own distribution."""
 
 import functools
 
@@ -14,7 +14,7 @@ _DEEPEST = 1000  # a language model may guess as far as it likes
 
 @functools.cache
 def draft_tree(draft: Target, tree: Tree) -> Drafter:
-  """A tree drawn from an independent LM, with its law q at every node, or its best guesses.
+  """A tree drawn from an independent LM, with its distribution q at every node, or its best guesses.
 
   By the tree: SpecInfer (Miao et al. 2023, arXiv 2305.09781), RSD-C and RSD-S (Jeon et al. 2024,
   arXiv 2402.14160), DySpec (Xiong et al. 2025, arXiv 2410.11744), greedy drafting (Hu et al. 2025,

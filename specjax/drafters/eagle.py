@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_recursion, draft_vocabulary
+from specjax.drafters import draft_context, draft_recursion, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, attention_mask, target
@@ -73,7 +73,7 @@ def eagle(model: Config, config: EagleConfig) -> Head:
   the target's own LM head reads the guesses; embeddings are the target's too. Where a state is not
   known, its guess takes its place.
 
-  Carried between rounds: `draft_context.Memory`, the layer's cache over true states and its newest
+  Carried between rounds: `draft_context.TextLayers`, the layer's cache over true states and its newest
   output; what was drafted from guesses is dropped. Children are distinct and chosen without
   looking at noise, so "greedy" and "target_only" are exact; EAGLE-1's draws of children without
   replacement are not offered.

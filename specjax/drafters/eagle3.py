@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_recursion, draft_vocabulary
+from specjax.drafters import draft_context, draft_recursion, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
@@ -26,27 +26,29 @@ class Eagle3Config:
 
   Attributes:
     depth: D, how far ahead it may guess.
-    taps: layers of the target whose input is read, 0 to L; () is an early, a middle and a late one.
+    hidden_layers: layers of the target whose input is read, 0 to L; () is an early, a middle and a late one.
     mlp_width: of the layer; 0 is the target's.
   """
 
   depth: int = 5
-  taps: tuple[int, ...] = ()
+  hidden_layers: tuple[int, ...] = ()
   mlp_width: int = 0
 
 
-def taps_of(model: Config, config: Eagle3Config) -> tuple[int, ...]:
+def hidden_layers_of(model: Config, config: Eagle3Config) -> tuple[int, ...]:
   """The layers read: published are 2, L // 2 and L - 3, which a shallow target moves outwards.
 
   Raises:
     ValueError: a layer that the target has not.
   """
   L = model.layers
-  if not config.taps:
+  if not config.hidden_layers:
     return (2, L // 2, L - 3) if L > 6 else (1, L // 2, L - 1)
-  if min(config.taps) < 0 or max(config.taps) > L:
-    raise ValueError(f"taps={config.taps}: accepted are layers 0 to {L}, the target's.")
-  return config.taps
+  if min(config.hidden_layers) < 0 or max(config.hidden_layers) > L:
+    raise ValueError(
+      f"hidden_layers={config.hidden_layers}: accepted are layers 0 to {L}, the target's."
+    )
+  return config.hidden_layers
 
 
 class Eagle3Layer(nn.Module):
@@ -54,25 +56,27 @@ class Eagle3Layer(nn.Module):
 
   Attributes:
     config: of the block, one layer.
-    taps: how many states of the target are made into one g.
+    hidden_layers: how many states of the target are made into one g.
   """
 
   config: Config
-  taps: int
+  hidden_layers: int
 
   def setup(self):
     c = self.config
-    self.fc = self.param("fc", nn.initializers.normal(0.02), (c.width, self.taps * c.width))
+    self.fc = self.param(
+      "fc", nn.initializers.normal(0.02), (c.width, self.hidden_layers * c.width)
+    )
     self.input_norm = RMSNorm(c.norm_epsilon)
     self.hidden_norm = RMSNorm(c.norm_epsilon)
     self.layers = Layers(c, attention_width=2 * c.width)
 
   def __call__(
-    self, taps: tuple[Array, ...], embedded: Array, position: Array, mask: Array,
+    self, hidden_layers: tuple[Array, ...], embedded: Array, position: Array, mask: Array,
     cache: Cache | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
     """From the target's states, arrays [B, N, E]; otherwise as `guess`."""
-    state = linear(jnp.concatenate(taps, -1), self.fc)
+    state = linear(jnp.concatenate(hidden_layers, -1), self.fc)
     return self.guess(state, embedded, position, mask, cache)
 
   def guess(
@@ -97,7 +101,7 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
   on states. `unroll` is the training-time test: depth d is learned from what the layer itself said
   at depths 1 to d - 1. Tokens are embedded by the target.
 
-  Carried between rounds: `draft_context.Memory`, the layer's cache over true states and its newest
+  Carried between rounds: `draft_context.TextLayers`, the layer's cache over true states and its newest
   output; what was drafted from guesses is dropped. Siblings are distinct and chosen without
   looking at noise, so "greedy" and "target_only" are exact.
 
@@ -112,12 +116,18 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
   layer = dataclasses.replace(
     model, layers=1, mlp_width=config.mlp_width or model.mlp_width, qk_norm=False, window=None
   )
-  taps, D = taps_of(model, config), config.depth
-  module, network, norm = Eagle3Layer(layer, len(taps)), target(model), RMSNorm(model.norm_epsilon)
+  hidden_layers, D = hidden_layers_of(model, config), config.depth
+  module, network, norm = (
+    Eagle3Layer(layer, len(hidden_layers)),
+    target(model),
+    RMSNorm(model.norm_epsilon),
+  )
 
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, model.width)), jnp.zeros((1, 1), jnp.int32)
-    params = module.init(key, (x,) * len(taps), x, position, jnp.ones((1, 1, 1), bool))["params"]
+    params = module.init(key, (x,) * len(hidden_layers), x, position, jnp.ones((1, 1, 1), bool))[
+      "params"
+    ]
     params = params | {
       "norm": norm.init(key, x)["params"],
       "lm_head": draft_vocabulary.rows(network.lm_head(target_params), vocabulary),
@@ -125,7 +135,7 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
   def bind(params, target_params, method: str):
-    """(state or taps, following token ids, position, mask, ...) -> (next state, KV)."""
+    """(state or hidden_layers, following token ids, position, mask, ...) -> (next state, KV)."""
     own = {k: v for k, v in params["params"].items() if k not in ("norm", "lm_head")}
 
     def run(x, following, *rest):
@@ -136,7 +146,7 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
 
   def on_true_states(params, target_params):
     run = bind(params, target_params, "__call__")
-    return lambda features, *rest: run(features.taps, *rest)
+    return lambda features, *rest: run(features.hidden_layers, *rest)
 
   def unroll(params, target_params, examples: Examples):
     following = jnp.pad(examples.tokens[:, 1:], ((0, 0), (0, 1)))
@@ -171,7 +181,16 @@ def eagle3(model: Config, config: Eagle3Config) -> Head:
       run = on_true_states(params, target_params)
       return draft_context.extend(run, memory, evaluation, verdict, rows)
 
-    return Drafter("eagle3", proposal_of(tree), nodes, depth, initial, propose, update, taps=taps)
+    return Drafter(
+      "eagle3",
+      proposal_of(tree),
+      nodes,
+      depth,
+      initial,
+      propose,
+      update,
+      hidden_layers=hidden_layers,
+    )
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=0.8)
-  return Head("eagle3", D, taps, loss, init, unroll, read, functools.cache(drafter))
+  return Head("eagle3", D, hidden_layers, loss, init, unroll, read, functools.cache(drafter))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Head
-from specjax.models import pseudo_head
+from specjax.drafters import pseudo_head
 from specjax.models.config import Config
 from specjax.models.linear import linear
 
@@ -49,9 +49,9 @@ def hidden_transfer(model: Config, config: HiddenTransferConfig) -> Head:
   """Maps from a token's state in the middle of the target to the states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
-  which lets all enter at one layer. What the rows see is in `models.pseudo`; what is carried
-  between rounds, and the rules that are exact, in `models.pseudo_head`. The published loss is the
-  divergence from the target's law at the true token, soft cross-entropy up to a constant.
+  which lets all enter at one layer. What the rows see is in `drafters.pseudo`; what is carried
+  between rounds, and the rules that are exact, in `drafters.pseudo_head`. The published loss is the
+  divergence from the target's distribution at the true token, soft cross-entropy up to a constant.
 
   No public code exists. The papers leave open the layers (here 3/4 L, not above the last layer),
   K (here 3), biases (here none), the start (here the identity: row k starts as a copy of its node

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.drafters import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
@@ -88,10 +88,10 @@ def hydra(model: Config, config: HydraConfig) -> Head:
 
   Ankner et al. 2024 (arXiv 2402.05109), as in the code that came with it. States are those after
   the target's final norm; embeddings are the target's. Plain Hydra learns the text, Hydra++
-  (`prefix`) the target's law; depths weigh the same.
+  (`prefix`) the target's distribution; depths weigh the same.
 
   Carried between rounds: the state [B, E] that predicted the root; with `prefix`
-  `draft_context.Memory`, the layer's cache over true states and its newest output. Siblings are
+  `draft_context.TextLayers`, the layer's cache over true states and its newest output. Siblings are
   distinct and chosen without looking at noise, so "greedy" and "target_only" are exact; no q is
   offered. Dropout and noise on the inputs, which the authors train with, are left out.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.drafters import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear, linear_each
 from specjax.models.transformer import target
@@ -60,7 +60,7 @@ def medusa(model: Config, config: MedusaConfig) -> Head:
 
   Cai et al. 2024 (arXiv 2401.10774, sections 2.1 and 2.2). Carried between rounds: the state
   [B, E] that predicted the root. Siblings are distinct and chosen without looking at noise, so
-  "greedy" and "target_only" are exact; the product of the heads' laws is not the law of a path, so
+  "greedy" and "target_only" are exact; the product of the heads' distributions is not the distribution of a path, so
   no q is offered.
 
   Args:

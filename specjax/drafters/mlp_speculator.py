@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.models import draft_context, draft_vocabulary
+from specjax.drafters import draft_context, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.linear import linear
 from specjax.models.transformer import RMSNorm

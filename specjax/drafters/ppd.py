@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Head
-from specjax.models import pseudo_head
+from specjax.drafters import pseudo_head
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
@@ -32,13 +32,13 @@ def ppd(model: Config, config: PPDConfig) -> Head:
   """K embeddings, all that is trained, which ask the target for the tokens after the next.
 
   Chen et al. 2024 (arXiv 2405.18628, section 3). Prompt token k of a candidate is a pseudo row that
-  enters below the first layer, see `models.pseudo`; what is carried between rounds, and the rules
-  that are exact, are in `models.pseudo_head`. One embedding per prompt token, as in the published
+  enters below the first layer, see `drafters.pseudo`; what is carried between rounds, and the rules
+  that are exact, are in `drafters.pseudo_head`. One embedding per prompt token, as in the published
   decoding code (training may average several). The published loss is the divergence from the
-  target's law at the true token, soft cross-entropy up to a constant.
+  target's distribution at the true token, soft cross-entropy up to a constant.
 
   The dynamic sparse tree (section 3.2) is the pair (tree, counts) of `Head.drafter`:
-  `trees.family.allocate` finds the counts. The published trees after m prompts are each optimised
+  `trees.prompt_token_budget.allocate` finds the counts. The published trees after m prompts are each optimised
   for themselves; here they are the first m levels of one.
 
   The embeddings start as those of random tokens, where the published start is the words of a

@@ -63,4 +63,4 @@ def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafte
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return state
 
-  return Drafter("prompt_lookup", "point", depth + 1, depth, init, propose, update)
+  return Drafter("prompt_lookup", "deterministic", depth + 1, depth, init, propose, update)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Draft, Drafter, Examples, Features, Head, Params, Target
-from specjax.models import draft_context, draft_vocabulary
-from specjax.trees.lattice import p_best
+from specjax.drafters import draft_context, draft_vocabulary
+from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
 from specjax.trees.structure import at
 
@@ -57,7 +57,7 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
 
   Depth by depth, the guess v with the largest logit_d(v) + alpha * log LM(v | text, the draft so
   far) among head d's K best. The paper leaves open how the two are scaled: here the head's raw
-  logits and the LM's law over its whole vocabulary at temperature 1. D + 1 steps of the LM per
+  logits and the LM's distribution over its whole vocabulary at temperature 1. D + 1 steps of the LM per
   round, the last to cache the last token. The tokens follow a fixed rule, so "greedy" and
   "target_only" are exact; there is no q.
 
@@ -83,12 +83,12 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
     tokens = [token]
     for d in range(D + 1):
       evaluation = lm.evaluate(params["lm"], cache, tokens[-1], zero, alone)
-      law = jax.nn.log_softmax(evaluation.logits[:, 0])
+      log_probs = jax.nn.log_softmax(evaluation.logits[:, 0])
       # Always one row, but not a constant: so the write waits for the reads, see `cache.commit`.
-      one = 1 + jnp.minimum((law[:, 0] > 0).astype(jnp.int32), 0)
+      one = 1 + jnp.minimum((log_probs[:, 0] > 0).astype(jnp.int32), 0)
       cache = lm.commit(cache, evaluation.kv, zero, one)
       if d < D:
-        score = own[:, d] + alpha * at(law, guesses[:, d])
+        score = own[:, d] + alpha * at(log_probs, guesses[:, d])
         tokens.append(at(guesses[:, d], jnp.argmax(score, 1, keepdims=True)))
     node = jnp.broadcast_to(jnp.arange(D + 1, dtype=jnp.int32), (token.shape[0], D + 1))
     chain = Draft(
@@ -101,7 +101,7 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
     length = state.cache.length - (D + 1) + rows
     return Rescored(hidden, state.cache._replace(length=length))
 
-  return Drafter(f"{head.name}_local", "point", D + 1, D, init, propose, update)
+  return Drafter(f"{head.name}_local", "deterministic", D + 1, D, init, propose, update)
 
 
 @functools.cache
@@ -145,4 +145,6 @@ def ngram(head: Head, tree_nodes: int, alpha: float, top: int = 16, paths: int =
   def update(params, target_params, hidden, draft, evaluation, verdict, rows):
     return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
 
-  return Drafter(f"{head.name}_ngram", "point", tree_nodes, head.depth, init, propose, update)
+  return Drafter(
+    f"{head.name}_ngram", "deterministic", tree_nodes, head.depth, init, propose, update
+  )

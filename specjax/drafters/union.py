@@ -15,7 +15,7 @@ from specjax.base import Draft, Drafter, Features, Proposal
 from specjax.sampling import DRAFT, Source
 from specjax.trees.structure import at, connected, upwards
 
-KINDS = frozenset({"point", "chain", "iid", "own"})
+KINDS = frozenset({"deterministic", "chain", "iid", "independent"})
 """Proposals whose children are chosen or drawn each by itself, whatever their siblings are."""
 
 
@@ -35,22 +35,22 @@ class Share(NamedTuple):
   def _own(self, stream: int) -> int:
     return DRAFT + (stream - DRAFT) * self.among + self.place
 
-  def draw(self, stream: int, law: Array) -> Array:
-    return self.noise.draw(self._own(stream), law)
+  def draw(self, stream: int, log_probs: Array) -> Array:
+    return self.noise.draw(self._own(stream), log_probs)
 
-  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array:
-    return self.noise.children(self._own(stream), law, count, distinct)
+  def children(self, stream: int, log_probs: Array, count: int, distinct: bool) -> Array:
+    return self.noise.children(self._own(stream), log_probs, count, distinct)
 
   def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
     return self.noise.gumbel(self._own(stream), shape)
 
 
 def side_by_side(drafts: Sequence[Draft]) -> Draft:
-  """All nodes below one root, source after source; without laws."""
-  root = jax.tree.map(lambda x: x[:, :1], drafts[0]._replace(law=None))
+  """All nodes below one root, source after source; without distributions."""
+  root = jax.tree.map(lambda x: x[:, :1], drafts[0]._replace(log_probs=None))
   parts, first = [root], 0
   for draft in drafts:
-    below = jax.tree.map(lambda x: x[:, 1:], draft._replace(law=None))
+    below = jax.tree.map(lambda x: x[:, 1:], draft._replace(log_probs=None))
     parts.append(below._replace(parent=jnp.where(below.parent > 0, below.parent + first, 0)))
     first += below.parent.shape[1]
   return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *parts)
@@ -75,21 +75,21 @@ def merge(draft: Draft, depth: int) -> Draft:
   return draft._replace(parent=at(first, draft.parent), valid=reached & (first == node))
 
 
-def _own_law(draft: Draft, proposal: str, size: int) -> Array:
+def _own_log_probs(draft: Draft, proposal: str, size: int) -> Array:
   """f32[B, N, V]: what each node but the root was drawn from, one-hot for a chosen one."""
-  if draft.law is None:
+  if draft.log_probs is None:
     return jnp.where(jax.nn.one_hot(draft.tokens, size) > 0, 0.0, -jnp.inf)
-  if proposal == "own":
-    return draft.law
-  return jnp.take_along_axis(draft.law, draft.parent[..., None], 1)
+  if proposal == "independent":
+    return draft.log_probs
+  return jnp.take_along_axis(draft.log_probs, draft.parent[..., None], 1)
 
 
 @functools.cache
 def union(*drafters: Drafter) -> Drafter:
   """All sources guess in every round, and one pass verifies what they guessed.
 
-  Where all of them choose, siblings with equal tokens are merged and the result is "point". Where
-  one draws, the result is "own": every child has a law of its own, the one that made it, as for
+  Where all of them choose, siblings with equal tokens are merged and the result is "deterministic". Where
+  one draws, the result is "independent": every child has a distribution of its own, the one that made it, as for
   several draft models in SpecInfer (Miao et al. 2023, arXiv 2305.09781, section 4). Then nothing is
   merged: to drop a drawn token because a sibling has it already is to look first, and biased.
   Draws of one source are independent of those of the others. Elder siblings are tried first, so
@@ -97,14 +97,14 @@ def union(*drafters: Drafter) -> Drafter:
 
   N = 1 + sum (N_i - 1) and D = max D_i. Params and state are tuples, one entry per source. What a
   source is told after verification is the union's own draft and verdict, in the union's node
-  numbers and with the taps it asked for: of these, `update` may read the accepted path, whoever
+  numbers and with the hidden_layers it asked for: of these, `update` may read the accepted path, whoever
   guessed it, and nothing else. All heads, `draft_tree` and `prompt_lookup` do so. A source that
   writes its state while it drafts, as `draft_model` does, assumes that its own chain is the one
   that is accepted, and is refused when it is traced; `draft_tree` with a chain for a tree drafts
   the same.
 
   Args:
-    drafters: one or more, of proposals "point", "chain", "iid" or "own".
+    drafters: one or more, of proposals "deterministic", "chain", "iid" or "independent".
 
   Raises:
     ValueError: no drafter, another proposal, or one that replaces the target's evaluation.
@@ -115,18 +115,22 @@ def union(*drafters: Drafter) -> Drafter:
     if source.proposal not in KINDS:
       raise ValueError(
         f"drafter={source.name!r} has the proposal {source.proposal!r}: a union takes "
-        f"{', '.join(sorted(KINDS))}, where the law of a child does not depend on its siblings."
+        f"{', '.join(sorted(KINDS))}, where the distribution of a child does not depend on its siblings."
       )
     if source.evaluate is not None:
       raise ValueError(f"drafter={source.name!r} replaces the target's evaluation: a union "
                        "verifies all its sources in one plain pass.")  # fmt: skip
   nodes = 1 + sum(source.nodes - 1 for source in drafters)
   depth = max(source.depth for source in drafters)
-  drawn = any(source.proposal != "point" and source.depth > 0 for source in drafters)
-  taps = tuple(sorted({layer for source in drafters for layer in source.taps}))
+  drawn = any(source.proposal != "deterministic" and source.depth > 0 for source in drafters)
+  hidden_layers = tuple(sorted({layer for source in drafters for layer in source.hidden_layers}))
 
   def seen_by(source: Drafter, features: Features) -> Features:
-    return features._replace(taps=tuple(features.taps[taps.index(i)] for i in source.taps))
+    return features._replace(
+      hidden_layers=tuple(
+        features.hidden_layers[hidden_layers.index(i)] for i in source.hidden_layers
+      )
+    )
 
   def init(params, target_params, context, features, capacity):
     return tuple(
@@ -149,10 +153,12 @@ def union(*drafters: Drafter) -> Drafter:
     joined = side_by_side(drafts)
     if not drawn:
       return merge(joined, depth), state
-    size = next(draft.law.shape[-1] for draft in drafts if draft.law is not None)
-    laws = [_own_law(d, s.proposal, size) for d, s in zip(drafts, drafters, strict=True)]
-    law = jnp.concatenate([laws[0][:, :1], *(x[:, 1:] for x in laws)], 1)
-    return joined._replace(law=law), state
+    size = next(draft.log_probs.shape[-1] for draft in drafts if draft.log_probs is not None)
+    distributions = [
+      _own_log_probs(d, s.proposal, size) for d, s in zip(drafts, drafters, strict=True)
+    ]
+    log_probs = jnp.concatenate([distributions[0][:, :1], *(x[:, 1:] for x in distributions)], 1)
+    return joined._replace(log_probs=log_probs), state
 
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return tuple(
@@ -164,5 +170,5 @@ def union(*drafters: Drafter) -> Drafter:
     )  # fmt: skip
 
   name = "+".join(source.name for source in drafters)
-  proposal: Proposal = "own" if drawn else "point"
-  return Drafter(name, proposal, nodes, depth, init, propose, update, taps=taps)
+  proposal: Proposal = "independent" if drawn else "deterministic"
+  return Drafter(name, proposal, nodes, depth, init, propose, update, hidden_layers=hidden_layers)

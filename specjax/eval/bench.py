@@ -1,6 +1,6 @@
-"""The benchmark: every method decodes the same prompts, in turns, beside plain decoding.
+"""The benchmark: every method decodes the same prompts, in interleaved, beside plain decoding.
 
-See `turns` for how they are timed.
+See `interleaved` for how they are timed.
 """
 
 import dataclasses
@@ -12,16 +12,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.api import Decoder
-from specjax.eval import metrics, optimal, plots, report, turns
+from specjax.decoding.build import make_drafter, with_weights
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import Model
+from specjax.draft_length import DRAFT_LENGTHS
+from specjax.eval import interleaved, metrics, optimal, plots, report
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
+from specjax.eval.interleaved import Runs
 from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
-from specjax.eval.turns import Runs
 from specjax.eval.verify_cost import measure
-from specjax.model import Model
-from specjax.parts import make_drafter, with_weights
-from specjax.policies import POLICIES
 from specjax.trees import files
 
 PLAIN = "none"
@@ -73,11 +73,11 @@ def make_decoder(model: Model, label: str, config: Config) -> Decoder:
     ValueError: a label that names none.
   """
   name, _, size = label.partition(":")
-  policy = size if size in POLICIES else None
+  policy = size if size in DRAFT_LENGTHS else None
   if size and not (policy or size.isdigit() or files.recognises(size)):
     raise ValueError(f"drafters={label!r}: accepted is NAME or NAME:NODES, for example medusa:16, "
                      f"NAME:{files.ACCEPTED} for a tree, "
-                     f"or draft_model:POLICY of {', '.join(POLICIES)}.")  # fmt: skip
+                     f"or draft_model:POLICY of {', '.join(DRAFT_LENGTHS)}.")  # fmt: skip
   if name == PLAIN and size:
     raise ValueError(f"drafters={label!r}: plain decoding has no draft to size.")
   nodes = int(size) if size.isdigit() else None
@@ -251,7 +251,9 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   out = pathlib.Path(out)
   out.mkdir(parents=True, exist_ok=True)
 
-  runs = turns.decode(decoders, [item.ids for item in items], config.max_new_tokens, config.repeats)
+  runs = interleaved.decode(
+    decoders, [item.ids for item in items], config.max_new_tokens, config.repeats
+  )
   with (out / "results.jsonl").open("w") as file:
     for label, x in runs.items():
       file.writelines(json.dumps(line) + "\n" for line in _lines(label, x, items, config))

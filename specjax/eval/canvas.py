@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specjax.diffusion.decoder import Filled
-from specjax.model import Model
+from specjax.decoding.diffusion_decoder import Filled
+from specjax.decoding.model import Model
 
 MASKED, OLDER, NEW, NEW_END = 0.86, 1.0, (0.55, 0.80, 0.95), (0.96, 0.80, 0.45)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params, Target
-from specjax.model import Model
+from specjax.decoding.model import Model
 
 
 @functools.partial(jax.jit, static_argnames="target")

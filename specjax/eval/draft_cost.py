@@ -28,7 +28,7 @@ def _unseen(target: Target, drafter: Drafter, target_params: Params, cache: Cach
   B, N = len(cache.length), drafter.nodes
   node = jax.ShapeDtypeStruct((B, N), jnp.int32)
   mask = jax.ShapeDtypeStruct((B, N, N), bool)
-  evaluate = functools.partial(target.evaluate, taps=drafter.taps)
+  evaluate = functools.partial(target.evaluate, hidden_layers=drafter.hidden_layers)
   shapes = jax.eval_shape(evaluate, target_params, cache, node, node, mask)
   return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
 
@@ -103,7 +103,7 @@ def measure(
   ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
   length = jnp.full(batch, context, jnp.int32)
   prefill = jax.jit(target.prefill, static_argnums=(3, 4))
-  cache, features = prefill(target_params, ids, length, capacity, drafters[0].taps)
+  cache, features = prefill(target_params, ids, length, capacity, drafters[0].hidden_layers)
   text = Context(jnp.pad(ids, ((0, 0), (0, capacity - context))), length)
   states = [
     jax.jit(drafter.init, static_argnums=4)(params, target_params, text, features, capacity)

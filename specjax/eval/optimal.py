@@ -1,6 +1,6 @@
 """How far a pair of drafter and rule is from the best that any rule could do with its drafts.
 
-At the root of every round the laws p and q are known, and with them alpha*, the largest probability
+At the root of every round the distributions p and q are known, and with them alpha*, the largest probability
 with which an exact rule can accept one of the root's children (`theory.optimal_acceptance`). Its
 mean is compared with how often the shipped loop did accept one.
 
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import speculate
-from specjax.api import Decoder
 from specjax.base import Drafter
+from specjax.decoding.decoder import Decoder
 from specjax.eval.theory import optimal_acceptance
 from specjax.sampling import Noise
 
-KNOWN = frozenset({"point", "chain", "iid", "distinct", "mixed"})
+KNOWN = frozenset({"deterministic", "chain", "iid", "without_replacement", "mixed"})
 """Proposals of which alpha* is known."""
 
 
@@ -48,9 +48,9 @@ class Shortfall(NamedTuple):
 def _root(method: speculate.Method, weights: speculate.Weights, request, state):
   """(p f32[B, V], q f32[B, V] or None, tokens i32[B, N], children bool[B, N]) of the next round."""
   noise = Noise(request.key, state.context.length)
-  draft, _, _, law = speculate.guess(method, weights, request, state, noise)
-  q = None if draft.law is None else jnp.exp(draft.law[:, 0])
-  return jnp.exp(law[:, 0]), q, draft.tokens, draft.valid & (draft.depth == 1)
+  draft, _, _, log_probs = speculate.guess(method, weights, request, state, noise)
+  q = None if draft.log_probs is None else jnp.exp(draft.log_probs[:, 0])
+  return jnp.exp(log_probs[:, 0]), q, draft.tokens, draft.valid & (draft.depth == 1)
 
 
 def _optimum(drafter: Drafter, p, q, tokens, children) -> float:
@@ -58,7 +58,7 @@ def _optimum(drafter: Drafter, p, q, tokens, children) -> float:
   count = int(children.sum())
   if not count:
     return 0.0
-  if drafter.proposal == "point":
+  if drafter.proposal == "deterministic":
     return float(p[np.unique(tokens[children])].sum())
   how = {"chain": "iid"}.get(drafter.proposal, drafter.proposal)
   p, q = (np.asarray(x, np.float64) / np.asarray(x, np.float64).sum() for x in (p, q))

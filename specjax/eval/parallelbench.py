@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 
 from specjax.checkpoints import filter as filters
 from specjax.data import lists, parallelbench
-from specjax.diffusion import plans
-from specjax.diffusion.decoder import LENGTHS, DiffusionDecoder, Filled
+from specjax.decoding.diffusion_decoder import STOPPING, DiffusionDecoder, Filled
+from specjax.decoding.model import Model, load, resolve
+from specjax.diffusion import caches
 from specjax.eval.environment import environment
 from specjax.eval.plots import COLOURS, MARKERS
-from specjax.model import Model, load, resolve
 
 SEED = 10_007  # of questions that no training draws
 FLAGS = ("credit", "student")
@@ -71,13 +71,13 @@ def make_decoder(model: Model, label: str, config: Config) -> DiffusionDecoder:
     ValueError: a label that names none.
   """
   policy, *options = label.split("/")
-  chosen: dict[str, Any] = {"length": "after_end"}
+  chosen: dict[str, Any] = {"stopping": "after_end"}
   for option in options:
     name, _, number = option.partition("-")
-    if option in plans.PLANS:
-      chosen["plan"] = option
-    elif option in LENGTHS:
-      chosen["length"] = option
+    if option in caches.CACHES:
+      chosen["cache"] = option
+    elif option in STOPPING:
+      chosen["stopping"] = option
     elif name == "guesses" and number.isdigit():
       chosen["guesses"] = int(number)
     elif option == "credit":
@@ -87,7 +87,7 @@ def make_decoder(model: Model, label: str, config: Config) -> DiffusionDecoder:
         raise ValueError(f"methods={label!r}: it needs --student.")
       model = load(config.student)
     else:
-      known = ", ".join([*plans.PLANS, *LENGTHS, *FLAGS, "guesses-K"])
+      known = ", ".join([*caches.CACHES, *STOPPING, *FLAGS, "guesses-K"])
       raise ValueError(f"methods={label!r}: {option!r} is no option, accepted are {known}.")
   learned = policy.partition("-")[0].partition("+")[0] == "learned"
   if learned and config.filter is None:

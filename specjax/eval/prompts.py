@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.data.sources import open_source
-from specjax.model import Model
+from specjax.decoding.model import Model
 
 KEYS = "prompt (text), tokens (ids), turns (texts, of which the first is used) or question (text)"
 

@@ -60,7 +60,7 @@ def caption(summary: Mapping[str, Any]) -> str:
 def _footnote(summary: Mapping[str, Any]) -> str:
   parts = ["differ: prompts whose ids are not plain decoding's"]
   if any(not m["must_equal_plain"] for m in summary["methods"].values()):
-    parts.append("(expected: the rule keeps the law, or less where LOSSY, not the ids)")
+    parts.append("(expected: the rule keeps the distribution, or less where LOSSY, not the ids)")
   if any(m["first"] for m in summary["methods"].values()):
     parts.append("; of alpha*: how often a first guess was accepted, of what the best exact rule "
                  "could do with these guesses")  # fmt: skip

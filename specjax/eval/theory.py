@@ -1,6 +1,6 @@
-"""What the rules of acceptance come to on paper: exact figures for given laws, and their bounds.
+"""What the rules of acceptance come to on paper: exact figures for given distributions, and their bounds.
 
-Nothing here samples or decodes. p is the law of the target and q the law a draft is drawn from, at
+Nothing here samples or decodes. p is the distribution of the target and q the distribution a draft is drawn from, at
 one node or, where a length is asked for, at every node of the draft ("context-free"). Rows sum to
 one. All is float64, and every leading axis is a batch of independent cases.
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 
 _BISECTIONS = 60
 _MOST_DRAFTS = 1_000_000
@@ -22,7 +22,7 @@ _MOST_TYPES = 100_000
 _STEP = 0.25  # of the logarithm of T; the trapezoidal rule is then right to about 1e-15
 
 
-def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Law:
+def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Distribution:
   """alpha* f[...], the best probability of accepting a sibling that any exact rule can reach.
 
   An optimal transport with membership cost (Sun et al. 2023, arXiv 2310.15141), whose dual is
@@ -31,33 +31,33 @@ def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Law:
 
   Args:
     p, q: f[..., V].
-    count: k. Where q supports fewer tokens, "distinct" and "mixed" drafts stop at those.
-    how: "iid"; "distinct", drawn without replacement; "mixed", the top k - 1 of q and one drawn
-      from the rest; or "point", the top k of q. Ties go to the lower id.
+    count: k. Where q supports fewer tokens, "without_replacement" and "mixed" drafts stop at those.
+    how: "iid"; "without_replacement", drawn without replacement; "mixed", the top k - 1 of q and one drawn
+      from the rest; or "deterministic", the top k of q. Ties go to the lower id.
 
   Raises:
     ValueError: for another `how`, or a count below one.
   """
-  return _chosen(_OPTIMA, how, "how", count)(*_laws(p, q), count)
+  return _chosen(_OPTIMA, how, "how", count)(*_distributions(p, q), count)
 
 
-def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Law:
+def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distribution:
   """Probability f[...] that a rule accepts one of the siblings at a node.
 
   Args:
     p, q: f[..., V].
     count: k, as in `optimal_acceptance`.
-    rule: recursive rejection of siblings that are "iid", "distinct", "mixed" or "point" (which is
-      target-only verification of the top k of q), or "k_seq" of independent ones. "distinct" goes
+    rule: recursive rejection of siblings that are "iid", "without_replacement", "mixed" or "deterministic" (which is
+      target-only verification of the top k of q), or "k_seq" of independent ones. "without_replacement" goes
       through all ordered drafts and is for small V and k only.
 
   Raises:
-    ValueError: for another rule, a count below one, or more than a million "distinct" drafts.
+    ValueError: for another rule, a count below one, or more than a million "without_replacement" drafts.
   """
-  return _chosen(_RULES, rule, "rule", count)(*_laws(p, q), count)
+  return _chosen(_RULES, rule, "rule", count)(*_distributions(p, q), count)
 
 
-def uniform_chain(a: ArrayLike, length: int) -> Law:
+def uniform_chain(a: ArrayLike, length: int) -> Distribution:
   """Expected tokens f[...] of a chain, (1 - a^(length+1)) / (1 - a), the token after it included.
 
   Args:
@@ -67,7 +67,7 @@ def uniform_chain(a: ArrayLike, length: int) -> Law:
   return np.power.outer(np.asarray(a, float), np.arange(length + 1)).sum(-1)
 
 
-def chain_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
+def chain_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   """Expected tokens f[...] of a drawn chain under token verification.
 
   1 + sum_i E[prod_{j<=i} min(1, p / q)]. Tokens being independent, a uniform chain.
@@ -79,11 +79,11 @@ def chain_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
   return uniform_chain(acceptance(p, q, 1, "iid"), length)
 
 
-def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
+def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   """Expected tokens f[...] of a drawn chain under block verification, 1 + sum_i E[c_i].
 
   Sun et al. 2025 (arXiv 2403.10444): c_i = min(1, c_{i-1} p / q) is the probability that i tokens
-  or more are accepted. log c_i is a reflected walk, in law the minimum of the free walk, so that by
+  or more are accepted. log c_i is a reflected walk, in distribution the minimum of the free walk, so that by
   Spitzer's identity i E[c_i] = sum_{m=1..i} B_m E[c_{i-m}] with B_m the mass of min(p^m, q^m) over
   sequences of m tokens. Those that are permutations of each other are counted together.
 
@@ -94,7 +94,7 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
   Raises:
     ValueError: if there are more than 100000 multisets of `length` tokens.
   """
-  p, q = _laws(p, q)
+  p, q = _distributions(p, q)
   types = math.comb(p.shape[-1] + length - 1, length)
   if types > _MOST_TYPES:
     raise ValueError(f"{types} multisets of {length} tokens out of {p.shape[-1]} are too many to "
@@ -106,7 +106,7 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Law:
   return c.sum(0)
 
 
-def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str) -> Law:
+def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str) -> Distribution:
   """Expected tokens f[...] of a tree in which every node of depth d has branching[d] children.
 
   1 + the sum over depths of the probability of getting there, a product of acceptances.
@@ -126,7 +126,7 @@ def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str)
 def expected_speed_up(
   tau: ArrayLike, draft_cost: ArrayLike, sequential: ArrayLike, verify_cost: ArrayLike = 1.0,
   overhead: ArrayLike = 0.0,
-) -> Law:  # fmt: skip
+) -> Distribution:  # fmt: skip
   """Speed-up f[...] over plain decoding, tau / (sequential * draft_cost + verify_cost + overhead).
 
   All costs are in units of a target pass over one token.
@@ -161,11 +161,11 @@ def best_length(
   return int(np.argmax(expected_speed_up(tau, draft_cost, lengths, cost)))
 
 
-def _laws(p: ArrayLike, q: ArrayLike) -> tuple[Law, ...]:
+def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, ...]:
   return np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
 
 
-def _chosen(table: dict[str, Callable[..., Law]], name: str, what: str, count: int):
+def _chosen(table: dict[str, Callable[..., Distribution]], name: str, what: str, count: int):
   if name not in table:
     raise ValueError(f"{what}={name!r}: known are {', '.join(table)}.")
   if count < 1:
@@ -173,13 +173,13 @@ def _chosen(table: dict[str, Callable[..., Law]], name: str, what: str, count: i
   return table[name]
 
 
-def _normal(law: Law) -> Law:
+def _normal(probs: Distribution) -> Distribution:
   """Unit mass over the last axis; a row without mass stays as it is."""
-  mass = law.sum(-1, keepdims=True)
-  return law / np.where(mass > 0, mass, 1.0)
+  mass = probs.sum(-1, keepdims=True)
+  return probs / np.where(mass > 0, mass, 1.0)
 
 
-def _overlap(p: Law, q: Law, length: int) -> Law:
+def _overlap(p: Distribution, q: Distribution, length: int) -> Distribution:
   """f[...]: mass of min(p, q) over sequences of independent tokens."""
   vocabulary = np.arange(p.shape[-1])
   ids = np.array(list(itertools.combinations_with_replacement(vocabulary, length)))
@@ -189,12 +189,12 @@ def _overlap(p: Law, q: Law, length: int) -> Law:
   return (orders * np.minimum(p[..., ids].prod(-1), q[..., ids].prod(-1))).sum(-1)
 
 
-def _descending(key: Law, *laws: Law) -> list[Law]:
+def _descending(key: Distribution, *distributions: Distribution) -> list[Distribution]:
   order = np.argsort(-key, -1, kind="stable")
-  return [np.take_along_axis(law, order, -1) for law in laws]
+  return [np.take_along_axis(probs, order, -1) for probs in distributions]
 
 
-def _best_drawn(p: Law, q: Law, count: int, distinct: bool) -> Law:
+def _best_drawn(p: Distribution, q: Distribution, count: int, distinct: bool) -> Distribution:
   with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
     ratio = np.where(q > 0, q / p, 0.0)
   p, q = _descending(ratio, p, q)
@@ -202,7 +202,7 @@ def _best_drawn(p: Law, q: Law, count: int, distinct: bool) -> Law:
   return 1 + np.minimum((np.cumsum(p, -1) - inside).min(-1), 0.0)
 
 
-def _inside(q: Law, count: int) -> Law:
+def _inside(q: Distribution, count: int) -> Distribution:
   """f[..., V]: probability that k distinct tokens drawn from q are among the first 1..V.
 
   Draws without replacement are a race of exponential clocks with rates q. All lie in H if at least
@@ -226,17 +226,17 @@ def _inside(q: Law, count: int) -> Law:
   return np.where(outside > 0, inside, 1.0)  # with all of q inside, there is no first one outside
 
 
-def _mixed(p: Law, q: Law, count: int) -> Law:
+def _mixed(p: Distribution, q: Distribution, count: int) -> Distribution:
   p, q = _descending(q, np.where(q > 0, p, 0.0), q)
   chosen, rest = np.split(p, [count - 1], -1)
   return chosen.sum(-1) + np.minimum(rest, _normal(q[..., count - 1 :])).sum(-1)
 
 
-def _point(p: Law, q: Law, count: int) -> Law:
+def _point(p: Distribution, q: Distribution, count: int) -> Distribution:
   return _descending(q, p)[0][..., :count].sum(-1)
 
 
-def _recursive_iid(p: Law, q: Law, count: int) -> Law:
+def _recursive_iid(p: Distribution, q: Distribution, count: int) -> Distribution:
   # The residual does not depend on which token was refused, so one recursion is all drafts.
   refused = np.ones(p.shape[:-1])
   for _ in range(count):
@@ -246,7 +246,7 @@ def _recursive_iid(p: Law, q: Law, count: int) -> Law:
   return 1 - refused
 
 
-def _recursive_distinct(p: Law, q: Law, count: int) -> Law:
+def _recursive_distinct(p: Distribution, q: Distribution, count: int) -> Distribution:
   V = p.shape[-1]
   if V**count > _MOST_DRAFTS:
     raise ValueError(f"{V}**{count} ordered drafts are too many to go through; at most "
@@ -263,10 +263,10 @@ def _recursive_distinct(p: Law, q: Law, count: int) -> Law:
   return accepted
 
 
-def _k_seq(p: Law, q: Law, count: int) -> Law:
+def _k_seq(p: Distribution, q: Distribution, count: int) -> Distribution:
   """1 - (1 - beta)^k at the smallest rho with 1 - (1 - beta)^k <= rho beta."""
 
-  def beta(rho: Law) -> Law:
+  def beta(rho: Distribution) -> Distribution:
     return np.minimum(q, p / rho[..., None]).sum(-1)
 
   low, high = np.ones(p.shape[:-1]), np.full(p.shape[:-1], float(count))
@@ -278,10 +278,14 @@ def _k_seq(p: Law, q: Law, count: int) -> Law:
   return 1 - (1 - beta(high)) ** count
 
 
-_OPTIMA: dict[str, Callable[..., Law]] = {
+_OPTIMA: dict[str, Callable[..., Distribution]] = {
   "iid": lambda p, q, count: _best_drawn(p, q, count, distinct=False),
-  "distinct": lambda p, q, count: _best_drawn(p, q, count, distinct=True),
+  "without_replacement": lambda p, q, count: _best_drawn(p, q, count, distinct=True),
   "mixed": _mixed,
-  "point": _point,
+  "deterministic": _point,
 }
-_RULES = _OPTIMA | {"iid": _recursive_iid, "distinct": _recursive_distinct, "k_seq": _k_seq}
+_RULES = _OPTIMA | {
+  "iid": _recursive_iid,
+  "without_replacement": _recursive_distinct,
+  "k_seq": _k_seq,
+}

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.api import Decoder
-from specjax.checkpoints import bridge
+from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import Model, resolve
 from specjax.drafters import HEADS, none
-from specjax.eval import bench, draft_cost, metrics, plots, turns, verify_cost
+from specjax.eval import bench, draft_cost, interleaved, metrics, plots, verify_cost
 from specjax.eval.environment import environment
-from specjax.model import Model, resolve
 from specjax.trees import files
 from specjax.trees.grow import as_tree
 from specjax.trees.static import best_first, expected_length
@@ -119,7 +119,7 @@ def _load(model: Model, config: Config) -> tuple[str, Loaded]:
     raise ValueError(f"drafter={config.drafter!r} has no tree to choose: accepted are "
                      f"{', '.join(HEADS)}.")  # fmt: skip
   name = config.head or f"{pathlib.Path(model.name).name}-{config.drafter}"
-  loaded = bridge.load(resolve(name), model.config)
+  loaded = formats.load(resolve(name), model.config)
   if loaded.head.name != config.drafter:
     raise ValueError(f"head={name!r} is for drafter={loaded.head.name!r}, not {config.drafter!r}.")
   if loaded.hit_rates is None:
@@ -156,7 +156,7 @@ def _decode(
     for c, drafter in zip(options, drafters, strict=True)
   }
   ids_of = [item.ids for item in items]
-  runs = turns.decode(decoders, ids_of, settings.max_new_tokens, settings.repeats)
+  runs = interleaved.decode(decoders, ids_of, settings.max_new_tokens, settings.repeats)
   ids = {k: [r.tokens for r in x.results] for k, x in runs.items()}
   figures = {}
   for name, x in runs.items():

@@ -1,9 +1,9 @@
-"""A bidirectional transformer that knows every slot's law given any others: two streams, one pass.
+"""A bidirectional transformer that knows every slot's distribution given any others: two streams, one pass.
 
 XLNet (Yang et al. 2019, arXiv 1906.08237, section 2.3); as a model of any subset, Guo and Ermon
 2025 (arXiv 2504.20456). Each slot has two rows at one position. Its content row reads its token and
 sees the content of no higher rank; its query row reads the mask token, sees the content of lower
-rank, and says the slot's law:
+rank, and says the slot's distribution:
 
     rank     0 1 2     content rows      query rows
     slot 0   1         sees 0, 1, 2      content 1, 2, and itself
@@ -49,7 +49,7 @@ def any_order(config: Config, mask: int) -> AnyOrder:
   head = denoiser(config, mask).head  # refuses what cannot see both sides
   features: Callable[..., Any] = functools.partial(Transformer(config).apply, method="features")
 
-  def law(params: Params, tokens: Array, content: Array, query: Array) -> Array:
+  def log_probs(params: Params, tokens: Array, content: Array, query: Array) -> Array:
     """content, query: bool[B, L, L], whose content a row of the stream sees."""
     L = tokens.shape[1]
     both = jnp.concatenate([tokens, jnp.full_like(tokens, mask)], 1)
@@ -66,9 +66,9 @@ def any_order(config: Config, mask: int) -> AnyOrder:
 
   def draft(params: Params, tokens: Array, known: Array, rank: Array) -> Array:
     query = jnp.broadcast_to(known[:, None, :], (*tokens.shape, tokens.shape[1]))
-    return law(params, tokens, no_higher(rank), query)
+    return log_probs(params, tokens, no_higher(rank), query)
 
   def joint(params: Params, tokens: Array, known: Array, rank: Array) -> Array:
-    return law(params, tokens, no_higher(rank), rank[:, None, :] < rank[:, :, None])
+    return log_probs(params, tokens, no_higher(rank), rank[:, None, :] < rank[:, :, None])
 
   return AnyOrder(config.vocab_size, draft, joint)

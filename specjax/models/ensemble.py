@@ -1,4 +1,4 @@
-"""Two language models as one, for drafting: a mixture of their laws.
+"""Two language models as one, for drafting: a mixture of their distributions.
 
 Letters: B batch, N nodes, T prompt length, V vocabulary.
 """
@@ -17,8 +17,8 @@ from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
   """log(w p_a + (1 - w) p_b) for logits: probabilities are mixed before any settings.
 
-  At temperature 1 without filters the draft law is the mixture itself; other settings warp the
-  mixture, as they would warp one model's law. Params are a pair. Both models keep a cache, of which
+  At temperature 1 without filters the draft distribution is the mixture itself; other settings warp the
+  mixture, as they would warp one model's distribution. Params are a pair. Both models keep a cache, of which
   the rows are committed together. As for `testing.table_model` the hidden state is the logits
   (E = V) and the head the identity: it drafts, and has no layers to tap or compose.
 
@@ -27,7 +27,7 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
     weight: w, of a, from 0 to 1 (static).
 
   Raises:
-    ValueError: unlike vocabularies, a weight outside 0..1, or taps.
+    ValueError: unlike vocabularies, a weight outside 0..1, or hidden_layers.
   """
   if a.vocab_size != b.vocab_size:
     raise ValueError(f"vocab_size={a.vocab_size} and {b.vocab_size}: an ensemble needs one "
@@ -36,9 +36,11 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
     raise ValueError(f"weight={weight}: accepted is 0 to 1.")
 
   def mixed(logits_a: Array, logits_b: Array) -> Array:
-    laws = jnp.stack([jax.nn.log_softmax(logits_a), jax.nn.log_softmax(logits_b)])
-    share = jnp.asarray([weight, 1 - weight], laws.dtype).reshape(2, *[1] * (laws.ndim - 1))
-    return jax.nn.logsumexp(laws, 0, b=jnp.broadcast_to(share, laws.shape))
+    distributions = jnp.stack([jax.nn.log_softmax(logits_a), jax.nn.log_softmax(logits_b)])
+    share = jnp.asarray([weight, 1 - weight], distributions.dtype).reshape(
+      2, *[1] * (distributions.ndim - 1)
+    )
+    return jax.nn.logsumexp(distributions, 0, b=jnp.broadcast_to(share, distributions.shape))
 
   def pair(of_a: Cache, of_b: Cache) -> Cache:
     return Cache((of_a.kv, of_b.kv), of_a.length)  # type: ignore[arg-type]  # two of them
@@ -46,12 +48,12 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
   def parts(cache: Any) -> list[Cache]:
     return [cache._replace(kv=kv) for kv in cache.kv]
 
-  def check(taps) -> None:
-    if taps:
-      raise ValueError(f"taps={taps}: an ensemble has no layers of its own.")
+  def check(hidden_layers) -> None:
+    if hidden_layers:
+      raise ValueError(f"hidden_layers={hidden_layers}: an ensemble has no layers of its own.")
 
-  def prefill(params: Params, tokens: Array, length: Array, capacity: int, taps=()):
-    check(taps)
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
+    check(hidden_layers)
     (cache_a, seen_a), (cache_b, seen_b) = (
       model.prefill(own, tokens, length, capacity)
       for model, own in zip((a, b), params, strict=True)
@@ -60,9 +62,9 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
     return pair(cache_a, cache_b), Features(hidden)
 
   def evaluate(
-    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()
+    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()
   ) -> Evaluation:
-    check(taps)
+    check(hidden_layers)
     of_a, of_b = (
       model.evaluate(own, part, tokens, depth, mask)
       for model, own, part in zip((a, b), params, parts(cache), strict=True)

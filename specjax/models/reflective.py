@@ -18,8 +18,8 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
   """A target whose logits are (1 - weight) z + weight z', z' from a second reading of the token.
 
   After arXiv 2505.18629, whose weight is 0.3. LOSSY with that knob where `target` is what is
-  wanted; a law of its own, for which every drafter, rule and plain decoding is as exact as for any
-  other. Only `evaluate` differs, so all that is emitted follows that law, first and last token of a
+  wanted; a distribution of its own, for which every drafter, rule and plain decoding is as exact as for any
+  other. Only `evaluate` differs, so all that is emitted follows that distribution, first and last token of a
   round included, and the cache holds what the target's own would.
 
   After node v come P + 1 more rows in the same pass: the prompt, and v's token again, from whose
@@ -28,12 +28,12 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
   thus P + 2 times as wide.
 
   The published layout, draft, one prompt, copy of the draft under a plain causal mask, is cheaper
-  and has no such law: what it says after a token depends on the tokens guessed after it. Nor would
+  and has no such distribution: what it says after a token depends on the tokens guessed after it. Nor would
   a tree's mask help while there is one prompt per round, since text that is the same can be reached
   by rounds that began elsewhere. Hence a prompt for each node.
 
   A drafter that replaces `evaluate` (ppd, hidden_transfer, ..) makes the target's pass itself, and
-  its texts follow the plain law.
+  its texts follow the plain distribution.
 
   Args:
     target: a causal model. Its positions must reach P + 1 past the text.
@@ -50,7 +50,7 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
   rows = len(prompt) + 1
 
   def evaluate(
-    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()
+    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()
   ) -> Evaluation:
     B, N = tokens.shape
     question = jnp.broadcast_to(jnp.asarray(prompt, tokens.dtype), (B, N, rows - 1))
@@ -71,11 +71,11 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
         ],
         1,
       ),
-      taps=taps,
+      hidden_layers=hidden_layers,
     )
     second = both.logits[:, N:].reshape(B, N, rows, -1)[:, :, -1]
     states = Features(*jax.tree.map(lambda x: x[:, :N], tuple(both.features)))
     kv = jax.tree.map(lambda x: x[:, :, :N], both.kv)
-    return Evaluation((1 - weight) * both.logits[:, :N] + weight * second, states, kv, both.side)
+    return Evaluation((1 - weight) * both.logits[:, :N] + weight * second, states, kv, both.aux)
 
   return target._replace(evaluate=evaluate)

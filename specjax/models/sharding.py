@@ -73,7 +73,7 @@ def place(params: Params, mesh: Mesh) -> Params:
 def spread_nodes(logits: Array) -> Array:
   """[B, N, V], the nodes over "model" where a mesh is set; elsewhere as they are.
 
-  A law is sorted, summed and drawn from. Of a vocabulary in parts XLA would gather all of it, for
+  A distribution is sorted, summed and drawn from. Of a vocabulary in parts XLA would gather all of it, for
   every node, on every device.
   """
   B, N, V = logits.shape

@@ -149,7 +149,7 @@ class Layers(nn.Module):
 
   def __call__(
     self, x, position, mask, cache=None, earlier=None, attention_input=None, visible=None, *,
-    start=0, stop=None, taps=(),
+    start=0, stop=None, hidden_layers=(),
   ):  # fmt: skip
     """Layers start..stop over fresh rows.
 
@@ -164,10 +164,10 @@ class Layers(nn.Module):
       visible: bool[B, S], what of the cache is seen in place of its first rows, or None. Not
         together with a window.
       start, stop: layer range (static).
-      taps: layers whose input is wanted (static).
+      hidden_layers: layers whose input is wanted (static).
 
     Returns:
-      ([B, N, E] before the final norm, KV of the layers run, the taps).
+      ([B, N, E] before the final norm, KV of the layers run, the hidden_layers).
     """
     c = self.config
     angle = angles(c, position)
@@ -188,7 +188,7 @@ class Layers(nn.Module):
       ks.append(k)
       vs.append(v)
     inputs.append(x)
-    return x, KV(tuple(ks), tuple(vs)), tuple(inputs[i - start] for i in taps)
+    return x, KV(tuple(ks), tuple(vs)), tuple(inputs[i - start] for i in hidden_layers)
 
 
 class Transformer(nn.Module):
@@ -223,11 +223,13 @@ class Transformer(nn.Module):
     return self.norm(x)
 
   def features(
-    self, tokens, position, mask, cache=None, taps=(), visible=None
+    self, tokens, position, mask, cache=None, hidden_layers=(), visible=None
   ) -> tuple[Features, KV]:
     """tokens i32[B, N] -> (Features [B, N, E], KV); see `Layers` for the rest."""
     x = self.embed(tokens)
-    x, kv, tapped = self.layers(x, position, mask, cache, visible=visible, taps=taps)
+    x, kv, tapped = self.layers(
+      x, position, mask, cache, visible=visible, hidden_layers=hidden_layers
+    )
     return Features(self.norm(x), tapped), kv
 
   def __call__(self, tokens: Array, position: Array, mask: Array) -> tuple[Array, KV]:
@@ -235,9 +237,11 @@ class Transformer(nn.Module):
     features, kv = self.features(tokens, position, mask)
     return features.hidden, kv
 
-  def evaluate(self, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()) -> Evaluation:
+  def evaluate(
+    self, cache: Cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()
+  ) -> Evaluation:
     """See base.Target.evaluate."""
-    features, kv = self.features(tokens, cache.length[:, None] + depth, mask, cache, taps)
+    features, kv = self.features(tokens, cache.length[:, None] + depth, mask, cache, hidden_layers)
     return Evaluation(spread_nodes(self.head(features.hidden)), features, kv)
 
 
@@ -254,11 +258,13 @@ def target(config: Config) -> Target:
   # Linen types apply as "output, or output and variables"; without mutable it is the output.
   apply: Callable[..., Any] = Transformer(config).apply
 
-  def prefill(params: Params, tokens: Array, length: Array, capacity: int, taps=()):
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
     B, T = tokens.shape
     position = jnp.broadcast_to(jnp.arange(T), (B, T))
     mask = attention_mask(jnp.zeros_like(tokens), config.causal)
-    features, kv = apply(params, tokens, position, mask, taps=taps, method="features")
+    features, kv = apply(
+      params, tokens, position, mask, hidden_layers=hidden_layers, method="features"
+    )
     return kv_cache.allocate(kv, length - 1, capacity), features
 
   def lm_head(params: Params) -> Array:

@@ -4,7 +4,7 @@ A new rule or drafter is proven in a few lines, by all that can happen and by wh
 
     case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)
     method = speculate.method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
-    assert total_variation(emitted_law(case, method), target_law(case)) < 1e-6
+    assert total_variation(emitted_distribution(case, method), target_distribution(case)) < 1e-6
     assert p_value(case, method) > 1e-6
 
 That it would have failed a wrong one is shown by breaking it, see `faults`:
@@ -18,11 +18,16 @@ A `Source` with a flaw goes into `p_value` as `source=`; tests/testing has examp
 
 from specjax.testing import faults
 from specjax.testing.drafts import fixed_draft, random_draft
-from specjax.testing.enumerate import Case, emitted_law, target_law, total_variation
+from specjax.testing.enumerate import (
+  Case,
+  emitted_distribution,
+  target_distribution,
+  total_variation,
+)
 from specjax.testing.samples import p_value
 from specjax.testing.table import random_table, table_model
 
 __all__ = [
-  "Case", "emitted_law", "faults", "fixed_draft", "p_value", "random_draft", "random_table",
-  "table_model", "target_law", "total_variation",
+  "Case", "emitted_distribution", "faults", "fixed_draft", "p_value", "random_draft", "random_table",
+  "table_model", "target_distribution", "total_variation",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ def _drafter(name: str, tree: StaticTree, guess, valid: Sequence[bool]) -> Draft
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return state
 
-  return Drafter(name, "point", N, int(tree.depth.max()), init, propose, update)
+  return Drafter(name, "deterministic", N, int(tree.depth.max()), init, propose, update)
 
 
 def fixed_draft(

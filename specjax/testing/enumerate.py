@@ -1,9 +1,9 @@
-"""Exact enumeration through the shipped loop: the law of what a method emits, without sampling.
+"""Exact enumeration through the shipped loop: the distribution of what a method emits, without sampling.
 
 Every random choice of a round is asked of a `sampling.Source`. Here that source is a script: row r
 of one large batch is told the outcomes that are the digits of r, so the batch plays all that can
-happen, and the probability of each row is worked out from the laws it was asked with. Summed over
-rows, and completed to a common length with the target's law, that is the joint law of the emitted
+happen, and the probability of each row is worked out from the distributions it was asked with. Summed over
+rows, and completed to a common length with the target's distribution, that is the joint distribution of the emitted
 tokens; an exact method's equals the target's own. A new rule is proven in one call:
 
     case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)
@@ -32,7 +32,7 @@ from specjax.sampling import Settings, request_keys
 
 MOST_ROWS = 300_000
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 """Probability of each sequence; one that holds a stop token ends there."""
 
 
@@ -65,17 +65,17 @@ class Case:
 
 
 class Chosen(NamedTuple):
-  """A call of `choose`: law f32[B, N, V], outcome i32[B, N]; own bool[B, N], see `Script`."""
+  """A call of `choose`: distribution f32[B, N, V], outcome i32[B, N]; own bool[B, N], see `Script`."""
 
-  law: Array
+  log_probs: Array
   outcome: Array
   own: Array
 
 
 class Drawn(NamedTuple):
-  """A call of `draw`: law f32[B, V], not normalised, outcome i32[B]."""
+  """A call of `draw`: distribution f32[B, V], not normalised, outcome i32[B]."""
 
-  law: Array
+  log_probs: Array
   outcome: Array
 
 
@@ -88,9 +88,9 @@ class Tossed(NamedTuple):
 
 
 class Children(NamedTuple):
-  """A call of `children`: law f32[B, W, V], outcome i32[B, W, R], distinct bool[B]."""
+  """A call of `children`: distribution f32[B, W, V], outcome i32[B, W, R], distinct bool[B]."""
 
-  law: Array
+  log_probs: Array
   outcome: Array
   distinct: Array
 
@@ -99,7 +99,7 @@ class Script:
   """A `sampling.Source` whose outcomes are the digits of each row's number.
 
   Nodes of one depth share what they draw in `Noise`. Of that, `choose` keeps what matters to a
-  walk from the root, which consults one node per depth: nodes of equal law, such as those below
+  walk from the root, which consults one node per depth: nodes of equal distribution, such as those below
   siblings that repeat a token, have equal outcomes; the first of them is its own, the others have
   none. Other nodes are independent.
   """
@@ -119,17 +119,19 @@ class Script:
                        f"{MOST_ROWS}: use a smaller tree, vocabulary or rounds.")  # fmt: skip
     return jnp.stack(digits, 1) if digits else jnp.zeros((self.rows.shape[0], 0), jnp.int32)
 
-  def choose(self, law: Array, depth: Array) -> Array:
-    equal = (law[:, :, None] == law[:, None]).all(-1) & (depth[:, :, None] == depth[:, None])
+  def choose(self, log_probs: Array, depth: Array) -> Array:
+    equal = (log_probs[:, :, None] == log_probs[:, None]).all(-1) & (
+      depth[:, :, None] == depth[:, None]
+    )
     first = jnp.argmax(equal, -1).astype(jnp.int32)
-    outcome = jnp.take_along_axis(self._digits(law.shape[1], law.shape[2]), first, 1)
-    own = first == jnp.arange(law.shape[1], dtype=jnp.int32)[None]
-    self.record.append(Chosen(law, outcome, own))
+    outcome = jnp.take_along_axis(self._digits(log_probs.shape[1], log_probs.shape[2]), first, 1)
+    own = first == jnp.arange(log_probs.shape[1], dtype=jnp.int32)[None]
+    self.record.append(Chosen(log_probs, outcome, own))
     return outcome
 
-  def draw(self, stream: int, law: Array) -> Array:
-    outcome = self._digits(1, law.shape[1])[:, 0]
-    self.record.append(Drawn(law, outcome))
+  def draw(self, stream: int, log_probs: Array) -> Array:
+    outcome = self._digits(1, log_probs.shape[1])[:, 0]
+    self.record.append(Drawn(log_probs, outcome))
     return outcome
 
   def accept(self, stream: int, p: Array, q: Array) -> Array:
@@ -137,10 +139,10 @@ class Script:
     self.record.append(Tossed(p, q, outcome))
     return outcome
 
-  def children(self, stream: int, law: Array, count: int, distinct: bool) -> Array:
-    B, W, V = law.shape
+  def children(self, stream: int, log_probs: Array, count: int, distinct: bool) -> Array:
+    B, W, V = log_probs.shape
     outcome = self._digits(W * count, V).reshape(B, W, count)
-    self.record.append(Children(law, outcome, jnp.full(B, distinct)))
+    self.record.append(Children(log_probs, outcome, jnp.full(B, distinct)))
     return outcome
 
   def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
@@ -181,22 +183,22 @@ def _play(
 
 def _combinations(record: list) -> int:
   """How many scripts there are, from a record or its shapes."""
-  radix = [2 if isinstance(entry, Tossed) else entry.law.shape[-1] for entry in record]
+  radix = [2 if isinstance(entry, Tossed) else entry.log_probs.shape[-1] for entry in record]
   count = [math.prod(entry.outcome.shape[1:]) for entry in record]
   return math.prod(r**c for r, c in zip(radix, count, strict=True))
 
 
 def _of_children(entry: Children) -> np.ndarray:
-  law, outcome = np.exp(np.asarray(entry.law, np.float64)), np.asarray(entry.outcome)
-  weight = np.ones(len(law))
+  log_probs, outcome = np.exp(np.asarray(entry.log_probs, np.float64)), np.asarray(entry.outcome)
+  weight = np.ones(len(log_probs))
   for rank in range(outcome.shape[2]):
     token = outcome[:, :, rank, None]
-    total = law.sum(-1)
+    total = log_probs.sum(-1)
     # A draw from nothing may be anything; nobody looks at it.
-    taken = np.take_along_axis(law, token, -1)[..., 0] / np.where(total > 0, total, 1.0)
-    weight *= np.where(total > 0, taken, 1 / law.shape[-1]).prod(1)
+    taken = np.take_along_axis(log_probs, token, -1)[..., 0] / np.where(total > 0, total, 1.0)
+    weight *= np.where(total > 0, taken, 1 / log_probs.shape[-1]).prod(1)
     if np.asarray(entry.distinct).all():
-      np.put_along_axis(law, token, 0.0, -1)
+      np.put_along_axis(log_probs, token, 0.0, -1)
   return weight
 
 
@@ -209,18 +211,18 @@ def probability(entry: Chosen | Drawn | Tossed | Children) -> np.ndarray:
     p, q = np.asarray(entry.p, np.float64), np.asarray(entry.q, np.float64)
     passing = np.where(p <= 0, 0.0, np.minimum(1.0, p / np.where(q > 0, q, p + (p <= 0))))
     return np.where(outcome, passing, 1 - passing).prod(1)
-  law = np.exp(np.asarray(entry.law, np.float64))
-  taken = np.take_along_axis(law, outcome[..., None], -1)[..., 0]
+  log_probs = np.exp(np.asarray(entry.log_probs, np.float64))
+  taken = np.take_along_axis(log_probs, outcome[..., None], -1)[..., 0]
   if isinstance(entry, Chosen):  # a digit without a node may be anything
-    return np.where(entry.own, taken, 1 / law.shape[-1]).prod(1)
-  total = law.sum(-1)
+    return np.where(entry.own, taken, 1 / log_probs.shape[-1]).prod(1)
+  total = log_probs.sum(-1)
   return np.where(total > 0, taken / np.where(total > 0, total, 1.0), 0.0)
 
 
-def emitted_law(
+def emitted_distribution(
   case: Case, method: speculate.Method, drafter_params: Params = (), *, rounds: int = 1
-) -> Law:
-  """The law of the first L tokens, when `method` decodes `rounds` rounds and the target the rest.
+) -> Distribution:
+  """The distribution of the first L tokens, when `method` decodes `rounds` rounds and the target the rest.
 
   One round proves a rule, since rounds start from committed text only; two also prove that what
   the first one leaves behind is right.
@@ -262,37 +264,37 @@ def emitted_law(
   shown = np.where(np.arange(case.length) < context.length[:, None] - P, shown, -1)
   code = (shown + 1) @ (method.target.vocab_size + 1) ** np.arange(case.length)
   _, first, group = np.unique(code, return_index=True, return_inverse=True)
-  law: Law = {}
+  log_probs: Distribution = {}
   for prefix, mass in zip(shown[first], np.bincount(group, weight), strict=True):
     for sequence, p in _completions(case, tuple(int(t) for t in prefix if t >= 0)):
-      law[sequence] = law.get(sequence, 0.0) + float(mass) * p
-  return law
+      log_probs[sequence] = log_probs.get(sequence, 0.0) + float(mass) * p
+  return log_probs
 
 
-def next_law(
+def next_distribution(
   logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
   """f64[V] from logits [V]: the settings one after the other, in plain numpy.
 
-  Written apart from `sampling.log_law`, which it checks.
+  Written apart from `sampling.warp`, which it checks.
   """
   logits = np.asarray(logits, np.float64)
   likeliest = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
   if temperature == 0:
     return np.eye(len(logits))[likeliest[0]]
-  law = np.exp((logits - logits.max()) / temperature)
+  log_probs = np.exp((logits - logits.max()) / temperature)
   if top_k:
-    law[likeliest[top_k:]] = 0
-  law /= law.sum()
+    log_probs[likeliest[top_k:]] = 0
+  log_probs /= log_probs.sum()
   if top_p < 1:
     mass = 0.0
     for i in likeliest:
       if mass >= top_p:
-        law[i] = 0
-      mass += law[i]
-    law /= law.sum()
-  law[law < min_p * law.max()] = 0
-  return law / law.sum()
+        log_probs[i] = 0
+      mass += log_probs[i]
+    log_probs /= log_probs.sum()
+  log_probs[log_probs < min_p * log_probs.max()] = 0
+  return log_probs / log_probs.sum()
 
 
 def _completions(case: Case, tokens: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -302,17 +304,17 @@ def _completions(case: Case, tokens: tuple[int, ...]) -> Iterator[tuple[tuple[in
     return
   *rest, own = case.prompt + tokens
   row = case.processed(case.logits[rest[-1] if rest else -1, own], tokens)
-  law = next_law(row, case.temperature, case.top_k, case.top_p, case.min_p)
-  for token in np.flatnonzero(law):
+  log_probs = next_distribution(row, case.temperature, case.top_k, case.top_p, case.min_p)
+  for token in np.flatnonzero(log_probs):
     for sequence, p in _completions(case, (*tokens, int(token))):
-      yield sequence, float(law[token]) * p
+      yield sequence, float(log_probs[token]) * p
 
 
-def target_law(case: Case) -> Law:
-  """The target's own law over sequences of length L, in float64 and without JAX."""
+def target_distribution(case: Case) -> Distribution:
+  """The target's own distribution over sequences of length L, in float64 and without JAX."""
   return dict(_completions(case, ()))
 
 
-def total_variation(a: Law, b: Law) -> float:
-  """Half the sum of |a - b|: 0 for equal laws, 1 for laws with nothing in common."""
+def total_variation(a: Distribution, b: Distribution) -> float:
+  """Half the sum of |a - b|: 0 for equal distributions, 1 for distributions with nothing in common."""
   return 0.5 * math.fsum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys())

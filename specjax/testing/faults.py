@@ -19,7 +19,12 @@ from jax import Array, lax
 from specjax.base import Draft, Params
 from specjax.sampling import RESIDUAL
 from specjax.speculate import Method
-from specjax.testing.enumerate import Case, emitted_law, target_law, total_variation
+from specjax.testing.enumerate import (
+  Case,
+  emitted_distribution,
+  target_distribution,
+  total_variation,
+)
 
 
 def _drafting(method: Method, change: Callable[[Draft], Draft], **fields) -> Method:
@@ -34,40 +39,40 @@ def _drafting(method: Method, change: Callable[[Draft], Draft], **fields) -> Met
 
 
 def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array]]) -> Method:
-  """The method with `change` made to what its rule reads, (draft, law of the target)."""
+  """The method with `change` made to what its rule reads, (draft, distribution of the target)."""
   verifier = method.verifier
 
-  def verify(params, draft, law, *rest):
-    return verifier.verify(params, *change(draft, law), *rest)
+  def verify(params, draft, log_probs, *rest):
+    return verifier.verify(params, *change(draft, log_probs), *rest)
 
   return method._replace(verifier=verifier._replace(verify=verify))
 
 
 def _q(draft: Draft) -> Array:
   """Log-probabilities f32[B, N, V] the draft came from."""
-  assert draft.law is not None, "a fault of q needs a draft with a law"
-  return draft.law
+  assert draft.log_probs is not None, "a fault of q needs a draft with a distribution"
+  return draft.log_probs
 
 
 def row_of_the_child(method: Method) -> Method:
-  """Row i + 1 of the target's law is read in place of row i."""
-  return _judging(method, lambda draft, law: (draft, jnp.roll(law, -1, 1)))
+  """Row i + 1 of the target's distribution is read in place of row i."""
+  return _judging(method, lambda draft, log_probs: (draft, jnp.roll(log_probs, -1, 1)))
 
 
 def p_for_q(method: Method) -> Method:
-  """The rule takes p for the law the draft came from."""
-  return _judging(method, lambda draft, law: (draft._replace(law=law), law))
+  """The rule takes p for the distribution the draft came from."""
+  return _judging(method, lambda draft, log_probs: (draft._replace(log_probs=log_probs), log_probs))
 
 
 def p_and_q_swapped(method: Method) -> Method:
-  return _judging(method, lambda draft, law: (draft._replace(law=law), _q(draft)))
+  return _judging(method, lambda draft, log_probs: (draft._replace(log_probs=log_probs), _q(draft)))
 
 
 def q_padded(method: Method) -> Method:
   """0.05 is added to q, against dividing by zero."""
 
-  def change(draft: Draft, law: Array):
-    return draft._replace(law=jnp.log(jnp.exp(_q(draft)) + 0.05)), law
+  def change(draft: Draft, log_probs: Array):
+    return draft._replace(log_probs=jnp.log(jnp.exp(_q(draft)) + 0.05)), log_probs
 
   return _judging(method, change)
 
@@ -75,8 +80,10 @@ def q_padded(method: Method) -> Method:
 def q_rounded(method: Method) -> Method:
   """q went through a format of 3 bits of mantissa after the draw."""
 
-  def change(draft: Draft, law: Array):
-    return draft._replace(law=jnp.log(lax.reduce_precision(jnp.exp(_q(draft)), 8, 3))), law
+  def change(draft: Draft, log_probs: Array):
+    return draft._replace(
+      log_probs=jnp.log(lax.reduce_precision(jnp.exp(_q(draft)), 8, 3))
+    ), log_probs
 
   return _judging(method, change)
 
@@ -95,7 +102,7 @@ def siblings_reversed(method: Method) -> Method:
     parent = jnp.take_along_axis(number, moved(draft.parent), 1).astype(jnp.int32)
     return draft._replace(
       tokens=moved(draft.tokens), parent=parent, depth=moved(draft.depth),
-      valid=moved(draft.valid), law=None if draft.law is None else moved(draft.law),
+      valid=moved(draft.valid), log_probs=None if draft.log_probs is None else moved(draft.log_probs),
       chosen=None if draft.chosen is None else moved(draft.chosen),
     )  # fmt: skip
 
@@ -111,7 +118,7 @@ def child_duplicated(method: Method) -> Method:
   return _drafting(method, change)
 
 
-def law_forgets_siblings(method: Method) -> Method:
+def distribution_forgets_siblings(method: Method) -> Method:
   """Draws without replacement are taken for independent ones."""
   return method._replace(drafter=method.drafter._replace(proposal="iid"))
 
@@ -120,10 +127,10 @@ def last_token_redrawn(method: Method) -> Method:
   """The token after the accepted ones is drawn anew from p."""
   verifier = method.verifier
 
-  def verify(params, draft, law, features, noise, drafter):
-    verdict = verifier.verify(params, draft, law, features, noise, drafter)
+  def verify(params, draft, log_probs, features, noise, drafter):
+    verdict = verifier.verify(params, draft, log_probs, features, noise, drafter)
     leaf = jnp.take_along_axis(verdict.path, verdict.count[:, None], 1)
-    again = noise.draw(RESIDUAL, jnp.take_along_axis(law, leaf[..., None], 1)[:, 0])
+    again = noise.draw(RESIDUAL, jnp.take_along_axis(log_probs, leaf[..., None], 1)[:, 0])
     step = jnp.arange(verdict.tokens.shape[1], dtype=jnp.int32)[None]
     tokens = jnp.where(step < verdict.count[:, None], verdict.tokens, again[:, None])
     return verdict._replace(tokens=tokens)
@@ -135,7 +142,7 @@ FAULTS: dict[str, Callable[[Method], Method]] = {
   fault.__name__.replace("_", " "): fault
   for fault in (
     row_of_the_child, p_for_q, p_and_q_swapped, q_padded, q_rounded, siblings_reversed,
-    child_duplicated, law_forgets_siblings, last_token_redrawn,
+    child_duplicated, distribution_forgets_siblings, last_token_redrawn,
   )
 }  # fmt: skip
 
@@ -143,17 +150,20 @@ FAULTS: dict[str, Callable[[Method], Method]] = {
 def distances(
   cases: Sequence[Case], method: Method, drafter_params: Params = (), *, faults: Sequence[str]
 ) -> dict[str, float]:
-  """How far each fault takes the method from the target's law: the largest total variation.
+  """How far each fault takes the method from the target's distribution: the largest total variation.
 
   Args:
     cases: several tables; a fault may leave no trace on one of them.
     method: exact, of a `table_model`.
     drafter_params: the drafter's.
-    faults: names in FAULTS. Those of q need a draft with a law, those of siblings two children.
+    faults: names in FAULTS. Those of q need a draft with a distribution, those of siblings two children.
   """
   found = {}
   for name in faults:
     broken = FAULTS[name](method)
-    laws = ((emitted_law(case, broken, drafter_params), target_law(case)) for case in cases)
-    found[name] = max(total_variation(*pair) for pair in laws)
+    distributions = (
+      (emitted_distribution(case, broken, drafter_params), target_distribution(case))
+      for case in cases
+    )
+    found[name] = max(total_variation(*pair) for pair in distributions)
   return found

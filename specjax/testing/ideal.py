@@ -1,4 +1,4 @@
-"""Denoisers that know the task: the law of every slot given the others, in closed form.
+"""Denoisers that know the task: the distribution of every slot given the others, in closed form.
 
 What a policy loses on them is the price of committing slots independently, nothing else. After
 ParallelBench (Kang et al. 2025, arXiv 2510.04767, section 3), where the accuracies are known too.
@@ -18,13 +18,13 @@ from jax import Array
 from specjax.diffusion.base import Denoiser, Params
 
 
-def _denoiser(n: int, law) -> Denoiser:
-  """`law`: (tokens i32[B, n], masked bool[B, n]) -> f32[B, n, V]."""
+def _denoiser(n: int, probs) -> Denoiser:
+  """`distribution`: (tokens i32[B, n], masked bool[B, n]) -> f32[B, n, V]."""
   V, mask = n + 2, n + 1
 
   def evaluate(params: Params, tokens: Array, position: Array, seen: Array, earlier=None):
     answer = tokens[:, :n]
-    states = jnp.log(law(answer, answer == mask))
+    states = jnp.log(probs(answer, answer == mask))
     return jnp.pad(states, ((0, 0), (0, tokens.shape[1] - n), (0, 0))), ()
 
   return Denoiser(V, mask, False, evaluate, lambda params, states: states)
@@ -34,18 +34,18 @@ def _denoiser(n: int, law) -> Denoiser:
 def copied(n: int) -> Denoiser:
   """The list as it is."""
 
-  def law(answer: Array, masked: Array) -> Array:
+  def probs(answer: Array, masked: Array) -> Array:
     row = jax.nn.one_hot(jnp.arange(n), n + 2)[None]
     return jnp.broadcast_to(row, (*answer.shape, n + 2))
 
-  return _denoiser(n, law)
+  return _denoiser(n, probs)
 
 
 @functools.cache
 def shuffled(n: int) -> Denoiser:
   """Any order, all equally likely: a slot holds any of the items not yet said."""
 
-  def law(answer: Array, masked: Array) -> Array:
+  def probs(answer: Array, masked: Array) -> Array:
     said = jnp.where(masked[..., None], 0.0, jax.nn.one_hot(answer, n + 2)).max(1)[:, :n]
     # Where a mistake left nothing to say, anything goes.
     left = jnp.where(said.min(1, keepdims=True) > 0, 1.0, 1 - said)
@@ -53,14 +53,14 @@ def shuffled(n: int) -> Denoiser:
     row = left / left.sum(-1, keepdims=True)
     return jnp.broadcast_to(row[:, None], (*answer.shape, n + 2))
 
-  return _denoiser(n, law)
+  return _denoiser(n, probs)
 
 
 @functools.cache
 def replaced(n: int) -> Denoiser:
   """One item, any, gives way to the new word."""
 
-  def law(answer: Array, masked: Array) -> Array:
+  def probs(answer: Array, masked: Array) -> Array:
     placed = ((answer == n) & ~masked).any(1)
     count = masked.sum(1)
     chance = jnp.where(placed | (count == 0), 0.0, 1 / jnp.maximum(count, 1))[:, None, None]
@@ -68,4 +68,4 @@ def replaced(n: int) -> Denoiser:
     word = jax.nn.one_hot(jnp.full(n, n), n + 2)[None]
     return (1 - chance) * keep + chance * word
 
-  return _denoiser(n, law)
+  return _denoiser(n, probs)

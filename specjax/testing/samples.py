@@ -18,7 +18,7 @@ from scipy import stats
 from specjax import speculate
 from specjax.base import Params
 from specjax.sampling import Noise, Settings, Source, request_keys
-from specjax.testing.enumerate import Case, target_law
+from specjax.testing.enumerate import Case, target_distribution
 
 _RARE = 5  # expected sequences of a cell, below which cells are merged
 
@@ -32,7 +32,7 @@ def p_value(
   seed: int = 1,
   source: Callable[..., Source] = Noise,
 ) -> float:
-  """Chi-square test of what `requests` requests of one prompt emit against the target's law.
+  """Chi-square test of what `requests` requests of one prompt emit against the target's distribution.
 
   The seed is fixed, so a test that passed will pass. With 63 cells and 2**18 requests a total
   variation of 0.01 is missed once in a hundred times at p < 1e-6.
@@ -68,7 +68,7 @@ def p_value(
   got = np.asarray(state.context.tokens)[:, P : P + L] @ V ** np.arange(L)
   observed = np.bincount(got, minlength=V**L)
   expected = np.zeros(V**L)
-  for sequence, p in target_law(case).items():
+  for sequence, p in target_distribution(case).items():
     expected[np.array(sequence) @ V ** np.arange(L)] = requests * p
   if observed[expected == 0].any():
     return 0.0

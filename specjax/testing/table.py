@@ -1,8 +1,8 @@
-"""A language model that is a table: the law of the next token given the last two.
+"""A language model that is a table: the distribution of the next token given the last two.
 
 It keeps a real cache, of token ids, and finds the token before a node the way attention would:
 among the nodes it sees at the depth above, or for the root in the cache's last row. A wrong mask,
-a wrong commit or a row off by one therefore gives another law, and a proof on this model covers
+a wrong commit or a row off by one therefore gives another distribution, and a proof on this model covers
 the bookkeeping of the loop as well as the rule.
 
 Letters: B batch, N tree nodes, T prompt length, S cache length, V vocabulary.
@@ -44,13 +44,13 @@ def table_model(vocab_size: int) -> Target:
     rows = tokens[:, None, :, None]
     return KV((rows,), (rows,))
 
-  def prefill(params: Params, tokens: Array, length: Array, capacity: int, taps=()):
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
     before = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=vocab_size)[:, :-1]
     cache = kv_cache.allocate(as_kv(tokens), length - 1, capacity)
     return cache, Features(after(params, before, tokens))
 
   def evaluate(
-    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, taps=()
+    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()
   ) -> Evaluation:
     last = jnp.maximum(cache.length[:, None] - 1, 0)
     cached = jnp.take_along_axis(cache.kv.v[0][:, 0, :, 0], last, 1)

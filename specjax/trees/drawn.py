@@ -1,4 +1,4 @@
-"""Trees whose children are drawn from a head's law, so that rules which know it accept more.
+"""Trees whose children are drawn from a head's distribution, so that rules which know it accept more.
 
 Letters: B batch, N nodes, W nodes of one level, V vocabulary.
 """
@@ -25,33 +25,33 @@ class Drawn(NamedTuple):
 
   Attributes:
     choices: rank paths, see `trees.static`.
-    how: "iid" (SpecInfer), "distinct" (without replacement: RSD-C, Sequoia) or "mixed" (greedy
+    how: "iid" (SpecInfer), "without_replacement" (without replacement: RSD-C, Sequoia) or "mixed" (greedy
       drafting, Hu et al. 2025, arXiv 2502.18779: of k children one is drawn from what the k - 1
       likeliest leave).
   """
 
   choices: tuple[tuple[int, ...], ...]
-  how: Literal["iid", "distinct", "mixed"]
+  how: Literal["iid", "without_replacement", "mixed"]
 
 
 def _children(
-  law: Array, count: int, how: str, stream: int, noise: Source
+  log_probs: Array, count: int, how: str, stream: int, noise: Source
 ) -> tuple[Array, Array, Array]:
-  """(tokens, valid, chosen) [B, W, count] of nodes with laws f32[B, W, V]."""
+  """(tokens, valid, chosen) [B, W, count] of nodes with distributions f32[B, W, V]."""
   rank = jnp.arange(count)[None, None]
-  support = (law > NEVER).sum(-1, keepdims=True)
+  support = (log_probs > NEVER).sum(-1, keepdims=True)
   if how == "mixed":
-    likeliest = jax.lax.top_k(law, count)[1][..., : count - 1].astype(jnp.int32)
-    top = jax.nn.one_hot(likeliest, law.shape[-1], dtype=bool).any(-2)
-    rest = jnp.where(top, NEVER, law)
-    rest = jax.nn.log_softmax(jnp.where(support >= count, rest, law))
+    likeliest = jax.lax.top_k(log_probs, count)[1][..., : count - 1].astype(jnp.int32)
+    top = jax.nn.one_hot(likeliest, log_probs.shape[-1], dtype=bool).any(-2)
+    rest = jnp.where(top, NEVER, log_probs)
+    rest = jax.nn.log_softmax(jnp.where(support >= count, rest, log_probs))
     drawn = noise.children(stream, rest, 1, True)
     tokens = jnp.concatenate([drawn, likeliest], -1)
     # Without a token left to draw, the first place is empty.
     valid = jnp.where(rank == 0, support >= count, rank <= support)
     return tokens, valid, jnp.broadcast_to(rank > 0, tokens.shape)
-  tokens = noise.children(stream, law, count, how == "distinct")
-  valid = rank < support if how == "distinct" else jnp.ones(tokens.shape, bool)
+  tokens = noise.children(stream, log_probs, count, how == "without_replacement")
+  valid = rank < support if how == "without_replacement" else jnp.ones(tokens.shape, bool)
   return tokens, jnp.broadcast_to(valid, tokens.shape), jnp.zeros(tokens.shape, bool)
 
 
@@ -59,12 +59,12 @@ def draw(
   tree: Drawn,
   root: Array,
   step: Step,
-  law_of: Callable[[Array], Array],
+  log_probs_of: Callable[[Array], Array],
   noise: Source,
   carry: Any = (),
   memory: Any = (),
 ) -> Draft:
-  """Fills the tree; a node whose law has fewer tokens than it has children leaves some not valid.
+  """Fills the tree; a node whose distribution has fewer tokens than it has children leaves some not valid.
 
   Args:
     tree: static.
@@ -85,7 +85,7 @@ def draw(
 
   tokens, valid = root, jnp.ones((B, 1), bool)
   chosen = jnp.zeros((B, 1), bool)
-  laws: dict[int, Array] = {}
+  distributions: dict[int, Array] = {}
   expanded, before = np.zeros(0, int), np.zeros(0, int)
   for level in range(int(static.depth.max())):
     nodes = np.flatnonzero(static.depth == level + 1)
@@ -95,14 +95,16 @@ def draw(
     expanded, before = np.concatenate([expanded, inner]), inner
     mask = jnp.broadcast_to(above[np.ix_(inner, expanded)], (B, len(inner), len(expanded)))
     logits, carry, memory = step(level, at(tokens, same(inner)), carry, memory, mask)
-    law = law_of(jnp.broadcast_to(logits, (B, len(inner), logits.shape[-1])))
+    log_probs = log_probs_of(jnp.broadcast_to(logits, (B, len(inner), logits.shape[-1])))
     drawn = []  # nodes with the same number of children together
     number = np.bincount(static.parent[nodes], minlength=N)[inner]
     for count in np.unique(number):
       which = np.flatnonzero(number == count)
       stream = DRAFT + level * N + int(count)
-      drawn.append((inner[which], _children(law[:, which], int(count), tree.how, stream, noise)))
-    laws |= {int(n): law[:, i] for i, n in enumerate(inner)}
+      drawn.append(
+        (inner[which], _children(log_probs[:, which], int(count), tree.how, stream, noise))
+      )
+    distributions |= {int(n): log_probs[:, i] for i, n in enumerate(inner)}
     place = {int(n): (g, i) for g, (ids, _) in enumerate(drawn) for i, n in enumerate(ids)}
 
     def pick(part: int, nodes=nodes, drawn=drawn, place=place) -> Array:
@@ -115,9 +117,9 @@ def draw(
     tokens = jnp.concatenate([tokens, pick(0)], 1)
     valid = jnp.concatenate([valid, pick(1)], 1)
     chosen = jnp.concatenate([chosen, pick(2)], 1)
-  V = next(iter(laws.values())).shape[-1]
+  V = next(iter(distributions.values())).shape[-1]
   never = jnp.full((B, V), NEVER)
-  rows = jnp.stack([laws.get(n, never) for n in range(N)], 1)
+  rows = jnp.stack([distributions.get(n, never) for n in range(N)], 1)
   return Draft(
     tokens, same(static.parent), same(static.depth), valid, rows,
     chosen if tree.how == "mixed" else None,

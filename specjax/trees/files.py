@@ -6,13 +6,13 @@ A file is a JSON object with one of
     {"dynamic": {"nodes": 16, "depth": 5, "beam": 4}}     see `trees.grow.Dynamic`
     {"beam": {"nodes": 16, "depth": 4, "width": 6}}       see `trees.paths.Beam`
     {"graph": {"nodes": 16, "depth": 5, "beam": 4}}       see `trees.graph.Graph`
-    {"distinct": [[0], [1], [0, 0]]}                      drawn, see `trees.drawn`; iid, mixed too
+    {"without_replacement": [[0], [1], [0, 0]]}                      drawn, see `trees.drawn`; iid, mixed too
     {"stochastic": {"width": 4, "depth": 3}}              see `trees.frontier.StochasticBeam`
     {"dyspec": {"width": 4, "depth": 3, "children": 3}}   see `trees.frontier.Threshold`
     {"none": true}                                        no speculation, the tree ()
 
 and, if its writer had something to say, "about". In words numbers follow the kind: dynamic-16-5-4,
-beam-16-4-6, graph-16-5-4, stochastic-4-3, dyspec-4-3-3, and distinct-4-2-1 for 4, then 2, then 1
+beam-16-4-6, graph-16-5-4, stochastic-4-3, dyspec-4-3-3, and without_replacement-4-2-1 for 4, then 2, then 1
 children.
 """
 
@@ -31,14 +31,14 @@ from specjax.trees.static import from_choices, k_config
 
 ACCEPTED = (
   "FILE.json, dynamic-NODES-DEPTH-BEAM, beam-NODES-DEPTH-WIDTH or graph-NODES-DEPTH-BEAM; drawn: "
-  "stochastic-WIDTH-DEPTH, dyspec-WIDTH-DEPTH-CHILDREN, or distinct-4-2-1 (iid, mixed) for 4, 2 "
+  "stochastic-WIDTH-DEPTH, dyspec-WIDTH-DEPTH-CHILDREN, or without_replacement-4-2-1 (iid, mixed) for 4, 2 "
   "and 1 children"
 )
 _SHAPES: dict[str, Any] = {
   "dynamic": Dynamic, "beam": Beam, "graph": Graph, "stochastic": StochasticBeam,
   "dyspec": Threshold,
 }  # fmt: skip
-_DRAWN = ("iid", "distinct", "mixed")
+_DRAWN = ("iid", "without_replacement", "mixed")
 _WORDS = re.compile(rf"({'|'.join((*_SHAPES, *_DRAWN))})((?:-\d+)+)")
 
 

@@ -39,7 +39,7 @@ class Threshold(NamedTuple):
   """DySpec's batched form (Xiong et al. 2025, arXiv 2410.11744, section 4.3).
 
   A node's next child is drawn while the chance that it would be reached and all its elder siblings
-  refused, estimated by the draft's own law, is above `least`.
+  refused, estimated by the draft's own distribution, is above `least`.
 
   Attributes:
     width: W, nodes kept per level; the least promising go first.
@@ -79,7 +79,7 @@ class Expansion(NamedTuple):
 
 
 Expand = Callable[[int, Array, Any], Expansion]
-"""(level, law f32[B, W, V], values [B, W]) -> Expansion."""
+"""(level, distribution f32[B, W, V], values [B, W]) -> Expansion."""
 
 
 def _log1mexp(x: Array) -> Array:
@@ -96,17 +96,19 @@ def stochastic(tree: StochasticBeam, noise: Source) -> tuple[Expand, Any]:
   the path, its perturbed value), both 0 at the root.
   """
 
-  def expand(level: int, law: Array, values) -> Expansion:
+  def expand(level: int, log_probs: Array, values) -> Expansion:
     path, bound = values
-    reach = path[..., None] + law
-    noisy = reach + noise.gumbel(DRAFT + level, law.shape)
+    reach = path[..., None] + log_probs
+    noisy = reach + noise.gumbel(DRAFT + level, log_probs.shape)
     top = noisy.max(-1, keepdims=True)
     real = noisy > NEVER
     gap = jnp.where(real, noisy - top, -1.0)
     v = jnp.where(real, bound[..., None] - noisy + _log1mexp(jnp.minimum(gap, -1e-30)), 0.0)
     capped = bound[..., None] - jnp.maximum(v, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(v)))
     capped = jnp.where(noisy == top, bound[..., None], capped)
-    key, tokens = jax.lax.top_k(jnp.where(real, capped, NEVER), min(tree.width, law.shape[-1]))
+    key, tokens = jax.lax.top_k(
+      jnp.where(real, capped, NEVER), min(tree.width, log_probs.shape[-1])
+    )
     tokens = tokens.astype(jnp.int32)
     return Expansion(tokens, key, (jnp.take_along_axis(reach, tokens, -1), key))
 
@@ -116,11 +118,11 @@ def stochastic(tree: StochasticBeam, noise: Source) -> tuple[Expand, Any]:
 def threshold(tree: Threshold, noise: Source) -> tuple[Expand, Any]:
   """The value is q of the path; a slot's is that times the mass its elder siblings left."""
 
-  def expand(level: int, law: Array, values) -> Expansion:
+  def expand(level: int, log_probs: Array, values) -> Expansion:
     (reached,) = values
-    tokens = noise.children(DRAFT + level, law, tree.children, True)
-    q = jnp.exp(jnp.take_along_axis(law, tokens, -1))
-    support = (law > NEVER).sum(-1, keepdims=True)
+    tokens = noise.children(DRAFT + level, log_probs, tree.children, True)
+    q = jnp.exp(jnp.take_along_axis(log_probs, tokens, -1))
+    support = (log_probs > NEVER).sum(-1, keepdims=True)
     real = jnp.arange(tree.children)[None, None] < support
     q = jnp.where(real, q, 0.0)
     slot = reached[..., None] * (1 - (jnp.cumsum(q, -1) - q))
@@ -135,7 +137,7 @@ def draw_levels(
   depth: int,
   root: Array,
   step: Step,
-  law_of: Callable[[Array], Array],
+  log_probs_of: Callable[[Array], Array],
   expand: Expand,
   values: Any,
   carry: Any = (),
@@ -155,13 +157,13 @@ def draw_levels(
   tokens, above = root, jnp.ones((B, 1, 1), bool)
   live = jnp.ones((B, 1), bool)
   values = jax.tree.map(lambda x: jnp.full((B, 1), x, jnp.float32), values)
-  parts: list[tuple[Array, ...]] = []  # tokens, parents, valid, laws of each level
+  parts: list[tuple[Array, ...]] = []  # tokens, parents, valid, distributions of each level
   first = 0  # number of the level's first node
   for level in range(depth):
     logits, carry, memory = step(level, tokens, carry, memory, above)
     W = tokens.shape[1]
-    law = law_of(jnp.broadcast_to(logits, (B, W, logits.shape[-1])))
-    children = expand(level, law, values)
+    log_probs = log_probs_of(jnp.broadcast_to(logits, (B, W, logits.shape[-1])))
+    children = expand(level, log_probs, values)
     K = children.tokens.shape[2]
     key = jnp.where(live[..., None], children.key, NEVER).reshape(B, W * K)
     size = min(width, W * K)
@@ -170,20 +172,20 @@ def draw_levels(
     tokens, values = jax.tree.map(lambda x: at(x, kept), flat)  # noqa: B023
     live = at(key, kept) > NEVER
     above_row = kept // K
-    parts.append((tokens, first + above_row, live, law))
+    parts.append((tokens, first + above_row, live, log_probs))
     carry, above = take_rows((carry, above), above_row)
     own = jnp.broadcast_to(jnp.eye(size, dtype=bool), (B, size, size))
     above = jnp.concatenate([above, own], 2)
     first += W
   depths = np.repeat(np.arange(1, depth + 1), [p[0].shape[1] for p in parts])
   N, V = 1 + len(depths), parts[0][3].shape[-1]
-  laws = jnp.concatenate([p[3] for p in parts], 1)
-  leaves = jnp.full((B, N - laws.shape[1], V), NEVER)
+  distributions = jnp.concatenate([p[3] for p in parts], 1)
+  leaves = jnp.full((B, N - distributions.shape[1], V), NEVER)
   top = jnp.zeros((B, 1), jnp.int32)
   return Draft(
     jnp.concatenate([root, *(p[0] for p in parts)], 1),
     jnp.concatenate([top, *(p[1].astype(jnp.int32) for p in parts)], 1),
     jnp.broadcast_to(jnp.asarray([0, *depths], jnp.int32), (B, N)),
     jnp.concatenate([jnp.ones((B, 1), bool), *(p[2] for p in parts)], 1),
-    jnp.concatenate([laws, leaves], 1),
+    jnp.concatenate([distributions, leaves], 1),
   )

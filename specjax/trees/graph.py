@@ -23,10 +23,10 @@ class Graph(NamedTuple):
 
   A guess whose token and the `repeat` tokens before it are those of an expanded node off its path
   is not expanded but goes on where that node does; the W expansions of a level are spent on the
-  likeliest others. What is verified is a tree again, since the target's law depends on the whole
+  likeliest others. What is verified is a tree again, since the target's distribution depends on the whole
   path: the likeliest walks through the graph.
 
-  What follows a link was guessed after another text, an approximation of the draft's law. Guesses
+  What follows a link was guessed after another text, an approximation of the draft's distribution. Guesses
   are chosen, so it can cost acceptance, but not exactness. As shapes are static every level takes a
   pass over W nodes; what links spare is room in it, or a smaller W.
 
@@ -53,12 +53,12 @@ class Links(NamedTuple):
 
   Attributes:
     tokens: i32[B, E, R], the target's ids.
-    law: f32[B, E, R], log-probability of each guess after its node; -inf for none.
+    distribution: f32[B, E, R], log-probability of each guess after its node; -inf for none.
     to: i32[B, E, R], the expanded node that a guess is or is linked to; -1 where it ends.
   """
 
   tokens: Array
-  law: Array
+  log_probs: Array
   to: Array
 
 
@@ -83,12 +83,16 @@ def expand(
     logits, carry, memory = step(level, tokens, carry, memory, above)
     W, R = tokens.shape[1], min(tree.beam, logits.shape[-1])
     rows = jax.nn.log_softmax(logits.astype(jnp.float32))
-    law, guesses = jax.lax.top_k(jnp.where(jnp.isnan(rows), NEVER, rows), R)
-    law, guesses = (jnp.broadcast_to(x, (B, W, R)) for x in (law, guesses.astype(jnp.int32)))
+    log_probs, guesses = jax.lax.top_k(jnp.where(jnp.isnan(rows), NEVER, rows), R)
+    log_probs, guesses = (
+      jnp.broadcast_to(x, (B, W, R)) for x in (log_probs, guesses.astype(jnp.int32))
+    )
     guesses = guesses if ids is None else jnp.take(ids, guesses, axis=0)
-    kept = (jnp.exp(law) >= tree.sibling * jnp.exp(law[..., :1])) & (reach > NEVER)[..., None]
-    law = jnp.where(kept, law, NEVER)
-    total = (reach[..., None] + law).reshape(B, W * R)
+    kept = (jnp.exp(log_probs) >= tree.sibling * jnp.exp(log_probs[..., :1])) & (reach > NEVER)[
+      ..., None
+    ]
+    log_probs = jnp.where(kept, log_probs, NEVER)
+    total = (reach[..., None] + log_probs).reshape(B, W * R)
 
     seen, live = jnp.concatenate([seen, tail], 1), jnp.concatenate([live, reach > NEVER], 1)
     tails = jnp.broadcast_to(tail[:, :, None, 1:], (B, W, R, tree.repeat))
@@ -97,7 +101,7 @@ def expand(
     earlier = earlier & ~jnp.repeat(above, R, 1)
     # Of guesses of this level that could be linked to each other the likeliest is expanded.
     wanted = (total > NEVER) & ~earlier.any(-1)
-    wanted = wanted & (jnp.exp(law.reshape(B, W * R)) >= tree.least)
+    wanted = wanted & (jnp.exp(log_probs.reshape(B, W * R)) >= tree.least)
     same = (tails[:, :, None] == tails[:, None]).all(-1)
     order = jnp.arange(W * R)
     before = (total[:, None] > total[:, :, None]) | (
@@ -111,7 +115,7 @@ def expand(
     if level == tree.depth - 1:
       options = jnp.zeros_like(options)
     to = jnp.where(options.any(-1), jnp.argmax(options, -1).astype(jnp.int32), -1)
-    parts.append(Links(guesses, law, to.reshape(B, W, R)))
+    parts.append(Links(guesses, log_probs, to.reshape(B, W, R)))
 
     tokens = at(guesses.reshape(B, W * R), chosen)
     carry, above = take_rows((carry, above), chosen // R)
@@ -136,10 +140,12 @@ def unroll(tree: Graph, links: Links, root: Array) -> Draft:
   pool: list[tuple[Array, Array, Array]] = []
   sizes: list[int] = []
   for _ in range(tree.depth):
-    tokens, law, to = take_rows(links, jnp.maximum(node, 0))
-    law = jnp.where(node[..., None] >= 0, law, NEVER)
+    tokens, log_probs, to = take_rows(links, jnp.maximum(node, 0))
+    log_probs = jnp.where(node[..., None] >= 0, log_probs, NEVER)
     P = node.shape[1] * R
-    reach, chosen = jax.lax.top_k((reach[..., None] + law).reshape(B, P), min(tree.nodes - 1, P))
+    reach, chosen = jax.lax.top_k(
+      (reach[..., None] + log_probs).reshape(B, P), min(tree.nodes - 1, P)
+    )
     tokens, node = (at(x.reshape(B, P), chosen) for x in (tokens, to))
     pool.append((tokens, reach, at(number, chosen // R)))
     last = sum(sizes) + np.arange(reach.shape[1], dtype=np.int32)

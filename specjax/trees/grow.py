@@ -1,5 +1,5 @@
 """Trees grown from a head's guesses: a fixed shape, the nodes it is surest of, its best paths,
-walks through a graph of them, or children drawn from its law.
+walks through a graph of them, or children drawn from its distribution.
 
 A head guesses the children of a node from what it carries there. `grow` asks it level by level and
 lays the guesses out as a `Draft`; the same head therefore fills any tree.
@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.sampling import Settings, Source, log_law
+from specjax.sampling import Settings, Source, warp
 from specjax.trees.drawn import NEVER, Drawn, draw
 from specjax.trees.frontier import (
   StochasticBeam,
@@ -50,14 +50,14 @@ class Dynamic(NamedTuple):
 Tree = tuple[tuple[int, ...], ...] | Dynamic | Beam | Graph | Drawn | StochasticBeam | Threshold
 """Rank paths, see `trees.static`, or another shape; hashable, as what is compiled must be.
 
-The last three are drawn, for rules that know the law of every child; the others are chosen."""
+The last three are drawn, for rules that know the distribution of every child; the others are chosen."""
 
 
 class Sampling(NamedTuple):
   """What drawn trees need: how a round draws, and over which ids.
 
   Attributes:
-    settings: by which logits become the law q, the target's own.
+    settings: by which logits become the distribution q, the target's own.
     noise: what draws.
     vocab_size: V of the target.
   """
@@ -72,7 +72,7 @@ def proposal_of(tree: Tree) -> Proposal:
   if isinstance(tree, Drawn):
     only = all(rank == 0 for path in tree.choices for rank in path)
     return "chain" if only else tree.how
-  return "distinct" if isinstance(tree, StochasticBeam | Threshold) else "point"
+  return "without_replacement" if isinstance(tree, StochasticBeam | Threshold) else "deterministic"
 
 
 def as_tree(choices: Choices) -> tuple[tuple[int, ...], ...]:
@@ -125,7 +125,7 @@ def grow(
   ids: Array | None = None,
   sampling: Sampling | None = None,
 ) -> Draft:
-  """Fills `tree` with a head's best guesses, valid siblings distinct, or with draws from its law.
+  """Fills `tree` with a head's best guesses, valid siblings distinct, or with draws from its distribution.
 
   Args:
     tree: static.
@@ -190,19 +190,21 @@ def _drawn(
     raise ValueError(f"tree={tree}: drawn trees need sampling, the settings and the noise.")
   settings, noise, V = sampling
 
-  def law_of(logits: Array) -> Array:
-    law = log_law(logits, settings)
+  def log_probs_of(logits: Array) -> Array:
+    log_probs = warp(logits, settings)
     if ids is None:
-      return law
-    return jnp.full((*law.shape[:-1], V), NEVER).at[..., ids].set(law)
+      return log_probs
+    return jnp.full((*log_probs.shape[:-1], V), NEVER).at[..., ids].set(log_probs)
 
   if isinstance(tree, Drawn):
-    return draw(tree, root, step, law_of, noise, carry, memory)
+    return draw(tree, root, step, log_probs_of, noise, carry, memory)
   if isinstance(tree, StochasticBeam):
     expand, values = stochastic(tree, noise)
   else:
     expand, values = threshold(tree, noise)
-  return draw_levels(tree.width, tree.depth, root, step, law_of, expand, values, carry, memory)
+  return draw_levels(
+    tree.width, tree.depth, root, step, log_probs_of, expand, values, carry, memory
+  )
 
 
 def _shaped(tree: StaticTree, root: Array, step: Step, carry: Any, memory: Any) -> Draft:

@@ -80,8 +80,8 @@ def search(
   for level in range(depth):
     logits, carry, memory = step(level, tokens, carry, memory, above)
     W, R = tokens.shape[1], min(width, logits.shape[-1])
-    law = jax.nn.log_softmax(logits.astype(jnp.float32))
-    best, guesses = jax.lax.top_k(jnp.where(jnp.isnan(law), -jnp.inf, law), R)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    best, guesses = jax.lax.top_k(jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs), R)
     reach = (score[:, :, None] + best).reshape(B, W * R)
     guessed = jnp.broadcast_to(guesses.astype(jnp.int32), (B, W, R)).reshape(B, W * R)
     score, kept = jax.lax.top_k(reach, min(width, W * R))

@@ -25,7 +25,7 @@ def block() -> Verifier:
   A token that was dropped after a look is a child that p never says (derived): in an alphabet with
   that child, q says it with the mass that its row lacks, and p with none, so Z_i and h_i are the
   formulas above with the row as it is, and its own ratio of 0 never passes. The last node of a
-  "kept" draft is therefore no end: h and the residual are those of its row. A row of 0, where
+  "truncated" draft is therefore no end: h and the residual are those of its row. A row of 0, where
   nothing was drawn, has Z_i = c_i and so h_i = c_i and the residual p, as at a chain's end.
 
   The running minimum is a reflected walk, log c = S - cummax(max(S, 0)) of the sums S of log p / q,
@@ -33,21 +33,26 @@ def block() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
     depth = drafter.depth
     drafted = draft.tokens[:, 1:]
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
-    q_law = jnp.full_like(law, -jnp.inf) if draft.law is None else draft.law
+    log_q = jnp.full_like(log_probs, -jnp.inf) if draft.log_probs is None else draft.log_probs
     # Past a chain's end nothing was proposed: the residual there is p itself.
-    proposed = (step < length) | (drafter.proposal == "kept")
-    p, q = jnp.exp(law), jnp.where(proposed[..., None], jnp.exp(q_law), 0.0)
+    proposed = (step < length) | (drafter.proposal == "truncated")
+    p, q = jnp.exp(log_probs), jnp.where(proposed[..., None], jnp.exp(log_q), 0.0)
 
     def of_drafted(log_p: Array) -> Array:
       return jnp.take_along_axis(log_p[:, :depth], drafted[..., None], -1)[..., 0]
 
-    drawn, target = of_drafted(q_law), of_drafted(law)
+    drawn, target = of_drafted(log_q), of_drafted(log_probs)
     ratio = jnp.where(target > -jnp.inf, target - jnp.maximum(drawn, _LEAST), -jnp.inf)
     ratio = jnp.where(step[:, 1:] <= length, ratio, 0.0)
     walk = jnp.cumsum(jnp.pad(ratio, ((0, 0), (1, 0))), 1)
@@ -69,4 +74,4 @@ def block() -> Verifier:
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
     return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
 
-  return Verifier("block", "EXACT", frozenset({"chain", "kept"}), "any", verify)
+  return Verifier("block", "EXACT", frozenset({"chain", "truncated"}), "any", verify)

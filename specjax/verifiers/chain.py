@@ -7,17 +7,17 @@ from specjax.base import Draft, Drafter, Verdict
 from specjax.sampling import COIN, RESIDUAL, Source
 
 
-def _law(draft: Draft, law: Array) -> Array:
+def _log_q(draft: Draft, log_probs: Array) -> Array:
   """f32[B, N, V], log q; nothing can be drawn where there is no draft."""
-  return draft.law if draft.law is not None else jnp.full_like(law, -jnp.inf)
+  return draft.log_probs if draft.log_probs is not None else jnp.full_like(log_probs, -jnp.inf)
 
 
-def coins(draft: Draft, law: Array, noise: Source, drafter: Drafter) -> Array:
+def coins(draft: Draft, log_probs: Array, noise: Source, drafter: Drafter) -> Array:
   """bool[B, D], independent: True with probability min(1, p(x) / q(x)), False past the chain's end.
 
   Args:
     draft: a chain, node i at depth i.
-    law: f32[B, N, V], the target's log-probabilities after every node.
+    distribution: f32[B, N, V], the target's log-probabilities after every node.
     noise: of the round.
     drafter: static, the draft's.
   """
@@ -26,27 +26,29 @@ def coins(draft: Draft, law: Array, noise: Source, drafter: Drafter) -> Array:
     drafted = draft.tokens[:, 1:, None]
     return jnp.exp(jnp.take_along_axis(log_p[:, : drafter.depth], drafted, -1)[..., 0])
 
-  coin = noise.accept(COIN, of_drafted(law), of_drafted(_law(draft, law)))
+  coin = noise.accept(COIN, of_drafted(log_probs), of_drafted(_log_q(draft, log_probs)))
   return coin & draft.valid[:, 1:]
 
 
-def leave(draft: Draft, law: Array, passed: Array, noise: Source, drafter: Drafter) -> Verdict:
+def leave(
+  draft: Draft, log_probs: Array, passed: Array, noise: Source, drafter: Drafter
+) -> Verdict:
   """Accepts the tokens before the first that did not pass; one from norm(max(p - q, 0)) follows.
 
-  After a chain's end it comes from p: no token was proposed there. Of a "kept" one q counts there
+  After a chain's end it comes from p: no token was proposed there. Of a "truncated" one q counts there
   too, see `token`.
 
   Args:
-    draft, law, noise, drafter: as of `coins`.
+    draft, distribution, noise, drafter: as of `coins`.
     passed: bool[B, D], False past the chain's end.
   """
-  drafted, q_law = draft.tokens[:, 1:], _law(draft, law)
+  drafted, log_q = draft.tokens[:, 1:], _log_q(draft, log_probs)
   count = jnp.cumprod(passed.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
   last = count[:, None, None]
-  p = jnp.exp(jnp.take_along_axis(law, last, 1)[:, 0])
-  q = jnp.exp(jnp.take_along_axis(q_law, last, 1)[:, 0])
+  p = jnp.exp(jnp.take_along_axis(log_probs, last, 1)[:, 0])
+  q = jnp.exp(jnp.take_along_axis(log_q, last, 1)[:, 0])
   length = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
-  proposed = (count < length) | (drafter.proposal == "kept")
+  proposed = (count < length) | (drafter.proposal == "truncated")
   residual = jnp.maximum(p - jnp.where(proposed[:, None], q, 0.0), 0.0)
   # A refusal has probability zero when p = q; rounding may still produce one.
   residual = jnp.where(residual.sum(-1, keepdims=True) > 0, residual, p)

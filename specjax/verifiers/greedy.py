@@ -18,8 +18,13 @@ def greedy() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
-    return match(draft, jnp.argmax(law, -1).astype(jnp.int32), drafter.depth)
+    return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), drafter.depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

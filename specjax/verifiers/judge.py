@@ -47,7 +47,7 @@ def judge(threshold: float = 0.5) -> Verifier:
   """LOSSY: accepts also what a trained head finds right, sigmoid(w h + b) > threshold.
 
   Bachmann et al. 2025 (arXiv 2501.19309). h is the target's state at the draft token, after reading
-  it, where p comes from the state before it. A chain drawn from a law is judged beside the coins of
+  it, where p comes from the state before it. A chain drawn from a distribution is judged beside the coins of
   "token", and left with its residual. Anything else is walked as by "target_only": to the target's
   own choice where that was drafted, else to the first child that the head finds right.
 
@@ -56,15 +56,20 @@ def judge(threshold: float = 0.5) -> Verifier:
   """
 
   def verify(
-    params: Judge, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Judge,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
     if not isinstance(params, Judge):
       raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
     right = probability(params, features.hidden) > threshold
-    if drafter.proposal in ("chain", "kept"):
-      passed = chain.coins(draft, law, noise, drafter) | (right & draft.valid)[:, 1:]
-      return chain.leave(draft, law, passed, noise, drafter)
-    after = _redirected(draft, noise.choose(law, draft.depth), right)
+    if drafter.proposal in ("chain", "truncated"):
+      passed = chain.coins(draft, log_probs, noise, drafter) | (right & draft.valid)[:, 1:]
+      return chain.leave(draft, log_probs, passed, noise, drafter)
+    after = _redirected(draft, noise.choose(log_probs, draft.depth), right)
     return match(draft, after, drafter.depth)
 
   return Verifier("judge", f"LOSSY (threshold={threshold:g})", PROPOSALS, "any", verify)

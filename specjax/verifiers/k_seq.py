@@ -45,10 +45,15 @@ def k_seq() -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
-    B, N, V = law.shape
-    p, q = jnp.exp(law), siblings.first_law(draft, "iid", V)
+    B, N, V = log_probs.shape
+    p, q = jnp.exp(log_probs), siblings.first_log_probs(draft, "iid", V)
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
     drafted = draft.valid & (draft.depth > 0)
     child = (draft.parent[:, None] == node) & drafted[:, None]

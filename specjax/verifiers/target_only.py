@@ -13,12 +13,17 @@ from specjax.trees.structure import match
 def target_only() -> Verifier:
   """EXACT for any draft; with position-keyed noise the very tokens of plain sampling.
 
-  The draft is never looked at to decide what to emit, so no law q is needed.
+  The draft is never looked at to decide what to emit, so no distribution q is needed.
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
-    return match(draft, noise.choose(law, draft.depth), drafter.depth)
+    return match(draft, noise.choose(log_probs, draft.depth), drafter.depth)
 
   return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

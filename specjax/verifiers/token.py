@@ -17,14 +17,19 @@ def token() -> Verifier:
   Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1); Chen et al. 2023 (arXiv 2302.01318).
 
   A token that was dropped after a look is a child that p never says (derived): it is refused, and
-  q without its like, of mass below 1, is what p is reduced by. So of a "kept" draft the row of q at
+  q without its like, of mass below 1, is what p is reduced by. So of a "truncated" draft the row of q at
   the last node counts, child or not; where nothing was drawn it is 0 and the token comes from p.
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
-    passed = chain.coins(draft, law, noise, drafter)
-    return chain.leave(draft, law, passed, noise, drafter)
+    passed = chain.coins(draft, log_probs, noise, drafter)
+    return chain.leave(draft, log_probs, passed, noise, drafter)
 
-  return Verifier("token", "EXACT", frozenset({"chain", "kept"}), "any", verify)
+  return Verifier("token", "EXACT", frozenset({"chain", "truncated"}), "any", verify)

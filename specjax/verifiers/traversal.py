@@ -31,21 +31,26 @@ def traversal() -> Verifier:
   Weng et al. 2025 (arXiv 2505.12398). A node v under u starts with a_v = min(1, a_u P_u(x) / D(x)),
   a_root = 1. Once all children of v have failed, v is accepted with probability a_v, and a token
   from P_v follows. Otherwise v has failed too, and with R = max(a_u P_u - D, 0) and Z its mass
-  P_u becomes R / Z and a_u becomes Z / (Z + 1 - a_u). D is the law x was drawn from given the
+  P_u becomes R / Z and a_u becomes Z / (Z + 1 - a_u). D is the distribution x was drawn from given the
   siblings before it. On a chain this is block verification.
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
     depth, proposal = drafter.depth, drafter.proposal
-    B, N, V = law.shape
+    B, N, V = log_probs.shape
     b = jnp.arange(B)
     order = _leaves_first(draft, depth)
     above = upwards(draft.parent, depth)
     reached = connected(draft.valid, draft.parent, depth)
-    first = siblings.first_law(draft, proposal, V)
-    p, row = jnp.exp(law), first
+    first = siblings.first_log_probs(draft, proposal, V)
+    p, row = jnp.exp(log_probs), first
     a = jnp.ones((B, N))
     entered = jnp.zeros((B, N), bool).at[:, 0].set(True)
     leaf, done = jnp.zeros(B, jnp.int32), jnp.zeros(B, bool)
@@ -53,7 +58,9 @@ def traversal() -> Verifier:
     def drawn_from(node: Array) -> Array:
       chosen = None if draft.chosen is None else draft.chosen[b, node]
       at_parent = row[b, draft.parent[b, node]]
-      return siblings.law_of(draft.tokens[b, node], chosen, at_parent, first[b, node], proposal)
+      return siblings.log_probs_of(
+        draft.tokens[b, node], chosen, at_parent, first[b, node], proposal
+      )
 
     for k in range(N - 1):
       node = order[:, k]

@@ -14,8 +14,8 @@ from specjax.trees.structure import at, connected, follow
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """LOSSY: accepts x when p(x) > min(epsilon, delta * exp(-entropy)), whatever plain decoding says.
 
-  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, over the law after temperature.
-  The deepest accepted path wins, then the likelier one; the token after it is drawn from the law.
+  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, over the distribution after temperature.
+  The deepest accepted path wins, then the likelier one; the token after it is drawn from the distribution.
 
   Args:
     epsilon: the hard threshold.
@@ -23,12 +23,17 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """
 
   def verify(
-    params: Params, draft: Draft, law: Array, features: Features, noise: Source, drafter: Drafter
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: Source,
+    drafter: Drafter,
   ) -> Verdict:
-    p = jnp.exp(law)
-    entropy = -jnp.sum(jnp.where(p > 0, p * law, 0.0), -1)
+    p = jnp.exp(log_probs)
+    entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
-    rows = jnp.take_along_axis(law, draft.parent[..., None], 1)
+    rows = jnp.take_along_axis(log_probs, draft.parent[..., None], 1)
     log_p = jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0]
     hit = draft.valid & (jnp.exp(log_p) > at(threshold, draft.parent))
     ok = connected(hit, draft.parent, drafter.depth)
@@ -39,7 +44,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     for _ in range(drafter.depth):
       score = score + at(step, node)
       node = at(draft.parent, node)
-    after = noise.choose(law, draft.depth)
+    after = noise.choose(log_probs, draft.depth)
     return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, drafter.depth)
 
   knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"

@@ -4,19 +4,19 @@ from specjax.base import Drafter, Verifier
 from specjax.verifiers import VERIFIERS
 
 WHY = {
-  "point": "its tokens are chosen, not drawn, so there is no law q to correct for",
+  "deterministic": "its tokens are chosen, not drawn, so there is no distribution q to correct for",
   "chain": "it draws one token per depth",
   "iid": "its siblings are independent draws and may repeat",
-  "distinct": "its siblings are drawn without replacement, each from what the others left",
+  "without_replacement": "its siblings are drawn without replacement, each from what the others left",
   "mixed": "some of its siblings are chosen and the others drawn from what is left",
-  "own": "each of its siblings has a law of its own",
-  "pruned": "it drops tokens after looking at them, so what is left has another law than q",
-  "kept": "it drops tokens after looking at them, so p must be reduced where it has none, too",
+  "independent": "each of its siblings has a distribution of its own",
+  "pruned": "it drops tokens after looking at them, so what is left has another distribution than q",
+  "truncated": "it drops tokens after looking at them, so p must be reduced where it has none, too",
 }
 
 
 def exact_for(proposal: str) -> list[str]:
-  """Names of the rules that keep the target's law for such drafts, at any temperature."""
+  """Names of the rules that keep the target's distribution for such drafts, at any temperature."""
   rules = {name: build() for name, build in VERIFIERS.items()}
   return [
     name for name, rule in rules.items()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax.checkpoints import bridge, heads, medusa
+from specjax.checkpoints import formats, heads, medusa
 from specjax.drafters import HEADS
 from specjax.drafters.medusa import MedusaConfig
 from specjax.models.config import Config
@@ -47,8 +47,8 @@ def test_round_trip(tmp_path, name, vocabulary):
   params = save(tmp_path, name, config(), vocabulary)
   loaded = heads.load(tmp_path, MODEL)
   made = build(MODEL, config())
-  assert (loaded.head.name, loaded.head.depth, loaded.head.taps) == (
-    made.name, made.depth, made.taps
+  assert (loaded.head.name, loaded.head.depth, loaded.head.hidden_layers) == (
+    made.name, made.depth, made.hidden_layers
   )  # fmt: skip
   assert loaded.choices == CHOICES
   np.testing.assert_array_equal(loaded.hit_rates, RATES)
@@ -144,13 +144,13 @@ def test_the_format_is_told_by_its_config(tmp_path):
   ours = save(tmp_path / "ours")
   medusa.save(tmp_path / "published", SMALL, ours, CHOICES, base="x")
   for name in ("ours", "published"):
-    loaded = bridge.load(tmp_path / name, MODEL)
+    loaded = formats.load(tmp_path / name, MODEL)
     assert loaded.head is HEADS["medusa"][0](MODEL, SMALL) and loaded.choices == CHOICES
     jax.tree.map(np.testing.assert_array_equal, loaded.params, ours)
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "config.json").write_text('{"model_type": "llama"}')
-  words = sentence(bridge.load, tmp_path / "other", MODEL)
-  assert f"is of no known format: {', '.join(bridge.FORMATS)} are" in words
+  words = sentence(formats.load, tmp_path / "other", MODEL)
+  assert f"is of no known format: {', '.join(formats.FORMATS)} are" in words
 
 
 @pytest.mark.parametrize("vocabulary", [None, SOME], ids=["all tokens", "reduced"])

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax.api import Decoder
 from specjax.base import Examples, Features
-from specjax.checkpoints import bridge
+from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded, abstract
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import Model
 from specjax.drafters import HEADS
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.eagle3 import Eagle3Config
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
-from specjax.model import Model
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 
@@ -207,7 +207,7 @@ def write(directory, name: str, tensors=None, raw=None):
 
 
 def save(directory, loaded: Loaded, form: str):
-  bridge.save(directory, form, loaded, MODEL, target_params(), base="a target", dtype=jnp.float32)
+  formats.save(directory, form, loaded, MODEL, target_params(), base="a target", dtype=jnp.float32)
   return directory
 
 
@@ -274,7 +274,7 @@ def decoder_layer(t, prefix, raw, x, attended):
   return np.stack(out)
 
 
-def hydra_logits(t, raw, target, hidden, taps, tokens, at):
+def hydra_logits(t, raw, target, hidden, hidden_layers, tokens, at):
   plus, state = raw["hydra_head_arch"] == "prefix-mlp", hidden[at]
   if plus:
     attended = rms(hidden, 1e-5, t[f"{PREFIX}.layers.0.input_layernorm.weight"])
@@ -292,7 +292,7 @@ def hydra_logits(t, raw, target, hidden, taps, tokens, at):
     yield t[f"{lm_head}.weight"] @ y + t[f"{lm_head}.bias"]
 
 
-def eagle_logits(t, raw, target, hidden, taps, tokens, at):
+def eagle_logits(t, raw, target, hidden, hidden_layers, tokens, at):
   pairs = list(hidden[: at + 1])
   for _ in range(3):
     e = target["embedding"][tokens[1 : len(pairs) + 1]]
@@ -301,8 +301,11 @@ def eagle_logits(t, raw, target, hidden, taps, tokens, at):
     yield target["lm_head"] @ pairs[-1]
 
 
-def eagle3_logits(t, raw, target, hidden, taps, tokens, at):
-  epsilon, pairs = raw["rms_norm_eps"], list(np.concatenate(taps, -1)[: at + 1] @ t["fc.weight"].T)
+def eagle3_logits(t, raw, target, hidden, hidden_layers, tokens, at):
+  epsilon, pairs = (
+    raw["rms_norm_eps"],
+    list(np.concatenate(hidden_layers, -1)[: at + 1] @ t["fc.weight"].T),
+  )
   for _ in range(3):
     e, x = target["embedding"][tokens[1 : len(pairs) + 1]], np.stack(pairs)
     attended = [rms(e, epsilon, t["midlayer.input_layernorm.weight"])]
@@ -311,7 +314,7 @@ def eagle3_logits(t, raw, target, hidden, taps, tokens, at):
     yield t["lm_head.weight"] @ rms(pairs[-1], epsilon, t["norm.weight"])
 
 
-def mlp_speculator_logits(t, raw, target, hidden, taps, tokens, at):
+def mlp_speculator_logits(t, raw, target, hidden, hidden_layers, tokens, at):
   n, inner, state = raw["n_predict"], raw["inner_dim"] or E, hidden[at]
   if raw["scale_input"]:
     state = rms(state, 1e-6) / 2**0.5
@@ -326,25 +329,29 @@ def mlp_speculator_logits(t, raw, target, hidden, taps, tokens, at):
 @pytest.mark.parametrize("name", CASES)
 def test_published_tensors_are_the_published_formula(tmp_path, name):
   case, rng = CASES[name], np.random.default_rng(1)
-  loaded = bridge.load(write(tmp_path, name), MODEL)
+  loaded = formats.load(write(tmp_path, name), MODEL)
   assert loaded.config == case.config and (loaded.choices, loaded.hit_rates) == ((), None)
-  assert loaded.head.taps == ((2, 4, 5) if case.form == "eagle3" else ())
+  assert loaded.head.hidden_layers == ((2, 4, 5) if case.form == "eagle3" else ())
   T, at = 9, 4
   tokens = rng.integers(0, V, (1, T)).astype(np.int32)
   hidden = rng.normal(size=(1, T, E)).astype(np.float32)
-  taps = tuple(rng.normal(size=(1, T, E)).astype(np.float32) for _ in loaded.head.taps)
+  hidden_layers = tuple(
+    rng.normal(size=(1, T, E)).astype(np.float32) for _ in loaded.head.hidden_layers
+  )
   position, segment = np.arange(T, dtype=np.int32)[None], np.zeros((1, T), np.int32)
 
   @jax.jit
   def run(params, target):
-    examples = Examples(tokens, position, segment, Features(hidden, taps), jnp.array([[at]]))
+    examples = Examples(
+      tokens, position, segment, Features(hidden, hidden_layers), jnp.array([[at]])
+    )
     states = loaded.head.unroll(params, target, examples)
     return [loaded.head.read(params, target, x, d)[0, 0] for d, x in enumerate(states, 1)]
 
   got = run(loaded.params, target_params())
   t, target = jax.tree.map(np.float64, (tensors_of(name), target_params()["params"]))
   formula = globals()[f"{case.form}_logits"]
-  want = list(formula(t, case.raw, target, hidden[0], [x[0] for x in taps], tokens[0], at))
+  want = list(formula(t, case.raw, target, hidden[0], [x[0] for x in hidden_layers], tokens[0], at))
   assert len(want) >= 2
   for x, y in zip(got, want, strict=case.form not in ("eagle", "eagle3")):
     np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
@@ -354,7 +361,7 @@ def test_published_tensors_are_the_published_formula(tmp_path, name):
 @pytest.mark.parametrize("name", CASES)
 def test_loaded_then_saved_is_the_file(tmp_path, name):
   case, before = CASES[name], tensors_of(name)
-  loaded = bridge.load(write(tmp_path / "a", name), MODEL)
+  loaded = formats.load(write(tmp_path / "a", name), MODEL)
   after = load_file(save(tmp_path / "b", loaded, case.form) / case.file)
   assert after.keys() == before.keys() - set(case.unused)
   for k, x in after.items():
@@ -367,7 +374,7 @@ def test_loaded_then_saved_is_the_file(tmp_path, name):
   for k in said.keys() - {"architectures", "model_type", "base_model_name_or_path",
                           "top_k_tokens_per_head"}:  # fmt: skip
     assert raw[k] == said[k], k
-  again = bridge.load(tmp_path / "b", MODEL)
+  again = formats.load(tmp_path / "b", MODEL)
   assert (again.config, again.network) == (loaded.config, loaded.network)
 
 
@@ -388,7 +395,10 @@ OWN = {
   "hydra++": ("hydra", HydraConfig(2, blocks=3, prefix=True)),
   "eagle": ("eagle", EagleConfig(3, bias=False, mlp_width=8)),
   "eagle3": ("eagle3", Eagle3Config(2), IDS),
-  "eagle3, all tokens, other taps": ("eagle3", Eagle3Config(3, taps=(8, 0), mlp_width=8)),
+  "eagle3, all tokens, other hidden_layers": (
+    "eagle3",
+    Eagle3Config(3, hidden_layers=(8, 0), mlp_width=8),
+  ),
   "mlp_speculator": ("mlp_speculator", MLPSpeculatorConfig(1)),
   "mlp_speculator, tied": ("mlp_speculator", MLPSpeculatorConfig(4, 8, scale_input=True)),
 }
@@ -398,27 +408,27 @@ OWN = {
 def test_saved_then_loaded_is_the_head(tmp_path, name):
   own = made(*OWN[name])
   form, config, *_ = OWN[name]
-  back = bridge.load(save(tmp_path, own, form), MODEL)
+  back = formats.load(save(tmp_path, own, form), MODEL)
   same(back.params, own.params)
-  assert back.network == MODEL and back.head.taps == own.head.taps
+  assert back.network == MODEL and back.head.hidden_layers == own.head.hidden_layers
   assert back.head.name == form and back.head.depth == own.head.depth
   if name != "hydra, untied":  # with two blocks there is nothing to tie
     assert back.config == config
-  half = bridge.load(tmp_path, MODEL, jnp.bfloat16).params
+  half = formats.load(tmp_path, MODEL, jnp.bfloat16).params
   assert {x.dtype for x in jax.tree.leaves(half["params"])} == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.parametrize("name", ["hydra", "hydra++", "eagle", "mlp_speculator, tied"])
 def test_published_heads_become_ours(tmp_path, name):
-  loaded = bridge.load(write(tmp_path / "a", name), MODEL)
-  back = bridge.load(save(tmp_path / "b", loaded, "specjax"), MODEL)
+  loaded = formats.load(write(tmp_path / "a", name), MODEL)
+  back = formats.load(save(tmp_path / "b", loaded, "specjax"), MODEL)
   same(back.params, loaded.params)
   assert (back.config, back.choices, back.hit_rates) == (loaded.config, (), None)
   assert back.head is loaded.head
 
 
 def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
-  loaded = bridge.load(write(tmp_path / "a", "eagle3"), MODEL)
+  loaded = formats.load(write(tmp_path / "a", "eagle3"), MODEL)
   different = {"heads": 3, "kv_heads": 1, "rope_theta": 10000.0, "norm_epsilon": 1e-6}
   assert loaded.network == dataclasses.replace(MODEL, **different)
   words = sentence(save, tmp_path / "b", loaded, "specjax")
@@ -430,7 +440,7 @@ def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
 def test_loaded_heads_change_no_token(tmp_path, name):
   model = Model("tiny", MODEL, target_params(), None, (), (), None)
   prompts = [[1, 2, 3, 4, 5, 1, 2], [7]]
-  loaded = bridge.load(write(tmp_path, name), MODEL)
+  loaded = formats.load(write(tmp_path, name), MODEL)
   drafter = loaded.head.drafter(((0,), (1,), (0, 0)))
   drafted = Decoder(model, (drafter, loaded.params), batch=2)(prompts, 20)
   plain = Decoder(model, batch=2)(prompts, 20)
@@ -447,24 +457,24 @@ def test_every_tensor_counts(tmp_path, name):
     without = {k: v for k, v in tensors.items() if k != key}
     write(tmp_path, name, without)
     if key not in free:
-      assert f"lacks tensor {key}." in sentence(bridge.load, tmp_path, MODEL)
+      assert f"lacks tensor {key}." in sentence(formats.load, tmp_path, MODEL)
     if "inv_freq" in key:
       continue
     write(tmp_path, name, without | {key: np.concatenate([x, x[:1]])})
-    assert f"tensor {key} has shape" in sentence(bridge.load, tmp_path, MODEL)
+    assert f"tensor {key} has shape" in sentence(formats.load, tmp_path, MODEL)
     if key in case.copies:
       write(tmp_path, name, without | {key: x + 1})
-      words = sentence(bridge.load, tmp_path, MODEL)
+      words = sentence(formats.load, tmp_path, MODEL)
       assert f"tensors {key} and {case.copies[key]} differ" in words
   write(tmp_path, name, {k: v for k, v in tensors.items() if k not in free})
-  lean = bridge.load(tmp_path, MODEL)
+  lean = formats.load(tmp_path, MODEL)
   for extra in ("more.weight", "layers.1.mlp.up_proj.weight", "hydra_mlp.2.0.linear.weight"):
     write(tmp_path, name, tensors | {extra: np.zeros((2, 2), np.float32)})
-    assert f"has no place for tensor {extra}." in sentence(bridge.load, tmp_path, MODEL)
+    assert f"has no place for tensor {extra}." in sentence(formats.load, tmp_path, MODEL)
   key = next(k for k in tensors if k not in free)
   write(tmp_path, name, tensors | {key: tensors[key].astype(np.int32)})
-  assert f"tensor {key} has dtype int32" in sentence(bridge.load, tmp_path, MODEL)
-  same(lean.params, bridge.load(write(tmp_path, name), MODEL).params)
+  assert f"tensor {key} has dtype int32" in sentence(formats.load, tmp_path, MODEL)
+  same(lean.params, formats.load(write(tmp_path, name), MODEL).params)
 
 
 ABSENT = object()
@@ -502,7 +512,7 @@ CONFIGS = [
 @pytest.mark.parametrize(("name", "change", "words"), CONFIGS)
 def test_a_config_that_does_not_fit_is_named(tmp_path, name, change, words):
   raw = {k: v for k, v in (CASES[name].raw | change).items() if v is not ABSENT}
-  assert words in sentence(bridge.load, write(tmp_path, name, raw=raw), MODEL)
+  assert words in sentence(formats.load, write(tmp_path, name, raw=raw), MODEL)
 
 
 @pytest.mark.parametrize("ids", [[2, 4, 5], [1, 3, 4]], ids=["inputs", "outputs"])
@@ -510,11 +520,11 @@ def test_a_config_that_does_not_fit_is_named(tmp_path, name, change, words):
 def test_the_published_layers_may_be_told(tmp_path, ids, nested):
   raw = {"eagle_aux_hidden_state_layer_ids": ids}
   raw = EAGLE3 | ({"eagle_config": raw} if nested else raw)
-  assert bridge.load(write(tmp_path, "eagle3", raw=raw), MODEL).head.taps == (2, 4, 5)
+  assert formats.load(write(tmp_path, "eagle3", raw=raw), MODEL).head.hidden_layers == (2, 4, 5)
 
 
 def test_a_draft_vocabulary_that_contradicts_itself(tmp_path):
-  loaded = bridge.load(write(tmp_path, "eagle3"), MODEL)
+  loaded = formats.load(write(tmp_path, "eagle3"), MODEL)
   np.testing.assert_array_equal(loaded.params["vocabulary"], IDS)
   tensors = tensors_of("eagle3")
   for change in (
@@ -524,17 +534,17 @@ def test_a_draft_vocabulary_that_contradicts_itself(tmp_path):
     {"d2t": np.where(np.arange(W) == 1, 9 - 1, tensors["d2t"])},  # 9 twice
     {"d2t": np.where(np.arange(W) == 1, V - 1, tensors["d2t"])},  # past the end
   ):
-    words = sentence(bridge.load, write(tmp_path, "eagle3", tensors | change), MODEL)
+    words = sentence(formats.load, write(tmp_path, "eagle3", tensors | change), MODEL)
     assert "d2t and t2d name different tokens" in words
-  words = sentence(bridge.load, write(tmp_path, "eagle3", tensors | {"d2t": np.ones(W)}), MODEL)
+  words = sentence(formats.load, write(tmp_path, "eagle3", tensors | {"d2t": np.ones(W)}), MODEL)
   assert "d2t must hold numbers" in words
 
   name = "eagle3, all tokens"
   tables = {"d2t": np.zeros(V, np.int64), "t2d": np.ones(V, bool)}
-  loaded = bridge.load(write(tmp_path, name, tensors_of(name) | tables), MODEL)
+  loaded = formats.load(write(tmp_path, name, tensors_of(name) | tables), MODEL)
   assert "vocabulary" not in loaded.params
   for change in ({"d2t": np.eye(V, dtype=np.int64)[0]}, {"t2d": np.arange(V) > 0}):
-    words = sentence(bridge.load, write(tmp_path, name, tensors_of(name) | tables | change), MODEL)
+    words = sentence(formats.load, write(tmp_path, name, tensors_of(name) | tables | change), MODEL)
     assert "d2t and t2d leave tokens out" in words
 
 
@@ -566,7 +576,7 @@ def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
   own = made("eagle", EagleConfig(2))
   own = own._replace(params=jax.tree.map(lambda x: x * 1e6, own.params))
   with pytest.raises(ValueError, match=r"tensor fc\.weight is not finite in dtype float16\."):
-    bridge.save(tmp_path, "eagle", own, MODEL, target_params(), base="x")
+    formats.save(tmp_path, "eagle", own, MODEL, target_params(), base="x")
 
 
 def test_shards_are_read(tmp_path):
@@ -577,19 +587,19 @@ def test_shards_are_read(tmp_path):
   for shard in set(index.values()):
     save_file({k: tensors_of(name)[k] for k in index if index[k] == shard}, tmp_path / shard)
   (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-  whole = bridge.load(write(tmp_path / "whole", name), MODEL)
-  same(bridge.load(tmp_path, MODEL).params, whole.params)
+  whole = formats.load(write(tmp_path / "whole", name), MODEL)
+  same(formats.load(tmp_path, MODEL).params, whole.params)
   (tmp_path / "model-1.safetensors").unlink()
-  assert "has no model-1.safetensors." in sentence(bridge.load, tmp_path, MODEL)
+  assert "has no model-1.safetensors." in sentence(formats.load, tmp_path, MODEL)
 
 
 def test_absent_and_damaged_files_are_named(tmp_path):
   for name in ("hydra", "eagle"):
     file = write(tmp_path, name) / CASES[name].file
     file.write_bytes(file.read_bytes()[:-9])
-    assert f"{CASES[name].file} is truncated" in sentence(bridge.load, tmp_path, MODEL)
+    assert f"{CASES[name].file} is truncated" in sentence(formats.load, tmp_path, MODEL)
     file.unlink()
-    assert f"has no {CASES[name].file} and no " in sentence(bridge.load, tmp_path, MODEL)
+    assert f"has no {CASES[name].file} and no " in sentence(formats.load, tmp_path, MODEL)
 
 
 def medusa_tensors(heads: int, shared: bool):
@@ -610,12 +620,12 @@ def test_medusa_says_how_many_heads_a_file_holds(tmp_path, shared):
   """Published heads for Vicuna 7B say 2 and hold 5."""
   save_file(medusa_tensors(5, shared), tmp_path / "medusa_lm_head.safetensors")
   (tmp_path / "config.json").write_text(json.dumps(MEDUSA | {"medusa_num_heads": 2}))
-  words = sentence(bridge.load, tmp_path, MODEL)
+  words = sentence(formats.load, tmp_path, MODEL)
   assert "says medusa_num_heads=2, and medusa_lm_head.safetensors holds 5 heads" in words
   (tmp_path / "config.json").write_text(json.dumps(MEDUSA))
-  assert bridge.load(tmp_path, MODEL).config == MedusaConfig(5, shared=shared)
+  assert formats.load(tmp_path, MODEL).config == MedusaConfig(5, shared=shared)
   (tmp_path / "config.json").write_text(json.dumps(MEDUSA | {"medusa_num_heads": 6}))
-  assert "lacks tensor 5." in sentence(bridge.load, tmp_path, MODEL)
+  assert "lacks tensor 5." in sentence(formats.load, tmp_path, MODEL)
 
 
 TORCH = {
@@ -627,17 +637,17 @@ TORCH = {
 @pytest.mark.parametrize("name", TORCH)
 def test_files_of_torch_are_read(tmp_path, name):
   torch = pytest.importorskip("torch")
-  plain = bridge.load(write(tmp_path, name), MODEL)
+  plain = formats.load(write(tmp_path, name), MODEL)
   (tmp_path / CASES[name].file).unlink()
   tensors = {k: torch.tensor(x) for k, x in tensors_of(name).items()}
   torch.save(tensors, tmp_path / TORCH[name])
-  same(bridge.load(tmp_path, MODEL).params, plain.params)
+  same(formats.load(tmp_path, MODEL).params, plain.params)
   half = {k: x.bfloat16() if x.is_floating_point() else x for k, x in tensors.items()}
   torch.save(half, tmp_path / TORCH[name])
   rounded = jax.tree.map(
     lambda x: x.astype(jnp.bfloat16).astype(x.dtype) if x.dtype == jnp.float32 else x, plain.params
   )
-  same(bridge.load(tmp_path, MODEL).params, rounded)
+  same(formats.load(tmp_path, MODEL).params, rounded)
 
 
 def test_files_of_torch_that_are_not_tensors_are_refused(tmp_path):
@@ -646,16 +656,16 @@ def test_files_of_torch_that_are_not_tensors_are_refused(tmp_path):
   (tmp_path / "hydra_lm_head.safetensors").unlink()
   torch.save({"x": pytest.raises}, file)  # code, which weights_only does not run
   assert "hydra_lm_head.pt is damaged, or holds more than tensors" in sentence(
-    bridge.load, tmp_path, MODEL
+    formats.load, tmp_path, MODEL
   )
   torch.save({"model_state": {"x": torch.zeros(1)}}, file)
-  assert "holds something else than tensors by name" in sentence(bridge.load, tmp_path, MODEL)
+  assert "holds something else than tensors by name" in sentence(formats.load, tmp_path, MODEL)
 
 
 def test_without_torch_its_files_are_refused(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
   (tmp_path / "medusa_lm_head.pt").write_bytes(b"x")
   (tmp_path / "config.json").write_text(json.dumps(MEDUSA))
-  words = sentence(bridge.load, tmp_path, MODEL)
+  words = sentence(formats.load, tmp_path, MODEL)
   assert "medusa_lm_head.pt needs torch, which is not installed" in words
   assert "write medusa_lm_head.safetensors with safetensors.torch.save_file(" in words

@@ -6,10 +6,10 @@ import pytest
 from llama2c_reference import greedy
 
 from specjax import drafters
-from specjax.api import Decoder
 from specjax.checkpoints import hf, llama2c
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import load
 from specjax.drafters.medusa import MedusaConfig, medusa
-from specjax.model import load
 
 STEPS = 200
 CHOICES = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))

@@ -1,4 +1,4 @@
-"""Any-subset decoding: its law by all that can happen and by samples, its passes, its rows."""
+"""Any-subset decoding: its distribution by all that can happen and by samples, its passes, its rows."""
 
 import functools
 
@@ -13,31 +13,31 @@ from specjax.diffusion.any_subset import AnyOrder
 from specjax.diffusion.base import Canvas
 from specjax.sampling import DRAFT, RESIDUAL, Noise, Settings, request_keys
 from specjax.testing import total_variation
-from specjax.testing.enumerate import Script, _combinations, next_law, probability
+from specjax.testing.enumerate import Script, _combinations, next_distribution, probability
 
 V = 3
 SUSPICIOUS = 1e-6
 
 
-def model_of(law_of) -> AnyOrder:
-  """`law_of`: (params, tokens, sees bool[B, L, L]) -> f32[B, L, V]."""
+def model_of(log_probs_of) -> AnyOrder:
+  """`log_probs_of`: (params, tokens, sees bool[B, L, L]) -> f32[B, L, V]."""
 
   def others(sees):
     return sees & ~jnp.eye(sees.shape[-1], dtype=bool)[None]
 
   def draft(params, tokens, known, rank):
     B, L = tokens.shape
-    return law_of(params, tokens, others(jnp.broadcast_to(known[:, None], (B, L, L))))
+    return log_probs_of(params, tokens, others(jnp.broadcast_to(known[:, None], (B, L, L))))
 
   def joint(params, tokens, known, rank):
     lower = rank[:, None, :] < rank[:, :, None]
-    return law_of(params, tokens, others(known[:, None] | lower))
+    return log_probs_of(params, tokens, others(known[:, None] | lower))
 
   return AnyOrder(V, draft, joint)
 
 
 def from_table(table, tokens, sees):
-  """The table is f32[L, (V + 1) ** L, V]: a law of its own for whatever a slot may see."""
+  """The table is f32[L, (V + 1) ** L, V]: a distribution of its own for whatever a slot may see."""
   L = tokens.shape[1]
   digits = jnp.where(sees, tokens[:, None] + 1, 0)
   seen = (digits * jnp.asarray((V + 1) ** np.arange(L), jnp.int32)[None, None]).sum(-1)
@@ -57,22 +57,22 @@ def settings(B: int, temperature=1.0, top_p=1.0) -> Settings:
   return Settings(temperature * one, jnp.zeros(B, jnp.int32), top_p * one, zero)
 
 
-def plain_law(table, tokens, slots, temperature=1.0, top_p=1.0) -> dict:
+def plain_distribution(table, tokens, slots, temperature=1.0, top_p=1.0) -> dict:
   """One slot after the other, `slots` in their order; without JAX and the loop."""
   table, L = np.asarray(table, np.float64), len(tokens)
-  law = {}
+  probs = {}
 
   def fill(text: dict, mass: float, rest):
     if not rest:
-      law[tuple(text[i] for i in range(L))] = mass
+      probs[tuple(text[i] for i in range(L))] = mass
       return
     seen = sum((t + 1) * (V + 1) ** i for i, t in text.items())
-    for token, p in enumerate(next_law(table[rest[0], seen], temperature, top_p=top_p)):
+    for token, p in enumerate(next_distribution(table[rest[0], seen], temperature, top_p=top_p)):
       if p:
         fill(text | {rest[0]: token}, mass * p, rest[1:])
 
   fill({i: t for i, t in enumerate(tokens) if i not in slots}, 1.0, list(slots))
-  return law
+  return probs
 
 
 def canvas_of(tokens, slots, B: int):
@@ -107,7 +107,7 @@ def play(model, table, request, state, rows, guesses, rounds, source):
 
 
 def enumerated(case, table, model=TABLE, source=Script) -> dict:
-  """The law of what `rounds` rounds write and plain decoding completes."""
+  """The distribution of what `rounds` rounds write and plain decoding completes."""
   tokens, slots, guesses, rounds, setting = case
 
   def arguments(B: int):
@@ -120,14 +120,16 @@ def enumerated(case, table, model=TABLE, source=Script) -> dict:
   weight = np.prod([probability(entry) for entry in record], axis=0)
   ends = np.concatenate([state.tokens, state.filled[:, None]], 1)[weight > 0]
   ends, group = np.unique(ends, axis=0, return_inverse=True)
-  law: dict = {}
+  probs: dict = {}
   for (*text, filled), mass in zip(
     ends, np.bincount(group.ravel(), weight[weight > 0]), strict=True
   ):
     assert filled >= min(rounds * 2, len(slots))
-    for whole, p in plain_law(table, [int(t) for t in text], slots[filled:], **setting).items():
-      law[whole] = law.get(whole, 0.0) + mass * p
-  return law
+    for whole, p in plain_distribution(
+      table, [int(t) for t in text], slots[filled:], **setting
+    ).items():
+      probs[whole] = probs.get(whole, 0.0) + mass * p
+  return probs
 
 
 CASES = {  # tokens, slots in the order of filling, guesses, rounds, settings
@@ -141,11 +143,11 @@ CASES = {  # tokens, slots in the order of filling, guesses, rounds, settings
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_law_is_that_of_one_slot_after_the_other(case):
+def test_the_distribution_is_that_of_one_slot_after_the_other(case):
   tokens, slots, *_, setting = CASES[case]
   for seed in range(3):
     table = random_table(seed, len(tokens))
-    want = plain_law(table, tokens, slots, **setting)
+    want = plain_distribution(table, tokens, slots, **setting)
     assert total_variation(enumerated(CASES[case], table), want) < 1e-6
 
 
@@ -178,7 +180,7 @@ def test_flaws_are_seen(flaw):
   case, table = CASES["three guesses"], random_table(0, 4)
   model, source = (TABLE, flaw) if flaw is HalfOfQ else (TABLE._replace(joint=flaw), Script)
   got = enumerated(case, table, model, source)
-  assert total_variation(got, plain_law(table, *case[:2])) > 1e-2
+  assert total_variation(got, plain_distribution(table, *case[:2])) > 1e-2
 
 
 def p_value(source) -> float:
@@ -193,7 +195,7 @@ def p_value(source) -> float:
   place = V ** np.arange(4)
   observed = np.bincount(np.asarray(state.tokens) @ place, minlength=V**4)
   expected = np.zeros(V**4)
-  for text, p in plain_law(table, tokens, slots).items():
+  for text, p in plain_distribution(table, tokens, slots).items():
     expected[np.array(text) @ place] = B * p
   rare = expected < 5
   observed = np.append(observed[~rare], observed[rare].sum())
@@ -201,7 +203,7 @@ def p_value(source) -> float:
   return float(stats.chisquare(observed, expected, sum_check=False).pvalue)
 
 
-def test_the_compiled_loop_draws_from_the_law():
+def test_the_compiled_loop_draws_from_the_distribution():
   assert p_value(Noise) > SUSPICIOUS
 
 
@@ -210,8 +212,8 @@ def the_same_in_every_round(key, position):
 
 
 class ResidualReusesTheDraft(Noise):
-  def draw(self, stream, law):
-    return super().draw(DRAFT if stream == RESIDUAL else stream, law)
+  def draw(self, stream, probs):
+    return super().draw(DRAFT if stream == RESIDUAL else stream, probs)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.diffusion import denoise, lengths, plans, schedules
+from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.credit import Credit, credit
 from specjax.diffusion.guidance import Guided, guided
@@ -64,7 +64,7 @@ def canvases() -> Canvas:
 def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
   network = denoiser(CONFIG, MASK, shift)
   method = denoise.Method(
-    network, plans.none(network, W), POLICIES[name](), schedules.fixed(W), lengths.whole()
+    network, caches.none(network, W), POLICIES[name](), blocks.fixed(W), stopping.whole()
   )
   B = len(canvas.end)
   params = jax.tree.map(lambda x: jnp.full(B, x) if np.ndim(x) == 0 else x, PARAMS[name])
@@ -121,7 +121,7 @@ def test_what_lies_past_the_end_is_not_seen():
 def test_a_sweep_compiles_once():
   network = denoiser(CONFIG, MASK)
   method = denoise.Method(
-    network, plans.none(network, W), POLICIES["threshold"](), schedules.fixed(W), lengths.whole()
+    network, caches.none(network, W), POLICIES["threshold"](), blocks.fixed(W), stopping.whole()
   )
   bars = np.linspace(0.05, 1.0, 20, dtype=np.float32)
   one = jax.tree.map(lambda x: x[:1], canvases())
@@ -147,7 +147,7 @@ def test_a_sweep_compiles_once():
 def run(network, params, canvas: Canvas, transforms=(), settings=(), policy="threshold"):
   B = len(canvas.end)
   method = denoise.Method(
-    network, plans.none(network, W), POLICIES[policy](), schedules.fixed(W), lengths.whole(),
+    network, caches.none(network, W), POLICIES[policy](), blocks.fixed(W), stopping.whole(),
     transforms,
   )  # fmt: skip
   weights = denoise.Weights(params, jnp.full(B, 0.3), transforms=settings)
@@ -182,11 +182,11 @@ def test_credit_by_hand():
     got, memory = transform.apply(
       params, memory, jnp.asarray(logits), jnp.asarray(masked), jnp.full(B, step)
     )
-    law = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     earned *= 0.8
     for b, w in zip(*np.nonzero(masked), strict=True):
       best = logits[b, w].argmax()
-      earned[b, w, best] += law[b, w, best] ** 0.2
+      earned[b, w, best] += probs[b, w, best] ** 0.2
     np.testing.assert_allclose(got, logits + 0.7 * np.log1p(earned), rtol=1e-4, atol=1e-5)
 
 
@@ -196,12 +196,12 @@ def test_guidance():
   base = run(network, WEIGHTS, canvas)
   plain = run(guided(network), Guided(WEIGHTS, prompt, jnp.zeros(B)), canvas)
   np.testing.assert_array_equal(plain.canvas.tokens, base.canvas.tokens)
-  seen = jnp.arange(L)[None] < canvas.end[:, None]
+  prediction = jnp.arange(L)[None] < canvas.end[:, None]
   wrapped = guided(network)
   params = Guided(WEIGHTS, prompt, jnp.full(B, 1.5))
   position = jnp.broadcast_to(jnp.arange(L), (B, L))
-  got = wrapped.head(params, wrapped.evaluate(params, canvas.tokens, position, seen)[0])
+  got = wrapped.head(params, wrapped.evaluate(params, canvas.tokens, position, prediction)[0])
   hidden = jnp.where(prompt, MASK, canvas.tokens)
-  both = [network.head(WEIGHTS, network.evaluate(WEIGHTS, x, position, seen)[0])
+  both = [network.head(WEIGHTS, network.evaluate(WEIGHTS, x, position, prediction)[0])
           for x in (canvas.tokens, hidden)]  # fmt: skip
   np.testing.assert_allclose(got, both[1] + 2.5 * (both[0] - both[1]), rtol=1e-4, atol=1e-4)

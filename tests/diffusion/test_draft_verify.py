@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.diffusion import denoise, draft_verify, lengths, plans, schedules
+from specjax.diffusion import blocks, caches, denoise, draft_verify, stopping
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.policies import POLICIES, Stable
 from specjax.models.config import Config
@@ -19,19 +19,19 @@ V, MASK, W, L, B = 16, 15, 6, 32, 30
 CONFIG = Config(
   vocab_size=V, width=16, layers=2, heads=2, kv_heads=2, head_dim=8, mlp_width=24, causal=False
 )
-NEAR = functools.partial(plans.vicinity, before=3, after=2, warm_up=0)
+NEAR = functools.partial(caches.vicinity, before=3, after=2, warm_up=0)
 CASES = {  # policy, its params, plan, schedule, shift, temperature
-  "one by one": ("confidence", 1, plans.none, "fixed", False, 0.0),
-  "one by one, dual": ("confidence", 1, plans.dual, "fixed", True, 0.0),
-  "one by one, drawn": ("confidence", 1, plans.prefix, "fixed", False, 0.8),
-  "threshold": ("threshold", 0.4, plans.none, "fixed", False, 0.0),
+  "one by one": ("confidence", 1, caches.none, "fixed", False, 0.0),
+  "one by one, dual": ("confidence", 1, caches.dual, "fixed", True, 0.0),
+  "one by one, drawn": ("confidence", 1, caches.prefix, "fixed", False, 0.8),
+  "threshold": ("threshold", 0.4, caches.none, "fixed", False, 0.0),
   "threshold, vicinity": ("threshold", 0.4, NEAR, "fixed", True, 0.8),
-  "threshold, adaptive blocks": ("threshold", 0.4, plans.free, "adaptive", False, 0.0),
-  "random": ("random", 2, plans.none, "fixed", False, 0.8),
-  "klass": ("klass", Stable(0.3, 0.5, 1), plans.none, "fixed", False, 0.0),
-  "one by one, the rest filled": ("confidence", 1, plans.none, "fixed", False, 0.0),
+  "threshold, adaptive blocks": ("threshold", 0.4, caches.free, "adaptive", False, 0.0),
+  "random": ("random", 2, caches.none, "fixed", False, 0.8),
+  "klass": ("klass", Stable(0.3, 0.5, 1), caches.none, "fixed", False, 0.0),
+  "one by one, the rest filled": ("confidence", 1, caches.none, "fixed", False, 0.0),
 }
-LENGTHS = {"one by one, the rest filled": lengths.sure_end(0.3)}  # others: after_end
+STOPPING = {"one by one, the rest filled": stopping.sure_end(0.3)}  # others: after_end
 
 
 def random_params(seed: int):
@@ -55,20 +55,20 @@ def canvases(seed: int) -> Canvas:
 
 
 def decode(case: str, seed: int, guesses: int | None):
-  name, setting, plan, blocks, shift, temperature = CASES[case]
+  name, setting, cache, blocks, shift, temperature = CASES[case]
   network = denoiser(CONFIG, MASK, shift)
   params = jax.tree.map(
     lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), setting
   )
   if blocks == "adaptive":
-    schedule, sizes = schedules.adaptive(W), schedules.Delimiters(
+    blocks, sizes = blocks.adaptive(W), blocks.Delimiters(
       jnp.array([3, 5], jnp.int32), jnp.full(B, 0.2), jnp.full(B, 4, jnp.int32),
       jnp.full(B, W, jnp.int32),
     )  # fmt: skip
   else:
-    schedule, sizes = schedules.fixed(W), ()
+    blocks, sizes = blocks.fixed(W), ()
   method = denoise.Method(
-    network, plan(network, W), POLICIES[name](), schedule, LENGTHS.get(case, lengths.after_end())
+    network, cache(network, W), POLICIES[name](), blocks, STOPPING.get(case, stopping.after_end())
   )
   weights = denoise.Weights(random_params(seed), params, sizes, jnp.array([7], jnp.int32))
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.full(B, temperature))
@@ -110,11 +110,11 @@ def test_one_guess_is_plain_decoding():
   np.testing.assert_array_equal(got.passes, base.forwards)
 
 
-@pytest.mark.parametrize("plan", [plans.vicinity, plans.sliding])
-def test_plans_that_count_passes_are_refused(plan):
+@pytest.mark.parametrize("cache", [caches.vicinity, caches.sliding])
+def test_plans_that_count_passes_are_refused(cache):
   network = denoiser(CONFIG, MASK)
   method = denoise.Method(
-    network, plan(network, W), POLICIES["confidence"](), schedules.fixed(W), lengths.whole()
+    network, cache(network, W), POLICIES["confidence"](), blocks.fixed(W), stopping.whole()
   )
   with pytest.raises(ValueError, match="accepted are none, dual"):
     draft_verify.start(method, denoise.Weights(random_params(0)), canvases(0))

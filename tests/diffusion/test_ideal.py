@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.diffusion import denoise, lengths, plans, schedules
+from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.policies import POLICIES
 from specjax.sampling import request_keys
@@ -18,7 +18,7 @@ N = 6
 def decode(denoiser, policy: str, params, rows: int, temperature: float):
   """(answers i32[rows, N], forwards i32[rows])."""
   method = denoise.Method(
-    denoiser, plans.none(denoiser, N), POLICIES[policy](), schedules.fixed(N), lengths.whole()
+    denoiser, caches.none(denoiser, N), POLICIES[policy](), blocks.fixed(N), stopping.whole()
   )
   canvas = Canvas(
     jnp.zeros((rows, 2 * N), jnp.int32), jnp.broadcast_to(jnp.arange(2 * N) < N, (rows, 2 * N)),

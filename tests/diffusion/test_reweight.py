@@ -1,4 +1,4 @@
-"""Reweighted guesses: how the law nears the joint, by all that can happen; and in the loop."""
+"""Reweighted guesses: how the distribution nears the joint, by all that can happen; and in the loop."""
 
 import functools
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax.diffusion import denoise, lengths, plans, schedules
+from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas, Denoiser
 from specjax.diffusion.policies import POLICIES
 from specjax.diffusion.reweight import Reweighted, autoregressive, resample, reweighted
 from specjax.sampling import request_keys
 from specjax.testing import random_table, table_model
-from specjax.testing.enumerate import Script, _combinations, next_law, probability
+from specjax.testing.enumerate import Script, _combinations, next_distribution, probability
 
 PAIR = np.array([[0.45, 0.05], [0.05, 0.45]])  # two slots that agree; each alone is a fair coin
 SUSPICIOUS = 1e-6
@@ -35,8 +35,8 @@ def play(log_q, log_p, tokens, masked, rows, samples, sign):
   return resample(script, *wide, weigh, samples), script.record
 
 
-def law_of(q, p, samples, tokens=(0, 0), masked=(True, True), sign=1) -> np.ndarray:
-  """f64[2, 2]: of the two slots, q f[2, 2] being the law of each."""
+def log_probs_of(q, p, samples, tokens=(0, 0), masked=(True, True), sign=1) -> np.ndarray:
+  """f64[2, 2]: of the two slots, q f[2, 2] being the distribution of each."""
 
   def arguments(B: int):
     logs = (jnp.log(jnp.asarray(x, jnp.float32)) for x in (q, p))
@@ -52,20 +52,20 @@ def distance(a, b) -> float:
   return float(0.5 * np.abs(a - b).sum())
 
 
-def test_the_law_nears_the_joint_as_samples_grow():
+def test_the_distribution_nears_the_joint_as_samples_grow():
   fair = np.full((2, 2), 0.5)
-  off = {S: distance(law_of(fair, PAIR, S), PAIR) for S in (1, 2, 4, 6)}
+  off = {S: distance(log_probs_of(fair, PAIR, S), PAIR) for S in (1, 2, 4, 6)}
   np.testing.assert_allclose(off[1], distance(np.full((2, 2), 0.25), PAIR), atol=1e-6)
   assert off[1] > 0.39  # one sample is the independent draw
   # The distance falls as 1 / S at least.
   assert all(off[S] < off[1] / S + 0.03 for S in (2, 4, 6)) and off[6] < off[4] < off[2]
-  assert distance(law_of(fair, PAIR, 2, sign=-1), PAIR) > off[1] + 0.1
+  assert distance(log_probs_of(fair, PAIR, 2, sign=-1), PAIR) > off[1] + 0.1
 
 
 def test_what_is_known_counts():
   q = np.array([[0.5, 0.5], [0.3, 0.7]])
   for known in (0, 1):
-    got = law_of(q, PAIR, 6, tokens=(known, 0), masked=(False, True))
+    got = log_probs_of(q, PAIR, 6, tokens=(known, 0), masked=(False, True))
     want = PAIR[known] / PAIR[known].sum()
     assert got[1 - known].sum() == 0
     assert distance(got[known], want) < 0.3 * distance(q[1], want)
@@ -89,7 +89,7 @@ def decode(rows, quota: int):
   """Both slots in one pass, or one after the other."""
   B = len(rows)
   method = denoise.Method(
-    SURE, plans.none(SURE, W), POLICIES["left_to_right"](), schedules.fixed(W), lengths.whole()
+    SURE, caches.none(SURE, W), POLICIES["left_to_right"](), blocks.fixed(W), stopping.whole()
   )
   canvas = Canvas(
     jnp.tile(jnp.array([[1, 0, 0, 1, 0]]), (B, 1)),
@@ -105,26 +105,26 @@ def decode(rows, quota: int):
 def expected(quota: int, samples: int = 2) -> np.ndarray:
   """f64[2, 2], p written out from the table."""
   table = np.asarray(TABLE["logits"], np.float64)
-  first = next_law(table[V, 1], 1.0)
-  p = first[:, None] * np.stack([next_law(table[1, a], 1.0) for a in range(V)])
-  q = np.stack([next_law(row[:V], 1.0) for row in GUESS[1:3]])
-  together = law_of(q, p, samples)
+  first = next_distribution(table[V, 1], 1.0)
+  p = first[:, None] * np.stack([next_distribution(table[1, a], 1.0) for a in range(V)])
+  q = np.stack([next_distribution(row[:V], 1.0) for row in GUESS[1:3]])
+  together = log_probs_of(q, p, samples)
   if quota == 2:
     return together
-  given = [law_of(q, p, samples, (a, 0), (False, True))[a] for a in range(V)]
+  given = [log_probs_of(q, p, samples, (a, 0), (False, True))[a] for a in range(V)]
   return together.sum(1, keepdims=True) * np.stack(given)
 
 
 @pytest.mark.parametrize("quota", [1, 2])
-def test_the_denoising_loop_draws_from_that_law(quota):
+def test_the_denoising_loop_draws_from_that_distribution(quota):
   B = 2**12
   state = decode(np.arange(B), quota)
   assert state.done.all() and (state.forwards == 2 // quota).all()
   np.testing.assert_array_equal(state.canvas.tokens[:, 0], 1)
   observed = np.bincount(state.canvas.tokens[:, 1:3] @ [2, 1], minlength=4)
 
-  def p_value(law: np.ndarray) -> float:
-    return float(stats.chisquare(observed, B * law.ravel(), sum_check=False).pvalue)
+  def p_value(probs: np.ndarray) -> float:
+    return float(stats.chisquare(observed, B * probs.ravel(), sum_check=False).pvalue)
 
   assert p_value(expected(quota)) > SUSPICIOUS > p_value(expected(quota, samples=1))
   alone = decode([5], quota)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.diffusion import plans
+from specjax.diffusion import caches
 from specjax.diffusion.base import Canvas
+from specjax.diffusion.caches.similar import turned
 from specjax.diffusion.guidance import guided
-from specjax.diffusion.plans.similar import turned
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer
@@ -73,9 +73,9 @@ def run(case: str):
   """(answer bool[B, L], of every pass: states, memory before, memory after)."""
   answers, shift = CASES[case]
   network = denoiser(CONFIG, MASK, shift)
-  plan = plans.similar(network, W, K_P, K_R, RATIO, answers)
-  states = jax.jit(plan.states)
-  memory = plan.init(weights(), canvases()[0])
+  cache = caches.similar(network, W, K_P, K_R, RATIO, answers)
+  states = jax.jit(cache.states)
+  memory = cache.init(weights(), canvases()[0])
   answer, passes = np.asarray(memory.answer), []
   for canvas in canvases():
     before = memory
@@ -213,7 +213,7 @@ def test_small_turns_are_told_apart():
 def test_what_it_cannot_look_into_is_refused():
   for network in (guided(denoiser(CONFIG, MASK)), copied(4)):
     with pytest.raises(ValueError, match=r"denoiser\.pieces=None"):
-      plans.similar(network, W)
+      caches.similar(network, W)
   for bad in ({"prompt_every": 0}, {"answer_every": 0}, {"ratio": 1.5}, {"answers": 0}):
     with pytest.raises(ValueError, match="accepted are"):
-      plans.similar(denoiser(CONFIG, MASK), W, **bad)
+      caches.similar(denoiser(CONFIG, MASK), W, **bad)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.diffusion.base import Seen
+from specjax.diffusion.base import Prediction
 from specjax.diffusion.policies import (
   POLICIES,
   Exploration,
@@ -20,23 +20,23 @@ from specjax.diffusion.policies import (
 B, W, V = 40, 12, 5
 
 
-def seen_of(seed: int) -> Seen:
-  """Sharp and flat laws, open and closed slots, some ties."""
+def seen_of(seed: int) -> Prediction:
+  """Sharp and flat distributions, open and closed slots, some ties."""
   rng = np.random.default_rng(seed)
   logits = rng.normal(size=(B, W, V)) * rng.choice([0.3, 3.0, 9.0], size=(B, W, 1))
   logits[::5, 3] = logits[::5, 7]
-  law = np.exp(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
-  top = np.sort(law, -1)
+  probs = np.exp(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+  top = np.sort(probs, -1)
   masked = rng.random((B, W)) < 0.7
   masked[:, 2] = True
   block = np.arange(W) < rng.integers(3, W + 1, size=(B, 1))
   open_ = masked & block
-  return Seen(
-    token=jnp.asarray(law.argmax(-1), jnp.int32),
+  return Prediction(
+    token=jnp.asarray(probs.argmax(-1), jnp.int32),
     confidence=jnp.asarray(top[..., -1], jnp.float32),
-    entropy=jnp.asarray(-(law * np.log(law)).sum(-1), jnp.float32),
+    entropy=jnp.asarray(-(probs * np.log(probs)).sum(-1), jnp.float32),
     margin=jnp.asarray(top[..., -1] - top[..., -2], jnp.float32),
-    log_law=jnp.asarray(np.log(law), jnp.float32),
+    log_probs=jnp.asarray(np.log(probs), jnp.float32),
     position=jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32), (B, W)),
     masked=jnp.asarray(masked), open=jnp.asarray(open_), block=jnp.asarray(block),
     step=jnp.asarray(rng.integers(0, 4, B), jnp.int32),
@@ -136,23 +136,23 @@ CASES = {
 }  # fmt: skip
 
 
-def commits(name, params, seen):
+def commits(name, params, prediction):
   policy = POLICIES[name]()
   rows = jax.tree.map(lambda x: jnp.full(B, x), params)
-  return policy.select(rows, policy.init(B, W, V), seen)
+  return policy.select(rows, policy.init(B, W, V), prediction)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_policy_commits_what_its_paper_says(name):
   params, oracle = CASES[name]
   for seed in range(3):
-    seen = seen_of(seed)
-    commit, score, _ = commits(name, params, seen)
+    prediction = seen_of(seed)
+    commit, score, _ = commits(name, params, prediction)
     assert commit.shape == score.shape == (B, W)
-    rows = {k: np.asarray(v) for k, v in seen._asdict().items()}
+    rows = {k: np.asarray(v) for k, v in prediction._asdict().items()}
     for b in range(B):
       row = {k: v[b] for k, v in rows.items()}
-      got = set(np.flatnonzero(np.asarray(commit[b] & seen.open[b])))
+      got = set(np.flatnonzero(np.asarray(commit[b] & prediction.open[b])))
       assert got == oracle(row, params), (seed, b)
 
 
@@ -163,10 +163,10 @@ def subset(a, b) -> bool:
 def test_settings_in_which_policies_are_the_same():
   """Section by section of the papers: degenerate settings."""
   for seed in range(3):
-    seen = seen_of(seed)
+    prediction = seen_of(seed)
 
-    def of(name, params, seen=seen):
-      return np.asarray(commits(name, params, seen)[0])
+    def of(name, params, prediction=prediction):
+      return np.asarray(commits(name, params, prediction)[0])
 
     f32 = np.float32
     nothing = np.zeros((B, W), bool)
@@ -177,7 +177,7 @@ def test_settings_in_which_policies_are_the_same():
     np.testing.assert_array_equal(of("entropy_bound", f32(0.0)), first)
     np.testing.assert_array_equal(
       of("local_leap", Leap(f32(0.9), f32(0.6), np.int32(0)))
-      & (np.asarray(seen.confidence) >= 0.9),
+      & (np.asarray(prediction.confidence) >= 0.9),
       of("threshold", f32(0.9)),
     )
     np.testing.assert_array_equal(
@@ -185,26 +185,28 @@ def test_settings_in_which_policies_are_the_same():
     )
     above = of("threshold", f32(0.9))
     np.testing.assert_array_equal(of("hierarchy", Levels(f32(0.9), f32(1.0))), above)
-    np.testing.assert_array_equal(of("warm_up", np.int32(0)), np.asarray(seen.open))
+    np.testing.assert_array_equal(of("warm_up", np.int32(0)), np.asarray(prediction.open))
     np.testing.assert_array_equal(of("warm_up", np.int32(9)), of("confidence", np.int32(1)))
 
 
-def test_klass_waits_until_a_law_stands_still():
+def test_klass_waits_until_a_distribution_stands_still():
   policy = POLICIES["klass"]()
   params = Stable(jnp.full(B, 0.5), jnp.full(B, 1e-3), jnp.full(B, 2, jnp.int32))
   one, other = seen_of(0), seen_of(1)
   memory = policy.init(B, W, V)
   got = []
-  for seen in (one, one, one, other, other):
-    commit, _, memory = policy.select(params, memory, seen)
+  for prediction in (one, one, one, other, other):
+    commit, _, memory = policy.select(params, memory, prediction)
     got.append(np.asarray(commit))
   sure = {id(s): np.asarray(s.open & (s.confidence > 0.5)) for s in (one, other)}
   nothing = np.zeros((B, W), bool)
   for commit, want in zip(got, (nothing, nothing, sure[id(one)], None, nothing), strict=True):
     if want is not None:
       np.testing.assert_array_equal(commit, want)
-  # What moved between the two starts anew: nothing but slots whose law hardly changed.
-  apart = (np.exp(other.log_law) * (np.asarray(other.log_law) - np.asarray(one.log_law))).sum(-1)
+  # What moved between the two starts anew: nothing but slots whose distribution hardly changed.
+  apart = (np.exp(other.log_probs) * (np.asarray(other.log_probs) - np.asarray(one.log_probs))).sum(
+    -1
+  )
   np.testing.assert_array_equal(got[3], sure[id(other)] & (apart < 1e-3))
 
 
@@ -213,12 +215,12 @@ def test_the_filter_is_an_mlp_over_the_window():
   into, out = rng.normal(size=(7, W)), rng.normal(size=(W, 7))
   b1, b2 = rng.normal(size=7), rng.normal(size=W)
   params = Filter(*(jnp.asarray(x, jnp.float32) for x in (into, b1, out, b2)), jnp.full(B, 0.6))
-  seen = seen_of(2)
-  commit, *_ = POLICIES["learned"]().select(params, (), seen)
+  prediction = seen_of(2)
+  commit, *_ = POLICIES["learned"]().select(params, (), prediction)
   for b in range(B):
-    z = np.maximum(into @ np.asarray(seen.confidence[b], np.float64) + b1, 0)
+    z = np.maximum(into @ np.asarray(prediction.confidence[b], np.float64) + b1, 0)
     final = 1 / (1 + np.exp(-(out @ z + b2)))
-    np.testing.assert_array_equal(commit[b], (final > 0.6) & np.asarray(seen.open[b]))
+    np.testing.assert_array_equal(commit[b], (final > 0.6) & np.asarray(prediction.open[b]))
 
 
 def test_every_policy_is_tested():
@@ -228,15 +230,15 @@ def test_every_policy_is_tested():
 def test_exploration_reaches_past_the_block_and_probes_lean_rounds():
   params = Exploration(jnp.full(B, 0.9), jnp.full(B, 0.97), jnp.full(B, 2, jnp.int32))
   for seed in range(3):
-    seen = seen_of(seed)
-    commit = np.asarray(POLICIES["explore"]().select(params, (), seen)[0])
+    prediction = seen_of(seed)
+    commit = np.asarray(POLICIES["explore"]().select(params, (), prediction)[0])
     for b in range(B):
-      c, open_ = np.asarray(seen.confidence[b]), np.asarray(seen.open[b])
+      c, open_ = np.asarray(prediction.confidence[b]), np.asarray(prediction.open[b])
       want = {i for i in np.flatnonzero(open_) if c[i] >= 0.9}
       rest = [i for i in np.flatnonzero(open_) if i not in want]
       if len(want) < 2 and rest:
-        want |= {max(rest, key=lambda i: (seen.entropy[b, i], -i))}
-      want |= {i for i in np.flatnonzero(np.asarray(seen.masked[b]) & ~open_) if c[i] >= 0.97}
+        want |= {max(rest, key=lambda i: (prediction.entropy[b, i], -i))}
+      want |= {i for i in np.flatnonzero(np.asarray(prediction.masked[b]) & ~open_) if c[i] >= 0.97}
       assert set(np.flatnonzero(commit[b])) == want, (seed, b)
 
 
@@ -280,9 +282,9 @@ def test_r2_is_its_three_rules_one_after_the_other():
   memory = policy.init(B, W, V)
   by_hand: list[dict] = [{} for _ in range(B)]
   for seed in (0, 0, 1, 1):
-    seen = seen_of(seed)
-    commit, _, memory = policy.select(params, memory, seen)
-    rows = {k: np.asarray(v) for k, v in seen._asdict().items()}
+    prediction = seen_of(seed)
+    commit, _, memory = policy.select(params, memory, prediction)
+    rows = {k: np.asarray(v) for k, v in prediction._asdict().items()}
     for b in range(B):
       want = r2_by_hand({k: v[b] for k, v in rows.items()}, by_hand[b], 0.9, numbers)
       assert set(np.flatnonzero(np.asarray(commit[b]))) == want, (seed, b)
@@ -292,6 +294,6 @@ def test_r2_that_asks_the_impossible_is_its_base():
   base = POLICIES["threshold"]()
   policy, never = r2(base), jnp.full(B, 2.0)
   params = Redundancy(jnp.full(B, 0.8), never, never, never, jnp.full(B, 3, jnp.int32))
-  seen = seen_of(0)
-  got = policy.select(params, policy.init(B, W, V), seen)[0]
-  np.testing.assert_array_equal(got, base.select(jnp.full(B, 0.8), (), seen)[0])
+  prediction = seen_of(0)
+  got = policy.select(params, policy.init(B, W, V), prediction)[0]
+  np.testing.assert_array_equal(got, base.select(jnp.full(B, 0.8), (), prediction)[0])

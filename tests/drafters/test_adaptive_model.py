@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from specjax import speculate
+from specjax.draft_length import confidence, heuristic, static
+from specjax.draft_length.base import DraftLength
 from specjax.drafters import adaptive_model, draft_model, none
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
-from specjax.policies import confidence, heuristic, static
-from specjax.policies.policy import Policy
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import random_table, table_model
 from specjax.verifiers import target_only, token
@@ -60,7 +60,7 @@ def proposed(drafter, params, temperature: float = 0.8, change=lambda state: sta
 @pytest.mark.parametrize(
   "policy",
   [static(2), confidence(0.2, D, step=0.5), confidence(0.2, D, step=0.5, keep=False)],
-  ids=["before", "kept", "dropped"],
+  ids=["before", "truncated", "dropped"],
 )
 def test_its_cache_is_that_of_the_committed_text(policy):
   request, capacity = request_of(), 40
@@ -80,7 +80,7 @@ def test_its_cache_is_that_of_the_committed_text(policy):
 
 def lengths_by_hand(draft, least: float, keep: bool) -> list[int]:
   """How long each row is when tokens less likely than `least` end it; from the whole draft."""
-  rows = np.exp(np.take_along_axis(draft.law[:, :D], draft.tokens[:, 1:, None], -1)[..., 0])
+  rows = np.exp(np.take_along_axis(draft.log_probs[:, :D], draft.tokens[:, 1:, None], -1)[..., 0])
   lengths = []
   for q in rows:
     low = [j for j in range(D) if q[j] < least]
@@ -101,11 +101,11 @@ def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
     assert got.valid[b, : n + 1].all()
     np.testing.assert_array_equal(got.tokens[b, : n + 1], want.tokens[b, : n + 1])
     for i in range(min(n + 1, D)):
-      law = want.law[b, i]
-      dropped = -np.inf if not keep else law
-      expected = np.where(np.exp(law) < np.float32(least), dropped, law)
-      np.testing.assert_array_equal(got.law[b, i], expected)
-    assert n < D or bool((got.law[b, D] == -jnp.inf).all())
+      log_probs = want.log_probs[b, i]
+      dropped = -np.inf if not keep else log_probs
+      expected = np.where(np.exp(log_probs) < np.float32(least), dropped, log_probs)
+      np.testing.assert_array_equal(got.log_probs[b, i], expected)
+    assert n < D or bool((got.log_probs[b, D] == -jnp.inf).all())
 
 
 @pytest.mark.parametrize("lengths", [(0, 0, 0), (1, 3, 0), (4, 1, 1), (2, 2, 9)])
@@ -113,9 +113,9 @@ def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
   """And once more, on the last token of the longest draft, which may be accepted."""
   runs = []
 
-  def evaluate(*arguments, **taps):
+  def evaluate(*arguments, **hidden_layers):
     jax.debug.callback(lambda: runs.append(1))
-    return TABLE.evaluate(*arguments, **taps)
+    return TABLE.evaluate(*arguments, **hidden_layers)
 
   drafter = adaptive_model(TABLE._replace(evaluate=evaluate), static(D), D)
   wanted = jnp.array(lengths, jnp.int32)
@@ -128,11 +128,11 @@ def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
   assert len(runs) == min(max(lengths), D) + 1
 
 
-def watching(stops: int) -> Policy:
-  """Remembers the law it saw last, and stops after `stops` tokens."""
-  return Policy(
+def watching(stops: int) -> DraftLength:
+  """Remembers the distribution it saw last, and stops after `stops` tokens."""
+  return DraftLength(
     "watching", False, False, lambda batch: jnp.zeros((batch, V)),
-    lambda params, state, seen: (jnp.full(B, seen.step >= stops), seen.law),
+    lambda params, state, seen: (jnp.full(B, seen.step >= stops), seen.log_probs),
     lambda state, accepted, drafted: state,
   )  # fmt: skip
 
@@ -144,7 +144,7 @@ def test_greedy_rows_are_seen_at_temperature_1(temperature):
   before, root = (TOKENS[range(B), LENGTH - i] for i in (2, 1))
   logits = table["logits"][np.where(LENGTH > 1, before, V), root] / (temperature or 1.0)
   np.testing.assert_allclose(state.policy, jax.nn.log_softmax(logits), atol=1e-5)
-  assert bool((jnp.exp(draft.law[:, 0]).max(-1) == 1).all()) == (temperature == 0)
+  assert bool((jnp.exp(draft.log_probs[:, 0]).max(-1) == 1).all()) == (temperature == 0)
 
 
 def test_what_a_row_sees_after_its_end_is_not_remembered():
@@ -175,9 +175,9 @@ def test_a_finished_row_keeps_its_policys_state():
 def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
   traces = []
 
-  def evaluate(*arguments, **taps):
+  def evaluate(*arguments, **hidden_layers):
     traces.append(1)
-    return TABLE.evaluate(*arguments, **taps)
+    return TABLE.evaluate(*arguments, **hidden_layers)
 
   policy = confidence(0.3, D, keep=keep)
   drafter = adaptive_model(TABLE, policy, D)

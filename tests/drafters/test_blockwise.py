@@ -159,7 +159,7 @@ def states_of(text):
 
 
 @jax.jit
-def law_after(tokens):
+def log_probs_after(tokens):
   """The small LM's log-probabilities after every token of i32[B, N], from scratch."""
   small, length = target(SMALL), jnp.full(B, tokens.shape[1])
   _, features = small.prefill(LM, tokens, length, tokens.shape[1])
@@ -187,10 +187,10 @@ def test_local_is_head_and_lm_together(alpha):
   for text, length, draft, logits in drafts("local", alpha):
     text = np.pad(text, ((0, 0), (0, D)))
     for d in range(D):
-      law = np.asarray(law_after(text))[rows, length + d - 1]
+      log_probs = np.asarray(log_probs_after(text))[rows, length + d - 1]
       for b in rows:
         order = np.argsort(-logits[b, d])[:K]
-        score = logits[b, d, order] + alpha * law[b, VOCABULARY[order]]
+        score = logits[b, d, order] + alpha * log_probs[b, VOCABULARY[order]]
         text[b, length[b] + d] = VOCABULARY[order[np.argmax(score)]]
         swayed += np.argmax(score) > 0
     got = draft.tokens[:, 1:].tolist()

@@ -44,7 +44,9 @@ def examples() -> Examples:
   tokens = jnp.asarray(np.random.default_rng(5).integers(0, V, (1, T)), jnp.int32)
   position = jnp.arange(T, dtype=jnp.int32)[None]
   segment = jnp.zeros_like(tokens)
-  run = functools.partial(Transformer(MODEL).apply, taps=(MODEL.layers,), method="features")
+  run = functools.partial(
+    Transformer(MODEL).apply, hidden_layers=(MODEL.layers,), method="features"
+  )
   features, _ = jax.jit(run)(target_params(), tokens, position, attention_mask(segment, True))
   at = jnp.array([[AT, T - 2, T - 1]], jnp.int32)
   return Examples(tokens, position, segment, features, at)
@@ -176,7 +178,7 @@ def test_two_depths_are_the_formula(name):
   states, logits = unrolled(name, params)
   p, target = jax.tree.map(lambda x: np.asarray(x, np.float64), (params, target_params()))
   texts = examples()
-  states_of_target = (texts.features.hidden, texts.features.taps[0])
+  states_of_target = (texts.features.hidden, texts.features.hidden_layers[0])
   hidden, stream = (np.asarray(x[0], np.float64) for x in states_of_target)
   oracle = {"clover": clover_states, "clover2": clover2_states}[name]
   want = oracle(p["params"], target["params"], hidden, stream, np.asarray(texts.tokens[0]))
@@ -206,7 +208,7 @@ def test_residual_attention_to_nothing_is_finite():
   assert all(np.isfinite(x).all() for x in jax.tree.leaves((value, gradient)))
 
 
-def test_untrained_clover_is_the_targets_law_at_every_depth():
+def test_untrained_clover_is_the_targets_distribution_at_every_depth():
   states, logits = unrolled("clover", initial("clover"))
   hidden = np.asarray(examples().features.hidden[0, AT])
   want = np.asarray(target_params()["params"]["lm_head"]) @ hidden
@@ -241,7 +243,7 @@ def test_clover2_without_noise_stands_still():
   kept = {name: initial("clover2")["params"][name] for name in ("augment", "norm", "head_norm")}
   states, _ = unrolled("clover2", {"params": params | kept})
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), target_params()["params"])
-  stream = [np.asarray(x, np.float64) for x in examples().features.taps[0][0]]
+  stream = [np.asarray(x, np.float64) for x in examples().features.hidden_layers[0][0]]
   last = p[f"layer_{MODEL.layers - 1}"]
   m = norm(layers(stream, {"layer_0": last, "layer_1": last})[AT], p["norm"])
   for state in states:

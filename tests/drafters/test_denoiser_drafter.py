@@ -107,7 +107,7 @@ def test_it_reads_the_text_and_its_masks_and_nothing_else(context, shift):
   )
 
   @jax.jit
-  def laws(canvas, position):
+  def distributions(canvas, position):
     states, _ = model.evaluate(params, canvas, position, jnp.ones(canvas.shape, bool))
     return model.head(params, states)
 
@@ -117,8 +117,8 @@ def test_it_reads_the_text_and_its_masks_and_nothing_else(context, shift):
     position = np.arange(len(canvas), dtype=np.int32)
     canvas, position = (x[-(context or S) :][None] for x in (canvas, position))
     end = canvas.shape[1] - int(shift)
-    law = np.asarray(laws(canvas, position))[0, end - DEPTH : end, :MASK]
-    np.testing.assert_array_equal(draft.tokens[b], [text[b, n - 1], *law.argmax(-1)])
+    log_probs = np.asarray(distributions(canvas, position))[0, end - DEPTH : end, :MASK]
+    np.testing.assert_array_equal(draft.tokens[b], [text[b, n - 1], *log_probs.argmax(-1)])
 
 
 def test_other_lengths_and_budgets_are_one_trace():

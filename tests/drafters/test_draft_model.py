@@ -1,4 +1,4 @@
-"""The draft model's own cache and law."""
+"""The draft model's own cache and distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from specjax import speculate
 from specjax.drafters import draft_model
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
-from specjax.sampling import DRAFT, Noise, Settings, log_law, request_keys
+from specjax.sampling import DRAFT, Noise, Settings, request_keys, warp
 from specjax.testing import random_table, table_model
 from specjax.verifiers import target_only, token
 
@@ -57,7 +57,7 @@ def test_its_cache_is_that_of_the_committed_text(verifier):
   assert len(np.flatnonzero(state.stats.accepted.sum(0))) > 1  # cut back to several lengths
 
 
-def test_its_law_is_what_its_tokens_were_drawn_from():
+def test_its_distribution_is_what_its_tokens_were_drawn_from():
   drafter = draft_model(target(SMALL), DEPTH)
   tokens = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
   method, request = speculate.method(TARGET, drafter, token()), request_of()
@@ -66,17 +66,17 @@ def test_its_law_is_what_its_tokens_were_drawn_from():
   draft, _ = jax.jit(drafter.propose)(
     SMALL_PARAMS, (), state.drafter, state.context, request.settings, noise
   )
-  # The same text through one pass without a cache, and the same draws from its law.
+  # The same text through one pass without a cache, and the same draws from its distribution.
   for b, n in enumerate(LENGTH):
     text = np.concatenate([tokens[b, :n], np.asarray(draft.tokens)[b, 1:]])[None]
     whole = np.array([n + DEPTH], np.int32)
     _, features = target(SMALL).prefill(SMALL_PARAMS, text, whole, n + DEPTH)
     logits = target(SMALL).head(SMALL_PARAMS, features.hidden)[:, n - 1 :]
-    law = log_law(logits, jax.tree.map(lambda x, b=b: x[b : b + 1], request.settings))
-    np.testing.assert_allclose(np.exp(draft.law[b]), np.exp(law[0]), atol=1e-5)
+    log_probs = warp(logits, jax.tree.map(lambda x, b=b: x[b : b + 1], request.settings))
+    np.testing.assert_allclose(np.exp(draft.log_probs[b]), np.exp(log_probs[0]), atol=1e-5)
     for step in range(DEPTH):
       alone = Noise(request.key[b : b + 1], jnp.asarray(LENGTH[b : b + 1]))
-      assert draft.tokens[b, step + 1] == alone.draw(DRAFT + step, law[:, step])[0]
+      assert draft.tokens[b, step + 1] == alone.draw(DRAFT + step, log_probs[:, step])[0]
 
 
 def test_it_drafts_one_token_at_least():

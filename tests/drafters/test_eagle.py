@@ -10,7 +10,7 @@ import pytest
 from specjax import speculate
 from specjax.base import Context, Examples, Features
 from specjax.drafters.eagle import EagleConfig, eagle
-from specjax.drafters.eagle3 import Eagle3Config, eagle3, taps_of
+from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
 from specjax.sampling import Settings, request_keys
@@ -28,7 +28,7 @@ HEADS = {
   "eagle": eagle(MODEL, EagleConfig(depth=D, mlp_width=10)),
   "eagle, no bias": eagle(MODEL, EagleConfig(depth=D, bias=False)),
   "eagle3": eagle3(MODEL, Eagle3Config(depth=D, mlp_width=10)),
-  "eagle3, two taps": eagle3(MODEL, Eagle3Config(depth=D, taps=(4, 0))),
+  "eagle3, two hidden_layers": eagle3(MODEL, Eagle3Config(depth=D, hidden_layers=(4, 0))),
 }
 
 
@@ -76,12 +76,12 @@ def block(w, x, attended):
   return out + (gate / (1 + np.exp(-gate)) * up) @ w["down"].T
 
 
-def naive_states(name, tokens, hidden, taps, t: int) -> list[np.ndarray]:
+def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray]:
   """Guesses after token t of one text: (state, next token) pairs anew for every guess."""
   model, own = jax.tree.map(np.float64, jax.device_get(weights_of(name)))
   w, embedding = own["params"], model["params"]["embedding"]
   if name.startswith("eagle3"):
-    pairs = list(np.concatenate(taps, -1)[: t + 1] @ w["fc"].T)
+    pairs = list(np.concatenate(hidden_layers, -1)[: t + 1] @ w["fc"].T)
   else:
     pairs = list(hidden[: t + 1])
   for _ in range(D):
@@ -107,9 +107,9 @@ def test_unroll_is_drafting_without_a_cache(name):
   position = np.stack([[*range(11), *range(7)], range(T)]).astype(np.int32)
   tokens = rng.integers(0, V, (2, T)).astype(np.int32)
   hidden = rng.normal(size=(2, T, E)).astype(np.float32)
-  taps = tuple(rng.normal(size=(2, T, E)).astype(np.float32) for _ in head.taps)
+  hidden_layers = tuple(rng.normal(size=(2, T, E)).astype(np.float32) for _ in head.hidden_layers)
   at = np.array([[7, 0, 12, 3, 9, 17], [0, 14, 13, 2, 2, 16]], np.int32)
-  examples = Examples(tokens, position, segment, Features(hidden, taps), at)
+  examples = Examples(tokens, position, segment, Features(hidden, hidden_layers), at)
   got = jax.device_get(jax.jit(head.unroll)(own, model, examples))
   assert len(got) == D
   checked = 0
@@ -118,7 +118,7 @@ def test_unroll_is_drafting_without_a_cache(name):
       text = np.flatnonzero(segment[b] == segment[b, at[b, m]])
       t = at[b, m] - text[0]
       padded = np.append(tokens[b, text], [0] * D)
-      want = naive_states(name, padded, hidden[b, text], [x[b, text] for x in taps], t)
+      want = naive_states(name, padded, hidden[b, text], [x[b, text] for x in hidden_layers], t)
       for d in range(D):
         assert np.isfinite(got[d][b, m]).all()
         if t + d + 1 < len(text):
@@ -155,7 +155,9 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
 
   @jax.jit
   def from_scratch(tokens, length):
-    _, features = target(MODEL).prefill(model, tokens, length, capacity, taps=drafter.taps)
+    _, features = target(MODEL).prefill(
+      model, tokens, length, capacity, hidden_layers=drafter.hidden_layers
+    )
     context = Context(jnp.pad(tokens, ((0, 0), (0, 1))), length)
     return drafter.init(own, model, context, features, capacity)
 
@@ -196,8 +198,8 @@ def test_eagle3_starts_from_the_targets_head_over_its_own_vocabulary():
 )
 def test_layers_that_eagle3_reads(layers, want):
   model = Config(V, E, layers, H, K, C, 12)
-  assert taps_of(model, Eagle3Config()) == want
-  assert eagle3(model, Eagle3Config(taps=(layers,))).taps == (layers,)
-  for taps in ((0, layers + 1), (-1,)):
+  assert hidden_layers_of(model, Eagle3Config()) == want
+  assert eagle3(model, Eagle3Config(hidden_layers=(layers,))).hidden_layers == (layers,)
+  for hidden_layers in ((0, layers + 1), (-1,)):
     with pytest.raises(ValueError, match=f"accepted are layers 0 to {layers}"):
-      taps_of(model, Eagle3Config(taps=taps))
+      hidden_layers_of(model, Eagle3Config(hidden_layers=hidden_layers))

@@ -67,7 +67,7 @@ def guesses_of(name: str, reduced: bool = False):
   @jax.jit
   def run(params, tokens, position, segment, at):
     features, _ = Transformer(MODEL).apply(
-      target_params(), tokens, position, attention_mask(segment, True), taps=made.taps,
+      target_params(), tokens, position, attention_mask(segment, True), hidden_layers=made.hidden_layers,
       method="features",
     )  # fmt: skip
     examples = Examples(tokens, position, segment, features, at)
@@ -211,7 +211,7 @@ def test_a_gradient_reaches_every_trained_weight(name):
   @jax.grad
   def gradient(trained):
     features, _ = Transformer(MODEL).apply(
-      target_params(), tokens, position, attention_mask(segment, True), taps=made.taps,
+      target_params(), tokens, position, attention_mask(segment, True), hidden_layers=made.hidden_layers,
       method="features",
     )  # fmt: skip
     at = jnp.asarray([[3, 5], [0, 6]], jnp.int32)

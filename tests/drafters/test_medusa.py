@@ -86,7 +86,7 @@ def test_a_node_is_its_ranks_guess_at_its_depth(shared, vocabulary):
   params = noisy(init(config, vocabulary))
   choices = ((0,), (2,), (0, 1), (2, 0), (0, 1, 2))
   drafter = medusa(MODEL, config).drafter(choices)
-  assert (drafter.nodes, drafter.depth, drafter.proposal) == (6, 3, "point")
+  assert (drafter.nodes, drafter.depth, drafter.proposal) == (6, 3, "deterministic")
   context = Context(jnp.array([[1, 5, 0], [4, 0, 0]]), jnp.array([2, 1]))
   hidden = HIDDEN[:, 0]
   draft, state = drafter.propose(params, TARGET, hidden, context, None, None)
@@ -98,7 +98,7 @@ def test_a_node_is_its_ranks_guess_at_its_depth(shared, vocabulary):
     want = [root, *(order[len(path) - 1][b, path[-1]] for path in choices)]
     assert draft.tokens[b].tolist() == want
   assert bool(draft.valid.all())
-  assert draft.law is None
+  assert draft.log_probs is None
 
 
 def test_no_choices_are_plain_decoding():

@@ -15,8 +15,8 @@ from specjax.base import Examples
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
+from specjax.drafters.pseudo import ride
 from specjax.models.config import Config, rope_frequencies
-from specjax.models.pseudo import ride
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.trees.static import from_choices
@@ -121,12 +121,17 @@ def plain(name: str, text, k_most: int = K):
   return x[:n], x[n:][np.argsort(inside)]
 
 
-@functools.partial(jax.jit, static_argnames="taps")
-def features_of(tokens, taps=()):
+@functools.partial(jax.jit, static_argnames="hidden_layers")
+def features_of(tokens, hidden_layers=()):
   position = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
   segment = jnp.zeros_like(tokens)
   features, _ = Transformer(MODEL).apply(
-    WEIGHTS, tokens, position, attention_mask(segment, True), taps=taps, method="features"
+    WEIGHTS,
+    tokens,
+    position,
+    attention_mask(segment, True),
+    hidden_layers=hidden_layers,
+    method="features",
   )
   return features, position, segment
 
@@ -134,7 +139,7 @@ def features_of(tokens, taps=()):
 def unrolled(name: str, params, tokens, cuts):
   """[M, K, V]: what the head says from each cut of one text."""
   made = head(name)[0]
-  features, position, segment = features_of(tokens, made.taps)
+  features, position, segment = features_of(tokens, made.hidden_layers)
 
   @jax.jit
   def run(params):
@@ -168,7 +173,7 @@ def test_true_states_entering_are_true_states_leaving(layers):
   features, position, segment = features_of(TEXT, tuple(range(MODEL.layers)))
 
   def enter(k, stream):
-    return features.taps[layers[k - 1]][:, cuts[0] + k]
+    return features.hidden_layers[layers[k - 1]][:, cuts[0] + k]
 
   @jax.jit
   def run(x):
@@ -177,7 +182,7 @@ def test_true_states_entering_are_true_states_leaving(layers):
       start=min(layers),
     )  # fmt: skip
 
-  hidden, guesses, kv = run(features.taps[min(layers)])
+  hidden, guesses, kv = run(features.hidden_layers[min(layers)])
   ahead = (np.asarray(cuts[0])[:, None] + np.arange(1, K + 1)).reshape(-1)
   np.testing.assert_allclose(guesses[0], features.hidden[0, ahead], atol=1e-5)
   np.testing.assert_allclose(hidden, features.hidden, atol=1e-5)
@@ -194,7 +199,7 @@ def test_weights_that_reproduce_the_future_give_the_targets_logits(name):
       "prompt": jnp.take(WEIGHTS["params"]["embedding"], TEXT[0, t + 1 : t + 1 + K], axis=0)
     }
   else:
-    streams = [np.asarray(features.taps[layers[k]][0], np.float64) for k in range(K)]
+    streams = [np.asarray(features.hidden_layers[layers[k]][0], np.float64) for k in range(K)]
     trained = {
       "maps": jnp.asarray(
         [np.outer(x[t + k], x[t]) / (x[t] @ x[t]) for k, x in enumerate(streams, 1)], jnp.float32
@@ -271,7 +276,7 @@ def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):
   draft, ours, own = one_pass(name)(request, state)
   # Other rows in the same program: not a bit of a candidate may change.
   other = one_pass(name)(request, state, random_like(method(name)[1].drafter, 9))[1]
-  assert np.abs(other.side - ours.side).max() > 0.1
+  assert np.abs(other.aux - ours.aux).max() > 0.1
   seen = [jax.tree.leaves((x.logits, x.features.hidden, x.kv)) for x in (ours, own, other)]
   for a, b, c in zip(*seen, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-6)
@@ -280,13 +285,13 @@ def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):
   tokens, parent = np.asarray(draft.tokens), np.asarray(draft.parent)
   counts = COUNTS if name == "ppd" else (2,) * (len(TREE) + 1)
   first = np.concatenate([[0], np.cumsum(counts)])
-  assert ours.side.shape[1] == first[-1]
+  assert ours.aux.shape[1] == first[-1]
   for b, v in zip(np.arange(9) // 3, (0, 5, V + 1, 0, 8, len(TREE), 2, 11, V + 9), strict=True):
     path, up = [], v
     while up:
       path, up = [int(tokens[b, up]), *path], parent[b, up]
     want = plain(name, [*text[b, : length[b]].tolist(), *path])[1][: counts[v]]
-    np.testing.assert_allclose(ours.side[b, first[v] : first[v + 1]], want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(ours.aux[b, first[v] : first[v + 1]], want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -352,7 +357,7 @@ def test_rows_do_not_see_their_neighbours(name):
       lambda x, order=order: x[order], (request._replace(stop=request.key), state)
     )
     alone = run(mixed[0]._replace(stop=request.stop), mixed[1])[1]
-    np.testing.assert_allclose(alone.side[1], whole.side[b], atol=1e-6)
+    np.testing.assert_allclose(alone.aux[1], whole.aux[b], atol=1e-6)
     np.testing.assert_allclose(alone.logits[2], whole.logits[b], atol=1e-6)
 
 

@@ -191,8 +191,8 @@ def test_a_beam_is_what_the_formulas_search(name):
       longer = []
       for score, path in kept:
         *_, logits = ORACLES[build](config, p, hidden, [root, *path], embedding)
-        law = logits - np.log(np.exp(logits).sum())
-        longer += [(score + x, (*path, v)) for v, x in enumerate(law)]
+        log_probs = logits - np.log(np.exp(logits).sum())
+        longer += [(score + x, (*path, v)) for v, x in enumerate(log_probs)]
       kept = sorted(longer, reverse=True)[:width]
     found, valid = [()], np.asarray(draft.valid[b])
     for i in range(1, drafter.nodes):

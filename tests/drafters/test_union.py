@@ -13,13 +13,13 @@ from specjax.drafters.union import merge
 from specjax.sampling import DRAFT, Noise
 from specjax.testing import (
   Case,
-  emitted_law,
+  emitted_distribution,
   fixed_draft,
   p_value,
   random_draft,
   random_table,
   table_model,
-  target_law,
+  target_distribution,
   total_variation,
 )
 from specjax.trees.drawn import Drawn
@@ -60,14 +60,16 @@ def distances(drafter, rule, params) -> list[float]:
   for seed, settings in enumerate(SETTINGS):
     logits = np.asarray(random_table(seed, SMALL)["logits"])
     case = Case(logits, **{"prompt": (0, 2, 0), **settings})
-    found.append(total_variation(emitted_law(case, method, params), target_law(case)))
+    found.append(
+      total_variation(emitted_distribution(case, method, params), target_distribution(case))
+    )
   return found
 
 
 @pytest.mark.parametrize(
   ("name", "rule"), [(name, rule) for name, row in EXACT_FOR.items() for rule in row[2]]
 )
-def test_the_emitted_law_is_the_targets(name, rule):
+def test_the_emitted_distribution_is_the_targets(name, rule):
   drafter, params, _ = EXACT_FOR[name]
   assert max(distances(drafter, RULES[rule], params)) < EXACT
 
@@ -88,7 +90,7 @@ def test_merging_drawn_with_chosen_tokens_is_seen(rule):
   params = ((), DRAFTS[0])
   assert max(distances(source, RULES[rule], params)) < EXACT
   assert max(distances(merged_anyway(source), RULES[rule], params)) > BIASED
-  # The rule that uses no law does not mind.
+  # The rule that uses no distribution does not mind.
   proposal = merged_anyway(source)._replace(proposal="pruned")
   assert max(distances(proposal, RULES["target_only"], params)) < EXACT
 
@@ -96,8 +98,8 @@ def test_merging_drawn_with_chosen_tokens_is_seen(rule):
 class OneStream(Noise):
   """The two sources of a union draw with the same noise."""
 
-  def children(self, stream, law, count, distinct):
-    return super().children(DRAFT + (stream - DRAFT) // 2 * 2, law, count, distinct)
+  def children(self, stream, log_probs, count, distinct):
+    return super().children(DRAFT + (stream - DRAFT) // 2 * 2, log_probs, count, distinct)
 
 
 def test_sources_draw_apart():
@@ -164,7 +166,9 @@ def test_every_source_knows_the_committed_text():
   def recomputed(context):
     text, length = context
     S = text.shape[1]
-    _, features = TARGET.prefill(target_params(), text[:, :-1], length, S, taps=drafter.taps)
+    _, features = TARGET.prefill(
+      target_params(), text[:, :-1], length, S, hidden_layers=drafter.hidden_layers
+    )
     return drafter.init(params, target_params(), context, features, S)
 
   for _ in range(2):
@@ -181,9 +185,12 @@ def test_every_source_knows_the_committed_text():
 def test_sizes_taps_and_names():
   eagle3, _ = head("eagle3")
   source = union(prompt_lookup(5), eagle3.drafter(((0,), (1,))), random_draft([[0]], V))
-  assert (source.nodes, source.depth, source.proposal) == (1 + 5 + 2 + 1, 5, "point")
-  assert source.name == "prompt_lookup+eagle3+random_draft" and source.taps == eagle3.taps
-  assert union(prompt_lookup(5), ONE).proposal == "own"
+  assert (source.nodes, source.depth, source.proposal) == (1 + 5 + 2 + 1, 5, "deterministic")
+  assert (
+    source.name == "prompt_lookup+eagle3+random_draft"
+    and source.hidden_layers == eagle3.hidden_layers
+  )
+  assert union(prompt_lookup(5), ONE).proposal == "independent"
   assert union(prompt_lookup(5), ONE) is union(prompt_lookup(5), ONE)
 
 
@@ -191,7 +198,10 @@ def test_sizes_taps_and_names():
   ("sources", "words"),
   [
     ((), "a union has one source or more"),
-    ((draft_tree(TABLE, Drawn(((0,), (1,)), "distinct")),), "has the proposal 'distinct': a union"),
+    (
+      (draft_tree(TABLE, Drawn(((0,), (1,)), "without_replacement")),),
+      "has the proposal 'without_replacement': a union",
+    ),
     ((draft_tree(TABLE, Drawn(((0,), (1,)), "mixed")),), "chain, iid, own, point"),
     ((none()._replace(evaluate=TABLE.evaluate),), "replaces the target's evaluation"),
   ],
@@ -204,4 +214,4 @@ def test_what_cannot_be_joined_is_refused(sources, words):
 def test_a_source_that_counts_on_winning_is_refused():
   method = speculate.method(TABLE, union(prompt_lookup(2), draft_model(TABLE, 2)), target_only())
   with pytest.raises(ValueError, match="drafter='draft_model' writes its state while it drafts"):
-    emitted_law(Case(np.asarray(DRAFTS[0]["logits"])), method, ((), DRAFTS[1]))
+    emitted_distribution(Case(np.asarray(DRAFTS[0]["logits"])), method, ((), DRAFTS[1]))

@@ -9,10 +9,10 @@ import pytest
 
 from specjax.cli import main
 from specjax.data import lists
-from specjax.diffusion.decoder import Filled
+from specjax.decoding.diffusion_decoder import Filled
+from specjax.decoding.model import load
 from specjax.eval import parallelbench
 from specjax.eval.parallelbench import Config
-from specjax.model import load
 
 SMALL = Config(
   methods=("confidence", "threshold-0.3/dual", "confidence/guesses-3"), tasks=("copy", "shuffle"),

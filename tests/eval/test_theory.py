@@ -10,7 +10,7 @@ from specjax.eval import theory
 
 P, Q = (0.5, 0.3, 0.15, 0.05), (0.2, 0.4, 0.1, 0.3)
 THIRDS = (1 / 3, 2 / 3), (2 / 3, 1 / 3)
-DRAWN = ("iid", "distinct", "mixed")
+DRAWN = ("iid", "without_replacement", "mixed")
 
 
 def tables(count, size=4, sharpness=1.0, seed=0):
@@ -19,7 +19,7 @@ def tables(count, size=4, sharpness=1.0, seed=0):
 
 
 def special_tables():
-  """Equal laws, ties, tokens that one law lacks, a rare one, and a tail of all sizes."""
+  """Equal distributions, ties, tokens that one distribution lacks, a rare one, and a tail of all sizes."""
   return [
     (np.full(4, 0.25), np.full(4, 0.25)),
     (np.array([0.4, 0.1, 0.4, 0.1]), np.array([0.1, 0.4, 0.1, 0.4])),
@@ -35,8 +35,8 @@ def drafts(q, count, how):
   if how == "iid":
     known = np.flatnonzero(q)
     return [(x, q[list(x)].prod()) for x in itertools.product(known, repeat=count)]
-  ranks = [x for x in np.argsort(-q, kind="stable") if q[x] > 0 or how == "point"]
-  if how == "point":
+  ranks = [x for x in np.argsort(-q, kind="stable") if q[x] > 0 or how == "deterministic"]
+  if how == "deterministic":
     return [(tuple(ranks[:count]), 1.0)]
   if how == "mixed":
     top, rest = ranks[: count - 1], ranks[count - 1 :]
@@ -53,12 +53,12 @@ def drafts(q, count, how):
 
 def transport(p, q, count, how):
   """Most mass that can flow from drafts to members of theirs, no token getting more than p."""
-  laws = drafts(q, count, how)
-  edges = [(i, x) for i, (tokens, _) in enumerate(laws) for x in set(tokens)]
-  limits = np.zeros((len(laws) + len(p), len(edges)))
+  distributions = drafts(q, count, how)
+  edges = [(i, x) for i, (tokens, _) in enumerate(distributions) for x in set(tokens)]
+  limits = np.zeros((len(distributions) + len(p), len(edges)))
   for column, (i, x) in enumerate(edges):
-    limits[[i, len(laws) + x], column] = 1
-  bounds = [chance for _, chance in laws] + list(p)
+    limits[[i, len(distributions) + x], column] = 1
+  bounds = [chance for _, chance in distributions] + list(p)
   return -linprog(-np.ones(len(edges)), A_ub=limits, b_ub=bounds).fun
 
 
@@ -66,14 +66,14 @@ def recursive_rejection(p, q, count, how):
   """The rule played for every draft, token by token."""
   accepted = 0.0
   for tokens, chance in drafts(q, count, how):
-    target, law, refused = p, q, 1.0
+    target, probs, refused = p, q, 1.0
     for x in tokens:
-      refused *= 1 - min(1.0, target[x] / law[x])
-      left = np.maximum(target - law, 0)
+      refused *= 1 - min(1.0, target[x] / probs[x])
+      left = np.maximum(target - probs, 0)
       target = left / left.sum() if left.sum() > 1e-12 else target
-      if how == "distinct":
-        law = np.where(np.arange(len(q)) == x, 0.0, law)
-        law = law / max(law.sum(), 1e-300)
+      if how == "without_replacement":
+        probs = np.where(np.arange(len(q)) == x, 0.0, probs)
+        probs = probs / max(probs.sum(), 1e-300)
     accepted += chance * (1 - refused)
   return accepted
 
@@ -93,37 +93,37 @@ GOLDEN = [
   (theory.acceptance, (1, "iid"), 0.65),
   (theory.acceptance, (2, "iid"), 0.755),
   (theory.acceptance, (3, "iid"), 0.819),
-  (theory.acceptance, (2, "distinct"), 0.804762),
-  (theory.acceptance, (3, "distinct"), 0.934286),
+  (theory.acceptance, (2, "without_replacement"), 0.804762),
+  (theory.acceptance, (3, "without_replacement"), 0.934286),
   (theory.acceptance, (2, "k_seq"), 0.788098),
   (theory.acceptance, (3, "k_seq"), 0.858519),
   (theory.acceptance, (2, "mixed"), 0.833333),
   (theory.acceptance, (3, "mixed"), 1.0),
-  (theory.acceptance, (2, "point"), 0.35),
-  (theory.acceptance, (3, "point"), 0.85),
+  (theory.acceptance, (2, "deterministic"), 0.35),
+  (theory.acceptance, (3, "deterministic"), 0.85),
   (theory.optimal_acceptance, (2, "iid"), 0.86),
   (theory.optimal_acceptance, (3, "iid"), 0.988),
-  (theory.optimal_acceptance, (2, "distinct"), 0.941270),
-  (theory.optimal_acceptance, (3, "distinct"), 1.0),
+  (theory.optimal_acceptance, (2, "without_replacement"), 0.941270),
+  (theory.optimal_acceptance, (3, "without_replacement"), 1.0),
   (theory.optimal_acceptance, (2, "mixed"), 0.833333),
   (theory.optimal_acceptance, (3, "mixed"), 1.0),
-  (theory.optimal_acceptance, (2, "point"), 0.35),
-  (theory.optimal_acceptance, (3, "point"), 0.85),
+  (theory.optimal_acceptance, (2, "deterministic"), 0.35),
+  (theory.optimal_acceptance, (3, "deterministic"), 0.85),
   (theory.chain_length, (1,), 1.65),
   (theory.chain_length, (2,), 2.0725),
   (theory.chain_length, (3,), 2.347125),
   (theory.block_length, (1,), 1.65),
   (theory.block_length, (2,), 2.12),
   (theory.block_length, (3,), 2.4805),
-  (theory.tree_length, ((2,), "distinct"), 1.804762),
+  (theory.tree_length, ((2,), "without_replacement"), 1.804762),
   (theory.tree_length, ((2,), "iid"), 1.755),
-  (theory.tree_length, ((2,), "point"), 1.35),
-  (theory.tree_length, ((2, 1), "distinct"), 2.327857),
+  (theory.tree_length, ((2,), "deterministic"), 1.35),
+  (theory.tree_length, ((2, 1), "without_replacement"), 2.327857),
   (theory.tree_length, ((2, 1), "iid"), 2.24575),
-  (theory.tree_length, ((2, 1), "point"), 1.455),
-  (theory.tree_length, ((2, 2), "distinct"), 2.452404),
+  (theory.tree_length, ((2, 1), "deterministic"), 1.455),
+  (theory.tree_length, ((2, 2), "without_replacement"), 2.452404),
   (theory.tree_length, ((2, 2), "iid"), 2.325025),
-  (theory.tree_length, ((2, 2), "point"), 1.4725),
+  (theory.tree_length, ((2, 2), "deterministic"), 1.4725),
 ]
 
 
@@ -133,7 +133,7 @@ def test_golden_numbers(figure, arguments, value):
 
 
 def test_acceptance_by_position():
-  reached = [theory.acceptance(P, Q, k, "distinct") for k in (1, 2, 3)]
+  reached = [theory.acceptance(P, Q, k, "without_replacement") for k in (1, 2, 3)]
   assert np.diff([0, *reached, 1]) == pytest.approx([0.65, 0.154762, 0.129524, 0.065714], abs=6e-7)
 
 
@@ -147,7 +147,7 @@ def test_accepted_tokens_of_chains_of_thirds(length, token, block):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("how", [*DRAWN, "point"])
+@pytest.mark.parametrize("how", [*DRAWN, "deterministic"])
 def test_optimum_is_that_of_the_linear_program(how, count):
   cases = [*zip(*tables(6), strict=True), *zip(*tables(6, sharpness=0.2), strict=True)]
   for p, q in cases + special_tables():
@@ -159,18 +159,18 @@ def test_optimum_is_that_of_the_linear_program(how, count):
 def test_optimum_of_a_wider_vocabulary(sharpness):
   # Over all sets of tokens, not prefixes, with the probability of each draft worked out.
   for p, q in zip(*tables(4, size=6, sharpness=sharpness), strict=True):
-    laws = drafts(q, 3, "distinct")
+    distributions = drafts(q, 3, "without_replacement")
     gaps = []
     for inside in itertools.product([False, True], repeat=6):
       members = set(np.flatnonzero(inside))
-      caught = sum(chance for tokens, chance in laws if members.issuperset(tokens))
+      caught = sum(chance for tokens, chance in distributions if members.issuperset(tokens))
       gaps.append(p[list(members)].sum() - caught)
-    best = theory.optimal_acceptance(p, q, 3, "distinct")
+    best = theory.optimal_acceptance(p, q, 3, "without_replacement")
     assert best == pytest.approx(1 + min(gaps), abs=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("rule", ["iid", "distinct"])
+@pytest.mark.parametrize("rule", ["iid", "without_replacement"])
 def test_recursive_rejection_draft_by_draft(rule, count):
   cases = [*zip(*tables(4), strict=True), *zip(*tables(4, sharpness=0.2), strict=True)]
   for p, q in cases + special_tables()[1:4]:
@@ -180,7 +180,7 @@ def test_recursive_rejection_draft_by_draft(rule, count):
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_k_seq_is_at_the_smallest_ratio_that_is_exact(count):
-  # There the token emitted has a law without negative parts, and mass 1 - accepted is just enough.
+  # There the token emitted has a distribution without negative parts, and mass 1 - accepted is just enough.
   for p, q in zip(*tables(8, size=6), strict=True):
     accepted = theory.acceptance(p, q, count, "k_seq")
     beta = 1 - (1 - accepted) ** (1 / count)
@@ -206,12 +206,12 @@ def test_orderings(count):
   for rule in DRAWN:
     assert (reached[rule] <= best[rule] + slack).all()
   assert (reached["iid"] < best["iid"] - 0.01).any()
-  assert (reached["distinct"] < best["distinct"] - 0.01).any()
+  assert (reached["without_replacement"] < best["without_replacement"] - 0.01).any()
   assert (reached["k_seq"] <= best["iid"] + slack).all()
   assert (reached["k_seq"] >= (1 - (1 - 1 / count) ** count) * best["iid"] - slack).all()
-  assert (best["iid"] <= best["distinct"] + slack).all()
-  one_more = theory.optimal_acceptance(p, q, count + 1, "distinct")
-  assert (best["distinct"] <= one_more + slack).all()
+  assert (best["iid"] <= best["without_replacement"] + slack).all()
+  one_more = theory.optimal_acceptance(p, q, count + 1, "without_replacement")
+  assert (best["without_replacement"] <= one_more + slack).all()
   token, block = theory.chain_length(p, q, count), theory.block_length(p, q, count)
   assert (token <= block + slack).all() and (token < block - 0.01).any()
 
@@ -226,11 +226,11 @@ def test_one_sibling_is_the_overlap(size):
     assert theory.optimal_acceptance(p, q, 1, how) == pytest.approx(overlap, abs=1e-12)
   for length in (theory.chain_length, theory.block_length):
     assert length(p, q, 1) == pytest.approx(1 + overlap)
-  tree = theory.tree_length(p, q, (1, 1, 1), "distinct")
+  tree = theory.tree_length(p, q, (1, 1, 1), "without_replacement")
   assert tree == pytest.approx(theory.chain_length(p, q, 3))
 
 
-@pytest.mark.parametrize("rule", ["iid", "distinct"])
+@pytest.mark.parametrize("rule", ["iid", "without_replacement"])
 def test_one_hot_target_is_accepted_where_drafted(rule):
   p, q = np.eye(4)[1], np.array(Q)
   drafted = sum(chance for tokens, chance in drafts(q, 2, rule) if 1 in tokens)
@@ -239,7 +239,7 @@ def test_one_hot_target_is_accepted_where_drafted(rule):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_disjoint_laws_accept_nothing_and_equal_ones_all(count):
+def test_disjoint_distributions_accept_nothing_and_equal_ones_all(count):
   p, q = (0.6, 0.4, 0.0, 0.0), (0.0, 0.0, 0.3, 0.7)
   for rule in (*DRAWN, "k_seq"):
     assert theory.acceptance(p, q, count, rule) == pytest.approx(0, abs=1e-12)
@@ -256,7 +256,7 @@ def test_a_draft_that_runs_out_of_tokens(count):
   # q has two tokens: once both are drafted, all that p gives to them is accepted.
   p, q = (0.1, 0.5, 0.15, 0.25), (0.0, 0.9, 0.0, 0.1)
   for figure in (theory.acceptance, theory.optimal_acceptance):
-    for how in ("distinct", "mixed"):
+    for how in ("without_replacement", "mixed"):
       assert figure(p, q, count, how) == pytest.approx(0.75)
 
 
@@ -264,7 +264,7 @@ def test_ties_go_to_the_lower_id():
   p, q = tables(1, size=90)[0, 0], np.tile([1, 2, 1], 30) / 120
   ranks = [*range(1, 90, 3), *(x for x in range(90) if x % 3 != 1)]
   for count in (5, 50):
-    point = theory.acceptance(p, q, count, "point")
+    point = theory.acceptance(p, q, count, "deterministic")
     assert point == pytest.approx(p[ranks[:count]].sum())
     top, rest = ranks[: count - 1], ranks[count - 1 :]
     mixed = theory.acceptance(p, q, count, "mixed")
@@ -273,7 +273,7 @@ def test_ties_go_to_the_lower_id():
 
 
 @pytest.mark.parametrize("figure", [theory.acceptance, theory.optimal_acceptance])
-@pytest.mark.parametrize("name", [*DRAWN, "point"])
+@pytest.mark.parametrize("name", [*DRAWN, "deterministic"])
 def test_leading_axes_are_a_batch(figure, name):
   p, q = tables(6)
   p, q = p.reshape(2, 3, 4), q.reshape(2, 3, 4)
@@ -346,8 +346,8 @@ def test_expected_speed_up():
     (lambda: theory.optimal_acceptance(P, Q, 2, "k_seq"), "how='k_seq': known are iid, distinct"),
     (lambda: theory.acceptance(P, Q, 2, "block"), "rule='block': known are .*k_seq"),
     (lambda: theory.optimal_acceptance(P, Q, 0, "iid"), "count=0"),
-    (lambda: theory.acceptance(P, Q, 0, "point"), "count=0"),
-    (lambda: theory.acceptance(P, Q, 10, "distinct"), r"4\*\*10 ordered drafts"),
+    (lambda: theory.acceptance(P, Q, 0, "deterministic"), "count=0"),
+    (lambda: theory.acceptance(P, Q, 10, "without_replacement"), r"4\*\*10 ordered drafts"),
     (lambda: theory.tree_length(P, Q, (2, 0), "iid"), "count=0"),
     (lambda: theory.block_length(*tables(1, 50), 10), "multisets of 10 tokens out of 50"),
   ],

@@ -159,7 +159,7 @@ def busy(products: int, verifying: int | None = None) -> Drafter:
     return Evaluation(jnp.zeros((len(x), 2, 8)), features, cache.kv)
 
   own = None if verifying is None else evaluate
-  return Drafter("busy", "point", 2, 1, init, propose, update, own)
+  return Drafter("busy", "deterministic", 2, 1, init, propose, update, own)
 
 
 def test_what_a_drafter_computes_is_timed(model):
@@ -252,7 +252,7 @@ def test_a_benchmark_takes_a_tree_in_words(model, head):
     ("medusa:no_such.json", "there is no such file"),
     ("medusa:dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
     ("none:dynamic-6-2-3", "plain decoding has no draft to size"),
-    ("prompt_lookup:dynamic-6-2-3", "has no law or head that could fill"),
+    ("prompt_lookup:dynamic-6-2-3", "has no distribution or head that could fill"),
   ):
     with pytest.raises(ValueError, match=message):
       bench.make_decoder(model, label, config)

@@ -47,7 +47,7 @@ def test_one_pass_says_what_a_pass_per_slot_says():
     np.testing.assert_allclose(got[at][:, :MASK], want[at][:, :MASK], rtol=1e-5, atol=1e-5)
 
 
-def test_a_law_depends_on_lower_ranks_and_on_nothing_else():
+def test_a_distribution_depends_on_lower_ranks_and_on_nothing_else():
   base = np.asarray(JOINT(PARAMS, TOKENS, ranks < 0, ranks))
   moved = 0
   for slot in range(L):
@@ -56,7 +56,7 @@ def test_a_law_depends_on_lower_ranks_and_on_nothing_else():
     other = np.asarray(JOINT(PARAMS, tokens, ranks < 0, ranks))
     same = (other == base).all(-1)
     may = ranks > ranks[:, slot, None]
-    given = ranks < 0  # these laws mean nothing
+    given = ranks < 0  # these distributions mean nothing
     assert (same | may | given).all()
     moved += (~same & may).sum()
   assert moved == (ranks[:, :, None] > ranks[:, None]).sum()

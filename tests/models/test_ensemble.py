@@ -14,10 +14,10 @@ from specjax.models.ensemble import ensemble
 from specjax.models.transformer import Transformer, target
 from specjax.testing import (
   Case,
-  emitted_law,
+  emitted_distribution,
   random_table,
   table_model,
-  target_law,
+  target_distribution,
   total_variation,
 )
 from specjax.trees.drawn import Drawn
@@ -43,7 +43,7 @@ def softmax(x):
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
-def test_its_law_is_the_mixture(weight):
+def test_its_distribution_is_the_mixture(weight):
   """After a prefill, a commit and at nodes of a tree; two caches of unlike shape."""
   models, params = (TABLE, target(SMALL)), (TABLES[0], transformer_params())
   whole = ensemble(*models, weight)
@@ -56,15 +56,15 @@ def test_its_law_is_the_mixture(weight):
   rows = np.array([2, 1], np.int32)
 
   @functools.partial(jax.jit, static_argnums=0)
-  def laws(model, params):
+  def distributions(model, params):
     cache, features = model.prefill(params, tokens, length, S)
     first = model.evaluate(params, cache, nodes, depth, mask)
     cache = model.commit(cache, first.kv, path, rows)
     second = model.evaluate(params, cache, nodes, depth, mask)
     return model.head(params, features.hidden), first.logits, second.logits, cache.length
 
-  got = laws(whole, params)
-  a, b = (laws(model, own) for model, own in zip(models, params, strict=True))
+  got = distributions(whole, params)
+  a, b = (distributions(model, own) for model, own in zip(models, params, strict=True))
   for mixed, of_a, of_b in zip(got[:3], a[:3], b[:3], strict=True):
     want = weight * softmax(of_a) + (1 - weight) * softmax(of_b)
     np.testing.assert_allclose(np.exp(mixed), want, atol=2e-6)
@@ -75,7 +75,10 @@ def test_its_law_is_the_mixture(weight):
   ("drafter", "rule"),
   [
     (draft_model(ensemble(TABLE, TABLE, 0.4), 2), block()),
-    (draft_tree(ensemble(TABLE, TABLE, 0.4), Drawn(((0,), (1,)), "distinct")), recursive()),
+    (
+      draft_tree(ensemble(TABLE, TABLE, 0.4), Drawn(((0,), (1,)), "without_replacement")),
+      recursive(),
+    ),
   ],
   ids=lambda x: x.name,
 )
@@ -84,7 +87,9 @@ def test_it_drafts_without_loss(drafter, rule):
   for seed, temperature in ((0, 0.7), (1, 1.0)):
     logits = np.asarray(random_table(seed, V)["logits"])
     case = Case(logits, prompt=(0, 2), temperature=temperature)
-    assert total_variation(emitted_law(case, method, TABLES), target_law(case)) < 1e-6
+    assert (
+      total_variation(emitted_distribution(case, method, TABLES), target_distribution(case)) < 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,5 +105,5 @@ def test_impossible_pairs_are_refused(arguments, words):
 
 
 def test_it_has_no_layers_to_tap():
-  with pytest.raises(ValueError, match=r"taps=\(1,\): an ensemble has no layers"):
-    ensemble(TABLE, TABLE).prefill(TABLES, None, None, 4, taps=(1,))
+  with pytest.raises(ValueError, match=r"hidden_layers=\(1,\): an ensemble has no layers"):
+    ensemble(TABLE, TABLE).prefill(TABLES, None, None, 4, hidden_layers=(1,))

@@ -1,4 +1,4 @@
-"""The reflective law by whole passes over the text written out, and every way of decoding by it."""
+"""The reflective distribution by whole passes over the text written out, and every way of decoding by it."""
 
 import functools
 
@@ -80,7 +80,7 @@ def decode(network, drafter, verifier, temperature: float, prompts=PROMPTS):
   return [text[b, len(p) : len(p) + BUDGET].tolist() for b, p in enumerate(prompts)], state
 
 
-def test_plain_decoding_follows_the_law_written_out():
+def test_plain_decoding_follows_the_distribution_written_out():
   got, _ = decode(SECOND, drafters.none(), greedy(), 0.0)
   for prompt, tokens in zip(PROMPTS, got, strict=True):
     text = list(prompt)
@@ -111,12 +111,12 @@ def cached(texts):
 def evaluate(network):
   """The tree above after the first prompt, in every row."""
   tree = (jnp.asarray(np.broadcast_to(x, (3, *x.shape))) for x in (NODES, DEPTH, MASK))
-  return jax.jit(functools.partial(network.evaluate, taps=(1,)))(
+  return jax.jit(functools.partial(network.evaluate, hidden_layers=(1,)))(
     params(), cached([PROMPTS[0]] * 3), *tree
   )
 
 
-def test_every_node_of_a_tree_has_the_law_of_its_path():
+def test_every_node_of_a_tree_has_the_distribution_of_its_path():
   assert NODES[0] == PROMPTS[0][-1]
   got = evaluate(SECOND)
   for i in range(7):

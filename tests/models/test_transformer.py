@@ -202,7 +202,7 @@ def test_the_pieces_are_the_network_and_taps_lie_between_them(tied):
   t, params = target(config), random_params(config)
   rng = np.random.default_rng(0)
   ids = rng.integers(32, size=(2, 9)).astype(np.int32)
-  length, taps = np.array([9, 4], np.int32), (3, 0, 1)
+  length, hidden_layers = np.array([9, 4], np.int32), (3, 0, 1)
 
   @jax.jit
   def streams(ids, position, mask, cache=None):
@@ -214,18 +214,22 @@ def test_the_pieces_are_the_network_and_taps_lie_between_them(tied):
 
   def check(features, x):
     np.testing.assert_allclose(features.hidden, t.norm(params, x[-1]), atol=ATOL)
-    for got, i in zip(features.taps, taps, strict=True):
+    for got, i in zip(features.hidden_layers, hidden_layers, strict=True):
       np.testing.assert_allclose(got, x[i], atol=ATOL)
 
   position = np.broadcast_to(np.arange(9, dtype=np.int32), (2, 9))
   x, whole, _ = streams(ids, position, attention_mask(jnp.zeros_like(ids), causal=True))
   np.testing.assert_allclose(whole, x[-1], atol=ATOL)
-  cache, features = jax.jit(t.prefill, static_argnums=(3, 4))(params, ids, length, 24, taps)
+  cache, features = jax.jit(t.prefill, static_argnums=(3, 4))(
+    params, ids, length, 24, hidden_layers
+  )
   check(features, x)
 
   _, depth, mask = (np.stack([y] * 2) for y in random_tree(rng, 5))
   nodes = rng.integers(32, size=(2, 5)).astype(np.int32)
-  evaluation = jax.jit(t.evaluate, static_argnums=5)(params, cache, nodes, depth, mask, taps)
+  evaluation = jax.jit(t.evaluate, static_argnums=5)(
+    params, cache, nodes, depth, mask, hidden_layers
+  )
   x, whole, kv = streams(nodes, length[:, None] - 1 + depth, mask, cache)
   check(evaluation.features, x)
   chex.assert_trees_all_close(evaluation.kv, kv, atol=ATOL)

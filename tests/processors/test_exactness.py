@@ -1,4 +1,4 @@
-"""What processors do to the law of the emitted tokens, exactly, through the shipped loop."""
+"""What processors do to the distribution of the emitted tokens, exactly, through the shipped loop."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +9,11 @@ from specjax.drafters import draft_model, draft_tree, none
 from specjax.processors import Automaton, Penalties, constraint, penalties
 from specjax.testing import (
   Case,
-  emitted_law,
+  emitted_distribution,
   fixed_draft,
   random_table,
   table_model,
-  target_law,
+  target_distribution,
   total_variation,
 )
 from specjax.trees.drawn import Drawn
@@ -58,7 +58,7 @@ KINDS = {
   "constraint": (constraint(), automaton, constrained),
 }
 TREE = fixed_draft([[0], [1], [0, 0], [1, 0], [1, 0, 0]], [2, 0, 2, 1, 1])
-PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "distinct"))
+PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "without_replacement"))
 METHODS = {
   "plain": (none(), target_only(), 2),
   "tree": (TREE, target_only(), 1),
@@ -79,7 +79,7 @@ def case(kind: str, seed: int, temperature: float, **settings) -> Case:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", METHODS)
-def test_the_law_is_that_of_the_path(name, kind):
+def test_the_distribution_is_that_of_the_path(name, kind):
   drafter, verifier, rounds = METHODS[name]
   method = speculate.method(table_model(V), drafter, verifier, (KINDS[kind][0],))
   q = random_table(50, V)
@@ -87,13 +87,13 @@ def test_the_law_is_that_of_the_path(name, kind):
     for settings in ({}, {"top_p": 0.8, "stop": (1,)}, {"top_k": 2, "budget": 2}):
       temperature = 0.0 if verifier.temperature == "zero" else 0.8
       asked = case(kind, seed, temperature, **settings)
-      got = emitted_law(asked, method, q, rounds=rounds)
-      assert total_variation(got, target_law(asked)) < EXACT, (seed, settings)
+      got = emitted_distribution(asked, method, q, rounds=rounds)
+      assert total_variation(got, target_distribution(asked)) < EXACT, (seed, settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_path_matters(kind):
-  """Without the tokens on its path a node has another law, and the harness sees it."""
+  """Without the tokens on its path a node has another distribution, and the harness sees it."""
   processor = KINDS[kind][0]
 
   def blind(params, state, draft, mask, logits):
@@ -103,4 +103,4 @@ def test_the_path_matters(kind):
   blinded = processor._replace(logits=blind)
   asked = case(kind, 0, 0.8)
   method = speculate.method(table_model(V), TREE, target_only(), (blinded,))
-  assert total_variation(emitted_law(asked, method), target_law(asked)) > BIASED
+  assert total_variation(emitted_distribution(asked, method), target_distribution(asked)) > BIASED

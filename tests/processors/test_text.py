@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.api import Decoder
 from specjax.data.tokenizer import Tokenizer
-from specjax.model import load
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import load
 from specjax.models.transformer import Transformer
 from specjax.processors.text import of_regex, of_stop_words
 
@@ -145,7 +145,7 @@ def test_log_probs_are_the_models_own():
   position = np.arange(ids.shape[1], dtype=np.int32)[None]
   mask = np.tril(np.ones((1, ids.shape[1], ids.shape[1]), bool))
   x, _ = Transformer(MODEL.config).apply(MODEL.params, ids, position, mask)
-  law = jax.nn.log_softmax(MODEL.target.head(MODEL.params, x))[0]
+  log_probs = jax.nn.log_softmax(MODEL.target.head(MODEL.params, x))[0]
   first = len(QUESTIONS[0])
-  want = [law[first + i - 1, token] for i, token in enumerate(result.tokens)]
+  want = [log_probs[first + i - 1, token] for i, token in enumerate(result.tokens)]
   np.testing.assert_allclose(result.log_probs, want, atol=1e-4)

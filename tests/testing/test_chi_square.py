@@ -1,4 +1,4 @@
-"""The compiled loop with its real noise: many requests of one prompt, against the target's law."""
+"""The compiled loop with its real noise: many requests of one prompt, against the target's distribution."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ SUSPICIOUS = 1e-6
 TABLE, DRAFT_TABLE = random_table(0, V), random_table(100, V)
 TARGET_ONLY, TOKEN, RECURSIVE, TRAVERSAL = target_only(), token(), recursive(), traversal()
 CHAIN = {depth: draft_model(table_model(V), depth) for depth in (1, 2)}
-PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "distinct"))
+PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "without_replacement"))
 BEAM = draft_tree(table_model(V), StochasticBeam(width=2, depth=2))
 CASE = Case(np.asarray(TABLE["logits"]), prompt=(0, 2), length=L, temperature=0.9, top_p=0.95)
 
@@ -54,11 +54,11 @@ class Shared(NamedTuple):
   noise: Noise
   merged: dict[int, int]
 
-  def choose(self, law, depth):
-    return self.noise.choose(law, depth)
+  def choose(self, log_probs, depth):
+    return self.noise.choose(log_probs, depth)
 
-  def draw(self, stream, law):
-    return self.noise.draw(self.merged.get(stream, stream), law)
+  def draw(self, stream, log_probs):
+    return self.noise.draw(self.merged.get(stream, stream), log_probs)
 
   def accept(self, stream, p, q):
     return self.noise.accept(self.merged.get(stream, stream), p, q)
@@ -113,8 +113,8 @@ def test_siblings_of_a_beam_must_be_in_the_order_of_their_draws():
   def propose(params, target_params, state, context, settings, noise):
     draft, state = BEAM.propose(params, target_params, state, context, settings, noise)
     swap = jnp.array([0, 2, 1, *range(3, BEAM.nodes)])
-    tokens, valid, law = (x[:, swap] for x in (draft.tokens, draft.valid, draft.law))
+    tokens, valid, log_probs = (x[:, swap] for x in (draft.tokens, draft.valid, draft.log_probs))
     parent = swap[draft.parent]
-    return draft._replace(tokens=tokens, valid=valid, law=law, parent=parent), state
+    return draft._replace(tokens=tokens, valid=valid, log_probs=log_probs, parent=parent), state
 
   assert p_of(BEAM._replace(propose=propose), RECURSIVE) < SUSPICIOUS

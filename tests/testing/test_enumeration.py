@@ -1,4 +1,4 @@
-"""Every method's joint law of emitted tokens, exactly, against the target's.
+"""Every method's joint distribution of emitted tokens, exactly, against the target's.
 
 One test per method (it compiles once); settings, tables, stop tokens and budgets are traced, so
 each test runs through many cells.
@@ -13,17 +13,17 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Verdict, Verifier
+from specjax.draft_length import confidence
 from specjax.drafters import adaptive_model, draft_model, draft_tree, none, prompt_lookup
-from specjax.policies import confidence
 from specjax.sampling import COIN, RESIDUAL
 from specjax.testing import (
   Case,
-  emitted_law,
+  emitted_distribution,
   fixed_draft,
   random_draft,
   random_table,
   table_model,
-  target_law,
+  target_distribution,
   total_variation,
 )
 from specjax.trees.drawn import Drawn
@@ -86,7 +86,7 @@ DRAWN = {
   **{
     f"{shape} {how}": draft_tree(table_model(V), Drawn(choices, how))
     for shape, choices in SHAPES.items()
-    for how in ("iid", "distinct", "mixed")
+    for how in ("iid", "without_replacement", "mixed")
   },
   "DySpec": draft_tree(table_model(V), Threshold(width=2, depth=2, children=2, least=0.1)),
 }
@@ -126,9 +126,9 @@ METHODS = {
   "kept 2, block, 2 rounds": (KEPT[2], BLOCK, 2),
   "unbalanced, judge that finds nothing right": (TREES["unbalanced"], NEVER, 1),
   "draft model 2, judge that finds nothing right": (SAMPLED[2], NEVER, 1),
-  "2,1 distinct, target_only": (DRAWN["2,1 distinct"], TARGET_ONLY, 1),
-  "2 distinct, recursive, 2 rounds": (DRAWN["2 distinct"], RECURSIVE, 2),
-  "2 distinct, traversal, 2 rounds": (DRAWN["2 distinct"], TRAVERSAL, 2),
+  "2,1 distinct, target_only": (DRAWN["2,1 without_replacement"], TARGET_ONLY, 1),
+  "2 distinct, recursive, 2 rounds": (DRAWN["2 without_replacement"], RECURSIVE, 2),
+  "2 distinct, traversal, 2 rounds": (DRAWN["2 without_replacement"], TRAVERSAL, 2),
   "draft model 2, block, 2 rounds": (SAMPLED[2], BLOCK, 2),
   "draft model 2, greedy": (SAMPLED[2], GREEDY, 2),
   "draft model 1, token, 2 rounds": (SAMPLED[1], TOKEN, 2),
@@ -167,11 +167,13 @@ def drafter_params(drafter, seed: int, vocab_size: int = V):
 
 
 def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> float:
-  return total_variation(emitted_law(case, method, params, rounds=rounds), target_law(case))
+  return total_variation(
+    emitted_distribution(case, method, params, rounds=rounds), target_distribution(case)
+  )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_emitted_law_is_the_targets(name, pytestconfig):
+def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
   drafter, verifier, rounds = METHODS[name]
   method = speculate.method(table_model(V), drafter, verifier)
   thorough = pytestconfig.getoption("--thorough")
@@ -204,20 +206,20 @@ def test_four_tokens(drafter, verifier):
 def flawed_token(flaw: str) -> Verifier:
   """Token verification with one mistake, or none."""
 
-  def verify(params, draft, law, features, noise, drafter):
+  def verify(params, draft, log_probs, features, noise, drafter):
     depth = drafter.depth
     drafted = draft.tokens[:, 1:]
-    row = law[:, 1:] if flaw == "row of the child" else law[:, :depth]
+    row = log_probs[:, 1:] if flaw == "row of the child" else log_probs[:, :depth]
     p, q = (
       jnp.exp(jnp.take_along_axis(x, drafted[..., None], -1)[..., 0])
-      for x in (row, draft.law[:, :depth])
+      for x in (row, draft.log_probs[:, :depth])
     )
     p, q = (q, p) if flaw == "p and q swapped" else (p, q)
     coin = noise.accept(COIN, p, q + 0.05 if flaw == "q padded" else q)
     count = jnp.cumprod(coin.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
     last = count[:, None, None]
-    P, Q = (jnp.exp(jnp.take_along_axis(x, last, 1)[:, 0]) for x in (law, draft.law))
-    # Row D of draft.law is the draft model's, of a token that was not drafted.
+    P, Q = (jnp.exp(jnp.take_along_axis(x, last, 1)[:, 0]) for x in (log_probs, draft.log_probs))
+    # Row D of draft.distribution is the draft model's, of a token that was not drafted.
     Q = jnp.where((count < depth)[:, None] | (flaw == "bonus corrected"), Q, 0.0)
     residual = P if flaw == "residual p" else jnp.maximum(P - Q, 0.0)
     residual = jnp.where(residual.sum(-1, keepdims=True) > 0, residual, P)
@@ -227,22 +229,22 @@ def flawed_token(flaw: str) -> Verifier:
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
     return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
 
-  return Verifier("flawed token", "LOSSY", frozenset({"chain", "point"}), "any", verify)
+  return Verifier("flawed token", "LOSSY", frozenset({"chain", "deterministic"}), "any", verify)
 
 
 def redrawn_after_mismatch() -> Verifier:
   """Target-only verification that draws the last token again."""
 
-  def verify(params, draft, law, features, noise, drafter):
+  def verify(params, draft, log_probs, features, noise, drafter):
     depth = drafter.depth
-    verdict = match(draft, noise.choose(law, draft.depth), depth)
+    verdict = match(draft, noise.choose(log_probs, draft.depth), depth)
     leaf = verdict.path[:, -1:]
-    again = noise.draw(RESIDUAL, jnp.take_along_axis(law, leaf[..., None], 1)[:, 0])
+    again = noise.draw(RESIDUAL, jnp.take_along_axis(log_probs, leaf[..., None], 1)[:, 0])
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     tokens = jnp.where(step < verdict.count[:, None], verdict.tokens, again[:, None])
     return verdict._replace(tokens=tokens)
 
-  return Verifier("redrawn", "LOSSY", frozenset({"chain", "point"}), "any", verify)
+  return Verifier("redrawn", "LOSSY", frozenset({"chain", "deterministic"}), "any", verify)
 
 
 def everyone_sees_everyone(drafter):
@@ -288,7 +290,7 @@ FLAWS = {
   "judge, tree": (TARGET, TREES["2,1"], ALWAYS, 1),
   "judge, chain": (TARGET, SAMPLED[2], ALWAYS, 1),
   "point draft taken for a sampled one": (
-    TARGET, TREES["chain of 2"], TOKEN._replace(accepts=frozenset({"point"})), 1,
+    TARGET, TREES["chain of 2"], TOKEN._replace(accepts=frozenset({"deterministic"})), 1,
   ),
   "mask without the tree": (TARGET, everyone_sees_everyone(TREES["2,1"]), TARGET_ONLY, 1),
   "wrong rows committed": (commits_the_first_nodes(), TREES["2,1"], TARGET_ONLY, 2),
@@ -311,8 +313,8 @@ def test_the_flawed_rule_without_its_flaw_is_exact():
   assert distance(Case(table(0)), method, drafter_params(SAMPLED[2], 0)) < EXACT
 
 
-def test_a_draft_models_cache_never_changes_the_law():
-  # It only guesses worse: the laws it reports are those it drew from.
+def test_a_draft_models_cache_never_changes_the_distribution():
+  # It only guesses worse: the distributions it reports are those it drew from.
   method = speculate.method(TARGET, forgets_to_cut_its_cache(SAMPLED[1]), TOKEN)
   assert distance(Case(table(0)), method, drafter_params(SAMPLED[1], 0), 2) < EXACT
 
@@ -321,7 +323,7 @@ def test_too_many_combinations_is_an_error():
   wide = fixed_draft([[i, *[0] * d] for i in range(3) for d in range(4)], [0] * 12)
   method = speculate.method(TARGET, wide, TARGET_ONLY)
   with pytest.raises(ValueError, match="in 1594323 ways"):
-    emitted_law(Case(table(0)), method)
+    emitted_distribution(Case(table(0)), method)
 
 
 def test_total_variation():
@@ -329,11 +331,11 @@ def test_total_variation():
   assert total_variation({(0,): 1.0}, {(1,): 1.0}) == 1.0
 
 
-def test_the_targets_law_by_hand():
+def test_the_targets_distribution_by_hand():
   logits = np.log(np.array([[[0.25, 0.75]] * 2] * 2 + [[[0.5, 0.5]] * 2], np.float32))
   case = Case(logits, prompt=(0,), length=2, stop=(1,))
-  got = target_law(case)
+  got = target_distribution(case)
   want = {(1,): 0.5, (0, 1): 0.375, (0, 0): 0.125}
   assert got.keys() == want.keys()
   np.testing.assert_allclose([got[x] for x in want], list(want.values()), rtol=1e-7)
-  assert target_law(dataclasses.replace(case, temperature=0.0)) == {(0, 1): 1.0}
+  assert target_distribution(dataclasses.replace(case, temperature=0.0)) == {(0, 1): 1.0}

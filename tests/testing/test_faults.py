@@ -15,9 +15,9 @@ MODEL = table_model(V)
 CASES = [Case(np.asarray(random_table(s, V)["logits"]), temperature=0.8) for s in range(3)]
 ALWAYS = {"row of the child", "last token redrawn"}
 OF_Q = {"p for q", "p and q swapped", "q padded", "q rounded"}
-OF_SIBLINGS = {"siblings reversed", "child duplicated", "law forgets siblings"}
+OF_SIBLINGS = {"siblings reversed", "child duplicated", "distribution forgets siblings"}
 CHAIN = draft_model(MODEL, 2)
-DISTINCT = draft_tree(MODEL, Drawn(((0,), (1,)), "distinct"))
+DISTINCT = draft_tree(MODEL, Drawn(((0,), (1,)), "without_replacement"))
 
 SEEN = {
   "token": (CHAIN, token(), ALWAYS | OF_Q, set()),

@@ -13,15 +13,15 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Draft, Drafter, Verdict, Verifier
+from specjax.draft_length import confidence
 from specjax.drafters import adaptive_model, draft_model, draft_tree
-from specjax.policies import confidence
 from specjax.sampling import COIN, DRAFT, RESIDUAL
 from specjax.testing import (
   Case,
-  emitted_law,
+  emitted_distribution,
   random_table,
   table_model,
-  target_law,
+  target_distribution,
   total_variation,
 )
 from specjax.trees.drawn import Drawn
@@ -51,11 +51,11 @@ def changed(drafter: Drafter, change, **fields) -> Drafter:
 
 
 def likeliest_instead(drafter: Drafter) -> Drafter:
-  """Children are the top of q, but their law is said to be q."""
+  """Children are the top of q, but their distribution is said to be q."""
 
   class Top:
-    def children(self, stream, law, count, distinct):
-      return jax.lax.top_k(law, count)[1].astype(jnp.int32)
+    def children(self, stream, log_probs, count, distinct):
+      return jax.lax.top_k(log_probs, count)[1].astype(jnp.int32)
 
   def propose(params, target_params, state, context, settings, noise):
     return drafter.propose(params, target_params, state, context, settings, Top())
@@ -64,8 +64,8 @@ def likeliest_instead(drafter: Drafter) -> Drafter:
 
 
 def q_of(draft: Draft):
-  """f32[B, N]: how likely the law at its parent made every node."""
-  rows = jnp.take_along_axis(draft.law, draft.parent[..., None], 1)
+  """f32[B, N]: how likely the distribution at its parent made every node."""
+  rows = jnp.take_along_axis(draft.log_probs, draft.parent[..., None], 1)
   return jnp.exp(jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0])
 
 
@@ -80,8 +80,8 @@ def unlikely_dropped(draft: Draft) -> Draft:
 
 
 def unlikely_dropped_from_q(draft: Draft) -> Draft:
-  """And q is said to be the law of what is kept."""
-  return unlikely_dropped(draft)._replace(law=draft.law.at[:, -1].set(-jnp.inf))
+  """And q is said to be the distribution of what is kept."""
+  return unlikely_dropped(draft)._replace(log_probs=draft.log_probs.at[:, -1].set(-jnp.inf))
 
 
 def repeats_dropped(draft: Draft) -> Draft:
@@ -99,17 +99,17 @@ def two_exits(mixture: bool) -> Drafter:
 
   def propose(params, target_params, state, context, settings, noise):
     chain, state = base.propose(params, target_params, state, context, settings, noise)
-    first = chain.law[:, 0]
+    first = chain.log_probs[:, 0]
     second = jax.nn.log_softmax(first / 3)
     again = noise.draw(DRAFT + 9, second)
     sure = at(jnp.exp(first), chain.tokens[:, 1:])[:, 0] >= 0.5
     kept = jnp.where(jnp.exp(first) >= 0.5, jnp.exp(first), 0.0)
     whole = kept + (1 - kept.sum(-1, keepdims=True)) * jnp.exp(second)
     naive = jnp.where(sure[:, None], first, second)
-    law = jnp.log(whole) if mixture else naive
+    log_probs = jnp.log(whole) if mixture else naive
     guess = jnp.where(sure, chain.tokens[:, 1], again)
     tokens = jnp.stack([chain.tokens[:, 0], guess], 1)
-    return chain._replace(tokens=tokens, law=chain.law.at[:, 0].set(law)), state
+    return chain._replace(tokens=tokens, log_probs=chain.log_probs.at[:, 0].set(log_probs)), state
 
   return base._replace(propose=propose)
 
@@ -117,8 +117,8 @@ def two_exits(mixture: bool) -> Drafter:
 def best_of_beams() -> Verifier:
   """Independent coins at every node, and the longest path that passes."""
 
-  def verify(params, draft, law, features, noise, drafter):
-    rows = jnp.take_along_axis(law, draft.parent[..., None], 1)
+  def verify(params, draft, log_probs, features, noise, drafter):
+    rows = jnp.take_along_axis(log_probs, draft.parent[..., None], 1)
     p = jnp.exp(jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0])
     hit = noise.accept(COIN, p[:, 1:], q_of(draft)[:, 1:]) & draft.valid[:, 1:]
     ok = connected(jnp.pad(hit, ((0, 0), (1, 0))), draft.parent, drafter.depth)
@@ -126,7 +126,10 @@ def best_of_beams() -> Verifier:
     args = (draft.tokens, draft.parent, draft.depth, ok, tie, draft.tokens)
     verdict = follow(*args, drafter.depth)
     leaf = at(verdict.path, verdict.count[:, None])
-    P, Q = (jnp.exp(jnp.take_along_axis(x, leaf[..., None], 1)[:, 0]) for x in (law, draft.law))
+    P, Q = (
+      jnp.exp(jnp.take_along_axis(x, leaf[..., None], 1)[:, 0])
+      for x in (log_probs, draft.log_probs)
+    )
     extra = noise.draw(RESIDUAL, jnp.log(siblings.residual(P, Q)))
     step = jnp.arange(drafter.depth + 1, dtype=jnp.int32)[None]
     tokens = jnp.where(step < verdict.count[:, None], verdict.tokens, extra[:, None])
@@ -138,11 +141,11 @@ def best_of_beams() -> Verifier:
 def flawed_block(flaw: str) -> Verifier:
   """Block verification with a mistake, or none; token by token."""
 
-  def verify(params, draft, law, features, noise, drafter):
+  def verify(params, draft, log_probs, features, noise, drafter):
     D = drafter.depth
-    p, q = jnp.exp(law), jnp.exp(draft.law)
+    p, q = jnp.exp(log_probs), jnp.exp(draft.log_probs)
     drafted = draft.tokens[:, 1:]
-    c, passing, left = jnp.ones(len(law)), [], []
+    c, passing, left = jnp.ones(len(log_probs)), [], []
     for i in range(D + 1):
       at_end = i == D
       rest = jnp.maximum(c[:, None] * p[:, i] - (0 if at_end else q[:, i]), 0.0)
@@ -174,12 +177,21 @@ def flawed_block(flaw: str) -> Verifier:
 CHAIN = draft_model(TARGET, 2)
 KEPT = adaptive_model(TARGET, confidence(0.4, keep=False, step=0.0), 2)
 CONTROLS = {
-  "distinct draws, rule for iid": (drawn("distinct", 2)._replace(proposal="iid"), RECURSIVE),
-  "iid draws, rule for distinct": (drawn("iid", 2)._replace(proposal="distinct"), RECURSIVE),
-  "top of q taken for draws": (likeliest_instead(drawn("distinct", 2)), RECURSIVE),
+  "distinct draws, rule for iid": (
+    drawn("without_replacement", 2)._replace(proposal="iid"),
+    RECURSIVE,
+  ),
+  "iid draws, rule for distinct": (
+    drawn("iid", 2)._replace(proposal="without_replacement"),
+    RECURSIVE,
+  ),
+  "top of q taken for draws": (likeliest_instead(drawn("without_replacement", 2)), RECURSIVE),
   "block: passes with c": (CHAIN, flawed_block("h is c")),
   "block: residual of a token": (CHAIN, flawed_block("residual of a token")),
-  "pruned after looking": (changed(drawn("distinct", 3), least_likely_dropped), RECURSIVE),
+  "pruned after looking": (
+    changed(drawn("without_replacement", 3), least_likely_dropped),
+    RECURSIVE,
+  ),
   "dropped, then p": (changed(draft_model(TARGET, 1), unlikely_dropped), token()),
   **{
     f"{name}, {rule.name}": (drafter, rule)
@@ -187,24 +199,24 @@ CONTROLS = {
     for name, drafter in {
       "kept taken for a chain": KEPT._replace(proposal="chain"),
       "dropped, then what q leaves": changed(
-        draft_model(TARGET, 2), unlikely_dropped_from_q, proposal="kept"
+        draft_model(TARGET, 2), unlikely_dropped_from_q, proposal="truncated"
       ),
     }.items()
   },
   "best of beams": (drawn("iid", 2, 1), best_of_beams()),
   "repeats dropped, rule for iid": (changed(drawn("iid", 2), repeats_dropped), RECURSIVE),
-  "law of the exit": (two_exits(mixture=False), token()),
+  "distribution of the exit": (two_exits(mixture=False), token()),
 }
 PROPER = {
-  "distinct": (drawn("distinct", 2), RECURSIVE),
+  "without_replacement": (drawn("without_replacement", 2), RECURSIVE),
   "iid": (drawn("iid", 2), RECURSIVE),
   "top of q, chosen": (
-    likeliest_instead(drawn("distinct", 2))._replace(proposal="point"), RECURSIVE,
+    likeliest_instead(drawn("without_replacement", 2))._replace(proposal="deterministic"), RECURSIVE,
   ),
   "block": (CHAIN, flawed_block("none")),
   "the shipped block": (CHAIN, block()),
   "pruned, target_only": (
-    changed(drawn("distinct", 3), least_likely_dropped, proposal="pruned"), target_only(),
+    changed(drawn("without_replacement", 3), least_likely_dropped, proposal="pruned"), target_only(),
   ),
   "dropped, target_only": (
     changed(draft_model(TARGET, 1), unlikely_dropped, proposal="pruned"), target_only(),
@@ -212,9 +224,9 @@ PROPER = {
   "kept, token": (KEPT, token()),
   "kept, block": (KEPT, block()),
   "repeats dropped, rule for distinct": (
-    changed(drawn("iid", 2), repeats_dropped, proposal="distinct"), RECURSIVE,
+    changed(drawn("iid", 2), repeats_dropped, proposal="without_replacement"), RECURSIVE,
   ),
-  "law of the mixture": (two_exits(mixture=True), token()),
+  "distribution of the mixture": (two_exits(mixture=True), token()),
 }  # fmt: skip
 
 
@@ -225,8 +237,8 @@ def distances(drafter, verifier) -> list[float]:
     case = Case(np.asarray(random_table(seed, V)["logits"]), temperature=temperature)
     params = random_table(100 + seed, V)
     params = (params, ()) if drafter.name == "adaptive_model" else params
-    law = emitted_law(case, method, params)
-    found.append(total_variation(law, target_law(case)))
+    log_probs = emitted_distribution(case, method, params)
+    found.append(total_variation(log_probs, target_distribution(case)))
   return found
 
 

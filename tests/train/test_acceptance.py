@@ -35,8 +35,8 @@ def alone(config: ModelConfig, params, text):
   mask = attention_mask(jnp.zeros_like(ids), True)
   state, _ = Transformer(config).apply(params, ids, position, mask)
   logits = np.asarray(Transformer(config).apply(params, state, method="head")[0], np.float64)
-  law = np.exp(logits - logits.max(-1, keepdims=True))
-  return np.asarray(state[0]), law / law.sum(-1, keepdims=True)
+  log_probs = np.exp(logits - logits.max(-1, keepdims=True))
+  return np.asarray(state[0]), log_probs / log_probs.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize("mixed", [0.0, 0.4])

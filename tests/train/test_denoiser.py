@@ -11,7 +11,7 @@ import pytest
 import specjax
 from specjax.data import lists
 from specjax.data.tokenizer import END, MASK, train_words
-from specjax.diffusion import denoise, lengths, plans, schedules
+from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.policies import POLICIES
 from specjax.sampling import request_keys
@@ -22,7 +22,7 @@ from specjax.train import denoiser as script
 def run(tmp_path_factory):
   """The configuration of a finished run on short copies."""
   home = tmp_path_factory.mktemp("denoiser")
-  records = lists.records(0, 400, lengths=(2,), tasks=("copy",))
+  records = lists.records(0, 400, stopping=(2,), tasks=("copy",))
   (home / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
   config = script.Config(
     data=str(home / "data.jsonl"), out=str(home / "run"), words=True, width=32, layers=2, heads=2,
@@ -36,7 +36,7 @@ def run(tmp_path_factory):
 def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   model = specjax.load(f"{run.out}/model")
   assert not model.config.causal and model.template == "plain"
-  questions = [r["question"] for r in lists.records(1, 16, lengths=(2,), tasks=("copy",))]
+  questions = [r["question"] for r in lists.records(1, 16, stopping=(2,), tasks=("copy",))]
   B, W, network = len(questions), 4, model.denoiser
   assert network.mask == model.tokenizer.id(MASK)
   tokens = np.zeros((B, 16), np.int32)
@@ -47,7 +47,7 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
     masked[b, len(ids) : len(ids) + W] = True
   canvas = Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(masked.argmax(1) + W))
   method = denoise.Method(
-    network, plans.none(network, W), POLICIES["confidence"](), schedules.fixed(W), lengths.whole()
+    network, caches.none(network, W), POLICIES["confidence"](), blocks.fixed(W), stopping.whole()
   )
   weights = denoise.Weights(model.params, jnp.ones(B, jnp.int32))
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))

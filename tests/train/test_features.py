@@ -10,7 +10,7 @@ import pytest
 from specjax.base import Features
 from specjax.data.packing import pack
 from specjax.data.tokenizer import train_bpe
-from specjax.model import Model
+from specjax.decoding.model import Model
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import features
@@ -66,10 +66,12 @@ def test_values_are_those_of_a_direct_forward(whole):
     return Features(t.norm(MODEL.params, three), (two, x, three))
 
   want = streams(ROWS.tokens, ROWS.position)
-  for x, y in zip((got.hidden, *got.taps), (want.hidden, *want.taps), strict=True):
+  for x, y in zip(
+    (got.hidden, *got.hidden_layers), (want.hidden, *want.hidden_layers), strict=True
+  ):
     assert x.dtype == np.float16 and x.shape == (*ROWS.tokens.shape, CONFIG.width)
     np.testing.assert_allclose(x.astype(np.float32), y, rtol=2e-3, atol=2e-4)
-  assert not np.allclose(want.taps[0], want.taps[2], atol=0.1)
+  assert not np.allclose(want.hidden_layers[0], want.hidden_layers[2], atol=0.1)
 
 
 @pytest.mark.parametrize("cuts", [(0,), (1,), (4, 6), (9, 3, 0)])
@@ -104,7 +106,7 @@ def test_finished_states_are_only_read(whole, monkeypatch):
   compute(whole)
   for layers in ((), (3,), (0, 2)):  # fewer layers than the directory has, in any order
     got = compute(whole, layers)
-    for x, i in zip(got.taps, layers, strict=True):
+    for x, i in zip(got.hidden_layers, layers, strict=True):
       np.testing.assert_array_equal(x, np.load(whole / f"layer_{i}.npy"))
   assert contents(whole) == before
 

@@ -8,8 +8,8 @@ import pytest
 
 from specjax.checkpoints import filter as checkpoint
 from specjax.data import lists
-from specjax.diffusion.decoder import DiffusionDecoder
-from specjax.model import load
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import load
 from specjax.train import filter as script
 from specjax.train.traces import collect
 
@@ -24,7 +24,7 @@ def test_traces_follow_the_models_own_answers(list_denoiser):
   assert trace.confidence.shape[1] == W and ((trace.confidence > 0) & (trace.confidence <= 1)).all()
   assert set(trace.prompt) == set(range(8)) and trace.open.any(1).all()
   # The oracle commits all that is right, so that only wrong guesses are seen twice.
-  answers = DiffusionDecoder(model, "confidence", block=W, length="whole", batch=4)(prompts, 6)
+  answers = DiffusionDecoder(model, "confidence", block=W, stopping="whole", batch=4)(prompts, 6)
   for i, answer in enumerate(answers):
     own = trace.prompt == i
     right = (trace.right & trace.open)[own].sum()

@@ -23,7 +23,7 @@ from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import heads
 from specjax.train.answers import answer, ask
-from specjax.train.cut_points import Source
+from specjax.train.draft_positions import Source
 
 SMALL = ModelConfig(vocab_size=20, width=8, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
 SOME = np.array([0, 1, 3, 4, 7, 8, 11, 12, 13, 15, 18, 19], np.int32)
@@ -40,9 +40,9 @@ def lesson_of(reduced: bool):
   rows = pack(documents, 15)
   hidden = rng.normal(size=(*rows.tokens.shape, 8)).astype(np.float16)
   batch = Source(rows, Features(hidden), 3, 6, 0).sample(np.arange(4), 0)
-  lesson = heads.Lesson(SMALL, medusa(SMALL, MedusaConfig(3)), vocabulary)
+  objective = heads.Objective(SMALL, medusa(SMALL, MedusaConfig(3)), vocabulary)
   target_params = {"params": {"embedding": jnp.asarray(rng.normal(size=(20, 8)), jnp.float32)}}
-  params = lesson.head.init(jax.random.key(0), target_params, vocabulary)
+  params = objective.head.init(jax.random.key(0), target_params, vocabulary)
   noise = jax.tree.map(
     lambda x: x + jnp.asarray(rng.normal(size=x.shape) / 3, jnp.float32), params["params"]
   )
@@ -50,11 +50,13 @@ def lesson_of(reduced: bool):
 
   @jax.jit
   def guesses(params, examples):
-    states = lesson.states(params, target_params, examples)
-    return states, [lesson.head.read(params, target_params, s, d) for d, s in enumerate(states, 1)]
+    states = objective.states(params, target_params, examples)
+    return states, [
+      objective.head.read(params, target_params, s, d) for d, s in enumerate(states, 1)
+    ]
 
   told = jax.tree.map(np.asarray, guesses(params, batch.examples))
-  return lesson, params, target_params, batch, *told
+  return objective, params, target_params, batch, *told
 
 
 REDUCED = pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])
@@ -65,19 +67,19 @@ def log_softmax(x):
   return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def points(lesson, batch, d: int):
+def points(objective, batch, d: int):
   """(b, m, label in the draft vocabulary or None) where depth d is trained."""
   ids = batch.labels[:, :, d - 1]
   for b, m in zip(*np.nonzero(batch.weight[:, :, d - 1]), strict=True):
-    yield b, m, int(place) if (place := lesson.place[ids[b, m]]) >= 0 else None
+    yield b, m, int(place) if (place := objective.place[ids[b, m]]) >= 0 else None
 
 
 @pytest.mark.parametrize("weights", [(0.5, 2.0, 0.25, 0.6), (1.0, 0.0, 0.0, 0.0)])
 @REDUCED
 def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
-  lesson, params, target_params, batch, states, logits = lesson_of(reduced)
+  objective, params, target_params, batch, states, logits = lesson_of(reduced)
   weights = LossWeights(*weights)
-  call = jax.jit(lesson.loss, static_argnums=3)
+  call = jax.jit(objective.loss, static_argnums=3)
   total, metrics = call(params, target_params, batch, weights)
   ids = params.get("vocabulary", np.arange(20))
   matrix = np.asarray(target_params["params"]["embedding"])[ids]
@@ -85,17 +87,17 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
   expected = 0.0
   for d in (1, 2, 3):
     terms, right = [], []
-    for b, m, label in points(lesson, batch, d):
+    for b, m, label in points(objective, batch, d):
       if label is None:
         continue
       # The token d + 1 after the cut is the target's to say d after it.
-      own, law = hidden[b, batch.examples.at[b, m] + d], log_softmax(logits[d - 1][b, m])
+      own, log_probs = hidden[b, batch.examples.at[b, m] + d], log_softmax(logits[d - 1][b, m])
       assert batch.labels[b, m, d - 1] == batch.examples.tokens[b, batch.examples.at[b, m] + d + 1]
       error = np.abs(states[d - 1][b, m] - own)
       smooth = np.where(error < 1, error**2 / 2, error - 0.5).mean()
       teacher = np.exp(log_softmax(matrix @ own))
-      terms.append((-law[label], -(teacher * law).sum(), smooth))
-      right.append(law.argmax() == label)
+      terms.append((-log_probs[label], -(teacher * log_probs).sum(), smooth))
+      right.append(log_probs.argmax() == label)
     expected += weights.decay ** (d - 1) * np.mean(terms, 0) @ weights[:3]
     np.testing.assert_allclose(metrics[f"accuracy_{d}"], np.mean(right), rtol=1e-5)
   np.testing.assert_allclose(total, expected, rtol=1e-4)
@@ -104,12 +106,12 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
 
 @REDUCED
 def test_hits_are_those_of_a_plain_loop(reduced):
-  lesson, params, target_params, batch, _, logits = lesson_of(reduced)
-  hits, counts = jax.jit(lesson.hits)(params, target_params, batch)
+  objective, params, target_params, batch, _, logits = lesson_of(reduced)
+  hits, counts = jax.jit(objective.hits)(params, target_params, batch)
   outside = 0
   for d in (1, 2, 3):
     want, count = np.zeros(10, int), 0
-    for b, m, label in points(lesson, batch, d):
+    for b, m, label in points(objective, batch, d):
       count, outside = count + 1, outside + (label is None)  # a miss, whatever was guessed
       want += np.argsort(-logits[d - 1][b, m])[:10] == label
     np.testing.assert_array_equal(hits[d - 1], want)
@@ -118,8 +120,8 @@ def test_hits_are_those_of_a_plain_loop(reduced):
 
 
 def test_noise_is_on_what_the_head_sees_and_a_function_of_its_key():
-  lesson, params, target_params, batch, *_ = lesson_of(False)
-  call = jax.jit(lesson.loss, static_argnums=(3, 4))
+  objective, params, target_params, batch, *_ = lesson_of(False)
+  call = jax.jit(objective.loss, static_argnums=(3, 4))
   plain, first, again, other, little = (
     float(call(params, target_params, batch, LossWeights(), noise, jax.random.key(key))[0])
     for noise, key in ((0.0, 1), (0.5, 1), (0.5, 1), (0.5, 2), (1e-2, 1))

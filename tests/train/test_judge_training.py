@@ -11,11 +11,11 @@ import pytest
 from specjax.checkpoints import judge as checkpoint
 from specjax.data.packing import pack
 from specjax.data.tokenizer import train_bpe
-from specjax.model import Model, load
+from specjax.decoding.model import Model, load
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import judge
-from specjax.train.marked import DIGIT, OPERATOR, WORD, kinds, mark, replaceable
+from specjax.train.judge_labels import DIGIT, OPERATOR, WORD, kinds, mark, replaceable
 from specjax.verifiers.judge import Judge, probability
 
 ANSWER = "Ann has 3+4 = <<3+4=7>>7 red pens.\nBob has 2*7 = $<<2*7=14>>14.\n#### 14"

@@ -36,8 +36,8 @@ def soft(logits=LOGITS):
 
 
 def divergence(logits=LOGITS):
-  law = log_softmax(TEACHER)
-  return (np.exp(law) * (law - log_softmax(logits))).sum(-1)
+  log_probs = log_softmax(TEACHER)
+  return (np.exp(log_probs) * (log_probs - log_softmax(logits))).sum(-1)
 
 
 def smooth(state=STATE):
@@ -68,7 +68,7 @@ def test_a_term_of_nothing_is_nothing(term, arguments, rows):
   assert value == 0 and not gradient.any()
 
 
-def test_the_divergence_of_a_law_from_itself_is_nothing():
+def test_the_divergence_of_a_distribution_from_itself_is_nothing():
   np.testing.assert_allclose(losses.divergence(TEACHER, TEACHER, WEIGHT), 0, atol=1e-6)
   entropy = mean(soft(TEACHER), WEIGHT)
   np.testing.assert_allclose(

@@ -28,14 +28,16 @@ def test_rows_without_anything_to_mask_keep_it():
 def test_the_loss_is_the_bound_on_two_tokens():
   """Its mean over t is the mean over orders of -log p(first) - log p(second given the first)."""
   rng = np.random.default_rng(0)
-  law = {  # (what is seen of token 0, of token 1) -> laws of both
+  log_probs = {  # (what is seen of token 0, of token 1) -> distributions of both
     seen: np.log(rng.dirichlet(np.ones(3), 2))
     for seen in itertools.product((0, 1, 2, None), repeat=2)
   }
   truth = (2, 0)
 
   def logits(masked) -> jnp.ndarray:
-    return jnp.asarray(law[tuple(None if m else t for m, t in zip(masked, truth, strict=True))])
+    return jnp.asarray(
+      log_probs[tuple(None if m else t for m, t in zip(masked, truth, strict=True))]
+    )
 
   tokens, maskable = jnp.array([truth]), jnp.ones((1, 2), bool)
   total, steps = 0.0, 20
@@ -47,7 +49,7 @@ def test_the_loss_is_the_bound_on_two_tokens():
         jnp.full((1, 1), 1 / t, jnp.float32),
       )  # fmt: skip
       total += chance * float(loss) / steps
-  both, first, second = law[None, None], law[2, None], law[None, 0]
+  both, first, second = log_probs[None, None], log_probs[2, None], log_probs[None, 0]
   by_order = [-both[0, 2] - first[1, 0], -both[1, 0] - second[0, 2]]
   np.testing.assert_allclose(2 * total, np.mean(by_order), rtol=1e-5)
 

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_grow import LOGITS, ROOT, B, V, by_path, law_after, ranked
+from test_grow import LOGITS, ROOT, B, V, by_path, log_probs_after, ranked
 
 from specjax import speculate
 from specjax.drafters import draft_tree
 from specjax.testing import (
   Case,
-  emitted_law,
+  emitted_distribution,
   random_table,
   table_model,
-  target_law,
+  target_distribution,
   total_variation,
 )
 from specjax.trees.graph import Graph, expand, unroll
@@ -31,16 +31,16 @@ GRAPHS = [
 ]
 
 
-def graph_of(law_of, tree: Graph, root: int):
+def graph_of(log_probs_of, tree: Graph, root: int):
   """({path: {token: score}} of expanded paths, {path of a guess: path it goes on from})."""
   guesses, goes_on, level = {}, {}, [()]
   for depth in range(tree.depth):
     pool = []
     for path in level:
-      law = law_of(path)
-      best = ranked(law)[: tree.beam]
-      least = max(tree.sibling * np.exp(law[best[0]]), 1e-300)
-      guesses[path] = {x: law[x] for x in best if np.exp(law[x]) >= least}
+      log_probs = log_probs_of(path)
+      best = ranked(log_probs)[: tree.beam]
+      least = max(tree.sibling * np.exp(log_probs[best[0]]), 1e-300)
+      guesses[path] = {x: log_probs[x] for x in best if np.exp(log_probs[x]) >= least}
       pool += [(*path, x) for x in guesses[path]]
     if depth == tree.depth - 1:
       break
@@ -81,10 +81,10 @@ def walks(guesses, goes_on, tree: Graph) -> list[tuple[int, ...]]:
 
   def walk(path, at, score):
     if len(path) < tree.depth:
-      for token, law in guesses[at].items():
-        found.append((score + law, (*path, token)))
+      for token, log_probs in guesses[at].items():
+        found.append((score + log_probs, (*path, token)))
         if (*at, token) in goes_on:
-          walk((*path, token), goes_on[(*at, token)], score + law)
+          walk((*path, token), goes_on[(*at, token)], score + log_probs)
 
   walk((), (), 0.0)
   return [path for _, path in sorted(found, key=lambda x: (-x[0], len(x[1])))[: tree.nodes - 1]]
@@ -112,14 +112,14 @@ def test_the_tree_is_the_unrolled_graph(tree, kind):
   draft, _, again = jax.device_get(grown(tree, LOGITS[kind]))
   assert draft.tokens.shape == (B, tree.nodes) == (B, size_of(tree, 9)[0])
   for b in range(B):
-    law_of = functools.lru_cache(None)(functools.partial(law_after, LOGITS[kind][b]))
-    want = walks(*graph_of(law_of, tree, int(ROOT[b, 0])), tree)
+    log_probs_of = functools.lru_cache(None)(functools.partial(log_probs_after, LOGITS[kind][b]))
+    want = walks(*graph_of(log_probs_of, tree, int(ROOT[b, 0])), tree)
     got = valid_paths(draft, b)
     assert len(set(got)) == len(got) and set(got) == set(want)
   np.testing.assert_array_equal(draft.tokens, again.tokens)
 
 
-def test_a_repetitive_law_is_expanded_once():
+def test_a_repetitive_distribution_is_expanded_once():
   """One of two tokens, then one of two others, and so on: after few expansions all is known."""
   pairs = np.full((V, V), -np.inf, np.float32)
   pairs[[2, 3, 5], 0], pairs[[2, 3, 5], 1] = np.log(0.6), np.log(0.4)
@@ -132,7 +132,7 @@ def test_a_repetitive_law_is_expanded_once():
   @functools.partial(jax.jit, static_argnums=0)
   def run(tree):
     links = expand(tree, root, step, ())
-    return jnp.isfinite(links.law).any(-1).sum(), unroll(tree, links, root)
+    return jnp.isfinite(links.log_probs).any(-1).sum(), unroll(tree, links, root)
 
   # All 62 walks of up to five steps hang below 31 nodes. Of these are expanded the root, 0, 1,
   # 02, 03, 020 and 0202, whose like is on their own path.
@@ -146,11 +146,11 @@ def test_a_repetitive_law_is_expanded_once():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_it_decodes_without_loss(temperature):
   drafter = draft_tree(table_model(3), Graph(nodes=6, depth=3, beam=2, repeat=0))
-  assert drafter.proposal == proposal_of(Graph(4, 2, 2)) == "point"
+  assert drafter.proposal == proposal_of(Graph(4, 2, 2)) == "deterministic"
   method = speculate.method(table_model(3), drafter, target_only())
   case = Case(np.asarray(random_table(0, 3)["logits"]), prompt=(0, 2), temperature=temperature)
-  law = emitted_law(case, method, random_table(100, 3))
-  assert total_variation(law, target_law(case)) < 1e-6
+  log_probs = emitted_distribution(case, method, random_table(100, 3))
+  assert total_variation(log_probs, target_distribution(case)) < 1e-6
 
 
 @pytest.mark.parametrize(

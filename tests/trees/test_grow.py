@@ -73,31 +73,31 @@ def filled(tree, logits):
   return jax.device_get(compiled_fill(tree, logits))
 
 
-def law_after(table, path) -> np.ndarray:
+def log_probs_after(table, path) -> np.ndarray:
   """Log-probabilities after a path of tokens; what is not a number is impossible."""
   state = 0
   for token in path:
     state = NEXT[state, token]
   with np.errstate(invalid="ignore"):
     x = table[state].astype(np.float64)
-    law = x - x.max()
-    law = law - np.log(np.exp(law).sum())
-  return np.where(np.isnan(law), -np.inf, law)
+    log_probs = x - x.max()
+    log_probs = log_probs - np.log(np.exp(log_probs).sum())
+  return np.where(np.isnan(log_probs), -np.inf, log_probs)
 
 
-def ranked(law) -> list[int]:
+def ranked(log_probs) -> list[int]:
   """Tokens from the likeliest on, ties to the lower."""
-  return sorted(range(V), key=lambda token: (-law[token], token))
+  return sorted(range(V), key=lambda token: (-log_probs[token], token))
 
 
-def surest(law_of, tree: Dynamic) -> list[tuple[int, ...]]:
+def surest(log_probs_of, tree: Dynamic) -> list[tuple[int, ...]]:
   """EAGLE-2: expand the best paths of each level, then keep the best of all that were seen."""
   seen, beam = [], [((), 0.0)]
   for _ in range(tree.depth):
     children = []
     for path, score in beam:
-      law = law_of(path)
-      children += [((*path, x), score + law[x]) for x in ranked(law)[: tree.beam]]
+      log_probs = log_probs_of(path)
+      children += [((*path, x), score + log_probs[x]) for x in ranked(log_probs)[: tree.beam]]
     seen += children
     beam = sorted(children, key=lambda child: -child[1])[: tree.beam]
   order = sorted(range(len(seen)), key=lambda i: -seen[i][1])  # stable: ties to who came first
@@ -132,8 +132,8 @@ def test_dynamic_trees_are_eagle2s(tree, kind):
   draft = grown(tree, LOGITS[kind])
   check_form(draft, tree)
   for b in range(B):
-    law_of = functools.lru_cache(None)(functools.partial(law_after, LOGITS[kind][b]))
-    assert paths_of(draft, b) == surest(law_of, tree)
+    log_probs_of = functools.lru_cache(None)(functools.partial(log_probs_after, LOGITS[kind][b]))
+    assert paths_of(draft, b) == surest(log_probs_of, tree)
 
 
 @pytest.mark.parametrize("tree", DYNAMIC, ids=str)
@@ -155,11 +155,11 @@ def test_dynamic_trees_of_guesses_by_depth(tree):
   draft = filled(tree, LOGITS["random"])
   check_form(draft, tree)
   for b in range(B):
-    law_of = functools.partial(lambda b, path: log_law(RANDOM[b, len(path)]), b)
-    assert paths_of(draft, b) == surest(law_of, tree)
+    log_probs_of = functools.partial(lambda b, path: warp(RANDOM[b, len(path)]), b)
+    assert paths_of(draft, b) == surest(log_probs_of, tree)
 
 
-def log_law(x):
+def warp(x):
   return x - np.log(np.exp(x.astype(np.float64)).sum())
 
 
@@ -173,7 +173,7 @@ def test_static_trees_hold_the_ranks(tree, kind):
     for ranks in tree:
       path: tuple[int, ...] = ()
       for rank in ranks:
-        path += (ranked(law_after(LOGITS[kind][b], path))[rank],)
+        path += (ranked(log_probs_after(LOGITS[kind][b], path))[rank],)
       want.add(path)
     assert len(want) == len(tree)
     assert set(paths_of(draft, b)) == want

@@ -56,7 +56,7 @@ ROOT = np.arange(B, dtype=np.int32)[:, None] % V
 
 
 @functools.cache
-def laws():
+def distributions():
   """f32[D, K, V]: logits of the made-up head by level and the state a path leads to."""
   return np.random.default_rng(0).normal(size=(D, K, V)).astype(np.float32) * 2
 
@@ -71,7 +71,7 @@ def head(level, tokens, carry, memory, mask):
   rows = jnp.concatenate([memory, 3**level * tokens], 1)
   seen = jnp.where(mask, rows[:, None], 0).sum(2)
   carry = carry + 3**level * tokens
-  logits = jnp.asarray(laws()[level])[carry % K]
+  logits = jnp.asarray(distributions()[level])[carry % K]
   return jnp.where((seen == carry)[:, :, None], logits, jnp.nan), carry, rows
 
 
@@ -81,7 +81,7 @@ def beams(root: int, width: int, depth: int, names=range(V)):
   for level in range(depth):
     longer = []
     for score, path in kept:
-      logits = laws()[level][state_of((root, *path))].astype(np.float64)
+      logits = distributions()[level][state_of((root, *path))].astype(np.float64)
       total = math.log(np.exp(logits).sum())
       longer += [(score + x - total, (*path, names[v])) for v, x in enumerate(logits)]
     kept = sorted(longer, key=lambda x: -x[0])[:width]
@@ -120,9 +120,9 @@ def test_a_dynamic_tree_holds_the_surest_nodes_that_were_seen(beam):
     for level in range(D):
       seen = []
       for score, path in kept:
-        logits = laws()[level][state_of((int(ROOT[b, 0]), *path))].astype(np.float64)
-        law = logits - math.log(np.exp(logits).sum())
-        seen += [(score + law[v], (*path, int(v))) for v in np.argsort(-law)[:beam]]
+        logits = distributions()[level][state_of((int(ROOT[b, 0]), *path))].astype(np.float64)
+        log_probs = logits - math.log(np.exp(logits).sum())
+        seen += [(score + log_probs[v], (*path, int(v))) for v in np.argsort(-log_probs)[:beam]]
       pool += seen
       kept = sorted(seen, key=lambda x: -x[0])[:beam]
     want = sorted(pool, key=lambda x: -x[0])[: tree.nodes - 1]

@@ -22,7 +22,10 @@ from specjax.trees.paths import Beam
       Graph(9, 4, 3, 0),
       {"graph": {"nodes": 9, "depth": 4, "beam": 3, "repeat": 0, "sibling": 0.0, "least": 0.0}},
     ),
-    (Drawn(((0,), (1,), (0, 0)), "distinct"), {"distinct": [[0], [1], [0, 0]]}),
+    (
+      Drawn(((0,), (1,), (0, 0)), "without_replacement"),
+      {"without_replacement": [[0], [1], [0, 0]]},
+    ),
     (Drawn(((0,),), "iid"), {"iid": [[0]]}),
     (StochasticBeam(4, 3), {"stochastic": {"width": 4, "depth": 3}}),
     (
@@ -48,7 +51,7 @@ def test_a_tree_is_what_was_saved(tmp_path, tree, raw):
     ("dynamic-16-5-4", Dynamic(16, 5, 4)),
     ("beam-9-4-3", Beam(9, 4, 3)),
     ("graph-9-4-3", Graph(9, 4, 3)),
-    ("distinct-2-1", Drawn(((0,), (1,), (0, 0), (1, 0)), "distinct")),
+    ("without_replacement-2-1", Drawn(((0,), (1,), (0, 0), (1, 0)), "without_replacement")),
     ("mixed-2", Drawn(((0,), (1,)), "mixed")),
     ("stochastic-4-3", StochasticBeam(4, 3)),
     ("dyspec-4-3-2", Threshold(4, 3, 2)),
@@ -63,7 +66,7 @@ def test_a_tree_in_words(words, tree):
   ("words", "message"),
   [
     ("dynamic-16-5", "tree='dynamic-16-5': accepted is FILE.json, dynamic-NODES-DEPTH-BEAM"),
-    ("distinct-2-0", "widths=.2, 0.: accepted are numbers of 1 or more"),
+    ("without_replacement-2-0", "widths=.2, 0.: accepted are numbers of 1 or more"),
     ("dyspec-4-3-2-1", "accepted is FILE.json"),
     ("stochastic-0-3", "accepted are numbers of 1 or more"),
     ("16", "tree='16': accepted is FILE.json"),

@@ -1,4 +1,4 @@
-"""Expected tokens of every rule on laws that do not depend on the text, against published numbers.
+"""Expected tokens of every rule on distributions that do not depend on the text, against published numbers.
 
 All outcomes of draft and coins are enumerated; the last token, which counts one, is not.
 """
@@ -26,32 +26,36 @@ RECURSIVE, TRAVERSAL = recursive(), traversal()
 class Counting(Script):
   """Leaves the last token out."""
 
-  def draw(self, stream, law):
-    return super().draw(stream, law) if stream >= DRAFT else jnp.zeros(len(law), jnp.int32)
+  def draw(self, stream, log_probs):
+    return (
+      super().draw(stream, log_probs) if stream >= DRAFT else jnp.zeros(len(log_probs), jnp.int32)
+    )
 
 
-def rows_of(law, script):
-  return jnp.log(jnp.broadcast_to(jnp.asarray(law, jnp.float32), (len(script.rows), 1, len(law))))
+def rows_of(log_probs, script):
+  return jnp.log(
+    jnp.broadcast_to(jnp.asarray(log_probs, jnp.float32), (len(script.rows), 1, len(log_probs)))
+  )
 
 
 def drafted(script: Script, q, drafter, tree: Drawn | None) -> Draft:
-  law, root = rows_of(q, script), jnp.zeros((len(script.rows), 1), jnp.int32)
+  log_probs, root = rows_of(q, script), jnp.zeros((len(script.rows), 1), jnp.int32)
   if tree is not None:
-    return draw(tree, root, lambda level, tokens, *rest: (law, (), ()), lambda x: x, script)
+    return draw(tree, root, lambda level, tokens, *rest: (log_probs, (), ()), lambda x: x, script)
   D = drafter.depth
-  tokens = [root[:, 0], *(script.draw(DRAFT + i, law[:, 0]) for i in range(D))]
+  tokens = [root[:, 0], *(script.draw(DRAFT + i, log_probs[:, 0]) for i in range(D))]
   node = jnp.broadcast_to(jnp.arange(D + 1), (len(root), D + 1))
-  laws = jnp.broadcast_to(law, (len(root), D + 1, law.shape[-1]))
-  return Draft(jnp.stack(tokens, 1), jnp.maximum(node - 1, 0), node, node >= 0, laws)
+  distributions = jnp.broadcast_to(log_probs, (len(root), D + 1, log_probs.shape[-1]))
+  return Draft(jnp.stack(tokens, 1), jnp.maximum(node - 1, 0), node, node >= 0, distributions)
 
 
 def expected_tokens(verifier, p, q, drafter, tree=None) -> float:
   def play(rows):
     script = Counting(rows)
     draft = drafted(script, q, drafter, tree)
-    law = rows_of(p, script)
-    law = jnp.broadcast_to(law, (len(rows), drafter.nodes, law.shape[-1]))
-    verdict = verifier.verify((), draft, law, None, script, drafter)
+    log_probs = rows_of(p, script)
+    log_probs = jnp.broadcast_to(log_probs, (len(rows), drafter.nodes, log_probs.shape[-1]))
+    verdict = verifier.verify((), draft, log_probs, None, script, drafter)
     play.combinations = script.combinations
     return verdict.count, script.record
 
@@ -63,7 +67,7 @@ def expected_tokens(verifier, p, q, drafter, tree=None) -> float:
 
 
 @pytest.mark.parametrize(
-  ("laws", "verifier", "want"),
+  ("distributions", "verifier", "want"),
   [
     ((P, Q), token(), (1.65, 2.0725, 2.347125)),
     ((P, Q), block(), (1.65, 2.12, 2.4805)),
@@ -75,8 +79,8 @@ def expected_tokens(verifier, p, q, drafter, tree=None) -> float:
   ],
   ids=lambda x: getattr(x, "name", None),
 )
-def test_chains(laws, verifier, want):
-  p, q = laws
+def test_chains(distributions, verifier, want):
+  p, q = distributions
   if want is None:  # a drawn token is followed when the target draws it too
     a = float(np.dot(p, q))
     want = (1 + a, 1 + a + a**2)
@@ -88,22 +92,22 @@ def test_chains(laws, verifier, want):
 @pytest.mark.parametrize(
   ("widths", "how", "verifier", "want"),
   [
-    ((2,), "distinct", RECURSIVE, 1.804762),
-    ((2,), "distinct", TRAVERSAL, 1.804762),
+    ((2,), "without_replacement", RECURSIVE, 1.804762),
+    ((2,), "without_replacement", TRAVERSAL, 1.804762),
     ((2,), "iid", RECURSIVE, 1.755),
     ((2,), "iid", k_seq(), 1.788098),
     ((2,), "mixed", RECURSIVE, 1.833333),
     ((2,), "iid", target_only(), 1.426),
-    ((2,), "distinct", target_only(), 1.500992),
+    ((2,), "without_replacement", target_only(), 1.500992),
     ((3,), "iid", RECURSIVE, 1.819),
-    ((3,), "distinct", RECURSIVE, 1.934286),
+    ((3,), "without_replacement", RECURSIVE, 1.934286),
     ((3,), "iid", k_seq(), 1.858519),
     ((3,), "mixed", RECURSIVE, 2.0),
-    ((2, 1), "distinct", RECURSIVE, 2.327857),
-    ((2, 1), "distinct", TRAVERSAL, 2.376071),
+    ((2, 1), "without_replacement", RECURSIVE, 2.327857),
+    ((2, 1), "without_replacement", TRAVERSAL, 2.376071),
     ((2, 1), "iid", RECURSIVE, 2.24575),
-    ((2, 2), "distinct", RECURSIVE, 2.452404),
-    ((2, 2), "distinct", TRAVERSAL, 2.505068),
+    ((2, 2), "without_replacement", RECURSIVE, 2.452404),
+    ((2, 2), "without_replacement", TRAVERSAL, 2.505068),
     ((2, 2), "iid", RECURSIVE, 2.325025),
   ],
 )
@@ -120,7 +124,7 @@ def test_weighing_all_of_a_draft_accepts_no_less(seed):
     chain = draft_model(table_model(4), depth)
     whole, single = (expected_tokens(rule, p, q, chain) for rule in (block(), token()))
     assert whole >= single - 1e-5
-  for widths, how in (((2, 1), "distinct"), ((2, 1), "iid"), ((2, 2), "mixed")):
+  for widths, how in (((2, 1), "without_replacement"), ((2, 1), "iid"), ((2, 2), "mixed")):
     tree = Drawn(as_tree(k_config(widths)), how)
     drafter = draft_tree(table_model(4), tree)
     whole, single = (expected_tokens(r, p, q, drafter, tree) for r in (TRAVERSAL, RECURSIVE))

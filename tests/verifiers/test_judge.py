@@ -26,7 +26,7 @@ def random_features(nodes: int) -> Features:
 
 
 def random_tree():
-  """(draft, law): depths up to D, repeated siblings, padding."""
+  """(draft, distribution): depths up to D, repeated siblings, padding."""
   rng = np.random.default_rng(0)
   parent, depth = np.zeros((B, N), np.int32), np.zeros((B, N), np.int32)
   for b in range(B):
@@ -36,29 +36,29 @@ def random_tree():
   tokens = rng.integers(V, size=(B, N)).astype(np.int32)
   valid = rng.random((B, N)) < 0.9
   valid[:, 0] = True
-  law = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, N, V)) * 2, jnp.float32))
-  return Draft(*map(jnp.asarray, (tokens, parent, depth, valid))), law
+  log_probs = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, N, V)) * 2, jnp.float32))
+  return Draft(*map(jnp.asarray, (tokens, parent, depth, valid))), log_probs
 
 
 def random_chain():
-  """(draft, law): chains drawn from q, of all lengths up to D."""
+  """(draft, distribution): chains drawn from q, of all lengths up to D."""
   rng = np.random.default_rng(1)
-  law, q = (
+  log_probs, q = (
     jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, D + 1, V)) * 2, jnp.float32)) for _ in "pq"
   )
   tokens = jnp.stack([NOISE.draw(DRAFT + i, q[:, max(i - 1, 0)]) for i in range(D + 1)], 1)
   node = jnp.broadcast_to(jnp.arange(D + 1), tokens.shape)
   valid = node <= jnp.asarray(rng.integers(D + 1, size=(B, 1)))
-  return Draft(tokens, jnp.maximum(node - 1, 0), node, valid, q), law
+  return Draft(tokens, jnp.maximum(node - 1, 0), node, valid, q), log_probs
 
 
 CASES = {"chain": (CHAIN, token(), random_chain()), "tree": (TREE, target_only(), random_tree())}
 
 
 def verify(rule, params, name: str, features=None):
-  drafter, _, (draft, law) = CASES[name]
+  drafter, _, (draft, log_probs) = CASES[name]
   features = features or random_features(draft.tokens.shape[1])
-  return jax.jit(rule.verify, static_argnums=5)(params, draft, law, features, NOISE, drafter)
+  return jax.jit(rule.verify, static_argnums=5)(params, draft, log_probs, features, NOISE, drafter)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -90,12 +90,12 @@ def right_by_hand(features: Features, threshold: float) -> np.ndarray:
 
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
 def test_a_tree_is_walked_as_by_a_plain_loop(threshold):
-  draft, law = CASES["tree"][2]
+  draft, log_probs = CASES["tree"][2]
   features = random_features(N)
   right = right_by_hand(features, threshold)
   assert judge(threshold).exactness == f"LOSSY (threshold={threshold})"
   verdict = verify(judge(threshold), HEAD, "tree", features)
-  after = np.asarray(NOISE.choose(law, draft.depth))
+  after = np.asarray(NOISE.choose(log_probs, draft.depth))
   tokens, parent, _, valid = (np.asarray(x) for x in draft[:4])
   overruled = 0
   for b in range(B):
@@ -120,11 +120,11 @@ def test_a_tree_is_walked_as_by_a_plain_loop(threshold):
 
 
 def test_a_chain_is_judged_at_the_token_and_weighed_before_it():
-  draft, law = CASES["chain"][2]
+  draft, log_probs = CASES["chain"][2]
   features = random_features(D + 1)
   right = right_by_hand(features, 0.5)
   verdict = verify(judge(), HEAD, "chain", features)
-  p, q = np.exp(np.asarray(law)), np.exp(np.asarray(draft.law))
+  p, q = np.exp(np.asarray(log_probs)), np.exp(np.asarray(draft.log_probs))
   row, x = np.arange(B), np.asarray(draft.tokens)
   coins = np.stack([p[row, d, x[:, d + 1]] for d in range(D)], 1)
   weights = np.stack([q[row, d, x[:, d + 1]] for d in range(D)], 1)
@@ -152,13 +152,13 @@ def test_another_head_is_not_another_trace():
 
   @jax.jit
   @chex.assert_max_traces(n=1)
-  def run(params, law):
+  def run(params, log_probs):
     draft, _ = CASES["tree"][2]
-    return rule.verify(params, draft, law, random_features(N), NOISE, TREE)
+    return rule.verify(params, draft, log_probs, random_features(N), NOISE, TREE)
 
-  _, law = CASES["tree"][2]
+  _, log_probs = CASES["tree"][2]
   for params in (HEAD, NOTHING, EVERYTHING):
-    run(params, law)
+    run(params, log_probs)
 
 
 def test_it_decodes_in_the_loop_and_a_judge_without_weights_is_refused():

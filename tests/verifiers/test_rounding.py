@@ -8,13 +8,13 @@ import pytest
 from specjax import speculate
 from specjax.base import Draft
 from specjax.drafters import draft_model, draft_tree
-from specjax.sampling import Settings, log_law
+from specjax.sampling import Settings, warp
 from specjax.testing import (
   Case,
-  emitted_law,
+  emitted_distribution,
   random_table,
   table_model,
-  target_law,
+  target_distribution,
   total_variation,
 )
 from specjax.trees.drawn import Drawn
@@ -26,23 +26,23 @@ PAIR = ((0,), (1,))
 RULES = {
   "token": (draft_model(MODEL, 2), token()),
   "block": (draft_model(MODEL, 2), block()),
-  "recursive": (draft_tree(MODEL, Drawn(PAIR, "distinct")), recursive()),
-  "traversal": (draft_tree(MODEL, Drawn(PAIR, "distinct")), traversal()),
+  "recursive": (draft_tree(MODEL, Drawn(PAIR, "without_replacement")), recursive()),
+  "traversal": (draft_tree(MODEL, Drawn(PAIR, "without_replacement")), traversal()),
   "k_seq": (draft_tree(MODEL, Drawn(PAIR, "iid")), k_seq()),
 }
 
 
-def test_the_law_of_bfloat16_logits_is_float32():
+def test_the_distribution_of_bfloat16_logits_is_float32():
   logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 50)), jnp.bfloat16)
   settings = Settings(*(jnp.array(x) for x in ([0.7, 1.0], [0, 9], [0.9, 1.0], [0.0, 0.0])))
-  law = log_law(logits, settings)
-  assert law.dtype == jnp.float32
-  np.testing.assert_array_equal(law, log_law(logits.astype(jnp.float32), settings))
+  log_probs = warp(logits, settings)
+  assert log_probs.dtype == jnp.float32
+  np.testing.assert_array_equal(log_probs, warp(logits.astype(jnp.float32), settings))
 
 
 @pytest.mark.parametrize("name", ["block", "recursive"])
 def test_bfloat16_models_are_sampled_exactly(name):
-  """Logits of both models have 8 bits; what is emitted is the law of these very logits."""
+  """Logits of both models have 8 bits; what is emitted is the distribution of these very logits."""
 
   def rough(params, *rest, **keywords):
     evaluation = MODEL.evaluate(params, *rest, **keywords)
@@ -52,16 +52,16 @@ def test_bfloat16_models_are_sampled_exactly(name):
   rough_model = MODEL._replace(evaluate=rough)
   drafter = {
     "block": draft_model(rough_model, 2),
-    "recursive": draft_tree(rough_model, Drawn(PAIR, "distinct")),
+    "recursive": draft_tree(rough_model, Drawn(PAIR, "without_replacement")),
   }[name]
   exact = np.asarray(random_table(3, V)["logits"])
   rounded = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float32)
   case = Case(rounded, temperature=0.9, top_p=0.9)
   method = speculate.method(rough_model, drafter, RULES[name][1])
-  emitted = emitted_law(case, method, random_table(4, V))
-  assert total_variation(emitted, target_law(case)) < 1e-6
+  emitted = emitted_distribution(case, method, random_table(4, V))
+  assert total_variation(emitted, target_distribution(case)) < 1e-6
   unrounded = Case(exact, temperature=0.9, top_p=0.9)
-  assert total_variation(emitted, target_law(unrounded)) > 1e-4
+  assert total_variation(emitted, target_distribution(unrounded)) > 1e-4
 
 
 class Refusing:
@@ -70,9 +70,9 @@ class Refusing:
   def accept(self, stream, p, q):
     return jnp.zeros(p.shape, bool)
 
-  def draw(self, stream, law):
-    assert law.shape[-1] == V
-    return jnp.argmax(law, -1).astype(jnp.int32)
+  def draw(self, stream, log_probs):
+    assert log_probs.shape[-1] == V
+    return jnp.argmax(log_probs, -1).astype(jnp.int32)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -82,17 +82,17 @@ def test_a_refusal_that_cannot_happen_draws_from_p(name):
   N = 3
   parent = jnp.array([[0, 0, 1]] if chain else [[0, 0, 0]])
   depth = jnp.array([[0, 1, 2]] if chain else [[0, 1, 1]])
-  law = jnp.log(jnp.broadcast_to(jnp.array([0.0, 0.25, 0.75]), (1, N, V)))
+  log_probs = jnp.log(jnp.broadcast_to(jnp.array([0.0, 0.25, 0.75]), (1, N, V)))
   # Siblings without replacement are all that p can say, so nothing is left after the second.
-  draft = Draft(jnp.array([[0, 1, 2]]), parent, depth, jnp.ones((1, N), bool), law)
-  verdict = rule.verify((), draft, law, None, Refusing(), drafter)
+  draft = Draft(jnp.array([[0, 1, 2]]), parent, depth, jnp.ones((1, N), bool), log_probs)
+  verdict = rule.verify((), draft, log_probs, None, Refusing(), drafter)
   assert int(verdict.count[0]) == 0
   assert int(verdict.tokens[0, 0]) in (1, 2)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_nan_is_never_a_token(name):
-  """The row fails and emits nothing, whatever the rule does with a law of NaN."""
+  """The row fails and emits nothing, whatever the rule does with a distribution of NaN."""
   drafter, rule = RULES[name]
   method = speculate.method(MODEL, drafter, rule)
   table = {"logits": random_table(5, V)["logits"].at[:, 1].set(jnp.nan)}

@@ -16,10 +16,10 @@ TABLE = {
   "target_only": PROPOSALS,
   "typical": PROPOSALS,  # lossy for all of them
   "judge": PROPOSALS,
-  "token": {"chain", "kept"},
-  "block": {"chain", "kept"},
-  "recursive": PROPOSALS - {"pruned", "kept"},
-  "traversal": PROPOSALS - {"pruned", "kept"},
+  "token": {"chain", "truncated"},
+  "block": {"chain", "truncated"},
+  "recursive": PROPOSALS - {"pruned", "truncated"},
+  "traversal": PROPOSALS - {"pruned", "truncated"},
   "k_seq": {"chain", "iid"},
 }
 
@@ -42,11 +42,15 @@ def test_a_pairing_is_accepted_or_refused_when_it_is_made(name, proposal):
 @pytest.mark.parametrize(
   ("verifier", "proposal", "words"),
   [
-    (token(), "point", "its tokens are chosen, not drawn, so there is no law q to correct for"),
-    (token(), "point", "Use target_only or recursive or traversal."),
-    (k_seq(), "distinct", r"drawn without replacement.*and the rule is for chain, iid"),
+    (
+      token(),
+      "deterministic",
+      "its tokens are chosen, not drawn, so there is no distribution q to correct for",
+    ),
+    (token(), "deterministic", "Use target_only or recursive or traversal."),
+    (k_seq(), "without_replacement", r"drawn without replacement.*and the rule is for chain, iid"),
     (recursive(), "pruned", r"drops tokens after looking at them.*Use target_only\."),
-    (recursive(), "kept", r"p must be reduced.*Use target_only or token or block\."),
+    (recursive(), "truncated", r"p must be reduced.*Use target_only or token or block\."),
   ],
 )
 def test_the_sentence_says_why_and_what_to_use(verifier, proposal, words):
@@ -74,11 +78,11 @@ CHAIN = draft_tree(table_model(4), Drawn(((0,), (0, 0)), "iid"))
 @pytest.mark.parametrize(
   ("drafter", "proposal"),
   [
-    (draft_tree(table_model(4), Graph(6, 3, 2)), "point"),
-    (union(prompt_lookup(3), draft_tree(table_model(4), Graph(6, 3, 2))), "point"),
-    (union(prompt_lookup(3), CHAIN), "own"),
-    (union(CHAIN, CHAIN), "own"),
-    (union(prompt_lookup(2), union(CHAIN, prompt_lookup(3))), "own"),
+    (draft_tree(table_model(4), Graph(6, 3, 2)), "deterministic"),
+    (union(prompt_lookup(3), draft_tree(table_model(4), Graph(6, 3, 2))), "deterministic"),
+    (union(prompt_lookup(3), CHAIN), "independent"),
+    (union(CHAIN, CHAIN), "independent"),
+    (union(prompt_lookup(2), union(CHAIN, prompt_lookup(3))), "independent"),
   ],
   ids=lambda x: getattr(x, "name", x),
 )

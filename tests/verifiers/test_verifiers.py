@@ -1,4 +1,4 @@
-"""The rules against plain loops and closed forms; their laws are in testing/test_enumeration.py."""
+"""The rules against plain loops and closed forms; their distributions are in testing/test_enumeration.py."""
 
 import itertools
 
@@ -19,7 +19,7 @@ CHAIN = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3, D)}
 
 
 def random_case(seed: int):
-  """(draft, law) with depths up to D, repeated siblings and padding."""
+  """(draft, distribution) with depths up to D, repeated siblings and padding."""
   rng = np.random.default_rng(seed)
   parent, depth = np.zeros((B, N), np.int32), np.zeros((B, N), np.int32)
   for b in range(B):
@@ -29,20 +29,20 @@ def random_case(seed: int):
   tokens = rng.integers(V, size=(B, N)).astype(np.int32)
   valid = rng.random((B, N)) < 0.9
   valid[:, 0] = True
-  law = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, N, V)) * 2, jnp.float32))
-  return Draft(*map(jnp.asarray, (tokens, parent, depth, valid))), law
+  log_probs = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, N, V)) * 2, jnp.float32))
+  return Draft(*map(jnp.asarray, (tokens, parent, depth, valid))), log_probs
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.3, 0.09), (0.02, 0.9)])
 def test_typical_equals_a_plain_loop(epsilon, delta):
-  draft, law = random_case(0)
+  draft, log_probs = random_case(0)
   noise = Noise(request_keys(0, np.arange(B)), jnp.full(B, 4))
   rule = typical(epsilon, delta)
   assert rule.exactness == f"LOSSY (epsilon={epsilon}, delta={delta})"
-  verdict = jax.jit(rule.verify, static_argnums=5)((), draft, law, None, noise, CHAIN[D])
-  after = noise.choose(law, draft.depth)
+  verdict = jax.jit(rule.verify, static_argnums=5)((), draft, log_probs, None, noise, CHAIN[D])
+  after = noise.choose(log_probs, draft.depth)
   tokens, parent, depth, valid = (np.asarray(x) for x in draft[:4])
-  p = np.exp(np.asarray(law, np.float64))
+  p = np.exp(np.asarray(log_probs, np.float64))
   entropy = -(p * np.log(p)).sum(-1)
   threshold = np.minimum(epsilon, delta * np.exp(-entropy))
   counts = []
@@ -69,19 +69,21 @@ def test_typical_equals_a_plain_loop(epsilon, delta):
 
 
 def test_greedy_takes_the_lower_token_and_the_first_sibling_on_ties():
-  law = jnp.log(jnp.array([[[0.2, 0.4, 0.4], [0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [0.6, 0.2, 0.2]]]))
+  log_probs = jnp.log(
+    jnp.array([[[0.2, 0.4, 0.4], [0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [0.6, 0.2, 0.2]]])
+  )
   draft = Draft(
     tokens=jnp.array([[0, 2, 1, 1]]), parent=jnp.array([[0, 0, 0, 0]]),
     depth=jnp.array([[0, 1, 1, 1]]), valid=jnp.ones((1, 4), bool),
   )  # fmt: skip
-  verdict = greedy().verify((), draft, law, None, None, CHAIN[1])
+  verdict = greedy().verify((), draft, log_probs, None, None, CHAIN[1])
   assert verdict.path.tolist() == [[0, 2]]
   assert verdict.tokens.tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize(("gamma", "want"), [(1, 2 / 3), (2, 10 / 9), (3, 38 / 27)])
 def test_token_accepts_as_many_as_the_closed_form(gamma, want):
-  # Laws that do not depend on the text: E[count] sums (1 - TV(p, q)) ** d over depths.
+  # Distributions that do not depend on the text: E[count] sums (1 - TV(p, q)) ** d over depths.
   log_p, log_q = jnp.log(jnp.array([1 / 3, 2 / 3])), jnp.log(jnp.array([2 / 3, 1 / 3]))
   rows = 2 ** (2 * gamma + 1)
   script = Script(jnp.arange(rows))
@@ -97,20 +99,20 @@ def test_token_accepts_as_many_as_the_closed_form(gamma, want):
   np.testing.assert_allclose(weight @ np.asarray(verdict.count), want, rtol=1e-6)
 
 
-def test_token_accepts_everything_when_the_laws_agree():
+def test_token_accepts_everything_when_the_distributions_agree():
   rng = np.random.default_rng(0)
-  law = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, D + 1, V)), jnp.float32))
+  log_probs = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(B, D + 1, V)), jnp.float32))
   noise = Noise(request_keys(0, np.arange(B)), jnp.full(B, 4))
-  tokens = jnp.stack([noise.draw(DRAFT + i, law[:, max(i - 1, 0)]) for i in range(D + 1)], 1)
+  tokens = jnp.stack([noise.draw(DRAFT + i, log_probs[:, max(i - 1, 0)]) for i in range(D + 1)], 1)
   node = jnp.broadcast_to(jnp.arange(D + 1), tokens.shape)
-  chain = Draft(tokens, jnp.maximum(node - 1, 0), node, jnp.ones(tokens.shape, bool), law)
-  verdict = token().verify((), chain, law, None, noise, CHAIN[D])
+  chain = Draft(tokens, jnp.maximum(node - 1, 0), node, jnp.ones(tokens.shape, bool), log_probs)
+  verdict = token().verify((), chain, log_probs, None, noise, CHAIN[D])
   assert verdict.count.tolist() == [D] * B
   np.testing.assert_array_equal(verdict.tokens[:, :D], tokens[:, 1:])
 
 
 def test_token_stops_where_a_chain_ends():
-  # The chain is one token long; after it the law is the target's, uncorrected.
+  # The chain is one token long; after it the distribution is the target's, uncorrected.
   rows = 2**D * V
   script = Script(jnp.arange(rows))
   q = jnp.log(jnp.broadcast_to(jnp.eye(V)[0], (rows, D + 1, V)) * 0.5 + 0.5 / V)
@@ -119,7 +121,7 @@ def test_token_stops_where_a_chain_ends():
   chain = Draft(jnp.full_like(node, V - 1), jnp.maximum(node - 1, 0), node, node < 2, q)
   verdict = token().verify((), chain, p, None, script, CHAIN[D])
   assert verdict.count.max() == 1
-  after = np.asarray(script.record[-1].law)[np.asarray(verdict.count) == 1]
+  after = np.asarray(script.record[-1].log_probs)[np.asarray(verdict.count) == 1]
   np.testing.assert_allclose(after, np.broadcast_to(p[0, 0], after.shape), rtol=1e-5)
 
 

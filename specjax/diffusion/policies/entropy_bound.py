@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 from specjax.diffusion.policies.ranks import rank
 
 
@@ -17,11 +17,11 @@ def entropy_bound() -> Policy:
   mutual information of what is committed together. Published 0.1 to 0.15.
   """
 
-  def select(params: Array, memory, seen: Seen):
-    H = jnp.sort(jnp.where(seen.open, seen.entropy, jnp.inf), axis=1)
+  def select(params: Array, memory, prediction: Prediction):
+    H = jnp.sort(jnp.where(prediction.open, prediction.entropy, jnp.inf), axis=1)
     before = jnp.pad(jnp.cumsum(H, 1), ((0, 0), (1, 0)))[:, :-1]
     count = ((before <= params[:, None]) & jnp.isfinite(H)).sum(1, dtype=jnp.int32)
-    first = rank(-seen.entropy, seen.open) < count[:, None]
-    return first & seen.open, -seen.entropy, memory
+    first = rank(-prediction.entropy, prediction.open) < count[:, None]
+    return first & prediction.open, -prediction.entropy, memory
 
   return Policy("entropy_bound", lambda B, W, V: (), select)

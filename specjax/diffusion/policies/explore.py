@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 
 
 class Exploration(NamedTuple):
@@ -35,13 +35,13 @@ def explore() -> Policy:
   the most, as the paper says that it does. The schedule needs slots `ahead`.
   """
 
-  def select(params: Exploration, memory, seen: Seen):
-    sure = seen.open & (seen.confidence >= params.least[:, None])
-    past = seen.masked & ~seen.open & (seen.confidence >= params.ahead[:, None])
+  def select(params: Exploration, memory, prediction: Prediction):
+    sure = prediction.open & (prediction.confidence >= params.least[:, None])
+    past = prediction.masked & ~prediction.open & (prediction.confidence >= params.ahead[:, None])
     lean = sure.sum(1, dtype=jnp.int32) < params.fewest
-    most = jnp.argmax(jnp.where(seen.open & ~sure, seen.entropy, -jnp.inf), 1)
+    most = jnp.argmax(jnp.where(prediction.open & ~sure, prediction.entropy, -jnp.inf), 1)
     probe = jnp.arange(sure.shape[1])[None] == most[:, None]
-    commit = sure | past | (probe & lean[:, None] & seen.open)
-    return commit, seen.confidence, memory
+    commit = sure | past | (probe & lean[:, None] & prediction.open)
+    return commit, prediction.confidence, memory
 
   return Policy("explore", lambda B, W, V: (), select)

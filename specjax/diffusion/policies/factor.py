@@ -8,7 +8,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 from specjax.diffusion.policies.ranks import descending, rank
 
 
@@ -24,11 +24,11 @@ def factor() -> Policy:
   Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2); f is `params` f32[B], published 1.
   """
 
-  def select(params: Array, memory, seen: Seen):
-    c = descending(seen.confidence, seen.open, -1.0)
+  def select(params: Array, memory, prediction: Prediction):
+    c = descending(prediction.confidence, prediction.open, -1.0)
     n = jnp.arange(1, c.shape[1] + 1, dtype=jnp.float32)[None]
     count = leading((n + 1) * (1 - c) <= params[:, None])
-    first = rank(seen.confidence, seen.open) < count[:, None]
-    return first & seen.open, seen.confidence, memory
+    first = rank(prediction.confidence, prediction.open) < count[:, None]
+    return first & prediction.open, prediction.confidence, memory
 
   return Policy("factor", lambda B, W, V: (), select)

@@ -8,7 +8,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 from specjax.diffusion.policies.factor import leading
 from specjax.diffusion.policies.ranks import descending, rank
 
@@ -22,12 +22,12 @@ def frechet() -> Policy:
   `factor` with f = 1 - delta, otherwise it commits no less.
   """
 
-  def select(params: Array, memory, seen: Seen):
-    c = descending(seen.confidence, seen.open, -1.0)
+  def select(params: Array, memory, prediction: Prediction):
+    c = descending(prediction.confidence, prediction.open, -1.0)
     n = jnp.arange(1, c.shape[1] + 1, dtype=jnp.float32)[None]
     together = jnp.maximum(jnp.cumsum(c, 1) - (n - 1), 0.0)
     count = leading((together - (1 - c) > params[:, None]) & (c >= 0))
-    first = rank(seen.confidence, seen.open) < count[:, None]
-    return first & seen.open, seen.confidence, memory
+    first = rank(prediction.confidence, prediction.open) < count[:, None]
+    return first & prediction.open, prediction.confidence, memory
 
   return Policy("frechet", lambda B, W, V: (), select)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 
 
 class Levels(NamedTuple):
@@ -31,8 +31,8 @@ def hierarchy() -> Policy:
   dInfer (Ma et al. 2025, arXiv 2510.08666), hierarchical decoding.
   """
 
-  def select(params: Levels, memory, seen: Seen):
-    open_, c = seen.open, seen.confidence
+  def select(params: Levels, memory, prediction: Prediction):
+    open_, c = prediction.open, prediction.confidence
     begins = open_ & ~jnp.pad(open_, ((0, 0), (1, 0)))[:, :-1]
     run = jnp.cumsum(begins.astype(jnp.int32), 1)
     same = (run[:, :, None] == run[:, None]) & open_[:, None]

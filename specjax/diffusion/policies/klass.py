@@ -1,4 +1,4 @@
-"""Slots that are sure and whose law has stopped moving.
+"""Slots that are sure and whose distribution has stopped moving.
 
 Letters: B batch, W window, V vocabulary.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 
 
 class Stable(NamedTuple):
@@ -26,10 +26,10 @@ class Stable(NamedTuple):
   rounds: Array
 
 
-class Memory(NamedTuple):
+class History(NamedTuple):
   """log_law f32[B, W, V] of the round before; still i32[B, W], rounds without a move."""
 
-  log_law: Array
+  log_probs: Array
   still: Array
 
 
@@ -40,16 +40,16 @@ def klass() -> Policy:
   KLASS (Kim et al. 2025, arXiv 2511.05664).
   """
 
-  def init(B: int, W: int, V: int) -> Memory:
-    # Before the first round nothing is known: a law of -inf is infinitely far from any.
-    return Memory(jnp.full((B, W, V), -jnp.inf), jnp.zeros((B, W), jnp.int32))
+  def init(B: int, W: int, V: int) -> History:
+    # Before the first round nothing is known: a distribution of -inf is infinitely far from any.
+    return History(jnp.full((B, W, V), -jnp.inf), jnp.zeros((B, W), jnp.int32))
 
-  def select(params: Stable, memory: Memory, seen: Seen):
-    law = jnp.exp(seen.log_law)
-    apart = jnp.where(law > 0, law * (seen.log_law - memory.log_law), 0.0).sum(-1)
+  def select(params: Stable, memory: History, prediction: Prediction):
+    probs = jnp.exp(prediction.log_probs)
+    apart = jnp.where(probs > 0, probs * (prediction.log_probs - memory.log_probs), 0.0).sum(-1)
     still = jnp.where(apart < params.moved[:, None], memory.still + 1, 0)
-    sure = seen.confidence > params.least[:, None]
-    commit = seen.open & sure & (still >= params.rounds[:, None])
-    return commit, seen.confidence, Memory(seen.log_law, still)
+    sure = prediction.confidence > params.least[:, None]
+    commit = prediction.open & sure & (still >= params.rounds[:, None])
+    return commit, prediction.confidence, History(prediction.log_probs, still)
 
   return Policy("klass", init, select)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 
 
 class Filter(NamedTuple):
@@ -41,8 +41,8 @@ def learned() -> Policy:
   The filter belongs to one model and one window; `train.filter` makes it.
   """
 
-  def select(params: Filter, memory, seen: Seen):
-    final = jax.nn.sigmoid(logits(params, seen.confidence))
-    return seen.open & (final > params.least[:, None]), seen.confidence, memory
+  def select(params: Filter, memory, prediction: Prediction):
+    final = jax.nn.sigmoid(logits(params, prediction.confidence))
+    return prediction.open & (final > params.least[:, None]), prediction.confidence, memory
 
   return Policy("learned", lambda B, W, V: (), select)

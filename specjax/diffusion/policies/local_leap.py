@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 
 
 class Leap(NamedTuple):
@@ -30,12 +30,12 @@ class Leap(NamedTuple):
 def local_leap() -> Policy:
   """A threshold that is lower near anchors. LocalLeap (2025, arXiv 2510.07081)."""
 
-  def select(params: Leap, memory, seen: Seen):
-    anchor = seen.open & (seen.confidence >= params.anchor[:, None])
+  def select(params: Leap, memory, prediction: Prediction):
+    anchor = prediction.open & (prediction.confidence >= params.anchor[:, None])
     slot = jnp.arange(anchor.shape[1], dtype=jnp.int32)
     apart = jnp.abs(slot[:, None] - slot[None])[None]
     beside = (anchor[:, None] & (apart <= params.radius[:, None, None])).any(-1)
     least = jnp.where(beside, params.near[:, None], params.anchor[:, None])
-    return seen.open & (seen.confidence >= least), seen.confidence, memory
+    return prediction.open & (prediction.confidence >= least), prediction.confidence, memory
 
   return Policy("local_leap", lambda B, W, V: (), select)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 
 
 class Redundancy(NamedTuple):
@@ -31,7 +31,7 @@ class Redundancy(NamedTuple):
   rounds: Array
 
 
-class Memory(NamedTuple):
+class Persistence(NamedTuple):
   """The base's memory; the last token i32[B, W] of each slot, and for how many rounds i32[B, W]."""
 
   base: Any
@@ -74,20 +74,24 @@ def r2(base: Policy) -> Policy:
   R2-dLLM (2026, arXiv 2604.18995), its three rules one after the other on what is left.
   """
 
-  def init(B: int, W: int, V: int) -> Memory:
-    return Memory(base.init(B, W, V), jnp.full((B, W), -1, jnp.int32), jnp.zeros((B, W), jnp.int32))
+  def init(B: int, W: int, V: int) -> Persistence:
+    return Persistence(
+      base.init(B, W, V), jnp.full((B, W), -1, jnp.int32), jnp.zeros((B, W), jnp.int32)
+    )
 
-  def select(params: Redundancy, memory: Memory, seen: Seen):
-    commit, score, own = base.select(params.base, memory.base, seen)
-    left = seen.open & ~commit
-    commit = commit | clusters(left, seen.block, seen.confidence, params.cluster)
-    commit = commit | runs(seen.open & ~commit, seen.token, seen.confidence, params.run)
-    count = jnp.where(seen.token == memory.token, memory.rounds + 1, 1)
-    stays = (count >= params.rounds[:, None]) & (seen.confidence >= params.stay[:, None])
-    commit = commit | (seen.open & stays)
-    still = seen.open & ~commit
-    return commit, score, Memory(
-      own, jnp.where(still, seen.token, -1), jnp.where(still, count, 0)
+  def select(params: Redundancy, memory: Persistence, prediction: Prediction):
+    commit, score, own = base.select(params.base, memory.base, prediction)
+    left = prediction.open & ~commit
+    commit = commit | clusters(left, prediction.block, prediction.confidence, params.cluster)
+    commit = commit | runs(
+      prediction.open & ~commit, prediction.token, prediction.confidence, params.run
+    )
+    count = jnp.where(prediction.token == memory.token, memory.rounds + 1, 1)
+    stays = (count >= params.rounds[:, None]) & (prediction.confidence >= params.stay[:, None])
+    commit = commit | (prediction.open & stays)
+    still = prediction.open & ~commit
+    return commit, score, Persistence(
+      own, jnp.where(still, prediction.token, -1), jnp.where(still, count, 0)
     )  # fmt: skip
 
   return Policy(f"r2({base.name})", init, select)

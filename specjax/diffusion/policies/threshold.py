@@ -4,7 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 
 
 @functools.cache
@@ -14,7 +14,11 @@ def threshold() -> Policy:
   Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2).
   """
 
-  def select(params: Array, memory, seen: Seen):
-    return seen.open & (seen.confidence >= params[:, None]), seen.confidence, memory
+  def select(params: Array, memory, prediction: Prediction):
+    return (
+      prediction.open & (prediction.confidence >= params[:, None]),
+      prediction.confidence,
+      memory,
+    )
 
   return Policy("threshold", lambda B, W, V: (), select)

@@ -4,7 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.diffusion.base import Policy, Seen
+from specjax.diffusion.base import Policy, Prediction
 from specjax.diffusion.policies.ranks import rank
 
 
@@ -15,9 +15,9 @@ def warm_up() -> Policy:
   MDGR's two stages (2026, arXiv 2601.19501), made for short tuples of codes.
   """
 
-  def select(params: Array, memory, seen: Seen):
-    one = rank(seen.confidence, seen.open) < 1
-    late = (seen.step >= params)[:, None]
-    return seen.open & (one | late), seen.confidence, memory
+  def select(params: Array, memory, prediction: Prediction):
+    one = rank(prediction.confidence, prediction.open) < 1
+    late = (prediction.step >= params)[:, None]
+    return prediction.open & (one | late), prediction.confidence, memory
 
   return Policy("warm_up", lambda B, W, V: (), select)

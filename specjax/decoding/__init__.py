@@ -1,0 +1,1 @@
+"""From names to decoded text: the loaded model, the builder of parts, the two decoders."""

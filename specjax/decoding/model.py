@@ -1,0 +1,136 @@
+"""A language model with its tokenizer, by name."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from specjax.base import Params, Target
+from specjax.checkpoints import hf
+from specjax.data import chat
+from specjax.data.tokenizer import Tokenizer
+from specjax.diffusion.base import Denoiser
+from specjax.models import sharding
+from specjax.models.config import Config
+from specjax.models.denoiser import denoiser
+from specjax.models.transformer import target
+
+ZOO = pathlib.Path(__file__).parents[1] / "zoo"
+DEFAULT_MODEL = "gsm8k-7m"
+DEFAULT_DENOISER = "lists-3m"
+
+Prompt = str | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+  """A loaded language model.
+
+  Attributes:
+    name: zoo name or directory.
+    config: its network.
+    params: its weights.
+    tokenizer: None for a model that takes ids only.
+    stop: ids that end a text.
+    start: ids before every text prompt.
+    template: chat template, or None.
+    mask, shift: of a masked diffusion model, see `checkpoints.hf.Checkpoint`.
+  """
+
+  name: str
+  config: Config
+  params: Params
+  tokenizer: Tokenizer | None
+  stop: tuple[int, ...]
+  start: tuple[int, ...]
+  template: str | None
+  mask: int | None = None
+  shift: bool = False
+
+  @property
+  def target(self) -> Target:
+    return target(self.config)
+
+  @property
+  def denoiser(self) -> Denoiser:
+    """ValueError where the model is no masked diffusion model."""
+    if self.config.causal or self.mask is None:
+      raise ValueError(f"model={self.name!r} is no masked diffusion model: accepted is one with "
+                       "is_causal false and a mask_token_id in config.json.")  # fmt: skip
+    return denoiser(self.config, self.mask, self.shift)
+
+  def on(self, mesh: Mesh) -> "Model":
+    """The same with its weights spread over a mesh, for use under `jax.set_mesh(mesh)`.
+
+    A model that is too large for one device is loaded under `jax.default_device(...)` of a CPU.
+
+    Args:
+      mesh: axes "data", for rows of a batch, and "model", for heads and columns, both Auto.
+    """
+    return dataclasses.replace(self, params=sharding.place(self.params, mesh))
+
+  def encode(self, prompt: Prompt) -> list[int]:
+    """Ids of a prompt; ids pass through.
+
+    Raises:
+      ValueError: an empty prompt, an id outside the vocabulary, or text without a tokenizer.
+    """
+    if isinstance(prompt, str):
+      if self.tokenizer is None:
+        raise ValueError(f"prompt={prompt!r:.40}: {self.name} has no tokenizer; pass token ids.")
+      ids = [*self.start, *self.tokenizer.encode(prompt)] if prompt else []
+    else:
+      ids = [int(i) for i in prompt]
+    if not ids:
+      raise ValueError("prompt is empty: it needs one token at least.")
+    bad = [i for i in ids if not 0 <= i < self.config.vocab_size]
+    if bad:
+      raise ValueError(f"prompt has the token id {bad[0]}: accepted are 0 to "
+                       f"{self.config.vocab_size - 1}.")  # fmt: skip
+    return ids
+
+  def chat(self, question: str | Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a question in the model's chat template, ready for `generate`.
+
+    Args:
+      question: a text, or turns of `role` and `content`, the question the last.
+    """
+    if self.template is None or self.tokenizer is None:
+      raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
+    turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    return chat.encode_prompt(chat.TEMPLATES[self.template], self.tokenizer, turns)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text of ids, "" without a tokenizer."""
+    return self.tokenizer.decode(ids) if self.tokenizer else ""
+
+
+def resolve(name: str) -> pathlib.Path:
+  """Directory of a zoo name, or the directory itself.
+
+  Raises:
+    ValueError: neither exists.
+  """
+  for path in (ZOO / name, pathlib.Path(name)):
+    if (path / "config.json").is_file():
+      return path
+  known = ", ".join(sorted(p.parent.name for p in ZOO.glob("*/config.json")))
+  raise ValueError(f"{name!r} is no directory with a config.json, nor in the zoo ({known}).")
+
+
+def load(name: str = DEFAULT_MODEL, dtype: jnp.dtype = jnp.float32) -> Model:
+  """Loads a model by zoo name or from a Hugging Face directory.
+
+  Args:
+    name: for example "gsm8k-7m" or "path/to/llama"; `specjax convert` makes a directory of
+      other formats.
+    dtype: of the weights in memory, and so of the arithmetic.
+
+  Raises:
+    ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.
+  """
+  c = hf.load(resolve(name), dtype)
+  return Model(name, c.config, c.params, c.tokenizer, c.stop, c.start, c.template, c.mask,
+               c.shift)  # fmt: skip

@@ -1,0 +1,13 @@
+"""What of earlier passes is used again. Each is (denoiser, window) -> Plan, options aside."""
+
+from specjax.diffusion.caches.frozen import dual, sliding, vicinity
+from specjax.diffusion.caches.similar import similar
+from specjax.diffusion.caches.suffix import free, prefix
+from specjax.diffusion.caches.whole import none
+
+CACHES = {
+  "none": none, "dual": dual, "vicinity": vicinity, "prefix": prefix, "free": free,
+  "sliding": sliding, "similar": similar,
+}  # fmt: skip
+
+__all__ = ["PLANS", *CACHES]

@@ -1,0 +1,80 @@
+"""Only slots about the block are read again; both sides of it stay as they were.
+
+Letters: B batch, L canvas length, W window.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Cache, Canvas, Denoiser
+from specjax.diffusion.caches.reuse import KVState, Reread, reread, reusing
+from specjax.diffusion.caches.whole import before_end
+
+
+def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int | None = None):
+  """`again` of `reusing`: the window, slots before and after it; `ahead` masked slots are seen."""
+  before = max(before, int(denoiser.shift))
+
+  def again(params, kv, canvas: Canvas, lo: Array, last: Array, rows: Array):
+    L = canvas.tokens.shape[1]
+    count = min(before + window + after, L)
+    start = jnp.clip(lo - before, 0, L - count)
+    slot = jnp.arange(L, dtype=jnp.int32)[None]
+    inside = before_end(canvas)
+    if ahead is not None:
+      rank = jnp.cumsum(canvas.masked & inside, 1, dtype=jnp.int32)
+      inside = inside & (~canvas.masked | (rank <= ahead))
+    renewed = (slot >= start[:, None]) & (slot < start[:, None] + count)
+    part = Reread(start, renewed, inside)
+    return reread(denoiser, window, count, params, kv, canvas, lo, rows, part)
+
+  return again
+
+
+@functools.cache
+def dual(denoiser: Denoiser, window: int) -> Cache:
+  """Passes read the block; all else is read where a block begins. Fast-dLLM's dual cache.
+
+  Wu et al. 2025 (arXiv 2505.22618, section 3.1). A shifted denoiser reads the slot before, too.
+  """
+  return reusing(
+    "dual", denoiser, window, lambda fresh, memory, lo: fresh, _about(denoiser, window, 0, 0)
+  )
+
+
+@functools.cache
+def vicinity(
+  denoiser: Denoiser, window: int, before: int = 16, after: int = 16, warm_up: int = 4
+) -> Cache:
+  """`dual` that reads some neighbours of the block too. dInfer (2025, arXiv 2510.08666).
+
+  Args:
+    before, after: neighbours.
+    warm_up: a row's first passes, which read all.
+  """
+  return reusing(
+    "vicinity", denoiser, window, lambda fresh, memory, lo: fresh | (memory.passes < warm_up),
+    _about(denoiser, window, before, after), steady=not warm_up,
+  )  # fmt: skip
+
+
+@functools.cache
+def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -> Cache:
+  """Reads all in every so many passes, else about the block; what lies far ahead is not seen.
+
+  Window-Diffusion (2026, arXiv 2601.20332). There the slots read again are the first masked ones
+  and what was filled since the last full pass; here they are the block and as many before it.
+
+  Args:
+    ahead: masked slots that are seen, from the first on.
+    every: passes from one full pass to the next.
+  """
+
+  def stale(fresh: Array, memory: KVState, lo: Array) -> Array:
+    # A block further on than a window: what the last one committed would not be read.
+    return (memory.passes % every == 0) | (lo - memory.last > window)
+
+  again = _about(denoiser, window, window, 0, ahead)
+  return reusing("sliding", denoiser, window, stale, again, steady=False)

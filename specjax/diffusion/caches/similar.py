@@ -1,0 +1,237 @@
+"""Within every layer, what hardly changed is not computed again. dLLM-Cache.
+
+Liu et al. 2025 (arXiv 2506.06295, section 3). From pass to pass most slots change little, the
+prompt's least of all. So every layer keeps what it added to the stream, and adds it again, but for
+the prompt every K_p passes, for the answer every K_r passes, and in all other passes for the few
+answer slots whose values turned most since the pass before: these are cheap to compute, and where
+they turn, attention and MLP are seen to change, too.
+
+The first layer is computed in full in every pass. There, keys and values depend on a slot's own
+token and nothing else, so they would not tell which slots a commit elsewhere has changed.
+
+Letters: B batch, L canvas length, W window, G answer slots, M slots that are looked at, N of them
+that are computed, E model width, K key/value heads, C head dimension.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.diffusion.base import Cache, Canvas, Denoiser, Params, Pieces
+from specjax.diffusion.caches.whole import before_end, reading
+
+
+class Kept(NamedTuple):
+  """What a layer found last, slot by slot.
+
+  Attributes:
+    k, v: [B, K, L, C].
+    attention, mlp: [B, L, E], what they added to the stream.
+  """
+
+  k: Array
+  v: Array
+  attention: Array
+  mlp: Array
+
+
+class SimilarState(NamedTuple):
+  """What rides in the loop.
+
+  Attributes:
+    answer: bool[B, L], slots of the answer; all others are of the prompt.
+    passes: i32[B], how many the row has had.
+    layers: what was kept of each layer but the first.
+  """
+
+  answer: Array
+  passes: Array
+  layers: tuple[Kept, ...]
+
+
+class Selection(NamedTuple):
+  """What a pass does in every layer but the first.
+
+  Attributes:
+    slot: i32[B, M], the slots that are looked at.
+    due: bool[B, M], those that are computed whatever their values.
+    loose: bool[B, M], those of which the least similar are computed.
+    quota: i32[B], how many are.
+    size: N (static). M: all that are due or chosen; less: the chosen, none is due then.
+  """
+
+  slot: Array
+  due: Array
+  loose: Array
+  quota: Array
+  size: int
+
+
+def _take(x: Array, index: Array) -> Array:
+  """[B, M, any] of x [B, L, any], index i32[B, M]."""
+  return jnp.take_along_axis(x, index[..., None], 1)
+
+
+def _put(old: Array, slot: Array, rows: Array, new: Array | bool) -> Array:
+  """old [B, L, ..] with new [B, N, ..] at slot i32[B, N] where rows bool[B, N]."""
+  column = jnp.where(rows, slot, old.shape[1])
+  return old.at[jnp.arange(len(old))[:, None], column].set(new, mode="drop")
+
+
+def _put_heads(old: Array, slot: Array, rows: Array, new: Array) -> Array:
+  """The same for old [B, K, L, C] and new [B, K, N, C]."""
+  column = jnp.where(rows, slot, old.shape[2])
+  return old.at[jnp.arange(len(old))[:, None], :, column].set(new.swapaxes(1, 2), mode="drop")
+
+
+def turned(old: Array, new: Array) -> Array:
+  """f32[B, M]: 1 - cosine of what a slot's values were and are, all heads as one; [B, K, M, C].
+
+  As half the squared distance of unit vectors: 1 less a cosine has no digits left for small turns.
+  """
+
+  def unit(v: Array) -> Array:
+    v = v.swapaxes(1, 2).reshape(v.shape[0], v.shape[2], -1).astype(jnp.float32)
+    return v / jnp.maximum(jnp.linalg.norm(v, axis=-1, keepdims=True), 1e-30)
+
+  return jnp.square(unit(new) - unit(old)).sum(-1) / 2
+
+
+def _renew(
+  pieces: Pieces,
+  params: Params,
+  i: int,
+  x: Array,
+  kept: Kept,
+  part: Selection,
+  seen: Array,
+  most: int,
+) -> tuple[Array, Kept]:
+  """Layer i over the stream x [B, L, E]; `most` bounds the quota (static)."""
+  slot, due, loose, quota, size = part
+  looked = _take(x, slot)
+  everything = size == slot.shape[1]
+  if everything:
+    q, k, v = pieces.project(params, i, looked, slot)
+  else:
+    v = pieces.values(params, i, looked)
+  old = jnp.take_along_axis(kept.v, slot[:, None, :, None], 2)
+  turn, best = jax.lax.top_k(jnp.where(loose, turned(old, v), -1.0), most)
+  chosen = (turn >= 0) & (jnp.arange(most)[None] < quota[:, None])
+  if everything:
+    at, rows = slot, due | _put(jnp.zeros_like(due), best, chosen, True)
+  else:
+    at, rows = jnp.take_along_axis(slot, best, 1), chosen
+    q, k, _ = pieces.project(params, i, _take(looked, best), at)
+  keys = _put_heads(kept.k, at, rows, k)
+  values = _put_heads(kept.v, slot, due | loose, v)
+  attention = _put(kept.attention, at, rows, pieces.attention(params, i, q, keys, values, seen))
+  x = x + attention
+  mlp = _put(kept.mlp, at, rows, pieces.mlp(params, i, _take(x, at)))
+  return x + mlp, Kept(keys, values, attention, mlp)
+
+
+@functools.cache
+def similar(
+  denoiser: Denoiser, window: int, prompt_every: int = 25, answer_every: int = 5,
+  ratio: float = 0.25, answers: int | None = None,
+) -> Cache:  # fmt: skip
+  """All of the prompt now and then, all of the answer more often, else what of it turned most.
+
+  See the top of this file. The network is reached by `Denoiser.pieces`: a plan that computes other
+  slots in one layer than in another needs its layers one by one.
+
+  The answer is what was masked at first; of a shifted denoiser also the slots whose states predict
+  that. Passes read one of three numbers of slots: all L where a prompt is due, G where an answer
+  is, else ratio * G.
+
+  Args:
+    prompt_every, answer_every: K_p and K_r, passes; published 25 to 100 and 5 to 8.
+    ratio: rho. Of n answer slots before the end, floor(rho n) are computed; published 0.25.
+    answers: the most masked slots of any row, which bounds G; by default L. Of a row that has more
+      of them, the last are treated as prompt.
+
+  Raises:
+    ValueError: a denoiser without pieces, or a number out of range.
+  """
+  pieces, shift = denoiser.pieces, int(denoiser.shift)
+  if pieces is None:
+    raise ValueError("denoiser.pieces=None: the plan similar goes through a network layer by layer "
+                     "and accepts no guided denoiser, nor one that is no network.")  # fmt: skip
+  counts = (prompt_every, answer_every, 1 if answers is None else answers)
+  if min(counts) < 1 or not 0 <= ratio <= 1:
+    raise ValueError(
+      f"prompt_every={prompt_every}, answer_every={answer_every}, ratio={ratio}, "
+      f"answers={answers}: accepted are 1 or more, 1 or more, 0 to 1, and 1 or more."
+    )
+  layers = range(1, pieces.layers)
+
+  def sizes(L: int) -> tuple[int, int]:
+    """(G, the most that are chosen of an answer)."""
+    G = L if answers is None else min(answers + shift, L)
+    return G, max(int(ratio * G), 1)
+
+  def init(params: Params, canvas: Canvas) -> SimilarState:
+    B, L = canvas.tokens.shape
+    answer = canvas.masked
+    if shift:
+      answer = answer | jnp.pad(canvas.masked, ((0, 0), (0, 1)))[:, 1:]
+    answer = answer & (jnp.cumsum(answer, 1) <= sizes(L)[0])
+
+    def first(params: Params, tokens: Array) -> Kept:
+      x = pieces.embed(params, tokens)
+      _, k, v = pieces.project(params, 0, x, tokens)
+      return Kept(k, v, x, x)
+
+    shape = jax.eval_shape(first, params, canvas.tokens)
+    kept = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape)
+    return SimilarState(answer, jnp.zeros(B, jnp.int32), (kept,) * len(layers))
+
+  def states(params: Params, memory: SimilarState, canvas: Canvas, lo: Array, fresh: Array):
+    B, L = canvas.tokens.shape
+    G, most = sizes(L)
+    live, inside = lo < canvas.end, before_end(canvas)
+    answer, prompt = memory.answer & inside, ~memory.answer & inside
+    prompt_due = live & (memory.passes % prompt_every == 0)
+    answer_due = live & (memory.passes % answer_every == 0)
+    due = (prompt & prompt_due[:, None]) | (answer & answer_due[:, None])
+    loose = answer & ~answer_due[:, None]
+    quotas = jnp.asarray(np.floor(ratio * np.arange(L + 1)).astype(np.int32))
+    quota = jnp.take(quotas, answer.sum(1))
+
+    every = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
+    x = pieces.embed(params, canvas.tokens)
+    q, k, v = pieces.project(params, 0, x, every)
+    x = x + pieces.attention(params, 0, q, k, v, inside)
+    x = x + pieces.mlp(params, 0, x)
+
+    def through(size: int):
+      """The other layers, `size` slots in each."""
+
+      def run(x: Array, kept: tuple[Kept, ...]) -> tuple[Array, tuple[Kept, ...]]:
+        slot = every
+        if size < L:
+          slot = jax.lax.top_k(memory.answer.astype(jnp.int32), G)[1].astype(jnp.int32)
+        part = Selection(
+          slot, jnp.take_along_axis(due, slot, 1), jnp.take_along_axis(loose, slot, 1), quota, size
+        )
+        found = []
+        for i, old in zip(layers, kept, strict=True):
+          x, new = _renew(pieces, params, i, x, old, part, inside, most)
+          found.append(new)
+        return x, tuple(found)
+
+      return run
+
+    compiled = sorted({most, G, L})
+    needed = jnp.where(prompt_due.any(), L, jnp.where(answer_due.any(), G, most))
+    which = (jnp.array(compiled, jnp.int32) < needed).sum()
+    x, kept = jax.lax.switch(which, [through(n) for n in compiled], x, memory.layers)
+    hidden = pieces.norm(params, _take(x, reading(denoiser, lo, window)))
+    return hidden, SimilarState(memory.answer, memory.passes + live.astype(jnp.int32), kept)
+
+  return Cache("similar", init, states, steady=False)

@@ -1,0 +1,86 @@
+"""Where a text ends before its canvas does.
+
+Letters: B batch, W window.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Canvas, Params, Prediction, Stopping
+
+
+@functools.cache
+def whole() -> Stopping:
+  """The whole canvas is filled."""
+  return Stopping("whole", lambda params, canvas, prediction, commit, full: canvas)
+
+
+@functools.cache
+def after_end() -> Stopping:
+  """Stops after the first end-of-text, once its block is full. Params: i32[M], tokens that end."""
+
+  def end(
+    params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full: Array
+  ) -> Canvas:
+    slot = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None]
+    ends = (canvas.tokens[..., None] == params[None, None]).any(-1) & ~canvas.masked
+    # Only what was filled ends a text; a prompt may hold end markers of its own.
+    begin, stop = prediction.position[:, :1], prediction.position[:, -1:]
+    ends = ends & (slot >= begin) & (slot <= stop) & (slot < canvas.end[:, None])
+    first = jnp.argmax(ends, 1).astype(jnp.int32)
+    return canvas._replace(end=jnp.where(full & ends.any(1), first + 1, canvas.end))
+
+  return Stopping("after_end", end)
+
+
+@functools.cache
+def end_of_text_prediction() -> Stopping:
+  """Ends at an end-of-text that was just committed, else at the most confident guess of one.
+
+  EoTP (Bao et al. 2025, arXiv 2509.25188), within the window. Params: i32[M], tokens that end.
+  Bold: a guess far to the right may cut a good answer.
+  """
+
+  def cut(
+    params: Params, canvas: Canvas, prediction: Prediction, commit: Array, full: Array
+  ) -> Canvas:
+    ends = (prediction.token[..., None] == params[None, None]).any(-1)
+    committed = ends & commit
+    guessed = jnp.where(ends & prediction.masked, prediction.confidence, -1.0)
+    first, likeliest = jnp.argmax(committed, 1), jnp.argmax(guessed, 1)
+    slot = jnp.where(committed.any(1), first, likeliest)
+    found = committed.any(1) | (guessed.max(1) > 0)
+    position = jnp.take_along_axis(prediction.position, slot[:, None], 1)[:, 0]
+    end = jnp.where(found, jnp.minimum(position + 1, canvas.end), canvas.end)
+    return canvas._replace(end=end)
+
+  return Stopping("end_of_text_prediction", cut)
+
+
+@functools.cache
+def sure_end(least: float = 0.9) -> Stopping:
+  """After the first end-of-text that is committed, or guessed with this confidence, all is filled.
+
+  Ours: end_of_text_prediction that waits until it is sure, takes the first end in place of the
+  likeliest, and writes end markers in place of cutting: the model goes on to read a canvas of the
+  size that it began with. Params: i32[M], tokens that end.
+  """
+
+  def end(
+    params: Params, canvas: Canvas, prediction: Prediction, commit: Array, full: Array
+  ) -> Canvas:
+    ends = (prediction.token[..., None] == params[None, None]).any(-1)
+    ends = ends & (commit | (prediction.masked & (prediction.confidence >= least)))
+    slot = jnp.argmax(ends, 1)[:, None]
+    marker = jnp.take_along_axis(prediction.token, slot, 1)
+    position = jnp.take_along_axis(prediction.position, slot, 1)
+    column = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None]
+    rest = ends.any(1, keepdims=True) & (column > position) & (column < canvas.end[:, None])
+    rest = rest & canvas.masked
+    return canvas._replace(
+      tokens=jnp.where(rest, marker, canvas.tokens), masked=canvas.masked & ~rest
+    )
+
+  return Stopping("sure_end", end)

@@ -1,0 +1,81 @@
+"""The contract: what a policy, which decides when a row's draft is long enough, sees and does.
+
+A drafter asks `stop` once per draft token and `update` once per round. A policy that is asked
+before the token is drawn looks at distributions; one that is asked after it was drawn, and is kept, looks at
+the token too. Both leave every rule of acceptance exact: neither sees the coins of the round. A
+token that is looked at and then dropped does not: a rule must take the distribution of what is kept for the
+one it was drawn from, and the draft is a "truncated" proposal.
+
+Hyper-parameters are arrays in the state, so rows may differ in them, and a state from another
+build of the same policy changes them without compiling anew.
+
+Letters: B batch, E width of the draft model, V vocabulary. This file imports nothing of the
+package.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class Observation(NamedTuple):
+  """What a policy sees of the candidate, draft token j + 1 of its row.
+
+  Attributes:
+    step: int or i32[]. Draft tokens before the candidate, j; 0 for the first of a round.
+    distribution: f32[B, V]. Log-probabilities from which the candidate is, or was, drawn. For a greedy row,
+      whose distribution is one-hot and says nothing, that at temperature 1.
+    token: i32[B], the candidate; None before it is drawn.
+    features: [B, E], the draft's hidden state that `distribution` was read from, which is that of token j
+      and for j = 0 of the root; None where no head reads it.
+  """
+
+  step: int | Array
+  log_probs: Array
+  token: Array | None = None
+  features: Array | None = None
+
+
+class DraftLength(NamedTuple):
+  """When to stop drafting. `state` is a fixed pytree of arrays [B, ..] that rides in the loop.
+
+  Attributes:
+    name: its key in `DRAFT_LENGTHS`.
+    looks_at_token: True is asked after the candidate was drawn, which is kept; False before.
+    drops: the candidate that triggered the stop is dropped after all, see `kept`.
+    init: (batch) -> state.
+    stop: (params, state, observation) -> (bool[B], state). True ends the row's draft: without the
+      candidate where that is not drawn yet, else with it unless the policy `drops`. `params` are
+      () for all but learned policies. Asked again after a stop, it may answer anything.
+    update: (state, accepted i32[B], drafted i32[B]) -> state, once per round, after verification.
+  """
+
+  name: str
+  looks_at_token: bool
+  drops: bool
+  init: Callable[[int], Any]
+  stop: Callable[[Any, Any, Observation], tuple[Array, Any]]
+  update: Callable[[Any, Array, Array], Any]
+
+
+def kept(policy: DraftLength, params: Any, state: Any, observation: Observation) -> Array:
+  """bool[B, V]: the candidates that would not end the draft, which a policy that `drops` keeps.
+
+  The distribution they were drawn from, without the others and not normalised, is the distribution of what is kept.
+  With q that distribution, a token x is accepted with probability min(1, p(x) / q(x)), and norm(max(p - q,
+  0)) gives the one that follows a refusal and a drop alike (derived: a child with p = 0).
+
+  Args:
+    policy: one that looks at the token.
+    params, state, seen: what `policy.stop` is asked with; `observation.token` is not read.
+  """
+  B, V = observation.log_probs.shape
+
+  def ends(token: Array) -> Array:
+    alike = jnp.broadcast_to(token, (B,))
+    return policy.stop(params, state, observation._replace(token=alike))[0]
+
+  return ~jax.vmap(ends, out_axes=1)(jnp.arange(V, dtype=jnp.int32))

@@ -1,0 +1,86 @@
+"""Draft on while the next token is worth its time.
+
+With S the probability that a draft survives so far and a that of its next token, drafting that
+token adds S a expected tokens and costs c + d seconds, c of the draft model and d of verifying one
+node more. In the long run a second is worth theta tokens; so draft iff S a >= theta (c + d), and
+the theta that results is the largest there is (renewal-reward theorem; derived, no paper).
+Seconds are in units of a target pass over one node.
+
+Letters: B batch, V vocabulary.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Params
+from specjax.draft_length import estimates
+from specjax.draft_length.base import DraftLength, Observation
+
+
+class State(NamedTuple):
+  """State of the policy.
+
+  Attributes:
+    survival: f32[B], S.
+    tokens, time: f32[B], moving averages per round; theta is their ratio.
+    draft_cost, node_cost: f32[B], c and d.
+    decay: f32[B], of the averages from round to round.
+  """
+
+  survival: Array
+  tokens: Array
+  time: Array
+  draft_cost: Array
+  node_cost: Array
+  decay: Array
+
+
+def _update(state: State, accepted: Array, drafted: Array) -> State:
+  time = 1 + drafted.astype(jnp.float32) * (state.draft_cost + state.node_cost)
+  tokens = 1 + accepted.astype(jnp.float32)
+  keep = state.decay
+  return state._replace(
+    survival=jnp.ones_like(state.survival),
+    tokens=keep * state.tokens + (1 - keep) * tokens,
+    time=keep * state.time + (1 - keep) * time,
+  )
+
+
+@functools.cache
+def marginal(
+  draft_cost: float = 0.1,
+  node_cost: float = 0.0,
+  decay: float = 0.95,
+  estimate: Callable[[Array], Array] = estimates.by_entropy,
+) -> DraftLength:
+  """Stops when the next token's chance to be accepted is worth less than the time it takes.
+
+  Asked before the token is drawn, so its chance is guessed from the distribution: 1 - sqrt(0.2 H) by
+  default. The tokens' worth of a second is the ratio of two moving averages, first that of plain
+  decoding.
+
+  Args:
+    draft_cost: c, seconds per draft token over seconds of a target pass.
+    node_cost: d, seconds that one node more adds to a target pass, in the same units.
+    decay: of the averages from round to round.
+    estimate: distribution f32[B, V] -> f32[B], the chance that a token drawn from it is accepted.
+  """
+  if draft_cost < 0 or node_cost < 0 or draft_cost + node_cost <= 0:
+    raise ValueError(f"draft_cost={draft_cost}, node_cost={node_cost}: accepted are costs of 0 or "
+                     "more that are not both 0.")  # fmt: skip
+
+  def init(batch: int) -> State:
+    ones = jnp.ones(batch)
+    rest = (jnp.full(batch, x, jnp.float32) for x in (draft_cost, node_cost, decay))
+    return State(ones, ones, ones, *rest)
+
+  def stop(params: Params, state: State, observation: Observation) -> tuple[Array, State]:
+    survival = state.survival * estimate(observation.log_probs)
+    worth = state.tokens / state.time * (state.draft_cost + state.node_cost)
+    return survival < worth, state._replace(survival=survival)
+
+  return DraftLength("marginal", False, False, init, stop, _update)

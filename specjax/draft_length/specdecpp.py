@@ -1,0 +1,126 @@
+"""A trained head says how likely each draft token is to be accepted.
+
+Letters: B batch, P rows of a training batch, E width of the draft model, V vocabulary.
+"""
+
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Params
+from specjax.draft_length.base import DraftLength, Observation
+from specjax.models.linear import linear
+from specjax.trees.structure import at
+
+
+class AcceptanceHead(nn.Module):
+  """z = z + SiLU(W z + b) per block, then two logits: refused, accepted. In float32.
+
+  Attributes:
+    blocks: residual blocks, each with its own W and b.
+  """
+
+  blocks: int = 3
+
+  @nn.compact
+  def __call__(self, features: Array) -> Array:
+    """The draft's hidden states [P, E] -> f32[P, 2]."""
+    z, E = features.astype(jnp.float32), features.shape[-1]
+    matrix, zeros = nn.initializers.normal(E**-0.5), nn.initializers.zeros
+    for i in range(self.blocks):
+      w = self.param(f"block_{i}", matrix, (E, E))
+      z = z + nn.silu(linear(z, w) + self.param(f"bias_{i}", zeros, (E,))[None])
+    return linear(z, self.param("out", matrix, (2, E))) + self.param("out_bias", zeros, (2,))[None]
+
+
+def labels(target_distribution: Array, log_probs: Array, tokens: Array) -> Array:
+  """f32[P], min(1, p / q) of draft tokens i32[P], from log-probabilities f32[P, V] of p and q."""
+  index = tokens[:, None]
+  return jnp.exp(jnp.minimum(at(target_distribution, index) - at(log_probs, index), 0.0))[:, 0]
+
+
+def loss(
+  params: Params,
+  module: AcceptanceHead,
+  features: Array,
+  labels: Array,
+  weight: Array,
+  refusal: float = 6.0,
+) -> Array:
+  """Binary cross-entropy in nats, refusals counting more: a weighted mean, f32[].
+
+  Huang et al. 2024 (arXiv 2405.19715), normalised by the weights as in the authors' code.
+
+  Args:
+    params: of the module.
+    module: the head.
+    features: [P, E], the draft's hidden state of each draft token, so after reading it.
+    labels: f32[P], the probability that this token is accepted.
+    weight: f32[P], 1 where the token counts: not where the target's stands in its place.
+    refusal: how much a refusal counts against an acceptance.
+  """
+  logits: Array = module.apply(params, features)  # type: ignore[assignment]
+  refused, accepted = jax.nn.log_softmax(logits).T
+  up, down = weight * labels, weight * refusal * (1 - labels)
+  total = (up + down).sum()
+  return -(up * accepted + down * refused).sum() / jnp.where(total > 0, total, 1.0)
+
+
+class State(NamedTuple):
+  """State of the policy.
+
+  Attributes:
+    survival: f32[B], predicted probability that all draft tokens so far are accepted.
+    risk: f32[B], the most that may be missing of it.
+    shortest, longest: i32[B], bounds of the draft's length.
+  """
+
+  survival: Array
+  risk: Array
+  shortest: Array
+  longest: Array
+
+
+def _update(state: State, accepted: Array, drafted: Array) -> State:
+  return state._replace(survival=jnp.ones_like(state.survival))
+
+
+@functools.cache
+def specdecpp(
+  blocks: int = 3, risk: float = 0.3, shortest: int = 2, longest: int = 20
+) -> DraftLength:
+  """Stops when a refusal among the draft tokens is more likely than `risk`, says a trained head.
+
+  SpecDec++ (Huang et al. 2024, arXiv 2405.19715), with the published defaults. The hidden state of
+  a draft token is there only once the next one is drawn, so the newest token goes unpredicted, as
+  in the authors' code: where j + 1 are drafted the risk is that of the first j. Their blocks share
+  one matrix by mistake; these do not.
+
+  Args:
+    blocks: of the `AcceptanceHead` whose params `stop` takes.
+    risk: see above.
+    shortest, longest: bounds of the draft's length.
+  """
+  if not 1 <= shortest <= longest:
+    raise ValueError(f"shortest={shortest}: accepted are 1 to longest={longest} draft tokens.")
+  module = AcceptanceHead(blocks)
+
+  def init(batch: int) -> State:
+    ones = jnp.ones(batch)
+    bounds = (jnp.full(batch, x, jnp.int32) for x in (shortest, longest))
+    return State(ones, jnp.full(batch, risk, jnp.float32), *bounds)
+
+  def stop(params: Params, state: State, observation: Observation) -> tuple[Array, State]:
+    logits: Array = module.apply(params, observation.features)  # type: ignore[assignment]
+    accepted = jax.nn.softmax(logits)[:, 1]
+    # The first state is the root's, which is committed.
+    survival = state.survival * jnp.where(observation.step > 0, accepted, 1.0)
+    drafted = observation.step + 1
+    risky = (1 - survival > state.risk) & (drafted >= state.shortest)
+    return risky | (drafted >= state.longest), state._replace(survival=survival)
+
+  return DraftLength("specdecpp", True, False, init, stop, _update)

@@ -1,0 +1,97 @@
+"""Which nodes of a tree are worth guesses of their own, where a guess costs a row in the pass.
+
+Methods whose guesses ride in the verifying pass (`drafters.pseudo`) pay for every node's guesses but
+use those of the last accepted node alone. A node with m of them is followed by a round that drafts
+the first m levels of the tree, T_m: rounds are a Markov chain over m = 0..D.
+
+Parallel prompt decoding (arXiv 2405.18628, section 3.2 and its appendix on the dynamic sparse
+tree), under the independence assumption of `trees.static.best_first`.
+
+Letters: N nodes, D depth of the tree, R ranks, X trials.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specjax.trees.static import Choices, from_choices
+
+
+def accepted_last(choices: Choices, hit_rates: np.ndarray) -> np.ndarray:
+  """f64[D + 1, N]: how likely node v is the last one accepted of T_m.
+
+  Args:
+    hit_rates: f[D or more, R], how often rank r of depth d + 1 is right given that its parent is;
+      no row sums to more than 1.
+
+  Raises:
+    ValueError: hit rates that are none or do not cover the tree.
+  """
+  tree = from_choices(choices)
+  N, D = len(tree.parent), int(tree.depth.max())
+  rates = np.asarray(hit_rates, np.float64)
+  if rates.ndim != 2 or len(rates) < D or rates.shape[1] <= tree.rank.max():
+    raise ValueError(f"hit_rates of shape {rates.shape}: the tree has {D} levels and "
+                     f"{tree.rank.max() + 1} ranks.")  # fmt: skip
+  if (rates < 0).any() or (rates.sum(1) > 1 + 1e-6).any():
+    raise ValueError("hit_rates must be 0 or more, and those of one depth sum to 1 at most.")
+  reached, onward = np.ones(N), np.zeros(N)
+  for v in range(1, N):
+    above, rate = tree.parent[v], rates[tree.depth[v] - 1, tree.rank[v]]
+    reached[v] = reached[above] * rate
+    onward[above] += rate
+  m, depth = np.arange(D + 1)[:, None], tree.depth[None]
+  here = np.where(depth < m, reached * np.maximum(1 - onward, 0), reached)
+  return np.where(depth <= m, here, 0)
+
+
+def long_run(counts: np.ndarray, last: np.ndarray) -> np.ndarray:
+  """f64[X, D + 1]: the share of rounds that draft T_m, from a first round that drafts nothing.
+
+  Args:
+    counts: i[X, N], guesses per node.
+    last: `accepted_last`.
+  """
+  step = last @ (counts[:, :, None] == np.arange(len(last))).astype(np.float64)
+  # Lazy rounds have the same shares and no cycles, so squaring again and again ends at the shares.
+  step = (step + np.eye(len(last))) / 2
+  for _ in range(40):
+    step = step @ step
+    step = step / step.sum(-1, keepdims=True)
+  return step[:, 0]
+
+
+def expected_length(choices: Choices, hit_rates: np.ndarray, counts: Sequence[int]) -> float:
+  """Accepted draft tokens per round, in the long run, of a tree with `counts` guesses per node."""
+  last = accepted_last(choices, hit_rates)
+  return float(_lengths(np.array([counts]), last, from_choices(choices).depth)[0])
+
+
+def _lengths(counts: np.ndarray, last: np.ndarray, depth: np.ndarray) -> np.ndarray:
+  return long_run(counts, last) @ (last @ depth)
+
+
+def allocate(choices: Choices, hit_rates: np.ndarray, budget: int) -> tuple[int, ...]:
+  """Guesses per node, `budget` in all: from all that are possible, the least missed go first.
+
+  Each time one goes whose loss leaves the longest `expected_length`; among equals that of the last
+  node. Looking one step ahead, it need not end at the best allocation.
+
+  Args:
+    choices: the tree.
+    hit_rates: see `accepted_last`.
+    budget: 1 or more; the root keeps at least one, or nothing would ever be drafted.
+
+  Returns:
+    N numbers of 0 to D, in the order of `trees.static.from_choices`.
+  """
+  if budget < 1:
+    raise ValueError(f"budget={budget}: the root needs one guess.")
+  last, depth = accepted_last(choices, hit_rates), from_choices(choices).depth
+  counts = np.full(len(depth), depth.max())
+  least = (np.arange(len(depth)) == 0) * min(1, depth.max())
+  while counts.sum() > budget:
+    removable = np.flatnonzero(counts > least)[::-1]
+    trials = counts - (np.arange(len(depth)) == removable[:, None])
+    counts = trials[np.argmax(_lengths(trials, last, depth))]
+  return tuple(counts.tolist())

@@ -1,0 +1,159 @@
+"""Caches: exact where nothing changes behind them, row by row, and inexact elsewhere.
+
+In a network of one layer a slot's keys and values depend on its own token alone. There every plan
+that leaves out no commit gives what no cache gives; its indices are all that can be wrong.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.diffusion import blocks, caches, denoise, stopping
+from specjax.diffusion.base import Canvas
+from specjax.diffusion.guidance import Guided, guided
+from specjax.diffusion.policies import POLICIES
+from specjax.models.config import Config
+from specjax.models.denoiser import denoiser
+from specjax.models.transformer import Transformer
+from specjax.sampling import request_keys
+
+V, MASK, W, L = 24, 23, 6, 40
+CONFIGS = {
+  layers: Config(
+    vocab_size=V, width=16, layers=layers, heads=2, kv_heads=1, head_dim=16, mlp_width=24,
+    causal=False,
+  )
+  for layers in (1, 2)
+}  # fmt: skip
+EVERY_PASS = {
+  "vicinity": functools.partial(caches.vicinity, warm_up=1000),
+  "sliding": functools.partial(caches.sliding, every=1),
+  "similar": functools.partial(caches.similar, prompt_every=1, answer_every=1),
+  "similar, all turned": functools.partial(
+    caches.similar, prompt_every=1, answer_every=1000, ratio=1.0
+  ),
+}
+SOME_PASSES = {
+  "dual": caches.dual,
+  "vicinity": functools.partial(caches.vicinity, before=3, after=2, warm_up=2),
+  "prefix": functools.partial(caches.prefix, stopping=5),
+  "free": functools.partial(caches.free, stopping=3),
+  "sliding": functools.partial(caches.sliding, ahead=L, every=5),
+  # Exact in one layer because the first is always computed in full.
+  "similar": functools.partial(
+    caches.similar, prompt_every=7, answer_every=3, ratio=0.2, answers=18
+  ),
+}
+
+
+@functools.cache
+def weights(layers: int):
+  z = jnp.zeros((1, 2), jnp.int32)
+  module = Transformer(CONFIGS[layers])
+  shapes = jax.eval_shape(module.init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  rng = np.random.default_rng(layers)
+  return jax.tree.map(
+    lambda x: jnp.asarray(rng.normal(size=x.shape) / 2 if x.ndim > 1 else np.ones(x.shape),
+                          jnp.float32),
+    shapes,
+  )  # fmt: skip
+
+
+def canvases() -> Canvas:
+  """Prompts of several lengths, holes in the middle, a row that is full, one without a prompt."""
+  tokens = np.random.default_rng(1).integers(0, V - 1, (5, L)).astype(np.int32)
+  masked = np.zeros((5, L), bool)
+  masked[0, 12:30] = True
+  masked[1, 5:8] = masked[1, 14:16] = masked[1, 20] = True
+  masked[2, 3:34:2] = True
+  masked[4, :8] = True
+  return Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.array([30, 21, 34, 12, 9], jnp.int32))
+
+
+def decode(cache, layers: int, canvas: Canvas, rows=range(5), shift=False, weight=None):
+  network, params = denoiser(CONFIGS[layers], MASK, shift), weights(layers)
+  if weight is not None:
+    network = guided(network)
+    params = Guided(params, ~canvas.masked, jnp.full(len(canvas.end), weight))
+  method = denoise.Method(
+    network, cache(network, W), POLICIES["threshold"](), blocks.fixed(W), stopping.whole()
+  )
+  B = len(canvas.end)
+  parts = denoise.Weights(params, jnp.full(B, 0.3))
+  request = denoise.Request(request_keys(0, list(rows)), jnp.full(B, 0.7))
+  state = denoise.compiled_start(method, parts, canvas)
+  state = denoise.compiled_advance(method, parts, request, state, jnp.int32(1000))
+  return jax.device_get(state)
+
+
+def assert_same(got, wanted):
+  np.testing.assert_array_equal(got.canvas.tokens, wanted.canvas.tokens)
+  np.testing.assert_array_equal(got.when, wanted.when)
+
+
+@pytest.mark.parametrize("name", EVERY_PASS)
+@pytest.mark.parametrize("shift", [False, True])
+def test_reading_all_in_every_pass_is_no_cache(name, shift):
+  got = decode(EVERY_PASS[name], 2, canvases(), shift=shift)
+  wanted = decode(caches.none, 2, canvases(), shift=shift)
+  assert_same(got, wanted)
+  np.testing.assert_array_equal(got.log_prob, wanted.log_prob)  # bit for bit
+
+
+@pytest.mark.parametrize("name", SOME_PASSES)
+@pytest.mark.parametrize("shift", [False, True])
+def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):
+  got = decode(SOME_PASSES[name], 1, canvases(), shift=shift)
+  wanted = decode(caches.none, 1, canvases(), shift=shift)
+  assert_same(got, wanted)
+  np.testing.assert_allclose(got.log_prob, wanted.log_prob, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SOME_PASSES)
+def test_a_deeper_network_tells(name):
+  got = decode(SOME_PASSES[name], 2, canvases())
+  wanted = decode(caches.none, 2, canvases())
+  assert np.abs(got.log_prob - wanted.log_prob).max() > 1e-3
+  given = ~np.asarray(canvases().masked)
+  np.testing.assert_array_equal(got.canvas.tokens[given], np.asarray(canvases().tokens)[given])
+
+
+@pytest.mark.parametrize("name", SOME_PASSES)
+def test_rows_are_independent_with_a_cache(name):
+  together = decode(SOME_PASSES[name], 2, canvases())
+  for b in range(5):
+    row = jax.tree.map(lambda x, b=b: x[b : b + 1], canvases())
+    alone = decode(SOME_PASSES[name], 2, row, [b])
+    np.testing.assert_array_equal(alone.canvas.tokens[0], together.canvas.tokens[b])
+    np.testing.assert_array_equal(alone.when[0], together.when[b])
+
+
+def test_what_is_far_ahead_is_not_seen():
+  """Past the eighth masked slot nothing matters between two full passes."""
+  cache = functools.partial(caches.sliding, ahead=8, every=1000)
+  canvas = jax.tree.map(lambda x: x[:1], canvases())
+  near = decode(cache, 1, canvas, [0])
+  wide = decode(functools.partial(caches.sliding, ahead=L, every=1000), 1, canvas, [0])
+  assert np.abs(near.log_prob - wide.log_prob).max() > 1e-3
+  # The first pass reads all: with every=1 both see all of the canvas always.
+  near, wide = (
+    decode(functools.partial(caches.sliding, ahead=a, every=1), 1, canvas, [0]) for a in (8, L)
+  )
+  np.testing.assert_array_equal(near.log_prob, wide.log_prob)
+
+
+def test_guidance_keeps_two_caches():
+  got = decode(SOME_PASSES["dual"], 1, canvases(), weight=1.5)
+  wanted = decode(caches.none, 1, canvases(), weight=1.5)
+  assert_same(got, wanted)
+
+
+def test_a_window_is_a_config_of_its_own():
+  """A sliding attention window and a mask over the cache exclude each other."""
+  config = dataclasses.replace(CONFIGS[1], window=4)
+  with pytest.raises(ValueError, match="window"):
+    denoiser(config, MASK)
