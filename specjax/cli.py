@@ -8,26 +8,26 @@ from collections.abc import Sequence
 
 import tyro
 
+from specjax import script
 from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a command; 0, or 2 after printing what was wrong with the request on stderr."""
-  args = tyro.cli(
-    Generate | Denoise | Bench | Tune | Convert | List | Info,
-    prog="specjax",
-    description="Parallel decoding of language models in JAX.",
-    args=argv,
-    config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
-  )
+def _run(args) -> None:
   from specjax import commands
 
-  try:
-    commands.COMMANDS[type(args)](args)
-  except (ValueError, FloatingPointError, OSError) as error:
-    print("error:", " ".join(str(error).split()), file=sys.stderr)
-    return 2
-  return 0
+  commands.COMMANDS[type(args)](args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs a command; 0, or 2 after one sentence on stderr that says what was wrong with it."""
+  return script.run(
+    _run,
+    Generate | Denoise | Bench | Tune | Convert | List | Info,
+    "Parallel decoding of language models in JAX.",
+    prog="specjax",
+    argv=argv,
+    markers=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+  )
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class DiffusionDecoder:
     batch: int = 1,
   ):
     _check(block >= 1, "block", block, "1 or more")
-    _check(cache in caches.CACHES, "plan", repr(cache), ", ".join(caches.CACHES))
+    _check(cache in caches.CACHES, "cache", repr(cache), ", ".join(caches.CACHES))
     _check(stopping in STOPPING, "stopping", repr(stopping), ", ".join(STOPPING))
     _check(guesses >= 1, "guesses", guesses, "1 (off) or more")
     _check(guidance >= 0, "guidance", guidance, "0 (off) or more")

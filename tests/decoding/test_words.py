@@ -101,8 +101,8 @@ def test_holes_are_filled(model):
 @pytest.mark.parametrize(
   "options",
   [
-    {"plan": "dual"}, {"guesses": 3}, {"credit": True}, {"guidance": 0.5}, {"delimiters": (3,)},
-    {"stopping": "end_of_text_prediction"}, {"length": "sure_end"},
+    {"cache": "dual"}, {"guesses": 3}, {"credit": True}, {"guidance": 0.5}, {"delimiters": (3,)},
+    {"stopping": "end_of_text_prediction"}, {"stopping": "sure_end"},
     {"policy": "learned", "trained": FILTER}, {"policy": "explore"},
   ],
   ids=str,
@@ -132,7 +132,7 @@ def test_a_sweep_has_a_setting_per_prompt(model):
   ("options", "problem"),
   [
     ({"block": 0}, "block=0"), ({"cache": "double"}, "cache='double': accepted is none, dual"),
-    ({"guesses": 2, "plan": "sliding"}, "passes depend on each other"),
+    ({"guesses": 2, "cache": "sliding"}, "passes depend on each other"),
     ({"policy": "learned", "trained": FILTER, "block": 8}, "the filter's 6"),
     ({"guidance": 1.0, "guesses": 2}, "0 with guesses above 1"),
   ],

@@ -1,0 +1,47 @@
+"""How every command starts: options from the command line, and one sentence for a user's error.
+
+This file imports neither jax nor the rest of the package, so that `--help` answers at once.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+USER_ERRORS = (ValueError, FloatingPointError, OSError)
+
+
+def sentence(error: BaseException) -> str:
+  """What an error says, in one line."""
+  return f"error: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def run(
+  main: Callable[[Any], None], config: Any, description: str | None = None,
+  *, prog: str | None = None, argv: Sequence[str] | None = None, markers: Sequence[Any] = (),
+  default: Any = tyro.MISSING_NONPROP,
+) -> int:  # fmt: skip
+  """Reads options into `config` and calls `main` with it; the status to exit with.
+
+  Args:
+    main: the command. It raises one of USER_ERRORS for what the user did wrong.
+    config: dataclass, or union of them, that holds the options.
+    description: of `--help`; by default the docstring of `config`.
+    prog: how the command is typed; by default how it was.
+    argv: the options; by default those of the process.
+    markers: of tyro.
+    default: a config whose values are the defaults.
+
+  Returns:
+    0, or 2 after one sentence on stderr.
+  """
+  options = tyro.cli(
+    config, prog=prog, description=description, args=argv, config=markers, default=default
+  )
+  try:
+    main(options)
+  except USER_ERRORS as error:
+    print(sentence(error), file=sys.stderr)
+    return 2
+  return 0
