@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python benchmarks/demo.py $(PROMPTS)
+	$(BIN)/python examples/demo.py $(PROMPTS)
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -q -n 2 tests

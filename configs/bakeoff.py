@@ -1,7 +1,7 @@
 """Every draft head on gsm8k-7m: the same answers, states, steps and draft vocabulary.
 
     python -m specjax.configs.bakeoff hydra --data gsm8k_train.jsonl
-    python benchmarks/bakeoff.py --prompts gsm8k_test.jsonl
+    python benchmarks/speed/bakeoff.py --prompts gsm8k_test.jsonl
 
 The target's answers to the 7473 training questions (100 of them held out) and its states (3.7 GB)
 are computed by the first head and shared by all. Every head takes 1500 steps of 8 rows x 256

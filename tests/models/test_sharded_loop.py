@@ -10,7 +10,7 @@ import pytest
 
 from specjax.kernels import topology
 
-SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "sharded_loop.py"
+SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "compile" / "sharded_loop.py"
 
 
 def report(topology_name):
