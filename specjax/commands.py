@@ -20,7 +20,8 @@ from specjax.decoding.build import make_drafter, with_weights
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, ZOO, Model, load, resolve
-from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
+from specjax.eval import bench, parallelbench, prompts, report, table, tune
+from specjax.eval.plots import denoising
 from specjax.trees import files
 
 # Fields of a Result in the output of `generate --json`, after the prompt.
@@ -146,7 +147,7 @@ def run_denoise(args: Denoise) -> None:
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
     _print(args, item, r, DENOISE_KEYS, f"{r.filled} slots in {r.forwards} passes, {r.policy}")
     if args.picture and i == 0:
-      canvas.picture(model, {args.policy: r}).savefig(args.picture)
+      denoising.canvas(model, {args.policy: r}).savefig(args.picture)
 
 
 def _parallelbench(args: Bench) -> None:
@@ -158,8 +159,8 @@ def _parallelbench(args: Bench) -> None:
   }  # fmt: skip
   config = parallelbench.Config(**{k: v for k, v in given.items() if k in known and v is not None})
   summary = parallelbench.run(model, config, args.out)
-  print("\n".join(parallelbench.table(summary)))
-  print(f"{args.out}: results.jsonl, summary.json, table.md, parallelbench.png")
+  print(table.markdown(parallelbench.rows(summary)))
+  print(report.contents(args.out))
 
 
 def run_bench(args: Bench) -> None:
@@ -170,9 +171,9 @@ def run_bench(args: Bench) -> None:
   fields = {k: v for k, v in vars(args).items() if k in known}
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
   summary = bench.run(_load(args.model), bench.Config(**fields), args.out)
-  console = Console()
-  console.print(report.table(summary))
-  console.print(f"{args.out}: results.jsonl, summary.json, table.md, plots", markup=False)
+  console = Console(highlight=False)
+  console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
+  console.print(report.contents(args.out), markup=False)
 
 
 def run_tune(args: Tune) -> None:
@@ -180,9 +181,9 @@ def run_tune(args: Tune) -> None:
   name, out = fields.pop("model"), fields.pop("out")
   summary = tune.run(_load(name), tune.Config(**fields), out)
   console = Console(highlight=False)
-  console.print(tune_report.table(summary))
-  console.print(tune_report.verdict(summary), markup=False)
-  console.print(f"{out}: tree.json, summary.json, tune.png", markup=False)
+  console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
+  console.print(tune.verdict(summary), markup=False)
+  console.print(report.contents(out), markup=False)
 
 
 def run_convert(args: Convert) -> None:

@@ -252,6 +252,12 @@ def attention_mask(segment: Array, causal: bool) -> Array:
   return same & jnp.tril(jnp.ones((1, T, T), bool)) if causal else same
 
 
+def init(config: Config, key: Array) -> Params:
+  """Random weights of the network."""
+  z = jnp.zeros((1, 2), jnp.int32)
+  return Transformer(config).init(key, z, z, jnp.ones((1, 2, 2), bool))
+
+
 @functools.cache
 def target(config: Config) -> Target:
   """The network as the functions of the contract; one object per config, so jit caches hit."""

@@ -1,6 +1,6 @@
-"""A canvas after every pass, as a picture."""
+"""Masked diffusion: a canvas after every pass, and accuracy by passes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,8 +8,10 @@ from matplotlib.figure import Figure
 
 from specjax.decoding.diffusion_decoder import Filled
 from specjax.decoding.model import Model
+from specjax.eval.plots import style
 
 MASKED, OLDER, NEW, NEW_END = 0.86, 1.0, (0.55, 0.80, 0.95), (0.96, 0.80, 0.45)
+Curve = tuple[Sequence[float], Sequence[float]]  # passes, accuracies
 
 
 def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
@@ -23,9 +25,8 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
     shades[born, column] = NEW_END if ends else NEW
     text = "end" if ends else model.decode([token]).strip() or str(token)
     for row in range(born, rounds):
-      new = row == born
       axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
-                color="#222222" if new else "#8C8C8C")  # fmt: skip
+                color=style.INK if row == born else style.PLAIN)  # fmt: skip
   axes.imshow(shades, aspect="auto")
   passes = "1 pass" if filled.forwards == 1 else f"{filled.forwards} passes"
   axes.set_title(f"{title}: {passes}", loc="left", fontsize=10)
@@ -38,10 +39,11 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
   axes.spines[:].set_visible(False)
 
 
-def picture(model: Model, results: Mapping[str, Filled]) -> Figure:
+def canvas(model: Model, results: Mapping[str, Filled]) -> Figure:
   """Rows are passes, columns slots: grey is masked, colour is kept in this pass, white before.
 
   Args:
+    model: the denoiser, whose tokens are written into the slots.
     results: by title, a panel each.
   """
   rounds = [max(r.when) + 1 for r in results.values()]
@@ -52,4 +54,37 @@ def picture(model: Model, results: Mapping[str, Filled]) -> Figure:
   for i, (title, filled) in enumerate(results.items()):
     _panel(figure.add_subplot(grid[: rounds[i], i]), model, filled, title)
   figure.axes[0].set_ylabel("pass", fontsize=8)
+  return figure
+
+
+def accuracy(
+  tasks: Mapping[str, Mapping[str, Curve]], best: Mapping[str, Mapping[str, Curve]] | None = None
+) -> Figure:
+  """Accuracy by passes per question, a panel per task.
+
+  Args:
+    tasks: by task and method; a method with one setting is a point, with several a line.
+    best: likewise, points that are marked by a cross.
+  """
+  columns = min(5, len(tasks))
+  rows = -(-len(tasks) // columns)
+  figure, grid = style.panels(2.6 * columns + 0.4, 2.4 * rows + 0.9, columns, rows, shared=True)
+  for axes, (task, curves) in zip(grid, tasks.items(), strict=False):
+    styles = style.of_methods(list(curves))
+    for label, (passes, right) in curves.items():
+      colour, marker = styles[label]
+      axes.plot(passes, 100 * np.asarray(right), marker + "-", color=colour, label=label,
+                linewidth=1.2, markersize=7 if len(passes) == 1 else 4)  # fmt: skip
+      for x, y in zip(*(best[task][label] if best else ((), ())), strict=True):
+        axes.plot(x, 100 * y, "x", color=colour, markersize=9, markeredgewidth=2)
+    axes.set_title(task.replace("_", " "), loc="left", fontsize=11)
+    axes.set_ylim(-5, 105)
+  most = max(x for curves in tasks.values() for passes, _ in curves.values() for x in passes)
+  style.powers(grid[0], [2**i for i in range(int(np.log2(max(most, 1))) + 1)])
+  for axes in grid[len(tasks) :]:
+    axes.set_visible(False)
+  figure.supxlabel("passes per question", fontsize=11)
+  figure.supylabel("right answers, %", fontsize=11)
+  handles, labels = grid[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9)
   return figure
