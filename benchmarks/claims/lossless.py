@@ -61,7 +61,10 @@ def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
   for name in heads:
     for nodes in (8, 16):
       found[f"{name}-{nodes}"] = specjax.make_drafter(model, name, nodes=nodes)
-  for path in sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else ():
+  trained = sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else []
+  if config.heads and not trained:
+    raise ValueError(f"heads={config.heads!r}: accepted is a directory with NAME/model in it.")
+  for path in trained:
     loaded = formats.load(path, model.config)
     drafter = loaded.head.drafter(as_tree(loaded.choices[:7]))
     found[f"{path.parent.name}, trained"] = (drafter, loaded.params)

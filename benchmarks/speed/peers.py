@@ -208,7 +208,7 @@ def summarise(runs: list[list[Run]]) -> dict:
 
 def rows(contenders: dict[str, dict], prompts: int) -> list[dict[str, object]]:
   """The table."""
-  found = []
+  found: list[dict[str, object]] = []
   for name, r in contenders.items():
     repeats, tau = r["ms_per_token_repeats"], r["tokens_per_forward"]
     found.append({

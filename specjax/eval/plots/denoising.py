@@ -14,6 +14,10 @@ MASKED, OLDER, NEW, NEW_END = 0.86, 1.0, (0.55, 0.80, 0.95), (0.96, 0.80, 0.45)
 Curve = tuple[Sequence[float], Sequence[float]]  # passes, accuracies
 
 
+def _text(model: Model, token: int) -> str:
+  return model.decode([token]).strip() or str(token)
+
+
 def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
   slots = [i for i, when in enumerate(filled.when) if when >= 0]
   rounds = max(filled.when) + 1
@@ -23,7 +27,7 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
     ends = token in model.stop
     shades[born:, column] = OLDER
     shades[born, column] = NEW_END if ends else NEW
-    text = "end" if ends else model.decode([token]).strip() or str(token)
+    text = "end" if ends else _text(model, token)
     for row in range(born, rounds):
       axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
                 color=style.INK if row == born else style.PLAIN)  # fmt: skip
@@ -48,7 +52,8 @@ def canvas(model: Model, results: Mapping[str, Filled]) -> Figure:
   """
   rounds = [max(r.when) + 1 for r in results.values()]
   slots = [sum(when >= 0 for when in r.when) for r in results.values()]
-  figure = Figure(figsize=(0.36 * sum(slots) + 0.5, 0.24 * max(rounds) + 0.6), dpi=140,
+  longest = max(len(_text(model, token)) for r in results.values() for token in r.canvas)
+  figure = Figure(figsize=((0.12 + 0.07 * longest) * sum(slots) + 0.5, 0.24 * max(rounds) + 0.6), dpi=140,
                   layout="constrained")  # fmt: skip
   grid = figure.add_gridspec(max(rounds), len(slots), width_ratios=slots)
   for i, (title, filled) in enumerate(results.items()):
@@ -81,6 +86,8 @@ def accuracy(
     axes.set_ylim(-5, 105)
   most = max(x for curves in tasks.values() for passes, _ in curves.values() for x in passes)
   style.powers(grid[0], [2**i for i in range(int(np.log2(max(most, 1))) + 1)])
+  for axes in grid[max(len(tasks) - columns, 0) : len(tasks)]:
+    axes.tick_params(labelbottom=True)
   for axes in grid[len(tasks) :]:
     axes.set_visible(False)
   figure.supxlabel("passes per question", fontsize=11)
