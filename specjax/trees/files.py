@@ -37,9 +37,7 @@ def _required(field: dataclasses.Field) -> bool:
 ACCEPTED = f"FILE.json, {', '.join(map(_form, TREES))}"
 
 
-def build(
-  name: str, numbers: Sequence[float] = (), path: str | pathlib.Path | None = None
-) -> Tree:
+def build(name: str, numbers: Sequence[float] = (), path: str | pathlib.Path | None = None) -> Tree:
   """The tree of `dynamic-16-5-4`, ("dynamic", (16, 5, 4)), or that of a file.
 
   Args:
