@@ -65,6 +65,7 @@ class Tree(Protocol):
     proposal: how its tokens come about.
   """
 
+  def __hash__(self) -> int: ...
   @property
   def nodes(self) -> int: ...
   @property

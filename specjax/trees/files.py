@@ -91,7 +91,7 @@ def save(path: str | pathlib.Path, tree: Tree | Choices, about: Mapping[str, Any
     tree: a tree, or rank paths.
     about: what it was chosen for, ready for JSON.
   """
-  shape: Any = Static(tree) if isinstance(tree, Sequence) else tree  # type: ignore[arg-type]
+  shape: Any = Static(tree) if isinstance(tree, Sequence) else tree
   name = next(name for name, kind in TREES.items() if type(shape) is kind)
   raw = {name: dataclasses.asdict(shape), "about": about}
   pathlib.Path(path).write_text(json.dumps(raw) + "\n")

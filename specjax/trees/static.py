@@ -106,7 +106,7 @@ class Static:
     choices: rank paths; lists, as they are read from a file, become tuples.
   """
 
-  choices: tuple[tuple[int, ...], ...]
+  choices: Choices
 
   def __post_init__(self) -> None:
     paths = tuple(tuple(int(rank) for rank in path) for path in self.choices)
