@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax import drafters, script, speculate
+from specjax.decoding.method import method as pair
 from specjax.eval import report, table
 from specjax.kernels import topology
 from specjax.models import sharding, transformer
@@ -84,9 +85,8 @@ def compiled_for(name: str, config: Config) -> dict:
     keys = request_keys(0, jnp.arange(B))
     return speculate.Request(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
 
-  method = speculate.method(
-    transformer.target(model), drafters.prompt_lookup(config.drafted), target_only()
-  )
+  guess = drafters.prompt_lookup(config.drafted)
+  method = pair(transformer.target(model), guess, target_only())
   params = jax.eval_shape(weights)
   params = abstract(params, sharding.of_params(params, mesh))
   weights_ = speculate.Weights(params, ())

@@ -24,7 +24,7 @@ from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
 from specjax.sampling import Noise, Settings, request_keys, warp
 from specjax.testing import table_model
-from specjax.trees.drawn import Drawn, draw
+from specjax.trees import IID, Sampling, WithoutReplacement
 from specjax.verifiers import VERIFIERS
 from specjax.verifiers.judge import Judge
 
@@ -59,10 +59,11 @@ class Config:
 def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
   """A draft of 8 nodes from the distribution q f32[1, 1, V], of a kind the rule accepts."""
   chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
-  tree = Drawn(CHAIN if chain else TREE, "iid" if name == "k_seq" else "without_replacement")
-  root = jnp.zeros((1, 1), jnp.int32)
-  draft = draw(tree, root, lambda level, tokens, *rest: (q, (), ()), lambda x: x, noise)
-  return draft, draft_tree(table_model(q.shape[-1]), tree)
+  tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
+  one, V = jnp.ones(1), q.shape[-1]
+  sampling = Sampling(Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), noise, V)
+  draft = tree.fill(jnp.zeros((1, 1), jnp.int32), lambda *_: (q, (), ()), sampling=sampling)
+  return draft, draft_tree(table_model(V), tree)
 
 
 def calls(f: Callable, *arguments) -> Callable[[int], None]:
@@ -104,8 +105,10 @@ def main(config: Config) -> None:
   }
   for name, build in VERIFIERS.items():
     draft, drafter = draft_for(name, q, noise)
-    rule = functools.partial(jax.jit(build().verify, static_argnums=5), head, draft, log_probs)
-    loops[name] = calls(rule, features, noise, drafter)
+    rule = jax.jit(functools.partial(
+      build().verify, depth=drafter.depth, proposal=drafter.proposal
+    ))  # fmt: skip
+    loops[name] = calls(rule, head, draft, log_probs, features, noise)
   seconds = np.median(timing.per_pass(list(loops.values()), config.repeats), 0)
   cells = [
     {"rule": name, "loop_free": name in LOOP_FREE, "seconds": each, "share": each / verify}

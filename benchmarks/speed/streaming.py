@@ -20,6 +20,7 @@ import numpy as np
 
 from specjax import drafters, script, speculate
 from specjax.base import Params
+from specjax.decoding.method import method as pair
 from specjax.eval import report, table, verify_cost
 from specjax.kernels.tree_attention.tune import timed
 from specjax.models import transformer
@@ -81,7 +82,7 @@ def streamed(params: Params) -> int:
 def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], float]:
   """Compiled plain decoding; a call gives the seconds of a token, prefill aside."""
   B, T = config.batch, config.context
-  method = speculate.method(transformer.target(model), drafters.none(), greedy())
+  method = pair(transformer.target(model), drafters.none(), greedy())
   weights = speculate.Weights(params, ())
   one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)
   settings = Settings(0 * one, zero, one, 0 * one)

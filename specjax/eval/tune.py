@@ -39,8 +39,7 @@ from specjax.eval import (
 )
 from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, choose, expected
 from specjax.eval.plots import trees as plots
-from specjax.trees import files
-from specjax.trees.drawn import Drawn
+from specjax.trees import WithoutReplacement, files
 from specjax.trees.grow import Tree
 from specjax.trees.sequoia import sequoia as best_drawn
 
@@ -131,7 +130,7 @@ def _options(
 def _shape(config: Config, choices: Paths) -> Tree:
   """The tree of rank paths: its children are drawn for "sequoia"."""
   drawn = config.method == "sequoia" and choices
-  return Drawn(choices, "without_replacement") if drawn else choices
+  return WithoutReplacement(choices) if drawn else choices
 
 
 def _filler(model: Model, config: Config) -> Filler:

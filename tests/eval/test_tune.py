@@ -18,9 +18,7 @@ from specjax.drafters.medusa import MedusaConfig
 from specjax.eval import bench, choice, draft_cost, sequoia, tune
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
-from specjax.trees import files
-from specjax.trees.drawn import Drawn
-from specjax.trees.grow import Dynamic
+from specjax.trees import Dynamic, WithoutReplacement, files
 
 RATES = np.array([[0.5, 0.2, 0.1], [0.4, 0.3, 0.0]])
 HEAD = MedusaConfig(depth=2, shared=True)
@@ -211,7 +209,7 @@ def test_what_a_run_writes(tuned):
   }  # fmt: skip
   assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(summary))
   chosen = summary["candidates"][summary["chosen"]]
-  assert files.load(out / "tree.json") == chosen["choices"]
+  assert files.load(out / "tree.json").choices == chosen["choices"]
   about = json.loads((out / "tree.json").read_text())["about"]
   assert (about["drafter"], about["batch"]) == ("medusa", 2)
   assert about["expected"] == chosen["expected"] and about["machine"]["backend"] == "cpu"
@@ -234,7 +232,7 @@ def test_sequoia_counts_which_child_was_accepted(model):
   """The target drafts for itself: the first child is always accepted, and there is no second."""
 
   def fill(choices):
-    return draft_tree(model.target, Drawn(choices, "without_replacement"))
+    return draft_tree(model.target, WithoutReplacement(choices))
 
   rates, rounds = sequoia.acceptance(model, fill, model.params, [[5, 6, 7], [9]], 6, 1.0)
   assert rates.tolist() == [1.0] + [0.0] * (sequoia.WIDTH - 1)
@@ -254,15 +252,15 @@ def test_sequoia_chooses_a_drawn_tree(model, tmp_path):
   assert summary["candidates"]["chain 5"]["tau"] == 6
   tree = files.load(tmp_path / "out" / "tree.json")
   chosen = summary["candidates"][summary["chosen"]]["choices"]
-  assert tree == (Drawn(chosen, "without_replacement") if chosen else ())
+  assert tree == WithoutReplacement(chosen) if chosen else tree.choices == ()
 
 
 @pytest.mark.parametrize(
   ("raw", "name", "nodes"),
   [
-    ({"choices": [[0], [1], [1, 0]]}, "medusa", 4),
+    ({"static": {"choices": [[0], [1], [1, 0]]}}, "medusa", 4),
     ({"dynamic": {"nodes": 5, "depth": 2, "beam": 2}}, "medusa", 5),
-    ({"none": True}, "none", 1),
+    ({"static": {"choices": []}}, "none", 1),
   ],
 )
 def test_a_benchmark_takes_a_tree(model, head, tmp_path, raw, name, nodes):
