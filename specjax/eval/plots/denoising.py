@@ -52,8 +52,8 @@ def canvas(model: Model, results: Mapping[str, Filled]) -> Figure:
   """
   rounds = [max(r.when) + 1 for r in results.values()]
   slots = [sum(when >= 0 for when in r.when) for r in results.values()]
-  filled = [zip(r.canvas, r.when, strict=True) for r in results.values()]
-  longest = max(len(_text(model, token)) for row in filled for token, when in row if when >= 0)
+  drawn = [zip(r.canvas, r.when, strict=True) for r in results.values()]
+  longest = max(len(_text(model, token)) for row in drawn for token, when in row if when >= 0)
   size = (0.12 + 0.07 * longest) * sum(slots) + 0.5, 0.24 * max(rounds) + 0.6
   figure = Figure(figsize=size, dpi=140, layout="constrained")
   grid = figure.add_gridspec(max(rounds), len(slots), width_ratios=slots)
