@@ -1,5 +1,6 @@
 """What the package has, as rows of text: every part that has a name, and the zoo."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -33,8 +34,9 @@ _LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
 _SOURCE = re.compile(r"\d{4}\.\d{5}")
 
 _CONFIG = Config(8, 8, 4, 1, 1, 8, 8)
+_SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
 _TARGET = target(_CONFIG)
-_EXAMPLES = {"draft_model": (_TARGET,), "denoiser": (network(_CONFIG, 7, False), _TARGET)}
+_EXAMPLES = {"draft_model": (_TARGET,), "denoiser": (network(_SEES_BOTH, 7, False), _TARGET)}
 
 Row = tuple[str, str, str, str, str]
 Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
