@@ -63,11 +63,7 @@ def main(config: Config) -> None:
   drafters: dict[str, Any] = {
     "none": "none",
     "prompt_lookup": "prompt_lookup",
-    **{
-      f"{name}-{nodes}": f"{name}-{nodes}"
-      for name in zoo_heads
-      for nodes in (8, 16)
-    },
+    **{f"{name}-{nodes}": f"{name}-{nodes}" for name in zoo_heads for nodes in (8, 16)},
   }
   for path in sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else ():
     loaded = formats.load(path, model.config)

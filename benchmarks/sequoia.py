@@ -21,8 +21,7 @@ import specjax
 from specjax.base import Drafter
 from specjax.eval import bench, draft_cost, metrics, tune, verify_cost
 from specjax.eval.environment import environment
-from specjax.trees import files
-from specjax.trees.drawn import Drawn
+from specjax.trees import WithoutReplacement, files
 from specjax.trees.grow import as_tree
 from specjax.trees.sequoia import sequoia
 from specjax.trees.static import expected_length, k_config
@@ -104,8 +103,7 @@ def main(config: Config) -> None:
   ids = [item.ids for item in bench.read_items(model, settings)]
 
   def pair(choices):
-    tree = Drawn(as_tree(choices), "without_replacement")
-    return specjax.make_drafter(model, config.drafter, tree=tree)
+    return specjax.make_drafter(model, config.drafter, tree=WithoutReplacement(choices))
 
   def decoder(drafter, batch: int):
     return specjax.Decoder(model, drafter, "recursive", temperature=config.temperature, batch=batch)
@@ -143,7 +141,7 @@ def main(config: Config) -> None:
     "model": config.model, "drafter": config.drafter, "temperature": config.temperature,
     "acceptance": rates.tolist(), "rounds": int(counts.sum()),
   }  # fmt: skip
-  files.save(out / "tree.json", Drawn(best.tree, "without_replacement"), about)
+  files.save(out / "tree.json", WithoutReplacement(best.tree), about)
   sizes = [
     {"nodes": c.nodes, "expected": 1 + c.accepted, "seconds": s,
      "tokens_per_second": tune.expected(c, s, 1)}

@@ -11,7 +11,6 @@ from specjax.checkpoints import heads, medusa
 from specjax.decoding import spec
 from specjax.decoding.build import denoising, draft_length, drafter, processors
 from specjax.decoding.build.denoising import DECORATIONS
-from specjax.decoding.build.tree import TREES
 from specjax.decoding.build.verifier import REFLECTIONS
 from specjax.decoding.model import ZOO
 from specjax.diffusion.policies import ADDED, POLICIES
@@ -50,7 +49,7 @@ def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, pre
   brackets = f"[{BRACKETS[name]}]" if name in BRACKETS else ""
   return (
     f"{prefix}{name}{brackets}",
-    ", ".join(f"{key}={value}" for key, value in known.items()),
+    ", ".join(f"{key}={value}".rstrip("=") for key, value in known.items()),
     label or (found[0] if found else ""),
     source[0] if source else "",
     says.split("\n")[0].removeprefix(f"{found[0]}: " if found else ""),
@@ -65,7 +64,9 @@ def parts() -> dict[str, list[Row]]:
       for name, build in DRAFTERS.items()
     }),
     "heads": ("", {name: (build, drafter.knobs(name), "") for name, (build, _) in HEADS.items()}),
-    "trees, after a head or draft_model": ("/", _plain(TREES)),
+    "trees, after a head or draft_model": ("/", {
+      name: (tree, _fields(tree), "") for name, tree in drafter.OF_TREES.items()
+    }),
     "draft lengths, after draft_model": ("/", {
       name: (build, draft_length.knobs(name), "truncated" if build().drops else "chain")
       for name, build in DRAFT_LENGTHS.items()
@@ -85,6 +86,14 @@ def parts() -> dict[str, list[Row]]:
     title: [_row(name, *row, prefix) for name, row in rows.items()]
     for title, (prefix, rows) in kinds.items()
   }
+
+
+def _fields(tree: Callable) -> dict[str, Any]:
+  """The numbers of a tree's name: its fields, or how many children nodes of each depth have."""
+  fields = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ()
+  if fields and fields[0].name == "choices":
+    return {"children of a node at each depth": ""}
+  return {f.name: "" if f.default is dataclasses.MISSING else f.default for f in fields}
 
 
 def _plain(table: Mapping[str, Callable]) -> Rows:

@@ -15,6 +15,7 @@ from specjax.decoding.batching import Result, Rounds, batches, check, check_mode
 from specjax.decoding.build.drafter import build_drafter
 from specjax.decoding.build.processors import build_processors
 from specjax.decoding.build.verifier import build_verifier
+from specjax.decoding.method import method
 from specjax.decoding.model import Model, Prompt
 from specjax.sampling import Settings, request_keys
 
@@ -82,7 +83,7 @@ class Decoder:
       model, processors, batch, regex, [*model.stop, *stop], stop_words
     )
     self._processors = tuple(params for _, params in used)
-    self.method = speculate.method(target, guess, rule, tuple(p for p, _ in used))
+    self.method = method(target, guess, rule, tuple(p for p, _ in used))
     self.weights = speculate.Weights(model.params, weights, judge)
     self._settings = Settings(
       temperature=jnp.full(batch, temperature, jnp.float32),

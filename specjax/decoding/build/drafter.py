@@ -14,7 +14,7 @@ from specjax.data import ngram as bigrams
 from specjax.data import sources
 from specjax.decoding import spec
 from specjax.decoding.build.draft_length import build_draft_length
-from specjax.decoding.build.tree import TREES, best_tree, build_tree, chain
+from specjax.decoding.build.tree import FILE, best_tree, build_tree, chain
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
@@ -25,15 +25,17 @@ from specjax.drafters.none import none
 from specjax.drafters.rescored import local, ngram
 from specjax.drafters.union import union
 from specjax.models.ensemble import ensemble
-from specjax.trees.drawn import Drawn
+from specjax.trees import IID, TREES
+from specjax.trees import load as load_tree
 
 DEFAULT_NODES = 8
 RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 # What may follow a name with a slash, by kind; after all other drafters nothing may.
-OF_HEADS: dict[str, Mapping[str, Any]] = {"tree": TREES, "rescoring": RESCORINGS}
+OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
+OF_HEADS: dict[str, Mapping[str, Any]] = {"tree": OF_TREES, "rescoring": RESCORINGS}
 OF_MODELS: dict[str, Mapping[str, Any]] = {
-  "ensemble": ENSEMBLES, "tree": TREES, "draft_length": DRAFT_LENGTHS,
+  "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS,
 }  # fmt: skip
 
 Built = tuple[str, Drafter, Params]
@@ -66,7 +68,7 @@ def build_drafter(model: Model, given: Any, tree: Any = None, draft_length: Any 
     _refuse(part.name, tree, draft_length)
     return part.name, part, own
   _refuse(part.name, None, draft_length)
-  suffix, shape = ("", chain(part.depth)) if tree is None else build_tree(tree)
+  suffix, shape = build_tree(chain(part.depth) if tree is None else tree)
   return part.name + suffix, part.drafter(shape), own
 
 
@@ -158,7 +160,7 @@ def _head(model: Model, part: Part, tree: Any) -> Built:
     shape = best_tree(choices, nodes, path, exactly=bool(arguments))
     return name, loaded.head.drafter(shape), loaded.params
   suffix, shape = build_tree(tree)
-  if shape == ():
+  if shape.depth == 0:
     return "none", none(), ()
   return name + suffix, loaded.head.drafter(shape), loaded.params
 
@@ -218,12 +220,12 @@ def _draft_model(
   depth = arguments.get("depth", int(knobs(part.name, length is not None)["nodes"] or 0) - 1)
   if tree is not None:
     suffix, shape = build_tree(tree)
-    if shape == ():
+    if shape.depth == 0:
       return "none", none(), ()
     return name + suffix, draft_tree(target, shape), weights
   if length is not None:
     label, policy, own = build_draft_length(length, width, depth)
     return f"{name}/{label}", adaptive_model(target, policy, depth), (weights, own)
   if joined:  # a union takes sources that write nothing while they draft
-    return name, draft_tree(target, Drawn(chain(depth), "iid")), weights
+    return name, draft_tree(target, IID(chain(depth))), weights
   return name, DRAFTERS[part.name](target, depth), weights

@@ -35,7 +35,7 @@ def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
 
 @functools.cache
 def random() -> Policy:
-  """LOSSY, with one slot per round EXACT for that order: commits slots anywhere in the block."""
+  """LOSSY: commits slots anywhere in the block; one per round is exact for a random order."""
   return _quota("random", lambda prediction: prediction.uniform)
 
 
@@ -62,7 +62,7 @@ def entropy() -> Policy:
 
 @functools.cache
 def left_to_right() -> Policy:
-  """LOSSY, with one slot per round EXACT for that order: commits the next slots.
+  """LOSSY: commits the next slots; one per round is exact for that order.
 
   A baseline of ParallelBench (Kang et al. 2025, arXiv 2510.04767).
   """
