@@ -25,7 +25,6 @@ from specjax.eval.plots import denoising
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 LISTS = parallelbench.Config(
   methods=("confidence", "threshold", "learned", "threshold-0.95/student"), count=2, batch=80,
-  student=f"{DEFAULT_DENOISER}-student", filter=f"{DEFAULT_DENOISER}-filter",
 )  # fmt: skip
 
 
@@ -84,7 +83,7 @@ def canvases(console: Console, config: Config) -> None:
     label: parallelbench.make_decoder(model, label, LISTS)([model.chat(question)], 16)[0]
     for label in labels
   }
-  filled = shown["threshold"]
+  filled = shown["threshold"].filling
   for number in sorted({when for when in filled.when if when >= 0}):
     said = [
       (model.decode([token]).strip() or ".") if when <= number else "_"

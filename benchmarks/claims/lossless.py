@@ -60,7 +60,7 @@ def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
   found: dict[str, Any] = {"none": "none", "prompt_lookup": "prompt_lookup"}
   for name in heads:
     for nodes in (8, 16):
-      found[f"{name}-{nodes}"] = specjax.make_drafter(model, name, nodes=nodes)
+      found[f"{name}-{nodes}"] = f"{name}-{nodes}"
   trained = sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else []
   if config.heads and not trained:
     raise ValueError(f"heads={config.heads!r}: accepted is a directory with NAME/model in it.")
@@ -69,8 +69,7 @@ def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
     drafter = loaded.head.drafter(as_tree(loaded.choices[:7]))
     found[f"{path.parent.name}, trained"] = (drafter, loaded.params)
   if config.draft_model:
-    small = specjax.make_drafter(model, "draft_model", draft_model=config.draft_model)
-    found["draft_model"] = small
+    found["draft_model"] = specjax.make_drafter(model, f"draft_model[{config.draft_model}]")
   return found
 
 

@@ -31,9 +31,7 @@ class Config:
     judge: directory of a trained judge.
     prompts: JSONL of questions; by default our own.
     model: the target.
-    drafter: name of a drafter or head.
-    draft_model: LM of the `draft_model` drafter.
-    nodes: size of a draft, by default the drafter's own.
+    drafter: name of a drafter, such as "eagle-16" or "draft_model-8[PATH]".
     thresholds: of the judge.
     epsilons: of typical acceptance, with delta its square root.
     temperatures: of the distribution; at 0 typical acceptance is greedy.
@@ -46,8 +44,6 @@ class Config:
   prompts: str | None = None
   model: str = "gsm8k-7m"
   drafter: str = "eagle"
-  draft_model: str | None = None
-  nodes: int | None = None
   thresholds: tuple[float, ...] = (0.9, 0.5)
   epsilons: tuple[float, ...] = (0.09, 0.3)
   temperatures: tuple[float, ...] = (0.0, 0.8)
@@ -78,9 +74,7 @@ def main(config: Config) -> None:
     prompts=config.prompts, limit=config.limit, max_new_tokens=config.max_new_tokens
   )
   ids = [item.ids for item in bench.read_items(model, settings)]
-  guess = specjax.make_drafter(
-    model, config.drafter, draft_model=config.draft_model, nodes=config.nodes
-  )
+  guess = specjax.make_drafter(model, config.drafter)
   head = checkpoint.load(config.judge, model.config)
   out = report.directory(config.out)
   rules = [

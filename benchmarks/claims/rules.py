@@ -20,7 +20,6 @@ import specjax
 from specjax import script
 from specjax.eval import bench, metrics, optimal, report, table
 from specjax.train.resume import claim
-from specjax.trees import files
 from specjax.verifiers import VERIFIERS
 
 
@@ -31,10 +30,8 @@ class Config:
   Attributes:
     prompts: JSONL of questions; by default our own.
     model: the target.
-    drafter: the head, or "draft_model", that fills every tree.
-    head: where the head is; by default the zoo's.
-    draft_model: LM of the `draft_model` drafter.
-    trees: of about equal size; see `specjax.trees.files`. A number is the best tree of that size.
+    drafter: name of the head or draft model that fills every tree, such as "draft_model[PATH]".
+    trees: names of trees of about equal size. A number is the best tree of that size.
     rules: names.
     temperatures: of the distribution.
     limit: questions; by default 40.
@@ -46,8 +43,6 @@ class Config:
   prompts: str | None = None
   model: str = "gsm8k-7m"
   drafter: str = "eagle"
-  head: str | None = None
-  draft_model: str | None = None
   trees: tuple[str, ...] = (
     "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
     "stochastic_beam-2-4", "dyspec-2-4-2",
@@ -67,10 +62,9 @@ def pairs(model: specjax.Model, config: Config) -> list[tuple]:
     if rule not in VERIFIERS:
       raise ValueError(f"rules={rule!r}: accepted are {', '.join(VERIFIERS)}.")
   for tree in config.trees:
-    size = {"nodes": int(tree)} if tree.isdigit() else {"tree": files.parse(tree)}
-    drafter = specjax.make_drafter(
-      model, config.drafter, head=config.head, draft_model=config.draft_model, **size
-    )
+    sized = f"{config.drafter}-{tree}" if tree.isdigit() else config.drafter
+    shape = None if tree.isdigit() else tree
+    drafter = specjax.make_drafter(model, sized, tree=shape)
     proposal = drafter[0].proposal
     found += [(tree, drafter, r) for r in config.rules if proposal in VERIFIERS[r]().accepts]
   return found

@@ -53,7 +53,7 @@ class Rescored(NamedTuple):
 
 
 @functools.cache
-def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
+def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
   """A chain whose every token is chosen by the head and a small LM together ("local rescoring").
 
   Depth by depth, the guess v with the largest logit_d(v) + alpha * log LM(v | text, the draft so
@@ -100,7 +100,9 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
 
 
 @functools.cache
-def ngram(head: Head, tree_nodes: int, alpha: float, top: int = 16, paths: int = 16) -> Drafter:
+def ngram(
+  head: Head, tree_nodes: int = 16, alpha: float = 0.5, top: int = 16, paths: int = 16
+) -> Drafter:
   """A tree of the best paths by the heads and a bigram table together ("global rescoring").
 
   A path scores the sum of its logits plus alpha times its log-probability given the root; the P

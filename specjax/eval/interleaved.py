@@ -86,7 +86,7 @@ def decode(
     run = runs[name]
     results = run.decoder(batches[i], max_new_tokens, first=i * B)
     run.seconds[r, i] = results[0].seconds
-    run.prefill[r, i] = getattr(results[0], "prefill_seconds", 0.0)
+    run.prefill[r, i] = results[0].prefill_seconds
     if r == 0:
       run.results += results
     else:

@@ -13,17 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checkpoints import filter as filters
 from specjax.data import lists, parallelbench
-from specjax.decoding.diffusion_decoder import STOPPING, DiffusionDecoder, Filled
-from specjax.decoding.model import Model, load, resolve
-from specjax.diffusion import caches
+from specjax.decoding.batching import Result
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import Model
 from specjax.eval import interleaved, metrics, report, table
 from specjax.eval.interleaved import Runs
 from specjax.eval.plots import denoising
 
 SEED = 10_007  # of questions that no training draws
-FLAGS = ("credit", "student")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,71 +29,39 @@ class Config:
   """What is measured.
 
   Attributes:
-    methods: labels, POLICY/OPTION/..: a policy in words, see `diffusion.words`, then any of a
-      cache's name, a rule of length, "credit", "guesses-K" (draft and verify) and "student" (the
-      other model), for example "threshold-0.8/dual".
-    student: the model of methods that say so, zoo name or directory.
-    filter: of the policy "learned", zoo name or directory.
+    methods: policies with their decorations, such as "threshold-0.8/dual", see `decoding.spec`.
     published: file or directory of the published questions, in place of ours.
-    tasks: of our questions, names of `lists.KNOWN`.
-    lengths: of the lists.
+    tasks: kinds of our questions, names of `lists.KNOWN`.
+    lengths: how long the lists are.
     count: questions per task and length; of published ones, per task, the first.
     max_new_tokens: slots per question.
-    block: slots of a block.
     batch: questions decoded together.
     temperature: 0 takes the likeliest token.
-    seed: of the noise.
+    seed: seed of the sampling noise.
     repeats: times everything is decoded; the median of seconds counts.
   """
 
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
-  student: str | None = None
-  filter: str | None = None
   published: str | None = None
   tasks: tuple[str, ...] = tuple(lists.TASKS)
   lengths: tuple[int, ...] = (3, 4, 5, 6)
   count: int = 10
   max_new_tokens: int = 16
-  block: int = 16
   batch: int = 20
   temperature: float = 0.0
   seed: int = 0
   repeats: int = 1
 
 
-def make_decoder(model: Model, label: str, config: Config) -> DiffusionDecoder:
-  """The method that a label of `Config.methods` names.
+def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
+  """The method of a name of `Config.methods`.
 
   Raises:
-    ValueError: a label that names none.
+    ValueError: a name of none.
   """
-  policy, *options = label.split("/")
-  chosen: dict[str, Any] = {"stopping": "after_end"}
-  for option in options:
-    name, _, number = option.partition("-")
-    if option in caches.CACHES:
-      chosen["cache"] = option
-    elif option in STOPPING:
-      chosen["stopping"] = option
-    elif name == "guesses" and number.isdigit():
-      chosen["guesses"] = int(number)
-    elif option == "credit":
-      chosen["credit"] = True
-    elif option == "student":
-      if config.student is None:
-        raise ValueError(f"methods={label!r}: it needs --student.")
-      model = load(config.student)
-    else:
-      known = ", ".join([*caches.CACHES, *STOPPING, *FLAGS, "guesses-K"])
-      raise ValueError(f"methods={label!r}: {option!r} is no option, accepted are {known}.")
-  learned = policy.partition("-")[0].partition("+")[0] == "learned"
-  if learned and config.filter is None:
-    raise ValueError(f"methods={label!r}: it needs --filter.")
-  trained = filters.load(resolve(config.filter)) if learned and config.filter else None
   return DiffusionDecoder(
-    model, policy, block=config.block, trained=trained, temperature=config.temperature,
-    seed=config.seed, batch=config.batch, **chosen,
-  )  # fmt: skip
+    model, name, temperature=config.temperature, seed=config.seed, batch=config.batch
+  )
 
 
 class Question(NamedTuple):
@@ -134,7 +100,7 @@ def questions(config: Config) -> list[Question]:
   return [question for of_task in asked.values() for question in of_task]
 
 
-def said(model: Model, filled: Filled) -> str:
+def said(model: Model, filled: Result) -> str:
   """The answer, without the stop token."""
   return model.decode([t for t in filled.tokens if t not in model.stop]).strip()
 
@@ -150,7 +116,7 @@ def figures(model: Model, asked: Sequence[Question], run: Runs) -> dict[str, Any
     "accuracy_interval": metrics.bootstrap_interval(np.divide, right, np.ones(len(right))),
     "forwards": float(forwards.mean()),
     "forwards_interval": metrics.bootstrap_interval(np.divide, forwards, np.ones(len(right))),
-    "wasted": float(np.mean([f.wasted for f in results])),
+    "wasted": float(np.mean([f.filling.wasted for f in results])),
     "seconds": float(np.median(run.seconds, 0).sum()),
     "unstable_batches": run.unstable,
     "tasks": {
@@ -172,7 +138,7 @@ def _records(
       text = said(model, filled)
       yield {"method": label, "task": question.task, "question": question.text, "said": text,
              "right": question.right(text), "forwards": filled.forwards,
-             "when": filled.when}  # fmt: skip
+             "when": filled.filling.when}  # fmt: skip
 
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -217,10 +183,11 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   for name in ("count", "repeats", "batch"):
     if getattr(config, name) < 1:
       raise ValueError(f"{name}={getattr(config, name)}: accepted is 1 or more.")
-  if len(set(config.methods)) < max(len(config.methods), 1):
-    raise ValueError(f"methods={' '.join(config.methods)!r}: accepted are one or more, each once.")
   asked = questions(config)
-  decoders = {label: make_decoder(model, label, config) for label in config.methods}
+  made = (make_decoder(model, name, config) for name in config.methods)
+  decoders = {decoder.name: decoder for decoder in made}
+  if len(decoders) < max(len(config.methods), 1):
+    raise ValueError(f"methods={' '.join(config.methods)!r}: accepted are one or more, each once.")
   directory = report.directory(out)
 
   ids = [model.chat(q.messages) for q in asked]

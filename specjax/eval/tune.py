@@ -21,12 +21,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from specjax import drafters
 from specjax.base import Drafter, Params
-from specjax.checkpoints import formats
-from specjax.decoding.build import make_drafter
+from specjax.decoding import spec
+from specjax.decoding.build.drafter import load_head, load_small
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model, load, resolve
+from specjax.decoding.model import Model
+from specjax.drafters import HEADS
+from specjax.drafters.draft_tree import draft_tree
 from specjax.eval import (
   bench,
   draft_cost,
@@ -52,10 +53,9 @@ class Config:
   """For what a tree is chosen, and on what the choice is checked.
 
   Attributes:
-    drafter: name of a head; for "sequoia" also "draft_model".
+    drafter: name of a head, such as "medusa" or "medusa[PATH]"; for "sequoia" also
+      "draft_model[PATH]".
     method: where the trees and their expected lengths come from.
-    head: where the head is; by default the zoo's for the model.
-    draft_model: the small model of the drafter of that name.
     prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions. "sequoia" measures on the
       first MEASURED and decodes the others.
     limit: how many prompts are decoded; None for all.
@@ -69,8 +69,6 @@ class Config:
 
   drafter: str
   method: Literal["best_first", "sequoia"] = "best_first"
-  head: str | None = None
-  draft_model: str | None = None
   prompts: str | None = None
   limit: int | None = None
   max_new_tokens: int = 128
@@ -135,27 +133,23 @@ def _shape(config: Config, choices: Paths) -> Tree:
 
 def _filler(model: Model, config: Config) -> Filler:
   """The head or draft model with its weights, loaded once for all trees."""
-  accepted = [*drafters.HEADS, *(["draft_model"] if config.method == "sequoia" else [])]
-  if config.drafter not in accepted:
+  part = spec.parse_one("drafter", config.drafter)
+  accepted = [*HEADS, *(["draft_model"] if config.method == "sequoia" else [])]
+  if part.name not in accepted or part.numbers:
     raise ValueError(f"drafter={config.drafter!r} has no tree to choose: accepted are "
-                     f"{', '.join(accepted)}.")  # fmt: skip
-  if config.drafter == "draft_model":
-    small = load(config.draft_model) if config.draft_model else None
-
-    def pair(choices: Paths) -> tuple[Drafter, Params]:
-      return make_drafter(model, "draft_model", draft_model=small, tree=_shape(config, choices))
-
-    params = pair(((0,),))[1]
-    return Filler(str(config.draft_model), lambda choices: pair(choices)[0], params, None)
-  name = config.head or f"{pathlib.Path(model.name).name}-{config.drafter}"
-  loaded = formats.load(resolve(name), model.config)
-  if loaded.head.name != config.drafter:
-    raise ValueError(f"head={name!r} is for drafter={loaded.head.name!r}, not {config.drafter!r}.")
+                     f"{', '.join(accepted)}, with [PATH] or not.")  # fmt: skip
+  if part.name == "draft_model":
+    small = load_small(model, part)
+    return Filler(small.name, lambda paths: draft_tree(small.target, _shape(config, paths)),
+                  small.params, None)  # fmt: skip
+  name, loaded = load_head(model, part)
   if loaded.hit_rates is None and config.method == "best_first":
     raise ValueError(f"head={name!r} came without the hit rates by which trees are chosen: "
                      "specjax.train.heads measures and saves them.")  # fmt: skip
   rates = None if loaded.hit_rates is None else np.asarray(loaded.hit_rates)
-  return Filler(name, lambda c: loaded.head.drafter(_shape(config, c)), loaded.params, rates)
+  return Filler(
+    name, lambda paths: loaded.head.drafter(_shape(config, paths)), loaded.params, rates
+  )
 
 
 def costs(

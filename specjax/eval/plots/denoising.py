@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specjax.decoding.diffusion_decoder import Filled
+from specjax.decoding.batching import Result
 from specjax.decoding.model import Model
 from specjax.eval.plots import style
 
@@ -18,7 +18,8 @@ def _text(model: Model, token: int) -> str:
   return model.decode([token]).strip() or str(token)
 
 
-def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
+def _panel(axes: Axes, model: Model, result: Result, title: str) -> None:
+  filled = result.filling
   slots = [i for i, when in enumerate(filled.when) if when >= 0]
   rounds = max(filled.when) + 1
   shades = np.full((rounds, len(slots), 3), MASKED)
@@ -32,7 +33,7 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
       axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
                 color=style.INK if row == born else style.PLAIN)  # fmt: skip
   axes.imshow(shades, aspect="auto")
-  passes = "1 pass" if filled.forwards == 1 else f"{filled.forwards} passes"
+  passes = "1 pass" if result.forwards == 1 else f"{result.forwards} passes"
   axes.set_title(f"{title}: {passes}", loc="left", fontsize=10)
   axes.set_xticks([])
   axes.set_yticks(range(rounds), [str(i + 1) for i in range(rounds)])
@@ -43,22 +44,23 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
   axes.spines[:].set_visible(False)
 
 
-def canvas(model: Model, results: Mapping[str, Filled]) -> Figure:
+def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
   """Rows are passes, columns slots: grey is masked, colour is kept in this pass, white before.
 
   Args:
     model: the denoiser, whose tokens are written into the slots.
     results: by title, a panel each.
   """
-  rounds = [max(r.when) + 1 for r in results.values()]
-  slots = [sum(when >= 0 for when in r.when) for r in results.values()]
-  drawn = [zip(r.canvas, r.when, strict=True) for r in results.values()]
-  longest = max(len(_text(model, token)) for row in drawn for token, when in row if when >= 0)
+  fillings = [r.filling for r in results.values()]
+  rounds = [max(f.when) + 1 for f in fillings]
+  slots = [sum(when >= 0 for when in f.when) for f in fillings]
+  drawn = [pair for f in fillings for pair in zip(f.canvas, f.when, strict=True)]
+  longest = max(len(_text(model, token)) for token, when in drawn if when >= 0)
   size = (0.12 + 0.07 * longest) * sum(slots) + 0.5, 0.24 * max(rounds) + 0.6
   figure = Figure(figsize=size, dpi=140, layout="constrained")
   grid = figure.add_gridspec(max(rounds), len(slots), width_ratios=slots)
-  for i, (title, filled) in enumerate(results.items()):
-    _panel(figure.add_subplot(grid[: rounds[i], i]), model, filled, title)
+  for i, (title, result) in enumerate(results.items()):
+    _panel(figure.add_subplot(grid[: rounds[i], i]), model, result, title)
   figure.axes[0].set_ylabel("pass", fontsize=8)
   return figure
 
