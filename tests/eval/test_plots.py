@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from specjax.decoding.diffusion_decoder import Filled
+from specjax.decoding.batching import Filling, Result
 from specjax.eval.plots import denoising, speed, trees
 
 
@@ -190,7 +190,7 @@ class Words:
 
 def test_a_canvas_has_a_row_per_pass():
   def filled(when):
-    return Filled("", "", [], [9, 1, 2, 3, 0], when, [], max(when) + 1, 4, 0, 0.0, "x")
+    return Result("", "", [], [], max(when) + 1, 0.0, filling=Filling([9, 1, 2, 3, 0], when))
 
   figure = denoising.canvas(
     Words(), {"one": filled([-1, 0, 1, 2, 3]), "all": filled([-1] + 4 * [0])}
