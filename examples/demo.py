@@ -19,7 +19,7 @@ from rich.console import Console
 import specjax
 from specjax import script
 from specjax.decoding.model import DEFAULT_DENOISER
-from specjax.eval import bench, parallelbench, report, table
+from specjax.eval import bench, parallelbench, prompts, report, table
 from specjax.eval.plots import denoising
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
@@ -62,7 +62,7 @@ def speculation(console: Console, config: Config) -> None:
   console.print(f"model [bold]{model.name}[/], greedy, float32, batch 1; prompts: {name}\n")
 
   settings = bench.Config(prompts=source, limit=config.limit)
-  first = bench.read_items(model, settings)[0]
+  first = prompts.read(source, model, settings.max_new_tokens, config.limit)[0]
   console.print(f"[bold]Question[/]  {first.given}\n[bold]Answer  [/]  ", end="")
   said = specjax.Decoder(model, "medusa").stream([first.ids])
   console.print(model.decode([i for piece in said for i in piece[0]]).strip() + "\n", markup=False)

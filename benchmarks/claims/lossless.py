@@ -22,7 +22,7 @@ import specjax
 from specjax import script
 from specjax.checkpoints import formats
 from specjax.decoding import catalogue
-from specjax.eval import bench, metrics, report, table
+from specjax.eval import metrics, prompts, report, table
 from specjax.eval.divergence import divergences
 from specjax.trees.grow import as_tree
 
@@ -76,10 +76,8 @@ def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
 def main(config: Config) -> None:
   # No end marker: every prompt gives its full number of tokens.
   model = dataclasses.replace(specjax.load(config.model), stop=())
-  settings = bench.Config(
-    prompts=config.prompts, limit=config.limit, max_new_tokens=config.max_new_tokens
-  )
-  ids = [item.ids for item in bench.read_items(model, settings)]
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+  ids = [item.ids for item in items]
   parts = drafters(model, config)
   out = report.directory(config.out)
   cells = []

@@ -19,7 +19,7 @@ import specjax
 from specjax import script
 from specjax.checkpoints import judge as checkpoint
 from specjax.decoding.decoder import Result
-from specjax.eval import bench, metrics, report, table
+from specjax.eval import metrics, prompts, report, table
 from specjax.verifiers import judge, target_only, typical
 
 
@@ -32,9 +32,9 @@ class Config:
     prompts: JSONL of questions; by default our own.
     model: the target.
     drafter: name of a drafter, such as "eagle-16" or "draft_model-8[PATH]".
-    thresholds: of the judge.
-    epsilons: of typical acceptance, with delta its square root.
-    temperatures: of the distribution; at 0 typical acceptance is greedy.
+    thresholds: thresholds of the judge.
+    epsilons: values of typical acceptance, whose delta is their square root.
+    temperatures: temperatures of the target; at 0 typical acceptance is greedy.
     limit: questions; by default 20.
     max_new_tokens: per question.
     out: directory of the report.
@@ -70,10 +70,8 @@ def changed(results: list[Result], plain: list[Result]) -> dict[str, int]:
 
 def main(config: Config) -> None:
   model = specjax.load(config.model)
-  settings = bench.Config(
-    prompts=config.prompts, limit=config.limit, max_new_tokens=config.max_new_tokens
-  )
-  ids = [item.ids for item in bench.read_items(model, settings)]
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+  ids = [item.ids for item in items]
   guess = specjax.make_drafter(model, config.drafter)
   head = checkpoint.load(config.judge, model.config)
   out = report.directory(config.out)

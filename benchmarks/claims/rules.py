@@ -18,7 +18,7 @@ from rich.progress import track
 
 import specjax
 from specjax import script
-from specjax.eval import bench, metrics, optimal, report, table
+from specjax.eval import metrics, optimal, prompts, report, table
 from specjax.train.resume import claim
 from specjax.verifiers import VERIFIERS
 
@@ -32,11 +32,11 @@ class Config:
     model: the target.
     drafter: name of the head or draft model that fills every tree, such as "draft_model[PATH]".
     trees: names of trees of about equal size. A number is the best tree of that size.
-    rules: names.
-    temperatures: of the distribution.
+    rules: names of rules.
+    temperatures: temperatures of the target.
     limit: questions; by default 40.
     max_new_tokens: per question.
-    rounds: looked at for the best possible rule.
+    rounds: rounds that are compared with the best possible rule.
     out: directory of the report.
   """
 
@@ -102,10 +102,8 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
 
 def main(config: Config) -> None:
   model = specjax.load(config.model)
-  settings = bench.Config(
-    prompts=config.prompts, limit=config.limit, max_new_tokens=config.max_new_tokens
-  )
-  ids = [item.ids for item in bench.read_items(model, settings)]
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+  ids = [item.ids for item in items]
   turns = [(*pair, t) for pair in pairs(model, config) for t in config.temperatures]
   out = report.directory(config.out)
   claim(out, dataclasses.asdict(config), b"")

@@ -20,7 +20,7 @@ import specjax
 from specjax import script
 from specjax.checkpoints import formats
 from specjax.decoding.decoder import Decoder
-from specjax.eval import bench, choice, interleaved, report, table, tune
+from specjax.eval import bench, choice, interleaved, prompts, report, table, tune
 from specjax.eval.plots import speed
 from specjax.trees.grow import Dynamic, as_tree
 from specjax.trees.static import best_first
@@ -56,7 +56,7 @@ class Config:
   out: str = "results/bakeoff"
 
 
-def measure(model: specjax.Model, path: str, items, config: Config, settings: bench.Config) -> dict:
+def measure(model: specjax.Model, path: str, items, config: Config) -> dict:
   """The figures of one head and of plain decoding beside it, ready for JSON."""
   loaded = formats.load(path, model.config)
   if loaded.hit_rates is None:
@@ -80,6 +80,7 @@ def measure(model: specjax.Model, path: str, items, config: Config, settings: be
     drafter = (loaded.head.drafter(tree), loaded.params) if tree else "none"
     decoders[kind] = Decoder(model, drafter, batch=config.batch)
   ids = [item.ids for item in items]
+  settings = bench.Config(batch=config.batch)  # greedy
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
   jax.clear_caches()
@@ -111,21 +112,16 @@ def row(name: str, head: dict[str, Any], nodes: int) -> dict[str, object]:
 
 
 def main(config: Config) -> None:
+  report.check(config, "repeats", "batch")
   model = specjax.load(config.model)
   found = sorted(p.parent.name for p in pathlib.Path(config.heads).glob("*/model"))
   names = config.only or tuple(found)
   if not names or not set(names) <= set(found):
     raise ValueError(f"heads={config.heads!r}, only={' '.join(config.only)!r}: the directory has "
                      f"the heads {', '.join(found) or '(none)'}.")  # fmt: skip
-  settings = bench.Config(
-    prompts=config.prompts, limit=config.limit, max_new_tokens=config.max_new_tokens,
-    batch=config.batch, repeats=config.repeats,
-  )  # fmt: skip
-  items = bench.read_items(model, settings)
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
   out = report.directory(config.out)
-  heads = {
-    name: measure(model, f"{config.heads}/{name}/model", items, config, settings) for name in names
-  }
+  heads = {name: measure(model, f"{config.heads}/{name}/model", items, config) for name in names}
   summary = report.summary(
     config, {"model": config.model, "prompts": len(items), "heads": heads}
   )  # fmt: skip

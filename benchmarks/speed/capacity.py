@@ -68,10 +68,10 @@ def step(config: Config, model: ModelConfig, params, capacity: int) -> Callable[
 
 def main(config: Config) -> None:
   small, large = config.capacity
-  if not config.length + config.nodes <= small <= large or config.repeats < 1:
-    raise ValueError(f"capacity={small} {large}, repeats={config.repeats}: accepted are two "
-                     f"capacities of {config.length + config.nodes} or more, the smaller first, "
-                     "and 1 repeat or more.")  # fmt: skip
+  report.check(config, "nodes", "length", "steps", "repeats")
+  if not config.length + config.nodes <= small <= large:
+    raise ValueError(f"capacity={small} {large}: accepted are {config.length + config.nodes}, the "
+                     "text's length and the nodes, or more, the smaller first.")  # fmt: skip
   model = ModelConfig(
     vocab_size=2048, width=config.width, layers=config.layers, heads=8, kv_heads=4, head_dim=64,
     mlp_width=4 * config.width, max_length=max(config.capacity),

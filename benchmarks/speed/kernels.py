@@ -165,10 +165,7 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
 
 
 def main(config: Config) -> None:
-  if not (config.nodes and config.batch and config.lengths) or config.repeats < 1:
-    raise ValueError("accepted are one number at least for nodes, batch and lengths, and 1 repeat "
-                     f"or more: nodes={config.nodes}, batch={config.batch}, "
-                     f"lengths={config.lengths}, repeats={config.repeats}.")  # fmt: skip
+  report.check(config, "nodes", "batch", "lengths", "calls", "repeats")
   out = report.directory(config.out)
   groups = {
     (B, length): [measure(config, B, N, length) for N in config.nodes]

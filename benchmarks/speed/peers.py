@@ -54,12 +54,12 @@ class Config:
   Attributes:
     model: Hugging Face directory; by default a random 134M Llama.
     gguf: the same weights for llama.cpp, float32.
-    prompts: how many.
-    prompt_tokens: length of each, random ids that repeat halfway.
-    new_tokens: decoded after each.
+    prompts: how many prompts are decoded.
+    prompt_tokens: length of each prompt, whose random ids repeat halfway.
+    new_tokens: tokens decoded after each.
     draft: tokens drafted by prompt lookup, here and in transformers.
-    repeats: of everything.
-    seed: of weights and prompts.
+    repeats: times everything is decoded.
+    seed: seed of weights and prompts.
     out: directory of the report.
   """
 
@@ -224,10 +224,9 @@ def rows(contenders: dict[str, dict], prompts: int) -> list[dict[str, object]]:
 def main(config: Config) -> None:
   if torch is None:
     raise ValueError("torch or transformers is not installed: pip install torch transformers.")
-  if min(config.prompts, config.new_tokens - 1, config.draft, config.repeats) < 1:
-    raise ValueError(f"prompts={config.prompts}, new_tokens={config.new_tokens}, "
-                     f"draft={config.draft}, repeats={config.repeats}: accepted are 1 or more, "
-                     "and 2 new tokens or more.")  # fmt: skip
+  report.check(config, "prompts", "prompt_tokens", "draft", "repeats")
+  if config.new_tokens < 2:
+    raise ValueError(f"new_tokens={config.new_tokens}: accepted is 2 or more.")
   out = report.directory(config.out)
   with tempfile.TemporaryDirectory() as scratch:
     if config.model is None:

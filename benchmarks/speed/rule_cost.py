@@ -77,8 +77,7 @@ def calls(f: Callable, *arguments) -> Callable[[int], None]:
 
 
 def main(config: Config) -> None:
-  if config.repeats < 1:
-    raise ValueError(f"repeats={config.repeats}: accepted is 1 or more.")
+  report.check(config, "repeats", "context")
   V = config.vocab_size
   model = ModelConfig(
     vocab_size=V, width=config.width, layers=config.layers, heads=config.heads,

@@ -105,9 +105,7 @@ def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], fl
 
 
 def main(config: Config) -> None:
-  if config.repeats < 1 or config.tokens < 1 or not config.nodes:
-    raise ValueError(f"repeats={config.repeats}, tokens={config.tokens}, nodes={config.nodes}: "
-                     "accepted are 1 or more, and one number of nodes at least.")  # fmt: skip
+  report.check(config, "repeats", "tokens", "nodes", "context", "batch")
   model = ModelConfig(
     vocab_size=config.vocab_size, width=config.width, layers=config.layers, heads=config.heads,
     kv_heads=config.kv_heads, head_dim=config.head_dim, mlp_width=config.mlp_width, tied=False,

@@ -80,9 +80,7 @@ def oracle(right: np.ndarray, passes: np.ndarray) -> tuple[float, float]:
 
 
 def main(config: Config) -> None:
-  if config.count < 1 or config.max_new_tokens < 1 or not config.tasks:
-    raise ValueError(f"count={config.count}, max_new_tokens={config.max_new_tokens}, "
-                     f"tasks={config.tasks}: accepted are 1 or more, and a task.")  # fmt: skip
+  report.check(config, "count", "max_new_tokens", "batch")
   asked = parallelbench.questions(parallelbench.Config(tasks=config.tasks, count=config.count))
   model = load(config.model)
   out = report.directory(config.out)

@@ -17,7 +17,7 @@ from specjax.eval import interleaved, metrics, optimal, report, table
 from specjax.eval.divergence import divergences
 from specjax.eval.interleaved import Runs
 from specjax.eval.plots import speed, trees
-from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
+from specjax.eval.prompts import Item, read
 from specjax.eval.verify_cost import VerifyCost, measure
 
 PLAIN = "none"
@@ -54,30 +54,15 @@ class Config:
 
 
 def make_decoder(model: Model, name: str, config: Config) -> Decoder:
-  """The method of a name of `Config.drafters`; plain decoding has its own rule.
+  """The method that a name of `Config.drafters` says; plain decoding has its own rule.
 
   Raises:
-    ValueError: a name of none.
+    ValueError: the name says none.
   """
   return Decoder(
     model, name, None if name == PLAIN else config.verifier,
     temperature=config.temperature, seed=config.seed, batch=config.batch,
   )  # fmt: skip
-
-
-def read_items(model: Model, config: Config) -> list[Item]:
-  """The prompts, with all numbers of the config that concern them checked.
-
-  Raises:
-    ValueError: a number below 1 or a prompt that cannot be decoded.
-  """
-  for name in ("repeats", "limit", "max_new_tokens"):
-    value = getattr(config, name)
-    if value is not None and value < 1:
-      raise ValueError(f"{name}={value}: accepted is 1 or more.")
-  if config.prompts is None:
-    return of_questions(OUR_QUESTIONS[: config.limit], model, config.max_new_tokens)
-  return read(config.prompts, model, config.max_new_tokens, config.limit)
 
 
 def parameters(params: Any) -> int:
@@ -150,8 +135,9 @@ def shortfall(
 ) -> dict[str, float] | None:
   """How often a first token was accepted, and how often it could have been; see `eval.optimal`.
 
-  None where that says nothing (greedy, or a lossy rule) or is not known: proposals without a closed
-  form, and DySpec's trees, whose number of siblings depends on what was drawn.
+  The figure is None where it says nothing (greedy decoding, a lossy rule) and where it is not
+  known: for proposals without a closed form, and for DySpec's trees, whose number of siblings
+  depends on what was drawn.
   """
   known = run.decoder.method.drafter.proposal in optimal.KNOWN and "/dyspec" not in label
   if label == PLAIN or config.temperature == 0 or run.lossy or not known:
@@ -221,19 +207,15 @@ def _markdown(summary: dict[str, Any], cost: VerifyCost) -> str:
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Measures, and writes results.jsonl, summary.json, table.md and three plots.
 
-  Args:
-    model: the target.
-    config: what is measured.
-    out: directory, made where it is absent.
-
   Returns:
     The summary: config, environment, figures of each method, verify cost.
 
   Raises:
-    ValueError: a prompt that cannot be decoded, an unknown method, a method given twice; all
-      before anything is decoded.
+    ValueError: a number below 1, a prompt that cannot be decoded, an unknown method, a method given
+      twice; all before anything is decoded.
   """
-  items = read_items(model, config)
+  report.check(config, "repeats")
+  items = read(config.prompts, model, config.max_new_tokens, config.limit)
   labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
   made = (make_decoder(model, label, config) for label in labels)
   decoders = {decoder.name: decoder for decoder in made}

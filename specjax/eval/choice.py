@@ -45,7 +45,7 @@ def candidates(rates: np.ndarray, tree: Callable[[int], Sequence] | None = None)
 
   Args:
     rates: f[D, R], see `trees.static.best_first`.
-    tree: the best tree of so many nodes; by default that of `best_first`.
+    tree: gives the best tree of a number of nodes; by default that of `best_first`.
   """
   whole = best_first(rates, max(NODES))
   best = tree or (lambda nodes: whole[: nodes - 1])
@@ -61,16 +61,16 @@ def candidates(rates: np.ndarray, tree: Callable[[int], Sequence] | None = None)
 
 
 def expected(candidate: Candidate, seconds: float, batch: int) -> float:
-  """Tokens per second of all rows, a round taking `seconds`."""
+  """Tokens per second of all rows in rounds of `seconds`."""
   return metrics.tokens_per_second(batch * (1 + candidate.accepted), seconds)
 
 
 def choose(options: Sequence[Candidate], seconds: Sequence[float], batch: int = 1) -> Candidate:
-  """The candidate that expects the most tokens per second; of equals the first.
+  """The candidate that expects the most tokens per second, the first of equals.
 
   Args:
     options: one at least.
-    seconds: of a round of each.
+    seconds: time of a round of each.
     batch: B.
   """
   rates = [expected(c, s, batch) for c, s in zip(options, seconds, strict=True)]

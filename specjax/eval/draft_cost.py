@@ -82,7 +82,7 @@ def measure(
   batch: int = 1,
   repeats: int = 7,
 ) -> list[float]:
-  """Median seconds of one `propose` and `update` of each drafter, repeats interleaved.
+  """Median seconds of one `propose` and `update` of each drafter, timed in turns.
 
   Where a drafter brings an `evaluate` of its own, that is counted too: it takes the place of the
   target's.
@@ -90,7 +90,7 @@ def measure(
   Args:
     target: a network of `models`.
     target_params: its weights.
-    drafters: of one head, one at least.
+    drafters: drafters of one head, which may have different trees.
     params: the head's weights.
     context: committed tokens.
     batch: B.

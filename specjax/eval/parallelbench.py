@@ -54,10 +54,10 @@ class Config:
 
 
 def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
-  """The method of a name of `Config.methods`.
+  """The method that a name of `Config.methods` says.
 
   Raises:
-    ValueError: a name of none.
+    ValueError: the name says none.
   """
   return DiffusionDecoder(
     model, name, temperature=config.temperature, seed=config.seed, batch=config.batch
@@ -169,20 +169,13 @@ def _curves(summary: Mapping[str, Any]) -> dict[str, dict[str, denoising.Curve]]
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Decodes everything, and writes results.jsonl, summary.json, table.md and a plot.
 
-  Args:
-    model: a masked diffusion model.
-    config: what is measured.
-    out: directory, made where it is absent.
-
   Returns:
     The summary: config, environment, figures of each method.
 
   Raises:
     ValueError: a number below 1, an unknown task or method, no method or one given twice.
   """
-  for name in ("count", "repeats", "batch"):
-    if getattr(config, name) < 1:
-      raise ValueError(f"{name}={getattr(config, name)}: accepted is 1 or more.")
+  report.check(config, "count", "repeats", "batch")
   asked = questions(config)
   made = (make_decoder(model, name, config) for name in config.methods)
   decoders = {decoder.name: decoder for decoder in made}

@@ -15,6 +15,14 @@ from matplotlib.figure import Figure
 from specjax.eval.environment import environment
 
 
+def check(config: Any, *names: str) -> None:
+  """Raises ValueError for a number of a config, or one of a tuple, below 1; also for no number."""
+  for name in names:
+    value = getattr(config, name)
+    if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
+      raise ValueError(f"{name}={value}: accepted is 1 or more.")
+
+
 def directory(out: str | pathlib.Path) -> pathlib.Path:
   """The directory, made before anything is measured, so that no result is lost for want of it."""
   path = pathlib.Path(out)

@@ -49,18 +49,15 @@ def acceptance(
   max_new_tokens: int,
   temperature: float,
 ) -> tuple[np.ndarray, int]:
-  """How often the child of each rank is the accepted one, and in how many rounds.
+  """f64[R], how often the child of each rank is the accepted one; and the number of rounds.
 
   Args:
     model: the target.
-    fill: the drafter of a tree whose children are drawn without replacement.
-    params: the drafter's weights.
-    prompts: ids; they are decoded together.
+    fill: gives the drafter of a tree whose children are drawn without replacement.
+    params: its weights.
+    prompts: ids, decoded together.
     max_new_tokens: budget per prompt.
-    temperature: of the distribution, above 0.
-
-  Returns:
-    f64[R], and the number of rounds.
+    temperature: temperature of the target, above 0.
   """
   drafter = counting(fill(as_tree(k_config([WIDTH]))))
   decoder = Decoder(

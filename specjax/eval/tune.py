@@ -28,16 +28,9 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.drafters import HEADS
 from specjax.drafters.draft_tree import draft_tree
-from specjax.eval import (
-  bench,
-  draft_cost,
-  interleaved,
-  metrics,
-  report,
-  sequoia,
-  table,
-  verify_cost,
-)
+from specjax.eval import draft_cost, interleaved, metrics, prompts, report, sequoia, table
+from specjax.eval import verify_cost as verify
+from specjax.eval.bench import parameters
 from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, choose, expected
 from specjax.eval.plots import trees as plots
 from specjax.trees import WithoutReplacement, files
@@ -95,6 +88,7 @@ class Filler(NamedTuple):
 
 
 def _check(config: Config) -> None:
+  report.check(config, "repeats", "batch")
   sampled = config.method == "sequoia"
   if sampled != (config.temperature > 0):
     accepted = "more than 0" if sampled else "0"
@@ -102,13 +96,6 @@ def _check(config: Config) -> None:
                      f"method={config.method!r}.")  # fmt: skip
   if config.decode is not None and config.decode < 0:
     raise ValueError(f"decode={config.decode}: accepted is 0 or more.")
-
-
-def _bench(config: Config, held_out: int) -> bench.Config:
-  """Which prompts are read, `held_out` more than are decoded."""
-  limit = config.limit + held_out if config.limit else config.limit
-  return bench.Config(prompts=config.prompts, limit=limit, max_new_tokens=config.max_new_tokens,
-                      repeats=config.repeats)  # fmt: skip
 
 
 def _options(
@@ -155,18 +142,10 @@ def _filler(model: Model, config: Config) -> Filler:
 def costs(
   model: Model, filler: Filler, options: Sequence[Candidate], context: int, batch: int
 ) -> tuple[list[float], list[float]]:
-  """Measured seconds of each candidate's round: the target's, the drafter's.
-
-  Args:
-    model: the target.
-    filler: what drafts.
-    options: of `candidates`.
-    context: cached tokens.
-    batch: B.
-  """
+  """Measured seconds of each candidate's round after `context` tokens: target's, drafter's."""
   drawn = [filler.drafter(c.tree) for c in options if c.tree]
   sizes = sorted({c.nodes for c in options})
-  cost = verify_cost.measure(model.target, model.params, context, batch=batch, nodes=sizes)
+  cost = verify.measure(model.target, model.params, context, batch=batch, nodes=sizes)
   passes = dict(zip(sizes, cost.seconds, strict=True))
   drafts = draft_cost.measure(
     model.target, model.params, drawn, filler.params, context, batch=batch
@@ -204,11 +183,6 @@ def _decode(
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Chooses, decodes to check, and writes tree.json, summary.json, table.md and tune.png.
 
-  Args:
-    model: the target.
-    config: for what.
-    out: directory, made where it is absent.
-
   Returns:
     The summary: config, environment, figures of each candidate, which was chosen.
 
@@ -219,11 +193,12 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   _check(config)
   filler = _filler(model, config)
   held_out = MEASURED if config.method == "sequoia" else 0
-  ids = [item.ids for item in bench.read_items(model, _bench(config, held_out))]
+  limit = config.limit + held_out if config.limit else config.limit
+  items = prompts.read(config.prompts, model, config.max_new_tokens, limit)
+  ids = [item.ids for item in items]
   if len(ids) <= held_out:
     raise ValueError(f"prompts={config.prompts!r} has {len(ids)}: accepted are more than the "
                      f"{held_out} on which acceptance is measured.")  # fmt: skip
-  Decoder(model, batch=config.batch)  # refuses what cannot be a batch
   directory = report.directory(out)
 
   options, about = _options(model, filler, ids[:held_out], config)
@@ -244,7 +219,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     for c, v, d in zip(options, target, draft, strict=True)
   }  # fmt: skip
   summary = report.summary(config, {
-    "model": model.name, "parameters": bench.parameters(model.params), "drafter": config.drafter,
+    "model": model.name, "parameters": parameters(model.params), "drafter": config.drafter,
     "head": filler.name, "prompts": len(ids), "context": context, **about, "candidates": figures,
     "chosen": chosen.name,
   })  # fmt: skip

@@ -88,7 +88,7 @@ def measure(
   nodes: Sequence[int] = NODES,
   repeats: int = 7,
 ) -> VerifyCost:
-  """Times one evaluate and commit for every N, compiled and warmed, repeats interleaved.
+  """Times one evaluate and commit for every N, in turns, once all are compiled.
 
   Args:
     target: a network of `models`.

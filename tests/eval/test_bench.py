@@ -138,7 +138,7 @@ def test_draft_model_pays_for_its_passes(model, prompt_file, tmp_path):
 
 def test_our_questions_fit_the_template(model):
   assert len(prompts.OUR_QUESTIONS) == len(set(prompts.OUR_QUESTIONS)) == 24
-  items = prompts.of_questions(prompts.OUR_QUESTIONS[:2], model, 8)
+  items = prompts.read(None, model, 8, 2)
   assert items[0].ids == model.chat(prompts.OUR_QUESTIONS[0])
   assert model.decode(items[0].ids).endswith("Answer:")
 

@@ -117,7 +117,7 @@ def _by_nodes(axes: Axes, summary: Mapping[str, Any]) -> None:
 
 
 def choice(summary: Mapping[str, Any]) -> Figure:
-  """Of a summary of `eval.tune`: measured against expected speed, and both against nodes."""
+  """Measured against expected speed and both against nodes, from a summary of `eval.tune`."""
   figure, (left, right) = style.panels(12, 4.6, columns=2)
   _agreement(left, summary)
   _by_nodes(right, summary)
