@@ -37,10 +37,10 @@ class AcceptanceHead(nn.Module):
     return linear(z, self.param("out", matrix, (2, E))) + self.param("out_bias", zeros, (2,))[None]
 
 
-def labels(target_distribution: Array, log_probs: Array, tokens: Array) -> Array:
+def labels(log_p: Array, log_q: Array, tokens: Array) -> Array:
   """f32[P], min(1, p / q) of draft tokens i32[P], from log-probabilities f32[P, V] of p and q."""
   index = tokens[:, None]
-  return jnp.exp(jnp.minimum(at(target_distribution, index) - at(log_probs, index), 0.0))[:, 0]
+  return jnp.exp(jnp.minimum(at(log_p, index) - at(log_q, index), 0.0))[:, 0]
 
 
 def loss(

@@ -35,7 +35,7 @@ class Threshold(NamedTuple):
 def init(
   batch: int, value: float, rate: float, target: float, step: float, longest: int
 ) -> Threshold:
-  """The same controller in every row."""
+  """One controller for every row, all alike."""
 
   def rows(x: float) -> Array:
     return jnp.full(batch, x, jnp.float32)
@@ -45,7 +45,7 @@ def init(
 
 
 def follow(state: Threshold, accepted: Array, drafted: Array, whole: Array) -> Threshold:
-  """Stricter when too little is accepted, else more lenient unless the round was `whole`.
+  """The threshold rises when too little is accepted, else it falls unless the round was `whole`.
 
   Args:
     state: before the round.

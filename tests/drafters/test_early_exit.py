@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.draft_length.cascade import by_peak, by_token
+from specjax.drafters.early_exit import by_peak, by_token
 from specjax.sampling import Noise, request_keys
 from specjax.testing.enumerate import Script, probability
 
