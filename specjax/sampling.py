@@ -1,7 +1,7 @@
 """From logits to the distribution tokens are drawn from, and the noise that draws them.
 
-There is one distribution and one way to draw in the whole package: the baseline, the verifiers, the bonus
-token and the drafters all come here.
+There is one distribution and one way to draw in the whole package: the baseline, the verifiers, the
+bonus token and the drafters all come here.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -120,7 +120,10 @@ def warp(logits: Array, settings: Settings) -> Array:
 
 
 class Source(Protocol):
-  """Where random choices come from. `Noise` in decoding, an enumerator in proofs."""
+  """Where random choices come from: `Noise` in decoding, an enumerator in proofs.
+
+  `Noise` says what each method does.
+  """
 
   def choose(self, log_probs: Array, depth: Array) -> Array: ...
   def draw(self, stream: int, log_probs: Array) -> Array: ...
@@ -143,7 +146,7 @@ def categorical(key: Array, log_probs: Array) -> Array:
 
   Args:
     key: key[].
-    distribution: log-probabilities f32[V]; their sum need not be 1.
+    log_probs: f32[V]; the probabilities need not sum to 1.
 
   Returns:
     i32[].
@@ -178,7 +181,7 @@ class Noise(NamedTuple):
     Nodes of one depth share their noise. That is exact, a walk from the root meets one of them.
 
     Args:
-      distribution: log-probabilities f32[B, N, V].
+      log_probs: f32[B, N, V].
       depth: i32[B, N].
 
     Returns:
@@ -199,7 +202,7 @@ class Noise(NamedTuple):
     )
 
   def draw(self, stream: int, log_probs: Array) -> Array:
-    """One token per row, distribution f32[B, V] -> i32[B]; independent between streams and rounds."""
+    """i32[B], one token per row of f32[B, V]; independent between streams and rounds."""
     return jax.vmap(categorical)(self._round(stream), log_probs)
 
   def accept(self, stream: int, p: Array, q: Array) -> Array:
@@ -211,21 +214,18 @@ class Noise(NamedTuple):
     return u * q < p
 
   def children(self, stream: int, log_probs: Array, count: int, distinct: bool) -> Array:
-    """Draws of each node, in order; distribution f32[B, W, V] -> i32[B, W, count].
+    """i32[B, W, count], the draws of each node in order, from f32[B, W, V].
 
     Args:
-      distinct: without replacement (the Gumbel top-k trick). What is drawn after the support has
-        run out is arbitrary.
+      distinct: draws are without replacement (the Gumbel top-k trick). What is drawn after the
+        support has run out is arbitrary.
     """
-
     if distinct:
-      return jax.lax.top_k(log_probs + self.gumbel(stream, log_probs.shape), count)[1].astype(
-        jnp.int32
-      )
+      noisy = log_probs + self.gumbel(stream, log_probs.shape)
+      return lax.top_k(noisy, count)[1].astype(jnp.int32)
     B, W, V = log_probs.shape
-    return jnp.argmax(log_probs[:, :, None] + self.gumbel(stream, (B, W, count, V)), -1).astype(
-      jnp.int32
-    )
+    noisy = log_probs[:, :, None] + self.gumbel(stream, (B, W, count, V))
+    return jnp.argmax(noisy, -1).astype(jnp.int32)
 
   def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
     """Independent standard Gumbel noise f32[shape]; shape begins with B."""

@@ -42,7 +42,7 @@ class Expansion(NamedTuple):
 
 
 class Expand(Protocol):
-  """How children come about: from log_probs f32[B, W, V] of a level's nodes and their values [B, W]."""
+  """The children of a level, from its nodes' log_probs f32[B, W, V] and their values [B, W]."""
 
   def __call__(self, level: int, log_probs: Array, values: Any, /) -> Expansion: ...
 

@@ -24,12 +24,12 @@ class Graph:
 
   A guess whose token and the `repeat` tokens before it are those of an expanded node off its path
   is not expanded but goes on where that node does; the W expansions of a level are spent on the
-  likeliest others. What is verified is a tree again, since the target's distribution depends on the whole
-  path: the likeliest walks through the graph.
+  likeliest others. What is verified is a tree again, since the target's distribution depends on the
+  whole path: the likeliest walks through the graph.
 
-  What follows a link was guessed after another text, an approximation of the draft's distribution. Guesses
-  are chosen, so it can cost acceptance, but not exactness. As shapes are static every level takes a
-  pass over W nodes; what links spare is room in it, or a smaller W.
+  What follows a link was guessed after another text, which approximates the draft's distribution.
+  Guesses are chosen, so this can cost acceptance, but not exactness. As shapes are static every
+  level takes a pass over W nodes; links spare room in it, or allow a smaller W.
 
   Attributes:
     nodes: N of the tree, the root included; what there is no walk for stays unused.
@@ -72,7 +72,7 @@ class Links(NamedTuple):
 
   Attributes:
     tokens: i32[B, E, R], the target's ids.
-    distribution: f32[B, E, R], log-probability of each guess after its node; -inf for none.
+    log_probs: f32[B, E, R], of each guess after its node; -inf for none.
     to: i32[B, E, R], the expanded node that a guess is or is linked to; -1 where it ends.
   """
 

@@ -70,7 +70,7 @@ def block() -> Verifier:
     p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
     reduced = at(proposed, count[:, None]) & (row.sum(-1, keepdims=True) > 0)
     row = jnp.where(reduced, row, p_row)
-    extra = noise.draw(RESIDUAL, jnp.log(siblings.normal(row)))
+    extra = noise.draw(RESIDUAL, jnp.log(siblings.normalise(row)))
     tokens = jnp.concatenate([drafted, extra[:, None]], 1)
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
     return Verdict(jnp.minimum(step, count[:, None]), count, tokens)

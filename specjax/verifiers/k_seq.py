@@ -55,7 +55,7 @@ def k_seq() -> Verifier:
     proposal: Proposal,
   ) -> Verdict:
     B, N, V = log_probs.shape
-    p, q = jnp.exp(log_probs), siblings.first_log_probs(draft, "iid", V)
+    p, q = jnp.exp(log_probs), siblings.first_child(draft, "iid", V)
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
     drafted = draft.valid & (draft.depth > 0)
     child = (draft.parent[:, None] == node) & drafted[:, None]

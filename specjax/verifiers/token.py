@@ -17,8 +17,8 @@ def token() -> Verifier:
   Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1); Chen et al. 2023 (arXiv 2302.01318).
 
   A token that was dropped after a look is a child that p never says (derived): it is refused, and
-  q without its like, of mass below 1, is what p is reduced by. So of a "truncated" draft the row of q at
-  the last node counts, child or not; where nothing was drawn it is 0 and the token comes from p.
+  p is reduced by q without its like, whose mass is below 1. So the row of q at the last node of a
+  "truncated" draft counts, child or not; where nothing was drawn it is 0, and p says the token.
   """
 
   def verify(

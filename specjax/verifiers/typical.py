@@ -12,10 +12,10 @@ from specjax.trees.structure import at, connected, follow
 
 @functools.cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
-  """LOSSY: accepts x when p(x) > min(epsilon, delta * exp(-entropy)), whatever plain decoding says.
+  """LOSSY: accepts x where p(x) > min(epsilon, delta exp(-entropy)), whatever plain decoding says.
 
-  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, over the distribution after temperature.
-  The deepest accepted path wins, then the likelier one; the token after it is drawn from the distribution.
+  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, of the distribution after temperature.
+  The deepest accepted path wins, then the likelier one; the token after it is drawn from p.
 
   Args:
     epsilon: the hard threshold.
