@@ -120,7 +120,7 @@ class EvaluateDraft(Protocol):
 
 
 class Drafter(NamedTuple):
-  """A way of guessing. State is a fixed-shape pytree that rides in the loop.
+  """A way of guessing, whose state is a fixed-shape pytree that rides in the loop.
 
   Attributes:
     name: what `specjax list` shows.

@@ -28,7 +28,7 @@ from specjax.verifiers.siblings import residual
 
 
 class State(NamedTuple):
-  """State between two ticks.
+  """What is kept between two ticks.
 
   Attributes:
     key: key[B], one per request.

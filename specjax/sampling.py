@@ -1,4 +1,4 @@
-"""From logits to the distribution tokens are drawn from, and the noise that draws them.
+"""How logits become the distribution that tokens are drawn from, and the noise that draws them.
 
 There is one distribution and one way to draw in the whole package: the baseline, the verifiers, the
 bonus token and the drafters all come here.
@@ -15,9 +15,9 @@ from jax.typing import ArrayLike
 
 
 class Settings(NamedTuple):
-  """Sampling settings of each row, traced, so that changing them never recompiles.
+  """The sampling settings of each row, which are traced, so that changing them never recompiles.
 
-  Applied in this order: temperature, top-k, top-p, min-p.
+  They apply in this order: temperature, top-k, top-p, min-p.
 
   Attributes:
     temperature: f32[B]. 0 is greedy.
@@ -71,7 +71,7 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
 
 
 def warp(logits: Array, settings: Settings) -> Array:
-  """Log-probabilities after the settings; -inf outside the support, one-hot for greedy rows.
+  """Turns logits into log-probabilities: -inf outside the support, one-hot for greedy rows.
 
   Ties are broken by the lower id everywhere, so exactly k tokens survive top-k.
 
@@ -139,7 +139,7 @@ _GROUP = 256  # tokens that share a draw: noise for V / 256 groups and one group
 
 
 def categorical(key: Array, log_probs: Array) -> Array:
-  """One token: a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
+  """Draws a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
 
   Rounding moves such a choice only where two perturbed scores are as close as the rounding. An
   inverse cumulative sum would be as cheap, but moves at each of its V steps.
@@ -162,7 +162,7 @@ def categorical(key: Array, log_probs: Array) -> Array:
 
 
 class Noise(NamedTuple):
-  """Random choices of one round, a function of request and absolute position only.
+  """The random choices of one round depend on request and absolute position only.
 
   What a row draws therefore does not depend on its batch, its neighbours, or on how the tokens
   before it came about.
@@ -206,7 +206,7 @@ class Noise(NamedTuple):
     return jax.vmap(categorical)(self._round(stream), log_probs)
 
   def accept(self, stream: int, p: Array, q: Array) -> Array:
-    """Independent coins that fall True with probability min(1, p / q); p, q f32[B, D].
+    """Tosses independent coins, which fall True with probability min(1, p / q); p, q f32[B, D].
 
     The comparison is strict and multiplied out: p = 0 never passes and q = 0 does not divide.
     """

@@ -1,4 +1,4 @@
-"""Policies that say when a draft is long enough, one file each."""
+"""Each file holds a policy, which says when a draft is long enough."""
 
 from collections.abc import Callable
 

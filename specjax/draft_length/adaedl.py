@@ -1,4 +1,4 @@
-"""Stop before a draft token that the entropy of its distribution makes unlikely to be accepted."""
+"""AdaEDL stops before a token that the draft's entropy makes unlikely to be accepted."""
 
 import functools
 from typing import NamedTuple

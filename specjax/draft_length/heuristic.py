@@ -1,4 +1,4 @@
-"""Longer drafts after success, shorter ones after failure."""
+"""This policy drafts more after success and less after failure."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Draft on while the next token is worth its time.
+"""This policy drafts on while the next token is worth its time.
 
 With S the probability that a draft survives so far and a that of its next token, drafting that
 token adds S a expected tokens and costs c + d seconds, c of the draft model and d of verifying one
@@ -22,7 +22,7 @@ from specjax.draft_length.base import DraftLength, Observation
 
 
 class State(NamedTuple):
-  """State of the policy.
+  """What the policy keeps.
 
   Attributes:
     survival: f32[B], S.

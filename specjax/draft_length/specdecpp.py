@@ -18,7 +18,7 @@ from specjax.trees.structure import at
 
 
 class AcceptanceHead(nn.Module):
-  """z = z + SiLU(W z + b) per block, then two logits: refused, accepted. In float32.
+  """Each block is z = z + SiLU(W z + b); two logits follow: refused, accepted. All is float32.
 
   Attributes:
     blocks: residual blocks, each with its own W and b.
@@ -51,7 +51,7 @@ def loss(
   weight: Array,
   refusal: float = 6.0,
 ) -> Array:
-  """Binary cross-entropy in nats, refusals counting more: a weighted mean, f32[].
+  """f32[], the weighted mean of the binary cross-entropy in nats, where refusals count more.
 
   Huang et al. 2024 (arXiv 2405.19715), normalised by the weights as in the authors' code.
 
@@ -71,7 +71,7 @@ def loss(
 
 
 class State(NamedTuple):
-  """State of the policy.
+  """What the policy keeps.
 
   Attributes:
     survival: f32[B], predicted probability that all draft tokens so far are accepted.

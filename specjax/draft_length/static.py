@@ -1,4 +1,4 @@
-"""As many draft tokens in every round."""
+"""This policy drafts as many tokens in every round."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A threshold that follows how much of the drafts is accepted.
+"""The threshold here follows how much of the drafts is accepted.
 
 Draft&Verify (Zhang et al. 2024, arXiv 2309.08168, section 3.4), taken over by AdaEDL (Agrawal et
 al. 2024, arXiv 2410.18351, algorithm 1).
@@ -15,7 +15,7 @@ _RATE_DECAY, _VALUE_DECAY = 0.5, 0.9  # of both papers
 
 
 class Threshold(NamedTuple):
-  """State of the controller.
+  """What the controller keeps.
 
   Attributes:
     value: f32[B], the threshold.

@@ -1,4 +1,4 @@
-"""A draft token from a model with several exits: the first one that is sure enough says it.
+"""A model with several exits drafts a token: the first exit that is sure enough says it.
 
 S2D (Kavehzadeh et al. 2024, arXiv 2407.01955). These are the two ways to draw that token; a drafter
 of such a model calls one. A rule that corrects for q needs the distribution of what they return,

@@ -1,4 +1,4 @@
-"""Several ways of guessing in one round: their trees side by side below one root.
+"""A union puts the trees of several drafters side by side below one root.
 
 Letters: B batch, N nodes, D depth, V vocabulary.
 """

@@ -1,6 +1,6 @@
-"""Automata over tokens from what is said in characters: regular expressions and stop words.
+"""Regular expressions and stop words, which are said in characters, become automata over tokens.
 
-Built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
+They are built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Proofs for decoding methods: a table language model, scripted drafts, exact enumeration, samples.
+"""What proves a decoding method: a table language model, scripted drafts, enumeration, samples.
 
 A new rule or drafter is proven in a few lines, by all that can happen and by what does happen;
 `method` is that of `decoding.method`:

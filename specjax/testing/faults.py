@@ -1,4 +1,4 @@
-"""Faults to inject into a method: a proof counts for what it would have caught.
+"""Faults are injected into a method here: a proof counts for what it would have caught.
 
 Each takes a method and breaks it in one place, the way real programs are broken. Enumeration must
 see what the rule looks at:

@@ -1,4 +1,4 @@
-"""The tree of the paths that beam search finds."""
+"""A beam holds the paths that beam search finds."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""Trees whose children are drawn from a head's distribution: rules that know it accept more.
+"""Children of these trees are drawn from a head's distribution: rules that know it accept more.
 
 Letters: B batch, N nodes, W nodes of one level, R children of a node, V vocabulary.
 """

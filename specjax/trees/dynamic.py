@@ -1,4 +1,4 @@
-"""The tree of the nodes that a head is surest of, another shape each round."""
+"""A dynamic tree holds the nodes that a head is surest of, another shape each round."""
 
 import dataclasses
 from typing import Any, ClassVar

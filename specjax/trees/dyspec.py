@@ -1,4 +1,4 @@
-"""DySpec: a child is drawn where the draft expects it to be reached.
+"""DySpec draws a child where the draft expects it to be reached.
 
 Letters: B batch, N nodes, D depth, W nodes kept per level, K children of a node, V vocabulary.
 """

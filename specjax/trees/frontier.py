@@ -1,4 +1,4 @@
-"""Drawn trees of another shape each round: every level keeps the most promising of its draws.
+"""Drawn trees can have another shape each round: a level keeps the most promising of its draws.
 
 What decides whether a draw is kept must be known before its token is (or, for stochastic beams,
 must be independent of it given the draws before): looking first and keeping then is biased under

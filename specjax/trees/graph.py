@@ -1,4 +1,4 @@
-"""Guesses as a graph: what was guessed before after the same tokens is linked, not guessed again.
+"""Guesses form a graph: what was guessed after the same tokens before is linked, not repeated.
 
 Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P = W R, E expanded
 nodes, V draft vocabulary.
@@ -68,7 +68,7 @@ class Graph:
 
 
 class Links(NamedTuple):
-  """The graph. Expanded node 0 is the root; those of a level follow each other.
+  """The graph, in which expanded node 0 is the root; those of a level follow each other.
 
   Attributes:
     tokens: i32[B, E, R], the target's ids.
@@ -84,7 +84,7 @@ class Links(NamedTuple):
 def expand(
   tree: Graph, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None
 ) -> Links:
-  """D passes of the head, E = 1 + (D - 1) W at most.
+  """Builds the graph in D passes of the head; E = 1 + (D - 1) W at most.
 
   Args:
     tree: static.

@@ -1,4 +1,4 @@
-"""Trees fixed before decoding, written as lists of rank paths.
+"""A static tree is fixed before decoding and written as a list of rank paths.
 
 A path (0, 2) is the third-best guess for depth 2 below the best guess for depth 1: the form in
 which Medusa's `medusa_choices` are published (arXiv 2401.10774, section 2.3.3).

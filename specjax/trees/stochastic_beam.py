@@ -1,4 +1,4 @@
-"""Stochastic beam search: whole paths are drawn without replacement.
+"""Stochastic beam search draws whole paths without replacement.
 
 Letters: B batch, N nodes, D depth, W paths, V vocabulary.
 """

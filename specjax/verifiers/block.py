@@ -1,4 +1,4 @@
-"""Block verification of a sampled chain: all of it is weighed before anything is refused."""
+"""Block verification weighs all of a sampled chain before it refuses anything."""
 
 import functools
 
@@ -15,7 +15,7 @@ _LEAST = -1e9  # log q of what cannot be drawn; a token of padding may be such
 
 @functools.cache
 def block() -> Verifier:
-  """EXACT for a chain drawn from q, and the best such rule: never accepts less than "token".
+  """EXACT for a chain drawn from q, and the best such rule: it never accepts less than "token".
 
   Sun et al. 2025 (arXiv 2403.10444, algorithm 2). With c_0 = 1, c_i = min(1, c_{i-1} p_i / q_i) and
   Z_i the mass of max(c_i p_{i+1} - q_{i+1}, 0), position i passes with probability

@@ -1,4 +1,4 @@
-"""What the rules that read a drawn chain token by token share: its coins, and where it is left."""
+"""Rules that read a drawn chain token by token share its coins, and where it is left."""
 
 import jax.numpy as jnp
 from jax import Array

@@ -1,4 +1,4 @@
-"""Judge decoding: a head on the target's states overrules what the exact rule refuses."""
+"""In judge decoding a head on the target's states overrules what the exact rule refuses."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""K-SEQ: independent siblings, each accepted by one fixed ratio."""
+"""K-SEQ accepts each of several independent siblings by one fixed ratio."""
 
 import functools
 

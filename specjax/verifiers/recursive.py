@@ -1,4 +1,4 @@
-"""Recursive rejection: try the children of a node one after the other, correct, and descend."""
+"""Recursive rejection tries the children of a node one after the other, corrects, and descends."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Token verification of a sampled chain (speculative sampling)."""
+"""Token verification, or speculative sampling, tests a sampled chain token by token."""
 
 import functools
 
@@ -11,7 +11,7 @@ from specjax.verifiers import chain
 
 @functools.cache
 def token() -> Verifier:
-  """EXACT for a chain drawn from q: accept x with probability min(1, p(x) / q(x)).
+  """EXACT for a chain drawn from q: accepts x with probability min(1, p(x) / q(x)).
 
   After the first refusal the token comes from norm(max(p - q, 0)), after D acceptances from p.
   Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1); Chen et al. 2023 (arXiv 2302.01318).

@@ -1,4 +1,4 @@
-"""Traversal verification: from the leaves to the root, and the first node that passes ends it."""
+"""Traversal verification goes from the leaves to the root; the first node that passes ends it."""
 
 import functools
 

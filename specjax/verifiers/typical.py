@@ -1,4 +1,4 @@
-"""Typical acceptance: keep what the target finds plausible enough."""
+"""Typical acceptance keeps what the target finds plausible enough."""
 
 import functools
 
@@ -12,7 +12,7 @@ from specjax.trees.structure import at, connected, follow
 
 @functools.cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
-  """LOSSY: accepts x where p(x) > min(epsilon, delta exp(-entropy)), whatever plain decoding says.
+  """LOSSY: accepts x if p(x) > min(epsilon, delta exp(-entropy)), whatever the exact rule says.
 
   Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, of the distribution after temperature.
   The deepest accepted path wins, then the likelier one; the token after it is drawn from p.

@@ -24,7 +24,7 @@ def exact_for(proposal: str) -> list[str]:
 
 
 def check(drafter: Drafter, verifier: Verifier) -> None:
-  """That the rule is exact (a lossy one: defined) for what the drafter drafts.
+  """Checks that the rule is exact (a lossy one: defined) for what the drafter drafts.
 
   Raises:
     ValueError: it is not; the sentence says why, and what to use.
