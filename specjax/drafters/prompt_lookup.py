@@ -30,8 +30,9 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
 def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafter:
   """Copies a chain from after the longest, then latest, earlier occurrence of the last tokens.
 
-  This is prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the text is
-  continued periodically, so loops are drafted to full depth; without a match nothing is drafted.
+  This is prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the
+  text is continued periodically, so loops are drafted to full depth; without a match nothing is
+  drafted.
 
   Args:
     depth: D, tokens drafted.

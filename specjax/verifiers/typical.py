@@ -14,8 +14,8 @@ from specjax.trees.structure import at, connected, follow
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """LOSSY: accepts x if p(x) > min(epsilon, delta exp(-entropy)), whatever the exact rule says.
 
-  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, of the distribution after temperature.
-  The deepest accepted path wins, then the likelier one; the token after it is drawn from p.
+  This is Medusa's rule (arXiv 2401.10774, section 2.3.1). The entropy, in nats, is that of the
+  distribution after temperature. The deepest accepted path wins, then the likelier one; the token after it is drawn from p.
 
   Args:
     epsilon: the hard threshold.
