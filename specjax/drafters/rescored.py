@@ -57,7 +57,7 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
   """The head and a small LM choose every token of a chain together ("local rescoring").
 
   At depth d they take, of head d's K best guesses v, the one with the largest logit_d(v) + alpha
-  log LM(v | text, the draft so far). The paper leaves open how the two are scaled: here the head's raw
+  log LM(v | text, the draft so far). The paper leaves their scales open: here it is the head's raw
   logits and the LM's distribution over its whole vocabulary at temperature 1. The LM takes D + 1
   steps per round, the last of which caches the last token. The tokens follow a fixed rule, so
   "greedy" and "target_only" are exact; there is no q.
