@@ -1,4 +1,4 @@
-"""A tree, a rule, a draft-length policy and a processor from outside the package, a few lines each."""
+"""A tree, a rule, a policy and a processor from outside the package take a few lines each."""
 
 import dataclasses
 from typing import ClassVar
