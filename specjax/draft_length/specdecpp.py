@@ -13,7 +13,6 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.draft_length.base import DraftLength, Observation
-from specjax.models.linear import linear
 from specjax.trees.structure import at
 
 
@@ -33,8 +32,8 @@ class AcceptanceHead(nn.Module):
     matrix, zeros = nn.initializers.normal(E**-0.5), nn.initializers.zeros
     for i in range(self.blocks):
       w = self.param(f"block_{i}", matrix, (E, E))
-      z = z + nn.silu(linear(z, w) + self.param(f"bias_{i}", zeros, (E,))[None])
-    return linear(z, self.param("out", matrix, (2, E))) + self.param("out_bias", zeros, (2,))[None]
+      z = z + nn.silu(z @ w.T + self.param(f"bias_{i}", zeros, (E,))[None])
+    return z @ self.param("out", matrix, (2, E)).T + self.param("out_bias", zeros, (2,))[None]
 
 
 def labels(log_p: Array, log_q: Array, tokens: Array) -> Array:

@@ -4,13 +4,19 @@ They are built once, on the host, for a tokenizer. Letters: V vocabulary, Q stat
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import interegular
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.data.tokenizer import Tokenizer
 from specjax.processors.automaton import Automaton
+
+
+class Tokenizer(Protocol):
+  """What is asked of a tokenizer, see `data.tokenizer.Tokenizer`."""
+
+  def spoken_bytes(self, vocab_size: int) -> Sequence[bytes]: ...
 
 
 def _run(table: np.ndarray, words: Sequence[Sequence[int] | None]) -> np.ndarray:
