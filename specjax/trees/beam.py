@@ -29,13 +29,8 @@ class Beam:
     check_size(self, "width", "1 + depth * width", 1 + self.depth * self.width)
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     paths = beam_paths(self.width, self.depth, root, step, carry, memory, ids)
     return from_paths(paths, root, self.nodes)

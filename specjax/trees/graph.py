@@ -56,14 +56,9 @@ class Graph:
     check_size(self, "beam", "1 + beam + .. + beam**depth", most)
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     return unroll(self, expand(self, root, step, carry, memory, ids), root)
 
 

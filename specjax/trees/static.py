@@ -130,14 +130,9 @@ class Static:
     return "deterministic"
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     shape, B, tokens = self.shape, root.shape[0], root
     for depth, (inner, children, above, mask) in enumerate(levels(shape)):
       if depth:

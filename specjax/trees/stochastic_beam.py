@@ -38,14 +38,9 @@ class StochasticBeam:
     return 1 + sum(level_sizes(self.width, self.depth, self.width))
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     sampling = needed(sampling, self)
     expand, values = perturbed(self, sampling.noise)
     return draw_levels(

@@ -33,15 +33,9 @@ def block() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     drafted = draft.tokens[:, 1:]
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]

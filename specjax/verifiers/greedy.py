@@ -18,15 +18,9 @@ def greedy() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

@@ -56,15 +56,9 @@ def judge(threshold: float = 0.5) -> Verifier:
   """
 
   def verify(
-    params: Judge,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Judge, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     if not isinstance(params, Judge):
       raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
     right = probability(params, features.hidden) > threshold

@@ -45,15 +45,9 @@ def k_seq() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     B, N, V = log_probs.shape
     p, q = jnp.exp(log_probs), siblings.first_child(draft, "iid", V)
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]

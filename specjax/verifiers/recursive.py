@@ -25,15 +25,9 @@ def recursive() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     B, N, V = log_probs.shape
     first = siblings.first_child(draft, proposal, V)
     p, row = jnp.exp(log_probs[:, 0]), first[:, 0]

@@ -17,15 +17,9 @@ def target_only() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     return match(draft, noise.choose(log_probs, draft.depth), depth)
 
   return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

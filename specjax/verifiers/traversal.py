@@ -36,15 +36,9 @@ def traversal() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     B, N, V = log_probs.shape
     b = jnp.arange(B)
     order = _leaves_first(draft, depth)

@@ -24,15 +24,9 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
