@@ -85,7 +85,9 @@ def text(name: str, value: Any) -> str:
   """A str that UTF-8 can write: bytes and lone surrogates are refused."""
   if not isinstance(value, str):
     refuse(name, value, "text")
-  if any("\ud800" <= c <= "\udfff" for c in value):
+  try:
+    value.encode()
+  except UnicodeEncodeError:
     refuse(name, value, "text without lone surrogates")
   return value
 
