@@ -96,7 +96,7 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
   """One of these names."""
   names = list(accepted)
   if not isinstance(value, str) or value not in names:
-    refuse(name, value, ", ".join(names) if len(names) > 1 else f"only {names[0]!r}")
+    refuse(name, value, f"one of {', '.join(names)}" if len(names) > 1 else f"only {names[0]!r}")
   return value
 
 

@@ -58,7 +58,7 @@ def read(path: str | pathlib.Path, schema: Mapping[str, Any] | None = None) -> d
   """
   raw = parse(contents(path), str(path))
   if not isinstance(raw, dict):
-    checks.refuse(str(path), raw, "a JSON object")
+    raise ValueError(f"{path} is no JSON object.")
   return raw | fields(raw, schema or {}, str(path))
 
 
