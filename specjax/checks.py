@@ -19,9 +19,14 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
+def shown(value: Any) -> str:
+  """A value in one short line."""
+  return " ".join(_SHORT.repr(value).split())
+
+
 def refuse(name: str, value: Any, accepted: str) -> NoReturn:
   """Raises the ValueError that names an argument, its value and what is accepted."""
-  raise ValueError(f"{name}={' '.join(_SHORT.repr(value).split())}: accepted is {accepted}.")
+  raise ValueError(f"{name}={shown(value)}: accepted is {accepted}.")
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = INT32, note: str = "") -> int:

@@ -20,14 +20,15 @@ _OF_TYPE: dict[Any, Check] = {
 }  # fmt: skip
 
 
-def contents(path: str | pathlib.Path) -> bytes:
-  """The bytes of a file.
+def contents(path: str | pathlib.Path, most: int = -1) -> bytes:
+  """The bytes of a file, the first `most` of them where that is not -1.
 
   Raises:
     ValueError: it is absent, a directory or not readable.
   """
   try:
-    return pathlib.Path(path).read_bytes()
+    with open(path, "rb") as file:
+      return file.read(most)
   except (OSError, ValueError) as error:  # a null byte in a path is a ValueError
     reason = getattr(error, "strerror", None) or error
     raise ValueError(f"{str(path)!r} cannot be read: {reason}.") from None

@@ -152,7 +152,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{file} lacks {key}: this is no draft head.")
-  own = schema.fields(raw, _SCHEMA, file)
+  own = schema.fields(raw, _SCHEMA, file, ["head", "config"])
   build, kind = HEADS[own["head"]]
   config = schema.build(kind, raw["config"], f"{file}: config")
   for name, least in (("depth", 1), ("blocks", 0), ("layers", 0)):

@@ -50,13 +50,13 @@ class _TextRecords(Source):
 def _open_tfds(spec: str) -> Source:
   parts = re.fullmatch(r"tfds:(.+):([^:\[\]]+(?:\[[^]]*\])?)", spec)
   if parts is None:
-    raise ValueError(f"data={spec!r}: expected tfds:NAME:SPLIT, for example tfds:gsm8k:train.")
+    raise ValueError(f"data={checks.shown(spec)}: expected tfds:NAME:SPLIT, for example tfds:gsm8k:train.")
   name, split = parts.groups()
   try:
     import tensorflow_datasets as tfds  # an extra, and slow to import
     import tensorflow_datasets.text  # the catalogue leaves out all after a family it cannot import
   except ImportError as error:
-    raise ValueError(f"data={spec!r}: pip install 'specjax[tfds]' first ({error}).") from error
+    raise ValueError(f"data={checks.shown(spec)}: pip install 'specjax[tfds]' first ({error}).") from error
   try:
     if pathlib.Path(name).is_dir():
       source = tfds.builder_from_directory(name).as_data_source(split=split)
@@ -64,7 +64,7 @@ def _open_tfds(spec: str) -> Source:
       source = tfds.data_source(name, split=split)
   except Exception as error:  # whatever its downloader or builder raised
     reason = (str(error).strip() or repr(error)).splitlines()[0]
-    raise ValueError(f"data={spec!r}: TFDS could not provide it ({reason}).") from error
+    raise ValueError(f"data={checks.shown(spec)}: TFDS could not provide it ({reason}).") from error
   return _TextRecords(source)
 
 
@@ -89,10 +89,10 @@ def open_source(spec: str) -> Source:
     source = JsonlSource(spec)
   else:
     raise ValueError(
-      f"data={spec!r}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
+      f"data={checks.shown(spec)}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
     )
   if not len(source):
-    raise ValueError(f"data={spec!r} holds no records.")
+    raise ValueError(f"data={checks.shown(spec)} holds no records.")
   return source
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import Cache, Params
 from specjax.diffusion.base import Denoiser, Earlier, Pieces
 from specjax.models.config import Config
@@ -54,8 +55,7 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
     raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")
   if config.window is not None:
     raise ValueError(f"window={config.window}: a denoiser sees the whole canvas, accepted is None.")
-  if not 0 <= mask < config.vocab_size:
-    raise ValueError(f"mask={mask}: accepted are 0 to {config.vocab_size - 1}.")
+  checks.whole("mask", mask, 0, config.vocab_size - 1)
   apply: Callable[..., Any] = Transformer(config).apply
 
   def evaluate(
