@@ -27,17 +27,17 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class Checkpoint(NamedTuple):
-  """A model as it was read.
+  """A model as `load` reads it.
 
   Attributes:
     config: the network.
     params: {"params": {...}} as `Transformer(config)` takes it.
-    tokenizer: None where the checkpoint has none.
+    tokenizer: the tokenizer, or None.
     stop: ids that end a text.
     template: name of the chat template in `data.chat.TEMPLATES`, or None.
     start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
     mask: id of the mask token of a masked diffusion model, or None.
-    shift: its state before a token predicts it (Dream).
+    shift: whether the state before a token predicts the token (Dream).
   """
 
   config: Config
@@ -117,7 +117,7 @@ def _check_names(
 
 
 def _read_params(directory: pathlib.Path, config: Config, names: Names, dtype: DTypeLike) -> Params:
-  """One parameter at a time, so that the host never holds the model twice."""
+  """Params, read one at a time, so that the host never holds the model twice."""
   table = layout(config, names)
   with contextlib.ExitStack() as stack:
     home: dict[str, Any] = {}
@@ -176,11 +176,11 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
-    dtype: of the parameters in memory, whatever it is on disk.
+    dtype: of the parameters in memory, whatever the file has.
 
   Raises:
-    ValueError: an unknown family or feature; a missing, surplus or misshapen tensor; a truncated
-      file; a shard that is not there.
+    ValueError: an unknown family or feature; a value of a wrong type or range; a missing, surplus
+      or misshapen tensor; a file that is damaged or absent.
   """
   directory = pathlib.Path(directory)
   file = directory / "config.json"
@@ -209,7 +209,7 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
 
 
 def _split(config: Config, params: Params, dtype: DTypeLike) -> dict[str, np.ndarray]:
-  """Our parameters as the tensors on disk."""
+  """Our parameters cut into the tensors on disk."""
   table, leaves = layout(config, HF), flatten_dict(params["params"])
   for path in table.keys() ^ leaves.keys():
     state = "lacks" if path in table else "has no place for"
@@ -247,9 +247,9 @@ def save(
   """Writes a directory that `load` and transformers read.
 
   Args:
-    directory: made where it is absent.
+    directory: is made where it is absent.
     config, params: the network.
-    tokenizer: written beside the weights.
+    tokenizer: is written beside the weights.
     template: name of the chat template in `data.chat.TEMPLATES`.
     stop: ids that end a text; by default the id of `<|end|>` where the tokenizer has it.
     start: ids before every text prompt; by default what the tokenizer's post-processor adds.
@@ -268,7 +268,7 @@ def save(
     start = start_ids(tokenizer)
   if not stop and tokenizer is not None and (end := tokenizer.id(END)) is not None:
     stop = (end,)
-  # Absent ids would become a family's defaults in transformers.
+  # For ids that are absent, transformers would take the family's defaults.
   ends = {"bos_token_id": start[0] if start else None, "eos_token_id": list(stop) or None}
   raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
   if template is not None:

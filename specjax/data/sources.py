@@ -48,15 +48,16 @@ class _TextRecords(Source):
 
 
 def _open_tfds(spec: str) -> Source:
+  data = f"data={checks.shown(spec)}"
   parts = re.fullmatch(r"tfds:(.+):([^:\[\]]+(?:\[[^]]*\])?)", spec)
   if parts is None:
-    raise ValueError(f"data={checks.shown(spec)}: expected tfds:NAME:SPLIT, for example tfds:gsm8k:train.")
+    raise ValueError(f"{data}: expected tfds:NAME:SPLIT, for example tfds:gsm8k:train.")
   name, split = parts.groups()
   try:
     import tensorflow_datasets as tfds  # an extra, and slow to import
-    import tensorflow_datasets.text  # the catalogue leaves out all after a family it cannot import
+    import tensorflow_datasets.text  # else the catalogue ends at the first family not installed
   except ImportError as error:
-    raise ValueError(f"data={checks.shown(spec)}: pip install 'specjax[tfds]' first ({error}).") from error
+    raise ValueError(f"{data}: pip install 'specjax[tfds]' first ({error}).") from error
   try:
     if pathlib.Path(name).is_dir():
       source = tfds.builder_from_directory(name).as_data_source(split=split)
@@ -64,7 +65,7 @@ def _open_tfds(spec: str) -> Source:
       source = tfds.data_source(name, split=split)
   except Exception as error:  # whatever its downloader or builder raised
     reason = (str(error).strip() or repr(error)).splitlines()[0]
-    raise ValueError(f"data={checks.shown(spec)}: TFDS could not provide it ({reason}).") from error
+    raise ValueError(f"{data}: TFDS could not provide it ({reason}).") from error
   return _TextRecords(source)
 
 
@@ -80,7 +81,7 @@ def open_source(spec: str) -> Source:
     ValueError: the spec is none of these, the file does not exist or is empty, or TFDS cannot
       build the name.
   """
-  checks.text("data", spec)
+  data = f"data={checks.shown(checks.text('data', spec))}"
   if spec.startswith("tfds:"):
     source = _open_tfds(spec)
   elif drawn := re.fullmatch(r"lists:(\d+):(\d+)", spec):
@@ -89,10 +90,10 @@ def open_source(spec: str) -> Source:
     source = JsonlSource(spec)
   else:
     raise ValueError(
-      f"data={checks.shown(spec)}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
+      f"{data}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
     )
   if not len(source):
-    raise ValueError(f"data={checks.shown(spec)} holds no records.")
+    raise ValueError(f"{data} holds no records.")
   return source
 
 

@@ -1,4 +1,4 @@
-"""A bidirectional transformer as a denoiser: LLaDA, or with shifted states Dream."""
+"""A bidirectional transformer as a denoiser, as in LLaDA or, with shifted states, in Dream."""
 
 import functools
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from specjax.models.transformer import Transformer, angles
 
 
 def _pieces(config: Config) -> Pieces:
-  """The network's blocks one by one."""
+  """The network's layers one by one, for caches that run only parts of a layer."""
   apply: Callable[..., Any] = Transformer(config).apply
 
   def of_block(run: Callable[..., Any]) -> Callable[..., Any]:
-    """(block, ...) -> any, as (params, i, ...) -> any."""
+    """A function of a block and more arguments as a function of (params, layer i, ...)."""
     return lambda params, i, *x: apply(
       params, *x, method=lambda network, *x: run(network.layers.blocks[i], *x)
     )
