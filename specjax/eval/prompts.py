@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from specjax import checks
 from specjax.data.sources import open_source
 from specjax.decoding.model import Model
 
@@ -73,9 +74,9 @@ def read(
     ValueError: a number below 1, or the first record that cannot be decoded, by its number (empty
       lines do not count).
   """
-  for name, value in (("limit", limit), ("max_new_tokens", max_new_tokens)):
-    if value is not None and value < 1:
-      raise ValueError(f"{name}={value}: accepted is 1 or more.")
+  checks.whole("max_new_tokens", max_new_tokens, 1)
+  if limit is not None:
+    checks.whole("limit", limit, 1)
   source = [{"question": q} for q in OUR_QUESTIONS] if path is None else open_source(path)
   count = len(source) if limit is None else min(limit, len(source))
   if not count:

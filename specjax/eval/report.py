@@ -12,15 +12,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from specjax import checks
 from specjax.eval.environment import environment
 
 
 def check(config: Any, *names: str) -> None:
-  """Raises ValueError for a number of a config, or one of a tuple, below 1; also for no number."""
+  """Raises ValueError where a number of a config, or one of a tuple of them, is below 1."""
   for name in names:
     value = getattr(config, name)
-    if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
-      raise ValueError(f"{name}={value}: accepted is 1 or more.")
+    for each in value if isinstance(value, tuple) else (value,):
+      checks.whole(name, each, 1)
 
 
 def directory(out: str | pathlib.Path) -> pathlib.Path:

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from specjax import checks
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
 from specjax.decoding.build.drafter import load_head, load_small
@@ -94,8 +95,8 @@ def _check(config: Config) -> None:
     accepted = "more than 0" if sampled else "0"
     raise ValueError(f"temperature={config.temperature}: accepted is {accepted} for "
                      f"method={config.method!r}.")  # fmt: skip
-  if config.decode is not None and config.decode < 0:
-    raise ValueError(f"decode={config.decode}: accepted is 0 or more.")
+  if config.decode is not None:
+    checks.whole("decode", config.decode)
 
 
 def _options(
