@@ -211,7 +211,7 @@ def test_what_a_run_writes(tuned):
   chosen = summary["candidates"][summary["chosen"]]
   assert files.load(out / "tree.json").choices == chosen["choices"]
   about = json.loads((out / "tree.json").read_text())["about"]
-  assert (about["drafter"], about["batch"]) == ("medusa", 2)
+  assert about["drafter"].startswith("medusa[") and about["batch"] == 2
   assert about["expected"] == chosen["expected"] and about["machine"]["backend"] == "cpu"
 
 
@@ -239,7 +239,9 @@ def test_sequoia_counts_which_child_was_accepted(model):
   assert rounds == 6  # of two rows, which gain two tokens a round
 
 
-def test_sequoia_chooses_a_drawn_tree(model, tmp_path):
+def test_sequoia_chooses_a_drawn_tree(model, tmp_path, monkeypatch):
+  monkeypatch.setattr(choice, "NODES", (4,))
+  monkeypatch.setattr(tune, "DEPTH", 2)
   path = tmp_path / "ids.jsonl"
   path.write_text("".join(json.dumps({"tokens": [i, i + 1]}) + "\n" for i in range(9)))
   config = tune.Config(
@@ -248,8 +250,8 @@ def test_sequoia_chooses_a_drawn_tree(model, tmp_path):
   )  # fmt: skip
   summary = tune.run(model, config, tmp_path / "out")
   assert summary["acceptance"][0] == 1.0 and summary["prompts"] == 1
-  assert list(summary["candidates"])[:3] == ["plain", "chain 1", "chain 2"]
-  assert summary["candidates"]["chain 5"]["tau"] == 6
+  assert list(summary["candidates"]) == ["plain", "chain 1", "chain 2", "tree 4"]
+  assert summary["candidates"]["chain 2"]["tau"] == 3
   tree = files.load(tmp_path / "out" / "tree.json")
   chosen = summary["candidates"][summary["chosen"]]["choices"]
   assert tree == WithoutReplacement(chosen) if chosen else tree.choices == ()
