@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Number = int | float
-_HEAD = re.compile(r"([a-z]\w*)((?:-\d+(?:\.\d+)?(?:e[+-]?\d+)?)*)")
+_NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
+_HEAD = re.compile(rf"([a-z]\w*)((?:{_NUMBER})*)")
 _OLD = re.compile(r"([a-z]\w*):([^:/+\[\]]+|[^:\[\]]+\.json)")
 
 
@@ -56,7 +57,7 @@ def parse(what: str, text: str) -> tuple[Part, ...]:
       if closing is None:
         raise ValueError(f"{what}={text!r}: a bracket is not closed.")
       inside, at = text[at + 1 : closing], closing + 1
-    terms[-1].append(Part(found[1], tuple(map(_number, found[2].split("-")[1:])), inside))
+    terms[-1].append(Part(found[1], tuple(map(_number, re.findall(_NUMBER, found[2]))), inside))
     if at == len(text):
       return tuple(first._replace(decorations=tuple(rest)) for first, *rest in terms)
     if text[at] not in "/+":

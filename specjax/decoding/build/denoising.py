@@ -73,7 +73,7 @@ def _rows(params: Params, batch: int) -> Params:
   """Numbers as arrays [B], the same for all rows; arrays stay as they are."""
 
   def row(x: Any) -> Any:
-    whole = np.issubdtype(np.result_type(x), np.integer)
+    whole = jnp.issubdtype(jnp.result_type(x), jnp.integer)
     return x if np.ndim(x) else jnp.full(batch, x, jnp.int32 if whole else jnp.float32)
 
   return jax.tree.map(row, params)
@@ -82,8 +82,8 @@ def _rows(params: Params, batch: int) -> Params:
 def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **traced: Any):
   """(canonical name, the part that `builder` makes of `fixed` and numbers, its params [B])."""
   name, numbers = spec.settle(what, part, knobs(builder))
-  static = {k: numbers.pop(k) for k in spec.knobs(builder) if k in numbers}
-  made = builder(*fixed, **static)
+  static = [numbers.pop(k) for k in spec.knobs(builder) if k in numbers]
+  made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
   return name, made, _rows(getattr(made, "knobs", tuple)(**traced, **numbers), batch)
 
 
