@@ -202,7 +202,7 @@ def test_sizes_taps_and_names():
       (draft_tree(TABLE, WithoutReplacement(((0,), (1,)))),),
       "has the proposal 'without_replacement': a union",
     ),
-    ((draft_tree(TABLE, Mixed(((0,), (1,)))),), "chain, iid, own, point"),
+    ((draft_tree(TABLE, Mixed(((0,), (1,)))),), "chain, deterministic, iid, independent"),
     ((none()._replace(evaluate=TABLE.evaluate),), "replaces the target's evaluation"),
   ],
 )
