@@ -278,7 +278,7 @@ def test_a_benchmark_takes_a_tree_by_name(model, head):
   assert drafter is medusa(model.config, HEAD).drafter(Dynamic(6, 2, 3))
   for label, message in (
     (f"{name}/dynamic-6-2", "tree='dynamic-6-2': accepted is dynamic-NODES"),
-    (f"{name}/tree[no_such.json]", "there is no such file"),
+    (f"{name}/tree[no_such.json]", "'no_such.json' cannot be read"),
     (f"{name}/dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
     ("medusa:dynamic-6-2-3", "is now medusa/dynamic-6-2-3"),
     ("medusa:tree.json", r"is now medusa/tree\[tree.json\]"),
