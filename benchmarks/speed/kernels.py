@@ -23,8 +23,7 @@ from matplotlib.figure import Figure
 from specjax import script
 from specjax.eval import report, table
 from specjax.eval.plots import style
-from specjax.kernels.tree_attention import default_implementation, refusals, tree_attention
-from specjax.kernels.tree_attention.tune import timed
+from specjax.kernels.tree_attention import default_implementation, refusals, tree_attention, tune
 from specjax.models.attention import attend
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -86,28 +85,21 @@ def jax_nn(q, k, v, length, k_tree, v_tree, mask) -> Array:
 
 def measure(config: Config, B: int, N: int, length: int) -> dict:
   """Seconds of each way, and of a copy of the bytes that are seen."""
-  H, K, C, S = config.heads, config.kv_heads, config.width, config.capacity
-  keys = iter(jax.random.split(jax.random.key(0), 5))
-
-  def draw(*shape: int) -> Array:
-    return jax.random.normal(next(keys), shape, config.dtype)
-
-  q, k, v = draw(B, H, N, C), draw(B, K, S, C), draw(B, K, S, C)
-  tree = draw(B, K, N, C), draw(B, K, N, C)
-  mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))
-  lengths = jnp.full(B, length, jnp.int32)
-  arguments = (q, k, v, lengths, *tree, mask)
+  shape = tune.Config(heads=config.heads, kv_heads=config.kv_heads, width=config.width,
+                      dtype=config.dtype, batch=B, nodes=N)  # fmt: skip
+  arguments = tune.draw(shape, config.capacity, length)
+  q, k, v, lengths = arguments[:4]
   of_rows = [x.swapaxes(1, 2) for x in (k, v)]
   reasons = refusals(q, k, lengths)
   kernels = [name for name, reason in reasons.items() if reason is None]
   implementation = kernels[0] if kernels else default_implementation(q, k, lengths)
   kernel = functools.partial(tree_attention, implementation=implementation)
-  moved = 2 * B * K * length * C * k.dtype.itemsize
+  moved = 2 * B * config.kv_heads * length * config.width * k.dtype.itemsize
   ways = {
-    "copy": timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls),
-    "kernel": timed(kernel, arguments, config.calls),
-    "dense": timed(dense, arguments, config.calls),
-    "dot_product_attention": timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
+    "copy": tune.timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls),
+    "kernel": tune.timed(kernel, arguments, config.calls),
+    "dense": tune.timed(dense, arguments, config.calls),
+    "dot_product_attention": tune.timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
   }
   seconds: dict[str, list[float]] = {name: [] for name in ways}
   for _ in range(config.repeats):

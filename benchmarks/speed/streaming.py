@@ -11,22 +11,20 @@ reading alone is faster the share can pass 100 %.
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import drafters, script, speculate
+from specjax import script
 from specjax.base import Params
-from specjax.decoding.method import method as pair
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import Model
 from specjax.eval import report, table, verify_cost
 from specjax.kernels.tree_attention.tune import timed
 from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
-from specjax.sampling import Settings, request_keys
-from specjax.verifiers import greedy
 
 ON_CPU = jax.default_backend() == "cpu"
 
@@ -80,27 +78,15 @@ def streamed(params: Params) -> int:
 
 
 def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], float]:
-  """Compiled plain decoding; a call gives the seconds of a token, prefill aside."""
-  B, T = config.batch, config.context
-  method = pair(transformer.target(model), drafters.none(), greedy())
-  weights = speculate.Weights(params, ())
-  one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)
-  settings = Settings(0 * one, zero, one, 0 * one)
-  nothing = jnp.full(1, -1, jnp.int32)
-  limit = zero + T + config.tokens
-  request = speculate.Request(settings, request_keys(0, np.arange(B)), limit, nothing)
-  capacity = speculate.capacity_for(T, config.tokens, 0)
-  text = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32) % model.vocab_size, (B, T))
+  """Plain decoding; a call gives the seconds of a pass, prefill and compilation aside."""
+  loaded = Model("random", model, params, None, (), (), None)
+  decode = Decoder(loaded, batch=config.batch)
+  text = [i % model.vocab_size for i in range(config.context)]
 
   def once() -> float:
-    state = speculate.compiled_start(method, weights, text, zero + T, request, capacity)
-    jax.block_until_ready(state)
-    start = time.perf_counter()
-    state = speculate.compiled_advance(method, weights, request, state, jnp.int32(config.tokens))
-    forwards = int(jax.block_until_ready(state).stats.forwards.max())
-    return (time.perf_counter() - start) / forwards
+    result = decode([text] * config.batch, config.tokens)[0]
+    return result.seconds / result.forwards
 
-  once()
   return once
 
 
@@ -109,6 +95,7 @@ def main(config: Config) -> None:
   model = ModelConfig(
     vocab_size=config.vocab_size, width=config.width, layers=config.layers, heads=config.heads,
     kv_heads=config.kv_heads, head_dim=config.head_dim, mlp_width=config.mlp_width, tied=False,
+    max_length=config.context + config.tokens,
   )  # fmt: skip
   out = report.directory(config.out)
   params = random_weights(model, config.dtype)
