@@ -21,11 +21,11 @@ import optax
 import tyro
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.base import LossWeights
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
 from specjax.decoding.model import load
 from specjax.drafters import HEADS, draft_vocabulary
+from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig
 from specjax.train.answers import answered, ask, given
 from specjax.train.draft_positions import Batch, Source
@@ -165,7 +165,7 @@ def main(config: Config) -> None:
   out.mkdir(parents=True, exist_ok=True)
   model = load(config.model)
   name = name_of(config.head)
-  head = HEADS[name][0](model.config, config.head)
+  head = HEADS[name][0](model.target, config.head)
   shared_batch, copied = _share(config.devices, config.batch)
 
   # --- data: texts, and the target's states over them ---
@@ -188,7 +188,7 @@ def main(config: Config) -> None:
   if config.draft_vocab:
     counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
-  objective = Objective(model.config, head, vocabulary)
+  objective = Objective(head, vocabulary)
   weights = LossWeights(*config.loss) if config.loss else head.loss
   optimizer = adamw(config.rate, config.steps, warmup=config.warmup, decay=0.0)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from specjax import speculate
-from specjax.base import Examples
-from specjax.drafters import HEADS
+from specjax.drafters import HEADS, drafting
+from specjax.drafters.base import Examples
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
@@ -50,7 +50,7 @@ def target_params():
 def head(name: str, reduced: bool = False):
   """(Head, params)."""
   build, config = HEADS[name]
-  made = build(MODEL, config())
+  made = build(target(MODEL), config())
   vocabulary = jnp.asarray(VOCABULARY) if reduced else None
   return made, noisy(made.init(jax.random.key(1), target_params(), vocabulary), 1)
 
@@ -71,7 +71,7 @@ def guesses_of(name: str, reduced: bool = False):
       method="features",
     )  # fmt: skip
     examples = Examples(tokens, position, segment, features, at)
-    states = made.unroll(params, target_params(), examples)
+    states = drafting.unroll(made, params, target_params(), examples)
     assert len(states) == made.depth
     logits = [made.read(params, target_params(), s, d) for d, s in enumerate(states, 1)]
     assert all(x.dtype == jnp.float32 for x in logits)
@@ -113,7 +113,7 @@ def start(drafter, params, lengths):
 def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
   """(committed text, its length, draft) of a few rounds, greedily decoded."""
   made, params = head(name, reduced)
-  drafter = made.drafter(tree)
+  drafter = drafting.drafter(made, tree)
   method, weights, request, state = start(drafter, params, [T, 2, 7])
 
   @jax.jit
@@ -216,7 +216,7 @@ def test_a_gradient_reaches_every_trained_weight(name):
     )  # fmt: skip
     at = jnp.asarray([[3, 5], [0, 6]], jnp.int32)
     examples = Examples(tokens, position, segment, features, at)
-    states = made.unroll(params | {"params": trained}, target_params(), examples)
+    states = drafting.unroll(made, params | {"params": trained}, target_params(), examples)
     loss = jnp.zeros(())
     for d, state in enumerate(states, 1):
       logits = made.read(params | {"params": trained}, target_params(), state, d)
@@ -232,4 +232,4 @@ def test_a_gradient_reaches_every_trained_weight(name):
 def test_a_tree_that_is_too_deep_is_refused(name):
   made, _ = head(name)
   with pytest.raises(ValueError, match=f"tree is {made.depth + 1} deep: the head guesses"):
-    made.drafter(chain(made.depth + 1))
+    drafting.drafter(made, chain(made.depth + 1))

@@ -13,14 +13,15 @@ import pytest
 import tyro
 
 import specjax
-from specjax.base import Features, LossWeights
+from specjax.base import Features
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import pack
 from specjax.data.sources import open_source
 from specjax.drafters import HEADS
+from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config as ModelConfig
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads
 from specjax.train.answers import answer, ask
 from specjax.train.draft_positions import Source
@@ -40,7 +41,7 @@ def lesson_of(reduced: bool):
   rows = pack(documents, 15)
   hidden = rng.normal(size=(*rows.tokens.shape, 8)).astype(np.float16)
   batch = Source(rows, Features(hidden), 3, 6, 0).sample(np.arange(4), 0)
-  objective = heads.Objective(SMALL, medusa(SMALL, MedusaConfig(3)), vocabulary)
+  objective = heads.Objective(medusa(target(SMALL), MedusaConfig(3)), vocabulary)
   target_params = {"params": {"embedding": jnp.asarray(rng.normal(size=(20, 8)), jnp.float32)}}
   params = objective.head.init(jax.random.key(0), target_params, vocabulary)
   noise = jax.tree.map(
