@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax.base import Params
-from specjax.drafters import HEADS, draft_vocabulary
+from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
+from specjax.drafters.named import named
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import target
@@ -123,9 +124,10 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: this is no draft head.")
-  if raw["head"] not in list(HEADS):
-    raise ValueError(f"{directory}: head={raw['head']!r} is not known; {', '.join(HEADS)} are.")
-  build, kind = HEADS[raw["head"]]
+  try:
+    build, kind = named(raw["head"])
+  except ValueError as error:
+    raise ValueError(f"{directory}/config.json: {error}") from error
   try:
     config = kind(**{k: _hashable(v) for k, v in raw["config"].items()})
   except TypeError as error:
@@ -195,7 +197,7 @@ def save(
   """Writes what `load` reads.
 
   Args:
-    name: of the method, a key of `drafters.HEADS`.
+    name: of the head, as `drafters.named` takes it.
     config: its config.
     choices: the tree in order of worth.
     hit_rates: f[D, R], or None where they are not known.

@@ -31,8 +31,8 @@ SOME = np.array([0, 1, 3, 4, 7, 8, 11, 12, 13, 15, 18, 19], np.int32)
 
 
 @functools.cache
-def lesson_of(reduced: bool):
-  """(Lesson, params, target params, a batch, states and f32 logits [B, M, W] of every depth)."""
+def objective_of(reduced: bool):
+  """(Objective, params, target params, a batch, states and f32 logits [B, M, W] of every depth)."""
   vocabulary = SOME if reduced else None
   rng = np.random.default_rng(0)
   documents = [
@@ -78,7 +78,7 @@ def points(objective, batch, d: int):
 @pytest.mark.parametrize("weights", [(0.5, 2.0, 0.25, 0.6), (1.0, 0.0, 0.0, 0.0)])
 @REDUCED
 def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
-  objective, params, target_params, batch, states, logits = lesson_of(reduced)
+  objective, params, target_params, batch, states, logits = objective_of(reduced)
   weights = LossWeights(*weights)
   call = jax.jit(objective.loss, static_argnums=3)
   total, metrics = call(params, target_params, batch, weights)
@@ -107,7 +107,7 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
 
 @REDUCED
 def test_hits_are_those_of_a_plain_loop(reduced):
-  objective, params, target_params, batch, _, logits = lesson_of(reduced)
+  objective, params, target_params, batch, _, logits = objective_of(reduced)
   hits, counts = jax.jit(objective.hits)(params, target_params, batch)
   outside = 0
   for d in (1, 2, 3):
@@ -121,7 +121,7 @@ def test_hits_are_those_of_a_plain_loop(reduced):
 
 
 def test_noise_is_on_what_the_head_sees_and_a_function_of_its_key():
-  objective, params, target_params, batch, *_ = lesson_of(False)
+  objective, params, target_params, batch, *_ = objective_of(False)
   call = jax.jit(objective.loss, static_argnums=(3, 4))
   plain, first, again, other, little = (
     float(call(params, target_params, batch, LossWeights(), noise, jax.random.key(key))[0])
@@ -393,4 +393,3 @@ def test_the_last_word_is_the_head_and_medusa_the_default():
   assert parse("--steps", "7", "medusa", "--depth", "2").head == MedusaConfig(2)
   for name, (_, kind) in HEADS.items():
     assert parse(name).head == kind()
-    assert heads.name_of(kind()) == name
