@@ -86,7 +86,7 @@ def clover(target: Target, config: CloverConfig) -> Head:
   Xiao et al. 2024 (arXiv 2405.00263). The augmenting block, transformer layers over the target's
   states, gives s_0 at the state that predicted the root. Then s_d = s_{d-1} + attention from
   s_{d-1} to (x_{t+d}, s_{d-1}), and the target's LM head reads s_d. The token fed back at depth 1
-  is the root. `trees.grow.Dynamic` is its tree, as small as four nodes for large batches.
+  is the root. `trees.Dynamic` is its tree, as small as four nodes for large batches.
 
   There is no public code. Its authors describe the three parts and what they connect, and the cuts
   of the tree; all else is inferred. Here

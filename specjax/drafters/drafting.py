@@ -16,12 +16,15 @@ from specjax.drafters import draft_vocabulary, memory, pseudo_head
 from specjax.drafters.base import Examples, Head
 from specjax.drafters.memory import rows_at
 from specjax.models.transformer import attention_mask
-from specjax.trees.grow import Sampling, Tree, fill, grow, proposal_of, size_of
+from specjax.trees.base import Sampling, Tree, independent
+from specjax.trees.static import Static
 from specjax.trees.structure import at
 
 
 @functools.cache
-def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+def drafter(
+  head: Head, tree: Tree | tuple[tuple[int, ...], ...], counts: tuple[int, ...] | None = None
+) -> Drafter:
   """A head that fills `tree` in every round.
 
   Carried between rounds is what `Head.memory` says. Valid siblings of a tree that is not drawn are
@@ -29,26 +32,27 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
 
   Args:
     head: the network.
-    tree: static; see `trees.grow.Tree`.
+    tree: static; rank paths alone are a `Static` tree.
     counts: of a head with pseudo rows, how many each node has; see `pseudo_head.drafter`.
 
   Raises:
     ValueError: a tree that is deeper than the head guesses, or impossible by itself.
   """
+  shape = Static(tree) if isinstance(tree, tuple) else tree
+  if shape.depth > head.depth:
+    raise ValueError(f"tree is {shape.depth} deep: the head guesses {head.depth} tokens ahead.")
   if head.pseudo is not None:
-    return pseudo_head.drafter(head, tree, counts)
-  nodes, depth = size_of(tree, head.depth)
+    return pseudo_head.drafter(head, shape, counts)
 
   def init(params, target_params, context, features, capacity):
     return memory.start(head, params, target_params, context, features, capacity)
 
   def propose(params, target_params, state, context, settings, noise):
-    root = at(context.tokens, context.length[:, None] - 1)
     ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, head.target.vocab_size)
     carry = head.first(params, target_params, memory.last(state)[:, None])
     if head.attend is None and head.step is None:
-      logits = head.read(params, target_params, carry[:, 0, :depth], None)
-      return fill(tree, root, [logits[:, d] for d in range(depth)], ids, sampling), state
+      logits = head.read(params, target_params, carry[:, 0, : shape.depth], None)
+      return shape.fill(context.root, independent(logits), (), (), ids, sampling), state
 
     def step(level, tokens, carry, rows, mask):
       if head.step is not None:
@@ -65,13 +69,13 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
         read = carry
       return head.read(params, target_params, read, level + 1), carry, rows
 
-    return grow(tree, root, step, carry, None, ids, sampling), state
+    return shape.fill(context.root, step, carry, None, ids, sampling), state
 
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return memory.update(head, params, target_params, state, evaluation, verdict, rows)
 
   return Drafter(
-    head.name, proposal_of(tree), nodes, depth, init, propose, update,
+    head.name, shape.proposal, shape.nodes, shape.depth, init, propose, update,
     hidden_layers=head.hidden_layers,
   )  # fmt: skip
 

@@ -64,8 +64,7 @@ def eagle(target: Target, config: EagleConfig) -> Head:
   Li et al. 2024 (arXiv 2401.15077, section 4): EAGLE-1 on a static tree. On a `Dynamic` tree the
   same weights are EAGLE-2 (arXiv 2406.16858, section 4). States are those after the final norm, so
   the target's own LM head reads the guesses; embeddings are the target's too. Where a state is not
-  known, its guess takes its place. EAGLE-1's draws of children without replacement are a `Drawn`
-  tree.
+  known, its guess takes its place. EAGLE-1's draws of children are `trees.WithoutReplacement`.
 
   The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
   sliding window, which the published layer lacks. `loss` trains depth 1 only, as published.

@@ -72,7 +72,7 @@ def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
   after its final norm; embeddings are the head's own. The tokens' weight leaves the target's state
   half of the variance after D steps. Steps weigh the same in the loss, cross-entropy with the text.
   The published candidates, the best of all products of few children per step, are near to a
-  `trees.paths.Beam`.
+  `trees.Beam`.
 
   Args:
     target: the network it guesses for.

@@ -18,7 +18,7 @@ from specjax.drafters.base import Examples, Head
 from specjax.drafters.memory import rows_at
 from specjax.drafters.pseudo import ride
 from specjax.models.transformer import attention_mask
-from specjax.trees.grow import Sampling, Tree, fill, proposal_of, size_of
+from specjax.trees.base import Sampling, Tree, independent
 from specjax.trees.structure import at
 
 
@@ -69,11 +69,11 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
       every node as many as the tree is deep, and more could never be used.
 
   Raises:
-    ValueError: an impossible tree, or counts that do not fit it.
+    ValueError: counts that do not fit the tree.
   """
   assert head.pseudo is not None
   network, (layers, enter) = head.target, head.pseudo
-  nodes, depth = size_of(tree, head.depth)
+  nodes, depth = tree.nodes, tree.depth
   counts = (depth,) * nodes if counts is None else counts
   within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
   if not within or counts[0] < min(depth, 1):
@@ -85,11 +85,10 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
     return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
 
   def propose(params, target_params, guesses, context, settings, noise):
-    root = at(context.tokens, context.length[:, None] - 1)
     logits = head.read(params, target_params, guesses.states, None)
     sampling = Sampling(settings, noise, network.vocab_size)
     ids = draft_vocabulary.ids(params)
-    draft = fill(tree, root, [logits[:, d] for d in range(depth)], ids, sampling)
+    draft = tree.fill(context.root, independent(logits), (), (), ids, sampling)
     reached = draft.depth <= guesses.known[:, None]
     return draft._replace(valid=draft.valid & reached), guesses
 
@@ -105,7 +104,7 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
   def update(params, target_params, guesses, draft, evaluation, verdict, rows):
     return newest(evaluation.aux, counts, verdict, rows, guesses)
 
-  return Drafter(head.name, proposal_of(tree), nodes, depth, init, propose, update, evaluate)
+  return Drafter(head.name, tree.proposal, nodes, depth, init, propose, update, evaluate)
 
 
 def unroll(head: Head, params: Params, target_params: Params, examples: Examples):

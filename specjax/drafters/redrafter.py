@@ -73,7 +73,7 @@ def redrafter(target: Target, config: ReDrafterConfig) -> Head:
   Zhang et al. 2024 (arXiv 2403.09919), as in Apple's ml-recurrent-drafter. The recurrence starts
   from zero at the root; c, the target's state after its final norm, stays the same for a round;
   embeddings are the target's, the vocabulary matrix is the head's own. Depths weigh the same in
-  the loss, cross-entropy with the text. The paper's tree is a `trees.paths.Beam`. The authors'
+  the loss, cross-entropy with the text. The paper's tree is a `trees.Beam`. The authors'
   acceptance of beams by p / q is not exact and not offered.
 
   Args:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
@@ -232,10 +233,10 @@ LENGTHS = (T, 1, 5)
 @functools.cache
 def method(name: str | None):
   if name is None:
-    return speculate.method(TARGET, none(), greedy()), speculate.Weights(WEIGHTS, ())
+    return pair(TARGET, none(), greedy()), speculate.Weights(WEIGHTS, ())
   made, params, _ = head(name)
   drafter = drafting.drafter(made, TREE, DRAFTERS[name])
-  return speculate.method(TARGET, drafter, greedy()), speculate.Weights(WEIGHTS, params)
+  return pair(TARGET, drafter, greedy()), speculate.Weights(WEIGHTS, params)
 
 
 def begin(name: str | None):
