@@ -58,10 +58,19 @@ class AttentionDecoder(nn.Module):
 
 
 class CloverNet(nn.Module):
-  """The augmenting block and the decoders."""
+  """The augmenting block and a decoder for every depth, see `AttentionDecoder`."""
 
   augment: nn.Module
-  decoders: tuple[AttentionDecoder, ...]
+  depth: int
+  heads: int
+  head_dim: int
+  epsilon: float
+
+  def setup(self):
+    self.decoders = [
+      AttentionDecoder(self.heads, self.head_dim, self.epsilon, name=f"decoder_{d}")
+      for d in range(1, self.depth + 1)
+    ]
 
   def block(self, hidden, position, mask, cache=None):
     """The augmenting block over the target's states [B, N, E]: ([B, N, E], KV)."""
@@ -74,7 +83,7 @@ class CloverNet(nn.Module):
   def __call__(self, hidden, position, mask):
     """Runs everything once, for `init`."""
     state, _ = self.block(hidden, position, mask)
-    for d in range(1, len(self.decoders) + 1):
+    for d in range(1, self.depth + 1):
       state = self.step(state, hidden, d)
     return state
 
@@ -104,11 +113,8 @@ def clover(target: Target, config: CloverConfig) -> Head:
     config: shape of the head.
   """
   D = config.depth
-  decoders = tuple(
-    AttentionDecoder(target.heads, target.head_dim, target.norm_epsilon, name=f"decoder_{d}")
-    for d in range(1, D + 1)
-  )
-  module = CloverNet(target.make_layers(config.layers, window=False), decoders)
+  layers = target.make_layers(config.layers, window=False)
+  module = CloverNet(layers, D, target.heads, target.head_dim, target.norm_epsilon)
 
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)

@@ -12,6 +12,7 @@ SOURCE = '''
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 
 from specjax.base import Target
