@@ -28,8 +28,9 @@ from specjax.drafters.eagle3 import Eagle3Config
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 
 V, E, F, W = 16, 12, 20, 6
 MODEL = Config(
@@ -41,8 +42,7 @@ IDS = np.array([9, 0, 3, 4, 15, 7])  # of the draft vocabulary
 
 @functools.cache
 def target_params():
-  z = jnp.zeros((1, 2), jnp.int32)
-  params = Transformer(MODEL).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  params = transformer.init(MODEL, jax.random.key(0))
   return jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
 
 

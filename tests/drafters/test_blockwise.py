@@ -16,8 +16,9 @@ from specjax.drafters.base import Examples
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.rescored import local, ngram
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 from specjax.sampling import Settings, request_keys
 from specjax.verifiers import target_only
 
@@ -38,10 +39,7 @@ def noisy(params, seed: int):
 
 
 def network(config: Config, seed: int):
-  z = jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(
-    Transformer(config).init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)
-  )
+  shapes = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(0))
   return noisy(shapes, seed)
 
 

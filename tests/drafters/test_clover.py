@@ -12,6 +12,7 @@ from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, ResidualAttention, clover2
+from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 
@@ -34,9 +35,8 @@ def noisy(params, seed: int):
 
 @functools.cache
 def target_params():
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(Transformer(MODEL).init)
-  return noisy(init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)), 0)
+  init = jax.jit(functools.partial(transformer.init, MODEL))
+  return noisy(init(jax.random.key(0)), 0)
 
 
 @functools.cache

@@ -14,8 +14,9 @@ from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 from specjax.sampling import Settings, request_keys
 from specjax.trees import Dynamic
 from specjax.verifiers import greedy
@@ -39,10 +40,7 @@ HEADS = {
 def weights_of(name: str):
   """(target params, head params), random."""
   rng = np.random.default_rng(0)
-  z = jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(
-    Transformer(MODEL).init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)
-  )
+  shapes = jax.eval_shape(functools.partial(transformer.init, MODEL), jax.random.key(0))
   own = jax.eval_shape(HEADS[name].init, jax.random.key(0), shapes)
   return jax.tree.map(
     lambda x: jnp.asarray(rng.normal(size=x.shape) / 2 + (len(x.shape) == 1), jnp.float32),

@@ -14,6 +14,7 @@ from specjax import speculate
 from specjax.decoding.method import method as pair
 from specjax.drafters import HEADS, drafting
 from specjax.drafters.base import Examples
+from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
@@ -42,9 +43,7 @@ def noisy(params, seed: int):
 
 @functools.cache
 def target_params():
-  z = jnp.zeros((1, 2), jnp.int32)
-  mask = jnp.ones((1, 2, 2), bool)
-  return noisy(Transformer(MODEL).init(jax.random.key(0), z, z, mask), 0)
+  return noisy(transformer.init(MODEL, jax.random.key(0)), 0)
 
 
 @functools.cache
@@ -54,6 +53,15 @@ def head(name: str, reduced: bool = False):
   made = build(target(MODEL), config())
   vocabulary = jnp.asarray(VOCABULARY) if reduced else None
   return made, noisy(made.init(jax.random.key(1), target_params(), vocabulary), 1)
+
+
+def examples_of(made, tokens, position, segment, at) -> Examples:
+  """Where and on what `made` drafts."""
+  features, _ = Transformer(MODEL).apply(
+    target_params(), tokens, position, attention_mask(segment, True),
+    hidden_layers=made.hidden_layers, method="features",
+  )  # fmt: skip
+  return Examples(tokens, position, segment, features, at)
 
 
 def chain(depth: int):
@@ -67,11 +75,7 @@ def guesses_of(name: str, reduced: bool = False):
 
   @jax.jit
   def run(params, tokens, position, segment, at):
-    features, _ = Transformer(MODEL).apply(
-      target_params(), tokens, position, attention_mask(segment, True), hidden_layers=made.hidden_layers,
-      method="features",
-    )  # fmt: skip
-    examples = Examples(tokens, position, segment, features, at)
+    examples = examples_of(made, tokens, position, segment, at)
     states = drafting.unroll(made, params, target_params(), examples)
     assert len(states) == made.depth
     logits = [made.read(params, target_params(), s, d) for d, s in enumerate(states, 1)]
@@ -211,12 +215,8 @@ def test_a_gradient_reaches_every_trained_weight(name):
   @jax.jit
   @jax.grad
   def gradient(trained):
-    features, _ = Transformer(MODEL).apply(
-      target_params(), tokens, position, attention_mask(segment, True), hidden_layers=made.hidden_layers,
-      method="features",
-    )  # fmt: skip
     at = jnp.asarray([[3, 5], [0, 6]], jnp.int32)
-    examples = Examples(tokens, position, segment, features, at)
+    examples = examples_of(made, tokens, position, segment, at)
     states = drafting.unroll(made, params | {"params": trained}, target_params(), examples)
     loss = jnp.zeros(())
     for d, state in enumerate(states, 1):

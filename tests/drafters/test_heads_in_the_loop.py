@@ -15,7 +15,8 @@ from test_every_head import MODEL, TARGET, TREES, V, head, target_params
 from specjax import drafters, speculate
 from specjax.decoding.method import method as pair
 from specjax.drafters import HEADS, drafting
-from specjax.models.transformer import Transformer, target
+from specjax.models import transformer
+from specjax.models.transformer import target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.verifiers import target_only
 
@@ -124,10 +125,8 @@ def test_the_loop_does_not_copy_a_cache(name):
   build, config = HEADS[name]
   made = build(target(model), config())
   drafter = drafting.drafter(made, ((0,), (1,), (0, 0)))
-  z = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-  mask = jax.ShapeDtypeStruct((1, 2, 2), bool)
   key = jax.eval_shape(lambda: jax.random.key(0))
-  network = jax.eval_shape(Transformer(model).init, key, z, z, mask)
+  network = jax.eval_shape(functools.partial(transformer.init, model), key)
   weights = speculate.Weights(network, jax.eval_shape(made.init, key, network))
   method = pair(target(model), drafter, target_only())
   tokens, length, request = inputs([0, 1])

@@ -18,6 +18,7 @@ from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transf
 from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.pseudo import ride
+from specjax.models import transformer
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
@@ -51,9 +52,9 @@ def random_like(params, seed: int):
 
 
 def random_target():
-  z = jnp.zeros((1, 2), jnp.int32)
-  mask = jnp.ones((1, 2, 2), bool)
-  return random_like(jax.eval_shape(Transformer(MODEL).init, jax.random.key(0), z, z, mask), 0)
+  return random_like(
+    jax.eval_shape(functools.partial(transformer.init, MODEL), jax.random.key(0)), 0
+  )
 
 
 WEIGHTS = random_target()
