@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import hf_config, layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.eagle import eagle as build
 from specjax.models.config import Config

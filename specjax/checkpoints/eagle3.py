@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.eagle3 import Eagle3Config, hidden_layers_of
 from specjax.drafters.eagle3 import eagle3 as build

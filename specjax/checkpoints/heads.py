@@ -20,12 +20,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from specjax.base import Params
+from specjax.checkpoints import families
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
 from specjax.drafters.named import named
-from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import target
 from specjax.trees.grow import as_tree
 from specjax.trees.static import Choices
 
@@ -57,7 +56,7 @@ class Loaded(NamedTuple):
 def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
   """Shapes and dtypes of a head's params."""
   key = jax.eval_shape(lambda: jax.random.key(0))
-  target_params = jax.eval_shape(functools.partial(transformer.init, model), key)
+  target_params = jax.eval_shape(functools.partial(families.family_of(model).init, model), key)
   vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
   return jax.eval_shape(head.init, key, target_params, vocabulary or None)
 
@@ -132,7 +131,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
     config = kind(**{k: _hashable(v) for k, v in raw["config"].items()})
   except TypeError as error:
     raise ValueError(f"{directory}/config.json does not fit {kind.__name__}: {error}.") from error
-  head = build(target(model), config)
+  head = build(families.target(model), config)
   leaves = flatten_dict(abstract(head, model, raw["draft_vocab"]), sep="/")
   tensors = read_tensors(path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.hydra import hydra as build
 from specjax.models.config import Config

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints import published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
 from specjax.drafters.mlp_speculator import mlp_speculator as build
 from specjax.models.config import Config

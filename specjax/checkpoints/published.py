@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from specjax.base import Params
 from specjax.checkpoints.heads import check, read_tensors
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters import draft_vocabulary
 
 Layout = dict[tuple[str, ...], list[Fusion]]
