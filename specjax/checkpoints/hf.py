@@ -162,8 +162,8 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   if not (directory / "config.json").exists():
     raise ValueError(f"{directory} has no config.json.")
   raw = _read_json(directory / "config.json")
-  family = raw.get("model_type")
-  kind = FAMILIES.get(str(family), FAMILIES["llama"])  # which refuses what is no family
+  family = str(raw.get("model_type"))
+  kind = FAMILIES.get(family, FAMILIES["llama"])  # which refuses what is no family
   config = kind.from_json(raw)
   template = raw.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
   if template is not None and template not in TEMPLATES:

@@ -191,7 +191,7 @@ def test_two_depths_are_the_formula(name):
 
 def test_residual_attention_is_its_formula():
   x, y = np.random.default_rng(6).normal(size=(2, 3, 5, E))
-  module = ResidualAttention(MODEL)
+  module = ResidualAttention(MODEL.heads, MODEL.norm_epsilon)
   x32, y32 = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
   params = noisy(jax.jit(module.init)(jax.random.key(0), x32, y32), 7)
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
@@ -202,7 +202,7 @@ def test_residual_attention_is_its_formula():
 
 def test_residual_attention_to_nothing_is_finite():
   """A zero key has no direction: neither the value nor the gradient is NaN."""
-  module, zero = ResidualAttention(MODEL), jnp.zeros((1, E))
+  module, zero = ResidualAttention(MODEL.heads, MODEL.norm_epsilon), jnp.zeros((1, E))
   params = jax.jit(module.init)(jax.random.key(0), zero, zero)
   run = jax.jit(jax.value_and_grad(lambda p: module.apply(p, zero, zero).sum()))
   value, gradient = run(params)

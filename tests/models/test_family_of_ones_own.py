@@ -33,7 +33,7 @@ def from_json(raw, where="config.json"):
 
 def layout(config):
   V = config.vocab_size
-  return {("logits",): [Fusion("start.logits", (1, V, V)), Fusion("after.logits", (V, V, V))]}
+  return {("logits",): [Fusion("after.logits", (V, V, V)), Fusion("start.logits", (1, V, V))]}
 
 
 def target(config):
