@@ -134,10 +134,7 @@ def _hit_rates(name: str, value: Any) -> np.ndarray:
   return np.asarray(rows)
 
 
-_SCHEMA = {
-  "head": str, "draft_vocab": int,
-  "choices": choices, "hit_rates": _hit_rates,
-}  # fmt: skip
+_SCHEMA = {"draft_vocab": int, "choices": choices, "hit_rates": _hit_rates}
 
 
 def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
@@ -152,9 +149,9 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{file} lacks {key}: this is no draft head.")
-  own = schema.fields(raw, _SCHEMA, file, ["head", "config"])
+  own = schema.fields(raw, _SCHEMA, file, ["config"])
   try:
-    build, kind = named(own["head"])
+    build, kind = named(raw["head"])
   except ValueError as error:
     raise ValueError(f"{file}: {error}") from error
   config = schema.build(kind, raw["config"], f"{file}: config")
