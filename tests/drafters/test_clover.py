@@ -54,7 +54,7 @@ def examples() -> Examples:
 
 
 def unrolled(name: str, params):
-  """States [D, E] and logits [D, V] of the first cut point."""
+  """States [D, E] and logits [D, V] of the first drafting position."""
   build, config = HEADS[name]
   head = build(target(MODEL), config)
 
@@ -64,7 +64,7 @@ def unrolled(name: str, params):
     return states, [head.read(params, target_params, s, d) for d, s in enumerate(states, 1)]
 
   both = tuple(np.stack(xs) for xs in run(params, target_params(), examples()))
-  # The other cut points have no tokens, or too few, after them.
+  # The other drafting positions have no tokens, or too few, after them.
   assert all(np.isfinite(x).all() and x.shape[:3] == (2, 1, 3) for x in both)
   return tuple(x[:, 0, 0] for x in both)
 
