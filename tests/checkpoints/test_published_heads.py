@@ -591,7 +591,8 @@ def test_shards_are_read(tmp_path):
   whole = formats.load(write(tmp_path / "whole", name), MODEL)
   same(formats.load(tmp_path, MODEL).params, whole.params)
   (tmp_path / "model-1.safetensors").unlink()
-  assert "index.json names model-1.safetensors, which is not in" in sentence(formats.load, tmp_path, MODEL)
+  words = sentence(formats.load, tmp_path, MODEL)
+  assert "index.json names model-1.safetensors, which is not in" in words
 
 
 def test_absent_and_damaged_files_are_named(tmp_path):
