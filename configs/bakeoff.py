@@ -9,13 +9,15 @@ positions with the loss published for it, guesses among the 512 tokens that make
 answers, and reads them out through the target's LM head where the method allows it. Hidden
 Transfer, FIRP and PPD, whose guesses cost a pass through the target's own layers each, take 2 rows
 a step, and PPD, which takes it from the first layer on, 64 positions of each.
-On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in the README's table.
+On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in docs/results.md.
 """
 
 import dataclasses
+import sys
 
 import tyro
 
+from specjax import script
 from specjax.drafters.blockwise import BlockwiseConfig
 from specjax.drafters.clover import CloverConfig
 from specjax.drafters.clover2 import Clover2Config
@@ -56,4 +58,7 @@ CONFIGS: dict[str, Config] = {
 }
 
 if __name__ == "__main__":
-  main(tyro.extras.overridable_config_cli({k: (repr(c.head), c) for k, c in CONFIGS.items()}))
+  kinds = tyro.extras.subcommand_type_from_defaults(
+    CONFIGS, {name: repr(config.head) for name, config in CONFIGS.items()}
+  )
+  sys.exit(script.run(main, kinds, __doc__, markers=(tyro.conf.AvoidSubcommands,)))

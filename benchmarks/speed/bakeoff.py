@@ -9,6 +9,7 @@ decodes the same questions, in turns with plain decoding, greedily; ids are comp
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
 from typing import Any
@@ -20,6 +21,7 @@ import specjax
 from specjax import script
 from specjax.checkpoints import formats
 from specjax.decoding.decoder import Decoder
+from specjax.drafters import drafting
 from specjax.eval import bench, choice, interleaved, prompts, report, table, tune
 from specjax.eval.plots import speed
 from specjax.trees.grow import Dynamic, as_tree
@@ -62,7 +64,7 @@ def measure(model: specjax.Model, path: str, items, config: Config) -> dict:
   if loaded.hit_rates is None:
     raise ValueError(f"{path} came without hit rates, by which its trees are chosen.")
   rates = np.asarray(loaded.hit_rates)
-  filler = tune.Filler(path, loaded.head.drafter, loaded.params, rates)
+  filler = tune.Filler(path, functools.partial(drafting.drafter, loaded.head), loaded.params, rates)
   context = max(len(item.ids) for item in items) + config.max_new_tokens // 2
   options = [c for c in choice.candidates(rates) if c.nodes <= 2 * config.nodes]
   target, draft = tune.costs(model, filler, options, context, config.batch)
@@ -77,7 +79,7 @@ def measure(model: specjax.Model, path: str, items, config: Config) -> dict:
   }
   decoders = {bench.PLAIN: Decoder(model, batch=config.batch)}
   for kind, tree in trees.items():
-    drafter = (loaded.head.drafter(tree), loaded.params) if tree else "none"
+    drafter = (drafting.drafter(loaded.head, tree), loaded.params) if tree else "none"
     decoders[kind] = Decoder(model, drafter, batch=config.batch)
   ids = [item.ids for item in items]
   settings = bench.Config(batch=config.batch)  # greedy

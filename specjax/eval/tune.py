@@ -27,15 +27,14 @@ from specjax.decoding import spec
 from specjax.decoding.build.drafter import load_head, load_small
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.drafters import HEADS
+from specjax.drafters import HEADS, drafting
 from specjax.drafters.draft_tree import draft_tree
 from specjax.eval import draft_cost, interleaved, metrics, prompts, report, sequoia, table
 from specjax.eval import verify_cost as verify
 from specjax.eval.bench import parameters
 from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, choose, expected
 from specjax.eval.plots import trees as plots
-from specjax.trees import WithoutReplacement, files
-from specjax.trees.grow import Tree
+from specjax.trees import Static, Tree, WithoutReplacement, files
 from specjax.trees.sequoia import sequoia as best_drawn
 
 DEPTH = 5  # D at most of Sequoia's trees
@@ -116,7 +115,7 @@ def _options(
 def _shape(config: Config, choices: Paths) -> Tree:
   """The tree of rank paths: its children are drawn for "sequoia"."""
   drawn = config.method == "sequoia" and choices
-  return WithoutReplacement(choices) if drawn else choices
+  return WithoutReplacement(choices) if drawn else Static(choices)
 
 
 def _filler(model: Model, config: Config) -> Filler:
@@ -136,7 +135,7 @@ def _filler(model: Model, config: Config) -> Filler:
                      "specjax.train.heads measures and saves them.")  # fmt: skip
   rates = None if loaded.hit_rates is None else np.asarray(loaded.hit_rates)
   return Filler(
-    name, lambda paths: loaded.head.drafter(_shape(config, paths)), loaded.params, rates
+    name, lambda paths: drafting.drafter(loaded.head, _shape(config, paths)), loaded.params, rates
   )
 
 
