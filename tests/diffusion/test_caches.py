@@ -95,6 +95,7 @@ def assert_same(got, wanted):
   np.testing.assert_array_equal(got.when, wanted.when)
 
 
+@pytest.mark.full(but=["True-*"])
 @pytest.mark.parametrize("name", EVERY_PASS)
 @pytest.mark.parametrize("shift", [False, True])
 def test_reading_all_in_every_pass_is_no_cache(name, shift):
@@ -104,6 +105,7 @@ def test_reading_all_in_every_pass_is_no_cache(name, shift):
   np.testing.assert_array_equal(got.log_prob, wanted.log_prob)  # bit for bit
 
 
+@pytest.mark.full(but=["True-*"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 @pytest.mark.parametrize("shift", [False, True])
 def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):
@@ -113,6 +115,7 @@ def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):
   np.testing.assert_allclose(got.log_prob, wanted.log_prob, atol=1e-5)
 
 
+@pytest.mark.full(but=["dual", "sliding"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_a_deeper_network_tells(name):
   got = decode(SOME_PASSES[name], 2, canvases())
@@ -122,6 +125,7 @@ def test_a_deeper_network_tells(name):
   np.testing.assert_array_equal(got.canvas.tokens[given], np.asarray(canvases().tokens)[given])
 
 
+@pytest.mark.full(but=["vicinity", "sliding", "similar"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_rows_are_independent_with_a_cache(name):
   together = decode(SOME_PASSES[name], 2, canvases())
@@ -146,6 +150,7 @@ def test_what_is_far_ahead_is_not_seen():
   np.testing.assert_array_equal(near.log_prob, wide.log_prob)
 
 
+@pytest.mark.full
 def test_guidance_keeps_two_caches():
   got = decode(SOME_PASSES["dual"], 1, canvases(), weight=1.5)
   wanted = decode(caches.none, 1, canvases(), weight=1.5)

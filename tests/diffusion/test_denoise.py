@@ -93,6 +93,7 @@ def test_invariants(name):
   assert (state.log_prob[holes] < 0).all() and (state.log_prob[~holes] == 0).all()
 
 
+@pytest.mark.full(but=["True-random", "False-hierarchy"])
 @pytest.mark.parametrize("name", ["random", "threshold", "hierarchy"])
 @pytest.mark.parametrize("shift", [False, True])
 def test_rows_are_independent(name, shift):

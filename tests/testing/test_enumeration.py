@@ -172,6 +172,24 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
   )
 
 
+@pytest.mark.full(
+  but=[
+    "plain, *",
+    "chain of 2, *",
+    "unbalanced, *",
+    "repeated sibling, *",
+    "padding, *",
+    "prompt lookup, *",
+    "2,1, *",
+    "draft model 2, *",
+    "draft model 1, token, 2 rounds",
+    "2 iid, *",
+    "2,1 *",
+    "2 distinct, *",
+    "DySpec, *",
+    "kept 2, *",
+  ]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
   drafter, verifier, rounds = METHODS[name]
