@@ -74,14 +74,20 @@ def canvases() -> Canvas:
   return Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.array([30, 21, 34, 12, 9], jnp.int32))
 
 
-def decode(cache, layers: int, canvas: Canvas, rows=range(5), shift=False, weight=None):
-  network, params = denoiser(CONFIGS[layers], MASK, shift), weights(layers)
-  if weight is not None:
-    network = guided(network)
-    params = Guided(params, ~canvas.masked, jnp.full(len(canvas.end), weight))
-  method = denoise.Method(
+@functools.cache
+def method_of(cache, layers: int, shift: bool, with_guidance: bool) -> denoise.Method:
+  network = denoiser(CONFIGS[layers], MASK, shift)
+  network = guided(network) if with_guidance else network
+  return denoise.Method(
     network, cache(network, W), POLICIES["threshold"](), blocks.fixed(W), stopping.whole()
   )
+
+
+def decode(cache, layers: int, canvas: Canvas, rows=range(5), shift=False, weight=None):
+  params = weights(layers)
+  if weight is not None:
+    params = Guided(params, ~canvas.masked, jnp.full(len(canvas.end), weight))
+  method = method_of(cache, layers, shift, weight is not None)
   B = len(canvas.end)
   parts = denoise.Weights(params, jnp.full(B, 0.3))
   request = denoise.Request(request_keys(0, list(rows)), jnp.full(B, 0.7))

@@ -1,5 +1,6 @@
 """The network against itself: through a cache, over trees, who sees whom, and what it allocates."""
 
+import functools
 import pathlib
 
 import chex
@@ -39,6 +40,7 @@ def full_pass(config: Config, params, ids):
   return model.apply(params, hidden, method="head")
 
 
+@functools.cache
 def jitted(config: Config):
   t = target(config)
   return jax.jit(t.prefill, static_argnums=3), jax.jit(t.evaluate), jax.jit(t.commit)
