@@ -18,7 +18,7 @@ One round of decoding, for a row whose committed text is "the cat sat" (n = 3 to
                 path = [0, 1, 3], count = 2, tokens = [on, the, mat]
     commit      the cache gains the rows of path: sat, on, the. Committed: n = 6, root = mat.
 
-This file imports nothing of the package but what it hands on and what samples.
+Of the package this file imports `arrays`, which it hands on, and `sampling`.
 """
 
 from collections.abc import Callable
@@ -120,7 +120,7 @@ class EvaluateDraft(Protocol):
 
 
 class Drafter(NamedTuple):
-  """A way of guessing. State is a fixed-shape pytree that rides in the loop.
+  """A way of guessing, whose state is a fixed-shape pytree that rides in the loop.
 
   Attributes:
     name: what `specjax list` shows.
@@ -128,8 +128,8 @@ class Drafter(NamedTuple):
     nodes: N, the root included (static).
     depth: D, the longest draft (static).
     init, propose, update: see their types.
-    evaluate: None, or for methods that add nodes to the target's own pass what replaces it.
-    hidden_layers: layers of the target whose input `init` and `update` want, see `Features` (static).
+    evaluate: None, or what replaces `Target.evaluate`, for methods that add nodes to its pass.
+    hidden_layers: layers of the target whose input it wants, see `Features` (static).
   """
 
   name: str
