@@ -1,4 +1,4 @@
-"""The reflective distribution by whole passes over the text written out, and every way of decoding by it."""
+"""The reflective distribution equals whole passes over the text, however it is decoded."""
 
 import functools
 
