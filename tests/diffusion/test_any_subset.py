@@ -1,4 +1,4 @@
-"""Any-subset decoding draws from the joint distribution, in few passes, and rows are independent."""
+"""Any-subset decoding draws from the joint distribution, in few passes, rows apart."""
 
 import functools
 
