@@ -40,8 +40,8 @@ EVERY_PASS = {
 SOME_PASSES = {
   "dual": caches.dual,
   "vicinity": functools.partial(caches.vicinity, before=3, after=2, warm_up=2),
-  "prefix": functools.partial(caches.prefix, stopping=5),
-  "free": functools.partial(caches.free, stopping=3),
+  "prefix": functools.partial(caches.prefix, lengths=5),
+  "free": functools.partial(caches.free, lengths=3),
   "sliding": functools.partial(caches.sliding, ahead=L, every=5),
   # Exact in one layer because the first is always computed in full.
   "similar": functools.partial(
