@@ -28,6 +28,7 @@ def report(topology_name, out):
   return json.loads((out / "summary.json").read_text())["topologies"][0]
 
 
+@pytest.mark.full
 def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache(tmp_path):
   row = report("v5e:4x4", tmp_path)
   assert row["kernels"] == 1
@@ -38,6 +39,7 @@ def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache(tmp_path):
   assert row["collectives"]["all-reduce"] <= of_large_arrays + of_small_ones
 
 
+@pytest.mark.full
 def test_a_gpu_layer_copies_no_cache(tmp_path):
   row = report("h100:1", tmp_path)
   assert row["cache_copies"] == 0
