@@ -20,7 +20,7 @@ from rich.progress import track
 import specjax
 from specjax.eval import bench, metrics, optimal
 from specjax.eval.environment import environment
-from specjax.train.resume import claim
+from specjax.train.recipe.resume import claim
 from specjax.trees import files
 from specjax.verifiers import VERIFIERS
 

@@ -30,9 +30,9 @@ from specjax.data.packing import Rows, pack
 from specjax.decoding.model import Model, load
 from specjax.draft_length.specdecpp import AcceptanceHead, labels, loss
 from specjax.models.transformer import Transformer, attention_mask
-from specjax.train.answers import answered, ask
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.resume import claim
+from specjax.train.recipe.answers import answered, ask
+from specjax.train.recipe.fit import adamw, batches, fit
+from specjax.train.recipe.resume import claim
 
 BINS = 10
 

@@ -29,10 +29,10 @@ from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer
-from specjax.train.fit import adamw, batches, fit
 from specjax.train.lm import texts_of
-from specjax.train.masking import context_weight, corrupt, denoising_loss, shifted
-from specjax.train.resume import claim
+from specjax.train.recipe.fit import adamw, batches, fit
+from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss, shifted
+from specjax.train.recipe.resume import claim
 
 
 @dataclasses.dataclass(frozen=True)

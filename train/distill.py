@@ -31,11 +31,11 @@ from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
-from specjax.train import lora
-from specjax.train.answers import ask
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.masking import shifted
-from specjax.train.resume import claim, count_lines, keep_lines
+from specjax.train.recipe import lora
+from specjax.train.recipe.answers import ask
+from specjax.train.recipe.fit import adamw, batches, fit
+from specjax.train.recipe.masking import shifted
+from specjax.train.recipe.resume import claim, count_lines, keep_lines
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,10 +27,10 @@ from specjax.checkpoints import filter as checkpoint
 from specjax.decoding.model import load
 from specjax.diffusion.policies import Filter
 from specjax.diffusion.policies.learned import logits
-from specjax.train.answers import ask
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.resume import claim
-from specjax.train.traces import Trace, collect
+from specjax.train.recipe.answers import ask
+from specjax.train.recipe.fit import adamw, batches, fit
+from specjax.train.recipe.resume import claim
+from specjax.train.recipe.traces import Trace, collect
 
 
 @dataclasses.dataclass(frozen=True)

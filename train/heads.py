@@ -27,12 +27,12 @@ from specjax.data.packing import Rows, pack
 from specjax.decoding.model import load
 from specjax.drafters import HEADS, draft_vocabulary
 from specjax.drafters.medusa import MedusaConfig
-from specjax.train.answers import answered, ask, given
-from specjax.train.draft_positions import Batch, Source
-from specjax.train.features import compute
-from specjax.train.fit import adamw, fit, shuffled
-from specjax.train.objective import RANKS, Objective
-from specjax.train.resume import claim
+from specjax.train.recipe.answers import answered, ask, given
+from specjax.train.recipe.draft_positions import Batch, Source
+from specjax.train.recipe.features import compute
+from specjax.train.recipe.fit import adamw, fit, shuffled
+from specjax.train.recipe.objective import RANKS, Objective
+from specjax.train.recipe.resume import claim
 from specjax.trees.static import best_first, expected_length
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from jax import Array
 from specjax.checkpoints import judge as checkpoint
 from specjax.data.packing import pack
 from specjax.decoding.model import load
-from specjax.train.answers import given
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.judge_labels import JudgeLabels, mark
-from specjax.train.resume import claim
+from specjax.train.recipe.answers import given
+from specjax.train.recipe.fit import adamw, batches, fit
+from specjax.train.recipe.judge_labels import JudgeLabels, mark
+from specjax.train.recipe.resume import claim
 from specjax.verifiers.judge import Judge, probability
 
 

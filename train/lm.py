@@ -25,8 +25,8 @@ from specjax.data.sources import open_source, text_of
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.resume import claim
+from specjax.train.recipe.fit import adamw, batches, fit
+from specjax.train.recipe.resume import claim
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from specjax.train import denoiser as script
 def run(tmp_path_factory):
   """The configuration of a finished run on short copies."""
   home = tmp_path_factory.mktemp("denoiser")
-  records = lists.records(0, 400, stopping=(2,), tasks=("copy",))
+  records = lists.records(0, 400, lengths=(2,), tasks=("copy",))
   (home / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
   config = script.Config(
     data=str(home / "data.jsonl"), out=str(home / "run"), words=True, width=32, layers=2, heads=2,
@@ -36,7 +36,7 @@ def run(tmp_path_factory):
 def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   model = specjax.load(f"{run.out}/model")
   assert not model.config.causal and model.template == "plain"
-  questions = [r["question"] for r in lists.records(1, 16, stopping=(2,), tasks=("copy",))]
+  questions = [r["question"] for r in lists.records(1, 16, lengths=(2,), tasks=("copy",))]
   B, W, network = len(questions), 4, model.denoiser
   assert network.mask == model.tokenizer.id(MASK)
   tokens = np.zeros((B, 16), np.int32)

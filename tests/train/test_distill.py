@@ -12,8 +12,8 @@ from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
 from specjax.train import distill as script
-from specjax.train import lora
 from specjax.train.distill import certainty_loss, masks
+from specjax.train.recipe import lora
 
 ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
   np.arange(20) < np.array([[15], [10], [3]])

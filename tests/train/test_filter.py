@@ -11,7 +11,7 @@ from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
 from specjax.train import filter as script
-from specjax.train.traces import collect
+from specjax.train.recipe.traces import collect
 
 W = 4
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.resume import claim, count_lines, keep_lines
+from specjax.train.recipe.fit import adamw, batches, fit
+from specjax.train.recipe.resume import claim, count_lines, keep_lines
 
 
 class Data(NamedTuple):

@@ -22,8 +22,8 @@ from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import heads
-from specjax.train.answers import answer, ask
-from specjax.train.draft_positions import Source
+from specjax.train.recipe.answers import answer, ask
+from specjax.train.recipe.draft_positions import Source
 
 SMALL = ModelConfig(vocab_size=20, width=8, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
 SOME = np.array([0, 1, 3, 4, 7, 8, 11, 12, 13, 15, 18, 19], np.int32)

@@ -15,7 +15,7 @@ from specjax.decoding.model import Model, load
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import judge
-from specjax.train.judge_labels import DIGIT, OPERATOR, WORD, kinds, mark, replaceable
+from specjax.train.recipe.judge_labels import DIGIT, OPERATOR, WORD, kinds, mark, replaceable
 from specjax.verifiers.judge import Judge, probability
 
 ANSWER = "Ann has 3+4 = <<3+4=7>>7 red pens.\nBob has 2*7 = $<<2*7=14>>14.\n#### 14"

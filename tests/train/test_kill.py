@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from specjax.drafters import HEADS
-from specjax.train.resume import count_lines
+from specjax.train.recipe.resume import count_lines
 
 PATIENCE = 300  # seconds
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.base import LossWeights
-from specjax.train import losses
+from specjax.train.recipe import losses
 
 P, V, E = 40, 12, 5
 RNG = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.train import masking
+from specjax.train.recipe import masking
 
 
 def test_every_number_of_masks_is_as_likely_and_the_prompt_never_masked():

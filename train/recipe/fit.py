@@ -14,7 +14,7 @@ import optax
 from orbax.checkpoint import v1 as ocp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specjax.train.resume import keep_lines
+from specjax.train.recipe.resume import keep_lines
 
 State = Any
 Metrics = dict[str, jax.Array]

@@ -9,7 +9,7 @@ from specjax.data.chat import TEMPLATES, encode_chat
 from specjax.data.sources import JsonlSource, open_source, text_of
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.train.resume import count_lines, keep_lines
+from specjax.train.recipe.resume import count_lines, keep_lines
 
 Document = tuple[list[int], list[bool]]
 

@@ -15,8 +15,8 @@ from specjax.drafters import draft_vocabulary
 from specjax.drafters.draft_context import rows_at
 from specjax.models.linear import linear
 from specjax.models.transformer import target
-from specjax.train import losses
-from specjax.train.draft_positions import Batch
+from specjax.train.recipe import losses
+from specjax.train.recipe.draft_positions import Batch
 
 RANKS = 10  # guesses per depth whose hits are counted
 
