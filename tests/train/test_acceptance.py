@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from options import changed
 
 import specjax
 from specjax.checkpoints import acceptance as checkpoint
@@ -16,6 +17,8 @@ from specjax.data.packing import pack
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import acceptance, lm
+from specjax.train.recipe.calibration import reliability
+from specjax.train.recipe.config import Training
 
 SMALL = ModelConfig(vocab_size=11, width=8, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
 LARGE = dataclasses.replace(SMALL, width=12, layers=2)
@@ -52,7 +55,7 @@ def test_the_lessons_are_those_of_each_document_alone(mixed, monkeypatch):
   apply = Transformer.apply
 
   def watched(self, weights, *inputs, **options):
-    if self is model and "method" not in options:
+    if self is model and options.get("method") == "features":
       read.append(np.asarray(inputs[0]))
     return apply(self, weights, *inputs, **options)
 
@@ -89,7 +92,7 @@ def test_the_lessons_are_those_of_each_document_alone(mixed, monkeypatch):
 
 def test_reliability_by_hand():
   predicted, chance = np.array([0.05, 0.15, 0.12, 1.0]), np.array([0.0, 0.5, 0.1, 0.9])
-  assert acceptance.reliability(predicted, chance) == {
+  assert reliability(predicted, chance) == {
     "ece": round((0.05 + 2 * (0.3 - 0.135) + 0.1) / 4, 4),
     "bins": [(1, 0.05, 0.0), (2, 0.135, 0.3), (1, 1.0, 0.9)],
   }
@@ -108,14 +111,12 @@ def test_the_weight_of_refusals_can_be_taken_out(refusal):
 @pytest.fixture(scope="module")
 def run(lm_run, tmp_path_factory):
   """A finished run; the draft model is a shorter-trained, smaller one with the same tokenizer."""
-  small = dataclasses.replace(
-    lm_run, out=str(tmp_path_factory.mktemp("small")), width=16, layers=1, steps=30
-  )
+  small = changed(lm_run, out=str(tmp_path_factory.mktemp("small")), width=16, layers=1, steps=30)
   lm.main(small)
   config = acceptance.Config(
     model=f"{lm_run.out}/model", draft=f"{small.out}/model", data=lm_run.data,
     out=str(tmp_path_factory.mktemp("acceptance")), held_out=24, max_new_tokens=16, blocks=2,
-    length=64, batch=8, steps=60, rate=3e-3, warmup=5, save_every=20,
+    length=64, training=Training(batch=8, steps=60, rate=3e-3, warmup=5, save_every=20, devices=1),
   )  # fmt: skip
   acceptance.main(config)
   return config
@@ -128,7 +129,7 @@ def losses(config) -> list[float]:
 
 def test_the_loss_falls_and_the_report_adds_up(run):
   found = losses(run)
-  assert len(found) == run.steps and np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
+  assert len(found) == run.training.steps and np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
   with open(f"{run.out}/report.json") as file:
     report = json.load(file)
   for name in ("predicted", "without_weight"):
@@ -152,9 +153,9 @@ def test_what_is_written_is_read_back(run, final_state):
 
 
 def test_a_run_goes_on_where_it_was_cut(run, tmp_path):
-  again = dataclasses.replace(run, out=str(tmp_path / "run"))
+  again = changed(run, out=str(tmp_path / "run"))
   shutil.copytree(run.out, again.out)
-  shutil.rmtree(f"{again.out}/checkpoints/{run.steps}")
+  shutil.rmtree(f"{again.out}/checkpoints/{run.training.steps}")
   acceptance.main(again)
   assert losses(again) == losses(run)
   name = "model/acceptance.safetensors"
@@ -170,5 +171,5 @@ def test_a_run_goes_on_where_it_was_cut(run, tmp_path):
 )
 def test_what_cannot_be_trained_is_refused(run, tmp_path, change, words):
   with pytest.raises(ValueError, match=words):
-    acceptance.main(dataclasses.replace(run, out=str(tmp_path), **change))
+    acceptance.main(changed(run, out=str(tmp_path), **change))
   assert not (tmp_path / "answers.jsonl").exists()

@@ -1,5 +1,6 @@
-"""The training loop every script shares: resume, step, watch, save."""
+"""How every trainer trains: batches, gradient steps, early stopping, checkpoints and metrics."""
 
+import functools
 import json
 import math
 import pathlib
@@ -9,99 +10,117 @@ from typing import Any
 
 import grain.python as grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
 from orbax.checkpoint import v1 as ocp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specjax.train.recipe.resume import keep_lines
+from specjax.base import Params
+from specjax.train.recipe.config import Training
+from specjax.train.recipe.run import keep_lines
 
-State = Any
-Metrics = dict[str, jax.Array]
-
-
-def adamw(
-  rate: float, steps: int, *, warmup: int, decay: float = 0.1, clip: float = 1.0
-) -> optax.GradientTransformation:
-  """AdamW with linear warm-up, cosine to a tenth and global-norm clipping; matrices decay."""
-  schedule = optax.warmup_cosine_decay_schedule(
-    0.0, rate, warmup, max(steps, warmup + 1), rate / 10
-  )
-  chain = optax.chain(
-    optax.clip_by_global_norm(clip),
-    optax.adamw(
-      schedule, b1=0.9, b2=0.95, weight_decay=decay,
-      mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-    ),
-  )  # fmt: skip
-
-  def update(grads, state, params=None):
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int scalars
-      return chain.update(grads, state, params)
-
-  return optax.GradientTransformation(chain.init, update)
+# (params, frozen, batch, key of the step's noise) -> (loss f32[], other figures f32[] by name)
+Loss = Callable[[Any, Any, Any, Array], tuple[Array, dict[str, Array]]]
 
 
-def shuffled(count: int, size: int, seed: int) -> Callable[[int], np.ndarray]:
-  """The rows i[size] of each step's batch: an endless shuffled order that the seed decides.
-
-  Args:
-    count: rows there are.
-    size: rows of a batch.
-    seed: of the order.
+def shuffled(count: int, training: Training) -> Callable[[int], np.ndarray]:
+  """The numbers i[batch] of each step's rows: an endless shuffled order of `count` rows.
 
   Raises:
     ValueError: a batch takes more rows than there are.
   """
+  size = training.batch
   if not 1 <= size <= count:
     raise ValueError(f"batch={size}: accepted is 1 to {count}, the rows that the data fill.")
-  order = grain.MapDataset.range(count).seed(seed).shuffle().repeat().batch(size)
+  order = grain.MapDataset.range(count).seed(training.seed).shuffle().repeat().batch(size)
   return lambda step: np.asarray(order[step])
 
 
-def batches(data: Any, size: int, seed: int) -> Callable[[int], Any]:
-  """The batch of each step, `shuffled` rows of `data`, a NamedTuple of arrays with rows first."""
-  order = shuffled(len(data[0]), size, seed)
+def batches(data: Any, training: Training) -> Callable[[int], Any]:
+  """The batch of each step: `shuffled` rows of `data`, a NamedTuple of arrays with rows first."""
+  order = shuffled(len(data[0]), training)
   return lambda step: type(data)(*(x[order(step)] for x in data))
 
 
-def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
-  """Shape, dtype and sharding: what a checkpoint is restored to."""
-  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-
 def fit(
-  step: Callable[[State, Any], tuple[State, Metrics]],
-  state: State,
-  batch: Callable[[int], Any],
-  *,
-  steps: int,
-  directory: str | pathlib.Path,
-  save_every: int,
-) -> State:
-  """Runs `step` from the newest checkpoint of `directory` up to `steps`.
+  loss: Loss, params: Params, batch: Callable[[int], Any], training: Training,
+  directory: pathlib.Path, *, frozen: Any = (), held_out: Any = None,
+) -> Params:  # fmt: skip
+  """Trains weights; see `loop` for what is written and how a killed run goes on.
+
+  Args:
+    loss: the function that is to fall.
+    params: the weights to begin with, which stay as they are.
+    batch: the batch of a step, a tree of arrays with examples first.
+    training: the options.
+    directory: directory of the run.
+    frozen: what else the loss reads, such as a target's weights.
+    held_out: a batch to watch, or None.
+
+  Returns:
+    The last weights; with `held_out`, those of the step after which its loss was least.
+  """
+  optimizer, (dealt, copied) = training.optimizer(), training.shardings()
+  frozen, held_out = jax.device_put((frozen, held_out), copied)
+  # A step gives its state away, so that the state must be a copy.
+  params, best = (jax.device_put(params, copied, may_alias=False) for _ in range(2))
+  state = {"params": params, "optimizer": jax.device_put(jax.jit(optimizer.init)(params), copied)}
+  if held_out is not None:
+    state |= {"best": best, "least": jax.device_put(jnp.float32(jnp.inf), copied)}
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def step(state, frozen, held_out, batch, number):
+    key = jax.random.fold_in(jax.random.key(training.seed), number)
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    (value, figures), grads = gradient(state["params"], frozen, batch, key)
+    updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    metrics = {"loss": value, **figures, "gradient_norm": optax.tree.norm(grads)}
+    after = {"params": params, "optimizer": moments}
+    if held_out is not None:  # early stopping: the run goes on, the best weights stay
+      now = loss(params, frozen, held_out, key)[0]
+      better = now < state["least"]
+      best = jax.tree.map(lambda new, old: jnp.where(better, new, old), params, state["best"])
+      after |= {"best": best, "least": jnp.minimum(now, state["least"])}
+      metrics["held_out"] = now
+    return after, metrics
+
+  size = sum(x.size for x in jax.tree.leaves(params))
+  print(f"{size / 1e6:.2f}M parameters are trained on {len(dealt.device_set)} device(s).")
+  state = loop(
+    lambda state, numbered: step(state, frozen, held_out, *numbered), state,
+    lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
+  )  # fmt: skip
+  return state["params" if held_out is None else "best"]
+
+
+def loop(
+  step: Callable[[Any, Any], tuple[Any, dict[str, Array]]], state: Any,
+  batch: Callable[[int], Any], training: Training, directory: pathlib.Path,
+) -> Any:  # fmt: skip
+  """Runs `step` from the newest checkpoint of `directory` up to the last step.
 
   A killed run that is started again continues bit for bit: batches are a function of the step
-  alone, and the state holds everything else. `metrics.jsonl` gets one line per step.
+  alone, and the state holds everything else. `checkpoints/` gets the state after every
+  `save_every` steps and after the last, and `metrics.jsonl` one line per step.
 
   Args:
     step: (state, batch) -> (state, metrics); jitted. Metrics are scalars and hold "loss"; a
       gradient's norm among them keeps a state that a bad gradient spoiled from being saved.
-    state: the state at step 0; decides structure, dtypes and sharding of what is restored.
+    state: the state at step 0; it decides structure, dtypes and sharding of what is restored.
     batch: the batch of a step.
-    steps: where to stop.
-    directory: gets `checkpoints/` and `metrics.jsonl`.
-    save_every: steps between checkpoints.
+    training: the options.
+    directory: directory of the run.
+
+  Returns:
+    The state after the last step.
 
   Raises:
-    ValueError: steps or save_every is below 1.
     FloatingPointError: a metric is not finite; nothing of that step is saved.
   """
-  if min(steps, save_every) < 1:
-    raise ValueError(f"steps={steps}, save_every={save_every}: accepted is 1 or more.")
-  directory = pathlib.Path(directory).absolute()
-  directory.mkdir(parents=True, exist_ok=True)
-  log = directory / "metrics.jsonl"
+  log, steps = directory / "metrics.jsonl", training.steps
   columns = (
     TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
     TextColumn("{task.fields[note]}"),
@@ -109,16 +128,19 @@ def fit(
   policy = ocp.training.preservation_policies.LatestN(2)
   with (
     ocp.training.Checkpointer(
-      directory / "checkpoints", preservation_policy=policy, cleanup_tmp_directories=True
+      directory.absolute() / "checkpoints", preservation_policy=policy,
+      cleanup_tmp_directories=True,
     ) as checkpoints,
     Progress(*columns) as progress,
-  ):
+  ):  # fmt: skip
     first = 0
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
-      state = checkpoints.load(first, jax.tree.map(abstract, state))
-    # Lines past the checkpoint belong to steps that will run again.
-    keep_lines(log, first)
+      shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+      )
+      state = checkpoints.load(first, shapes)
+    keep_lines(log, first)  # lines past the checkpoint belong to steps that will run again
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")
     with log.open("a") as sink:
       for i in range(first, steps):
@@ -134,7 +156,7 @@ def fit(
         record = {"step": i, **values, "seconds": round(time.perf_counter() - begin, 4)}
         sink.write(json.dumps(record) + "\n")
         sink.flush()
-        if (i + 1) % save_every == 0 or i + 1 == steps:
+        if (i + 1) % training.save_every == 0 or i + 1 == steps:
           checkpoints.save(i + 1, state)
         progress.update(bar, completed=i + 1, note=f"loss {values['loss']:.4f}")
   return state

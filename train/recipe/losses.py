@@ -1,40 +1,59 @@
 """Terms of the loss of draft heads, each a mean over the rows that count, in float32.
 
+A new term is a function and its row in TERMS; a field of that name in `LossWeights` is its weight.
+
 Letters: P rows, V vocabulary, E width.
 """
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax.base import LossWeights
-
 
 def mean(values: Array, weight: Array) -> Array:
-  """Mean of values f32[P] where weight f32[P] says so; 0 where nothing counts."""
+  """Mean of values f32[P] where weight f32[P] is 1; 0 where nothing counts."""
   return (values * weight).sum() / jnp.maximum(weight.sum(), 1.0)
 
 
-def hard_cross_entropy(logits: Array, labels: Array, weight: Array) -> Array:
-  """Nats per row. logits f32[P, V], labels i32[P], weight f32[P]."""
-  return mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), weight)
+class Guess(NamedTuple):
+  """What a term may read.
+
+  Attributes:
+    state: [P, E'], what the head reads out; E' = E where a feature is asked for.
+    logits: f32[P, V], the head's.
+    labels: i32[P], the tokens of the text.
+    teacher: f32[P, V], the target's logits.
+    hidden: [P, E], the target's state from which these come.
+  """
+
+  state: Array
+  logits: Array
+  labels: Array
+  teacher: Array
+  hidden: Array
 
 
-def soft_cross_entropy(logits: Array, teacher: Array, weight: Array) -> Array:
-  """Nats per row, against the distribution of teacher logits f32[P, V]."""
-  return mean(optax.softmax_cross_entropy(logits, jax.nn.softmax(teacher)), weight)
+def hard(x: Guess, weight: Array) -> Array:
+  """Cross-entropy with the text, in nats."""
+  return mean(optax.softmax_cross_entropy_with_integer_labels(x.logits, x.labels), weight)
 
 
-def divergence(logits: Array, teacher: Array, weight: Array) -> Array:
-  """KL(teacher || head) in nats: the soft cross-entropy less the teacher's own entropy."""
-  log_probs = jax.nn.log_softmax(teacher)
-  return mean((jnp.exp(log_probs) * (log_probs - jax.nn.log_softmax(logits))).sum(-1), weight)
+def soft(x: Guess, weight: Array) -> Array:
+  """Cross-entropy with the target's distribution, in nats."""
+  return mean(optax.softmax_cross_entropy(x.logits, jax.nn.softmax(x.teacher)), weight)
 
 
-def smooth_l1(x: Array, y: Array, weight: Array) -> Array:
-  """Huber distance with threshold 1, mean over E. x, y [P, E]."""
-  return mean(optax.huber_loss(x.astype(jnp.float32), y.astype(jnp.float32)).mean(-1), weight)
+def feature(x: Guess, weight: Array) -> Array:
+  """Huber distance of the states with threshold 1, mean over E."""
+  state, hidden = x.state.astype(jnp.float32), x.hidden.astype(jnp.float32)
+  return mean(optax.huber_loss(state, hidden).mean(-1), weight)
+
+
+TERMS: dict[str, Callable[[Guess, Array], Array]] = {"hard": hard, "soft": soft, "feature": feature}
 
 
 def depth_weights(decay: float, depth: int) -> list[float]:
@@ -42,25 +61,14 @@ def depth_weights(decay: float, depth: int) -> list[float]:
   return [float(decay**d) for d in range(depth)]
 
 
-def total(
-  weights: LossWeights, state: Array, logits: Array, labels: Array, teacher: Array, hidden: Array,
-  weight: Array,
-) -> Array:  # fmt: skip
-  """The loss at one depth, before its own weight: the sum of the terms that `weights` names.
+def total(weights: Any, guess: Guess, weight: Array) -> Array:
+  """The loss at one depth, before the weight of that depth: the weighted sum of TERMS.
 
   Args:
-    state: [P, E'], what the head read; E' = E where a feature is asked for.
-    logits: f32[P, V].
-    labels: i32[P].
-    teacher: f32[P, V], the target's logits.
-    hidden: [P, E], the state these come from.
-    weight: f32[P].
+    weights: the weight of every term by its name, see `LossWeights`.
+    guess: P guesses.
+    weight: f32[P], 1 where a guess counts.
   """
-  loss = jnp.zeros(())
-  if weights.hard:
-    loss = loss + weights.hard * hard_cross_entropy(logits, labels, weight)
-  if weights.soft:
-    loss = loss + weights.soft * soft_cross_entropy(logits, teacher, weight)
-  if weights.feature:
-    loss = loss + weights.feature * smooth_l1(state, hidden, weight)
-  return loss
+  scales = {name: getattr(weights, name, 0.0) for name in TERMS}
+  terms = (scale * TERMS[name](guess, weight) for name, scale in scales.items() if scale)
+  return sum(terms, jnp.zeros(()))

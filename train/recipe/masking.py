@@ -75,4 +75,4 @@ def denoising_loss(
   loss = (jnp.where(masked, weight * nll, 0.0).sum(1) / count).mean()
   right = (logits.argmax(-1) == tokens) & masked
   accuracy = right.sum() / jnp.maximum(masked.sum(), 1)
-  return loss, {"loss": loss, "accuracy": accuracy}
+  return loss, {"accuracy": accuracy}

@@ -76,8 +76,8 @@ class Objective:
         teacher = linear(own, matrix).astype(jnp.float32)
         right = (flat.argmax(-1) == label).astype(jnp.float32)
         state = state.reshape(-1, state.shape[-1])
-        loss = losses.total(weights, state, flat, label, teacher, own, weight)
-        return loss, losses.mean(right, weight)
+        guess = losses.Guess(state, flat, label, teacher, own)
+        return losses.total(weights, guess, weight), losses.mean(right, weight)
 
       loss, metrics[f"accuracy_{d}"] = at_depth(state, own)
       if scale:
