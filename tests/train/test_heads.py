@@ -324,7 +324,7 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
   ("change", "words"),
   [
     ({"field": "query"}, "record 1 has no text in field 'query'"),
-    ({"held_out": 0}, "held_out=0: accepted is at least 1 and fewer than the 160"),
+    ({"held_out": 0}, "held_out=0: accepted is 1 or more"),
     ({"held_out": 160}, "held_out=160: accepted is at least 1"),
     ({"held_out": 160, "answer_field": "answer"}, "held_out=160: accepted is at least 1"),
     ({"model": "nowhere"}, "'nowhere' is no directory"),
