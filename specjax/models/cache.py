@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from specjax.base import KV, Cache
+from specjax.base import KV, Cache, Evaluation, Target
 from specjax.kernels.platform import mesh_axis
 
 
@@ -70,3 +70,16 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
       check_vma=False,
     )  # fmt: skip
   return Cache(write_all(cache.kv, kv, path, start_row), cache.length + rows)
+
+
+def append_one(network: Target, cache: Cache, evaluation: Evaluation) -> Cache:
+  """The cache after the one node that was evaluated, for a model that drafts token by token.
+
+  Args:
+    network: evaluated it.
+    evaluation: arrays of one node, [B, 1, ..].
+  """
+  path = jnp.zeros_like(cache.length)[:, None]
+  # One row is written always, but it is no constant, so that the write waits for the reads.
+  above_zero = (evaluation.logits[:, 0, 0] > 0).astype(jnp.int32)
+  return network.commit(cache, evaluation.kv, path, 1 + jnp.minimum(above_zero, 0))

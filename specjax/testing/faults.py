@@ -31,8 +31,8 @@ def _drafting(method: Method, change: Callable[[Draft], Draft], **fields) -> Met
   """The method with `change` made to every draft, before anyone sees it."""
   drafter = method.drafter
 
-  def propose(*arguments):
-    draft, state = drafter.propose(*arguments)
+  def propose(*arguments, **named):
+    draft, state = drafter.propose(*arguments, **named)
     return change(draft), state
 
   return method._replace(drafter=drafter._replace(propose=propose, **fields))
@@ -42,8 +42,8 @@ def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array
   """The method with `change` made to what its rule reads, (draft, distribution of the target)."""
   verifier = method.verifier
 
-  def verify(params, draft, log_probs, *rest):
-    return verifier.verify(params, *change(draft, log_probs), *rest)
+  def verify(params, draft, log_probs, *rest, **named):
+    return verifier.verify(params, *change(draft, log_probs), *rest, **named)
 
   return method._replace(verifier=verifier._replace(verify=verify))
 
@@ -127,8 +127,10 @@ def last_token_redrawn(method: Method) -> Method:
   """The token after the accepted ones is drawn anew from p."""
   verifier = method.verifier
 
-  def verify(params, draft, log_probs, features, noise, drafter):
-    verdict = verifier.verify(params, draft, log_probs, features, noise, drafter)
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
+    verdict = verifier.verify(
+      params, draft, log_probs, features, noise, depth=depth, proposal=proposal
+    )
     leaf = jnp.take_along_axis(verdict.path, verdict.count[:, None], 1)
     again = noise.draw(RESIDUAL, jnp.take_along_axis(log_probs, leaf[..., None], 1)[:, 0])
     step = jnp.arange(verdict.tokens.shape[1], dtype=jnp.int32)[None]

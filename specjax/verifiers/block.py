@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import at
 from specjax.verifiers import siblings
@@ -38,15 +38,16 @@ def block() -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
-    depth = drafter.depth
     drafted = draft.tokens[:, 1:]
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
     log_q = jnp.full_like(log_probs, -jnp.inf) if draft.log_probs is None else draft.log_probs
     # Past a chain's end nothing was proposed: the residual there is p itself.
-    proposed = (step < length) | (drafter.proposal == "truncated")
+    proposed = (step < length) | (proposal == "truncated")
     p, q = jnp.exp(log_probs), jnp.where(proposed[..., None], jnp.exp(log_q), 0.0)
 
     def of_drafted(log_p: Array) -> Array:

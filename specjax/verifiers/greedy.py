@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
@@ -23,8 +23,10 @@ def greedy() -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
-    return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), drafter.depth)
+    return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

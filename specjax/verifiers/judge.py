@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 from specjax.verifiers import chain
@@ -61,15 +61,17 @@ def judge(threshold: float = 0.5) -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
     if not isinstance(params, Judge):
       raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
     right = probability(params, features.hidden) > threshold
-    if drafter.proposal in ("chain", "truncated"):
-      passed = chain.coins(draft, log_probs, noise, drafter) | (right & draft.valid)[:, 1:]
-      return chain.leave(draft, log_probs, passed, noise, drafter)
+    if proposal in ("chain", "truncated"):
+      passed = chain.coins(draft, log_probs, noise) | (right & draft.valid)[:, 1:]
+      return chain.leave(draft, log_probs, passed, noise, proposal)
     after = _redirected(draft, noise.choose(log_probs, draft.depth), right)
-    return match(draft, after, drafter.depth)
+    return match(draft, after, depth)
 
   return Verifier("judge", f"LOSSY (threshold={threshold:g})", PROPOSALS, "any", verify)

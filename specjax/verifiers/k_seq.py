@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
@@ -50,7 +50,9 @@ def k_seq() -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
     B, N, V = log_probs.shape
     p, q = jnp.exp(log_probs), siblings.first_log_probs(draft, "iid", V)
@@ -73,6 +75,6 @@ def k_seq() -> Verifier:
       passed = tried & noise.accept(COIN + n, have[:, None], need[:, None])[:, 0]
       at_node, reached = jnp.where(passed, n, at_node), reached + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(left[b, at_node]))
-    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, drafter.depth)
+    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, depth)
 
   return Verifier("k_seq", "EXACT", frozenset({"iid", "chain"}), "any", verify)

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
@@ -30,9 +30,10 @@ def recursive() -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
-    depth, proposal = drafter.depth, drafter.proposal
     B, N, V = log_probs.shape
     first = siblings.first_log_probs(draft, proposal, V)
     p, row = jnp.exp(log_probs[:, 0]), first[:, 0]

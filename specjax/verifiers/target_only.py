@@ -4,7 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
@@ -22,8 +22,10 @@ def target_only() -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
-    return match(draft, noise.choose(log_probs, draft.depth), drafter.depth)
+    return match(draft, noise.choose(log_probs, draft.depth), depth)
 
   return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

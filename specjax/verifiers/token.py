@@ -4,7 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.verifiers import chain
 
@@ -27,9 +27,11 @@ def token() -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
-    passed = chain.coins(draft, log_probs, noise, drafter)
-    return chain.leave(draft, log_probs, passed, noise, drafter)
+    passed = chain.coins(draft, log_probs, noise)
+    return chain.leave(draft, log_probs, passed, noise, proposal)
 
   return Verifier("token", "EXACT", frozenset({"chain", "truncated"}), "any", verify)

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import at, connected, ending_at, upwards
 from specjax.verifiers import siblings
@@ -41,9 +41,10 @@ def traversal() -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
-    depth, proposal = drafter.depth, drafter.proposal
     B, N, V = log_probs.shape
     b = jnp.arange(B)
     order = _leaves_first(draft, depth)

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import at, connected, follow
 
@@ -28,7 +28,9 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     log_probs: Array,
     features: Features,
     noise: Source,
-    drafter: Drafter,
+    *,
+    depth: int,
+    proposal: Proposal,
   ) -> Verdict:
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
@@ -36,16 +38,16 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     rows = jnp.take_along_axis(log_probs, draft.parent[..., None], 1)
     log_p = jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0]
     hit = draft.valid & (jnp.exp(log_p) > at(threshold, draft.parent))
-    ok = connected(hit, draft.parent, drafter.depth)
+    ok = connected(hit, draft.parent, depth)
 
     score = log_p.at[:, 0].set(0.0)  # log-likelihood of the path, summed upwards
     node = draft.parent
     step = score
-    for _ in range(drafter.depth):
+    for _ in range(depth):
       score = score + at(step, node)
       node = at(draft.parent, node)
     after = noise.choose(log_probs, draft.depth)
-    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, drafter.depth)
+    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, depth)
 
   knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
   return Verifier("typical", knob, PROPOSALS, "any", verify)

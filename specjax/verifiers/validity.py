@@ -10,7 +10,6 @@ WHY = {
   "without_replacement": "its siblings are drawn without replacement, each from what the others left",
   "mixed": "some of its siblings are chosen and the others drawn from what is left",
   "independent": "each of its siblings has a distribution of its own",
-  "pruned": "it drops tokens after looking at them, so what is left has another distribution than q",
   "truncated": "it drops tokens after looking at them, so p must be reduced where it has none, too",
 }
 
