@@ -122,7 +122,7 @@ def new_model(config: Config, records: list[Text]) -> Model:
   end, mask = tokenizer.id(END), tokenizer.id(MASK)
   assert end is not None
   network, params = texts.new_network(
-    config.network, tokenizer, max_length=4 * config.length, causal=False, seed=config.training.seed
+    config.network, tokenizer, config.training.seed, max_length=4 * config.length, causal=False
   )
   template = config.template if any(len(r) == 2 for r in records) else None
   return Model(config.out, network, params, tokenizer, (end,), (), template, mask, config.shift)

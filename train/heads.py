@@ -5,12 +5,14 @@
 The target first answers the questions of `data` itself (`answers.jsonl`, written as it goes); its
 hidden states over the answers are computed once (`features/`); then the head learns to draft from
 them. The same command again continues a run that was killed. The last word is the head, with
-options of its own (`hydra --help`); medusa is the default.
+options of its own (`hydra --help`), or FILE.py:FUNCTION for one of your own; medusa is the default.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
@@ -19,11 +21,12 @@ import numpy as np
 import tyro
 
 from specjax import script
-from specjax.base import LossWeights
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
 from specjax.drafters import HEADS, draft_vocabulary
+from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig
+from specjax.drafters.named import Named, is_file, named
 from specjax.train.recipe import run
 from specjax.train.recipe.answers import answered, ask, check_held_out, given, teacher
 from specjax.train.recipe.config import Amount, Count, Length, Natural, Training, TrainingOptions
@@ -33,15 +36,21 @@ from specjax.train.recipe.fit import fit, shuffled
 from specjax.train.recipe.objective import RANKS, Objective
 from specjax.trees.static import best_first, expected_length
 
+
+def _one_of(heads: Mapping[str, Named]) -> Any:
+  """The type of a head's config on the command line: a word for each head."""
+  return Union[  # noqa: UP007  the members come from a dict
+    tuple(
+      Annotated[c, tyro.conf.subcommand(name, description=(build.__doc__ or "").split("\n")[0])]
+      for name, (build, c) in heads.items()
+    )
+  ]
+
+
 if TYPE_CHECKING:
   AnyHead = Any
 else:
-  AnyHead = Union[  # noqa: UP007  the members come from a dict
-    tuple(
-      Annotated[c, tyro.conf.subcommand(name, description=(build.__doc__ or "").split("\n")[0])]
-      for name, (build, c) in HEADS.items()
-    )
-  ]
+  AnyHead = _one_of(HEADS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,23 +58,24 @@ class Config:
   """A draft head for a target.
 
   Attributes:
-    model: the target, a zoo name or directory.
+    model: zoo name or directory of the target.
     data: JSONL file or tfds:NAME:SPLIT with the questions.
-    out: directory for answers, states, checkpoints, metrics and the finished head.
-    head: which head, and its shape.
-    field: of a record, the question.
-    answer_field: of a record, an answer to learn from in place of the target's own.
-    questions: how many are answered, from the start of the data; those that leave no room for an
-      answer are not.
-    held_out: how many of these are kept to measure hit rates.
+    out: directory of answers, states, checkpoints, metrics and the finished head.
+    head: the head and its shape.
+    field: name of the question in a record.
+    answer_field: name of an answer in a record, which takes the place of the target's own.
+    questions: number of records that are read, from the start of the data; questions that leave no
+      room for an answer are left out.
+    held_out: number of questions that are kept to measure hit rates.
     max_new_tokens: length of an answer, at most what the target's positions leave.
-    temperature: of the target's answers.
-    answers: file of answers, by default in `out`; made where it is absent. Heads may share one.
-    features: directory of hidden states, by default in `out`; made where it is absent. Heads may
-      share one.
-    layers: layers to keep there besides those the head reads, for other heads.
-    draft_vocab: W, how many of the most frequent tokens the head guesses among; 0 for all.
-    init: directory of a head of the same shape to start from.
+    temperature: temperature of the target's answers.
+    answers: file of answers, by default in `out`; it is made where it is absent. Heads may share
+      one.
+    features: directory of hidden states, by default in `out`; it is made where it is absent. Heads
+      may share one.
+    layers: layers that are kept there besides those that the head reads, for other heads.
+    draft_vocab: W, number of the most frequent tokens among which the head guesses; 0 for all.
+    init: directory of a head of the same shape, with which the training begins.
     loss: weights of hard and soft cross-entropy and of the feature term, and their decay with
       depth; by default those published for the head.
     noise: width of uniform noise on the hidden states while training.
@@ -98,14 +108,9 @@ class Config:
   training: TrainingOptions = Training()
 
 
-def name_of(config: Any) -> str:
-  """The head of which this is a config."""
-  return next(name for name, (_, kind) in HEADS.items() if kind is type(config))
-
-
-def texts(model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
+def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Rows]:
   """(rows to train on, held-out rows); a text of the data is in one of them."""
-  head = {"name": name_of(config.head), **dataclasses.asdict(config.head)}
+  head = {"name": name, **dataclasses.asdict(config.head)}
   if config.answer_field is None:
     prompts = ask(model, config.data, config.field, config.questions)
     check_held_out(config.held_out, len(prompts))
@@ -124,15 +129,16 @@ def texts(model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
   return pack(documents[cut:], config.length), pack(documents[:cut], config.length)
 
 
-def main(config: Config) -> None:
+def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
+  """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
   out = run.begin(config)
   model = teacher(config.model, causal=True)
-  name = name_of(config.head)
-  head = HEADS[name][0](model.config, config.head)
+  name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
+  head = heads[name][0](model.target, config.head)
 
   # --- data: texts, and the target's states over them ---
-  rows, held_out = texts(model, config, out)
+  rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")
   layers = (*head.hidden_layers, *config.layers)
   features, held_out_features = (
@@ -151,7 +157,7 @@ def main(config: Config) -> None:
   if config.draft_vocab:
     counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
-  objective = Objective(model.config, head, vocabulary)
+  objective = Objective(head, vocabulary)
   weights = LossWeights(*config.loss) if config.loss else head.loss
   init = jax.jit(head.init)
   chosen = None if vocabulary is None else jnp.asarray(vocabulary)
@@ -198,10 +204,24 @@ def main(config: Config) -> None:
   )  # fmt: skip
 
 
-if __name__ == "__main__":
-  sys.exit(
-    script.run(
-      main, Config, __doc__, prog="python -m specjax.train.heads",
-      markers=(tyro.conf.OmitSubcommandPrefixes,),
-    )
+def command(argv: Sequence[str] | None = None) -> int:
+  """The command line; a head in a file of the user's own is a word like the others."""
+  words = sys.argv[1:] if argv is None else argv
+  try:
+    own = {word: named(word) for word in words if is_file(word)}
+  except ValueError as error:
+    print(script.sentence(error), file=sys.stderr)
+    return 2
+  heads = HEADS | own
+  config = dataclasses.make_dataclass(
+    "Config", [("head", _one_of(heads), Config.head)], bases=(Config,), frozen=True,
+    namespace={"__doc__": Config.__doc__},
   )  # fmt: skip
+  return script.run(
+    functools.partial(main, heads=heads), config if own else Config, __doc__,
+    prog="python -m specjax.train.heads", argv=argv, markers=(tyro.conf.OmitSubcommandPrefixes,),
+  )  # fmt: skip
+
+
+if __name__ == "__main__":
+  sys.exit(command())

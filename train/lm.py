@@ -95,7 +95,7 @@ def main(config: Config) -> None:
 
   # --- train ---
   network, params = texts.new_network(
-    config.network, tokenizer, max_length=config.length, causal=True, seed=config.training.seed
+    config.network, tokenizer, config.training.seed, max_length=config.length
   )
   model = Transformer(network)
   print(f"{rows.mask.sum() / 1e6:.2f}M tokens fill {len(rows.tokens)} rows.")

@@ -18,6 +18,7 @@ from specjax.checkpoints.hf import Fusion
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.eagle import eagle as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM")
@@ -58,7 +59,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   path, tensors = published.read(directory, _FILES)
   unused = {_EMBEDDING: (model.vocab_size, model.width)}
   params = published.gather(tensors, _layout(config, network), path, dtype, unused=unused)
-  return Loaded(build(network, config), {"params": params}, (), None, config, network)
+  return Loaded(build(target(network), config), {"params": params}, (), None, config, network)
 
 
 def save(

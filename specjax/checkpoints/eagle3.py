@@ -22,6 +22,7 @@ from specjax.drafters import draft_vocabulary
 from specjax.drafters.eagle3 import Eagle3Config, hidden_layers_of
 from specjax.drafters.eagle3 import eagle3 as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
@@ -32,7 +33,7 @@ _DEPTH = 7  # of the trees that the published code draws
 def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
   E, own = network.width, layer.layer_of(network, c.mlp_width)
   return {
-    ("fc",): [Fusion("fc.weight", (E, len(hidden_layers_of(network, c)) * E))],
+    ("fc",): [Fusion("fc.weight", (E, len(hidden_layers_of(network.layers, c)) * E))],
     ("input_norm", "weight"): [Fusion("midlayer.input_layernorm.weight", (E,))],
     ("hidden_norm", "weight"): [Fusion("midlayer.hidden_norm.weight", (E,))],
     ("norm", "weight"): [Fusion("norm.weight", (E,))],
@@ -57,7 +58,7 @@ def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
     raise ValueError(f"eagle_aux_hidden_state_layer_ids={ids} in config.json: accepted are the "
                      f"published layers, {list(usual)}.")  # fmt: skip
   hidden_layers = tuple(raw.get("specjax_taps", usual))
-  return () if hidden_layers == hidden_layers_of(model, Eagle3Config()) else hidden_layers
+  return () if hidden_layers == hidden_layers_of(model.layers, Eagle3Config()) else hidden_layers
 
 
 def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.ndarray | None:
@@ -106,7 +107,9 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
     unused=unused | tables if words == size else unused, others={} if words == size else tables,
   )  # fmt: skip
   vocabulary = draft_vocabulary.collection(_vocabulary(tensors, words, size, path))
-  return Loaded(build(network, config), {"params": params} | vocabulary, (), None, config, network)
+  return Loaded(
+    build(target(network), config), {"params": params} | vocabulary, (), None, config, network
+  )
 
 
 def save(
@@ -143,6 +146,6 @@ def save(
     "base_model_name_or_path": base,
     "specjax_depth": config.depth,
   }
-  if hidden_layers_of(network, config) != _published_taps(network):
-    raw["specjax_taps"] = list(hidden_layers_of(network, config))
+  if hidden_layers_of(network.layers, config) != _published_taps(network):
+    raw["specjax_taps"] = list(hidden_layers_of(network.layers, config))
   published.write(directory, _FILES[0], tensors, raw)

@@ -5,6 +5,7 @@ that its first n - 1 paths are the best tree of n nodes) and the held-out hit ra
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -18,10 +19,13 @@ from jax.typing import DTypeLike
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from specjax.base import Head, Params
-from specjax.drafters import HEADS, draft_vocabulary
+from specjax.base import Params
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Head
+from specjax.drafters.named import named
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer
+from specjax.models.transformer import target
 from specjax.trees.grow import as_tree
 from specjax.trees.static import Choices
 
@@ -52,10 +56,8 @@ class Loaded(NamedTuple):
 
 def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
   """Shapes and dtypes of a head's params."""
-  z = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-  mask = jax.ShapeDtypeStruct((1, 2, 2), bool)
   key = jax.eval_shape(lambda: jax.random.key(0))
-  target_params = jax.eval_shape(Transformer(model).init, key, z, z, mask)
+  target_params = jax.eval_shape(functools.partial(transformer.init, model), key)
   vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
   return jax.eval_shape(head.init, key, target_params, vocabulary or None)
 
@@ -122,14 +124,15 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: this is no draft head.")
-  if raw["head"] not in list(HEADS):
-    raise ValueError(f"{directory}: head={raw['head']!r} is not known; {', '.join(HEADS)} are.")
-  build, kind = HEADS[raw["head"]]
+  try:
+    build, kind = named(raw["head"])
+  except ValueError as error:
+    raise ValueError(f"{directory}/config.json: {error}") from error
   try:
     config = kind(**{k: _hashable(v) for k, v in raw["config"].items()})
   except TypeError as error:
     raise ValueError(f"{directory}/config.json does not fit {kind.__name__}: {error}.") from error
-  head = build(model, config)
+  head = build(target(model), config)
   leaves = flatten_dict(abstract(head, model, raw["draft_vocab"]), sep="/")
   tensors = read_tensors(path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)
@@ -194,7 +197,7 @@ def save(
   """Writes what `load` reads.
 
   Args:
-    name: of the method, a key of `drafters.HEADS`.
+    name: of the head, as `drafters.named` takes it.
     config: its config.
     choices: the tree in order of worth.
     hit_rates: f[D, R], or None where they are not known.

@@ -19,6 +19,7 @@ from specjax.checkpoints.hf import Fusion
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.hydra import hydra as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 _FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 _KEYS = (
@@ -85,7 +86,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   if config.prefix:
     unused[f"{_LAYER}.embed_tokens.weight"] = embedding
   params = published.gather(tensors, layout, path, dtype, copies=copies, unused=unused)
-  return Loaded(build(model, config), {"params": params}, (), None, config, model)
+  return Loaded(build(target(model), config), {"params": params}, (), None, config, model)
 
 
 def save(

@@ -21,6 +21,7 @@ from specjax.checkpoints.heads import Loaded, check, read_config
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.medusa import medusa as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 from specjax.trees.grow import as_tree
 from specjax.trees.static import Choices
 
@@ -78,7 +79,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   if not config.shared:
     params["lm_head"] = stack(f"{{}}.{blocks}.weight")
   choices = as_tree(raw.get("medusa_choices", ()))
-  return Loaded(build(model, config), {"params": params}, choices, None, config, model)
+  return Loaded(build(target(model), config), {"params": params}, choices, None, config, model)
 
 
 def save(

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.base import Examples
+from specjax.drafters import drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, ResidualAttention, clover2
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, target
 
 V, E, H, K, C, T = 11, 8, 2, 1, 6, 6
 MODEL = Config(
@@ -33,9 +35,8 @@ def noisy(params, seed: int):
 
 @functools.cache
 def target_params():
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(Transformer(MODEL).init)
-  return noisy(init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)), 0)
+  init = jax.jit(functools.partial(transformer.init, MODEL))
+  return noisy(init(jax.random.key(0)), 0)
 
 
 @functools.cache
@@ -55,11 +56,11 @@ def examples() -> Examples:
 def unrolled(name: str, params):
   """States [D, E] and logits [D, V] of the first cut point."""
   build, config = HEADS[name]
-  head = build(MODEL, config)
+  head = build(target(MODEL), config)
 
   @jax.jit
   def run(params, target_params, texts):
-    states = head.unroll(params, target_params, texts)
+    states = drafting.unroll(head, params, target_params, texts)
     return states, [head.read(params, target_params, s, d) for d, s in enumerate(states, 1)]
 
   both = tuple(np.stack(xs) for xs in run(params, target_params(), examples()))
@@ -71,7 +72,7 @@ def unrolled(name: str, params):
 @functools.cache
 def initial(name: str):
   build, config = HEADS[name]
-  return jax.jit(build(MODEL, config).init)(jax.random.key(1), target_params(), None)
+  return jax.jit(build(target(MODEL), config).init)(jax.random.key(1), target_params(), None)
 
 
 # The oracle: one vector at a time.
@@ -252,4 +253,4 @@ def test_clover2_without_noise_stands_still():
 
 def test_a_width_that_heads_do_not_divide_is_refused():
   with pytest.raises(ValueError, match="width=8 must be a multiple of heads=3 for clover2"):
-    clover2(dataclasses.replace(MODEL, heads=3, kv_heads=1), Clover2Config())
+    clover2(target(dataclasses.replace(MODEL, heads=3, kv_heads=1)), Clover2Config())

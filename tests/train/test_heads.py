@@ -14,14 +14,15 @@ import tyro
 from options import changed
 
 import specjax
-from specjax.base import Features, LossWeights
+from specjax.base import Features
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import pack
 from specjax.data.sources import open_source
 from specjax.drafters import HEADS
+from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config as ModelConfig
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads
 from specjax.train.recipe import answers
 from specjax.train.recipe.answers import answered, ask
@@ -32,8 +33,8 @@ SOME = np.array([0, 1, 3, 4, 7, 8, 11, 12, 13, 15, 18, 19], np.int32)
 
 
 @functools.cache
-def lesson_of(reduced: bool):
-  """(Lesson, params, target params, a batch, states and f32 logits [B, M, W] of every depth)."""
+def objective_of(reduced: bool):
+  """(Objective, params, target params, a batch, states and f32 logits [B, M, W] of every depth)."""
   vocabulary = SOME if reduced else None
   rng = np.random.default_rng(0)
   documents = [
@@ -42,7 +43,7 @@ def lesson_of(reduced: bool):
   rows = pack(documents, 15)
   hidden = rng.normal(size=(*rows.tokens.shape, 8)).astype(np.float16)
   batch = Source(rows, Features(hidden), 3, 6, 0).sample(np.arange(4), 0)
-  objective = heads.Objective(SMALL, medusa(SMALL, MedusaConfig(3)), vocabulary)
+  objective = heads.Objective(medusa(target(SMALL), MedusaConfig(3)), vocabulary)
   target_params = {"params": {"embedding": jnp.asarray(rng.normal(size=(20, 8)), jnp.float32)}}
   params = objective.head.init(jax.random.key(0), target_params, vocabulary)
   noise = jax.tree.map(
@@ -79,7 +80,7 @@ def points(objective, batch, d: int):
 @pytest.mark.parametrize("weights", [(0.5, 2.0, 0.25, 0.6), (1.0, 0.0, 0.0, 0.0)])
 @REDUCED
 def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
-  objective, params, target_params, batch, states, logits = lesson_of(reduced)
+  objective, params, target_params, batch, states, logits = objective_of(reduced)
   weights = LossWeights(*weights)
   call = jax.jit(objective.loss, static_argnums=3)
   total, metrics = call(params, target_params, batch, weights)
@@ -108,7 +109,7 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
 
 @REDUCED
 def test_hits_are_those_of_a_plain_loop(reduced):
-  objective, params, target_params, batch, _, logits = lesson_of(reduced)
+  objective, params, target_params, batch, _, logits = objective_of(reduced)
   hits, counts = jax.jit(objective.hits)(params, target_params, batch)
   outside = 0
   for d in (1, 2, 3):
@@ -122,7 +123,7 @@ def test_hits_are_those_of_a_plain_loop(reduced):
 
 
 def test_noise_is_on_what_the_head_sees_and_a_function_of_its_key():
-  objective, params, target_params, batch, *_ = lesson_of(False)
+  objective, params, target_params, batch, *_ = objective_of(False)
   call = jax.jit(objective.loss, static_argnums=(3, 4))
   plain, first, again, other, little = (
     float(call(params, target_params, batch, LossWeights(), noise, jax.random.key(key))[0])
@@ -277,7 +278,7 @@ def test_given_answers_take_the_place_of_the_targets(run, tmp_path):
   assert report_of(config)["hit_rates"]
   model, records = specjax.load(run.model), read_jsonl(run.data)[:40]
   said, whole = Counter(), Counter()
-  parts = heads.texts(model, config, tmp_path)
+  parts = heads.texts(model, config, "medusa", tmp_path)
   for rows in parts:
     for r, segment in enumerate(rows.segment):
       for s in range(segment.max() + 1):
@@ -394,4 +395,3 @@ def test_the_last_word_is_the_head_and_medusa_the_default():
   assert parse("--steps", "7", "medusa", "--depth", "2").head == MedusaConfig(2)
   for name, (_, kind) in HEADS.items():
     assert parse(name).head == kind()
-    assert heads.name_of(kind()) == name

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.base import Examples, Features
+from specjax.base import Features
 from specjax.data.packing import Rows
+from specjax.drafters.base import Examples
 
 
 class Batch(NamedTuple):

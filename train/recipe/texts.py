@@ -1,18 +1,19 @@
 """Records as texts, and the tokenizer and network of a model that begins with them."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from specjax.base import Params
 from specjax.data.chat import TEMPLATES, encode_chat
 from specjax.data.sources import open_source, text_of
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer
+from specjax.models.transformer import init
 from specjax.train.recipe.config import Network
 
 Document = tuple[list[int], list[bool]]  # ids, and whether each is trained
@@ -20,15 +21,10 @@ Text = tuple[str, ...]  # (text,) or (question, answer)
 
 
 def read(data: str, fields: tuple[str, str], template: str) -> list[Text]:
-  """All records of `data`: a record with `text` as it is, any other as question and answer.
-
-  Args:
-    data: source of the records, see `open_source`.
-    fields: names of the question and the answer.
-    template: name of the chat template in which these will be written.
+  """All records of a source: a record with `text` as it is, any other as question and answer.
 
   Raises:
-    ValueError: no such template, or data that cannot be used.
+    ValueError: there is no such chat template, or a record has no text in one of `fields`.
   """
   if template not in TEMPLATES:
     raise ValueError(f"template={template!r}: accepted are {', '.join(TEMPLATES)}.")
@@ -60,13 +56,8 @@ def keep_tokenizer(out: pathlib.Path, tokenizer: Tokenizer) -> None:
 
 
 def new_network(
-  shape: Network, tokenizer: Tokenizer, *, max_length: int, causal: bool, seed: int
+  shape: Network, tokenizer: Tokenizer, seed: int, **rest: Any
 ) -> tuple[Config, Params]:
-  """A network that reads the tokenizer's ids, and random weights of it."""
-  config = Config(
-    vocab_size=tokenizer.vocab_size, max_length=max_length, causal=causal,
-    **dataclasses.asdict(shape),
-  )  # fmt: skip
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(Transformer(config).init)
-  return config, init(jax.random.key(seed), z, z, jnp.ones((1, 2, 2), bool))
+  """A network that reads the tokenizer's ids, and random weights of it; `rest` is of its config."""
+  config = Config(vocab_size=tokenizer.vocab_size, **dataclasses.asdict(shape), **rest)
+  return config, jax.jit(functools.partial(init, config))(jax.random.key(seed))
