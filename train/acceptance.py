@@ -49,8 +49,7 @@ class Config:
     questions: number of questions that are answered, from the start of the data.
     held_out: number of these that are kept to measure the head's calibration.
     max_new_tokens: length of an answer, at most what the target's positions leave.
-    answers: file of answers, by default in `out`; it is made where it is absent. Heads may share
-      one.
+    answers: file of answers, made where it is absent; heads may share one. By default in `out`.
     blocks: number of blocks of the head.
     mixed: share of the target's own tokens among those that the draft model reads.
     refusal: how much a refusal counts against an acceptance.
@@ -75,25 +74,20 @@ class Config:
 
 
 def examples(
-  models: tuple[Transformer, Transformer],
-  params: tuple[Params, Params],
-  rows: Rows,
-  key: Array,
+  models: tuple[Transformer, Transformer], params: tuple[Params, Params], rows: Rows, key: Array,
   mixed: float,
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array]:  # fmt: skip
   """What the head learns from in rows of answers, [B, T] each.
 
   At every token of an answer the draft model proposes another, after the target's text so far. The
-  states are those of the draft model when it reads its own tokens in their places. A share of the
-  tokens stays the target's, as while drafting the draft model reads its own tokens after the
-  target's (Huang et al. 2024, arXiv 2405.19715, section 3.2).
+  states are those of the draft model when it reads its own tokens in their places, but for a share
+  `mixed`, since while drafting it reads its own tokens after the target's (Huang et al. 2024, arXiv
+  2405.19715, section 3.2).
 
   Args:
-    models: target and draft model.
-    params: weights of both.
+    models: target and draft model, whose weights are `params`.
     rows: the answers.
     key: key of the draft's tokens and their places.
-    mixed: share of the target's tokens.
 
   Returns:
     (states [P, E] of the draft's tokens; f32[P], the probability that each is accepted; f32[P], 1

@@ -23,10 +23,10 @@ from specjax.checkpoints import hf
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import run, texts
+from specjax.train.recipe import forward, run, texts
 from specjax.train.recipe.config import Length, Network, NetworkOptions, Training, TrainingOptions
 from specjax.train.recipe.fit import batches, fit
-from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss, shifted
+from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
 from specjax.train.recipe.texts import Text
 
 
@@ -37,17 +37,15 @@ class Config:
   Attributes:
     data: JSONL file or tfds:NAME:SPLIT.
     out: directory of checkpoints, metrics and the finished model.
-    start: zoo name or directory of a model to go on from; it brings its network, tokenizer and
-      shift, so that `words`, `vocab_size`, `network` and `shift` are not read. By default the
-      weights are random.
+    start: zoo name or directory of a model to go on from, by default random weights. It brings its
+      tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read.
     fields: names of the question and the answer; a record with `text` is used as it is.
     template: chat template of question and answer.
-    words: whether every word is a token, as suits small worlds; else the tokens are byte-level BPE.
+    words: whether every word is a token, as suits small worlds, in place of byte-level BPE.
     vocab_size: size of the BPE tokenizer that is trained on the data, the mask included.
     network: shape of the network.
     length: T, number of tokens of a row.
-    shift: whether the state before a token predicts it, as in Dream; else its own state does, as in
-      LLaDA.
+    shift: whether the state before a token predicts it, as in Dream, and not its own (LLaDA).
     context: whether Dream's context-adaptive weights take the place of 1 / p.
     training: options of the optimiser; a batch is of rows.
   """
@@ -71,12 +69,7 @@ class Config:
 
 
 class Rows(NamedTuple):
-  """Training rows.
-
-  Attributes:
-    tokens: i32[R, T].
-    maskable: bool[R, T].
-  """
+  """Training rows: tokens i32[R, T], maskable bool[R, T]."""
 
   tokens: np.ndarray
   maskable: np.ndarray
@@ -128,22 +121,6 @@ def new_model(config: Config, records: list[Text]) -> Model:
   return Model(config.out, network, params, tokenizer, (end,), (), template, mask, config.shift)
 
 
-def loss_fn(params, model: Model, config: Config, key: Array, rows: Rows):
-  """See `denoising_loss`; the arrays of `rows` are [B, T]."""
-  network = Transformer(model.config)
-  tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
-  B, T = tokens.shape
-  masked, p = corrupt(key, maskable)
-  everywhere = jnp.ones((B, T), bool)
-  position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-  noisy = jnp.where(masked, model.denoiser.mask, tokens)
-  hidden, _ = network.apply(params, noisy, position, jnp.ones((B, T, T), bool))
-  logits = jnp.asarray(network.apply(params, hidden, method="head"))
-  logits = shifted(logits) if model.shift else logits
-  weight = context_weight(masked, everywhere) if config.context else 1 / p
-  return denoising_loss(logits, tokens, masked, maskable, weight)
-
-
 def main(config: Config) -> None:
   out = run.begin(config)
 
@@ -160,10 +137,18 @@ def main(config: Config) -> None:
   print(f"There are {len(rows.tokens)} rows of {config.length} tokens.")
 
   # --- train ---
-  params = fit(
-    lambda params, _, rows, key: loss_fn(params, model, config, key, rows), model.params, batch,
-    config.training, out,
-  )  # fmt: skip
+  network = Transformer(model.config)
+
+  def loss(params, _, rows: Rows, key: Array):
+    tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
+    masked, p = corrupt(key, maskable)
+    everywhere = jnp.ones(tokens.shape, bool)
+    noisy = jnp.where(masked, mask, tokens)
+    logits = forward.predict(network, params, noisy, everywhere, model.shift)
+    weight = context_weight(masked, everywhere) if config.context else 1 / p
+    return denoising_loss(logits, tokens, masked, maskable, weight)
+
+  params = fit(loss, model.params, batch, config.training, out)
 
   # --- export ---
   template = config.template if any(len(r) == 2 for r in records) else model.template

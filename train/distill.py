@@ -26,7 +26,7 @@ from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import lora, run
+from specjax.train.recipe import forward, lora, run
 from specjax.train.recipe.answers import ask, teacher, written
 from specjax.train.recipe.certainty import certainty_loss, masks
 from specjax.train.recipe.config import (
@@ -39,7 +39,6 @@ from specjax.train.recipe.config import (
   TrainingOptions,
 )
 from specjax.train.recipe.fit import batches, fit
-from specjax.train.recipe.masking import shifted
 from specjax.train.recipe.texts import Document
 
 
@@ -49,19 +48,16 @@ class Config:
 
   Attributes:
     model: zoo name or directory of the denoiser, which is the teacher and the student's start.
-    data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with questions; for questions about lists
-      it is known which answers are right, and the others are left out.
+    data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with questions; of the last, wrong answers
+      are left out.
     out: directory of the answers, checkpoints, metrics and the student, which is in `model`.
     field: name of the question in a record.
     questions: number of records that are read, from the start of the data.
     new: number of slots of an answer.
-    block: number of slots of the blocks in which answers are masked, and in which the student is
-      decoded.
-    share: share of a block's slots that are masked; the row's second pass masks the others. None
-      draws it for each row, so that the student also learns from an empty block, which it meets
-      first in decoding. The published share is 0.5.
-    whole: whether masks fall anywhere in the answer in place of one block after the other, as for
-      Dream.
+    block: number of slots of the blocks in which answers are masked and the student is decoded.
+    share: share of a block's slots that are masked, before a second pass masks the others;
+      published is 0.5. None draws it for each row, so that empty blocks are learned from, too.
+    whole: whether masks fall anywhere in the answer, as for Dream, and not block after block.
     weight: lambda, weight of the entropy; published are 2 (LLaDA) and 1 (Dream).
     temperature: temperature of the distribution whose entropy counts; published is 0.5.
     rank: rank of the low-rank updates; 0 trains all weights.
@@ -86,13 +82,7 @@ class Config:
 
 
 class Rows(NamedTuple):
-  """Prompts with their answers.
-
-  Attributes:
-    tokens: i32[R, T].
-    answer: bool[R, T].
-    used: bool[R, T].
-  """
+  """Prompts with their answers: tokens i32[R, T], answer bool[R, T], used bool[R, T]."""
 
   tokens: np.ndarray
   answer: np.ndarray
@@ -154,22 +144,18 @@ def main(config: Config) -> None:
     B, T = tokens.shape
     drawn = masks(key, answer, config.block, config.share, config.whole)
     # Both passes are one: the second half of a batch of twice the size.
-    both = jnp.where(drawn.hidden, mask, tokens[None]).reshape(2 * B, T)
-    position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (2 * B, T))
-    who = jnp.broadcast_to(jnp.tile(used, (2, 1))[:, None], (2 * B, T, T))
-    params = weights(trained, frozen)
-    hidden, _ = network.apply(params, both, position, who)
-    logits = jnp.asarray(network.apply(params, hidden, method="head"))
-    logits = shifted(logits) if model.shift else logits
+    both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
+    logits = forward.predict(
+      network, weights(trained, frozen), both.reshape(2 * B, T), seen, model.shift
+    )
     # Not minus infinity, whose entropy has no gradient.
     logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == mask, -1e9, logits)
     halves = [
       certainty_loss(part, tokens, asked, config.weight, config.temperature)
       for part, asked in zip(jnp.split(logits, 2), drawn.asked, strict=True)
     ]
-    return halves[0][0] + halves[1][0], jax.tree.map(lambda a, b: (a + b) / 2, *(
-      figures for _, figures in halves
-    ))  # fmt: skip
+    figures = jax.tree.map(lambda a, b: (a + b) / 2, halves[0][1], halves[1][1])
+    return halves[0][0] + halves[1][0], figures
 
   start, frozen = model.params, ()
   if config.rank:

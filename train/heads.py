@@ -64,15 +64,12 @@ class Config:
     head: the head and its shape.
     field: name of the question in a record.
     answer_field: name of an answer in a record, which takes the place of the target's own.
-    questions: number of records that are read, from the start of the data; questions that leave no
-      room for an answer are left out.
+    questions: number of records that are read, from the start of the data.
     held_out: number of questions that are kept to measure hit rates.
     max_new_tokens: length of an answer, at most what the target's positions leave.
     temperature: temperature of the target's answers.
-    answers: file of answers, by default in `out`; it is made where it is absent. Heads may share
-      one.
-    features: directory of hidden states, by default in `out`; it is made where it is absent. Heads
-      may share one.
+    answers: file of answers, made where it is absent; heads may share one. By default in `out`.
+    features: directory of hidden states, of which the same holds.
     layers: layers that are kept there besides those that the head reads, for other heads.
     draft_vocab: W, number of the most frequent tokens among which the head guesses; 0 for all.
     init: directory of a head of the same shape, with which the training begins.
@@ -141,15 +138,13 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")
   layers = (*head.hidden_layers, *config.layers)
-  features, held_out_features = (
-    f._replace(hidden_layers=f.hidden_layers[: len(head.hidden_layers)])
-    for f in (
-      compute(model, rows, layers, states / "train"),
-      compute(model, held_out, layers, states / "held_out"),
-    )
-  )
-  source = Source(rows, features, head.depth, config.points, training.seed)
-  test = Source(held_out, held_out_features, head.depth, config.points, training.seed)
+
+  def examples(rows: Rows, part: str) -> Source:
+    features = compute(model, rows, layers, states / part)
+    own = features._replace(hidden_layers=features.hidden_layers[: len(head.hidden_layers)])
+    return Source(rows, own, head.depth, config.points, training.seed)
+
+  source, test = examples(rows, "train"), examples(held_out, "held_out")
   order = shuffled(len(rows.tokens), training)
 
   # --- head ---
@@ -159,9 +154,8 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
   objective = Objective(head, vocabulary)
   weights = LossWeights(*config.loss) if config.loss else head.loss
-  init = jax.jit(head.init)
   chosen = None if vocabulary is None else jnp.asarray(vocabulary)
-  params = init(jax.random.key(training.seed), model.params, chosen)
+  params = jax.jit(head.init)(jax.random.key(training.seed), model.params, chosen)
   if config.init is not None:
     params = checkpoint.weights_like(config.init, model.config, params)
   fixed = {name: x for name, x in params.items() if name != "params"}

@@ -1,6 +1,7 @@
 """Training the head with which SpecDec++ ends a draft: lessons, calibration, a whole run."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -15,7 +16,7 @@ import specjax
 from specjax.checkpoints import acceptance as checkpoint
 from specjax.data.packing import pack
 from specjax.models.config import Config as ModelConfig
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, init
 from specjax.train import acceptance, lm
 from specjax.train.recipe.calibration import reliability
 from specjax.train.recipe.config import Training
@@ -24,22 +25,29 @@ SMALL = ModelConfig(vocab_size=11, width=8, layers=1, heads=1, kv_heads=1, head_
 LARGE = dataclasses.replace(SMALL, width=12, layers=2)
 
 
+LENGTH = 24
+
+
 def random_params(config: ModelConfig, seed: int):
-  rng, z = np.random.default_rng(seed), jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(
-    Transformer(config).init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)
-  )
+  rng = np.random.default_rng(seed)
+  shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def states_and_logits(config: ModelConfig, params, ids):
+  position = jnp.arange(LENGTH)[None]
+  state, _ = Transformer(config).apply(params, ids, position, attention_mask(ids * 0, True))
+  return state[0], Transformer(config).apply(params, state, method="head")[0]
+
+
 def alone(config: ModelConfig, params, text):
-  """(states [n, E], probabilities f64[n, V]) of one document by itself."""
-  position, ids = jnp.arange(len(text))[None], jnp.asarray([text], jnp.int32)
-  mask = attention_mask(jnp.zeros_like(ids), True)
-  state, _ = Transformer(config).apply(params, ids, position, mask)
-  logits = np.asarray(Transformer(config).apply(params, state, method="head")[0], np.float64)
-  log_probs = np.exp(logits - logits.max(-1, keepdims=True))
-  return np.asarray(state[0]), log_probs / log_probs.sum(-1, keepdims=True)
+  """(states [n, E], probabilities f64[n, V]) of one document by itself; nothing sees what is later."""
+  ids = np.zeros((1, LENGTH), np.int32)
+  ids[0, : len(text)] = text
+  state, logits = (np.asarray(x)[: len(text)] for x in states_and_logits(config, params, ids))
+  chance = np.exp(np.float64(logits) - logits.max(-1, keepdims=True))
+  return state, chance / chance.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize("mixed", [0.0, 0.4])
@@ -48,7 +56,7 @@ def test_the_lessons_are_those_of_each_document_alone(mixed, monkeypatch):
   texts = [
     (rng.integers(0, 11, n).tolist(), [False] * 3 + [True] * (n - 3)) for n in (9, 12, 8, 15)
   ]
-  rows = pack(texts, 24)
+  rows = pack(texts, LENGTH)
   read = []
   model = Transformer(SMALL)
   params = random_params(LARGE, 1), random_params(SMALL, 2)
@@ -56,14 +64,14 @@ def test_the_lessons_are_those_of_each_document_alone(mixed, monkeypatch):
 
   def watched(self, weights, *inputs, **options):
     if self is model and options.get("method") == "features":
-      read.append(np.asarray(inputs[0]))
+      jax.debug.callback(lambda x: read.append(np.asarray(x)), inputs[0], ordered=True)
     return apply(self, weights, *inputs, **options)
 
   monkeypatch.setattr(Transformer, "apply", watched)
-  states, chance, weight = map(
-    np.asarray,
-    acceptance.examples((Transformer(LARGE), model), params, rows, jax.random.key(3), mixed),
-  )
+  models, key = (Transformer(LARGE), model), jax.random.key(3)
+  examples = jax.jit(lambda params, rows: acceptance.examples(models, params, rows, key, mixed))
+  states, chance, weight = map(np.asarray, examples(params, rows))
+  jax.effects_barrier()
   monkeypatch.undo()
   text, mixture = read
   np.testing.assert_array_equal(text, rows.tokens)

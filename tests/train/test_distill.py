@@ -74,6 +74,7 @@ def test_the_gradient_is_that_of_finite_differences():
   logits = jnp.asarray(rng.normal(size=(2, 3, 4)), jnp.float32)
   tokens, asked = jnp.asarray(rng.integers(0, 4, (2, 3))), jnp.asarray(rng.random((2, 3)) < 0.7)
 
+  @jax.jit
   def loss(x):
     return certainty_loss(x, tokens, asked, 1.5, 0.5)[0]
 

@@ -44,7 +44,6 @@ def ask(model: Model, data: str, field: str, questions: int) -> list[list[int]]:
   Raises:
     ValueError: the model has no chat template, or a record has no text in `field`.
   """
-  _template(model)
   source = open_source(data)
   total = min(questions, len(source))
   prompts = [model.chat(text_of(source[i], field, i)) for i in range(total)]

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-BINS = 10
-
 
 def reliability(predicted: np.ndarray, chance: np.ndarray) -> dict[str, Any]:
   """How far predicted probabilities f[P] are from the true ones f[P], by the predicted tenth.
@@ -14,10 +12,10 @@ def reliability(predicted: np.ndarray, chance: np.ndarray) -> dict[str, Any]:
     `ece`, the expected calibration error: the mean over P of |mean predicted - mean true| in the
     bin; and `bins`, (count, mean predicted, mean true) from 0 upwards without the empty ones.
   """
-  place = np.minimum((predicted * BINS).astype(int), BINS - 1)
+  place = np.minimum((predicted * 10).astype(int), 9)
   bins = [
     (int(here.sum()), float(predicted[here].mean()), float(chance[here].mean()))
-    for here in (place == i for i in range(BINS))
+    for here in (place == i for i in range(10))
     if here.any()
   ]
   ece = sum(n * abs(p - y) for n, p, y in bins) / len(predicted)

@@ -18,7 +18,7 @@ class Masks(NamedTuple):
 
   Attributes:
     hidden: bool[2, B, T], slots that are masked in the first and in the second pass.
-    asked: bool[2, B, T], those of them that count: each asked slot does so in one of the passes.
+    asked: bool[2, B, T], those of them that count, each in one of the passes.
   """
 
   hidden: Array
@@ -31,7 +31,6 @@ def masks(key: Array, answer: Array, block: int, share: float | None, whole: boo
   The block is uniform among those that the answer has.
 
   Args:
-    key: key of the draws.
     answer: bool[B, T], a run of slots in each row.
     block: number of slots of a block (static).
     share: share of the block that the first pass hides; None draws it for each row, uniformly.

@@ -73,7 +73,7 @@ def compute(
     rows: arrays [R, T].
     layers: see `base.Features`; a directory with more layers serves too.
     directory: directory of the format above.
-    batch: number of rows per forward.
+    batch: number of rows of a forward.
 
   Returns:
     Features with memory-mapped f16[R, T, E], the `hidden_layers` in the order of `layers`.

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax import Array
 from orbax.checkpoint import v1 as ocp
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 from specjax.base import Params
 from specjax.train.recipe.config import Training
@@ -54,8 +54,6 @@ def fit(
     loss: the function that is to fall.
     params: the weights to begin with, which stay as they are.
     batch: the batch of a step, a tree of arrays with examples first.
-    training: the options.
-    directory: directory of the run.
     frozen: what else the loss reads, such as a target's weights.
     held_out: a batch to watch, or None.
 
@@ -110,28 +108,19 @@ def loop(
     step: (state, batch) -> (state, metrics); jitted. Metrics are scalars and hold "loss"; a
       gradient's norm among them keeps a state that a bad gradient spoiled from being saved.
     state: the state at step 0; it decides structure, dtypes and sharding of what is restored.
-    batch: the batch of a step.
-    training: the options.
-    directory: directory of the run.
-
-  Returns:
-    The state after the last step.
 
   Raises:
     FloatingPointError: a metric is not finite; nothing of that step is saved.
   """
   log, steps = directory / "metrics.jsonl", training.steps
-  columns = (
-    TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-    TextColumn("{task.fields[note]}"),
-  )  # fmt: skip
+  count, note = MofNCompleteColumn(), TextColumn("{task.fields[note]}")
   policy = ocp.training.preservation_policies.LatestN(2)
   with (
     ocp.training.Checkpointer(
       directory.absolute() / "checkpoints", preservation_policy=policy,
       cleanup_tmp_directories=True,
     ) as checkpoints,
-    Progress(*columns) as progress,
+    Progress(*Progress.get_default_columns(), count, note) as progress,
   ):  # fmt: skip
     first = 0
     if checkpoints.latest is not None:

@@ -1,10 +1,11 @@
-"""Passes of a frozen network over packed rows."""
+"""Passes of a network over rows."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from rich.progress import track
 
 from specjax.base import Features, Params
@@ -21,6 +22,19 @@ def read(
     params, rows.tokens, rows.position, mask, hidden_layers=hidden_layers, method="features"
   )
   return features[0]
+
+
+def predict(network: Transformer, params: Params, tokens: Array, used: Array, shift: bool) -> Array:
+  """Logits f32[B, T, V] for every token i32[B, T], of which those in `used` bool[B, T] are seen.
+
+  With `shift` the state before a token predicts it, as in Dream, and token 0 predicts itself.
+  """
+  B, T = tokens.shape
+  position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
+  mask = jnp.broadcast_to(used[:, None], (B, T, T))
+  hidden, _ = network.apply(params, tokens, position, mask)
+  logits = jnp.asarray(network.apply(params, hidden, method="head"))
+  return jnp.concatenate([logits[:, :1], logits[:, :-1]], 1) if shift else logits
 
 
 def parts(

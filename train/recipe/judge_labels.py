@@ -1,21 +1,18 @@
 """Right and wrong tokens from which a judge learns, made from reference answers.
 
-Judge decoding is published with answers that people marked token by token. Such marks are not
-public, so that this is a procedure of our own, and its labels say less:
+The marks with which judge decoding is published were made by people and are not public, so that
+this is a procedure of our own, whose labels say less:
 
-- Right is every token of a reference answer, and also a word that is put in the place of one of its
-  words. That word is drawn from the target's distribution among its top-k and holds no digit and no
-  sign of arithmetic. Numbers stay as they are, but a word may change the sense ("more" for "less"),
-  which is noise in the labels.
-- Wrong is another digit in the place of one that the text before it determines, and another
-  operator inside `<<..>>`. In GSM8K the determined digits are those of the results,
-  `<<48/2=24>>24`, and of the last line, `#### 72`. Both are drawn from the target's distribution
-  among their kind, so that they are mistakes that it may make. Operands are left alone: they may
-  come in another order and be right.
+- Right is every token of a reference answer, and a word in the place of one of its words. That word
+  is drawn among the target's top-k and holds no digit and no sign of arithmetic. It may change the
+  sense ("more" for "less"), which is noise in the labels.
+- Wrong is another digit in the place of one that the text before it determines, which in GSM8K are
+  those of the results, `<<48/2=24>>24`, and of the last line, `#### 72`; and another operator
+  inside `<<..>>`. Both are drawn from the target's distribution among their kind, as mistakes that
+  it may make. Operands are left alone: they may come in another order and be right.
 
-One token is replaced at a time, after the tokens of the reference: a replacement is another node
-after the same text, and one pass over the reference reads them all. The states are those after the
-token.
+One token is replaced at a time: a replacement is another node after the same text, and one pass
+over the reference reads them all. The states are those after the token.
 
 Letters: R rows, T row length, V vocabulary, E width, P marked tokens.
 """
@@ -93,11 +90,9 @@ def mark(
   """Marks every answer token of `rows`, and one replacement of each that may be replaced.
 
   Args:
-    model: the target, with a tokenizer of single digits.
     rows: questions and answers, arrays [R, T]; `mask` is True on answers.
     top_k: number of the likeliest tokens among which words are drawn.
     temperature: temperature of the distribution from which replacements are drawn.
-    seed: seed of the draws.
     batch: number of rows of a forward.
 
   Raises:

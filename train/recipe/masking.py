@@ -18,7 +18,6 @@ def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
   itself (MDLM, Sahoo et al. 2024, arXiv 2406.07524).
 
   Args:
-    key: key[].
     maskable: bool[B, T]; a prompt is not.
 
   Returns:
@@ -49,11 +48,6 @@ def context_weight(masked: Array, seen: Array, q: float = 0.3) -> Array:
   share = jnp.where(apart > 0, 0.5 * q * (1 - q) ** (apart - 1), 0.0)
   visible = (seen & ~masked).astype(jnp.float32)
   return visible @ share
-
-
-def shifted(logits: Array) -> Array:
-  """Logits [B, T, V] of a model whose state at i - 1 predicts token i; token 0 predicts itself."""
-  return jnp.concatenate([logits[:, :1], logits[:, :-1]], 1)
 
 
 def denoising_loss(

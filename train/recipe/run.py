@@ -52,13 +52,8 @@ def begin(config: Any) -> pathlib.Path:
 def claim(directory: pathlib.Path, config: Any, content: Any, **replaced: Any) -> None:
   """Ties a directory to one run, so that starting it again cannot mix two.
 
-  The options are kept in run.json. A directory without that file is taken as it is.
-
-  Args:
-    directory: directory of the run.
-    config: options of the run, a dataclass.
-    content: what is trained on: a tuple of arrays, or what JSON can hold.
-    replaced: options to be written in another way.
+  The options `config`, or those that replace them, are kept in run.json with a digest of what is
+  trained on, a tuple of arrays or what JSON can hold. A directory without it is taken as it is.
 
   Raises:
     ValueError: the directory holds a run with other options or other data.

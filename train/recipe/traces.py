@@ -59,8 +59,6 @@ def collect(
   Prompts after the last full batch are left out.
 
   Args:
-    model: a denoiser.
-    prompts: ids.
     new: number of slots after each prompt.
     block: W.
     batch: B.
