@@ -42,7 +42,7 @@ def states_and_logits(config: ModelConfig, params, ids):
 
 
 def alone(config: ModelConfig, params, text):
-  """(states [n, E], probabilities f64[n, V]) of one document by itself; nothing sees what is later."""
+  """(states [n, E], probabilities f64[n, V]) of one document by itself, padded at its end."""
   ids = np.zeros((1, LENGTH), np.int32)
   ids[0, : len(text)] = text
   state, logits = (np.asarray(x)[: len(text)] for x in states_and_logits(config, params, ids))
