@@ -1,4 +1,4 @@
-"""The arrays that a target, a drafter and a verifier exchange. Letters and picture: see `specjax.base`."""
+"""The arrays that a target, a drafter and a verifier exchange, in the letters of `specjax.base`."""
 
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -63,7 +63,7 @@ class KV(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """The target's memory of committed tokens, the root excluded.
+  """What the target keeps of the committed tokens, the root excluded.
 
   Attributes:
     kv: KV with arrays [B, K, S, C]. Rows from `length` on are garbage.
@@ -79,8 +79,8 @@ class Features(NamedTuple):
 
   Attributes:
     hidden: [B, N, E]. After the final norm: what the LM head reads.
-    hidden_layers: arrays [B, N, E], one per layer that was asked for: the residual stream before layer i;
-      i = L is the stream before the final norm.
+    hidden_layers: arrays [B, N, E], one per layer that was asked for: the residual stream before
+      layer i; i = L is the stream before the final norm.
   """
 
   hidden: Array

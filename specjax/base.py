@@ -18,7 +18,7 @@ One round of decoding, for a row whose committed text is "the cat sat" (n = 3 to
                 path = [0, 1, 3], count = 2, tokens = [on, the, mat]
     commit      the cache gains the rows of path: sat, on, the. Committed: n = 6, root = mat.
 
-This file imports nothing of the package but what it hands on and what samples.
+Of the package this file imports `arrays`, which it hands on, and `sampling`.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class Prefill(Protocol):
-  """Reads prompts, tokens i32[B, T] of which length i32[B] count, and caches all but the last token.
+  """Reads prompts, tokens i32[B, T] of which length i32[B] count; caches all but the last token.
 
   Row i of the features is the state after token i, meaningful for i < length. `capacity` (static)
   is the cache's S; `hidden_layers` (static) are the layers whose input is wanted.
@@ -78,7 +78,7 @@ class Commit(Protocol):
 
 
 class RunLayers(Protocol):
-  """The residual stream x [B, N, E] through layers start..stop (static): (x, KV of these layers)."""
+  """Runs layers start..stop (static) of the residual stream x [B, N, E]: (x, KV of them)."""
 
   def __call__(
     self, params: Params, x: Array, position: Array, mask: Array, cache: Any = None, *,
@@ -116,8 +116,8 @@ class Target(NamedTuple):
     prefill, evaluate, commit: see `Prefill`, `Evaluate` and `Commit`.
     head: (params, hidden [..., E]) -> logits f32[..., V], the final vocabulary projection.
 
-  A transformer has more, of which draft heads are made. Elsewhere the numbers are 0 and the functions raise
-  ValueError.
+  A transformer has more, of which draft heads are made. Elsewhere the numbers are 0 and the
+  functions raise ValueError.
     width, layers, heads, head_dim: E, L, the number of query heads, and C.
     norm_epsilon: of its norms.
     embed: (params, tokens i32[B, N]) -> [B, N, E].
@@ -187,7 +187,7 @@ class EvaluateDraft(Protocol):
 
 
 class Drafter(NamedTuple):
-  """A way of guessing. State is a fixed-shape pytree that rides in the loop.
+  """A way of guessing, whose state is a fixed-shape pytree that rides in the loop.
 
   Attributes:
     name: what `specjax list` shows.
@@ -195,8 +195,8 @@ class Drafter(NamedTuple):
     nodes: N, the root included (static).
     depth: D, the longest draft (static).
     init, propose, update: see their types.
-    evaluate: None, or for methods that add nodes to the target's own pass what replaces it.
-    hidden_layers: layers of the target whose input `init` and `update` want, see `Features` (static).
+    evaluate: None, or what replaces `Target.evaluate`, for methods that add nodes to its pass.
+    hidden_layers: layers of the target whose input it wants, see `Features` (static).
   """
 
   name: str

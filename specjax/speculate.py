@@ -49,7 +49,7 @@ class Weights(NamedTuple):
 
 
 class Request(NamedTuple):
-  """What each row asks for; traced.
+  """What each row asks for; all of it is traced.
 
   Attributes:
     settings: sampling settings, arrays [B].
@@ -67,7 +67,7 @@ class Request(NamedTuple):
 
 
 class Stats(NamedTuple):
-  """Per-row counts, prefill excluded.
+  """What is counted per row; the prefill is not.
 
   Attributes:
     forwards: i32[B], target evaluations while the row was live.
@@ -211,7 +211,7 @@ def guess(
 def round_(
   method: Method, weights: Weights, request: Request, state: State, source: Callable[..., Source]
 ) -> State:
-  """One round for all rows; finished rows stay as they are."""
+  """Runs one round for all rows; finished rows stay as they are."""
   target, drafter, verifier, _ = method
   processors = list(zip(method.processors, request.processors, state.processors, strict=True))
   context, stats, D = state.context, state.stats, drafter.depth

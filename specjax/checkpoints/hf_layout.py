@@ -1,4 +1,4 @@
-"""Where our parameters lie on disk, by the names each family gives them."""
+"""The tensors on disk that make up our parameters, by the names that each family gives them."""
 
 import dataclasses
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from specjax.models.config import Config
 
 
 class Fusion(NamedTuple):
-  """A tensor on disk: its name, and its shape as the config has it."""
+  """A tensor on disk: its name, and the shape that the config calls for."""
 
   name: str
   shape: tuple[int, ...]
@@ -38,7 +38,7 @@ HF = Names(
   v="self_attn.v_proj", out="self_attn.o_proj", mlp_norm="post_attention_layernorm",
   gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj",
 )  # fmt: skip
-# ff_out is two things: a layer's way down, and outside the layers the LM head.
+# ff_out names two things: the second matrix of a layer's MLP and, outside the layers, the LM head.
 LLADA = Names(
   embedding="model.transformer.wte", norm="model.transformer.ln_f",
   lm_head="model.transformer.ff_out", layer="model.transformer.blocks.{}",
@@ -47,10 +47,19 @@ LLADA = Names(
 )  # fmt: skip
 
 
-def layout(c: Config, names: Names) -> dict[tuple[str, ...], list[Fusion]]:
-  """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
+Layout = dict[tuple[str, ...], list[Fusion]]
+"""Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
+
+
+def spare(c: Config, names: Names) -> frozenset[str]:
+  """The LM head, where it is the embedding once more."""
+  return frozenset({f"{names.lm_head}.weight"} if c.tied else ())
+
+
+def layout(c: Config, names: Names) -> Layout:
+  """The parameters of a config, and their tensors by the names of a family."""
   E, F, C = c.width, c.mlp_width, c.head_dim
-  table = {
+  table: Layout = {
     ("embedding",): [Fusion(f"{names.embedding}.weight", (c.vocab_size, E))],
     ("norm", "weight"): [Fusion(f"{names.norm}.weight", (E,))],
   }

@@ -4,8 +4,8 @@ A head says what it keeps of the committed text and how one guess follows from a
 is filled with its guesses, and how it is taught on real text, is the same for all heads: see
 `drafters.drafting`.
 
-Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth, E width
-of the target, E' of what a head reads out, V vocabulary, W' draft vocabulary (at most V tokens).
+Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth, E the
+target's width, E' that of what a head reads out, V vocabulary, W' draft vocabulary (at most V).
 """
 
 from typing import Any, NamedTuple, Protocol

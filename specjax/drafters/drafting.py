@@ -1,7 +1,7 @@
 """From a head to a drafter, and to its guesses along a true text: it is taught what it drafts.
 
-Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth, E' width
-of what a head reads out.
+Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth,
+E' width of what a head reads out.
 """
 
 import functools

@@ -32,7 +32,7 @@ def named(name: str) -> Named:
   if isinstance(name, str) and name in HEADS:
     return HEADS[name]
   if not isinstance(name, str) or not is_file(name):
-    raise ValueError(f"head={name!r} is not known: accepted are {', '.join(HEADS)}, or "
+    raise ValueError(f"head={name!r}: accepted is one of {', '.join(HEADS)}, or "
                      "FILE.py:FUNCTION of your own.")  # fmt: skip
   file, _, function = name.rpartition(":")
   if not pathlib.Path(file).is_file():

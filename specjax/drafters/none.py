@@ -1,4 +1,4 @@
-"""No draft: plain decoding."""
+"""Plain decoding drafts nothing."""
 
 import jax.numpy as jnp
 

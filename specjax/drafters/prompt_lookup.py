@@ -1,4 +1,4 @@
-"""Prompt lookup: the text so far, searched for its own end, says what came next last time."""
+"""Prompt lookup searches the text for its own end and guesses what came next last time."""
 
 import functools
 
@@ -28,10 +28,11 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
 
 @functools.cache
 def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafter:
-  """A chain copied from after the longest, then latest, earlier occurrence of the last tokens.
+  """Copies a chain from after the longest, then latest, earlier occurrence of the last tokens.
 
-  Prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the text is
-  continued periodically, so loops are drafted to full depth; without a match nothing is drafted.
+  This is prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the
+  text is continued periodically, so loops are drafted to full depth; without a match nothing is
+  drafted.
 
   Args:
     depth: D, tokens drafted.

@@ -1,4 +1,4 @@
-"""Parallel heads rescored: a language model that is too small to draft alone mends their guesses.
+"""A language model that is too small to draft alone mends the guesses of parallel heads.
 
 Heads that guess at once do not know of each other and repeat words. Kim et al. 2024 (arXiv
 2404.09221, sections 5 and 6) choose among the best guesses of each head again, before the target
@@ -52,10 +52,10 @@ class Rescored(NamedTuple):
 
 @functools.cache
 def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
-  """A chain whose every token is chosen by the head and a small LM together ("local rescoring").
+  """The head and a small LM choose every token of a chain together ("local rescoring").
 
-  Depth by depth, the guess v with the largest logit_d(v) + alpha * log LM(v | text, the draft so
-  far) among head d's K best. The paper leaves open how the two are scaled: here the head's raw
+  At depth d they take, of head d's K best guesses v, the one with the largest logit_d(v) + alpha
+  log LM(v | text, the draft so far). The paper leaves their scales open: here it is the head's raw
   logits and the LM's distribution over its whole vocabulary at temperature 1. The LM takes D + 1
   steps per round, the last of which caches the last token. The tokens follow a fixed rule, so
   "greedy" and "target_only" are exact; there is no q.
@@ -99,7 +99,7 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
 
 @functools.cache
 def ngram(head: Head, tree_nodes: int, alpha: float, top: int = 16, paths: int = 16) -> Drafter:
-  """A tree of the best paths by the heads and a bigram table together ("global rescoring").
+  """The heads and a bigram table choose the best paths together ("global rescoring").
 
   A path scores the sum of its logits plus alpha times its log-probability given the root; the P
   best of all K ** D paths are found exactly and packed into a tree, best first, equal beginnings

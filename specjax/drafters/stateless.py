@@ -1,4 +1,4 @@
-"""Drafters that keep nothing between rounds: one function of the text is all there is to write."""
+"""A drafter that keeps nothing between rounds is one function of the text."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Drafters that know nothing: what is lossless under them is lossless under anything.
+"""The drafters here know nothing: what is lossless under them is lossless under anything.
 
 Letters: B batch, N tree nodes.
 """
@@ -32,7 +32,7 @@ def _drafter(
 def fixed_draft(
   choices: Choices, tokens: Sequence[int], valid: Sequence[bool] | None = None
 ) -> Drafter:
-  """The same tree with the same tokens in every round.
+  """Drafts the same tree with the same tokens in every round.
 
   Args:
     choices: rank paths, see `trees.static`.
@@ -57,7 +57,7 @@ def fixed_draft(
 
 
 def random_draft(choices: Choices, vocab_size: int) -> Drafter:
-  """A tree of garbage: tokens scrambled from the text's last token, its length and the node.
+  """Drafts garbage: tokens scrambled from the text's last token, its length and the node.
 
   Args:
     choices: rank paths, see `trees.static`.

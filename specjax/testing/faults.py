@@ -1,4 +1,4 @@
-"""Faults to inject into a method: a proof counts for what it would have caught.
+"""Faults are injected into a method here: a proof counts for what it would have caught.
 
 Each takes a method and breaks it in one place, the way real programs are broken. Enumeration must
 see what the rule looks at:
@@ -13,6 +13,7 @@ Letters: B batch, N tree nodes, V vocabulary.
 
 from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -100,11 +101,7 @@ def siblings_reversed(method: Method) -> Method:
       return jnp.take_along_axis(x, order if x.ndim == 2 else order[..., None], 1)
 
     parent = jnp.take_along_axis(number, moved(draft.parent), 1).astype(jnp.int32)
-    return draft._replace(
-      tokens=moved(draft.tokens), parent=parent, depth=moved(draft.depth),
-      valid=moved(draft.valid), log_probs=None if draft.log_probs is None else moved(draft.log_probs),
-      chosen=None if draft.chosen is None else moved(draft.chosen),
-    )  # fmt: skip
+    return jax.tree.map(moved, draft)._replace(parent=parent)
 
   return _drafting(method, change)
 
@@ -152,13 +149,13 @@ FAULTS: dict[str, Callable[[Method], Method]] = {
 def distances(
   cases: Sequence[Case], method: Method, drafter_params: Params = (), *, faults: Sequence[str]
 ) -> dict[str, float]:
-  """How far each fault takes the method from the target's distribution: the largest total variation.
+  """The total variation, at most, to which each fault takes the method from the target.
 
   Args:
     cases: several tables; a fault may leave no trace on one of them.
     method: exact, of a `table_model`.
     drafter_params: the drafter's.
-    faults: names in FAULTS. Those of q need a draft with a distribution, those of siblings two children.
+    faults: names in FAULTS. Those of q need a draft with one, those of siblings two children.
   """
   found = {}
   for name in faults:

@@ -1,4 +1,4 @@
-"""Token trees: shapes that any head or draft model fills, one file each.
+"""Token trees are shapes that any head or draft model fills; each has a file of its own.
 
 A new tree is a file with a class, see `trees.base.Tree`, and a row of TREES.
 """

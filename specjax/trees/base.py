@@ -74,14 +74,9 @@ class Tree(Protocol):
   def proposal(self) -> Proposal: ...
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     """A draft of this shape; siblings that are chosen differ from each other.
 
     Args:

@@ -1,4 +1,4 @@
-"""The tree of the paths that beam search finds."""
+"""A beam holds the paths that beam search finds."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -29,13 +29,8 @@ class Beam:
     check_size(self, "width", "1 + depth * width", 1 + self.depth * self.width)
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     paths = beam_paths(self.width, self.depth, root, step, carry, memory, ids)
     return from_paths(paths, root, self.nodes)

@@ -1,4 +1,4 @@
-"""Trees whose children are drawn from a head's distribution, so that rules which know it accept more.
+"""Children of these trees are drawn from a head's distribution: rules that know it accept more.
 
 Letters: B batch, N nodes, W nodes of one level, R children of a node, V vocabulary.
 """
@@ -56,14 +56,9 @@ class Drawn(Static):
     raise NotImplementedError
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     sampling, shape = needed(sampling, self), self.shape
     B, N = root.shape[0], self.nodes
     alone = jnp.ones((B, 1), bool)

@@ -1,4 +1,4 @@
-"""The tree of the nodes that a head is surest of, another shape each round."""
+"""A dynamic tree holds the nodes that a head is surest of, another shape each round."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -32,14 +32,9 @@ class Dynamic:
     check_size(self, "beam", "1 + beam + (depth - 1) * beam**2", most)
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     parent = jnp.full((root.shape[0], 1), -1, jnp.int32)  # pool number of each expanded node
     pool: list[tuple[Array, Array, Array]] = []  # tokens, scores, parents of each level
     depths = np.zeros(0, int)

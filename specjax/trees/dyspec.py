@@ -1,4 +1,4 @@
-"""DySpec: a child is drawn where the draft expects it to be reached.
+"""DySpec draws a child where the draft expects it to be reached.
 
 Letters: B batch, N nodes, D depth, W nodes kept per level, K children of a node, V vocabulary.
 """
@@ -45,14 +45,9 @@ class DySpec:
     return 1 + sum(level_sizes(self.width, self.depth, self.children))
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     sampling = needed(sampling, self)
     expand, values = above_threshold(self, sampling.noise)
     return draw_levels(

@@ -1,4 +1,4 @@
-"""Drawn trees of another shape each round: every level keeps the most promising of its draws.
+"""Drawn trees can have another shape each round: a level keeps the most promising of its draws.
 
 What decides whether a draw is kept must be known before its token is (or, for stochastic beams,
 must be independent of it given the draws before): looking first and keeping then is biased under
@@ -42,7 +42,7 @@ class Expansion(NamedTuple):
 
 
 class Expand(Protocol):
-  """How children come about: from log_probs f32[B, W, V] of a level's nodes and their values [B, W]."""
+  """The children of a level, from its nodes' log_probs f32[B, W, V] and their values [B, W]."""
 
   def __call__(self, level: int, log_probs: Array, values: Any, /) -> Expansion: ...
 

@@ -1,4 +1,4 @@
-"""Guesses as a graph: what was guessed before after the same tokens is linked, not guessed again.
+"""Guesses form a graph: what was guessed after the same tokens before is linked, not repeated.
 
 Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P = W R, E expanded
 nodes, V draft vocabulary.
@@ -24,12 +24,12 @@ class Graph:
 
   A guess whose token and the `repeat` tokens before it are those of an expanded node off its path
   is not expanded but goes on where that node does; the W expansions of a level are spent on the
-  likeliest others. What is verified is a tree again, since the target's distribution depends on the whole
-  path: the likeliest walks through the graph.
+  likeliest others. What is verified is a tree again, since the target's distribution depends on the
+  whole path: the likeliest walks through the graph.
 
-  What follows a link was guessed after another text, an approximation of the draft's distribution. Guesses
-  are chosen, so it can cost acceptance, but not exactness. As shapes are static every level takes a
-  pass over W nodes; what links spare is room in it, or a smaller W.
+  What follows a link was guessed after another text, which approximates the draft's distribution.
+  Guesses are chosen, so this can cost acceptance, but not exactness. As shapes are static every
+  level takes a pass over W nodes; links spare room in it, or allow a smaller W.
 
   Attributes:
     nodes: N of the tree, the root included; what there is no walk for stays unused.
@@ -56,23 +56,18 @@ class Graph:
     check_size(self, "beam", "1 + beam + .. + beam**depth", most)
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     return unroll(self, expand(self, root, step, carry, memory, ids), root)
 
 
 class Links(NamedTuple):
-  """The graph. Expanded node 0 is the root; those of a level follow each other.
+  """The graph, in which expanded node 0 is the root; those of a level follow each other.
 
   Attributes:
     tokens: i32[B, E, R], the target's ids.
-    distribution: f32[B, E, R], log-probability of each guess after its node; -inf for none.
+    log_probs: f32[B, E, R], of each guess after its node; -inf for none.
     to: i32[B, E, R], the expanded node that a guess is or is linked to; -1 where it ends.
   """
 
@@ -84,7 +79,7 @@ class Links(NamedTuple):
 def expand(
   tree: Graph, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None
 ) -> Links:
-  """D passes of the head, E = 1 + (D - 1) W at most.
+  """Builds the graph in D passes of the head; E = 1 + (D - 1) W at most.
 
   Args:
     tree: static.

@@ -31,14 +31,9 @@ class Level(NamedTuple):
 
 
 def search(
-  width: int,
-  depth: int,
-  root: Array,
-  step: Step,
-  carry: Any = (),
-  memory: Any = (),
+  width: int, depth: int, root: Array, step: Step, carry: Any = (), memory: Any = (),
   ids: Array | None = None,
-) -> list[Level]:
+) -> list[Level]:  # fmt: skip
   """The D levels of a beam search; ties go to the better path, then to the lower token.
 
   Args:
@@ -99,14 +94,9 @@ def likeliest(
 
 
 def beam_paths(
-  width: int,
-  depth: int,
-  root: Array,
-  step: Step,
-  carry: Any = (),
-  memory: Any = (),
+  width: int, depth: int, root: Array, step: Step, carry: Any = (), memory: Any = (),
   ids: Array | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
   """i32[B, P, D]: the likeliest paths that a beam search finds, best first, all different.
 
   P is `width`, or V ** D where that is less. Arguments: see `search`.

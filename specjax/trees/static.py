@@ -1,4 +1,4 @@
-"""Trees fixed before decoding, written as lists of rank paths.
+"""A static tree is fixed before decoding and written as a list of rank paths.
 
 A path (0, 2) is the third-best guess for depth 2 below the best guess for depth 1: the form in
 which Medusa's `medusa_choices` are published (arXiv 2401.10774, section 2.3.3).
@@ -130,14 +130,9 @@ class Static:
     return "deterministic"
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     shape, B, tokens = self.shape, root.shape[0], root
     for depth, (inner, children, above, mask) in enumerate(levels(shape)):
       if depth:

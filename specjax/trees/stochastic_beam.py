@@ -1,4 +1,4 @@
-"""Stochastic beam search: whole paths are drawn without replacement.
+"""Stochastic beam search draws whole paths without replacement.
 
 Letters: B batch, N nodes, D depth, W paths, V vocabulary.
 """
@@ -38,14 +38,9 @@ class StochasticBeam:
     return 1 + sum(level_sizes(self.width, self.depth, self.width))
 
   def fill(
-    self,
-    root: Array,
-    step: Step,
-    carry: Any = (),
-    memory: Any = (),
-    ids: Array | None = None,
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
     sampling: Sampling | None = None,
-  ) -> Draft:
+  ) -> Draft:  # fmt: skip
     sampling = needed(sampling, self)
     expand, values = perturbed(self, sampling.noise)
     return draw_levels(

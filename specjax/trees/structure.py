@@ -1,4 +1,4 @@
-"""Drafts as arrays: rows of them, ancestors, paths, and the walk from the root.
+"""Drafts are arrays: here are their rows, ancestors and paths, and the walk from the root.
 
 Letters: B batch, N nodes (node 0 is the root), D maximum depth, A = D + 1. Every function is
 vectorised over nodes and unrolled over depth.
@@ -19,7 +19,7 @@ def at(values: Array, index: Array) -> Array:
 
 
 def take_rows(tree: Any, index: Array) -> Any:
-  """The same for every array [B, N, ...] of a pytree: x[b, index[b, i]], index i32[B, M]."""
+  """x[b, index[b, i]] for every array [B, N, ...] of a pytree; index i32[B, M]."""
   return jax.tree.map(
     lambda x: jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), 1), tree
   )

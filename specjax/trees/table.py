@@ -1,4 +1,4 @@
-"""The table of trees, by name."""
+"""The table says which tree has which name."""
 
 from specjax.trees.beam import Beam
 from specjax.trees.drawn import IID, Mixed, WithoutReplacement

@@ -1,4 +1,4 @@
-"""Block verification of a sampled chain: all of it is weighed before anything is refused."""
+"""Block verification weighs all of a sampled chain before it refuses anything."""
 
 import functools
 
@@ -15,7 +15,7 @@ _LEAST = -1e9  # log q of what cannot be drawn; a token of padding may be such
 
 @functools.cache
 def block() -> Verifier:
-  """EXACT for a chain drawn from q, and the best such rule: never accepts less than "token".
+  """EXACT for a chain drawn from q, and the best such rule: it never accepts less than "token".
 
   Sun et al. 2025 (arXiv 2403.10444, algorithm 2). With c_0 = 1, c_i = min(1, c_{i-1} p_i / q_i) and
   Z_i the mass of max(c_i p_{i+1} - q_{i+1}, 0), position i passes with probability
@@ -33,15 +33,9 @@ def block() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     drafted = draft.tokens[:, 1:]
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
@@ -70,7 +64,7 @@ def block() -> Verifier:
     p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
     reduced = at(proposed, count[:, None]) & (row.sum(-1, keepdims=True) > 0)
     row = jnp.where(reduced, row, p_row)
-    extra = noise.draw(RESIDUAL, jnp.log(siblings.normal(row)))
+    extra = noise.draw(RESIDUAL, jnp.log(siblings.normalise(row)))
     tokens = jnp.concatenate([drafted, extra[:, None]], 1)
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
     return Verdict(jnp.minimum(step, count[:, None]), count, tokens)

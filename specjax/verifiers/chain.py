@@ -1,4 +1,4 @@
-"""What the rules that read a drawn chain token by token share: its coins, and where it is left."""
+"""Rules that read a drawn chain token by token share its coins, and where it is left."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -34,8 +34,8 @@ def leave(
 ) -> Verdict:
   """Accepts the tokens before the first that did not pass; one from norm(max(p - q, 0)) follows.
 
-  After a chain's end it comes from p: no token was proposed there. Of a "truncated" one q counts there
-  too, see `token`.
+  After a chain's end it comes from p: no token was proposed there. The q of a "truncated" chain
+  counts there too, see `token`.
 
   Args:
     draft, log_probs, noise: see `coins`.

@@ -1,4 +1,4 @@
-"""Greedy verification: follow the child that is the target's argmax."""
+"""Greedy verification follows the child that is the target's argmax."""
 
 import functools
 
@@ -12,21 +12,15 @@ from specjax.trees.structure import match
 
 @functools.cache
 def greedy() -> Verifier:
-  """GREEDY-EXACT: plain greedy decoding's tokens, up to floating-point ties, for any draft.
+  """GREEDY-EXACT: emits plain greedy decoding's tokens, up to floating-point ties, for any draft.
 
-  Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
+  This is the rule of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

@@ -1,4 +1,4 @@
-"""Judge decoding: a head on the target's states overrules what the exact rule refuses."""
+"""In judge decoding a head on the target's states overrules what the exact rule refuses."""
 
 import functools
 from typing import NamedTuple
@@ -47,24 +47,18 @@ def judge(threshold: float = 0.5) -> Verifier:
   """LOSSY: accepts also what a trained head finds right, sigmoid(w h + b) > threshold.
 
   Bachmann et al. 2025 (arXiv 2501.19309). h is the target's state at the draft token, after reading
-  it, where p comes from the state before it. A chain drawn from a distribution is judged beside the coins of
-  "token", and left with its residual. Anything else is walked as by "target_only": to the target's
-  own choice where that was drafted, else to the first child that the head finds right.
+  it, where p comes from the state before it. A chain that was drawn is judged beside the coins of
+  "token", and left with its residual. Anything else is walked as "target_only" walks it: to the
+  target's own choice where that was drafted, else to the first child that the head finds right.
 
   Args:
     threshold: 1 leaves the exact rule, a lower one accepts more.
   """
 
   def verify(
-    params: Judge,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Judge, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     if not isinstance(params, Judge):
       raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
     right = probability(params, features.hidden) > threshold

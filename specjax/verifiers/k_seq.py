@@ -1,4 +1,4 @@
-"""K-SEQ: independent siblings, each accepted by one fixed ratio."""
+"""K-SEQ accepts each of several independent siblings by one fixed ratio."""
 
 import functools
 
@@ -45,17 +45,11 @@ def k_seq() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     B, N, V = log_probs.shape
-    p, q = jnp.exp(log_probs), siblings.first_log_probs(draft, "iid", V)
+    p, q = jnp.exp(log_probs), siblings.first_child(draft, "iid", V)
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
     drafted = draft.valid & (draft.depth > 0)
     child = (draft.parent[:, None] == node) & drafted[:, None]

@@ -1,4 +1,4 @@
-"""Typical acceptance: keep what the target finds plausible enough."""
+"""Typical acceptance keeps what the target finds plausible enough."""
 
 import functools
 
@@ -12,10 +12,11 @@ from specjax.trees.structure import at, connected, follow
 
 @functools.cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
-  """LOSSY: accepts x when p(x) > min(epsilon, delta * exp(-entropy)), whatever plain decoding says.
+  """LOSSY: accepts x if p(x) > min(epsilon, delta exp(-entropy)), whatever the exact rule says.
 
-  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, over the distribution after temperature.
-  The deepest accepted path wins, then the likelier one; the token after it is drawn from the distribution.
+  This is Medusa's rule (arXiv 2401.10774, section 2.3.1). The entropy, in nats, is that of the
+  distribution after temperature. The deepest accepted path wins, then the likelier one; p says the
+  token after it.
 
   Args:
     epsilon: the hard threshold.
@@ -23,15 +24,9 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    *,
-    depth: int,
-    proposal: Proposal,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))

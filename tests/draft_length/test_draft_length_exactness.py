@@ -1,4 +1,4 @@
-"""Policies in the shipped loop: a draft that is stopped leaves the target's distribution as it was."""
+"""Policies in the shipped loop: a draft that is stopped leaves the target's distribution alone."""
 
 import jax
 import jax.numpy as jnp

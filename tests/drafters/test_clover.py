@@ -54,7 +54,7 @@ def examples() -> Examples:
 
 
 def unrolled(name: str, params):
-  """States [D, E] and logits [D, V] of the first cut point."""
+  """States [D, E] and logits [D, V] of the first drafting position."""
   build, config = HEADS[name]
   head = build(target(MODEL), config)
 
@@ -64,7 +64,7 @@ def unrolled(name: str, params):
     return states, [head.read(params, target_params, s, d) for d, s in enumerate(states, 1)]
 
   both = tuple(np.stack(xs) for xs in run(params, target_params(), examples()))
-  # The other cut points have no tokens, or too few, after them.
+  # The other drafting positions have no tokens, or too few, after them.
   assert all(np.isfinite(x).all() and x.shape[:3] == (2, 1, 3) for x in both)
   return tuple(x[:, 0, 0] for x in both)
 
@@ -191,7 +191,7 @@ def test_two_depths_are_the_formula(name):
 
 def test_residual_attention_is_its_formula():
   x, y = np.random.default_rng(6).normal(size=(2, 3, 5, E))
-  module = ResidualAttention(MODEL)
+  module = ResidualAttention(MODEL.heads, MODEL.norm_epsilon)
   x32, y32 = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
   params = noisy(jax.jit(module.init)(jax.random.key(0), x32, y32), 7)
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
@@ -202,7 +202,7 @@ def test_residual_attention_is_its_formula():
 
 def test_residual_attention_to_nothing_is_finite():
   """A zero key has no direction: neither the value nor the gradient is NaN."""
-  module, zero = ResidualAttention(MODEL), jnp.zeros((1, E))
+  module, zero = ResidualAttention(MODEL.heads, MODEL.norm_epsilon), jnp.zeros((1, E))
   params = jax.jit(module.init)(jax.random.key(0), zero, zero)
   run = jax.jit(jax.value_and_grad(lambda p: module.apply(p, zero, zero).sum()))
   value, gradient = run(params)

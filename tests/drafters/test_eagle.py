@@ -100,7 +100,7 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
 
 @pytest.mark.parametrize("name", HEADS)
 def test_unroll_is_drafting_without_a_cache(name):
-  """Training-time test: every guess from true states up to the cut, own ones after it."""
+  """Training-time test: every guess is from true states up to `at`, own ones after it."""
   head, (model, own) = HEADS[name], weights_of(name)
   rng = np.random.default_rng(1)
   T, M = 18, 6

@@ -209,7 +209,7 @@ def test_the_prefix_layer_remembers_what_was_accepted():
 
 def test_heads_start_from_the_targets_vocabulary():
   matrix = np.asarray(every.target_params()["params"]["embedding"])
-  params = VARIANTS["hydra++"][0](every.MODEL, HydraConfig()).init(
+  params = VARIANTS["hydra++"][0](every.TARGET, HydraConfig()).init(
     jax.random.key(0), every.target_params(), jnp.asarray(every.VOCABULARY)
   )["params"]
   for d in range(1, 5):

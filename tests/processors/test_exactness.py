@@ -1,4 +1,4 @@
-"""What processors do to the distribution of the emitted tokens, exactly, through the shipped loop."""
+"""Processors change the distribution of the emitted tokens as they should, in the shipped loop."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""The compiled loop with its real noise: many requests of one prompt, against the target's distribution."""
+"""The compiled loop with its real noise: many requests of one prompt, tested by chi-square."""
 
 from typing import NamedTuple
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax import speculate, trees
 from specjax.base import Verdict, Verifier
 from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
@@ -27,7 +27,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees import TREES, DySpec
+from specjax.trees import DySpec
 from specjax.trees.structure import match
 from specjax.verifiers import (
   block,
@@ -84,7 +84,7 @@ SHAPES = {
 }
 DRAWN = {
   **{
-    f"{shape} {how}": draft_tree(table_model(V), TREES[how](choices))
+    f"{shape} {how}": draft_tree(table_model(V), trees.TREES[how](choices))
     for shape, choices in SHAPES.items()
     for how in ("iid", "without_replacement", "mixed")
   },

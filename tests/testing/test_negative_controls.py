@@ -209,7 +209,8 @@ PROPER = {
   "without_replacement": (drawn("without_replacement", 2), RECURSIVE),
   "iid": (drawn("iid", 2), RECURSIVE),
   "top of q, chosen": (
-    likeliest_instead(drawn("without_replacement", 2))._replace(proposal="deterministic"), RECURSIVE,
+    likeliest_instead(drawn("without_replacement", 2))._replace(proposal="deterministic"),
+    RECURSIVE,
   ),
   "block": (CHAIN, flawed_block("none")),
   "the shipped block": (CHAIN, block()),

@@ -93,7 +93,7 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
     for b, m, label in points(objective, batch, d):
       if label is None:
         continue
-      # The token d + 1 after the cut is the target's to say d after it.
+      # The token d + 1 after the position is the target's to say d after it.
       own, log_probs = hidden[b, batch.examples.at[b, m] + d], log_softmax(logits[d - 1][b, m])
       assert batch.labels[b, m, d - 1] == batch.examples.tokens[b, batch.examples.at[b, m] + d + 1]
       error = np.abs(states[d - 1][b, m] - own)

@@ -88,13 +88,13 @@ def test_it_is_trained_by_name_and_decodes(file, tiny_heads, capsys):
 @pytest.mark.parametrize(
   ("name", "words"),
   [
-    ("oracle", "head='oracle' is not known: accepted are medusa, .* or FILE.py:FUNCTION"),
+    ("oracle", "head='oracle': accepted is one of medusa, .* or FILE.py:FUNCTION"),
     ("absent.py:mix", "there is no file absent.py in "),
     ("my_head.py:other", "my_head.py has no function other"),
     ("my_head.py:raises", "my_head.py has no function raises"),
     ("my_head.py:no_config", "no_config must be no_config\\(target: Target, config: CONFIG\\)"),
     ("broken.py:mix", "broken.py cannot be run: SyntaxError: "),
-    (["medusa"], "is not known"),
+    (["medusa"], "accepted is one of medusa"),
   ],
 )
 def test_a_name_of_nothing_is_one_sentence(file, name, words):

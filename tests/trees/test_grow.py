@@ -174,12 +174,12 @@ def test_static_trees_hold_the_ranks(tree, kind):
   check_form(draft, tree)
   for b in range(B):
     want = set()
-    for ranks in tree:
+    for ranks in tree.choices:
       path: tuple[int, ...] = ()
       for rank in ranks:
         path += (ranked(log_probs_after(LOGITS[kind][b], path))[rank],)
       want.add(path)
-    assert len(want) == len(tree)
+    assert len(want) == len(tree.choices)
     assert set(paths_of(draft, b)) == want
 
 
@@ -188,7 +188,7 @@ def test_static_trees_of_guesses_by_depth(tree):
   draft = filled(tree, RANDOM)
   for b in range(B):
     best = [ranked(RANDOM[b, d]) for d in range(4)]
-    want = {tuple(best[d][rank] for d, rank in enumerate(ranks)) for ranks in tree}
+    want = {tuple(best[d][rank] for d, rank in enumerate(ranks)) for ranks in tree.choices}
     assert set(paths_of(draft, b)) == want
 
 

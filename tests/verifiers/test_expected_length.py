@@ -1,4 +1,4 @@
-"""Expected tokens of every rule on distributions that do not depend on the text, against published numbers.
+"""Every rule accepts as many tokens as published, where distributions do not depend on the text.
 
 All outcomes of draft and coins are enumerated; the last token, which counts one, is not.
 """

@@ -1,4 +1,4 @@
-"""The rules against plain loops and closed forms; their distributions are in testing/test_enumeration.py."""
+"""The rules against plain loops and closed forms; testing/test_enumeration.py has distributions."""
 
 import itertools
 

@@ -1,6 +1,6 @@
-"""What a head is taught at a batch of cut points, and how its guesses are counted.
+"""What a head is taught at a batch of drafting positions, and how its guesses are counted.
 
-Letters: B rows, M cut points of a row, D depth, E width.
+Letters: B rows, M drafting positions of a row, D depth, E width.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ RANKS = 10  # guesses per depth whose hits are counted
 
 
 class Objective:
-  """A head's guesses at a batch of cut points, and the figures made of them."""
+  """A head's guesses at a batch of drafting positions, and the figures made of them."""
 
   def __init__(self, head: Head, vocabulary: np.ndarray | None):
     self.head, V = head, head.target.vocab_size
