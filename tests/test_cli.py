@@ -242,8 +242,8 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("--tree", "no_such.json"), "tree='no_such.json': there is no such file"),
-    (("--tree", "wide"), "tree='wide': accepted is FILE.json, dynamic-NODES-DEPTH-BEAM"),
+    (("--tree", "no_such.json"), "'no_such.json' cannot be read"),
+    (("--tree", "wide"), "tree='wide': accepted is FILE.json, static-CHILDREN"),
     (("--tree", "dynamic-9-3-3"), "tree is 3 deep: the head guesses 2"),
     (("--tree", "dynamic-6-2-3", "--nodes", "4"), "nodes=4 and tree='dynamic-6-2-3'"),
     (

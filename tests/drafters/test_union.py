@@ -23,7 +23,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees import IID, Mixed, WithoutReplacement
+from specjax.trees import IID, Mixed, Static, WithoutReplacement
 from specjax.verifiers import recursive, target_only, traversal
 
 EXACT, BIASED = 1e-6, 1e-3
@@ -154,8 +154,8 @@ def test_every_source_knows_the_committed_text():
   """The state after some rounds is what a prefill of the text so far gives, whoever won."""
   names, tree = ("eagle3", "hydra", "medusa"), ((0,), (1,), (0, 0))
   made = [head(name) for name in names]
-  knowing = draft_tree(TARGET, ((0,), (0, 0)))  # the target itself: it wins
-  losing = draft_tree(TARGET, ((0,), (1,)))
+  knowing = draft_tree(TARGET, Static(((0,), (0, 0))))  # the target itself: it wins
+  losing = draft_tree(TARGET, Static(((0,), (1,))))
   sources = [prompt_lookup(4), *(drafting.drafter(h, tree) for h, _ in made), losing, knowing]
   other = jax.tree.map(lambda x: -x, target_params())
   params = ((), *(p for _, p in made), other, target_params())
@@ -202,7 +202,7 @@ def test_sizes_taps_and_names():
       (draft_tree(TABLE, WithoutReplacement(((0,), (1,)))),),
       "has the proposal 'without_replacement': a union",
     ),
-    ((draft_tree(TABLE, Mixed(((0,), (1,)))),), "chain, iid, own, point"),
+    ((draft_tree(TABLE, Mixed(((0,), (1,)))),), "chain, deterministic, iid, independent"),
     ((none()._replace(evaluate=TABLE.evaluate),), "replaces the target's evaluation"),
   ],
 )

@@ -247,8 +247,8 @@ def test_a_benchmark_takes_a_tree_in_words(model, head):
   drafter = bench.make_decoder(model, "medusa:dynamic-6-2-3", config).method.drafter
   assert drafter is drafting.drafter(medusa(model.target, HEAD), Dynamic(6, 2, 3))
   for label, message in (
-    ("medusa:dynamic-6-2", "tree='dynamic-6-2': accepted is FILE.json, dynamic-NODES"),
-    ("medusa:no_such.json", "there is no such file"),
+    ("medusa:dynamic-6-2", "tree='dynamic-6-2': accepted is dynamic-NODES"),
+    ("medusa:no_such.json", "'no_such.json' cannot be read"),
     ("medusa:dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
     ("none:dynamic-6-2-3", "plain decoding has no draft to size"),
     ("prompt_lookup:dynamic-6-2-3", "has no distribution or head that could fill"),
