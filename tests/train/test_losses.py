@@ -1,5 +1,7 @@
 """Every term of the loss against numpy in float64."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,3 +107,13 @@ def test_states_of_another_width_are_free_where_no_feature_is_asked_for():
   wide = GUESS._replace(state=jnp.ones((P, E + 1)))
   got = losses.total(LossWeights(), wide, WEIGHT)
   np.testing.assert_allclose(got, mean(hard(), WEIGHT), rtol=1e-5)
+
+
+def test_a_new_term_is_a_function_and_a_row(monkeypatch):
+  class Weights(NamedTuple):
+    hard: float = 1.0
+    norm: float = 0.5
+
+  monkeypatch.setitem(losses.TERMS, "norm", lambda x, weight: losses.mean(x.state[:, 0], weight))
+  want = mean(hard(), WEIGHT) + 0.5 * mean(STATE[:, 0], WEIGHT)
+  np.testing.assert_allclose(losses.total(Weights(), GUESS, WEIGHT), want, rtol=1e-5)
