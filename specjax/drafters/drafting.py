@@ -57,9 +57,8 @@ def drafter(
     def step(level, tokens, carry, rows, mask):
       if head.step is not None:
         read, carry = head.step(params, target_params, carry, tokens, level + 1)
-      elif (
-        head.attend is not None and level
-      ):  # the root's row is the newest of the cache, so its column falls away
+      elif head.attend is not None and level:
+        # The root's row is the newest of the cache, so its column falls away.
         position = jnp.broadcast_to(state.cache.length[:, None] + level - 1, tokens.shape)
         carry, fresh = head.attend(
           params, target_params, carry, tokens, position, mask[:, :, 1:], state.cache, rows

@@ -156,7 +156,9 @@ def test_every_source_knows_the_committed_text():
   made = [head(name) for name in names]
   knowing = draft_tree(TARGET, Static(((0,), (0, 0))))  # the target itself: it wins
   losing = draft_tree(TARGET, Static(((0,), (1,))))
-  sources = [prompt_lookup(4), *(drafting.drafter(h, tree) for h, _ in made), losing, knowing]
+  sources = [
+    prompt_lookup(4), *(drafting.drafter(h, Static(tree)) for h, _ in made), losing, knowing,
+  ]  # fmt: skip
   other = jax.tree.map(lambda x: -x, target_params())
   params = ((), *(p for _, p in made), other, target_params())
   drafter = union(*sources)
