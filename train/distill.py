@@ -118,13 +118,13 @@ def main(config: Config) -> None:
   prompts = ask(model, config.data, config.field, config.questions)
   run.claim(out, config, prompts)
   decoder = DiffusionDecoder(
-    model, "confidence", block=config.block, stopping="whole", batch=config.answer_batch,
+    model, "confidence", blocks=config.block, stopping="whole", batch=config.answer_batch,
     seed=config.training.seed,
   )  # fmt: skip
 
   def reply(part: list[list[int]], first: int) -> list[list[int]]:
     results = decoder(part, config.new, first=first)
-    return [r.canvas[len(p) :] for p, r in zip(part, results, strict=True)]
+    return [r.filling.canvas[len(p) :] for p, r in zip(part, results, strict=True)]
 
   rows = rows_of(written(out / "answers.jsonl", prompts, reply, config.answer_batch))
   if config.data.startswith("lists:"):
