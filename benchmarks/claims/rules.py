@@ -19,7 +19,7 @@ from rich.progress import track
 import specjax
 from specjax import script
 from specjax.eval import metrics, optimal, prompts, report, table
-from specjax.train.resume import claim
+from specjax.train.recipe.run import claim
 from specjax.verifiers import VERIFIERS
 
 
@@ -106,7 +106,7 @@ def main(config: Config) -> None:
   ids = [item.ids for item in items]
   turns = [(*pair, t) for pair in pairs(model, config) for t in config.temperatures]
   out = report.directory(config.out)
-  claim(out, dataclasses.asdict(config), b"")
+  claim(out, config, [])
   kept = out / "cells.jsonl"
   cells = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
   there = {(c["tree"], c["rule"], c["temperature"]) for c in cells}
