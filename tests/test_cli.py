@@ -200,7 +200,7 @@ def medusa_head(ids_model, tmp_path_factory):
   """An untrained medusa for `ids_model` whose table of hit rates has one entry."""
   path, config = tmp_path_factory.mktemp("head"), MedusaConfig(depth=2, shared=True)
   model = specjax.load(ids_model)
-  params = medusa(model.config, config).init(jax.random.key(1), model.params)
+  params = medusa(model.target, config).init(jax.random.key(1), model.params)
   heads.save(path, "medusa", config, params, [[0], [0, 0]], np.array([[0.5]]), base="ids")
   return str(path)
 

@@ -12,6 +12,7 @@ import pytest
 from specjax import drafters, speculate
 from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
+from specjax.drafters import drafting
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
@@ -47,14 +48,14 @@ def random_transformer(config: Config, seed: int):
 
 
 PARAMS, OTHER_PARAMS = random_transformer(CONFIG, 0), random_transformer(CONFIG, 1)
-HEAD = medusa(CONFIG, MedusaConfig(depth=3))
+HEAD = medusa(target(CONFIG), MedusaConfig(depth=3))
 HEAD_PARAMS = random_params(HEAD, 2, PARAMS)
 SAMPLED = drafters.draft_model(target(CONFIG), 2)
 ADAPTIVE, KEPT = (
   drafters.adaptive_model(target(CONFIG), confidence(0.1, 3, keep=keep), 3)
   for keep in (True, False)
 )
-MEDUSA = HEAD.drafter(Static(TREE))
+MEDUSA = drafting.drafter(HEAD, Static(TREE))
 TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
 BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
 CHAIN = drafters.draft_tree(target(CONFIG), IID(((0,), (0, 0))))

@@ -14,6 +14,7 @@ from specjax.checkpoints.heads import Loaded
 from specjax.decoding.model import Model, load, resolve
 from specjax.draft_length import DRAFT_LENGTHS, specdecpp
 from specjax.draft_length.base import DraftLength
+from specjax.drafters import drafting
 from specjax.processors import text
 from specjax.trees import Static, Tree
 
@@ -91,7 +92,7 @@ def _head(
   loaded = formats.load(resolve(head), model.config)
   if loaded.head.name != name:
     raise ValueError(f"head={head!r} is for drafter={loaded.head.name!r}, not {name!r}.")
-  return loaded.head.drafter(tree or best_tree(loaded, nodes, head)), loaded.params
+  return drafting.drafter(loaded.head, tree or best_tree(loaded, nodes, head)), loaded.params
 
 
 def _draft_model(model: Model, given: str | Model | None) -> Model:

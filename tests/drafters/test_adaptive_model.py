@@ -1,5 +1,7 @@
 """A chain that a policy ends: which tokens it has, what it costs, and what is remembered."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,9 @@ from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence, heuristic, static
 from specjax.draft_length.base import DraftLength
 from specjax.drafters import adaptive_model, draft_model, none
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import random_table, table_model
 from specjax.verifiers import target_only, token
@@ -26,9 +29,8 @@ TOKENS = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
 
 def small_params():
   rng = np.random.default_rng(0)
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = Transformer(SMALL).init
-  shapes = jax.eval_shape(init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  init = functools.partial(transformer.init, SMALL)
+  shapes = jax.eval_shape(init, jax.random.key(0))
   return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / 2, jnp.float32), shapes)
 
 

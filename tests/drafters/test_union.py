@@ -9,7 +9,7 @@ from test_every_head import TARGET, T, V, head, start, target_params
 from specjax import speculate
 from specjax.base import Draft
 from specjax.decoding.method import method as pair
-from specjax.drafters import draft_model, draft_tree, none, prompt_lookup, union
+from specjax.drafters import draft_model, draft_tree, drafting, none, prompt_lookup, union
 from specjax.drafters.union import merge
 from specjax.sampling import DRAFT, Noise
 from specjax.testing import (
@@ -156,7 +156,9 @@ def test_every_source_knows_the_committed_text():
   made = [head(name) for name in names]
   knowing = draft_tree(TARGET, Static(((0,), (0, 0))))  # the target itself: it wins
   losing = draft_tree(TARGET, Static(((0,), (1,))))
-  sources = [prompt_lookup(4), *(h.drafter(tree) for h, _ in made), losing, knowing]
+  sources = [
+    prompt_lookup(4), *(drafting.drafter(h, Static(tree)) for h, _ in made), losing, knowing,
+  ]  # fmt: skip
   other = jax.tree.map(lambda x: -x, target_params())
   params = ((), *(p for _, p in made), other, target_params())
   drafter = union(*sources)
@@ -184,7 +186,7 @@ def test_every_source_knows_the_committed_text():
 
 def test_sizes_taps_and_names():
   eagle3, _ = head("eagle3")
-  source = union(prompt_lookup(5), eagle3.drafter(((0,), (1,))), random_draft([[0]], V))
+  source = union(prompt_lookup(5), drafting.drafter(eagle3, ((0,), (1,))), random_draft([[0]], V))
   assert (source.nodes, source.depth, source.proposal) == (1 + 5 + 2 + 1, 5, "deterministic")
   assert (
     source.name == "prompt_lookup+eagle3+random_draft"

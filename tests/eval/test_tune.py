@@ -14,7 +14,7 @@ import pytest
 import specjax
 from specjax.base import Draft, Drafter, Evaluation, Features
 from specjax.checkpoints import heads, hf
-from specjax.drafters import medusa
+from specjax.drafters import drafting, medusa
 from specjax.drafters.medusa import MedusaConfig
 from specjax.eval import bench, draft_cost, tune, tune_report
 from specjax.models.config import Config
@@ -40,7 +40,7 @@ def model(tmp_path_factory):
 def head(model, tmp_path_factory):
   """Directory of an untrained medusa whose table is one deep, so that there is little to time."""
   path = tmp_path_factory.mktemp("head")
-  params = medusa(model.config, HEAD).init(jax.random.key(1), model.params)
+  params = medusa(model.target, HEAD).init(jax.random.key(1), model.params)
   heads.save(path, "medusa", HEAD, params, [[0], [0, 0]], RATES[:1], base="tiny")
   return str(path)
 
@@ -245,7 +245,7 @@ def test_a_benchmark_takes_a_tree(model, head, tmp_path, raw, name, nodes):
 def test_a_benchmark_takes_a_tree_in_words(model, head):
   config = bench.Config(head=head)
   drafter = bench.make_decoder(model, "medusa:dynamic-6-2-3", config).method.drafter
-  assert drafter is medusa(model.config, HEAD).drafter(Dynamic(6, 2, 3))
+  assert drafter is drafting.drafter(medusa(model.target, HEAD), Dynamic(6, 2, 3))
   for label, message in (
     ("medusa:dynamic-6-2", "tree='dynamic-6-2': accepted is dynamic-NODES"),
     ("medusa:no_such.json", "'no_such.json' cannot be read"),

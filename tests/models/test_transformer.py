@@ -11,6 +11,7 @@ import pytest
 from specjax.base import KV, Cache
 from specjax.checkpoints import hf
 from specjax.models import cache as kv_cache
+from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Layers, Transformer, attention_mask, target
 
@@ -24,8 +25,7 @@ TINY = Config(
 
 
 def random_params(config: Config, dtype=jnp.float32):
-  z = jnp.zeros((1, 2), jnp.int32)
-  params = Transformer(config).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  params = transformer.init(config, jax.random.key(0))
   # Larger than at the start of training, so that attention is far from uniform.
   return jax.tree.map(lambda p: (p * 8.0 if p.ndim > 1 else p).astype(dtype), params)
 
