@@ -237,6 +237,7 @@ def test_greedy_rows_are_those_of_plain_decoding(name):
   assert decode(name, rows)[0] == decode(PLAIN, rows)[0]
 
 
+@pytest.mark.full(but=["none", "draft_model", "medusa", "denoiser", "union"])
 @pytest.mark.parametrize("name", SAME_AS_PLAIN)
 def test_stop_tokens_cut_the_text(name):
   whole, _ = decode(PLAIN)
@@ -267,6 +268,7 @@ def test_a_row_does_not_see_its_neighbours(name):
     assert decode(name, rows)[0][place] == together[b]
 
 
+@pytest.mark.full(but=["medusa"])
 @pytest.mark.parametrize("name", ["medusa", "draft_model, token"])
 def test_a_row_alone_is_the_row_in_a_batch(name):
   together, _ = decode(name)
@@ -338,6 +340,7 @@ def test_nothing_returns_to_the_host():
     speculate.compiled_advance(method, weights, request, state, np.int32(FOREVER))
 
 
+@pytest.mark.full(but=["none", "draft_model", "medusa"])
 @pytest.mark.parametrize(
   "name", ["none", "prompt_lookup", "draft_model", "adaptive_model", "medusa"]
 )

@@ -437,6 +437,7 @@ def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
   assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.full(but=["hydra++", "eagle3"])
 @pytest.mark.parametrize("name", ["hydra++", "eagle", "eagle3", "mlp_speculator, tied"])
 def test_loaded_heads_change_no_token(tmp_path, name):
   model = Model("tiny", MODEL, target_params(), None, (), (), None)

@@ -42,6 +42,7 @@ def pair(name: str, model):
   return drafters.DRAFTERS[name](), ()
 
 
+@pytest.mark.full(but=["prompt_lookup", "medusa"])
 @pytest.mark.parametrize("name", [*drafters.DRAFTERS, "medusa"])
 def test_text_is_that_of_llama2c(name, model, reference):
   (result,) = Decoder(model, pair(name, model))(["Once upon a time"], STEPS)

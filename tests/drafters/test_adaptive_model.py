@@ -60,6 +60,7 @@ def proposed(drafter, params, temperature: float = 0.8, change=lambda state: sta
   )
 
 
+@pytest.mark.full(but=["before", "dropped"])
 @pytest.mark.parametrize(
   "policy",
   [static(2), confidence(0.2, D, step=0.5), confidence(0.2, D, step=0.5, keep=False)],
@@ -91,6 +92,7 @@ def lengths_by_hand(draft, least: float, keep: bool) -> list[int]:
   return lengths
 
 
+@pytest.mark.full(but=["0.2-*"])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
 def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
@@ -111,6 +113,7 @@ def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
     assert n < D or bool((got.log_probs[b, D] == -jnp.inf).all())
 
 
+@pytest.mark.full(but=["lengths0", "lengths1"])
 @pytest.mark.parametrize("lengths", [(0, 0, 0), (1, 3, 0), (4, 1, 1), (2, 2, 9)])
 def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
   """And once more, on the last token of the longest draft, which may be accepted."""
@@ -174,6 +177,7 @@ def test_a_finished_row_keeps_its_policys_state():
   assert len({int(x[2]) for x in lengths}) > 1
 
 
+@pytest.mark.full(but=["True"])
 @pytest.mark.parametrize("keep", [True, False])
 def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
   traces = []

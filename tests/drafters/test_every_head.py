@@ -133,6 +133,7 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
     yield np.asarray(state.context.tokens), np.asarray(state.context.length), propose(state)
 
 
+@pytest.mark.full(but=["*-all tokens", "eagle3-reduced"])
 @pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])
 @pytest.mark.parametrize("name", HEADS)
 def test_what_is_drafted_is_what_training_sees(name, reduced):
@@ -159,6 +160,7 @@ def test_what_is_drafted_is_what_training_sees(name, reduced):
   assert checked > 12
 
 
+@pytest.mark.full(but=["medusa", "hydra", "ppd", "eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_unroll_keeps_texts_and_later_tokens_apart(name):
   """Two texts packed in a row give the states of each alone; nothing after at + d is seen."""
@@ -189,6 +191,7 @@ TREES = {
 }
 
 
+@pytest.mark.full(but=["medusa-static", "eagle-dynamic", "ppd-static"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_trees(name, tree):
@@ -205,6 +208,7 @@ def test_drafts_are_trees(name, tree):
   assert depth.max() <= 2 <= made.depth
 
 
+@pytest.mark.full(but=["medusa", "eagle3", "ppd", "redrafter"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_gradient_reaches_every_trained_weight(name):
   made, params = head(name)

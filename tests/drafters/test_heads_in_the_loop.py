@@ -62,6 +62,7 @@ def plain():
   return decode(drafters.none(), (), list(range(B)))[0]
 
 
+@pytest.mark.full(but=["eagle", "hidden_transfer", "ppd"])
 @pytest.mark.parametrize("name", HEADS)
 def test_tokens_are_those_of_plain_decoding_together_and_alone(name):
   made, params = head(name)
@@ -71,6 +72,7 @@ def test_tokens_are_those_of_plain_decoding_together_and_alone(name):
   assert len({len(x) for x in plain()}) > 3  # rows end at different times, some at a stop token
 
 
+@pytest.mark.full(but=["eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_dynamic_trees_give_the_same_tokens(name):
   made, params = head(name, reduced=True)
@@ -95,6 +97,7 @@ def test_state_is_stable_and_a_round_keeps_its_types(name):
   assert method.drafter.nodes == len(TREES["static"]) + 1 and MODEL.vocab_size == V
 
 
+@pytest.mark.full(but=["ppd"])
 @pytest.mark.parametrize("name", HEADS)
 def test_nan_in_a_head_changes_no_token(name):
   """A head whose weights went bad drafts garbage, and garbage is only slow."""
@@ -118,6 +121,7 @@ def test_many_prompts_are_one_trace():
   assert len(traces) == 1
 
 
+@pytest.mark.full(but=["eagle", "hidden_transfer"])
 @pytest.mark.parametrize("name", HEADS)
 def test_the_loop_does_not_copy_a_cache(name):
   """Neither the target's nor the head's own: temporary memory stays below one array of either."""

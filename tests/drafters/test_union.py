@@ -67,6 +67,15 @@ def distances(drafter, rule, params) -> list[float]:
   return found
 
 
+@pytest.mark.full(
+  but=[
+    "copied, then drawn-recursive",
+    "two models-traversal",
+    "a union of unions*",
+    "independent draws*",
+    "all chosen-target_only",
+  ]
+)
 @pytest.mark.parametrize(
   ("name", "rule"), [(name, rule) for name, row in EXACT_FOR.items() for rule in row[2]]
 )

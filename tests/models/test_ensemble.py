@@ -71,6 +71,7 @@ def test_its_distribution_is_the_mixture(weight):
   np.testing.assert_array_equal(got[3], length - 1 + rows)
 
 
+@pytest.mark.full(but=["draft_tree-recursive"])
 @pytest.mark.parametrize(
   ("drafter", "rule"),
   [
