@@ -64,9 +64,10 @@ def method_of(case: str) -> denoise.Method:
 
 
 def decode(case: str, seed: int, guesses: int | None):
-  _, setting, _, kind, _, temperature = CASES[case]
+  name, setting, _, kind, _, temperature = CASES[case]
+  knobs = setting if isinstance(setting, tuple) else POLICIES[name]().knobs(setting)
   params = jax.tree.map(
-    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), setting
+    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), knobs
   )
   sizes = ()
   if kind == "adaptive":

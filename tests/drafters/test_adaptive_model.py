@@ -9,7 +9,7 @@ import pytest
 
 from specjax import speculate
 from specjax.decoding.method import method as pair
-from specjax.draft_length import confidence, heuristic, static
+from specjax.draft_length import confidence, constant, heuristic
 from specjax.draft_length.base import DraftLength
 from specjax.drafters import adaptive_model, draft_model, none
 from specjax.models import transformer
@@ -63,7 +63,7 @@ def proposed(drafter, params, temperature: float = 0.8, change=lambda state: sta
 @pytest.mark.full(but=["before", "dropped"])
 @pytest.mark.parametrize(
   "policy",
-  [static(2), confidence(0.2, D, step=0.5), confidence(0.2, D, step=0.5, keep=False)],
+  [constant(2), confidence(0.2, D, step=0.5), confidence(0.2, D, step=0.5, keep=False)],
   ids=["before", "truncated", "dropped"],
 )
 def test_its_cache_is_that_of_the_committed_text(policy):
@@ -79,7 +79,7 @@ def test_its_cache_is_that_of_the_committed_text(policy):
       for b, n in enumerate(np.asarray(length) - 1):
         np.testing.assert_allclose(got[b, :, :n], expected[b, :, :n], atol=1e-5)
   assert len(np.flatnonzero(state.stats.accepted.sum(0))) > 1  # cut back to several lengths
-  assert len(np.flatnonzero(state.stats.offered.sum(0))) > (policy.name != "static")
+  assert len(np.flatnonzero(state.stats.offered.sum(0))) > (policy.name != "constant")
 
 
 def lengths_by_hand(draft, least: float, keep: bool) -> list[int]:
@@ -123,7 +123,7 @@ def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
     jax.debug.callback(lambda: runs.append(1))
     return TABLE.evaluate(*arguments, **hidden_layers)
 
-  drafter = adaptive_model(TABLE._replace(evaluate=evaluate), static(D), D)
+  drafter = adaptive_model(TABLE._replace(evaluate=evaluate), constant(D), D)
   wanted = jnp.array(lengths, jnp.int32)
   draft, _ = proposed(
     drafter, (random_table(7, V), ()),
@@ -208,4 +208,4 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
 
 def test_it_drafts_one_token_at_least():
   with pytest.raises(ValueError, match="depth=0"):
-    adaptive_model(TABLE, static(0), 0)
+    adaptive_model(TABLE, constant(0), 0)

@@ -15,8 +15,8 @@ from specjax.drafters import draft_vocabulary, drafting
 from specjax.drafters.base import Examples, Head, LossWeights
 from specjax.drafters.memory import rows_at
 from specjax.models.linear import linear
-from specjax.train import losses
-from specjax.train.draft_positions import Batch
+from specjax.train.recipe import losses
+from specjax.train.recipe.draft_positions import Batch
 
 RANKS = 10  # guesses per depth whose hits are counted
 
@@ -79,8 +79,8 @@ class Objective:
         teacher = linear(own, matrix).astype(jnp.float32)
         right = (flat.argmax(-1) == label).astype(jnp.float32)
         state = state.reshape(-1, state.shape[-1])
-        loss = losses.total(weights, state, flat, label, teacher, own, weight)
-        return loss, losses.mean(right, weight)
+        guess = losses.Guess(state, flat, label, teacher, own)
+        return losses.total(weights, guess, weight), losses.mean(right, weight)
 
       loss, metrics[f"accuracy_{d}"] = at_depth(state, own)
       if scale:
