@@ -1,7 +1,7 @@
 """Every draft head on gsm8k-7m: the same answers, states, steps and draft vocabulary.
 
     python -m specjax.configs.bakeoff hydra --data gsm8k_train.jsonl
-    python benchmarks/bakeoff.py --prompts gsm8k_test.jsonl
+    python benchmarks/speed/bakeoff.py --prompts gsm8k_test.jsonl
 
 The target's answers to the 7473 training questions (100 of them held out) and its states (3.7 GB)
 are computed by the first head and shared by all. Every head takes 1500 steps of 8 rows x 256
@@ -9,13 +9,15 @@ positions with the loss published for it, guesses among the 512 tokens that make
 answers, and reads them out through the target's LM head where the method allows it. Hidden
 Transfer, FIRP and PPD, whose guesses cost a pass through the target's own layers each, take 2 rows
 a step, and PPD, which takes it from the first layer on, 64 positions of each.
-On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in the README's table.
+On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in docs/results.md.
 """
 
 import dataclasses
+import sys
 
 import tyro
 
+from specjax import script
 from specjax.drafters.blockwise import BlockwiseConfig
 from specjax.drafters.clover import CloverConfig
 from specjax.drafters.clover2 import Clover2Config
@@ -56,4 +58,7 @@ CONFIGS: dict[str, Config] = {
 }
 
 if __name__ == "__main__":
-  main(tyro.extras.overridable_config_cli({k: (repr(c.head), c) for k, c in CONFIGS.items()}))
+  kinds = tyro.extras.subcommand_type_from_defaults(
+    CONFIGS, {name: repr(config.head) for name, config in CONFIGS.items()}
+  )
+  sys.exit(script.run(main, kinds, __doc__, markers=(tyro.conf.AvoidSubcommands,)))

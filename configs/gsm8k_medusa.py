@@ -5,8 +5,9 @@
 Without --data, GSM8K comes from the TFDS catalogue (needs a network).
 """
 
-import tyro
+import sys
 
+from specjax import script
 from specjax.drafters.medusa import MedusaConfig
 from specjax.train.heads import Config, main
 
@@ -17,4 +18,4 @@ CONFIG = Config(
 )  # fmt: skip
 
 if __name__ == "__main__":
-  main(tyro.cli(Config, default=CONFIG, description=__doc__))
+  sys.exit(script.run(main, Config, __doc__, default=CONFIG))

@@ -9,9 +9,9 @@ from the TFDS catalogue (needs a network).
 import dataclasses
 import json
 import pathlib
+import sys
 
-import tyro
-
+from specjax import script
 from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.train.denoiser import Config, main
@@ -40,8 +40,8 @@ def mixture(source: str, file: pathlib.Path) -> None:
   unfinished.replace(file)
 
 
-if __name__ == "__main__":
-  config = tyro.cli(Config, default=CONFIG, description=__doc__)
+def both(config: Config) -> None:
+  """Makes the data and runs one training after the other."""
   file = pathlib.Path(config.out) / "data.jsonl"
   if not file.exists():
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,3 +51,7 @@ if __name__ == "__main__":
   main(
     dataclasses.replace(first, start=f"{config.out}/model", out=f"{config.out}-second", **SECOND)
   )
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(both, Config, __doc__, default=CONFIG))

@@ -200,7 +200,7 @@ def medusa_head(ids_model, tmp_path_factory):
   """An untrained medusa for `ids_model` whose table of hit rates has one entry."""
   path, config = tmp_path_factory.mktemp("head"), MedusaConfig(depth=2, shared=True)
   model = specjax.load(ids_model)
-  params = medusa(model.config, config).init(jax.random.key(1), model.params)
+  params = medusa(model.target, config).init(jax.random.key(1), model.params)
   heads.save(path, "medusa", config, params, [[0], [0, 0]], np.array([[0.5]]), base="ids")
   return str(path)
 
@@ -242,7 +242,7 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
 @pytest.mark.parametrize(
   ("tree", "message"),
   [
-    ("tree[no_such.json]", "tree='no_such.json': there is no such file"),
+    ("tree[no_such.json]", "'no_such.json' cannot be read"),
     ("tree", "it needs a file, tree[FILE.json]"),
     ("wide", "medusa/wide: accepted after medusa/ are tree, static, dynamic"),
     ("dynamic-9", "tree='dynamic-9': accepted is dynamic-NODES-DEPTH-BEAM"),

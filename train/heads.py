@@ -5,13 +5,15 @@
 The target first answers the questions of `data` itself (`answers.jsonl`, written as it goes); its
 hidden states over the answers are computed once (`features/`); then the head learns to draft from
 them. The same command again continues a run that was killed. The last word is the head, with
-options of its own (`hydra --help`); medusa is the default.
+options of its own (`hydra --help`), or FILE.py:FUNCTION for one of your own; medusa is the default.
 """
 
 import dataclasses
 import functools
 import json
 import pathlib
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
@@ -21,12 +23,14 @@ import optax
 import tyro
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax.base import LossWeights
+from specjax import script
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
 from specjax.decoding.model import load
 from specjax.drafters import HEADS, draft_vocabulary
+from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig
+from specjax.drafters.named import Named, is_file, named
 from specjax.train.answers import answered, ask, given
 from specjax.train.draft_positions import Batch, Source
 from specjax.train.features import compute
@@ -35,15 +39,21 @@ from specjax.train.objective import RANKS, Objective
 from specjax.train.resume import claim
 from specjax.trees.static import best_first, expected_length
 
+
+def _one_of(heads: Mapping[str, Named]) -> Any:
+  """The type of a head's config on the command line: a word for each head."""
+  return Union[  # noqa: UP007  the members come from a dict
+    tuple(
+      Annotated[c, tyro.conf.subcommand(name, description=(build.__doc__ or "").split("\n")[0])]
+      for name, (build, c) in heads.items()
+    )
+  ]
+
+
 if TYPE_CHECKING:
   AnyHead = Any
 else:
-  AnyHead = Union[  # noqa: UP007  the members come from a dict
-    tuple(
-      Annotated[c, tyro.conf.subcommand(name, description=(build.__doc__ or "").split("\n")[0])]
-      for name, (build, c) in HEADS.items()
-    )
-  ]
+  AnyHead = _one_of(HEADS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,22 +122,17 @@ class Config:
   seed: int = 0
 
 
-def name_of(config: Any) -> str:
-  """The head of which this is a config."""
-  return next(name for name, (_, kind) in HEADS.items() if kind is type(config))
-
-
-def _claim(out: pathlib.Path, config: Config, content: Any) -> None:
-  head = {"name": name_of(config.head), **dataclasses.asdict(config.head)}
+def _claim(out: pathlib.Path, config: Config, name: str, content: Any) -> None:
+  head = {"name": name, **dataclasses.asdict(config.head)}
   claim(out, dataclasses.asdict(config) | {"head": head}, json.dumps(content).encode())
 
 
-def texts(model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
+def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Rows]:
   """(rows to train on, held-out rows); a text of the data is in one of them."""
   if config.answer_field is None:
     prompts = ask(model, config.data, config.field, config.questions)
     _check_held_out(config, len(prompts))
-    _claim(out, config, prompts)
+    _claim(out, config, name, prompts)
     path = pathlib.Path(config.answers or out / "answers.jsonl")
     documents = answered(
       model, prompts, path, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
@@ -137,7 +142,7 @@ def texts(model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
     fields = (config.field, config.answer_field)
     documents = given(model, config.data, fields, config.questions)
     _check_held_out(config, len(documents))
-    _claim(out, config, [ids for ids, _ in documents])
+    _claim(out, config, name, [ids for ids, _ in documents])
   cut = config.held_out
   return pack(documents[cut:], config.length), pack(documents[:cut], config.length)
 
@@ -160,16 +165,17 @@ def _share(devices: int, rows: int):
   return (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
 
 
-def main(config: Config) -> None:
+def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
+  """Trains the head of which `config.head` is the config, one of `heads`."""
   out = pathlib.Path(config.out)
   out.mkdir(parents=True, exist_ok=True)
   model = load(config.model)
-  name = name_of(config.head)
-  head = HEADS[name][0](model.config, config.head)
+  name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
+  head = heads[name][0](model.target, config.head)
   shared_batch, copied = _share(config.devices, config.batch)
 
   # --- data: texts, and the target's states over them ---
-  rows, held_out = texts(model, config, out)
+  rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")
   layers = (*head.hidden_layers, *config.layers)
   features, held_out_features = (
@@ -188,7 +194,7 @@ def main(config: Config) -> None:
   if config.draft_vocab:
     counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
-  objective = Objective(model.config, head, vocabulary)
+  objective = Objective(head, vocabulary)
   weights = LossWeights(*config.loss) if config.loss else head.loss
   optimizer = adamw(config.rate, config.steps, warmup=config.warmup, decay=0.0)
 
@@ -262,10 +268,24 @@ def main(config: Config) -> None:
   )  # fmt: skip
 
 
-if __name__ == "__main__":
-  main(
-    tyro.cli(
-      Config, prog="python -m specjax.train.heads", description=__doc__,
-      config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
+def command(argv: Sequence[str] | None = None) -> int:
+  """The command line; a head in a file of the user's own is a word like the others."""
+  words = sys.argv[1:] if argv is None else argv
+  try:
+    own = {word: named(word) for word in words if is_file(word)}
+  except ValueError as error:
+    print(script.sentence(error), file=sys.stderr)
+    return 2
+  heads = HEADS | own
+  config = dataclasses.make_dataclass(
+    "Config", [("head", _one_of(heads), Config.head)], bases=(Config,), frozen=True,
+    namespace={"__doc__": Config.__doc__},
   )  # fmt: skip
+  return script.run(
+    functools.partial(main, heads=heads), config if own else Config, __doc__,
+    prog="python -m specjax.train.heads", argv=argv, markers=(tyro.conf.OmitSubcommandPrefixes,),
+  )  # fmt: skip
+
+
+if __name__ == "__main__":
+  sys.exit(command())

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax.base import LossWeights
+from specjax.drafters.base import LossWeights
 
 
 def mean(values: Array, weight: Array) -> Array:

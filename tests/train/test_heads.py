@@ -13,14 +13,15 @@ import pytest
 import tyro
 
 import specjax
-from specjax.base import Features, LossWeights
+from specjax.base import Features
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import pack
 from specjax.data.sources import open_source
 from specjax.drafters import HEADS
+from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config as ModelConfig
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads
 from specjax.train.answers import answer, ask
 from specjax.train.draft_positions import Source
@@ -30,8 +31,8 @@ SOME = np.array([0, 1, 3, 4, 7, 8, 11, 12, 13, 15, 18, 19], np.int32)
 
 
 @functools.cache
-def lesson_of(reduced: bool):
-  """(Lesson, params, target params, a batch, states and f32 logits [B, M, W] of every depth)."""
+def objective_of(reduced: bool):
+  """(Objective, params, target params, a batch, states and f32 logits [B, M, W] of every depth)."""
   vocabulary = SOME if reduced else None
   rng = np.random.default_rng(0)
   documents = [
@@ -40,7 +41,7 @@ def lesson_of(reduced: bool):
   rows = pack(documents, 15)
   hidden = rng.normal(size=(*rows.tokens.shape, 8)).astype(np.float16)
   batch = Source(rows, Features(hidden), 3, 6, 0).sample(np.arange(4), 0)
-  objective = heads.Objective(SMALL, medusa(SMALL, MedusaConfig(3)), vocabulary)
+  objective = heads.Objective(medusa(target(SMALL), MedusaConfig(3)), vocabulary)
   target_params = {"params": {"embedding": jnp.asarray(rng.normal(size=(20, 8)), jnp.float32)}}
   params = objective.head.init(jax.random.key(0), target_params, vocabulary)
   noise = jax.tree.map(
@@ -77,7 +78,7 @@ def points(objective, batch, d: int):
 @pytest.mark.parametrize("weights", [(0.5, 2.0, 0.25, 0.6), (1.0, 0.0, 0.0, 0.0)])
 @REDUCED
 def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
-  objective, params, target_params, batch, states, logits = lesson_of(reduced)
+  objective, params, target_params, batch, states, logits = objective_of(reduced)
   weights = LossWeights(*weights)
   call = jax.jit(objective.loss, static_argnums=3)
   total, metrics = call(params, target_params, batch, weights)
@@ -90,7 +91,7 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
     for b, m, label in points(objective, batch, d):
       if label is None:
         continue
-      # The token d + 1 after the cut is the target's to say d after it.
+      # The token d + 1 after the position is the target's to say d after it.
       own, log_probs = hidden[b, batch.examples.at[b, m] + d], log_softmax(logits[d - 1][b, m])
       assert batch.labels[b, m, d - 1] == batch.examples.tokens[b, batch.examples.at[b, m] + d + 1]
       error = np.abs(states[d - 1][b, m] - own)
@@ -106,7 +107,7 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
 
 @REDUCED
 def test_hits_are_those_of_a_plain_loop(reduced):
-  objective, params, target_params, batch, _, logits = lesson_of(reduced)
+  objective, params, target_params, batch, _, logits = objective_of(reduced)
   hits, counts = jax.jit(objective.hits)(params, target_params, batch)
   outside = 0
   for d in (1, 2, 3):
@@ -120,7 +121,7 @@ def test_hits_are_those_of_a_plain_loop(reduced):
 
 
 def test_noise_is_on_what_the_head_sees_and_a_function_of_its_key():
-  objective, params, target_params, batch, *_ = lesson_of(False)
+  objective, params, target_params, batch, *_ = objective_of(False)
   call = jax.jit(objective.loss, static_argnums=(3, 4))
   plain, first, again, other, little = (
     float(call(params, target_params, batch, LossWeights(), noise, jax.random.key(key))[0])
@@ -392,4 +393,3 @@ def test_the_last_word_is_the_head_and_medusa_the_default():
   assert parse("--steps", "7", "medusa", "--depth", "2").head == MedusaConfig(2)
   for name, (_, kind) in HEADS.items():
     assert parse(name).head == kind()
-    assert heads.name_of(kind()) == name

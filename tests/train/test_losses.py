@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.base import LossWeights
+from specjax.drafters.base import LossWeights
 from specjax.train import losses
 
 P, V, E = 40, 12, 5

@@ -162,9 +162,7 @@ def _blocks(part: Part, model: Model, policy: Policy, params: Params, batch: int
   return label, blocks, sizes
 
 
-def build_denoising(
-  model: Model, given: Any, batch: int, **decorations: Any
-) -> Denoising:
+def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) -> Denoising:
   """A method of masked diffusion.
 
   Args:
