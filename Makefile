@@ -6,7 +6,7 @@ EXTRAS ?= test,tfds
 VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(PROMPTS)
@@ -18,6 +18,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[docs]
+	$(BIN)/mkdocs build --strict
 
 $(VENV)/.installed: setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)

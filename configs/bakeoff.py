@@ -9,7 +9,7 @@ positions with the loss published for it, guesses among the 512 tokens that make
 answers, and reads them out through the target's LM head where the method allows it. Hidden
 Transfer, FIRP and PPD, whose guesses cost a pass through the target's own layers each, take 2 rows
 a step, and PPD, which takes it from the first layer on, 64 positions of each.
-On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in the README's table.
+On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, see docs/results.md.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The documentation is true: its code runs, its commands parse, what it names exists."""
 
 import ast
-import importlib
+import importlib.util
 import pathlib
 import re
 import runpy
@@ -19,7 +19,8 @@ from specjax.eval.prompts import OUR_QUESTIONS
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
   str(path.relative_to(ROOT)): path.read_text()
-  for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
+  for pattern in ("*.md", "docs/**/*.md", "specjax/zoo/*/*.md")
+  for path in sorted(ROOT.glob(pattern))
 }
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -131,6 +132,8 @@ def parsed(words, monkeypatch, tmp_path) -> list:
   words = ["python", "-m", "specjax.cli", *words[1:]] if words[0] == "specjax" else words
   by_module = words[1] == "-m"
   name, arguments = (words[2], words[3:]) if by_module else (str(ROOT / words[1]), words[2:])
+  source = importlib.util.find_spec(name).origin if by_module else name
+  assert "script.run(" in pathlib.Path(source).read_text(), "a command that would really run"
   monkeypatch.setattr(sys, "argv", [name, *arguments])
   monkeypatch.chdir(tmp_path)
   with pytest.raises(SystemExit) as end:
