@@ -14,6 +14,8 @@ import pytest
 
 import specjax
 from specjax import script
+from specjax.decoding import catalogue, spec
+from specjax.decoding.spec import Part
 from specjax.eval.prompts import OUR_QUESTIONS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -140,6 +142,43 @@ def parsed(words, monkeypatch, tmp_path) -> list:
     (runpy.run_module if by_module else runpy.run_path)(name, run_name="__main__")
   assert not end.value.code
   return calls
+
+
+# --- Names
+
+# What the first column of a table holds, by its title, and what such a name needs before it.
+NAMES = {
+  "drafter": "", "head": "", "rule": "", "processor": "", "denoising policy": "", "name": "",
+  "tree, after a head or a draft model": "eagle/", "draft length, after a draft model": "eagle/",
+  "after a policy": "threshold",
+}  # fmt: skip
+
+
+def named(page: str) -> set[Part]:
+  """The parts that the tables of a page name, each by itself."""
+  found: set[Part] = set()
+  for title, before in NAMES.items():
+    for first, *_ in table_rows(PAGES[page], title):
+      for code in CODE.findall(first):
+        for part in spec.parse("name", before + code):
+          found |= {part._replace(decorations=()), *part.decorations}
+  return found
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def test_names_are_those_of_the_list(page):
+  known = {
+    re.sub(r"^[/+]|\[.*", "", name): None if "each depth" in knobs else len(knobs.split(", "))
+    for rows in catalogue.parts().values()
+    for name, knobs, *_ in rows
+  }
+  parts = named(page)
+  assert {part.name for part in parts} <= set(known)
+  for part in parts:
+    most = known[part.name]
+    assert most is None or len(part.numbers) <= most, part
+  if page == "docs/methods.md":
+    assert {part.name for part in parts} == set(known)
 
 
 # --- Links, paths, modules
