@@ -18,142 +18,33 @@ One round of decoding, for a row whose committed text is "the cat sat" (n = 3 to
                 path = [0, 1, 3], count = 2, tokens = [on, the, mat]
     commit      the cache gains the rows of path: sat, on, the. Committed: n = 6, root = mat.
 
-This file imports nothing of the package.
+Of the package this file imports `arrays`, which it hands on, and `sampling`.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol
 
 from jax import Array
 
-Params = Any  # a pytree of arrays
-Proposal = Literal[
-  "deterministic",
-  "chain",
-  "iid",
-  "without_replacement",
-  "mixed",
-  "independent",
-  "pruned",
-  "truncated",
-]
-"""How a drafter's tokens came about, which decides what a verifier may assume.
+from specjax.arrays import (
+  KV,
+  PROPOSALS,
+  Cache,
+  Context,
+  Draft,
+  Evaluation,
+  Features,
+  Params,
+  Proposal,
+  Verdict,
+)
+from specjax.sampling import Settings, Source
 
-"deterministic": chosen by a deterministic rule (top-k, lookup); there is no distribution q to correct for.
-"chain": one token per depth, drawn from the distribution in `Draft.distribution`.
-"iid": the children of a node are independent draws from its distribution; they may repeat.
-"without_replacement": the children of a node are drawn from its distribution one after the other, without replacement.
-"mixed": some children are chosen, see `Draft.chosen`; then the others are drawn like "without_replacement"
-  from what is left.
-"independent": every child is drawn by itself, from a distribution of its own (several draft models).
-"pruned": drawn, looked at, and then kept or dropped; what was kept has no simple distribution.
-"truncated": a chain from which tokens were dropped after a look. Row i of the distribution is that of what is
-  kept, its mass below 1: with the rest of it the draft ends there. -inf where nothing was drawn.
-
-Siblings are in the order of their node numbers, which is the order they were drawn in.
-"""
-PROPOSALS: frozenset[str] = frozenset(get_args(Proposal))
-
-
-class Draft(NamedTuple):
-  """A token tree. A chain is the tree of width 1; plain decoding is the tree with N = 1.
-
-  Attributes:
-    tokens: i32[B, N]. Node 0 is the root.
-    parent: i32[B, N]. parent[0] = 0 and parent[i] < i.
-    depth: i32[B, N]. 0 for the root.
-    valid: bool[B, N]. False for padding; the root is always valid.
-    distribution: f32[B, N, V] or None. Row i holds the log-probabilities from which the children of node i
-      were drawn; for "independent" proposals those from which node i itself was, for "truncated" ones without
-      what would have been dropped. None for "deterministic".
-    chosen: bool[B, N] or None. For "mixed" proposals, the nodes that were chosen, not drawn.
-  """
-
-  tokens: Array
-  parent: Array
-  depth: Array
-  valid: Array
-  log_probs: Array | None = None
-  chosen: Array | None = None
-
-
-class KV(NamedTuple):
-  """Keys (after RoPE) and values, one array per layer.
-
-  Attributes:
-    k: L arrays [B, K, N, C] (fresh rows of N nodes) or [B, K, S, C] (a cache).
-    v: the same for values.
-  """
-
-  k: tuple[Array, ...]
-  v: tuple[Array, ...]
-
-
-class Cache(NamedTuple):
-  """The target's memory of committed tokens, the root excluded.
-
-  Attributes:
-    kv: KV with arrays [B, K, S, C]. Rows from `length` on are garbage.
-    length: i32[B]. Valid rows: one less than the committed tokens.
-  """
-
-  kv: KV
-  length: Array
-
-
-class Features(NamedTuple):
-  """The target's inner states, one row per token.
-
-  Attributes:
-    hidden: [B, N, E]. After the final norm: what the LM head reads.
-    hidden_layers: arrays [B, N, E], one per layer that was asked for: the residual stream before layer i;
-      i = L is the stream before the final norm.
-  """
-
-  hidden: Array
-  hidden_layers: tuple[Array, ...] = ()
-
-
-class Evaluation(NamedTuple):
-  """The target at every node.
-
-  Attributes:
-    logits: f32[B, N, V]. Row i predicts the token after node i.
-    features: Features with arrays [B, N, E].
-    kv: KV with arrays [B, K, N, C]. Fresh; not in the cache yet.
-    side: what a drafter that replaces `evaluate` computed in the same pass, for its own `update`.
-  """
-
-  logits: Array
-  features: Features
-  kv: Any
-  aux: Any = ()
-
-
-class Verdict(NamedTuple):
-  """What the target accepts of a draft.
-
-  Attributes:
-    path: i32[B, A]. Accepted node ids, the root first; entries after `count` repeat the last one.
-    count: i32[B]. Accepted draft tokens, 0..D.
-    tokens: i32[B, A]. The accepted tokens, then one from the target; count + 1 of them count.
-  """
-
-  path: Array
-  count: Array  # type: ignore[assignment]  # hides tuple.count, which nobody calls
-  tokens: Array
-
-
-class Context(NamedTuple):
-  """The committed text.
-
-  Attributes:
-    tokens: i32[B, S]. Entries from `length` on are garbage.
-    length: i32[B]. Committed tokens n, the root included; the root is tokens[n - 1].
-  """
-
-  tokens: Array
-  length: Array
+__all__ = [
+  "KV", "PROPOSALS", "Cache", "Context", "Draft", "Drafter", "Evaluation", "Examples", "Features",
+  "Head", "LossWeights", "Params", "Processor", "Proposal", "Target", "Verdict", "Verifier",
+  "Verify",
+]  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -189,31 +80,66 @@ class Target(NamedTuple):
   lm_head: Any = None
 
 
+class InitDrafter(Protocol):
+  """The state after the prefill, from the features [B, T, E] of the prompt; `capacity` is S."""
+
+  def __call__(
+    self, params: Params, target_params: Params, /,
+    context: Context, features: Features, capacity: int,
+  ) -> Any: ...  # fmt: skip
+
+
+class Propose(Protocol):
+  """A draft, whose root is the context's, and the state after it."""
+
+  def __call__(
+    self, params: Params, target_params: Params, state: Any, /,
+    context: Context, settings: Settings, noise: Source,
+  ) -> tuple[Draft, Any]: ...  # fmt: skip
+
+
+class UpdateDrafter(Protocol):
+  """The state after verification.
+
+  `rows` i32[B] is how many nodes of verdict.path were committed; 0 marks a finished row.
+  """
+
+  def __call__(
+    self, params: Params, target_params: Params, state: Any, /,
+    draft: Draft, evaluation: Evaluation, verdict: Verdict, rows: Array,
+  ) -> Any: ...  # fmt: skip
+
+
+class EvaluateDraft(Protocol):
+  """A pass of the target in place of `Target.evaluate`; mask bool[B, N, N], see there."""
+
+  def __call__(
+    self, params: Params, target_params: Params, state: Any, /,
+    cache: Any, draft: Draft, mask: Array,
+  ) -> Evaluation: ...  # fmt: skip
+
+
 class Drafter(NamedTuple):
-  """A way of guessing. State is a fixed-shape pytree that rides in the loop.
+  """A way of guessing, whose state is a fixed-shape pytree that rides in the loop.
 
   Attributes:
     name: what `specjax list` shows.
     proposal: how tokens are drawn; see `Proposal`.
     nodes: N, the root included (static).
     depth: D, the longest draft (static).
-    init: (params, target_params, context, features [B, T, E], capacity) -> state. After prefill.
-    propose: (params, target_params, state, context, settings, noise) -> (Draft, state).
-    update: (params, target_params, state, draft, evaluation, verdict, rows i32[B]) -> state.
-      `rows` is how many nodes of verdict.path were committed; 0 marks a finished row.
-    evaluate: None, or a replacement of Target.evaluate for methods that add nodes to the target's
-      own pass: (params, target_params, state, cache, draft, mask) -> Evaluation.
-    hidden_layers: layers of the target whose input `init` and `update` want, see `Features` (static).
+    init, propose, update: see their types.
+    evaluate: None, or what replaces `Target.evaluate`, for methods that add nodes to its pass.
+    hidden_layers: layers of the target whose input it wants, see `Features` (static).
   """
 
   name: str
   proposal: Proposal
   nodes: int
   depth: int
-  init: Callable[..., Any]
-  propose: Callable[..., tuple[Draft, Any]]
-  update: Callable[..., Any]
-  evaluate: Callable[..., Evaluation] | None = None
+  init: InitDrafter
+  propose: Propose
+  update: UpdateDrafter
+  evaluate: EvaluateDraft | None = None
   hidden_layers: tuple[int, ...] = ()
 
 
@@ -281,6 +207,35 @@ class Head(NamedTuple):
   drafter: Callable[..., Drafter]
 
 
+class InitProcessor(Protocol):
+  """The state before the first round; the context is the prompt."""
+
+  def __call__(self, params: Params, context: Context) -> Any: ...
+
+
+class ProcessLogits(Protocol):
+  """The logits f32[B, N, V] to sample from; mask bool[B, N, N] says which nodes a node sees.
+
+  What a node that cannot be reached is given does not matter, but it must not be NaN.
+  """
+
+  def __call__(
+    self, params: Params, state: Any, /, draft: Draft, mask: Array, logits: Array
+  ) -> Array: ...
+
+
+class EndsText(Protocol):
+  """bool[B, A]: whether the text ends with a token i32[B, A] emitted now, given those before it."""
+
+  def __call__(self, params: Params, state: Any, /, tokens: Array) -> Array: ...
+
+
+class UpdateProcessor(Protocol):
+  """The state after the first `rows` i32[B] of the tokens were emitted; 0 marks a finished row."""
+
+  def __call__(self, params: Params, state: Any, /, tokens: Array, rows: Array) -> Any: ...
+
+
 class Processor(NamedTuple):
   """What the text so far does to the target's logits, before the sampling settings, or ends a text.
 
@@ -289,21 +244,32 @@ class Processor(NamedTuple):
 
   Attributes:
     name: of what it does.
-    init: (params, context) -> state. The context is the prompt.
-    logits: (params, state, draft, mask bool[B, N, N], logits f32[B, N, V]) -> logits. `mask` says
-      which nodes a node sees. What a node that cannot be reached is given does not matter, but it
-      must not be NaN.
-    ends: (params, state, tokens i32[B, A]) -> bool[B, A]. Whether the text ends with a token that
-      is emitted now, given those before it.
-    update: (params, state, tokens i32[B, A], rows i32[B]) -> state. After the first `rows` tokens
-      were emitted; 0 marks a finished row.
+    init, logits, ends, update: see their types.
   """
 
   name: str
-  init: Callable[..., Any]
-  logits: Callable[..., Array]
-  ends: Callable[..., Array]
-  update: Callable[..., Any]
+  init: InitProcessor
+  logits: ProcessLogits
+  ends: EndsText
+  update: UpdateProcessor
+
+
+class Verify(Protocol):
+  """What is accepted of a draft.
+
+  Args:
+    params: the rule's own, () for most.
+    draft: Draft.
+    log_probs: f32[B, N, V], the target's after every node.
+    features: the target's states there.
+    noise: tosses the coins and draws the token after the accepted ones.
+    depth, proposal: the drafter's (static).
+  """
+
+  def __call__(
+    self, params: Any, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict: ...  # fmt: skip
 
 
 class Verifier(NamedTuple):
@@ -314,13 +280,11 @@ class Verifier(NamedTuple):
     exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its knob when lossy.
     accepts: the proposals it is exact for (for a lossy rule: defined for).
     temperature: "zero" for rules that follow the argmax, "any" otherwise.
-    verify: (params, draft, distribution f32[B, N, V], features, noise, drafter) -> Verdict. `params` are the
-      rule's own, () for most; `distribution` holds the target's log-probabilities after every node and
-      `features` its states there; of `drafter` (static) the depth and the proposal are read.
+    verify: see its type.
   """
 
   name: str
   exactness: str
   accepts: frozenset[str]
   temperature: Literal["zero", "any"]
-  verify: Callable[..., Verdict]
+  verify: Verify

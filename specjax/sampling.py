@@ -1,7 +1,7 @@
-"""From logits to the distribution tokens are drawn from, and the noise that draws them.
+"""How logits become the distribution that tokens are drawn from, and the noise that draws them.
 
-There is one distribution and one way to draw in the whole package: the baseline, the verifiers, the bonus
-token and the drafters all come here.
+There is one distribution and one way to draw in the whole package: the baseline, the verifiers, the
+bonus token and the drafters all come here.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -15,9 +15,9 @@ from jax.typing import ArrayLike
 
 
 class Settings(NamedTuple):
-  """Sampling settings of each row, traced, so that changing them never recompiles.
+  """The sampling settings of each row, which are traced, so that changing them never recompiles.
 
-  Applied in this order: temperature, top-k, top-p, min-p.
+  They apply in this order: temperature, top-k, top-p, min-p.
 
   Attributes:
     temperature: f32[B]. 0 is greedy.
@@ -71,7 +71,7 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
 
 
 def warp(logits: Array, settings: Settings) -> Array:
-  """Log-probabilities after the settings; -inf outside the support, one-hot for greedy rows.
+  """Turns logits into log-probabilities: -inf outside the support, one-hot for greedy rows.
 
   Ties are broken by the lower id everywhere, so exactly k tokens survive top-k.
 
@@ -120,7 +120,10 @@ def warp(logits: Array, settings: Settings) -> Array:
 
 
 class Source(Protocol):
-  """Where random choices come from. `Noise` in decoding, an enumerator in proofs."""
+  """Where random choices come from: `Noise` in decoding, an enumerator in proofs.
+
+  `Noise` says what each method does.
+  """
 
   def choose(self, log_probs: Array, depth: Array) -> Array: ...
   def draw(self, stream: int, log_probs: Array) -> Array: ...
@@ -136,14 +139,14 @@ _GROUP = 256  # tokens that share a draw: noise for V / 256 groups and one group
 
 
 def categorical(key: Array, log_probs: Array) -> Array:
-  """One token: a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
+  """Draws a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
 
   Rounding moves such a choice only where two perturbed scores are as close as the rounding. An
   inverse cumulative sum would be as cheap, but moves at each of its V steps.
 
   Args:
     key: key[].
-    distribution: log-probabilities f32[V]; their sum need not be 1.
+    log_probs: f32[V]; the probabilities need not sum to 1.
 
   Returns:
     i32[].
@@ -159,7 +162,7 @@ def categorical(key: Array, log_probs: Array) -> Array:
 
 
 class Noise(NamedTuple):
-  """Random choices of one round, a function of request and absolute position only.
+  """The random choices of one round depend on request and absolute position only.
 
   What a row draws therefore does not depend on its batch, its neighbours, or on how the tokens
   before it came about.
@@ -178,7 +181,7 @@ class Noise(NamedTuple):
     Nodes of one depth share their noise. That is exact, a walk from the root meets one of them.
 
     Args:
-      distribution: log-probabilities f32[B, N, V].
+      log_probs: f32[B, N, V].
       depth: i32[B, N].
 
     Returns:
@@ -199,11 +202,11 @@ class Noise(NamedTuple):
     )
 
   def draw(self, stream: int, log_probs: Array) -> Array:
-    """One token per row, distribution f32[B, V] -> i32[B]; independent between streams and rounds."""
+    """i32[B], one token per row of f32[B, V]; independent between streams and rounds."""
     return jax.vmap(categorical)(self._round(stream), log_probs)
 
   def accept(self, stream: int, p: Array, q: Array) -> Array:
-    """Independent coins that fall True with probability min(1, p / q); p, q f32[B, D].
+    """Tosses independent coins, which fall True with probability min(1, p / q); p, q f32[B, D].
 
     The comparison is strict and multiplied out: p = 0 never passes and q = 0 does not divide.
     """
@@ -211,21 +214,18 @@ class Noise(NamedTuple):
     return u * q < p
 
   def children(self, stream: int, log_probs: Array, count: int, distinct: bool) -> Array:
-    """Draws of each node, in order; distribution f32[B, W, V] -> i32[B, W, count].
+    """i32[B, W, count], the draws of each node in order, from f32[B, W, V].
 
     Args:
-      distinct: without replacement (the Gumbel top-k trick). What is drawn after the support has
-        run out is arbitrary.
+      distinct: draws are without replacement (the Gumbel top-k trick). What is drawn after the
+        support has run out is arbitrary.
     """
-
     if distinct:
-      return jax.lax.top_k(log_probs + self.gumbel(stream, log_probs.shape), count)[1].astype(
-        jnp.int32
-      )
+      noisy = log_probs + self.gumbel(stream, log_probs.shape)
+      return lax.top_k(noisy, count)[1].astype(jnp.int32)
     B, W, V = log_probs.shape
-    return jnp.argmax(log_probs[:, :, None] + self.gumbel(stream, (B, W, count, V)), -1).astype(
-      jnp.int32
-    )
+    noisy = log_probs[:, :, None] + self.gumbel(stream, (B, W, count, V))
+    return jnp.argmax(noisy, -1).astype(jnp.int32)
 
   def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
     """Independent standard Gumbel noise f32[shape]; shape begins with B."""

@@ -26,11 +26,13 @@ from specjax.base import (
 )
 from specjax.sampling import Noise, Settings, Source, warp
 from specjax.trees.structure import ancestors, at
-from specjax.verifiers.validity import check
 
 
 class Method(NamedTuple):
-  """What is fixed when the loop is compiled. Build it with `method`, which checks the pairing."""
+  """What is fixed when the loop is compiled.
+
+  `decoding.method.method` builds it, and checks that the rule is exact for the draft.
+  """
 
   target: Target
   drafter: Drafter
@@ -47,7 +49,7 @@ class Weights(NamedTuple):
 
 
 class Request(NamedTuple):
-  """What each row asks for; traced.
+  """What each row asks for; all of it is traced.
 
   Attributes:
     settings: sampling settings, arrays [B].
@@ -65,7 +67,7 @@ class Request(NamedTuple):
 
 
 class Stats(NamedTuple):
-  """Per-row counts, prefill excluded.
+  """What is counted per row; the prefill is not.
 
   Attributes:
     forwards: i32[B], target evaluations while the row was live.
@@ -105,18 +107,6 @@ class State(NamedTuple):
   stats: Stats
 
 
-def method(
-  target: Target, drafter: Drafter, verifier: Verifier, processors: tuple[Processor, ...] = ()
-) -> Method:
-  """Checks that the rule is exact for the draft and pairs them.
-
-  Raises:
-    ValueError: the verifier would be biased for this drafter's proposals.
-  """
-  check(drafter, verifier)
-  return Method(target, drafter, verifier, processors)
-
-
 def capacity_for(prompt_length: int, max_new_tokens: int, depth: int) -> int:
   """Cache length S that never clamps a write: prompt, budget and one accepted path."""
   return prompt_length + max_new_tokens + depth + 1
@@ -145,7 +135,9 @@ def start(
   return State(
     context=context,
     cache=cache,
-    drafter=drafter.init(weights.drafter, weights.target, context, features, capacity),
+    drafter=drafter.init(
+      weights.drafter, weights.target, context=context, features=features, capacity=capacity
+    ),
     processors=tuple(
       p.init(params, context) for p, params in zip(processors, request.processors, strict=True)
     ),
@@ -170,7 +162,7 @@ def _log_probs(logits: Array, total: Array, path: Array, tokens: Array) -> Array
     total: f32[B, N], their logsumexp.
     path, tokens: i32[B, A].
   """
-  # Of every node: whole rows of the path would be copies, and on a mesh go to every device.
+  # It is read off every node: whole rows of the path would be copied, on a mesh to every device.
   of_tokens = jnp.take_along_axis(logits, tokens[:, None], -1) - total[..., None]
   return jnp.take_along_axis(of_tokens, path[:, None], 1)[:, 0]
 
@@ -180,13 +172,13 @@ class Guessed(NamedTuple):
 
   Attributes:
     draft: Draft.
-    drafter: the drafter's state after it.
+    state: the drafter's, after it.
     evaluation: Evaluation, the target at every node.
-    distribution: f32[B, N, V], the log-probabilities to verify against.
+    log_probs: f32[B, N, V], the target's, to verify against.
   """
 
   draft: Draft
-  drafter: Any
+  state: Any
   evaluation: Evaluation
   log_probs: Array
 
@@ -197,36 +189,38 @@ def guess(
   """A draft, and the target's distribution after each of its nodes."""
   target, drafter, _, processors = method
   draft, memory = drafter.propose(
-    weights.drafter, weights.target, state.drafter, state.context, request.settings, noise
-  )
+    weights.drafter, weights.target, state.drafter,
+    context=state.context, settings=request.settings, noise=noise,
+  )  # fmt: skip
   mask = ancestors(draft.parent, drafter.depth)
   if drafter.evaluate is None:
     evaluation = target.evaluate(
-      weights.target,
-      state.cache,
-      draft.tokens,
-      draft.depth,
-      mask,
+      weights.target, state.cache, draft.tokens, draft.depth, mask,
       hidden_layers=drafter.hidden_layers,
-    )
+    )  # fmt: skip
   else:
-    evaluation = drafter.evaluate(weights.drafter, weights.target, memory, state.cache, draft, mask)
+    evaluation = drafter.evaluate(
+      weights.drafter, weights.target, memory, cache=state.cache, draft=draft, mask=mask
+    )
   logits = evaluation.logits
   for p, params, own in zip(processors, request.processors, state.processors, strict=True):
-    logits = p.logits(params, own, draft, mask, logits)
+    logits = p.logits(params, own, draft=draft, mask=mask, logits=logits)
   return Guessed(draft, memory, evaluation, warp(logits, request.settings))
 
 
 def round_(
   method: Method, weights: Weights, request: Request, state: State, source: Callable[..., Source]
 ) -> State:
-  """One round for all rows; finished rows stay as they are."""
+  """Runs one round for all rows; finished rows stay as they are."""
   target, drafter, verifier, _ = method
   processors = list(zip(method.processors, request.processors, state.processors, strict=True))
   context, stats, D = state.context, state.stats, drafter.depth
   noise = source(request.key, context.length)
   draft, drafter_state, evaluation, log_probs = guess(method, weights, request, state, noise)
-  verdict = verifier.verify(weights.verifier, draft, log_probs, evaluation.features, noise, drafter)
+  verdict = verifier.verify(
+    weights.verifier, draft, log_probs, evaluation.features, noise,
+    depth=D, proposal=drafter.proposal,
+  )  # fmt: skip
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
   # node that is not accepted harms nobody; among its logits it is in their sum.
@@ -234,7 +228,7 @@ def round_(
   step = jnp.arange(D + 1, dtype=jnp.int32)[None]
   stops = (verdict.tokens[:, :, None] == request.stop[None, None]).any(-1)
   for p, params, own in processors:
-    stops = stops | p.ends(params, own, verdict.tokens)
+    stops = stops | p.ends(params, own, tokens=verdict.tokens)
   until_stop = _first(stops & (step <= verdict.count[:, None]), 1)
   total = jax.nn.logsumexp(evaluation.logits, -1)
   until_nan = _first(at(jnp.isnan(total), verdict.path), 0)
@@ -246,15 +240,18 @@ def round_(
 
   cache = target.commit(state.cache, evaluation.kv, verdict.path, emitted)
   drafter_state = drafter.update(
-    weights.drafter, weights.target, drafter_state, draft, evaluation, verdict, emitted
-  )
+    weights.drafter, weights.target, drafter_state,
+    draft=draft, evaluation=evaluation, verdict=verdict, rows=emitted,
+  )  # fmt: skip
   capacity = context.tokens.shape[1]
   column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
   row = jnp.arange(column.shape[0])[:, None]
   text = context.tokens.at[row, column].set(verdict.tokens, mode="drop")
   said = _log_probs(evaluation.logits, total, verdict.path, verdict.tokens)
   log_probs = state.log_probs.at[row, column].set(said, mode="drop")
-  memories = tuple(p.update(w, own, verdict.tokens, emitted) for p, w, own in processors)
+  memories = tuple(
+    p.update(w, own, tokens=verdict.tokens, rows=emitted) for p, w, own in processors
+  )
 
   deepest = jnp.where(draft.valid, draft.depth, 0).max(1, keepdims=True)
   stats = Stats(

@@ -219,9 +219,9 @@ def test_tune_chooses_prints_and_writes(ids_model, medusa_head, write, run, tmp_
 @pytest.mark.parametrize(
   ("raw", "drafter"),
   [
-    ({"choices": [[0], [1], [0, 0], [1, 0]]}, "medusa"),
+    ({"static": {"choices": [[0], [1], [0, 0], [1, 0]]}}, "medusa"),
     ({"dynamic": {"nodes": 6, "depth": 2, "beam": 3}}, "medusa"),
-    ({"none": True}, "none"),
+    ({"static": {"choices": []}}, "none"),
   ],
 )
 def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, raw, drafter):

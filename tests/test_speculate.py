@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specjax import drafters, speculate
+from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
@@ -17,8 +18,7 @@ from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import fixed_draft, random_draft, random_table, table_model
-from specjax.trees.drawn import Drawn
-from specjax.trees.grow import as_tree
+from specjax.trees import IID, Static
 from specjax.verifiers import block, greedy, recursive, target_only, token
 
 V = 32
@@ -54,13 +54,13 @@ ADAPTIVE, KEPT = (
   drafters.adaptive_model(target(CONFIG), confidence(0.1, 3, keep=keep), 3)
   for keep in (True, False)
 )
-MEDUSA = HEAD.drafter(as_tree(TREE))
+MEDUSA = HEAD.drafter(Static(TREE))
 TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
 BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
-CHAIN = drafters.draft_tree(target(CONFIG), Drawn(((0,), (0, 0)), "iid"))
+CHAIN = drafters.draft_tree(target(CONFIG), IID(((0,), (0, 0))))
 ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
 METHODS = {
-  name: (speculate.method(target(CONFIG), drafter, verifier), speculate.Weights(PARAMS, params))
+  name: (pair(target(CONFIG), drafter, verifier), speculate.Weights(PARAMS, params))
   for name, drafter, verifier, params in (
     ("none", drafters.none(), TARGET_ONLY, ()),
     ("prompt_lookup", drafters.prompt_lookup(4), TARGET_ONLY, ()),
@@ -179,7 +179,11 @@ def test_types(name):
       weights.drafter, weights.target, state.drafter, state.context, request.settings, noise
     )
     log_probs = jnp.zeros((B, N, V))
-    return draft, method.verifier.verify((), draft, log_probs, None, noise, method.drafter), drafter
+    verdict = method.verifier.verify(
+      (), draft, log_probs, None, noise,
+      depth=method.drafter.depth, proposal=method.drafter.proposal,
+    )  # fmt: skip
+    return draft, verdict, drafter
 
   draft, verdict, drafter = jax.eval_shape(draft_and_verdict, weights, request, state)
   assert signature(drafter) == signature(state.drafter)
@@ -314,9 +318,7 @@ def test_twenty_prompts_are_one_trace():
   def evaluate(*arguments, hidden_layers):
     return TABLE.evaluate(*arguments, hidden_layers=hidden_layers)
 
-  method = speculate.method(
-    TABLE._replace(evaluate=evaluate), drafters.prompt_lookup(4), TARGET_ONLY
-  )
+  method = pair(TABLE._replace(evaluate=evaluate), drafters.prompt_lookup(4), TARGET_ONLY)
   weights = speculate.Weights(random_table(0, 8), ())
   for i in range(20):
     rows = [Row(random_prompt(i, 1 + i % T), 3 + i, 0.1 * i, request=i)]
@@ -353,7 +355,7 @@ def test_the_loop_does_not_copy_a_cache(name):
 
 BROKEN = 5  # the token after which the table below says NaN
 TABLE = table_model(8)
-PLAIN_TABLE = speculate.method(TABLE, METHODS[PLAIN][0].drafter, TARGET_ONLY)
+PLAIN_TABLE = pair(TABLE, METHODS[PLAIN][0].drafter, TARGET_ONLY)
 
 
 def nan_table():
@@ -374,7 +376,7 @@ def nan_table():
 )
 def test_nan_logits_end_their_row_and_no_other(drafter):
   rows = (Row((1, 2)), Row((1, 4)), Row((3, 0), temperature=0.8, request=1), Row((BROKEN,)))
-  method = speculate.method(TABLE, drafter, TARGET_ONLY)
+  method = pair(TABLE, drafter, TARGET_ONLY)
   params = random_table(3, 8) if drafter.name == "draft_model" else ()
 
   def run(method, params, table):

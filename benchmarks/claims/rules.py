@@ -51,7 +51,7 @@ class Config:
   draft_model: str | None = None
   trees: tuple[str, ...] = (
     "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
-    "stochastic-2-4", "dyspec-2-4-2",
+    "stochastic_beam-2-4", "dyspec-2-4-2",
   )  # fmt: skip
   rules: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")
   temperatures: tuple[float, ...] = (0.8, 1.0)

@@ -22,6 +22,7 @@ import tyro
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax import drafters, speculate
+from specjax.decoding.method import method as pair
 from specjax.kernels import topology
 from specjax.models import sharding
 from specjax.models.config import Config as ModelConfig
@@ -84,7 +85,7 @@ def report(name: str, config: Config) -> dict:
     keys = request_keys(0, jnp.arange(B))
     return speculate.Request(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
 
-  method = speculate.method(target(model), drafters.prompt_lookup(config.drafted), target_only())
+  method = pair(target(model), drafters.prompt_lookup(config.drafted), target_only())
   params = jax.eval_shape(weights)
   params = abstract(params, sharding.of_params(params, mesh))
   weights_ = speculate.Weights(params, ())

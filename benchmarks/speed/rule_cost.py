@@ -25,7 +25,7 @@ from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, target
 from specjax.sampling import Noise, Settings, request_keys, warp
 from specjax.testing import table_model
-from specjax.trees.drawn import Drawn, draw
+from specjax.trees import IID, Sampling, WithoutReplacement
 from specjax.verifiers import VERIFIERS
 from specjax.verifiers.judge import Judge
 
@@ -70,10 +70,11 @@ def median_seconds(run, repeats: int) -> float:
 def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
   """A draft of 8 nodes from the distribution q f32[1, 1, V], of a kind the rule accepts."""
   chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
-  tree = Drawn(CHAIN if chain else TREE, "iid" if name == "k_seq" else "without_replacement")
-  root = jnp.zeros((1, 1), jnp.int32)
-  draft = draw(tree, root, lambda level, tokens, *rest: (q, (), ()), lambda x: x, noise)
-  return draft, draft_tree(table_model(q.shape[-1]), tree)
+  tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
+  one, V = jnp.ones(1), q.shape[-1]
+  sampling = Sampling(Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), noise, V)
+  draft = tree.fill(jnp.zeros((1, 1), jnp.int32), lambda *_: (q, (), ()), sampling=sampling)
+  return draft, draft_tree(table_model(V), tree)
 
 
 def main(config: Config) -> None:
@@ -102,10 +103,16 @@ def main(config: Config) -> None:
   rows = []
   for name, build in VERIFIERS.items():
     draft, drafter = draft_for(name, q, noise)
-    rule = jax.jit(build().verify, static_argnums=5)
+    rule = jax.jit(build().verify, static_argnames=("depth", "proposal"))
     seconds = median_seconds(
       lambda rule=rule, draft=draft, drafter=drafter: rule(
-        head, draft, log_probs, features, noise, drafter
+        head,
+        draft,
+        log_probs,
+        features,
+        noise,
+        depth=drafter.depth,
+        proposal=drafter.proposal,
       ),
       config.repeats,
     )

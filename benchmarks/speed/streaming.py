@@ -22,6 +22,7 @@ import tyro
 
 from specjax import drafters, speculate
 from specjax.base import Params
+from specjax.decoding.method import method as pair
 from specjax.eval import verify_cost
 from specjax.eval.environment import environment
 from specjax.kernels.tree_attention.tune import timed
@@ -86,7 +87,7 @@ def streamed(params: Params) -> int:
 def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], float]:
   """Compiled plain decoding; gives the seconds of a token, prefill aside."""
   B, T = config.batch, config.context
-  method = speculate.method(target(model), drafters.none(), greedy())
+  method = pair(target(model), drafters.none(), greedy())
   weights = speculate.Weights(params, ())
   one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)
   settings = Settings(0 * one, zero, one, 0 * one)

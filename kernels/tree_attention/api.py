@@ -1,12 +1,13 @@
 """Tree attention: which implementation serves a call, and why not another."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.kernels.platform import device, platform
 from specjax.kernels.tree_attention import config, pallas_gpu, pallas_tpu, reference, xla
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
@@ -81,7 +82,10 @@ def reads_blocks(k_cache: Cached) -> bool:
 
 
 def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
-  """ValueError unless shapes fit; see `tree_attention`."""
+  """Raises ValueError for shapes that do not fit; see `tree_attention`."""
+  for name, x in {"q": q, "k_tree": k_tree, "k_cache": jax.tree.leaves(k_cache)[0]}.items():
+    if x.ndim != 4:
+      raise ValueError(f"{name}.shape={x.shape}: accepted is a shape of four axes.")
   B, H, N, C = q.shape
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
   M = k_tree.shape[2]
@@ -132,6 +136,8 @@ def tree_attention(
   """
   arguments = (q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask)
   _check(*arguments)
+  if implementation is not None:
+    checks.choice("implementation", implementation, get_args(Implementation))
   reasons = refusals(q, k_cache, prefix)
   passed_over: tuple[tuple[Implementation, str], ...] = ()
   if implementation is None:

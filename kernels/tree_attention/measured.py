@@ -6,30 +6,31 @@ import os
 import pathlib
 import warnings
 
-Sizes = dict[str, dict[str, int]]  # of a device kind and a class of calls
+from specjax import schema
+
+Sizes = dict[str, dict[str, int]]  # rows per block, by device kind and class of calls
 
 
 def path() -> pathlib.Path:
-  """Where they lie; $XDG_CACHE_HOME is ~/.cache by default."""
+  """The file; $XDG_CACHE_HOME is ~/.cache by default."""
   home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   return pathlib.Path(home) / "specjax" / "tree_attention.json"
 
 
 @functools.cache
 def read(file: pathlib.Path) -> Sizes:
-  """What `save` wrote, once a process; nothing, and a warning, where the file is anything else."""
-  try:
-    sizes = json.loads(file.read_text())
-    return {str(kind): {**of_class} for kind, of_class in sizes.items()}
-  except FileNotFoundError:
+  """What `save` wrote, read once a process; nothing, with a warning, where the file is damaged."""
+  if not file.exists():
     return {}
-  except (OSError, ValueError, TypeError, AttributeError) as error:
+  try:
+    return {kind: {**of_class} for kind, of_class in schema.read(file).items()}
+  except (ValueError, TypeError) as error:
     warnings.warn(f"{file} is not used, delete it: {error}.", stacklevel=2)
     return {}
 
 
 def save(file: pathlib.Path, device_kind: str, sizes: dict[str, int]) -> None:
-  """Adds to the file; sizes of the same classes of calls are replaced."""
+  """Adds sizes to the file, in place of those that it has for the same classes of calls."""
   known = read(file)
   known = known | {device_kind: known.get(device_kind, {}) | sizes}
   file.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 config.json names the target and the draft model that the head was trained for, and its shape.
 """
 
+import functools
 import pathlib
 from typing import NamedTuple
 
@@ -11,35 +12,37 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints.heads import check, read_config, read_tensors, write
+from specjax.checkpoints.heads import MOST, check, read_config, read_tensors, write
 from specjax.draft_length.specdecpp import AcceptanceHead
 
 _WEIGHTS = "acceptance.safetensors"
+_SCHEMA = {"blocks": functools.partial(checks.whole, most=MOST), "width": int}
 
 
 class Loaded(NamedTuple):
-  """An acceptance head as it was read: `blocks` of it, and its params."""
+  """An acceptance head as it was read: how many blocks it has, and its params."""
 
   blocks: int
   params: Params
 
 
 def load(directory: str | pathlib.Path, width: int) -> Loaded:
-  """The head for a draft model of `width` E.
+  """The acceptance head in a directory, for a draft model of width E.
 
   Raises:
     ValueError: no acceptance head, one for another width, or damaged tensors.
   """
   raw, path = read_config(directory), pathlib.Path(directory) / _WEIGHTS
-  try:
-    blocks, trained = int(raw["blocks"]), int(raw["width"])
-  except (KeyError, TypeError, ValueError):
+  if not {"blocks", "width"} <= raw.keys():
     raise ValueError(f"{directory}/config.json has no blocks and width: this is no acceptance "
-                     "head.") from None  # fmt: skip
-  if trained != width:
-    raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width {trained}, "
-                     f"not {width}.")  # fmt: skip
+                     "head.")  # fmt: skip
+  own = schema.fields(raw, _SCHEMA, f"{directory}/config.json", _SCHEMA)
+  blocks = own["blocks"]
+  if own["width"] != width:
+    raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width "
+                     f"{own['width']}, not {width}.")  # fmt: skip
   example = jax.ShapeDtypeStruct((1, width), jnp.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
   shapes = flatten_dict(jax.eval_shape(AcceptanceHead(blocks).init, key, example), sep="/")
@@ -55,9 +58,9 @@ def save(
   """Writes what `load` reads.
 
   Args:
-    blocks: of the head.
+    blocks: how many the head has.
     params: its weights.
-    target, draft: name the two models.
+    target, draft: names of the two models.
 
   Raises:
     ValueError: a weight is not finite.

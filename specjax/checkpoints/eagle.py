@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from specjax import schema
 from specjax.base import Params
 from specjax.checkpoints import hf_config, layer, published
 from specjax.checkpoints.heads import Loaded, read_config
@@ -23,6 +24,7 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM")
 _EMBEDDING = "embed_tokens.weight"
 _DEPTH = 7  # of the trees that the published code draws
+_SCHEMA = {"qkv_bias": bool, "bias": bool, "specjax_depth": published.COUNT}
 
 
 def _layout(c: EagleConfig, network: Config) -> published.Layout:
@@ -53,8 +55,9 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   """
   raw = read_config(directory)
   published.check_architecture(raw, _ARCHITECTURES)
-  network, mlp_width = layer.network_of(raw, model, raw.get("qkv_bias", False))
-  config = EagleConfig(raw.get("specjax_depth", _DEPTH), raw.get("bias", True), mlp_width)
+  own = schema.fields(raw, _SCHEMA, f"{directory}/config.json")
+  network, mlp_width = layer.network_of(raw, model, own.get("qkv_bias", False))
+  config = EagleConfig(own.get("specjax_depth", _DEPTH), own.get("bias", True), mlp_width)
   path, tensors = published.read(directory, _FILES)
   unused = {_EMBEDDING: (model.vocab_size, model.width)}
   params = published.gather(tensors, _layout(config, network), path, dtype, unused=unused)

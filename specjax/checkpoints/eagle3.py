@@ -6,6 +6,7 @@ among the `draft_vocab_size` tokens that the target knows as i + `d2t`[i]; `t2d`
 Letters: V vocabulary, W draft vocabulary, L the target's layers.
 """
 
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
@@ -27,6 +29,20 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 _OTHER_NETWORKS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _DEPTH = 7  # of the trees that the published code draws
+
+
+def _hidden_layer_ids(name: str, value: Any) -> Any:
+  if not isinstance(value, dict):
+    checks.refuse(name, value, "an object")
+  return schema.fields(value, _IDS, name)
+
+
+_IDS = {"eagle_aux_hidden_state_layer_ids": tuple[int, ...]}
+_SCHEMA = _IDS | {
+  "draft_vocab_size": functools.partial(checks.whole, least=1), "attention_bias": bool,
+  "specjax_depth": published.COUNT, "specjax_taps": tuple[int, ...],
+  "eagle_config": _hidden_layer_ids,
+}  # fmt: skip
 
 
 def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
@@ -53,10 +69,10 @@ def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
   """
   ids = (raw.get("eagle_config") or raw).get("eagle_aux_hidden_state_layer_ids")
   usual = _published_taps(model)
-  if ids is not None and tuple(ids) not in (usual, tuple(i - 1 for i in usual)):
-    raise ValueError(f"eagle_aux_hidden_state_layer_ids={ids} in config.json: accepted are the "
-                     f"published layers, {list(usual)}.")  # fmt: skip
-  hidden_layers = tuple(raw.get("specjax_taps", usual))
+  if ids is not None and ids not in (usual, tuple(i - 1 for i in usual)):
+    raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(ids)} in config.json: accepted are "
+                     f"the published layers, {list(usual)}.")  # fmt: skip
+  hidden_layers = raw.get("specjax_taps", usual)
   return () if hidden_layers == hidden_layers_of(model, Eagle3Config()) else hidden_layers
 
 
@@ -95,9 +111,10 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _OTHER_NETWORKS:
     if raw.get(key):
       raise ValueError(f"{key}={raw[key]} in config.json: accepted is false.")
-  network, mlp_width = layer.network_of(raw, model, raw.get("attention_bias", False))
-  config = Eagle3Config(raw.get("specjax_depth", _DEPTH), _taps(raw, model), mlp_width)
-  words, size = raw["draft_vocab_size"], model.vocab_size
+  own = schema.fields(raw, _SCHEMA, f"{directory}/config.json", ["draft_vocab_size"])
+  network, mlp_width = layer.network_of(raw, model, own.get("attention_bias", False))
+  config = Eagle3Config(own.get("specjax_depth", _DEPTH), _taps(own, model), mlp_width)
+  words, size = own["draft_vocab_size"], model.vocab_size
   tables: dict[str, tuple[int, ...]] = {"d2t": (words,), "t2d": (size,)}
   unused: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (size, model.width)}
   path, tensors = published.read(directory, _FILES)

@@ -5,6 +5,7 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import schema
 from specjax.checkpoints.heads import check, read_config, read_tensors, write
 from specjax.diffusion.policies import Filter
 
@@ -15,7 +16,7 @@ def save(directory: str | pathlib.Path, params: Filter, *, base: str) -> None:
   """Writes what `load` reads; `params.least` is f32[].
 
   Args:
-    base: names the model.
+    base: name of the model.
 
   Raises:
     ValueError: a weight is not finite.
@@ -36,7 +37,8 @@ def load(directory: str | pathlib.Path) -> Filter:
     raise ValueError(f"{directory}/config.json lacks policy='learned': this is no filter.")
   path = pathlib.Path(directory) / _WEIGHTS
   tensors = read_tensors(path)
-  W, H = int(config["window"]), len(tensors["into_bias"]) if "into_bias" in tensors else 0
+  own = schema.fields(config, {"window": int}, f"{directory}/config.json", ["window"])
+  W, H = own["window"], tensors["into_bias"].size if "into_bias" in tensors else 0
   shapes = {"into": (H, W), "into_bias": (H,), "out": (W, H), "out_bias": (W,), "least": ()}
   check(tensors, shapes, path)
   return Filter(**{name: jnp.asarray(tensors[name], jnp.float32) for name in shapes})

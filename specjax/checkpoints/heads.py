@@ -5,6 +5,7 @@ that its first n - 1 paths are the best tree of n nodes) and the held-out hit ra
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -15,18 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
+from specjax import checks, schema
 from specjax.base import Head, Params
 from specjax.drafters import HEADS, draft_vocabulary
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
-from specjax.trees.grow import as_tree
-from specjax.trees.static import Choices
+from specjax.trees.static import Choices, from_choices
 
 _WEIGHTS = "head.safetensors"
 _KEYS = ("head", "config", "draft_vocab", "choices", "hit_rates")
+_DTYPES = ("F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "I32", "I64")
+MOST = 64  # tokens ahead, or blocks of a network: more are unrolled for hours
 
 
 class Loaded(NamedTuple):
@@ -74,13 +77,7 @@ def read_config(directory: str | pathlib.Path) -> dict[str, Any]:
   file = pathlib.Path(directory) / "config.json"
   if not file.is_file():
     raise ValueError(f"{directory} has no config.json: this is no draft head.")
-  try:
-    raw = json.loads(file.read_text())
-  except ValueError as error:
-    raise ValueError(f"{file} is not JSON: {error}.") from error
-  if not isinstance(raw, dict):
-    raise ValueError(f"{file} is no JSON object: this is no draft head.")
-  return raw
+  return schema.read(file)
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -92,7 +89,12 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
   if not path.is_file():
     raise ValueError(f"{path.parent} has no {path.name}.")
   try:
-    return load_file(path)
+    with safe_open(path, "numpy") as file:
+      names = file.keys()
+      for name in names:
+        if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
+          checks.refuse(f"{path}: dtype of tensor {name}", dtype, ", ".join(_DTYPES))
+      return {name: file.get_tensor(name) for name in names}
   except SafetensorError as error:
     raise ValueError(f"{path} is truncated or no safetensors file: {error}.") from error
 
@@ -111,6 +113,33 @@ def check(tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]], pa
       raise ValueError(f"tensor {name} has shape {tensors[name].shape}, expected {shape}.")
 
 
+def choices(name: str, value: Any) -> Choices:
+  """The tree of a file, as a tuple of rank paths.
+
+  Raises:
+    ValueError: no list of rank paths, or no tree.
+  """
+  paths = schema.accept(tuple[tuple[int, ...], ...])(name, value)
+  try:
+    from_choices(paths)
+  except ValueError as error:
+    raise ValueError(f"{name}: {error}") from None
+  return paths
+
+
+def _hit_rates(name: str, value: Any) -> np.ndarray:
+  rows = schema.accept(tuple[tuple[float, ...], ...])(name, value)
+  if len({len(row) for row in rows}) != 1 or not all(0 <= x <= 1 for row in rows for x in row):
+    checks.refuse(name, value, "rows of one length, of rates from 0 to 1")
+  return np.asarray(rows)
+
+
+_SCHEMA = {
+  "head": functools.partial(checks.choice, accepted=HEADS), "draft_vocab": int,
+  "choices": choices, "hit_rates": _hit_rates,
+}  # fmt: skip
+
+
 def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
   """A head for the target `model`.
 
@@ -119,21 +148,27 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
       those of a head for another target are.
   """
   raw, path = read_config(directory), pathlib.Path(directory) / _WEIGHTS
+  file = f"{directory}/config.json"
   for key in _KEYS:
     if key not in raw:
-      raise ValueError(f"{directory}/config.json lacks {key}: this is no draft head.")
-  if raw["head"] not in list(HEADS):
-    raise ValueError(f"{directory}: head={raw['head']!r} is not known; {', '.join(HEADS)} are.")
-  build, kind = HEADS[raw["head"]]
-  try:
-    config = kind(**{k: _hashable(v) for k, v in raw["config"].items()})
-  except TypeError as error:
-    raise ValueError(f"{directory}/config.json does not fit {kind.__name__}: {error}.") from error
+      raise ValueError(f"{file} lacks {key}: this is no draft head.")
+  own = schema.fields(raw, _SCHEMA, file, ["head", "config"])
+  build, kind = HEADS[own["head"]]
+  config = schema.build(kind, raw["config"], f"{file}: config")
+  for name, least in (("depth", 1), ("blocks", 0), ("layers", 0)):
+    if isinstance(number := getattr(config, name, None), int):
+      checks.whole(f"{file}: {name}", number, least, MOST)
+  draft_vocab = own.get("draft_vocab")
+  if draft_vocab is not None:
+    checks.whole(f"{file}: draft_vocab", draft_vocab, 1, model.vocab_size)
   head = build(model, config)
-  leaves = flatten_dict(abstract(head, model, raw["draft_vocab"]), sep="/")
+  leaves = flatten_dict(abstract(head, model, draft_vocab), sep="/")
   tensors = read_tensors(path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)
-  if raw["draft_vocab"] and not (
+  for key, leaf in leaves.items():
+    if (tensors[key].dtype.kind == "i") != jnp.issubdtype(leaf.dtype, jnp.integer):
+      checks.refuse(f"{path}: dtype of tensor {key}", tensors[key].dtype.name, leaf.dtype.name)
+  if draft_vocab and not (
     tensors[draft_vocabulary.KEY].min() >= 0
     and tensors[draft_vocabulary.KEY].max() < model.vocab_size
   ):
@@ -141,9 +176,8 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   params = {
     k: jnp.asarray(v, leaves[k].dtype if v.dtype.kind == "i" else dtype) for k, v in tensors.items()
   }
-  choices = as_tree(raw["choices"])
-  rates = None if raw["hit_rates"] is None else np.asarray(raw["hit_rates"])
-  return Loaded(head, unflatten_dict(params, sep="/"), choices, rates, config, model)
+  tree, rates = own.get("choices", ()), own.get("hit_rates")
+  return Loaded(head, unflatten_dict(params, sep="/"), tree, rates, config, model)
 
 
 def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> Params:
@@ -160,10 +194,6 @@ def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> 
   if not same:
     raise ValueError(f"init={str(directory)!r} holds a head of another shape or vocabulary.")
   return params
-
-
-def _hashable(value: Any) -> Any:
-  return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Hugging Face directories: config.json, safetensors and tokenizer.json, in and out."""
 
 import contextlib
+import functools
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
+from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import hf_config
 from specjax.checkpoints.hf_layout import HF, LLADA, Fusion, Names, layout
@@ -25,17 +27,17 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 class Checkpoint(NamedTuple):
-  """A model as it was read.
+  """A model as `load` reads it.
 
   Attributes:
     config: the network.
     params: {"params": {...}} as `Transformer(config)` takes it.
-    tokenizer: None where the checkpoint has none.
+    tokenizer: the tokenizer, or None.
     stop: ids that end a text.
     template: name of the chat template in `data.chat.TEMPLATES`, or None.
     start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
     mask: id of the mask token of a masked diffusion model, or None.
-    shift: its state before a token predicts it (Dream).
+    shift: whether the state before a token predicts the token (Dream).
   """
 
   config: Config
@@ -48,15 +50,47 @@ class Checkpoint(NamedTuple):
   shift: bool = False
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-  try:
-    return json.loads(path.read_text())
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{path} is not JSON: {error}.") from error
+def _one_or_more(name: str, value: Any) -> tuple[int, ...]:
+  ids = value if isinstance(value, list) else [value]
+  return tuple(checks.whole(name, each) for each in ids)
 
 
-def _optional_json(path: pathlib.Path) -> dict[str, Any]:
-  return _read_json(path) if path.exists() else {}
+def _token(name: str, value: Any) -> str:
+  """A token as text, or as the object that transformers writes for it."""
+  return checks.text(name, value.get("content") if isinstance(value, dict) else value)
+
+
+_IDS = {"eos_token_id": _one_or_more}
+_TOKENIZER = {"add_bos_token": bool, "bos_token": _token}
+_OWN = {
+  "specjax_template": functools.partial(checks.choice, accepted=TEMPLATES),
+  "specjax_shift": bool,
+  "mask_token_id": int,
+}
+
+
+def _optional(path: pathlib.Path, known: Mapping[str, Any]) -> dict[str, Any]:
+  """The checked values of a file that a checkpoint may lack."""
+  return schema.fields(schema.read(path), known, str(path)) if path.exists() else {}
+
+
+def shards(index: pathlib.Path) -> list[pathlib.Path]:
+  """The files that an index of shards names, in the index's folder.
+
+  Raises:
+    ValueError: a malformed index, or a shard that is absent or in another folder.
+  """
+  raw = schema.read(index)
+  table = raw.get("weight_map")
+  if not isinstance(table, dict) or not table:
+    checks.refuse(f"{index}: weight_map", table, "an object of a file for every tensor")
+  for shard in table.values():
+    # A file may be a link, as in the cache of Hugging Face's hub; its name stays in the folder.
+    if not isinstance(shard, str) or shard in ("", "..") or pathlib.PurePath(shard).name != shard:
+      checks.refuse(f"{index}: weight_map", shard, "the name of a file in the same folder")
+    if not (index.parent / shard).is_file():
+      raise ValueError(f"{index} names {shard}, which is not in {index.parent}.")
+  return [index.parent / shard for shard in sorted(set(table.values()))]
 
 
 def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -66,11 +100,7 @@ def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
     return [single]
   if not index.exists():
     raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
-  shards = sorted(set(_read_json(index)["weight_map"].values()))
-  for shard in shards:
-    if not (directory / shard).exists():
-      raise ValueError(f"{index} names {shard}, which is not in {directory}.")
-  return [directory / shard for shard in shards]
+  return shards(index)
 
 
 def _check_names(
@@ -87,22 +117,19 @@ def _check_names(
 
 
 def _read_params(directory: pathlib.Path, config: Config, names: Names, dtype: DTypeLike) -> Params:
-  """One parameter at a time, so that the host never holds the model twice."""
+  """Params, read one at a time, so that the host never holds the model twice."""
   table = layout(config, names)
   with contextlib.ExitStack() as stack:
     home: dict[str, Any] = {}
     for shard in _weight_files(directory):
       try:
         file = stack.enter_context(safetensors.safe_open(shard, "numpy"))
-      except safetensors.SafetensorError as error:
+      except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
       home |= dict.fromkeys(file.keys(), file)
     _check_names(set(home), table, config, names)
     params = {}
     for path, parts in table.items():
-      rows = sum(part.shape[0] for part in parts)
-      whole = np.empty((rows, *parts[0].shape[1:]), jnp.dtype(dtype))
-      row = 0
       for name, shape in parts:
         view = home[name].get_slice(name)
         if tuple(view.get_shape()) != shape:
@@ -113,6 +140,10 @@ def _read_params(directory: pathlib.Path, config: Config, names: Names, dtype: D
           raise ValueError(
             f"tensor {name} has dtype {view.get_dtype()}; accepted are {', '.join(_FLOATS)}."
           )
+      rows = sum(part.shape[0] for part in parts)
+      whole = np.empty((rows, *parts[0].shape[1:]), jnp.dtype(dtype))
+      row = 0
+      for name, shape in parts:
         whole[row : row + shape[0]] = home[name].get_tensor(name)
         row += shape[0]
       params[path] = jnp.asarray(whole)
@@ -125,27 +156,19 @@ def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
   return tuple(encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)])
 
 
-def _start(tokenizer: Tokenizer | None, raw: Mapping[str, Any]) -> tuple[int, ...]:
+def _start(tokenizer: Tokenizer | None, file: pathlib.Path) -> tuple[int, ...]:
   """`add_bos_token` of tokenizer_config.json decides; where it is silent, tokenizer.json."""
-  if tokenizer is None or raw.get("add_bos_token") is False:
+  known = _optional(file, _TOKENIZER)
+  if tokenizer is None or known.get("add_bos_token") is False:
     return ()
   start = start_ids(tokenizer)
-  if start or not raw.get("add_bos_token"):
+  if start or not known.get("add_bos_token"):
     return start
-  token = raw.get("bos_token")
-  token = token["content"] if isinstance(token, dict) else token
+  token = known.get("bos_token")
   bos = None if token is None else tokenizer.id(token)
   if bos is None:
     raise ValueError(f"tokenizer_config.json: bos_token={token!r} is not in tokenizer.json.")
   return (bos,)
-
-
-def _stop(*sources: Mapping[str, Any]) -> tuple[int, ...]:
-  for source in sources:
-    ids = source.get("eos_token_id")
-    if ids is not None:
-      return tuple(ids) if isinstance(ids, list) else (ids,)
-  return ()
 
 
 def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint:
@@ -153,39 +176,40 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
-    dtype: of the parameters in memory, whatever it is on disk.
+    dtype: of the parameters in memory, whatever the file has.
 
   Raises:
-    ValueError: an unknown family or feature; a missing, surplus or misshapen tensor; a truncated
-      file; a shard that is not there.
+    ValueError: an unknown family or feature; a value of a wrong type or range; a missing, surplus
+      or misshapen tensor; a file that is damaged or absent.
   """
   directory = pathlib.Path(directory)
-  if not (directory / "config.json").exists():
+  file = directory / "config.json"
+  if not file.exists():
     raise ValueError(f"{directory} has no config.json.")
-  raw = _read_json(directory / "config.json")
-  config = hf_config.from_json(raw)
+  raw = schema.read(file)
+  config = hf_config.from_json(raw, str(file))
   family = raw["model_type"]
-  template = raw.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
-  if template is not None and template not in TEMPLATES:
-    raise ValueError(
-      f"specjax_template={template!r} in config.json: accepted are {', '.join(TEMPLATES)}."
-    )
-  file = directory / "tokenizer.json"
-  tokenizer = Tokenizer.load(file) if file.exists() else None
+  own = schema.fields(raw, _OWN | _IDS, str(file))
+  mask = own.get("mask_token_id")
+  if mask is not None:
+    checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)
+  written = _optional(directory / "generation_config.json", _IDS)
+  tokens = directory / "tokenizer.json"
+  tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
   return Checkpoint(
     config=config,
     params=_read_params(directory, config, LLADA if family == "llada" else HF, dtype),
     tokenizer=tokenizer,
-    stop=_stop(_optional_json(directory / "generation_config.json"), raw),
-    template=template,
-    start=_start(tokenizer, _optional_json(directory / "tokenizer_config.json")),
-    mask=raw.get("mask_token_id"),
-    shift=raw.get("specjax_shift", family == "Dream"),
+    stop=written.get("eos_token_id", own.get("eos_token_id", ())),
+    template=own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family)),
+    start=_start(tokenizer, directory / "tokenizer_config.json"),
+    mask=mask,
+    shift=own.get("specjax_shift", family == "Dream"),
   )
 
 
 def _split(config: Config, params: Params, dtype: DTypeLike) -> dict[str, np.ndarray]:
-  """Our parameters as the tensors on disk."""
+  """Our parameters cut into the tensors on disk."""
   table, leaves = layout(config, HF), flatten_dict(params["params"])
   for path in table.keys() ^ leaves.keys():
     state = "lacks" if path in table else "has no place for"
@@ -223,9 +247,9 @@ def save(
   """Writes a directory that `load` and transformers read.
 
   Args:
-    directory: made where it is absent.
+    directory: is made where it is absent.
     config, params: the network.
-    tokenizer: written beside the weights.
+    tokenizer: is written beside the weights.
     template: name of the chat template in `data.chat.TEMPLATES`.
     stop: ids that end a text; by default the id of `<|end|>` where the tokenizer has it.
     start: ids before every text prompt; by default what the tokenizer's post-processor adds.
@@ -244,7 +268,7 @@ def save(
     start = start_ids(tokenizer)
   if not stop and tokenizer is not None and (end := tokenizer.id(END)) is not None:
     stop = (end,)
-  # Absent ids would become a family's defaults in transformers.
+  # For ids that are absent, transformers would take the family's defaults.
   ends = {"bos_token_id": start[0] if start else None, "eos_token_id": list(stop) or None}
   raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
   if template is not None:

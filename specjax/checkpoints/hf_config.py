@@ -1,11 +1,40 @@
 """A model's config.json, as Hugging Face writes it, to and from our Config."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+from specjax import checks, schema
 from specjax.models.config import Config, RopeScaling
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "llada", "Dream")
+_SIZE = functools.partial(checks.whole, least=1)
+_POSITIVE = functools.partial(checks.number, above=0)
+_LAYERS = functools.partial(checks.whole, least=1, most=1024)
+_SILU = functools.partial(checks.choice, accepted=["silu"])
+
+
+def _no_bias(name: str, value: Any) -> bool:
+  return checks.boolean(name, value) and checks.refuse(name, value, "false: MLPs have no biases")
+
+
+_NEEDED = (
+  "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+)  # fmt: skip
+_SCHEMA = {
+  "vocab_size": _SIZE, "hidden_size": _SIZE, "num_hidden_layers": _LAYERS,
+  "num_attention_heads": _SIZE, "num_key_value_heads": _SIZE, "head_dim": _SIZE,
+  "intermediate_size": _SIZE, "max_position_embeddings": _SIZE, "rope_theta": _POSITIVE,
+  "rms_norm_eps": _POSITIVE, "tie_word_embeddings": bool, "mlp_bias": _no_bias,
+  "attention_bias": bool, "hidden_act": _SILU, "is_causal": bool, "partial_rotary_factor": float,
+  "use_sliding_window": bool, "sliding_window": _SIZE, "max_window_layers": int,
+  "layer_types": tuple[str, ...],
+}  # fmt: skip
+_ROPE_SCHEMA = {
+  "rope_type": str, "type": str, "rope_theta": _POSITIVE, "partial_rotary_factor": float,
+  "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE,
+  "original_max_position_embeddings": _SIZE,
+}  # fmt: skip
 _OF_LLADA = {
   "vocab_size": "embedding_size", "hidden_size": "d_model", "num_hidden_layers": "n_layers",
   "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
@@ -25,98 +54,108 @@ _LLAMA3 = {
 }
 
 
-def _rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
+  """The values of config.json by the keys that most families use; absent ones are left out."""
+  if family != "llada":
+    return schema.fields(raw, _SCHEMA, where, _NEEDED)
+  for key, accepted in _LLADA_HAS.items():
+    if raw.get(key, accepted) != accepted:
+      checks.refuse(f"{where}: {key}", raw[key], repr(accepted))
+  theirs = {_OF_LLADA[ours]: _SCHEMA[ours] for ours in _OF_LLADA}
+  found = schema.fields(raw, theirs, where, [_OF_LLADA[ours] for ours in _NEEDED])
+  values = {ours: found[key] for ours, key in _OF_LLADA.items() if key in found}
+  return {"is_causal": False, **values}
+
+
+def _rope(
+  raw: Mapping[str, Any], known: Mapping[str, Any], where: str
+) -> tuple[float, RopeScaling | None]:
   """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling`."""
-  rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-  theta = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
+  key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+  if not isinstance(raw.get(key) or {}, dict):
+    checks.refuse(f"{where}: {key}", raw[key], "an object or null")
+  rope = schema.fields(raw.get(key) or {}, _ROPE_SCHEMA, f"{where}: {key}")
+  theta = rope.get("rope_theta", known.get("rope_theta", 10000.0))
   kind = rope.get("rope_type", rope.get("type", "default"))
   needed = {"default": [], "linear": ["factor"], "llama3": ["factor", *_LLAMA3.values()]}
-  if kind not in needed:
-    raise ValueError(f"rope_type={kind!r} in config.json: accepted are {', '.join(needed)}.")
-  for key in needed[kind]:
-    if key not in rope:
-      raise ValueError(f"config.json: the {kind} rope scaling lacks {key!r}.")
-  if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-    raise ValueError("partial_rotary_factor in config.json must be 1: whole heads are rotated.")
+  checks.choice(f"{where}: rope_type", kind, needed)
+  for name in needed[kind]:
+    if name not in rope:
+      raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
+  share = rope.get("partial_rotary_factor", known.get("partial_rotary_factor", 1.0))
+  if share != 1.0:
+    checks.refuse(f"{where}: partial_rotary_factor", share, "1, for whole heads are rotated")
   if kind == "default":
     return theta, None
-  limits = {ours: rope[key] for ours, key in _LLAMA3.items()} if kind == "llama3" else {}
+  limits = {ours: rope[name] for ours, name in _LLAMA3.items()} if kind == "llama3" else {}
+  if limits and not limits["low"] < limits["high"]:
+    checks.refuse(f"{where}: low_freq_factor", limits["low"],
+                  f"a number below high_freq_factor={limits['high']}")  # fmt: skip
   return theta, RopeScaling(kind, rope["factor"], **limits)
 
 
-def _window(raw: Mapping[str, Any], family: str) -> int | None:
-  """The sliding window of all layers, None where all see everything."""
+def _window(
+  raw: Mapping[str, Any], known: Mapping[str, Any], family: str, where: str
+) -> int | None:
+  """The sliding window of all layers, or None where every layer sees everything."""
   if family in ("llama", "llada", "Dream"):
     return None
-  window = raw.get("sliding_window", 4096)
+  # In Mistral's config.json null says that there is no window, and silence that there is one.
+  window = known.get("sliding_window", None if "sliding_window" in raw else 4096)
   if family == "mistral":
     return window
-  if not raw.get("use_sliding_window", False) or window is None:
+  if not known.get("use_sliding_window", False) or window is None:
     return None
-  layers = raw["num_hidden_layers"]
-  types = raw.get("layer_types")
+  layers, types = known["num_hidden_layers"], known.get("layer_types")
   if types is None:
-    full = min(raw.get("max_window_layers", 28), layers)
+    full = min(known.get("max_window_layers", 28), layers)
   else:
     full = sum(t != "sliding_attention" for t in types)
   if 0 < full < layers:
     raise ValueError(
-      f"config.json: {full} of {layers} layers see everything and the others a sliding window; "
+      f"{where}: {full} of {layers} layers see everything and the others a sliding window; "
       "accepted is one kind in all layers."
     )
   return None if full else window
 
 
-def from_json(raw: Mapping[str, Any]) -> Config:
+def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
   """The Config that config.json describes; keys that are absent mean what transformers says.
 
+  Args:
+    raw: the JSON object.
+    where: the file, for errors.
+
   Raises:
-    ValueError: an unknown family, a key without which nothing can be built, or a feature that
-      `models` does not have.
+    ValueError: an unknown family, a key without which nothing can be built, a value of a wrong
+      type or range, or a feature that `models` does not have.
   """
-  family = raw.get("model_type")
-  if family not in FAMILIES:
-    raise ValueError(f"model_type={family!r} in config.json: accepted are {', '.join(FAMILIES)}.")
-  if family == "llada":
-    raw = _of_llada(raw)
-  for key in (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
-  ):  # fmt: skip
-    if key not in raw:
-      raise ValueError(f"config.json lacks {key!r}.")
-  if raw.get("hidden_act", "silu") != "silu":
-    raise ValueError(f"hidden_act={raw['hidden_act']!r} in config.json: accepted is silu.")
-  if raw.get("mlp_bias", False):
-    raise ValueError("mlp_bias=true in config.json: biases in the MLP are not supported.")
-  width, heads = raw["hidden_size"], raw["num_attention_heads"]
-  theta, scaling = _rope(raw)
-  return Config(
-    vocab_size=raw["vocab_size"],
-    width=width,
-    layers=raw["num_hidden_layers"],
-    heads=heads,
-    kv_heads=raw.get("num_key_value_heads") or heads,
-    head_dim=raw.get("head_dim") or width // heads,
-    mlp_width=raw["intermediate_size"],
-    max_length=raw.get("max_position_embeddings", 2048),
-    rope_theta=theta,
-    rope_scaling=scaling,
-    norm_epsilon=raw.get("rms_norm_eps", 1e-6),
-    tied=raw.get("tie_word_embeddings", False),
-    qkv_bias=family in ("qwen2", "Dream") or raw.get("attention_bias", False),
-    qk_norm=family == "qwen3",
-    window=_window(raw, family),
-    causal=raw.get("is_causal", family != "Dream"),
-  )
-
-
-def _of_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
-  """LLaDA's config.json in the keys of the other families."""
-  for key, accepted in _LLADA_HAS.items():
-    if raw.get(key, accepted) != accepted:
-      raise ValueError(f"{key}={raw[key]!r} in config.json: accepted is {accepted!r}.")
-  found = {ours: raw[theirs] for ours, theirs in _OF_LLADA.items() if raw.get(theirs) is not None}
-  return {"model_type": "llada", "is_causal": False, **found}
+  family = checks.choice(f"{where}: model_type", raw.get("model_type"), FAMILIES)
+  known = _checked(raw, family, where)
+  width, heads = known["hidden_size"], known["num_attention_heads"]
+  theta, scaling = _rope(raw, known, where)
+  window = _window(raw, known, family, where)
+  try:
+    return Config(
+      vocab_size=known["vocab_size"],
+      width=width,
+      layers=known["num_hidden_layers"],
+      heads=heads,
+      kv_heads=known.get("num_key_value_heads", heads),
+      head_dim=known.get("head_dim", width // heads),
+      mlp_width=known["intermediate_size"],
+      max_length=known.get("max_position_embeddings", 2048),
+      rope_theta=theta,
+      rope_scaling=scaling,
+      norm_epsilon=known.get("rms_norm_eps", 1e-6),
+      tied=known.get("tie_word_embeddings", False),
+      qkv_bias=family in ("qwen2", "Dream") or known.get("attention_bias", False),
+      qk_norm=family == "qwen3",
+      window=window,
+      causal=known.get("is_causal", family != "Dream"),
+    )
+  except ValueError as error:
+    raise ValueError(f"{where}: {error}") from None
 
 
 def _family(config: Config) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Where our parameters lie on disk, by the names each family gives them."""
+"""The tensors on disk that make up our parameters, by the names that each family gives them."""
 
 import dataclasses
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from specjax.models.config import Config
 
 
 class Fusion(NamedTuple):
-  """A tensor on disk: its name, and its shape as the config has it."""
+  """A tensor on disk: its name, and the shape that the config calls for."""
 
   name: str
   shape: tuple[int, ...]
@@ -38,7 +38,7 @@ HF = Names(
   v="self_attn.v_proj", out="self_attn.o_proj", mlp_norm="post_attention_layernorm",
   gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj",
 )  # fmt: skip
-# ff_out is two things: a layer's way down, and outside the layers the LM head.
+# ff_out names two things: the second matrix of a layer's MLP and, outside the layers, the LM head.
 LLADA = Names(
   embedding="model.transformer.wte", norm="model.transformer.ln_f",
   lm_head="model.transformer.ff_out", layer="model.transformer.blocks.{}",

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from specjax import schema
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
@@ -77,7 +78,10 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
     if raw[key] not in accepted:
       raise ValueError(f"{key}={raw[key]!r} in config.json: accepted is "
                        f"{' or '.join(map(str, accepted))}.")  # fmt: skip
-  config = HydraConfig(raw["hydra_num_heads"], raw["hydra_num_layers"], prefix=_PREFIX[arch])
+  own = schema.fields(
+    raw, dict.fromkeys(_KEYS[:2], published.COUNT), f"{directory}/config.json", _KEYS[:2]
+  )
+  config = HydraConfig(own["hydra_num_heads"], own["hydra_num_layers"], prefix=_PREFIX[arch])
   layout, copies = _layout(config, model)
   path, tensors = published.read(directory, _FILES)
   embedding = (model.vocab_size, model.width)

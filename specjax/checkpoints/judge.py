@@ -16,7 +16,7 @@ def save(directory: str | pathlib.Path, params: Judge, *, base: str) -> None:
   """Writes what `load` reads.
 
   Args:
-    base: names the target.
+    base: name of the target.
 
   Raises:
     ValueError: a weight is not finite.

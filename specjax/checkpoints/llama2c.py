@@ -1,5 +1,6 @@
 """llama2.c's legacy (version 0) checkpoints and tokenizers."""
 
+import math
 import pathlib
 import struct
 
@@ -9,6 +10,7 @@ import tokenizers
 from jax.typing import DTypeLike
 from tokenizers import decoders, models, normalizers, processors
 
+from specjax import schema
 from specjax.checkpoints.hf import Checkpoint, start_ids
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.config import Config
@@ -20,8 +22,7 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def _read_header(path: pathlib.Path) -> Config:
-  with path.open("rb") as file:
-    head = file.read(_HEADER.size)
+  head = schema.contents(path, _HEADER.size)
   if len(head) < _HEADER.size:
     raise ValueError(f"{path} has {len(head)} bytes, less than a llama2.c header.")
   numbers = _HEADER.unpack(head)
@@ -70,8 +71,8 @@ def _halves(w: np.ndarray, heads: int) -> np.ndarray:
 
 def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]:
   """(score, text) of every token."""
-  data = path.read_bytes()
-  pieces, at = [], 4  # the longest token's length comes first
+  data = schema.contents(path)
+  pieces, at = [], 4  # the length of the longest token comes first
   for i in range(vocab_size):
     if at + 8 > len(data):
       raise ValueError(f"{path} ends before token {i} of {vocab_size}.")
@@ -85,7 +86,7 @@ def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]
       raise ValueError(f"{path}: token {i} of {vocab_size} is not UTF-8: {piece!r}.") from error
     at += 8 + size
   if at != len(data):
-    raise ValueError(f"{path} has {len(data) - at} bytes after token {vocab_size} of {vocab_size}.")
+    raise ValueError(f"{path} has {len(data) - at} bytes after the last of {vocab_size} tokens.")
   return pieces
 
 
@@ -93,8 +94,8 @@ def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
   """A tokenizer with llama2.c's ids.
 
   llama2.c joins, again and again, the adjacent pair whose joint text has the highest score, so
-  every way to split a token is a merge, ranked by the token's score. A text starts with one space
-  more; decoding drops it after `<s>` only, so that a continuation keeps its own.
+  every way to split a token is a merge, ranked by the token's score. Encoding puts one more space
+  before a text; decoding drops it after `<s>` only, so that a continuation keeps its own.
 
   Raises:
     ValueError: the file is truncated, or longer than `vocab_size` tokens.
@@ -105,7 +106,7 @@ def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
   names = _SPECIAL + _BYTES + [text for _, text in pieces[first:]]
   vocab = {name: i for i, name in enumerate(names)}
   if len(vocab) != vocab_size:
-    raise ValueError(f"{path} has {len(vocab)} different tokens, the model {vocab_size}.")
+    raise ValueError(f"{path} has {len(vocab)} different tokens, and the model {vocab_size}.")
 
   merges = []
   for i in sorted(range(first, vocab_size), key=lambda i: -pieces[i][0]):
@@ -117,7 +118,7 @@ def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
   inner.post_processor = processors.TemplateProcessing(
     single=f"{bos} $A", special_tokens=[(bos, _BOS)]
   )
-  # Control tokens are not registered as such: llama2.c reads their names in a text as letters.
+  # Control tokens are not registered as special: llama2.c reads their names in a text as letters.
   inner.decoder = decoders.Sequence(
     [
       decoders.Replace(tokenizers.Regex("^<unk>$|^</s>$"), ""),
@@ -137,13 +138,14 @@ def load(
   """Reads a `.bin` model, and a `.bin` tokenizer where one is given.
 
   Raises:
-    ValueError: not a version 0 header, or a size that is not the header's.
+    ValueError: a file that cannot be read, has no version 0 header, or is not as long as its header
+      says; see also `load_tokenizer`.
   """
   path = pathlib.Path(path)
   c = _read_header(path)
   tables = _tables(c)
   size = path.stat().st_size
-  expected = _HEADER.size + 4 * sum(map(np.prod, tables.values()))
+  expected = _HEADER.size + 4 * sum(map(math.prod, tables.values()))
   if size != expected:
     raise ValueError(f"{path} has {size} bytes, its header calls for {expected}.")
   t, offset = {}, _HEADER.size

@@ -15,17 +15,21 @@ import numpy as np
 from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
+from specjax import schema
 from specjax.base import Params
-from specjax.checkpoints import published
+from specjax.checkpoints import heads, published
 from specjax.checkpoints.heads import Loaded, check, read_config
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.medusa import medusa as build
 from specjax.models.config import Config
-from specjax.trees.grow import as_tree
 from specjax.trees.static import Choices
 
 _WEIGHTS = "medusa_lm_head.safetensors"
 _FILES = (_WEIGHTS, "medusa_lm_head.pt")
+_SCHEMA = {
+  "medusa_num_heads": published.COUNT, "medusa_num_layers": published.COUNT,
+  "medusa_choices": heads.choices,
+}  # fmt: skip
 
 
 def _shapes(c: MedusaConfig, model: Config) -> dict[str, tuple[int, ...]]:
@@ -55,9 +59,10 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in ("medusa_num_heads", "medusa_num_layers"):
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: these are no Medusa heads.")
-  (weights, tensors), blocks = published.read(directory, _FILES), raw["medusa_num_layers"]
+  own = schema.fields(raw, _SCHEMA, f"{directory}/config.json", list(_SCHEMA)[:2])
+  (weights, tensors), blocks = published.read(directory, _FILES), own["medusa_num_layers"]
   config = MedusaConfig(
-    raw["medusa_num_heads"], blocks,
+    own["medusa_num_heads"], blocks,
     shared=not any(name.endswith(f".{blocks}.weight") for name in tensors),
   )  # fmt: skip
   held = config.depth
@@ -77,7 +82,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
     params[f"bias_{i}"] = stack(f"{{}}.{i}.linear.bias")
   if not config.shared:
     params["lm_head"] = stack(f"{{}}.{blocks}.weight")
-  choices = as_tree(raw.get("medusa_choices", ()))
+  choices = own.get("medusa_choices", ())
   return Loaded(build(model, config), {"params": params}, choices, None, config, model)
 
 

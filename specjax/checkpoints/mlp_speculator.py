@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from specjax import schema
 from specjax.base import Params
 from specjax.checkpoints import published
 from specjax.checkpoints.heads import Loaded, read_config
@@ -20,6 +21,10 @@ from specjax.models.config import Config
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _KEYS = ("n_predict", "emb_dim", "inner_dim", "vocab_size")
+_SCHEMA = {
+  "n_predict": published.COUNT, "emb_dim": int, "inner_dim": int, "vocab_size": int,
+  "tie_weights": bool, "scale_input": bool,
+}  # fmt: skip
 _ARCHITECTURE = "MLPSpeculatorPreTrainedModel"
 
 
@@ -64,14 +69,13 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: this is no MLPSpeculator.")
-    if not isinstance(raw[key], int):
-      raise ValueError(f"{key}={raw[key]!r} in config.json: accepted is a number.")
+  own = schema.fields(raw, _SCHEMA, f"{directory}/config.json", _KEYS)
   published.check_architecture(raw, [_ARCHITECTURE])
   for key, ours in (("emb_dim", model.width), ("vocab_size", model.vocab_size)):
-    if raw[key] != ours:
-      raise ValueError(f"{key}={raw[key]} in config.json: accepted is the target's, {ours}.")
+    if own[key] != ours:
+      raise ValueError(f"{key}={own[key]} in config.json: accepted is the target's, {ours}.")
   config = MLPSpeculatorConfig(
-    raw["n_predict"], raw["inner_dim"], raw.get("tie_weights", False), raw.get("scale_input", False)
+    own["n_predict"], own["inner_dim"], own.get("tie_weights", False), own.get("scale_input", False)
   )
   layout, copies = _layout(config, model)
   path, tensors = published.read(directory, _FILES)

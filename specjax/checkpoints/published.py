@@ -1,5 +1,6 @@
 """What the formats of published heads share: files, and names of tensors for our parameters."""
 
+import functools
 import json
 import pathlib
 import pickle
@@ -12,15 +13,19 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 from safetensors.numpy import save_file
 
+from specjax import checks
 from specjax.base import Params
-from specjax.checkpoints.heads import check, read_tensors
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.heads import MOST, check, read_tensors
+from specjax.checkpoints.hf import Fusion, shards
 from specjax.drafters import draft_vocabulary
 
 Layout = dict[tuple[str, ...], list[Fusion]]
 """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
 
 Tensors = dict[str, np.ndarray]
+
+COUNT = functools.partial(checks.whole, least=1, most=MOST)
+"""Accepts how many heads or blocks a config.json names."""
 
 
 def read(directory: str | pathlib.Path, names: Sequence[str]) -> tuple[pathlib.Path, Tensors]:
@@ -35,8 +40,7 @@ def read(directory: str | pathlib.Path, names: Sequence[str]) -> tuple[pathlib.P
     if path.is_file():
       return path, _read_one(path)
     if index.is_file():
-      shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-      return index, {k: v for shard in shards for k, v in _read_one(directory / shard).items()}
+      return index, {k: v for shard in shards(index) for k, v in _read_one(shard).items()}
   raise ValueError(f"{directory} has no {' and no '.join(names)}.")
 
 
@@ -147,7 +151,8 @@ def write(
 def check_architecture(raw: Mapping[str, Any], accepted: Sequence[str]) -> None:
   """Raises ValueError for a config.json whose architecture is given, and none of these."""
   said = raw.get("architectures") or accepted
-  if not set([said] if isinstance(said, str) else said) & set(accepted):
+  names = [said] if isinstance(said, str) else said
+  if not isinstance(names, Sequence) or not any(name in accepted for name in names):
     raise ValueError(f"architectures={said} in config.json: accepted is {' or '.join(accepted)}.")
 
 

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from specjax import checks
+
 
 class Encoder(Protocol):
   """What a template needs of a tokenizer."""
@@ -13,7 +15,7 @@ class Encoder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """How turns are written. `{}` stands for the content.
+  """The text around the turns of a conversation; `{}` stands for a turn's content.
 
   Every turn is tokenised by itself, so the mask is exact and a prompt has the same ids in
   training and in decoding.
@@ -62,14 +64,18 @@ TEMPLATES = {
 }
 
 
-def _pieces(template: Template, turn: Mapping[str, str]) -> list[tuple[str, bool]]:
-  """The texts of a turn and whether the assistant says them."""
-  role, content = turn["role"], turn["content"]
+def _pieces(template: Template, turn: Mapping[str, str], i: int) -> list[tuple[str, bool]]:
+  """The texts of turn `i` and whether the assistant says them."""
+  for key in ("role", "content"):
+    if not isinstance(turn, Mapping) or key not in turn:
+      checks.refuse(f"turns[{i}]", turn, "a dict with the texts role and content")
+  role = checks.text(f"turns[{i}]: role", turn["role"])
+  content = checks.text(f"turns[{i}]: content", turn["content"])
   patterns = {"user": template.user, "assistant": template.assistant, "system": template.system}
   pattern = patterns.get(role)
   if pattern is None:
     accepted = ", ".join(name for name, text in patterns.items() if text is not None)
-    raise ValueError(f"role={role!r}: this template has turns of {accepted}.")
+    raise ValueError(f"turns[{i}]: role={role!r}: this template has turns of {accepted}.")
   if role != "assistant":
     return [(pattern.format(content), False)]
   before, after = pattern.split("{}")
@@ -87,11 +93,12 @@ def encode_chat(
     turns: dicts with "role" ("system", "user" or "assistant") and "content".
 
   Raises:
-    ValueError: an unknown role, or a system turn in a format without one.
+    ValueError: a turn without role or content, an unknown role, or a system turn in a template
+      without one.
   """
   pieces = [(template.start, False)]
-  for turn in turns:
-    pieces += _pieces(template, turn)
+  for i, turn in enumerate(checks.sequence("turns", turns, "a list of turns")):
+    pieces += _pieces(template, turn, i)
   ids: list[int] = []
   mask: list[bool] = []
   for text, said in pieces:

@@ -1,15 +1,17 @@
 """Operations on lists of names: tasks that show what parallel decoding loses.
 
-After the waiting lines of ParallelBench (Kang et al. 2025, arXiv 2510.04767), written and drawn
-here. Where the answer is decided slot by slot (copy, sort, an index) all slots may be filled at
-once; where slots depend on each other (shuffle, random, a Latin square or a sentence of the names)
-they may not.
+The tasks follow the waiting lines of ParallelBench (Kang et al. 2025, arXiv 2510.04767); their
+texts are our own. Where the answer is decided slot by slot (copy, sort, an index) all slots may be
+filled at once; where slots depend on each other (shuffle, random, a Latin square or a sentence of
+the names) they may not.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from specjax import checks
 
 _TEXT = (
   "Ada Ali Amy Ana Ben Bea Bob Cai Cy Dan Dee Eli Eva Fay Gus Guy Hal Ian Ida Ira Ivy Jan Jay Joe "
@@ -37,7 +39,7 @@ class Question:
 
   @property
   def text(self) -> str:
-    """As the model reads it, words apart from each other by single spaces."""
+    """The question as the model reads it, its words separated by single spaces."""
     parts = [*self.task.split("_"), *([self.word] if self.word else [])]
     parts += [str(self.index)] if self.index else []
     return " ".join([*parts, ":", *self.items, "="])
@@ -45,12 +47,12 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What is asked, and what is right.
+  """How a question is answered, and which answers are right.
 
   Attributes:
     answer: (rng, question) -> a right answer.
-    right: (question, answer) -> bool; of some tasks many answers are.
-    needs_word, needs_index: of the question.
+    right: (question, answer) -> bool; some tasks have many right answers.
+    needs_word, needs_index: whether the question has a word, and an index.
   """
 
   answer: Callable[[np.random.Generator, Question], list[str]]
@@ -144,7 +146,7 @@ def _is_sentence(q: Question, answer: Sequence[str]) -> bool:
   return whole and sorted(names) == sorted(q.items)
 
 
-# Not among those that `records` draws unasked: longer answers, more of them right.
+# `records` draws these only where they are asked for: answers are longer, and more are right.
 PUZZLES: dict[str, Task] = {
   "latin_square": Task(_square, lambda q, a: is_latin_square(q.items, a)),
   "sentence": Task(_sentence, _is_sentence),
@@ -164,14 +166,20 @@ def ask(rng: np.random.Generator, task: str, length: int) -> Question:
 def records(
   seed: int, count: int, lengths: Sequence[int] = (3, 4, 5, 6), tasks: Sequence[str] = tuple(TASKS)
 ) -> list[dict[str, str]]:
-  """`count` records of question and answer, tasks and lengths in turns.
+  """`count` records of question and answer; tasks and lengths take turns.
 
   Raises:
-    ValueError: an unknown task.
+    ValueError: an unknown task, or a length for which there are too few names or answers.
   """
-  unknown = sorted(set(tasks) - set(KNOWN))
-  if unknown:
-    raise ValueError(f"tasks={unknown}: accepted are {', '.join(KNOWN)}.")
+  checks.whole("seed", seed, 0, checks.SEED)
+  checks.whole("count", count, 0, 10**7)
+  for name, values in (("tasks", tasks), ("lengths", lengths)):
+    if not len(checks.sequence(name, values, "a list of one or more")):
+      checks.refuse(name, values, "a list of one or more")
+  for task in tasks:
+    checks.choice("tasks", task, KNOWN)
+  for length in lengths:
+    checks.whole("lengths", length, 2, len(NAMES) - 1)
   rng = np.random.default_rng(seed)
   out = []
   for i in range(count):
@@ -185,15 +193,15 @@ def parse(text: str) -> Question:
   """The question that `Question.text` wrote.
 
   Raises:
-    ValueError: it wrote no such text.
+    ValueError: `Question.text` writes no such text.
   """
   words = text.split()
-  if ":" not in words or words[-1] != "=":
+  if ":" not in words[1:] or words[-1] != "=":
     raise ValueError(f"question={text!r}: expected TASK [WORD] [INDEX] : NAMES =.")
   colon = words.index(":")
   head, items = words[:colon], tuple(words[colon + 1 : -1])
-  index = int(head.pop()) if head[-1].isdigit() else 0
-  word = head.pop() if head[-1] in NAMES else ""
+  index = int(head.pop()) if head[-1].isdecimal() else 0
+  word = head.pop() if head and head[-1] in NAMES else ""
   task = "_".join(head)
   if task not in KNOWN:
     raise ValueError(f"question={text!r}: its task is none of {', '.join(KNOWN)}.")

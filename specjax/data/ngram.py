@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from specjax import checks
+
 
 def bigram(
   texts: Iterable[Sequence[int] | np.ndarray],
@@ -16,10 +18,11 @@ def bigram(
 ) -> np.ndarray:
   """f32[W, W]: entry i, j is the log-probability that token j follows token i, all finite.
 
-  The distribution after u is (count(u, v) + prior * p(v)) / (count(u) + prior): the counts where there are
-  many, the unigram distribution p where there are few, p itself after a token never seen. p has one count
-  of every token added. All counts are among the W tokens: a pair with a token outside is skipped.
-  The table is dense, 4 W ** 2 bytes; the counting needs memory for the text beside it.
+  The distribution after u is (count(u, v) + prior * p(v)) / (count(u) + prior): the counts decide
+  where there are many, the unigram distribution p where there are few, and p alone after a token
+  never seen. p has one count of every token added. All counts are among the W tokens: a pair with
+  a token outside is skipped. The table is dense and takes 4 W ** 2 bytes; the counting needs memory
+  for the text beside it.
 
   Args:
     texts: ids of each text; nothing follows a text's last token.
@@ -28,11 +31,12 @@ def bigram(
     prior: how many counts the unigram distribution is worth, more than 0.
 
   Raises:
-    ValueError: prior is not positive, or a text has an id outside 0..V - 1.
+    ValueError: prior is not positive, or a text or the vocabulary has an id outside 0..V - 1.
   """
-  if not prior > 0:
-    raise ValueError(f"prior={prior}: must be more than 0, or unseen pairs are impossible.")
+  checks.number("prior", prior, above=0, note="at 0 unseen pairs would be impossible")
   ids = np.arange(vocab_size) if vocabulary is None else np.asarray(vocabulary)
+  if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+    raise ValueError(f"vocabulary has an id outside 0 to {vocab_size - 1}.")
   W = len(ids)
   place = np.full(vocab_size, -1, np.int64)
   place[ids] = np.arange(W)

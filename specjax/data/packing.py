@@ -1,9 +1,11 @@
-"""Documents of many lengths in rows of one length."""
+"""Packing of documents of many lengths into rows of one length."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from specjax import checks
 
 
 class Rows(NamedTuple):
@@ -23,14 +25,18 @@ class Rows(NamedTuple):
 
 
 def pack(documents: Sequence[tuple[list[int], list[bool]]], length: int) -> Rows:
-  """First-fit packing in order of length, deterministic; longer documents are cut to `length`.
+  """Packs documents first-fit, the longest first; those longer than `length` are cut to it.
 
   A document's first token is never trained: nothing precedes it. Empty documents are left out.
 
   Args:
     documents: (ids, mask) pairs.
     length: T.
+
+  Raises:
+    ValueError: no document has a token, or a length below 1.
   """
+  checks.whole("length", length, 1)
   documents = [d for d in documents if d[0]]
   if not documents:
     raise ValueError("documents is empty: nothing to pack.")

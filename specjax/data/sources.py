@@ -1,15 +1,16 @@
-"""Random-access records by name: a JSONL file on disk or a TFDS dataset."""
+"""Random-access records by name: a JSONL file on disk, a TFDS dataset or drawn questions."""
 
-import json
+import os
 import pathlib
 import re
 from typing import Any, Protocol
 
+from specjax import checks, schema
 from specjax.data import lists
 
 
 class Source(Protocol):
-  """Records by number; past the end there is an IndexError, so that loops stop."""
+  """Records by number; a number past the end raises IndexError, so that loops stop."""
 
   def __len__(self) -> int: ...
   def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -20,23 +21,20 @@ class JsonlSource(Source):
 
   def __init__(self, path: str | pathlib.Path):
     self._path = str(path)
-    self._lines = [line for line in pathlib.Path(path).read_bytes().split(b"\n") if line.strip()]
+    self._lines = [line for line in schema.contents(path).split(b"\n") if line.strip()]
 
   def __len__(self) -> int:
     return len(self._lines)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    try:
-      record = json.loads(self._lines[index])
-    except ValueError as error:  # no JSON, or no UTF-8
-      raise ValueError(f"{self._path}: record {index + 1} is not JSON ({error}).") from None
+    record = schema.parse(self._lines[index], f"{self._path}: record {index + 1}")
     if not isinstance(record, dict):
-      raise ValueError(f"{self._path}: record {index + 1} is not an object: {record!r:.80}.")
+      raise ValueError(f"{self._path}: record {index + 1} is not an object.")
     return record
 
 
 class _TextRecords(Source):
-  """A TFDS data source with byte strings decoded."""
+  """A TFDS data source whose byte strings are decoded."""
 
   def __init__(self, source):
     self._source = source
@@ -50,15 +48,16 @@ class _TextRecords(Source):
 
 
 def _open_tfds(spec: str) -> Source:
+  data = f"data={checks.shown(spec)}"
   parts = re.fullmatch(r"tfds:(.+):([^:\[\]]+(?:\[[^]]*\])?)", spec)
   if parts is None:
-    raise ValueError(f"data={spec!r}: expected tfds:NAME:SPLIT, for example tfds:gsm8k:train.")
+    raise ValueError(f"{data}: expected tfds:NAME:SPLIT, for example tfds:gsm8k:train.")
   name, split = parts.groups()
   try:
     import tensorflow_datasets as tfds  # an extra, and slow to import
-    import tensorflow_datasets.text  # the catalogue leaves out all after a family it cannot import
+    import tensorflow_datasets.text  # else the catalogue ends at the first family not installed
   except ImportError as error:
-    raise ValueError(f"data={spec!r}: pip install 'specjax[tfds]' first ({error}).") from error
+    raise ValueError(f"{data}: pip install 'specjax[tfds]' first ({error}).") from error
   try:
     if pathlib.Path(name).is_dir():
       source = tfds.builder_from_directory(name).as_data_source(split=split)
@@ -66,7 +65,7 @@ def _open_tfds(spec: str) -> Source:
       source = tfds.data_source(name, split=split)
   except Exception as error:  # whatever its downloader or builder raised
     reason = (str(error).strip() or repr(error)).splitlines()[0]
-    raise ValueError(f"data={spec!r}: TFDS could not provide it ({reason}).") from error
+    raise ValueError(f"{data}: TFDS could not provide it ({reason}).") from error
   return _TextRecords(source)
 
 
@@ -82,18 +81,19 @@ def open_source(spec: str) -> Source:
     ValueError: the spec is none of these, the file does not exist or is empty, or TFDS cannot
       build the name.
   """
+  data = f"data={checks.shown(checks.text('data', spec))}"
   if spec.startswith("tfds:"):
     source = _open_tfds(spec)
   elif drawn := re.fullmatch(r"lists:(\d+):(\d+)", spec):
     source = lists.records(int(drawn[1]), int(drawn[2]))
-  elif pathlib.Path(spec).is_file():
+  elif os.path.isfile(spec):
     source = JsonlSource(spec)
   else:
     raise ValueError(
-      f"data={spec!r}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
+      f"{data}: no such file; accepted: a .jsonl file, tfds:NAME:SPLIT or lists:SEED:COUNT."
     )
   if not len(source):
-    raise ValueError(f"data={spec!r} holds no records.")
+    raise ValueError(f"{data} holds no records.")
   return source
 
 
@@ -108,4 +108,4 @@ def text_of(record: dict[str, Any], field: str, index: int) -> str:
     raise ValueError(
       f"record {index + 1} has no text in field {field!r}; fields with text: {fields}."
     )
-  return record[field]
+  return checks.text(f"record {index + 1}: {field}", record[field])

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from specjax import checks, schema
+
 END = "<|end|>"
 MASK = "<|mask|>"
 
@@ -20,10 +22,18 @@ class Tokenizer:
 
   @classmethod
   def load(cls, path: str | pathlib.Path) -> "Tokenizer":
-    """Reads a tokenizer.json; ValueError where it is damaged."""
+    """Reads a tokenizer.json.
+
+    Raises:
+      ValueError: the file is absent or damaged.
+    """
+    content = schema.contents(path)
+    schema.parse(content, str(path))
     try:
-      return cls(tokenizers.Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library raises no narrower class
+      return cls(tokenizers.Tokenizer.from_buffer(content))
+    except Exception as error:
+      if type(error) not in (Exception, ValueError):  # the library raises no narrower class
+        raise
       raise ValueError(f"{path} is no tokenizer.json: {error}.") from error
 
   def save(self, path: str | pathlib.Path) -> None:
@@ -38,14 +48,15 @@ class Tokenizer:
     return self.inner.token_to_id(token)
 
   def encode(self, text: str) -> list[int]:
-    return self.inner.encode(text, add_special_tokens=False).ids
+    """Ids of a text; ValueError where it is no text that UTF-8 can write."""
+    return self.inner.encode(checks.text("text", text), add_special_tokens=False).ids
 
   def decode(self, ids: Iterable[int]) -> str:
     """Text of ids; end markers and other special tokens are left out."""
     return self.inner.decode(list(ids), skip_special_tokens=True)
 
   def spoken_bytes(self, vocab_size: int) -> list[bytes]:
-    """UTF-8 of what each id says in the middle of a text; nothing for special and unused ids.
+    """The bytes that each id adds in the middle of a text; special and unused ids add none.
 
     Args:
       vocab_size: V of the model, which may be larger than the tokenizer's.
@@ -57,7 +68,7 @@ class Tokenizer:
     return [b"" if token is None else spoken(token) for token in tokens]
 
 
-# Byte-level tokens write a byte that prints as itself, the others as the letters from 256 on.
+# A byte-level token writes a printable byte as itself, and any other as a letter from 256 on.
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
 _BYTE_OF = {chr(b): b for b in _PRINTED} | {chr(256 + i): b for i, b in enumerate(_HIDDEN)}
@@ -76,7 +87,7 @@ def _of_sentence_piece(token: str) -> bytes:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-  """A byte-level BPE tokenizer: no unknown text, digits one by one, `<|end|>` as id 0."""
+  """A byte-level BPE tokenizer: it knows every text, splits digits, and has `<|end|>` as id 0."""
   inner = tokenizers.Tokenizer(models.BPE())
   inner.pre_tokenizer = pre_tokenizers.Sequence(
     [
@@ -96,9 +107,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def train_words(texts: Iterable[str]) -> Tokenizer:
-  """Every word that occurs is a token, in alphabetical order from 3 on.
+  """A tokenizer whose tokens are the words that occur, in alphabetical order from id 3 on.
 
-  Before them come `<|end|>`, `<|mask|>` and `<|unknown|>`, which stands for any other word.
+  The ids before them are `<|end|>`, `<|mask|>` and `<|unknown|>`, which stands for any other word.
   """
   words = sorted({word for text in texts for word in text.split()})
   unknown = "<|unknown|>"

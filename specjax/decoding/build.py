@@ -15,8 +15,7 @@ from specjax.decoding.model import Model, load, resolve
 from specjax.draft_length import DRAFT_LENGTHS, specdecpp
 from specjax.draft_length.base import DraftLength
 from specjax.processors import text
-from specjax.trees.grow import Tree, as_tree
-from specjax.trees.static import Choices
+from specjax.trees import Static, Tree
 
 DEFAULT_NODES = 8
 LONGEST = 8  # draft tokens of a chain that a policy ends
@@ -29,7 +28,7 @@ def make_drafter(
   head: str | None = None,
   draft_model: str | Model | None = None,
   nodes: int | None = None,
-  tree: Tree | None = None,
+  tree: Tree | Sequence[Sequence[int]] | None = None,
   policy: str | None = None,
   acceptance: str | None = None,
 ) -> tuple[Drafter, Params]:
@@ -41,7 +40,7 @@ def make_drafter(
     draft_model: the small LM of "draft_model".
     nodes: size of the draft, the root included; by default the drafter's own.
     tree: of a head, in place of the `nodes` best of the tree it came with, or of a draft model, in
-      place of a chain; () for no speculation.
+      place of a chain; one without levels is no speculation.
     policy: of `policies.DRAFT_LENGTHS`, ends the chain of a draft model; `nodes` is then its most.
     acceptance: directory of the acceptance head of policy "specdecpp".
 
@@ -56,13 +55,16 @@ def make_drafter(
   if (policy or acceptance) and (name != "draft_model" or tree is not None):
     raise ValueError(f"policy={policy!r}, acceptance={acceptance!r}: accepted only for the chain "
                      "of drafter='draft_model'.")  # fmt: skip
+  if isinstance(tree, Sequence):
+    tree = Static(tree)
+  plain = tree is not None and tree.depth == 0
   if name in drafters.HEADS:
-    return (drafters.none(), ()) if tree == () else _head(model, name, head, nodes, tree)
-  if tree and name != "draft_model":
+    return (drafters.none(), ()) if plain else _head(model, name, head, nodes, tree)
+  if tree and not plain and name != "draft_model":
     raise ValueError(
       f"tree={tree}: drafter={name!r} has no distribution or head that could fill it."
     )
-  if name == "none" or tree == ():
+  if plain or name == "none":
     return drafters.none(), ()
   if name == "draft_model":
     small = _draft_model(model, draft_model)
@@ -133,10 +135,10 @@ def best_tree(loaded: Loaded, nodes: int | None, name: str) -> Tree:
     ValueError: the tree it came with is smaller.
   """
   depth = loaded.head.depth
-  choices: Choices = loaded.choices or as_tree([[0] * d for d in range(1, depth + 1)])
+  choices = loaded.choices or tuple((0,) * d for d in range(1, depth + 1))
   if nodes is not None and nodes > len(choices) + 1:
     raise ValueError(f"nodes={nodes}: {name} has a tree of {len(choices) + 1} nodes at most.")
-  return as_tree(choices[: (nodes or min(len(choices) + 1, DEFAULT_NODES)) - 1])
+  return Static(choices[: (nodes or min(len(choices) + 1, DEFAULT_NODES)) - 1])
 
 
 def make_verifier(name: str | None, drafter: Drafter, temperature: float) -> Verifier:

@@ -14,6 +14,7 @@ import numpy as np
 from specjax import speculate
 from specjax.base import Drafter, Params, Verifier
 from specjax.decoding.build import make_drafter, make_processors, make_verifier
+from specjax.decoding.method import method as pair
 from specjax.decoding.model import Model, Prompt
 from specjax.sampling import Settings, request_keys
 
@@ -116,7 +117,7 @@ class Decoder:
       [*model.stop, *stop], self._stop_words,
     )  # fmt: skip
     self._processors = tuple(params for _, params in used)
-    self.method = speculate.method(model.target, guess, rule, tuple(p for p, _ in used))
+    self.method = pair(model.target, guess, rule, tuple(p for p, _ in used))
     self.weights = speculate.Weights(model.params, weights, head)
     self._settings = Settings(
       temperature=jnp.full(batch, temperature, jnp.float32),

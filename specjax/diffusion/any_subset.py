@@ -32,7 +32,6 @@ from jax import Array
 
 from specjax.base import Draft, Params
 from specjax.diffusion.base import Canvas
-from specjax.drafters.none import none
 from specjax.sampling import DRAFT, Noise, Settings, Source, warp
 from specjax.verifiers import chain
 
@@ -145,8 +144,7 @@ def round_(
     valid=step < jnp.maximum(left, 1)[:, None],
     log_probs=jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf),
   )
-  chained = none()._replace(nodes=guesses, depth=guesses - 1)
-  verdict = chain.leave(draft, p, chain.coins(draft, p, noise, chained), noise, chained)
+  verdict = chain.leave(draft, p, chain.coins(draft, p, noise), noise, "chain")
   emitted = jnp.minimum(verdict.count + 2, left)
   new = jnp.concatenate([drafted[:, :1], verdict.tokens], 1)
   column = jnp.where(jnp.arange(guesses + 1)[None] < emitted[:, None], column, L)

@@ -25,6 +25,7 @@ from specjax.diffusion.base import (
   Stopping,
   Transform,
 )
+from specjax.trees.structure import rows_where
 
 
 class Method(NamedTuple):
@@ -156,13 +157,6 @@ def see(logits: Array, request: Request, position: Array, forwards: Array) -> Pr
   )  # fmt: skip
 
 
-def _rows(condition: Array, new: Any, old: Any) -> Any:
-  """The pytree `new` in the rows of condition bool[B], `old` in the others."""
-  return jax.tree.map(
-    lambda a, b: jnp.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old
-  )
-
-
 def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
   """One pass: the window's states [B, W, E], and the state with the caching's new cache."""
   fresh = (state.step == 0) & ~state.done
@@ -212,7 +206,9 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   log_prob = state.log_prob.at[row, column].set(jnp.log(prediction.confidence), mode="drop")
 
   full = ~(open_ & ~commit).any(1)
-  canvas = _rows(live, stopping.end(weights.stopping, canvas, prediction, commit, full), canvas)
+  canvas = rows_where(
+    live, stopping.end(weights.stopping, canvas, prediction, commit, full), canvas
+  )
   full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _first_masked(canvas)
   return State(
@@ -221,8 +217,10 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
     hi=hi,
     step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step),
     cache=state.cache,
-    memory=_rows(full, policy.init(B, *_size(method)), memory),
-    transforms=_rows(full, tuple(t.init(B, *_size(method)) for t in transforms), tuple(memories)),
+    memory=rows_where(full, policy.init(B, *_size(method)), memory),
+    transforms=rows_where(
+      full, tuple(t.init(B, *_size(method)) for t in transforms), tuple(memories)
+    ),
     forwards=state.forwards + live.astype(jnp.int32),
     when=when,
     log_prob=log_prob,

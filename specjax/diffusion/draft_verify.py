@@ -22,6 +22,7 @@ from jax import Array
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.denoise import Method, Request, State, Weights
+from specjax.trees.structure import rows_where
 
 
 class Drafting(NamedTuple):
@@ -77,7 +78,7 @@ def round_(
     last = drafts[-1]
     following = act(last, states)
     # Nothing is known of the next block: there the guesses end.
-    drafts.append(denoise._rows(last.step == 0, last, following))
+    drafts.append(rows_where(last.step == 0, last, following))
 
   # K B rows in one pass, each with the cache as it is.
   many = jax.tree.map(lambda *x: jnp.concatenate(x), *drafts)
@@ -91,7 +92,7 @@ def round_(
   for k in range(1, guesses):
     following = act(true, of_guess(found, k - 1))
     kept = (best == k - 1) & ~true.done & _same(following.canvas, drafts[k].canvas)
-    true = denoise._rows(kept, following, true)
+    true = rows_where(kept, following, true)
     best = best + kept.astype(jnp.int32)
 
   def chosen(x: Any) -> Any:

@@ -1,8 +1,4 @@
-"""When a draft is long enough, one rule per file.
-
-`pearl` and `cascade` are no policies: they say what is committed, or drafted, where draft and
-target, or several exits of a draft model, work together.
-"""
+"""Each file holds a policy, which says when a draft is long enough."""
 
 from collections.abc import Callable
 

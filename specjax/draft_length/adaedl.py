@@ -1,4 +1,4 @@
-"""Stop before a draft token that the entropy of its distribution makes unlikely to be accepted."""
+"""AdaEDL stops before a token that the draft's entropy makes unlikely to be accepted."""
 
 import functools
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def adaedl(
   step: float = 0.01,
   shortest: int = 1,
 ) -> DraftLength:
-  """Stops when 1 - sqrt(weight H), H the entropy of the draft's distribution in nats, is below a threshold.
+  """Stops when 1 - sqrt(weight H) is below a threshold; H is the draft's entropy, in nats.
 
   Agrawal et al. 2024 (arXiv 2410.18351, section 3 and algorithm 1). The moving average of the share
   of accepted tokens starts at its target.

@@ -1,10 +1,10 @@
-"""The contract: what a policy, which decides when a row's draft is long enough, sees and does.
+"""The contract of a policy, which decides when a row's draft is long enough.
 
 A drafter asks `stop` once per draft token and `update` once per round. A policy that is asked
-before the token is drawn looks at distributions; one that is asked after it was drawn, and is kept, looks at
-the token too. Both leave every rule of acceptance exact: neither sees the coins of the round. A
-token that is looked at and then dropped does not: a rule must take the distribution of what is kept for the
-one it was drawn from, and the draft is a "truncated" proposal.
+before the token is drawn looks at distributions; one that is asked after it was drawn, and is kept,
+looks at the token too. Both leave every rule of acceptance exact: neither sees the coins of the
+round. To look at a token and then drop it does not: a rule must take the distribution of what is
+kept for the one it was drawn from, and the draft is a "truncated" proposal.
 
 Hyper-parameters are arrays in the state, so rows may differ in them, and a state from another
 build of the same policy changes them without compiling anew.
@@ -13,8 +13,7 @@ Letters: B batch, E width of the draft model, V vocabulary. This file imports no
 package.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,11 @@ class Observation(NamedTuple):
 
   Attributes:
     step: int or i32[]. Draft tokens before the candidate, j; 0 for the first of a round.
-    distribution: f32[B, V]. Log-probabilities from which the candidate is, or was, drawn. For a greedy row,
-      whose distribution is one-hot and says nothing, that at temperature 1.
+    log_probs: f32[B, V], from which the candidate is, or was, drawn. For a greedy row, whose
+      distribution is one-hot and says nothing, those at temperature 1.
     token: i32[B], the candidate; None before it is drawn.
-    features: [B, E], the draft's hidden state that `distribution` was read from, which is that of token j
-      and for j = 0 of the root; None where no head reads it.
+    features: [B, E], the draft's hidden state that `log_probs` was read from, which is that of
+      token j and for j = 0 of the root; None where no head reads it.
   """
 
   step: int | Array
@@ -39,38 +38,57 @@ class Observation(NamedTuple):
   features: Array | None = None
 
 
+class InitLength(Protocol):
+  """The state of B rows, a fixed pytree of arrays [B, ..]."""
+
+  def __call__(self, batch: int) -> Any: ...
+
+
+class Stop(Protocol):
+  """Whether the row's draft ends, bool[B], and the next state.
+
+  It ends without the candidate where that is not drawn yet, else with it unless the policy `drops`.
+  `params` are () for all but learned policies. Asked again after a stop, it may answer anything.
+  """
+
+  def __call__(self, params: Any, state: Any, observation: Observation) -> tuple[Array, Any]: ...
+
+
+class UpdateLength(Protocol):
+  """The state after a round, given accepted and drafted tokens i32[B]."""
+
+  def __call__(self, state: Any, accepted: Array, drafted: Array) -> Any: ...
+
+
 class DraftLength(NamedTuple):
-  """When to stop drafting. `state` is a fixed pytree of arrays [B, ..] that rides in the loop.
+  """When to stop drafting. The state rides in the loop.
 
   Attributes:
     name: its key in `DRAFT_LENGTHS`.
     looks_at_token: True is asked after the candidate was drawn, which is kept; False before.
     drops: the candidate that triggered the stop is dropped after all, see `kept`.
-    init: (batch) -> state.
-    stop: (params, state, observation) -> (bool[B], state). True ends the row's draft: without the
-      candidate where that is not drawn yet, else with it unless the policy `drops`. `params` are
-      () for all but learned policies. Asked again after a stop, it may answer anything.
-    update: (state, accepted i32[B], drafted i32[B]) -> state, once per round, after verification.
+    init, stop, update: see their types.
   """
 
   name: str
   looks_at_token: bool
   drops: bool
-  init: Callable[[int], Any]
-  stop: Callable[[Any, Any, Observation], tuple[Array, Any]]
-  update: Callable[[Any, Array, Array], Any]
+  init: InitLength
+  stop: Stop
+  update: UpdateLength
 
 
 def kept(policy: DraftLength, params: Any, state: Any, observation: Observation) -> Array:
   """bool[B, V]: the candidates that would not end the draft, which a policy that `drops` keeps.
 
-  The distribution they were drawn from, without the others and not normalised, is the distribution of what is kept.
-  With q that distribution, a token x is accepted with probability min(1, p(x) / q(x)), and norm(max(p - q,
-  0)) gives the one that follows a refusal and a drop alike (derived: a child with p = 0).
+  The distribution that they were drawn from, without the others and not normalised, is the
+  distribution q of what is kept: a token x is accepted with probability min(1, p(x) / q(x)), and
+  norm(max(p - q, 0)) gives the one that follows a refusal and a drop alike (derived: a drop is a
+  child with p = 0).
 
   Args:
     policy: one that looks at the token.
-    params, state, seen: what `policy.stop` is asked with; `observation.token` is not read.
+    params, state, observation: what `policy.stop` is asked with; `observation.token` is not read.
   """
   B, V = observation.log_probs.shape
 

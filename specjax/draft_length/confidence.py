@@ -1,4 +1,4 @@
-"""Stop at the first draft token that its own model doubts."""
+"""This policy stops at the first draft token that its own model doubts."""
 
 import functools
 

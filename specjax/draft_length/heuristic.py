@@ -1,4 +1,4 @@
-"""Longer drafts after success, shorter ones after failure."""
+"""This policy drafts more after success and less after failure."""
 
 import functools
 from typing import NamedTuple
@@ -29,10 +29,10 @@ def _update(state: State, accepted: Array, drafted: Array) -> State:
 
 @functools.cache
 def heuristic(length: int = 5, longest: int = 20) -> DraftLength:
-  """Two draft tokens more when all were accepted, else one fewer, but one at least.
+  """Drafts two tokens more after all were accepted, else one fewer, but one at least.
 
-  The "heuristic" schedule of assisted generation in Hugging Face transformers, where drafts may
-  grow without bound.
+  This is the "heuristic" schedule of assisted generation in Hugging Face transformers, where drafts
+  may grow without bound.
 
   Args:
     length: draft tokens of the first round.

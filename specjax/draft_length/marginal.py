@@ -1,4 +1,4 @@
-"""Draft on while the next token is worth its time.
+"""This policy drafts on while the next token is worth its time.
 
 With S the probability that a draft survives so far and a that of its next token, drafting that
 token adds S a expected tokens and costs c + d seconds, c of the draft model and d of verifying one
@@ -22,7 +22,7 @@ from specjax.draft_length.base import DraftLength, Observation
 
 
 class State(NamedTuple):
-  """State of the policy.
+  """What the policy keeps.
 
   Attributes:
     survival: f32[B], S.
@@ -59,15 +59,15 @@ def marginal(
 ) -> DraftLength:
   """Stops when the next token's chance to be accepted is worth less than the time it takes.
 
-  Asked before the token is drawn, so its chance is guessed from the distribution: 1 - sqrt(0.2 H) by
-  default. The tokens' worth of a second is the ratio of two moving averages, first that of plain
-  decoding.
+  It is asked before the token is drawn, so the token's chance is guessed from the distribution:
+  1 - sqrt(0.2 H) by default. How many tokens a second is worth is the ratio of two moving averages,
+  which begins as that of plain decoding.
 
   Args:
     draft_cost: c, seconds per draft token over seconds of a target pass.
     node_cost: d, seconds that one node more adds to a target pass, in the same units.
     decay: of the averages from round to round.
-    estimate: distribution f32[B, V] -> f32[B], the chance that a token drawn from it is accepted.
+    estimate: log_probs f32[B, V] -> f32[B], the chance that a token drawn from them is accepted.
   """
   if draft_cost < 0 or node_cost < 0 or draft_cost + node_cost <= 0:
     raise ValueError(f"draft_cost={draft_cost}, node_cost={node_cost}: accepted are costs of 0 or "

@@ -13,12 +13,11 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.draft_length.base import DraftLength, Observation
-from specjax.models.linear import linear
 from specjax.trees.structure import at
 
 
 class AcceptanceHead(nn.Module):
-  """z = z + SiLU(W z + b) per block, then two logits: refused, accepted. In float32.
+  """Each block is z = z + SiLU(W z + b); two logits follow: refused, accepted. All is float32.
 
   Attributes:
     blocks: residual blocks, each with its own W and b.
@@ -33,14 +32,14 @@ class AcceptanceHead(nn.Module):
     matrix, zeros = nn.initializers.normal(E**-0.5), nn.initializers.zeros
     for i in range(self.blocks):
       w = self.param(f"block_{i}", matrix, (E, E))
-      z = z + nn.silu(linear(z, w) + self.param(f"bias_{i}", zeros, (E,))[None])
-    return linear(z, self.param("out", matrix, (2, E))) + self.param("out_bias", zeros, (2,))[None]
+      z = z + nn.silu(z @ w.T + self.param(f"bias_{i}", zeros, (E,))[None])
+    return z @ self.param("out", matrix, (2, E)).T + self.param("out_bias", zeros, (2,))[None]
 
 
-def labels(target_distribution: Array, log_probs: Array, tokens: Array) -> Array:
+def labels(log_p: Array, log_q: Array, tokens: Array) -> Array:
   """f32[P], min(1, p / q) of draft tokens i32[P], from log-probabilities f32[P, V] of p and q."""
   index = tokens[:, None]
-  return jnp.exp(jnp.minimum(at(target_distribution, index) - at(log_probs, index), 0.0))[:, 0]
+  return jnp.exp(jnp.minimum(at(log_p, index) - at(log_q, index), 0.0))[:, 0]
 
 
 def loss(
@@ -51,7 +50,7 @@ def loss(
   weight: Array,
   refusal: float = 6.0,
 ) -> Array:
-  """Binary cross-entropy in nats, refusals counting more: a weighted mean, f32[].
+  """f32[], the weighted mean of the binary cross-entropy in nats, where refusals count more.
 
   Huang et al. 2024 (arXiv 2405.19715), normalised by the weights as in the authors' code.
 
@@ -71,7 +70,7 @@ def loss(
 
 
 class State(NamedTuple):
-  """State of the policy.
+  """What the policy keeps.
 
   Attributes:
     survival: f32[B], predicted probability that all draft tokens so far are accepted.

@@ -1,4 +1,4 @@
-"""As many draft tokens in every round."""
+"""This policy drafts as many tokens in every round."""
 
 import functools
 from typing import NamedTuple
@@ -26,7 +26,7 @@ def _update(state: State, accepted: Array, drafted: Array) -> State:
 
 @functools.cache
 def static(length: int = 4) -> DraftLength:
-  """A fixed number of draft tokens, as in speculative decoding.
+  """Drafts a fixed number of tokens, as speculative decoding does.
 
   Leviathan et al. 2023 (arXiv 2211.17192); `eval.theory.best_length` is the best such number.
 

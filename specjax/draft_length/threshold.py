@@ -1,4 +1,4 @@
-"""A threshold that follows how much of the drafts is accepted.
+"""The threshold here follows how much of the drafts is accepted.
 
 Draft&Verify (Zhang et al. 2024, arXiv 2309.08168, section 3.4), taken over by AdaEDL (Agrawal et
 al. 2024, arXiv 2410.18351, algorithm 1).
@@ -15,7 +15,7 @@ _RATE_DECAY, _VALUE_DECAY = 0.5, 0.9  # of both papers
 
 
 class Threshold(NamedTuple):
-  """State of the controller.
+  """What the controller keeps.
 
   Attributes:
     value: f32[B], the threshold.
@@ -35,7 +35,7 @@ class Threshold(NamedTuple):
 def init(
   batch: int, value: float, rate: float, target: float, step: float, longest: int
 ) -> Threshold:
-  """The same controller in every row."""
+  """One controller for every row, all alike."""
 
   def rows(x: float) -> Array:
     return jnp.full(batch, x, jnp.float32)
@@ -45,7 +45,7 @@ def init(
 
 
 def follow(state: Threshold, accepted: Array, drafted: Array, whole: Array) -> Threshold:
-  """Stricter when too little is accepted, else more lenient unless the round was `whole`.
+  """The threshold rises when too little is accepted, else it falls unless the round was `whole`.
 
   Args:
     state: before the round.

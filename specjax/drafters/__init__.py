@@ -24,11 +24,12 @@ from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
+from specjax.drafters.stateless import stateless
 from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "none",
-  "prompt_lookup", "union",
+  "prompt_lookup", "stateless", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {

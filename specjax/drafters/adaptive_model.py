@@ -3,14 +3,14 @@
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.base import Cache, Draft, Drafter, Evaluation, Proposal, Target
 from specjax.draft_length.base import DraftLength, Observation, kept
+from specjax.models.cache import append_one
 from specjax.sampling import DRAFT, warp
-from specjax.trees.structure import at
+from specjax.trees.structure import chain, rows_where
 
 
 class State(NamedTuple):
@@ -20,26 +20,17 @@ class State(NamedTuple):
   policy: Any
 
 
-def _where(rows: Array, new: Any, old: Any) -> Any:
-  """The pytree `new` in `rows` bool[B], `old` in the others."""
-
-  def choose(x: Array, y: Array) -> Array:
-    return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
-
-  return jax.tree.map(choose, new, old)
-
-
 @functools.cache
-def adaptive_model(draft: Target, policy: DraftLength, depth: int = 8) -> Drafter:
-  """A chain sampled from an independent LM that is as long as a policy finds worth its time.
+def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
+  """A chain is sampled from an independent LM until a policy ends it, row by row.
 
-  Leviathan et al. 2023 (arXiv 2211.17192) with the lengths of `specjax.draft_length`. q is warped by
-  the same settings as the target's p; for greedy rows the policy sees it at temperature 1. The
+  Leviathan et al. 2023 (arXiv 2211.17192) with the policies of `specjax.draft_length`. q is warped
+  by the same settings as the target's p; for greedy rows the policy sees it at temperature 1. The
   draft model runs until the last row has ended its draft. Where the policy drops the token it
-  stopped at, the proposal is "truncated". Params are (those of the draft model, those of the policy).
+  stopped at, the proposal is "truncated". Params are (the draft model's, the policy's).
 
   Args:
-    draft: the small LM; its vocabulary must be the target's.
+    lm: the small LM; its vocabulary must be the target's.
     policy: asked once per draft token.
     depth: D, tokens drafted per round at most.
   """
@@ -48,20 +39,20 @@ def adaptive_model(draft: Target, policy: DraftLength, depth: int = 8) -> Drafte
 
   def init(params, target_params, context, features, capacity):
     prompt = context.tokens[:, : features.hidden.shape[1]]
-    cache, _ = draft.prefill(params[0], prompt, context.length, capacity)
+    cache, _ = lm.prefill(params[0], prompt, context.length, capacity)
     return State(cache, policy.init(context.length.shape[0]))
 
   def propose(params, target_params, state: State, context, settings, noise):
     cache, policy_state = state
     model_params, policy_params = params
-    token = at(context.tokens, context.length[:, None] - 1)
+    token = context.root
     zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
     sampled = settings._replace(
       temperature=jnp.where(settings.temperature == 0, 1.0, settings.temperature)
     )
 
     def run(cache: Cache, token: Array) -> Evaluation:
-      return draft.evaluate(model_params, cache, token, zero, alone)
+      return lm.evaluate(model_params, cache, token, zero, alone)
 
     evaluation = run(cache, token)
     tokens, valid, distributions = [token], [jnp.ones_like(alone[:, :, 0])], []
@@ -71,9 +62,7 @@ def adaptive_model(draft: Target, policy: DraftLength, depth: int = 8) -> Drafte
       if step > 0:  # a node that no row has is not evaluated; the old result is not looked at
         evaluation = lax.cond(valid[-1].any(), run, lambda *_, old=evaluation: old, cache, token)
       log_probs = warp(evaluation.logits, settings)[:, 0]
-      # Always one row, but not a constant: so the write waits for the reads, see `cache.commit`.
-      one = 1 + jnp.minimum((log_probs[:, 0] > 0).astype(jnp.int32), 0)
-      cache = draft.commit(cache, evaluation.kv, zero, one)
+      cache = append_one(lm, cache, evaluation)
       if step == depth:
         distributions.append(jnp.full_like(log_probs, -jnp.inf))  # nothing is drawn there
         break
@@ -89,24 +78,21 @@ def adaptive_model(draft: Target, policy: DraftLength, depth: int = 8) -> Drafte
         )
       distributions.append(log_probs)
       # What a row that has ended would see depends on its neighbours.
-      policy_state = _where(going, after, policy_state)
+      policy_state = rows_where(going, after, policy_state)
       has_token = going if policy.looks_at_token and not policy.drops else going & ~ends
       going = going & ~ends
       tokens.append(token)
       valid.append(has_token[:, None])
+    drafted = chain(
+      jnp.concatenate(tokens, 1), jnp.concatenate(valid, 1), jnp.stack(distributions, 1)
+    )
+    return drafted, State(cache, policy_state)
 
-    node = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32), (zero.shape[0], depth + 1))
-    chain = Draft(
-      jnp.concatenate(tokens, 1), jnp.maximum(node - 1, 0), node, jnp.concatenate(valid, 1),
-      jnp.stack(distributions, 1),
-    )  # fmt: skip
-    return chain, State(cache, policy_state)
-
-  def update(params, target_params, state: State, chain: Draft, evaluation, verdict, rows):
-    drafted = chain.valid[:, 1:].sum(1, dtype=jnp.int32)
+  def update(params, target_params, state: State, draft: Draft, evaluation, verdict, rows):
+    drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
     cache = state.cache._replace(length=state.cache.length - (depth + 1) + rows)
-    return State(cache, _where(rows > 0, after, state.policy))
+    return State(cache, rows_where(rows > 0, after, state.policy))
 
   proposal: Proposal = "truncated" if policy.drops else "chain"
   return Drafter("adaptive_model", proposal, depth + 1, depth, init, propose, update)

@@ -7,22 +7,21 @@ import functools
 
 import jax.numpy as jnp
 
-from specjax.base import Context, Draft, Drafter, Target
+from specjax.base import Context, Draft, Drafter, Params, Target
 from specjax.diffusion.base import Denoiser
-from specjax.trees.structure import at
+from specjax.drafters.stateless import from_draft
+from specjax.trees.structure import at, chain
 
 
 @functools.cache
-def denoiser(
-  model: Denoiser, target: Target, depth: int = 8, context: int | None = None
-) -> Drafter:
+def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None = None) -> Drafter:
   """In one pass the denoiser fills D masked slots after the text; its argmaxes are the chain.
 
   Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4), the other way round. There an
   autoregressive model looks over what the denoiser says, by one of several rules of agreement, and
-  where it does not agree the denoiser's own token is taken: the distribution is neither's. Here the same two
-  passes are a draft and its verification, and the rule is the verifier's: with an exact one the
-  text is the target's.
+  where it does not agree the denoiser's own token is taken: the distribution is neither model's.
+  Here the same two passes are a draft and its verification, and the rule is the verifier's: with an
+  exact one the text is the target's.
 
   A denoiser sees both sides, so nothing of a pass can be kept for the next: each reads the whole
   canvas, the text's last F - D tokens and the D slots. No state is carried.
@@ -31,7 +30,7 @@ def denoiser(
     model: of the target's vocabulary.
     target: whom it drafts for.
     depth: D.
-    context: F, slots of the canvas (static), the masked ones included; by default all of the
+    canvas: F, its slots (static), the masked ones included; by default all of the
       buffer. A longer text is cut in front.
 
   Raises:
@@ -42,35 +41,26 @@ def denoiser(
       f"model: the denoiser has a vocabulary of {model.vocab_size}, the target one of "
       f"{target.vocab_size}: they must share one."
     )
-  if depth < 1 or (context is not None and context <= depth):
-    raise ValueError(f"depth={depth}, context={context}: a denoiser drafts 1 token or more, on a "
+  if depth < 1 or (canvas is not None and canvas <= depth):
+    raise ValueError(f"depth={depth}, canvas={canvas}: a denoiser drafts 1 token or more, on a "
                      "canvas of more slots than that.")  # fmt: skip
 
-  def init(params, target_params, text, features, capacity):
-    return ()
-
-  def propose(params, target_params, state, text: Context, settings, noise):
-    B, S = text.tokens.shape
-    F = S if context is None else min(context, S)
-    length = text.length[:, None]
+  def draft(params: Params, context: Context) -> Draft:
+    B, S = context.tokens.shape
+    F = S if canvas is None else min(canvas, S)
+    length = context.length[:, None]
     first = jnp.maximum(length + depth - F, 0)
     # Slots are numbered from the canvas's first: only distances count, and none is too long.
     position = jnp.broadcast_to(jnp.arange(F, dtype=jnp.int32), (B, F))
     slot = first + position
-    canvas = jnp.where(slot < length, at(text.tokens, slot), model.mask)
-    states, _ = model.evaluate(params, canvas, position, slot < length + depth, None)
+    slots = jnp.where(slot < length, at(context.tokens, slot), model.mask)
+    states, _ = model.evaluate(params, slots, position, slot < length + depth, None)
 
     step = jnp.arange(depth, dtype=jnp.int32)[None]
     reading = length - first + step - int(model.shift)
     logits = model.head(params, jnp.take_along_axis(states, reading[..., None], 1))
     never = jnp.arange(logits.shape[-1])[None, None] == model.mask
     said = jnp.argmax(jnp.where(never, -jnp.inf, logits), -1).astype(jnp.int32)
+    return chain(jnp.concatenate([context.root, said], 1))
 
-    tokens = jnp.concatenate([at(text.tokens, length - 1), said], 1)
-    node = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32), tokens.shape)
-    return Draft(tokens, jnp.maximum(node - 1, 0), node, jnp.ones(node.shape, bool)), state
-
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
-    return state
-
-  return Drafter("denoiser", "deterministic", depth + 1, depth, init, propose, update)
+  return from_draft("denoiser", depth + 1, depth, draft)

@@ -4,20 +4,21 @@ import functools
 
 import jax.numpy as jnp
 
-from specjax.base import Cache, Draft, Drafter, Target
+from specjax.base import Cache, Drafter, Target
+from specjax.models.cache import append_one
 from specjax.sampling import DRAFT, warp
-from specjax.trees.structure import at
+from specjax.trees.structure import chain
 
 
 @functools.cache
-def draft_model(draft: Target, depth: int = 4) -> Drafter:
-  """A chain sampled from an independent LM, with the distribution q of every step.
+def draft_model(lm: Target, depth: int = 4) -> Drafter:
+  """A chain is sampled from an independent LM, with the distribution q of every step.
 
   Leviathan et al. 2023 (arXiv 2211.17192). q is warped by the same settings as the target's p.
-  Its cache is written while drafting and cut back to the committed text after verification.
+  The LM's cache is written while drafting and cut back to the committed text after verification.
 
   Args:
-    draft: the small LM; its vocabulary must be the target's.
+    lm: the small LM; its vocabulary must be the target's.
     depth: D, tokens drafted per round.
   """
   if depth < 1:
@@ -25,29 +26,21 @@ def draft_model(draft: Target, depth: int = 4) -> Drafter:
 
   def init(params, target_params, context, features, capacity):
     prompt = context.tokens[:, : features.hidden.shape[1]]
-    return draft.prefill(params, prompt, context.length, capacity)[0]
+    return lm.prefill(params, prompt, context.length, capacity)[0]
 
   def propose(params, target_params, cache: Cache, context, settings, noise):
-    token = at(context.tokens, context.length[:, None] - 1)
-    zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
-    tokens, distributions = [token], []
+    tokens, log_probs = [context.root], []
+    zero, alone = jnp.zeros_like(context.root), jnp.ones((*context.root.shape, 1), bool)
     # One step more than there are drafts: if all are accepted, the last one must be cached too.
     for step in range(depth + 1):
-      evaluation = draft.evaluate(params, cache, tokens[-1], zero, alone)
-      distributions.append(warp(evaluation.logits, settings))
-      # Always one row, but not a constant: so the write waits for the reads, see `cache.commit`.
-      one = 1 + jnp.minimum((distributions[-1][:, 0, 0] > 0).astype(jnp.int32), 0)
-      cache = draft.commit(cache, evaluation.kv, zero, one)
+      evaluation = lm.evaluate(params, cache, tokens[-1], zero, alone)
+      log_probs.append(warp(evaluation.logits, settings))
+      cache = append_one(lm, cache, evaluation)
       if step < depth:
-        tokens.append(noise.draw(DRAFT + step, distributions[-1][:, 0])[:, None])
-    node = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32), (token.shape[0], depth + 1))
-    chain = Draft(
-      jnp.concatenate(tokens, 1), jnp.maximum(node - 1, 0), node, jnp.ones(node.shape, bool),
-      jnp.concatenate(distributions, 1),
-    )  # fmt: skip
-    return chain, cache
+        tokens.append(noise.draw(DRAFT + step, log_probs[-1][:, 0])[:, None])
+    return chain(jnp.concatenate(tokens, 1), log_probs=jnp.concatenate(log_probs, 1)), cache
 
-  def update(params, target_params, cache: Cache, chain, evaluation, verdict, rows):
+  def update(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
     return cache._replace(length=cache.length - (depth + 1) + rows)
 
   return Drafter("draft_model", "chain", depth + 1, depth, init, propose, update)

@@ -1,26 +1,15 @@
-"""No draft: plain decoding."""
-
-import functools
+"""Plain decoding drafts nothing."""
 
 import jax.numpy as jnp
 
-from specjax.base import Draft, Drafter
-from specjax.trees.structure import at
+from specjax.base import Context, Drafter
+from specjax.drafters.stateless import stateless
 
 
-@functools.cache
+def _nothing(context: Context):
+  return jnp.zeros((context.length.shape[0], 0), jnp.int32)
+
+
 def none() -> Drafter:
-  """Plain decoding as the loop with N = 1: an empty chain, exact under every rule."""
-
-  def init(params, target_params, context, features, capacity):
-    return ()
-
-  def propose(params, target_params, state, context, settings, noise):
-    root = at(context.tokens, context.length[:, None] - 1)
-    zero = jnp.zeros_like(root)
-    return Draft(root, zero, zero, jnp.ones(root.shape, bool)), state
-
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
-    return state
-
-  return Drafter("none", "chain", 1, 0, init, propose, update)
+  """Plain decoding is the loop with N = 1; its empty chain is exact under every rule."""
+  return stateless("none", 0, _nothing)

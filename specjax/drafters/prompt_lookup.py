@@ -1,11 +1,12 @@
-"""Prompt lookup: the text so far, searched for its own end, says what came next last time."""
+"""Prompt lookup searches the text for its own end and guesses what came next last time."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Context, Draft, Drafter
+from specjax.base import Context, Drafter
+from specjax.drafters.stateless import stateless
 from specjax.trees.structure import at
 
 
@@ -27,10 +28,11 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
 
 @functools.cache
 def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafter:
-  """A chain copied from after the longest, then latest, earlier occurrence of the last tokens.
+  """Copies a chain from after the longest, then latest, earlier occurrence of the last tokens.
 
-  Prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the text is
-  continued periodically, so loops are drafted to full depth; without a match nothing is drafted.
+  This is prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the
+  text is continued periodically, so loops are drafted to full depth; without a match nothing is
+  drafted.
 
   Args:
     depth: D, tokens drafted.
@@ -41,12 +43,9 @@ def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafte
     raise ValueError(f"depth={depth}, shortest={shortest}, longest={longest}: expected depth >= 1 "
                      "and 1 <= shortest <= longest.")  # fmt: skip
 
-  def init(params, target_params, context, features, capacity):
-    return ()
-
-  def propose(params, target_params, state, context: Context, settings, noise):
+  def guess(context: Context) -> Array:
     tokens, length = context
-    B, S = tokens.shape
+    S = tokens.shape[1]
     matched = suffix_match(tokens, length, longest)
     score = matched * S + jnp.arange(S, dtype=jnp.int32)[None]
     best = jnp.argmax(score, 1).astype(jnp.int32)[:, None]
@@ -54,13 +53,6 @@ def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafte
     best = jnp.where(found, best, 0)
     period = jnp.maximum(length[:, None] - 1 - best, 1)
     copied = at(tokens, best + 1 + jnp.arange(depth, dtype=jnp.int32)[None] % period)
-    root = at(tokens, length[:, None] - 1)
-    node = jnp.broadcast_to(jnp.arange(depth + 1, dtype=jnp.int32), (B, depth + 1))
-    valid = (node == 0) | found
-    drafted = jnp.concatenate([root, copied], 1)
-    return Draft(drafted, jnp.maximum(node - 1, 0), node, valid), state
+    return jnp.where(found, copied, -1)
 
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
-    return state
-
-  return Drafter("prompt_lookup", "deterministic", depth + 1, depth, init, propose, update)
+  return stateless("prompt_lookup", depth, guess)

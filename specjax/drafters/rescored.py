@@ -1,4 +1,4 @@
-"""Parallel heads rescored: a language model that is too small to draft alone mends their guesses.
+"""A language model that is too small to draft alone mends the guesses of parallel heads.
 
 Heads that guess at once do not know of each other and repeat words. Kim et al. 2024 (arXiv
 2404.09221, sections 5 and 6) choose among the best guesses of each head again, before the target
@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Cache, Draft, Drafter, Examples, Features, Head, Params, Target
+from specjax.base import Cache, Drafter, Examples, Features, Head, Params, Target
 from specjax.drafters import draft_context, draft_vocabulary
+from specjax.models.cache import append_one
 from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
-from specjax.trees.structure import at
+from specjax.trees.structure import at, chain
 
 
 def _best(head: Head, params: Params, target_params: Params, hidden: Array, top: int):
@@ -53,13 +54,13 @@ class Rescored(NamedTuple):
 
 @functools.cache
 def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
-  """A chain whose every token is chosen by the head and a small LM together ("local rescoring").
+  """The head and a small LM choose every token of a chain together ("local rescoring").
 
-  Depth by depth, the guess v with the largest logit_d(v) + alpha * log LM(v | text, the draft so
-  far) among head d's K best. The paper leaves open how the two are scaled: here the head's raw
-  logits and the LM's distribution over its whole vocabulary at temperature 1. D + 1 steps of the LM per
-  round, the last to cache the last token. The tokens follow a fixed rule, so "greedy" and
-  "target_only" are exact; there is no q.
+  At depth d they take, of head d's K best guesses v, the one with the largest logit_d(v) + alpha
+  log LM(v | text, the draft so far). The paper leaves their scales open: here it is the head's raw
+  logits and the LM's distribution over its whole vocabulary at temperature 1. The LM takes D + 1
+  steps per round, the last of which caches the last token. The tokens follow a fixed rule, so
+  "greedy" and "target_only" are exact; there is no q.
 
   Args:
     head: guesses all depths at once from the target's newest state alone (Medusa, blockwise);
@@ -78,25 +79,19 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
   def propose(params, target_params, state: Rescored, context, settings, noise):
     own, ranks = _best(head, params["head"], target_params, state.hidden, top)
     guesses = _named(params["head"], ranks)
-    token, cache = at(context.tokens, context.length[:, None] - 1), state.cache
+    token, cache = context.root, state.cache
     zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
     tokens = [token]
     for d in range(D + 1):
       evaluation = lm.evaluate(params["lm"], cache, tokens[-1], zero, alone)
       log_probs = jax.nn.log_softmax(evaluation.logits[:, 0])
-      # Always one row, but not a constant: so the write waits for the reads, see `cache.commit`.
-      one = 1 + jnp.minimum((log_probs[:, 0] > 0).astype(jnp.int32), 0)
-      cache = lm.commit(cache, evaluation.kv, zero, one)
+      cache = append_one(lm, cache, evaluation)
       if d < D:
         score = own[:, d] + alpha * at(log_probs, guesses[:, d])
         tokens.append(at(guesses[:, d], jnp.argmax(score, 1, keepdims=True)))
-    node = jnp.broadcast_to(jnp.arange(D + 1, dtype=jnp.int32), (token.shape[0], D + 1))
-    chain = Draft(
-      jnp.concatenate(tokens, 1), jnp.maximum(node - 1, 0), node, jnp.ones(node.shape, bool)
-    )
-    return chain, Rescored(state.hidden, cache)
+    return chain(jnp.concatenate(tokens, 1)), Rescored(state.hidden, cache)
 
-  def update(params, target_params, state: Rescored, chain, evaluation, verdict, rows):
+  def update(params, target_params, state: Rescored, draft, evaluation, verdict, rows):
     hidden = draft_context.newest(evaluation.features.hidden, verdict, rows, state.hidden)
     length = state.cache.length - (D + 1) + rows
     return Rescored(hidden, state.cache._replace(length=length))
@@ -106,7 +101,7 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
 
 @functools.cache
 def ngram(head: Head, tree_nodes: int, alpha: float, top: int = 16, paths: int = 16) -> Drafter:
-  """A tree of the best paths by the heads and a bigram table together ("global rescoring").
+  """The heads and a bigram table choose the best paths together ("global rescoring").
 
   A path scores the sum of its logits plus alpha times its log-probability given the root; the P
   best of all K ** D paths are found exactly and packed into a tree, best first, equal beginnings
@@ -129,7 +124,7 @@ def ngram(head: Head, tree_nodes: int, alpha: float, top: int = 16, paths: int =
     return draft_context.before_root(features.hidden, context)
 
   def propose(params, target_params, hidden, context, settings, noise):
-    root = at(context.tokens, context.length[:, None] - 1)
+    root = context.root
     table = params["ngram"]
     score, ranks = _best(head, params["head"], target_params, hidden, top)
     every = _named(params["head"], jnp.arange(len(table), dtype=jnp.int32))

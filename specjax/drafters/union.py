@@ -1,4 +1,4 @@
-"""Several ways of guessing in one round: their trees side by side below one root.
+"""A union puts the trees of several drafters side by side below one root.
 
 Letters: B batch, N nodes, D depth, V vocabulary.
 """
@@ -46,7 +46,7 @@ class Share(NamedTuple):
 
 
 def side_by_side(drafts: Sequence[Draft]) -> Draft:
-  """All nodes below one root, source after source; without distributions."""
+  """One draft of all nodes below one root, source after source, without their distributions."""
   root = jax.tree.map(lambda x: x[:, :1], drafts[0]._replace(log_probs=None))
   parts, first = [root], 0
   for draft in drafts:
@@ -88,16 +88,16 @@ def _own_log_probs(draft: Draft, proposal: str, size: int) -> Array:
 def union(*drafters: Drafter) -> Drafter:
   """All sources guess in every round, and one pass verifies what they guessed.
 
-  Where all of them choose, siblings with equal tokens are merged and the result is "deterministic". Where
-  one draws, the result is "independent": every child has a distribution of its own, the one that made it, as for
-  several draft models in SpecInfer (Miao et al. 2023, arXiv 2305.09781, section 4). Then nothing is
-  merged: to drop a drawn token because a sibling has it already is to look first, and biased.
-  Draws of one source are independent of those of the others. Elder siblings are tried first, so
-  cheap and sure sources belong in front.
+  Where all of them choose, siblings with equal tokens are merged and the result is "deterministic".
+  Where one draws, the result is "independent": every child has the distribution of the source that
+  made it, as for several draft models in SpecInfer (Miao et al. 2023, arXiv 2305.09781, section 4).
+  Then nothing is merged: to drop a drawn token because a sibling has it already is to look first,
+  and biased. Draws of one source are independent of those of the others. Elder siblings are tried
+  first, so cheap and sure sources belong in front.
 
   N = 1 + sum (N_i - 1) and D = max D_i. Params and state are tuples, one entry per source. What a
   source is told after verification is the union's own draft and verdict, in the union's node
-  numbers and with the hidden_layers it asked for: of these, `update` may read the accepted path, whoever
+  numbers and with the layers it asked for: of these, `update` may read the accepted path, whoever
   guessed it, and nothing else. All heads, `draft_tree` and `prompt_lookup` do so. A source that
   writes its state while it drafts, as `draft_model` does, assumes that its own chain is the one
   that is accepted, and is refused when it is traced; `draft_tree` with a chain for a tree drafts
@@ -115,7 +115,7 @@ def union(*drafters: Drafter) -> Drafter:
     if source.proposal not in KINDS:
       raise ValueError(
         f"drafter={source.name!r} has the proposal {source.proposal!r}: a union takes "
-        f"{', '.join(sorted(KINDS))}, where the distribution of a child does not depend on its siblings."
+        f"{', '.join(sorted(KINDS))}, where no child's distribution depends on its siblings."
       )
     if source.evaluate is not None:
       raise ValueError(f"drafter={source.name!r} replaces the target's evaluation: a union "

@@ -21,8 +21,7 @@ import specjax
 from specjax.base import Drafter
 from specjax.eval import bench, draft_cost, metrics, tune, verify_cost
 from specjax.eval.environment import environment
-from specjax.trees import files
-from specjax.trees.drawn import Drawn
+from specjax.trees import WithoutReplacement, files
 from specjax.trees.grow import as_tree
 from specjax.trees.sequoia import sequoia
 from specjax.trees.static import expected_length, k_config
@@ -110,7 +109,7 @@ def main(config: Config) -> None:
   def pair(choices):
     return specjax.make_drafter(
       model, config.drafter, head=config.head, draft_model=config.draft_model,
-      tree=Drawn(as_tree(choices), "without_replacement"),
+      tree=WithoutReplacement(choices),
     )  # fmt: skip
 
   def decoder(drafter, batch: int):
@@ -149,7 +148,7 @@ def main(config: Config) -> None:
     "model": config.model, "drafter": config.drafter, "temperature": config.temperature,
     "acceptance": rates.tolist(), "rounds": int(counts.sum()),
   }  # fmt: skip
-  files.save(out / "tree.json", Drawn(best.tree, "without_replacement"), about)
+  files.save(out / "tree.json", WithoutReplacement(best.tree), about)
   sizes = [
     {"nodes": c.nodes, "expected": 1 + c.accepted, "seconds": s,
      "tokens_per_second": tune.expected(c, s, 1)}

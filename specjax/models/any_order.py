@@ -1,19 +1,19 @@
-"""A bidirectional transformer that knows every slot's distribution given any others: two streams, one pass.
+"""Any-order transformer: in one pass, every slot's distribution given any other slots.
 
-XLNet (Yang et al. 2019, arXiv 1906.08237, section 2.3); as a model of any subset, Guo and Ermon
-2025 (arXiv 2504.20456). Each slot has two rows at one position. Its content row reads its token and
-sees the content of no higher rank; its query row reads the mask token, sees the content of lower
-rank, and says the slot's distribution:
+The two streams are XLNet's (Yang et al. 2019, arXiv 1906.08237, section 2.3); Guo and Ermon 2025
+(arXiv 2504.20456) use them as a model of any subset. Each slot has two rows at one position. Its
+content row reads its token and sees the content of no higher rank; its query row reads the mask
+token, sees the content of lower rank, and gives the slot's distribution:
 
     rank     0 1 2     content rows      query rows
     slot 0   1         sees 0, 1, 2      content 1, 2, and itself
     slot 1   0         sees 1, 2         content 2, and itself
-    slot 2  -1         sees 2            (given: nothing to say)
+    slot 2  -1         sees 2            (the slot is given, so nothing is asked)
 
-Content never changes once its slot is filled, whatever comes later: that is why one pass over a
-filled canvas says what a pass per slot would have said. Both streams are rows of one network with
-one set of weights. A query row also sees itself, so that the first slot of an empty canvas sees
-something.
+Content never changes once its slot is filled, whatever comes later. One pass over a filled canvas
+therefore gives the distributions that a pass per slot would have given. Both streams are rows of
+one network with one set of weights. A query row also sees itself, so that the first slot of an
+empty canvas sees something.
 
 Letters: B batch, L canvas length, V vocabulary.
 """
@@ -37,20 +37,20 @@ from specjax.models.transformer import Transformer
 def any_order(config: Config, mask: int) -> AnyOrder:
   """The network as the functions of the contract; one object per config, so jit caches hit.
 
-  A loss is the mean of `-joint` at the tokens of slots to fill, over orders drawn at random.
+  A training loss is the mean of `-joint` at the tokens of slots to fill, over random orders.
 
   Args:
     config: of a `Transformer`, not causal.
-    mask: id of the mask token, which no slot ever holds.
+    mask: id of the mask token, which no filled slot holds.
 
   Raises:
     ValueError: see `denoiser`.
   """
-  head = denoiser(config, mask).head  # refuses what cannot see both sides
+  head = denoiser(config, mask).head  # it refuses a network that cannot see both sides
   features: Callable[..., Any] = functools.partial(Transformer(config).apply, method="features")
 
   def log_probs(params: Params, tokens: Array, content: Array, query: Array) -> Array:
-    """content, query: bool[B, L, L], whose content a row of the stream sees."""
+    """f32[B, L, V] of the query rows; content, query: bool[B, L, L], row i sees content j."""
     L = tokens.shape[1]
     both = jnp.concatenate([tokens, jnp.full_like(tokens, mask)], 1)
     position = jnp.broadcast_to(jnp.tile(jnp.arange(L, dtype=jnp.int32), 2), both.shape)

@@ -1,4 +1,4 @@
-"""Attention of N fresh rows over a cached prefix plus themselves."""
+"""Attention of N fresh rows over a cached prefix and over each other."""
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,15 @@ def attend(
   """Softmax attention in two parts that share one normaliser.
 
   The mask never spans the prefix, so verifying a tree costs one N x N mask whatever the text's
-  length. Of a long prefix only the blocks that are seen are read; a short one, and one of which
-  nodes see different rows, is one product.
+  length. A long prefix is read in blocks, and only those that are seen; a prefix that is short, or
+  of which nodes see different rows, is read by one product.
 
   Args:
     q: [B, H, N, C].
-    k, v: fresh keys and values [B, K, M, C], H a multiple of K; nodes may be fewer than M.
-    mask: bool[B, N, M], node i sees fresh row j. Every row must see something, itself at least.
-    prefix: (k [B, K, S, C], v, visible) or None. All see the first rows, visible i32[B], or any,
-      bool[B, S]; or each node its own, bool[B, N, S].
+    k, v: fresh keys and values [B, K, M, C], H a multiple of K; there may be fewer nodes than M.
+    mask: bool[B, N, M], node i sees fresh row j. Every node must see one row at least, its own.
+    prefix: (k [B, K, S, C], v, visible) or None. `visible` says which rows are seen: the first ones
+      by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S].
 
   Returns:
     [B, N, H * C].
@@ -55,7 +55,7 @@ def attend(
       visible = jnp.arange(prefix_k.shape[2])[None] < visible[:, None]
     if visible.ndim == 2:
       visible = visible[:, None]
-    # Of two products with q XLA makes one on GPU, and copies the cache for it, beside the tree.
+    # On GPU XLA would join the two products with q, and copy cache and tree together for it.
     far = scores(jax.lax.optimization_barrier(q), prefix_k, visible)
     top = jnp.maximum(top, far.max(-1, keepdims=True))
     p, p_far = jnp.exp(s - top), jnp.exp(far - top)

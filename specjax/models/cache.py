@@ -5,22 +5,22 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from specjax.base import KV, Cache
+from specjax.base import KV, Cache, Evaluation, Target
 from specjax.kernels.platform import mesh_axis
 
 
 def _spread(x: Array) -> PartitionSpec | None:
-  """Where x [B, K, S, C] lies on the mesh that is set; None where there is none."""
+  """How x [B, K, S, C] is spread over the mesh that is set; None where there is none."""
   axes = mesh_axis("data", x.shape[0]), mesh_axis("model", x.shape[1])
   return PartitionSpec(*axes) if any(axes) else None
 
 
 def allocate(fresh: KV, length: Array, capacity: int) -> Cache:
-  """A cache of `capacity` rows that starts with the rows of `fresh`.
+  """A cache of `capacity` rows, of which the first are the rows of `fresh`.
 
   Args:
     fresh: arrays [B, K, T, C] with T <= capacity.
-    length: i32[B], how many of the T rows are valid.
+    length: i32[B], how many of the T rows hold tokens.
     capacity: S.
   """
 
@@ -47,8 +47,8 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
     rows: i32[B], 0..A.
   """
 
-  # rows is never negative: this adds nothing, but makes the write wait for the verdict and so for
-  # every read of the cache. Where path folds to a constant XLA would copy the whole cache.
+  # rows is never negative, so this adds 0; it makes the write wait for the verdict and thus for
+  # every read of the cache. Else XLA copies the whole cache where path folds to a constant.
   start_row = cache.length + jnp.minimum(rows, 0)
 
   def write(buffer: Array, fresh: Array, path: Array, start_row: Array) -> Array:
@@ -61,7 +61,7 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
   def write_all(buffers: KV, fresh: KV, path: Array, start_row: Array) -> KV:
     return jax.tree.map(lambda x, y: write(x, y, path, start_row), buffers, fresh)
 
-  # On a mesh each device writes the rows and heads it has, and asks no other for theirs.
+  # On a mesh each device writes the rows and heads that it holds, without communication.
   of_heads = _spread(kv.k[0])
   if of_heads is not None:
     of_rows = PartitionSpec(of_heads[0])
@@ -70,3 +70,16 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
       check_vma=False,
     )  # fmt: skip
   return Cache(write_all(cache.kv, kv, path, start_row), cache.length + rows)
+
+
+def append_one(network: Target, cache: Cache, evaluation: Evaluation) -> Cache:
+  """The cache after the one node that was evaluated, for a model that drafts token by token.
+
+  Args:
+    network: evaluated it.
+    evaluation: arrays of one node, [B, 1, ..].
+  """
+  path = jnp.zeros_like(cache.length)[:, None]
+  # One row is written always, but it is no constant, so that the write waits for the reads.
+  above_zero = (evaluation.logits[:, 0, 0] > 0).astype(jnp.int32)
+  return network.commit(cache, evaluation.kv, path, 1 + jnp.minimum(above_zero, 0))

@@ -1,10 +1,12 @@
-"""What defines a network of the Llama family."""
+"""The sizes and features of a network of the Llama family."""
 
 import dataclasses
 import math
 from typing import Literal
 
 import numpy as np
+
+from specjax import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Config:
   """One transformer for Llama 1-3, Mistral, Qwen2 and Qwen3.
 
   Attributes:
-    vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width: V, E, L, H, K, C and the MLP's.
-    max_length: positions the model was made for.
-    rope_theta, rope_scaling: rotary embedding.
-    norm_epsilon: RMSNorm's.
+    vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width: V, E, L, H, K, C and the width
+      of the MLP.
+    max_length: positions that the model was trained for.
+    rope_theta, rope_scaling: of the rotary embedding.
+    norm_epsilon: of RMSNorm.
     tied: the LM head is the embedding.
     qkv_bias: biases on q, k, v (Qwen2).
     qk_norm: RMSNorm on each head's q and k (Qwen3).
@@ -60,10 +63,14 @@ class Config:
   causal: bool = True
 
   def __post_init__(self):
+    for name in (
+      "vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_length",
+    ):  # fmt: skip
+      checks.whole(name, getattr(self, name), 1)
     if self.heads % self.kv_heads:
       raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}.")
     if self.head_dim % 2:
-      raise ValueError(f"head_dim={self.head_dim} must be even, rotary embedding turns pairs.")
+      raise ValueError(f"head_dim={self.head_dim} must be even: rotary embedding turns pairs.")
 
 
 def rope_frequencies(config: Config) -> np.ndarray:

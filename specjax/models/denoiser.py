@@ -1,4 +1,4 @@
-"""A bidirectional transformer as a denoiser: LLaDA, or with shifted states Dream."""
+"""A bidirectional transformer as a denoiser, as in LLaDA or, with shifted states, in Dream."""
 
 import functools
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import Cache, Params
 from specjax.diffusion.base import Denoiser, Earlier, Pieces
 from specjax.models.config import Config
@@ -14,11 +15,11 @@ from specjax.models.transformer import Transformer, angles
 
 
 def _pieces(config: Config) -> Pieces:
-  """The network's blocks one by one."""
+  """The network's layers one by one, for caches that run only parts of a layer."""
   apply: Callable[..., Any] = Transformer(config).apply
 
   def of_block(run: Callable[..., Any]) -> Callable[..., Any]:
-    """(block, ...) -> any, as (params, i, ...) -> any."""
+    """A function of a block and more arguments as a function of (params, layer i, ...)."""
     return lambda params, i, *x: apply(
       params, *x, method=lambda network, *x: run(network.layers.blocks[i], *x)
     )
@@ -54,8 +55,7 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
     raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")
   if config.window is not None:
     raise ValueError(f"window={config.window}: a denoiser sees the whole canvas, accepted is None.")
-  if not 0 <= mask < config.vocab_size:
-    raise ValueError(f"mask={mask}: accepted are 0 to {config.vocab_size - 1}.")
+  checks.whole("mask", mask, 0, config.vocab_size - 1)
   apply: Callable[..., Any] = Transformer(config).apply
 
   def evaluate(

@@ -1,4 +1,4 @@
-"""Two language models as one, for drafting: a mixture of their distributions.
+"""An ensemble of two language models, for drafting: the mixture of their distributions.
 
 Letters: B batch, N nodes, T prompt length, V vocabulary.
 """
@@ -10,30 +10,30 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 
 
 @functools.cache
 def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
-  """log(w p_a + (1 - w) p_b) for logits: probabilities are mixed before any settings.
+  """A target whose logits are log(w p_a + (1 - w) p_b): settings warp the mixture.
 
-  At temperature 1 without filters the draft distribution is the mixture itself; other settings warp the
-  mixture, as they would warp one model's distribution. Params are a pair. Both models keep a cache, of which
-  the rows are committed together. As for `testing.table_model` the hidden state is the logits
-  (E = V) and the head the identity: it drafts, and has no layers to tap or compose.
+  At temperature 1 without filters the draft distribution is the mixture itself; other settings
+  warp the mixture, as they would warp one model's distribution. Params are a pair. Each model keeps
+  its cache, and rows are committed to both together. As in `testing.table_model` the hidden state
+  is the logits (E = V) and the head the identity: an ensemble drafts, and has no hidden layers.
 
   Args:
     a, b: models of one vocabulary.
     weight: w, of a, from 0 to 1 (static).
 
   Raises:
-    ValueError: unlike vocabularies, a weight outside 0..1, or hidden_layers.
+    ValueError: two vocabularies, a weight outside 0 to 1, or hidden layers that are asked for.
   """
   if a.vocab_size != b.vocab_size:
     raise ValueError(f"vocab_size={a.vocab_size} and {b.vocab_size}: an ensemble needs one "
                      "vocabulary.")  # fmt: skip
-  if not 0 <= weight <= 1:
-    raise ValueError(f"weight={weight}: accepted is 0 to 1.")
+  checks.number("weight", weight, 0, 1)
 
   def mixed(logits_a: Array, logits_b: Array) -> Array:
     distributions = jnp.stack([jax.nn.log_softmax(logits_a), jax.nn.log_softmax(logits_b)])
@@ -43,7 +43,7 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
     return jax.nn.logsumexp(distributions, 0, b=jnp.broadcast_to(share, distributions.shape))
 
   def pair(of_a: Cache, of_b: Cache) -> Cache:
-    return Cache((of_a.kv, of_b.kv), of_a.length)  # type: ignore[arg-type]  # two of them
+    return Cache((of_a.kv, of_b.kv), of_a.length)  # type: ignore[arg-type]  # a pair of KVs
 
   def parts(cache: Any) -> list[Cache]:
     return [cache._replace(kv=kv) for kv in cache.kv]

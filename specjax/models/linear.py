@@ -1,4 +1,4 @@
-"""The one place that decides how a matrix product is laid out."""
+"""Matrix products: the one place that decides how they are laid out."""
 
 from typing import NamedTuple
 
@@ -25,24 +25,24 @@ def linear(x: Array, w: Array) -> Array:
 
 
 class Fused(NamedTuple):
-  """Weights that the same rows are multiplied with.
+  """Weights with which the same rows are multiplied.
 
   Attributes:
-    rows: of each, static.
-    weights: one [sum of rows, ...] of all, or one of each.
+    rows: how many rows each weight has, static.
+    weights: one array [sum of rows, ...] that holds all, or an array for each.
   """
 
   rows: tuple[int, ...]
   weights: tuple[Array, ...]
 
   def parts(self, first: int = 0) -> list[Array]:
-    """Each weight from the `first` (static) on."""
+    """The weights, from number `first` (static) on."""
     if len(self.weights) > 1:
       return list(self.weights[first:])
     return jnp.split(self.weights[0], np.cumsum(self.rows)[:-1])[first:]
 
   def linear(self, x: Array, first: int = 0) -> list[Array]:
-    """x [..., in] times each weight from the `first` (static) on: one product if they are one."""
+    """x [..., in] times each weight from number `first` (static) on; one product if all are one."""
     if len(self.weights) > 1:
       return [linear(x, w) for w in self.weights[first:]]
     y = linear(x, self.weights[0][sum(self.rows[:first]) :])
@@ -52,8 +52,8 @@ class Fused(NamedTuple):
 def linear_each(x: Array, w: Array) -> Array:
   """M products at once: x [B, M, in] with w [M, out, in] -> [B, M, out].
 
-  One product of M parts keeps all cores reading weights, where M products of one row each are read
-  by one core: 2.5 times faster for four vocabularies and one row on two cores.
+  In one batched product all cores read weights; in M products of one row each, one core does. The
+  former is 2.5 times as fast for four vocabularies and one row on two cores.
   """
   if platform() == "cpu" and x.shape[0] <= 64:
     y = lax.dot_general(w, x, (((2,), (2,)), ((0,), (1,))))

@@ -1,4 +1,4 @@
-"""Reflective verification: the target reads each token a second time, after a prompt to reflect.
+"""Reflective verification: the target reads each token again, after a prompt to reflect.
 
 Letters: B batch, N nodes, P prompt tokens, V vocabulary.
 """
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax import checks
 from specjax.base import Cache, Evaluation, Features, Params, Target
 
 
@@ -17,23 +18,22 @@ from specjax.base import Cache, Evaluation, Features, Params, Target
 def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
   """A target whose logits are (1 - weight) z + weight z', z' from a second reading of the token.
 
-  After arXiv 2505.18629, whose weight is 0.3. LOSSY with that knob where `target` is what is
-  wanted; a distribution of its own, for which every drafter, rule and plain decoding is as exact as for any
-  other. Only `evaluate` differs, so all that is emitted follows that distribution, first and last token of a
-  round included, and the cache holds what the target's own would.
+  The method is that of arXiv 2505.18629, whose weight is 0.3. It is LOSSY where the distribution of
+  `target` is wanted. It has a distribution of its own, for which every drafter, every rule and
+  plain decoding are as exact as for any other target: only `evaluate` differs, so every emitted
+  token follows that distribution, and the cache holds what the cache of `target` would.
 
-  After node v come P + 1 more rows in the same pass: the prompt, and v's token again, from whose
-  row z' is read. They see the committed text, the path to v, and each other causally; no node sees
-  them, and they are dropped. Their positions go on from v's: row i is i places after v. A pass is
-  thus P + 2 times as wide.
+  In the pass, P + 1 more rows follow node v: the prompt, and v's token again, from whose row z' is
+  read. They see the committed text, the path to v, and each other causally; no node sees them, and
+  they are dropped. Row i of them is i positions after v. A pass is thus P + 2 times as wide.
 
-  The published layout, draft, one prompt, copy of the draft under a plain causal mask, is cheaper
-  and has no such distribution: what it says after a token depends on the tokens guessed after it. Nor would
-  a tree's mask help while there is one prompt per round, since text that is the same can be reached
-  by rounds that began elsewhere. Hence a prompt for each node.
+  The published layout is cheaper: the draft, one prompt and a copy of the draft under a plain
+  causal mask. It has no such distribution, for its logits after a token depend on the tokens
+  guessed after that one. A tree's mask would not help while there is one prompt per round, since
+  rounds that began elsewhere can reach the same text. Therefore each node has a prompt here.
 
-  A drafter that replaces `evaluate` (ppd, hidden_transfer, ..) makes the target's pass itself, and
-  its texts follow the plain distribution.
+  A drafter that replaces `evaluate` (such as ppd or hidden_transfer) runs the target's pass itself,
+  and its texts follow the plain distribution.
 
   Args:
     target: a causal model. Its positions must reach P + 1 past the text.
@@ -43,10 +43,9 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
   Raises:
     ValueError: an empty prompt, an id outside the vocabulary, or a weight outside 0 to 1.
   """
-  if not prompt or not all(0 <= i < target.vocab_size for i in prompt):
-    raise ValueError(f"prompt={prompt}: accepted are one id or more, 0 to {target.vocab_size - 1}.")
-  if not 0 <= weight <= 1:
-    raise ValueError(f"weight={weight}: accepted is 0 to 1.")
+  if not checks.ids("prompt", prompt, target.vocab_size):
+    checks.refuse("prompt", prompt, "one token id or more")
+  checks.number("weight", weight, 0, 1)
   rows = len(prompt) + 1
 
   def evaluate(

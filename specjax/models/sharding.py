@@ -1,8 +1,8 @@
-"""Where weights and caches lie on a mesh with axes "data" and "model".
+"""How weights and caches are spread over a mesh with axes "data" and "model".
 
 Heads, columns of the MLP and the vocabulary are spread over "model", rows of a batch over "data";
-every product with spread columns is followed by one with spread rows. After the last, a device has
-nodes with their whole vocabulary.
+every product with spread columns is followed by one with spread rows. After the last product, a
+device holds some of the nodes, each with its whole vocabulary.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ _OF_WEIGHT = {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROW
 
 
 def split(params: Params) -> Params:
-  """q, k, v, gate and up by themselves, where the network has them as one matrix.
+  """The weights with q, k, v, gate and up as matrices of their own; `Transformer` takes either.
 
-  One matrix in even shares would put queries here and their keys there, and every layer would send
-  them home. `Transformer` takes either.
+  If qkv were spread as one matrix, queries and their keys would lie on different devices, and every
+  layer would have to send them.
   """
   if "gate_up" not in params:
     return {k: split(x) if isinstance(x, Mapping) else x for k, x in params.items()}
@@ -44,7 +44,7 @@ def split(params: Params) -> Params:
 
 
 def of_params(params: Params, mesh: Mesh) -> Any:
-  """A NamedSharding for each weight of `split`; norms, and what does not divide, are everywhere."""
+  """A NamedSharding for each weight of `split`; norms and odd sizes lie whole on every device."""
 
   def of_weight(path, x) -> NamedSharding:
     spec = _OF_WEIGHT.get(path[-1].key, PartitionSpec())
@@ -71,15 +71,15 @@ def place(params: Params, mesh: Mesh) -> Params:
 
 
 def spread_nodes(logits: Array) -> Array:
-  """[B, N, V], the nodes over "model" where a mesh is set; elsewhere as they are.
+  """Logits [B, N, V] with the nodes spread over "model" where a mesh is set.
 
-  A distribution is sorted, summed and drawn from. Of a vocabulary in parts XLA would gather all of it, for
-  every node, on every device.
+  Distributions are sorted, summed and drawn from. If the vocabulary stayed spread, XLA would gather
+  all of it, for every node, on every device.
   """
   B, N, V = logits.shape
   rows, nodes, words = mesh_axis("data", B), mesh_axis("model", N), mesh_axis("model", V)
   if nodes is None:
     return logits
-  # As the product leaves them, first: else XLA gathers the weights to have nodes from the start.
+  # First as the product leaves them: else XLA gathers the weights, to spread nodes from the start.
   logits = jax.lax.with_sharding_constraint(logits, PartitionSpec(rows, None, words))
   return jax.lax.with_sharding_constraint(logits, PartitionSpec(rows, nodes))

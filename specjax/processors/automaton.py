@@ -1,4 +1,4 @@
-"""Finite automata over tokens: texts of a given form, and texts that end with given words.
+"""Finite automata over tokens force a text into a form, or end it with given words.
 
 Letters: B batch, N tree nodes, A = D + 1, V vocabulary, Q states of an automaton.
 """
@@ -62,7 +62,7 @@ def _ends(params: Automaton, state: Array, tokens: Array) -> Array:
 
 @functools.cache
 def constraint() -> Processor:
-  """Only tokens the automaton allows, at every node by the text on its own path.
+  """Forbids the tokens that the automaton does not allow after the text on a node's own path.
 
   Every state that can be reached needs an allowed token. See `text.of_regex`.
   """

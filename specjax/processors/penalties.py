@@ -28,7 +28,7 @@ class Penalties(NamedTuple):
 
 
 class Counts(NamedTuple):
-  """State of the processor.
+  """What the processor keeps.
 
   Attributes:
     prompted: bool[B, V], tokens of the prompt.
@@ -58,7 +58,7 @@ def penalise(penalties: Penalties, seen: Array, said: Array, logits: Array) -> A
 
 @functools.cache
 def penalties(vocab_size: int) -> Processor:
-  """Repetition, presence and frequency penalties, at every node by the text on its own path.
+  """Penalises repetition, presence and frequency, at every node by the text on its own path.
 
   Args:
     vocab_size: V, static.

@@ -1,16 +1,22 @@
-"""Automata over tokens from what is said in characters: regular expressions and stop words.
+"""Regular expressions and stop words, which are said in characters, become automata over tokens.
 
-Built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
+They are built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import interegular
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.data.tokenizer import Tokenizer
 from specjax.processors.automaton import Automaton
+
+
+class Tokenizer(Protocol):
+  """What is asked of a tokenizer, see `data.tokenizer.Tokenizer`."""
+
+  def spoken_bytes(self, vocab_size: int) -> Sequence[bytes]: ...
 
 
 def _run(table: np.ndarray, words: Sequence[Sequence[int] | None]) -> np.ndarray:

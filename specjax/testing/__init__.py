@@ -1,16 +1,17 @@
-"""Proofs for decoding methods: a table language model, scripted drafts, exact enumeration, samples.
+"""What proves a decoding method: a table language model, scripted drafts, enumeration, samples.
 
-A new rule or drafter is proven in a few lines, by all that can happen and by what does happen:
+A new rule or drafter is proven in a few lines, by all that can happen and by what does happen;
+`method` is that of `decoding.method`:
 
     case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)
-    method = speculate.method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
-    assert total_variation(emitted_distribution(case, method), target_distribution(case)) < 1e-6
-    assert p_value(case, method) > 1e-6
+    proven = method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
+    assert total_variation(emitted_distribution(case, proven), target_distribution(case)) < 1e-6
+    assert p_value(case, proven) > 1e-6
 
 That it would have failed a wrong one is shown by breaking it, see `faults`:
 
     cases = [Case(np.asarray(random_table(s, 3)["logits"])) for s in range(3)]
-    found = faults.distances(cases, method, faults=["row of the child", "last token redrawn"])
+    found = faults.distances(cases, proven, faults=["row of the child", "last token redrawn"])
     assert min(found.values()) > 1e-3
 
 A `Source` with a flaw goes into `p_value` as `source=`; tests/testing has examples of all.
@@ -28,6 +29,6 @@ from specjax.testing.samples import p_value
 from specjax.testing.table import random_table, table_model
 
 __all__ = [
-  "Case", "emitted_distribution", "faults", "fixed_draft", "p_value", "random_draft", "random_table",
-  "table_model", "target_distribution", "total_variation",
+  "Case", "emitted_distribution", "faults", "fixed_draft", "p_value", "random_draft",
+  "random_table", "table_model", "target_distribution", "total_variation",
 ]  # fmt: skip

@@ -1,44 +1,38 @@
-"""Drafters that know nothing: what is lossless under them is lossless under anything.
+"""The drafters here know nothing: what is lossless under them is lossless under anything.
 
 Letters: B batch, N tree nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Context, Draft, Drafter
-from specjax.trees.static import Choices, StaticTree, from_choices
-from specjax.trees.structure import at
+from specjax.base import Context, Draft, Drafter, Params
+from specjax.drafters.stateless import from_draft
+from specjax.trees.static import Choices, Shape, from_choices
 
 
-def _drafter(name: str, tree: StaticTree, guess, valid: Sequence[bool]) -> Drafter:
+def _drafter(
+  name: str, shape: Shape, guess: Callable[[Context, int], Array], valid: Sequence[bool]
+) -> Drafter:
   """`guess`: (context, N) -> i32[B, N], of which the root's entry is not used."""
-  N = len(tree.parent)
+  N = len(shape.parent)
 
-  def init(params, target_params, context, features, capacity):
-    return ()
-
-  def propose(params, target_params, state, context: Context, settings, noise):
-    shape = (context.length.shape[0], N)
+  def draft(params: Params, context: Context) -> Draft:
+    B = context.length.shape[0]
     parent, depth, ok = (
-      jnp.broadcast_to(jnp.asarray(x), shape) for x in (tree.parent, tree.depth, [True, *valid])
+      jnp.broadcast_to(jnp.asarray(x), (B, N)) for x in (shape.parent, shape.depth, [True, *valid])
     )
-    root = at(context.tokens, context.length[:, None] - 1)
-    tokens = jnp.where(depth == 0, root, guess(context, N))
-    return Draft(tokens, parent, depth, ok), state
+    return Draft(jnp.where(depth == 0, context.root, guess(context, N)), parent, depth, ok)
 
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
-    return state
-
-  return Drafter(name, "deterministic", N, int(tree.depth.max()), init, propose, update)
+  return from_draft(name, N, int(shape.depth.max()), draft)
 
 
 def fixed_draft(
   choices: Choices, tokens: Sequence[int], valid: Sequence[bool] | None = None
 ) -> Drafter:
-  """The same tree with the same tokens in every round.
+  """Drafts the same tree with the same tokens in every round.
 
   Args:
     choices: rank paths, see `trees.static`.
@@ -63,7 +57,7 @@ def fixed_draft(
 
 
 def random_draft(choices: Choices, vocab_size: int) -> Drafter:
-  """A tree of garbage: tokens scrambled from the text's last token, its length and the node.
+  """Drafts garbage: tokens scrambled from the text's last token, its length and the node.
 
   Args:
     choices: rank paths, see `trees.static`.
@@ -73,9 +67,8 @@ def random_draft(choices: Choices, vocab_size: int) -> Drafter:
 
   def guess(context: Context, N: int) -> Array:
     length = context.length[:, None]
-    root = at(context.tokens, length - 1)
     node = jnp.arange(N, dtype=jnp.int32)[None]
-    x = (root * 7919 + length * 104729 + node * 15485863).astype(jnp.uint32)
+    x = (context.root * 7919 + length * 104729 + node * 15485863).astype(jnp.uint32)
     for factor in (2654435761, 2246822519):
       x = x * jnp.uint32(factor)
       x = x ^ (x >> 15)

@@ -1,14 +1,15 @@
-"""Exact enumeration through the shipped loop: the distribution of what a method emits, without sampling.
+"""Exact enumeration through the shipped loop: the distribution of what a method emits, unsampled.
 
 Every random choice of a round is asked of a `sampling.Source`. Here that source is a script: row r
 of one large batch is told the outcomes that are the digits of r, so the batch plays all that can
-happen, and the probability of each row is worked out from the distributions it was asked with. Summed over
-rows, and completed to a common length with the target's distribution, that is the joint distribution of the emitted
-tokens; an exact method's equals the target's own. A new rule is proven in one call:
+happen, and the probability of each row is worked out from the distributions it was asked with.
+Summed over rows, and completed to a common length with the target's distribution, that is the joint
+distribution of the emitted tokens; an exact method's equals the target's own. A new rule is proven
+in one call, with `decoding.method.method`:
 
     case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)
-    method = speculate.method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
-    assert total_variation(emitted_law(case, method), target_law(case)) < 1e-6
+    proven = method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
+    assert total_variation(emitted_distribution(case, proven), target_distribution(case)) < 1e-6
 
 Use several tables: a biased rule can be right on one of them.
 
@@ -65,7 +66,7 @@ class Case:
 
 
 class Chosen(NamedTuple):
-  """A call of `choose`: distribution f32[B, N, V], outcome i32[B, N]; own bool[B, N], see `Script`."""
+  """A call of `choose`: log_probs f32[B, N, V], outcome i32[B, N]; own bool[B, N], see `Script`."""
 
   log_probs: Array
   outcome: Array
@@ -73,7 +74,7 @@ class Chosen(NamedTuple):
 
 
 class Drawn(NamedTuple):
-  """A call of `draw`: distribution f32[B, V], not normalised, outcome i32[B]."""
+  """A call of `draw`: log_probs f32[B, V], not normalised, outcome i32[B]."""
 
   log_probs: Array
   outcome: Array
@@ -88,7 +89,7 @@ class Tossed(NamedTuple):
 
 
 class Children(NamedTuple):
-  """A call of `children`: distribution f32[B, W, V], outcome i32[B, W, R], distinct bool[B]."""
+  """A call of `children`: log_probs f32[B, W, V], outcome i32[B, W, R], distinct bool[B]."""
 
   log_probs: Array
   outcome: Array
@@ -99,9 +100,9 @@ class Script:
   """A `sampling.Source` whose outcomes are the digits of each row's number.
 
   Nodes of one depth share what they draw in `Noise`. Of that, `choose` keeps what matters to a
-  walk from the root, which consults one node per depth: nodes of equal distribution, such as those below
-  siblings that repeat a token, have equal outcomes; the first of them is its own, the others have
-  none. Other nodes are independent.
+  walk from the root, which consults one node per depth: nodes of equal distribution, such as those
+  below siblings that repeat a token, have equal outcomes; the first of them is its own, the others
+  have none. Other nodes are independent.
   """
 
   def __init__(self, rows: Array):
@@ -189,16 +190,16 @@ def _combinations(record: list) -> int:
 
 
 def _of_children(entry: Children) -> np.ndarray:
-  log_probs, outcome = np.exp(np.asarray(entry.log_probs, np.float64)), np.asarray(entry.outcome)
-  weight = np.ones(len(log_probs))
+  p, outcome = np.exp(np.asarray(entry.log_probs, np.float64)), np.asarray(entry.outcome)
+  weight = np.ones(len(p))
   for rank in range(outcome.shape[2]):
     token = outcome[:, :, rank, None]
-    total = log_probs.sum(-1)
+    total = p.sum(-1)
     # A draw from nothing may be anything; nobody looks at it.
-    taken = np.take_along_axis(log_probs, token, -1)[..., 0] / np.where(total > 0, total, 1.0)
-    weight *= np.where(total > 0, taken, 1 / log_probs.shape[-1]).prod(1)
+    taken = np.take_along_axis(p, token, -1)[..., 0] / np.where(total > 0, total, 1.0)
+    weight *= np.where(total > 0, taken, 1 / p.shape[-1]).prod(1)
     if np.asarray(entry.distinct).all():
-      np.put_along_axis(log_probs, token, 0.0, -1)
+      np.put_along_axis(p, token, 0.0, -1)
   return weight
 
 
@@ -211,18 +212,18 @@ def probability(entry: Chosen | Drawn | Tossed | Children) -> np.ndarray:
     p, q = np.asarray(entry.p, np.float64), np.asarray(entry.q, np.float64)
     passing = np.where(p <= 0, 0.0, np.minimum(1.0, p / np.where(q > 0, q, p + (p <= 0))))
     return np.where(outcome, passing, 1 - passing).prod(1)
-  log_probs = np.exp(np.asarray(entry.log_probs, np.float64))
-  taken = np.take_along_axis(log_probs, outcome[..., None], -1)[..., 0]
+  q = np.exp(np.asarray(entry.log_probs, np.float64))
+  taken = np.take_along_axis(q, outcome[..., None], -1)[..., 0]
   if isinstance(entry, Chosen):  # a digit without a node may be anything
-    return np.where(entry.own, taken, 1 / log_probs.shape[-1]).prod(1)
-  total = log_probs.sum(-1)
+    return np.where(entry.own, taken, 1 / q.shape[-1]).prod(1)
+  total = q.sum(-1)
   return np.where(total > 0, taken / np.where(total > 0, total, 1.0), 0.0)
 
 
 def emitted_distribution(
   case: Case, method: speculate.Method, drafter_params: Params = (), *, rounds: int = 1
 ) -> Distribution:
-  """The distribution of the first L tokens, when `method` decodes `rounds` rounds and the target the rest.
+  """The distribution of the first L tokens: of `rounds` rounds by `method`, then by the target.
 
   One round proves a rule, since rounds start from committed text only; two also prove that what
   the first one leaves behind is right.
@@ -264,11 +265,11 @@ def emitted_distribution(
   shown = np.where(np.arange(case.length) < context.length[:, None] - P, shown, -1)
   code = (shown + 1) @ (method.target.vocab_size + 1) ** np.arange(case.length)
   _, first, group = np.unique(code, return_index=True, return_inverse=True)
-  log_probs: Distribution = {}
+  found: Distribution = {}
   for prefix, mass in zip(shown[first], np.bincount(group, weight), strict=True):
     for sequence, p in _completions(case, tuple(int(t) for t in prefix if t >= 0)):
-      log_probs[sequence] = log_probs.get(sequence, 0.0) + float(mass) * p
-  return log_probs
+      found[sequence] = found.get(sequence, 0.0) + float(mass) * p
+  return found
 
 
 def next_distribution(
@@ -282,19 +283,19 @@ def next_distribution(
   likeliest = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
   if temperature == 0:
     return np.eye(len(logits))[likeliest[0]]
-  log_probs = np.exp((logits - logits.max()) / temperature)
+  p = np.exp((logits - logits.max()) / temperature)
   if top_k:
-    log_probs[likeliest[top_k:]] = 0
-  log_probs /= log_probs.sum()
+    p[likeliest[top_k:]] = 0
+  p /= p.sum()
   if top_p < 1:
     mass = 0.0
     for i in likeliest:
       if mass >= top_p:
-        log_probs[i] = 0
-      mass += log_probs[i]
-    log_probs /= log_probs.sum()
-  log_probs[log_probs < min_p * log_probs.max()] = 0
-  return log_probs / log_probs.sum()
+        p[i] = 0
+      mass += p[i]
+    p /= p.sum()
+  p[p < min_p * p.max()] = 0
+  return p / p.sum()
 
 
 def _completions(case: Case, tokens: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -304,10 +305,10 @@ def _completions(case: Case, tokens: tuple[int, ...]) -> Iterator[tuple[tuple[in
     return
   *rest, own = case.prompt + tokens
   row = case.processed(case.logits[rest[-1] if rest else -1, own], tokens)
-  log_probs = next_distribution(row, case.temperature, case.top_k, case.top_p, case.min_p)
-  for token in np.flatnonzero(log_probs):
-    for sequence, p in _completions(case, (*tokens, int(token))):
-      yield sequence, float(log_probs[token]) * p
+  p = next_distribution(row, case.temperature, case.top_k, case.top_p, case.min_p)
+  for token in np.flatnonzero(p):
+    for sequence, rest_of_it in _completions(case, (*tokens, int(token))):
+      yield sequence, float(p[token]) * rest_of_it
 
 
 def target_distribution(case: Case) -> Distribution:
@@ -316,5 +317,5 @@ def target_distribution(case: Case) -> Distribution:
 
 
 def total_variation(a: Distribution, b: Distribution) -> float:
-  """Half the sum of |a - b|: 0 for equal distributions, 1 for distributions with nothing in common."""
+  """Half the sum of |a - b|: 0 for equal distributions, 1 where they have nothing in common."""
   return 0.5 * math.fsum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys())

@@ -1,4 +1,4 @@
-"""Faults to inject into a method: a proof counts for what it would have caught.
+"""Faults are injected into a method here: a proof counts for what it would have caught.
 
 Each takes a method and breaks it in one place, the way real programs are broken. Enumeration must
 see what the rule looks at:
@@ -13,6 +13,7 @@ Letters: B batch, N tree nodes, V vocabulary.
 
 from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -31,8 +32,8 @@ def _drafting(method: Method, change: Callable[[Draft], Draft], **fields) -> Met
   """The method with `change` made to every draft, before anyone sees it."""
   drafter = method.drafter
 
-  def propose(*arguments):
-    draft, state = drafter.propose(*arguments)
+  def propose(*arguments, **named):
+    draft, state = drafter.propose(*arguments, **named)
     return change(draft), state
 
   return method._replace(drafter=drafter._replace(propose=propose, **fields))
@@ -42,8 +43,8 @@ def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array
   """The method with `change` made to what its rule reads, (draft, distribution of the target)."""
   verifier = method.verifier
 
-  def verify(params, draft, log_probs, *rest):
-    return verifier.verify(params, *change(draft, log_probs), *rest)
+  def verify(params, draft, log_probs, *rest, **named):
+    return verifier.verify(params, *change(draft, log_probs), *rest, **named)
 
   return method._replace(verifier=verifier._replace(verify=verify))
 
@@ -100,11 +101,7 @@ def siblings_reversed(method: Method) -> Method:
       return jnp.take_along_axis(x, order if x.ndim == 2 else order[..., None], 1)
 
     parent = jnp.take_along_axis(number, moved(draft.parent), 1).astype(jnp.int32)
-    return draft._replace(
-      tokens=moved(draft.tokens), parent=parent, depth=moved(draft.depth),
-      valid=moved(draft.valid), log_probs=None if draft.log_probs is None else moved(draft.log_probs),
-      chosen=None if draft.chosen is None else moved(draft.chosen),
-    )  # fmt: skip
+    return jax.tree.map(moved, draft)._replace(parent=parent)
 
   return _drafting(method, change)
 
@@ -127,8 +124,10 @@ def last_token_redrawn(method: Method) -> Method:
   """The token after the accepted ones is drawn anew from p."""
   verifier = method.verifier
 
-  def verify(params, draft, log_probs, features, noise, drafter):
-    verdict = verifier.verify(params, draft, log_probs, features, noise, drafter)
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
+    verdict = verifier.verify(
+      params, draft, log_probs, features, noise, depth=depth, proposal=proposal
+    )
     leaf = jnp.take_along_axis(verdict.path, verdict.count[:, None], 1)
     again = noise.draw(RESIDUAL, jnp.take_along_axis(log_probs, leaf[..., None], 1)[:, 0])
     step = jnp.arange(verdict.tokens.shape[1], dtype=jnp.int32)[None]
@@ -150,13 +149,13 @@ FAULTS: dict[str, Callable[[Method], Method]] = {
 def distances(
   cases: Sequence[Case], method: Method, drafter_params: Params = (), *, faults: Sequence[str]
 ) -> dict[str, float]:
-  """How far each fault takes the method from the target's distribution: the largest total variation.
+  """The total variation, at most, to which each fault takes the method from the target.
 
   Args:
     cases: several tables; a fault may leave no trace on one of them.
     method: exact, of a `table_model`.
     drafter_params: the drafter's.
-    faults: names in FAULTS. Those of q need a draft with a distribution, those of siblings two children.
+    faults: names in FAULTS. Those of q need a draft with one, those of siblings two children.
   """
   found = {}
   for name in faults:

@@ -1,4 +1,4 @@
-"""Denoisers that know the task: the distribution of every slot given the others, in closed form.
+"""These denoisers know the task: they say the distribution of a slot given the others exactly.
 
 What a policy loses on them is the price of committing slots independently, nothing else. After
 ParallelBench (Kang et al. 2025, arXiv 2510.04767, section 3), where the accuracies are known too.
@@ -32,7 +32,7 @@ def _denoiser(n: int, probs) -> Denoiser:
 
 @functools.cache
 def copied(n: int) -> Denoiser:
-  """The list as it is."""
+  """The answer is the list as it is."""
 
   def probs(answer: Array, masked: Array) -> Array:
     row = jax.nn.one_hot(jnp.arange(n), n + 2)[None]
@@ -43,7 +43,7 @@ def copied(n: int) -> Denoiser:
 
 @functools.cache
 def shuffled(n: int) -> Denoiser:
-  """Any order, all equally likely: a slot holds any of the items not yet said."""
+  """All orders are equally likely: a slot holds any of the items not yet said."""
 
   def probs(answer: Array, masked: Array) -> Array:
     said = jnp.where(masked[..., None], 0.0, jax.nn.one_hot(answer, n + 2)).max(1)[:, :n]

@@ -1,10 +1,10 @@
-"""The compiled loop with its real noise, tested by its samples.
+"""The compiled loop, with its real noise, is tested by its samples.
 
 What exact enumeration cannot see, since it replaces the noise: streams or positions that share
 random bits, within a round or between rounds, and methods whose noise is continuous.
 
     case = Case(np.asarray(random_table(0, 3)["logits"]), prompt=(0, 2), length=4)
-    assert p_value(case, speculate.method(table_model(3), my_drafter, my_rule())) > 1e-6
+    assert p_value(case, method(table_model(3), my_drafter, my_rule())) > 1e-6
 
 Letters: B requests, V vocabulary, L length of the sequences.
 """
@@ -32,7 +32,7 @@ def p_value(
   seed: int = 1,
   source: Callable[..., Source] = Noise,
 ) -> float:
-  """Chi-square test of what `requests` requests of one prompt emit against the target's distribution.
+  """Tests what many requests of one prompt emit against the target's distribution, by chi-square.
 
   The seed is fixed, so a test that passed will pass. With 63 cells and 2**18 requests a total
   variation of 0.01 is missed once in a hundred times at p < 1e-6.

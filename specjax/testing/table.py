@@ -2,8 +2,8 @@
 
 It keeps a real cache, of token ids, and finds the token before a node the way attention would:
 among the nodes it sees at the depth above, or for the root in the cache's last row. A wrong mask,
-a wrong commit or a row off by one therefore gives another distribution, and a proof on this model covers
-the bookkeeping of the loop as well as the rule.
+a wrong commit or a row off by one therefore gives another distribution, and a proof on this model
+covers the bookkeeping of the loop as well as the rule.
 
 Letters: B batch, N tree nodes, T prompt length, S cache length, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Drawn trees of another shape each round: every level keeps the most promising of its draws.
+"""Drawn trees can have another shape each round: a level keeps the most promising of its draws.
 
 What decides whether a draw is kept must be known before its token is (or, for stochastic beams,
 must be independent of it given the draws before): looking first and keeping then is biased under
@@ -7,8 +7,7 @@ any rule that uses q.
 Letters: B batch, N nodes, D depth, W nodes kept per level, K children of a node, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,50 +15,14 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft
-from specjax.sampling import DRAFT, Source
-from specjax.trees.paths import Step, take_rows
-from specjax.trees.structure import at
-
-NEVER = -jnp.inf
+from specjax.trees.base import NEVER, Sampling, Step
+from specjax.trees.structure import at, take_rows
 
 
-class StochasticBeam(NamedTuple):
-  """RSD-S (Jeon et al. 2024, arXiv 2402.14160, section 3.2.2): paths drawn without replacement.
-
-  Attributes:
-    width: W.
-    depth: D; N is 1 + W D, W at most V.
-  """
-
-  width: int
-  depth: int
-
-
-class Threshold(NamedTuple):
-  """DySpec's batched form (Xiong et al. 2025, arXiv 2410.11744, section 4.3).
-
-  A node's next child is drawn while the chance that it would be reached and all its elder siblings
-  refused, estimated by the draft's own distribution, is above `least`.
-
-  Attributes:
-    width: W, nodes kept per level; the least promising go first.
-    depth: D; N is 1 + W D, less where K is below W.
-    children: K of a node at most.
-    least: the threshold, about 1 / N; with 0 every level is filled.
-  """
-
-  width: int
-  depth: int
-  children: int
-  least: float = 0.0
-
-
-def level_sizes(tree: StochasticBeam | Threshold) -> list[int]:
-  """Nodes of every level."""
-  width = tree.width
-  children = tree.children if isinstance(tree, Threshold) else width
+def level_sizes(width: int, depth: int, children: int) -> list[int]:
+  """Nodes of every level below the root: `width` at most, and `children` of each node above."""
   sizes = [1]
-  for _ in range(tree.depth):
+  for _ in range(depth):
     sizes.append(min(width, sizes[-1] * children))
   return sizes[1:]
 
@@ -78,80 +41,30 @@ class Expansion(NamedTuple):
   values: Any
 
 
-Expand = Callable[[int, Array, Any], Expansion]
-"""(level, distribution f32[B, W, V], values [B, W]) -> Expansion."""
+class Expand(Protocol):
+  """The children of a level, from its nodes' log_probs f32[B, W, V] and their values [B, W]."""
 
-
-def _log1mexp(x: Array) -> Array:
-  """log(1 - exp(x)) for x <= 0."""
-  near = x > -0.6931472
-  return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
-                   jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))  # fmt: skip
-
-
-def stochastic(tree: StochasticBeam, noise: Source) -> tuple[Expand, Any]:
-  """Perturbed path log-probabilities, those of children capped at their parent's.
-
-  Kool et al. 2019 (arXiv 1903.06059, section 4.2), in their stable form. The values are (log q of
-  the path, its perturbed value), both 0 at the root.
-  """
-
-  def expand(level: int, log_probs: Array, values) -> Expansion:
-    path, bound = values
-    reach = path[..., None] + log_probs
-    noisy = reach + noise.gumbel(DRAFT + level, log_probs.shape)
-    top = noisy.max(-1, keepdims=True)
-    real = noisy > NEVER
-    gap = jnp.where(real, noisy - top, -1.0)
-    v = jnp.where(real, bound[..., None] - noisy + _log1mexp(jnp.minimum(gap, -1e-30)), 0.0)
-    capped = bound[..., None] - jnp.maximum(v, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(v)))
-    capped = jnp.where(noisy == top, bound[..., None], capped)
-    key, tokens = jax.lax.top_k(
-      jnp.where(real, capped, NEVER), min(tree.width, log_probs.shape[-1])
-    )
-    tokens = tokens.astype(jnp.int32)
-    return Expansion(tokens, key, (jnp.take_along_axis(reach, tokens, -1), key))
-
-  return expand, (0.0, 0.0)
-
-
-def threshold(tree: Threshold, noise: Source) -> tuple[Expand, Any]:
-  """The value is q of the path; a slot's is that times the mass its elder siblings left."""
-
-  def expand(level: int, log_probs: Array, values) -> Expansion:
-    (reached,) = values
-    tokens = noise.children(DRAFT + level, log_probs, tree.children, True)
-    q = jnp.exp(jnp.take_along_axis(log_probs, tokens, -1))
-    support = (log_probs > NEVER).sum(-1, keepdims=True)
-    real = jnp.arange(tree.children)[None, None] < support
-    q = jnp.where(real, q, 0.0)
-    slot = reached[..., None] * (1 - (jnp.cumsum(q, -1) - q))
-    key = jnp.where(real & (slot > tree.least), slot, NEVER)
-    return Expansion(tokens, key, (reached[..., None] * q,))
-
-  return expand, (1.0,)
+  def __call__(self, level: int, log_probs: Array, values: Any, /) -> Expansion: ...
 
 
 def draw_levels(
   width: int,
   depth: int,
-  root: Array,
-  step: Step,
-  log_probs_of: Callable[[Array], Array],
   expand: Expand,
   values: Any,
-  carry: Any = (),
-  memory: Any = (),
+  root: Array,
+  step: Step,
+  carry: Any,
+  memory: Any,
+  ids: Array | None,
+  sampling: Sampling,
 ) -> Draft:
-  """N = 1 + width * depth nodes, level by level; what a level leaves over is not valid.
+  """N = 1 + sum(level_sizes) nodes, level by level; what a level leaves over is not valid.
 
   Args:
     width, depth: W, D (static).
-    root: i32[B, 1].
-    step: the head, see `trees.paths.Step`.
-    law_of: logits f32[B, W, .] -> log-probabilities f32[B, W, V] over the target's ids.
     expand, values: how children come about, and the root's values.
-    carry, memory: see `Step`.
+    root, step, carry, memory, ids, sampling: see `trees.base.Tree.fill`.
   """
   B = root.shape[0]
   tokens, above = root, jnp.ones((B, 1, 1), bool)
@@ -162,7 +75,7 @@ def draw_levels(
   for level in range(depth):
     logits, carry, memory = step(level, tokens, carry, memory, above)
     W = tokens.shape[1]
-    log_probs = log_probs_of(jnp.broadcast_to(logits, (B, W, logits.shape[-1])))
+    log_probs = sampling.log_probs(jnp.broadcast_to(logits, (B, W, logits.shape[-1])), ids)
     children = expand(level, log_probs, values)
     K = children.tokens.shape[2]
     key = jnp.where(live[..., None], children.key, NEVER).reshape(B, W * K)

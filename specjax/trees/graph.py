@@ -1,34 +1,35 @@
-"""Guesses as a graph: what was guessed before after the same tokens is linked, not guessed again.
+"""Guesses form a graph: what was guessed after the same tokens before is linked, not repeated.
 
 Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P = W R, E expanded
 nodes, V draft vocabulary.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Draft
-from specjax.trees.paths import Step, likeliest, take_rows
-from specjax.trees.structure import at
+from specjax.base import Draft, Proposal
+from specjax.trees.base import NEVER, Sampling, Step, check_size, in_target_ids
+from specjax.trees.paths import likeliest
+from specjax.trees.structure import at, take_rows
 
-NEVER = -jnp.inf
 
-
-class Graph(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Graph:
   """Graph-structured speculation (Gong et al. 2024, arXiv 2407.16207), unrolled to a tree.
 
   A guess whose token and the `repeat` tokens before it are those of an expanded node off its path
   is not expanded but goes on where that node does; the W expansions of a level are spent on the
-  likeliest others. What is verified is a tree again, since the target's distribution depends on the whole
-  path: the likeliest walks through the graph.
+  likeliest others. What is verified is a tree again, since the target's distribution depends on the
+  whole path: the likeliest walks through the graph.
 
-  What follows a link was guessed after another text, an approximation of the draft's distribution. Guesses
-  are chosen, so it can cost acceptance, but not exactness. As shapes are static every level takes a
-  pass over W nodes; what links spare is room in it, or a smaller W.
+  What follows a link was guessed after another text, which approximates the draft's distribution.
+  Guesses are chosen, so this can cost acceptance, but not exactness. As shapes are static every
+  level takes a pass over W nodes; links spare room in it, or allow a smaller W.
 
   Attributes:
     nodes: N of the tree, the root included; what there is no walk for stays unused.
@@ -46,14 +47,27 @@ class Graph(NamedTuple):
   repeat: int = 1
   sibling: float = 0.0
   least: float = 0.0
+  proposal: ClassVar[Proposal] = "deterministic"
+
+  def __post_init__(self) -> None:
+    if not (self.repeat >= 0 and self.sibling >= 0 and self.least >= 0):
+      raise ValueError(f"tree={self}: accepted are repeat, sibling and least of 0 or more.")
+    most = sum(self.beam**d for d in range(self.depth + 1))
+    check_size(self, "beam", "1 + beam + .. + beam**depth", most)
+
+  def fill(
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
+    sampling: Sampling | None = None,
+  ) -> Draft:  # fmt: skip
+    return unroll(self, expand(self, root, step, carry, memory, ids), root)
 
 
 class Links(NamedTuple):
-  """The graph. Expanded node 0 is the root; those of a level follow each other.
+  """The graph, in which expanded node 0 is the root; those of a level follow each other.
 
   Attributes:
     tokens: i32[B, E, R], the target's ids.
-    distribution: f32[B, E, R], log-probability of each guess after its node; -inf for none.
+    log_probs: f32[B, E, R], of each guess after its node; -inf for none.
     to: i32[B, E, R], the expanded node that a guess is or is linked to; -1 where it ends.
   """
 
@@ -63,15 +77,13 @@ class Links(NamedTuple):
 
 
 def expand(
-  tree: Graph, root: Array, step: Step, carry: Any, memory: Any = (), ids: Array | None = None
+  tree: Graph, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None
 ) -> Links:
-  """D passes of the head, E = 1 + (D - 1) W at most.
+  """Builds the graph in D passes of the head; E = 1 + (D - 1) W at most.
 
   Args:
     tree: static.
-    root: i32[B, 1].
-    step, carry, memory: the head, see `trees.paths.Step`.
-    ids: i32[V], target ids of a reduced draft vocabulary, or None.
+    root, step, carry, memory, ids: see `trees.base.Tree.fill`.
   """
   B = root.shape[0]
   tokens, reach, above = root, jnp.zeros((B, 1)), jnp.ones((B, 1, 1), bool)
@@ -85,13 +97,10 @@ def expand(
     rows = jax.nn.log_softmax(logits.astype(jnp.float32))
     log_probs, guesses = jax.lax.top_k(jnp.where(jnp.isnan(rows), NEVER, rows), R)
     log_probs, guesses = (
-      jnp.broadcast_to(x, (B, W, R)) for x in (log_probs, guesses.astype(jnp.int32))
+      jnp.broadcast_to(x, (B, W, R)) for x in (log_probs, in_target_ids(guesses, ids))
     )
-    guesses = guesses if ids is None else jnp.take(ids, guesses, axis=0)
-    kept = (jnp.exp(log_probs) >= tree.sibling * jnp.exp(log_probs[..., :1])) & (reach > NEVER)[
-      ..., None
-    ]
-    log_probs = jnp.where(kept, log_probs, NEVER)
+    kept = jnp.exp(log_probs) >= tree.sibling * jnp.exp(log_probs[..., :1])
+    log_probs = jnp.where(kept & (reach > NEVER)[..., None], log_probs, NEVER)
     total = (reach[..., None] + log_probs).reshape(B, W * R)
 
     seen, live = jnp.concatenate([seen, tail], 1), jnp.concatenate([live, reach > NEVER], 1)

@@ -1,4 +1,4 @@
-"""The best paths through a lattice of guesses: K per depth, scored alone and by their neighbours.
+"""Finds the best paths through a lattice of guesses, scored alone and by their neighbours.
 
 Letters: B batch, D depth, K guesses per depth (ranks 0..K - 1), P paths.
 """

@@ -1,10 +1,9 @@
-"""Beam search over a head's guesses, and paths packed into a tree.
+"""Beam search over a head's guesses, and what it found packed into a tree.
 
-Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P paths, V draft
-vocabulary.
+Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P paths or the pool of
+guesses, V draft vocabulary.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,32 +12,8 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft
-from specjax.trees.structure import at
-
-Step = Callable[..., tuple[Array, Any, Any]]
-"""(level, tokens i32[B, W], carry, memory, mask) -> (logits f32[B, W or 1, V], carry, memory).
-
-Called for level = 0..D - 1 (static) with the nodes of that level which get children, the root at
-level 0; tokens are the target's ids. The logits are for the token after each node, over the head's
-own vocabulary; one row for all where they do not depend on the node. `carry` is a pytree of
-[B, W, ...] that follows each node down to its children. `memory` is passed on whole, for a head
-that keeps a row of every expanded node: mask bool[B, W, M] says which of the M rows expanded so
-far, its own level's included, are a node or above it.
-"""
-
-
-class Beam(NamedTuple):
-  """The shape of ReDrafter's tree (arXiv 2403.09919): the paths that beam search finds.
-
-  Attributes:
-    nodes: N, the root included; what equal prefixes save stays unused.
-    depth: D, tokens of each path.
-    width: P, paths.
-  """
-
-  nodes: int
-  depth: int
-  width: int
+from specjax.trees.base import NEVER, Step, in_target_ids
+from specjax.trees.structure import at, take_rows
 
 
 class Level(NamedTuple):
@@ -55,23 +30,17 @@ class Level(NamedTuple):
   kept: Array
 
 
-def take_rows(x: Any, index: Array) -> Any:
-  """Rows index i32[B, W] of every array [B, W', ...]."""
-  return jax.tree.map(
-    lambda a: jnp.take_along_axis(a, index.reshape(*index.shape, *[1] * (a.ndim - 2)), 1), x
-  )
-
-
 def search(
-  width: int, depth: int, root: Array, step: Step, carry: Any, memory: Any = ()
-) -> list[Level]:
+  width: int, depth: int, root: Array, step: Step, carry: Any = (), memory: Any = (),
+  ids: Array | None = None,
+) -> list[Level]:  # fmt: skip
   """The D levels of a beam search; ties go to the better path, then to the lower token.
 
   Args:
     width: nodes kept per level and guesses of each, fewer where there are no more.
     depth: D.
     root: i32[B, 1].
-    step, carry, memory: the head, see `Step`.
+    step, carry, memory, ids: the head, see `trees.base.Tree.fill`.
   """
   B = root.shape[0]
   tokens, score = root, jnp.zeros((B, 1))
@@ -81,9 +50,9 @@ def search(
     logits, carry, memory = step(level, tokens, carry, memory, above)
     W, R = tokens.shape[1], min(width, logits.shape[-1])
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    best, guesses = jax.lax.top_k(jnp.where(jnp.isnan(log_probs), -jnp.inf, log_probs), R)
+    best, guesses = jax.lax.top_k(jnp.where(jnp.isnan(log_probs), NEVER, log_probs), R)
     reach = (score[:, :, None] + best).reshape(B, W * R)
-    guessed = jnp.broadcast_to(guesses.astype(jnp.int32), (B, W, R)).reshape(B, W * R)
+    guessed = jnp.broadcast_to(in_target_ids(guesses, ids), (B, W, R)).reshape(B, W * R)
     score, kept = jax.lax.top_k(reach, min(width, W * R))
     levels.append(Level(guessed, reach, kept))
     tokens = at(guessed, kept)
@@ -125,14 +94,15 @@ def likeliest(
 
 
 def beam_paths(
-  width: int, depth: int, root: Array, step: Step, carry: Any, memory: Any = ()
-) -> Array:
+  width: int, depth: int, root: Array, step: Step, carry: Any = (), memory: Any = (),
+  ids: Array | None = None,
+) -> Array:  # fmt: skip
   """i32[B, P, D]: the likeliest paths that a beam search finds, best first, all different.
 
   P is `width`, or V ** D where that is less. Arguments: see `search`.
   """
   paths = jnp.zeros((root.shape[0], 1, 0), jnp.int32)
-  for tokens, _, kept in search(width, depth, root, step, carry, memory):
+  for tokens, _, kept in search(width, depth, root, step, carry, memory, ids):
     parent = kept // (tokens.shape[1] // paths.shape[1])
     paths = jnp.concatenate([take_rows(paths, parent), at(tokens, kept)[:, :, None]], 2)
   return paths

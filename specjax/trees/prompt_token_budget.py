@@ -1,8 +1,8 @@
 """Which nodes of a tree are worth guesses of their own, where a guess costs a row in the pass.
 
-Methods whose guesses ride in the verifying pass (`drafters.pseudo`) pay for every node's guesses but
-use those of the last accepted node alone. A node with m of them is followed by a round that drafts
-the first m levels of the tree, T_m: rounds are a Markov chain over m = 0..D.
+Methods whose guesses ride in the verifying pass (`drafters.pseudo`) pay for every node's guesses
+but use those of the last accepted node alone. A node with m of them is followed by a round that
+drafts the first m levels of the tree, T_m: rounds are a Markov chain over m = 0..D.
 
 Parallel prompt decoding (arXiv 2405.18628, section 3.2 and its appendix on the dynamic sparse
 tree), under the independence assumption of `trees.static.best_first`.

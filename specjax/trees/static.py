@@ -1,19 +1,30 @@
-"""Trees fixed before decoding, written as lists of rank paths.
+"""A static tree is fixed before decoding and written as a list of rank paths.
 
 A path (0, 2) is the third-best guess for depth 2 below the best guess for depth 1: the form in
 which Medusa's `medusa_choices` are published (arXiv 2401.10774, section 2.3.3).
+
+Letters: B batch, N nodes, D depth, W nodes of one level, R ranks.
 """
 
+import dataclasses
+import functools
 import heapq
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
+
+from specjax.base import Draft, Proposal
+from specjax.trees.base import Sampling, Step, in_target_ids
+from specjax.trees.structure import at, take_rows
 
 Choices = Sequence[Sequence[int]]
 
 
-class StaticTree(NamedTuple):
+class Shape(NamedTuple):
   """A tree of N nodes, the root first, then by (depth, path).
 
   Attributes:
@@ -26,7 +37,7 @@ class StaticTree(NamedTuple):
   rank: np.ndarray
 
 
-def from_choices(choices: Choices) -> StaticTree:
+def from_choices(choices: Choices) -> Shape:
   """The tree of `choices`, the root added.
 
   Raises:
@@ -43,11 +54,100 @@ def from_choices(choices: Choices) -> StaticTree:
       raise ValueError(f"choices has the path {list(path)} but not its parent {list(path[:-1])}.")
     number[path] = len(number)
   nodes: list[tuple[int, ...]] = [(), *paths]
-  return StaticTree(
+  return Shape(
     parent=np.array([number[path[:-1]] for path in nodes], np.int32),
     depth=np.array([len(path) for path in nodes], np.int32),
     rank=np.array([path[-1] if path else 0 for path in nodes], np.int32),
   )
+
+
+class Level(NamedTuple):
+  """The nodes of one depth that have children, and these.
+
+  Attributes:
+    inner: i[W], nodes with children.
+    children: i[C], theirs, in the order of their numbers.
+    above: i[W], the place of each inner node's parent among the inner nodes of the level before.
+    mask: bool[W, M], which of the M nodes expanded so far a node is or hangs below.
+  """
+
+  inner: np.ndarray
+  children: np.ndarray
+  above: np.ndarray
+  mask: np.ndarray
+
+
+def levels(shape: Shape) -> Iterator[Level]:
+  """The D levels that are expanded, from the root on."""
+  N = len(shape.parent)
+  closure = np.eye(N, dtype=bool)
+  for node in range(1, N):
+    closure[node] |= closure[shape.parent[node]]
+  expanded = before = np.zeros(0, int)
+  for depth in range(1, int(shape.depth.max()) + 1):
+    children = np.flatnonzero(shape.depth == depth)
+    inner = np.unique(shape.parent[children])
+    expanded = np.concatenate([expanded, inner])
+    above = np.searchsorted(before, shape.parent[inner])
+    yield Level(inner, children, above, closure[np.ix_(inner, expanded)])
+    before = inner
+
+
+def rows_of(index: Any, batch: int) -> Array:
+  """i32[B, ..]: a static index, the same for every row."""
+  return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch, *np.shape(index)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+  """A fixed shape, filled with the best guesses of each rank; without paths it is no speculation.
+
+  Attributes:
+    choices: rank paths; lists, as they are read from a file, become tuples.
+  """
+
+  choices: Choices
+
+  def __post_init__(self) -> None:
+    paths = tuple(tuple(int(rank) for rank in path) for path in self.choices)
+    object.__setattr__(self, "choices", paths)
+    _ = self.shape  # a malformed list is refused here
+
+  @functools.cached_property
+  def shape(self) -> Shape:
+    return from_choices(self.choices)
+
+  @property
+  def nodes(self) -> int:
+    return len(self.shape.parent)
+
+  @property
+  def depth(self) -> int:
+    return int(self.shape.depth.max())
+
+  @property
+  def proposal(self) -> Proposal:
+    return "deterministic"
+
+  def fill(
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
+    sampling: Sampling | None = None,
+  ) -> Draft:  # fmt: skip
+    shape, B, tokens = self.shape, root.shape[0], root
+    for depth, (inner, children, above, mask) in enumerate(levels(shape)):
+      if depth:
+        carry = take_rows(carry, rows_of(above, B))
+      seen = jnp.broadcast_to(mask, (B, *mask.shape))
+      logits, carry, memory = step(depth, at(tokens, rows_of(inner, B)), carry, memory, seen)
+      width = int(shape.rank[children].max()) + 1
+      if width > logits.shape[-1]:
+        raise ValueError(f"tree has rank {width - 1}: the head guesses among {logits.shape[-1]}.")
+      guesses = in_target_ids(jax.lax.top_k(logits, width)[1], ids).reshape(B, -1)
+      row = np.searchsorted(inner, shape.parent[children]) * (logits.shape[1] > 1)
+      chosen = at(guesses, rows_of(row * width + shape.rank[children], B))
+      tokens = jnp.concatenate([tokens, chosen], 1)
+    valid = jnp.ones(tokens.shape, bool)
+    return Draft(tokens, rows_of(shape.parent, B), rows_of(shape.depth, B), valid)
 
 
 def k_config(widths: Sequence[int]) -> list[list[int]]:

@@ -1,9 +1,12 @@
-"""Trees as arrays: ancestors, paths, and the walk from the root.
+"""Drafts are arrays: here are their rows, ancestors and paths, and the walk from the root.
 
 Letters: B batch, N nodes (node 0 is the root), D maximum depth, A = D + 1. Every function is
 vectorised over nodes and unrolled over depth.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -13,6 +16,35 @@ from specjax.base import Draft, Verdict
 def at(values: Array, index: Array) -> Array:
   """values[b, index[b, i]]: values [B, N], index i32[B, M] -> [B, M]."""
   return jnp.take_along_axis(values, index, axis=1)
+
+
+def take_rows(tree: Any, index: Array) -> Any:
+  """x[b, index[b, i]] for every array [B, N, ...] of a pytree; index i32[B, M]."""
+  return jax.tree.map(
+    lambda x: jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), 1), tree
+  )
+
+
+def rows_where(rows: Array, new: Any, old: Any) -> Any:
+  """The pytree `new` in `rows` bool[B], `old` in the others; arrays [B, ...]."""
+
+  def choose(x: Array, y: Array) -> Array:
+    return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+  return jax.tree.map(choose, new, old)
+
+
+def chain(tokens: Array, valid: Array | None = None, log_probs: Array | None = None) -> Draft:
+  """A draft of width 1.
+
+  Args:
+    tokens: i32[B, N], the root first.
+    valid: bool[B, N], False past the chain's end; by default all of it is valid.
+    log_probs: f32[B, N, V], see `Draft`.
+  """
+  depth = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+  valid = jnp.ones(tokens.shape, bool) if valid is None else valid
+  return Draft(tokens, jnp.maximum(depth - 1, 0), depth, valid, log_probs)
 
 
 def ancestors(parent: Array, depth: int) -> Array:

@@ -1,4 +1,4 @@
-"""Rules of acceptance, one file each."""
+"""Each file holds a rule of acceptance."""
 
 from collections.abc import Callable
 

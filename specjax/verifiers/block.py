@@ -1,11 +1,11 @@
-"""Block verification of a sampled chain: all of it is weighed before anything is refused."""
+"""Block verification weighs all of a sampled chain before it refuses anything."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import at
 from specjax.verifiers import siblings
@@ -15,7 +15,7 @@ _LEAST = -1e9  # log q of what cannot be drawn; a token of padding may be such
 
 @functools.cache
 def block() -> Verifier:
-  """EXACT for a chain drawn from q, and the best such rule: never accepts less than "token".
+  """EXACT for a chain drawn from q, and the best such rule: it never accepts less than "token".
 
   Sun et al. 2025 (arXiv 2403.10444, algorithm 2). With c_0 = 1, c_i = min(1, c_{i-1} p_i / q_i) and
   Z_i the mass of max(c_i p_{i+1} - q_{i+1}, 0), position i passes with probability
@@ -33,20 +33,15 @@ def block() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
-    depth = drafter.depth
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     drafted = draft.tokens[:, 1:]
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
     log_q = jnp.full_like(log_probs, -jnp.inf) if draft.log_probs is None else draft.log_probs
     # Past a chain's end nothing was proposed: the residual there is p itself.
-    proposed = (step < length) | (drafter.proposal == "truncated")
+    proposed = (step < length) | (proposal == "truncated")
     p, q = jnp.exp(log_probs), jnp.where(proposed[..., None], jnp.exp(log_q), 0.0)
 
     def of_drafted(log_p: Array) -> Array:
@@ -69,7 +64,7 @@ def block() -> Verifier:
     p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
     reduced = at(proposed, count[:, None]) & (row.sum(-1, keepdims=True) > 0)
     row = jnp.where(reduced, row, p_row)
-    extra = noise.draw(RESIDUAL, jnp.log(siblings.normal(row)))
+    extra = noise.draw(RESIDUAL, jnp.log(siblings.normalise(row)))
     tokens = jnp.concatenate([drafted, extra[:, None]], 1)
     tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
     return Verdict(jnp.minimum(step, count[:, None]), count, tokens)

@@ -1,9 +1,9 @@
-"""What the rules that read a drawn chain token by token share: its coins, and where it is left."""
+"""Rules that read a drawn chain token by token share its coins, and where it is left."""
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Verdict
+from specjax.base import Draft, Proposal, Verdict
 from specjax.sampling import COIN, RESIDUAL, Source
 
 
@@ -12,35 +12,35 @@ def _log_q(draft: Draft, log_probs: Array) -> Array:
   return draft.log_probs if draft.log_probs is not None else jnp.full_like(log_probs, -jnp.inf)
 
 
-def coins(draft: Draft, log_probs: Array, noise: Source, drafter: Drafter) -> Array:
+def coins(draft: Draft, log_probs: Array, noise: Source) -> Array:
   """bool[B, D], independent: True with probability min(1, p(x) / q(x)), False past the chain's end.
 
   Args:
     draft: a chain, node i at depth i.
-    distribution: f32[B, N, V], the target's log-probabilities after every node.
+    log_probs: f32[B, N, V], the target's after every node.
     noise: of the round.
-    drafter: static, the draft's.
   """
 
   def of_drafted(log_p: Array) -> Array:
     drafted = draft.tokens[:, 1:, None]
-    return jnp.exp(jnp.take_along_axis(log_p[:, : drafter.depth], drafted, -1)[..., 0])
+    return jnp.exp(jnp.take_along_axis(log_p[:, :-1], drafted, -1)[..., 0])
 
   coin = noise.accept(COIN, of_drafted(log_probs), of_drafted(_log_q(draft, log_probs)))
   return coin & draft.valid[:, 1:]
 
 
 def leave(
-  draft: Draft, log_probs: Array, passed: Array, noise: Source, drafter: Drafter
+  draft: Draft, log_probs: Array, passed: Array, noise: Source, proposal: Proposal
 ) -> Verdict:
   """Accepts the tokens before the first that did not pass; one from norm(max(p - q, 0)) follows.
 
-  After a chain's end it comes from p: no token was proposed there. Of a "truncated" one q counts there
-  too, see `token`.
+  After a chain's end it comes from p: no token was proposed there. The q of a "truncated" chain
+  counts there too, see `token`.
 
   Args:
-    draft, distribution, noise, drafter: as of `coins`.
+    draft, log_probs, noise: see `coins`.
     passed: bool[B, D], False past the chain's end.
+    proposal: the drafter's (static).
   """
   drafted, log_q = draft.tokens[:, 1:], _log_q(draft, log_probs)
   count = jnp.cumprod(passed.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
@@ -48,13 +48,13 @@ def leave(
   p = jnp.exp(jnp.take_along_axis(log_probs, last, 1)[:, 0])
   q = jnp.exp(jnp.take_along_axis(log_q, last, 1)[:, 0])
   length = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
-  proposed = (count < length) | (drafter.proposal == "truncated")
+  proposed = (count < length) | (proposal == "truncated")
   residual = jnp.maximum(p - jnp.where(proposed[:, None], q, 0.0), 0.0)
   # A refusal has probability zero when p = q; rounding may still produce one.
   residual = jnp.where(residual.sum(-1, keepdims=True) > 0, residual, p)
   extra = noise.draw(RESIDUAL, jnp.log(residual))
 
-  step = jnp.arange(drafter.depth + 1, dtype=jnp.int32)[None]
+  step = jnp.arange(passed.shape[1] + 1, dtype=jnp.int32)[None]
   tokens = jnp.concatenate([drafted, extra[:, None]], 1)
   tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
   return Verdict(jnp.minimum(step, count[:, None]), count, tokens)

@@ -1,30 +1,26 @@
-"""Greedy verification: follow the child that is the target's argmax."""
+"""Greedy verification follows the child that is the target's argmax."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
 
 @functools.cache
 def greedy() -> Verifier:
-  """GREEDY-EXACT: plain greedy decoding's tokens, up to floating-point ties, for any draft.
+  """GREEDY-EXACT: emits plain greedy decoding's tokens, up to floating-point ties, for any draft.
 
-  Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
+  This is the rule of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
-    return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), drafter.depth)
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
+    return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

@@ -1,4 +1,4 @@
-"""Judge decoding: a head on the target's states overrules what the exact rule refuses."""
+"""In judge decoding a head on the target's states overrules what the exact rule refuses."""
 
 import functools
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 from specjax.verifiers import chain
@@ -47,29 +47,25 @@ def judge(threshold: float = 0.5) -> Verifier:
   """LOSSY: accepts also what a trained head finds right, sigmoid(w h + b) > threshold.
 
   Bachmann et al. 2025 (arXiv 2501.19309). h is the target's state at the draft token, after reading
-  it, where p comes from the state before it. A chain drawn from a distribution is judged beside the coins of
-  "token", and left with its residual. Anything else is walked as by "target_only": to the target's
-  own choice where that was drafted, else to the first child that the head finds right.
+  it, where p comes from the state before it. A chain that was drawn is judged beside the coins of
+  "token", and left with its residual. Anything else is walked as "target_only" walks it: to the
+  target's own choice where that was drafted, else to the first child that the head finds right.
 
   Args:
     threshold: 1 leaves the exact rule, a lower one accepts more.
   """
 
   def verify(
-    params: Judge,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
+    params: Judge, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     if not isinstance(params, Judge):
       raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
     right = probability(params, features.hidden) > threshold
-    if drafter.proposal in ("chain", "truncated"):
-      passed = chain.coins(draft, log_probs, noise, drafter) | (right & draft.valid)[:, 1:]
-      return chain.leave(draft, log_probs, passed, noise, drafter)
+    if proposal in ("chain", "truncated"):
+      passed = chain.coins(draft, log_probs, noise) | (right & draft.valid)[:, 1:]
+      return chain.leave(draft, log_probs, passed, noise, proposal)
     after = _redirected(draft, noise.choose(log_probs, draft.depth), right)
-    return match(draft, after, drafter.depth)
+    return match(draft, after, depth)
 
   return Verifier("judge", f"LOSSY (threshold={threshold:g})", PROPOSALS, "any", verify)

@@ -1,11 +1,11 @@
-"""K-SEQ: independent siblings, each accepted by one fixed ratio."""
+"""K-SEQ accepts each of several independent siblings by one fixed ratio."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
@@ -45,15 +45,11 @@ def k_seq() -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     B, N, V = log_probs.shape
-    p, q = jnp.exp(log_probs), siblings.first_log_probs(draft, "iid", V)
+    p, q = jnp.exp(log_probs), siblings.first_child(draft, "iid", V)
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
     drafted = draft.valid & (draft.depth > 0)
     child = (draft.parent[:, None] == node) & drafted[:, None]
@@ -73,6 +69,6 @@ def k_seq() -> Verifier:
       passed = tried & noise.accept(COIN + n, have[:, None], need[:, None])[:, 0]
       at_node, reached = jnp.where(passed, n, at_node), reached + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(left[b, at_node]))
-    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, drafter.depth)
+    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, depth)
 
   return Verifier("k_seq", "EXACT", frozenset({"iid", "chain"}), "any", verify)

@@ -1,11 +1,11 @@
-"""Recursive rejection: try the children of a node one after the other, correct, and descend."""
+"""Recursive rejection tries the children of a node one after the other, corrects, and descends."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
@@ -15,26 +15,21 @@ from specjax.verifiers import siblings
 def recursive() -> Verifier:
   """EXACT for drawn trees: a child x is accepted with probability min(1, P(x) / D(x)).
 
-  P is the target's distribution at the node, and after each refusal norm(max(P - D, 0)); D is the distribution x was
-  drawn from, given the siblings before it. By the kind of proposal this is SpecInfer's multi-step
-  sampling ("iid", "independent"; Miao et al. 2023, arXiv 2305.09781), recursive rejection sampling, Sequoia
-  and DySpec ("without_replacement"; Jeon et al. 2024, arXiv 2402.14160, algorithm 2; Chen et al. 2024, arXiv
-  2402.12374), the optimal verifier of greedy drafting ("mixed", the drawn child before the chosen
-  ones; Hu et al. 2025, arXiv 2502.18779), speculative sampling ("chain") and target-only
-  verification ("deterministic").
+  P is the target's distribution at the node, and after each refusal norm(max(P - D, 0)); D is the
+  distribution x was drawn from, given the siblings before it. By the kind of proposal this is
+  SpecInfer's multi-step sampling ("iid", "independent"; Miao et al. 2023, arXiv 2305.09781),
+  recursive rejection sampling, Sequoia and DySpec ("without_replacement"; Jeon et al. 2024, arXiv
+  2402.14160, algorithm 2; Chen et al. 2024, arXiv 2402.12374), the optimal verifier of greedy
+  drafting ("mixed", the drawn child before the chosen ones; Hu et al. 2025, arXiv 2502.18779),
+  speculative sampling ("chain") and target-only verification ("deterministic").
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
-    depth, proposal = drafter.depth, drafter.proposal
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     B, N, V = log_probs.shape
-    first = siblings.first_log_probs(draft, proposal, V)
+    first = siblings.first_child(draft, proposal, V)
     p, row = jnp.exp(log_probs[:, 0]), first[:, 0]
     at_node, count = jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)
     # Children have higher numbers than their parents, so one sweep meets every node of the walk.
@@ -42,7 +37,7 @@ def recursive() -> Verifier:
       token = draft.tokens[:, node]
       tried = draft.valid[:, node] & (draft.parent[:, node] == at_node)
       chosen = None if draft.chosen is None else draft.chosen[:, node]
-      q = siblings.log_probs_of(token, chosen, row, first[:, node], proposal)
+      q = siblings.child(token, chosen, row, first[:, node], proposal)
       ratio = (siblings.mass_at(p, token)[:, None], siblings.mass_at(q, token)[:, None])
       passed = tried & noise.accept(COIN + node, *ratio)[:, 0]
       refused = (tried & ~passed)[:, None]

@@ -1,4 +1,4 @@
-"""Distributions of drafted children: what a rule that corrects for q must know of each kind of proposal.
+"""Distributions of drafted children, by the kind of proposal, for rules that correct for q.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -14,10 +14,10 @@ KNOWN = frozenset({"deterministic", "chain", "iid", "without_replacement", "mixe
 """Proposals of which the distribution of every child is known."""
 
 
-def normal(log_probs: Array) -> Array:
-  """Unit mass over the last axis; a row without mass stays as it is."""
-  mass = log_probs.sum(-1, keepdims=True)
-  return log_probs / jnp.where(mass > 0, mass, 1.0)
+def normalise(p: Array) -> Array:
+  """p with unit mass over the last axis; a row without mass stays as it is."""
+  mass = p.sum(-1, keepdims=True)
+  return p / jnp.where(mass > 0, mass, 1.0)
 
 
 def residual(p: Array, q: Array) -> Array:
@@ -26,35 +26,34 @@ def residual(p: Array, q: Array) -> Array:
   Where nothing is left a refusal has probability zero; rounding may still produce one: then p.
   """
   left = jnp.maximum(p - q, 0.0)
-  return jnp.where(left.sum(-1, keepdims=True) > 0, normal(left), p)
+  return jnp.where(left.sum(-1, keepdims=True) > 0, normalise(left), p)
 
 
-def first_log_probs(draft: Draft, proposal: str, size: int) -> Array:
-  """f32[B, N, V]: row i is the distribution of the first child drawn at node i.
+def first_child(draft: Draft, proposal: str, size: int) -> Array:
+  """f32[B, N, V], probabilities: row i is the distribution of the first child drawn at node i.
 
-  For "independent" proposals row i is the distribution of node i itself; "deterministic" ones have none, and rows of 0.
+  For "independent" proposals row i is the distribution of node i itself; "deterministic" ones have
+  none, and rows of 0.
   """
   if draft.log_probs is None:
     return jnp.zeros((*draft.tokens.shape, size))
-  log_probs = jnp.exp(draft.log_probs)
+  q = jnp.exp(draft.log_probs)
   if proposal == "mixed":
     assert draft.chosen is not None
-    row = jnp.arange(len(log_probs))[:, None]
-    chosen = jnp.zeros(log_probs.shape, bool).at[row, draft.parent, draft.tokens]
-    log_probs = normal(jnp.where(chosen.max(draft.chosen & draft.valid), 0.0, log_probs))
-  return log_probs
+    row = jnp.arange(len(q))[:, None]
+    chosen = jnp.zeros(q.shape, bool).at[row, draft.parent, draft.tokens]
+    q = normalise(jnp.where(chosen.max(draft.chosen & draft.valid), 0.0, q))
+  return q
 
 
-def log_probs_of(
-  token: Array, chosen: Array | None, row: Array, own: Array, proposal: str
-) -> Array:
-  """f32[B, V]: the distribution from which a child was drawn, given the siblings before it.
+def child(token: Array, chosen: Array | None, row: Array, own: Array, proposal: str) -> Array:
+  """f32[B, V], probabilities from which a child was drawn, given the siblings before it.
 
   Args:
     token: i32[B], the child's.
     chosen: bool[B] of a "mixed" proposal, see `Draft.chosen`.
     row: f32[B, V], the distribution at its parent, without these siblings.
-    own: f32[B, V], `first_log_probs` at the child itself.
+    own: f32[B, V], `first_child` at the child itself.
   """
   if proposal == "independent":
     return own
@@ -68,9 +67,9 @@ def without(row: Array, token: Array, proposal: str) -> Array:
   """The distribution f32[B, V] at a node after one of its children, `token` i32[B], was drawn."""
   if proposal not in ("without_replacement", "mixed"):
     return row
-  return normal(jnp.where(jax.nn.one_hot(token, row.shape[-1]) > 0, 0.0, row))
+  return normalise(jnp.where(jax.nn.one_hot(token, row.shape[-1]) > 0, 0.0, row))
 
 
-def mass_at(log_probs: Array, token: Array) -> Array:
-  """f32[B]: distribution f32[B, V] at token i32[B]."""
-  return at(log_probs, token[:, None])[:, 0]
+def mass_at(p: Array, token: Array) -> Array:
+  """f32[B]: p f32[B, V] at token i32[B]."""
+  return at(p, token[:, None])[:, 0]

@@ -1,29 +1,25 @@
-"""Target-only verification: sample the target at every node and follow the sample if drafted."""
+"""Target-only verification samples the target at every node and follows what was drafted."""
 
 import functools
 
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import match
 
 
 @functools.cache
 def target_only() -> Verifier:
-  """EXACT for any draft; with position-keyed noise the very tokens of plain sampling.
+  """EXACT for any draft; with position-keyed noise it emits the very tokens of plain sampling.
 
   The draft is never looked at to decide what to emit, so no distribution q is needed.
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
-    return match(draft, noise.choose(log_probs, draft.depth), drafter.depth)
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
+    return match(draft, noise.choose(log_probs, draft.depth), depth)
 
   return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

@@ -1,35 +1,31 @@
-"""Token verification of a sampled chain (speculative sampling)."""
+"""Token verification, or speculative sampling, tests a sampled chain token by token."""
 
 import functools
 
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.verifiers import chain
 
 
 @functools.cache
 def token() -> Verifier:
-  """EXACT for a chain drawn from q: accept x with probability min(1, p(x) / q(x)).
+  """EXACT for a chain drawn from q: accepts x with probability min(1, p(x) / q(x)).
 
   After the first refusal the token comes from norm(max(p - q, 0)), after D acceptances from p.
   Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1); Chen et al. 2023 (arXiv 2302.01318).
 
   A token that was dropped after a look is a child that p never says (derived): it is refused, and
-  q without its like, of mass below 1, is what p is reduced by. So of a "truncated" draft the row of q at
-  the last node counts, child or not; where nothing was drawn it is 0 and the token comes from p.
+  p is reduced by q without its like, whose mass is below 1. So the row of q at the last node of a
+  "truncated" draft counts, child or not; where nothing was drawn it is 0, and p says the token.
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
-    passed = chain.coins(draft, log_probs, noise, drafter)
-    return chain.leave(draft, log_probs, passed, noise, drafter)
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
+    passed = chain.coins(draft, log_probs, noise)
+    return chain.leave(draft, log_probs, passed, noise, proposal)
 
   return Verifier("token", "EXACT", frozenset({"chain", "truncated"}), "any", verify)

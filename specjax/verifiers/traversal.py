@@ -1,11 +1,11 @@
-"""Traversal verification: from the leaves to the root, and the first node that passes ends it."""
+"""Traversal verification goes from the leaves to the root; the first node that passes ends it."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import COIN, RESIDUAL, Source
 from specjax.trees.structure import at, connected, ending_at, upwards
 from specjax.verifiers import siblings
@@ -31,25 +31,20 @@ def traversal() -> Verifier:
   Weng et al. 2025 (arXiv 2505.12398). A node v under u starts with a_v = min(1, a_u P_u(x) / D(x)),
   a_root = 1. Once all children of v have failed, v is accepted with probability a_v, and a token
   from P_v follows. Otherwise v has failed too, and with R = max(a_u P_u - D, 0) and Z its mass
-  P_u becomes R / Z and a_u becomes Z / (Z + 1 - a_u). D is the distribution x was drawn from given the
-  siblings before it. On a chain this is block verification.
+  P_u becomes R / Z and a_u becomes Z / (Z + 1 - a_u). D is the distribution x was drawn from, given
+  the siblings before it. On a chain this is block verification.
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
-    depth, proposal = drafter.depth, drafter.proposal
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     B, N, V = log_probs.shape
     b = jnp.arange(B)
     order = _leaves_first(draft, depth)
     above = upwards(draft.parent, depth)
     reached = connected(draft.valid, draft.parent, depth)
-    first = siblings.first_log_probs(draft, proposal, V)
+    first = siblings.first_child(draft, proposal, V)
     p, row = jnp.exp(log_probs), first
     a = jnp.ones((B, N))
     entered = jnp.zeros((B, N), bool).at[:, 0].set(True)
@@ -58,9 +53,7 @@ def traversal() -> Verifier:
     def drawn_from(node: Array) -> Array:
       chosen = None if draft.chosen is None else draft.chosen[b, node]
       at_parent = row[b, draft.parent[b, node]]
-      return siblings.log_probs_of(
-        draft.tokens[b, node], chosen, at_parent, first[b, node], proposal
-      )
+      return siblings.child(draft.tokens[b, node], chosen, at_parent, first[b, node], proposal)
 
     for k in range(N - 1):
       node = order[:, k]
@@ -81,7 +74,7 @@ def traversal() -> Verifier:
       mass = left.sum(-1)
       new_a = mass / jnp.where(mass > 0, mass + 1 - a[b, u], 1.0)
       a = a.at[b, u].set(jnp.where(failed & (u > 0), new_a, a[b, u]))
-      new_p = jnp.where((mass > 0)[:, None], siblings.normal(left), p[b, u])
+      new_p = jnp.where((mass > 0)[:, None], siblings.normalise(left), p[b, u])
       p = p.at[b, u].set(jnp.where(failed[:, None], new_p, p[b, u]))
       rest = siblings.without(row[b, u], draft.tokens[b, node], proposal)
       row = row.at[b, u].set(jnp.where(failed[:, None], rest, row[b, u]))

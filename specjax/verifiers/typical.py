@@ -1,21 +1,22 @@
-"""Typical acceptance: keep what the target finds plausible enough."""
+"""Typical acceptance keeps what the target finds plausible enough."""
 
 import functools
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Drafter, Features, Params, Verdict, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
 from specjax.sampling import Source
 from specjax.trees.structure import at, connected, follow
 
 
 @functools.cache
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
-  """LOSSY: accepts x when p(x) > min(epsilon, delta * exp(-entropy)), whatever plain decoding says.
+  """LOSSY: accepts x if p(x) > min(epsilon, delta exp(-entropy)), whatever the exact rule says.
 
-  Medusa (arXiv 2401.10774, section 2.3.1). Entropy is in nats, over the distribution after temperature.
-  The deepest accepted path wins, then the likelier one; the token after it is drawn from the distribution.
+  This is Medusa's rule (arXiv 2401.10774, section 2.3.1). The entropy, in nats, is that of the
+  distribution after temperature. The deepest accepted path wins, then the likelier one; p says the
+  token after it.
 
   Args:
     epsilon: the hard threshold.
@@ -23,29 +24,25 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """
 
   def verify(
-    params: Params,
-    draft: Draft,
-    log_probs: Array,
-    features: Features,
-    noise: Source,
-    drafter: Drafter,
-  ) -> Verdict:
+    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    *, depth: int, proposal: Proposal,
+  ) -> Verdict:  # fmt: skip
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
     rows = jnp.take_along_axis(log_probs, draft.parent[..., None], 1)
     log_p = jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0]
     hit = draft.valid & (jnp.exp(log_p) > at(threshold, draft.parent))
-    ok = connected(hit, draft.parent, drafter.depth)
+    ok = connected(hit, draft.parent, depth)
 
     score = log_p.at[:, 0].set(0.0)  # log-likelihood of the path, summed upwards
     node = draft.parent
     step = score
-    for _ in range(drafter.depth):
+    for _ in range(depth):
       score = score + at(step, node)
       node = at(draft.parent, node)
     after = noise.choose(log_probs, draft.depth)
-    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, drafter.depth)
+    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, depth)
 
   knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
   return Verifier("typical", knob, PROPOSALS, "any", verify)

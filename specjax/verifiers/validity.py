@@ -7,10 +7,9 @@ WHY = {
   "deterministic": "its tokens are chosen, not drawn, so there is no distribution q to correct for",
   "chain": "it draws one token per depth",
   "iid": "its siblings are independent draws and may repeat",
-  "without_replacement": "its siblings are drawn without replacement, each from what the others left",
+  "without_replacement": "its siblings are drawn without replacement, from what the elder left",
   "mixed": "some of its siblings are chosen and the others drawn from what is left",
   "independent": "each of its siblings has a distribution of its own",
-  "pruned": "it drops tokens after looking at them, so what is left has another distribution than q",
   "truncated": "it drops tokens after looking at them, so p must be reduced where it has none, too",
 }
 
@@ -25,7 +24,7 @@ def exact_for(proposal: str) -> list[str]:
 
 
 def check(drafter: Drafter, verifier: Verifier) -> None:
-  """That the rule is exact (a lossy one: defined) for what the drafter drafts.
+  """Checks that the rule is exact (a lossy one: defined) for what the drafter drafts.
 
   Raises:
     ValueError: it is not; the sentence says why, and what to use.

@@ -157,9 +157,9 @@ def test_ours_is_read_back(raw, write, tmp_path):
   [
     ({"block_type": "sequential"}, "block_type='sequential'"),
     ({"alibi": True}, "alibi=True"),
-    ({"include_bias": True}, "mlp_bias"),
-    ({"activation_type": "gelu"}, "hidden_act='gelu'"),
-    ({"d_model": None}, "lacks 'hidden_size'"),
+    ({"include_bias": True}, "include_bias=True"),
+    ({"activation_type": "gelu"}, "activation_type='gelu'"),
+    ({"d_model": None}, "lacks 'd_model'"),
   ],
 )
 def test_what_llada_may_not_have(change, words, write):

@@ -111,8 +111,8 @@ def test_damaged_tensors_are_named(tmp_path, change, words):
   [
     *((lambda raw, key=key: raw.pop(key), f"config.json lacks {key}: this is no draft head")
       for key in ("head", "config", "draft_vocab", "choices", "hit_rates")),
-    (lambda raw: raw.update(head="oracle"), "head='oracle' is not known; medusa, "),
-    (lambda raw: raw["config"].update(layers=3), "does not fit MedusaConfig"),
+    (lambda raw: raw.update(head="oracle"), "head='oracle': accepted is one of medusa, "),
+    (lambda raw: raw["config"].update(layers=3), "has the key 'layers': accepted are depth, "),
     (lambda raw: raw["config"].update(depth=3), ", expected (3, 16"),
     (lambda raw: raw["config"].update(shared=True), "has no place for tensor params/lm_head"),
     (lambda raw: raw.update(draft_vocab=None), "has no place for tensor vocabulary"),

@@ -494,7 +494,7 @@ CONFIGS = [
   ("eagle", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
   ("eagle", {"num_hidden_layers": 2}, "is of no known format: specjax, medusa, "),
   ("eagle3", {"architectures": ["PEagleDraftModel"]}, "accepted is LlamaForCausalLMEagle3 or"),
-  ("eagle3", {"model_type": ABSENT}, "model_type=None in config.json"),
+  ("eagle3", {"model_type": ABSENT}, "config.json: model_type=None"),
   ("eagle3", {"norm_before_residual": True}, "norm_before_residual=True in config.json"),
   ("eagle3", {"hidden_size": 24}, "hidden_size=24 in config.json: accepted is the target's, 12"),
   ("eagle3", {"draft_vocab_size": 5}, "tensor lm_head.weight has shape (6, 12), expected (5, 12)"),
@@ -502,7 +502,7 @@ CONFIGS = [
    "eagle_aux_hidden_state_layer_ids=[0, 1, 2] in config.json: accepted are the published"),
   *(("mlp_speculator", {key: ABSENT}, f"config.json lacks {key}: this is no MLPSpeculator")
     for key in ("n_predict", "emb_dim", "inner_dim", "vocab_size")),
-  ("mlp_speculator", {"inner_dim": "8.8"}, "inner_dim='8.8' in config.json: accepted is a number"),
+  ("mlp_speculator", {"inner_dim": "8.8"}, "inner_dim='8.8': accepted is a whole number"),
   ("mlp_speculator", {"architectures": "ArcticLSTMSpeculatorPreTrainedModel"}, "accepted is MLPS"),
   ("mlp_speculator", {"emb_dim": 16}, "emb_dim=16 in config.json: accepted is the target's, 12"),
   ("mlp_speculator", {"vocab_size": 8}, "vocab_size=8 in config.json: accepted is the target's"),
@@ -590,7 +590,7 @@ def test_shards_are_read(tmp_path):
   whole = formats.load(write(tmp_path / "whole", name), MODEL)
   same(formats.load(tmp_path, MODEL).params, whole.params)
   (tmp_path / "model-1.safetensors").unlink()
-  assert "has no model-1.safetensors." in sentence(formats.load, tmp_path, MODEL)
+  assert "index.json names model-1.safetensors, which is not in" in sentence(formats.load, tmp_path, MODEL)
 
 
 def test_absent_and_damaged_files_are_named(tmp_path):

@@ -57,9 +57,9 @@ def test_a_directory_is_read_whole_and_records_may_be_wrapped(tmp_path):
   [
     ("waiting_line_fold.jsonl", line("[]"), "ends with none of copy"),
     ("text_writing_paraphrasing.jsonl", line("[]"), "ends with none of copy"),
-    ("waiting_line_copy.jsonl", "{", "copy.jsonl:1: expected `messages`"),
-    ("waiting_line_copy.jsonl", '{"messages": []}', "expected `messages`"),
-    ("waiting_line_copy.jsonl", line("no list"), "the `label` of copy"),
+    ("waiting_line_copy.jsonl", "{", "copy.jsonl:1 is not JSON"),
+    ("waiting_line_copy.jsonl", '{"messages": []}', "expected an object with `messages`"),
+    ("waiting_line_copy.jsonl", line("no list"), "label='no list': accepted is a list of names"),
     ("puzzles_latin_square_n4.jsonl", line("A,B"), "the `label` of latin_square_n4"),
     ("words_to_sentence_easy.jsonl", line("dog"), "the `label` of words_to_sentence_easy"),
     ("other.txt", "", "no .jsonl file there"),

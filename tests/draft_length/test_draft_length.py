@@ -239,7 +239,7 @@ def test_confidence_looks_at_the_drawn_token(keep):
 
 
 def emitted(p, q, least, corrected: bool) -> np.ndarray:
-  """Distribution of the next token, when a drawn token less likely than `least` is dropped; in full."""
+  """The next token's distribution, when drawn ones less likely than `least` are dropped."""
   policy, observation = confidence(least, keep=False), Observation(0, jnp.log(jnp.asarray([q])))
   left = np.where(kept(policy, (), policy.init(1), observation)[0], q, 0.0)
   log_probs = np.zeros_like(p)

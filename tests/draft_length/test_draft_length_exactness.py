@@ -1,11 +1,11 @@
-"""Policies in the shipped loop: a draft that is stopped leaves the target's distribution as it was."""
+"""Policies in the shipped loop: a draft that is stopped leaves the target's distribution alone."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.draft_length import (
   DRAFT_LENGTHS,
   adaedl,
@@ -39,7 +39,7 @@ DROPS = confidence(0.5, D, keep=False)
 
 def off(policy, rule, rounds: int = 1, **settings) -> float:
   """The largest total variation over two pairs of tables."""
-  method = speculate.method(table_model(V), adaptive_model(table_model(V), policy, D), rule)
+  method = pair(table_model(V), adaptive_model(table_model(V), policy, D), rule)
   found = []
   for seed in range(2):
     case = Case(np.asarray(random_table(seed, V)["logits"]), prompt=(0, 2), **settings)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence, heuristic, static
 from specjax.draft_length.base import DraftLength
 from specjax.drafters import adaptive_model, draft_model, none
@@ -42,7 +43,7 @@ def request_of(temperature: float = 0.8, limit=(26, 4, 30)) -> speculate.Request
 
 
 def start(drafter, weights, request, rule=None):
-  method = speculate.method(TABLE, drafter, rule or token())
+  method = pair(TABLE, drafter, rule or token())
   return method, speculate.compiled_start(method, weights, TOKENS, LENGTH, request, 40)
 
 
@@ -186,7 +187,7 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
   plain, state = start(none(), weights._replace(drafter=()), request, target_only())
   forever = jnp.int32(100)
   want = speculate.compiled_advance(plain, weights._replace(drafter=()), request, state, forever)
-  method = speculate.method(TABLE._replace(evaluate=evaluate), drafter, token())
+  method = pair(TABLE._replace(evaluate=evaluate), drafter, token())
   seen = set()
   for least in (0.0, 0.3, 0.6, 2.0):
     begin = speculate.compiled_start(method, weights, TOKENS, LENGTH, request, 40)

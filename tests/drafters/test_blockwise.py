@@ -10,6 +10,7 @@ import pytest
 
 from specjax import drafters, speculate
 from specjax.base import Context, Examples, Features
+from specjax.decoding.method import method as pair
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.rescored import local, ngram
@@ -120,7 +121,7 @@ REQUEST = speculate.Request(
 def rounds(name: str):
   """The state before each round and after the last, as numpy arrays."""
   drafter, params = METHODS[name]
-  method = speculate.method(target(MODEL), drafter, target_only())
+  method = pair(target(MODEL), drafter, target_only())
   weights = speculate.Weights(PARAMS, params)
   tokens = np.random.default_rng(5).integers(V, size=(B, T)).astype(np.int32)
   capacity = speculate.capacity_for(T, BUDGET, D)

@@ -10,6 +10,7 @@ import pytest
 
 from specjax import drafters, speculate
 from specjax.base import Context
+from specjax.decoding.method import method as pair
 from specjax.diffusion.base import Denoiser
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser as network
@@ -40,7 +41,7 @@ def small_params():
 
 def decode(drafter, params, rows, temperature=0.0, budget=BUDGET):
   """(new tokens of each row, Stats)."""
-  method = speculate.method(TARGET, drafter, target_only())
+  method = pair(TARGET, drafter, target_only())
   weights, B = speculate.Weights(TABLE, params), len(rows)
   settings = Settings(jnp.full(B, temperature), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B))
   request = speculate.Request(

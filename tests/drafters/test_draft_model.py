@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
@@ -41,7 +42,7 @@ def request_of(temperature: float = 0.8) -> speculate.Request:
 
 @pytest.mark.parametrize("verifier", [target_only(), token()], ids=lambda v: v.name)
 def test_its_cache_is_that_of_the_committed_text(verifier):
-  method = speculate.method(TARGET, draft_model(target(SMALL), DEPTH), verifier)
+  method = pair(TARGET, draft_model(target(SMALL), DEPTH), verifier)
   tokens = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
   request, capacity = request_of(), 40
   state = speculate.compiled_start(method, WEIGHTS, tokens, LENGTH, request, capacity)
@@ -60,7 +61,7 @@ def test_its_cache_is_that_of_the_committed_text(verifier):
 def test_its_distribution_is_what_its_tokens_were_drawn_from():
   drafter = draft_model(target(SMALL), DEPTH)
   tokens = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
-  method, request = speculate.method(TARGET, drafter, token()), request_of()
+  method, request = pair(TARGET, drafter, token()), request_of()
   state = speculate.compiled_start(method, WEIGHTS, tokens, LENGTH, request, 40)
   noise = Noise(request.key, state.context.length)
   draft, _ = jax.jit(drafter.propose)(

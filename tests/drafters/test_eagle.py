@@ -9,12 +9,13 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Context, Examples, Features
+from specjax.decoding.method import method as pair
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
 from specjax.sampling import Settings, request_keys
-from specjax.trees.grow import Dynamic
+from specjax.trees import Dynamic
 from specjax.verifiers import greedy
 
 V, E, H, K, C = 6, 8, 4, 2, 4
@@ -141,7 +142,7 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
   """Rows of different lengths, finished ones among them; what was only guessed leaves no trace."""
   head, (model, own) = HEADS[name], weights_of(name)
   drafter = head.drafter(tree)
-  method = speculate.method(target(MODEL), drafter, greedy())
+  method = pair(target(MODEL), drafter, greedy())
   weights, B = speculate.Weights(model, own), len(BUDGETS)
   tokens = jnp.asarray(np.random.default_rng(2).integers(0, V, (B, T)), jnp.int32)
   length = jnp.asarray([T, 4, 1, 6], jnp.int32)

@@ -12,11 +12,12 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Examples
+from specjax.decoding.method import method as pair
 from specjax.drafters import HEADS
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
-from specjax.trees.grow import Dynamic
+from specjax.trees import Dynamic
 from specjax.verifiers import greedy
 
 V = 32
@@ -99,7 +100,7 @@ def start(drafter, params, lengths):
     Settings(f, jnp.zeros(B, jnp.int32), f + 1, f), request_keys(0, np.arange(B)),
     length + BUDGET, jnp.asarray([-1], jnp.int32),
   )  # fmt: skip
-  method = speculate.method(TARGET, drafter, greedy())
+  method = pair(TARGET, drafter, greedy())
   weights = speculate.Weights(target_params(), params)
   capacity = speculate.capacity_for(T, BUDGET, drafter.depth)
   return (

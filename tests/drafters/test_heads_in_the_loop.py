@@ -13,6 +13,7 @@ import pytest
 from test_every_head import MODEL, TARGET, TREES, V, head, target_params
 
 from specjax import drafters, speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import HEADS
 from specjax.models.transformer import Transformer, target
 from specjax.sampling import Noise, Settings, request_keys
@@ -40,7 +41,7 @@ def inputs(rows: list[int]):
 
 
 def method_of(drafter):
-  return speculate.method(TARGET, drafter, target_only())
+  return pair(TARGET, drafter, target_only())
 
 
 def decode(drafter, params, rows: list[int]):
@@ -128,7 +129,7 @@ def test_the_loop_does_not_copy_a_cache(name):
   key = jax.eval_shape(lambda: jax.random.key(0))
   network = jax.eval_shape(Transformer(model).init, key, z, z, mask)
   weights = speculate.Weights(network, jax.eval_shape(made.init, key, network))
-  method = speculate.method(target(model), drafter, target_only())
+  method = pair(target(model), drafter, target_only())
   tokens, length, request = inputs([0, 1])
   start = functools.partial(speculate.start, method, capacity=8192)
   state = jax.eval_shape(start, weights, tokens, length, request)

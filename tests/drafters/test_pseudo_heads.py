@@ -12,6 +12,7 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Examples
+from specjax.decoding.method import method as pair
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
@@ -229,10 +230,10 @@ LENGTHS = (T, 1, 5)
 @functools.cache
 def method(name: str | None):
   if name is None:
-    return speculate.method(TARGET, none(), greedy()), speculate.Weights(WEIGHTS, ())
+    return pair(TARGET, none(), greedy()), speculate.Weights(WEIGHTS, ())
   made, params, _ = head(name)
   drafter = made.drafter(TREE, DRAFTERS[name])
-  return speculate.method(TARGET, drafter, greedy()), speculate.Weights(WEIGHTS, params)
+  return pair(TARGET, drafter, greedy()), speculate.Weights(WEIGHTS, params)
 
 
 def begin(name: str | None):

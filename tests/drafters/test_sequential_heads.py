@@ -20,7 +20,7 @@ from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
-from specjax.trees.paths import Beam
+from specjax.trees import Beam
 
 B, T = 2, 12
 CUTS = np.array([[0, 3, 7], [6, 2, 5]], np.int32)

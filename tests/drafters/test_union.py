@@ -8,6 +8,7 @@ from test_every_head import TARGET, T, V, head, start, target_params
 
 from specjax import speculate
 from specjax.base import Draft
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree, none, prompt_lookup, union
 from specjax.drafters.union import merge
 from specjax.sampling import DRAFT, Noise
@@ -22,16 +23,16 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees.drawn import Drawn
+from specjax.trees import IID, Mixed, WithoutReplacement
 from specjax.verifiers import recursive, target_only, traversal
 
 EXACT, BIASED = 1e-6, 1e-3
 SMALL = 3  # vocabulary of what is enumerated
 TABLE = table_model(SMALL)
 RULES = {rule.name: rule for rule in (recursive(), traversal(), target_only())}
-ONE = draft_tree(TABLE, Drawn(((0,),), "iid"))
-TWO = draft_tree(TABLE, Drawn(((0,), (0, 0)), "iid"))
-PAIR = draft_tree(TABLE, Drawn(((0,), (1,)), "iid"))
+ONE = draft_tree(TABLE, IID(((0,),)))
+TWO = draft_tree(TABLE, IID(((0,), (0, 0))))
+PAIR = draft_tree(TABLE, IID(((0,), (1,))))
 FORK = fixed_draft([[0], [1], [0, 0]], [1, 2, 1])
 DRAFTS = random_table(100, SMALL), random_table(101, SMALL)
 
@@ -55,7 +56,7 @@ SETTINGS = [
 
 
 def distances(drafter, rule, params) -> list[float]:
-  method = speculate.method(TABLE, drafter, rule)
+  method = pair(TABLE, drafter, rule)
   found = []
   for seed, settings in enumerate(SETTINGS):
     logits = np.asarray(random_table(seed, SMALL)["logits"])
@@ -91,8 +92,7 @@ def test_merging_drawn_with_chosen_tokens_is_seen(rule):
   assert max(distances(source, RULES[rule], params)) < EXACT
   assert max(distances(merged_anyway(source), RULES[rule], params)) > BIASED
   # The rule that uses no distribution does not mind.
-  proposal = merged_anyway(source)._replace(proposal="pruned")
-  assert max(distances(proposal, RULES["target_only"], params)) < EXACT
+  assert max(distances(merged_anyway(source), RULES["target_only"], params)) < EXACT
 
 
 class OneStream(Noise):
@@ -106,7 +106,7 @@ def test_sources_draw_apart():
   case = Case(
     np.asarray(random_table(0, SMALL)["logits"]), prompt=(0, 2), length=2, temperature=1.5
   )
-  method = speculate.method(TABLE, union(ONE, ONE), RULES["recursive"])
+  method = pair(TABLE, union(ONE, ONE), RULES["recursive"])
   params = (DRAFTS[0], DRAFTS[0])
   assert p_value(case, method, params, requests=2**14) > 1e-6
   assert p_value(case, method, params, requests=2**14, source=OneStream) < 1e-6
@@ -199,10 +199,10 @@ def test_sizes_taps_and_names():
   [
     ((), "a union has one source or more"),
     (
-      (draft_tree(TABLE, Drawn(((0,), (1,)), "without_replacement")),),
+      (draft_tree(TABLE, WithoutReplacement(((0,), (1,)))),),
       "has the proposal 'without_replacement': a union",
     ),
-    ((draft_tree(TABLE, Drawn(((0,), (1,)), "mixed")),), "chain, iid, own, point"),
+    ((draft_tree(TABLE, Mixed(((0,), (1,)))),), "chain, iid, own, point"),
     ((none()._replace(evaluate=TABLE.evaluate),), "replaces the target's evaluation"),
   ],
 )
@@ -212,6 +212,6 @@ def test_what_cannot_be_joined_is_refused(sources, words):
 
 
 def test_a_source_that_counts_on_winning_is_refused():
-  method = speculate.method(TABLE, union(prompt_lookup(2), draft_model(TABLE, 2)), target_only())
+  method = pair(TABLE, union(prompt_lookup(2), draft_model(TABLE, 2)), target_only())
   with pytest.raises(ValueError, match="drafter='draft_model' writes its state while it drafts"):
     emitted_distribution(Case(np.asarray(DRAFTS[0]["logits"])), method, ((), DRAFTS[1]))

@@ -19,8 +19,7 @@ from specjax.drafters.medusa import MedusaConfig
 from specjax.eval import bench, draft_cost, tune, tune_report
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
-from specjax.trees import files
-from specjax.trees.grow import Dynamic
+from specjax.trees import Dynamic, files
 
 RATES = np.array([[0.5, 0.2, 0.1], [0.4, 0.3, 0.0]])
 HEAD = MedusaConfig(depth=2, shared=True)
@@ -207,7 +206,7 @@ def test_what_a_run_writes(tuned):
   assert {p.name for p in out.iterdir()} == {"tree.json", "summary.json", "tune.png"}
   assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(summary))
   chosen = summary["candidates"][summary["chosen"]]
-  assert files.load(out / "tree.json") == chosen["choices"]
+  assert files.load(out / "tree.json").choices == chosen["choices"]
   about = json.loads((out / "tree.json").read_text())["about"]
   assert (about["drafter"], about["batch"]) == ("medusa", 2)
   assert about["expected"] == chosen["expected"] and about["machine"]["backend"] == "cpu"
@@ -231,9 +230,9 @@ def test_the_verdict_names_the_choice_and_the_fastest(tuned):
 @pytest.mark.parametrize(
   ("raw", "name", "nodes"),
   [
-    ({"choices": [[0], [1], [1, 0]]}, "medusa", 4),
+    ({"static": {"choices": [[0], [1], [1, 0]]}}, "medusa", 4),
     ({"dynamic": {"nodes": 5, "depth": 2, "beam": 2}}, "medusa", 5),
-    ({"none": True}, "none", 1),
+    ({"static": {"choices": []}}, "none", 1),
   ],
 )
 def test_a_benchmark_takes_a_tree(model, head, tmp_path, raw, name, nodes):

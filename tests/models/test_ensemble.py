@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree
 from specjax.models.config import Config
 from specjax.models.ensemble import ensemble
@@ -20,7 +20,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees.drawn import Drawn
+from specjax.trees import WithoutReplacement
 from specjax.verifiers import block, recursive
 
 V, B, T, S = 3, 2, 6, 10
@@ -76,14 +76,14 @@ def test_its_distribution_is_the_mixture(weight):
   [
     (draft_model(ensemble(TABLE, TABLE, 0.4), 2), block()),
     (
-      draft_tree(ensemble(TABLE, TABLE, 0.4), Drawn(((0,), (1,)), "without_replacement")),
+      draft_tree(ensemble(TABLE, TABLE, 0.4), WithoutReplacement(((0,), (1,)))),
       recursive(),
     ),
   ],
   ids=lambda x: x.name,
 )
 def test_it_drafts_without_loss(drafter, rule):
-  method = speculate.method(TABLE, drafter, rule)
+  method = pair(TABLE, drafter, rule)
   for seed, temperature in ((0, 0.7), (1, 1.0)):
     logits = np.asarray(random_table(seed, V)["logits"])
     case = Case(logits, prompt=(0, 2), temperature=temperature)

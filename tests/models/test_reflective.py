@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specjax import drafters, speculate
+from specjax.decoding.method import method as pair
 from specjax.models.config import Config
 from specjax.models.reflective import reflective
 from specjax.models.transformer import Transformer, attention_mask, target
@@ -71,7 +72,7 @@ def decode(network, drafter, verifier, temperature: float, prompts=PROMPTS):
     Settings(temperature * one, jnp.zeros(B, jnp.int32), one, zero),
     request_keys(3, [PROMPTS.index(p) for p in prompts]), length + BUDGET, jnp.array([-1]),
   )  # fmt: skip
-  method = speculate.method(network, drafter, verifier)
+  method = pair(network, drafter, verifier)
   weights = speculate.Weights(params(), params() if drafter is CHAIN else ())
   capacity = speculate.capacity_for(T, BUDGET, 3)
   state = speculate.compiled_start(method, weights, tokens, length, request, capacity)

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from specjax import drafters, speculate
+from specjax.decoding.method import method as pair
 from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
@@ -39,7 +40,7 @@ def test_nodes_are_spread_where_they_divide(N, spread):
 
 def decode(params):
   """Tokens [2, 40] after two prompts, sampled, with a top-k and a top-p."""
-  method = speculate.method(target(CONFIG), drafters.prompt_lookup(3), target_only())
+  method = pair(target(CONFIG), drafters.prompt_lookup(3), target_only())
   settings = Settings(*(jnp.array(x) for x in ([1.0, 0.7], [8, 0], [1.0, 0.9], [0.0, 0.0])))
   limit = jnp.full(2, 30, jnp.int32)
   request = speculate.Request(settings, request_keys(0, jnp.arange(2)), limit, jnp.array([-1]))

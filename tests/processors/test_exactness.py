@@ -1,10 +1,10 @@
-"""What processors do to the distribution of the emitted tokens, exactly, through the shipped loop."""
+"""Processors change the distribution of the emitted tokens as they should, in the shipped loop."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree, none
 from specjax.processors import Automaton, Penalties, constraint, penalties
 from specjax.testing import (
@@ -16,7 +16,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees.drawn import Drawn
+from specjax.trees import WithoutReplacement
 from specjax.verifiers import block, greedy, recursive, target_only, token
 
 V, PROMPT = 3, (0, 2)
@@ -58,7 +58,7 @@ KINDS = {
   "constraint": (constraint(), automaton, constrained),
 }
 TREE = fixed_draft([[0], [1], [0, 0], [1, 0], [1, 0, 0]], [2, 0, 2, 1, 1])
-PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "without_replacement"))
+PAIR = draft_tree(table_model(V), WithoutReplacement(((0,), (1,))))
 METHODS = {
   "plain": (none(), target_only(), 2),
   "tree": (TREE, target_only(), 1),
@@ -81,7 +81,7 @@ def case(kind: str, seed: int, temperature: float, **settings) -> Case:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_distribution_is_that_of_the_path(name, kind):
   drafter, verifier, rounds = METHODS[name]
-  method = speculate.method(table_model(V), drafter, verifier, (KINDS[kind][0],))
+  method = pair(table_model(V), drafter, verifier, (KINDS[kind][0],))
   q = random_table(50, V)
   for seed in range(2):
     for settings in ({}, {"top_p": 0.8, "stop": (1,)}, {"top_k": 2, "budget": 2}):
@@ -102,5 +102,5 @@ def test_the_path_matters(kind):
 
   blinded = processor._replace(logits=blind)
   asked = case(kind, 0, 0.8)
-  method = speculate.method(table_model(V), TREE, target_only(), (blinded,))
+  method = pair(table_model(V), TREE, target_only(), (blinded,))
   assert total_variation(emitted_distribution(asked, method), target_distribution(asked)) > BIASED

@@ -1,4 +1,4 @@
-"""The compiled loop with its real noise: many requests of one prompt, against the target's distribution."""
+"""The compiled loop with its real noise: many requests of one prompt, tested by chi-square."""
 
 from typing import NamedTuple
 
@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree
 from specjax.sampling import COIN, DRAFT, RESIDUAL, Noise
 from specjax.testing import Case, p_value, random_table, table_model
-from specjax.trees.drawn import Drawn
-from specjax.trees.frontier import StochasticBeam
+from specjax.trees import StochasticBeam, WithoutReplacement
 from specjax.verifiers import block, recursive, target_only, token, traversal
 
 V, L = 3, 4  # a chain of 1 needs two rounds or more for four tokens
@@ -20,13 +19,13 @@ SUSPICIOUS = 1e-6
 TABLE, DRAFT_TABLE = random_table(0, V), random_table(100, V)
 TARGET_ONLY, TOKEN, RECURSIVE, TRAVERSAL = target_only(), token(), recursive(), traversal()
 CHAIN = {depth: draft_model(table_model(V), depth) for depth in (1, 2)}
-PAIR = draft_tree(table_model(V), Drawn(((0,), (1,)), "without_replacement"))
+PAIR = draft_tree(table_model(V), WithoutReplacement(((0,), (1,))))
 BEAM = draft_tree(table_model(V), StochasticBeam(width=2, depth=2))
 CASE = Case(np.asarray(TABLE["logits"]), prompt=(0, 2), length=L, temperature=0.9, top_p=0.95)
 
 
 def p_of(drafter, verifier, source=Noise) -> float:
-  method = speculate.method(table_model(V), drafter, verifier)
+  method = pair(table_model(V), drafter, verifier)
   return p_value(CASE, method, DRAFT_TABLE, source=source)
 
 

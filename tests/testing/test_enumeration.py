@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax import speculate, trees
 from specjax.base import Verdict, Verifier
+from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
 from specjax.drafters import adaptive_model, draft_model, draft_tree, none, prompt_lookup
 from specjax.sampling import COIN, RESIDUAL
@@ -26,8 +27,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees.drawn import Drawn
-from specjax.trees.frontier import Threshold
+from specjax.trees import DySpec
 from specjax.trees.structure import match
 from specjax.verifiers import (
   block,
@@ -70,7 +70,7 @@ def judged(b: float) -> Verifier:
   """Judge decoding with a head that says the same of every token."""
   params = Judge(jnp.zeros(V), jnp.float32(b))
   rule = judge()
-  return rule._replace(verify=lambda _, *arguments: rule.verify(params, *arguments))
+  return rule._replace(verify=lambda _, *rest, **named: rule.verify(params, *rest, **named))
 
 
 NEVER, ALWAYS = judged(-jnp.inf), judged(jnp.inf)
@@ -84,11 +84,11 @@ SHAPES = {
 }
 DRAWN = {
   **{
-    f"{shape} {how}": draft_tree(table_model(V), Drawn(choices, how))
+    f"{shape} {how}": draft_tree(table_model(V), trees.TREES[how](choices))
     for shape, choices in SHAPES.items()
     for how in ("iid", "without_replacement", "mixed")
   },
-  "DySpec": draft_tree(table_model(V), Threshold(width=2, depth=2, children=2, least=0.1)),
+  "DySpec": draft_tree(table_model(V), DySpec(width=2, depth=2, children=2, least=0.1)),
 }
 
 METHODS = {
@@ -175,7 +175,7 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
 @pytest.mark.parametrize("name", METHODS)
 def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
   drafter, verifier, rounds = METHODS[name]
-  method = speculate.method(table_model(V), drafter, verifier)
+  method = pair(table_model(V), drafter, verifier)
   thorough = pytestconfig.getoption("--thorough")
   wide = (rounds == 2 and drafter.depth > 1) or drafter.name == "draft_tree"
   for number, (settings, end) in enumerate(itertools.product(SETTINGS, ENDS)):
@@ -197,7 +197,7 @@ def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
   ids=["2,1, target_only", "draft model 2, token"],
 )
 def test_four_tokens(drafter, verifier):
-  method = speculate.method(table_model(4), drafter, verifier)
+  method = pair(table_model(4), drafter, verifier)
   for seed, settings in itertools.product(range(3), SETTINGS[2:6]):
     case = Case(table(seed, 4), stop=(3,), **settings)
     assert distance(case, method, drafter_params(drafter, seed, 4)) < EXACT, (settings, seed)
@@ -206,8 +206,7 @@ def test_four_tokens(drafter, verifier):
 def flawed_token(flaw: str) -> Verifier:
   """Token verification with one mistake, or none."""
 
-  def verify(params, draft, log_probs, features, noise, drafter):
-    depth = drafter.depth
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
     drafted = draft.tokens[:, 1:]
     row = log_probs[:, 1:] if flaw == "row of the child" else log_probs[:, :depth]
     p, q = (
@@ -235,8 +234,7 @@ def flawed_token(flaw: str) -> Verifier:
 def redrawn_after_mismatch() -> Verifier:
   """Target-only verification that draws the last token again."""
 
-  def verify(params, draft, log_probs, features, noise, drafter):
-    depth = drafter.depth
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
     verdict = match(draft, noise.choose(log_probs, draft.depth), depth)
     leaf = verdict.path[:, -1:]
     again = noise.draw(RESIDUAL, jnp.take_along_axis(log_probs, leaf[..., None], 1)[:, 0])
@@ -300,7 +298,7 @@ FLAWS = {
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_a_flaw_is_seen(flaw):
   target, drafter, verifier, rounds = FLAWS[flaw]
-  method = speculate.method(target, drafter, verifier)
+  method = pair(target, drafter, verifier)
   found = [
     distance(Case(table(seed), temperature=t), method, drafter_params(drafter, seed), rounds)
     for seed, t in itertools.product(range(3), (0.7, 1.3))
@@ -309,19 +307,19 @@ def test_a_flaw_is_seen(flaw):
 
 
 def test_the_flawed_rule_without_its_flaw_is_exact():
-  method = speculate.method(TARGET, SAMPLED[2], flawed_token("none"))
+  method = pair(TARGET, SAMPLED[2], flawed_token("none"))
   assert distance(Case(table(0)), method, drafter_params(SAMPLED[2], 0)) < EXACT
 
 
 def test_a_draft_models_cache_never_changes_the_distribution():
   # It only guesses worse: the distributions it reports are those it drew from.
-  method = speculate.method(TARGET, forgets_to_cut_its_cache(SAMPLED[1]), TOKEN)
+  method = pair(TARGET, forgets_to_cut_its_cache(SAMPLED[1]), TOKEN)
   assert distance(Case(table(0)), method, drafter_params(SAMPLED[1], 0), 2) < EXACT
 
 
 def test_too_many_combinations_is_an_error():
   wide = fixed_draft([[i, *[0] * d] for i in range(3) for d in range(4)], [0] * 12)
-  method = speculate.method(TARGET, wide, TARGET_ONLY)
+  method = pair(TARGET, wide, TARGET_ONLY)
   with pytest.raises(ValueError, match="in 1594323 ways"):
     emitted_distribution(Case(table(0)), method)
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree
 from specjax.testing import Case, random_table, table_model
 from specjax.testing.faults import FAULTS, distances
-from specjax.trees.drawn import Drawn
+from specjax.trees import WithoutReplacement
 from specjax.verifiers import recursive, target_only, token
 
 V = 3
@@ -17,7 +17,7 @@ ALWAYS = {"row of the child", "last token redrawn"}
 OF_Q = {"p for q", "p and q swapped", "q padded", "q rounded"}
 OF_SIBLINGS = {"siblings reversed", "child duplicated", "distribution forgets siblings"}
 CHAIN = draft_model(MODEL, 2)
-DISTINCT = draft_tree(MODEL, Drawn(((0,), (1,)), "without_replacement"))
+DISTINCT = draft_tree(MODEL, WithoutReplacement(((0,), (1,))))
 
 SEEN = {
   "token": (CHAIN, token(), ALWAYS | OF_Q, set()),
@@ -32,7 +32,7 @@ SEEN = {
 @pytest.mark.parametrize("name", SEEN)
 def test_a_fault_is_seen_where_the_rule_looks(name):
   drafter, rule, seen, harmless = SEEN[name]
-  method = speculate.method(MODEL, drafter, rule)
+  method = pair(MODEL, drafter, rule)
   found = distances(CASES, method, random_table(100, V), faults=sorted(seen | harmless))
   for fault, distance in found.items():
     assert distance > 1e-3 if fault in seen else distance < 1e-6, (fault, distance)

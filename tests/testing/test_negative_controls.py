@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import speculate
+from specjax import trees
 from specjax.base import Draft, Drafter, Verdict, Verifier
+from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
 from specjax.drafters import adaptive_model, draft_model, draft_tree
 from specjax.sampling import COIN, DRAFT, RESIDUAL
@@ -24,9 +25,6 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees.drawn import Drawn
-from specjax.trees.grow import as_tree
-from specjax.trees.static import k_config
 from specjax.trees.structure import at, connected, follow
 from specjax.verifiers import block, recursive, siblings, target_only, token
 
@@ -37,7 +35,7 @@ RECURSIVE = recursive()
 
 
 def drawn(how, *widths) -> Drafter:
-  return draft_tree(TARGET, Drawn(as_tree(k_config(widths)), how))
+  return draft_tree(TARGET, trees.build(how, widths))
 
 
 def changed(drafter: Drafter, change, **fields) -> Drafter:
@@ -117,21 +115,21 @@ def two_exits(mixture: bool) -> Drafter:
 def best_of_beams() -> Verifier:
   """Independent coins at every node, and the longest path that passes."""
 
-  def verify(params, draft, log_probs, features, noise, drafter):
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
     rows = jnp.take_along_axis(log_probs, draft.parent[..., None], 1)
     p = jnp.exp(jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0])
     hit = noise.accept(COIN, p[:, 1:], q_of(draft)[:, 1:]) & draft.valid[:, 1:]
-    ok = connected(jnp.pad(hit, ((0, 0), (1, 0))), draft.parent, drafter.depth)
+    ok = connected(jnp.pad(hit, ((0, 0), (1, 0))), draft.parent, depth)
     tie = jnp.zeros(ok.shape)
     args = (draft.tokens, draft.parent, draft.depth, ok, tie, draft.tokens)
-    verdict = follow(*args, drafter.depth)
+    verdict = follow(*args, depth)
     leaf = at(verdict.path, verdict.count[:, None])
     P, Q = (
       jnp.exp(jnp.take_along_axis(x, leaf[..., None], 1)[:, 0])
       for x in (log_probs, draft.log_probs)
     )
     extra = noise.draw(RESIDUAL, jnp.log(siblings.residual(P, Q)))
-    step = jnp.arange(drafter.depth + 1, dtype=jnp.int32)[None]
+    step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     tokens = jnp.where(step < verdict.count[:, None], verdict.tokens, extra[:, None])
     return verdict._replace(tokens=tokens)
 
@@ -141,8 +139,8 @@ def best_of_beams() -> Verifier:
 def flawed_block(flaw: str) -> Verifier:
   """Block verification with a mistake, or none; token by token."""
 
-  def verify(params, draft, log_probs, features, noise, drafter):
-    D = drafter.depth
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
+    D = depth
     p, q = jnp.exp(log_probs), jnp.exp(draft.log_probs)
     drafted = draft.tokens[:, 1:]
     c, passing, left = jnp.ones(len(log_probs)), [], []
@@ -211,15 +209,16 @@ PROPER = {
   "without_replacement": (drawn("without_replacement", 2), RECURSIVE),
   "iid": (drawn("iid", 2), RECURSIVE),
   "top of q, chosen": (
-    likeliest_instead(drawn("without_replacement", 2))._replace(proposal="deterministic"), RECURSIVE,
+    likeliest_instead(drawn("without_replacement", 2))._replace(proposal="deterministic"),
+    RECURSIVE,
   ),
   "block": (CHAIN, flawed_block("none")),
   "the shipped block": (CHAIN, block()),
   "pruned, target_only": (
-    changed(drawn("without_replacement", 3), least_likely_dropped, proposal="pruned"), target_only(),
+    changed(drawn("without_replacement", 3), least_likely_dropped), target_only(),
   ),
   "dropped, target_only": (
-    changed(draft_model(TARGET, 1), unlikely_dropped, proposal="pruned"), target_only(),
+    changed(draft_model(TARGET, 1), unlikely_dropped), target_only(),
   ),
   "kept, token": (KEPT, token()),
   "kept, block": (KEPT, block()),
@@ -231,7 +230,7 @@ PROPER = {
 
 
 def distances(drafter, verifier) -> list[float]:
-  method = speculate.method(TARGET, drafter, verifier)
+  method = pair(TARGET, drafter, verifier)
   found = []
   for seed, temperature in itertools.product(range(3), (0.7, 1.3)):
     case = Case(np.asarray(random_table(seed, V)["logits"]), temperature=temperature)

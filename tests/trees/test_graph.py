@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_grow import LOGITS, ROOT, B, V, by_path, log_probs_after, ranked
 
-from specjax import speculate
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_tree
 from specjax.testing import (
   Case,
@@ -19,7 +19,6 @@ from specjax.testing import (
   total_variation,
 )
 from specjax.trees.graph import Graph, expand, unroll
-from specjax.trees.grow import grow, proposal_of, size_of
 from specjax.verifiers import target_only
 
 GRAPHS = [
@@ -94,7 +93,7 @@ def walks(guesses, goes_on, tree: Graph) -> list[tuple[int, ...]]:
 def grown(tree, logits):
   step, carry = by_path(logits), jnp.zeros((B, 1), jnp.int32)
   links = expand(tree, ROOT, step, carry)
-  return grow(tree, ROOT, step, carry), links, unroll(tree, links, ROOT)
+  return tree.fill(ROOT, step, carry), links, unroll(tree, links, ROOT)
 
 
 def valid_paths(draft, b: int) -> list[tuple[int, ...]]:
@@ -110,7 +109,7 @@ def valid_paths(draft, b: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("tree", GRAPHS, ids=str)
 def test_the_tree_is_the_unrolled_graph(tree, kind):
   draft, _, again = jax.device_get(grown(tree, LOGITS[kind]))
-  assert draft.tokens.shape == (B, tree.nodes) == (B, size_of(tree, 9)[0])
+  assert draft.tokens.shape == (B, tree.nodes)
   for b in range(B):
     log_probs_of = functools.lru_cache(None)(functools.partial(log_probs_after, LOGITS[kind][b]))
     want = walks(*graph_of(log_probs_of, tree, int(ROOT[b, 0])), tree)
@@ -146,21 +145,21 @@ def test_a_repetitive_distribution_is_expanded_once():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_it_decodes_without_loss(temperature):
   drafter = draft_tree(table_model(3), Graph(nodes=6, depth=3, beam=2, repeat=0))
-  assert drafter.proposal == proposal_of(Graph(4, 2, 2)) == "deterministic"
-  method = speculate.method(table_model(3), drafter, target_only())
+  assert drafter.proposal == "deterministic"
+  method = pair(table_model(3), drafter, target_only())
   case = Case(np.asarray(random_table(0, 3)["logits"]), prompt=(0, 2), temperature=temperature)
   log_probs = emitted_distribution(case, method, random_table(100, 3))
   assert total_variation(log_probs, target_distribution(case)) < 1e-6
 
 
 @pytest.mark.parametrize(
-  ("tree", "words"),
+  ("numbers", "words"),
   [
-    (Graph(9, 2, 2), r"at most 1 \+ beam \+ \.\. \+ beam\*\*depth = 7"),
-    (Graph(4, 4, 2), "more nodes than depth"),
-    (Graph(4, 2, 0), "depth and beam of 1 or more"),
+    ((9, 2, 2), r"at most 1 \+ beam \+ \.\. \+ beam\*\*depth = 7"),
+    ((4, 4, 2), "more nodes than depth"),
+    ((4, 2, 0), "depth and beam of 1 or more"),
   ],
 )
-def test_impossible_graphs_are_refused(tree, words):
+def test_impossible_graphs_are_refused(numbers, words):
   with pytest.raises(ValueError, match=words):
-    size_of(tree, 9)
+    Graph(*numbers)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.trees.grow import Dynamic, fill, grow, size_of
+from specjax.trees import Dynamic, Static
+from specjax.trees.grow import fill, size_of
 from specjax.trees.structure import ancestors
 
 B, STATES, V = 4, 31, 7
@@ -37,10 +38,13 @@ DYNAMIC = [
   Dynamic(nodes=20, depth=4, beam=6),
 ]
 STATIC = [
-  ((0,),),
-  ((0,), (0, 0), (0, 0, 0)),
-  ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 2)),
-  ((2,), (2, 5), (0,), (2, 5, 1), (0, 3), (0, 1), (2, 5, 1, 0)),
+  Static(choices)
+  for choices in (
+    ((0,),),
+    ((0,), (0, 0), (0, 0, 0)),
+    ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 2)),
+    ((2,), (2, 5), (0,), (2, 5, 1), (0, 3), (0, 1), (2, 5, 1, 0)),
+  )
 ]
 
 
@@ -57,7 +61,7 @@ def by_path(logits):
 
 @functools.partial(jax.jit, static_argnums=0)
 def compiled_grow(tree, logits):
-  return grow(tree, ROOT, by_path(logits), jnp.zeros((B, 1), jnp.int32))
+  return tree.fill(ROOT, by_path(logits), jnp.zeros((B, 1), jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -117,7 +121,7 @@ def paths_of(draft, b: int) -> list[tuple[int, ...]]:
 
 
 def check_form(draft, tree):
-  nodes, depth = size_of(tree, 9)
+  nodes, depth = tree.nodes, tree.depth
   for x in draft[:3]:
     assert (x.shape, x.dtype) == ((B, nodes), jnp.int32)
   assert draft.valid.all()
@@ -170,12 +174,12 @@ def test_static_trees_hold_the_ranks(tree, kind):
   check_form(draft, tree)
   for b in range(B):
     want = set()
-    for ranks in tree:
+    for ranks in tree.choices:
       path: tuple[int, ...] = ()
       for rank in ranks:
         path += (ranked(log_probs_after(LOGITS[kind][b], path))[rank],)
       want.add(path)
-    assert len(want) == len(tree)
+    assert len(want) == len(tree.choices)
     assert set(paths_of(draft, b)) == want
 
 
@@ -184,7 +188,7 @@ def test_static_trees_of_guesses_by_depth(tree):
   draft = filled(tree, RANDOM)
   for b in range(B):
     best = [ranked(RANDOM[b, d]) for d in range(4)]
-    want = {tuple(best[d][rank] for d, rank in enumerate(ranks)) for ranks in tree}
+    want = {tuple(best[d][rank] for d, rank in enumerate(ranks)) for ranks in tree.choices}
     assert set(paths_of(draft, b)) == want
 
 
@@ -205,10 +209,10 @@ def test_a_head_sees_its_rows_of_the_way_to_the_root(tree):
       return jnp.asarray(RANDOM)[jnp.arange(B)[:, None], number % STATES], number, memory
 
     zero = jnp.zeros((B, 1), jnp.int32)
-    return grow(tree, ROOT, step, zero, zero[:, :0]), levels
+    return tree.fill(ROOT, step, zero, zero[:, :0]), levels
 
   draft, levels = jax.device_get(run())
-  assert len(levels) == size_of(tree, 9)[1]
+  assert len(levels) == tree.depth
   above = ancestors(draft.parent, len(levels))
   for b in range(B):
     expanded: list[tuple[int, ...]] = []
@@ -241,7 +245,7 @@ def test_a_reduced_vocabulary_is_mapped_and_the_root_is_not(tree):
   def step(level, tokens, *rest):
     return inner(level, jnp.argmax(tokens[:, :, None] == ids[None, None], 2), *rest)
 
-  mapped = jax.jit(lambda: grow(tree, ROOT, step, jnp.zeros((B, 1), jnp.int32), (), ids))()
+  mapped = jax.jit(lambda: tree.fill(ROOT, step, jnp.zeros((B, 1), jnp.int32), (), ids))()
   plain = grown(tree, RANDOM)
   np.testing.assert_array_equal(mapped.tokens[:, 1:], np.asarray(ids)[plain.tokens[:, 1:]])
   np.testing.assert_array_equal(mapped.tokens[:, :1], ROOT)
@@ -249,21 +253,25 @@ def test_a_reduced_vocabulary_is_mapped_and_the_root_is_not(tree):
 
 
 @pytest.mark.parametrize(
-  ("tree", "words"),
+  ("numbers", "words"),
   [
-    (Dynamic(9, 5, 3), "tree is 5 deep: the head guesses 4 tokens ahead."),
-    (((0,), (0, 0), (0, 0, 0), (0,) * 4, (0,) * 5), "tree is 5 deep"),
-    (Dynamic(3, 3, 3), "more nodes than depth"),
-    (Dynamic(23, 3, 3), r"at most 1 \+ beam \+ \(depth - 1\) \* beam\*\*2 = 22"),
-    (Dynamic(4, 3, 0), "depth and beam of 1 or more"),
-    (Dynamic(4, 0, 3), "depth and beam of 1 or more"),
+    ((3, 3, 3), "more nodes than depth"),
+    ((23, 3, 3), r"at most 1 \+ beam \+ \(depth - 1\) \* beam\*\*2 = 22"),
+    ((4, 3, 0), "depth and beam of 1 or more"),
+    ((4, 0, 3), "depth and beam of 1 or more"),
   ],
 )
-def test_impossible_trees_are_refused(tree, words):
+def test_impossible_trees_are_refused(numbers, words):
   with pytest.raises(ValueError, match=words):
+    Dynamic(*numbers)
+
+
+@pytest.mark.parametrize("tree", [Dynamic(9, 5, 3), tuple((0,) * d for d in range(1, 6))])
+def test_a_tree_deeper_than_its_head_is_refused(tree):
+  with pytest.raises(ValueError, match="tree is 5 deep: the head guesses 4"):
     size_of(tree, 4)
 
 
 def test_a_rank_past_the_vocabulary_is_refused():
   with pytest.raises(ValueError, match=f"tree has rank {V}: the head guesses among {V}"):
-    grown(((V,),), RANDOM)
+    grown(Static(((V,),)), RANDOM)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.trees.grow import Dynamic, grow, size_of
-from specjax.trees.paths import Beam, beam_paths, from_paths
+from specjax.trees import Beam, Dynamic
+from specjax.trees.paths import beam_paths, from_paths
 
 B = 6
 
@@ -102,8 +102,8 @@ def test_beam_search(width, depth):
 @pytest.mark.parametrize("tree", [Beam(13, 3, 4), Beam(6, 3, 4), Beam(61, 2, 30)])
 @pytest.mark.parametrize("ids", [None, np.array([3, 4, 10, 11, 90], np.int32)])
 def test_a_beam_grows_as_a_tree(tree, ids):
-  draft = jax.jit(lambda root: grow(tree, root, head, *NOTHING, ids))(ROOT)
-  assert size_of(tree, D) == (draft.tokens.shape[1], tree.depth)
+  draft = jax.jit(lambda root: tree.fill(root, head, *NOTHING, ids))(ROOT)
+  assert tree.nodes == draft.tokens.shape[1]
   names = range(V) if ids is None else ids.tolist()
   for b in range(B):
     want = trie(beams(int(ROOT[b, 0]), tree.width, tree.depth, names), tree.nodes)
@@ -114,7 +114,7 @@ def test_a_beam_grows_as_a_tree(tree, ids):
 def test_a_dynamic_tree_holds_the_surest_nodes_that_were_seen(beam):
   """EAGLE-2's reranking over lists: children of the best `beam` paths of each level."""
   tree = Dynamic(1 + beam + (D - 1) * beam**2 // 2 + (beam == 1), D, beam)
-  draft = jax.jit(lambda root: grow(tree, root, head, *NOTHING))(ROOT)
+  draft = jax.jit(lambda root: tree.fill(root, head, *NOTHING))(ROOT)
   for b in range(B):
     kept, pool = [(0.0, ())], []
     for level in range(D):
@@ -130,16 +130,15 @@ def test_a_dynamic_tree_holds_the_surest_nodes_that_were_seen(beam):
 
 
 @pytest.mark.parametrize(
-  ("tree", "words"),
+  ("shape", "numbers", "words"),
   [
-    (Beam(5, 2, 0), "accepted are depth and width of 1 or more"),
-    (Beam(1, 0, 3), "accepted are depth and width of 1 or more"),
-    (Beam(3, 3, 4), "more nodes than depth, at most 1 . depth . width = 13"),
-    (Beam(14, 3, 4), "more nodes than depth, at most 1 . depth . width = 13"),
-    (Beam(9, 4, 4), "tree is 4 deep: the head guesses 3"),
-    (Dynamic(22, 2, 3), r"at most 1 . beam . \(depth - 1\) . beam..2 = 13"),
+    (Beam, (5, 2, 0), "accepted are depth and width of 1 or more"),
+    (Beam, (1, 0, 3), "accepted are depth and width of 1 or more"),
+    (Beam, (3, 3, 4), "more nodes than depth, at most 1 . depth . width = 13"),
+    (Beam, (14, 3, 4), "more nodes than depth, at most 1 . depth . width = 13"),
+    (Dynamic, (22, 2, 3), r"at most 1 . beam . \(depth - 1\) . beam..2 = 13"),
   ],
 )
-def test_an_impossible_search_is_refused(tree, words):
+def test_an_impossible_search_is_refused(shape, numbers, words):
   with pytest.raises(ValueError, match=words):
-    size_of(tree, 3)
+    shape(*numbers)

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from specjax.base import Draft
-from specjax.trees.structure import ancestors, connected, follow, match, path_to
+from specjax.trees.structure import (
+  ancestors,
+  chain,
+  connected,
+  follow,
+  match,
+  path_to,
+  rows_where,
+)
 
 B, N, D, V = 50, 9, 5, 3
 
@@ -107,3 +115,16 @@ def test_match_walks_as_far_as_the_target_agrees(distinct):
     if distinct:
       assert verdict.path[b, : len(path)].tolist() == path
       assert verdict.tokens[b, : len(path)].tolist() == after[b, path].tolist()
+
+
+def test_a_chain_is_a_draft_of_width_one():
+  tokens = jnp.array([[5, 6, 7], [8, 9, 1]])
+  draft = chain(tokens)
+  assert draft.parent.tolist() == [[0, 0, 1]] * 2 and draft.depth.tolist() == [[0, 1, 2]] * 2
+  assert draft.valid.all() and draft.log_probs is None and draft.tokens is tokens
+
+
+def test_rows_of_a_pytree_are_chosen_one_by_one():
+  new, old = ({"a": x * jnp.ones((2, 3)), "b": x * jnp.ones(2)} for x in (1, 0))
+  got = rows_where(jnp.array([True, False]), new, old)
+  assert got["a"].tolist() == [[1] * 3, [0] * 3] and got["b"].tolist() == [1, 0]

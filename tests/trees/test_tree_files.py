@@ -4,18 +4,26 @@ import json
 
 import pytest
 
-from specjax.trees import files
-from specjax.trees.drawn import Drawn
-from specjax.trees.frontier import StochasticBeam, Threshold
-from specjax.trees.graph import Graph
-from specjax.trees.grow import Dynamic
-from specjax.trees.paths import Beam
+from specjax import trees
+from specjax.trees import (
+  IID,
+  TREES,
+  Beam,
+  Dynamic,
+  DySpec,
+  Graph,
+  Mixed,
+  Static,
+  StochasticBeam,
+  WithoutReplacement,
+  files,
+)
 
 
 @pytest.mark.parametrize(
   ("tree", "raw"),
   [
-    (((0,), (2,), (0, 1)), {"choices": [[0], [2], [0, 1]]}),
+    (Static(((0,), (2,), (0, 1))), {"static": {"choices": [[0], [2], [0, 1]]}}),
     (Dynamic(16, 5, 4), {"dynamic": {"nodes": 16, "depth": 5, "beam": 4}}),
     (Beam(9, 4, 3), {"beam": {"nodes": 9, "depth": 4, "width": 3}}),
     (
@@ -23,16 +31,14 @@ from specjax.trees.paths import Beam
       {"graph": {"nodes": 9, "depth": 4, "beam": 3, "repeat": 0, "sibling": 0.0, "least": 0.0}},
     ),
     (
-      Drawn(((0,), (1,), (0, 0)), "without_replacement"),
-      {"without_replacement": [[0], [1], [0, 0]]},
+      WithoutReplacement(((0,), (1,), (0, 0))),
+      {"without_replacement": {"choices": [[0], [1], [0, 0]]}},
     ),
-    (Drawn(((0,),), "iid"), {"iid": [[0]]}),
-    (StochasticBeam(4, 3), {"stochastic": {"width": 4, "depth": 3}}),
-    (
-      Threshold(4, 3, 2, 0.1),
-      {"dyspec": {"width": 4, "depth": 3, "children": 2, "least": 0.1}},
-    ),
-    ((), {"none": True}),
+    (IID(((0,),)), {"iid": {"choices": [[0]]}}),
+    (Mixed(((0,),)), {"mixed": {"choices": [[0]]}}),
+    (StochasticBeam(4, 3), {"stochastic_beam": {"width": 4, "depth": 3}}),
+    (DySpec(4, 3, 2, 0.1), {"dyspec": {"width": 4, "depth": 3, "children": 2, "least": 0.1}}),
+    (Static(()), {"static": {"choices": []}}),
   ],
 )
 def test_a_tree_is_what_was_saved(tmp_path, tree, raw):
@@ -42,33 +48,52 @@ def test_a_tree_is_what_was_saved(tmp_path, tree, raw):
   loaded = files.load(path)
   assert loaded == tree and type(loaded) is type(tree) and hash(loaded) == hash(tree)
   path.write_text(json.dumps(raw))
-  assert files.parse(str(path)) == tree
+  assert files.parse(str(path)) == trees.build("tree", path=path) == tree
 
 
-@pytest.mark.parametrize(
-  ("words", "tree"),
-  [
-    ("dynamic-16-5-4", Dynamic(16, 5, 4)),
-    ("beam-9-4-3", Beam(9, 4, 3)),
-    ("graph-9-4-3", Graph(9, 4, 3)),
-    ("without_replacement-2-1", Drawn(((0,), (1,), (0, 0), (1, 0)), "without_replacement")),
-    ("mixed-2", Drawn(((0,), (1,)), "mixed")),
-    ("stochastic-4-3", StochasticBeam(4, 3)),
-    ("dyspec-4-3-2", Threshold(4, 3, 2)),
-  ],
-)
-def test_a_tree_in_words(words, tree):
+WORDS = {
+  "static-2-1": Static(((0,), (1,), (0, 0), (1, 0))),
+  "dynamic-16-5-4": Dynamic(16, 5, 4),
+  "beam-9-4-3": Beam(9, 4, 3),
+  "graph-9-4-3": Graph(9, 4, 3),
+  "graph-9-4-3-2-0.1": Graph(9, 4, 3, 2, 0.1),
+  "iid-1-1": IID(((0,), (0, 0))),
+  "without_replacement-2-1": WithoutReplacement(((0,), (1,), (0, 0), (1, 0))),
+  "mixed-2": Mixed(((0,), (1,))),
+  "stochastic_beam-4-3": StochasticBeam(4, 3),
+  "dyspec-4-3-2": DySpec(4, 3, 2),
+  "dyspec-4-3-2-0.05": DySpec(4, 3, 2, 0.05),
+}
+
+
+def test_every_tree_has_a_name():
+  assert {words.split("-")[0] for words in WORDS} == set(TREES)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_tree_in_words(words):
   assert files.recognises(words)
-  assert files.parse(words) == tree and type(files.parse(words)) is type(tree)
+  assert files.parse(words) == WORDS[words] and type(files.parse(words)) is type(WORDS[words])
+
+
+def test_shapes_of_equal_numbers_are_not_equal():
+  """Drafters are cached by their tree."""
+  assert Dynamic(6, 2, 3) != Beam(6, 2, 3) != Graph(6, 2, 3)
+  assert len({Static(((0,),)), IID(((0,),)), Mixed(((0,),)), WithoutReplacement(((0,),))}) == 4
+  assert Static([[0], [1]]) == Static(((0,), (1,)))
 
 
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    ("dynamic-16-5", "tree='dynamic-16-5': accepted is FILE.json, dynamic-NODES-DEPTH-BEAM"),
+    ("dynamic-16-5", "tree='dynamic-16-5': accepted is dynamic-NODES-DEPTH-BEAM"),
     ("without_replacement-2-0", "widths=.2, 0.: accepted are numbers of 1 or more"),
-    ("dyspec-4-3-2-1", "accepted is FILE.json"),
-    ("stochastic-0-3", "accepted are numbers of 1 or more"),
+    ("dyspec-4-3-2-1-1", r"accepted is dyspec-WIDTH-DEPTH-CHILDREN\[-LEAST\]"),
+    ("dyspec-4-3-2.5", "accepted is dyspec-WIDTH-DEPTH-CHILDREN"),
+    ("iid-2-a", "accepted is FILE.json"),
+    ("iid-2-0.5", "accepted is iid-CHILDREN"),
+    ("stochastic_beam-0-3", "accepted are numbers of 1 or more"),
+    ("stochastic-4-3", "stochastic_beam-WIDTH-DEPTH"),
     ("16", "tree='16': accepted is FILE.json"),
     ("graph-9-2-2", r"at most 1 . beam .* = 7"),
     ("eagle-16-5-4", "accepted is FILE.json"),
@@ -87,21 +112,24 @@ def test_other_words_are_refused(words, message):
   ("text", "message"),
   [
     ("{", "is not JSON"),
-    ("[[0]]", "is no tree: expected an object with one of choices, dynamic, beam, graph, stoch"),
+    ("[[0]]", "is no tree: expected an object with one of static, dynamic, beam, graph, iid"),
     ("{}", "is no tree"),
-    ('{"choices": [[0]], "none": true}', "is no tree"),
-    ('{"none": false}', "none=false: accepted is true"),
-    ('{"choices": 3}', "choices=3: accepted are lists of ranks"),
-    ('{"choices": [0]}', r"choices=\[0\]: accepted are lists of ranks"),
-    ('{"choices": [[0.0]]}', "accepted are lists of ranks"),
-    ('{"choices": [[true]]}', "accepted are lists of ranks"),
-    ('{"choices": [[0], [1, 0]]}', r"the path \[1, 0\] but not its parent"),
-    ('{"choices": [[0], []]}', r"the path \[\]"),
-    ('{"dynamic": [16, 5, 4]}', "accepted are the numbers nodes, depth, beam"),
-    ('{"dynamic": {"nodes": 16, "depth": 5}}', "accepted are the numbers nodes, depth, beam"),
-    ('{"dynamic": {"nodes": "a", "depth": 5, "beam": 4}}', "accepted are the numbers"),
+    ('{"choices": [[0]]}', "is no tree"),
+    ('{"static": {"choices": [[0]]}, "beam": {}}', "is no tree"),
+    ('{"static": true}', "static=true: accepted are choices"),
+    ('{"static": {"choices": 3}}', "accepted are choices; choices are lists of ranks"),
+    ('{"static": {"choices": [0]}}', "choices are lists of ranks"),
+    ('{"static": {"choices": [[0.0]]}}', "choices are lists of ranks"),
+    ('{"static": {"choices": [[true]]}}', "choices are lists of ranks"),
+    ('{"static": {"choices": [[0], [1, 0]]}}', r"the path \[1, 0\] but not its parent"),
+    ('{"static": {"choices": [[0], []]}}', r"the path \[\]"),
+    ('{"iid": {"choices": []}}', "a drawn tree has one path or more"),
+    ('{"dynamic": [16, 5, 4]}', "accepted are nodes, depth, beam"),
+    ('{"dynamic": {"nodes": 16, "depth": 5}}', "accepted are nodes, depth, beam"),
+    ('{"dynamic": {"nodes": "a", "depth": 5, "beam": 4}}', "accepted are nodes, depth, beam"),
     ('{"dynamic": {"nodes": 4, "depth": 5, "beam": 4}}', "more nodes than depth"),
-    ('{"beam": {"nodes": 4, "depth": 5, "beam": 4}}', "accepted are the numbers nodes, depth, w"),
+    ('{"beam": {"nodes": 4, "depth": 5, "beam": 4}}', "accepted are nodes, depth, width"),
+    ('{"dyspec": {"width": 4, "depth": 5, "children": 1, "least": NaN}}', "a threshold of 0"),
   ],
 )
 def test_a_malformed_file_is_refused(tmp_path, text, message):

@@ -1,4 +1,4 @@
-"""Expected tokens of every rule on distributions that do not depend on the text, against published numbers.
+"""Every rule accepts as many tokens as published, where distributions do not depend on the text.
 
 All outcomes of draft and coins are enumerated; the last token, which counts one, is not.
 """
@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax import trees
 from specjax.base import Draft
 from specjax.drafters import draft_model, draft_tree
-from specjax.sampling import DRAFT
+from specjax.sampling import DRAFT, Settings
 from specjax.testing import table_model
 from specjax.testing.enumerate import Script, probability
-from specjax.trees.drawn import Drawn, draw
-from specjax.trees.grow import as_tree
-from specjax.trees.static import k_config
 from specjax.verifiers import block, k_seq, recursive, target_only, token, traversal
 
 P, Q = (0.5, 0.3, 0.15, 0.05), (0.2, 0.4, 0.1, 0.3)
@@ -38,10 +36,13 @@ def rows_of(log_probs, script):
   )
 
 
-def drafted(script: Script, q, drafter, tree: Drawn | None) -> Draft:
+def drafted(script: Script, q, drafter, tree: trees.Tree | None) -> Draft:
   log_probs, root = rows_of(q, script), jnp.zeros((len(script.rows), 1), jnp.int32)
   if tree is not None:
-    return draw(tree, root, lambda level, tokens, *rest: (log_probs, (), ()), lambda x: x, script)
+    one = jnp.ones(len(root))
+    settings = Settings(one, jnp.zeros(len(root), jnp.int32), one, 0 * one)
+    sampling = trees.Sampling(settings, script, len(q))
+    return tree.fill(root, lambda *_: (log_probs, (), ()), sampling=sampling)
   D = drafter.depth
   tokens = [root[:, 0], *(script.draw(DRAFT + i, log_probs[:, 0]) for i in range(D))]
   node = jnp.broadcast_to(jnp.arange(D + 1), (len(root), D + 1))
@@ -55,7 +56,9 @@ def expected_tokens(verifier, p, q, drafter, tree=None) -> float:
     draft = drafted(script, q, drafter, tree)
     log_probs = rows_of(p, script)
     log_probs = jnp.broadcast_to(log_probs, (len(rows), drafter.nodes, log_probs.shape[-1]))
-    verdict = verifier.verify((), draft, log_probs, None, script, drafter)
+    verdict = verifier.verify(
+      (), draft, log_probs, None, script, depth=drafter.depth, proposal=drafter.proposal
+    )
     play.combinations = script.combinations
     return verdict.count, script.record
 
@@ -112,7 +115,7 @@ def test_chains(distributions, verifier, want):
   ],
 )
 def test_trees(widths, how, verifier, want):
-  tree = Drawn(as_tree(k_config(widths)), how)
+  tree = trees.build(how, widths)
   got = expected_tokens(verifier, P, Q, draft_tree(table_model(4), tree), tree)
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
 
@@ -125,7 +128,7 @@ def test_weighing_all_of_a_draft_accepts_no_less(seed):
     whole, single = (expected_tokens(rule, p, q, chain) for rule in (block(), token()))
     assert whole >= single - 1e-5
   for widths, how in (((2, 1), "without_replacement"), ((2, 1), "iid"), ((2, 2), "mixed")):
-    tree = Drawn(as_tree(k_config(widths)), how)
+    tree = trees.build(how, widths)
     drafter = draft_tree(table_model(4), tree)
     whole, single = (expected_tokens(r, p, q, drafter, tree) for r in (TRAVERSAL, RECURSIVE))
     assert whole >= single - 1e-5

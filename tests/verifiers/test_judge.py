@@ -8,6 +8,7 @@ import pytest
 
 from specjax import drafters, speculate
 from specjax.base import Draft, Features
+from specjax.decoding.method import method as pair
 from specjax.sampling import COIN, DRAFT, RESIDUAL, Noise, Settings, request_keys
 from specjax.testing import random_draft, random_table, table_model
 from specjax.verifiers import judge, target_only, token
@@ -58,7 +59,10 @@ CASES = {"chain": (CHAIN, token(), random_chain()), "tree": (TREE, target_only()
 def verify(rule, params, name: str, features=None):
   drafter, _, (draft, log_probs) = CASES[name]
   features = features or random_features(draft.tokens.shape[1])
-  return jax.jit(rule.verify, static_argnums=5)(params, draft, log_probs, features, NOISE, drafter)
+  run = jax.jit(rule.verify, static_argnames=("depth", "proposal"))
+  return run(
+    params, draft, log_probs, features, NOISE, depth=drafter.depth, proposal=drafter.proposal
+  )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -154,7 +158,9 @@ def test_another_head_is_not_another_trace():
   @chex.assert_max_traces(n=1)
   def run(params, log_probs):
     draft, _ = CASES["tree"][2]
-    return rule.verify(params, draft, log_probs, random_features(N), NOISE, TREE)
+    return rule.verify(
+      params, draft, log_probs, random_features(N), NOISE, depth=TREE.depth, proposal=TREE.proposal
+    )
 
   _, log_probs = CASES["tree"][2]
   for params in (HEAD, NOTHING, EVERYTHING):
@@ -163,7 +169,7 @@ def test_another_head_is_not_another_trace():
 
 def test_it_decodes_in_the_loop_and_a_judge_without_weights_is_refused():
   drafter = drafters.draft_model(table_model(V), 2)
-  method = speculate.method(table_model(V), drafter, judge())
+  method = pair(table_model(V), drafter, judge())
   tokens, length = jnp.zeros((1, 4), jnp.int32), jnp.array([4])
   one = jnp.ones(1)
   request = speculate.Request(

@@ -7,6 +7,7 @@ import pytest
 
 from specjax import speculate
 from specjax.base import Draft
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree
 from specjax.sampling import Settings, warp
 from specjax.testing import (
@@ -17,7 +18,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees.drawn import Drawn
+from specjax.trees import IID, WithoutReplacement
 from specjax.verifiers import block, k_seq, recursive, token, traversal
 
 V = 3
@@ -26,9 +27,9 @@ PAIR = ((0,), (1,))
 RULES = {
   "token": (draft_model(MODEL, 2), token()),
   "block": (draft_model(MODEL, 2), block()),
-  "recursive": (draft_tree(MODEL, Drawn(PAIR, "without_replacement")), recursive()),
-  "traversal": (draft_tree(MODEL, Drawn(PAIR, "without_replacement")), traversal()),
-  "k_seq": (draft_tree(MODEL, Drawn(PAIR, "iid")), k_seq()),
+  "recursive": (draft_tree(MODEL, WithoutReplacement(PAIR)), recursive()),
+  "traversal": (draft_tree(MODEL, WithoutReplacement(PAIR)), traversal()),
+  "k_seq": (draft_tree(MODEL, IID(PAIR)), k_seq()),
 }
 
 
@@ -52,12 +53,12 @@ def test_bfloat16_models_are_sampled_exactly(name):
   rough_model = MODEL._replace(evaluate=rough)
   drafter = {
     "block": draft_model(rough_model, 2),
-    "recursive": draft_tree(rough_model, Drawn(PAIR, "without_replacement")),
+    "recursive": draft_tree(rough_model, WithoutReplacement(PAIR)),
   }[name]
   exact = np.asarray(random_table(3, V)["logits"])
   rounded = np.asarray(jnp.asarray(exact, jnp.bfloat16), np.float32)
   case = Case(rounded, temperature=0.9, top_p=0.9)
-  method = speculate.method(rough_model, drafter, RULES[name][1])
+  method = pair(rough_model, drafter, RULES[name][1])
   emitted = emitted_distribution(case, method, random_table(4, V))
   assert total_variation(emitted, target_distribution(case)) < 1e-6
   unrounded = Case(exact, temperature=0.9, top_p=0.9)
@@ -85,7 +86,8 @@ def test_a_refusal_that_cannot_happen_draws_from_p(name):
   log_probs = jnp.log(jnp.broadcast_to(jnp.array([0.0, 0.25, 0.75]), (1, N, V)))
   # Siblings without replacement are all that p can say, so nothing is left after the second.
   draft = Draft(jnp.array([[0, 1, 2]]), parent, depth, jnp.ones((1, N), bool), log_probs)
-  verdict = rule.verify((), draft, log_probs, None, Refusing(), drafter)
+  kind = {"depth": drafter.depth, "proposal": drafter.proposal}
+  verdict = rule.verify((), draft, log_probs, None, Refusing(), **kind)
   assert int(verdict.count[0]) == 0
   assert int(verdict.tokens[0, 0]) in (1, 2)
 
@@ -94,7 +96,7 @@ def test_a_refusal_that_cannot_happen_draws_from_p(name):
 def test_nan_is_never_a_token(name):
   """The row fails and emits nothing, whatever the rule does with a distribution of NaN."""
   drafter, rule = RULES[name]
-  method = speculate.method(MODEL, drafter, rule)
+  method = pair(MODEL, drafter, rule)
   table = {"logits": random_table(5, V)["logits"].at[:, 1].set(jnp.nan)}
   weights = speculate.Weights(table, random_table(6, V))
   one = jnp.ones(1)

@@ -2,12 +2,11 @@
 
 import pytest
 
-from specjax import speculate
 from specjax.base import PROPOSALS, Drafter
+from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree, none, prompt_lookup, union
 from specjax.testing import random_draft, table_model
-from specjax.trees.drawn import Drawn
-from specjax.trees.graph import Graph
+from specjax.trees import IID, Graph
 from specjax.verifiers import VERIFIERS, k_seq, recursive, target_only, token
 from specjax.verifiers.validity import WHY, exact_for
 
@@ -18,8 +17,8 @@ TABLE = {
   "judge": PROPOSALS,
   "token": {"chain", "truncated"},
   "block": {"chain", "truncated"},
-  "recursive": PROPOSALS - {"pruned", "truncated"},
-  "traversal": PROPOSALS - {"pruned", "truncated"},
+  "recursive": PROPOSALS - {"truncated"},
+  "traversal": PROPOSALS - {"truncated"},
   "k_seq": {"chain", "iid"},
 }
 
@@ -33,10 +32,10 @@ def of_kind(proposal: str) -> Drafter:
 def test_a_pairing_is_accepted_or_refused_when_it_is_made(name, proposal):
   drafter, verifier = of_kind(proposal), VERIFIERS[name]()
   if proposal in TABLE[name]:
-    assert speculate.method(table_model(4), drafter, verifier).drafter is drafter
+    assert pair(table_model(4), drafter, verifier).drafter is drafter
   else:
     with pytest.raises(ValueError, match=f"verifier='{name}' is not exact for drafter='random"):
-      speculate.method(table_model(4), drafter, verifier)
+      pair(table_model(4), drafter, verifier)
 
 
 @pytest.mark.parametrize(
@@ -49,18 +48,17 @@ def test_a_pairing_is_accepted_or_refused_when_it_is_made(name, proposal):
     ),
     (token(), "deterministic", "Use target_only or recursive or traversal."),
     (k_seq(), "without_replacement", r"drawn without replacement.*and the rule is for chain, iid"),
-    (recursive(), "pruned", r"drops tokens after looking at them.*Use target_only\."),
     (recursive(), "truncated", r"p must be reduced.*Use target_only or token or block\."),
   ],
 )
 def test_the_sentence_says_why_and_what_to_use(verifier, proposal, words):
   with pytest.raises(ValueError, match=words):
-    speculate.method(table_model(4), of_kind(proposal), verifier)
+    pair(table_model(4), of_kind(proposal), verifier)
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_without_a_draft_every_rule_is_exact(name):
-  assert speculate.method(table_model(4), none(), VERIFIERS[name]()).drafter == none()
+  assert pair(table_model(4), none(), VERIFIERS[name]()).drafter == none()
 
 
 def test_every_proposal_has_a_reason_and_a_rule():
@@ -72,7 +70,7 @@ def test_every_proposal_has_a_reason_and_a_rule():
   ]  # fmt: skip
 
 
-CHAIN = draft_tree(table_model(4), Drawn(((0,), (0, 0)), "iid"))
+CHAIN = draft_tree(table_model(4), IID(((0,), (0, 0))))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +87,11 @@ CHAIN = draft_tree(table_model(4), Drawn(((0,), (0, 0)), "iid"))
 def test_merged_and_joined_drafts_have_the_rules_of_their_kind(drafter, proposal):
   assert drafter.proposal == proposal
   assert exact_for(proposal) == ["target_only", "recursive", "traversal"]
-  assert speculate.method(table_model(4), drafter, recursive()).drafter is drafter
+  assert pair(table_model(4), drafter, recursive()).drafter is drafter
   with pytest.raises(ValueError, match="verifier='token' is not exact"):
-    speculate.method(table_model(4), drafter, token())
+    pair(table_model(4), drafter, token())
 
 
 def test_a_draft_model_is_a_chain():
   chain = draft_model(table_model(4), 2)
-  assert speculate.method(table_model(4), chain, target_only()).verifier is target_only()
+  assert pair(table_model(4), chain, target_only()).verifier is target_only()

@@ -1,4 +1,4 @@
-"""The rules against plain loops and closed forms; their distributions are in testing/test_enumeration.py."""
+"""The rules against plain loops and closed forms; testing/test_enumeration.py has distributions."""
 
 import itertools
 
@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from specjax.base import PROPOSALS, Draft
-from specjax.drafters import draft_model
 from specjax.sampling import DRAFT, Noise, request_keys
-from specjax.testing import table_model
 from specjax.testing.enumerate import Script, probability
 from specjax.verifiers import VERIFIERS, greedy, token, typical
 
 B, N, D, V = 60, 8, 4, 6
-CHAIN = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3, D)}
+
+
+def of_chain(depth: int) -> dict:
+  """What a rule is told of the drafter of a chain."""
+  return {"depth": depth, "proposal": "chain"}
 
 
 def random_case(seed: int):
@@ -39,7 +41,9 @@ def test_typical_equals_a_plain_loop(epsilon, delta):
   noise = Noise(request_keys(0, np.arange(B)), jnp.full(B, 4))
   rule = typical(epsilon, delta)
   assert rule.exactness == f"LOSSY (epsilon={epsilon}, delta={delta})"
-  verdict = jax.jit(rule.verify, static_argnums=5)((), draft, log_probs, None, noise, CHAIN[D])
+  verdict = jax.jit(rule.verify, static_argnames=("depth", "proposal"))(
+    (), draft, log_probs, None, noise, **of_chain(D)
+  )
   after = noise.choose(log_probs, draft.depth)
   tokens, parent, depth, valid = (np.asarray(x) for x in draft[:4])
   p = np.exp(np.asarray(log_probs, np.float64))
@@ -76,7 +80,7 @@ def test_greedy_takes_the_lower_token_and_the_first_sibling_on_ties():
     tokens=jnp.array([[0, 2, 1, 1]]), parent=jnp.array([[0, 0, 0, 0]]),
     depth=jnp.array([[0, 1, 1, 1]]), valid=jnp.ones((1, 4), bool),
   )  # fmt: skip
-  verdict = greedy().verify((), draft, log_probs, None, None, CHAIN[1])
+  verdict = greedy().verify((), draft, log_probs, None, None, **of_chain(1))
   assert verdict.path.tolist() == [[0, 2]]
   assert verdict.tokens.tolist() == [[1, 2]]
 
@@ -92,7 +96,7 @@ def test_token_accepts_as_many_as_the_closed_form(gamma, want):
   tokens = jnp.stack([jnp.zeros(rows, jnp.int32), *drawn], 1)
   node = jnp.broadcast_to(jnp.arange(gamma + 1), tokens.shape)
   chain = Draft(tokens, jnp.maximum(node - 1, 0), node, jnp.ones(tokens.shape, bool), q)
-  verdict = token().verify((), chain, p, None, script, CHAIN[gamma])
+  verdict = token().verify((), chain, p, None, script, **of_chain(gamma))
   weight = np.prod([probability(entry) for entry in script.record], axis=0)
   assert script.combinations == rows
   np.testing.assert_allclose(weight.sum(), 1, rtol=1e-6)
@@ -106,7 +110,7 @@ def test_token_accepts_everything_when_the_distributions_agree():
   tokens = jnp.stack([noise.draw(DRAFT + i, log_probs[:, max(i - 1, 0)]) for i in range(D + 1)], 1)
   node = jnp.broadcast_to(jnp.arange(D + 1), tokens.shape)
   chain = Draft(tokens, jnp.maximum(node - 1, 0), node, jnp.ones(tokens.shape, bool), log_probs)
-  verdict = token().verify((), chain, log_probs, None, noise, CHAIN[D])
+  verdict = token().verify((), chain, log_probs, None, noise, **of_chain(D))
   assert verdict.count.tolist() == [D] * B
   np.testing.assert_array_equal(verdict.tokens[:, :D], tokens[:, 1:])
 
@@ -119,7 +123,7 @@ def test_token_stops_where_a_chain_ends():
   p = jnp.broadcast_to(jax.nn.log_softmax(jnp.arange(V, dtype=jnp.float32)), (rows, D + 1, V))
   node = jnp.broadcast_to(jnp.arange(D + 1), (rows, D + 1))
   chain = Draft(jnp.full_like(node, V - 1), jnp.maximum(node - 1, 0), node, node < 2, q)
-  verdict = token().verify((), chain, p, None, script, CHAIN[D])
+  verdict = token().verify((), chain, p, None, script, **of_chain(D))
   assert verdict.count.max() == 1
   after = np.asarray(script.record[-1].log_probs)[np.asarray(verdict.count) == 1]
   np.testing.assert_allclose(after, np.broadcast_to(p[0, 0], after.shape), rtol=1e-5)

@@ -1,18 +1,18 @@
-"""Draft and target at work at the same time: what a tick of both commits.
+"""PEARL: draft and target work at the same time, and this is what a tick of both commits.
 
-PEARL (Liu et al. 2025, arXiv 2408.11850). In a tick the draft model writes a block of G
+It is a loop's state machine, beside `speculate`, in which the two take turns (Liu et al. 2025,
+arXiv 2408.11850). In a tick the draft model writes a block of G
 tokens after all it wrote before, while the target reads what was pending when the tick began:
 
     committed  pending      fresh, drafted meanwhile
-    .. the cat              sat on the mat        before: the target gives the distribution after `cat`,
-                                                  which tests `sat` alone
-    .. sat     on the mat   and slept there .     after: the distributions after `sat`, `on`, `the`, `mat`
-                                                  test `on the mat and`
+    .. the cat              sat on the mat        before: the target's distribution after `cat`
+                                                  tests `sat` alone
+    .. sat     on the mat   and slept there .     after: its distributions after `sat`, `on`, `the`
+                                                  and `mat` test `on the mat and`
 
 If all that is tested is accepted, it is committed and the rest of the fresh block is pending. At a
 refusal the target's own token is committed, all else is dropped, and the next tick has nothing
-pending. This is the bookkeeping of it, a pure function; running both models at once is the
-caller's.
+pending. `tick` is a pure function; to run both models at once is left to the caller.
 
 Letters: B batch, G block length, V vocabulary.
 """
@@ -28,7 +28,7 @@ from specjax.verifiers.siblings import residual
 
 
 class State(NamedTuple):
-  """State between two ticks.
+  """What is kept between two ticks.
 
   Attributes:
     key: key[B], one per request.
@@ -37,7 +37,7 @@ class State(NamedTuple):
     post: bool[B], tokens are pending (post-verify); False verifies the first fresh token only
       (pre-verify).
     tokens: i32[B, G - 1], pending; garbage where not `post`.
-    distribution: f32[B, G - 1, V], log-probabilities they were drawn from.
+    log_probs: f32[B, G - 1, V], what they were drawn from.
   """
 
   key: Array
@@ -48,7 +48,7 @@ class State(NamedTuple):
 
 
 def start(key: Array, position: Array, block: int, vocab_size: int) -> State:
-  """Nothing is pending. key[B], position i32[B]; G is `block`, V `vocab_size`."""
+  """The state in which nothing is pending; key[B], position i32[B], G is `block`."""
   B = position.shape[0]
   tokens = jnp.zeros((B, block - 1), jnp.int32)
   return State(key, position, jnp.zeros(B, bool), tokens, jnp.zeros((B, block - 1, vocab_size)))
@@ -56,7 +56,7 @@ def start(key: Array, position: Array, block: int, vocab_size: int) -> State:
 
 def tick(
   state: State,
-  target_distribution: Array,
+  target_log_probs: Array,
   tokens: Array,
   log_probs: Array,
   source: Callable[[Array, Array], Source] = Noise,
@@ -65,10 +65,10 @@ def tick(
 
   Args:
     state: of the last tick.
-    target_law: f32[B, G, V], log-probabilities after the committed text and i pending tokens; where
-      not `post` only row 0 is read.
-    tokens, distribution: i32[B, G] and f32[B, G, V], the fresh block, drawn after the pending tokens, and
-      the log-probabilities it was drawn from.
+    target_log_probs: f32[B, G, V], after the committed text and i pending tokens; where not `post`
+      only row 0 is read.
+    tokens, log_probs: i32[B, G] and f32[B, G, V], the fresh block, drawn after the pending tokens,
+      and what it was drawn from.
     source: static; (key, position) -> what tosses the coins.
 
   Returns:
@@ -92,12 +92,12 @@ def tick(
   def row(log_p: Array) -> Array:
     return jnp.exp(jnp.take_along_axis(log_p, jnp.minimum(accepted, G - 1)[:, None, None], 1)[:, 0])
 
-  coin = noise.accept(COIN, of_window(target_distribution), of_window(log_q)) & (
+  coin = noise.accept(COIN, of_window(target_log_probs), of_window(log_q)) & (
     step < length[:, None]
   )
   accepted = jnp.cumprod(coin.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
   whole = accepted == length
-  extra = noise.draw(RESIDUAL, jnp.log(residual(row(target_distribution), row(log_q))))
+  extra = noise.draw(RESIDUAL, jnp.log(residual(row(target_log_probs), row(log_q))))
   committed = jnp.where(step < accepted[:, None], window, extra[:, None])
   # No token of the target's follows a whole window: the draft is ahead of it already.
   count = jnp.where(whole, accepted, accepted + 1)

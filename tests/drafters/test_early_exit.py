@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.draft_length.cascade import by_peak, by_token
+from specjax.drafters.early_exit import by_peak, by_token
 from specjax.sampling import Noise, request_keys
 from specjax.testing.enumerate import Script, probability
 
@@ -29,7 +29,7 @@ def _play(function, distributions, least, numbers):
 
 
 def play(function, distributions, least):
-  """(tokens, probabilities f64[R] of all that can be drawn, distribution f64[V] that was returned)."""
+  """(tokens, probabilities f64[R] of all that can be drawn, the distribution f64[V] returned)."""
   R = V ** (len(distributions) if function is by_token else 1)
   arguments = np.float32(distributions), np.float32(least), np.arange(R, dtype=np.int32)
   token, log_probs, record = jax.device_get(_play(function, *arguments))
@@ -52,7 +52,7 @@ def by_token_in_numpy(distributions, least) -> tuple[np.ndarray, np.ndarray]:
 
 
 def verified(joint, distribution_of_exit) -> np.ndarray:
-  """Distribution f64[V] of the next token, when the token of exit i is corrected for law_of_exit[i]."""
+  """f64[V] of the next token, when that of exit i is corrected for its own distribution."""
   emitted = np.zeros(V)
   for mass, q in zip(joint, distribution_of_exit, strict=True):
     accepted = np.minimum(1, np.divide(P, q, out=np.ones(V), where=q > 0))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.draft_length import pearl
+from specjax import pearl
 from specjax.sampling import DRAFT, Noise, request_keys
 from specjax.testing.enumerate import Script, probability
 
@@ -73,7 +73,7 @@ def _play(p, q, block: int, ticks: int, rows):
 def committed_distribution(
   p, q, block: int, ticks: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(f64[V, .., V], distribution of the next tokens; f64[2^ticks], of who is `post`), by enumeration."""
+  """(f64[V, .., V], of the next tokens; f64[2^ticks], of who is `post`), by enumeration."""
   V = len(p)
   total = (V ** (block + 1) * 2**block) ** ticks
   seen, record = jax.device_get(_play(p, q, block, ticks, np.arange(total, dtype=np.int32)))

@@ -1,0 +1,50 @@
+"""A drafter that keeps nothing between rounds is one function of the text."""
+
+import functools
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Context, Draft, Drafter, Params
+from specjax.trees.structure import chain
+
+
+def from_draft(
+  name: str, nodes: int, depth: int, draft: Callable[[Params, Context], Draft]
+) -> Drafter:
+  """A drafter whose every draft is chosen by a fixed rule from its weights and the text.
+
+  Args:
+    name, nodes, depth: see `Drafter`.
+    draft: (params, context) -> Draft.
+  """
+
+  def init(params, target_params, context, features, capacity):
+    return ()
+
+  def propose(params, target_params, state, context, settings, noise):
+    return draft(params, context), state
+
+  def update(params, target_params, state, draft, evaluation, verdict, rows):
+    return state
+
+  return Drafter(name, "deterministic", nodes, depth, init, propose, update)
+
+
+@functools.cache
+def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Drafter:
+  """A chain of guesses that follow from the text, with no weights.
+
+  Args:
+    name: of the method.
+    depth: D, tokens drafted per round.
+    guess: (context) -> i32[B, D], the tokens after the root; a negative one ends the chain.
+  """
+
+  def draft(params: Params, context: Context) -> Draft:
+    tokens = jnp.concatenate([context.root, guess(context)], 1)
+    valid = jnp.cumprod(tokens >= 0, 1, dtype=jnp.int32) > 0
+    return chain(jnp.maximum(tokens, 0), valid)
+
+  return from_draft(name, depth + 1, depth, draft)

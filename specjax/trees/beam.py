@@ -1,0 +1,36 @@
+"""A beam holds the paths that beam search finds."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from jax import Array
+
+from specjax.base import Draft, Proposal
+from specjax.trees.base import Sampling, Step, check_size
+from specjax.trees.paths import beam_paths, from_paths
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+  """The shape of ReDrafter's tree (Zhang et al. 2024, arXiv 2403.09919).
+
+  Attributes:
+    nodes: N, the root included; those that equal prefixes save stay unused.
+    depth: D, tokens of each path.
+    width: P, paths.
+  """
+
+  nodes: int
+  depth: int
+  width: int
+  proposal: ClassVar[Proposal] = "deterministic"
+
+  def __post_init__(self) -> None:
+    check_size(self, "width", "1 + depth * width", 1 + self.depth * self.width)
+
+  def fill(
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
+    sampling: Sampling | None = None,
+  ) -> Draft:  # fmt: skip
+    paths = beam_paths(self.width, self.depth, root, step, carry, memory, ids)
+    return from_paths(paths, root, self.nodes)

@@ -1,0 +1,47 @@
+"""A dynamic tree holds the nodes that a head is surest of, another shape each round."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Draft, Proposal
+from specjax.trees.base import Sampling, Step, check_size
+from specjax.trees.paths import likeliest, search
+
+
+@dataclasses.dataclass(frozen=True)
+class Dynamic:
+  """The shape of EAGLE-2's tree (Li et al. 2024, arXiv 2406.16858, section 4).
+
+  Attributes:
+    nodes: N, the root included.
+    depth: D, levels below the root.
+    beam: nodes expanded per level, and children of each.
+  """
+
+  nodes: int
+  depth: int
+  beam: int
+  proposal: ClassVar[Proposal] = "deterministic"
+
+  def __post_init__(self) -> None:
+    most = 1 + self.beam + (self.depth - 1) * self.beam**2
+    check_size(self, "beam", "1 + beam + (depth - 1) * beam**2", most)
+
+  def fill(
+    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
+    sampling: Sampling | None = None,
+  ) -> Draft:  # fmt: skip
+    parent = jnp.full((root.shape[0], 1), -1, jnp.int32)  # pool number of each expanded node
+    pool: list[tuple[Array, Array, Array]] = []  # tokens, scores, parents of each level
+    depths = np.zeros(0, int)
+    for level in search(self.beam, self.depth, root, step, carry, memory, ids):
+      size = level.tokens.shape[1]
+      pool.append((level.tokens, level.score, jnp.repeat(parent, size // parent.shape[1], 1)))
+      parent = len(depths) + level.kept
+      depths = np.concatenate([depths, np.full(size, len(pool))])
+    tokens, score, parents = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
+    return likeliest(self.nodes, root, tokens, score, parents, depths)[0]

@@ -1,0 +1,106 @@
+"""A tree, a rule, a policy and a processor from outside the package take a few lines each."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import trees
+from specjax.base import PROPOSALS, Processor, Proposal, Verifier
+from specjax.decoding.method import method as pair
+from specjax.draft_length.base import DraftLength
+from specjax.drafters import adaptive_model, draft_tree
+from specjax.sampling import RESIDUAL
+from specjax.testing import (
+  Case,
+  emitted_distribution,
+  fixed_draft,
+  random_table,
+  table_model,
+  target_distribution,
+  total_variation,
+)
+from specjax.trees.structure import ending_at
+from specjax.verifiers import target_only, token
+
+V = 3
+TABLE = table_model(V)
+CASE = Case(np.asarray(random_table(0, V)["logits"]), prompt=(0, 2), length=2, temperature=0.8)
+
+
+def distance(drafter, rule, params=(), case=CASE, processors=()) -> float:
+  emitted = emitted_distribution(case, pair(TABLE, drafter, rule, processors), params)
+  return total_variation(emitted, target_distribution(case))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fan:
+  """The head's best guesses of the next token, and nothing below them."""
+
+  width: int
+  depth: ClassVar[int] = 1
+  proposal: ClassVar[Proposal] = "deterministic"
+
+  @property
+  def nodes(self) -> int:
+    return 1 + self.width
+
+  def fill(self, root, step, carry=(), memory=(), ids=None, sampling=None):
+    return trees.Static([[rank] for rank in range(self.width)]).fill(root, step, carry, memory, ids)
+
+
+def test_a_tree_is_a_class_and_a_row(monkeypatch, tmp_path):
+  monkeypatch.setitem(trees.TREES, "fan", Fan)
+  tree = trees.build("fan", (2,))
+  assert tree == Fan(2)
+  trees.save(tmp_path / "tree.json", tree, {})
+  assert trees.load(tmp_path / "tree.json") == tree
+  drafter = draft_tree(TABLE, tree)
+  assert (drafter.nodes, drafter.depth) == (3, 1)
+  assert distance(drafter, target_only(), random_table(9, V)) < 1e-6
+
+
+def hesitant(how: str) -> Verifier:
+  """Accepts nothing, and says a token of the target's after the root, or after the first guess."""
+
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
+    zero = jnp.zeros(len(log_probs), jnp.int32)
+    extra = noise.draw(RESIDUAL, log_probs[:, 1 if how == "biased" else 0])
+    return ending_at(zero, draft.tokens, draft.parent, zero, extra, depth)
+
+  return Verifier("hesitant", "EXACT", PROPOSALS, "any", verify)
+
+
+@pytest.mark.parametrize(("how", "exact"), [("exact", True), ("biased", False)])
+def test_a_rule_is_a_function_and_a_row(how, exact):
+  found = distance(fixed_draft([[0], [1]], [2, 0]), hesitant(how))
+  assert found < 1e-6 if exact else found > 1e-3
+
+
+def test_a_draft_length_policy_is_three_functions_and_a_row():
+  def stop(params, state, observation):
+    return jnp.exp(observation.log_probs).max(-1) < state, state
+
+  policy = DraftLength(
+    "peaked", False, False, lambda batch: jnp.full(batch, 0.5), stop,
+    lambda state, accepted, drafted: state,
+  )  # fmt: skip
+  drafter = adaptive_model(TABLE, policy, 2)
+  assert distance(drafter, token(), (random_table(9, V), ())) < 1e-6
+
+
+def test_a_processor_is_four_functions_and_a_row():
+  forbidden = Processor(
+    "forbidden",
+    lambda params, context: (),
+    lambda params, state, draft, mask, logits: logits.at[..., 1].set(-jnp.inf),
+    lambda params, state, tokens: jnp.zeros(tokens.shape, bool),
+    lambda params, state, tokens, rows: state,
+  )
+  case = dataclasses.replace(
+    CASE, processors=lambda B: ((),),
+    processed=lambda logits, tokens: np.where(np.arange(V) == 1, -np.inf, logits),
+  )  # fmt: skip
+  assert distance(fixed_draft([[0], [1]], [1, 0]), target_only(), (), case, (forbidden,)) < 1e-6
