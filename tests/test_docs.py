@@ -21,7 +21,7 @@ from specjax.eval.prompts import OUR_QUESTIONS
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
   str(path.relative_to(ROOT)): path.read_text()
-  for pattern in ("*.md", "docs/**/*.md", "specjax/zoo/*/*.md")
+  for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "specjax/zoo/*/*.md")
   for path in sorted(ROOT.glob(pattern))
 }
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -104,7 +104,7 @@ COMMANDS = {
   f"{page}: {' '.join(words)}": words for page, text in PAGES.items() for words in commands(text)
 }
 for code in sorted({code for text in PAGES.values() for code in CODE.findall(text)}):
-  if re.match(r"python -m specjax\.\S+ -|specjax \w+ -", code):
+  if re.match(r"python (-m specjax\.\S+ -|benchmarks/)|specjax \w+ -", code):
     COMMANDS[code] = shlex.split(code)
 
 
@@ -259,8 +259,21 @@ def documented(node: ast.AST) -> set[str]:
   return names
 
 
+SOURCES = {
+  path: ast.parse(path.read_text())
+  for folder in ("specjax", "kernels", "train", "configs", "benchmarks")
+  for path in sorted((ROOT / folder).rglob("*.py"))
+}
+CLASSES = {
+  node.name: node
+  for tree in SOURCES.values()
+  for node in ast.walk(tree)
+  if isinstance(node, ast.ClassDef)
+}
+
+
 def names_of(node: ast.AST) -> set[str]:
-  """The arguments of a function, or the fields of a class and the arguments of its `__init__`."""
+  """The arguments of a function; the fields and methods of a class, also of those below it."""
   if isinstance(node, ast.FunctionDef):
     a = node.args
     every = (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg)))
@@ -272,15 +285,17 @@ def names_of(node: ast.AST) -> set[str]:
       found.add(ast.unparse(child.target))
     elif isinstance(child, ast.FunctionDef):
       found |= {child.name} | names_of(child)
+  for base in node.bases:
+    if ast.unparse(base) in CLASSES:
+      found |= names_of(CLASSES[ast.unparse(base)])
   return found
 
 
-@pytest.mark.parametrize("folder", ["specjax", "kernels", "train", "configs", "benchmarks"])
-def test_docstrings_describe_what_there_is(folder):
+def test_docstrings_describe_what_there_is():
   wrong = [
     f"{path.relative_to(ROOT)}:{node.lineno}: {', '.join(sorted(unknown))}"
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    for node in ast.walk(ast.parse(path.read_text()))
+    for path, tree in SOURCES.items()
+    for node in ast.walk(tree)
     if isinstance(node, ast.FunctionDef | ast.ClassDef)
     if (unknown := documented(node) - names_of(node))
   ]
