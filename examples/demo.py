@@ -24,7 +24,6 @@ LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.json
 CONFIG = bench.Config(limit=12, max_new_tokens=128, repeats=3)
 LISTS = parallelbench.Config(
   methods=("confidence", "threshold", "learned", "threshold-0.95/student"), count=2, batch=80,
-  student=f"{DEFAULT_DENOISER}-student", filter=f"{DEFAULT_DENOISER}-filter",
 )  # fmt: skip
 
 
@@ -95,7 +94,7 @@ def denoising(console: Console) -> None:
     )[0]
     for label in ("confidence", "threshold", "threshold-0.95/student")
   }
-  filled = shown["threshold"]
+  filled = shown["threshold"].filling
   for number in sorted({when for when in filled.when if when >= 0}):
     said = [
       (model.decode([token]).strip() or ".") if when <= number else "_"

@@ -12,12 +12,14 @@ if (_CHECKOUT / "kernels" / "tree_attention").is_dir():
 
 # Found on first use: importing jax takes a second that `specjax --help` need not wait for.
 _HOMES = {
-  name: f"specjax.decoding.{module}"
+  name: f"specjax.{module}"
   for module, names in {
-    "decoder": ("Decoder", "Result", "generate"),
-    "diffusion_decoder": ("DiffusionDecoder", "Filled"),
-    "build": ("make_drafter",),
-    "model": ("Model", "load"),
+    "decoding.decoder": ("Decoder", "generate"),
+    "decoding.diffusion_decoder": ("DiffusionDecoder",),
+    "decoding.batching": ("Result",),
+    "decoding.build.drafter": ("make_drafter",),
+    "decoding.model": ("Model", "load"),
+    "models.sharding": ("mesh",),
   }.items()
   for name in names
 }

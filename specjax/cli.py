@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tyro
 
 from specjax import script
-from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
+from specjax.arguments import MOVED, Bench, Convert, Denoise, Generate, Info, List, Tune
 
 
 def _run(args) -> None:
@@ -20,6 +20,12 @@ def _run(args) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; 0, or 2 after one sentence on stderr that says what was wrong with it."""
+  argv = sys.argv[1:] if argv is None else argv
+  moved = MOVED.get(argv[0], {}) if argv else {}
+  for flag in (argument.partition("=")[0] for argument in argv):
+    if flag in moved:
+      print(f"error: {flag} is now {moved[flag]}.", file=sys.stderr)
+      return 2
   return script.run(
     _run,
     Generate | Denoise | Bench | Tune | Convert | List | Info,

@@ -13,25 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
-from specjax.checkpoints import filter as filters
 from specjax.checkpoints import formats, hf, llama2c
 from specjax.decoding import catalogue
-from specjax.decoding.build import make_drafter, with_weights
+from specjax.decoding.batching import Result
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import DEFAULT_DENOISER, ZOO, Model, load, resolve
+from specjax.decoding.model import DEFAULT_DENOISER, Model, load, resolve
 from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
-from specjax.trees import files
 
-# Fields of a Result in the output of `generate --json`, after the prompt.
+# Fields of a Result in the output of --json, after the prompt.
 JSON_KEYS = (
-  "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds", "drafter", 
-  "verifier", "exactness",
-)  # fmt: skip
-
-
-DENOISE_KEYS = (
-  "text", "tokens", "when", "log_probs", "forwards", "filled", "wasted", "seconds", "policy",
+  "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds", "method",
 )  # fmt: skip
 
 
@@ -57,18 +49,9 @@ def _items(args: Generate | Denoise, model):
 def run_generate(args: Generate) -> None:
   model = _load(args.model)
   items = _items(args, model)
-  if args.tree and args.nodes:
-    raise ValueError(f"nodes={args.nodes} and tree={args.tree!r}: accepted is one of them.")
-  tree = files.parse(args.tree) if args.tree else None
-  drafter = make_drafter(
-    model, args.drafter, head=args.head, draft_model=args.draft_model, nodes=args.nodes, tree=tree,
-    policy=args.policy, acceptance=args.acceptance,
-  )  # fmt: skip
   decoder = Decoder(
-    model, drafter, with_weights(model, args.verifier, args.judge),
+    model, args.drafter, args.verifier, processors=args.processors,
     temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-    repetition_penalty=args.repetition_penalty, presence_penalty=args.presence_penalty,
-    frequency_penalty=args.frequency_penalty,
     regex=args.regex, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
   )  # fmt: skip
   if len(items) == 1 and not args.json and not args.stop_words:
@@ -76,10 +59,11 @@ def run_generate(args: Generate) -> None:
     return
   for item, r in _decoded(args, items, decoder):
     rate = f"{r.emitted / r.forwards:.2f} per forward"
-    _print(args, item, r, JSON_KEYS, f"{r.emitted} tokens, {rate}, {decoder.label}")
+    rule = {"verifier": r.verifier, "exactness": r.exactness}
+    _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
 
 
-def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts.Item, Any]]:
+def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
   """Each prompt with its result as soon as its batch is done: a failure loses no text."""
   for first in range(0, len(items), args.batch):
     part = items[first : first + args.batch]
@@ -88,12 +72,12 @@ def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts
 
 
 def _print(
-  args: Generate | Denoise, item: prompts.Item, result, keys: Sequence[str], summary: str
+  args: Generate | Denoise, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
 ) -> None:
-  """A result as one JSON object of these keys, or to be read."""
+  """A result as one JSON object, of JSON_KEYS and `more`, or to be read."""
   if args.json:
-    fields = {key: getattr(result, key) for key in keys}
-    print(json.dumps({"prompt": item.given, **fields}), flush=True)
+    fields = {key: getattr(result, key) for key in JSON_KEYS}
+    print(json.dumps({"prompt": item.given, **fields, **more}), flush=True)
     return
   console = Console(highlight=False, markup=False)
   console.rule(style="dim")
@@ -127,47 +111,51 @@ def _denoiser(name: str | None) -> Model:
   return load(DEFAULT_DENOISER if name is None else name)
 
 
-def _companion(model: Model, kind: str) -> str | None:
-  """The zoo's filter or student of a model, if it has one."""
-  name = f"{model.name}-{kind}"
-  return name if (ZOO / name / "config.json").is_file() else None
-
-
 def run_denoise(args: Denoise) -> None:
   model = _denoiser(args.model)
   items = _items(args, model)
-  learned = args.policy.startswith("learned")
-  trained = args.filter or (_companion(model, "filter") if learned else None)
   decoder = DiffusionDecoder(
-    model, args.policy, block=args.block, cache=args.cache, stopping=args.stopping, guesses=args.guesses,
-    credit=args.credit, guidance=args.guidance, temperature=args.temperature, seed=args.seed,
-    batch=args.batch, trained=filters.load(resolve(trained)) if trained else None,
-  )  # fmt: skip
+    model, args.policy, temperature=args.temperature, seed=args.seed, batch=args.batch
+  )
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
-    _print(args, item, r, DENOISE_KEYS, f"{r.filled} slots in {r.forwards} passes, {r.policy}")
+    slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
+    _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
     if args.picture and i == 0:
-      canvas.picture(model, {args.policy: r}).savefig(args.picture)
+      canvas.picture(model, {r.method: r}).savefig(args.picture)
 
 
 def _parallelbench(args: Bench) -> None:
   model = _denoiser(args.model)
-  known = {field.name for field in dataclasses.fields(parallelbench.Config)}
-  given: dict[str, Any] = vars(args) | {
-    "student": args.student or _companion(model, "student"),
-    "filter": args.filter or _companion(model, "filter"), "count": args.limit,
-  }  # fmt: skip
-  config = parallelbench.Config(**{k: v for k, v in given.items() if k in known and v is not None})
+  fields = _fields(args, parallelbench.Config, {"limit": "count"})
+  config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
   summary = parallelbench.run(model, config, args.out)
   print("\n".join(parallelbench.table(summary)))
   print(f"{args.out}: results.jsonl, summary.json, table.md, parallelbench.png")
+
+
+def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
+  """The options that the config of a suite holds, some under other names.
+
+  Raises:
+    ValueError: another option was given, which the suite would not read.
+  """
+  known = {field.name for field in dataclasses.fields(config)}
+  found = {}
+  for field in dataclasses.fields(args):
+    value, name = getattr(args, field.name), names.get(field.name, field.name)
+    if name in known:
+      found[name] = value
+    elif field.name not in ("model", "suite", "out") and value != field.default:
+      flag = field.name.replace("_", "-")
+      raise ValueError(f"--{flag} {value!r}: --suite {args.suite} does not read this option.")
+  return found
 
 
 def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
     _parallelbench(args)
     return
-  known = {field.name for field in dataclasses.fields(bench.Config)}
-  fields = {k: v for k, v in vars(args).items() if k in known}
+  fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
   summary = bench.run(_load(args.model), bench.Config(**fields), args.out)
   console = Console()
@@ -220,19 +208,17 @@ def _convert_head(args: Convert) -> None:
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
   table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
   for i, column in enumerate(columns):
-    table.add_column(column, no_wrap=i == 0)
+    table.add_column(column, no_wrap=i == 0 or not column, overflow="ellipsis")
   for row in rows:
     table.add_row(*row)
   return table
 
 
 def run_list(args: List) -> None:
-  console = Console(highlight=False)
-  for title, columns, rows in (
-    ("drafters", ("name", "proposal", "nodes", ""), catalogue.drafters()),
-    ("verifiers", ("name", "exactness", "proposals"), catalogue.verifiers()),
-  ):
-    console.print(_grid(title, columns, rows), "")
+  console = Console(highlight=False, markup=False)
+  console.width = max(console.width, 160)  # a part is one line, which a terminal may wrap
+  for title, rows in catalogue.parts().items():
+    console.print(_grid(title, ("name", "knobs", "label", "source", ""), rows), "")
   console.print(_grid("zoo", ("name", "kind"), catalogue.zoo()))
 
 

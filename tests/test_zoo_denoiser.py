@@ -14,8 +14,7 @@ from specjax.decoding.model import DEFAULT_DENOISER, load
 from specjax.eval import parallelbench
 from specjax.eval.parallelbench import Config
 
-PARTS = {"student": f"{DEFAULT_DENOISER}-student", "filter": f"{DEFAULT_DENOISER}-filter"}
-CONFIG = Config(count=2, batch=80, **PARTS)
+CONFIG = Config(count=2, batch=80)
 SURE = ("copy", "reverse", "sort", "replace_index", "insert_index", "remove_index")
 
 
@@ -40,7 +39,7 @@ def test_four_devices_change_no_token(mesh, cache):
   prompts = [model().chat(f"{task} : Ada Bob Kim Leo =") for task in ("reverse", "sort")]
 
   def decode(network):
-    decoder = DiffusionDecoder(network, "threshold-0.9", cache=cache, block=16, batch=2)
+    decoder = DiffusionDecoder(network, "threshold-0.9", cache=cache, blocks=16, batch=2)
     return [r.tokens for r in decoder(prompts, 16)]
 
   with jax.set_mesh(mesh):
@@ -80,15 +79,15 @@ def test_a_shuffle_collapses_where_a_copy_does_not():
 @pytest.mark.parametrize("policy", ["confidence", "threshold-0.9"])
 def test_draft_and_verify_changes_no_token(policy):
   plain, verified = filled(policy)[1], filled(f"{policy}/guesses-4")[1]
-  assert [r.canvas for r in plain] == [r.canvas for r in verified]
-  assert [r.when for r in plain] == [r.when for r in verified]
+  assert [r.filling.canvas for r in plain] == [r.filling.canvas for r in verified]
+  assert [r.filling.when for r in plain] == [r.filling.when for r in verified]
   assert sum(r.forwards for r in verified) < sum(r.forwards for r in plain)
 
 
 def test_the_end_is_predicted_in_a_canvas_that_is_too_long():
   def run(length: str):
     _, results, right = filled(f"confidence/{length}", ("copy",))
-    return sum(r.wasted for r in results), right.mean()
+    return sum(r.filling.wasted for r in results), right.mean()
 
   wasted, accuracy = run("whole")
   assert run("end_of_text_prediction")[0] < 0.3 * wasted
@@ -105,14 +104,14 @@ def test_a_batch_is_its_rows(label):
   room = max(map(len, prompts))
   for i in np.flatnonzero([len(p) == room for p in prompts])[:4]:
     (one,) = alone([prompts[i]], config.max_new_tokens)
-    assert one.canvas == together[i].canvas and one.forwards == together[i].forwards
+    assert one.filling.canvas == together[i].filling.canvas and one.forwards == together[i].forwards
 
 
 def test_no_mask_is_left_and_prompts_stay():
   asked, results, _ = filled("threshold")
   for question, result in zip(asked, results, strict=True):
     ids = model().chat(question.messages)
-    assert result.canvas[: len(ids)] == ids and model().mask not in result.tokens
+    assert result.filling.canvas[: len(ids)] == ids and model().mask not in result.tokens
 
 
 def test_the_command_line_takes_them_unasked(tmp_path, capsys):
@@ -121,7 +120,7 @@ def test_the_command_line_takes_them_unasked(tmp_path, capsys):
   for policy in ("threshold", "learned"):
     assert main([*asked, "--policy", policy, "--json"]) == 0
     line = json.loads(capsys.readouterr().out)
-    assert line["text"].split() == ["Ada", "Bob", "Cy"] and line["policy"] == policy
+    assert line["text"].split() == ["Ada", "Bob", "Cy"] and line["method"] == policy
   assert picture.stat().st_size > 1000
   assert main(["bench", "--suite", "parallelbench", "--methods", "threshold-0.95/student",
                "--limit", "1", "--lengths", "3", "--batch", "10", "--repeats", "1", "--out",

@@ -166,13 +166,13 @@ def answers(model: Model, prompts: Sequence[list[int]], file: pathlib.Path, conf
   done -= done % B
   keep_lines(file, done)
   decoder = DiffusionDecoder(
-    model, "confidence", block=config.block, stopping="whole", batch=B, seed=config.seed
+    model, "confidence", blocks=config.block, stopping="whole", batch=B, seed=config.seed
   )
   with file.open("a") as sink:
     for first in track(range(done, len(prompts), B), description="answers"):
       part = prompts[first : first + B]
       for ids, filled in zip(part, decoder(part, config.new, first=first), strict=True):
-        sink.write(json.dumps({"prompt": len(ids), "tokens": filled.canvas}) + "\n")
+        sink.write(json.dumps({"prompt": len(ids), "tokens": filled.filling.canvas}) + "\n")
       sink.flush()
   records = [json.loads(line) for line in file.read_text().splitlines()]
   T = max(len(r["tokens"]) for r in records)

@@ -65,7 +65,7 @@ def collect(
   Returns:
     The records, and the oracle's passes over the reference's: how few could do.
   """
-  reference = DiffusionDecoder(model, "confidence", block=block, stopping="whole", batch=batch)
+  reference = DiffusionDecoder(model, "confidence", blocks=block, stopping="whole", batch=batch)
   network = model.denoiser
   method = denoise.Method(
     network, caches.none(network, block), oracle(), blocks.fixed(block), stopping.whole()
@@ -79,7 +79,7 @@ def collect(
     position = state.lo[:, None] + jnp.arange(block, dtype=jnp.int32)[None]
     logits = network.head(model.params, states)
     logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == network.mask, -jnp.inf, logits)
-    seen = denoise.see(logits, request, position, state.forwards)
+    seen = denoise.predict(logits, request, position, state.forwards)
     masked = jnp.take_along_axis(state.canvas.masked, position, 1)
     inside = position < jnp.minimum(state.lo + block, state.canvas.end)[:, None]
     right = seen.token == jnp.take_along_axis(truth, position, 1)
@@ -94,13 +94,13 @@ def collect(
     rows = prompts[first : first + batch]
     answers = reference(rows, new, first=first)
     ordinary += sum(r.forwards for r in answers)
-    L = max(len(r.canvas) for r in answers) + block
+    L = max(len(r.filling.canvas) for r in answers) + block
     truth, end = np.zeros((batch, L), np.int32), np.zeros(batch, np.int32)
     masked = np.zeros((batch, L), bool)
     for b, (ids, answer) in enumerate(zip(rows, answers, strict=True)):
-      truth[b, : len(answer.canvas)] = answer.canvas
-      masked[b, len(ids) : len(answer.canvas)] = True
-      end[b] = len(answer.canvas)
+      truth[b, : len(answer.filling.canvas)] = answer.filling.canvas
+      masked[b, len(ids) : len(answer.filling.canvas)] = True
+      end[b] = len(answer.filling.canvas)
     canvas = Canvas(jnp.asarray(truth), jnp.asarray(masked), jnp.asarray(end))
     state = denoise.compiled_start(method, denoise.Weights(model.params, truth), canvas)
     while not bool(state.done.all()):

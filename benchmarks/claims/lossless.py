@@ -63,20 +63,14 @@ def main(config: Config) -> None:
   drafters: dict[str, Any] = {
     "none": "none",
     "prompt_lookup": "prompt_lookup",
-    **{
-      f"{name}:{nodes}": specjax.make_drafter(model, name, nodes=nodes)
-      for name in zoo_heads
-      for nodes in (8, 16)
-    },
+    **{f"{name}-{nodes}": f"{name}-{nodes}" for name in zoo_heads for nodes in (8, 16)},
   }
   for path in sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else ():
     loaded = formats.load(path, model.config)
     drafter = loaded.head.drafter(as_tree(loaded.choices[:7]))
     drafters[f"{path.parent.name}, trained"] = (drafter, loaded.params)
   if config.draft_model:
-    drafters["draft_model"] = specjax.make_drafter(
-      model, "draft_model", draft_model=config.draft_model
-    )
+    drafters["draft_model"] = f"draft_model[{config.draft_model}]"
   rows = []
   for temperature in config.temperatures:
     reference = None

@@ -33,9 +33,7 @@ class Config:
     prompts: JSONL of questions.
     judge: directory of a trained judge.
     model: the target.
-    drafter: name of a drafter or head.
-    draft_model: LM of the `draft_model` drafter.
-    nodes: of a draft, by default the drafter's own.
+    drafter: name of a drafter, such as "eagle-16" or "draft_model-8[PATH]".
     thresholds: of the judge.
     epsilons: of typical acceptance, with delta its square root.
     temperatures: of the distribution; at 0 typical acceptance is greedy.
@@ -48,8 +46,6 @@ class Config:
   judge: str
   model: str = "gsm8k-7m"
   drafter: str = "eagle"
-  draft_model: str | None = None
-  nodes: int | None = None
   thresholds: tuple[float, ...] = (0.9, 0.5)
   epsilons: tuple[float, ...] = (0.09, 0.3)
   temperatures: tuple[float, ...] = (0.0, 0.8)
@@ -81,9 +77,6 @@ def main(config: Config) -> None:
   model = specjax.load(config.model)
   items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
   ids = [item.ids for item in items]
-  guess = specjax.make_drafter(
-    model, config.drafter, draft_model=config.draft_model, nodes=config.nodes
-  )
   head = checkpoint.load(config.judge, model.config)
   rules = [
     (target_only(), ()),
@@ -94,7 +87,7 @@ def main(config: Config) -> None:
   cells = [(t, rule) for t in config.temperatures for rule in rules]
   plain: list[Result] = []
   for temperature, (rule, params) in track(cells, console=Console(stderr=True)):
-    decode = specjax.Decoder(model, guess, (rule, params), temperature=temperature)
+    decode = specjax.Decoder(model, config.drafter, (rule, params), temperature=temperature)
     results = decode(ids, config.max_new_tokens)
     plain = results if rule is target_only() else plain
     rows.append({

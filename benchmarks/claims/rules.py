@@ -21,7 +21,6 @@ import specjax
 from specjax.eval import bench, metrics, optimal
 from specjax.eval.environment import environment
 from specjax.train.resume import claim
-from specjax.trees import files
 from specjax.verifiers import VERIFIERS
 
 
@@ -32,10 +31,9 @@ class Config:
   Attributes:
     prompts: JSONL of questions.
     model: the target.
-    drafter: the head, or "draft_model", that fills every tree.
-    head: where the head is; by default the zoo's.
-    draft_model: LM of the `draft_model` drafter.
-    trees: of about equal size; see `specjax.trees.files`. A number is the best tree of that size.
+    drafter: name of the head or the draft model that fills every tree, such as
+      "draft_model[PATH]".
+    trees: names of trees of about equal size. A number is the best tree of that size.
     rules: names.
     temperatures: of the distribution.
     limit: questions.
@@ -47,8 +45,6 @@ class Config:
   prompts: str
   model: str = "gsm8k-7m"
   drafter: str = "eagle"
-  head: str | None = None
-  draft_model: str | None = None
   trees: tuple[str, ...] = (
     "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
     "stochastic_beam-2-4", "dyspec-2-4-2",
@@ -70,9 +66,10 @@ def main(config: Config) -> None:
   ids = [item.ids for item in items]
   cells = []
   for tree in config.trees:
-    size = {"nodes": int(tree)} if tree.isdigit() else {"tree": files.parse(tree)}
-    pair = specjax.make_drafter(
-      model, config.drafter, head=config.head, draft_model=config.draft_model, **size
+    pair = (
+      specjax.make_drafter(model, f"{config.drafter}-{tree}")
+      if tree.isdigit()
+      else specjax.make_drafter(model, config.drafter, tree=tree)
     )
     rules = [r for r in config.rules if pair[0].proposal in VERIFIERS[r]().accepts]
     cells += [(tree, pair, rule, t) for rule in rules for t in config.temperatures]

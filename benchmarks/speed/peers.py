@@ -105,8 +105,8 @@ def make_model(directory: str, seed: int) -> None:
 
 
 def ours(model: specjax.Model, drafter: str, config: Config) -> Contender:
-  pair = specjax.make_drafter(model, drafter, nodes=None if drafter == "none" else config.draft + 1)
-  decoder = specjax.Decoder(model, pair)
+  sized = drafter if drafter == "none" else f"{drafter}-{config.draft + 1}"
+  decoder = specjax.Decoder(model, sized)
 
   def run(ids: list[int]) -> Run:
     (r,) = decoder([ids], config.new_tokens)

@@ -56,10 +56,10 @@ class Config:
 
 def swept(model, name: str, values: np.ndarray, asked, config: Config) -> dict[str, Any]:
   """right bool[Q, S] and passes i32[Q, S] of Q questions and S settings."""
-  decoder = DiffusionDecoder(model, name, block=config.max_new_tokens, batch=config.batch)
+  decoder = DiffusionDecoder(model, name, blocks=config.max_new_tokens, batch=config.batch)
   ids = [model.chat(q.messages) for q in asked]
   prompts = [x for x in ids for _ in values]
-  params = jnp.tile(jnp.asarray(values, jnp.float32), len(asked))
+  params = decoder.method.policy.knobs(jnp.tile(jnp.asarray(values, jnp.float32), len(asked)))
   # Every jitted function counts its compilations so, but jax has no public name for it.
   size: Callable[[], int] = denoise.compiled_advance._cache_size  # type: ignore[attr-defined]
   before, begin = size(), time.perf_counter()

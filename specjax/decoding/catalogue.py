@@ -1,37 +1,103 @@
-"""What the package has, as rows of text: drafters, verifiers, zoo."""
+"""What the package has, as rows of text: every part that has a name, and the zoo."""
 
+import dataclasses
+import inspect
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from specjax.checkpoints import heads, medusa
-from specjax.decoding.build import DEFAULT_NODES
+from specjax.decoding import spec
+from specjax.decoding.build import denoising, draft_length, drafter, processors
+from specjax.decoding.build.denoising import DECORATIONS
+from specjax.decoding.build.verifier import REFLECTIONS
 from specjax.decoding.model import ZOO
+from specjax.diffusion.policies import ADDED, POLICIES
+from specjax.draft_length import DRAFT_LENGTHS
 from specjax.drafters import DRAFTERS, HEADS
 from specjax.models.config import Config
+from specjax.models.denoiser import denoiser as network
 from specjax.models.transformer import target
+from specjax.processors import PROCESSORS
 from specjax.verifiers import VERIFIERS
 
+# What a name takes in brackets; heads, filters and students have a default, the zoo's.
+BRACKETS = {
+  "draft_model": "MODEL", "denoiser": "MODEL", "ngram": "FILE.jsonl", "local": "MODEL",
+  "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD", "judge": "HEAD",
+  "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT", "learned": "FILTER",
+  "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
+} | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
+_LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
+_SOURCE = re.compile(r"\d{4}\.\d{5}")
 
-def _sentence(builder: Callable) -> str:
-  return (builder.__doc__ or "").strip().split("\n")[0]
+_CONFIG = Config(8, 8, 4, 1, 1, 8, 8)
+_SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
+_TARGET = target(_CONFIG)
+_EXAMPLES = {"draft_model": (_TARGET,), "denoiser": (network(_SEES_BOTH, 7, False), _TARGET)}
+
+Row = tuple[str, str, str, str, str]
+Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
 
 
-def drafters() -> list[tuple[str, str, str, str]]:
-  """(name, proposal, default nodes, one sentence) of every drafter, the trained ones last."""
-  small = target(Config(8, 8, 4, 1, 1, 8, 8))
-  rows: list[tuple[str, str, str, str]] = []
-  for name, build in DRAFTERS.items():
-    drafter = build(small) if name == "draft_model" else build()
-    rows.append((name, drafter.proposal, str(drafter.nodes), _sentence(build)))
-  for name, (head, _) in HEADS.items():
-    rows.append((name, "deterministic", str(DEFAULT_NODES), _sentence(head)))
-  return rows
+def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, prefix: str) -> Row:
+  """(name, knobs with defaults, exactness label or proposal, arXiv number, first sentence)."""
+  says = inspect.getdoc(builder) or ""
+  found = _LABEL.search(says)
+  source = _SOURCE.search(says) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
+  brackets = f"[{BRACKETS[name]}]" if name in BRACKETS else ""
+  return (
+    f"{prefix}{name}{brackets}",
+    ", ".join(f"{key}={value}".rstrip("=") for key, value in known.items()),
+    label or (found[0] if found else ""),
+    source[0] if source else "",
+    says.split("\n")[0].removeprefix(f"{found[0]}: " if found else ""),
+  )
 
 
-def verifiers() -> list[tuple[str, str, str]]:
-  """(name, exactness, accepted proposals) of every verifier."""
-  rules = [build() for build in VERIFIERS.values()]
-  return [(v.name, v.exactness, ", ".join(sorted(v.accepts))) for v in rules]
+def parts() -> dict[str, list[Row]]:
+  """Rows of every part by kind. A part that decorates another begins with a slash."""
+  kinds: dict[str, tuple[str, Rows]] = {
+    "drafters": ("", {
+      name: (build, drafter.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
+      for name, build in DRAFTERS.items()
+    }),
+    "heads": ("", {name: (build, drafter.knobs(name), "") for name, (build, _) in HEADS.items()}),
+    "trees, after a head or draft_model": ("/", {
+      name: (tree, _fields(tree), "") for name, tree in drafter.OF_TREES.items()
+    }),
+    "draft lengths, after draft_model": ("/", {
+      name: (build, draft_length.knobs(name), "truncated" if build().drops else "chain")
+      for name, build in DRAFT_LENGTHS.items()
+    }),
+    "ensembles, after draft_model": ("/", _plain(drafter.ENSEMBLES)),
+    "rescoring, after a head": ("/", _plain(drafter.RESCORINGS)),
+    "verifiers": ("", {
+      name: (build, spec.knobs(build), build().exactness) for name, build in VERIFIERS.items()
+    }),
+    "reflection, after a verifier": ("/", _plain(REFLECTIONS)),
+    "processors": ("", {k: (build, processors.knobs(k), "") for k, build in PROCESSORS.items()}),
+    "denoising policies": ("", _plain(POLICIES)),
+    "additions to a policy": ("+", _plain(ADDED)),
+    **{f"{kind}, after a policy": ("/", _plain(table)) for kind, table in DECORATIONS.items()},
+  }  # fmt: skip
+  return {
+    title: [_row(name, *row, prefix) for name, row in rows.items()]
+    for title, (prefix, rows) in kinds.items()
+  }
+
+
+def _fields(tree: Callable) -> dict[str, Any]:
+  """The numbers of a tree's name: its fields, or how many children nodes of each depth have."""
+  fields = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ()
+  if fields and fields[0].name == "choices":
+    return {"children of a node at each depth": ""}
+  return {f.name: "" if f.default is dataclasses.MISSING else f.default for f in fields}
+
+
+def _plain(table: Mapping[str, Callable]) -> Rows:
+  return {name: (build, denoising.knobs(build), "") for name, build in table.items()}
 
 
 def zoo() -> list[tuple[str, str]]:

@@ -3,54 +3,21 @@
 Letters: B batch, T padded prompt length.
 """
 
-import dataclasses
-import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import speculate
-from specjax.base import Drafter, Params, Verifier
-from specjax.decoding.build import make_drafter, make_processors, make_verifier
-from specjax.decoding.method import method as pair
+from specjax.decoding.batching import Result, Rounds, batches, check, check_model, read, timed
+from specjax.decoding.build.drafter import build_drafter
+from specjax.decoding.build.processors import build_processors
+from specjax.decoding.build.verifier import build_verifier
+from specjax.decoding.method import method
 from specjax.decoding.model import Model, Prompt
 from specjax.sampling import Settings, request_keys
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """One decoded prompt.
-
-  Attributes:
-    prompt: as given.
-    text: the new text, up to the first stop word.
-    tokens: the new ids, the stop token included.
-    log_probs: of each new token under the model itself, in nats.
-    forwards: target evaluations, prefill excluded.
-    emitted: len(tokens).
-    seconds: decoding time of the prompt's batch, compilation excluded.
-    prefill_seconds: likewise, for the prompt's own processing.
-    drafter, verifier: names.
-    exactness: the verifier's label, LOSSY with its knob where it is.
-    accepted: entry d counts the rounds that accepted d draft tokens.
-    offered: entry d counts the rounds whose draft was d deep.
-  """
-
-  prompt: Prompt
-  text: str
-  tokens: list[int]
-  log_probs: list[float]
-  forwards: int
-  emitted: int
-  seconds: float
-  prefill_seconds: float
-  drafter: str
-  verifier: str
-  exactness: str
-  accepted: list[int]
-  offered: list[int]
 
 
 def cut(text: str, words: Sequence[str]) -> str:
@@ -58,67 +25,66 @@ def cut(text: str, words: Sequence[str]) -> str:
   return text[: min((text.find(w) for w in words if w in text), default=len(text))]
 
 
-def _check(condition: bool, name: str, value, accepted: str) -> None:
-  if not condition:
-    raise ValueError(f"{name}={value}: accepted is {accepted}.")
-
-
 class Decoder:
-  """A method ready to decode batches of one model; compiles once per shape.
+  """A method ready to decode batches of one causal model; it compiles once per shape.
+
+  A part is given by name, see `decoding.spec` and `specjax list`, as a pair of the part and its
+  weights, or as itself.
 
   Args:
     model: the target.
-    drafter: a name, or a (Drafter, weights) pair such as `make_drafter` gives.
-    verifier: a name, a (Verifier, weights) pair for rules that are trained, or None for the exact
-      default.
+    drafter: a Drafter, a Head whose `tree` is filled, or a smaller Model that drafts.
+    verifier: a Verifier; None is the rule that is exact for the drafter.
+    tree: of a head or a draft model: a tree of `specjax.trees`, or a list of rank paths.
+    draft_length: a DraftLength, ends the chain of a draft model.
+    processors: Processors of the target's logits.
     temperature, top_k, top_p, min_p: sampling, see `sampling.Settings`.
-    repetition_penalty, presence_penalty, frequency_penalty: see `processors.Penalties`.
     regex: what every text must match from end to end, see `processors.text.of_regex`.
-    seed: of the noise; request r of a call draws the same tokens in any batch.
+    seed: seed of the noise; request r of a call draws the same tokens in any batch.
     stop: ids that end a text, besides the model's own.
     stop_words: texts that end a text, and are cut off it.
     batch: B, rows decoded together.
+
+  Raises:
+    ValueError: a model that is not causal, a name or number that is not accepted, or parts that do
+      not go together.
   """
 
   def __init__(
     self,
     model: Model,
-    drafter: str | tuple[Drafter, Params] = "none",
-    verifier: str | tuple[Verifier, Params] | None = None,
+    drafter: Any = "none",
+    verifier: Any = None,
     *,
+    tree: Any = None,
+    draft_length: Any = None,
+    processors: Sequence[Any] = (),
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
     regex: str | None = None,
     seed: int = 0,
     stop: Sequence[int] = (),
     stop_words: Sequence[str] = (),
     batch: int = 1,
   ):
-    _check(temperature >= 0, "temperature", temperature, "0 or more")
-    _check(top_k >= 0, "top_k", top_k, "0 (off) or more")
-    _check(0 < top_p <= 1, "top_p", top_p, "above 0, at most 1 (off)")
-    _check(0 <= min_p < 1, "min_p", min_p, "0 (off) or more, below 1")
-    _check(repetition_penalty > 0, "repetition_penalty", repetition_penalty, "above 0; 1 is off")
-    _check(batch >= 1, "batch", batch, "1 or more")
+    check_model(model, causal=True)
+    check(temperature >= 0, "temperature", temperature, "0 or more")
+    check(0 <= top_k < 1 << 31, "top_k", top_k, "0 (off) or more, in 31 bits")
+    check(0 < top_p <= 1, "top_p", top_p, "above 0, at most 1 (off)")
+    check(0 <= min_p < 1, "min_p", min_p, "0 (off) or more, below 1")
+    check(batch >= 1, "batch", batch, "1 or more")
     self.model, self.batch, self.seed = model, batch, seed
-    guess, weights = make_drafter(model, drafter) if isinstance(drafter, str) else drafter
-    if verifier is None or isinstance(verifier, str):
-      verifier = make_verifier(verifier, guess, temperature), ()
-    rule, head = verifier
+    self.name, guess, weights = build_drafter(model, drafter, tree, draft_length)
+    self.verifier, rule, judge, target = build_verifier(model, verifier, guess, temperature)
     self._stop = jnp.asarray([*model.stop, *stop, -1], jnp.int32)
-    self._stop_words = tuple(stop_words)
-    used = make_processors(
-      model, (repetition_penalty, presence_penalty, frequency_penalty), batch, regex,
-      [*model.stop, *stop], self._stop_words,
-    )  # fmt: skip
+    used, self._stop_words = build_processors(
+      model, processors, batch, regex, [*model.stop, *stop], stop_words
+    )
     self._processors = tuple(params for _, params in used)
-    self.method = pair(model.target, guess, rule, tuple(p for p, _ in used))
-    self.weights = speculate.Weights(model.params, weights, head)
+    self.method = method(target, guess, rule, tuple(p for p, _ in used))
+    self.weights = speculate.Weights(model.params, weights, judge)
     self._settings = Settings(
       temperature=jnp.full(batch, temperature, jnp.float32),
       top_k=jnp.full(batch, top_k, jnp.int32),
@@ -130,7 +96,7 @@ class Decoder:
   @property
   def label(self) -> str:
     """The verifier and its exactness."""
-    return f"{self.method.verifier.name} [{self.method.verifier.exactness}]"
+    return f"{self.verifier} [{self.method.verifier.exactness}]"
 
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """Prefills up to B prompts; (request, state, seconds). Missing rows are born done."""
@@ -152,9 +118,7 @@ class Decoder:
       state = speculate.compiled_start(*arguments, capacity)
       jax.block_until_ready(self._advance(request, state, 0))
       self._warm.add((T, capacity))
-    begin = time.perf_counter()
-    state = jax.block_until_ready(speculate.compiled_start(*arguments, capacity))
-    return request, state, time.perf_counter() - begin
+    return request, *timed(speculate.compiled_start, *arguments, capacity)
 
   def _advance(self, request, state, rounds: int):
     return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
@@ -180,43 +144,39 @@ class Decoder:
       max_new_tokens: a budget for all, or one per prompt.
       first: number of the first prompt among all requests; decides its noise.
     """
-    ids, budgets = self._read(prompts, max_new_tokens)
+    ids, budgets = read(self.model, prompts, max_new_tokens)
     results = []
-    for i in range(0, len(ids), self.batch):
-      part = slice(i, i + self.batch)
-      request, state, prefill_seconds = self._start(ids[part], budgets[part], first + i)
-      begin = time.perf_counter()
-      state = jax.block_until_ready(self._advance(request, state, np.iinfo(np.int32).max))
-      seconds = time.perf_counter() - begin
+    for part in batches(len(ids), self.batch):
+      request, state, prefill = self._start(ids[part], budgets[part], first + part.start)
+      state, seconds = timed(self._advance, request, state, np.iinfo(np.int32).max)
       state = jax.device_get(state._replace(cache=None, drafter=None))
-      self._check_logits(state, first + i)
-      for b, prompt_ids in enumerate(ids[part]):
-        new = slice(len(prompt_ids), state.context.length[b])
-        tokens = state.context.tokens[b, new].tolist()
-        result = Result(
-          prompt=prompts[i + b],
-          text=cut(self.model.decode(tokens), self._stop_words),
-          tokens=tokens,
-          log_probs=state.log_probs[b, new].tolist(),
-          forwards=int(state.stats.forwards[b]),
-          emitted=len(tokens),
-          seconds=seconds,
-          prefill_seconds=prefill_seconds,
-          drafter=self.method.drafter.name,
-          verifier=self.method.verifier.name,
-          exactness=self.method.verifier.exactness,
-          accepted=state.stats.accepted[b].tolist(),
-          offered=state.stats.offered[b].tolist(),
-        )
-        results.append(result)
+      self._check_logits(state, first + part.start)
+      results += [
+        self._result(prompt, len(row), state, b, seconds, prefill)
+        for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
+      ]
     return results
+
+  def _result(
+    self, prompt: Prompt, given: int, state: speculate.State, b: int, seconds: float, prefill: float
+  ) -> Result:
+    new = slice(given, int(state.context.length[b]))
+    tokens = state.context.tokens[b, new].tolist()
+    return Result(
+      prompt=prompt, text=cut(self.model.decode(tokens), self._stop_words), tokens=tokens,
+      log_probs=state.log_probs[b, new].tolist(), forwards=int(state.stats.forwards[b]),
+      seconds=seconds, prefill_seconds=prefill, method=self.name, verifier=self.verifier,
+      exactness=self.method.verifier.exactness,
+      rounds=Rounds(state.stats.accepted[b].tolist(), state.stats.offered[b].tolist()),
+    )  # fmt: skip
 
   def stream(
     self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, rounds: int = 4
   ) -> Iterator[list[list[int]]]:
     """The same tokens in pieces: every `rounds` rounds, the new ids of each of up to B prompts."""
-    ids, budgets = self._read(prompts, max_new_tokens)
-    _check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
+    ids, budgets = read(self.model, prompts, max_new_tokens)
+    check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
+    check(rounds >= 1, "rounds", rounds, "1 or more")
     request, state, _ = self._start(ids, budgets, 0)
     shown = [len(x) for x in ids]
     while not bool(state.done.all()):
@@ -227,38 +187,17 @@ class Decoder:
       shown = length.tolist()
       self._check_logits(state, 0)
 
-  def _read(self, prompts, max_new_tokens) -> tuple[list[list[int]], list[int]]:
-    """Ids and budgets, all checked before any is decoded."""
-    if isinstance(prompts, str) or not len(prompts):
-      raise ValueError(f"prompts={prompts!r:.40}: expected a list of one prompt or more.")
-    ids = [self.model.encode(p) for p in prompts]
-    if isinstance(max_new_tokens, int):
-      budgets = [max_new_tokens] * len(ids)
-    else:
-      budgets = list(max_new_tokens)
-      _check(len(budgets) == len(ids), "len(max_new_tokens)", len(budgets),
-             f"one number, or one per prompt ({len(ids)})")  # fmt: skip
-    limit = self.model.config.max_length
-    for prompt, budget in zip(ids, budgets, strict=True):
-      _check(budget >= 1, "max_new_tokens", budget, "1 or more")
-      if len(prompt) + budget > limit:
-        raise ValueError(
-          f"prompt has {len(prompt)} tokens and max_new_tokens={budget}: "
-          f"together at most {limit}, the positions of {self.model.name}."
-        )
-    return ids, budgets
-
 
 def generate(
   model: Model,
   prompts: Sequence[Prompt],
   *,
-  drafter: str | tuple[Drafter, Params] = "none",
-  verifier: str | tuple[Verifier, Params] | None = None,
+  drafter: Any = "none",
+  verifier: Any = None,
   max_new_tokens: int | Sequence[int] = 128,
   **settings,
 ) -> list[Result]:
-  """Decodes prompts in one call; see `Decoder` for the settings.
+  """Decodes prompts in one call; see `Decoder` for the parts and settings.
 
   Args:
     prompts: texts, or lists of ids.

@@ -3,247 +3,188 @@
 Letters: B batch, L canvas length, W window.
 """
 
-import dataclasses
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.decoding import words
+from specjax.base import Params
+from specjax.decoding.batching import Filling, Result, batches, check, check_model, read, timed
+from specjax.decoding.build.denoising import build_denoising
 from specjax.decoding.model import Model, Prompt
-from specjax.diffusion import blocks, caches, denoise, draft_verify, stopping
-from specjax.diffusion.base import Canvas, Params
-from specjax.diffusion.credit import Credit
-from specjax.diffusion.credit import credit as earning
-from specjax.diffusion.guidance import Guided, guided
-from specjax.diffusion.policies import Filter
+from specjax.diffusion import denoise, draft_verify
+from specjax.diffusion.base import Canvas
 from specjax.sampling import request_keys
-
-STOPPING = {
-  "whole": stopping.whole,
-  "after_end": stopping.after_end,
-  "end_of_text_prediction": stopping.end_of_text_prediction,
-  "sure_end": stopping.sure_end,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Filled:
-  """One decoded prompt.
-
-  Attributes:
-    prompt: as given.
-    text: of `tokens`.
-    tokens: the new ids up to the first stop token, it included; of a prompt with holes and no room
-      for new tokens, the whole prompt filled.
-    canvas: all ids, what lies past the end included; the mask's id where nothing was filled.
-    when: the round that filled a slot of the canvas, -1 where none did.
-    log_probs: of what was filled, in nats, when it was; 0 elsewhere.
-    forwards: passes of the denoiser (NFE).
-    filled: slots that were filled.
-    wasted: rounds that filled nothing but slots past the stop token.
-    seconds: decoding time of the prompt's batch, compilation excluded.
-    policy: in words.
-  """
-
-  prompt: Prompt
-  text: str
-  tokens: list[int]
-  canvas: list[int]
-  when: list[int]
-  log_probs: list[float]
-  forwards: int
-  filled: int
-  wasted: int
-  seconds: float
-  policy: str
-
-
-def _check(condition: bool, name: str, value, accepted: str) -> None:
-  if not condition:
-    raise ValueError(f"{name}={value}: accepted is {accepted}.")
 
 
 class DiffusionDecoder:
-  """A method ready to fill batches of texts; compiles once per shape.
+  """A method ready to fill batches of texts; it compiles once per shape.
+
+  A part is given by name, see `decoding.spec` and `specjax list`, as a pair of the part and its
+  params, or as itself. The name of a policy may carry all the others, as in
+  `threshold-0.9/dual/sure_end/guesses-4`.
 
   Args:
     model: a masked diffusion model.
-    policy: which slots to commit, see `words.policy`.
-    block: slots of a block, filled before the next is begun.
-    delimiters: ids that end a block before that where they are likely (AdaBlock).
-    cache: what of earlier passes is used again, a name of `caches.CACHES`.
-    stopping: where a text ends, a name of `STOPPING`.
+    policy: a Policy, which slots to commit.
+    blocks: how long a block is: a number of slots, or Blocks; 32 by default.
+    cache: what of earlier passes is used again: a Cache, or a function of (denoiser, window).
+    stopping: where a text ends: a Stopping.
+    transform: what happens to the logits first: a Transform.
+    guidance: weight w of classifier-free guidance.
     guesses: canvases read in a pass; more than 1 is draft and verify, see `draft_verify`.
-    credit: whether tokens earn credit from round to round, see `diffusion.credit`.
-    guidance: weight w of classifier-free guidance; 0 is off.
     temperature: 0 takes the likeliest token.
-    trained: the filter of the policy "learned".
-    seed: of the noise; request r of a call draws the same tokens in any batch.
+    seed: seed of the noise; request r of a call draws the same tokens in any batch.
     batch: B, rows decoded together.
 
   Raises:
-    ValueError: a name or number that is not accepted, or parts that do not go together.
+    ValueError: a causal model, a name or number that is not accepted, or parts that do not go
+      together.
   """
 
   def __init__(
     self,
     model: Model,
-    policy: str = "threshold",
+    policy: Any = "threshold",
     *,
-    block: int = 32,
-    delimiters: Sequence[int] = (),
-    cache: str = "none",
-    stopping: str = "after_end",
-    guesses: int = 1,
-    credit: bool = False,
-    guidance: float = 0.0,
+    blocks: Any = None,
+    cache: Any = None,
+    stopping: Any = None,
+    transform: Any = None,
+    guidance: float | None = None,
+    guesses: int | None = None,
     temperature: float = 0.0,
-    trained: Filter | None = None,
     seed: int = 0,
     batch: int = 1,
   ):
-    _check(block >= 1, "block", block, "1 or more")
-    _check(cache in caches.CACHES, "cache", repr(cache), ", ".join(caches.CACHES))
-    _check(stopping in STOPPING, "stopping", repr(stopping), ", ".join(STOPPING))
-    _check(guesses >= 1, "guesses", guesses, "1 (off) or more")
-    _check(guidance >= 0, "guidance", guidance, "0 (off) or more")
-    _check(guesses == 1 or not guidance, "guidance", guidance, "0 with guesses above 1")
-    _check(temperature >= 0, "temperature", temperature, "0 or more")
-    _check(batch >= 1, "batch", batch, "1 or more")
-    self.model, self.batch, self.seed, self.words = model, batch, seed, policy
-    self.guesses, self.guidance = guesses, guidance
-    chosen, params = words.policy(policy, batch, trained)
-    if trained is not None:
-      _check(
-        trained.into.shape[1] == block, "block", block, f"the filter's {trained.into.shape[1]}"
-      )
-    denoiser = guided(model.denoiser) if guidance else model.denoiser
-    ahead = block if chosen.name == "explore" else 0
-    if delimiters:
-      chosen_blocks = blocks.adaptive(block)
-      sizes: Params = blocks.Delimiters(
-        jnp.asarray(delimiters, jnp.int32), jnp.full(batch, 0.3), jnp.full(batch, block, jnp.int32),
-        jnp.full(batch, block, jnp.int32),
-      )  # fmt: skip
-    else:
-      chosen_blocks, sizes = blocks.fixed(block, ahead), ()
-    earned = Credit(jnp.full(batch, 0.7), jnp.full(batch, 0.8), jnp.full(batch, 0.2))
-    self.method = denoise.Method(
-      denoiser, caches.CACHES[cache](denoiser, chosen_blocks.window), chosen, chosen_blocks, STOPPING[stopping](),
-      (earning(),) if credit else (),
+    check_model(model, causal=False)
+    check(temperature >= 0, "temperature", temperature, "0 or more")
+    check(batch >= 1, "batch", batch, "1 or more")
+    self._denoising = build_denoising(
+      model, policy, batch, blocks=blocks, cache=cache, stopping=stopping, transform=transform,
+      guidance=guidance, guesses=guesses,
     )  # fmt: skip
-    stop = jnp.asarray([*model.stop, -1], jnp.int32)
-    self.weights = denoise.Weights(model.params, params, sizes, stop, (earned,) if credit else ())
+    self.name, self.model, self.method = self._denoising[:3]
+    self.batch, self.seed = batch, seed
     self._temperature = jnp.full(batch, temperature, jnp.float32)
     self._warm: set[int] = set()
 
   def __call__(
     self,
     prompts: Sequence[Prompt],
-    max_new_tokens: int = 128,
+    max_new_tokens: int | Sequence[int] = 128,
     *,
     first: int = 0,
     params: Params | None = None,
-  ) -> list[Filled]:
-    """Fills prompts, B at a time; one Filled each, in order.
+  ) -> list[Result]:
+    """Fills prompts, B at a time; one Result each, in order.
 
     Args:
       prompts: texts, or lists of ids; mask tokens in them are holes, filled as well.
-      max_new_tokens: slots after each prompt; 0 fills holes only.
+      max_new_tokens: slots after each prompt, one number or one per prompt; 0 fills holes only.
       first: number of the first prompt among all requests; decides its noise.
       params: of the policy, arrays [len(prompts), ..] in place of the one setting for all: a sweep
         compiles nothing anew.
     """
-    if isinstance(prompts, str) or not len(prompts):
-      raise ValueError(f"prompts={prompts!r:.40}: expected a list of one prompt or more.")
-    _check(max_new_tokens >= 0, "max_new_tokens", max_new_tokens, "0 or more")
-    ids = [self.model.encode(p) for p in prompts]
-    for prompt in ids:
-      _check(max_new_tokens > 0 or self.model.mask in prompt, "max_new_tokens", 0,
-             "1 or more for a prompt without holes")  # fmt: skip
-      _check(len(prompt) + max_new_tokens <= self.model.config.max_length, "max_new_tokens",
-             max_new_tokens, f"{self.model.config.max_length - len(prompt)} at most, the positions "
-             f"of {self.model.name} less the prompt")  # fmt: skip
-    room = -(-(max(map(len, ids)) + max_new_tokens) // 32) * 32 + self.method.blocks.window
+    ids, budgets, room = self._read(prompts, max_new_tokens)
     results = []
-    for i in range(0, len(ids), self.batch):
-      part = slice(i, i + self.batch)
+    for part in batches(len(ids), self.batch):
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
-      results += self._fill(prompts[part], ids[part], max_new_tokens, first + i, room, rows)
+      arguments = self._arguments(ids[part], budgets[part], first + part.start, room, rows)
+      (state, passes), seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
+      state, passes = jax.device_get((state._replace(cache=(), memory=(), transforms=()), passes))
+      results += [
+        self._result(prompt, len(row), state, b, int(passes[b]), seconds)
+        for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
+      ]
     return results
 
-  def _fill(
-    self, prompts: Sequence[Prompt], ids: list[list[int]], new: int, first: int, room: int,
-    params: Params | None,
-  ) -> list[Filled]:  # fmt: skip
+  def _read(self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int]):
+    """(ids, budgets, L)."""
+    ids, budgets = read(self.model, prompts, max_new_tokens, least=0)
+    for prompt, budget in zip(ids, budgets, strict=True):
+      check(budget > 0 or self.model.mask in prompt, "max_new_tokens", 0,
+            "1 or more for a prompt without holes")  # fmt: skip
+    longest = max(len(x) + budget for x, budget in zip(ids, budgets, strict=True))
+    return ids, budgets, -(-longest // 32) * 32 + self.method.blocks.window
+
+  def _arguments(
+    self, ids: list[list[int]], budgets: list[int], first: int, room: int, params: Params | None
+  ) -> tuple[denoise.Weights, denoise.Request, Canvas]:
+    """What the loop takes for up to B prompts; it is compiled for them. Missing rows are done."""
     B, mask = self.batch, self.model.mask
     assert mask is not None
     tokens, end = np.full((B, room), mask, np.int32), np.zeros(B, np.int32)
-    for b, prompt in enumerate(ids):
+    for b, (prompt, budget) in enumerate(zip(ids, budgets, strict=True)):
       tokens[b, : len(prompt)] = prompt
-      end[b] = len(prompt) + new
+      end[b] = len(prompt) + budget
     inside = np.arange(room) < end[:, None]
     canvas = Canvas(jnp.asarray(tokens), jnp.asarray((tokens == mask) & inside), jnp.asarray(end))
-    weights = self.weights
-    if self.guidance:
-      given = jnp.asarray((tokens != mask) & inside)
-      weights = weights._replace(
-        denoiser=Guided(weights.denoiser, given, jnp.full(B, self.guidance, jnp.float32))
-      )
+    key = request_keys(self.seed, np.arange(first, first + B))
+    own = self._denoising.wrap(jnp.asarray((tokens != mask) & inside), key)
+    weights = self._denoising.weights._replace(denoiser=own)
     if params is not None:
       pad = B - len(ids)
       weights = weights._replace(
         policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
       )
-    request = denoise.Request(
-      request_keys(self.seed, np.arange(first, first + B)), self._temperature
-    )
+    request = denoise.Request(key, self._temperature)
     if room not in self._warm:  # compile outside the clock: no round is run
       jax.block_until_ready(self._run(weights, request, canvas, 0))
       self._warm.add(room)
-    begin = time.perf_counter()
-    state, passes = jax.block_until_ready(
-      self._run(weights, request, canvas, np.iinfo(np.int32).max)
-    )
-    seconds = time.perf_counter() - begin
-    state, passes = jax.device_get((state._replace(cache=(), memory=(), transforms=()), passes))
-    return [
-      self._result(prompt, len(row), state, b, int(passes[b]), seconds)
-      for b, (prompt, row) in enumerate(zip(prompts, ids, strict=True))
-    ]
+    return weights, request, canvas
 
-  def _run(self, weights: Any, request: denoise.Request, canvas: Canvas, rounds: int):
+  def _run(
+    self, weights: denoise.Weights, request: denoise.Request, canvas: Canvas, rounds: int
+  ) -> tuple[denoise.State, jax.Array]:
     """(state, passes i32[B])."""
-    if self.guesses == 1:
+    guesses, limit = self._denoising.guesses, jnp.int32(rounds)
+    if guesses == 1:
       state = denoise.compiled_start(self.method, weights, canvas)
-      state = denoise.compiled_advance(self.method, weights, request, state, jnp.int32(rounds))
+      state = denoise.compiled_advance(self.method, weights, request, state, limit)
       return state, state.forwards
     drafting = draft_verify.compiled_start(self.method, weights, canvas)
     drafting = draft_verify.compiled_advance(
-      self.method, weights, request, drafting, jnp.int32(rounds), guesses=self.guesses
+      self.method, weights, request, drafting, limit, guesses=guesses
     )
     return drafting.state, drafting.passes
 
   def _result(
     self, prompt: Prompt, given: int, state: denoise.State, b: int, passes: int, seconds: float
-  ) -> Filled:
+  ) -> Result:
     end = int(state.canvas.end[b])
-    row = state.canvas.tokens[b]
+    row, when = state.canvas.tokens[b], state.when[b]
     new = row[given:end].tolist()
     stops = [i for i, token in enumerate(new) if token in self.model.stop]
     if stops:
       new = new[: stops[0] + 1]
-    when = state.when[b]
+    said = slice(given, given + len(new)) if given < end else slice(0, end)
     useful = set(when[: given + len(new)].tolist()) - {-1}
-    tokens = new if given < end else row[:end].tolist()
     size = max(end, int((when >= 0).nonzero()[0].max(initial=0)) + 1)
-    return Filled(
-      prompt=prompt, text=self.model.decode(tokens), tokens=tokens, canvas=row[:size].tolist(),
-      when=when[:size].tolist(), log_probs=state.log_prob[b, :size].tolist(), forwards=passes,
+    log_probs = state.log_prob[b, :size].tolist()
+    filling = Filling(
+      canvas=row[:size].tolist(), when=when[:size].tolist(), log_probs=log_probs,
       filled=int((when >= 0).sum()), wasted=int(when.max(initial=-1)) + 1 - len(useful),
-      seconds=seconds, policy=self.words,
     )  # fmt: skip
+    tokens = row[said].tolist()
+    return Result(
+      prompt=prompt, text=self.model.decode(tokens), tokens=tokens, log_probs=log_probs[said],
+      forwards=passes, seconds=seconds, method=self.name, filling=filling,
+    )  # fmt: skip
+
+  def stream(
+    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, rounds: int = 1
+  ) -> Iterator[list[list[int]]]:
+    """The canvases as they fill: every `rounds` rounds, the ids of each of up to B prompts."""
+    ids, budgets, room = self._read(prompts, max_new_tokens)
+    check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
+    check(rounds >= 1, "rounds", rounds, "1 or more")
+    check(self._denoising.guesses == 1, "guesses", self._denoising.guesses, "1 to stream")
+    weights, request, canvas = self._arguments(ids, budgets, 0, room, None)
+    state = denoise.compiled_start(self.method, weights, canvas)
+    while not bool(state.done.all()):
+      state = denoise.compiled_advance(self.method, weights, request, state, jnp.int32(rounds))
+      tokens, end = np.asarray(state.canvas.tokens), np.asarray(state.canvas.end)
+      yield [tokens[b, : end[b]].tolist() for b in range(len(ids))]

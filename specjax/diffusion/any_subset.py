@@ -1,9 +1,9 @@
 """Any-subset speculative decoding: slots filled in any order, several in two passes, exactly.
 
-ASSD (Guo and Ermon 2025, arXiv 2504.20456). A network that knows the distribution of a slot given any others
-is its own draft model: one pass says the next ranks' distributions given the known slots alone, from which
-tokens are drawn as if they were independent; a second one says what each distribution is once the tokens of
-lower rank are there, by which they are accepted or replaced.
+ASSD (Guo and Ermon 2025, arXiv 2504.20456). A network that knows the distribution of a slot given
+any others is its own draft model. One pass says the next ranks' distributions given the known slots
+alone, from which tokens are drawn as if they were independent. A second one says what each
+distribution is once the tokens of lower rank are there, by which they are accepted or replaced.
 
 One round, for a row in which 4 slots of 7 are known and k = 3 are guessed:
 
@@ -13,12 +13,12 @@ One round, for a row in which 4 slots of 7 are known and k = 3 are guessed:
     accept   "the" always, since its p is q; then "." and "a", one after the other, while u q < p;
              the first that fails is drawn anew from norm(max(p - q, 0)), what follows is dropped
 
-Where none fails, the joint pass has said the distribution of the rank after the last as well: a token is
-drawn from it. (The published code leaves it.) A round fills two slots at least, or the last one in
-one pass, so there are never more passes than slots.
+Where none fails, the joint pass has said the distribution of the rank after the last as well: a
+token is drawn from it. (The published code leaves it.) A round fills two slots at least, or the
+last one in one pass, so there are never more passes than slots.
 
-EXACT: texts have the distribution of plain decoding, one slot after the other in the same order. Noise
-belongs to the request and the rank a round begins at, so a batch gives what its rows give alone.
+EXACT: texts have the distribution of plain decoding, one slot after the other in the same order.
+Noise belongs to the request and the rank a round begins at, so a batch gives what its rows give.
 
 Letters: B batch, L canvas length, k guesses, V vocabulary.
 """
@@ -44,8 +44,8 @@ class AnyOrder(NamedTuple):
 
   `rank` is -1 in slots that were given, then 0, 1, .. in the order of filling; slots that do not
   take part have L. `known` are all slots below some rank. Tokens elsewhere are not looked at.
-  A distribution may depend on the order in which the known slots were filled, but not on anything else: for
-  the lowest unknown rank, `draft` and `joint` say the same.
+  A distribution may depend on the order in which the known slots were filled, but on nothing else:
+  for the lowest unknown rank, `draft` and `joint` say the same.
 
   Attributes:
     vocab_size: V (static).

@@ -1,4 +1,4 @@
-"""The contract of masked diffusion: what a denoiser, a plan, a policy and a schedule are.
+"""The contract of masked diffusion: what a denoiser, a cache, a policy and blocks are.
 
 Letters: B batch, L canvas length, W window, the slots that are looked at in one round, N slots that
 are read in a pass, V vocabulary, E model width, H query heads, K key/value heads, C head dimension.
@@ -7,7 +7,7 @@ One round of decoding, for a row whose block goes from slot lo = 2 up to hi = 6:
 
     canvas     the cat ___ ___ ___ ___ | ___ ___      ___ is masked, | ends the block
     evaluate   one pass of the denoiser; the window is the W slots from lo on
-    seen               sat  on  on  the               what would be committed,
+    prediction         sat  on  on  the               what would be committed,
                         .9  .8  .4  .3                and how probable it is
     select              x   x                         the policy commits two
     canvas     the cat sat  on ___ ___ | ___ ___      once no slot of it is masked, the next block
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from jax import Array
 
 Params = Any  # a pytree of arrays
+Knob = Any  # an array [B], a value for every row; the default of such a field is a number
 
 
 class Canvas(NamedTuple):
@@ -32,7 +33,7 @@ class Canvas(NamedTuple):
   Attributes:
     tokens: i32[B, L]. Masked slots hold the mask token.
     masked: bool[B, L]. What is still to be filled.
-    end: i32[B]. Slots from `end` on are not seen and not filled. Rules of length lower it only.
+    end: i32[B]. Slots from `end` on are not seen and not filled. Stopping rules only lower it.
   """
 
   tokens: Array
@@ -50,7 +51,7 @@ class Prediction(NamedTuple):
     confidence: f32[B, W]. Its probability at temperature 1.
     entropy: f32[B, W], nats, at temperature 1.
     margin: f32[B, W]. Probability of the likeliest token less that of the second.
-    log_law: f32[B, W, V]. Log-probabilities at temperature 1, -inf for the mask token.
+    log_probs: f32[B, W, V]. Log-probabilities at temperature 1, -inf for the mask token.
     position: i32[B, W].
     masked: bool[B, W]. Masked slots before the canvas's end.
     open: bool[B, W]. Those of the block.
@@ -85,7 +86,7 @@ class Earlier(NamedTuple):
 
 
 class Pieces(NamedTuple):
-  """A denoiser layer by layer, for plans that read other slots in one layer than in another.
+  """A denoiser layer by layer, for caches that read other slots in one layer than in another.
 
   x [B, N, E] is the residual stream before layer i (static); nothing but `attention` mixes slots.
 
@@ -134,7 +135,7 @@ class Cache(NamedTuple):
   """How the window's states are computed, and what of earlier passes is used again.
 
   Attributes:
-    name: of the plan.
+    name: its key in `CACHES`.
     init: (params, canvas) -> cache, a fixed-shape pytree.
     states: (params, cache, canvas, lo i32[B], fresh bool[B]) -> ([B, W, E], cache): what predicts
       slots lo..lo + W - 1. `fresh` marks rows that begin a block.
@@ -152,15 +153,17 @@ class Transform(NamedTuple):
   """What happens to the window's logits before anyone sees them.
 
   Attributes:
-    name: of what it does.
+    name: its key in `TRANSFORMS`.
     init: (B, W, V) -> memory, a fixed-shape pytree of arrays [B, ..]; again where a block begins.
     apply: (params, memory, logits f32[B, W, V], masked bool[B, W], step i32[B]) -> (logits,
       memory). The mask token's logits are -inf. `step` counts the block's rounds before this one.
+    knobs: class of `params`, a NamedTuple of arrays [B]; a knob's default is a number.
   """
 
   name: str
   init: Callable[..., Any]
   apply: Callable[..., tuple[Array, Any]]
+  knobs: Callable[..., Params] = tuple
 
 
 class Policy(NamedTuple):
@@ -169,39 +172,43 @@ class Policy(NamedTuple):
   Attributes:
     name: its key in `POLICIES`.
     init: (B, W, V) -> memory, at the start and again in rows that begin a block.
-    select: (params, memory, seen) -> (commit bool[B, W], score f32[B, W], memory). What is not open
-      is not committed unless it is `masked`, and only so the policy reaches past its block. The
+    select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory). A slot
+      that is not open is committed only if it is `masked`: so a policy reaches past its block. The
       open slot of the highest score is committed where `commit` names none.
+    knobs: class of `params`, a NamedTuple of arrays [B]; a knob's default is a number.
   """
 
   name: str
   init: Callable[..., Any]
   select: Callable[..., tuple[Array, Array, Any]]
+  knobs: Callable[..., Params] = tuple
 
 
 class Blocks(NamedTuple):
   """How long a block is.
 
   Attributes:
-    name: of the rule.
+    name: its key in `BLOCKS`.
     window: W, the longest block (static).
-    size: (params, seen) -> i32[B], 1..W; asked in a block's first round. There `seen.open` holds
-      all masked slots of the window.
+    size: (params, prediction) -> i32[B], 1..W; asked in a block's first round, where
+      `prediction.open` holds all masked slots of the window.
+    knobs: class of `params`, a NamedTuple of arrays [B]; a knob's default is a number.
   """
 
   name: str
   window: int
   size: Callable[..., Array]
+  knobs: Callable[..., Params] = tuple
 
 
 class Stopping(NamedTuple):
   """Where a text ends before its canvas does.
 
   Attributes:
-    name: of the rule.
-    end: (params, canvas, seen, commit bool[B, W], full bool[B]) -> the canvas, with an earlier end
-      or with slots after the text filled; it already holds what was committed. `full` marks rows
-      whose block has no masked slot left.
+    name: its key in `STOPPING`.
+    end: (params, canvas, prediction, commit bool[B, W], full bool[B]) -> the canvas, with an
+      earlier end or with slots after the text filled; it already holds what was committed. `full`
+      marks rows whose block has no masked slot left. `params` i32[M] are the tokens that end.
   """
 
   name: str

@@ -1,27 +1,34 @@
-"""How long the next block is.
+"""Rules that say how long the next block is.
 
 Letters: B batch, W window.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Blocks, Prediction
+from specjax.diffusion.base import Blocks, Knob, Prediction
 
 
 @functools.cache
-def fixed(size: int, ahead: int = 0) -> Blocks:
-  """Blocks of `size` slots, one after the other: semi-autoregressive decoding (LLaDA).
+def fixed(size: int = 32, ahead: int = 0) -> Blocks:
+  """Blocks of one size follow each other: semi-autoregressive decoding (LLaDA).
 
   Nie et al. 2025 (arXiv 2502.09992). A canvas that fits in one block is decoded in any order.
 
   Args:
-    size: of a block.
+    size: slots of a block.
     ahead: slots past the block that policies see too.
+
+  Raises:
+    ValueError: a block of less than one slot.
   """
+  if size < 1 or ahead < 0:
+    raise ValueError(f"size={size}, ahead={ahead}: accepted are blocks of 1 slot or more, and 0 or "
+                     "more slots ahead.")  # fmt: skip
   return Blocks(
     "fixed",
     size + ahead,
@@ -30,30 +37,35 @@ def fixed(size: int, ahead: int = 0) -> Blocks:
 
 
 class Delimiters(NamedTuple):
-  """Params of `adaptive`.
+  """Knobs of `adaptive`.
 
   Attributes:
     tokens: i32[M], delimiters, such as the line break.
-    least: f32[B], tau_D, what the delimiter must be probable; published 0.3 (LLaDA), 0.5 (Dream).
-    size: i32[B], the block where no delimiter is.
+    least: f32[B], tau_D, the probability a delimiter needs; published 0.3 (LLaDA), 0.5 (Dream).
+    size: i32[B], the block where no delimiter is; the window bounds it.
     reach: i32[B], the slots in which one is looked for; published a quarter of the answer.
   """
 
   tokens: Array
-  least: Array
-  size: Array
-  reach: Array
+  least: Knob = 0.3
+  size: Knob = 1024
+  reach: Knob = 1024
 
 
 @functools.cache
-def adaptive(window: int) -> Blocks:
+def adaptive(window: int = 32) -> Blocks:
   """A block ends with the delimiter that is most probable, as a sentence would.
 
   AdaBlock-dLLM (Lu et al. 2025, arXiv 2509.26432).
 
   Args:
     window: W, the longest block.
+
+  Raises:
+    ValueError: a window of less than one slot.
   """
+  if window < 1:
+    raise ValueError(f"window={window}: accepted are blocks of 1 slot or more.")
 
   def size(params: Delimiters, prediction: Prediction) -> Array:
     offset = jnp.arange(window, dtype=jnp.int32)[None]
@@ -64,4 +76,7 @@ def adaptive(window: int) -> Blocks:
     found = confidence.max(1) >= params.least
     return jnp.minimum(jnp.where(found, best + 1, params.size), window)
 
-  return Blocks("adaptive", window, size)
+  return Blocks("adaptive", window, size, Delimiters)
+
+
+BLOCKS: dict[str, Callable[..., Blocks]] = {"fixed": fixed, "adaptive": adaptive}

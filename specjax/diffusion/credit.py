@@ -1,20 +1,21 @@
-"""A token that was the likeliest before counts for more.
+"""A token that was the likeliest in earlier rounds counts for more.
 
 Letters: B batch, W window, V vocabulary.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Transform
+from specjax.diffusion.base import Knob, Transform
 
 
 class Credit(NamedTuple):
-  """Params of `credit`.
+  """Knobs of `credit`.
 
   Attributes:
     strength: f32[B], alpha; published 0.7.
@@ -22,14 +23,14 @@ class Credit(NamedTuple):
     power: f32[B], gamma; published 0.2.
   """
 
-  strength: Array
-  decay: Array
-  power: Array
+  strength: Knob = 0.7
+  decay: Knob = 0.8
+  power: Knob = 0.2
 
 
 @functools.cache
 def credit() -> Transform:
-  """Adds alpha log(1 + C) to the logits, C being what each token has earned in its slot.
+  """LOSSY: adds alpha log(1 + C) to the logits, C being what each token has earned in its slot.
 
   Every round C falls to beta C, and in masked slots the likeliest token earns its probability to
   the power gamma. CreditDecoding (2025, arXiv 2510.06133, section 3).
@@ -46,4 +47,7 @@ def credit() -> Transform:
     earned = beta * earned + gain
     return logits + alpha * jnp.log1p(earned), earned
 
-  return Transform("credit", init, apply)
+  return Transform("credit", init, apply, Credit)
+
+
+TRANSFORMS: dict[str, Callable[..., Transform]] = {"credit": credit}

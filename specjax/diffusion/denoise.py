@@ -1,4 +1,4 @@
-"""The denoising loop: evaluate, see, select, commit, until no row has a masked slot left.
+"""The denoising loop: evaluate, predict, select, commit, until no row has a masked slot left.
 
 Rows are independent: each has its own block, end and noise, so a batch of N gives what N batches of
 one give. Thresholds are arrays in `Weights`: changing them, or giving every row its own, compiles
@@ -68,9 +68,9 @@ class State(NamedTuple):
     canvas: Canvas.
     lo, hi: i32[B], the block.
     step: i32[B], rounds spent in the block.
-    cache: the caching's.
+    cache: the state of the cache.
     memory: the policy's.
-    transforms: of each transform.
+    transforms: the memory of each transform.
     forwards: i32[B], passes of the denoiser while the row was live.
     when: i32[B, L], the round that committed a slot; -1 for slots that were given, are masked, or
       were filled after the text's end.
@@ -124,7 +124,7 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
   )  # fmt: skip
 
 
-def see(logits: Array, request: Request, position: Array, forwards: Array) -> Prediction:
+def predict(logits: Array, request: Request, position: Array, forwards: Array) -> Prediction:
   """The window's statistics, of logits f32[B, W, V]; what depends on the block is left empty.
 
   The noise of a slot depends on its request and position only, so that a slot is drawn alike in
@@ -158,7 +158,7 @@ def see(logits: Array, request: Request, position: Array, forwards: Array) -> Pr
 
 
 def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
-  """One pass: the window's states [B, W, E], and the state with the caching's new cache."""
+  """One pass: the window's states [B, W, E], and the state with the new cache."""
   fresh = (state.step == 0) & ~state.done
   states, cache = method.cache.states(weights.denoiser, state.cache, state.canvas, state.lo, fresh)
   return states, state._replace(cache=cache)
@@ -180,7 +180,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
     logits, own = t.apply(params, own, logits, masked, state.step)
     memories.append(own)
-  prediction = see(logits, request, position, state.forwards)
+  prediction = predict(logits, request, position, state.forwards)
   prediction = prediction._replace(masked=masked, open=masked, step=state.step)
   hi = jnp.where(fresh, state.lo + blocks.size(weights.blocks, prediction), state.hi)
   hi = jnp.minimum(hi, canvas.end)
@@ -229,7 +229,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
 
 
 def round_(method: Method, weights: Weights, request: Request, state: State) -> State:
-  """One pass and what follows of it."""
+  """One pass, and the commits that follow from it."""
   states, state = read(method, weights, state)
   return act(method, weights, request, state, states)
 

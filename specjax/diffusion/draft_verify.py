@@ -1,13 +1,14 @@
 """Several rounds in one pass: the next canvases are guessed, read together, and kept if true.
 
-FreeDave (Wu and Zhang 2025, arXiv 2510.00294). What is known of the canvas already decides its next
+FreeDave (Wu and Zhang 2025, arXiv 2510.00294). EXACT: token for token this gives what
+`denoise.advance` gives, with any policy, blocks and stopping rule, at any temperature (noise
+belongs to slots), in no more passes. Canvases are compared as a whole, so policies that commit many
+slots at a time are guessed right less often.
+
+What is known of the canvas already decides its next
 round; the rounds after it are guessed by letting the same policy go on with what is known. One pass
 reads the K canvases. The first is true. Each further one is, where the round before it, decided by
 what was read of a true canvas, leads to it.
-
-Token for token this gives what `denoise.advance` gives, with any policy, schedule and rule of
-length, at any temperature (noise belongs to slots), in no more passes. Canvases are compared as a
-whole, so policies that commit many slots at a time are guessed right less often.
 
 Letters: B batch, K guesses, W window, E model width.
 """
@@ -43,7 +44,7 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> Drafting:
   """The state after the first pass. `method` is static.
 
   Raises:
-    ValueError: a plan whose passes depend on each other.
+    ValueError: a cache whose passes depend on each other.
   """
   if not method.cache.steady:
     raise ValueError(
@@ -109,9 +110,12 @@ def advance(
   method: Method, weights: Weights, request: Request, drafting: Drafting, rounds: Array,
   *, guesses: int = 4, while_loop: Callable[..., Any] = jax.lax.while_loop,
 ) -> Drafting:  # fmt: skip
-  """Runs until every row is done, `rounds` i32[] passes at most.
+  """EXACT: several rounds are made in one pass, until every row is done.
+
+  FreeDave (Wu and Zhang 2025, arXiv 2510.00294), see the top of this file.
 
   Args:
+    rounds: i32[], passes at most.
     method, guesses, while_loop: static. 1 guess is plain decoding; published 4.
   """
 

@@ -1,4 +1,4 @@
-"""Classifier-free guidance: what the prompt adds to the logits counts for more.
+"""Classifier-free guidance makes what the prompt adds to the logits count for more.
 
 Letters: B batch, L canvas length, N slots that are read, V vocabulary, E model width.
 """
@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Denoiser, Earlier, Params
+from specjax.diffusion.base import Denoiser, Earlier, Knob, Params
 
 
 class Guided(NamedTuple):
-  """Params of `guided`.
+  """LOSSY: two passes, one without the prompt, make what the prompt adds count for more.
 
   Attributes:
     inner: the denoiser's own.
@@ -23,12 +23,12 @@ class Guided(NamedTuple):
 
   inner: Params
   prompt: Array
-  weight: Array
+  weight: Knob = 1.0
 
 
 @functools.cache
 def guided(denoiser: Denoiser) -> Denoiser:
-  """Two passes, one without the prompt: logits l_u + (w + 1) (l_c - l_u).
+  """LOSSY: two passes, one without the prompt, give logits l_u + (w + 1) (l_c - l_u).
 
   LLaDA (Nie et al. 2025, arXiv 2502.09992), after Ho and Salimans 2022 (arXiv 2207.12598). A
   denoiser like any other: all policies work on it.

@@ -26,9 +26,9 @@ def resample(
 ) -> Array:  # fmt: skip
   """One of S texts drawn slot by slot, by their weights exp(-E).
 
-  E(x) = log q(x) - log p(x), q(x) being the product of the masked slots' distributions; known slots carry
-  nothing. EDLM (Xu et al. 2024, arXiv 2410.21357). Its published code weighs by exp(+E), which
-  leads away from p.
+  E(x) = log q(x) - log p(x), q(x) being the product of the masked slots' distributions; known slots
+  carry nothing. EDLM (Xu et al. 2024, arXiv 2410.21357). Its published code weighs by exp(+E),
+  which leads away from p.
 
   EXACT for p given the known tokens in the limit of many samples, where q is nowhere zero that p is
   not; the distance falls as 1 / S. One sample is q.
@@ -58,10 +58,10 @@ def resample(
 
 @functools.cache
 def autoregressive(target: Target) -> TextLogProbs:
-  """The distribution of a causal model, whose params are the text distribution's; it knows every unmasked token.
+  """The log-probability of a text under a causal model, given every token that is not masked.
 
-  Slot 0 has nothing before it: a model that predicts the next token does not say how probable it
-  is, so it counts the same whatever it holds.
+  The model's params are the text distribution's. Slot 0 has nothing before it: a model that
+  predicts the next token does not say how probable it is, so it counts the same whatever it holds.
   """
 
   def log_prob(params: Params, tokens: Array, seen: Array) -> Array:
@@ -91,20 +91,21 @@ class Reweighted(NamedTuple):
 
 @functools.cache
 def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) -> Denoiser:
-  """A denoiser that is sure of one text in every pass, that which `resample` chose.
+  """LOSSY: a denoiser that is sure of one text in every pass, that which `resample` chose.
 
-  EDLM as a denoiser like any other: a policy that commits every slot decodes in one pass, one that
-  commits slots at random is nearest to the paper's. As long as what is committed does not depend on
-  the tokens, each further pass draws from p given the tokens so far, and the text's distribution is as exact
-  as that of `resample`. All slots have confidence 1, so that policies which ask for it commit them
-  all; tokens are drawn at temperature 1, and the request's temperature changes nothing.
+  EDLM (Xu et al. 2024, arXiv 2410.21357) as a denoiser like any other: a policy that commits every
+  slot decodes in one pass, one that commits slots at random is nearest to the paper's. As long as
+  what is committed does not depend on the tokens, each further pass draws from p given the tokens
+  so far, and the text's distribution is as exact as that of `resample`. All slots have confidence
+  1, so that policies which ask for it commit them all; tokens are drawn at temperature 1, and the
+  request's temperature changes nothing.
 
-  A pass of `samples` texts of the text distribution comes with every pass. It reads whole canvases: for
-  `caches.none`.
+  Every pass comes with one of the text distribution over `samples` texts. Whole canvases are read,
+  so `caches.none` is the only cache.
 
   Args:
     denoiser: the network q comes from.
-    distribution: what p is, `autoregressive` or another.
+    log_probs: what p is, `autoregressive` or another.
     samples: S (static), published 2.
   """
   tokens_of_v = jnp.arange(denoiser.vocab_size)[None, None]
@@ -113,7 +114,7 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
     params: Reweighted, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
   ):
     if earlier is not None:
-      raise ValueError("a reweighted denoiser weighs whole texts, accepted is plans.none.")
+      raise ValueError("a reweighted denoiser weighs whole texts, accepted is caches.none.")
     states, _ = denoiser.evaluate(params.inner, tokens, position, seen)
     predicts = jnp.maximum(jnp.arange(tokens.shape[1]) - int(denoiser.shift), 0)
     logits = denoiser.head(params.inner, states[:, predicts])

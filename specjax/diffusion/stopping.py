@@ -1,9 +1,10 @@
-"""Where a text ends before its canvas does.
+"""Rules that say where a text ends before its canvas does; their params are the tokens that end.
 
 Letters: B batch, W window.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,13 +14,13 @@ from specjax.diffusion.base import Canvas, Params, Prediction, Stopping
 
 @functools.cache
 def whole() -> Stopping:
-  """The whole canvas is filled."""
+  """EXACT: the whole canvas is filled, past the end of the text too."""
   return Stopping("whole", lambda params, canvas, prediction, commit, full: canvas)
 
 
 @functools.cache
 def after_end() -> Stopping:
-  """Stops after the first end-of-text, once its block is full. Params: i32[M], tokens that end."""
+  """EXACT: a text ends after its first end-of-text, once the block of it is full."""
 
   def end(
     params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full: Array
@@ -37,10 +38,10 @@ def after_end() -> Stopping:
 
 @functools.cache
 def end_of_text_prediction() -> Stopping:
-  """Ends at an end-of-text that was just committed, else at the most confident guess of one.
+  """LOSSY: a text ends at an end-of-text just committed, else at the most confident guess of one.
 
-  EoTP (Bao et al. 2025, arXiv 2509.25188), within the window. Params: i32[M], tokens that end.
-  Bold: a guess far to the right may cut a good answer.
+  EoTP (Bao et al. 2025, arXiv 2509.25188), within the window. It is bold: a guess far to the right
+  may cut a good answer.
   """
 
   def cut(
@@ -61,11 +62,14 @@ def end_of_text_prediction() -> Stopping:
 
 @functools.cache
 def sure_end(least: float = 0.9) -> Stopping:
-  """After the first end-of-text that is committed, or guessed with this confidence, all is filled.
+  """LOSSY: all is filled after the first end-of-text that is committed, or guessed surely enough.
 
-  Ours: end_of_text_prediction that waits until it is sure, takes the first end in place of the
-  likeliest, and writes end markers in place of cutting: the model goes on to read a canvas of the
-  size that it began with. Params: i32[M], tokens that end.
+  This rule is ours: end_of_text_prediction that waits until it is sure, takes the first end in
+  place of the likeliest, and writes end markers in place of cutting. So the model goes on to read
+  a canvas of the size that it began with.
+
+  Args:
+    least: the confidence of a guess that suffices.
   """
 
   def end(
@@ -84,3 +88,11 @@ def sure_end(least: float = 0.9) -> Stopping:
     )
 
   return Stopping("sure_end", end)
+
+
+STOPPING: dict[str, Callable[..., Stopping]] = {
+  "whole": whole,
+  "after_end": after_end,
+  "end_of_text_prediction": end_of_text_prediction,
+  "sure_end": sure_end,
+}

@@ -34,6 +34,7 @@ __all__ = [
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
+  "denoiser": denoiser,
 }  # fmt: skip
 
 # name: (build, config class); build(model config, head config) -> Head

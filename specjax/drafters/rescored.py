@@ -53,7 +53,7 @@ class Rescored(NamedTuple):
 
 
 @functools.cache
-def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
+def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
   """The head and a small LM choose every token of a chain together ("local rescoring").
 
   At depth d they take, of head d's K best guesses v, the one with the largest logit_d(v) + alpha
@@ -100,7 +100,9 @@ def local(head: Head, lm: Target, alpha: float, top: int = 16) -> Drafter:
 
 
 @functools.cache
-def ngram(head: Head, tree_nodes: int, alpha: float, top: int = 16, paths: int = 16) -> Drafter:
+def ngram(
+  head: Head, tree_nodes: int = 16, alpha: float = 0.5, top: int = 16, paths: int = 16
+) -> Drafter:
   """The heads and a bigram table choose the best paths together ("global rescoring").
 
   A path scores the sum of its logits plus alpha times its log-probability given the root; the P

@@ -12,17 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.decoding.build import make_drafter, with_weights
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.draft_length import DRAFT_LENGTHS
 from specjax.eval import interleaved, metrics, optimal, plots, report
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
 from specjax.eval.interleaved import Runs
 from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
 from specjax.eval.verify_cost import measure
-from specjax.trees import files
 
 PLAIN = "none"
 MODELS = ("draft_model", "adaptive_model", "draft_tree")
@@ -34,9 +31,8 @@ class Config:
   """What is measured.
 
   Attributes:
-    drafters: method labels: a drafter's name, with the nodes of its draft ("medusa:16"), its tree
-      ("eagle:tree.json", "eagle:dynamic-16-5-4", see `trees.files`) or the policy that ends it
-      ("draft_model:adaedl") where they are not the default. Plain decoding is always there.
+    drafters: names such as "medusa-16" or "eagle/dynamic-16-5-4", see `decoding.spec`. Plain
+      decoding is always there.
     prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions.
     limit: how many prompts; None for all.
     max_new_tokens: budget per prompt.
@@ -44,10 +40,6 @@ class Config:
     temperature: 0 is greedy.
     seed: of the noise.
     verifier: of all methods but plain; by default the exact one.
-    judge: directory of the head of verifier "judge".
-    head: medusa's heads; by default the zoo's for the model.
-    draft_model: of the drafter of that name.
-    acceptance: directory of the acceptance head of the policy specdecpp.
     repeats: times everything is decoded.
   """
 
@@ -59,38 +51,17 @@ class Config:
   temperature: float = 0.0
   seed: int = 0
   verifier: str | None = None
-  judge: str | None = None
-  head: str | None = None
-  draft_model: str | None = None
-  acceptance: str | None = None
   repeats: int = 3
 
 
-def make_decoder(model: Model, label: str, config: Config) -> Decoder:
-  """The method that a label of `Config.drafters` names.
+def make_decoder(model: Model, name: str, config: Config) -> Decoder:
+  """The method of a name of `Config.drafters`; plain decoding has its own rule.
 
   Raises:
-    ValueError: a label that names none.
+    ValueError: a name of none.
   """
-  name, _, size = label.partition(":")
-  policy = size if size in DRAFT_LENGTHS else None
-  if size and not (policy or size.isdigit() or files.recognises(size)):
-    raise ValueError(f"drafters={label!r}: accepted is NAME or NAME:NODES, for example medusa:16, "
-                     f"NAME:{files.ACCEPTED} for a tree, "
-                     f"or draft_model:POLICY of {', '.join(DRAFT_LENGTHS)}.")  # fmt: skip
-  if name == PLAIN and size:
-    raise ValueError(f"drafters={label!r}: plain decoding has no draft to size.")
-  nodes = int(size) if size.isdigit() else None
-  tree = files.parse(size) if size and nodes is None and policy is None else None
-  drafter = make_drafter(
-    model, name, head=config.head, draft_model=config.draft_model, nodes=nodes, tree=tree,
-    policy=policy, acceptance=config.acceptance if policy == "specdecpp" else None,
-  )  # fmt: skip
-  verifier = None
-  if label != PLAIN:
-    verifier = with_weights(model, config.verifier, config.judge)
   return Decoder(
-    model, drafter, verifier,
+    model, name, None if name == PLAIN else config.verifier,
     temperature=config.temperature, seed=config.seed, batch=config.batch,
   )  # fmt: skip
 
@@ -151,7 +122,7 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   tau = float(metrics.block_efficiency(emitted.sum(), forwards.sum()))
   # A model drafts in one pass per level and one more that caches the last. Heads count once, which
   # flatters those that read the same weights at every depth (EAGLE, ReDrafter).
-  offered = np.sum([r.offered for r in results], 0)
+  offered = np.sum([r.rounds.offered for r in results], 0)
   length = float(offered @ np.arange(len(offered)) / max(offered.sum(), 1))
   passes = length + 1 if drafter.name in MODELS else 1.0
   cost = parameters(decoder.weights.drafter) / parameters(decoder.weights.target)
@@ -168,7 +139,7 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
     "tau": tau,
     "tau_interval": metrics.bootstrap_interval(metrics.block_efficiency, emitted, forwards),
     "acceptance_by_depth": metrics.acceptance_by_depth(
-      [r.accepted for r in results], [r.offered for r in results]
+      [r.rounds.accepted for r in results], [r.rounds.offered for r in results]
     ),
     "speed_up": float(metrics.speed_up(*(x.sum() for x in paired))),
     "speed_up_interval": metrics.bootstrap_interval(metrics.speed_up, *paired),
@@ -198,7 +169,7 @@ def shortfall(
   None where that says nothing (greedy, or a lossy rule) or is not known: proposals without a closed
   form, and DySpec's trees, whose number of siblings depends on what was drawn.
   """
-  known = run.decoder.method.drafter.proposal in optimal.KNOWN and ":dyspec" not in label
+  known = run.decoder.method.drafter.proposal in optimal.KNOWN and "/dyspec" not in label
   if label == PLAIN or config.temperature == 0 or run.lossy or not known:
     return None
   alone = make_decoder(model, label, dataclasses.replace(config, batch=1))
@@ -218,8 +189,8 @@ def _lines(label: str, run: Runs, items: Sequence[Item], config: Config):
       "tokens": result.tokens,
       "emitted": result.emitted,
       "forwards": result.forwards,
-      "accepted": result.accepted,
-      "offered": result.offered,
+      "accepted": result.rounds.accepted,
+      "offered": result.rounds.offered,
       "verifier": result.verifier,
       "exactness": result.exactness,
       "batch": batch,
@@ -245,9 +216,10 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   """
   items = read_items(model, config)
   labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
-  if len(set(labels)) < len(labels):
+  made = (make_decoder(model, label, config) for label in labels)
+  decoders = {decoder.name: decoder for decoder in made}
+  if len(decoders) < len(labels):
     raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
-  decoders = {label: make_decoder(model, label, config) for label in labels}
   out = pathlib.Path(out)
   out.mkdir(parents=True, exist_ok=True)
 

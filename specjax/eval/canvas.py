@@ -6,13 +6,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specjax.decoding.diffusion_decoder import Filled
+from specjax.decoding.batching import Result
 from specjax.decoding.model import Model
 
 MASKED, OLDER, NEW, NEW_END = 0.86, 1.0, (0.55, 0.80, 0.95), (0.96, 0.80, 0.45)
 
 
-def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
+def _panel(axes: Axes, model: Model, result: Result, title: str) -> None:
+  filled = result.filling
   slots = [i for i, when in enumerate(filled.when) if when >= 0]
   rounds = max(filled.when) + 1
   shades = np.full((rounds, len(slots), 3), MASKED)
@@ -27,7 +28,7 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
       axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
                 color="#222222" if new else "#8C8C8C")  # fmt: skip
   axes.imshow(shades, aspect="auto")
-  passes = "1 pass" if filled.forwards == 1 else f"{filled.forwards} passes"
+  passes = "1 pass" if result.forwards == 1 else f"{result.forwards} passes"
   axes.set_title(f"{title}: {passes}", loc="left", fontsize=10)
   axes.set_xticks([])
   axes.set_yticks(range(rounds), [str(i + 1) for i in range(rounds)])
@@ -38,18 +39,18 @@ def _panel(axes: Axes, model: Model, filled: Filled, title: str) -> None:
   axes.spines[:].set_visible(False)
 
 
-def picture(model: Model, results: Mapping[str, Filled]) -> Figure:
+def picture(model: Model, results: Mapping[str, Result]) -> Figure:
   """Rows are passes, columns slots: grey is masked, colour is kept in this pass, white before.
 
   Args:
     results: by title, a panel each.
   """
-  rounds = [max(r.when) + 1 for r in results.values()]
-  slots = [sum(when >= 0 for when in r.when) for r in results.values()]
+  rounds = [max(r.filling.when) + 1 for r in results.values()]
+  slots = [sum(when >= 0 for when in r.filling.when) for r in results.values()]
   figure = Figure(figsize=(0.36 * sum(slots) + 0.5, 0.24 * max(rounds) + 0.6), dpi=140,
                   layout="constrained")  # fmt: skip
   grid = figure.add_gridspec(max(rounds), len(slots), width_ratios=slots)
-  for i, (title, filled) in enumerate(results.items()):
-    _panel(figure.add_subplot(grid[: rounds[i], i]), model, filled, title)
+  for i, (title, result) in enumerate(results.items()):
+    _panel(figure.add_subplot(grid[: rounds[i], i]), model, result, title)
   figure.axes[0].set_ylabel("pass", fontsize=8)
   return figure

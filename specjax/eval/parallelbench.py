@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from specjax.checkpoints import filter as filters
 from specjax.data import lists, parallelbench
-from specjax.decoding.diffusion_decoder import STOPPING, DiffusionDecoder, Filled
-from specjax.decoding.model import Model, load, resolve
-from specjax.diffusion import caches
+from specjax.decoding.batching import Result
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import Model
 from specjax.eval.environment import environment
 from specjax.eval.plots import COLOURS, MARKERS
 
 SEED = 10_007  # of questions that no training draws
-FLAGS = ("credit", "student")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +30,12 @@ class Config:
   """What is measured.
 
   Attributes:
-    methods: labels, POLICY/OPTION/..: a policy in words, see `diffusion.words`, then any of a
-      cache's name, a rule of length, "credit", "guesses-K" (draft and verify) and "student" (the
-      other model), for example "threshold-0.8/dual".
-    student: the model of methods that say so, zoo name or directory.
-    filter: of the policy "learned", zoo name or directory.
+    methods: policies with their decorations, such as "threshold-0.8/dual", see `decoding.spec`.
     published: file or directory of the published questions, in place of ours.
     tasks: of our questions, names of `lists.KNOWN`.
     lengths: of the lists.
     count: questions per task and length; of published ones, per task, the first.
     max_new_tokens: slots per question.
-    block: slots of a block.
     batch: questions decoded together.
     temperature: 0 takes the likeliest token.
     seed: of the noise.
@@ -50,53 +43,26 @@ class Config:
   """
 
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
-  student: str | None = None
-  filter: str | None = None
   published: str | None = None
   tasks: tuple[str, ...] = tuple(lists.TASKS)
   lengths: tuple[int, ...] = (3, 4, 5, 6)
   count: int = 10
   max_new_tokens: int = 16
-  block: int = 16
   batch: int = 20
   temperature: float = 0.0
   seed: int = 0
   repeats: int = 1
 
 
-def make_decoder(model: Model, label: str, config: Config) -> DiffusionDecoder:
-  """The method that a label of `Config.methods` names.
+def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
+  """The method of a name of `Config.methods`.
 
   Raises:
-    ValueError: a label that names none.
+    ValueError: a name of none.
   """
-  policy, *options = label.split("/")
-  chosen: dict[str, Any] = {"stopping": "after_end"}
-  for option in options:
-    name, _, number = option.partition("-")
-    if option in caches.CACHES:
-      chosen["cache"] = option
-    elif option in STOPPING:
-      chosen["stopping"] = option
-    elif name == "guesses" and number.isdigit():
-      chosen["guesses"] = int(number)
-    elif option == "credit":
-      chosen["credit"] = True
-    elif option == "student":
-      if config.student is None:
-        raise ValueError(f"methods={label!r}: it needs --student.")
-      model = load(config.student)
-    else:
-      known = ", ".join([*caches.CACHES, *STOPPING, *FLAGS, "guesses-K"])
-      raise ValueError(f"methods={label!r}: {option!r} is no option, accepted are {known}.")
-  learned = policy.partition("-")[0].partition("+")[0] == "learned"
-  if learned and config.filter is None:
-    raise ValueError(f"methods={label!r}: it needs --filter.")
-  trained = filters.load(resolve(config.filter)) if learned and config.filter else None
   return DiffusionDecoder(
-    model, policy, block=config.block, trained=trained, temperature=config.temperature,
-    seed=config.seed, batch=config.batch, **chosen,
-  )  # fmt: skip
+    model, name, temperature=config.temperature, seed=config.seed, batch=config.batch
+  )
 
 
 class Question(NamedTuple):
@@ -135,13 +101,13 @@ def questions(config: Config) -> list[Question]:
   return [question for of_task in asked.values() for question in of_task]
 
 
-def said(model: Model, filled: Filled) -> str:
+def said(model: Model, filled: Result) -> str:
   """The answer, without the stop token."""
   return model.decode([t for t in filled.tokens if t not in model.stop]).strip()
 
 
 def figures(
-  model: Model, config: Config, asked: Sequence[Question], runs: Sequence[list[Filled]]
+  model: Model, config: Config, asked: Sequence[Question], runs: Sequence[list[Result]]
 ) -> dict[str, Any]:
   """The metrics of one method, ready for JSON.
 
@@ -151,7 +117,7 @@ def figures(
   results = runs[0]
   right = np.array([q.right(said(model, f)) for q, f in zip(asked, results, strict=True)])
   forwards = np.array([f.forwards for f in results])
-  wasted = np.array([f.wasted for f in results])
+  wasted = np.array([f.filling.wasted for f in results])
   task = np.array([q.task for q in asked])
   # A batch's seconds are counted once.
   seconds = [sum(f.seconds for f in run[:: config.batch]) for run in runs]
@@ -177,10 +143,11 @@ def run(model: Model, config: Config, out: str) -> dict[str, Any]:
       raise ValueError(f"{name}={getattr(config, name)}: accepted is 1 or more.")
   asked = questions(config)
   prompts = [model.chat(q.messages) for q in asked]
-  decoders = {label: make_decoder(model, label, config) for label in config.methods}
+  made = (make_decoder(model, name, config) for name in config.methods)
+  decoders = {decoder.name: decoder for decoder in made}
   directory = pathlib.Path(out)
   directory.mkdir(parents=True, exist_ok=True)
-  runs: dict[str, list[list[Filled]]] = {label: [] for label in decoders}
+  runs: dict[str, list[list[Result]]] = {label: [] for label in decoders}
   for _ in range(config.repeats):  # in turns, so that a slow minute slows them all
     for label, decoder in decoders.items():
       runs[label].append(decoder(prompts, config.max_new_tokens))
@@ -190,7 +157,7 @@ def run(model: Model, config: Config, out: str) -> dict[str, Any]:
         text = said(model, filled)
         line = {"method": label, "task": question.task, "question": question.text, "said": text,
                 "right": question.right(text), "forwards": filled.forwards,
-                "when": filled.when}  # fmt: skip
+                "when": filled.filling.when}  # fmt: skip
         sink.write(json.dumps(line) + "\n")
   summary = {
     "config": dataclasses.asdict(config), "model": model.name, "prompts": len(asked),

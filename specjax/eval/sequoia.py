@@ -35,9 +35,7 @@ class Config:
   Attributes:
     prompts: JSONL of questions.
     model: the target.
-    drafter: the head, or "draft_model".
-    head: where the head is; by default the zoo's.
-    draft_model: LM of the `draft_model` drafter.
+    drafter: name of a head, or "draft_model[PATH]".
     temperature: of the distribution, above 0.
     width: children of the root while measuring, and ranks a tree may have.
     depth: of the tree at most.
@@ -52,8 +50,6 @@ class Config:
   prompts: str
   model: str = "gsm8k-7m"
   drafter: str = "eagle"
-  head: str | None = None
-  draft_model: str | None = None
   temperature: float = 1.0
   width: int = 6
   depth: int = 5
@@ -107,10 +103,7 @@ def main(config: Config) -> None:
   ids = [item.ids for item in bench.read_items(model, settings)]
 
   def pair(choices):
-    return specjax.make_drafter(
-      model, config.drafter, head=config.head, draft_model=config.draft_model,
-      tree=WithoutReplacement(choices),
-    )  # fmt: skip
+    return specjax.make_drafter(model, config.drafter, tree=WithoutReplacement(choices))
 
   def decoder(drafter, batch: int):
     return specjax.Decoder(model, drafter, "recursive", temperature=config.temperature, batch=batch)

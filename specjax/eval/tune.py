@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded
+from specjax.decoding import spec
+from specjax.decoding.build.drafter import load_head
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model, resolve
+from specjax.decoding.model import Model
 from specjax.drafters import HEADS, none
 from specjax.eval import bench, draft_cost, interleaved, metrics, plots, verify_cost
 from specjax.eval.environment import environment
@@ -40,8 +41,7 @@ class Config:
   """For what a tree is chosen, and on what the choice is checked.
 
   Attributes:
-    drafter: name of a head.
-    head: where it is; by default the zoo's for the model.
+    drafter: name of a head, such as "medusa" or "medusa[PATH]".
     prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions.
     limit: how many prompts; None for all.
     max_new_tokens: budget per prompt.
@@ -52,7 +52,6 @@ class Config:
   """
 
   drafter: str
-  head: str | None = None
   prompts: str | None = None
   limit: int | None = None
   max_new_tokens: int = 128
@@ -115,13 +114,11 @@ def choose(options: Sequence[Candidate], seconds: Sequence[float], batch: int = 
 
 def _load(model: Model, config: Config) -> tuple[str, Loaded]:
   """(name, head with hit rates)."""
-  if config.drafter not in HEADS:
+  part = spec.parse_one("drafter", config.drafter)
+  if part.name not in HEADS or part.numbers:
     raise ValueError(f"drafter={config.drafter!r} has no tree to choose: accepted are "
-                     f"{', '.join(HEADS)}.")  # fmt: skip
-  name = config.head or f"{pathlib.Path(model.name).name}-{config.drafter}"
-  loaded = formats.load(resolve(name), model.config)
-  if loaded.head.name != config.drafter:
-    raise ValueError(f"head={name!r} is for drafter={loaded.head.name!r}, not {config.drafter!r}.")
+                     f"{', '.join(HEADS)}, with [PATH] or not.")  # fmt: skip
+  name, loaded = load_head(model, part)
   if loaded.hit_rates is None:
     raise ValueError(f"head={name!r} came without the hit rates by which trees are chosen: "
                      "specjax.train.heads measures and saves them.")  # fmt: skip

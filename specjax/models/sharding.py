@@ -23,6 +23,24 @@ _OF_WEIGHT = {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROW
 )
 
 
+def mesh(data: int = 1, model: int = 1) -> Mesh:
+  """A mesh of the first data * model devices, for `Model.on` and `jax.set_mesh`.
+
+  Args:
+    data: shares of a batch's rows.
+    model: shares of heads and columns.
+
+  Raises:
+    ValueError: there are fewer devices.
+  """
+  count, devices = data * model, jax.devices()
+  if min(data, model) < 1 or count > len(devices):
+    raise ValueError(f"data={data}, model={model}: accepted are 1 or more, and at most as many "
+                     f"together as the {len(devices)} devices there are.")  # fmt: skip
+  axes = (AxisType.Auto,) * 2
+  return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices[:count])
+
+
 def split(params: Params) -> Params:
   """The weights with q, k, v, gate and up as matrices of their own; `Transformer` takes either.
 

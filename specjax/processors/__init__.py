@@ -1,6 +1,13 @@
 """Processors say what the text so far does to the target's logits, or when it ends a text."""
 
+from collections.abc import Callable
+
+from specjax.base import Processor
 from specjax.processors.automaton import Automaton, constraint, stop_text
 from specjax.processors.penalties import Penalties, penalties
 
-__all__ = ["Automaton", "Penalties", "constraint", "penalties", "stop_text"]
+__all__ = ["PROCESSORS", "Automaton", "Penalties", "constraint", "penalties", "stop_text"]
+
+PROCESSORS: dict[str, Callable[..., Processor]] = {
+  "penalties": penalties, "constraint": constraint, "stop_text": stop_text,
+}  # fmt: skip

@@ -4,7 +4,7 @@ Letters: B batch, N tree nodes, A = D + 1, V vocabulary.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,7 +13,7 @@ from specjax.base import Context, Draft, Processor
 
 
 class Penalties(NamedTuple):
-  """The strength of each penalty; params of `penalties`.
+  """The strength of each penalty; params of `penalties`. The defaults, numbers, are no penalty.
 
   Attributes:
     repetition: f32[B]. Divides the positive and multiplies the negative logits of tokens in the
@@ -22,9 +22,9 @@ class Penalties(NamedTuple):
     frequency: f32[B]. Likewise, for every time they were said.
   """
 
-  repetition: Array
-  presence: Array
-  frequency: Array
+  repetition: Any = 1.0
+  presence: Any = 0.0
+  frequency: Any = 0.0
 
 
 class Counts(NamedTuple):

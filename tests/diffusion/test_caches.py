@@ -15,7 +15,7 @@ import pytest
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.guidance import Guided, guided
-from specjax.diffusion.policies import POLICIES
+from specjax.diffusion.policies import POLICIES, Threshold
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer
@@ -83,7 +83,7 @@ def decode(cache, layers: int, canvas: Canvas, rows=range(5), shift=False, weigh
     network, cache(network, W), POLICIES["threshold"](), blocks.fixed(W), stopping.whole()
   )
   B = len(canvas.end)
-  parts = denoise.Weights(params, jnp.full(B, 0.3))
+  parts = denoise.Weights(params, Threshold(jnp.full(B, 0.3)))
   request = denoise.Request(request_keys(0, list(rows)), jnp.full(B, 0.7))
   state = denoise.compiled_start(method, parts, canvas)
   state = denoise.compiled_advance(method, parts, request, state, jnp.int32(1000))

@@ -9,7 +9,15 @@ from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.credit import Credit, credit
 from specjax.diffusion.guidance import Guided, guided
-from specjax.diffusion.policies import POLICIES, Exploration, Filter, Leap, Levels, Stable
+from specjax.diffusion.policies import (
+  POLICIES,
+  Exploration,
+  Filter,
+  Leap,
+  Levels,
+  Stable,
+  Threshold,
+)
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer
@@ -67,7 +75,8 @@ def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
     network, caches.none(network, W), POLICIES[name](), blocks.fixed(W), stopping.whole()
   )
   B = len(canvas.end)
-  params = jax.tree.map(lambda x: jnp.full(B, x) if np.ndim(x) == 0 else x, PARAMS[name])
+  knobs = PARAMS[name] if isinstance(PARAMS[name], tuple) else (PARAMS[name],)
+  params = method.policy.knobs(*(jnp.full(B, x) if np.ndim(x) == 0 else x for x in knobs))
   weights = denoise.Weights(WEIGHTS, params)
   request = denoise.Request(request_keys(0, rows), jnp.full(B, temperature))
   state = denoise.compiled_start(method, weights, canvas)
@@ -127,17 +136,17 @@ def test_a_sweep_compiles_once():
   one = jax.tree.map(lambda x: x[:1], canvases())
   canvas = jax.tree.map(lambda x: jnp.repeat(x, 20, 0), one)
   request = denoise.Request(request_keys(0, np.zeros(20, int)), jnp.zeros(20))
-  weights = denoise.Weights(WEIGHTS, jnp.asarray(bars))
+  weights = denoise.Weights(WEIGHTS, Threshold(jnp.asarray(bars)))
   before = denoise.compiled_advance._cache_size()
   for shuffle in (np.arange(20), np.arange(20)[::-1]):
-    swept = weights._replace(policy=jnp.asarray(bars[shuffle]))
+    swept = weights._replace(policy=Threshold(jnp.asarray(bars[shuffle])))
     state = denoise.compiled_start(method, swept, canvas)
     state = denoise.compiled_advance(method, swept, request, state, jnp.int32(1000))
   assert denoise.compiled_advance._cache_size() == before + 1
   forwards = np.asarray(state.forwards)[::-1]
   assert forwards[-1] == 18 and forwards[0] < 18
   for i in (0, 7, 19):  # a row of the sweep is the row alone
-    alone = weights._replace(policy=jnp.asarray(bars[i : i + 1]))
+    alone = weights._replace(policy=Threshold(jnp.asarray(bars[i : i + 1])))
     first = denoise.Request(request_keys(0, [0]), jnp.zeros(1))
     got = denoise.compiled_start(method, alone, one)
     got = denoise.compiled_advance(method, alone, first, got, jnp.int32(1000))
@@ -150,7 +159,7 @@ def run(network, params, canvas: Canvas, transforms=(), settings=(), policy="thr
     network, caches.none(network, W), POLICIES[policy](), blocks.fixed(W), stopping.whole(),
     transforms,
   )  # fmt: skip
-  weights = denoise.Weights(params, jnp.full(B, 0.3), transforms=settings)
+  weights = denoise.Weights(params, method.policy.knobs(jnp.full(B, 0.3)), transforms=settings)
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   return denoise.compiled_advance(method, weights, request, state, jnp.int32(1000))

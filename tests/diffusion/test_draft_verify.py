@@ -57,8 +57,9 @@ def canvases(seed: int) -> Canvas:
 def decode(case: str, seed: int, guesses: int | None):
   name, setting, cache, blocks, shift, temperature = CASES[case]
   network = denoiser(CONFIG, MASK, shift)
+  knobs = setting if isinstance(setting, tuple) else POLICIES[name]().knobs(setting)
   params = jax.tree.map(
-    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), setting
+    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), knobs
   )
   if blocks == "adaptive":
     blocks, sizes = blocks.adaptive(W), blocks.Delimiters(

@@ -10,7 +10,7 @@ from scipy import stats
 
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas, Denoiser
-from specjax.diffusion.policies import POLICIES
+from specjax.diffusion.policies import POLICIES, Quota
 from specjax.diffusion.reweight import Reweighted, autoregressive, resample, reweighted
 from specjax.sampling import request_keys
 from specjax.testing import random_table, table_model
@@ -96,7 +96,7 @@ def decode(rows, quota: int):
     jnp.tile(jnp.array([[False, True, True, True, False]]), (B, 1)), jnp.full(B, 3),
   )  # fmt: skip
   params = Reweighted(jnp.asarray(GUESS), TABLE, request_keys(7, rows))
-  weights = denoise.Weights(params, jnp.full(B, quota))
+  weights = denoise.Weights(params, Quota(jnp.full(B, quota)))
   request = denoise.Request(request_keys(0, rows), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   return jax.device_get(denoise.compiled_advance(method, weights, request, state, jnp.int32(9)))

@@ -14,8 +14,9 @@ from specjax.diffusion.policies import (
   Levels,
   Redundancy,
   Stable,
-  r2,
+  Threshold,
 )
+from specjax.diffusion.policies.r2 import r2
 
 B, W, V = 40, 12, 5
 
@@ -138,7 +139,8 @@ CASES = {
 
 def commits(name, params, prediction):
   policy = POLICIES[name]()
-  rows = jax.tree.map(lambda x: jnp.full(B, x), params)
+  knobs = params if isinstance(params, tuple) else policy.knobs(params)
+  rows = jax.tree.map(lambda x: jnp.full(B, x), knobs)
   return policy.select(rows, policy.init(B, W, V), prediction)
 
 
@@ -278,7 +280,7 @@ def r2_by_hand(row, memory, base, p):
 def test_r2_is_its_three_rules_one_after_the_other():
   policy, f32 = r2(POLICIES["threshold"]()), np.float32
   numbers = {"cluster": f32(0.5), "run": f32(0.4), "stay": f32(0.3), "rounds": 2}
-  params = Redundancy(jnp.full(B, 0.9), *(jnp.full(B, x) for x in numbers.values()))
+  params = Redundancy(Threshold(jnp.full(B, 0.9)), *(jnp.full(B, x) for x in numbers.values()))
   memory = policy.init(B, W, V)
   by_hand: list[dict] = [{} for _ in range(B)]
   for seed in (0, 0, 1, 1):
@@ -293,7 +295,7 @@ def test_r2_is_its_three_rules_one_after_the_other():
 def test_r2_that_asks_the_impossible_is_its_base():
   base = POLICIES["threshold"]()
   policy, never = r2(base), jnp.full(B, 2.0)
-  params = Redundancy(jnp.full(B, 0.8), never, never, never, jnp.full(B, 3, jnp.int32))
+  params = Redundancy(low := Threshold(jnp.full(B, 0.8)), never, never, never, jnp.full(B, 3, jnp.int32))
   prediction = seen_of(0)
   got = policy.select(params, policy.init(B, W, V), prediction)[0]
-  np.testing.assert_array_equal(got, base.select(jnp.full(B, 0.8), (), prediction)[0])
+  np.testing.assert_array_equal(got, base.select(low, (), prediction)[0])

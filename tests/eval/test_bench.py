@@ -47,7 +47,7 @@ def greedy(model, prompt_file, tmp_path_factory):
   """(directory, summary) of a run with a batch that does not divide the prompts."""
   out = tmp_path_factory.mktemp("bench")
   config = bench.Config(
-    drafters=("prompt_lookup", "prompt_lookup:4"), prompts=prompt_file, max_new_tokens=24, batch=2,
+    drafters=("prompt_lookup", "prompt_lookup-4"), prompts=prompt_file, max_new_tokens=24, batch=2,
     repeats=2,
   )  # fmt: skip
   return out, bench.run(model, config, out)
@@ -58,12 +58,12 @@ def test_files_and_methods(greedy):
   assert {p.name for p in out.iterdir()} == {
     "results.jsonl", "summary.json", "table.md", "speedup.png", "acceptance.png", "verify_cost.png",
   }  # fmt: skip
-  assert list(summary["methods"]) == ["none", "prompt_lookup", "prompt_lookup:4"]
+  assert list(summary["methods"]) == ["none", "prompt_lookup", "prompt_lookup-4"]
   assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(summary))
   assert summary["config"]["max_new_tokens"] == 24
   assert summary["versions"]["jax"] == jax.__version__
   table = (out / "table.md").read_text()
-  assert "| prompt_lookup:4 |" in table and "GREEDY-EXACT" in table
+  assert "| prompt_lookup-4 |" in table and "GREEDY-EXACT" in table
 
 
 def test_counts_are_those_of_the_ids(greedy, model):
@@ -88,12 +88,12 @@ def test_plain_is_the_unit_and_the_others_equal_it(greedy):
   plain = summary["methods"]["none"]
   assert plain["tau"] == plain["speed_up"] == plain["speed_up_with_prefill"] == 1.0
   assert plain["acceptance_by_depth"] == []
-  for name in ("prompt_lookup", "prompt_lookup:4"):
+  for name in ("prompt_lookup", "prompt_lookup-4"):
     method = summary["methods"][name]
     assert method["must_equal_plain"] and method["divergences"] == []
     assert method["tau"] > 1 and method["mbsu"] == method["tau"]
     assert len(method["speed_up_repeats"]) == 2
-  assert summary["methods"]["prompt_lookup:4"]["depth"] == 3
+  assert summary["methods"]["prompt_lookup-4"]["depth"] == 3
 
 
 def test_verify_cost_is_measured(greedy):
@@ -135,10 +135,10 @@ def test_sampled_target_only_equals_plain_and_typical_is_marked(model, prompt_fi
 
 def test_draft_model_pays_for_its_passes(model, prompt_file, tmp_path):
   config = bench.Config(
-    drafters=("draft_model:3",), prompts=prompt_file, limit=1, max_new_tokens=8,
-    draft_model=model.name, repeats=1,
+    drafters=(name := f"draft_model-3[{model.name}]",), prompts=prompt_file, limit=1,
+    max_new_tokens=8, repeats=1,
   )  # fmt: skip
-  method = bench.run(model, config, tmp_path)["methods"]["draft_model:3"]
+  method = bench.run(model, config, tmp_path)["methods"][name]
   # The target drafts for itself: all is accepted, and 3 passes of its own size are 3 forwards.
   assert method["acceptance_by_depth"] == [1.0, 1.0]
   assert method["mbsu"] == pytest.approx(method["tau"] / 4)
@@ -184,8 +184,9 @@ def test_a_long_prompt_is_found_before_decoding(model, tmp_path):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"drafters": ("prompt_lookup:x",)}, "accepted is NAME or NAME:NODES"),
-    ({"drafters": ("none:4",)}, "no draft to size"),
+    ({"drafters": ("prompt_lookup:16",)}, "'prompt_lookup:16' is now prompt_lookup-16"),
+    ({"drafters": ("none-4",)}, "none takes no number"),
+    ({"drafters": ("prompt_lookup", "prompt_lookup-8")}, "twice"),
     ({"drafters": ("prompt_lookup", "prompt_lookup")}, "twice"),
     ({"drafters": ("oracle",)}, "drafter='oracle'"),
     ({"repeats": 0}, "repeats=0"),

@@ -9,14 +9,14 @@ import pytest
 
 from specjax.cli import main
 from specjax.data import lists
-from specjax.decoding.diffusion_decoder import Filled
+from specjax.decoding.batching import Result
 from specjax.decoding.model import load
 from specjax.eval import parallelbench
 from specjax.eval.parallelbench import Config
 
 SMALL = Config(
   methods=("confidence", "threshold-0.3/dual", "confidence/guesses-3"), tasks=("copy", "shuffle"),
-  lengths=(3, 4), count=2, max_new_tokens=8, block=8, batch=4,
+  lengths=(3, 4), count=2, max_new_tokens=8, batch=4,
 )  # fmt: skip
 
 
@@ -26,8 +26,8 @@ def test_the_questions_are_of_every_task_and_length():
   assert kinds == sorted([(t, n) for t in SMALL.tasks for n in SMALL.lengths] * 2)
 
 
-def filled(text: str, forwards: int, seconds: float) -> Filled:
-  return Filled("", text, [], [], [], [], forwards, 0, 0, seconds, "x")
+def filled(text: str, forwards: int, seconds: float) -> Result:
+  return Result("", text, [], [], forwards, seconds)
 
 
 def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
@@ -63,10 +63,11 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
 @pytest.mark.parametrize(
   ("label", "problem"),
   [
-    ("threshold/quick", "'quick' is no option, accepted are none, dual"),
-    ("entropy_threshold/student", "it needs --student"),
-    ("learned", "it needs --filter"),
-    ("sure", "accepted is NAME"),
+    ("threshold/quick", "policy/quick: accepted after policy/ are fixed, adaptive, none, dual"),
+    ("entropy_threshold/student", "-student' is no directory"),
+    ("learned", "-filter' is no directory"),
+    ("sure", "policy='sure': accepted are random"),
+    ("threshold:0.9", "is now threshold/0.9"),
   ],
 )
 def test_other_labels_are_refused(list_denoiser, label, problem):
@@ -76,13 +77,13 @@ def test_other_labels_are_refused(list_denoiser, label, problem):
 
 def test_denoise_prints_json(list_denoiser, capsys):
   assert main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada Bob =", "--policy",
-               "confidence-2", "--block", "8", "--max-new-tokens", "8", "--json"]) == 0  # fmt: skip
+               "confidence-2/fixed-8", "--max-new-tokens", "8", "--json"]) == 0  # fmt: skip
   line = json.loads(capsys.readouterr().out)
-  assert line["forwards"] <= 4 and line["policy"] == "confidence-2" and line["seconds"] > 0
+  assert line["forwards"] <= 4 and line["method"] == "confidence-2/fixed-8" and line["seconds"] > 0
   assert (
     main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada =", "--policy", "x"]) == 2
   )
-  assert "accepted is NAME" in capsys.readouterr().err
+  assert "policy='x': accepted are random" in capsys.readouterr().err
 
 
 def test_published_questions_take_the_place_of_ours(list_denoiser, tmp_path, capsys):

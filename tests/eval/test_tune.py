@@ -175,7 +175,7 @@ def test_what_a_drafter_computes_is_timed(model):
 def tuned(model, head, prompt_file, tmp_path_factory):
   """(directory, summary)."""
   out = tmp_path_factory.mktemp("tune")
-  config = tune.Config("medusa", head, prompt_file, max_new_tokens=12, batch=2, decode=1, repeats=1)
+  config = tune.Config(f"medusa[{head}]", prompt_file, max_new_tokens=12, batch=2, decode=1, repeats=1)
   return out, tune.run(model, config, out)
 
 
@@ -238,20 +238,21 @@ def test_the_verdict_names_the_choice_and_the_fastest(tuned):
 def test_a_benchmark_takes_a_tree(model, head, tmp_path, raw, name, nodes):
   path = tmp_path / "tree.json"
   path.write_text(json.dumps(raw))
-  method = bench.make_decoder(model, f"medusa:{path}", bench.Config(head=head)).method
+  method = bench.make_decoder(model, f"medusa[{head}]/tree[{path}]", bench.Config()).method
   assert (method.drafter.name, method.drafter.nodes) == (name, nodes)
 
 
-def test_a_benchmark_takes_a_tree_in_words(model, head):
-  config = bench.Config(head=head)
-  drafter = bench.make_decoder(model, "medusa:dynamic-6-2-3", config).method.drafter
+def test_a_benchmark_takes_a_tree_by_name(model, head):
+  config, name = bench.Config(), f"medusa[{head}]"
+  drafter = bench.make_decoder(model, f"{name}/dynamic-6-2-3", config).method.drafter
   assert drafter is medusa(model.config, HEAD).drafter(Dynamic(6, 2, 3))
   for label, message in (
-    ("medusa:dynamic-6-2", "tree='dynamic-6-2': accepted is FILE.json, dynamic-NODES"),
-    ("medusa:no_such.json", "there is no such file"),
-    ("medusa:dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
-    ("none:dynamic-6-2-3", "plain decoding has no draft to size"),
-    ("prompt_lookup:dynamic-6-2-3", "has no distribution or head that could fill"),
+    (f"{name}/dynamic-6-2", "tree='dynamic-6-2': accepted is dynamic-NODES"),
+    (f"{name}/tree[no_such.json]", "there is no such file"),
+    (f"{name}/dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
+    ("medusa:dynamic-6-2-3", "is now medusa/dynamic-6-2-3"),
+    ("medusa:tree.json", r"is now medusa/tree\[tree.json\]"),
+    ("prompt_lookup/dynamic-6-2-3", "accepted after prompt_lookup/ are none"),
   ):
     with pytest.raises(ValueError, match=message):
       bench.make_decoder(model, label, config)
@@ -261,8 +262,8 @@ def test_a_benchmark_takes_a_tree_in_words(model, head):
   ("change", "message"),
   [
     ({"drafter": "prompt_lookup"}, "drafter='prompt_lookup' has no tree to choose: accepted are m"),
-    ({"drafter": "eagle"}, "is for drafter='medusa', not 'eagle'"),
-    ({"head": "no_such"}, "'no_such' is no directory"),
+    ({"drafter": "eagle[HEAD]"}, "is a head of medusa"),
+    ({"drafter": "medusa[no_such]"}, "'no_such' is no directory"),
     ({"repeats": 0}, "repeats=0"),
     ({"batch": 0}, "batch=0"),
     ({"decode": -1}, "decode=-1"),
@@ -270,7 +271,8 @@ def test_a_benchmark_takes_a_tree_in_words(model, head):
   ],
 )
 def test_bad_config(model, head, prompt_file, tmp_path, change, message):
-  config = tune.Config("medusa", head, prompt_file, max_new_tokens=8)
+  config = tune.Config(f"medusa[{head}]", prompt_file, max_new_tokens=8)
+  change = {k: v.replace("HEAD", head) if isinstance(v, str) else v for k, v in change.items()}
   with pytest.raises(ValueError, match=message):
     tune.run(model, dataclasses.replace(config, **change), tmp_path / "out")
   assert not (tmp_path / "out").exists()

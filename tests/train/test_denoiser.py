@@ -13,7 +13,7 @@ from specjax.data import lists
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
-from specjax.diffusion.policies import POLICIES
+from specjax.diffusion.policies import POLICIES, Quota
 from specjax.sampling import request_keys
 from specjax.train import denoiser as script
 
@@ -49,7 +49,7 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   method = denoise.Method(
     network, caches.none(network, W), POLICIES["confidence"](), blocks.fixed(W), stopping.whole()
   )
-  weights = denoise.Weights(model.params, jnp.ones(B, jnp.int32))
+  weights = denoise.Weights(model.params, Quota(jnp.ones(B, jnp.int32)))
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   state = denoise.compiled_advance(method, weights, request, state, jnp.int32(99))

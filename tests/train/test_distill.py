@@ -97,7 +97,7 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   assert student.mask == teacher.mask and student.template == "plain"
   same = jax.tree.map(lambda a, b: bool((a == b).all()), student.params, teacher.params)["params"]
   assert not same["layer_0"]["qkv"] and same["embedding"] == bool(rank)
-  filled = DiffusionDecoder(student, "entropy_threshold", block=6)(["copy : Ada Bob ="], 6)
+  filled = DiffusionDecoder(student, "entropy_threshold", blocks=6)(["copy : Ada Bob ="], 6)
   assert filled[0].forwards <= 6
   with pytest.raises(ValueError, match="rank"):
     script.main(dataclasses.replace(config, rank=5))

@@ -24,12 +24,12 @@ def test_traces_follow_the_models_own_answers(list_denoiser):
   assert trace.confidence.shape[1] == W and ((trace.confidence > 0) & (trace.confidence <= 1)).all()
   assert set(trace.prompt) == set(range(8)) and trace.open.any(1).all()
   # The oracle commits all that is right, so that only wrong guesses are seen twice.
-  answers = DiffusionDecoder(model, "confidence", block=W, stopping="whole", batch=4)(prompts, 6)
+  answers = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole", batch=4)(prompts, 6)
   for i, answer in enumerate(answers):
     own = trace.prompt == i
     right = (trace.right & trace.open)[own].sum()
     forced = (~(trace.right & trace.open)[own].any(1)).sum()
-    assert right + forced == answer.filled
+    assert right + forced == answer.filling.filled
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,7 @@ def test_a_run_gives_a_filter_that_decodes(list_denoiser, tmp_path):
   report = json.loads((tmp_path / "run" / "report.json").read_text())
   assert report["parameters"] == W * 5 + 5 + 5 * W + W
   assert 0 <= report["held_out"]["precision"] <= 1 and 0 < report["threshold"] < 1
-  trained = checkpoint.load(tmp_path / "run" / "model")
-  model = load(list_denoiser)
-  decoder = DiffusionDecoder(model, "learned", block=W, trained=trained)
+  decoder = DiffusionDecoder(load(list_denoiser), f"learned[{tmp_path}/run/model]")
   assert decoder(["copy : Ada Bob ="], 6)[0].forwards <= 6
   script.main(config)  # finished: nothing is done again
   assert json.loads((tmp_path / "run" / "report.json").read_text()) == report

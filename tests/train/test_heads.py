@@ -170,7 +170,7 @@ def report_of(config) -> dict:
 def assert_decodes_like_plain(config) -> None:
   """The same text in fewer forwards."""
   model = specjax.load(config.model)
-  drafter = specjax.make_drafter(model, "medusa", head=f"{config.out}/model")
+  drafter = f"medusa[{config.out}/model]"
   prompts = [model.chat("3 pens and 4?"), model.chat("11 figs and 2?")]
   plain = specjax.generate(model, prompts, max_new_tokens=20)
   ours = specjax.generate(model, prompts, drafter=drafter, max_new_tokens=20)

@@ -35,7 +35,7 @@ def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int 
 
 @functools.cache
 def dual(denoiser: Denoiser, window: int) -> Cache:
-  """Passes read the block; all else is read where a block begins. Fast-dLLM's dual cache.
+  """LOSSY: passes read the block; all else is read where a block begins (Fast-dLLM's dual cache).
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1). A shifted denoiser reads the slot before, too.
   """
@@ -48,10 +48,10 @@ def dual(denoiser: Denoiser, window: int) -> Cache:
 def vicinity(
   denoiser: Denoiser, window: int, before: int = 16, after: int = 16, warm_up: int = 4
 ) -> Cache:
-  """`dual` that reads some neighbours of the block too. dInfer (2025, arXiv 2510.08666).
+  """LOSSY: `dual` that reads some neighbours of the block too. dInfer (2025, arXiv 2510.08666).
 
   Args:
-    before, after: neighbours.
+    before, after: how many neighbours are read on either side.
     warm_up: a row's first passes, which read all.
   """
   return reusing(
@@ -62,7 +62,7 @@ def vicinity(
 
 @functools.cache
 def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -> Cache:
-  """Reads all in every so many passes, else about the block; what lies far ahead is not seen.
+  """LOSSY: some passes read all, others what is about the block; what lies far ahead is not seen.
 
   Window-Diffusion (2026, arXiv 2601.20332). There the slots read again are the first masked ones
   and what was filled since the last full pass; here they are the block and as many before it.

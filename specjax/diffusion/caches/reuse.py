@@ -1,7 +1,7 @@
-"""The frame of all plans with a cache: now and then the whole canvas is read, else a part of it.
+"""The frame of most caches: now and then the whole canvas is read, else a part of it.
 
 A denoiser sees both sides, so every commit changes the keys and values of all slots a little.
-Plans differ in which of these changes they leave out.
+Caches differ in which of these changes they leave out.
 
 Letters: B batch, L canvas length, W window, N slots that are read again, E model width.
 """
@@ -18,7 +18,7 @@ from specjax.diffusion.caches.whole import read, reading
 
 
 class KVState(NamedTuple):
-  """What such plans carry.
+  """What such caches carry.
 
   Attributes:
     kv: keys and values, arrays [B, any, L, any].
@@ -75,7 +75,7 @@ def reusing(
   name: str, denoiser: Denoiser, window: int, stale: Callable[..., Array],
   again: Callable[..., Any], *, steady: bool = True,
 ) -> Cache:  # fmt: skip
-  """A plan that reads all of a row when it is stale, and else what `again` reads.
+  """A cache that reads all of a row when it is stale, and else what `again` reads.
 
   Rows stay independent: where a batch holds rows of both kinds, both passes are run.
 

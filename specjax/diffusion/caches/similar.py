@@ -140,9 +140,10 @@ def similar(
   denoiser: Denoiser, window: int, prompt_every: int = 25, answer_every: int = 5,
   ratio: float = 0.25, answers: int | None = None,
 ) -> Cache:  # fmt: skip
-  """All of the prompt now and then, all of the answer more often, else what of it turned most.
+  """LOSSY: passes read all of the prompt now and then, of the answer more often, else what turned.
 
-  See the top of this file. The network is reached by `Denoiser.pieces`: a plan that computes other
+  dLLM-Cache (arXiv 2506.06295), see the top of this file. The network is reached by
+  `Denoiser.pieces`: a cache that computes other
   slots in one layer than in another needs its layers one by one.
 
   The answer is what was masked at first; of a shifted denoiser also the slots whose states predict
@@ -160,7 +161,7 @@ def similar(
   """
   pieces, shift = denoiser.pieces, int(denoiser.shift)
   if pieces is None:
-    raise ValueError("denoiser.pieces=None: the plan similar goes through a network layer by layer "
+    raise ValueError("denoiser.pieces=None: the cache similar goes through the layers one by one "
                      "and accepts no guided denoiser, nor one that is no network.")  # fmt: skip
   counts = (prompt_every, answer_every, 1 if answers is None else answers)
   if min(counts) < 1 or not 0 <= ratio <= 1:

@@ -42,17 +42,20 @@ def _suffix(
 
 @functools.cache
 def prefix(denoiser: Denoiser, window: int, lengths: int = 8) -> Cache:
-  """All is read where a block begins, else the suffix. Fast-dLLM's prefix cache.
+  """LOSSY: all is read where a block begins, else the suffix (Fast-dLLM's prefix cache).
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1).
 
   Args:
-    lengths: of the suffix that are compiled.
+    lengths: how many lengths of the suffix are compiled.
   """
   return _suffix("prefix", denoiser, window, lengths, lambda fresh, memory, lo: fresh)
 
 
 @functools.cache
 def free(denoiser: Denoiser, window: int, lengths: int = 8) -> Cache:
-  """All is read once; what a block left is never read again. FreeCache (2025, arXiv 2505.21467)."""
+  """LOSSY: all is read once, and what a block left is never read again.
+
+  FreeCache (2025, arXiv 2505.21467).
+  """
   return _suffix("free", denoiser, window, lengths, lambda fresh, memory, lo: memory.passes == 0)

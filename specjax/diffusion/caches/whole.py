@@ -36,7 +36,7 @@ def read(
 
 @functools.cache
 def none(denoiser: Denoiser, window: int) -> Cache:
-  """No cache."""
+  """EXACT: every pass reads the whole canvas, nothing is cached."""
 
   def states(params: Params, cache, canvas: Canvas, lo: Array, fresh: Array):
     return read(denoiser, window, params, canvas, lo)[0], cache

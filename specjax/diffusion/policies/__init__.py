@@ -3,22 +3,30 @@
 from collections.abc import Callable
 
 from specjax.diffusion.base import Policy
-from specjax.diffusion.policies.entropy_bound import entropy_bound
-from specjax.diffusion.policies.entropy_threshold import entropy_threshold
+from specjax.diffusion.policies.entropy_bound import EntropyBound, entropy_bound
+from specjax.diffusion.policies.entropy_threshold import EntropyThreshold, entropy_threshold
 from specjax.diffusion.policies.explore import Exploration, explore
-from specjax.diffusion.policies.factor import factor
-from specjax.diffusion.policies.frechet import frechet
+from specjax.diffusion.policies.factor import Factor, factor
+from specjax.diffusion.policies.frechet import Frechet, frechet
 from specjax.diffusion.policies.hierarchy import Levels, hierarchy
 from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.local_leap import Leap, local_leap
-from specjax.diffusion.policies.quota import confidence, entropy, left_to_right, margin, random
+from specjax.diffusion.policies.quota import (
+  Quota,
+  confidence,
+  entropy,
+  left_to_right,
+  margin,
+  random,
+)
 from specjax.diffusion.policies.r2 import Redundancy, r2
-from specjax.diffusion.policies.threshold import threshold
-from specjax.diffusion.policies.warm_up import warm_up
+from specjax.diffusion.policies.threshold import Threshold, threshold
+from specjax.diffusion.policies.warm_up import WarmUp, warm_up
 
 __all__ = [
-  "POLICIES", "Exploration", "Filter", "Leap", "Levels", "Redundancy", "Stable", "r2",
+  "ADDED", "POLICIES", "EntropyBound", "EntropyThreshold", "Exploration", "Factor", "Filter",
+  "Frechet", "Leap", "Levels", "Quota", "Redundancy", "Stable", "Threshold", "WarmUp",
 ]  # fmt: skip
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -39,3 +47,6 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "learned": learned,
   "explore": explore,
 }
+
+# A policy that goes first is what these take: threshold+r2.
+ADDED: dict[str, Callable[[Policy], Policy]] = {"r2": r2}

@@ -1,20 +1,33 @@
-"""All slots of little entropy."""
+"""All slots of little entropy are committed.
+
+Letters: B batch.
+"""
 
 import functools
+from typing import NamedTuple
 
-from jax import Array
+from specjax.diffusion.base import Knob, Policy, Prediction
 
-from specjax.diffusion.base import Policy, Prediction
+
+class EntropyThreshold(NamedTuple):
+  """Knobs of `entropy_threshold`.
+
+  Attributes:
+    most: f32[B], the entropy in nats that a slot may have; published 0.45 to 0.5.
+  """
+
+  most: Knob = 0.5
 
 
 @functools.cache
 def entropy_threshold() -> Policy:
-  """Commits where the entropy is `params` f32[B] nats or less; published 0.45 to 0.5.
+  """LOSSY: commits where the entropy is small enough.
 
   dParallel (Chen et al. 2025, arXiv 2509.26488), made for models distilled by `train.distill`.
   """
 
-  def select(params: Array, memory, prediction: Prediction):
-    return prediction.open & (prediction.entropy <= params[:, None]), -prediction.entropy, memory
+  def select(params: EntropyThreshold, memory, prediction: Prediction):
+    sure = prediction.entropy <= params.most[:, None]
+    return prediction.open & sure, -prediction.entropy, memory
 
-  return Policy("entropy_threshold", lambda B, W, V: (), select)
+  return Policy("entropy_threshold", lambda B, W, V: (), select, EntropyThreshold)

@@ -1,4 +1,4 @@
-"""Where confidence stalls, look at what is least known.
+"""Where confidence stalls, the slot that is least known is filled.
 
 Letters: B batch, W window.
 """
@@ -7,13 +7,12 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
 
-from specjax.diffusion.base import Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction
 
 
 class Exploration(NamedTuple):
-  """Params of `explore`; none of them is published.
+  """Knobs of `explore`; none of them is published.
 
   Attributes:
     least: f32[B], the probability that suffices in the block.
@@ -21,18 +20,18 @@ class Exploration(NamedTuple):
     fewest: i32[B], commits in the block below which a round explores.
   """
 
-  least: Array
-  ahead: Array
-  fewest: Array
+  least: Knob = 0.9
+  ahead: Knob = 0.97
+  fewest: Knob = 2
 
 
 @functools.cache
 def explore() -> Policy:
-  """A threshold, a stricter one past the block, and the slot of most entropy in lean rounds.
+  """LOSSY: a threshold, a stricter one past the block, and the slot of most entropy in lean rounds.
 
   Our approximation of explore-then-exploit ("From Bits to Rounds", 2025, arXiv 2511.21103), of
   which neither code nor settings are public: it commits past the block and where a commit tells
-  the most, as the paper says that it does. The schedule needs slots `ahead`.
+  the most, as the paper says that it does. The blocks need slots `ahead`.
   """
 
   def select(params: Exploration, memory, prediction: Prediction):
@@ -44,4 +43,4 @@ def explore() -> Policy:
     commit = sure | past | (probe & lean[:, None] & prediction.open)
     return commit, prediction.confidence, memory
 
-  return Policy("explore", lambda B, W, V: (), select)
+  return Policy("explore", lambda B, W, V: (), select, Exploration)

@@ -1,4 +1,4 @@
-"""Slots that are sure and whose distribution has stopped moving.
+"""Slots are committed that are sure and whose distribution has stopped moving.
 
 Letters: B batch, W window, V vocabulary.
 """
@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction
 
 
 class Stable(NamedTuple):
-  """Params of `klass`.
+  """Knobs of `klass`.
 
   Attributes:
     least: f32[B], the probability a token must exceed.
@@ -21,13 +21,13 @@ class Stable(NamedTuple):
     rounds: i32[B], for so many rounds running.
   """
 
-  least: Array
-  moved: Array
-  rounds: Array
+  least: Knob = 0.9
+  moved: Knob = 0.01
+  rounds: Knob = 2
 
 
 class History(NamedTuple):
-  """log_law f32[B, W, V] of the round before; still i32[B, W], rounds without a move."""
+  """log_probs f32[B, W, V] of the round before; still i32[B, W], rounds without a move."""
 
   log_probs: Array
   still: Array
@@ -35,9 +35,9 @@ class History(NamedTuple):
 
 @functools.cache
 def klass() -> Policy:
-  """Commits where c > tau and KL(now || before) < eps for n rounds running.
+  """LOSSY: commits where c > least and KL(now || before) < moved, for some rounds running.
 
-  KLASS (Kim et al. 2025, arXiv 2511.05664).
+  KLASS (Kim et al. 2025, arXiv 2511.05664). The numbers are ours, the paper gives none.
   """
 
   def init(B: int, W: int, V: int) -> History:
@@ -52,4 +52,4 @@ def klass() -> Policy:
     commit = prediction.open & sure & (still >= params.rounds[:, None])
     return commit, prediction.confidence, History(prediction.log_probs, still)
 
-  return Policy("klass", init, select)
+  return Policy("klass", init, select, Stable)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax
 from jax import Array
 
-from specjax.diffusion.base import Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction
 
 
 class Filter(NamedTuple):
-  """Params of `learned`: an MLP over the confidences of all slots of the window.
+  """Knobs of `learned`, an MLP over the confidences of all slots of the window.
 
   Attributes:
     into: f32[H, W]; into_bias f32[H].
@@ -25,7 +25,7 @@ class Filter(NamedTuple):
   into_bias: Array
   out: Array
   out_bias: Array
-  least: Array
+  least: Knob = 0.96
 
 
 def logits(params: Filter, confidence: Array) -> Array:
@@ -36,7 +36,7 @@ def logits(params: Filter, confidence: Array) -> Array:
 
 @functools.cache
 def learned() -> Policy:
-  """Commits what the filter is sure of. Learn2PD (Bao et al. 2025, arXiv 2509.25188).
+  """LOSSY: commits what a filter is sure of. Learn2PD (Bao et al. 2025, arXiv 2509.25188).
 
   The filter belongs to one model and one window; `train.filter` makes it.
   """
@@ -45,4 +45,4 @@ def learned() -> Policy:
     final = jax.nn.sigmoid(logits(params, prediction.confidence))
     return prediction.open & (final > params.least[:, None]), prediction.confidence, memory
 
-  return Policy("learned", lambda B, W, V: (), select)
+  return Policy("learned", lambda B, W, V: (), select, Filter)

@@ -1,4 +1,4 @@
-"""Near a slot that is sure, less is asked of its neighbours.
+"""The neighbours of a slot that is sure need less confidence.
 
 Letters: B batch, W window.
 """
@@ -7,13 +7,12 @@ import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
 
-from specjax.diffusion.base import Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction
 
 
 class Leap(NamedTuple):
-  """Params of `local_leap`.
+  """Knobs of `local_leap`.
 
   Attributes:
     anchor: f32[B], the probability that makes an anchor; published 0.9.
@@ -21,14 +20,14 @@ class Leap(NamedTuple):
     radius: i32[B], how far a neighbour may be; published 4.
   """
 
-  anchor: Array
-  near: Array
-  radius: Array
+  anchor: Knob = 0.9
+  near: Knob = 0.75
+  radius: Knob = 4
 
 
 @functools.cache
 def local_leap() -> Policy:
-  """A threshold that is lower near anchors. LocalLeap (2025, arXiv 2510.07081)."""
+  """LOSSY: commits by a threshold that is lower near anchors. LocalLeap (arXiv 2510.07081)."""
 
   def select(params: Leap, memory, prediction: Prediction):
     anchor = prediction.open & (prediction.confidence >= params.anchor[:, None])
@@ -38,4 +37,4 @@ def local_leap() -> Policy:
     least = jnp.where(beside, params.near[:, None], params.anchor[:, None])
     return prediction.open & (prediction.confidence >= least), prediction.confidence, memory
 
-  return Policy("local_leap", lambda B, W, V: (), select)
+  return Policy("local_leap", lambda B, W, V: (), select, Leap)

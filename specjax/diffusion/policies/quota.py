@@ -1,51 +1,69 @@
-"""A number of slots per round, by a score.
+"""A fixed number of slots is committed per round, the best by a score.
 
 Letters: B batch, W window.
 """
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction
 from specjax.diffusion.policies.ranks import rank
 
 
-def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
-  def select(params: Array, memory, prediction: Prediction):
-    value = score(prediction)
-    return (rank(value, prediction.open) < params[:, None]) & prediction.open, value, memory
+class Quota(NamedTuple):
+  """Knobs of the policies of this file.
 
-  return Policy(name, lambda B, W, V: (), select)
+  Attributes:
+    slots: i32[B], how many are committed per round.
+  """
+
+  slots: Knob = 1
+
+
+def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
+  def select(params: Quota, memory, prediction: Prediction):
+    value = score(prediction)
+    best = rank(value, prediction.open) < params.slots[:, None]
+    return best & prediction.open, value, memory
+
+  return Policy(name, lambda B, W, V: (), select, Quota)
 
 
 @functools.cache
 def random() -> Policy:
-  """`params` i32[B] slots per round, anywhere in the block."""
+  """LOSSY: commits slots anywhere in the block; one per round is exact for a random order."""
   return _quota("random", lambda prediction: prediction.uniform)
 
 
 @functools.cache
 def confidence() -> Policy:
-  """The `params` i32[B] slots of the most probable tokens (low-confidence remasking, LLaDA)."""
+  """LOSSY: commits the slots of the most probable tokens (low-confidence remasking, LLaDA).
+
+  Nie et al. 2025 (arXiv 2502.09992).
+  """
   return _quota("confidence", lambda prediction: prediction.confidence)
 
 
 @functools.cache
 def margin() -> Policy:
-  """The `params` i32[B] slots where the likeliest token leads the most (Dream's topk_margin)."""
+  """LOSSY: commits the slots where the likeliest token leads the most (Dream's topk_margin)."""
   return _quota("margin", lambda prediction: prediction.margin)
 
 
 @functools.cache
 def entropy() -> Policy:
-  """The `params` i32[B] slots of the least entropy (Dream's default)."""
+  """LOSSY: commits the slots of the least entropy (Dream's default)."""
   return _quota("entropy", lambda prediction: -prediction.entropy)
 
 
 @functools.cache
 def left_to_right() -> Policy:
-  """The next `params` i32[B] slots, a baseline of ParallelBench."""
+  """LOSSY: commits the next slots; one per round is exact for that order.
+
+  A baseline of ParallelBench (Kang et al. 2025, arXiv 2510.04767).
+  """
   return _quota("left_to_right", lambda prediction: -prediction.position.astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""What another policy left: clusters of slots, runs of a token, tokens that stay.
+"""Clusters of slots, runs of a token and tokens that stay are committed after another policy.
 
 Letters: B batch, W window.
 """
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction
 
 
 class Redundancy(NamedTuple):
-  """Params of `r2`.
+  """Knobs of `r2`.
 
   Attributes:
     base: of the policy that goes first.
@@ -25,10 +25,10 @@ class Redundancy(NamedTuple):
   """
 
   base: Params
-  cluster: Array
-  run: Array
-  stay: Array
-  rounds: Array
+  cluster: Knob = 0.8
+  run: Knob = 0.8
+  stay: Knob = 0.8
+  rounds: Knob = 3
 
 
 class Persistence(NamedTuple):
@@ -69,7 +69,7 @@ def runs(left: Array, token: Array, confidence: Array, least: Array) -> Array:
 
 @functools.cache
 def r2(base: Policy) -> Policy:
-  """After `base`: sure clusters of three, one slot of each run of a token, tokens that stay.
+  """LOSSY: adds sure clusters of three, a slot of each run of a token, and tokens that stay.
 
   R2-dLLM (2026, arXiv 2604.18995), its three rules one after the other on what is left.
   """
@@ -94,4 +94,4 @@ def r2(base: Policy) -> Policy:
       own, jnp.where(still, prediction.token, -1), jnp.where(still, count, 0)
     )  # fmt: skip
 
-  return Policy(f"r2({base.name})", init, select)
+  return Policy(f"{base.name}+r2", init, select, Redundancy)

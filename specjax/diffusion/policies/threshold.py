@@ -1,24 +1,33 @@
-"""All slots whose token is probable enough."""
+"""All slots whose token is probable enough are committed.
+
+Letters: B batch.
+"""
 
 import functools
+from typing import NamedTuple
 
-from jax import Array
+from specjax.diffusion.base import Knob, Policy, Prediction
 
-from specjax.diffusion.base import Policy, Prediction
+
+class Threshold(NamedTuple):
+  """Knobs of `threshold`.
+
+  Attributes:
+    least: f32[B], the probability that suffices; published 0.9.
+  """
+
+  least: Knob = 0.9
 
 
 @functools.cache
 def threshold() -> Policy:
-  """Commits where the token's probability reaches `params` f32[B]; published 0.9.
+  """LOSSY: commits where the token's probability reaches a threshold.
 
   Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2).
   """
 
-  def select(params: Array, memory, prediction: Prediction):
-    return (
-      prediction.open & (prediction.confidence >= params[:, None]),
-      prediction.confidence,
-      memory,
-    )
+  def select(params: Threshold, memory, prediction: Prediction):
+    sure = prediction.confidence >= params.least[:, None]
+    return prediction.open & sure, prediction.confidence, memory
 
-  return Policy("threshold", lambda B, W, V: (), select)
+  return Policy("threshold", lambda B, W, V: (), select, Threshold)

@@ -1,0 +1,147 @@
+"""What both decoders share: checks of arguments, batches, warm-up, results.
+
+Letters: B batch.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from specjax.decoding.model import Model, Prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """How a speculative method drafted for one prompt; empty for a masked diffusion model.
+
+  Attributes:
+    accepted: entry d counts the rounds that accepted d draft tokens.
+    offered: entry d counts the rounds whose draft was d deep.
+  """
+
+  accepted: list[int] = dataclasses.field(default_factory=list)
+  offered: list[int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filling:
+  """How a masked diffusion model filled one canvas; empty for an autoregressive model.
+
+  Attributes:
+    canvas: all ids, what lies past the end included; the mask's id where nothing was filled.
+    when: the round that filled a slot of the canvas, -1 where none did.
+    log_probs: of what was filled, in nats, when it was; 0 elsewhere.
+    filled: slots that were filled.
+    wasted: rounds that filled nothing but slots past the stop token.
+  """
+
+  canvas: list[int] = dataclasses.field(default_factory=list)
+  when: list[int] = dataclasses.field(default_factory=list)
+  log_probs: list[float] = dataclasses.field(default_factory=list)
+  filled: int = 0
+  wasted: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """One decoded prompt.
+
+  Attributes:
+    prompt: as given.
+    text: the new text, up to the first stop word.
+    tokens: the new ids, the stop token included; of a prompt with holes and no room for new
+      tokens, the whole prompt filled.
+    log_probs: of each of these tokens under the model itself, in nats; a masked diffusion model's
+      are those at which slots were filled, and 0 for what was given.
+    forwards: passes of the model, prefill excluded.
+    seconds: decoding time of the prompt's batch, compilation excluded.
+    prefill_seconds: likewise, for the prompt's own processing.
+    method: canonical name of the drafter, or of the denoising policy with its decorations.
+    verifier: canonical name of the rule; "" for a masked diffusion model.
+    exactness: the rule's label, LOSSY with its knob where it is; "" where there is no rule.
+    rounds: how drafts fared.
+    filling: how the canvas was filled.
+  """
+
+  prompt: Prompt
+  text: str
+  tokens: list[int]
+  log_probs: list[float]
+  forwards: int
+  seconds: float
+  prefill_seconds: float = 0.0
+  method: str = ""
+  verifier: str = ""
+  exactness: str = ""
+  rounds: Rounds = Rounds()
+  filling: Filling = Filling()
+
+  @property
+  def emitted(self) -> int:
+    """len(tokens)."""
+    return len(self.tokens)
+
+
+def check(condition: bool, name: str, value: Any, accepted: str) -> None:
+  """Raises ValueError where an argument is not what is accepted."""
+  if not condition:
+    raise ValueError(f"{name}={value}: accepted is {accepted}.")
+
+
+def check_model(model: Any, causal: bool) -> None:
+  """Raises ValueError where a decoder is given no model, or one of the other kind."""
+  if not isinstance(model, Model):
+    raise ValueError(
+      f"model={type(model).__name__}: accepted is a specjax.Model, as specjax.load "
+      "gives; a network of one's own is Model(name, config, params, ..)."
+    )
+  if model.config.causal == causal:
+    return
+  if causal:
+    raise ValueError(f"model={model.name!r} sees both sides of a token (is_causal is false), and "
+                     "left to right its text means nothing: use DiffusionDecoder.")  # fmt: skip
+  raise ValueError(f"model={model.name!r} is causal and cannot fill masks: use Decoder.")
+
+
+def read(
+  model: Model, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int], least: int = 1
+) -> tuple[list[list[int]], list[int]]:
+  """Ids and budgets, all checked before any is decoded.
+
+  Args:
+    max_new_tokens: a budget for all, or one per prompt.
+    least: the smallest budget that is accepted.
+
+  Raises:
+    ValueError: no prompts, a prompt that `Model.encode` refuses, or one without room.
+  """
+  if isinstance(prompts, str) or not len(prompts):
+    raise ValueError(f"prompts={prompts!r:.40}: expected a list of one prompt or more.")
+  ids = [model.encode(p) for p in prompts]
+  given = max_new_tokens
+  budgets = [given] * len(ids) if isinstance(given, int) else list(given)
+  check(len(budgets) == len(ids), "len(max_new_tokens)", len(budgets),
+        f"one number, or one per prompt ({len(ids)})")  # fmt: skip
+  for prompt, budget in zip(ids, budgets, strict=True):
+    check(budget >= least, "max_new_tokens", budget, f"{least} or more")
+    if len(prompt) + budget > model.config.max_length:
+      raise ValueError(
+        f"prompt has {len(prompt)} tokens and max_new_tokens={budget}: "
+        f"together at most {model.config.max_length}, the positions of {model.name}."
+      )
+  return ids, budgets
+
+
+def batches(count: int, batch: int) -> Iterator[slice]:
+  """Slices of `batch` at most that cover 0..count - 1."""
+  return (slice(i, i + batch) for i in range(0, count, batch))
+
+
+def timed(run: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+  """(what it returns, once that is there, seconds)."""
+  begin = time.perf_counter()
+  found = jax.block_until_ready(run(*arguments))
+  return found, time.perf_counter() - begin

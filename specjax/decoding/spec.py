@@ -1,0 +1,210 @@
+"""Names of parts: one grammar, one parser, one printer.
+
+    medusa-16                     a part and its knobs, in the order of its builder's arguments
+    medusa-16[runs/my-head]       [..] says where its weights or its file are, or what text it takes
+    draft_model-8[lm]/adaedl-0.7  a/b: b decorates a
+    eagle+prompt_lookup           a+b: a and b together; / binds tighter
+
+Knobs are the arguments of a builder whose default is a number: the signature is their only table.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Number = int | float
+_NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
+_HEAD = re.compile(rf"([a-z]\w*)((?:{_NUMBER})*)")
+_OLD = re.compile(r"([a-z]\w*):([^:/+\[\]]+|[^:\[\]]+\.json)")
+
+
+class Part(NamedTuple):
+  """A part as it is named.
+
+  Attributes:
+    name: a key of one of the tables of parts.
+    numbers: its first knobs; the others keep their defaults.
+    text: what stands in brackets, None without.
+    decorations: what follows with a slash.
+  """
+
+  name: str
+  numbers: tuple[Number, ...] = ()
+  text: str | None = None
+  decorations: tuple["Part", ...] = ()
+
+
+def parse(what: str, text: str) -> tuple[Part, ...]:
+  """The parts of a name, those joined by + side by side.
+
+  Args:
+    what: the argument that holds the name, for messages.
+    text: the name.
+
+  Raises:
+    ValueError: the text does not follow the grammar; an old spelling is told its new one.
+  """
+  terms: list[list[Part]] = [[]]
+  at = 0
+  while True:
+    found = _HEAD.match(text, at)
+    if not found:
+      raise ValueError(_problem(what, text))
+    at, inside = found.end(), None
+    if text[at : at + 1] == "[":
+      closing = _closing(text, at)
+      if closing is None:
+        raise ValueError(f"{what}={text!r}: a bracket is not closed.")
+      inside, at = text[at + 1 : closing], closing + 1
+    terms[-1].append(Part(found[1], tuple(map(_number, re.findall(_NUMBER, found[2]))), inside))
+    if at == len(text):
+      return tuple(first._replace(decorations=tuple(rest)) for first, *rest in terms)
+    if text[at] not in "/+":
+      raise ValueError(_problem(what, text))
+    if text[at] == "+":
+      terms.append([])
+    at += 1
+
+
+def parse_one(what: str, text: str) -> Part:
+  """The one part without decorations that a name holds.
+
+  Raises:
+    ValueError: as `parse`, or there are more.
+  """
+  first, *more = parse(what, text)
+  if more or first.decorations:
+    raise ValueError(f"{what}={text!r}: accepted is one part, without + and /.")
+  return first
+
+
+def _closing(text: str, opening: int) -> int | None:
+  """Where the bracket that opens there closes."""
+  depth = 0
+  for i in range(opening, len(text)):
+    depth += (text[i] == "[") - (text[i] == "]")
+    if depth == 0:
+      return i
+  return None
+
+
+def _number(text: str) -> Number:
+  return int(text) if text.isdigit() else float(text)
+
+
+def _problem(what: str, text: str) -> str:
+  if old := _OLD.fullmatch(text):
+    name, rest = old.groups()
+    if rest.endswith(".json"):
+      return f"{what}={text!r} is now {name}/tree[{rest}]."
+    if rest.isdigit():
+      return f"{what}={text!r} is now {name}-{rest}."
+    return f"{what}={text!r} is now {name}/{rest}, with [PATH] after a name that needs one."
+  return (f"{what}={text!r}: accepted is NAME or NAME-NUMBER-.., [PATH] after it or not, "
+          "/ before a decoration and + before a second part.")  # fmt: skip
+
+
+def show(parts: Sequence[Part]) -> str:
+  """The name that `parse` reads as these parts."""
+  return "+".join("/".join(map(_one, (part, *part.decorations))) for part in parts)
+
+
+def _one(part: Part) -> str:
+  inside = "" if part.text is None else f"[{part.text}]"
+  return "-".join((part.name, *map(repr, part.numbers))) + inside
+
+
+def knobs(*builders: Callable, without: Sequence[str] = ()) -> dict[str, Number | None]:
+  """What the numbers of a name set, with defaults: first the knobs of the first builder.
+
+  Args:
+    builders: functions, or classes of knobs that are traced.
+    without: arguments that something else decides.
+  """
+  found: dict[str, Number | None] = {}
+  for builder in builders:
+    for key, argument in inspect.signature(builder).parameters.items():
+      is_number = isinstance(argument.default, int | float) or argument.annotation == int | None
+      if is_number and key not in without:
+        found[key] = argument.default
+  return found
+
+
+def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[str, dict[str, Any]]:
+  """(canonical name without decorations, arguments) of a part whose knobs are `known`.
+
+  The name leaves out the last numbers where they are defaults; the arguments hold what was given,
+  each of the kind of its default.
+
+  Raises:
+    ValueError: more numbers than knobs, or a broken number for a whole one.
+  """
+  name = show([part._replace(decorations=())])
+  if len(part.numbers) > len(known):
+    takes = ", ".join(f"{k}={v}" for k, v in known.items())
+    raise ValueError(f"{what}={name!r}: {part.name} takes "
+                     f"{f'the numbers {takes}' if known else 'no number'}.")  # fmt: skip
+  given: dict[str, Any] = {}
+  for (key, default), number in zip(known.items(), part.numbers, strict=False):
+    kind = int if default is None else type(default)
+    if kind is not float and not (isinstance(number, int) and (kind is int or number < 2)):
+      accepted = "a whole number" if kind is int else "0 or 1"
+      raise ValueError(f"{what}={name!r}: {key} of {part.name} is {accepted}.")
+    given[key] = kind(number)
+  numbers = [int(x) if isinstance(x, bool) else x for x in given.values()]
+  while numbers and numbers[-1] == [*known.values()][len(numbers) - 1]:
+    numbers.pop()
+  return show([Part(part.name, tuple(numbers), part.text)]), given
+
+
+def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:
+  """The row of the table that has the name.
+
+  Raises:
+    ValueError: no table has it.
+  """
+  for table in tables:
+    if part.name in table:
+      return table[part.name]
+  names = ", ".join(name for table in tables for name in table)
+  raise ValueError(f"{what}={part.name!r}: accepted are {names}.")
+
+
+def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Part]:
+  """The decorations of a part by the kind whose table has them.
+
+  Raises:
+    ValueError: a decoration that no table has, or two of one kind.
+  """
+  found: dict[str, Part] = {}
+  for one in part.decorations:
+    kind = next((kind for kind, table in tables.items() if one.name in table), None)
+    if kind is None:
+      names = ", ".join(name for table in tables.values() for name in table) or "none"
+      raise ValueError(f"{part.name}/{one.name}: accepted after {part.name}/ are {names}.")
+    if kind in found:
+      raise ValueError(f"{part.name}/{one.name}: there is a {kind} already, {found[kind].name}.")
+    found[kind] = one
+  return found
+
+
+def refuse_text(what: str, part: Part) -> None:
+  """Raises ValueError where a part has brackets that nothing reads."""
+  if part.text is not None:
+    raise ValueError(f"{what}={show([part])!r}: {part.name} takes nothing in brackets.")
+
+
+def with_weights(what: str, given: Any, *kinds: type) -> tuple[Any, Any]:
+  """(part, its weights) of a part that was given as an object, or as such a pair.
+
+  Raises:
+    ValueError: it is neither.
+  """
+  if isinstance(given, kinds):
+    return given, ()
+  if type(given) is tuple and len(given) == 2 and isinstance(given[0], kinds):
+    return given
+  names = " or a ".join(kind.__name__ for kind in kinds)
+  raise ValueError(f"{what}={given!r:.60}: accepted are a name, a {names}, or a pair of one and "
+                   "its weights.")  # fmt: skip

@@ -1,0 +1,220 @@
+"""The decoder of masked diffusion models: its parts by name, as pairs and as objects."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.checkpoints import filter as filters
+from specjax.data.tokenizer import END, MASK, train_words
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import Model
+from specjax.diffusion import blocks, caches, stopping
+from specjax.diffusion.credit import Credit, credit
+from specjax.diffusion.policies import Filter, Leap, Redundancy, Threshold
+from specjax.diffusion.policies.local_leap import local_leap
+from specjax.diffusion.policies.threshold import threshold
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer
+
+TOKENIZER = train_words(["copy : Ann Bob Cy Dan = ."])
+TOKENIZER.inner.add_special_tokens([END, MASK])
+CONFIG = Config(
+  vocab_size=TOKENIZER.vocab_size, width=16, layers=2, heads=2, kv_heads=1, head_dim=16,
+  mlp_width=24, max_length=64, causal=False,
+)  # fmt: skip
+W = 6
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+  z = jnp.zeros((1, 2), jnp.int32)
+  params = Transformer(CONFIG).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
+  return Model("tiny", CONFIG, params, TOKENIZER, (TOKENIZER.id(END),), (), "plain",
+               TOKENIZER.id(MASK))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory) -> str:
+  """The name of a policy whose filter passes what is likely."""
+  path = tmp_path_factory.mktemp("filter")
+  params = Filter(jnp.eye(W), jnp.zeros(W), jnp.eye(W), jnp.zeros(W), jnp.float32(0.55))
+  filters.save(path, params, base="tiny")
+  return f"learned[{path}]"
+
+
+@pytest.mark.parametrize(
+  ("name", "canonical", "numbers"),
+  [
+    ("threshold", "threshold", [0.9]),
+    ("threshold-0.50", "threshold-0.5", [0.5]),
+    ("confidence-3", "confidence-3", [3]),
+    ("local_leap-0.8-0.75", "local_leap-0.8", [0.8, 0.75, 4]),
+    ("factor+r2", "factor+r2", [1.0, 0.8, 0.8, 0.8, 3]),
+    ("factor-2+r2-0.8-0.5", "factor-2.0+r2-0.8-0.5", [2.0, 0.8, 0.5, 0.8, 3]),
+  ],
+)
+def test_a_name_sets_a_knob_per_row(model, name, canonical, numbers):
+  decoder = DiffusionDecoder(model, name, batch=2)
+  assert decoder.name == canonical
+  leaves = jax.tree.leaves(decoder._denoising.weights.policy)
+  assert all(x.shape == (2,) for x in leaves)
+  np.testing.assert_allclose([x[0] for x in leaves], numbers, rtol=1e-6)
+
+
+def test_numbers_keep_their_kind(model):
+  params = DiffusionDecoder(model, "local_leap")._denoising.weights.policy
+  assert isinstance(params, Leap) and params.radius.dtype == jnp.int32
+  params = DiffusionDecoder(model, "local_leap+r2")._denoising.weights.policy
+  assert isinstance(params, Redundancy) and isinstance(params.base, Leap)
+
+
+@pytest.mark.parametrize(
+  ("name", "problem"),
+  [
+    ("thresold", "policy='thresold': accepted are random, confidence"),
+    ("threshold-0.9-0.8", "threshold takes the numbers least=0.9"),
+    ("confidence-1.5", "slots of confidence is a whole number"),
+    ("threshold-x", "accepted is NAME or NAME-NUMBER"),
+    ("threshold:0.9", "is now threshold/0.9"),
+    ("threshold+r3", "policy='r3': accepted are r2"),
+    ("learned", "'tiny-filter' is no directory"),
+    ("threshold[here]", "threshold takes nothing in brackets"),
+    ("threshold/dual/prefix", "policy/prefix: there is a cache already, dual"),
+    ("threshold/medusa", "policy/medusa: accepted after policy/ are fixed, adaptive, none, dual"),
+  ],
+)
+def test_other_names_are_refused(model, name, problem):
+  with pytest.raises(ValueError, match=problem):
+    DiffusionDecoder(model, name)
+
+
+def test_a_batch_is_its_rows(model):
+  prompts = ["copy : Ann Bob =", "copy : Cy =", "copy : Dan Bob Ann ="]
+  options = {"blocks": W, "temperature": 0.8, "stopping": "whole"}
+  together = DiffusionDecoder(model, "threshold-0.3", batch=3, **options)(prompts, 9)
+  alone = DiffusionDecoder(model, "threshold-0.3", **options)
+  for i, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
+    one = alone([prompt], 9, first=i)[0]
+    canvas, when = row.filling.canvas, row.filling.when
+    assert (one.filling.canvas, one.filling.when, one.forwards) == (canvas, when, row.forwards)
+    given = len(model.encode(prompt))
+    assert canvas[:given] == model.encode(prompt) and when[:given] == [-1] * given
+    assert row.filling.filled == 9 and model.mask not in canvas
+    assert len(row.log_probs) == len(row.tokens)
+
+
+def test_every_prompt_may_have_a_budget_of_its_own(model):
+  prompts = ["copy : Ann =", "copy : Ann ="]
+  short, long = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole", batch=2)(
+    prompts, [3, 9]
+  )
+  assert (short.filling.filled, long.filling.filled) == (3, 9)
+
+
+def test_holes_are_filled(model):
+  ids = model.encode("copy : Ann Bob =")
+  holed = [*ids[:2], model.mask, ids[3], model.mask]
+  (result,) = DiffusionDecoder(model, "confidence", blocks=W)([holed], 0)
+  assert result.filling.filled == result.forwards == 2 and len(result.tokens) == 5
+  assert [result.tokens[i] for i in (0, 1, 3)] == [ids[i] for i in (0, 1, 3)]
+  with pytest.raises(ValueError, match="1 or more for a prompt without holes"):
+    DiffusionDecoder(model, blocks=W)([ids], 0)
+
+
+def test_a_filter_decides_the_window(model, learned):
+  decoder = DiffusionDecoder(model, learned)
+  assert decoder.method.blocks.window == W and decoder.name == learned
+  assert float(decoder._denoising.weights.policy.least[0]) == pytest.approx(0.55)
+  bar = DiffusionDecoder(model, learned.replace("learned", "learned-0.7"))
+  assert float(bar._denoising.weights.policy.least[0]) == pytest.approx(0.7)
+  with pytest.raises(ValueError, match="blocks='fixed-8': accepted is the filter's window, 6"):
+    DiffusionDecoder(model, learned, blocks=8)
+
+
+OBJECTS = {
+  "policy": (threshold(), "threshold"),
+  "pair": ((threshold(), Threshold(jnp.array([0.4]))), "threshold-0.4"),
+  "cache": (caches.prefix, "prefix"),
+  "blocks": (blocks.fixed(W), f"fixed-{W}"),
+  "blocks as a number": (W, f"fixed-{W}"),
+  "stopping": (stopping.whole(), "whole"),
+  "transform": ((credit(), Credit(*(jnp.array([x]) for x in (0.9, 0.8, 0.2)))), "credit-0.9"),
+  "guidance": (0.5, "guidance-0.5"),
+  "guesses": (3, "guesses-3"),
+}
+
+
+@pytest.mark.parametrize("part", OBJECTS)
+def test_a_part_and_its_name_are_the_same(model, part):
+  """The compiled method is one object, and so are its knobs."""
+  thing, name = OBJECTS[part]
+  if part in ("policy", "pair"):
+    given, named = DiffusionDecoder(model, thing), DiffusionDecoder(model, name)
+  else:
+    given = DiffusionDecoder(model, "threshold", **{part.split()[0]: thing})
+    named = DiffusionDecoder(model, f"threshold/{name}")
+  assert given.method == named.method and given._denoising.guesses == named._denoising.guesses
+  both = (d._denoising.weights._replace(denoiser=()) for d in (given, named))
+  jax.tree.map(np.testing.assert_array_equal, *both)
+
+
+def test_an_adaptive_block_ends_at_the_delimiter_it_is_told(model):
+  decoder = DiffusionDecoder(model, f"threshold/adaptive-{W}-0.2[.]")
+  delimiters = decoder._denoising.weights.blocks
+  assert delimiters.tokens.tolist() == [TOKENIZER.id(".")]
+  assert float(delimiters.least[0]) == pytest.approx(0.2) and decoder.method.blocks.window == W
+  with pytest.raises(ValueError, match="has no token for the delimiter"):
+    DiffusionDecoder(model, "threshold/adaptive")
+
+
+def test_guesses_change_no_token(model):
+  prompts = ["copy : Ann Bob =", "copy : Cy ="]
+  plain = DiffusionDecoder(model, "confidence", blocks=W, batch=2)(prompts, 12)
+  guessed = DiffusionDecoder(model, "confidence/guesses-4", blocks=W, batch=2)(prompts, 12)
+  assert [x.filling.canvas for x in plain] == [x.filling.canvas for x in guessed]
+  assert sum(x.forwards for x in guessed) < sum(x.forwards for x in plain)
+
+
+def test_a_sweep_has_a_setting_per_prompt(model):
+  decoder = DiffusionDecoder(model, "threshold", blocks=W, batch=4)
+  bars = Threshold(jnp.array([0.0, 0.3, 0.6, 1.1], jnp.float32))
+  swept = decoder(["copy : Ann Bob ="] * 4, 12, params=bars)
+  assert swept[0].forwards == 2 and swept[3].forwards == 12  # two blocks, and a slot per pass
+
+
+def test_canvases_are_streamed_as_they_fill(model):
+  decoder = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")
+  (whole,) = decoder(["copy : Ann ="], 5)
+  seen = [canvas for (canvas,) in decoder.stream(["copy : Ann ="], 5, rounds=2)]
+  assert [canvas.count(model.mask) for canvas in seen] == [3, 1, 0]
+  assert seen[-1] == whole.filling.canvas
+  with pytest.raises(ValueError, match="rounds=0: accepted is 1 or more"):
+    next(decoder.stream(["copy : Ann ="], 5, rounds=0))
+
+
+def test_local_leap_as_an_object_has_its_published_knobs(model):
+  params = DiffusionDecoder(model, local_leap())._denoising.weights.policy
+  assert [float(x[0]) for x in params] == pytest.approx([0.9, 0.75, 4])
+
+
+@pytest.mark.parametrize(
+  ("options", "problem"),
+  [
+    ({"blocks": 0}, "size=0"),
+    ({"cache": "double"}, "cache='double': accepted are none, dual"),
+    ({"cache": 3}, "cache='none-3': none takes no number"),
+    ({"stopping": "whole/dual"}, "stopping='whole/dual': accepted is one part"),
+    ({"guidance": "much"}, "guidance='much': accepted are guidance"),
+    ({"guesses": 2, "cache": "sliding"}, "passes depend on each other"),
+    ({"guidance": 1.0, "guesses": 2}, "1 with guidance"),
+    ({"guidance": -1.0}, "guidance=-1.0"),
+    ({"policy": "threshold/dual", "cache": "free"}, "cache='free': accepted is one of the two"),
+    ({"policy": None}, "policy=None: accepted are a name, a Policy, or a pair"),
+    ({"batch": 0}, "batch=0"),
+  ],
+)
+def test_what_does_not_go_together_is_refused(model, options, problem):
+  with pytest.raises(ValueError, match=problem):
+    DiffusionDecoder(model, **options)(["copy : Ann ="], 4)
