@@ -122,8 +122,11 @@ def test_a_command_is_understood(words, monkeypatch, tmp_path):
   elif words[:3] == ["python", "-m", "pytest"]:
     assert all((ROOT / word).exists() for word in words[3:] if not word.startswith("-"))
   else:
-    options = parsed(words, monkeypatch, tmp_path)
-    assert len(options) == 1
+    (options,) = parsed(words, monkeypatch, tmp_path)
+    for option in ("drafter", "drafters", "verifier", "processors", "policy", "methods"):
+      names = getattr(options, option, None) or ()
+      for name in (names,) if isinstance(names, str) else names:
+        spec.parse(option, name)
 
 
 def parsed(words, monkeypatch, tmp_path) -> list:
