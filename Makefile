@@ -1,35 +1,37 @@
-# make demo    plain, prompt-lookup and Medusa decoding side by side
-# make test    lint, types and tests;  make test PYTHON=python3.12 for another Python,
-#              make test EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs
+# make demo       plain, prompt-lookup and Medusa decoding side by side
+# make test       lint, types and the quick tier of the tests, in a quarter of an hour
+# make test-all   every test, compiled as a user's program is
+#                 PYTHON=python3.12 for another Python,
+#                 EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs
+# make docs       the documentation, with the API reference
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell command -v $(p)),$(p))))
 EXTRAS ?= test,tfds
 VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test test-all lint docs clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.with-tfds
 	$(BIN)/python examples/demo.py $(PROMPTS)
 
-test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -q -n 2 tests
+test: lint
+	$(PYTEST) tests
 
-lint: $(VENV)/.installed-test
+test-all: lint
+	$(PYTEST) --full tests
+
+lint: $(VENV)/.with-$(EXTRAS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[docs]
+docs: $(VENV)/.with-docs
 	$(BIN)/mkdocs build --strict
 
-$(VENV)/.installed: setup.py pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[tfds]
-	touch $@
-
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[$(EXTRAS)]
+$(VENV)/.with-%: setup.py pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[$*]
 	touch $@
 
 clean:

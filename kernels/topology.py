@@ -1,7 +1,7 @@
-"""Accelerators that are not there: their compilers run on any Linux machine.
+"""Topologies of absent accelerators, whose compilers run on any Linux machine.
 
-libtpu compiles for TPUs; jax's CUDA plugin, with NVIDIA's ptxas, for GPUs. Nothing is executed. The
-process should have JAX_PLATFORMS=cpu, or jax looks for chips of its own.
+libtpu compiles for TPUs, and jax's CUDA plugin with NVIDIA's ptxas for GPUs. Nothing is executed.
+The process should have JAX_PLATFORMS=cpu, or jax looks for chips of the machine.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ dnn_version_info { major: 9 minor: 8 }
 
 
 def absent(name: str) -> str | None:
-  """Why nothing can be compiled here for a topology; None if it can."""
+  """Why no program can be compiled here for a topology, or None where one can."""
   if not name.startswith("h100"):
     if importlib.util.find_spec("libtpu") or "TPU_LIBRARY_PATH" in os.environ:
       return None
@@ -44,7 +44,7 @@ def absent(name: str) -> str | None:
 
 
 def devices(name: str) -> Sequence[jax.Device]:
-  """The chips of a topology, "v5e:4x4" or "h100:4"; they hold no arrays."""
+  """The chips of a topology such as "v5e:4x4" or "h100:4"; they hold no arrays."""
   from jax.experimental import topologies
 
   chip, _, shape = name.partition(":")

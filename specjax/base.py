@@ -2,7 +2,7 @@
 
 Letters: B batch, N tree nodes (node 0 is the root), D maximum draft depth, A = D + 1 rows of an
 accepted path, S cache length, L layers, V vocabulary, E model width, K key/value heads, C head
-dimension, T prompt length (in training, row length), M positions a head drafts from.
+dimension, T prompt length.
 
 One round of decoding, for a row whose committed text is "the cat sat" (n = 3 tokens):
 
@@ -41,10 +41,71 @@ from specjax.arrays import (
 from specjax.sampling import Settings, Source
 
 __all__ = [
-  "KV", "PROPOSALS", "Cache", "Context", "Draft", "Drafter", "Evaluation", "Examples", "Features",
-  "Head", "LossWeights", "Params", "Processor", "Proposal", "Target", "Verdict", "Verifier",
-  "Verify",
+  "KV", "PROPOSALS", "Cache", "Context", "Draft", "Drafter", "Evaluation", "Features", "Params",
+  "Processor", "Proposal", "Target", "Verdict", "Verifier", "Verify",
 ]  # fmt: skip
+
+
+class Prefill(Protocol):
+  """Reads prompts, tokens i32[B, T] of which length i32[B] count; caches all but the last token.
+
+  Row i of the features is the state after token i, meaningful for i < length. `capacity` (static)
+  is the cache's S; `hidden_layers` (static) are the layers whose input is wanted.
+  """
+
+  def __call__(
+    self, params: Params, tokens: Array, length: Array, capacity: int,
+    hidden_layers: tuple[int, ...] = (),
+  ) -> tuple[Any, Features]: ...  # fmt: skip
+
+
+class Evaluate(Protocol):
+  """The target at tokens i32[B, N] of depth i32[B, N]; it reads the cache and never writes.
+
+  mask: bool[B, N, N]; mask[b, i, j]: node i sees node j.
+  """
+
+  def __call__(
+    self, params: Params, cache: Any, tokens: Array, depth: Array, mask: Array,
+    hidden_layers: tuple[int, ...] = (),
+  ) -> Evaluation: ...  # fmt: skip
+
+
+class Commit(Protocol):
+  """The only writer: the cache with the first rows i32[B] nodes of path i32[B, A] appended."""
+
+  def __call__(self, cache: Any, kv: Any, path: Array, rows: Array) -> Any: ...
+
+
+class RunLayers(Protocol):
+  """Runs layers start..stop (static) of the residual stream x [B, N, E]: (x, KV of them)."""
+
+  def __call__(
+    self, params: Params, x: Array, position: Array, mask: Array, cache: Any = None, *,
+    start: int = 0, stop: int | None = None,
+  ) -> tuple[Array, KV]: ...  # fmt: skip
+
+
+class MakeLayers(Protocol):
+  """A Linen module of `count` layers shaped like the target's, for drafters that have their own.
+
+  It is called with (x [B, N, E], position i32[B, N], mask, cache=None, earlier=None,
+  attention_input=None) and returns x, the KV, and more; see `models.transformer.Layers`.
+
+  Args of the factory: mlp_width is the target's where 0; attention_width is that of
+  `attention_input`, where one is given; window and qk_norm = False leave out the sliding window and
+  the norms on q and k that the target may have.
+  """
+
+  def __call__(
+    self, count: int = 1, *, mlp_width: int = 0, attention_width: int | None = None,
+    window: bool = True, qk_norm: bool = True,
+  ) -> Any: ...  # fmt: skip
+
+
+def _absent(*args: Any, **kwargs: Any) -> Any:
+  raise ValueError("this target lacks a piece of a transformer (embed, run_layers, norm, lm_head, "
+                   "make_layers or last_layer) that the drafter is made of.")  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -52,32 +113,38 @@ class Target(NamedTuple):
 
   Attributes:
     vocab_size: V.
-    prefill: (params, tokens i32[B, T], length i32[B], capacity, hidden_layers=()) -> (cache, Features).
-      Caches the first length - 1 tokens; `capacity` (static) is the cache's S. Row i of the
-      features is the state after token i, meaningful for i < length. `hidden_layers` (static) are layers.
-    evaluate: (params, cache, tokens i32[B, N], depth i32[B, N], mask bool[B, N, N], hidden_layers=()) ->
-      Evaluation. Reads the cache, never writes. mask[b, i, j]: node i sees node j.
-    commit: (cache, kv, path i32[B, A], rows i32[B]) -> cache. The only writer: appends the first
-      `rows` nodes of `path` (0 leaves a row as it is).
-    head: (params, hidden [..., E]) -> logits f32[..., V]. The final vocabulary projection.
+    prefill, evaluate, commit: see `Prefill`, `Evaluate` and `Commit`.
+    head: (params, hidden [..., E]) -> logits f32[..., V], the final vocabulary projection.
 
-  The pieces that a drafter may compose; None where a target is no transformer:
+  A transformer has more, of which draft heads are made. Elsewhere the numbers are 0 and the
+  functions raise ValueError.
+    width, layers, heads, head_dim: E, L, the number of query heads, and C.
+    norm_epsilon: of its norms.
     embed: (params, tokens i32[B, N]) -> [B, N, E].
-    run_layers: (params, x [B, N, E], position i32[B, N], mask, cache=None, *, start=0, stop=None)
-      -> (x, KV). The residual stream through layers start..stop.
-    norm: (params, x [..., E]) -> [..., E]. The final norm.
-    lm_head: (params) -> [V, E]. The matrix that `head` multiplies with.
+    run_layers: see `RunLayers`.
+    norm: (params, x [..., E]) -> [..., E], the final norm.
+    lm_head: (params) -> [V, E], the matrix that `head` multiplies with.
+    make_layers: see `MakeLayers`.
+    last_layer: (params) -> (the params of its last layer, those of its final norm), which layers
+      by `make_layers` and a norm of one's own may start from.
   """
 
   vocab_size: int
-  prefill: Callable[..., Any]
-  evaluate: Callable[..., Evaluation]
-  commit: Callable[..., Any]
-  head: Callable[..., Array]
-  embed: Any = None
-  run_layers: Any = None
-  norm: Any = None
-  lm_head: Any = None
+  prefill: Prefill
+  evaluate: Evaluate
+  commit: Commit
+  head: Callable[[Params, Array], Array]
+  width: int = 0
+  layers: int = 0
+  heads: int = 0
+  head_dim: int = 0
+  norm_epsilon: float = 0.0
+  embed: Callable[[Params, Array], Array] = _absent
+  run_layers: RunLayers = _absent
+  norm: Callable[[Params, Array], Array] = _absent
+  lm_head: Callable[[Params], Array] = _absent
+  make_layers: MakeLayers = _absent
+  last_layer: Callable[[Params], tuple[Params, Params]] = _absent
 
 
 class InitDrafter(Protocol):
@@ -141,70 +208,6 @@ class Drafter(NamedTuple):
   update: UpdateDrafter
   evaluate: EvaluateDraft | None = None
   hidden_layers: tuple[int, ...] = ()
-
-
-class Examples(NamedTuple):
-  """What a draft head learns from: texts, the frozen target's states, and where to draft.
-
-  Attributes:
-    tokens: i32[B, T].
-    position: i32[B, T], from 0 within each text.
-    segment: i32[B, T], which text of the row; -1 is padding.
-    features: Features with arrays [B, T, E], the layers of `Head.hidden_layers`.
-    at: i32[B, M], the positions from which the head drafts. `at` + d + 1 may lie past the text or
-      even the row: what the head says there is not used, but must not be NaN.
-  """
-
-  tokens: Array
-  position: Array
-  segment: Array
-  features: Features
-  at: Array
-
-
-class LossWeights(NamedTuple):
-  """Terms of the loss at depth d = 1..D, all weighted by decay ** (d - 1); nats.
-
-  Attributes:
-    hard: cross-entropy with the text.
-    soft: cross-entropy with the target's distribution.
-    feature: smooth L1 between the state that is read and the target's hidden state.
-    decay: of the weight from depth to depth.
-  """
-
-  hard: float = 1.0
-  soft: float = 0.0
-  feature: float = 0.0
-  decay: float = 0.8
-
-
-class Head(NamedTuple):
-  """A drafter that is trained on a frozen target, before its tree is chosen.
-
-  `params` is a dict of collections: "params" is trained; "vocabulary", where there is one, is
-  i32[W], the target ids of a reduced draft vocabulary (W <= V entries) and stays as it is.
-
-  Attributes:
-    name: of the method.
-    depth: D, how far ahead it was made to guess (static).
-    hidden_layers: layers of the target it reads, see `Features` (static).
-    loss: the published loss.
-    init: (key, target_params, vocabulary i32[W] or None) -> params.
-    unroll: (params, target_params, examples) -> D arrays [B, M, E']. State d - 1 is what the head
-      reads to guess depth d, the token at `at` + d + 1, given the true tokens before it: as it
-      would while drafting. Depth 0, the token at `at` + 1, is the target's own to say.
-    read: (params, target_params, state [..., E'], d) -> logits f32[..., W]; d = 1..D is static.
-    drafter: (tree) -> Drafter; see `trees.grow.Tree`.
-  """
-
-  name: str
-  depth: int
-  hidden_layers: tuple[int, ...]
-  loss: LossWeights
-  init: Callable[..., Params]
-  unroll: Callable[..., tuple[Array, ...]]
-  read: Callable[..., Array]
-  drafter: Callable[..., Drafter]
 
 
 class InitProcessor(Protocol):

@@ -1,5 +1,11 @@
-"""Every check that jax and pytest have is on; eight devices are faked on the CPU."""
+"""Every check that jax and pytest have is on; eight devices are faked on the CPU.
 
+The tests come in two tiers. The quick one leaves out what `pytest.mark.full` marks, cells of a
+kind of which other cells stay, and compiles without optimisation.
+"""
+
+import collections
+import fnmatch
 import os
 import pathlib
 
@@ -17,14 +23,70 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+TIER = pytest.StashKey[str]()
+FAST_COMPILE = ["--xla_backend_optimization_level=0"]
+if jax.__version_info__ < (0, 11):  # later compilers have one kind of emitter
+  FAST_COMPILE.append("--xla_cpu_use_fusion_emitters=false")
+
+
 def pytest_addoption(parser):
   parser.addoption(
-    "--thorough", action="store_true", help="every cell of the proofs, 3 tables each"
+    "--full", action="store_true", help="run every cell, compiled as a user's program is"
   )
 
 
 def pytest_configure(config):
   config.addinivalue_line("filterwarnings", "error")
+  config.addinivalue_line(
+    "markers",
+    "full(but=()): the test needs --full, except for cells whose id matches a pattern in `but`",
+  )
+  if not config.option.full:  # compiling is four fifths of the time, and a third of that will do
+    flags = [os.environ.get("XLA_FLAGS", ""), *FAST_COMPILE]
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
+
+
+def is_quick(item: pytest.Item) -> bool:
+  """Whether the quick tier runs the cell; the mark nearest to it decides."""
+  mark = item.get_closest_marker("full")
+  if mark is None:
+    return True
+  cell = item.callspec.id if hasattr(item, "callspec") else ""
+  return any(fnmatch.fnmatchcase(cell, pattern) for pattern in mark.kwargs.get("but", ()))
+
+
+def check_patterns(items):
+  """Raises if a pattern of a mark matches no cell: its tests would leave the quick tier unseen."""
+  cells = collections.defaultdict(set)
+  for item in items:
+    for mark in item.iter_markers("full"):
+      for pattern in mark.kwargs.get("but", ()):
+        cells[item.parent.nodeid, item.originalname, pattern].add(item.callspec.id)
+  for (parent, name, pattern), ids in cells.items():
+    if not fnmatch.filter(ids, pattern):
+      raise pytest.UsageError(f"{parent}::{name} has no cell {pattern!r}, but {sorted(ids)}")
+
+
+def pytest_collection_modifyitems(config, items):
+  """Without --full, and unless cells are named one by one, only the quick tier is run."""
+  if any("::" in name for name in config.args):
+    return
+  check_patterns(items)
+  quick = [item for item in items if is_quick(item)]
+  tier = f"{len(quick)} of {len(items)} tests are in the quick tier"
+  getattr(config, "workeroutput", {})["tier"] = config.stash[TIER] = tier
+  if not config.option.full:
+    config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+    items[:] = quick
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+  node.config.stash[TIER] = getattr(node, "workeroutput", {}).get("tier", "")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+  terminalreporter.write_line(config.stash.get(TIER, ""))
 
 
 MAPS = pathlib.Path("/proc/self/maps")
@@ -37,7 +99,7 @@ def _executables_end_in_time():
   More than that is no error but a crash of the process.
   """
   yield
-  if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 15_000:
+  if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 30_000:
     jax.clear_caches()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import struct
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from specjax import checks
+from specjax import checks, trees
 from specjax.checkpoints import acceptance, filter, formats, hf, hf_config, judge, llama2c
 from specjax.checkpoints.hf_layout import HF, layout
 from specjax.data import chat, lists, ngram, packing, parallelbench, sources
@@ -361,12 +362,19 @@ def test_a_mutated_config_json_of_a_head_is_refused(tmp_path, monkeypatch, raw):
 
 TREE_FILES = [
   ("[1]", "JSON object|is no tree"), ("{", "is not JSON"), (DEEP, "nested too deeply"),
-  ("{}", "is no tree"), ('{"choices": 7}', "choices=7"), ('{"choices": [["a"]]}', "'a'|\"a\""),
-  ('{"choices": [[0.0]]}', "0.0"), ('{"choices": [[0, 0]]}', "parent"),
+  ("{}", "is no tree"), ('{"static": {"choices": 7}}', "choices=7"),
+  ('{"static": {"choices": [["a"]]}}', "'a'"), ('{"static": {"choices": [[0.0]]}}', "0.0"),
+  ('{"static": {"choices": [[0, 0]]}}', "parent"),
   ('{"dynamic": {"nodes": "16", "depth": 5, "beam": 4}}', "nodes"),
   ('{"dynamic": {"nodes": 16, "depth": 5}}', "beam"), ('{"dynamic": [16, 5, 4]}', "dynamic"),
-  ('{"none": 1}', "none=1"), ('{"choices": [], "none": true}', "is no tree"),
+  ('{"static": {"choices": []}, "iid": {"choices": [[0]]}}', "is no tree"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), TREE_FILES, ids=lambda x: x[:40])
+def test_tree_files(tmp_path, text, words):
+  (tmp_path / "tree.json").write_text(text)
+  assert re.search(words, refused(trees.load, tmp_path / "tree.json"))
 
 
 def test_float_vocabulary_of_a_head(tmp_path):

@@ -23,7 +23,7 @@ from specjax.models.transformer import Transformer
 
 KEYS = {
   "prompt", "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds",
-  "drafter", "verifier", "exactness",
+  "method", "verifier", "exactness",
 }  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_generate_json_of_ids(ids_model, write, run):
   path = write(*({"tokens": p} for p in prompts))
   code, out, _ = run(
     "generate", "--model", ids_model, "--prompts", path, "--max-new-tokens", 12, "--batch", 2,
-    "--drafter", "prompt_lookup", "--nodes", 4, "--json",
+    "--drafter", "prompt_lookup-4", "--json",
   )  # fmt: skip
   records = [json.loads(line) for line in out.splitlines()]
   expected = specjax.generate(specjax.load(ids_model), prompts, max_new_tokens=12)
@@ -114,8 +114,8 @@ def test_generate_json_of_ids(ids_model, write, run):
   assert [r["tokens"] for r in records] == [e.tokens for e in expected]
   assert all(r["emitted"] == len(r["tokens"]) >= r["forwards"] > 0 for r in records)
   assert {r["text"] for r in records} == {""}
-  assert {(r["drafter"], r["verifier"], r["exactness"]) for r in records} == {
-    ("prompt_lookup", "greedy", "GREEDY-EXACT")
+  assert {(r["method"], r["verifier"], r["exactness"]) for r in records} == {
+    ("prompt_lookup-4", "greedy", "GREEDY-EXACT")
   }
 
 
@@ -200,7 +200,7 @@ def medusa_head(ids_model, tmp_path_factory):
   """An untrained medusa for `ids_model` whose table of hit rates has one entry."""
   path, config = tmp_path_factory.mktemp("head"), MedusaConfig(depth=2, shared=True)
   model = specjax.load(ids_model)
-  params = medusa(model.config, config).init(jax.random.key(1), model.params)
+  params = medusa(model.target, config).init(jax.random.key(1), model.params)
   heads.save(path, "medusa", config, params, [[0], [0, 0]], np.array([[0.5]]), base="ids")
   return str(path)
 
@@ -208,7 +208,7 @@ def medusa_head(ids_model, tmp_path_factory):
 def test_tune_chooses_prints_and_writes(ids_model, medusa_head, write, run, tmp_path):
   path = write({"tokens": [1, 2, 3]})
   code, out, err = run(
-    "tune", "--drafter", "medusa", "--head", medusa_head, "--model", ids_model, "--prompts", path,
+    "tune", "--drafter", f"medusa[{medusa_head}]", "--model", ids_model, "--prompts", path,
     "--max-new-tokens", 8, "--decode", 0, "--repeats", 1, "--out", tmp_path / "out",
   )  # fmt: skip
   assert code == 0, err
@@ -230,40 +230,74 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
   prompts = [[1, 2, 3, 1, 2, 3, 1], [7]]
   code, out, err = run(
     "generate", "--model", ids_model, "--prompts", write(*({"tokens": p} for p in prompts)),
-    "--max-new-tokens", 12, "--drafter", "medusa", "--head", medusa_head, "--tree", tree, "--json",
+    "--max-new-tokens", 12, "--drafter", f"medusa[{medusa_head}]/tree[{tree}]", "--json",
   )  # fmt: skip
   records = [json.loads(line) for line in out.splitlines()]
   expected = specjax.generate(specjax.load(ids_model), prompts, max_new_tokens=12)
   assert code == 0, err
   assert [r["tokens"] for r in records] == [e.tokens for e in expected]
-  assert {r["drafter"] for r in records} == {drafter}
+  assert {r["method"].partition("[")[0] for r in records} == {drafter}
 
 
 @pytest.mark.parametrize(
-  ("arguments", "message"),
+  ("tree", "message"),
   [
-    (("--tree", "no_such.json"), "tree='no_such.json': there is no such file"),
-    (("--tree", "wide"), "tree='wide': accepted is FILE.json, dynamic-NODES-DEPTH-BEAM"),
-    (("--tree", "dynamic-9-3-3"), "tree is 3 deep: the head guesses 2"),
-    (("--tree", "dynamic-6-2-3", "--nodes", "4"), "nodes=4 and tree='dynamic-6-2-3'"),
-    (
-      ("--tree", "dynamic-6-2-3", "--drafter", "prompt_lookup"),
-      "has no distribution or head that could fill",
-    ),
+    ("tree[no_such.json]", "'no_such.json' cannot be read"),
+    ("tree", "it needs a file, tree[FILE.json]"),
+    ("wide", "medusa/wide: accepted after medusa/ are tree, static, dynamic"),
+    ("dynamic-9", "tree='dynamic-9': accepted is dynamic-NODES-DEPTH-BEAM"),
+    ("dynamic-9-3-3", "tree is 3 deep: the head guesses 2"),
+    ("dynamic-6-2-3/beam-6-2-3", "medusa/beam: there is a tree already, dynamic"),
   ],
 )
-def test_a_tree_is_refused(ids_model, medusa_head, write, refused, arguments, message):
+def test_a_tree_is_refused(ids_model, medusa_head, write, refused, tree, message):
   path = write({"tokens": [1]})
   assert message in refused(
-    "generate", "--model", ids_model, "--prompts", path, "--json", "--drafter", "medusa", "--head",
-    medusa_head, *arguments,
+    "generate", "--model", ids_model, "--prompts", path, "--json", "--drafter",
+    f"medusa[{medusa_head}]/{tree}",
   )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("command", "flag", "now"),
+  [
+    ("generate", "--nodes", "--drafter NAME-NODES"),
+    ("generate", "--policy", "--drafter 'draft_model[PATH]/POLICY'"),
+    ("generate", "--presence-penalty=1", "--processors penalties-"),
+    ("denoise", "--cache", "--policy NAME/CACHE"),
+    ("denoise", "--filter", "--policy 'learned[PATH]'"),
+    ("bench", "--draft-model", "--drafters 'draft_model[PATH]'"),
+    ("bench", "--student", "--methods 'NAME/student[PATH]'"),
+    ("tune", "--head=x", "--drafter 'NAME[PATH]'"),
+  ],
+)
+def test_an_option_of_old_is_told_its_new_name(refused, command, flag, now):
+  assert f"{flag.partition('=')[0]} is now {now}" in refused(command, flag)
+
+
+@pytest.mark.parametrize(
+  ("suite", "option", "value"),
+  [
+    ("parallelbench", "--drafters", "eagle"), ("parallelbench", "--verifier", "typical"),
+    ("prompts", "--methods", "threshold"), ("prompts", "--lengths", "3"),
+  ],
+)  # fmt: skip
+def test_a_suite_refuses_what_it_does_not_read(refused, suite, option, value):
+  sentence = refused("bench", "--suite", suite, option, value)
+  assert f"{option} " in sentence and f"--suite {suite} does not read this option" in sentence
+
+
+def test_each_half_refuses_the_models_of_the_other(refused):
+  sentence = refused("generate", "--model", "lists-3m", "--prompt", "copy : Ada =")
+  assert "sees both sides of a token" in sentence and "DiffusionDecoder" in sentence
+  sentence = refused("denoise", "--model", "gsm8k-7m", "--prompt", "How many?")
+  assert "is causal" in sentence and "use Decoder" in sentence
 
 
 def test_tune_refuses(ids_model, medusa_head, refused, write):
   assert "came without the hit rates" in refused("tune", "--drafter", "medusa")
   assert "has no tree to choose" in refused("tune", "--drafter", "none")
-  common = ("tune", "--model", ids_model, "--drafter", "medusa", "--head", medusa_head)
+  common = ("tune", "--model", ids_model, "--drafter", f"medusa[{medusa_head}]")
   assert "has no tokenizer" in refused(*common)
   path = write({"tokens": [1]})
   assert "batch=0" in refused(*common, "--prompts", path, "--batch", 0)
@@ -350,14 +384,18 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "the", "--max-new-tokens", "0"), "max_new_tokens=0"),
     (("--prompt", "the", "--max-new-tokens", "500"), "together at most 256"),
     (("--prompt", "the", "--drafter", "oracle"), "drafter='oracle': accepted are none"),
-    (("--prompt", "the", "--drafter", "draft_model"), "needs draft_model"),
-    (("--prompt", "the", "--drafter", "medusa", "--head", "no_such"), "'no_such' is no directory"),
-    (("--prompt", "the", "--drafter", "prompt_lookup", "--nodes", "1"), "nodes=1"),
-    (("--prompt", "the", "--drafter", "medusa", "--policy", "static"), "only for the chain of"),
+    (("--prompt", "the", "--drafter", "draft_model"), "it needs a model, draft_model[PATH]"),
+    (("--prompt", "the", "--drafter", "medusa[no_such]"), "'no_such' is no directory"),
+    (("--prompt", "the", "--drafter", "prompt_lookup-1"), "a draft has 2 nodes or more"),
+    (("--prompt", "the", "--drafter", "medusa/constant"), "accepted after medusa/ are tree"),
+    (("--prompt", "the", "--drafter", "prompt_lookup:8"), "is now prompt_lookup-8"),
+    (("--prompt", "the", "--drafter", "none[x]"), "none takes nothing in brackets"),
+    (("--prompt", "the", "--top-k", str(1 << 40)), "top_k=1099511627776"),
+    (("--prompt", "the", "--processors", "penalties-0"), "repetition is above 0"),
     (("--prompt", "the", "--verifier", "oracle"), "verifier='oracle': accepted are greedy"),
     (("--prompt", "the", "--verifier", "greedy", "--temperature", "1"), "is for temperature 0"),
     (("--prompt", "the", "--drafter", "prompt_lookup", "--verifier", "token"), "is not exact for"),
-    (("--prompt", "the", "--verifier", "judge"), "--verifier judge and --judge DIR go together"),
+    (("--prompt", "the", "--verifier", "judge"), "it needs a head, judge[PATH]"),
     (("--prompt", "the", "--temperature", "-1"), "temperature=-1.0"),
     (("--prompt", "the", "--top-p", "0"), "top_p=0.0"),
     (("--prompt", "the", "--batch", "0"), "batch=0"),
@@ -383,9 +421,8 @@ def test_an_unknown_model(refused):
 
 def test_a_draft_model_of_another_vocabulary(ids_model, text_model, refused):
   sentence = refused(
-    "generate", "--model", text_model, "--prompt", "the", "--drafter", "draft_model",
-    "--draft-model", ids_model,
-  )  # fmt: skip
+    "generate", "--model", text_model, "--prompt", "the", "--drafter", f"draft_model[{ids_model}]"
+  )
   assert "has a vocabulary of 64" in sentence and "they must share one" in sentence
 
 
@@ -402,28 +439,26 @@ def test_a_policy_ends_the_chain_of_a_draft_model(run, text_model, tmp_path):
     return json.loads(out)
 
   plain = decoded()
-  for policy, head in (("heuristic", ()), ("specdecpp", ("--acceptance", tmp_path))):
-    got = decoded(
-      "--drafter", "draft_model", "--draft-model", text_model, "--policy", policy, "--nodes", "4",
-      *head,
-    )  # fmt: skip
-    assert got["tokens"] == plain["tokens"] and got["drafter"] == "adaptive_model"
+  for policy in ("heuristic", f"specdecpp[{tmp_path}]"):
+    got = decoded("--drafter", f"draft_model-4[{text_model}]/{policy}")
+    assert got["tokens"] == plain["tokens"] and got["method"].endswith(policy)
     assert got["forwards"] < plain["forwards"]
 
 
 @pytest.mark.parametrize(
-  ("policy", "head", "words"),
+  ("policy", "words"),
   [
-    ("oracle", None, "policy='oracle': accepted are static, heuristic"),
-    ("specdecpp", None, "an acceptance head goes with policy='specdecpp', which needs one"),
-    ("static", "x", "an acceptance head goes with policy='specdecpp', which needs one"),
-    ("specdecpp", "x", "x has no config.json"),
+    ("oracle", "accepted after draft_model/ are ensemble, tree"),
+    ("specdecpp", "it needs an acceptance head, specdecpp[PATH]"),
+    ("constant[x]", "constant takes nothing in brackets"),
+    ("specdecpp[x]", "x has no config.json"),
+    ("adaedl/iid-2-1", "accepted is one of nodes, a tree, or a draft length"),
   ],
 )
-def test_a_policy_and_its_head_must_be_known(refused, text_model, policy, head, words):
+def test_a_policy_and_its_head_must_be_known(refused, text_model, policy, words):
   sentence = refused(
-    "generate", "--model", text_model, "--prompt", "the", "--drafter", "draft_model",
-    "--draft-model", text_model, "--policy", policy, *(("--acceptance", head) if head else ()),
+    "generate", "--model", text_model, "--prompt", "the", "--drafter",
+    f"draft_model[{text_model}]/{policy}",
   )  # fmt: skip
   assert words in sentence
 

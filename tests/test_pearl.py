@@ -103,6 +103,7 @@ def target_distribution(p, length: int) -> np.ndarray:
   return log_probs
 
 
+@pytest.mark.full(but=["3-2-2", "2-2-3"])
 @pytest.mark.parametrize(
   ("V", "block", "ticks"),
   [(3, 1, 3), (3, 2, 2), (2, 2, 3), (2, 3, 2)],
@@ -151,6 +152,7 @@ def test_the_rate_in_closed_form(alpha, block, want):
     np.testing.assert_allclose(got, (1 - a**g) / ((1 - a**g + a) * (1 - a)))
 
 
+@pytest.mark.full(but=["0.8-5"])
 @pytest.mark.parametrize(("alpha", "block"), [(0.6, 5), (0.8, 5), (0.9, 5)])
 def test_ticks_commit_as_much_as_the_closed_form_says(alpha, block):
   assert abs(simulated(alpha, block) / pearl.rate(alpha, block) - 1) < 0.015

@@ -12,6 +12,7 @@ import pytest
 from specjax import drafters, speculate
 from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
+from specjax.drafters import drafting
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
@@ -47,14 +48,14 @@ def random_transformer(config: Config, seed: int):
 
 
 PARAMS, OTHER_PARAMS = random_transformer(CONFIG, 0), random_transformer(CONFIG, 1)
-HEAD = medusa(CONFIG, MedusaConfig(depth=3))
+HEAD = medusa(target(CONFIG), MedusaConfig(depth=3))
 HEAD_PARAMS = random_params(HEAD, 2, PARAMS)
 SAMPLED = drafters.draft_model(target(CONFIG), 2)
 ADAPTIVE, KEPT = (
   drafters.adaptive_model(target(CONFIG), confidence(0.1, 3, keep=keep), 3)
   for keep in (True, False)
 )
-MEDUSA = HEAD.drafter(Static(TREE))
+MEDUSA = drafting.drafter(HEAD, Static(TREE))
 TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
 BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
 CHAIN = drafters.draft_tree(target(CONFIG), IID(((0,), (0, 0))))
@@ -236,6 +237,7 @@ def test_greedy_rows_are_those_of_plain_decoding(name):
   assert decode(name, rows)[0] == decode(PLAIN, rows)[0]
 
 
+@pytest.mark.full(but=["none", "draft_model", "medusa", "denoiser", "union"])
 @pytest.mark.parametrize("name", SAME_AS_PLAIN)
 def test_stop_tokens_cut_the_text(name):
   whole, _ = decode(PLAIN)
@@ -266,6 +268,7 @@ def test_a_row_does_not_see_its_neighbours(name):
     assert decode(name, rows)[0][place] == together[b]
 
 
+@pytest.mark.full(but=["medusa"])
 @pytest.mark.parametrize("name", ["medusa", "draft_model, token"])
 def test_a_row_alone_is_the_row_in_a_batch(name):
   together, _ = decode(name)
@@ -337,6 +340,7 @@ def test_nothing_returns_to_the_host():
     speculate.compiled_advance(method, weights, request, state, np.int32(FOREVER))
 
 
+@pytest.mark.full(but=["none", "draft_model", "medusa"])
 @pytest.mark.parametrize(
   "name", ["none", "prompt_lookup", "draft_model", "adaptive_model", "medusa"]
 )

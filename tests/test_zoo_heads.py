@@ -8,7 +8,7 @@ import pytest
 import specjax
 from specjax.base import Context
 from specjax.decoding import catalogue
-from specjax.drafters.draft_context import TextLayers
+from specjax.drafters.memory import TextMemory
 
 QUESTIONS = (
   "Tom has 3 bags of 12 apples and eats 5. How many are left?",
@@ -77,7 +77,7 @@ def test_what_is_carried_is_that_of_the_text_from_scratch(model, name):
   for _ in range(3):
     state = decode._advance(request, state, 3)
     got, want = jax.device_get((state.drafter, from_scratch(*state.context)))
-    if isinstance(got, TextLayers):
+    if isinstance(got, TextMemory):
       rows = np.arange(got.cache.kv.k[0].shape[2]) < (np.asarray(state.context.length)[:, None] - 1)
       seen = rows[:, None, :, None]
       got, want = (

@@ -21,6 +21,7 @@ from rich.progress import track
 import specjax
 from specjax.checkpoints import formats
 from specjax.decoding import catalogue
+from specjax.drafters import drafting
 from specjax.eval import metrics, prompts
 from specjax.eval.divergence import margin
 from specjax.eval.environment import environment
@@ -67,7 +68,7 @@ def main(config: Config) -> None:
   }
   for path in sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else ():
     loaded = formats.load(path, model.config)
-    drafter = loaded.head.drafter(as_tree(loaded.choices[:7]))
+    drafter = drafting.drafter(loaded.head, as_tree(loaded.choices[:7]))
     drafters[f"{path.parent.name}, trained"] = (drafter, loaded.params)
   if config.draft_model:
     drafters["draft_model"] = f"draft_model[{config.draft_model}]"

@@ -20,7 +20,7 @@ from rich.progress import track
 import specjax
 from specjax.eval import bench, metrics, optimal
 from specjax.eval.environment import environment
-from specjax.train.resume import claim
+from specjax.train.recipe.run import claim
 from specjax.verifiers import VERIFIERS
 
 
@@ -75,7 +75,7 @@ def main(config: Config) -> None:
     cells += [(tree, pair, rule, t) for rule in rules for t in config.temperatures]
   out = pathlib.Path(config.out)
   out.mkdir(parents=True, exist_ok=True)
-  claim(out, dataclasses.asdict(config), b"")
+  claim(out, config, [])
   kept = out / "cells.jsonl"
   rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
   there = {(r["tree"], r["rule"], r["temperature"]) for r in rows}

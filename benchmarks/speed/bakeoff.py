@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import specjax
 from specjax.checkpoints import formats
 from specjax.decoding.decoder import Decoder
-from specjax.drafters import none
+from specjax.drafters import drafting, none
 from specjax.eval import bench, draft_cost, interleaved, tune, verify_cost
 from specjax.eval.environment import environment
 from specjax.trees.grow import Dynamic, as_tree
@@ -156,7 +156,7 @@ def main(config: Config) -> None:
     extra: dict[str, float] = {}
 
     def seconds(options, loaded=loaded, shares=shares, extra=extra):
-      drafted = [loaded.head.drafter(c.tree) for c in options if c.tree]
+      drafted = [drafting.drafter(loaded.head, c.tree) for c in options if c.tree]
       drafts = draft_cost.measure(
         model.target, model.params, drafted, loaded.params, context, batch=config.batch
       )
@@ -180,7 +180,7 @@ def main(config: Config) -> None:
     jax.clear_caches()  # a process may map 65530 pieces of memory
     decoders = {bench.PLAIN: Decoder(model, (none(), ()), batch=config.batch)}
     for kind, tree in chosen.items():
-      drafter = (loaded.head.drafter(tree), loaded.params) if tree else (none(), ())
+      drafter = (drafting.drafter(loaded.head, tree), loaded.params) if tree else (none(), ())
       decoders[kind] = Decoder(model, drafter, batch=config.batch)
     runs = interleaved.decode(decoders, prompts, settings.max_new_tokens, settings.repeats)
     figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}

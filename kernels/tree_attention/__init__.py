@@ -1,4 +1,4 @@
-"""Attention of tree nodes over a cached prefix and each other."""
+"""Tree attention: nodes attend to a cached prefix and to each other."""
 
 from specjax.kernels.tree_attention.api import (
   Served,

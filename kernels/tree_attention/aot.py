@@ -1,14 +1,16 @@
-"""What the compilers of TPUs and GPUs say of the kernels, without either.
+"""Compile the kernels for TPUs and GPUs, without either, and print what the compilers report.
 
   JAX_PLATFORMS=cpu python -m specjax.kernels.tree_attention.aot v5e h100
 
-prints a line of JSON for each chip and shape of interest that its kernel serves: 8 key/value heads
-of 128, 32 query heads. For a GPU, MOSAIC_GPU_DUMP_PTXAS=1 prints what ptxas says, too.
+prints a line of JSON for each chip and shape of interest; all shapes have 32 query heads and 8
+key/value heads of 128. For a GPU, MOSAIC_GPU_DUMP_PTXAS=1 prints the report of ptxas, too.
 """
 
+import dataclasses
 import functools
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax import checks, script
 from specjax.kernels import topology
 from specjax.kernels.tree_attention.api import refusals, tree_attention
 from specjax.kernels.tree_attention.quantised import quantise
@@ -27,13 +30,13 @@ K, H, C = 8, 32, 128
 
 
 class Shape(NamedTuple):
-  """Of a call.
+  """The shape of a call.
 
   Attributes:
     batch, nodes, capacity: B, N, S.
     dtype: of nodes and cache.
     int8: whether the cache is Quantised.
-    anywhere: whether any rows of the cache are seen, rather than its first.
+    anywhere: whether nodes see any rows of the cache, rather than its first ones.
   """
 
   batch: int
@@ -52,11 +55,11 @@ def shapes() -> Iterator[Shape]:
     yield Shape(batch, nodes, capacity, dtype)
   for int8, anywhere in ((True, False), (False, True), (True, True)):
     yield Shape(1, 8, 4096, "bfloat16", int8, anywhere)
-  yield Shape(8, 5, 4200)  # neither fills a tile
+  yield Shape(8, 5, 4200)  # neither nodes nor capacity fill a tile
 
 
 def arguments(shape: Shape, place: NamedSharding) -> tuple:
-  """Of `tree_attention`, as shapes."""
+  """The arguments of `tree_attention`, as shapes and dtypes."""
   B, N, S, dtype, int8, anywhere = shape
 
   def array(*axes: int, dtype=dtype) -> jax.ShapeDtypeStruct:
@@ -72,9 +75,9 @@ def arguments(shape: Shape, place: NamedSharding) -> tuple:
 
 
 def report(device: jax.Device, shape: Shape) -> dict:
-  """Seconds to compile for one chip, and the bytes it then needs.
+  """Seconds to compile for one chip, and the bytes that a call needs.
 
-  Or the compiler's complaint, or why the kernel does not serve the shape.
+  Where the kernel does not serve the shape, or the compiler fails, the row gives the reason.
   """
   kernel = "pallas_tpu" if device.platform == "tpu" else "pallas_gpu"
   mesh = Mesh(np.array([device]), ("chip",))
@@ -95,18 +98,34 @@ def report(device: jax.Device, shape: Shape) -> dict:
   }
 
 
-def main(chips: tyro.conf.Positional[tuple[str, ...]] = tuple(topology.TPUS)) -> None:
-  """Compiles and prints.
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is compiled.
 
-  Args:
-    chips: of `topology.TPUS` and `topology.GPUS`.
+  Attributes:
+    chips: names of `topology.TPUS` and `topology.GPUS`.
   """
-  for name in chips:
-    device = topology.devices((topology.TPUS | topology.GPUS)[name])[0]
+
+  chips: tyro.conf.Positional[tuple[str, ...]] = tuple(topology.TPUS)
+
+
+def main(config: Config) -> None:
+  """Compiles the kernels and prints a row for each.
+
+  Raises:
+    ValueError: an unknown chip, or one whose compiler is not installed.
+  """
+  known = topology.TPUS | topology.GPUS
+  for name in config.chips:
+    checks.choice("chips", name, known)
+    if reason := topology.absent(name):
+      raise ValueError(f"chips={name!r}: {reason}.")
+  for name in config.chips:
+    device = topology.devices(known[name])[0]
     for shape in shapes():
       row = {"chip": name, **shape._asdict(), **report(device, shape)}
       print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-  tyro.cli(main)
+  sys.exit(script.run(main, Config, __doc__))

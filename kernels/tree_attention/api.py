@@ -1,4 +1,4 @@
-"""Tree attention: which implementation serves a call, and why not another."""
+"""Tree attention: the choice of the implementation that serves a call, with reasons."""
 
 import dataclasses
 from typing import Any, Literal, get_args
@@ -20,12 +20,12 @@ Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Served:
-  """A call's result, and whose it is.
+  """A call's result, and the implementation that served it.
 
   Attributes:
-    result: Result.
-    implementation: that served; static.
-    passed_over: (kernel, reason) of those not taken; static, () where one was asked for.
+    result: the attention.
+    implementation: its name; static.
+    passed_over: (kernel, reason) of the kernels not taken; static, () where one was asked for.
   """
 
   result: Result
@@ -58,7 +58,7 @@ def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
 
 
 def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, str | None]:
-  """Why each kernel cannot serve such a call here, None if it can; see `tree_attention`."""
+  """For each kernel why it cannot serve such a call here, or None; see `tree_attention`."""
   return {
     "pallas_tpu": _tpu_refusal(q, k_cache),
     "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
@@ -66,16 +66,16 @@ def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, s
 
 
 def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
-  """The TPU kernel where it serves, else XLA: no GPU has run the other kernel yet."""
+  """The TPU kernel where it serves, else XLA; no GPU has run the GPU kernel yet."""
   return "xla" if refusals(q, k_cache, prefix)["pallas_tpu"] else "pallas_tpu"
 
 
 def reads_blocks(k_cache: Cached) -> bool:
-  """Whether a cache [B, K, S, C] is better read in blocks than by one product, whatever is seen.
+  """Whether a cache [B, K, S, C] is better read in blocks than by one product.
 
-  Not where it is a block or two; not on GPU, where XLA asks the host before each block; and not
-  for one key/value head, of which XLA multiplies a batch and a single row by different methods, so
-  that their bits differ.
+  One product is better where the cache is a block or two, and on GPU, where XLA asks the host
+  before each block. With one key/value head XLA would multiply a batch and a single row by
+  different methods, so that their bits differ: blocks are not used there either.
   """
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
   return K > 1 and S > 512 and platform() in ("cpu", "tpu")
@@ -113,23 +113,24 @@ def tree_attention(
 ) -> Any:  # fmt: skip
   """Attention of N nodes over a cache and over each other.
 
-  Nodes come fresh, beside the cache, which is written after they are judged, see
+  Nodes are fresh rows beside the cache, which is written after they are verified, see
   `models.cache.commit`. Their mask never spans the cache. M is N, or more where other fresh rows
   come with the nodes.
 
   Args:
     q: [B, H, N, C].
     k_cache, v_cache: [B, K, S, C] or Quantised, H a multiple of K.
-    prefix: what of the cache all nodes see: i32[B], its first rows, or bool[B, S], any.
-    k_tree, v_tree: [B, K, M, C], of the fresh rows.
+    prefix: the rows of the cache that all nodes see: its first i32[B], or any bool[B, S].
+    k_tree, v_tree: [B, K, M, C], keys and values of the fresh rows.
     tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
     implementation: static; see `default_implementation` and `refusals`.
-    return_residuals: whether the maximum and the sum come too, to merge with other keys, and who
-      served the call.
+    return_residuals: whether to return the maximum and the sum too, to merge with other keys, and
+      the implementation that served.
 
   Returns:
-    [B, H, N, C], or Served. On a mesh with axes "data" and "model", rows and heads lie there.
+    [B, H, N, C], or Served. On a mesh with axes "data" and "model", rows are spread over the one
+    and heads over the other.
 
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.

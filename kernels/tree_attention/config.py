@@ -1,4 +1,4 @@
-"""Block sizes: what is allowed, what was measured, and else a guess. Kernels take what they get."""
+"""Block sizes of the kernels: those allowed, and the one that is measured or else guessed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ LANES = 128
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """How the prefix is cut.
+  """How the prefix is cut into blocks.
 
   Attributes:
     prefix: cached rows per block, a multiple of 128 or the whole capacity.
@@ -25,7 +25,7 @@ class Blocks:
   prefix: int
 
   def check(self, capacity: int) -> None:
-    """ValueError where the kernel cannot cut a cache of `capacity` rows so."""
+    """Raises ValueError where the kernel cannot cut a cache of `capacity` rows so."""
     if self.prefix % LANES and self.prefix != capacity:
       raise ValueError(
         f"prefix={self.prefix}: accepted is a multiple of {LANES}, or the capacity {capacity}."
@@ -33,12 +33,12 @@ class Blocks:
 
 
 class Shape(NamedTuple):
-  """Of a call, as far as the size of its blocks depends on it.
+  """The shape of a call, as far as the size of its blocks depends on it.
 
   Attributes:
     capacity, width: S, C.
     itemsize: bytes of a cached number.
-    rows: that share a head's keys.
+    rows: how many rows share a head's keys.
   """
 
   capacity: int
@@ -48,23 +48,26 @@ class Shape(NamedTuple):
 
   @classmethod
   def of(cls, q: Array, k_cache: Cached) -> "Shape":
-    """Of a call of `tree_attention`."""
+    """The shape of a call of `tree_attention`."""
     values = jax.tree.leaves(k_cache)[0]
     K, S, C = values.shape[1:]
     return cls(S, C, values.dtype.itemsize, q.shape[1] // K * q.shape[2])
 
   def of_class(self, implementation: str) -> str:
-    """Calls that share a measured size. Of any rows: a tree and a single node add in one order."""
+    """The class of calls that share a measured size.
+
+    Rows do not matter, so a tree and a single node add in the same order.
+    """
     capacity = 1 << (self.capacity - 1).bit_length()
     return f"{implementation}, {capacity} rows of {self.width}, {self.itemsize} bytes each"
 
 
 def sizes(implementation: str, shape: Shape) -> Sequence[int]:
-  """Cached rows per block that a call may have, the best guess first; none where none fits.
+  """The numbers of cached rows per block that a call may have, the best guess first.
 
-  On TPU large blocks, so that a step's fixed cost is small beside its bytes. Two buffers of keys
-  and of values, and the scores and their weights, stay below 8 MB together, half of what a kernel
-  may use on the smallest chips.
+  There are none where no block fits. On TPU blocks are large, so that a step's fixed cost is small
+  beside its bytes. Two buffers of keys and of values, and the scores and their weights, stay below
+  8 MB together, half of what a kernel may use on the smallest chips.
   """
   allowed: Sequence[int] = (256, 128, 512, 1024, 2048)
   if implementation == "pallas_tpu":

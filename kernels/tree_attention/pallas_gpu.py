@@ -1,16 +1,17 @@
 """Tree attention on Hopper: the prefix is split over the chip and read once.
 
-A kernel in Mosaic GPU reads the whole blocks of the prefix, so it carries no mask; at batch 1 they
-are split over enough thread blocks to fill the chip. What is left, less than a block of prefix and
-the tree, is one small product in XLA, and the parts are merged by their maxima and sums.
+A kernel in Mosaic GPU reads the whole blocks of the prefix, so it needs no mask; at batch 1 they
+are split over enough thread blocks to fill the chip. The rest, less than a block of prefix and the
+tree, is one small product in XLA, and the parts are merged by their maxima and sums.
 
-ptxas compiles it for sm_90a without spilling a register. Its warpgroups, barriers and copies were
-simulated, a thread block alone, its matrix products were not, and no GPU has run it: it is used
-only where it is asked for by name. What it does not do: 64 rows, a thread block's, share what is on
-chip, so 64 nodes of 4 heads each bring a key there four times, though from memory once; few rows
-are padded to the 64 of a wgmma, where swapped operands would pad them to 8, so a single node wastes
-most of a product, though not of the memory's time; float32, which wgmma would round to 10 bits;
-heads of 256, whose buffers do not fit; scattered and int8 rows.
+ptxas compiles the kernel for sm_90a without spilling a register. A simulator has run its
+warpgroups, barriers and copies, one thread block at a time, but not its matrix products, and no GPU
+has run it: it is used only where it is asked for by name. It does not serve float32, which wgmma
+would round to 10 bits, heads of 256, whose buffers do not fit, or scattered and int8 rows. Two
+things are left to gain. The 64 rows of a thread block share what is on chip, so 64 nodes of 4 heads
+bring each key there four times, though from memory once. Few rows are padded to the 64 of a wgmma,
+where swapped operands would pad them to 8: a single node wastes most of a product, though none of
+the memory's time.
 
 Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, S
 cache capacity, C width of a head, P rows of a block, Z splits.
@@ -26,13 +27,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from specjax.kernels.tree_attention.reference import Result
 
-ROWS = 64  # of one wgmma
+ROWS = 64  # rows of one wgmma
 BLOCK = 64  # P
-STAGES = 2  # blocks on their way at once, of keys and of values
+STAGES = 2  # blocks of keys, and of values, that are copied at once
 
 
 def _product(a, b) -> Array:
-  """f32[64, M] of a [64, n], registers or shared memory, and b [n, M] in shared memory."""
+  """The product f32[64, M] of a [64, n], in registers or shared memory, and b [n, M] in shared."""
 
   def multiply(accumulator):
     plgpu.wgmma(accumulator, a, b)
@@ -50,7 +51,7 @@ def _kernel(
   lengths, q, k, v, out, top, total, q_smem, k_smem, v_smem, out_smem, top_smem, total_smem,
   q_ready, k_ready, v_ready, k_free, v_free, *, heads: int, splits: int,
 ):  # fmt: skip
-  """A head's 64 rows over a split of the prefix; one warpgroup copies, one does the rest.
+  """Attends from 64 rows of a head to a split of the prefix; one warpgroup copies, one computes.
 
   q [B K, R, C], k and v [B K, S, C], out [Z, B K, R, C], top and total [Z, B K, R].
   """
@@ -110,14 +111,14 @@ def _kernel(
 
   @pl.when(lax.axis_index("warpgroup") == 1)
   def _():
-    @pl.loop(0, count + STAGES)  # the last turns wait until every block was used
+    @pl.loop(0, count + STAGES)  # the last steps wait until every block is used
     def _(step):
       refill(step, k, k_smem, k_ready, k_free)
       refill(step, v, v_smem, v_ready, v_free)
 
 
 def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> Result:
-  """The parts of scaled rows q [B K, R, C], R a multiple of 64: a Result of [Z, B K, R, ...].
+  """Attention of scaled rows q [B K, R, C], R a multiple of 64, as a Result of [Z, B K, R, ...].
 
   Its `out` is f32 and not yet divided by `total`.
   """
@@ -146,10 +147,10 @@ def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> 
 
 
 def splits_of(capacity: int, tiles: int) -> int:
-  """Parts a prefix is read in: as many as fill the 132 multiprocessors, 512 rows each at least.
+  """The number of parts of a prefix: enough to fill 132 multiprocessors, of 512 rows at least.
 
-  Each part writes float32 sums that are read again, so there are no more than that. Bits therefore
-  depend on the number of tiles, B K R / 64, as those of the products around do on their rows.
+  There are no more, for each part writes float32 sums that are read again. Bits therefore depend on
+  the number of tiles, B K R / 64, as those of other products depend on their number of rows.
   """
   return max(1, min(capacity // 512, 132 // tiles))
 
@@ -169,7 +170,7 @@ def tree_attention(
   far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S, tiles))
   far = Result(*(x[:, :, :R].reshape(-1, B, K, R, *x.shape[3:]) for x in far))
 
-  # What is left of the prefix is at the end of a window of one block, beside the tree.
+  # The rest of the prefix is at the end of a window of one block, which is joined to the tree.
   done = lengths // BLOCK * BLOCK
   start = jnp.minimum(done, S - BLOCK)
   column = start[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]

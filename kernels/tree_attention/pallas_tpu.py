@@ -1,8 +1,8 @@
-"""Tree attention on TPU: the cache is read once, blocks that nobody sees not at all.
+"""Tree attention on TPU: the cache is read once, and blocks that no node sees are skipped.
 
 The grid runs over batch, key/value head and blocks of the prefix. A head's rows, group times nodes,
 share its keys. The tree comes first: a node sees itself, so the running maximum is finite from then
-on. Blocks that are seen whole carry no mask.
+on. Blocks that are seen whole need no mask.
 
 Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, M
 fresh rows, S cache capacity, C width of a head, P rows of a block, J blocks.
@@ -18,7 +18,7 @@ from specjax.kernels.tree_attention.config import LANES, Blocks
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
-LOW = -1e30  # of what is not seen: the difference of two is 0, not NaN
+LOW = -1e30  # score of a row not seen: the difference of two is 0, and not NaN as of -inf
 
 
 def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:
@@ -30,23 +30,23 @@ def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:
 def _kernel(
   live, fetch, q, k, v, k_tree, v_tree, mask, visible, out, top_out, total_out, top, total, mixed
 ):
-  """One block. `live` and `fetch` i32[B, J] lie in scalar memory, the last three are scratch.
+  """Adds one block. `live` and `fetch` i32[B, J] lie in scalar memory; the last three are scratch.
 
   k and v are a block [P, C], or Quantised with scale [1, P]; `visible` is (i8[1, P],), or () where
-  what is seen are the first rows.
+  nodes see the first rows.
   """
   b, j = pl.program_id(0), pl.program_id(2)
-  del fetch  # for the index maps
+  del fetch  # the index maps use it
   n = live[b, j]
 
   def tile(block) -> tuple[Array, Array | None]:
-    """[P, C] as the matrix unit takes it, and the rows' scale."""
+    """A block [P, C] as the matrix unit takes it, and the scale of its rows."""
     if isinstance(block, Quantised):
       return block.values[...].astype(jnp.float32).astype(q.dtype), block.scale[...]
     return block[...], None
 
   def join(seen) -> None:
-    """`seen(shape, axis)`: bool of the block's rows along an axis; None: all are."""
+    """Adds the block's keys; `seen(shape, axis)` is bool along an axis, None where all are."""
     keys, key_scale = tile(k)
     values, value_scale = tile(v)
     score = _dot(q[...], keys, (1, 1))
@@ -102,7 +102,7 @@ def _kernel(
 def plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
   """(rows seen in each block i32[B, J], the block to fetch i32[B, J]).
 
-  Where nothing is seen the block before is named again, and so not fetched twice.
+  Where no row is seen, the block before is named again, so nothing is fetched.
   """
   block = jnp.arange(J, dtype=jnp.int32)[None]
   if prefix.dtype == bool:
@@ -146,7 +146,7 @@ def tree_attention(
     return jax.tree.map(lambda leaf: rows if leaf.ndim == 4 else scale, x)
 
   def in_place(x: Cached) -> Cached:
-    """Left to itself, XLA brings all of a cache that fits on chip there before every call."""
+    """Keeps a cache in HBM: before every call XLA would copy one that fits onto the chip."""
     x = x._replace(scale=x.scale[:, :, None]) if isinstance(x, Quantised) else x
     if interpret:
       return x

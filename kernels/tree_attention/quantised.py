@@ -1,4 +1,4 @@
-"""Cached rows as int8 with a scale each: half the bytes of bf16, a quarter of f32."""
+"""Cached rows as int8, each with a scale: half the bytes of bf16, a quarter of f32."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ def quantise(rows: Array) -> Quantised:
 
 
 def dequantise(rows: Cached) -> Array:
-  """What `quantise` was given, but for rounding, f32[B, K, S, C]; other rows as they are."""
+  """Undoes `quantise` but for rounding, f32[B, K, S, C]; other rows stay as they are."""
   if isinstance(rows, Quantised):
     return rows.values.astype(jnp.float32) * rows.scale[..., None]
   return rows

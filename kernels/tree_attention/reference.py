@@ -1,4 +1,4 @@
-"""What tree attention is: one dense softmax over the prefix and the tree.
+"""The definition of tree attention: one dense softmax over the prefix and the tree.
 
 Letters: B batch, H query heads, K key/value heads, G = H / K, N nodes, M fresh rows, S cache
 capacity, C width of a head.
@@ -13,7 +13,7 @@ from specjax.kernels.tree_attention.quantised import Cached, dequantise
 
 
 class Result(NamedTuple):
-  """Attention, and what is needed to merge it with attention over other keys.
+  """Attention, with the maximum and the sum that merge it with attention over other keys.
 
   Attributes:
     out: [B, H, N, C], in q's dtype; 0 where a node sees nothing.
@@ -34,7 +34,7 @@ def tree_attention(
 
   Args:
     q: [B, H, N, C].
-    k_cache, v_cache: [B, K, S, C], or Quantised. What is not visible may be anything, also NaN.
+    k_cache, v_cache: [B, K, S, C], or Quantised. Rows that are not visible may be NaN.
     visible: bool[B, S], the cached rows that all nodes see.
     k_tree, v_tree: [B, K, M, C].
     tree_mask: bool[B, N, M], node i sees fresh row j.

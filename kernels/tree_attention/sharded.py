@@ -1,4 +1,4 @@
-"""Tree attention on a mesh: the batch over its data axis, heads over its model axis.
+"""Tree attention on a mesh: its data axis divides the batch, its model axis the heads.
 
 XLA cannot look into a kernel, so each device is told which rows and heads are its own.
 """
@@ -17,13 +17,13 @@ Attention = Callable[[Array, Cached, Cached, Array, Array, Array, Array], Result
 
 
 def over_mesh(attention: Attention, batch: int, heads: int) -> Attention:
-  """The same on every device of the mesh that is set; as it is where there is none.
+  """`attention` run on every device of the mesh that is set, for the rows and heads it holds.
 
   Args:
-    attention: of q, k_cache, v_cache, prefix, k_tree, v_tree and tree_mask, see
+    attention: a function of q, k_cache, v_cache, prefix, k_tree, v_tree and tree_mask, see
       `api.tree_attention`.
     batch: B. An axis that does not divide it is not used.
-    heads: K, likewise.
+    heads: K. The same holds for it.
   """
   data, model = mesh_axis("data", batch), mesh_axis("model", heads)
   if data is None and model is None:

@@ -1,42 +1,43 @@
-r"""Which block size reads the cache fastest on this device.
+"""Find the block size that reads the cache fastest on this device.
 
   python -m specjax.kernels.tree_attention.tune
 
-Times the implementation that would serve here, prints a table and saves the best sizes, which later
+times the implementation that would serve here, prints a table and saves the best sizes, which later
 processes use, see `config.block`. Another size adds in another order, so the last bits change.
 """
 
 import dataclasses
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import tyro
 from jax import Array
 from rich.console import Console
 from rich.table import Table
 
+from specjax import checks, script
 from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import measured, pallas_tpu, xla
 from specjax.kernels.tree_attention.api import default_implementation
 from specjax.kernels.tree_attention.config import Blocks, Shape, sizes
 
 ON_CPU = jax.default_backend() == "cpu"
-SHARES = (1 / 16, 1 / 2, 1)  # of the capacity that is seen; their geometric mean counts
-Seconds = dict[int, float]  # of a call, by cached rows per block
+SHARES = (1 / 16, 1 / 2, 1)  # of the capacity, seen in a call; the mean of their times counts
+Seconds = dict[int, float]  # seconds of a call, by cached rows per block
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """For what calls.
+  """The calls that are timed.
 
   Attributes:
-    capacity: S, each measured.
-    heads, kv_heads, width, dtype, batch, nodes: H, K, C, of the cache, B, N.
-    calls: in one timing, one after the other on the device.
-    repeats: timings; the shortest counts.
+    capacity: values of S; each is measured.
+    heads, kv_heads, width, dtype, batch, nodes: H, K, C, the dtype of the cache, B, N.
+    calls: calls in one timing, one after the other on the device.
+    repeats: timings, of which the shortest counts.
   """
 
   capacity: tuple[int, ...] = (1024, 2048, 4096, 8192)
@@ -74,7 +75,7 @@ def attention(implementation: str, size: int) -> Callable[..., Array]:
 
 
 def timed(f: Callable[..., Array], arguments: tuple, calls: int) -> Callable[[], float]:
-  """Seconds of a call, of several that wait for each other on the device."""
+  """A function that times `calls` calls in sequence on the device; it returns seconds per call."""
 
   @jax.jit
   def run(x, *rest):
@@ -91,7 +92,7 @@ def timed(f: Callable[..., Array], arguments: tuple, calls: int) -> Callable[[],
 
 
 def measure(config: Config, implementation: str, capacity: int, tried: Sequence[int]) -> Seconds:
-  """Of each size, a call's; sizes take turns."""
+  """Seconds of a call by block size; sizes take turns, so that a slow moment hits all alike."""
   mean = dict.fromkeys(tried, 1.0)
   for share in SHARES:
     arguments = draw(config, capacity, int(share * capacity))
@@ -103,7 +104,17 @@ def measure(config: Config, implementation: str, capacity: int, tried: Sequence[
 
 
 def main(config: Config, measure: Callable[[Config, str, int, Sequence[int]], Seconds] = measure):
-  """Measures, prints and saves."""
+  """Measures block sizes, prints a table and saves the best.
+
+  Raises:
+    ValueError: a size below 1, or heads that are no multiple of kv_heads.
+  """
+  for name, value in dataclasses.asdict(config).items():
+    for each in value if name == "capacity" else () if name == "dtype" else (value,):
+      checks.whole(name, each, 1)
+  checks.choice("dtype", config.dtype, ("float32", "bfloat16", "float16"))
+  if config.heads % config.kv_heads:
+    checks.refuse("heads", config.heads, f"a multiple of kv_heads={config.kv_heads}")
   kind, best = device().device_kind, {}
   table = Table("cached", "rows per block: microseconds", "guess", "best", title=kind)
   for capacity in config.capacity:
@@ -122,4 +133,4 @@ def main(config: Config, measure: Callable[[Config, str, int, Sequence[int]], Se
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config))
+  sys.exit(script.run(main, Config, __doc__))

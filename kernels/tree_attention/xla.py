@@ -1,4 +1,4 @@
-"""Tree attention for any backend: the prefix in blocks, as many as there is text.
+"""Tree attention for any backend: a loop over the blocks of the prefix that hold text.
 
 Letters: B batch, H query heads, K key/value heads, R = N H / K rows that share a head's keys, N
 nodes, M fresh rows, S cache capacity, C width of a head.
@@ -18,8 +18,8 @@ def tree_attention(
 ) -> Result:  # fmt: skip
   """See `reference`; blocks past the last visible row of the batch are not read.
 
-  Rows do not depend on how long their neighbours are: a block in which a row sees nothing changes
-  no bit of it.
+  Rows do not depend on the length of their neighbours: a block in which a row sees nothing changes
+  no bit of the row.
 
   Args:
     block: cached rows per step (static).
@@ -41,7 +41,7 @@ def tree_attention(
     return jnp.einsum("bkrs,bksc->bkrc", weight, values, preferred_element_type=jnp.float32)
 
   def join(carry, score: Array, values: Cached):
-    """The softmax so far, with more keys; `score` is -inf where they are not seen."""
+    """Adds keys to the softmax so far; `score` is -inf where they are not seen."""
     out, top, total = carry
     best = jnp.maximum(top, score.max(-1))
     base = jnp.where(jnp.isfinite(best), best, 0)[..., None]
@@ -61,7 +61,9 @@ def tree_attention(
 
   def step(j: Array, carry):
     first = j * size
-    start = jnp.minimum(first, S - size)  # the last block reaches back, and skips what was read
+    start = jnp.minimum(
+      first, S - size
+    )  # the last block starts earlier, and skips the rows already read
     k, v = jax.tree.map(
       lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, 2), (k_cache, v_cache)
     )

@@ -15,10 +15,11 @@ from specjax import schema
 from specjax.base import Params
 from specjax.checkpoints import hf_config, layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.eagle import eagle as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM")
@@ -61,7 +62,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   path, tensors = published.read(directory, _FILES)
   unused = {_EMBEDDING: (model.vocab_size, model.width)}
   params = published.gather(tensors, _layout(config, network), path, dtype, unused=unused)
-  return Loaded(build(network, config), {"params": params}, (), None, config, network)
+  return Loaded(build(target(network), config), {"params": params}, (), None, config, network)
 
 
 def save(

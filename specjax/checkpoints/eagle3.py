@@ -19,11 +19,12 @@ from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.eagle3 import Eagle3Config, hidden_layers_of
 from specjax.drafters.eagle3 import eagle3 as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
@@ -48,7 +49,7 @@ _SCHEMA = _IDS | {
 def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
   E, own = network.width, layer.layer_of(network, c.mlp_width)
   return {
-    ("fc",): [Fusion("fc.weight", (E, len(hidden_layers_of(network, c)) * E))],
+    ("fc",): [Fusion("fc.weight", (E, len(hidden_layers_of(network.layers, c)) * E))],
     ("input_norm", "weight"): [Fusion("midlayer.input_layernorm.weight", (E,))],
     ("hidden_norm", "weight"): [Fusion("midlayer.hidden_norm.weight", (E,))],
     ("norm", "weight"): [Fusion("norm.weight", (E,))],
@@ -73,7 +74,7 @@ def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
     raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(ids)} in config.json: accepted are "
                      f"the published layers, {list(usual)}.")  # fmt: skip
   hidden_layers = raw.get("specjax_taps", usual)
-  return () if hidden_layers == hidden_layers_of(model, Eagle3Config()) else hidden_layers
+  return () if hidden_layers == hidden_layers_of(model.layers, Eagle3Config()) else hidden_layers
 
 
 def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.ndarray | None:
@@ -123,7 +124,9 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
     unused=unused | tables if words == size else unused, others={} if words == size else tables,
   )  # fmt: skip
   vocabulary = draft_vocabulary.collection(_vocabulary(tensors, words, size, path))
-  return Loaded(build(network, config), {"params": params} | vocabulary, (), None, config, network)
+  return Loaded(
+    build(target(network), config), {"params": params} | vocabulary, (), None, config, network
+  )
 
 
 def save(
@@ -160,6 +163,6 @@ def save(
     "base_model_name_or_path": base,
     "specjax_depth": config.depth,
   }
-  if hidden_layers_of(network, config) != _published_taps(network):
-    raw["specjax_taps"] = list(hidden_layers_of(network, config))
+  if hidden_layers_of(network.layers, config) != _published_taps(network):
+    raw["specjax_taps"] = list(hidden_layers_of(network.layers, config))
   published.write(directory, _FILES[0], tensors, raw)

@@ -20,10 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from specjax import checks, schema
-from specjax.base import Head, Params
-from specjax.drafters import HEADS, draft_vocabulary
+from specjax.base import Params
+from specjax.checkpoints import families
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Head
+from specjax.drafters.named import named
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer
 from specjax.trees.static import Choices, from_choices
 
 _WEIGHTS = "head.safetensors"
@@ -55,10 +57,8 @@ class Loaded(NamedTuple):
 
 def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
   """Shapes and dtypes of a head's params."""
-  z = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-  mask = jax.ShapeDtypeStruct((1, 2, 2), bool)
   key = jax.eval_shape(lambda: jax.random.key(0))
-  target_params = jax.eval_shape(Transformer(model).init, key, z, z, mask)
+  target_params = jax.eval_shape(functools.partial(families.family_of(model).init, model), key)
   vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
   return jax.eval_shape(head.init, key, target_params, vocabulary or None)
 
@@ -134,10 +134,7 @@ def _hit_rates(name: str, value: Any) -> np.ndarray:
   return np.asarray(rows)
 
 
-_SCHEMA = {
-  "head": functools.partial(checks.choice, accepted=HEADS), "draft_vocab": int,
-  "choices": choices, "hit_rates": _hit_rates,
-}  # fmt: skip
+_SCHEMA = {"draft_vocab": int, "choices": choices, "hit_rates": _hit_rates}
 
 
 def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
@@ -152,8 +149,11 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{file} lacks {key}: this is no draft head.")
-  own = schema.fields(raw, _SCHEMA, file, ["head", "config"])
-  build, kind = HEADS[own["head"]]
+  own = schema.fields(raw, _SCHEMA, file, ["config"])
+  try:
+    build, kind = named(raw["head"])
+  except ValueError as error:
+    raise ValueError(f"{file}: {error}") from error
   config = schema.build(kind, raw["config"], f"{file}: config")
   for name, least in (("depth", 1), ("blocks", 0), ("layers", 0)):
     if isinstance(number := getattr(config, name, None), int):
@@ -161,7 +161,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   draft_vocab = own.get("draft_vocab")
   if draft_vocab is not None:
     checks.whole(f"{file}: draft_vocab", draft_vocab, 1, model.vocab_size)
-  head = build(model, config)
+  head = build(families.target(model), config)
   leaves = flatten_dict(abstract(head, model, draft_vocab), sep="/")
   tensors = read_tensors(path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)
@@ -224,7 +224,7 @@ def save(
   """Writes what `load` reads.
 
   Args:
-    name: of the method, a key of `drafters.HEADS`.
+    name: of the head, as `drafters.named` takes it.
     config: its config.
     choices: the tree in order of worth.
     hit_rates: f[D, R], or None where they are not known.

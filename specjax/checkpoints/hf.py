@@ -17,7 +17,8 @@ from safetensors.numpy import save_file
 from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import hf_config
-from specjax.checkpoints.hf_layout import HF, LLADA, Fusion, Names, layout
+from specjax.checkpoints.families import FAMILIES
+from specjax.checkpoints.hf_layout import HF, Layout, layout
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
@@ -103,22 +104,20 @@ def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
   return shards(index)
 
 
-def _check_names(
-  found: set[str], table: Mapping[Any, list[Fusion]], config: Config, names: Names
-) -> None:
+def _check_names(found: set[str], table: Layout, spare: frozenset[str]) -> None:
   expected = {part.name: part.shape for parts in table.values() for part in parts}
   for name, shape in expected.items():
     if name not in found:
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
-  ignored = {f"{names.lm_head}.weight"} if config.tied else set()
-  for name in sorted(found - expected.keys() - ignored):
+  for name in sorted(found - expected.keys() - spare):
     if not name.endswith("rotary_emb.inv_freq"):
       raise ValueError(f"the checkpoint has tensor {name}, for which config.json has no place.")
 
 
-def _read_params(directory: pathlib.Path, config: Config, names: Names, dtype: DTypeLike) -> Params:
+def _read_params(
+  directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike
+) -> Params:
   """Params, read one at a time, so that the host never holds the model twice."""
-  table = layout(config, names)
   with contextlib.ExitStack() as stack:
     home: dict[str, Any] = {}
     for shard in _weight_files(directory):
@@ -127,7 +126,7 @@ def _read_params(directory: pathlib.Path, config: Config, names: Names, dtype: D
       except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
       home |= dict.fromkeys(file.keys(), file)
-    _check_names(set(home), table, config, names)
+    _check_names(set(home), table, spare)
     params = {}
     for path, parts in table.items():
       for name, shape in parts:
@@ -187,8 +186,9 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   if not file.exists():
     raise ValueError(f"{directory} has no config.json.")
   raw = schema.read(file)
-  config = hf_config.from_json(raw, str(file))
-  family = raw["model_type"]
+  family = str(raw.get("model_type"))
+  kind = FAMILIES.get(family, FAMILIES["llama"])  # which refuses what is no family
+  config = kind.from_json(raw, str(file))
   own = schema.fields(raw, _OWN | _IDS, str(file))
   mask = own.get("mask_token_id")
   if mask is not None:
@@ -198,7 +198,7 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
   return Checkpoint(
     config=config,
-    params=_read_params(directory, config, LLADA if family == "llada" else HF, dtype),
+    params=_read_params(directory, kind.layout(config), kind.spare(config), dtype),
     tokenizer=tokenizer,
     stop=written.get("eos_token_id", own.get("eos_token_id", ())),
     template=own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family)),

@@ -47,10 +47,19 @@ LLADA = Names(
 )  # fmt: skip
 
 
-def layout(c: Config, names: Names) -> dict[tuple[str, ...], list[Fusion]]:
-  """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
+Layout = dict[tuple[str, ...], list[Fusion]]
+"""Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
+
+
+def spare(c: Config, names: Names) -> frozenset[str]:
+  """The LM head, where it is the embedding once more."""
+  return frozenset({f"{names.lm_head}.weight"} if c.tied else ())
+
+
+def layout(c: Config, names: Names) -> Layout:
+  """The parameters of a config, and their tensors by the names of a family."""
   E, F, C = c.width, c.mlp_width, c.head_dim
-  table = {
+  table: Layout = {
     ("embedding",): [Fusion(f"{names.embedding}.weight", (c.vocab_size, E))],
     ("norm", "weight"): [Fusion(f"{names.norm}.weight", (E,))],
   }

@@ -16,10 +16,11 @@ from specjax import schema
 from specjax.base import Params
 from specjax.checkpoints import layer, published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.hydra import hydra as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 _FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 _KEYS = (
@@ -89,7 +90,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   if config.prefix:
     unused[f"{_LAYER}.embed_tokens.weight"] = embedding
   params = published.gather(tensors, layout, path, dtype, copies=copies, unused=unused)
-  return Loaded(build(model, config), {"params": params}, (), None, config, model)
+  return Loaded(build(target(model), config), {"params": params}, (), None, config, model)
 
 
 def save(

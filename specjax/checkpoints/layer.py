@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.checkpoints import hf_config, published
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.models.config import Config
 
 

@@ -22,6 +22,7 @@ from specjax.checkpoints.heads import Loaded, check, read_config
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.medusa import medusa as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 from specjax.trees.static import Choices
 
 _WEIGHTS = "medusa_lm_head.safetensors"
@@ -83,7 +84,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   if not config.shared:
     params["lm_head"] = stack(f"{{}}.{blocks}.weight")
   choices = own.get("medusa_choices", ())
-  return Loaded(build(model, config), {"params": params}, choices, None, config, model)
+  return Loaded(build(target(model), config), {"params": params}, choices, None, config, model)
 
 
 def save(

@@ -14,10 +14,11 @@ from specjax import schema
 from specjax.base import Params
 from specjax.checkpoints import published
 from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf import Fusion
+from specjax.checkpoints.hf_layout import Fusion
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
 from specjax.drafters.mlp_speculator import mlp_speculator as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _KEYS = ("n_predict", "emb_dim", "inner_dim", "vocab_size")
@@ -80,7 +81,7 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   layout, copies = _layout(config, model)
   path, tensors = published.read(directory, _FILES)
   params = published.gather(tensors, layout, path, dtype, copies=copies)
-  return Loaded(build(model, config), {"params": params}, (), None, config, model)
+  return Loaded(build(target(model), config), {"params": params}, (), None, config, model)
 
 
 def save(

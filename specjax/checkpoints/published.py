@@ -16,11 +16,9 @@ from safetensors.numpy import save_file
 from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints.heads import MOST, check, read_tensors
-from specjax.checkpoints.hf import Fusion, shards
+from specjax.checkpoints.hf import shards
+from specjax.checkpoints.hf_layout import Layout
 from specjax.drafters import draft_vocabulary
-
-Layout = dict[tuple[str, ...], list[Fusion]]
-"""Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
 
 Tensors = dict[str, np.ndarray]
 

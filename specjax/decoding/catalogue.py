@@ -56,9 +56,9 @@ def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, pre
   )
 
 
-def parts() -> dict[str, list[Row]]:
-  """Rows of every part by kind. A part that decorates another begins with a slash."""
-  kinds: dict[str, tuple[str, Rows]] = {
+def kinds() -> dict[str, tuple[str, Rows]]:
+  """By kind what precedes a name in the list, and for each name (builder, knobs, label)."""
+  return {
     "drafters": ("", {
       name: (build, drafter.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
       for name, build in DRAFTERS.items()
@@ -82,9 +82,13 @@ def parts() -> dict[str, list[Row]]:
     "additions to a policy": ("+", _plain(ADDED)),
     **{f"{kind}, after a policy": ("/", _plain(table)) for kind, table in DECORATIONS.items()},
   }  # fmt: skip
+
+
+def parts() -> dict[str, list[Row]]:
+  """Rows of every part by kind. A part that decorates another begins with a slash."""
   return {
     title: [_row(name, *row, prefix) for name, row in rows.items()]
-    for title, (prefix, rows) in kinds.items()
+    for title, (prefix, rows) in kinds().items()
   }
 
 

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specjax.base import Params, Target
-from specjax.checkpoints import hf
+from specjax.checkpoints import families, hf
 from specjax.data import chat
 from specjax.data.tokenizer import Tokenizer
 from specjax.diffusion.base import Denoiser
 from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
-from specjax.models.transformer import target
 
 ZOO = pathlib.Path(__file__).parents[1] / "zoo"
 DEFAULT_MODEL = "gsm8k-7m"
@@ -51,7 +50,7 @@ class Model:
 
   @property
   def target(self) -> Target:
-    return target(self.config)
+    return families.target(self.config)
 
   @property
   def denoiser(self) -> Denoiser:

@@ -6,8 +6,9 @@ policy `adaptive_model`, and of masked diffusion `denoiser`); HEADS learn from a
 
 from collections.abc import Callable
 
-from specjax.base import Drafter, Head
+from specjax.base import Drafter
 from specjax.drafters.adaptive_model import adaptive_model
+from specjax.drafters.base import Head
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, clover2
@@ -37,7 +38,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "denoiser": denoiser,
 }  # fmt: skip
 
-# name: (build, config class); build(model config, head config) -> Head
+# name: (build, config class); build(target, config) -> Head
 HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "medusa": (medusa, MedusaConfig),
   "blockwise": (blockwise, BlockwiseConfig),

@@ -1,7 +1,6 @@
 """Clover-2: layers over committed text, then a recurrent attention without softmax per token.
 
-Letters: B batch, T row length, N nodes, M cut points, D depth, E width, H heads, V vocabulary,
-W draft vocabulary, L the target's layers.
+Letters: B batch, N nodes, D depth, E width, H heads, L the target's layers.
 """
 
 import dataclasses
@@ -13,13 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.drafters import draft_context, draft_vocabulary
-from specjax.models.config import Config
+from specjax.base import Target
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear
-from specjax.models.transformer import Layers, RMSNorm, attention_mask, target
-from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
-from specjax.trees.structure import at
+from specjax.models.transformer import RMSNorm
 
 NOISE = 0.01  # starting weights lie up to this above 0, or above the identity
 
@@ -60,24 +57,25 @@ class ResidualAttention(nn.Module):
   q is of the normed x, k and v of y. A head is a run of E / H channels.
   """
 
-  config: Config
+  heads: int
+  epsilon: float
 
   @nn.compact
   def __call__(self, x: Array, y: Array) -> Array:
     """x, y [..., E] -> [..., E]."""
-    c = self.config
+    E = x.shape[-1]
 
     def heads(z: Array) -> Array:
-      return z.reshape(*z.shape[:-1], c.heads, -1)
+      return z.reshape(*z.shape[:-1], self.heads, -1)
 
     def unit(z: Array) -> Array:
       z = z.astype(jnp.float32)
       square = jnp.sum(z * z, -1, keepdims=True)
-      return z * jax.lax.rsqrt(jnp.maximum(square, c.norm_epsilon**2))
+      return z * jax.lax.rsqrt(jnp.maximum(square, self.epsilon**2))
 
-    q = heads(Affine(c.width, name="q")(RMSNorm(c.norm_epsilon, name="norm")(x)))
-    k = heads(Affine(c.width, name="k")(y))
-    v = heads(Affine(c.width, nn.initializers.uniform(NOISE), name="v")(y))
+    q = heads(Affine(E, name="q")(RMSNorm(self.epsilon, name="norm")(x)))
+    k = heads(Affine(E, name="k")(y))
+    v = heads(Affine(E, nn.initializers.uniform(NOISE), name="v")(y))
     cosine = jnp.sum(unit(q) * unit(k), -1, keepdims=True).astype(v.dtype)
     return x + (cosine * v).reshape(x.shape)
 
@@ -85,21 +83,22 @@ class ResidualAttention(nn.Module):
 class Clover2Net(nn.Module):
   """The parts, in the order in which a token passes them."""
 
-  config: Config  # the target's, with the augmenting block's number of layers
+  augment: nn.Module
+  width: int
+  heads: int
+  epsilon: float
 
   def setup(self):
-    c = self.config
-    self.root_attention = ResidualAttention(c)
-    self.augment = Layers(c)
-    self.norm = RMSNorm(c.norm_epsilon)
-    self.root_output = Affine(c.width)
-    self.token_attention = ResidualAttention(c)
-    self.token_output = Affine(c.width)
-    self.head_norm = RMSNorm(c.norm_epsilon)
+    self.root_attention = ResidualAttention(self.heads, self.epsilon)
+    self.norm = RMSNorm(self.epsilon)
+    self.root_output = Affine(self.width)
+    self.token_attention = ResidualAttention(self.heads, self.epsilon)
+    self.token_output = Affine(self.width)
+    self.head_norm = RMSNorm(self.epsilon)
 
   def block(self, stream, following, position, mask, cache=None):
     """The target's stream and the vectors of the tokens that follow, [B, N, E]: (m_0, KV)."""
-    x, kv, _ = self.augment(self.root_attention(stream, following), position, mask, cache)
+    x, kv, *_ = self.augment(self.root_attention(stream, following), position, mask, cache)
     return self.norm(x), kv
 
   def first(self, m: Array) -> Array:
@@ -118,7 +117,7 @@ class Clover2Net(nn.Module):
 
 
 @functools.cache
-def clover2(model: Config, config: Clover2Config) -> Head:
+def clover2(target: Target, config: Clover2Config) -> Head:
   """A recurrent head whose start has seen the whole text and the root.
 
   Xiao et al. 2024 (arXiv 2408.00264), as in their released code. With h_t the target's residual
@@ -131,101 +130,46 @@ def clover2(model: Config, config: Clover2Config) -> Head:
   head_norm serve all depths. At the start the layers are the target's last one, both norms its
   final norm, q, k, M_1 and M_2 the identity (M_2 = [I 0]) and v zero, all but for `NOISE`.
 
-  Carried between rounds: `TextLayers`, the layers' keys and values and m_0 [B, E]. Siblings are
-  distinct and chosen without looking at noise, so "greedy" and "target_only" are exact; no q is
-  offered.
-
   Args:
-    model: the target's network.
+    target: the network it guesses for.
     config: shape of the head.
 
   Raises:
     ValueError: the width is not a multiple of the number of heads.
   """
-  if model.width % model.heads:
-    raise ValueError(f"width={model.width} must be a multiple of heads={model.heads} for clover2.")
-  D, hidden_layers = config.depth, (model.layers,)
-  module = Clover2Net(dataclasses.replace(model, layers=config.layers, window=None))
-  lm_head = target(model).lm_head
+  D, E, H = config.depth, target.width, target.heads
+  if E % H:
+    raise ValueError(f"width={E} must be a multiple of heads={H} for clover2.")
+  layers = target.make_layers(config.layers, window=False)
+  module = Clover2Net(layers, E, H, target.norm_epsilon)
 
   def init(key, target_params, vocabulary=None):
-    x, position = jnp.zeros((1, 1, model.width)), jnp.zeros((1, 1), jnp.int32)
+    x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, position, jnp.ones((1, 1, 1), bool))["params"]
 
-    def copy(name: str):
-      return jax.tree.map(jnp.array, target_params["params"][name])
-
-    layers = {f"layer_{i}": copy(f"layer_{model.layers - 1}") for i in range(config.layers)}
-    params = params | {"augment": layers, "norm": copy("norm"), "head_norm": copy("norm")}
+    layer, norm = target.last_layer(target_params)
+    augment = {name: layer for name in params["augment"]}
+    start = {"augment": augment, "norm": norm, "head_norm": norm}
+    params = params | jax.tree.map(jnp.array, start)  # buffers of their own
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
   def apply(params, *arguments, method: str):
     return module.apply({"params": params["params"]}, *arguments, method=method)
 
   def vector(target_params, tokens: Array) -> Array:
-    return jnp.take(lm_head(target_params), tokens, axis=0)
+    return jnp.take(target.lm_head(target_params), tokens, axis=0)
 
-  def unroll(params, target_params, examples: Examples):
-    following = jnp.pad(examples.tokens[:, 1:], ((0, 0), (0, 1)))
-    m, _ = apply(
-      params, examples.features.hidden_layers[0], vector(target_params, following), examples.position,
-      attention_mask(examples.segment, causal=True), method="block",
-    )  # fmt: skip
-    m = draft_context.rows_at(m, examples.at)
-    states = [apply(params, m, method="first")]
-    for d in range(2, D + 1):
-      token = vector(target_params, draft_context.token_at(examples, d))
-      state, m = apply(params, m, token, method="later")
-      states.append(state)
-    return tuple(states)
+  def memory(params, target_params, features, following, *rest):
+    stream, token = features.hidden_layers[0], vector(target_params, following)
+    return apply(params, stream, token, *rest, method="block")
 
-  def read(params, target_params, state, d):
-    matrix = draft_vocabulary.rows(lm_head(target_params), draft_vocabulary.ids(params))
-    return linear(state, matrix).astype(jnp.float32)
-
-  def drafter(tree: Tree) -> Drafter:
-    nodes, depth = size_of(tree, D)
-
-    def run_with(params, target_params):
-      def run(features, following, position, mask, cache):
-        token = vector(target_params, following)
-        return apply(
-          params, features.hidden_layers[0], token, position, mask, cache, method="block"
-        )
-
-      return run
-
-    def initial(params, target_params, context, features, capacity):
-      run = run_with(params, target_params)
-      return draft_context.remember(run, context, features, capacity)
-
-    def propose(params, target_params, memory, context, settings, noise):
-      root = at(context.tokens, context.length[:, None] - 1)
-
-      def step(level, tokens, m, rows, mask):
-        if level == 0:  # m_0 has seen the root
-          state = apply(params, m, method="first")
-        else:
-          state, m = apply(params, m, vector(target_params, tokens), method="later")
-        return read(params, target_params, state, level + 1), m, rows
-
-      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
-      return grow(tree, root, step, memory.last[:, None], (), ids, sampling), memory
-
-    def update(params, target_params, memory, draft, evaluation, verdict, rows):
-      run = run_with(params, target_params)
-      return draft_context.extend(run, memory, evaluation, verdict, rows)
-
-    return Drafter(
-      "clover2",
-      proposal_of(tree),
-      nodes,
-      depth,
-      initial,
-      propose,
-      update,
-      hidden_layers=hidden_layers,
-    )
+  def step(params, target_params, m, tokens, d):
+    if d == 1:  # m_0 has seen the root
+      return apply(params, m, method="first"), m
+    return apply(params, m, vector(target_params, tokens), method="later")
 
   loss = LossWeights(hard=0.0, soft=1.0, feature=10.0, decay=0.7)
-  return Head("clover2", D, hidden_layers, loss, init, unroll, read, functools.cache(drafter))
+  read = draft_vocabulary.through(target)
+  return Head(
+    "clover2", target, D, loss, init, read, memory=memory, step=step, hidden_layers=(target.layers,)
+  )

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Params
+from specjax.base import Params, Target
+from specjax.drafters.base import Read
+from specjax.models.linear import linear
 
 KEY = "vocabulary"  # of the collection in a head's params
 
@@ -42,3 +44,12 @@ def rows(matrix: Array, vocabulary: Array | None) -> Array:
 def collection(vocabulary: Array | np.ndarray | None) -> Params:
   """{} or what `ids` reads, to be merged into a head's params."""
   return {} if vocabulary is None else {KEY: jnp.asarray(vocabulary, jnp.int32)}
+
+
+def through(target: Target) -> Read:
+  """Reads states out through the target's LM head, at the rows of the draft vocabulary."""
+
+  def read(params, target_params, state, d=None):
+    return linear(state, rows(target.lm_head(target_params), ids(params))).astype(jnp.float32)
+
+  return read

@@ -5,15 +5,14 @@ Letters: K pseudo tokens, E width, L layers of the target.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Head
-from specjax.drafters import pseudo_head
-from specjax.models.config import Config
+from specjax.base import Target
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Head, LossWeights, Pseudo
 from specjax.models.linear import linear
 
 
@@ -45,7 +44,7 @@ class TransferMaps(nn.Module):
 
 
 @functools.cache
-def hidden_transfer(model: Config, config: HiddenTransferConfig) -> Head:
+def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
   """Maps from a token's state in the middle of the target to the states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
@@ -59,24 +58,27 @@ def hidden_transfer(model: Config, config: HiddenTransferConfig) -> Head:
   before it does not see that row until both are in.
 
   Args:
-    model: the target's network.
+    target: the network it guesses for.
     config: where the pseudo tokens enter.
 
   Raises:
     ValueError: the layers do not fit depth or target.
   """
-  usual = min(round(0.75 * model.layers), model.layers - 1)
+  usual = min(round(0.75 * target.layers), target.layers - 1)
   layers = config.layers or (usual,) * config.depth
-  if len(layers) != config.depth or not all(0 <= i < model.layers for i in layers):
+  if len(layers) != config.depth or not all(0 <= i < target.layers for i in layers):
     raise ValueError(f"layers={config.layers}: accepted are (), or depth={config.depth} layers of "
-                     f"0 to {model.layers - 1}.")  # fmt: skip
-  module = TransferMaps(config.depth)
-  apply: Callable[..., Array] = module.apply  # type: ignore[assignment]
+                     f"0 to {target.layers - 1}.")  # fmt: skip
+  module, loss = TransferMaps(config.depth), LossWeights(hard=0.0, soft=1.0, decay=0.8)
 
-  def init(key, target_params):
-    return module.init(key, jnp.zeros((1, model.width)), 1)["params"]
+  def init(key, target_params, vocabulary=None):
+    params = module.init(key, jnp.zeros((1, target.width)), 1)["params"]
+    return {"params": params} | draft_vocabulary.collection(vocabulary)
 
-  def enter(params, k: int, stream: Array) -> Array:
-    return apply({"params": params["params"]}, stream, k)
+  def enter(params, k, stream):
+    return module.apply({"params": params["params"]}, stream, k)
 
-  return pseudo_head.head("hidden_transfer", model, layers, (min(layers),), init, enter)
+  return Head(
+    "hidden_transfer", target, config.depth, loss, init, draft_vocabulary.through(target),
+    pseudo=Pseudo(layers, enter), hidden_layers=(min(layers),),
+  )  # fmt: skip

@@ -1,7 +1,7 @@
 """MLPSpeculator: one small state that takes in a token per step.
 
-Letters: B batch, M cut points, W nodes of one level or, of a matrix, the draft vocabulary, D steps,
-E width of the target, I width of the state, V vocabulary.
+Letters: B batch, W nodes of one level, D steps, E width of the target, I width of the state, V
+vocabulary.
 """
 
 import dataclasses
@@ -12,13 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.drafters import draft_context, draft_vocabulary
-from specjax.models.config import Config
+from specjax.base import Target
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear
 from specjax.models.transformer import RMSNorm
-from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
-from specjax.trees.structure import at
 
 _EPSILON = 1e-6  # of the published norms, whatever the target's
 
@@ -67,22 +65,20 @@ class MLPSpeculatorStep(nn.Module):
 
 
 @functools.cache
-def mlp_speculator(model: Config, config: MLPSpeculatorConfig) -> Head:
+def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
   """A state that starts as the target's and takes in the root, then guess after guess.
 
   Wertheimer et al. 2024 (arXiv 2404.19124), as in IBM's fms-extras. The state is the target's
   after its final norm; embeddings are the head's own. The tokens' weight leaves the target's state
   half of the variance after D steps. Steps weigh the same in the loss, cross-entropy with the text.
-
-  Carried between rounds: the state [B, E] that predicted the root. Siblings are distinct and chosen
-  without looking at noise, so "greedy" and "target_only" are exact; no q is offered. The published
-  candidates, the best of all products of few children per step, are near to a `trees.paths.Beam`.
+  The published candidates, the best of all products of few children per step, are near to a
+  `trees.Beam`.
 
   Args:
-    model: the target's network.
+    target: the network it guesses for.
     config: shape of the head.
   """
-  D, V, E = config.depth, model.vocab_size, model.width
+  D, V, E = config.depth, target.vocab_size, target.width
   inner = config.inner_width or E
   keep = 0.5 ** (0.5 / D)  # amplitude of the state from step to step
   module = MLPSpeculatorStep(V, inner, ((1 - keep**2) * inner / 2) ** 0.5 / keep)
@@ -107,46 +103,20 @@ def mlp_speculator(model: Config, config: MLPSpeculatorConfig) -> Head:
       return steps["step_1"] | steps["step_2"]
     return steps[f"step_{d}"]
 
-  def step_to(params, state, tokens, d: int):
-    own = {k: v for k, v in weights(params, d).items() if k != "lm_head"}
-    return module.apply({"params": own}, state, tokens)
-
-  def first(hidden: Array) -> Array:
+  def first(params, target_params, last):
     if not config.scale_input:
-      return hidden
-    x = hidden.astype(jnp.float32)
+      return last
+    x = last.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + _EPSILON) * 0.5**0.5
-    return (x * scale).astype(hidden.dtype)
+    return (x * scale).astype(last.dtype)
 
-  def unroll(params, target_params, examples: Examples):
-    states = [first(draft_context.rows_at(examples.features.hidden, examples.at))]
-    for d in range(1, D + 1):
-      states.append(step_to(params, states[-1], draft_context.token_at(examples, d), d))
-    return tuple(states[1:])
+  def step(params, target_params, state, tokens, d):
+    own = {k: v for k, v in weights(params, d).items() if k != "lm_head"}
+    state = module.apply({"params": own}, state, tokens)
+    return state, state
 
   def read(params, target_params, state, d):
     return linear(state, weights(params, d)["lm_head"]).astype(jnp.float32)
 
-  def drafter(tree: Tree) -> Drafter:
-    nodes, depth = size_of(tree, D)
-
-    def initial(params, target_params, context, features, capacity):
-      return draft_context.before_root(features.hidden, context)
-
-    def propose(params, target_params, hidden, context, settings, noise):
-      root = at(context.tokens, context.length[:, None] - 1)
-
-      def step(level, tokens, state, memory, mask):
-        state = step_to(params, state, tokens, level + 1)
-        return read(params, target_params, state, level + 1), state, memory
-
-      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, V)
-      return grow(tree, root, step, first(hidden)[:, None], (), ids, sampling), hidden
-
-    def update(params, target_params, hidden, draft, evaluation, verdict, rows):
-      return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
-
-    return Drafter("mlp_speculator", proposal_of(tree), nodes, depth, initial, propose, update)
-
   loss = LossWeights(decay=1.0)
-  return Head("mlp_speculator", D, (), loss, init, unroll, read, functools.cache(drafter))
+  return Head("mlp_speculator", target, D, loss, init, read, first=first, step=step)

@@ -8,12 +8,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from specjax.base import Head
-from specjax.drafters import pseudo_head
-from specjax.models.config import Config
-from specjax.models.transformer import target
+from specjax.base import Target
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Head, LossWeights, Pseudo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +26,7 @@ class PPDConfig:
 
 
 @functools.cache
-def ppd(model: Config, config: PPDConfig) -> Head:
+def ppd(target: Target, config: PPDConfig) -> Head:
   """K embeddings, all that is trained, which ask the target for the tokens after the next.
 
   Chen et al. 2024 (arXiv 2405.18628, section 3). Prompt token k of a candidate is a pseudo row that
@@ -37,25 +35,27 @@ def ppd(model: Config, config: PPDConfig) -> Head:
   decoding code (training may average several). The published loss is the divergence from the
   target's distribution at the true token, soft cross-entropy up to a constant.
 
-  The dynamic sparse tree (section 3.2) is the pair (tree, counts) of `Head.drafter`:
-  `trees.prompt_token_budget.allocate` finds the counts. The published trees after m prompts are each optimised
-  for themselves; here they are the first m levels of one.
+  The dynamic sparse tree (section 3.2) is the pair (tree, counts) of `drafting.drafter`, whose
+  counts `trees.prompt_token_budget.allocate` finds. The published trees after m prompts are each
+  optimised for themselves; here they are the first m levels of one.
 
   The embeddings start as those of random tokens, where the published start is the words of a
   phrase: a phrase would need a tokenizer.
 
   Args:
-    model: the target's network.
+    target: the network it guesses for.
     config: number of prompt tokens.
   """
-  D = config.depth
+  D, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
 
-  def init(key, target_params):
-    tokens = jax.random.choice(key, model.vocab_size, (1, D), replace=False)
-    return {"prompt": target(model).embed(target_params, tokens)[0]}
+  def init(key, target_params, vocabulary=None):
+    tokens = jax.random.choice(key, target.vocab_size, (1, D), replace=False)
+    params = {"prompt": target.embed(target_params, tokens)[0]}
+    return {"params": params} | draft_vocabulary.collection(vocabulary)
 
-  def enter(params, k: int, stream: Array) -> Array:
+  def enter(params, k, stream):
     prompt = params["params"]["prompt"][k - 1].astype(stream.dtype)
     return jnp.broadcast_to(prompt, stream.shape)
 
-  return pseudo_head.head("ppd", model, (0,) * D, (), init, enter)
+  read = draft_vocabulary.through(target)
+  return Head("ppd", target, D, loss, init, read, pseudo=Pseudo((0,) * D, enter))

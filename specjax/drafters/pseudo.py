@@ -2,9 +2,9 @@
 
 Row k of a node v stands for the token k places after v: it has position(v) + k, enters the residual
 stream at a layer of its own, and sees the cached prefix, the nodes that v sees (v included) and the
-rows 1..k of v which are in by then. No node sees a pseudo row and none reaches the cache, so the
-target says what it says without them. Above the last layer, row k is read as the distribution of the token
-k + 1 places after v.
+rows 1..k of v which have entered by then. No node sees a pseudo row and none reaches the cache, so
+the target says what it says without them. Above the last layer, row k is read as the distribution
+of the token k + 1 places after v.
 
 Letters: B batch, N nodes, G nodes with pseudo rows, P pseudo rows, K rows of one node at most,
 E width.
@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import KV, Cache, Params, Target
-from specjax.drafters.draft_context import rows_at
+from specjax.drafters.memory import rows_at
 from specjax.trees.structure import at
 
 Enter = Callable[[int, Array], Array]

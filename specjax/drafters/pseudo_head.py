@@ -1,25 +1,24 @@
-"""A draft head whose guesses are pseudo rows in the pass that verifies, see `drafters.pseudo`.
+"""How a head drafts whose guesses are pseudo rows in the pass that verifies, see `drafters.pseudo`.
 
 Letters: B batch, N nodes, G nodes with pseudo rows, P pseudo rows, K rows of one node at most,
-D depth of the tree, E width, M cut points.
+D depth of the tree, E width, M drafting positions.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Drafter, Evaluation, Features, Head, LossWeights, Params, Verdict
+from specjax.base import Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters import draft_vocabulary
-from specjax.drafters.draft_context import rows_at
+from specjax.drafters.base import Examples, Head
+from specjax.drafters.memory import rows_at
 from specjax.drafters.pseudo import ride
-from specjax.models.config import Config
-from specjax.models.linear import linear
-from specjax.models.transformer import attention_mask, target
-from specjax.trees.grow import Sampling, Tree, fill, proposal_of, size_of
+from specjax.models.transformer import attention_mask
+from specjax.trees.base import Sampling, Tree, independent
 from specjax.trees.structure import at
 
 
@@ -58,87 +57,71 @@ def newest(
   )
 
 
-def head(
-  name: str,
-  model: Config,
-  layers: tuple[int, ...],
-  hidden_layers: tuple[int, ...],
-  init: Callable[..., Params],
-  enter: Callable[..., Array],
-) -> Head:
-  """A head whose guesses are pseudo rows, all read out through the target's LM head.
+def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+  """A drafter whose guesses all come from the target's pass of the round before.
 
-  Exact with "greedy" and "target_only": siblings are distinct and chosen without looking at noise.
   Carried between rounds: `Guesses`. No guesses exist right after a prefill, so the first round of
-  a text is plain decoding with an invalid draft.
-
-  `Head.drafter` takes (tree, counts=None): counts are pseudo rows per node, N numbers in the order
-  of `trees.static.from_choices`; None gives every node as many as the tree is deep, and more could
-  never be used. After a node with m of them, only the levels 1..m of the tree are drafted.
+  a text is plain decoding with an invalid draft. After a node with m pseudo rows, only the levels
+  1..m of the tree are drafted.
 
   Args:
-    layers: K numbers, where rows 1..K enter.
-    hidden_layers: () to learn from the embeddings, or (the lowest of layers,).
-    init: (key, target_params) -> the trained weights.
-    enter: (params, k, stream [B, G, E]) -> [B, G, E].
+    counts: pseudo rows per node, N numbers in the order of `trees.static.from_choices`; None gives
+      every node as many as the tree is deep, and more could never be used.
+
+  Raises:
+    ValueError: counts that do not fit the tree.
   """
-  network, deepest = target(model), len(layers)
+  assert head.pseudo is not None
+  network, (layers, enter) = head.target, head.pseudo
+  nodes, depth = tree.nodes, tree.depth
+  counts = (depth,) * nodes if counts is None else counts
+  within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
+  if not within or counts[0] < min(depth, 1):
+    raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
+                     "at least 1, or nothing would ever be drafted.")  # fmt: skip
 
-  def initial(key, target_params, vocabulary=None):
-    params = {"params": init(key, target_params)}
-    return params | draft_vocabulary.collection(vocabulary)
+  def init(params, target_params, context, features, capacity):
+    B, _, E = features.hidden.shape
+    return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
 
-  def unroll(params, target_params, examples):
-    if hidden_layers:
-      x, start = examples.features.hidden_layers[0], hidden_layers[0]
-    else:
-      x, start = network.embed(target_params, examples.tokens), 0
-    B, M = examples.at.shape
-    _, guessed, _ = ride(
-      network, target_params, x, examples.position, attention_mask(examples.segment, True),
-      examples.at, (deepest,) * M, layers, functools.partial(enter, params), start=start,
+  def propose(params, target_params, guesses, context, settings, noise):
+    logits = head.read(params, target_params, guesses.states, None)
+    sampling = Sampling(settings, noise, network.vocab_size)
+    ids = draft_vocabulary.ids(params)
+    draft = tree.fill(context.root, independent(logits), (), (), ids, sampling)
+    reached = draft.depth <= guesses.known[:, None]
+    return draft._replace(valid=draft.valid & reached), guesses
+
+  def evaluate(params, target_params, guesses, cache, draft, mask):
+    everyone = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), draft.tokens.shape)
+    hidden, guessed, kv = ride(
+      network, target_params, network.embed(target_params, draft.tokens),
+      cache.length[:, None] + draft.depth, mask, everyone, counts, layers,
+      functools.partial(enter, params), cache=cache,
     )  # fmt: skip
-    guessed = guessed.reshape(B, M, deepest, -1)
-    return tuple(guessed[:, :, d] for d in range(deepest))
+    return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
 
-  def read(params, target_params, state, d):
-    matrix = draft_vocabulary.rows(network.lm_head(target_params), draft_vocabulary.ids(params))
-    return linear(state, matrix).astype(jnp.float32)
+  def update(params, target_params, guesses, draft, evaluation, verdict, rows):
+    return newest(evaluation.aux, counts, verdict, rows, guesses)
 
-  @functools.cache
-  def drafter(tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
-    nodes, depth = size_of(tree, deepest)
-    counts = (depth,) * nodes if counts is None else counts
-    within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
-    if not within or counts[0] < min(depth, 1):
-      raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
-                       "at least 1, or nothing would ever be drafted.")  # fmt: skip
+  return Drafter(head.name, tree.proposal, nodes, depth, init, propose, update, evaluate)
 
-    def start(params, target_params, context, features, capacity):
-      B, _, E = features.hidden.shape
-      return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
 
-    def propose(params, target_params, guesses, context, settings, noise):
-      root = at(context.tokens, context.length[:, None] - 1)
-      logits = [read(params, target_params, guesses.states, 1)[:, d] for d in range(depth)]
-      sampling = Sampling(settings, noise, model.vocab_size)
-      draft = fill(tree, root, logits, draft_vocabulary.ids(params), sampling)
-      reached = draft.depth <= guesses.known[:, None]
-      return draft._replace(valid=draft.valid & reached), guesses
+def unroll(head: Head, params: Params, target_params: Params, examples: Examples):
+  """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`.
 
-    def evaluate(params, target_params, guesses, cache, draft, mask):
-      everyone = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), draft.tokens.shape)
-      hidden, guessed, kv = ride(
-        network, target_params, network.embed(target_params, draft.tokens),
-        cache.length[:, None] + draft.depth, mask, everyone, counts, layers,
-        functools.partial(enter, params), cache=cache,
-      )  # fmt: skip
-      return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
-
-    def update(params, target_params, guesses, draft, evaluation, verdict, rows):
-      return newest(evaluation.aux, counts, verdict, rows, guesses)
-
-    return Drafter(name, proposal_of(tree), nodes, depth, start, propose, update, evaluate)
-
-  loss = LossWeights(hard=0.0, soft=1.0, decay=0.8)
-  return Head(name, deepest, hidden_layers, loss, initial, unroll, read, drafter)
+  The target's pass over the text starts below the first layer at which a row enters.
+  """
+  assert head.pseudo is not None
+  network, (layers, enter) = head.target, head.pseudo
+  if head.hidden_layers:
+    x, start = examples.features.hidden_layers[0], head.hidden_layers[0]
+  else:
+    x, start = network.embed(target_params, examples.tokens), 0
+  B, M = examples.at.shape
+  _, guessed, _ = ride(
+    network, target_params, x, examples.position, attention_mask(examples.segment, causal=True),
+    examples.at, (head.depth,) * M, layers, functools.partial(enter, params), start=start,
+  )  # fmt: skip
+  guessed = guessed.reshape(B, M, head.depth, -1)
+  return tuple(guessed[:, :, d] for d in range(head.depth))

@@ -1,6 +1,6 @@
 """ReDrafter: a recurrent network beside the target's state.
 
-Letters: B batch, M cut points, W nodes of one level, D depth, E width, V vocabulary.
+Letters: B batch, W nodes of one level, D depth, E width.
 """
 
 import dataclasses
@@ -11,13 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter, Examples, Head, LossWeights
-from specjax.drafters import draft_context, draft_vocabulary
-from specjax.models.config import Config
+from specjax.base import Target
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear
-from specjax.models.transformer import target
-from specjax.trees.grow import Sampling, Tree, grow, proposal_of, size_of
-from specjax.trees.structure import at
 
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=-2)
 
@@ -70,72 +67,40 @@ class ReDrafterNet(nn.Module):
 
 
 @functools.cache
-def redrafter(model: Config, config: ReDrafterConfig) -> Head:
+def redrafter(target: Target, config: ReDrafterConfig) -> Head:
   """A recurrent state over the root and the guesses, read out beside the target's last state.
 
   Zhang et al. 2024 (arXiv 2403.09919), as in Apple's ml-recurrent-drafter. The recurrence starts
   from zero at the root; c, the target's state after its final norm, stays the same for a round;
   embeddings are the target's, the vocabulary matrix is the head's own. Depths weigh the same in
-  the loss, cross-entropy with the text. The paper's tree is a `trees.paths.Beam`; any other will
-  do.
-
-  Carried between rounds: c [B, E]. Siblings are distinct and chosen without looking at noise, so
-  "greedy" and "target_only" are exact; no q is offered. The authors' acceptance of beams by p / q
-  is not exact and not offered.
+  the loss, cross-entropy with the text. The paper's tree is a `trees.Beam`. The authors'
+  acceptance of beams by p / q is not exact and not offered.
 
   Args:
-    model: the target's network.
+    target: the network it guesses for.
     config: shape of the head.
   """
-  D, E, embed = config.depth, model.width, target(model).embed
+  D, E = config.depth, target.width
   module = ReDrafterNet(config, E)
 
   def init(key, target_params, vocabulary=None):
     one, two = jax.random.split(key)
     params = module.init(one, jnp.zeros((1, 1, E)), jnp.zeros((1, 1, E)), method="mix")["params"]
-    rows = model.vocab_size if vocabulary is None else vocabulary.shape[0]
+    rows = target.vocab_size if vocabulary is None else vocabulary.shape[0]
     params = params | {"lm_head": _UNIFORM(two, (rows, 2 * E))}
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
-  def advance(params, target_params, hidden, state, tokens):
-    """States [B, W, E] and tokens i32[B, W] -> (recurrent state [B, W, E], what is read)."""
-    own = {"params": {k: v for k, v in params["params"].items() if k != "lm_head"}}
-    state = module.apply(own, state, embed(target_params, tokens), method="step")
-    return state, module.apply(own, hidden, state, method="mix")
+  def first(params, target_params, last):
+    return last, jnp.zeros_like(last)
 
-  def unroll(params, target_params, examples: Examples):
-    hidden = draft_context.rows_at(examples.features.hidden, examples.at)
-    state, guesses = jnp.zeros_like(hidden), []
-    for d in range(1, D + 1):
-      token = draft_context.token_at(examples, d)
-      state, z = advance(params, target_params, hidden, state, token)
-      guesses.append(z)
-    return tuple(guesses)
+  def step(params, target_params, carry, tokens, d):
+    own = {"params": {k: v for k, v in params["params"].items() if k != "lm_head"}}
+    hidden, state = carry
+    state = module.apply(own, state, target.embed(target_params, tokens), method="step")
+    return module.apply(own, hidden, state, method="mix"), (hidden, state)
 
   def read(params, target_params, state, d):
     return linear(state, params["params"]["lm_head"]).astype(jnp.float32)
 
-  def drafter(tree: Tree) -> Drafter:
-    nodes, depth = size_of(tree, D)
-
-    def initial(params, target_params, context, features, capacity):
-      return draft_context.before_root(features.hidden, context)
-
-    def propose(params, target_params, hidden, context, settings, noise):
-      root = at(context.tokens, context.length[:, None] - 1)
-
-      def step(level, tokens, state, memory, mask):
-        beside = jnp.broadcast_to(hidden[:, None], state.shape)
-        state, z = advance(params, target_params, beside, state, tokens)
-        return read(params, target_params, z, level + 1), state, memory
-
-      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, model.vocab_size)
-      return grow(tree, root, step, jnp.zeros_like(hidden)[:, None], (), ids, sampling), hidden
-
-    def update(params, target_params, hidden, draft, evaluation, verdict, rows):
-      return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
-
-    return Drafter("redrafter", proposal_of(tree), nodes, depth, initial, propose, update)
-
   loss = LossWeights(decay=1.0)
-  return Head("redrafter", D, (), loss, init, unroll, read, functools.cache(drafter))
+  return Head("redrafter", target, D, loss, init, read, first=first, step=step)

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Cache, Drafter, Examples, Features, Head, Params, Target
-from specjax.drafters import draft_context, draft_vocabulary
+from specjax.base import Cache, Drafter, Params, Target
+from specjax.drafters import draft_vocabulary, memory
+from specjax.drafters.base import Head
 from specjax.models.cache import append_one
 from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
@@ -25,12 +26,9 @@ from specjax.trees.structure import at, chain
 
 def _best(head: Head, params: Params, target_params: Params, hidden: Array, top: int):
   """(logits f32[B, D, K], ranks in the draft vocabulary i32[B, D, K]) from hidden [B, E]."""
-  zero = jnp.zeros((hidden.shape[0], 1), jnp.int32)
-  states = head.unroll(
-    params, target_params, Examples(zero, zero, zero, Features(hidden[:, None]), zero)
-  )
-  logits = [head.read(params, target_params, x, d) for d, x in enumerate(states, 1)]
-  score, ranks = jax.lax.top_k(jnp.concatenate(logits, 1), min(top, logits[0].shape[-1]))
+  states = head.first(params, target_params, hidden[:, None])[:, 0]
+  logits = head.read(params, target_params, states, None)
+  score, ranks = jax.lax.top_k(logits, min(top, logits.shape[-1]))
   return score, ranks.astype(jnp.int32)
 
 
@@ -74,7 +72,7 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
   def init(params, target_params, context, features, capacity):
     prompt = context.tokens[:, : features.hidden.shape[1]]
     cache, _ = lm.prefill(params["lm"], prompt, context.length, capacity)
-    return Rescored(draft_context.before_root(features.hidden, context), cache)
+    return Rescored(memory.before_root(features.hidden, context), cache)
 
   def propose(params, target_params, state: Rescored, context, settings, noise):
     own, ranks = _best(head, params["head"], target_params, state.hidden, top)
@@ -92,7 +90,7 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
     return chain(jnp.concatenate(tokens, 1)), Rescored(state.hidden, cache)
 
   def update(params, target_params, state: Rescored, draft, evaluation, verdict, rows):
-    hidden = draft_context.newest(evaluation.features.hidden, verdict, rows, state.hidden)
+    hidden = memory.newest(evaluation.features.hidden, verdict, rows, state.hidden)
     length = state.cache.length - (D + 1) + rows
     return Rescored(hidden, state.cache._replace(length=length))
 
@@ -123,7 +121,7 @@ def ngram(
   """
 
   def init(params, target_params, context, features, capacity):
-    return draft_context.before_root(features.hidden, context)
+    return memory.before_root(features.hidden, context)
 
   def propose(params, target_params, hidden, context, settings, noise):
     root = context.root
@@ -140,7 +138,7 @@ def ngram(
     return from_paths(_named(params["head"], chosen), root, tree_nodes), hidden
 
   def update(params, target_params, hidden, draft, evaluation, verdict, rows):
-    return draft_context.newest(evaluation.features.hidden, verdict, rows, hidden)
+    return memory.newest(evaluation.features.hidden, verdict, rows, hidden)
 
   return Drafter(
     f"{head.name}_ngram", "deterministic", tree_nodes, head.depth, init, propose, update

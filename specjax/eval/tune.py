@@ -25,7 +25,7 @@ from specjax.decoding import spec
 from specjax.decoding.build.drafter import load_head
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.drafters import HEADS, none
+from specjax.drafters import HEADS, drafting, none
 from specjax.eval import bench, draft_cost, interleaved, metrics, plots, verify_cost
 from specjax.eval.environment import environment
 from specjax.trees import files
@@ -129,7 +129,7 @@ def _costs(
   model: Model, loaded: Loaded, options: Sequence[Candidate], context: int, batch: int
 ) -> tuple[list[float], list[float]]:
   """Measured seconds of each candidate's round: the target's, the drafter's."""
-  drafters = [loaded.head.drafter(c.tree) for c in options if c.tree]
+  drafters = [drafting.drafter(loaded.head, c.tree) for c in options if c.tree]
   sizes = sorted({c.nodes for c in options})
   cost = verify_cost.measure(model.target, model.params, context, batch=batch, nodes=sizes)
   passes = dict(zip(sizes, cost.seconds, strict=True))
@@ -146,7 +146,7 @@ def _decode(
   model: Model, loaded: Loaded, options: Sequence[Candidate], items, settings: bench.Config
 ) -> dict[str, dict[str, Any]]:
   """Measured figures of each candidate, greedy, all on the same prompts."""
-  drafters = [(loaded.head.drafter(c.tree), loaded.params) if c.tree else (none(), ())
+  drafters = [(drafting.drafter(loaded.head, c.tree), loaded.params) if c.tree else (none(), ())
               for c in options]  # fmt: skip
   decoders = {
     c.name: Decoder(model, drafter, batch=settings.batch)

@@ -5,6 +5,7 @@ Weights are [out, in]. q, k, v are one matrix, and so are gate and up, but for a
 CPU.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -252,6 +253,12 @@ def attention_mask(segment: Array, causal: bool) -> Array:
   return same & jnp.tril(jnp.ones((1, T, T), bool)) if causal else same
 
 
+def init(config: Config, key: Array) -> Params:
+  """Random weights of the network."""
+  z = jnp.zeros((1, 2), jnp.int32)
+  return Transformer(config).init(key, z, z, jnp.ones((1, 2, 2), bool))
+
+
 @functools.cache
 def target(config: Config) -> Target:
   """The network as the functions of the contract; one object per config, so jit caches hit."""
@@ -270,14 +277,32 @@ def target(config: Config) -> Target:
   def lm_head(params: Params) -> Array:
     return params["params"]["embedding" if config.tied else "lm_head"]
 
+  def make_layers(count=1, *, mlp_width=0, attention_width=None, window=True, qk_norm=True):
+    own = dataclasses.replace(
+      config, layers=count, mlp_width=mlp_width or config.mlp_width,
+      window=config.window if window else None, qk_norm=config.qk_norm and qk_norm,
+    )  # fmt: skip
+    return Layers(own, attention_width)
+
+  def last_layer(params: Params) -> tuple[Params, Params]:
+    own = params["params"]
+    return own[f"layer_{config.layers - 1}"], own["norm"]
+
   return Target(
     vocab_size=config.vocab_size,
     prefill=prefill,
     evaluate=functools.partial(apply, method="evaluate"),
     commit=kv_cache.commit,
     head=functools.partial(apply, method="head"),
+    width=config.width,
+    layers=config.layers,
+    heads=config.heads,
+    head_dim=config.head_dim,
+    norm_epsilon=config.norm_epsilon,
     embed=functools.partial(apply, method="embed"),
     run_layers=functools.partial(apply, method="run_layers"),
     norm=functools.partial(apply, method="final_norm"),
     lm_head=lm_head,
+    make_layers=make_layers,
+    last_layer=last_layer,
   )

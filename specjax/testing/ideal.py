@@ -19,7 +19,7 @@ from specjax.diffusion.base import Denoiser, Params
 
 
 def _denoiser(n: int, probs) -> Denoiser:
-  """`distribution`: (tokens i32[B, n], masked bool[B, n]) -> f32[B, n, V]."""
+  """`probs`: (tokens i32[B, n], masked bool[B, n]) -> f32[B, n, V]."""
   V, mask = n + 2, n + 1
 
   def evaluate(params: Params, tokens: Array, position: Array, seen: Array, earlier=None):

@@ -93,6 +93,15 @@ class Tree(Protocol):
     ...
 
 
+def independent(logits: Array) -> Step:
+  """A head whose guesses do not depend on each other: logits f32[B, D, V], a row for each depth."""
+
+  def step(level: int, tokens: Array, carry: Any, memory: Any, mask: Array):
+    return logits[:, level, None], carry, memory
+
+  return step
+
+
 def in_target_ids(guesses: Array, ids: Array | None) -> Array:
   """Guesses i32[..] of a draft vocabulary as the target's ids, see `Tree.fill`."""
   guesses = guesses.astype(jnp.int32)

@@ -16,6 +16,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specjax import checks, schema
 from specjax.trees.base import Tree
 from specjax.trees.static import Choices, Static, k_config
 from specjax.trees.table import TREES
@@ -51,16 +52,15 @@ def build(name: str, numbers: Sequence[float] = (), path: str | pathlib.Path | N
   """
   if path is not None:
     return load(path)
-  spelled = "-".join([name, *map(str, numbers)])
+  where = f"tree={'-'.join([name, *map(str, numbers)])!r}"
   if name not in TREES:
-    raise ValueError(f"tree={spelled!r}: accepted is {ACCEPTED}.")
+    raise ValueError(f"{where}: accepted is {ACCEPTED}.")
   fields = dataclasses.fields(TREES[name])
-  if fields[0].name == "choices" and all(type(n) is int for n in numbers):
-    return TREES[name](k_config([int(n) for n in numbers]))
-  enough = sum(map(_required, fields)) <= len(numbers) <= len(fields)
-  if not enough or not all(_fits(n, f.type) for n, f in zip(numbers, fields, strict=False)):
-    raise ValueError(f"tree={spelled!r}: accepted is {_form(name)}.")
-  return TREES[name](*numbers)
+  if fields[0].name == "choices":
+    return TREES[name](k_config([checks.whole(f"{where}: a number", n, 1) for n in numbers]))
+  if not sum(map(_required, fields)) <= len(numbers) <= len(fields):
+    raise ValueError(f"{where}: accepted is {_form(name)}.")
+  return _tree(name, {f.name: n for f, n in zip(fields, numbers, strict=False)}, where)
 
 
 def parse(words: str) -> Tree:
@@ -101,42 +101,21 @@ def load(path: str | pathlib.Path) -> Tree:
   """The tree of a file.
 
   Raises:
-    ValueError: the file is absent or holds no possible tree.
+    ValueError: the file cannot be read or holds no possible tree.
   """
-  try:
-    raw = json.loads(pathlib.Path(path).read_text())
-  except FileNotFoundError:
-    raise ValueError(f"tree={str(path)!r}: there is no such file.") from None
-  except (ValueError, RecursionError, OSError) as error:
-    raise ValueError(f"{path} is not JSON: {error}.") from error
-  found = [name for name in TREES if isinstance(raw, dict) and name in raw]
+  raw = schema.read(path)
+  found = [name for name in TREES if name in raw]
   if len(found) != 1:
-    raise ValueError(f"{path} is no tree: expected an object with one of {', '.join(TREES)}.")
-  try:
-    return _tree(found[0], raw[found[0]])
-  except ValueError as error:
-    raise ValueError(f"{path}: {error}") from None
+    raise ValueError(f"{path} is no tree: accepted is an object with one of {', '.join(TREES)}.")
+  return _tree(found[0], raw[found[0]], f"{path}: {found[0]}")
 
 
-def _tree(name: str, value: Any) -> Tree:
+def _tree(name: str, value: Any, where: str) -> Tree:
   """The tree of a name and its fields."""
-  fields = {f.name: f for f in dataclasses.fields(TREES[name])}
-  given = value if isinstance(value, dict) else {}
-  required = {name for name, field in fields.items() if _required(field)}
-  if not required <= set(given) <= set(fields) or not all(
-    _fits(x, fields[n].type) for n, x in given.items()
-  ):
-    raise ValueError(f"{name}={json.dumps(value):.60}: accepted are {', '.join(fields)}; "
-                     "choices are lists of ranks, all others numbers.")  # fmt: skip
-  return TREES[name](**given)
-
-
-def _fits(value: Any, kind: Any) -> bool:
-  """Whether a value of a file may be a field's: int, float or rank paths."""
-  if kind is int:
-    return type(value) is int
-  if kind is float:
-    return type(value) in (int, float)
-  return isinstance(value, list) and all(
-    isinstance(path, list) and all(type(rank) is int for rank in path) for path in value
-  )
+  required = [f.name for f in dataclasses.fields(TREES[name]) if _required(f)]
+  if not isinstance(value, dict) or not set(required) <= set(value):
+    checks.refuse(where, value, f"an object with {', '.join(required)}")
+  try:
+    return schema.build(TREES[name], value, where)
+  except ValueError as error:
+    raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from None

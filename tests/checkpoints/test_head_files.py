@@ -12,6 +12,7 @@ from specjax.checkpoints import formats, heads, medusa
 from specjax.drafters import HEADS
 from specjax.drafters.medusa import MedusaConfig
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 MODEL = Config(
   vocab_size=32, width=16, layers=4, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128
@@ -27,7 +28,7 @@ def random_params(name: str, config, vocabulary=None):
   """Weights that float16 holds exactly, no two tensors alike."""
   rng = np.random.default_rng(0)
   shapes = heads.abstract(
-    HEADS[name][0](MODEL, config), MODEL, None if vocabulary is None else len(vocabulary)
+    HEADS[name][0](target(MODEL), config), MODEL, None if vocabulary is None else len(vocabulary)
   )
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float16), shapes)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
@@ -46,7 +47,7 @@ def test_round_trip(tmp_path, name, vocabulary):
   build, config = HEADS[name]
   params = save(tmp_path, name, config(), vocabulary)
   loaded = heads.load(tmp_path, MODEL)
-  made = build(MODEL, config())
+  made = build(target(MODEL), config())
   assert (loaded.head.name, loaded.head.depth, loaded.head.hidden_layers) == (
     made.name, made.depth, made.hidden_layers
   )  # fmt: skip
@@ -63,7 +64,7 @@ def test_round_trip(tmp_path, name, vocabulary):
 def test_what_is_written(tmp_path):
   """float16, names that are paths, and a config that another program can read."""
   save(tmp_path, vocabulary=SOME)
-  assert heads.load(tmp_path, MODEL).head is HEADS["medusa"][0](MODEL, SMALL)
+  assert heads.load(tmp_path, MODEL).head is HEADS["medusa"][0](target(MODEL), SMALL)
   tensors = load_file(tmp_path / WEIGHTS)
   blocks = {f"params/{kind}_{i}" for kind in ("block", "bias") for i in range(3)}
   assert tensors.keys() == blocks | {"params/lm_head", "vocabulary"}
@@ -145,7 +146,7 @@ def test_the_format_is_told_by_its_config(tmp_path):
   medusa.save(tmp_path / "published", SMALL, ours, CHOICES, base="x")
   for name in ("ours", "published"):
     loaded = formats.load(tmp_path / name, MODEL)
-    assert loaded.head is HEADS["medusa"][0](MODEL, SMALL) and loaded.choices == CHOICES
+    assert loaded.head is HEADS["medusa"][0](target(MODEL), SMALL) and loaded.choices == CHOICES
     jax.tree.map(np.testing.assert_array_equal, loaded.params, ours)
   (tmp_path / "other").mkdir()
   (tmp_path / "other" / "config.json").write_text('{"model_type": "llama"}')

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax.base import Examples, Features
+from specjax.base import Features
 from specjax.checkpoints import medusa
 from specjax.checkpoints.heads import abstract
+from specjax.drafters import drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.medusa import medusa as build
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 MODEL = Config(11, 4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
 CHOICES = ((0,), (0, 0), (1,), (0, 1))
@@ -23,7 +26,7 @@ WEIGHTS = "medusa_lm_head.safetensors"
 
 def random_heads(config: MedusaConfig):
   """Weights that float16 holds exactly, no two tensors alike."""
-  shapes = abstract(build(MODEL, config), MODEL, None)
+  shapes = abstract(build(target(MODEL), config), MODEL, None)
   rng = np.random.default_rng(0)
   return jax.tree.map(
     lambda x: jnp.asarray(rng.normal(size=x.shape).astype(np.float16), jnp.float32), shapes
@@ -51,7 +54,7 @@ def test_round_trip(tmp_path, shared, blocks):
   params = random_heads(config)
   medusa.save(tmp_path, config, params, CHOICES, base="gsm8k-7m")
   head, loaded, choices, hit_rates, *_ = medusa.load(tmp_path, MODEL)
-  assert head is build(MODEL, config)
+  assert head is build(target(MODEL), config)
   assert (choices, hit_rates) == (CHOICES, None)
   assert jax.tree.structure(loaded) == jax.tree.structure(params)
   jax.tree.map(np.testing.assert_array_equal, loaded, params)
@@ -90,8 +93,8 @@ def test_published_tensors_land_in_their_head_and_block(tmp_path):
   assert choices == CHOICES
   hidden = rng.normal(size=(3, 4)).astype(np.float32)
   z = jnp.zeros((1, 3), jnp.int32)
-  states = head.unroll(
-    params, (), Examples(z, z, z, Features(jnp.asarray(hidden[None])), jnp.array([[0, 1, 2]]))
+  states = drafting.unroll(
+    head, params, (), Examples(z, z, z, Features(jnp.asarray(hidden[None])), jnp.array([[0, 1, 2]]))
   )
   logits = [head.read(params, (), state, d)[0] for d, state in enumerate(states, 1)]
   for h in range(2):

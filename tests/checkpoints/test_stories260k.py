@@ -9,6 +9,7 @@ from specjax import drafters
 from specjax.checkpoints import hf, llama2c
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import load
+from specjax.drafters import drafting
 from specjax.drafters.medusa import MedusaConfig, medusa
 
 STEPS = 200
@@ -36,11 +37,12 @@ def pair(name: str, model):
     damaged = jax.tree.map(lambda x: x * 1.1 if x.ndim > 1 else x, model.params)
     return drafters.draft_model(model.target), damaged
   if name == "medusa":
-    head = medusa(model.config, MedusaConfig(depth=3))
-    return head.drafter(CHOICES), head.init(jax.random.key(0), model.params)
+    head = medusa(model.target, MedusaConfig(depth=3))
+    return drafting.drafter(head, CHOICES), head.init(jax.random.key(0), model.params)
   return drafters.DRAFTERS[name](), ()
 
 
+@pytest.mark.full(but=["prompt_lookup", "medusa"])
 @pytest.mark.parametrize("name", [*drafters.DRAFTERS, "medusa"])
 def test_text_is_that_of_llama2c(name, model, reference):
   (result,) = Decoder(model, pair(name, model))(["Once upon a time"], STEPS)

@@ -1,4 +1,4 @@
-"""Any-subset decoding: its distribution by all that can happen and by samples, its passes, its rows."""
+"""Any-subset decoding draws from the joint distribution, in few passes, rows apart."""
 
 import functools
 

@@ -40,8 +40,8 @@ EVERY_PASS = {
 SOME_PASSES = {
   "dual": caches.dual,
   "vicinity": functools.partial(caches.vicinity, before=3, after=2, warm_up=2),
-  "prefix": functools.partial(caches.prefix, stopping=5),
-  "free": functools.partial(caches.free, stopping=3),
+  "prefix": functools.partial(caches.prefix, lengths=5),
+  "free": functools.partial(caches.free, lengths=3),
   "sliding": functools.partial(caches.sliding, ahead=L, every=5),
   # Exact in one layer because the first is always computed in full.
   "similar": functools.partial(
@@ -74,14 +74,20 @@ def canvases() -> Canvas:
   return Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.array([30, 21, 34, 12, 9], jnp.int32))
 
 
-def decode(cache, layers: int, canvas: Canvas, rows=range(5), shift=False, weight=None):
-  network, params = denoiser(CONFIGS[layers], MASK, shift), weights(layers)
-  if weight is not None:
-    network = guided(network)
-    params = Guided(params, ~canvas.masked, jnp.full(len(canvas.end), weight))
-  method = denoise.Method(
+@functools.cache
+def method_of(cache, layers: int, shift: bool, with_guidance: bool) -> denoise.Method:
+  network = denoiser(CONFIGS[layers], MASK, shift)
+  network = guided(network) if with_guidance else network
+  return denoise.Method(
     network, cache(network, W), POLICIES["threshold"](), blocks.fixed(W), stopping.whole()
   )
+
+
+def decode(cache, layers: int, canvas: Canvas, rows=range(5), shift=False, weight=None):
+  params = weights(layers)
+  if weight is not None:
+    params = Guided(params, ~canvas.masked, jnp.full(len(canvas.end), weight))
+  method = method_of(cache, layers, shift, weight is not None)
   B = len(canvas.end)
   parts = denoise.Weights(params, Threshold(jnp.full(B, 0.3)))
   request = denoise.Request(request_keys(0, list(rows)), jnp.full(B, 0.7))
@@ -95,6 +101,7 @@ def assert_same(got, wanted):
   np.testing.assert_array_equal(got.when, wanted.when)
 
 
+@pytest.mark.full(but=["True-*"])
 @pytest.mark.parametrize("name", EVERY_PASS)
 @pytest.mark.parametrize("shift", [False, True])
 def test_reading_all_in_every_pass_is_no_cache(name, shift):
@@ -104,6 +111,7 @@ def test_reading_all_in_every_pass_is_no_cache(name, shift):
   np.testing.assert_array_equal(got.log_prob, wanted.log_prob)  # bit for bit
 
 
+@pytest.mark.full(but=["True-*"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 @pytest.mark.parametrize("shift", [False, True])
 def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):
@@ -113,6 +121,7 @@ def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):
   np.testing.assert_allclose(got.log_prob, wanted.log_prob, atol=1e-5)
 
 
+@pytest.mark.full(but=["dual", "sliding"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_a_deeper_network_tells(name):
   got = decode(SOME_PASSES[name], 2, canvases())
@@ -122,6 +131,7 @@ def test_a_deeper_network_tells(name):
   np.testing.assert_array_equal(got.canvas.tokens[given], np.asarray(canvases().tokens)[given])
 
 
+@pytest.mark.full(but=["vicinity", "sliding", "similar"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_rows_are_independent_with_a_cache(name):
   together = decode(SOME_PASSES[name], 2, canvases())
@@ -146,6 +156,7 @@ def test_what_is_far_ahead_is_not_seen():
   np.testing.assert_array_equal(near.log_prob, wide.log_prob)
 
 
+@pytest.mark.full
 def test_guidance_keeps_two_caches():
   got = decode(SOME_PASSES["dual"], 1, canvases(), weight=1.5)
   wanted = decode(caches.none, 1, canvases(), weight=1.5)

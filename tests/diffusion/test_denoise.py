@@ -1,5 +1,7 @@
 """What every policy inherits from the loop."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,11 +71,17 @@ def canvases() -> Canvas:
   return Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(end))
 
 
-def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
+@functools.cache
+def method_of(name: str, shift: bool = False, transforms=()) -> denoise.Method:
   network = denoiser(CONFIG, MASK, shift)
-  method = denoise.Method(
-    network, caches.none(network, W), POLICIES[name](), blocks.fixed(W), stopping.whole()
-  )
+  return denoise.Method(
+    network, caches.none(network, W), POLICIES[name](), blocks.fixed(W), stopping.whole(),
+    transforms,
+  )  # fmt: skip
+
+
+def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
+  method = method_of(name, shift)
   B = len(canvas.end)
   knobs = PARAMS[name] if isinstance(PARAMS[name], tuple) else (PARAMS[name],)
   params = method.policy.knobs(*(jnp.full(B, x) if np.ndim(x) == 0 else x for x in knobs))
@@ -102,6 +110,7 @@ def test_invariants(name):
   assert (state.log_prob[holes] < 0).all() and (state.log_prob[~holes] == 0).all()
 
 
+@pytest.mark.full(but=["True-random", "False-hierarchy"])
 @pytest.mark.parametrize("name", ["random", "threshold", "hierarchy"])
 @pytest.mark.parametrize("shift", [False, True])
 def test_rows_are_independent(name, shift):
@@ -128,10 +137,7 @@ def test_what_lies_past_the_end_is_not_seen():
 
 
 def test_a_sweep_compiles_once():
-  network = denoiser(CONFIG, MASK)
-  method = denoise.Method(
-    network, caches.none(network, W), POLICIES["threshold"](), blocks.fixed(W), stopping.whole()
-  )
+  method = method_of("threshold")
   bars = np.linspace(0.05, 1.0, 20, dtype=np.float32)
   one = jax.tree.map(lambda x: x[:1], canvases())
   canvas = jax.tree.map(lambda x: jnp.repeat(x, 20, 0), one)
@@ -209,8 +215,12 @@ def test_guidance():
   wrapped = guided(network)
   params = Guided(WEIGHTS, prompt, jnp.full(B, 1.5))
   position = jnp.broadcast_to(jnp.arange(L), (B, L))
-  got = wrapped.head(params, wrapped.evaluate(params, canvas.tokens, position, prediction)[0])
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def logits(network, params, tokens):
+    return network.head(params, network.evaluate(params, tokens, position, prediction)[0])
+
+  got = logits(wrapped, params, canvas.tokens)
   hidden = jnp.where(prompt, MASK, canvas.tokens)
-  both = [network.head(WEIGHTS, network.evaluate(WEIGHTS, x, position, prediction)[0])
-          for x in (canvas.tokens, hidden)]  # fmt: skip
+  both = [logits(network, WEIGHTS, x) for x in (canvas.tokens, hidden)]
   np.testing.assert_allclose(got, both[1] + 2.5 * (both[0] - both[1]), rtol=1e-4, atol=1e-4)

@@ -54,23 +54,28 @@ def canvases(seed: int) -> Canvas:
   return Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(end))
 
 
-def decode(case: str, seed: int, guesses: int | None):
-  name, setting, cache, blocks, shift, temperature = CASES[case]
+@functools.cache
+def method_of(case: str) -> denoise.Method:
+  name, _, cache, kind, shift, _ = CASES[case]
   network = denoiser(CONFIG, MASK, shift)
+  sizes = blocks.adaptive(W) if kind == "adaptive" else blocks.fixed(W)
+  stop = STOPPING.get(case, stopping.after_end())
+  return denoise.Method(network, cache(network, W), POLICIES[name](), sizes, stop)
+
+
+def decode(case: str, seed: int, guesses: int | None):
+  name, setting, _, kind, _, temperature = CASES[case]
   knobs = setting if isinstance(setting, tuple) else POLICIES[name]().knobs(setting)
   params = jax.tree.map(
     lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), knobs
   )
-  if blocks == "adaptive":
-    blocks, sizes = blocks.adaptive(W), blocks.Delimiters(
+  sizes = ()
+  if kind == "adaptive":
+    sizes = blocks.Delimiters(
       jnp.array([3, 5], jnp.int32), jnp.full(B, 0.2), jnp.full(B, 4, jnp.int32),
       jnp.full(B, W, jnp.int32),
     )  # fmt: skip
-  else:
-    blocks, sizes = blocks.fixed(W), ()
-  method = denoise.Method(
-    network, cache(network, W), POLICIES[name](), blocks, STOPPING.get(case, stopping.after_end())
-  )
+  method = method_of(case)
   weights = denoise.Weights(random_params(seed), params, sizes, jnp.array([7], jnp.int32))
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.full(B, temperature))
   loop = denoise if guesses is None else draft_verify
@@ -89,6 +94,9 @@ def assert_same(got, base):
   assert (got.passes <= base.forwards).all()
 
 
+@pytest.mark.full(
+  but=["one by one, dual", "threshold, vicinity", "threshold, adaptive blocks", "klass"]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_the_canvas_is_the_bases(case):
   base, got = decode(case, 0, None), decode(case, 0, 4)

@@ -1,4 +1,4 @@
-"""Reweighted guesses: how the distribution nears the joint, by all that can happen; and in the loop."""
+"""Reweighted guesses near the joint distribution, by enumeration and in the loop."""
 
 import functools
 

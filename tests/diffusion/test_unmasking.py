@@ -295,7 +295,9 @@ def test_r2_is_its_three_rules_one_after_the_other():
 def test_r2_that_asks_the_impossible_is_its_base():
   base = POLICIES["threshold"]()
   policy, never = r2(base), jnp.full(B, 2.0)
-  params = Redundancy(low := Threshold(jnp.full(B, 0.8)), never, never, never, jnp.full(B, 3, jnp.int32))
+  params = Redundancy(
+    low := Threshold(jnp.full(B, 0.8)), never, never, never, jnp.full(B, 3, jnp.int32)
+  )
   prediction = seen_of(0)
   got = policy.select(params, policy.init(B, W, V), prediction)[0]
   np.testing.assert_array_equal(got, base.select(low, (), prediction)[0])

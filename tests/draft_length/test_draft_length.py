@@ -11,11 +11,11 @@ from specjax.draft_length import (
   DRAFT_LENGTHS,
   adaedl,
   confidence,
+  constant,
   estimates,
   heuristic,
   marginal,
   specdecpp,
-  static,
 )  # fmt: skip
 from specjax.draft_length.base import Observation, kept
 from specjax.draft_length.specdecpp import AcceptanceHead
@@ -26,7 +26,7 @@ BUILDS = {name: build() for name, build in DRAFT_LENGTHS.items()} | {
   "p_min": confidence(keep=False)
 }
 OTHERS = {
-  "static": static(2), "heuristic": heuristic(7, 9), "confidence": confidence(0.3, step=0.5),
+  "constant": constant(2), "heuristic": heuristic(7, 9), "confidence": confidence(0.3, step=0.5),
   "adaedl": adaedl(0.2, weight=0.5, step=0.7, shortest=2), "marginal": marginal(0.3, 0.1, 0.5),
   "specdecpp": specdecpp(risk=0.6, shortest=1, longest=5), "p_min": confidence(0.1, keep=False),
 }  # fmt: skip
@@ -84,14 +84,14 @@ def test_every_policy_is_in_the_table():
 def test_the_state_is_stable_and_rows_are_independent(name):
   policy, params = BUILDS[name], PARAMS.get(name, ())
   lengths, states = play(policy, params, policy.init(B))
-  assert len(np.unique(lengths)) > (0 if name == "static" else 1)
+  assert len(np.unique(lengths)) > (0 if name == "constant" else 1)
   first = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), states[0])
   for state in states:
     assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state) == first
     assert all(leaf.shape == (B,) for leaf in jax.tree.leaves(state))
   among_others, after = play(policy, params, policy.init(B), other=50)
   np.testing.assert_array_equal(among_others[:, 3], lengths[:, 3])
-  if name != "static":
+  if name != "constant":
     assert (among_others != lengths).any()
   for a, b in zip(jax.tree.leaves(after[-1]), jax.tree.leaves(states[-1]), strict=True):
     assert a[3] == b[3]
@@ -115,7 +115,7 @@ def test_hyper_parameters_ride_in_the_state(name):
 @pytest.mark.parametrize(
   ("name", "after", "drops"),
   [
-    ("static", False, False), ("heuristic", False, False), ("adaedl", False, False),
+    ("constant", False, False), ("heuristic", False, False), ("adaedl", False, False),
     ("marginal", False, False), ("specdecpp", True, False), ("confidence", True, False),
     ("p_min", True, True),
   ],
@@ -126,7 +126,7 @@ def test_a_policy_says_when_it_is_asked(name, after, drops):
 
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_static_stops_at_its_length(length):
-  policy = static(length)
+  policy = constant(length)
   stops = [bool(policy.stop((), policy.init(1), Observation(j, None))[0][0]) for j in range(5)]
   assert stops == [j >= length for j in range(5)]
 
@@ -318,7 +318,7 @@ def test_the_marginal_rule_finds_its_rate_by_itself():
 @pytest.mark.parametrize(
   ("build", "words"),
   [
-    (lambda: static(-1), "length=-1"), (lambda: heuristic(0), "length=0"),
+    (lambda: constant(-1), "length=-1"), (lambda: heuristic(0), "length=0"),
     (lambda: heuristic(9, 8), "longest=8"), (lambda: specdecpp(shortest=9, longest=8), "longest=8"),
     (lambda: marginal(0.0, 0.0), "draft_cost=0.0"), (lambda: marginal(-1.0, 2.0), "draft_cost=-1"),
   ],

@@ -10,10 +10,10 @@ from specjax.draft_length import (
   DRAFT_LENGTHS,
   adaedl,
   confidence,
+  constant,
   heuristic,
   marginal,
   specdecpp,
-  static,
 )
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.drafters import adaptive_model
@@ -30,7 +30,7 @@ from specjax.verifiers import block, greedy, target_only, token
 V, D = 3, 2
 HEAD = AcceptanceHead().init(jax.random.key(1), jnp.zeros((1, V)))
 KEEPING = {
-  "static": static(1), "heuristic": heuristic(1, D), "adaedl": adaedl(0.6, D, shortest=0),
+  "constant": constant(1), "heuristic": heuristic(1, D), "adaedl": adaedl(0.6, D, shortest=0),
   "marginal": marginal(0.4), "confidence": confidence(0.5, D, step=4.0),
   "specdecpp": specdecpp(risk=0.5, shortest=1, longest=D),
 }  # fmt: skip
@@ -53,22 +53,26 @@ def test_every_policy_is_here():
   assert KEEPING.keys() == DRAFT_LENGTHS.keys()
 
 
+@pytest.mark.full(but=["*-token", "adaedl-block", "heuristic-target_only"])
 @pytest.mark.parametrize("rule", [token(), block(), target_only()], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("name", KEEPING)
 def test_stopping_before_a_token_or_after_it_is_exact(name, rule):
   assert off(KEEPING[name], rule, temperature=0.8) < 1e-6
 
 
-@pytest.mark.parametrize("name", [name for name in KEEPING if name != "static"])
+@pytest.mark.full(but=["heuristic", "confidence"])
+@pytest.mark.parametrize("name", [name for name in KEEPING if name != "constant"])
 def test_a_state_that_moves_from_round_to_round_is_exact(name):
   assert off(KEEPING[name], token(), rounds=2) < 1e-6
 
 
+@pytest.mark.full(but=["confidence"])
 @pytest.mark.parametrize("name", KEEPING)
 def test_greedy_tokens_are_the_targets(name):
   assert off(KEEPING[name], greedy(), rounds=2, temperature=0.0) < 1e-6
 
 
+@pytest.mark.full(but=["token", "block"])
 @pytest.mark.parametrize("rule", [token(), block(), target_only()], ids=lambda rule: rule.name)
 def test_dropping_a_token_is_exact_with_the_distribution_of_what_is_kept(rule):
   assert off(DROPS, rule) < 1e-6

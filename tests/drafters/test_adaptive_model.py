@@ -1,5 +1,7 @@
 """A chain that a policy ends: which tokens it has, what it costs, and what is remembered."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,12 @@ import pytest
 
 from specjax import speculate
 from specjax.decoding.method import method as pair
-from specjax.draft_length import confidence, heuristic, static
+from specjax.draft_length import confidence, constant, heuristic
 from specjax.draft_length.base import DraftLength
 from specjax.drafters import adaptive_model, draft_model, none
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import random_table, table_model
 from specjax.verifiers import target_only, token
@@ -26,9 +29,8 @@ TOKENS = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
 
 def small_params():
   rng = np.random.default_rng(0)
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = Transformer(SMALL).init
-  shapes = jax.eval_shape(init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  init = functools.partial(transformer.init, SMALL)
+  shapes = jax.eval_shape(init, jax.random.key(0))
   return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / 2, jnp.float32), shapes)
 
 
@@ -58,9 +60,10 @@ def proposed(drafter, params, temperature: float = 0.8, change=lambda state: sta
   )
 
 
+@pytest.mark.full(but=["before", "dropped"])
 @pytest.mark.parametrize(
   "policy",
-  [static(2), confidence(0.2, D, step=0.5), confidence(0.2, D, step=0.5, keep=False)],
+  [constant(2), confidence(0.2, D, step=0.5), confidence(0.2, D, step=0.5, keep=False)],
   ids=["before", "truncated", "dropped"],
 )
 def test_its_cache_is_that_of_the_committed_text(policy):
@@ -76,7 +79,7 @@ def test_its_cache_is_that_of_the_committed_text(policy):
       for b, n in enumerate(np.asarray(length) - 1):
         np.testing.assert_allclose(got[b, :, :n], expected[b, :, :n], atol=1e-5)
   assert len(np.flatnonzero(state.stats.accepted.sum(0))) > 1  # cut back to several lengths
-  assert len(np.flatnonzero(state.stats.offered.sum(0))) > (policy.name != "static")
+  assert len(np.flatnonzero(state.stats.offered.sum(0))) > (policy.name != "constant")
 
 
 def lengths_by_hand(draft, least: float, keep: bool) -> list[int]:
@@ -89,6 +92,7 @@ def lengths_by_hand(draft, least: float, keep: bool) -> list[int]:
   return lengths
 
 
+@pytest.mark.full(but=["0.2-*"])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
 def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
@@ -109,6 +113,7 @@ def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
     assert n < D or bool((got.log_probs[b, D] == -jnp.inf).all())
 
 
+@pytest.mark.full(but=["lengths0", "lengths1"])
 @pytest.mark.parametrize("lengths", [(0, 0, 0), (1, 3, 0), (4, 1, 1), (2, 2, 9)])
 def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
   """And once more, on the last token of the longest draft, which may be accepted."""
@@ -118,7 +123,7 @@ def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
     jax.debug.callback(lambda: runs.append(1))
     return TABLE.evaluate(*arguments, **hidden_layers)
 
-  drafter = adaptive_model(TABLE._replace(evaluate=evaluate), static(D), D)
+  drafter = adaptive_model(TABLE._replace(evaluate=evaluate), constant(D), D)
   wanted = jnp.array(lengths, jnp.int32)
   draft, _ = proposed(
     drafter, (random_table(7, V), ()),
@@ -172,6 +177,7 @@ def test_a_finished_row_keeps_its_policys_state():
   assert len({int(x[2]) for x in lengths}) > 1
 
 
+@pytest.mark.full(but=["True"])
 @pytest.mark.parametrize("keep", [True, False])
 def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
   traces = []
@@ -202,4 +208,4 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
 
 def test_it_drafts_one_token_at_least():
   with pytest.raises(ValueError, match="depth=0"):
-    adaptive_model(TABLE, static(0), 0)
+    adaptive_model(TABLE, constant(0), 0)

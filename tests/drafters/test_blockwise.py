@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from specjax import drafters, speculate
-from specjax.base import Context, Examples, Features
+from specjax.base import Context, Features
 from specjax.decoding.method import method as pair
+from specjax.drafters import drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.rescored import local, ngram
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 from specjax.sampling import Settings, request_keys
 from specjax.verifiers import target_only
 
@@ -25,8 +28,8 @@ SMALL = Config(vocab_size=V, width=6, layers=1, heads=1, kv_heads=1, head_dim=6,
 VOCABULARY = np.array([1, 2, 4, 5, 7, 8, 11, 13, 14], np.int32)
 LENGTH = np.array([8, 1, 4], np.int32)
 B = len(LENGTH)
-BLOCKWISE = blockwise(MODEL, BlockwiseConfig(depth=D, hidden=5))
-MEDUSA = medusa(MODEL, MedusaConfig(depth=D))
+BLOCKWISE = blockwise(target(MODEL), BlockwiseConfig(depth=D, hidden=5))
+MEDUSA = medusa(target(MODEL), MedusaConfig(depth=D))
 CHAIN = tuple((0,) * d for d in range(1, D + 1))
 
 
@@ -36,10 +39,7 @@ def noisy(params, seed: int):
 
 
 def network(config: Config, seed: int):
-  z = jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(
-    Transformer(config).init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)
-  )
+  shapes = jax.eval_shape(functools.partial(transformer.init, config), jax.random.key(0))
   return noisy(shapes, seed)
 
 
@@ -72,7 +72,7 @@ def test_heads_are_their_formula(reduced):
   index = np.array([[0, 5], [7, 7], [3, 2]], np.int32)
   zero = jnp.zeros((B, T), jnp.int32)
   examples = Examples(zero, zero, zero, Features(jnp.asarray(hidden)), jnp.asarray(index))
-  states = jax.jit(BLOCKWISE.unroll)(params, PARAMS, examples)
+  states = jax.jit(functools.partial(drafting.unroll, BLOCKWISE))(params, PARAMS, examples)
   for b, m in np.ndindex(B, 2):
     want_states, want = formula(params, hidden[b, index[b, m]])
     for d in range(D):
@@ -85,7 +85,7 @@ def test_untrained_heads_are_the_lm_head():
   params = BLOCKWISE.init(jax.random.key(0), PARAMS, None)
   context = Context(jnp.full((B, T), 3, jnp.int32), jnp.asarray(LENGTH))
   hidden = jax.random.normal(jax.random.key(1), (B, MODEL.width))
-  propose = jax.jit(BLOCKWISE.drafter(CHAIN).propose)
+  propose = jax.jit(drafting.drafter(BLOCKWISE, CHAIN).propose)
   draft, _ = propose(params, PARAMS, hidden, context, None, None)
   best = np.argmax(np.asarray(hidden) @ np.asarray(PARAMS["params"]["embedding"]).T, 1)
   np.testing.assert_array_equal(draft.tokens, np.stack([np.full(B, 3), best, best, best], 1))
@@ -167,6 +167,7 @@ def log_probs_after(tokens):
   return jax.nn.log_softmax(small.head(LM, features.hidden))
 
 
+@pytest.mark.full(but=["local"])
 @pytest.mark.parametrize("name", ["itself", *RESCORED])
 def test_tokens_are_those_of_plain_decoding(name):
   got, plain = rounds(name)[-1], rounds("plain")[-1]

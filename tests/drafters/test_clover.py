@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.base import Examples
+from specjax.drafters import drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, ResidualAttention, clover2
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, target
 
 V, E, H, K, C, T = 11, 8, 2, 1, 6, 6
 MODEL = Config(
@@ -33,9 +35,8 @@ def noisy(params, seed: int):
 
 @functools.cache
 def target_params():
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(Transformer(MODEL).init)
-  return noisy(init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)), 0)
+  init = jax.jit(functools.partial(transformer.init, MODEL))
+  return noisy(init(jax.random.key(0)), 0)
 
 
 @functools.cache
@@ -53,17 +54,17 @@ def examples() -> Examples:
 
 
 def unrolled(name: str, params):
-  """States [D, E] and logits [D, V] of the first cut point."""
+  """States [D, E] and logits [D, V] of the first drafting position."""
   build, config = HEADS[name]
-  head = build(MODEL, config)
+  head = build(target(MODEL), config)
 
   @jax.jit
   def run(params, target_params, texts):
-    states = head.unroll(params, target_params, texts)
+    states = drafting.unroll(head, params, target_params, texts)
     return states, [head.read(params, target_params, s, d) for d, s in enumerate(states, 1)]
 
   both = tuple(np.stack(xs) for xs in run(params, target_params(), examples()))
-  # The other cut points have no tokens, or too few, after them.
+  # The other drafting positions have no tokens, or too few, after them.
   assert all(np.isfinite(x).all() and x.shape[:3] == (2, 1, 3) for x in both)
   return tuple(x[:, 0, 0] for x in both)
 
@@ -71,7 +72,7 @@ def unrolled(name: str, params):
 @functools.cache
 def initial(name: str):
   build, config = HEADS[name]
-  return jax.jit(build(MODEL, config).init)(jax.random.key(1), target_params(), None)
+  return jax.jit(build(target(MODEL), config).init)(jax.random.key(1), target_params(), None)
 
 
 # The oracle: one vector at a time.
@@ -190,7 +191,7 @@ def test_two_depths_are_the_formula(name):
 
 def test_residual_attention_is_its_formula():
   x, y = np.random.default_rng(6).normal(size=(2, 3, 5, E))
-  module = ResidualAttention(MODEL)
+  module = ResidualAttention(MODEL.heads, MODEL.norm_epsilon)
   x32, y32 = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
   params = noisy(jax.jit(module.init)(jax.random.key(0), x32, y32), 7)
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
@@ -201,7 +202,7 @@ def test_residual_attention_is_its_formula():
 
 def test_residual_attention_to_nothing_is_finite():
   """A zero key has no direction: neither the value nor the gradient is NaN."""
-  module, zero = ResidualAttention(MODEL), jnp.zeros((1, E))
+  module, zero = ResidualAttention(MODEL.heads, MODEL.norm_epsilon), jnp.zeros((1, E))
   params = jax.jit(module.init)(jax.random.key(0), zero, zero)
   run = jax.jit(jax.value_and_grad(lambda p: module.apply(p, zero, zero).sum()))
   value, gradient = run(params)
@@ -252,4 +253,4 @@ def test_clover2_without_noise_stands_still():
 
 def test_a_width_that_heads_do_not_divide_is_refused():
   with pytest.raises(ValueError, match="width=8 must be a multiple of heads=3 for clover2"):
-    clover2(dataclasses.replace(MODEL, heads=3, kv_heads=1), Clover2Config())
+    clover2(target(dataclasses.replace(MODEL, heads=3, kv_heads=1)), Clover2Config())

@@ -12,9 +12,9 @@ from specjax import drafters, speculate
 from specjax.base import Context
 from specjax.decoding.method import method as pair
 from specjax.diffusion.base import Denoiser
+from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser as network
-from specjax.models.transformer import Transformer
 from specjax.sampling import Settings, request_keys
 from specjax.testing import random_table, table_model
 from specjax.verifiers import target_only
@@ -33,9 +33,8 @@ TOKENS = np.random.default_rng(1).integers(MASK, size=(len(LENGTH), T)).astype(n
 @functools.cache
 def small_params():
   rng = np.random.default_rng(0)
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = Transformer(SMALL).init
-  shapes = jax.eval_shape(init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  init = functools.partial(transformer.init, SMALL)
+  shapes = jax.eval_shape(init, jax.random.key(0))
   return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
 
 

@@ -1,5 +1,7 @@
 """The draft model's own cache and distribution."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 from specjax import speculate
 from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 from specjax.sampling import DRAFT, Noise, Settings, request_keys, warp
 from specjax.testing import random_table, table_model
 from specjax.verifiers import target_only, token
@@ -23,9 +26,8 @@ B = len(LENGTH)
 
 def transformer_params():
   rng = np.random.default_rng(0)
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = Transformer(SMALL).init
-  shapes = jax.eval_shape(init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  init = functools.partial(transformer.init, SMALL)
+  shapes = jax.eval_shape(init, jax.random.key(0))
   return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / 2, jnp.float32), shapes)
 
 

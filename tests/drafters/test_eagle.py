@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from specjax import speculate
-from specjax.base import Context, Examples, Features
+from specjax.base import Context, Features
 from specjax.decoding.method import method as pair
+from specjax.drafters import drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
+from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, target
+from specjax.models.transformer import target
 from specjax.sampling import Settings, request_keys
 from specjax.trees import Dynamic
 from specjax.verifiers import greedy
@@ -26,10 +29,10 @@ MODEL = Config(
 )  # fmt: skip
 D = 3
 HEADS = {
-  "eagle": eagle(MODEL, EagleConfig(depth=D, mlp_width=10)),
-  "eagle, no bias": eagle(MODEL, EagleConfig(depth=D, bias=False)),
-  "eagle3": eagle3(MODEL, Eagle3Config(depth=D, mlp_width=10)),
-  "eagle3, two hidden_layers": eagle3(MODEL, Eagle3Config(depth=D, hidden_layers=(4, 0))),
+  "eagle": eagle(target(MODEL), EagleConfig(depth=D, mlp_width=10)),
+  "eagle, no bias": eagle(target(MODEL), EagleConfig(depth=D, bias=False)),
+  "eagle3": eagle3(target(MODEL), Eagle3Config(depth=D, mlp_width=10)),
+  "eagle3, two hidden_layers": eagle3(target(MODEL), Eagle3Config(depth=D, hidden_layers=(4, 0))),
 }
 
 
@@ -37,10 +40,7 @@ HEADS = {
 def weights_of(name: str):
   """(target params, head params), random."""
   rng = np.random.default_rng(0)
-  z = jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(
-    Transformer(MODEL).init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)
-  )
+  shapes = jax.eval_shape(functools.partial(transformer.init, MODEL), jax.random.key(0))
   own = jax.eval_shape(HEADS[name].init, jax.random.key(0), shapes)
   return jax.tree.map(
     lambda x: jnp.asarray(rng.normal(size=x.shape) / 2 + (len(x.shape) == 1), jnp.float32),
@@ -100,7 +100,7 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
 
 @pytest.mark.parametrize("name", HEADS)
 def test_unroll_is_drafting_without_a_cache(name):
-  """Training-time test: every guess from true states up to the cut, own ones after it."""
+  """Training-time test: every guess is from true states up to `at`, own ones after it."""
   head, (model, own) = HEADS[name], weights_of(name)
   rng = np.random.default_rng(1)
   T, M = 18, 6
@@ -111,7 +111,7 @@ def test_unroll_is_drafting_without_a_cache(name):
   hidden_layers = tuple(rng.normal(size=(2, T, E)).astype(np.float32) for _ in head.hidden_layers)
   at = np.array([[7, 0, 12, 3, 9, 17], [0, 14, 13, 2, 2, 16]], np.int32)
   examples = Examples(tokens, position, segment, Features(hidden, hidden_layers), at)
-  got = jax.device_get(jax.jit(head.unroll)(own, model, examples))
+  got = jax.device_get(jax.jit(functools.partial(drafting.unroll, head))(own, model, examples))
   assert len(got) == D
   checked = 0
   for b in range(2):
@@ -136,12 +136,13 @@ TREES = {
 }
 
 
+@pytest.mark.full(but=["eagle-dynamic", "eagle3-static"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
   """Rows of different lengths, finished ones among them; what was only guessed leaves no trace."""
   head, (model, own) = HEADS[name], weights_of(name)
-  drafter = head.drafter(tree)
+  drafter = drafting.drafter(head, tree)
   method = pair(target(MODEL), drafter, greedy())
   weights, B = speculate.Weights(model, own), len(BUDGETS)
   tokens = jnp.asarray(np.random.default_rng(2).integers(0, V, (B, T)), jnp.int32)
@@ -199,8 +200,8 @@ def test_eagle3_starts_from_the_targets_head_over_its_own_vocabulary():
 )
 def test_layers_that_eagle3_reads(layers, want):
   model = Config(V, E, layers, H, K, C, 12)
-  assert hidden_layers_of(model, Eagle3Config()) == want
-  assert eagle3(model, Eagle3Config(hidden_layers=(layers,))).hidden_layers == (layers,)
+  assert hidden_layers_of(model.layers, Eagle3Config()) == want
+  assert eagle3(target(model), Eagle3Config(hidden_layers=(layers,))).hidden_layers == (layers,)
   for hidden_layers in ((0, layers + 1), (-1,)):
     with pytest.raises(ValueError, match=f"accepted are layers 0 to {layers}"):
-      hidden_layers_of(model, Eagle3Config(hidden_layers=hidden_layers))
+      hidden_layers_of(model.layers, Eagle3Config(hidden_layers=hidden_layers))

@@ -102,6 +102,7 @@ def test_by_peak_the_first_exit_that_is_sure_speaks_alone(least, speakers):
   assert spoke == speakers
 
 
+@pytest.mark.full(but=["by_token"])
 @pytest.mark.parametrize("function", [by_peak, by_token])
 def test_rows_are_independent_and_tokens_follow_the_distribution(function):
   B, least = 4000, jnp.array([0.4, 0.5])

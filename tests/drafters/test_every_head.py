@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from specjax import speculate
-from specjax.base import Examples
 from specjax.decoding.method import method as pair
-from specjax.drafters import HEADS
+from specjax.drafters import HEADS, drafting
+from specjax.drafters.base import Examples
+from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
@@ -42,18 +43,25 @@ def noisy(params, seed: int):
 
 @functools.cache
 def target_params():
-  z = jnp.zeros((1, 2), jnp.int32)
-  mask = jnp.ones((1, 2, 2), bool)
-  return noisy(Transformer(MODEL).init(jax.random.key(0), z, z, mask), 0)
+  return noisy(transformer.init(MODEL, jax.random.key(0)), 0)
 
 
 @functools.cache
 def head(name: str, reduced: bool = False):
   """(Head, params)."""
   build, config = HEADS[name]
-  made = build(MODEL, config())
+  made = build(target(MODEL), config())
   vocabulary = jnp.asarray(VOCABULARY) if reduced else None
   return made, noisy(made.init(jax.random.key(1), target_params(), vocabulary), 1)
+
+
+def examples_of(made, tokens, position, segment, at) -> Examples:
+  """Where and on what `made` drafts."""
+  features, _ = Transformer(MODEL).apply(
+    target_params(), tokens, position, attention_mask(segment, True),
+    hidden_layers=made.hidden_layers, method="features",
+  )  # fmt: skip
+  return Examples(tokens, position, segment, features, at)
 
 
 def chain(depth: int):
@@ -67,12 +75,8 @@ def guesses_of(name: str, reduced: bool = False):
 
   @jax.jit
   def run(params, tokens, position, segment, at):
-    features, _ = Transformer(MODEL).apply(
-      target_params(), tokens, position, attention_mask(segment, True), hidden_layers=made.hidden_layers,
-      method="features",
-    )  # fmt: skip
-    examples = Examples(tokens, position, segment, features, at)
-    states = made.unroll(params, target_params(), examples)
+    examples = examples_of(made, tokens, position, segment, at)
+    states = drafting.unroll(made, params, target_params(), examples)
     assert len(states) == made.depth
     logits = [made.read(params, target_params(), s, d) for d, s in enumerate(states, 1)]
     assert all(x.dtype == jnp.float32 for x in logits)
@@ -114,7 +118,7 @@ def start(drafter, params, lengths):
 def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
   """(committed text, its length, draft) of a few rounds, greedily decoded."""
   made, params = head(name, reduced)
-  drafter = made.drafter(tree)
+  drafter = drafting.drafter(made, tree)
   method, weights, request, state = start(drafter, params, [T, 2, 7])
 
   @jax.jit
@@ -129,6 +133,7 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
     yield np.asarray(state.context.tokens), np.asarray(state.context.length), propose(state)
 
 
+@pytest.mark.full(but=["*-all tokens", "eagle3-reduced"])
 @pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])
 @pytest.mark.parametrize("name", HEADS)
 def test_what_is_drafted_is_what_training_sees(name, reduced):
@@ -155,6 +160,7 @@ def test_what_is_drafted_is_what_training_sees(name, reduced):
   assert checked > 12
 
 
+@pytest.mark.full(but=["medusa", "hydra", "ppd", "eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_unroll_keeps_texts_and_later_tokens_apart(name):
   """Two texts packed in a row give the states of each alone; nothing after at + d is seen."""
@@ -185,6 +191,7 @@ TREES = {
 }
 
 
+@pytest.mark.full(but=["medusa-static", "eagle-dynamic", "ppd-static"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_trees(name, tree):
@@ -201,6 +208,7 @@ def test_drafts_are_trees(name, tree):
   assert depth.max() <= 2 <= made.depth
 
 
+@pytest.mark.full(but=["medusa", "eagle3", "ppd", "redrafter"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_gradient_reaches_every_trained_weight(name):
   made, params = head(name)
@@ -211,13 +219,9 @@ def test_a_gradient_reaches_every_trained_weight(name):
   @jax.jit
   @jax.grad
   def gradient(trained):
-    features, _ = Transformer(MODEL).apply(
-      target_params(), tokens, position, attention_mask(segment, True), hidden_layers=made.hidden_layers,
-      method="features",
-    )  # fmt: skip
     at = jnp.asarray([[3, 5], [0, 6]], jnp.int32)
-    examples = Examples(tokens, position, segment, features, at)
-    states = made.unroll(params | {"params": trained}, target_params(), examples)
+    examples = examples_of(made, tokens, position, segment, at)
+    states = drafting.unroll(made, params | {"params": trained}, target_params(), examples)
     loss = jnp.zeros(())
     for d, state in enumerate(states, 1):
       logits = made.read(params | {"params": trained}, target_params(), state, d)
@@ -233,4 +237,4 @@ def test_a_gradient_reaches_every_trained_weight(name):
 def test_a_tree_that_is_too_deep_is_refused(name):
   made, _ = head(name)
   with pytest.raises(ValueError, match=f"tree is {made.depth + 1} deep: the head guesses"):
-    made.drafter(chain(made.depth + 1))
+    drafting.drafter(made, chain(made.depth + 1))

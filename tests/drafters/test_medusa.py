@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.base import Context, Draft, Evaluation, Examples, Features, Verdict
+from specjax.base import Context, Draft, Evaluation, Features, Verdict
+from specjax.drafters import drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 V, E, B, D = 6, 4, 2, 3
 MODEL = Config(V, E, layers=1, heads=1, kv_heads=1, head_dim=2, mlp_width=2)
@@ -22,7 +25,7 @@ AT = jnp.array([[0, 3, 1], [2, 2, 0]])
 
 
 def init(config, vocabulary=None):
-  return medusa(MODEL, config).init(jax.random.key(0), TARGET, vocabulary)
+  return medusa(target(MODEL), config).init(jax.random.key(0), TARGET, vocabulary)
 
 
 def noisy(params, seed: int = 1):
@@ -37,8 +40,8 @@ def logits_at(config, params, at):
   """f32[B, M, W] of each depth."""
   tokens = jnp.zeros((B, 4), jnp.int32)
   examples = Examples(tokens, tokens, tokens, Features(HIDDEN), at)
-  head = medusa(MODEL, config)
-  states = head.unroll(params, TARGET, examples)
+  head = medusa(target(MODEL), config)
+  states = drafting.unroll(head, params, TARGET, examples)
   return [head.read(params, TARGET, state, d) for d, state in enumerate(states, 1)]
 
 
@@ -85,7 +88,7 @@ def test_a_node_is_its_ranks_guess_at_its_depth(shared, vocabulary):
   config = dataclasses.replace(CONFIG, shared=shared)
   params = noisy(init(config, vocabulary))
   choices = ((0,), (2,), (0, 1), (2, 0), (0, 1, 2))
-  drafter = medusa(MODEL, config).drafter(choices)
+  drafter = drafting.drafter(medusa(target(MODEL), config), choices)
   assert (drafter.nodes, drafter.depth, drafter.proposal) == (6, 3, "deterministic")
   context = Context(jnp.array([[1, 5, 0], [4, 0, 0]]), jnp.array([2, 1]))
   hidden = HIDDEN[:, 0]
@@ -102,14 +105,14 @@ def test_a_node_is_its_ranks_guess_at_its_depth(shared, vocabulary):
 
 
 def test_no_choices_are_plain_decoding():
-  drafter = medusa(MODEL, CONFIG).drafter(())
+  drafter = drafting.drafter(medusa(target(MODEL), CONFIG), ())
   context = Context(jnp.array([[1, 5]]), jnp.array([2]))
   draft, _ = drafter.propose(init(CONFIG), TARGET, HIDDEN[:1, 0], context, None, None)
   assert (drafter.nodes, drafter.depth, draft.tokens.tolist()) == (1, 0, [[5]])
 
 
 def test_the_state_is_what_predicted_the_root():
-  drafter = medusa(MODEL, CONFIG).drafter(((0,), (1,), (0, 0)))
+  drafter = drafting.drafter(medusa(target(MODEL), CONFIG), ((0,), (1,), (0, 0)))
   context = Context(jnp.zeros((B, 8), jnp.int32), jnp.array([4, 1]))
   state = drafter.init((), (), context, Features(HIDDEN), 8)
   np.testing.assert_array_equal(state, jnp.stack([HIDDEN[0, 2], HIDDEN[1, 0]]))
@@ -138,5 +141,5 @@ def test_the_state_is_what_predicted_the_root():
 def test_an_impossible_tree_is_an_error(choices, vocabulary, words):
   context = Context(jnp.array([[1, 5]]), jnp.array([2]))
   with pytest.raises(ValueError, match=words):
-    drafter = medusa(MODEL, CONFIG).drafter(choices)
+    drafter = drafting.drafter(medusa(target(MODEL), CONFIG), choices)
     drafter.propose(init(CONFIG, vocabulary), TARGET, HIDDEN[:1, 0], context, None, None)

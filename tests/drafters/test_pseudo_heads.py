@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from specjax import speculate
-from specjax.base import Examples
 from specjax.decoding.method import method as pair
+from specjax.drafters import drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.pseudo import ride
+from specjax.models import transformer
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
@@ -50,9 +52,9 @@ def random_like(params, seed: int):
 
 
 def random_target():
-  z = jnp.zeros((1, 2), jnp.int32)
-  mask = jnp.ones((1, 2, 2), bool)
-  return random_like(jax.eval_shape(Transformer(MODEL).init, jax.random.key(0), z, z, mask), 0)
+  return random_like(
+    jax.eval_shape(functools.partial(transformer.init, MODEL), jax.random.key(0)), 0
+  )
 
 
 WEIGHTS = random_target()
@@ -63,9 +65,9 @@ def head(name: str):
   """(Head, params, layers at which rows enter)."""
   config = CONFIGS[name]
   if isinstance(config, PPDConfig):
-    made, layers = ppd(MODEL, config), (0,) * K
+    made, layers = ppd(target(MODEL), config), (0,) * K
   else:
-    made, layers = hidden_transfer(MODEL, config), config.layers or (3,) * K
+    made, layers = hidden_transfer(target(MODEL), config), config.layers or (3,) * K
   return made, random_like(made.init(jax.random.key(1), WEIGHTS), 1), layers
 
 
@@ -145,7 +147,7 @@ def unrolled(name: str, params, tokens, cuts):
   @jax.jit
   def run(params):
     examples = Examples(tokens, position, segment, features, jnp.asarray([cuts], jnp.int32))
-    states = made.unroll(params, WEIGHTS, examples)
+    states = drafting.unroll(made, params, WEIGHTS, examples)
     return jnp.stack([made.read(params, WEIGHTS, s, d)[0] for d, s in enumerate(states, 1)], 1)
 
   return np.asarray(run(params))
@@ -212,9 +214,11 @@ def test_weights_that_reproduce_the_future_give_the_targets_logits(name):
 
 
 def test_weights_before_training():
-  maps = hidden_transfer(MODEL, CONFIGS["up"]).init(jax.random.key(3), WEIGHTS)["params"]["maps"]
+  maps = hidden_transfer(target(MODEL), CONFIGS["up"]).init(jax.random.key(3), WEIGHTS)["params"][
+    "maps"
+  ]
   np.testing.assert_array_equal(maps, np.stack([np.eye(MODEL.width)] * K))
-  prompt = ppd(MODEL, CONFIGS["ppd"]).init(jax.random.key(3), WEIGHTS)["params"]["prompt"]
+  prompt = ppd(target(MODEL), CONFIGS["ppd"]).init(jax.random.key(3), WEIGHTS)["params"]["prompt"]
   table = np.asarray(WEIGHTS["params"]["embedding"])
   rows = {int(np.flatnonzero((table == p).all(1))[0]) for p in np.asarray(prompt)}
   assert len(rows) == K
@@ -232,7 +236,7 @@ def method(name: str | None):
   if name is None:
     return pair(TARGET, none(), greedy()), speculate.Weights(WEIGHTS, ())
   made, params, _ = head(name)
-  drafter = made.drafter(TREE, DRAFTERS[name])
+  drafter = drafting.drafter(made, TREE, DRAFTERS[name])
   return pair(TARGET, drafter, greedy()), speculate.Weights(WEIGHTS, params)
 
 
@@ -368,10 +372,10 @@ BAD_COUNTS = [(1, 1), (1, 1, 1, 1), (0, 1, 1), (1, 2, 1), (1, -1, 1)]
 @pytest.mark.parametrize("counts", BAD_COUNTS)
 def test_counts_that_do_not_fit_are_refused(counts):
   with pytest.raises(ValueError, match="accepted are 3 numbers of 0 to 1, the first at least 1"):
-    ppd(MODEL, PPDConfig()).drafter(((0,), (1,)), counts)
+    drafting.drafter(ppd(target(MODEL), PPDConfig()), ((0,), (1,)), counts)
 
 
 @pytest.mark.parametrize("layers", [(1,), (1, 1, 1, 1), (1, 1, 4), (-1, 1, 1)])
 def test_layers_that_do_not_fit_are_refused(layers):
   with pytest.raises(ValueError, match=r"accepted are \(\), or depth=3 layers of 0 to 3"):
-    hidden_transfer(MODEL, HiddenTransferConfig(layers=layers))
+    hidden_transfer(target(MODEL), HiddenTransferConfig(layers=layers))

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import test_every_head as every
 
-from specjax.base import Context, Examples
-from specjax.drafters import HEADS
+from specjax.base import Context
+from specjax.drafters import HEADS, drafting
+from specjax.drafters.base import Examples
 from specjax.drafters.hydra import HydraConfig, hydra
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer
+from specjax.models.transformer import Transformer, target
 from specjax.trees import Beam
 
 B, T = 2, 12
@@ -151,8 +152,8 @@ def test_the_published_formulas(name):
 
   @jax.jit
   def run(params):
-    states = made.unroll(
-      params, every.target_params(), Examples(tokens, position, segment, features, CUTS)
+    states = drafting.unroll(
+      made, params, every.target_params(), Examples(tokens, position, segment, features, CUTS)
     )
     return [made.read(params, every.target_params(), s, d) for d, s in enumerate(states, 1)]
 
@@ -174,7 +175,7 @@ def test_a_beam_is_what_the_formulas_search(name):
   made, params = every.head(f"variant {name}")
   tokens, *_, features = text(packed=False)
   width, depth, length = 3, 2, np.array([T, 5], np.int32)
-  drafter = made.drafter(Beam(1 + width * depth, depth, width))
+  drafter = drafting.drafter(made, Beam(1 + width * depth, depth, width))
 
   @jax.jit
   def run(params):
@@ -208,7 +209,7 @@ def test_the_prefix_layer_remembers_what_was_accepted():
 
 def test_heads_start_from_the_targets_vocabulary():
   matrix = np.asarray(every.target_params()["params"]["embedding"])
-  params = VARIANTS["hydra++"][0](every.MODEL, HydraConfig()).init(
+  params = VARIANTS["hydra++"][0](every.TARGET, HydraConfig()).init(
     jax.random.key(0), every.target_params(), jnp.asarray(every.VOCABULARY)
   )["params"]
   for d in range(1, 5):
@@ -235,7 +236,7 @@ def llama(width, mlp_width, heads, vocab_size=32000):
   ],
 )
 def test_sizes_are_the_published_ones(build, config, model, billions):
-  init = build(model, config).init
+  init = build(target(model), config).init
   matrix = jax.ShapeDtypeStruct((model.vocab_size, model.width), jnp.float32)
   shapes = jax.eval_shape(init, jax.random.key(0), {"params": {"lm_head": matrix}})
   size = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) / 1e9

@@ -9,7 +9,7 @@ from test_every_head import TARGET, T, V, head, start, target_params
 from specjax import speculate
 from specjax.base import Draft
 from specjax.decoding.method import method as pair
-from specjax.drafters import draft_model, draft_tree, none, prompt_lookup, union
+from specjax.drafters import draft_model, draft_tree, drafting, none, prompt_lookup, union
 from specjax.drafters.union import merge
 from specjax.sampling import DRAFT, Noise
 from specjax.testing import (
@@ -23,7 +23,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees import IID, Mixed, WithoutReplacement
+from specjax.trees import IID, Mixed, Static, WithoutReplacement
 from specjax.verifiers import recursive, target_only, traversal
 
 EXACT, BIASED = 1e-6, 1e-3
@@ -67,6 +67,15 @@ def distances(drafter, rule, params) -> list[float]:
   return found
 
 
+@pytest.mark.full(
+  but=[
+    "copied, then drawn-recursive",
+    "two models-traversal",
+    "a union of unions*",
+    "independent draws*",
+    "all chosen-target_only",
+  ]
+)
 @pytest.mark.parametrize(
   ("name", "rule"), [(name, rule) for name, row in EXACT_FOR.items() for rule in row[2]]
 )
@@ -154,9 +163,11 @@ def test_every_source_knows_the_committed_text():
   """The state after some rounds is what a prefill of the text so far gives, whoever won."""
   names, tree = ("eagle3", "hydra", "medusa"), ((0,), (1,), (0, 0))
   made = [head(name) for name in names]
-  knowing = draft_tree(TARGET, ((0,), (0, 0)))  # the target itself: it wins
-  losing = draft_tree(TARGET, ((0,), (1,)))
-  sources = [prompt_lookup(4), *(h.drafter(tree) for h, _ in made), losing, knowing]
+  knowing = draft_tree(TARGET, Static(((0,), (0, 0))))  # the target itself: it wins
+  losing = draft_tree(TARGET, Static(((0,), (1,))))
+  sources = [
+    prompt_lookup(4), *(drafting.drafter(h, Static(tree)) for h, _ in made), losing, knowing,
+  ]  # fmt: skip
   other = jax.tree.map(lambda x: -x, target_params())
   params = ((), *(p for _, p in made), other, target_params())
   drafter = union(*sources)
@@ -184,7 +195,7 @@ def test_every_source_knows_the_committed_text():
 
 def test_sizes_taps_and_names():
   eagle3, _ = head("eagle3")
-  source = union(prompt_lookup(5), eagle3.drafter(((0,), (1,))), random_draft([[0]], V))
+  source = union(prompt_lookup(5), drafting.drafter(eagle3, ((0,), (1,))), random_draft([[0]], V))
   assert (source.nodes, source.depth, source.proposal) == (1 + 5 + 2 + 1, 5, "deterministic")
   assert (
     source.name == "prompt_lookup+eagle3+random_draft"
@@ -202,7 +213,7 @@ def test_sizes_taps_and_names():
       (draft_tree(TABLE, WithoutReplacement(((0,), (1,)))),),
       "has the proposal 'without_replacement': a union",
     ),
-    ((draft_tree(TABLE, Mixed(((0,), (1,)))),), "chain, iid, own, point"),
+    ((draft_tree(TABLE, Mixed(((0,), (1,)))),), "chain, deterministic, iid, independent"),
     ((none()._replace(evaluate=TABLE.evaluate),), "replaces the target's evaluation"),
   ],
 )

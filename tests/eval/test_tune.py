@@ -14,7 +14,7 @@ import pytest
 import specjax
 from specjax.base import Draft, Drafter, Evaluation, Features
 from specjax.checkpoints import heads, hf
-from specjax.drafters import medusa
+from specjax.drafters import drafting, medusa
 from specjax.drafters.medusa import MedusaConfig
 from specjax.eval import bench, draft_cost, tune, tune_report
 from specjax.models.config import Config
@@ -40,7 +40,7 @@ def model(tmp_path_factory):
 def head(model, tmp_path_factory):
   """Directory of an untrained medusa whose table is one deep, so that there is little to time."""
   path = tmp_path_factory.mktemp("head")
-  params = medusa(model.config, HEAD).init(jax.random.key(1), model.params)
+  params = medusa(model.target, HEAD).init(jax.random.key(1), model.params)
   heads.save(path, "medusa", HEAD, params, [[0], [0, 0]], RATES[:1], base="tiny")
   return str(path)
 
@@ -175,7 +175,9 @@ def test_what_a_drafter_computes_is_timed(model):
 def tuned(model, head, prompt_file, tmp_path_factory):
   """(directory, summary)."""
   out = tmp_path_factory.mktemp("tune")
-  config = tune.Config(f"medusa[{head}]", prompt_file, max_new_tokens=12, batch=2, decode=1, repeats=1)
+  config = tune.Config(
+    f"medusa[{head}]", prompt_file, max_new_tokens=12, batch=2, decode=1, repeats=1
+  )
   return out, tune.run(model, config, out)
 
 
@@ -245,10 +247,10 @@ def test_a_benchmark_takes_a_tree(model, head, tmp_path, raw, name, nodes):
 def test_a_benchmark_takes_a_tree_by_name(model, head):
   config, name = bench.Config(), f"medusa[{head}]"
   drafter = bench.make_decoder(model, f"{name}/dynamic-6-2-3", config).method.drafter
-  assert drafter is medusa(model.config, HEAD).drafter(Dynamic(6, 2, 3))
+  assert drafter is drafting.drafter(medusa(model.target, HEAD), Dynamic(6, 2, 3))
   for label, message in (
     (f"{name}/dynamic-6-2", "tree='dynamic-6-2': accepted is dynamic-NODES"),
-    (f"{name}/tree[no_such.json]", "there is no such file"),
+    (f"{name}/tree[no_such.json]", "cannot be read"),
     (f"{name}/dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
     ("medusa:dynamic-6-2-3", "is now medusa/dynamic-6-2-3"),
     ("medusa:tree.json", r"is now medusa/tree\[tree.json\]"),

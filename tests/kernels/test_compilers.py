@@ -34,6 +34,7 @@ def said(chip: str) -> str:
   return output(tuple(family))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ("chip", "served", "besides"),  # of the bytes of the arguments
   [(chip, 20, 1 / 4) for chip in topology.TPUS] + [(chip, 9, 1 / 3) for chip in topology.GPUS],
@@ -48,6 +49,7 @@ def test_every_shape_of_interest_compiles(chip, served, besides):
   assert all(row["temp_bytes"] < row["argument_bytes"] * besides for row in rows)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chip", topology.GPUS)
 def test_no_register_is_spilled(chip):
   spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said(chip))

@@ -27,6 +27,7 @@ def whole_blocks(q, k, v, lengths, splits):
   return Result(jnp.einsum("zhrs,hsc->zhrc", weight, v), top, weight.sum(-1))
 
 
+@pytest.mark.full(but=["(2, 1, 4*"])
 @pytest.mark.parametrize(
   "shape",
   [(3, 2, 2, 5, 1024, 64, (0, 63, 1024)), (2, 1, 4, 16, 1100, 64, (64, 1099))],
@@ -68,6 +69,7 @@ unsettled = pytest.mark.skipif(  # a failed simulation would spoil the tests aft
 )
 
 
+@pytest.mark.full(but=["100"])
 @pytest.mark.parametrize("length", [0, 100, pytest.param(300, marks=unsettled)])
 def test_the_kernel_gives_the_parts(length, monkeypatch, capfd):
   """Warpgroups, barriers and copies are simulated; products are plain ones."""

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from specjax.kernels.tree_attention import quantise, tree_attention
 
 
+@pytest.mark.full(but=["(2, 2)-*"])
 @pytest.mark.parametrize("int8", [False, True], ids=["f32", "int8"])
 @pytest.mark.parametrize("axes", [(2, 2), (1, 4), (4, 1)], ids=str)
 def test_rows_and_heads_may_lie_on_other_devices(axes, int8):

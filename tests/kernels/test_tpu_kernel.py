@@ -17,6 +17,7 @@ def simulated(seed):
   return pltpu.InterpretParams(detect_races=True, random_seed=seed, num_cores_or_threads=2)
 
 
+@pytest.mark.full(but=["0"])
 @pytest.mark.parametrize("seed", range(3))
 def test_cores_do_not_race_and_dead_blocks_do_not_matter(seed, capfd):
   arguments = case(seed, 2, 2, 2, 3, 384, 64, (129, 0))
@@ -45,6 +46,7 @@ def test_a_race_would_be_seen(capfd):
   assert "RACE DETECTED" in said + capfd.readouterr().out
 
 
+@pytest.mark.full(but=["(2, 1, 7*", "(3, 1, 4*-bf16"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape_lowers_for_tpu(shape, dtype):

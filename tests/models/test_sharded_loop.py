@@ -27,6 +27,7 @@ def report(topology_name):
   return json.loads(ran.stdout)
 
 
+@pytest.mark.full
 def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache():
   row = report("v5e:4x4")
   assert row["kernels"] == 1
@@ -37,6 +38,7 @@ def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache():
   assert row["collectives"]["all-reduce"] <= of_large_arrays + of_small_ones
 
 
+@pytest.mark.full
 def test_a_gpu_layer_copies_no_cache():
   row = report("h100:1")
   assert row["cache_copies"] == 0

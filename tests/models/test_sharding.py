@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from specjax import drafters, speculate
 from specjax.decoding.method import method as pair
-from specjax.models import sharding
+from specjax.models import sharding, transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
 from specjax.sampling import Settings, request_keys
@@ -53,8 +53,7 @@ def decode(params):
 
 
 def random_params(config=CONFIG):
-  z = jnp.zeros((1, 2), jnp.int32)
-  params = Transformer(config).init(jax.random.key(1), z, z, jnp.ones((1, 2, 2), bool))
+  params = transformer.init(config, jax.random.key(1))
   return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, params)
 
 

@@ -1,5 +1,6 @@
 """The network against itself: through a cache, over trees, who sees whom, and what it allocates."""
 
+import functools
 import pathlib
 
 import chex
@@ -11,6 +12,7 @@ import pytest
 from specjax.base import KV, Cache
 from specjax.checkpoints import hf
 from specjax.models import cache as kv_cache
+from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Layers, Transformer, attention_mask, target
 
@@ -24,8 +26,7 @@ TINY = Config(
 
 
 def random_params(config: Config, dtype=jnp.float32):
-  z = jnp.zeros((1, 2), jnp.int32)
-  params = Transformer(config).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+  params = transformer.init(config, jax.random.key(0))
   # Larger than at the start of training, so that attention is far from uniform.
   return jax.tree.map(lambda p: (p * 8.0 if p.ndim > 1 else p).astype(dtype), params)
 
@@ -39,6 +40,7 @@ def full_pass(config: Config, params, ids):
   return model.apply(params, hidden, method="head")
 
 
+@functools.cache
 def jitted(config: Config):
   t = target(config)
   return jax.jit(t.prefill, static_argnums=3), jax.jit(t.evaluate), jax.jit(t.commit)
@@ -66,6 +68,7 @@ def path_to(parent, node: int) -> list[int]:
   return path
 
 
+@pytest.mark.full(but=["llama3", "mistral"])
 def test_ragged_chain_through_the_cache_equals_the_full_pass(checkpoint):
   config, params = checkpoint.config, checkpoint.params
   prefill, evaluate, commit = jitted(config)
@@ -92,6 +95,7 @@ def test_ragged_chain_through_the_cache_equals_the_full_pass(checkpoint):
     cache = cache._replace(length=jnp.asarray(length - 1))
 
 
+@pytest.mark.full(but=["llama3-0", "mistral-0", "qwen3-1"])
 @pytest.mark.parametrize("seed", range(2))
 def test_every_path_of_a_tree_equals_the_full_pass(checkpoint, seed):
   config, params = checkpoint.config, checkpoint.params

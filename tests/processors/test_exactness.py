@@ -77,6 +77,9 @@ def case(kind: str, seed: int, temperature: float, **settings) -> Case:
   )  # fmt: skip
 
 
+@pytest.mark.full(
+  but=["plain-constraint", "tree-*", "chain, token-penalties", "drawn tree-constraint"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_distribution_is_that_of_the_path(name, kind):

@@ -172,17 +172,35 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
   )
 
 
+@pytest.mark.full(
+  but=[
+    "plain, *",
+    "chain of 2, *",
+    "unbalanced, *",
+    "repeated sibling, *",
+    "padding, *",
+    "prompt lookup, *",
+    "2,1, *",
+    "draft model 2, *",
+    "draft model 1, token, 2 rounds",
+    "2 iid, *",
+    "2,1 *",
+    "2 distinct, *",
+    "DySpec, *",
+    "kept 2, *",
+  ]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
   drafter, verifier, rounds = METHODS[name]
   method = pair(table_model(V), drafter, verifier)
-  thorough = pytestconfig.getoption("--thorough")
+  full = pytestconfig.option.full
   wide = (rounds == 2 and drafter.depth > 1) or drafter.name == "draft_tree"
   for number, (settings, end) in enumerate(itertools.product(SETTINGS, ENDS)):
     if verifier.temperature == "zero" and settings["temperature"] > 0:
       continue
     # Temperature x top-p x stop, on three tables each.
-    whole = thorough and settings in SETTINGS[:6] and end in ENDS[:2]
+    whole = full and settings in SETTINGS[:6] and end in ENDS[:2]
     if wide and number % 3 and not whole:
       continue
     for seed in [number % 3] if (end or wide) and not whole else range(3):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.trees import Dynamic, Static
-from specjax.trees.grow import fill, size_of
+from specjax.trees.base import independent
 from specjax.trees.structure import ancestors
 
 B, STATES, V = 4, 31, 7
@@ -66,7 +66,7 @@ def compiled_grow(tree, logits):
 
 @functools.partial(jax.jit, static_argnums=0)
 def compiled_fill(tree, logits):
-  return fill(tree, ROOT, [logits[:, d] for d in range(5)])
+  return tree.fill(ROOT, independent(logits[:, :5]))
 
 
 def grown(tree, logits):
@@ -264,12 +264,6 @@ def test_a_reduced_vocabulary_is_mapped_and_the_root_is_not(tree):
 def test_impossible_trees_are_refused(numbers, words):
   with pytest.raises(ValueError, match=words):
     Dynamic(*numbers)
-
-
-@pytest.mark.parametrize("tree", [Dynamic(9, 5, 3), tuple((0,) * d for d in range(1, 6))])
-def test_a_tree_deeper_than_its_head_is_refused(tree):
-  with pytest.raises(ValueError, match="tree is 5 deep: the head guesses 4"):
-    size_of(tree, 4)
 
 
 def test_a_rank_past_the_vocabulary_is_refused():

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.base import Drafter, Head, Params, Target
+from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded
 from specjax.data import ngram as bigrams
@@ -18,8 +18,9 @@ from specjax.decoding.build.tree import FILE, best_tree, build_tree, chain
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
-from specjax.drafters import DRAFTERS, HEADS, draft_vocabulary
+from specjax.drafters import DRAFTERS, HEADS, draft_vocabulary, drafting
 from specjax.drafters.adaptive_model import adaptive_model
+from specjax.drafters.base import Head
 from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.none import none
 from specjax.drafters.rescored import local, ngram
@@ -69,7 +70,7 @@ def build_drafter(model: Model, given: Any, tree: Any = None, draft_length: Any 
     return part.name, part, own
   _refuse(part.name, None, draft_length)
   suffix, shape = build_tree(chain(part.depth) if tree is None else tree)
-  return part.name + suffix, part.drafter(shape), own
+  return part.name + suffix, drafting.drafter(part, shape), own
 
 
 def _refuse(name: str, tree: Any, draft_length: Any) -> None:
@@ -158,11 +159,11 @@ def _head(model: Model, part: Part, tree: Any) -> Built:
     nodes = arguments.get("depth", DEFAULT_NODES - 1) + 1
     choices = loaded.choices or chain(loaded.head.depth)
     shape = best_tree(choices, nodes, path, exactly=bool(arguments))
-    return name, loaded.head.drafter(shape), loaded.params
+    return name, drafting.drafter(loaded.head, shape), loaded.params
   suffix, shape = build_tree(tree)
   if shape.depth == 0:
     return "none", none(), ()
-  return name + suffix, loaded.head.drafter(shape), loaded.params
+  return name + suffix, drafting.drafter(loaded.head, shape), loaded.params
 
 
 def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:

@@ -1,6 +1,6 @@
-"""What a head is taught at a batch of cut points, and how its guesses are counted.
+"""What a head is taught at a batch of drafting positions, and how its guesses are counted.
 
-Letters: B rows, M cut points of a row, D depth, E width.
+Letters: B rows, M drafting positions of a row, D depth, E width.
 """
 
 from typing import Any
@@ -10,32 +10,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Examples, Head, LossWeights, Params
-from specjax.drafters import draft_vocabulary
-from specjax.drafters.draft_context import rows_at
+from specjax.base import Params
+from specjax.drafters import draft_vocabulary, drafting
+from specjax.drafters.base import Examples, Head, LossWeights
+from specjax.drafters.memory import rows_at
 from specjax.models.linear import linear
-from specjax.models.transformer import target
-from specjax.train import losses
-from specjax.train.draft_positions import Batch
+from specjax.train.recipe import losses
+from specjax.train.recipe.draft_positions import Batch
 
 RANKS = 10  # guesses per depth whose hits are counted
 
 
 class Objective:
-  """A head's guesses at a batch of cut points, and the figures made of them."""
+  """A head's guesses at a batch of drafting positions, and the figures made of them."""
 
-  def __init__(self, model_config, head: Head, vocabulary: np.ndarray | None):
-    self.head, self.target = head, target(model_config)
-    self.place = np.arange(model_config.vocab_size)  # of each target id in the draft vocabulary
+  def __init__(self, head: Head, vocabulary: np.ndarray | None):
+    self.head, V = head, head.target.vocab_size
+    self.place = np.arange(V)  # of each target id in the draft vocabulary
     if vocabulary is not None:
-      self.place = np.full(model_config.vocab_size, -1)
+      self.place = np.full(V, -1)
       self.place[vocabulary] = np.arange(len(vocabulary))
 
   def states(self, params: Params, target_params: Params, examples: Examples):
     """What the head reads at every depth, from states in the target's own dtype."""
     dtype = jax.tree.leaves(target_params)[0].dtype
     features = jax.tree.map(lambda x: x.astype(dtype), examples.features)
-    return self.head.unroll(params, target_params, examples._replace(features=features))
+    examples = examples._replace(features=features)
+    return drafting.unroll(self.head, params, target_params, examples)
 
   def loss(
     self,
@@ -59,7 +60,9 @@ class Objective:
       noisy = examples.features._replace(hidden=hidden + shift.astype(hidden.dtype))
       examples = examples._replace(features=noisy)
     states = self.states(params, target_params, examples)
-    matrix = draft_vocabulary.rows(self.target.lm_head(target_params), draft_vocabulary.ids(params))
+    matrix = draft_vocabulary.rows(
+      self.head.target.lm_head(target_params), draft_vocabulary.ids(params)
+    )
     T, total, metrics = hidden.shape[1], jnp.zeros(()), {}
     scales = losses.depth_weights(weights.decay, len(states))
     for d, (state, scale) in enumerate(zip(states, scales, strict=True), 1):
@@ -76,8 +79,8 @@ class Objective:
         teacher = linear(own, matrix).astype(jnp.float32)
         right = (flat.argmax(-1) == label).astype(jnp.float32)
         state = state.reshape(-1, state.shape[-1])
-        loss = losses.total(weights, state, flat, label, teacher, own, weight)
-        return loss, losses.mean(right, weight)
+        guess = losses.Guess(state, flat, label, teacher, own)
+        return losses.total(weights, guess, weight), losses.mean(right, weight)
 
       loss, metrics[f"accuracy_{d}"] = at_depth(state, own)
       if scale:

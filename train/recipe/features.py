@@ -2,13 +2,12 @@
 
 A directory holds `manifest.json` (format version, digests of the target, its tokenizer and the
 rows, the template, the layers), `hidden.npy` and a `layer_I.npy` per layer, float16 [R, T, E], and
-`done`, how many rows are written. A killed run continues; a mismatch is refused.
+`done`, the number of rows that are written. A killed run continues; a mismatch is refused.
 
 Letters: R rows, T row length, E width.
 """
 
 import hashlib
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.progress import track
 
 from specjax.base import Features
 from specjax.data.packing import Rows
 from specjax.decoding.model import Model
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer
+from specjax.train.recipe import forward
+from specjax.train.recipe.run import read_json, write_json
 
 VERSION = 1
 
@@ -34,7 +34,7 @@ def _digest(parts: Any) -> str:
 
 
 def manifest(model: Model, rows: Rows, layers: Sequence[int]) -> dict[str, Any]:
-  """What the states depend on."""
+  """All that the states depend on."""
   leaves = jax.tree.leaves(model.params)
   return {
     "version": VERSION,
@@ -52,10 +52,8 @@ def _claim(directory: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
   file = directory / "manifest.json"
   if not file.exists():
     directory.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(here, indent=2) + "\n")
-    unfinished.replace(file)
-  there = json.loads(file.read_text())
+    write_json(file, here)
+  there = read_json(file)
   for key, value in here.items():
     found = there.get(key)
     missing = set(value) - set(found or ()) if key == "layers" else found != value
@@ -68,17 +66,17 @@ def _claim(directory: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
 def compute(
   model: Model, rows: Rows, layers: Sequence[int], directory: str | pathlib.Path, batch: int = 16
 ) -> Features:
-  """The states of `rows`, from disk where they are there, else computed and written.
+  """The states of `rows`, which are read from disk, or else computed and written.
 
   Args:
     model: the target.
     rows: arrays [R, T].
     layers: see `base.Features`; a directory with more layers serves too.
-    directory: of the format above.
-    batch: rows per forward.
+    directory: directory of the format above.
+    batch: number of rows of a forward.
 
   Returns:
-    Features with memory-mapped f16[R, T, E], the hidden_layers in the order of `layers`.
+    Features with memory-mapped f16[R, T, E], the `hidden_layers` in the order of `layers`.
 
   Raises:
     ValueError: the directory belongs to another target, tokenizer, template or rows, or lacks a
@@ -101,19 +99,14 @@ def compute(
 
 
 def _write(model, rows: Rows, layers, files, done: int, batch: int, progress: pathlib.Path) -> None:
-  target = Transformer(model.config)
+  network = Transformer(model.config)
 
   @jax.jit
   def run(params, rows: Rows):
-    mask = attention_mask(jnp.asarray(rows.segment), model.config.causal)
-    features, _ = target.apply(
-      params, rows.tokens, rows.position, mask, hidden_layers=tuple(layers), method="features"
-    )
+    features = forward.read(network, params, rows, tuple(layers))
     return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
 
-  for i in track(range(done, len(rows.tokens), batch), description="hidden states"):
-    size = min(batch, len(rows.tokens) - i)  # the last batch is padded: one shape, one compilation
-    part = Rows(*(np.pad(x[i : i + batch], ((0, batch - size), (0, 0))) for x in rows))
+  for i, size, part in forward.parts(rows, batch, "hidden states", done):
     for file, x in zip(files, run(model.params, part), strict=True):
       x = np.asarray(x)[:size]
       if not np.isfinite(x).all():

@@ -25,7 +25,7 @@ def _update(state: State, accepted: Array, drafted: Array) -> State:
 
 
 @functools.cache
-def static(length: int = 4) -> DraftLength:
+def constant(length: int = 4) -> DraftLength:
   """Drafts a fixed number of tokens, as speculative decoding does.
 
   Leviathan et al. 2023 (arXiv 2211.17192); `eval.theory.best_length` is the best such number.
@@ -39,4 +39,4 @@ def static(length: int = 4) -> DraftLength:
   def init(batch: int) -> State:
     return State(jnp.full(batch, length, jnp.int32))
 
-  return DraftLength("static", False, False, init, _stop, _update)
+  return DraftLength("constant", False, False, init, _stop, _update)

@@ -1,8 +1,9 @@
-"""What a model says on its way when only what is right is committed.
+"""What a denoiser predicts in every round when only what is right is committed.
 
 Letters: B batch, L canvas length, W window, P prompts, S records.
 """
 
+import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,12 +21,12 @@ from specjax.sampling import request_keys
 
 
 class Trace(NamedTuple):
-  """One round of one block a record.
+  """Records of one round of one block each.
 
   Attributes:
-    confidence: f32[S, W], of all slots.
-    right: bool[S, W], whether what would be committed is what the reference says.
-    open: bool[S, W], the slots still to be filled.
+    confidence: f32[S, W], the model's confidence in every slot.
+    right: bool[S, W], whether the token that would be committed is that of the reference.
+    open: bool[S, W], the slots that are still to be filled.
     prompt: i32[S], number of the prompt.
   """
 
@@ -36,9 +37,9 @@ class Trace(NamedTuple):
 
 
 def oracle() -> Policy:
-  """Commits what agrees with `params` i32[B, L]; Learn2PD's extremely greedy policy.
+  """Commits what agrees with `params` i32[B, L]: Learn2PD's extremely greedy policy.
 
-  Bao et al. 2025 (arXiv 2509.25188, section 3). No system can run it: it knows the answer.
+  Bao et al. 2025 (arXiv 2509.25188, section 3). No system can run it, for it knows the answer.
   """
 
   def select(params: Array, memory, seen: Prediction):
@@ -52,19 +53,25 @@ def oracle() -> Policy:
 def collect(
   model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
 ) -> tuple[Trace, float]:
-  """Traces of the oracle against the model's own answers, one slot per pass.
+  """Traces of the oracle against the model's own answers, which fill one slot per pass.
 
-  Where nothing is right any more, the reference is put in the surest slot.
+  Where no guess is right, the token of the reference is put in the slot of highest confidence.
+  Prompts after the last full batch are left out.
 
   Args:
-    prompts: ids.
-    new: slots after each prompt.
+    new: number of slots after each prompt.
     block: W.
     batch: B.
 
   Returns:
-    The records, and the oracle's passes over the reference's: how few could do.
+    The records, and the share of the reference's passes that the oracle takes.
+
+  Raises:
+    ValueError: the prompts fill no batch.
   """
+  if len(prompts) < batch:
+    raise ValueError(f"answer_batch={batch}: accepted is 1 to {len(prompts)}, the questions that "
+                     "fit the model.")  # fmt: skip
   reference = DiffusionDecoder(model, "confidence", blocks=block, stopping="whole", batch=batch)
   network = model.denoiser
   method = denoise.Method(
@@ -94,13 +101,14 @@ def collect(
     rows = prompts[first : first + batch]
     answers = reference(rows, new, first=first)
     ordinary += sum(r.forwards for r in answers)
-    L = max(len(r.filling.canvas) for r in answers) + block
+    canvases = [r.filling.canvas for r in answers]
+    L = max(map(len, canvases)) + block
     truth, end = np.zeros((batch, L), np.int32), np.zeros(batch, np.int32)
     masked = np.zeros((batch, L), bool)
-    for b, (ids, answer) in enumerate(zip(rows, answers, strict=True)):
-      truth[b, : len(answer.filling.canvas)] = answer.filling.canvas
-      masked[b, len(ids) : len(answer.filling.canvas)] = True
-      end[b] = len(answer.filling.canvas)
+    for b, (ids, filled) in enumerate(zip(rows, canvases, strict=True)):
+      truth[b, : len(filled)] = filled
+      masked[b, len(ids) : len(filled)] = True
+      end[b] = len(filled)
     canvas = Canvas(jnp.asarray(truth), jnp.asarray(masked), jnp.asarray(end))
     state = denoise.compiled_start(method, denoise.Weights(model.params, truth), canvas)
     while not bool(state.done.all()):
@@ -109,3 +117,16 @@ def collect(
       parts.append(Trace(confidence[live], right[live], open_[live], number[live]))
     passes += int(state.forwards.sum())
   return Trace(*map(np.concatenate, zip(*parts, strict=True))), passes / ordinary
+
+
+def kept_traces(
+  file: pathlib.Path, model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
+) -> tuple[Trace, float]:
+  """What `collect` returns, kept in a file."""
+  if not file.exists():
+    trace, share = collect(model, prompts, new, block, batch)
+    unfinished = file.with_suffix(".tmp.npz")
+    np.savez(unfinished, share=share, **trace._asdict())
+    unfinished.replace(file)
+  with np.load(file) as arrays:
+    return Trace(*(arrays[name] for name in Trace._fields)), float(arrays["share"])

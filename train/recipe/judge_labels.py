@@ -1,18 +1,18 @@
-"""Right and wrong tokens to learn a judge from, made from reference answers.
+"""Right and wrong tokens from which a judge learns, made from reference answers.
 
-Judge decoding is published with answers that people marked token by token. We have no such marks,
-so this is a procedure of our own, and its labels say less:
+The marks with which judge decoding is published were made by people and are not public, so that
+this is a procedure of our own, whose labels say less:
 
-- Right: every token of a reference answer; and words put in place of its words. They are drawn
-  from the target's distribution among its top-k, and hold no digit and no sign of arithmetic. Numbers stay
-  as they are, but a word may change the sense ("more" for "less"): noise in the labels.
-- Wrong: another digit in place of one that is determined by what stands before it, which in GSM8K
-  are the results, `<<48/2=24>>24`, and the last line, `#### 72`; and another operator inside
-  `<<..>>`. Also drawn from the target's distribution among these, so that they are mistakes it may make.
-  Operands are left alone: they may come in another order and be right.
+- Right is every token of a reference answer, and a word in the place of one of its words. That word
+  is drawn among the target's top-k and holds no digit and no sign of arithmetic. It may change the
+  sense ("more" for "less"), which is noise in the labels.
+- Wrong is another digit in the place of one that the text before it determines, which in GSM8K are
+  those of the results, `<<48/2=24>>24`, and of the last line, `#### 72`; and another operator
+  inside `<<..>>`. Both are drawn from the target's distribution among their kind, as mistakes that
+  it may make. Operands are left alone: they may come in another order and be right.
 
-One token is replaced at a time, with the reference before it: a replacement is another node after
-the same text, and all are read in one pass over the reference. States are those after the token.
+One token is replaced at a time: a replacement is another node after the same text, and one pass
+over the reference reads them all. The states are those after the token.
 
 Letters: R rows, T row length, V vocabulary, E width, P marked tokens.
 """
@@ -24,12 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from rich.progress import track
 
 from specjax.data.packing import Rows
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer, attention_mask
+from specjax.train.recipe import forward
 
 OPERATORS = "+-*/"
 WORD, DIGIT, OPERATOR, KEPT = range(4)
@@ -50,7 +50,7 @@ class JudgeLabels(NamedTuple):
 
 
 def kinds(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-  """i32[V]: WORD, DIGIT and OPERATOR may be replaced by their own kind; KEPT may not."""
+  """The kind i32[V] of every token: WORD, DIGIT and OPERATOR may be replaced by their own kind."""
   texts = [tokenizer.decode([i]) for i in range(vocab_size)]
 
   def kind(text: str) -> int:
@@ -64,7 +64,7 @@ def kinds(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
 
 
 def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np.ndarray:
-  """bool[T]: words, digits of results and operators inside `<<..>>`.
+  """Says which tokens bool[T] are words, digits of results or operators inside `<<..>>`.
 
   Args:
     tokens: T ids of an answer.
@@ -87,20 +87,20 @@ def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np
 def mark(
   model: Model, rows: Rows, *, top_k: int, temperature: float, seed: int, batch: int = 4
 ) -> JudgeLabels:
-  """Every answer token of `rows`, and one replacement of each that may be replaced.
+  """Marks every answer token of `rows`, and one replacement of each that may be replaced.
 
   Args:
-    model: the target, with a tokenizer of single digits.
-    rows: question and answer, arrays [R, T]; `mask` is True on answers.
-    top_k: words are drawn among so many.
-    temperature: of the distribution that replacements are drawn from.
-    seed: of the draws.
-    batch: rows of a forward.
+    rows: questions and answers, arrays [R, T]; `mask` is True on answers.
+    top_k: number of the likeliest tokens among which words are drawn.
+    temperature: temperature of the distribution from which replacements are drawn.
+    batch: number of rows of a forward.
 
   Raises:
-    ValueError: the tokenizer has no token for each digit.
+    ValueError: the tokenizer has no token for each digit, or top_k is not in its vocabulary.
   """
   assert model.tokenizer is not None  # rows come from it
+  if not 1 <= top_k <= model.config.vocab_size:
+    raise ValueError(f"top_k={top_k}: accepted is 1 to {model.config.vocab_size}.")
   kind = kinds(model.tokenizer, model.config.vocab_size)
   if (kind == DIGIT).sum() < 10:
     raise ValueError(f"model={model.name!r} has numbers of several digits in its vocabulary: "
@@ -117,8 +117,8 @@ def mark(
     """States [B, 2 T, E] after the tokens and their replacements; where there is one."""
     T = rows.tokens.shape[1]
     seen = attention_mask(jnp.asarray(rows.segment), True)
-    features, _ = network.apply(params, rows.tokens, rows.position, seen, method="features")
-    logits: Array = network.apply(params, features.hidden, method="head")  # type: ignore[assignment]
+    hidden = forward.read(network, params, rows).hidden
+    logits: Array = network.apply(params, hidden, method="head")  # type: ignore[assignment]
     log_probs = jnp.pad(logits, ((0, 0), (1, 0), (0, 0)))[:, :-1] / temperature
     of = jnp.asarray(kind)[rows.tokens]
     least = jax.lax.top_k(log_probs, top_k)[0][..., -1:]
@@ -141,9 +141,7 @@ def mark(
     return both.hidden.astype(jnp.float16), allowed.any(-1)
 
   parts = []
-  for i in track(range(0, len(rows.tokens), batch), description="marked tokens"):
-    size = min(batch, len(rows.tokens) - i)
-    part = Rows(*(np.pad(x[i : i + batch], ((0, batch - size), (0, 0))) for x in rows))
+  for i, size, part in forward.parts(rows, batch, "marked tokens"):
     hidden, left = run(model.params, part, jax.random.fold_in(jax.random.key(seed), i))
     hidden, left = np.asarray(hidden)[:size], np.asarray(left)[:size]
     T = left.shape[1]

@@ -1,6 +1,6 @@
 """Where in a row a head drafts while it learns, and what it should say there.
 
-Letters: R rows, B rows of a batch, T row length, M cut points of a row, D depth.
+Letters: R rows, B rows of a batch, T row length, M drafting positions of a row, D depth.
 """
 
 from typing import Any, NamedTuple
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax.base import Examples, Features
+from specjax.base import Features
 from specjax.data.packing import Rows
+from specjax.drafters.base import Examples
 
 
 class Batch(NamedTuple):
@@ -43,7 +44,7 @@ def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Source:
-  """Batches of cut points, a function of the step alone."""
+  """Batches of drafting positions, a function of the step alone."""
 
   def __init__(self, rows: Rows, features: Features, depth: int, points: int, seed: int):
     """Rows [R, T], their features [R, T, E], D, M and the seed of the choice."""

@@ -18,7 +18,6 @@ def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
   itself (MDLM, Sahoo et al. 2024, arXiv 2406.07524).
 
   Args:
-    key: key[].
     maskable: bool[B, T]; a prompt is not.
 
   Returns:
@@ -51,11 +50,6 @@ def context_weight(masked: Array, seen: Array, q: float = 0.3) -> Array:
   return visible @ share
 
 
-def shifted(logits: Array) -> Array:
-  """Logits [B, T, V] of a model whose state at i - 1 predicts token i; token 0 predicts itself."""
-  return jnp.concatenate([logits[:, :1], logits[:, :-1]], 1)
-
-
 def denoising_loss(
   logits: Array, tokens: Array, masked: Array, maskable: Array, weight: Array
 ) -> tuple[Array, dict[str, Array]]:
@@ -75,4 +69,4 @@ def denoising_loss(
   loss = (jnp.where(masked, weight * nll, 0.0).sum(1) / count).mean()
   right = (logits.argmax(-1) == tokens) & masked
   accuracy = right.sum() / jnp.maximum(masked.sum(), 1)
-  return loss, {"loss": loss, "accuracy": accuracy}
+  return loss, {"accuracy": accuracy}

@@ -1,0 +1,58 @@
+"""Model families: how a config.json becomes a network, by its `model_type`.
+
+A new family is a file that defines what `Family` names, and a row of FAMILIES.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax import Array
+
+from specjax.base import Params, Target
+from specjax.checkpoints import hf_config
+from specjax.checkpoints.hf_layout import HF, LLADA, Layout, Names, layout, spare
+from specjax.models import transformer
+from specjax.models.config import Config
+
+
+class Family(NamedTuple):
+  """One kind of network.
+
+  Attributes:
+    config: class of its configs, hashable, with vocab_size, width, max_length and causal.
+    from_json: config.json -> config; ValueError for one that it cannot be.
+    layout: config -> its parameters by path, and the tensors on disk that make each of them.
+    target: config -> Target.
+    init: (config, key) -> random parameters.
+    spare: config -> names of tensors that may be on disk and are not read.
+  """
+
+  config: type
+  from_json: Callable[..., Any]
+  layout: Callable[[Any], Layout]
+  target: Callable[[Any], Target]
+  init: Callable[[Any, Array], Params]
+  spare: Callable[[Any], frozenset[str]] = lambda config: frozenset()
+
+
+def _llama(names: Names) -> Family:
+  return Family(
+    Config, hf_config.from_json, functools.partial(layout, names=names), transformer.target,
+    transformer.init, functools.partial(spare, names=names),
+  )  # fmt: skip
+
+
+FAMILIES: dict[str, Family] = {
+  name: _llama(LLADA if name == "llada" else HF) for name in hf_config.FAMILIES
+}
+
+
+def family_of(config: Any) -> Family:
+  """The family that has configs of this class."""
+  return next(family for family in FAMILIES.values() if type(config) is family.config)
+
+
+def target(config: Any) -> Target:
+  """The network of a config of any family."""
+  return family_of(config).target(config)

@@ -1,0 +1,1 @@
+"""Parts of methods from names, from pairs of a part and its weights, or as they are."""

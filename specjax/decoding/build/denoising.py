@@ -1,0 +1,262 @@
+"""Methods of masked diffusion from names: a policy, and what decorates it.
+
+Letters: B batch, L canvas length.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Params
+from specjax.checkpoints import filter as filters
+from specjax.decoding import spec
+from specjax.decoding.build.drafter import load_small
+from specjax.decoding.model import Model, load, resolve
+from specjax.decoding.spec import Part
+from specjax.diffusion import denoise, draft_verify
+from specjax.diffusion.base import Blocks, Cache, Denoiser, Policy, Stopping, Transform
+from specjax.diffusion.blocks import BLOCKS
+from specjax.diffusion.caches import CACHES
+from specjax.diffusion.credit import TRANSFORMS
+from specjax.diffusion.guidance import Guided, guided
+from specjax.diffusion.policies import ADDED, POLICIES, Filter
+from specjax.diffusion.reweight import Reweighted, autoregressive, reweighted
+from specjax.diffusion.stopping import STOPPING
+
+# What may follow the name of a policy with a slash, by kind.
+DECORATIONS: dict[str, Mapping[str, Callable]] = {
+  "blocks": BLOCKS, "cache": CACHES, "stopping": STOPPING, "transform": TRANSFORMS,
+  "guidance": {"guidance": Guided}, "reweighting": {"reweighted": reweighted},
+  "guesses": {"guesses": draft_verify.advance}, "student": {"student": load},
+}  # fmt: skip
+OBJECTS = {"blocks": Blocks, "cache": Cache, "stopping": Stopping, "transform": Transform}
+DEFAULTS = {"blocks": "fixed", "cache": "none", "stopping": "after_end"}
+
+
+class Denoising(NamedTuple):
+  """A method of masked diffusion.
+
+  Attributes:
+    name: canonical.
+    model: whose denoiser decodes; a student may have replaced it.
+    method: what the loop is compiled for.
+    weights: of its parts; of the denoiser, the network's own.
+    wrap: (given bool[B, L], key[B]) -> the denoiser's weights for a request whose slots `given`
+      hold tokens.
+    guesses: canvases read in a pass.
+  """
+
+  name: str
+  model: Model
+  method: denoise.Method
+  weights: denoise.Weights
+  wrap: Callable[[Array, Array], Params]
+  guesses: int
+
+
+def knobs(builder: Callable) -> dict[str, spec.Number | None]:
+  """What numbers set of a part: arguments of its builder, then knobs that are traced per row."""
+  found = spec.knobs(builder)
+  if builder in (*POLICIES.values(), *TRANSFORMS.values(), *BLOCKS.values()):
+    return found | spec.knobs(builder().knobs)
+  if builder in ADDED.values():
+    return found | spec.knobs(builder(POLICIES["random"]()).knobs)
+  return found
+
+
+def _rows(params: Params, batch: int) -> Params:
+  """Numbers as arrays [B], the same for all rows; arrays stay as they are."""
+
+  def row(x: Any) -> Any:
+    whole = jnp.issubdtype(jnp.result_type(x), jnp.integer)
+    return x if np.ndim(x) else jnp.full(batch, x, jnp.int32 if whole else jnp.float32)
+
+  return jax.tree.map(row, params)
+
+
+def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **traced: Any):
+  """(canonical name, the part that `builder` makes of `fixed` and numbers, its params [B])."""
+  name, numbers = spec.settle(what, part, knobs(builder))
+  static = [numbers.pop(k) for k in spec.knobs(builder) if k in numbers]
+  made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
+  return name, made, _rows(getattr(made, "knobs", tuple)(**traced, **numbers), batch)
+
+
+def _open(what: str, given: Any, kind: type, batch: int):
+  """As `_make`, of an object or a pair of it and its params."""
+  made, params = spec.with_weights(what, given, kind)
+  if params == () and hasattr(made, "knobs"):
+    params = made.knobs()
+  return made.name, made, _rows(params, batch)
+
+
+def _companion(model: Model, part: Part) -> str:
+  """Where a part's weights are, by default the zoo's for the model."""
+  kind = "filter" if part.name == "learned" else part.name
+  return part.text or f"{pathlib.Path(model.name).name}-{kind}"
+
+
+def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Policy, Params]:
+  """(canonical name, policy, params) of a policy and of what is added to it."""
+  first, *added = parts
+  builder = spec.look_up("policy", first, POLICIES)
+  if first.name == "learned":
+    trained = filters.load(resolve(_companion(model, first)))._asdict()
+    if first.numbers:
+      trained.pop("least")
+    name, policy, params = _make("policy", first, builder, batch, **trained)
+  else:
+    spec.refuse_text("policy", first)
+    name, policy, params = _make("policy", first, builder, batch)
+  for part in added:
+    spec.refuse_text("policy", part)
+    builder = spec.look_up("policy", part, ADDED)
+    label, policy, params = _make("policy", part, builder, batch, policy, base=params)
+    name = f"{name}+{label}"
+  return name, policy, params
+
+
+def _window(params: Params) -> int | None:
+  """The window that a filter among the params was trained for."""
+  filters_ = [x for x in jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Filter))
+              if isinstance(x, Filter)]  # fmt: skip
+  return filters_[0].into.shape[1] if filters_ else None
+
+
+def _delimiters(model: Model, text: str) -> Array:
+  """i32[M], the ids that say the delimiter, with or without a space before it.
+
+  Raises:
+    ValueError: a model without a tokenizer, or whose tokens all say something else.
+  """
+  said = model.tokenizer.spoken_bytes(model.config.vocab_size) if model.tokenizer else []
+  ids = [i for i, x in enumerate(said) if x.removeprefix(b" ") == text.encode()]
+  if not ids:
+    raise ValueError(f"blocks='adaptive[{text}]': {model.name} has no token for the delimiter "
+                     f"{text!r}; name another one, as in adaptive-32[.].")  # fmt: skip
+  return jnp.asarray(ids, jnp.int32)
+
+
+def _blocks(part: Part, model: Model, policy: Policy, params: Params, batch: int):
+  """(canonical name, blocks, params); a filter decides the window, and `explore` looks ahead."""
+  label, _ = spec.settle("blocks", part, knobs(BLOCKS[part.name]))
+  window = _window(params)
+  if part == Part("fixed") and window is not None:
+    part = Part("fixed", (window,))
+  if part.name == "fixed":
+    spec.refuse_text("blocks", part)
+    if policy.name.startswith("explore") and len(part.numbers) < 2:
+      size = part.numbers[0] if part.numbers else spec.knobs(BLOCKS["fixed"])["size"]
+      part = Part("fixed", (size, size))  # type: ignore[arg-type]
+    traced = {}
+  else:
+    traced = {"tokens": _delimiters(model, part.text or "\n")}
+  _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], batch, **traced)
+  if window not in (None, blocks.window):
+    raise ValueError(f"blocks={label!r}: accepted is the filter's window, {window}.")
+  return label, blocks, sizes
+
+
+def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) -> Denoising:
+  """A method of masked diffusion.
+
+  Args:
+    given: a name with its decorations, a Policy, or a pair of it and its params.
+    batch: B.
+    decorations: by kind of `DECORATIONS` a name, an object, a pair, or the first number of the
+      first part of that kind; None leaves it to the name.
+
+  Raises:
+    ValueError: a name that is not known, or parts that do not go together.
+  """
+  parts = spec.parse("policy", given) if isinstance(given, str) else ()
+  named = spec.decorations(
+    Part("policy", decorations=tuple(d for part in parts for d in part.decorations)), DECORATIONS
+  )
+  chosen: dict[str, Any] = {}
+  for kind, table in DECORATIONS.items():
+    value = decorations.get(kind)
+    if value is not None and kind in named:
+      raise ValueError(f"policy={given!r}, {kind}={value!r:.40}: accepted is one of the two.")
+    value = named.get(kind, DEFAULTS.get(kind) if value is None else value)
+    if isinstance(value, int | float):
+      value = Part(next(iter(table)), (value,))
+    if isinstance(value, str):
+      value = spec.parse_one(kind, value)
+    if isinstance(value, Part):
+      spec.look_up(kind, value, table)
+    elif value is not None and kind not in OBJECTS:
+      raise ValueError(f"{kind}={value!r:.40}: accepted are names with {', '.join(table)}.")
+    chosen[kind] = value
+
+  labels: dict[str, str] = {}
+  if student := chosen["student"]:
+    labels["student"], _ = spec.settle("policy", student, {})
+    model = load(_companion(model, student))
+  if parts:
+    name, policy, params = _policy(model, parts, batch)
+  else:
+    name, policy, params = _open("policy", given, Policy, batch)
+  denoiser, wrap = _denoiser(model, chosen, labels, batch)
+
+  if isinstance(chosen["blocks"], Part):
+    made = _blocks(chosen["blocks"], model, policy, params, batch)
+  else:
+    made = _open("blocks", chosen["blocks"], Blocks, batch)
+  labels["blocks"], blocks, sizes = made
+
+  def plain(kind: str, *fixed: Any):
+    value = chosen[kind]
+    if isinstance(value, Part):
+      spec.refuse_text(kind, value)
+      labels[kind], made, params = _make(kind, value, DECORATIONS[kind][value.name], batch, *fixed)
+    else:
+      value = value(*fixed) if fixed and callable(value) else value
+      labels[kind], made, params = _open(kind, value, OBJECTS[kind], batch)
+    return made, params
+
+  cache, _ = plain("cache", denoiser, blocks.window)
+  rule, _ = plain("stopping")
+  transforms = [plain("transform")] if chosen["transform"] is not None else []
+  guesses = 1
+  if chosen["guesses"] is not None:
+    labels["guesses"], numbers = spec.settle(
+      "guesses", chosen["guesses"], knobs(draft_verify.advance)
+    )
+    guesses = numbers.get("guesses", 4)
+    if guesses < 1 or (guesses > 1 and chosen["guidance"] is not None):
+      raise ValueError(f"guesses={guesses}: accepted is 1 (off) or more, and 1 with guidance.")
+  shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != DEFAULTS.get(k)]
+  stop = jnp.asarray([*model.stop, -1], jnp.int32)
+  return Denoising(
+    "/".join((name, *shown)), model,
+    denoise.Method(denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms)),
+    denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms)),
+    wrap, guesses,
+  )  # fmt: skip
+
+
+def _denoiser(
+  model: Model, chosen: Mapping[str, Any], labels: dict[str, str], batch: int
+) -> tuple[Denoiser, Callable[[Array, Array], Params]]:
+  """The denoiser, guided or reweighted where that is asked for, and its weights for a request."""
+  denoiser: Denoiser = model.denoiser
+  if (part := chosen["reweighting"]) is not None:
+    text = load_small(model, part)
+    label, numbers = spec.settle("policy", part, knobs(reweighted))
+    labels["reweighting"] = label
+    weighed = reweighted(denoiser, autoregressive(text.target), **numbers)
+    fold = jax.vmap(jax.random.fold_in, (0, None))
+    return weighed, lambda given, key: Reweighted(model.params, text.params, fold(key, 1))
+  if (part := chosen["guidance"]) is not None:
+    labels["guidance"], numbers = spec.settle("guidance", part, knobs(Guided))
+    weight = jnp.full(batch, numbers.get("weight", 1.0), jnp.float32)
+    if (weight < 0).any():
+      raise ValueError(f"guidance={numbers['weight']}: accepted is 0 or more.")
+    return guided(denoiser), lambda given, key: Guided(model.params, given, weight)
+  return denoiser, lambda given, key: model.params

@@ -1,0 +1,64 @@
+"""Processors of the target's logits from names."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from specjax.base import Params, Processor
+from specjax.decoding import spec
+from specjax.decoding.model import Model
+from specjax.decoding.spec import Part
+from specjax.processors import PROCESSORS, Penalties, text
+
+
+def knobs(name: str) -> dict[str, spec.Number | None]:
+  """What the numbers of a processor's name set."""
+  return spec.knobs(Penalties) if name == "penalties" else {}
+
+
+def build_processors(
+  model: Model, given: Sequence[Any], batch: int, regex: str | None, stop: Sequence[int],
+  stop_words: Sequence[str],
+) -> tuple[list[tuple[Processor, Params]], list[str]]:  # fmt: skip
+  """The processors with their params, and the words that end a text.
+
+  Args:
+    given: names, Processors, or pairs of one and its params.
+    regex: text of one more `constraint`, stop_words of more `stop_text`.
+    stop: ids that end a text.
+
+  Raises:
+    ValueError: text is asked of a model without a tokenizer; see also `processors.text`.
+  """
+  V = model.config.vocab_size
+  used: list[tuple[Processor, Params]] = []
+  parts = [Part("stop_text", text=word) for word in stop_words]
+  parts += [Part("constraint", text=regex)] if regex is not None else []
+  for one in [given] if isinstance(given, str) else given:
+    if isinstance(one, str):
+      parts += spec.parse("processors", one)
+    else:
+      used.append(spec.with_weights("processors", one, Processor))
+  words = []
+  for part in parts:
+    builder = spec.look_up("processors", part, PROCESSORS)
+    name, numbers = spec.settle("processors", part, knobs(part.name))
+    if part.name == "penalties":
+      spec.refuse_text("processors", part)
+      strength = Penalties(**numbers)
+      if strength.repetition <= 0:
+        raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")
+      used.append((builder(V), Penalties(*(jnp.full(batch, x, jnp.float32) for x in strength))))
+    elif part.text is None:
+      raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
+    elif model.tokenizer is None:
+      raise ValueError(f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes "
+                       "ids.")  # fmt: skip
+    elif part.name == "stop_text":
+      words.append(part.text)
+    else:
+      used.append((builder(), text.of_regex(part.text, model.tokenizer, V, stop)))
+  if words and model.tokenizer is not None:
+    used.append((PROCESSORS["stop_text"](), text.of_stop_words(words, model.tokenizer, V)))
+  return used, words

@@ -1,0 +1,67 @@
+"""Token trees from names."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from specjax import trees
+from specjax.decoding import spec
+from specjax.decoding.spec import Part
+from specjax.trees import TREES, Static, Tree
+
+FILE = "tree"  # the name of a tree that a file describes
+
+
+def build_tree(given: Any) -> tuple[str, Tree]:
+  """(/canonical name, tree) of a name, a part, a tree or a list of rank paths.
+
+  Raises:
+    ValueError: a name of no tree, or a tree that cannot be.
+  """
+  if isinstance(given, str):
+    given = spec.parse_one("tree", given)
+  if not isinstance(given, Part):
+    shape: Any = Static(given) if isinstance(given, Sequence) else given
+    known = type(shape) in TREES.values()
+    if not known:
+      raise ValueError(f"tree={given!r:.60}: accepted are a name, a tree, or a list of rank paths.")
+    return f"/{name_of(shape)}", shape
+  if given.name != FILE:
+    spec.refuse_text("tree", given)
+    shape = trees.build(given.name, given.numbers)
+    return f"/{name_of(shape, given)}", shape
+  if given.text is None or given.numbers:
+    raise ValueError("tree: it needs a file, tree[FILE.json].")
+  return f"/{spec.show([given])}", trees.load(given.text)
+
+
+def name_of(shape: Tree, part: Part | None = None) -> str:
+  """The canonical name of a tree; rank paths have one only where a name made them."""
+  kind = next(name for name, tree in TREES.items() if type(shape) is tree)
+  fields = dataclasses.fields(shape)  # type: ignore[arg-type]
+  if fields[0].name == "choices":
+    return kind if part is None else spec.show([part])
+  numbers = [getattr(shape, field.name) for field in fields]
+  while numbers[-1] == fields[len(numbers) - 1].default:
+    numbers.pop()
+  return spec.show([Part(kind, tuple(numbers))])
+
+
+def chain(depth: int) -> tuple[tuple[int, ...], ...]:
+  """Rank paths of the chain of so many tokens."""
+  return tuple((0,) * d for d in range(1, depth + 1))
+
+
+def best_tree(choices: Sequence[Sequence[int]], nodes: int, name: str, *, exactly: bool) -> Tree:
+  """The first `nodes` nodes of rank paths that are in order of worth.
+
+  Args:
+    name: whose tree it is.
+    exactly: whether a tree of fewer nodes is an error.
+
+  Raises:
+    ValueError: there are fewer nodes.
+  """
+  if exactly and nodes > len(choices) + 1:
+    raise ValueError(f"nodes={nodes}: {name} has a tree of {len(choices) + 1} nodes at most.")
+  return Static(choices[: nodes - 1])

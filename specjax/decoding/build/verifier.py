@@ -1,0 +1,67 @@
+"""Rules of acceptance from names."""
+
+from collections.abc import Callable
+from typing import Any
+
+from specjax.base import Drafter, Params, Target, Verifier
+from specjax.checkpoints import judge as judges
+from specjax.decoding import spec
+from specjax.decoding.model import Model
+from specjax.models.reflective import reflective
+from specjax.verifiers import VERIFIERS
+
+REFLECTIONS: dict[str, Callable[..., Target]] = {"reflective": reflective}
+
+
+def exact_rule(drafter: Drafter, temperature: float) -> str:
+  """The rule that accepts the most of what is exact: greedy at temperature 0."""
+  if temperature == 0:
+    return "greedy"
+  rules = {"deterministic": "target_only", "chain": "block", "truncated": "block"}
+  return rules.get(drafter.proposal, "recursive") if drafter.depth else "target_only"
+
+
+def build_verifier(
+  model: Model, given: Any, drafter: Drafter, temperature: float
+) -> tuple[str, Verifier, Params, Target]:
+  """(canonical name, rule, its weights, the target as the rule reads it).
+
+  Args:
+    given: a name, a Verifier, or a pair of it and its weights; None is `exact_rule`.
+
+  Raises:
+    ValueError: an unknown name, or greedy verification above temperature 0.
+  """
+  given = exact_rule(drafter, temperature) if given is None else given
+  if isinstance(given, str):
+    name, rule, weights, target = _named(model, given)
+  else:
+    rule, weights = spec.with_weights("verifier", given, Verifier)
+    name, target = rule.name, model.target
+  if rule.temperature == "zero" and temperature > 0:
+    raise ValueError(f"verifier={name!r} is for temperature 0, not {temperature}: use "
+                     "target_only, exact at any temperature.")  # fmt: skip
+  return name, rule, weights, target
+
+
+def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
+  part, *more = spec.parse("verifier", given)
+  builder = spec.look_up("verifier", part, VERIFIERS)
+  if more:
+    raise ValueError(f"verifier={given!r}: accepted is one rule.")
+  name, arguments = spec.settle("verifier", part, spec.knobs(builder))
+  rule, target = builder(**arguments), model.target
+  weights: Params = ()
+  if part.name != "judge":
+    spec.refuse_text("verifier", part)
+  elif part.text is None:
+    raise ValueError("verifier='judge': it needs a head, judge[PATH], see specjax.train.judge.")
+  else:
+    weights = judges.load(part.text, model.config)
+  for second in spec.decorations(part, {"reflection": REFLECTIONS}).values():
+    if second.text is None:
+      raise ValueError("reflective: it needs a prompt, reflective[TEXT].")
+    label, knob = spec.settle("verifier", second, spec.knobs(reflective))
+    target = reflective(target, tuple(model.encode(second.text)), **knob)
+    name, rule = f"{name}/{label}", rule._replace(exactness=f"LOSSY ({label})")
+  return name, rule, weights, target

@@ -1,0 +1,165 @@
+"""The contract of draft heads: networks that are trained on a frozen target and guess for it.
+
+A head says what it keeps of the committed text and how one guess follows from another. How a tree
+is filled with its guesses, and how it is taught on real text, is the same for all heads: see
+`drafters.drafting`.
+
+Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth, E the
+target's width, E' that of what a head reads out, V vocabulary, W' draft vocabulary (at most V).
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+from jax import Array
+
+from specjax.base import KV, Cache, Features, Params, Target
+
+
+class Examples(NamedTuple):
+  """What a draft head learns from: texts, the frozen target's states, and where to draft.
+
+  Attributes:
+    tokens: i32[B, T].
+    position: i32[B, T], from 0 within each text.
+    segment: i32[B, T], which text of the row; -1 is padding.
+    features: Features with arrays [B, T, E], the layers of `Head.hidden_layers`.
+    at: i32[B, M], the positions from which the head drafts. `at` + d + 1 may lie past the text or
+      even the row: what the head says there is not used, but must not be NaN.
+  """
+
+  tokens: Array
+  position: Array
+  segment: Array
+  features: Features
+  at: Array
+
+
+class LossWeights(NamedTuple):
+  """Terms of the loss at depth d = 1..D, in nats; depth d weighs decay ** (d - 1).
+
+  Attributes:
+    hard: weight of the cross-entropy with the text.
+    soft: weight of the cross-entropy with the target's distribution.
+    feature: weight of the smooth L1 distance between the state that is read and the target's.
+    decay: factor from one depth to the next.
+  """
+
+  hard: float = 1.0
+  soft: float = 0.0
+  feature: float = 0.0
+  decay: float = 0.8
+
+
+class Init(Protocol):
+  """Makes the weights: {"params": what is trained} and, for a reduced draft vocabulary i32[W'] of
+  target ids, {"vocabulary": these ids}, which stay as they are."""
+
+  def __call__(
+    self, key: Array, target_params: Params, vocabulary: Array | None = None
+  ) -> Params: ...
+
+
+class Read(Protocol):
+  """Logits f32[..., W'] of depth d = 1..D (static) from a state [..., E'].
+
+  A head without `step` is also asked with d = None: its first k depths at once, from
+  [B, k, E'] -> [B, k, W'].
+  """
+
+  def __call__(
+    self, params: Params, target_params: Params, state: Array, d: int | None
+  ) -> Array: ...
+
+
+class TextLayers(Protocol):
+  """Layers of the head's own over the committed text: features [B, N, E] of tokens, and the tokens
+  that follow them -> (output [B, N, any], KV). For the rest see `models.transformer.Layers`."""
+
+  def __call__(
+    self, params: Params, target_params: Params, features: Features, following: Array,
+    position: Array, mask: Array, cache: Cache | None = None,
+  ) -> tuple[Array, KV]: ...  # fmt: skip
+
+
+class First(Protocol):
+  """The carry at the root, arrays [B, M, ...], from what is kept of the text, last [B, M, any]."""
+
+  def __call__(self, params: Params, target_params: Params, last: Array) -> Any: ...
+
+
+class Step(Protocol):
+  """Takes in the token at depth d - 1, the root for d = 1: carry and tokens i32[B, W] ->
+  (the state [B, W, E'] that is read at depth d = 1..D (static), carry)."""
+
+  def __call__(
+    self, params: Params, target_params: Params, carry: Any, tokens: Array, d: int
+  ) -> tuple[Array, Any]: ...
+
+
+class Attend(Protocol):
+  """A layer over guesses: states [B, W, E'] and the tokens i32[B, W] after them -> (the states read
+  at the next depth, KV). `earlier` are the rows of guesses above, before this level's in `mask`."""
+
+  def __call__(
+    self, params: Params, target_params: Params, state: Array, following: Array, position: Array,
+    mask: Array, cache: Cache | None = None, earlier: KV | None = None,
+  ) -> tuple[Array, KV]: ...  # fmt: skip
+
+
+class Enter(Protocol):
+  """Pseudo rows k = 1..D (static) as they enter: from the stream [B, G, E] of their nodes, G of
+  them, to [B, G, E]."""
+
+  def __call__(self, params: Params, k: int, stream: Array) -> Array: ...
+
+
+class Pseudo(NamedTuple):
+  """Guesses that are rows of the target's own pass; see `drafters.pseudo`.
+
+  Attributes:
+    layers: D layers of the target; row k enters before layers[k - 1] (static).
+    enter: what enters.
+  """
+
+  layers: tuple[int, ...]
+  enter: Enter
+
+
+def _itself(params: Params, target_params: Params, last: Array) -> Array:
+  return last
+
+
+class Head(NamedTuple):
+  """A draft head, before its tree is chosen. Heads differ in how a guess depends on those before:
+
+    it does not             `step` is None, and `first` gives all depths' states [B, M, D, E']
+    through a carry         `step` takes in one token after the other
+    by attention            `attend` sees the rows of guesses above; `memory` gives depth 1
+    in the target's pass    `pseudo` rows are guessed while the target verifies
+
+  Attributes:
+    name: of the method.
+    target: the network it guesses for.
+    depth: D, how far ahead it guesses (static).
+    loss: the published loss.
+    init: makes the weights, `params` of all that follow.
+    read: turns a state into logits.
+    memory: what is kept of the committed text. None keeps the target's newest state [B, E] after
+      its final norm; layers of the head's own keep their cache and their newest output.
+    first: what is carried at the root, by default what is kept itself.
+    step, attend, pseudo: at most one of them is given.
+    hidden_layers: layers of the target whose input `memory` reads, see `Features` (static).
+  """
+
+  name: str
+  target: Target
+  depth: int
+  loss: LossWeights
+  init: Init
+  read: Read
+  memory: TextLayers | None = None
+  first: First = _itself
+  step: Step | None = None
+  attend: Attend | None = None
+  pseudo: Pseudo | None = None
+  hidden_layers: tuple[int, ...] = ()

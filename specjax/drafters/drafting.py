@@ -1,0 +1,135 @@
+"""From a head to a drafter, and to its guesses along a true text: it is taught what it drafts.
+
+Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth,
+E' width of what a head reads out.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import KV, Drafter, Params
+from specjax.drafters import draft_vocabulary, memory, pseudo_head
+from specjax.drafters.base import Examples, Head
+from specjax.drafters.memory import rows_at
+from specjax.models.transformer import attention_mask
+from specjax.trees.base import Sampling, Tree, independent
+from specjax.trees.static import Static
+from specjax.trees.structure import at
+
+
+@functools.cache
+def drafter(
+  head: Head, tree: Tree | tuple[tuple[int, ...], ...], counts: tuple[int, ...] | None = None
+) -> Drafter:
+  """A head that fills `tree` in every round.
+
+  Carried between rounds is what `Head.memory` says. Valid siblings of a tree that is not drawn are
+  distinct and chosen without looking at noise, so "greedy" and "target_only" are exact.
+
+  Args:
+    head: the network.
+    tree: static; rank paths alone are a `Static` tree.
+    counts: of a head with pseudo rows, how many each node has; see `pseudo_head.drafter`.
+
+  Raises:
+    ValueError: a tree that is deeper than the head guesses, or impossible by itself.
+  """
+  shape = Static(tree) if isinstance(tree, tuple) else tree
+  if shape.depth > head.depth:
+    raise ValueError(f"tree is {shape.depth} deep: the head guesses {head.depth} tokens ahead.")
+  if head.pseudo is not None:
+    return pseudo_head.drafter(head, shape, counts)
+
+  def init(params, target_params, context, features, capacity):
+    return memory.start(head, params, target_params, context, features, capacity)
+
+  def propose(params, target_params, state, context, settings, noise):
+    ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, head.target.vocab_size)
+    carry = head.first(params, target_params, memory.last(state)[:, None])
+    if head.attend is None and head.step is None:
+      logits = head.read(params, target_params, carry[:, 0, : shape.depth], None)
+      return shape.fill(context.root, independent(logits), (), (), ids, sampling), state
+
+    def step(level, tokens, carry, rows, mask):
+      if head.step is not None:
+        read, carry = head.step(params, target_params, carry, tokens, level + 1)
+      elif head.attend is not None and level:
+        # The root's row is the newest of the cache, so its column falls away.
+        position = jnp.broadcast_to(state.cache.length[:, None] + level - 1, tokens.shape)
+        carry, fresh = head.attend(
+          params, target_params, carry, tokens, position, mask[:, :, 1:], state.cache, rows
+        )
+        read, rows = carry, _join(rows, fresh)
+      else:
+        read = carry
+      return head.read(params, target_params, read, level + 1), carry, rows
+
+    return shape.fill(context.root, step, carry, None, ids, sampling), state
+
+  def update(params, target_params, state, draft, evaluation, verdict, rows):
+    return memory.update(head, params, target_params, state, evaluation, verdict, rows)
+
+  return Drafter(
+    head.name, shape.proposal, shape.nodes, shape.depth, init, propose, update,
+    hidden_layers=head.hidden_layers,
+  )  # fmt: skip
+
+
+def unroll(
+  head: Head, params: Params, target_params: Params, examples: Examples
+) -> tuple[Array, ...]:
+  """What the head reads along a true text: D states [B, M, E'].
+
+  State d - 1 is read to guess depth d, the token at `at` + d + 1, given the true tokens before it.
+  Depth 0, the token at `at` + 1, is the target's own to say. Heads that attend to their guesses see
+  the text up to `at`, then their own states: EAGLE-3's training-time test. The rows of the text are
+  run once, later depths at the drafting positions only.
+  """
+  if head.pseudo is not None:
+    return pseudo_head.unroll(head, params, target_params, examples)
+  mask = attention_mask(examples.segment, causal=True)
+  text, kv = memory.over_text(head, params, target_params, examples, mask)
+  carry = head.first(params, target_params, rows_at(text, examples.at))
+  if head.attend is not None:
+    attend = functools.partial(head.attend, params, target_params)
+    return _attended(attend, head.depth, examples, mask, carry, kv)
+  if head.step is None:
+    return tuple(carry[:, :, d] for d in range(head.depth))
+  states = []
+  for d in range(1, head.depth + 1):
+    state, carry = head.step(params, target_params, carry, _token_at(examples, d), d)
+    states.append(state)
+  return tuple(states)
+
+
+def _attended(
+  attend: Callable[..., tuple[Array, KV]], depth: int, examples: Examples, mask: Array,
+  state: Array, kv: KV | None,
+) -> tuple[Array, ...]:  # fmt: skip
+  B, M = examples.at.shape
+  seen, own = rows_at(mask, examples.at), jnp.eye(M, dtype=bool)
+  position, states = at(examples.position, examples.at), [state]
+  for d in range(2, depth + 1):
+    seen = jnp.concatenate([seen, jnp.broadcast_to(own, (B, M, M))], 2)
+    state, fresh = attend(state, _token_at(examples, d), position + d - 1, seen, None, kv)
+    states.append(state)
+    kv = _join(kv, fresh)
+  return tuple(states)
+
+
+def _token_at(examples: Examples, ahead: int) -> Array:
+  """i32[B, M]: the token `ahead` places after each drafting position, 0 past the end of the row."""
+  T = examples.tokens.shape[1]
+  index = examples.at + ahead
+  return jnp.where(index < T, at(examples.tokens, jnp.minimum(index, T - 1)), 0)
+
+
+def _join(rows: KV | None, fresh: KV) -> KV:
+  """One after the other."""
+  if rows is None:
+    return fresh
+  return jax.tree.map(lambda a, b: jnp.concatenate([a, b], 2), rows, fresh)

@@ -1,0 +1,39 @@
+"""The quick tier proves a rule of every kind, and holds all that shows a fault would be seen."""
+
+import fnmatch
+
+import pytest
+import test_chi_square
+import test_enumeration
+import test_faults
+import test_negative_controls
+
+SEES_FAULTS = [
+  test_enumeration.test_a_flaw_is_seen,
+  test_faults.test_a_fault_is_seen_where_the_rule_looks,
+  test_faults.test_every_fault_is_seen_by_someone,
+  test_negative_controls.test_a_mistake_is_seen,
+  test_negative_controls.test_the_same_done_properly_is_exact,
+  test_chi_square.test_shared_randomness_is_seen,
+]
+
+
+def full_mark(test):
+  return next((mark for mark in getattr(test, "pytestmark", []) if mark.name == "full"), None)
+
+
+@pytest.mark.parametrize("test", SEES_FAULTS, ids=lambda test: test.__name__)
+def test_what_sees_a_fault_is_quick(test):
+  assert full_mark(test) is None
+
+
+def test_every_rule_is_proven_for_every_proposal():
+  methods = test_enumeration.METHODS
+  patterns = full_mark(test_enumeration.test_the_emitted_distribution_is_the_targets).kwargs["but"]
+  quick = {name for pattern in patterns for name in fnmatch.filter(methods, pattern)}
+
+  def kinds(names):
+    chosen = (methods[name] for name in names)
+    return {(rule.name, drafter.proposal, rounds) for drafter, rule, rounds in chosen}
+
+  assert kinds(quick) == kinds(methods)
