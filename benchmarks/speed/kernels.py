@@ -1,38 +1,37 @@
 r"""Tree attention over a long cache: how near to the memory's speed it reads.
 
-    python benchmarks/kernels.py
+    python benchmarks/speed/kernels.py
 
-For each number of nodes, the kernel that serves here (else XLA in blocks), one dense product over
-the whole capacity in XLA, and `jax.nn.dot_product_attention`, timed in turns in one run; the last
-gets the tree inside its cache and the layout it wants, for nothing. A call must at least move the
-keys and values that are seen; what that makes per second is held against a copy of as many bytes,
-measured in the same run. The break-even is the number of nodes at which a call costs twice that of
-one node: below it a call is the reading of the cache.
-
-On CPU the shapes are smaller. Writes a report and a picture.
+For each number of nodes three ways are timed, in turns in one run: the kernel that serves here
+(else XLA in blocks), one dense product over the whole capacity in XLA, and
+`jax.nn.dot_product_attention`, which gets the tree inside its cache and the layout it wants, for
+nothing. A call must at least move the keys and values that are seen; what that makes per second is
+held against a copy of as many bytes. The break-even is the number of nodes at which a call costs
+twice that of one node: below it a call is the reading of the cache. On CPU the shapes are smaller.
 """
 
 import dataclasses
 import functools
-import json
-import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax import Array
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
-from specjax.eval.environment import environment
-from specjax.kernels.tree_attention import default_implementation, refusals, tree_attention
-from specjax.kernels.tree_attention.tune import timed
+from specjax import script
+from specjax.eval import report, table
+from specjax.eval.plots import style
+from specjax.kernels.tree_attention import default_implementation, refusals, tree_attention, tune
 from specjax.models.attention import attend
 
 ON_CPU = jax.default_backend() == "cpu"
-STYLE = {"kernel": "#0072B2", "dense": "#8C8C8C", "dot_product_attention": "#E69F00"}
+COLOURS = {
+  "kernel": style.COLOURS[0],
+  "dense": style.PLAIN,
+  "dot_product_attention": style.COLOURS[1],
+}
 LABELS = {
   "kernel": "specjax, tree_attention", "dense": "one product",
   "dot_product_attention": "jax.nn.dot_product_attention",
@@ -51,7 +50,7 @@ class Config:
     nodes: numbers of nodes, each measured.
     calls: in one timing, one after the other on the device.
     repeats: timings; their median counts.
-    out: where the report and the picture go.
+    out: directory of the report.
   """
 
   heads: int = 8 if ON_CPU else 32
@@ -86,28 +85,21 @@ def jax_nn(q, k, v, length, k_tree, v_tree, mask) -> Array:
 
 def measure(config: Config, B: int, N: int, length: int) -> dict:
   """Seconds of each way, and of a copy of the bytes that are seen."""
-  H, K, C, S = config.heads, config.kv_heads, config.width, config.capacity
-  keys = iter(jax.random.split(jax.random.key(0), 5))
-
-  def draw(*shape: int) -> Array:
-    return jax.random.normal(next(keys), shape, config.dtype)
-
-  q, k, v = draw(B, H, N, C), draw(B, K, S, C), draw(B, K, S, C)
-  tree = draw(B, K, N, C), draw(B, K, N, C)
-  mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))
-  lengths = jnp.full(B, length, jnp.int32)
-  arguments = (q, k, v, lengths, *tree, mask)
+  shape = tune.Config(heads=config.heads, kv_heads=config.kv_heads, width=config.width,
+                      dtype=config.dtype, batch=B, nodes=N)  # fmt: skip
+  arguments = tune.draw(shape, config.capacity, length)
+  q, k, v, lengths = arguments[:4]
   of_rows = [x.swapaxes(1, 2) for x in (k, v)]
   reasons = refusals(q, k, lengths)
   kernels = [name for name, reason in reasons.items() if reason is None]
   implementation = kernels[0] if kernels else default_implementation(q, k, lengths)
   kernel = functools.partial(tree_attention, implementation=implementation)
-  moved = 2 * B * K * length * C * k.dtype.itemsize
+  moved = 2 * B * config.kv_heads * length * config.width * k.dtype.itemsize
   ways = {
-    "copy": timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls),
-    "kernel": timed(kernel, arguments, config.calls),
-    "dense": timed(dense, arguments, config.calls),
-    "dot_product_attention": timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
+    "copy": tune.timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls),
+    "kernel": tune.timed(kernel, arguments, config.calls),
+    "dense": tune.timed(dense, arguments, config.calls),
+    "dot_product_attention": tune.timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
   }
   seconds: dict[str, list[float]] = {name: [] for name in ways}
   for _ in range(config.repeats):
@@ -134,62 +126,59 @@ def break_even(rows: list[dict], name: str) -> float | None:
 
 def picture(groups: dict[tuple[int, int], list[dict]], capacity: int) -> Figure:
   """Time over nodes, a panel for each batch size and length."""
-  figure = Figure(figsize=(4 * len(groups), 3.4), dpi=160, layout="constrained")
-  panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
-  for axes, ((B, length), rows) in zip(panels, groups.items(), strict=True):
-    nodes = [row["nodes"] for row in rows]
-    for name, colour in STYLE.items():
-      each = [1e6 * row["seconds"][name] for row in rows]
+  figure, panels = style.panels(4 * len(groups) + 2.6, 3.6, len(groups), shared=True)
+  for axes, ((B, length), cells) in zip(panels, groups.items(), strict=True):
+    nodes = [cell["nodes"] for cell in cells]
+    for name, colour in COLOURS.items():
+      each = [1e6 * cell["seconds"][name] for cell in cells]
       axes.plot(nodes, each, "o-", color=colour, label=LABELS[name], markersize=4)
-    copy = [1e6 * row["bytes"] / row["copy_bytes_per_second"] for row in rows]
-    axes.plot(nodes, copy, ":", color="#222222", label="a copy of the rows seen")
-    axes.set(xscale="log", yscale="log", xlabel="nodes")
-    axes.set_title(f"batch {B}: {length} of {capacity} rows seen", fontsize=11)
-    axes.minorticks_off()
-    axes.set_xticks(nodes, map(str, nodes))
-    axes.spines[["top", "right"]].set_visible(False)
+    copy = [1e6 * cell["bytes"] / cell["copy_bytes_per_second"] for cell in cells]
+    axes.plot(nodes, copy, ":", color=style.INK, label="a copy of the rows seen")
+    axes.set_yscale("log")
+    style.powers(axes, nodes)
+    axes.set_xlabel("nodes")
+    axes.set_title(f"batch {B}: {length} of {capacity} rows seen", loc="left", fontsize=11)
   panels[0].set_ylabel("microseconds a call")
-  panels[0].legend(frameon=False, fontsize=8)
+  style.legend(panels[-1])
   return figure
 
 
+def rows(cells: list[dict]) -> list[dict[str, object]]:
+  """The table: a row per shape and way."""
+  return [
+    {
+      "batch": cell["batch"], "seen": cell["length"], "nodes": cell["nodes"],
+      "MB": f"{cell['bytes'] / 1e6:.2f}", "copy GB/s": f"{cell['copy_bytes_per_second'] / 1e9:.1f}",
+      "way": name, "us": f"{1e6 * each:.0f}", "GB/s": f"{cell['bytes'] / each / 1e9:.1f}",
+      "of copy": f"{cell['share_of_copy'][name]:.0%}",
+    }
+    for cell in cells for name, each in cell["seconds"].items()
+  ]  # fmt: skip
+
+
 def main(config: Config) -> None:
+  report.check(config, "nodes", "batch", "lengths", "calls", "repeats")
+  out = report.directory(config.out)
   groups = {
     (B, length): [measure(config, B, N, length) for N in config.nodes]
     for B in config.batch
     for length in config.lengths
   }
-  table = Table(title=f"{config.capacity} rows cached, {environment()['machine']['device']}")
-  for heading in ("batch", "seen", "nodes", "MB", "copy GB/s", "way", "us", "GB/s", "of copy"):
-    table.add_column(heading, justify="right")
-  for (B, length), rows in groups.items():
-    for row in rows:
-      for name, each in row["seconds"].items():
-        table.add_row(
-          str(B), str(length), str(row["nodes"]), f"{row['bytes'] / 1e6:.2f}",
-          f"{row['copy_bytes_per_second'] / 1e9:.1f}", name, f"{1e6 * each:.0f}",
-          f"{row['bytes'] / each / 1e9:.1f}", f"{row['share_of_copy'][name]:.0%}",
-        )  # fmt: skip
-  Console(width=120).print(table)
-  row = next(iter(groups.values()))[-1]
-  print("kernel:", row["implementation"])
-  for name, reason in row["refusals"].items():
-    print(f"  {name}: {reason or 'serves'}")
+  cells = [cell for group in groups.values() for cell in group]
   even = {
-    f"batch {B}, {length} rows seen": {name: break_even(rows, name) for name in STYLE}
-    for (B, length), rows in groups.items()
+    f"batch {B}, {length} rows seen": {name: break_even(group, name) for name in COLOURS}
+    for (B, length), group in groups.items()
   }
+  last = groups[config.batch[0], config.lengths[0]][-1]
+  lines = [f"- kernel: {last['implementation']}"]
+  lines += [f"- {name}: {reason or 'serves'}" for name, reason in last["refusals"].items()]
   for where, each in even.items():
-    print(f"break-even nodes, {where}:", {k: v and round(v) for k, v in each.items()})
-  out = pathlib.Path(config.out)
-  out.mkdir(parents=True, exist_ok=True)
-  report = {
-    **environment(), "config": dataclasses.asdict(config),
-    "rows": [row for rows in groups.values() for row in rows], "break_even": even,
-  }  # fmt: skip
-  (out / "report.json").write_text(json.dumps(report, indent=1))
-  picture(groups, config.capacity).savefig(out / "kernels.png")
+    nodes = ", ".join(f"{k} {'never' if v is None else round(v)}" for k, v in each.items())
+    lines.append(f"- break-even nodes, {where}: {nodes}")
+  text = table.markdown(rows(cells)) + "\n\n" + "\n".join(lines)
+  summary = report.summary(config, {"rows": cells, "break_even": even})
+  report.publish(out, summary, text, {"kernels": picture(groups, config.capacity)})
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config))
+  sys.exit(script.run(main, Config, __doc__))

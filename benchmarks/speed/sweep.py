@@ -1,30 +1,27 @@
 """A whole curve in one call: accuracy by passes of twenty settings of a policy, one compilation.
 
-    python benchmarks/sweep.py
+    python benchmarks/speed/sweep.py
 
 Each question is decoded once per setting, as rows of the same batches: a policy's numbers are
-traced, a row has its own. The best setting of each single question, which no one knows beforehand,
-is the cross: what a policy that always chose well would reach.
+traced, and each row has its own. The cross marks the best setting of each single question, which
+no one knows beforehand: what a policy that always chose well would reach.
 """
 
 import dataclasses
-import json
-import pathlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import tyro
-from matplotlib.figure import Figure
 
+from specjax import script
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, load
 from specjax.diffusion import denoise
-from specjax.eval import parallelbench
-from specjax.eval.environment import environment
-from specjax.eval.plots import COLOURS, MARKERS
+from specjax.eval import parallelbench, report, table
+from specjax.eval.plots import denoising
 
 SETTINGS = {
   "threshold": np.linspace(0.05, 1.0, 20),
@@ -43,7 +40,7 @@ class Config:
     count: questions per task and length.
     max_new_tokens: slots per question, one block.
     batch: rows decoded together.
-    out: directory of sweep.json and sweep.png.
+    out: directory of the report.
   """
 
   model: str = DEFAULT_DENOISER
@@ -82,60 +79,35 @@ def oracle(right: np.ndarray, passes: np.ndarray) -> tuple[float, float]:
   return float(some.mean()), float(np.where(some, fewest, passes.min(1)).mean())
 
 
-def picture(curves: dict[str, Any], tasks: np.ndarray, names: tuple[str, ...]) -> Figure:
-  figure = Figure(figsize=(3.0 * len(names), 3.4), dpi=140, layout="constrained")
-  for axes, task in zip(figure.subplots(1, len(names), sharey=True), names, strict=True):
-    rows = tasks == task
-    for i, (policy, c) in enumerate(curves.items()):
-      right, passes = c["right"][rows], c["passes"][rows]
-      style = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4}
-      axes.plot(passes.mean(0), 100 * right.mean(0), label=policy, lw=1.2, **style)
-      accuracy, fewest = oracle(right, passes)
-      axes.plot(fewest, 100 * accuracy, "x", color=COLOURS[i], markersize=9, mew=2)
-    axes.set_title(task.replace("_", " "), loc="left", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_ylim(-4, 104)
-    axes.set_xlim(0)
-  figure.supxlabel("passes per question", fontsize=10)
-  figure.supylabel("right answers, %", fontsize=10)
-  handles, labels = figure.axes[0].get_legend_handles_labels()
-  figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
-  return figure
-
-
 def main(config: Config) -> None:
-  model = load(config.model)
+  report.check(config, "count", "max_new_tokens", "batch")
   asked = parallelbench.questions(parallelbench.Config(tasks=config.tasks, count=config.count))
+  model = load(config.model)
+  out = report.directory(config.out)
   tasks = np.array([q.task for q in asked])
-  curves = {k: swept(model, k, values, asked, config) for k, values in SETTINGS.items()}
-  out = pathlib.Path(config.out)
-  out.mkdir(parents=True, exist_ok=True)
-  picture(curves, tasks, config.tasks).savefig(out / "sweep.png")
-  report = {
-    "config": dataclasses.asdict(config), "questions": len(asked), **environment(),
-    "policies": {
-      name: {
-        "settings": SETTINGS[name].tolist(),
-        "compilations": c["compilations"],
-        "seconds": round(c["seconds"], 2),
-        "tasks": {
-          task: {
-            "accuracy": c["right"][tasks == task].mean(0).tolist(),
-            "passes": c["passes"][tasks == task].mean(0).tolist(),
-            "oracle": oracle(c["right"][tasks == task], c["passes"][tasks == task]),
-          }
-          for task in config.tasks
-        },
-      }
-      for name, c in curves.items()
-    },
-  }  # fmt: skip
-  (out / "sweep.json").write_text(json.dumps(report, indent=2) + "\n")
-  for name, c in curves.items():
-    rows = len(asked) * len(SETTINGS[name])
-    print(f"{name:14} {rows} rows in {c['seconds']:.1f} s, {c['compilations']} compilation")
-  print(f"{out}: sweep.json, sweep.png")
+  found = {k: swept(model, k, values, asked, config) for k, values in SETTINGS.items()}
+  curves: dict[str, dict[str, denoising.Curve]] = {}
+  best: dict[str, dict[str, denoising.Curve]] = {}
+  for task in config.tasks:
+    for name, c in found.items():
+      right, passes = c["right"][tasks == task], c["passes"][tasks == task]
+      curves.setdefault(task, {})[name] = (passes.mean(0).tolist(), right.mean(0).tolist())
+      accuracy, fewest = oracle(right, passes)
+      best.setdefault(task, {})[name] = ([fewest], [accuracy])
+  summary = report.summary(config, {
+    "questions": len(asked), "settings": {k: v.tolist() for k, v in SETTINGS.items()},
+    "compilations": {k: c["compilations"] for k, c in found.items()},
+    "seconds": {k: c["seconds"] for k, c in found.items()}, "passes_and_accuracy": curves,
+    "best_of_each_question": best,
+  })  # fmt: skip
+  rows = [
+    {"policy": k, "rows": c["right"].size, "seconds": f"{c['seconds']:.1f}",
+     "compilations": c["compilations"]}
+    for k, c in found.items()
+  ]  # fmt: skip
+  plots = {"sweep": denoising.accuracy(curves, best)}
+  report.publish(out, summary, table.markdown(rows), plots)
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config, description=__doc__))
+  sys.exit(script.run(main, Config, __doc__))
