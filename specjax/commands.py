@@ -15,11 +15,12 @@ from rich.table import Table
 from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
 from specjax.checkpoints import formats, hf, llama2c
 from specjax.decoding import catalogue
-from specjax.decoding.batching import Result
+from specjax.decoding.batching import Result, check_model
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, Model, load, resolve
-from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
+from specjax.eval import bench, parallelbench, prompts, report, table, tune
+from specjax.eval.plots import denoising
 
 # Fields of a Result in the output of --json, after the prompt.
 JSON_KEYS = (
@@ -29,6 +30,11 @@ JSON_KEYS = (
 
 def _load(name: str | None) -> Model:
   return load() if name is None else load(name)
+
+
+def _causal(name: str | None) -> Model:
+  check_model(model := _load(name), causal=True)
+  return model
 
 
 def _items(args: Generate | Denoise, model):
@@ -47,7 +53,7 @@ def _items(args: Generate | Denoise, model):
 
 
 def run_generate(args: Generate) -> None:
-  model = _load(args.model)
+  model = _causal(args.model)
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors,
@@ -108,7 +114,8 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
 
 
 def _denoiser(name: str | None) -> Model:
-  return load(DEFAULT_DENOISER if name is None else name)
+  check_model(model := load(DEFAULT_DENOISER if name is None else name), causal=False)
+  return model
 
 
 def run_denoise(args: Denoise) -> None:
@@ -121,16 +128,15 @@ def run_denoise(args: Denoise) -> None:
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
     if args.picture and i == 0:
-      canvas.picture(model, {r.method: r}).savefig(args.picture)
+      denoising.canvas(model, {r.method: r}).savefig(args.picture)
 
 
 def _parallelbench(args: Bench) -> None:
-  model = _denoiser(args.model)
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(model, config, args.out)
-  print("\n".join(parallelbench.table(summary)))
-  print(f"{args.out}: results.jsonl, summary.json, table.md, parallelbench.png")
+  summary = parallelbench.run(_denoiser(args.model), config, args.out)
+  print(table.markdown(parallelbench.rows(summary)))
+  print(report.contents(args.out))
 
 
 def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
@@ -157,20 +163,20 @@ def run_bench(args: Bench) -> None:
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  summary = bench.run(_load(args.model), bench.Config(**fields), args.out)
-  console = Console()
-  console.print(report.table(summary))
-  console.print(f"{args.out}: results.jsonl, summary.json, table.md, plots", markup=False)
+  summary = bench.run(_causal(args.model), bench.Config(**fields), args.out)
+  console = Console(highlight=False)
+  console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
+  console.print(report.contents(args.out), markup=False)
 
 
 def run_tune(args: Tune) -> None:
   fields = dataclasses.asdict(args)
   name, out = fields.pop("model"), fields.pop("out")
-  summary = tune.run(_load(name), tune.Config(**fields), out)
+  summary = tune.run(_causal(name), tune.Config(**fields), out)
   console = Console(highlight=False)
-  console.print(tune_report.table(summary))
-  console.print(tune_report.verdict(summary), markup=False)
-  console.print(f"{out}: tree.json, summary.json, tune.png", markup=False)
+  console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
+  console.print(tune.verdict(summary), markup=False)
+  console.print(report.contents(out), markup=False)
 
 
 def run_convert(args: Convert) -> None:

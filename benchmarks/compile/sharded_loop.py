@@ -1,32 +1,31 @@
 r"""The whole generation loop of an 8B model, compiled for chips that are not there.
 
-    JAX_PLATFORMS=cpu python benchmarks/sharded_loop.py
-    JAX_PLATFORMS=cpu python benchmarks/sharded_loop.py --topologies h100:1
+    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py
+    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies h100:1
 
-Prints a line of JSON for each topology: bytes per chip, how often the cache is copied, which should
-be never, and how often chips talk, which should be twice a layer, and a few times for all of it.
-Nothing is executed or timed. Needs the compilers (pip install .[aot]).
+The report has for each topology the bytes per chip, how often the cache is copied, which should be
+never, and how often chips talk, which should be twice a layer, and a few times for all of it.
+Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
 """
 
 import collections
 import dataclasses
 import functools
-import json
 import re
+import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from specjax import drafters, speculate
+from specjax import drafters, script, speculate
 from specjax.decoding.method import method as pair
+from specjax.eval import report, table
 from specjax.kernels import topology
-from specjax.models import sharding
+from specjax.models import sharding, transformer
 from specjax.models.config import Config as ModelConfig
-from specjax.models.transformer import Transformer, target
 from specjax.sampling import Settings, request_keys
 from specjax.verifiers import target_only
 
@@ -44,6 +43,7 @@ class Config:
     layers: of Llama 3 8B's width; fewer compile faster and are as telling.
     batch, capacity: B, S.
     drafted: tokens that prompt lookup drafts.
+    out: directory of the report.
   """
 
   topologies: tuple[str, ...] = ("v5e:2x2", "v5e:4x4")
@@ -51,6 +51,7 @@ class Config:
   batch: int = 8
   capacity: int = 8192
   drafted: int = 15
+  out: str = "results/sharded_loop"
 
 
 def abstract(tree, place):
@@ -62,7 +63,7 @@ def abstract(tree, place):
   )  # fmt: skip
 
 
-def report(name: str, config: Config) -> dict:
+def compiled_for(name: str, config: Config) -> dict:
   """Compiles the loop for one topology."""
   mesh = Mesh(
     np.array(topology.devices(name)).reshape(MESHES[name]), ("data", "model"),
@@ -76,8 +77,7 @@ def report(name: str, config: Config) -> dict:
   B = config.batch
 
   def weights():
-    z = jnp.zeros((1, 2), jnp.int32)
-    params = Transformer(model).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
+    params = transformer.init(model, jax.random.key(0))
     return sharding.split(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
 
   def request():
@@ -85,7 +85,8 @@ def report(name: str, config: Config) -> dict:
     keys = request_keys(0, jnp.arange(B))
     return speculate.Request(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
 
-  method = pair(target(model), drafters.prompt_lookup(config.drafted), target_only())
+  guess = drafters.prompt_lookup(config.drafted)
+  method = pair(transformer.target(model), guess, target_only())
   params = jax.eval_shape(weights)
   params = abstract(params, sharding.of_params(params, mesh))
   weights_ = speculate.Weights(params, ())
@@ -132,8 +133,14 @@ def report(name: str, config: Config) -> dict:
 
 def main(config: Config) -> None:
   for name in config.topologies:
-    print(json.dumps(report(name, config)), flush=True)
+    reason = topology.absent(name) if name in MESHES else f"accepted are {', '.join(MESHES)}"
+    if reason is not None:
+      raise ValueError(f"topologies={name!r}: {reason}.")
+  out = report.directory(config.out)
+  cells = [compiled_for(name, config) for name in config.topologies]
+  text = table.markdown([cell | {"collectives": dict(cell["collectives"])} for cell in cells])
+  report.publish(out, report.summary(config, {"topologies": cells}), text)
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config))
+  sys.exit(script.run(main, Config, __doc__))

@@ -1,24 +1,23 @@
 """Greedy decoding of the same weights by transformers, llama.cpp and specjax, in one run.
 
-    python benchmarks/peers.py --out results/peers.json
-    python benchmarks/peers.py --model DIR --gguf model-f32.gguf
+    python benchmarks/speed/peers.py
+    python benchmarks/speed/peers.py --model DIR --gguf model-f32.gguf
 
-float32, batch 1, all cores, no stop token, the same prompts (token ids) and as many new tokens for
-everyone. Contenders take turns prompt by prompt, in an order that rotates, after a warm-up; the
-median over repeats counts. The time of a token leaves out the prompt's own pass, and with it the
-token that the others take from that pass; the whole call is reported beside it.
+Everyone decodes the same prompts (token ids) to as many new tokens, in float32, at batch 1, on all
+cores, without a stop token. Contenders take turns prompt by prompt, in an order that rotates, after
+a warm-up; the median over repeats counts. The time of a token leaves out the prompt's own pass, and
+with it the token that the others take from that pass; the whole call is reported beside it.
 
-Without --model a random Llama of 134M parameters is made (vocabulary 32000, head not tied to the
-embedding). llama.cpp takes part where its Python package is installed and --gguf gives the same
-weights in its format. Needs torch and transformers.
+Without --model the script makes a random Llama of 134M parameters (vocabulary 32000, head not tied
+to the embedding). llama.cpp takes part where its Python package is installed and --gguf gives the
+same weights in its format. The script needs torch and transformers.
 """
 
 import dataclasses
 import importlib
 import importlib.util
-import json
-import pathlib
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,19 +26,23 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
-import transformers
-import tyro
 
 import specjax
+from specjax import script
 from specjax.checkpoints import hf
-from specjax.eval.divergence import margin
-from specjax.eval.environment import cores, environment
-from specjax.eval.metrics import first_divergence
-from specjax.eval.report import cost_lines
+from specjax.eval import interleaved, report, table
+from specjax.eval.bench import parameters
+from specjax.eval.divergence import divergences
+from specjax.eval.environment import cores
 from specjax.eval.verify_cost import measure
+from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
-from specjax.models.transformer import Transformer
+
+try:
+  import torch
+  import transformers
+except ImportError:
+  torch = None  # type: ignore[assignment]
 
 NODES = (1, 2, 4, 8, 16)
 
@@ -51,13 +54,13 @@ class Config:
   Attributes:
     model: Hugging Face directory; by default a random 134M Llama.
     gguf: the same weights for llama.cpp, float32.
-    prompts: how many.
-    prompt_tokens: length of each, random ids that repeat halfway.
-    new_tokens: decoded after each.
+    prompts: how many prompts are decoded.
+    prompt_tokens: length of each prompt, whose random ids repeat halfway.
+    new_tokens: tokens decoded after each.
     draft: tokens drafted by prompt lookup, here and in transformers.
-    repeats: of everything.
-    seed: of weights and prompts.
-    out: JSON file.
+    repeats: times everything is decoded.
+    seed: seed of weights and prompts.
+    out: directory of the report.
   """
 
   model: str | None = None
@@ -68,7 +71,7 @@ class Config:
   draft: int = 7
   repeats: int = 5
   seed: int = 0
-  out: str = "results/peers.json"
+  out: str = "results/peers"
 
 
 class Run(NamedTuple):
@@ -98,9 +101,7 @@ def make_model(directory: str, seed: int) -> None:
     vocab_size=32000, width=768, layers=12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048,
     tied=False,
   )  # fmt: skip
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(Transformer(config).init)
-  params = init(jax.random.key(seed), z, z, jnp.ones((1, 2, 2), bool))
+  params = jax.jit(transformer.init, static_argnums=0)(config, jax.random.key(seed))
   hf.save(directory, config, params, dtype=jnp.float32)
 
 
@@ -205,36 +206,28 @@ def summarise(runs: list[list[Run]]) -> dict:
   }
 
 
-def divergences(runs: list[Run], reference: list[Run], prompts, model: specjax.Model) -> list[dict]:
-  """Prompts whose ids are not those of our plain decoding, with the margin at the first."""
-  found = []
-  for i, (run, plain) in enumerate(zip(runs, reference, strict=True)):
-    index = first_divergence(run.tokens, plain.tokens)
-    if index is not None:
-      gap = margin(model, prompts[i] + plain.tokens[:index])
-      found.append({"prompt": i, "index": index, "margin": gap})
+def rows(contenders: dict[str, dict], prompts: int) -> list[dict[str, object]]:
+  """The table."""
+  found: list[dict[str, object]] = []
+  for name, r in contenders.items():
+    repeats, tau = r["ms_per_token_repeats"], r["tokens_per_forward"]
+    found.append({
+      "": name, "ms/token": f"{r['ms_per_token']:.2f}",
+      "low-high": f"{min(repeats):.2f}-{max(repeats):.2f}",
+      "with the prompt": f"{r['ms_per_token_with_prompt']:.2f}",
+      "tokens/forward": "" if tau is None else f"{tau:.2f}",
+      "ids not ours": f"{len(r['divergences'])} of {prompts}",
+    })  # fmt: skip
   return found
 
 
-def markdown(result: dict) -> str:
-  lines = [
-    "| | ms/token | low-high | with the prompt | tokens/forward | ids not ours |",
-    "|---|---|---|---|---|---|",
-  ]
-  for name, r in result["contenders"].items():
-    repeats = r["ms_per_token_repeats"]
-    per_forward = r["tokens_per_forward"]
-    lines.append(
-      f"| {name} | {r['ms_per_token']:.2f} | {min(repeats):.2f}-{max(repeats):.2f} "
-      f"| {r['ms_per_token_with_prompt']:.2f} "
-      f"| {'' if per_forward is None else f'{per_forward:.2f}'} "
-      f"| {len(r['divergences'])} of {result['config']['prompts']} |"
-    )
-  lines += [f"\nLeft out: {name} ({why})." for name, why in result["left_out"].items()]
-  return "\n".join([*lines, "", *cost_lines(result["verify_cost"])])
-
-
 def main(config: Config) -> None:
+  if torch is None:
+    raise ValueError("torch or transformers is not installed: pip install torch transformers.")
+  report.check(config, "prompts", "prompt_tokens", "draft", "repeats")
+  if config.new_tokens < 2:
+    raise ValueError(f"new_tokens={config.new_tokens}: accepted is 2 or more.")
+  out = report.directory(config.out)
   with tempfile.TemporaryDirectory() as scratch:
     if config.model is None:
       make_model(scratch, config.seed)
@@ -243,7 +236,6 @@ def main(config: Config) -> None:
     torch_model = load_torch(directory)
   model = dataclasses.replace(model, stop=())  # nobody stops early
 
-  # --- contenders ---
   lookup = {"prompt_lookup_num_tokens": config.draft}
   contenders = {
     "specjax": ours(model, "none", config),
@@ -258,7 +250,6 @@ def main(config: Config) -> None:
   else:
     contenders["llama.cpp"] = third
 
-  # --- timing ---
   half = (config.prompt_tokens + 1) // 2
   ids = np.random.default_rng(config.seed).integers(
     model.config.vocab_size, size=(config.prompts, half)
@@ -266,34 +257,27 @@ def main(config: Config) -> None:
   prompts = np.tile(ids, 2)[:, : config.prompt_tokens].tolist()
   for run in contenders.values():
     run(prompts[0])
-  names = list(contenders)
-  runs: dict[str, list[list[Run]]] = {name: [[] for _ in range(config.repeats)] for name in names}
-  for repeat in range(config.repeats):
-    for i, prompt in enumerate(prompts):
-      first = (repeat + i) % len(names)
-      for name in names[first:] + names[:first]:
-        runs[name][repeat].append(contenders[name](prompt))
+  runs: dict[str, list[list[Run]]] = {k: [[] for _ in range(config.repeats)] for k in contenders}
+  for repeat, i, name in interleaved.turns(list(contenders), len(prompts), config.repeats):
+    runs[name][repeat].append(contenders[name](prompts[i]))
   context = config.prompt_tokens + config.new_tokens
   cost = measure(model.target, model.params, context, nodes=NODES)
 
-  # --- report ---
-  result = {
-    "config": dataclasses.asdict(config),
-    "network": dataclasses.asdict(model.config),
-    "parameters": sum(x.size for x in jax.tree.leaves(model.params)),
-    **environment(("torch", "transformers", "llama-cpp-python")),
-    "threads": {"torch": torch.get_num_threads(), "xla": cores()},
-    "contenders": {
-      name: summarise(r) | {"divergences": divergences(r[0], runs["specjax"][0], prompts, model)}
-      for name, r in runs.items()
-    },
-    "left_out": left_out,
-    "verify_cost": cost._asdict() | {"relative": cost.relative},
+  plain = runs["specjax"][0]
+  found = {
+    name: summarise(r) | {"divergences": divergences(model, prompts, r[0], plain, True)}
+    for name, r in runs.items()
   }
-  pathlib.Path(config.out).parent.mkdir(parents=True, exist_ok=True)
-  pathlib.Path(config.out).write_text(json.dumps(result, indent=2) + "\n")
-  print(markdown(result))
+  summary = report.summary(config, {
+    "network": dataclasses.asdict(model.config), "parameters": parameters(model.params),
+    "threads": {"torch": torch.get_num_threads(), "xla": cores()}, "contenders": found,
+    "left_out": left_out, "verify_cost": cost._asdict() | {"relative": cost.relative},
+  }, ("torch", "transformers", "llama-cpp-python"))  # fmt: skip
+  texts = [table.markdown(rows(found, config.prompts))]
+  texts += [f"Left out: {name} ({why})." for name, why in left_out.items()]
+  texts += [f"The cost of verifying N nodes at {context} cached tokens:", table.markdown(cost.rows)]
+  report.publish(out, summary, "\n\n".join(texts))
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config))
+  sys.exit(script.run(main, Config, __doc__))
