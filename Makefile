@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 .PHONY: demo test test-all lint docs clean
 
 demo: $(VENV)/.with-tfds
-	$(BIN)/python benchmarks/demo.py $(PROMPTS)
+	$(BIN)/python examples/demo.py $(PROMPTS)
 
 test: lint
 	$(PYTEST) tests

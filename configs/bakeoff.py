@@ -30,12 +30,14 @@ from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
 from specjax.drafters.ppd import PPDConfig
 from specjax.drafters.redrafter import ReDrafterConfig
 from specjax.train.heads import Config, main
+from specjax.train.recipe.config import Training
 
+_TRAINING = Training(batch=8, steps=1500, save_every=250, devices=1)
+_FEW = dataclasses.replace(_TRAINING, batch=2)
 _SAME = Config(
   model="gsm8k-7m", data="tfds:gsm8k:train", out="",
   answers="runs/bakeoff/answers.jsonl", features="runs/bakeoff/features", layers=(2, 4, 5, 6, 8),
-  questions=7473, held_out=100, draft_vocab=512, batch=8, points=256, steps=1500, rate=1e-3,
-  warmup=50, save_every=250, devices=1,
+  questions=7473, held_out=100, draft_vocab=512, points=256, training=_TRAINING,
 )  # fmt: skip
 
 CONFIGS: dict[str, Config] = {
@@ -51,14 +53,13 @@ CONFIGS: dict[str, Config] = {
     ("clover2", Clover2Config(depth=5), {}),
     ("eagle", EagleConfig(depth=5), {}),
     ("eagle3", Eagle3Config(depth=5), {}),
-    ("hidden_transfer", HiddenTransferConfig(depth=4, layers=(4, 5, 6, 6)), {"batch": 2}),
-    ("firp", HiddenTransferConfig(depth=4), {"batch": 2}),
-    ("ppd", PPDConfig(depth=4), {"batch": 2, "points": 64, "rate": 1e-2}),
+    ("hidden_transfer", HiddenTransferConfig(depth=4, layers=(4, 5, 6, 6)), {"training": _FEW}),
+    ("firp", HiddenTransferConfig(depth=4), {"training": _FEW}),
+    ("ppd", PPDConfig(depth=4), {"points": 64, "training": dataclasses.replace(_FEW, rate=1e-2)}),
   )
 }
 
 if __name__ == "__main__":
-  kinds = tyro.extras.subcommand_type_from_defaults(
-    CONFIGS, {name: repr(config.head) for name, config in CONFIGS.items()}
-  )
-  sys.exit(script.run(main, kinds, __doc__, markers=(tyro.conf.AvoidSubcommands,)))
+  heads = {name: repr(config.head) for name, config in CONFIGS.items()}
+  choice = tyro.extras.subcommand_type_from_defaults(CONFIGS, heads)
+  sys.exit(script.run(main, choice, __doc__, markers=(tyro.conf.AvoidSubcommands,)))

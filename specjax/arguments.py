@@ -133,22 +133,30 @@ class Tune:
   """Choose the tree of a head, a chain or no speculation by speed on this machine, and check it.
 
   Attributes:
-    drafter: name of a head with hit rates, such as medusa or medusa[PATH]; by default the zoo's.
+    drafter: name of a head with hit rates, such as medusa or medusa[PATH]; for --method sequoia of
+      any head, or draft_model[PATH].
     model: zoo name or directory; by default the zoo's.
+    method: best_first takes the best guesses by the head's hit rates; sequoia draws children and
+      takes the trees of Sequoia's dynamic program, after it has measured on 8 prompts how often a
+      child of each rank is accepted.
     prompts: JSONL of prompts on which the choice is checked; by default our own questions.
     limit: how many prompts; by default all.
     max_new_tokens: budget per prompt.
+    temperature: of the distribution; 0 for best_first, more for sequoia.
     batch: prompts decoded together, for which the choice is made.
     decode: how many candidates to decode besides plain, the most promising; by default all.
     repeats: times everything is decoded; medians count.
-    out: directory for tree.json (named as in medusa/tree[FILE]), summary.json and tune.png.
+    out: directory for tree.json (named as in medusa/tree[FILE]), summary.json, table.md and
+      tune.png.
   """
 
   drafter: str
   model: str | None = None
+  method: Literal["best_first", "sequoia"] = "best_first"
   prompts: str | None = None
   limit: int | None = None
   max_new_tokens: int = 128
+  temperature: float = 0.0
   batch: int = 1
   decode: int | None = None
   repeats: int = 3

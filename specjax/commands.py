@@ -19,7 +19,8 @@ from specjax.decoding.batching import Result, check_model
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, Model, load, resolve
-from specjax.eval import bench, canvas, parallelbench, prompts, report, tune, tune_report
+from specjax.eval import bench, parallelbench, prompts, report, table, tune
+from specjax.eval.plots import denoising
 
 # Fields of a Result in the output of --json, after the prompt.
 JSON_KEYS = (
@@ -127,15 +128,15 @@ def run_denoise(args: Denoise) -> None:
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
     if args.picture and i == 0:
-      canvas.picture(model, {r.method: r}).savefig(args.picture)
+      denoising.canvas(model, {r.method: r}).savefig(args.picture)
 
 
 def _parallelbench(args: Bench) -> None:
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
   summary = parallelbench.run(_denoiser(args.model), config, args.out)
-  print("\n".join(parallelbench.table(summary)))
-  print(f"{args.out}: results.jsonl, summary.json, table.md, parallelbench.png")
+  print(table.markdown(parallelbench.rows(summary)))
+  print(report.contents(args.out))
 
 
 def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
@@ -163,19 +164,19 @@ def run_bench(args: Bench) -> None:
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
   summary = bench.run(_causal(args.model), bench.Config(**fields), args.out)
-  console = Console(markup=False)
-  console.print(report.table(summary))
-  console.print(f"{args.out}: results.jsonl, summary.json, table.md, plots")
+  console = Console(highlight=False)
+  console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
+  console.print(report.contents(args.out), markup=False)
 
 
 def run_tune(args: Tune) -> None:
   fields = dataclasses.asdict(args)
   name, out = fields.pop("model"), fields.pop("out")
   summary = tune.run(_causal(name), tune.Config(**fields), out)
-  console = Console(highlight=False, markup=False)
-  console.print(tune_report.table(summary))
-  console.print(tune_report.verdict(summary))
-  console.print(f"{out}: tree.json, summary.json, tune.png")
+  console = Console(highlight=False)
+  console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
+  console.print(tune.verdict(summary), markup=False)
+  console.print(report.contents(out), markup=False)
 
 
 def run_convert(args: Convert) -> None:

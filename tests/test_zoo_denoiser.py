@@ -1,4 +1,4 @@
-"""The zoo's denoiser with its filter and its student: what the README says of them, in small."""
+"""The zoo's denoiser with its filter and its student: what docs/results.md says of them, in small."""
 
 import dataclasses
 import functools

@@ -1,1 +1,1 @@
-"""Training scripts. `train/` may import everything; nothing imports it."""
+"""The trainers, one command each. They may import everything and nothing imports them."""

@@ -2,37 +2,32 @@
 
     python -m specjax.train.denoiser --data my.jsonl --out runs/my-denoiser
 
-Records with `text` fill rows from end to end and all of it is masked at times. Of records with the
-two fields named by `--fields` only the answer is, which is padded to the row's end with end markers
-that the model learns to say: that is how it comes to know where to stop. With `--start` a model
-that there is learns on, LLaDA or Dream among them. The same command again continues a run that was
-killed.
+Records with `text` fill rows from end to end, and every token of them may be masked. Of records
+with the two fields named by `--fields` only the answer is masked; end markers pad it to the end of
+the row, and by learning to predict them the model comes to know where to stop. With `--start` the
+training goes on from a finished model, such as LLaDA or Dream. The same command again continues a
+run that was killed.
 """
 
 import dataclasses
-import functools
 import itertools
-import pathlib
+import sys
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import tyro
 from jax import Array
 
+from specjax import script
 from specjax.checkpoints import hf
-from specjax.data.chat import TEMPLATES, encode_chat
-from specjax.data.sources import open_source
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
-from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.lm import texts_of
-from specjax.train.masking import context_weight, corrupt, denoising_loss, shifted
-from specjax.train.resume import claim
+from specjax.train.recipe import forward, run, texts
+from specjax.train.recipe.config import Length, Network, NetworkOptions, Training, TrainingOptions
+from specjax.train.recipe.fit import batches, fit
+from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
+from specjax.train.recipe.texts import Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,23 +36,18 @@ class Config:
 
   Attributes:
     data: JSONL file or tfds:NAME:SPLIT.
-    out: directory for checkpoints, metrics and the finished model.
-    start: a model to go on from, zoo name or directory; it brings its network, tokenizer and shift,
-      so that `words` to `mlp_width` and `shift` are not read. By default random weights.
-    fields: (question, answer) fields of a record; a record with `text` is used as it is.
+    out: directory of checkpoints, metrics and the finished model.
+    start: zoo name or directory of a model to go on from, by default random weights. It brings its
+      tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read.
+    fields: names of the question and the answer; a record with `text` is used as it is.
     template: chat template of question and answer.
-    words: every word is a token, for small worlds; else byte-level BPE.
-    vocab_size: of the BPE tokenizer trained on the data, the mask included.
-    width, layers, heads, kv_heads, head_dim, mlp_width: the network.
-    length: T, tokens per row.
-    shift: the state before a token predicts it, as in Dream; else its own, as in LLaDA.
-    context: Dream's context-adaptive weights in place of 1 / p.
-    batch: rows per step.
-    steps: of the optimiser.
-    rate: the highest, after warm-up; it falls to a tenth along a cosine.
-    warmup: steps in which the rate rises.
-    save_every: steps between checkpoints.
-    seed: of the weights, the noise and the data order.
+    words: whether every word is a token, as suits small worlds, in place of byte-level BPE.
+    vocab_size: size of the BPE tokenizer that is trained on the data, the mask included.
+    network: shape of the network.
+    length: T, number of tokens of a row.
+    shift: whether the state before a token predicts it, as in Dream, and not its own (LLaDA).
+    context: whether Dream's context-adaptive weights take the place of 1 / p.
+    training: options of the optimiser; a batch is of rows.
   """
 
   data: str
@@ -66,22 +56,16 @@ class Config:
   fields: tuple[str, str] = ("question", "answer")
   template: str = "plain"
   words: bool = False
-  vocab_size: int = 4096
-  width: int = 192
-  layers: int = 6
-  heads: int = 6
-  kv_heads: int = 6
-  head_dim: int = 32
-  mlp_width: int = 512
-  length: int = 64
+  vocab_size: Length = 4096
+  network: NetworkOptions = Network(
+    width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512
+  )
+  length: Length = 64
   shift: bool = False
   context: bool = False
-  batch: int = 64
-  steps: int = 2000
-  rate: float = 2e-3
-  warmup: int = 100
-  save_every: int = 250
-  seed: int = 0
+  training: TrainingOptions = Training(
+    steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
+  )
 
 
 class Rows(NamedTuple):
@@ -91,24 +75,23 @@ class Rows(NamedTuple):
   maskable: np.ndarray
 
 
-def rows_of(texts: list[tuple[str, ...]], config: Config, tokenizer: Tokenizer, end: int) -> Rows:
-  """Texts in rows of T tokens, an `end` after each; questions with answers one to a row.
+def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int) -> Rows:
+  """Texts in rows of T tokens, an `end` after each; a question with its answer has its own row.
 
   Raises:
-    ValueError: a question with its answer that is longer than a row.
+    ValueError: a question with its answer is longer than a row, or the texts fill no row.
   """
   T = config.length
   tokens: list[list[int]] = []
   maskable: list[list[bool]] = []
   stream: list[int] = []
-  for i, text in enumerate(texts):
+  for i, text in enumerate(records):
     if len(text) == 1:
       stream += [*tokenizer.encode(text[0]), end]
       continue
-    turns = [{"role": r, "content": t} for r, t in zip(("user", "assistant"), text, strict=True)]
-    ids, said = encode_chat(TEMPLATES[config.template], tokenizer, turns)
+    ids, said = texts.encode_pair(config.template, tokenizer, text)
     if len(ids) > T:
-      raise ValueError(f"length={T}: record {i} takes {len(ids)} tokens with its answer.")
+      raise ValueError(f"length={T}: record {i + 1} takes {len(ids)} tokens with its answer.")
     tokens.append(ids + [end] * (T - len(ids)))
     maskable.append(said + [True] * (T - len(ids)))
   for i in range(0, len(stream) - T + 1, T):
@@ -119,90 +102,59 @@ def rows_of(texts: list[tuple[str, ...]], config: Config, tokenizer: Tokenizer, 
   return Rows(np.array(tokens, np.int32), np.array(maskable))
 
 
-def new_model(config: Config, texts: list[tuple[str, ...]]) -> Model:
-  """Random weights; the tokenizer in `out` if there is one, so that a resumed run reads the same
-  ids, else one trained on the texts."""
-  file = pathlib.Path(config.out) / "tokenizer.json"
-  if file.exists():
-    tokenizer = Tokenizer.load(file)
-  else:
-    flat = itertools.chain.from_iterable(texts)
+def new_model(config: Config, records: list[Text]) -> Model:
+  """A model with random weights that reads the records."""
+
+  def train() -> Tokenizer:
+    flat = itertools.chain.from_iterable(records)
     tokenizer = train_words(flat) if config.words else train_bpe(flat, config.vocab_size - 1)
     tokenizer.inner.add_special_tokens([END, MASK])
+    return tokenizer
+
+  tokenizer = texts.kept_tokenizer(run.begin(config), train)
   end, mask = tokenizer.id(END), tokenizer.id(MASK)
   assert end is not None
-  network = ModelConfig(
-    vocab_size=tokenizer.vocab_size, width=config.width, layers=config.layers,
-    heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim,
-    mlp_width=config.mlp_width, max_length=4 * config.length, causal=False,
-  )  # fmt: skip
-  z = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(Transformer(network).init)
-  params = init(jax.random.key(config.seed), z, z, jnp.ones((1, 2, 2), bool))
-  template = config.template if any(len(t) == 2 for t in texts) else None
+  network, params = texts.new_network(
+    config.network, tokenizer, config.training.seed, max_length=4 * config.length, causal=False
+  )
+  template = config.template if any(len(r) == 2 for r in records) else None
   return Model(config.out, network, params, tokenizer, (end,), (), template, mask, config.shift)
 
 
-def loss_fn(params, model: Model, config: Config, key: Array, rows: Rows):
-  """See `denoising_loss`; rows' arrays are [B, T]."""
-  network = Transformer(model.config)
-  tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
-  B, T = tokens.shape
-  masked, p = corrupt(key, maskable)
-  everywhere = jnp.ones((B, T), bool)
-  position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-  noisy = jnp.where(masked, model.denoiser.mask, tokens)
-  hidden, _ = network.apply(params, noisy, position, jnp.ones((B, T, T), bool))
-  logits = jnp.asarray(network.apply(params, hidden, method="head"))
-  logits = shifted(logits) if model.shift else logits
-  weight = context_weight(masked, everywhere) if config.context else 1 / p
-  return denoising_loss(logits, tokens, masked, maskable, weight)
-
-
 def main(config: Config) -> None:
-  out = pathlib.Path(config.out)
-  out.mkdir(parents=True, exist_ok=True)
-  if config.template not in TEMPLATES:
-    raise ValueError(f"template={config.template!r}: accepted are {', '.join(TEMPLATES)}.")
-  source = open_source(config.data)
-  texts = [texts_of(source[i], config.fields, i) for i in range(len(source))]
-  model = load(config.start) if config.start else new_model(config, texts)
+  out = run.begin(config)
+
+  # --- data and model ---
+  records = texts.read(config.data, config.fields, config.template)
+  model = load(config.start) if config.start else new_model(config, records)
   tokenizer, mask = model.tokenizer, model.denoiser.mask
   if tokenizer is None or not model.stop:
     raise ValueError(f"start={config.start!r}: it needs a tokenizer and an end of text.")
-  rows = rows_of(texts, config, tokenizer, model.stop[0])
-  batch = batches(rows, config.batch, config.seed)
-  claim(out, dataclasses.asdict(config), b"".join(x.tobytes() for x in rows))
-  if not (out / "tokenizer.json").exists():
-    tokenizer.save(out / "tokenizer.tmp")
-    (out / "tokenizer.tmp").replace(out / "tokenizer.json")
-  optimizer = adamw(config.rate, config.steps, warmup=config.warmup)
-
-  @functools.partial(jax.jit, donate_argnums=0)
-  def step(state, numbered):
-    number, rows = numbered
-    key = jax.random.fold_in(jax.random.key(config.seed), number)
-    grads, metrics = jax.grad(loss_fn, has_aux=True)(state["params"], model, config, key, rows)
-    updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
-    metrics["gradient_norm"] = optax.tree.norm(grads)
-    params = optax.apply_updates(state["params"], updates)
-    return {"params": params, "optimizer": moments}, metrics
-
-  state = {"params": model.params, "optimizer": jax.jit(optimizer.init)(model.params)}
-  size = sum(x.size for x in jax.tree.leaves(state["params"]))
-  print(f"{size / 1e6:.2f}M parameters; {len(rows.tokens)} rows of {config.length} tokens")
+  rows = rows_of(records, config, tokenizer, model.stop[0])
+  batch = batches(rows, config.training)
+  run.claim(out, config, rows)
+  texts.keep_tokenizer(out, tokenizer)
+  print(f"There are {len(rows.tokens)} rows of {config.length} tokens.")
 
   # --- train ---
-  state = fit(
-    step, state, lambda i: (jnp.int32(i), batch(i)),
-    steps=config.steps, directory=out, save_every=config.save_every,
-  )  # fmt: skip
+  network = Transformer(model.config)
+
+  def loss(params, _, rows: Rows, key: Array):
+    tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
+    masked, p = corrupt(key, maskable)
+    everywhere = jnp.ones(tokens.shape, bool)
+    noisy = jnp.where(masked, mask, tokens)
+    logits = forward.predict(network, params, noisy, everywhere, model.shift)
+    weight = context_weight(masked, everywhere) if config.context else 1 / p
+    return denoising_loss(logits, tokens, masked, maskable, weight)
+
+  params = fit(loss, model.params, batch, config.training, out)
 
   # --- export ---
-  template = config.template if any(len(t) == 2 for t in texts) else model.template
-  hf.save(out / "model", model.config, state["params"], tokenizer, template=template, mask=mask,
+  template = config.template if any(len(r) == 2 for r in records) else model.template
+  hf.save(out / "model", model.config, params, tokenizer, template=template, mask=mask,
           stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Config, description=__doc__))
+  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.denoiser"))

@@ -1,12 +1,11 @@
-"""The benchmark: every method decodes the same prompts, in interleaved, beside plain decoding.
+"""The benchmark: every method decodes the same prompts beside plain decoding, in turns.
 
-See `interleaved` for how they are timed.
+`interleaved` says how they are timed.
 """
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,16 +13,22 @@ import numpy as np
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.eval import interleaved, metrics, optimal, plots, report
-from specjax.eval.divergence import margin
-from specjax.eval.environment import environment
+from specjax.eval import interleaved, metrics, optimal, report, table
+from specjax.eval.divergence import divergences
 from specjax.eval.interleaved import Runs
-from specjax.eval.prompts import OUR_QUESTIONS, Item, of_questions, read
-from specjax.eval.verify_cost import measure
+from specjax.eval.plots import speed, trees
+from specjax.eval.prompts import Item, read
+from specjax.eval.verify_cost import VerifyCost, measure
 
 PLAIN = "none"
 MODELS = ("draft_model", "adaptive_model", "draft_tree")
 ROUNDS = 300  # whose root is compared with alpha*
+FOOTNOTE = (
+  "differ: prompts whose ids are not those of plain decoding, which a rule may change that keeps "
+  "the distribution or less (LOSSY); largest margin: the likeliest logit less the next where they "
+  "part, if greedy; of alpha*: how often a first guess was accepted, of what the best exact rule "
+  "could do."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +43,8 @@ class Config:
     max_new_tokens: budget per prompt.
     batch: B, prompts decoded together.
     temperature: 0 is greedy.
-    seed: of the noise.
-    verifier: of all methods but plain; by default the exact one.
+    seed: seed of the sampling noise.
+    verifier: rule of all methods but plain; by default the exact one.
     repeats: times everything is decoded.
   """
 
@@ -55,45 +60,15 @@ class Config:
 
 
 def make_decoder(model: Model, name: str, config: Config) -> Decoder:
-  """The method of a name of `Config.drafters`; plain decoding has its own rule.
+  """The method that a name of `Config.drafters` says; plain decoding has its own rule.
 
   Raises:
-    ValueError: a name of none.
+    ValueError: the name says none.
   """
   return Decoder(
     model, name, None if name == PLAIN else config.verifier,
     temperature=config.temperature, seed=config.seed, batch=config.batch,
   )  # fmt: skip
-
-
-def read_items(model: Model, config: Config) -> list[Item]:
-  """The prompts, with all numbers of the config that concern them checked.
-
-  Raises:
-    ValueError: a number below 1 or a prompt that cannot be decoded.
-  """
-  for name in ("repeats", "limit", "max_new_tokens"):
-    value = getattr(config, name)
-    if value is not None and value < 1:
-      raise ValueError(f"{name}={value}: accepted is 1 or more.")
-  if config.prompts is None:
-    return of_questions(OUR_QUESTIONS[: config.limit], model, config.max_new_tokens)
-  return read(config.prompts, model, config.max_new_tokens, config.limit)
-
-
-def _divergences(
-  run: Runs, plain: Runs, items: Sequence[Item], config: Config
-) -> list[dict[str, Any]]:
-  """Prompts whose ids differ from plain's: where first, and how near the choice was (greedy)."""
-  found = []
-  for i, (result, reference) in enumerate(zip(run.results, plain.results, strict=True)):
-    index = metrics.first_divergence(result.tokens, reference.tokens)
-    if index is None:
-      continue
-    prefix = items[i].ids + reference.tokens[:index]
-    gap = margin(run.decoder.model, prefix) if config.temperature == 0 else None
-    found.append({"prompt": i, "index": index, "margin": gap})
-  return found
 
 
 def parameters(params: Any) -> int:
@@ -105,8 +80,8 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   """The metrics of one method, ready for JSON."""
   decoder, results = run.decoder, run.results
   drafter, verifier = decoder.method.drafter, decoder.method.verifier
-  emitted = np.array([r.emitted for r in results])
-  forwards = np.array([r.forwards for r in results])
+  forwards = [r.forwards for r in results]
+  block = metrics.tau(results)
 
   def totals(x: Runs, prefill: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, seconds) of each batch."""
@@ -119,7 +94,6 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   paired = (tokens, seconds, *totals(plain))
   with_prefill = (*totals(run, True), *totals(plain, True))
   rounds = sum(max(forwards[i : i + config.batch]) for i in range(0, len(results), config.batch))
-  tau = float(metrics.block_efficiency(emitted.sum(), forwards.sum()))
   # A model drafts in one pass per level and one more that caches the last. Heads count once, which
   # flatters those that read the same weights at every depth (EAGLE, ReDrafter).
   offered = np.sum([r.rounds.offered for r in results], 0)
@@ -136,8 +110,7 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
     "verifier": verifier.name,
     "exactness": verifier.exactness,
     "lossy": run.lossy,
-    "tau": tau,
-    "tau_interval": metrics.bootstrap_interval(metrics.block_efficiency, emitted, forwards),
+    **block,
     "acceptance_by_depth": metrics.acceptance_by_depth(
       [r.rounds.accepted for r in results], [r.rounds.offered for r in results]
     ),
@@ -145,18 +118,20 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
     "speed_up_interval": metrics.bootstrap_interval(metrics.speed_up, *paired),
     "speed_up_repeats": (rates / plain_rates).tolist(),
     "speed_up_with_prefill": float(metrics.speed_up(*(x.sum() for x in with_prefill))),
-    "mbsu": float(metrics.mbsu(tau, cost, passes)),
+    "mbsu": float(metrics.mbsu(block["tau"], cost, passes)),
     "draft_cost": cost,
     "draft_passes": passes,
     "tokens": int(tokens.sum()),
-    "forwards": int(forwards.sum()),
+    "forwards": sum(forwards),
     "seconds": float(seconds.sum()),
     "prefill_seconds": float(np.median(run.prefill, 0).sum()),
     "tokens_per_second": float(metrics.tokens_per_second(tokens.sum(), seconds.sum())),
     "tokens_per_second_repeats": rates.tolist(),
     "ms_per_round": float(1e3 * seconds.sum() / rounds),
     "must_equal_plain": must_equal,
-    "divergences": _divergences(run, plain, items, config),
+    "divergences": divergences(
+      decoder.model, [item.ids for item in items], results, plain.results, config.temperature == 0
+    ),
     "unstable_batches": run.unstable,
   }
 
@@ -166,8 +141,9 @@ def shortfall(
 ) -> dict[str, float] | None:
   """How often a first token was accepted, and how often it could have been; see `eval.optimal`.
 
-  None where that says nothing (greedy, or a lossy rule) or is not known: proposals without a closed
-  form, and DySpec's trees, whose number of siblings depends on what was drawn.
+  The figure is None where it says nothing (greedy decoding, a lossy rule) and where it is not
+  known: for proposals without a closed form, and for DySpec's trees, whose number of siblings
+  depends on what was drawn.
   """
   known = run.decoder.method.drafter.proposal in optimal.KNOWN and "/dyspec" not in label
   if label == PLAIN or config.temperature == 0 or run.lossy or not known:
@@ -177,75 +153,87 @@ def shortfall(
   return {"accepted": seen.accepted, "optimum": seen.optimum, "reached": seen.reached}
 
 
-def _lines(label: str, run: Runs, items: Sequence[Item], config: Config):
-  """One record per prompt. Times are those of the prompt's batch."""
-  for i, result in enumerate(run.results):
-    batch = i // config.batch
-    yield {
-      "method": label,
-      "prompt": i,
-      "category": items[i].category,
-      "prompt_tokens": len(items[i].ids),
-      "tokens": result.tokens,
-      "emitted": result.emitted,
-      "forwards": result.forwards,
-      "accepted": result.rounds.accepted,
-      "offered": result.rounds.offered,
-      "verifier": result.verifier,
-      "exactness": result.exactness,
-      "batch": batch,
-      "seconds": float(np.median(run.seconds[:, batch])),
-      "prefill_seconds": float(np.median(run.prefill[:, batch])),
-    }
+def _records(runs: dict[str, Runs], items: Sequence[Item], batch: int) -> Iterator[dict[str, Any]]:
+  """What each method said to each prompt. Times are those of the prompt's batch."""
+  for label, run in runs.items():
+    for i, (item, result) in enumerate(zip(items, run.results, strict=True)):
+      yield {
+        "method": label, "prompt": i, "category": item.category, "prompt_tokens": len(item.ids),
+        "tokens": result.tokens, "emitted": result.emitted, "forwards": result.forwards,
+        "verifier": result.verifier, "exactness": result.exactness,
+        **dataclasses.asdict(result.rounds), "batch": i // batch,
+        "seconds": float(np.median(run.seconds[:, i // batch])),
+        "prefill_seconds": float(np.median(run.prefill[:, i // batch])),
+      }  # fmt: skip
+
+
+def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
+  """The table of a summary, 95% intervals in brackets; its first columns say the most."""
+  found = []
+  for label, m in summary["methods"].items():
+    plain = label == PLAIN
+    margins = [d["margin"] for d in m["divergences"] if d["margin"] is not None]
+    found.append({
+      "method": label + (" (LOSSY)" if m["lossy"] else ""),
+      "tokens/forward": table.estimate(m["tau"], None if plain else m["tau_interval"]),
+      "speed-up": table.estimate(m["speed_up"], None if plain else m["speed_up_interval"]),
+      "tokens/s": f"{m['tokens_per_second']:.0f}",
+      "differ": "" if plain else f"{len(m['divergences'])} of {summary['prompts']}",
+      "verifier": f"{m['verifier']}, {m['exactness']}",
+      "nodes": m["nodes"],
+      "with prefill": f"{m['speed_up_with_prefill']:.2f}",
+      "ms/round": f"{m['ms_per_round']:.2f}",
+      "MBSU": f"{m['mbsu']:.2f}",
+      "largest margin": f"{max(margins):.1e}" if margins else "",
+      "of alpha*": f"{100 * m['first']['reached']:.0f} %" if m["first"] else "",
+    })  # fmt: skip
+  return found
+
+
+def _markdown(summary: dict[str, Any], cost: VerifyCost) -> str:
+  heading = f"The cost of verifying N nodes at {cost.context} cached tokens:"
+  return "\n\n".join([
+    report.caption(summary), table.markdown(rows(summary)), FOOTNOTE,
+    heading, table.markdown(cost.rows),
+  ])  # fmt: skip
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Measures, and writes results.jsonl, summary.json, table.md and three plots.
 
-  Args:
-    model: the target.
-    config: what is measured.
-    out: directory, made where it is absent.
-
   Returns:
     The summary: config, environment, figures of each method, verify cost.
 
   Raises:
-    ValueError: a prompt that cannot be decoded, an unknown method, a method given twice; all
-      before anything is decoded.
+    ValueError: a number below 1, a prompt that cannot be decoded, an unknown method, a method given
+      twice; all before anything is decoded.
   """
-  items = read_items(model, config)
+  report.check(config, "repeats")
+  items = read(config.prompts, model, config.max_new_tokens, config.limit)
   labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
   made = (make_decoder(model, label, config) for label in labels)
   decoders = {decoder.name: decoder for decoder in made}
   if len(decoders) < len(labels):
     raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
-  out = pathlib.Path(out)
-  out.mkdir(parents=True, exist_ok=True)
+  directory = report.directory(out)
 
-  runs = interleaved.decode(
-    decoders, [item.ids for item in items], config.max_new_tokens, config.repeats
-  )
-  with (out / "results.jsonl").open("w") as file:
-    for label, x in runs.items():
-      file.writelines(json.dumps(line) + "\n" for line in _lines(label, x, items, config))
-  cost = measure(
-    model.target, model.params, min(model.config.max_length // 2, 512), batch=config.batch
-  )
-  summary = {
-    "model": model.name,
-    "network": dataclasses.asdict(model.config),
-    "parameters": parameters(model.params),
-    "config": dataclasses.asdict(config),
-    "prompts": len(items),
-    **environment(),
-    "methods": {
-      k: figures(x, runs[PLAIN], items, config) | {"first": shortfall(model, k, x, items, config)}
-      for k, x in runs.items()
-    },
-    "verify_cost": cost._asdict() | {"relative": cost.relative},
+  ids = [item.ids for item in items]
+  runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
+  context = min(model.config.max_length // 2, 512)
+  cost = measure(model.target, model.params, context, batch=config.batch)
+  methods = {
+    k: figures(x, runs[PLAIN], items, config) | {"first": shortfall(model, k, x, items, config)}
+    for k, x in runs.items()
   }
-  (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-  (out / "table.md").write_text(report.markdown(summary))
-  plots.write(summary, out)
+  summary = report.summary(config, {
+    "model": model.name, "network": dataclasses.asdict(model.config),
+    "parameters": parameters(model.params), "prompts": len(items), "methods": methods,
+    "verify_cost": cost._asdict() | {"relative": cost.relative},
+  })  # fmt: skip
+  plots = {
+    "speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary),
+    "verify_cost": trees.verify_cost(summary),
+  }  # fmt: skip
+  records = _records(runs, items, config.batch)
+  report.save(directory, summary, _markdown(summary, cost), plots, records)
   return summary

@@ -1,6 +1,8 @@
 """Where two greedy decodings part, and how close the target's choice was there."""
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ from jax import Array
 
 from specjax.base import Params, Target
 from specjax.decoding.model import Model
+from specjax.eval.metrics import first_divergence
 
 
 @functools.partial(jax.jit, static_argnames="target")
@@ -19,8 +22,21 @@ def _margin(target: Target, params: Params, tokens: Array, length: Array) -> Arr
   return best[0] - best[1]
 
 
-def margin(model: Model, ids: list[int]) -> float:
-  """Top-1 minus top-2 logit after `ids`, by a plain forward. Tiny at a floating-point tie."""
+def margin(model: Model, ids: Sequence[int]) -> float:
+  """The likeliest logit after `ids` less the next, by a plain forward; tiny at a tie."""
   width = max(32, 1 << (len(ids) - 1).bit_length())  # few shapes, few compilations
   tokens = jnp.zeros((1, width), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids, jnp.int32))
   return float(_margin(model.target, model.params, tokens, jnp.asarray([len(ids)], jnp.int32)))
+
+
+def divergences(
+  model: Model, prompts: Sequence[list[int]], results: Sequence, reference: Sequence, greedy: bool
+) -> list[dict[str, Any]]:
+  """The prompts whose new ids differ: at which index first and, if greedy, by what margin."""
+  found = []
+  for i, (a, b) in enumerate(zip(results, reference, strict=True)):
+    index = first_divergence(a.tokens, b.tokens)
+    if index is not None:
+      gap = margin(model, prompts[i] + b.tokens[:index]) if greedy else None
+      found.append({"prompt": i, "index": index, "margin": gap})
+  return found

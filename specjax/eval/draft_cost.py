@@ -4,7 +4,6 @@ Letters: B batch, N tree nodes.
 """
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,9 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Cache, Context, Drafter, Params, Target, Verdict
+from specjax.eval import timing
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.trees.structure import ancestors
-
-_SECONDS = 0.02  # of a timing, so that starting the loop does not count
-_ROUNDS = 64  # of a timing, at most: there must be room for their tokens
 
 
 def _unseen(target: Target, drafter: Drafter, target_params: Params, cache: Cache) -> Any:
@@ -85,7 +82,7 @@ def measure(
   batch: int = 1,
   repeats: int = 7,
 ) -> list[float]:
-  """Median seconds of one `propose` and `update` of each drafter, repeats interleaved.
+  """Median seconds of one `propose` and `update` of each drafter, timed in turns.
 
   Where a drafter brings an `evaluate` of its own, that is counted too: it takes the place of the
   target's.
@@ -93,13 +90,13 @@ def measure(
   Args:
     target: a network of `models`.
     target_params: its weights.
-    drafters: of one head, one at least.
+    drafters: drafters of one head, which may have different trees.
     params: the head's weights.
     context: committed tokens.
     batch: B.
     repeats: measurements of each; their median counts.
   """
-  capacity = context + _ROUNDS + max(drafter.depth for drafter in drafters) + 1
+  capacity = context + timing.MOST + max(drafter.depth for drafter in drafters) + 1
   ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
   length = jnp.full(batch, context, jnp.int32)
   prefill = jax.jit(target.prefill, static_argnums=(3, 4))
@@ -111,16 +108,9 @@ def measure(
   ]
   unseen = [_unseen(target, drafter, target_params, cache) for drafter in drafters]
 
-  def timed(i: int, count: int) -> float:
-    """Seconds of one round, from `count` of them in one compiled loop."""
+  def loop(i: int, count: int) -> Any:
     fixed = (target, drafters[i], target_params, params, cache, text, states[i], unseen[i])
-    begin = time.perf_counter()
-    jax.block_until_ready(_rounds(*fixed, jnp.int32(count)))
-    return (time.perf_counter() - begin) / count
+    return _rounds(*fixed, jnp.int32(count))
 
-  counts = []
-  for i in range(len(drafters)):
-    timed(i, 1)  # compiles
-    counts.append(max(1, min(_ROUNDS, round(_SECONDS / timed(i, 1)))))
-  seconds = [[timed(i, count) for i, count in enumerate(counts)] for _ in range(repeats)]
-  return np.median(seconds, 0).tolist()
+  loops = [functools.partial(loop, i) for i in range(len(drafters))]
+  return np.median(timing.per_pass(loops, repeats), 0).tolist()

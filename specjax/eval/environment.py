@@ -49,7 +49,8 @@ def cores() -> int:
 def environment(packages: Sequence[str] = ()) -> dict:
   """Commit, versions (of `packages` too) and machine, ready for JSON.
 
-  The machine's load is that of the last minute: above the run's own, others were computing too.
+  The machine's load is that of the last minute; where it is above the run's own, others were
+  computing too.
   """
   versions: dict[str, str | None] = {"python": platform.python_version()}
   for name in (*_PACKAGES, *packages):

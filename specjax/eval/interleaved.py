@@ -1,17 +1,20 @@
 """Methods decode the same prompts in turns.
 
-Fair under drift: for each batch of prompts the methods follow each other directly, in an order
-that rotates, and the whole is repeated; a batch's time is the median of its repeats.
+A machine whose speed drifts is fair to all of them: for each batch of prompts the methods follow
+each other directly, in an order that rotates, and the whole is repeated. The time of a batch is
+the median of its repeats.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from specjax.decoding.decoder import Decoder, Result
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
 
 
 @dataclasses.dataclass
@@ -21,58 +24,59 @@ class Runs:
   Attributes:
     decoder: the method.
     results: one per prompt, of the first repeat.
-    seconds, prefill: f64[repeats, batches].
+    seconds, prefill: f64[repeats, batches]; a denoiser has no prefill.
     unstable: batches in which a repeat gave other ids than the first.
   """
 
-  decoder: Decoder
-  results: list[Result]
+  decoder: Any
+  results: list[Any]
   seconds: np.ndarray
   prefill: np.ndarray
   unstable: int = 0
 
   @property
   def lossy(self) -> bool:
+    """Whether the rule of acceptance may change the distribution."""
     return self.decoder.method.verifier.exactness.startswith("LOSSY")
 
 
+def turns(names: Sequence[str], count: int, repeats: int) -> Iterator[tuple[int, int, str]]:
+  """(repeat, item, name) of every turn; who begins changes from item to item."""
+  console = Console(stderr=True)
+  cells = [(r, i) for r in range(repeats) for i in range(count)]
+  for r, i in track(cells, "measuring", console=console, transient=True):
+    first = (r + i) % len(names)
+    for name in (*names[first:], *names[:first]):
+      yield r, i, name
+
+
 def decode(
-  decoders: dict[str, Decoder],
+  decoders: Mapping[str, Decoder | DiffusionDecoder],
   prompts: Sequence[Sequence[int]],
   max_new_tokens: int,
   repeats: int,
 ) -> dict[str, Runs]:
-  """Everything that is timed.
-
-  Args:
-    decoders: of one model and one batch size, by label.
-    prompts: token ids.
-    max_new_tokens: budget per prompt.
-    repeats: times everything is decoded.
-  """
-  labels = list(decoders)
-  B = decoders[labels[0]].batch
+  """What each decoder did, by name; all have one batch size and get the same ids."""
+  B = next(iter(decoders.values())).batch
   batches = [prompts[i : i + B] for i in range(0, len(prompts), B)]
   shape = (repeats, len(batches))
   runs = {k: Runs(d, [], np.zeros(shape), np.zeros(shape)) for k, d in decoders.items()}
-  console = Console(stderr=True)
 
-  # Two rounds of every batch compile and touch all shapes before any clock runs.
-  for part in track(batches, "warming", console=console, transient=True):
+  # Two rounds of every batch compile and touch all shapes before any clock runs. A denoiser's
+  # decoder compiles outside its clock by itself.
+  for part in track(batches, "warming", console=Console(stderr=True), transient=True):
     for decoder in decoders.values():
-      next(decoder.stream(part, max_new_tokens, rounds=2))
+      if isinstance(decoder, Decoder):
+        next(decoder.stream(part, max_new_tokens, rounds=2))
 
-  turns = [(r, i) for r in range(repeats) for i in range(len(batches))]
-  for r, i in track(turns, "measuring", console=console, transient=True):
-    first = (r + i) % len(labels)
-    for label in labels[first:] + labels[:first]:
-      run = runs[label]
-      results = run.decoder(batches[i], max_new_tokens, first=i * B)
-      run.seconds[r, i] = results[0].seconds
-      run.prefill[r, i] = results[0].prefill_seconds
-      if r == 0:
-        run.results += results
-      else:
-        before = run.results[i * B : (i + 1) * B]
-        run.unstable += any(a.tokens != b.tokens for a, b in zip(results, before, strict=True))
+  for r, i, name in turns(list(decoders), len(batches), repeats):
+    run = runs[name]
+    results = run.decoder(batches[i], max_new_tokens, first=i * B)
+    run.seconds[r, i] = results[0].seconds
+    run.prefill[r, i] = results[0].prefill_seconds
+    if r == 0:
+      run.results += results
+    else:
+      before = run.results[i * B : (i + 1) * B]
+      run.unstable += any(a.tokens != b.tokens for a, b in zip(results, before, strict=True))
   return runs

@@ -1,10 +1,11 @@
 """The package's figures of merit, each defined once.
 
-A figure is a function of totals over prompts or batches (numbers, or arrays of them), never a mean
-of ratios, so that a short answer weighs as much as its tokens. Ids are counted, not text.
+A figure is a function of totals over prompts or batches (numbers, or arrays of them) and never a
+mean of ratios: an answer weighs as much as its tokens. Ids are counted, not text.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +21,13 @@ def block_efficiency(emitted, forwards):
     forwards: target evaluations, a total.
   """
   return emitted / forwards
+
+
+def tau(results: Sequence) -> dict[str, Any]:
+  """Block efficiency of decoded prompts, with its 95% interval over them, ready for JSON."""
+  emitted, forwards = ([getattr(r, key) for r in results] for key in ("emitted", "forwards"))
+  interval = bootstrap_interval(block_efficiency, emitted, forwards)
+  return {"tau": block_efficiency(sum(emitted), sum(forwards)), "tau_interval": interval}
 
 
 def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float | None]:

@@ -1,8 +1,8 @@
 """How far a pair of drafter and rule is from the best that any rule could do with its drafts.
 
-At the root of every round the distributions p and q are known, and with them alpha*, the largest probability
-with which an exact rule can accept one of the root's children (`theory.optimal_acceptance`). Its
-mean is compared with how often the shipped loop did accept one.
+At the root of every round the distributions p and q are known, and with them alpha*, the largest
+probability with which an exact rule can accept one of the root's children
+(`theory.optimal_acceptance`). Its mean is compared with how often the shipped loop accepted one.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -26,7 +26,7 @@ KNOWN = frozenset({"deterministic", "chain", "iid", "without_replacement", "mixe
 
 
 class Shortfall(NamedTuple):
-  """Of the first drafted level.
+  """Acceptance at the first drafted level, measured and at best.
 
   Attributes:
     accepted: share of rounds that accepted a child of the root.
@@ -70,8 +70,8 @@ def measure(
 ) -> Shortfall:
   """Decodes with a method and looks at every round's root.
 
-  How many children a node has must not depend on what was drawn, as it does not in trees of fixed
-  shape and stochastic beams.
+  The number of a node's children must not depend on what was drawn; in trees of fixed shape and
+  stochastic beams it does not.
 
   Args:
     decoder: of batch 1.

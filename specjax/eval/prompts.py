@@ -1,8 +1,9 @@
 """Prompts for decoding and measuring: from a file, or our own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from specjax import checks
 from specjax.data.sources import open_source
 from specjax.decoding.model import Model
 
@@ -54,7 +55,9 @@ def check_length(item: Item, max_new_tokens: int, model: Model) -> None:
     )
 
 
-def read(path: str, model: Model, max_new_tokens: int, limit: int | None = None) -> list[Item]:
+def read(
+  path: str | None, model: Model, max_new_tokens: int, limit: int | None = None
+) -> list[Item]:
   """The prompts of a file or dataset, every one checked before any is decoded.
 
   Accepted records: `prompt` (text, used as it is), `tokens` (ids), Spec-Bench's `turns` (the
@@ -62,15 +65,19 @@ def read(path: str, model: Model, max_new_tokens: int, limit: int | None = None)
   template where it has one.
 
   Args:
-    path: see `data.sources.open_source`.
+    path: see `data.sources.open_source`; None for our own questions.
     model: tokenizer, template and limits.
     max_new_tokens: for which there must be room after each prompt.
     limit: how many records to read; None for all.
 
   Raises:
-    ValueError: the first record that cannot be decoded, by number (empty lines do not count).
+    ValueError: a number below 1, or the first record that cannot be decoded, by its number (empty
+      lines do not count).
   """
-  source = open_source(path)
+  checks.whole("max_new_tokens", max_new_tokens, 1)
+  if limit is not None:
+    checks.whole("limit", limit, 1)
+  source = [{"question": q} for q in OUR_QUESTIONS] if path is None else open_source(path)
   count = len(source) if limit is None else min(limit, len(source))
   if not count:
     raise ValueError(f"{path} has no prompts; accepted in each line: {KEYS}.")
@@ -81,15 +88,7 @@ def read(path: str, model: Model, max_new_tokens: int, limit: int | None = None)
       items.append(_item(record, model))
       check_length(items[-1], max_new_tokens, model)
     except ValueError as error:
-      raise ValueError(f"{path}: record {i + 1}: {error}") from None
-  return items
-
-
-def of_questions(questions: Sequence[str], model: Model, max_new_tokens: int) -> list[Item]:
-  """Questions in the model's chat template, or as plain text where it has none."""
-  items = [Item(q, _of_question(q, model)) for q in questions]
-  for item in items:
-    check_length(item, max_new_tokens, model)
+      raise ValueError(f"{path or 'our questions'}: record {i + 1}: {error}") from None
   return items
 
 

@@ -1,111 +1,91 @@
-"""A benchmark's summary as a table, in Markdown and on the terminal."""
+"""What a measurement leaves behind: one directory, written in one way.
 
+summary.json holds the figures with their configuration and what they depend on besides, table.md
+what a reader wants of them, results.jsonl what was decoded, and pictures lie beside them.
+"""
+
+import dataclasses
+import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
+from matplotlib.figure import Figure
 
-HEADER = (
-  "method", "tokens/forward", "speed-up", "tokens/s", "differ", "verifier", "nodes",
-  "with prefill", "ms/round", "MBSU", "largest margin", "of alpha*",
-)  # fmt: skip
-_ON_SCREEN = 5  # how many of them fit
+from specjax import checks
+from specjax.eval.environment import environment
 
 
-def rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
-  """The cells of every method, in the order of HEADER; 95% intervals in brackets."""
-  return [_row(label, m, summary["prompts"]) for label, m in summary["methods"].items()]
+def check(config: Any, *names: str) -> None:
+  """Raises ValueError where a number of a config, or one of a tuple of them, is below 1."""
+  for name in names:
+    value = getattr(config, name)
+    for each in value if isinstance(value, tuple) else (value,):
+      checks.whole(name, each, 1)
 
 
-def _row(label: str, m: Mapping[str, Any], prompts: int) -> tuple[str, ...]:
-  plain = label == "none"
+def directory(out: str | pathlib.Path) -> pathlib.Path:
+  """The directory, made before anything is measured, so that no result is lost for want of it."""
+  path = pathlib.Path(out)
+  path.mkdir(parents=True, exist_ok=True)
+  return path
 
-  def estimate(key: str) -> str:
-    interval = None if plain else m[f"{key}_interval"]
-    return f"{m[key]:.2f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
 
-  margins = [d["margin"] for d in m["divergences"] if d["margin"] is not None]
-  return (
-    label + (" (LOSSY)" if m["lossy"] else ""),
-    estimate("tau"),
-    estimate("speed_up"),
-    f"{m['tokens_per_second']:.0f}",
-    "" if plain else f"{len(m['divergences'])} of {prompts}",
-    f"{m['verifier']}, {m['exactness']}",
-    str(m["nodes"]),
-    f"{m['speed_up_with_prefill']:.2f}",
-    f"{m['ms_per_round']:.2f}",
-    f"{m['mbsu']:.2f}",
-    f"{max(margins):.1e}" if margins else "",
-    f"{100 * m['first']['reached']:.0f} %" if m["first"] else "",
-  )
+def summary(config: Any, found: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
+  """Figures with the configuration, the commit, the versions and the machine, ready for JSON."""
+  return {"config": dataclasses.asdict(config), **environment(packages), **found}
+
+
+def save(
+  out: pathlib.Path, summary: Mapping[str, Any], text: str,
+  plots: Mapping[str, Figure] | None = None, records: Iterable[Mapping[str, Any]] | None = None,
+) -> None:  # fmt: skip
+  """Writes summary.json, `text` as table.md, the plots by name, and records as results.jsonl."""
+  (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+  (out / "table.md").write_text(text + "\n")
+  if records is not None:
+    with (out / "results.jsonl").open("w") as file:
+      file.writelines(json.dumps(record) + "\n" for record in records)
+  for name, figure in (plots or {}).items():
+    figure.savefig(out / f"{name}.png")
+
+
+def publish(
+  out: pathlib.Path, summary: Mapping[str, Any], text: str,
+  plots: Mapping[str, Figure] | None = None,
+) -> None:  # fmt: skip
+  """Saves, prints the table and says where the rest is: how a benchmark's script ends."""
+  save(out, summary, text, plots)
+  print(text)
+  print(contents(out))
+
+
+def contents(out: str | pathlib.Path) -> str:
+  """A line that names the files of a directory."""
+  return f"{out}: {', '.join(sorted(p.name for p in pathlib.Path(out).iterdir()))}"
+
+
+def decoding(summary: Mapping[str, Any]) -> str:
+  """What was decoded and how, in few words."""
+  config = summary["config"]
+  temperature = config.get("temperature", 0)
+  how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+  model = pathlib.Path(summary["model"]).name
+  return f"{model}, {summary['prompts']} prompts, {how}, batch {config['batch']}"
+
+
+def machine(summary: Mapping[str, Any]) -> str:
+  """Where a measurement ran, in few words."""
+  m = summary["machine"]
+  return f"{m['cpu'] if m['backend'] == 'cpu' else m['device']}, {m['cores']} cores"
 
 
 def caption(summary: Mapping[str, Any]) -> str:
-  """What was decoded, how, where."""
-  c, machine = summary["config"], summary["machine"]
-  how = "greedy" if c["temperature"] == 0 else f"temperature {c['temperature']:g}"
-  model = pathlib.Path(summary["model"]).name
-  source = pathlib.Path(c["prompts"]).name if c["prompts"] else "our own"
+  """What was decoded, how and where, in a sentence below a table."""
+  c = summary["config"]
+  source = pathlib.Path(c["prompts"]).name if c["prompts"] else "our own questions"
   return (
-    f"{model} ({summary['parameters'] / 1e6:.1f}M parameters), {summary['prompts']} prompts of "
-    f"{source}, up to {c['max_new_tokens']} new tokens, {how}, batch {c['batch']}, median of "
-    f"{c['repeats']}; {machine['cpu']}, {machine['cores']} cores, {machine['device']}; jax "
+    f"{decoding(summary)}; {summary['parameters'] / 1e6:.1f}M parameters, prompts of {source}, up "
+    f"to {c['max_new_tokens']} new tokens, median of {c['repeats']}; {machine(summary)}; jax "
     f"{summary['versions']['jax']}."
   )
-
-
-def _footnote(summary: Mapping[str, Any]) -> str:
-  parts = ["differ: prompts whose ids are not plain decoding's"]
-  if any(not m["must_equal_plain"] for m in summary["methods"].values()):
-    parts.append("(expected: the rule keeps the distribution, or less where LOSSY, not the ids)")
-  if any(m["first"] for m in summary["methods"].values()):
-    parts.append("; of alpha*: how often a first guess was accepted, of what the best exact rule "
-                 "could do with these guesses")  # fmt: skip
-  return " ".join(parts) + "; largest margin: top-1 minus top-2 logit where they part, greedy."
-
-
-def cost_lines(cost: Mapping[str, Any]) -> list[str]:
-  """A verify cost in Markdown."""
-  return [
-    f"Cost of verifying N nodes at {cost['context']} cached tokens, in passes over one node:",
-    "",
-    "| N | " + " | ".join(map(str, cost["nodes"])) + " |",
-    "|" + "---|" * (len(cost["nodes"]) + 1),
-    "| v(N) / v(1) | " + " | ".join(f"{x:.2f}" for x in cost["relative"]) + " |",
-    "| ms | " + " | ".join(f"{1e3 * x:.2f}" for x in cost["seconds"]) + " |",
-  ]
-
-
-def markdown(summary: Mapping[str, Any]) -> str:
-  """The table with its caption and the verify cost."""
-  lines = [
-    caption(summary),
-    "",
-    "| " + " | ".join(HEADER) + " |",
-    "|" + "---|" * len(HEADER),
-    *("| " + " | ".join(row) + " |" for row in rows(summary)),
-    "",
-    _footnote(summary),
-    "",
-    *cost_lines(summary["verify_cost"]),
-  ]
-  return "\n".join(lines) + "\n"
-
-
-def table(summary: Mapping[str, Any]) -> Table:
-  """The columns that fit on a terminal."""
-  shown = Table(
-    box=box.SIMPLE_HEAD,
-    pad_edge=False,
-    collapse_padding=True,
-    caption=caption(summary),
-    caption_justify="left",
-  )
-  for i, name in enumerate(HEADER[:_ON_SCREEN]):
-    shown.add_column(name, justify="right" if i else "left", no_wrap=True)
-  for row in rows(summary):
-    shown.add_row(*(cell.replace("[", r"\[") for cell in row[:_ON_SCREEN]))
-  return shown

@@ -1,8 +1,8 @@
-"""What the rules of acceptance come to on paper: exact figures for given distributions, and their bounds.
+"""What the rules of acceptance come to on paper: exact figures for given p and q, and their bounds.
 
-Nothing here samples or decodes. p is the distribution of the target and q the distribution a draft is drawn from, at
-one node or, where a length is asked for, at every node of the draft ("context-free"). Rows sum to
-one. All is float64, and every leading axis is a batch of independent cases.
+Nothing here samples or decodes. p is the distribution of the target and q the one a draft is drawn
+from, at one node or, where a length is asked for, at every node of the draft ("context-free"). Rows
+sum to one. All is float64, and every leading axis is a batch of independent cases.
 
 Letters: V vocabulary, k siblings, T arrival times.
 """
@@ -32,8 +32,8 @@ def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Dist
   Args:
     p, q: f[..., V].
     count: k. Where q supports fewer tokens, "without_replacement" and "mixed" drafts stop at those.
-    how: "iid"; "without_replacement", drawn without replacement; "mixed", the top k - 1 of q and one drawn
-      from the rest; or "deterministic", the top k of q. Ties go to the lower id.
+    how: "iid", "without_replacement", "mixed" (the top k - 1 of q and one drawn from the rest) or
+      "deterministic" (the top k of q). Ties go to the lower id.
 
   Raises:
     ValueError: for another `how`, or a count below one.
@@ -47,12 +47,13 @@ def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distributio
   Args:
     p, q: f[..., V].
     count: k, as in `optimal_acceptance`.
-    rule: recursive rejection of siblings that are "iid", "without_replacement", "mixed" or "deterministic" (which is
-      target-only verification of the top k of q), or "k_seq" of independent ones. "without_replacement" goes
-      through all ordered drafts and is for small V and k only.
+    rule: recursive rejection of siblings that are "iid", "without_replacement", "mixed" or
+      "deterministic" (which is target-only verification of the top k of q), or "k_seq" of
+      independent ones. "without_replacement" goes through all ordered drafts and is for small V
+      and k only.
 
   Raises:
-    ValueError: for another rule, a count below one, or more than a million "without_replacement" drafts.
+    ValueError: for another rule, a count below one, or more than a million ordered drafts.
   """
   return _chosen(_RULES, rule, "rule", count)(*_distributions(p, q), count)
 
@@ -83,9 +84,9 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   """Expected tokens f[...] of a drawn chain under block verification, 1 + sum_i E[c_i].
 
   Sun et al. 2025 (arXiv 2403.10444): c_i = min(1, c_{i-1} p / q) is the probability that i tokens
-  or more are accepted. log c_i is a reflected walk, in distribution the minimum of the free walk, so that by
-  Spitzer's identity i E[c_i] = sum_{m=1..i} B_m E[c_{i-m}] with B_m the mass of min(p^m, q^m) over
-  sequences of m tokens. Those that are permutations of each other are counted together.
+  or more are accepted. log c_i is a reflected walk, distributed as the minimum of the free walk, so
+  that by Spitzer's identity i E[c_i] = sum_{m=1..i} B_m E[c_{i-m}] with B_m the mass of
+  min(p^m, q^m) over sequences of m tokens. Permutations of a sequence are counted together.
 
   Args:
     p, q: f[..., V], context-free.

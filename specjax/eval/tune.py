@@ -1,39 +1,44 @@
-"""The tree that fits the machine: the one that expects the most tokens per second.
+"""The tree that fits the machine: chosen by measured times, and checked by decoding.
 
-The idea is Sequoia's hardware-aware choice of a tree (Chen et al. 2024, arXiv 2402.12374) with a
-head's own hit rates. In a round of v(N) + d seconds, v(N) of the target over N nodes and d of the
-drafter, each row of a batch gains 1 + E tokens, E expected to be accepted. Both times are measured
-on this device; E is `trees.static.expected_length` of held-out hit rates.
+Both times of a round, the target's and the drafter's, are measured on this device (see `choice`).
+How often a guess is right comes from one of two methods:
 
-Left out: what a round spends on choosing tokens and on bookkeeping, about the same for every
-candidate, and rows of a batch that end early. Decoding should therefore be a little slower than
-expected; a machine busy with other things and prompts unlike the held-out text widen the gap.
+- "best_first": a head's held-out hit rates, by depth and rank. The trees hold its best guesses.
+- "sequoia": how often a child of each rank is accepted when children are drawn without
+  replacement, measured here (`eval.sequoia`). The trees are those of Sequoia's dynamic program.
+
+The estimate leaves out what a round spends on choosing tokens and on bookkeeping, about the same
+for every candidate, and rows of a batch that end early, so that decoding is a little slower than
+expected. A busy machine and prompts unlike those of the rates widen the gap.
 
 Letters: B batch, N tree nodes, D depth, R ranks.
 """
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from specjax.checkpoints.heads import Loaded
+from specjax import checks
+from specjax.base import Drafter, Params
 from specjax.decoding import spec
-from specjax.decoding.build.drafter import load_head
+from specjax.decoding.build.drafter import load_head, load_small
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.drafters import HEADS, drafting, none
-from specjax.eval import bench, draft_cost, interleaved, metrics, plots, verify_cost
-from specjax.eval.environment import environment
-from specjax.trees import files
-from specjax.trees.grow import as_tree
-from specjax.trees.static import best_first, expected_length
+from specjax.drafters import HEADS, drafting
+from specjax.drafters.draft_tree import draft_tree
+from specjax.eval import draft_cost, interleaved, metrics, prompts, report, sequoia, table
+from specjax.eval import verify_cost as verify
+from specjax.eval.bench import parameters
+from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, choose, expected
+from specjax.eval.plots import trees as plots
+from specjax.trees import Static, Tree, WithoutReplacement, files
+from specjax.trees.sequoia import sequoia as best_drawn
 
-NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)
-PLAIN = "plain"
+DEPTH = 5  # D at most of Sequoia's trees
+MEASURED = 8  # prompts on which acceptance by rank is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +46,14 @@ class Config:
   """For what a tree is chosen, and on what the choice is checked.
 
   Attributes:
-    drafter: name of a head, such as "medusa" or "medusa[PATH]".
-    prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions.
-    limit: how many prompts; None for all.
+    drafter: name of a head, such as "medusa" or "medusa[PATH]"; for "sequoia" also
+      "draft_model[PATH]".
+    method: where the trees and their expected lengths come from.
+    prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions. "sequoia" measures on the
+      first MEASURED and decodes the others.
+    limit: how many prompts are decoded; None for all.
     max_new_tokens: budget per prompt.
+    temperature: of the distribution, above 0 for "sequoia".
     batch: B, prompts decoded together.
     decode: how many candidates are decoded besides plain decoding, the most promising; None for
       all. The choice does not depend on it.
@@ -52,183 +61,215 @@ class Config:
   """
 
   drafter: str
+  method: Literal["best_first", "sequoia"] = "best_first"
   prompts: str | None = None
   limit: int | None = None
   max_new_tokens: int = 128
+  temperature: float = 0.0
   batch: int = 1
   decode: int | None = None
   repeats: int = 3
 
 
-class Candidate(NamedTuple):
-  """A draft that could be made in every round.
+class Filler(NamedTuple):
+  """What fills a tree with guesses.
 
   Attributes:
-    name: "plain", "chain D" or "tree N".
-    tree: rank paths; () for plain decoding.
-    accepted: E, expected accepted tokens of a round.
+    name: where its weights come from.
+    drafter: the drafter of a tree.
+    params: its weights.
+    hit_rates: f[D, R] held out, or None where nobody measured them.
   """
 
   name: str
-  tree: tuple[tuple[int, ...], ...]
-  accepted: float
-
-  @property
-  def nodes(self) -> int:
-    return len(self.tree) + 1
+  drafter: Callable[[Paths], Drafter]
+  params: Params
+  hit_rates: np.ndarray | None
 
 
-def candidates(hit_rates: np.ndarray) -> list[Candidate]:
-  """Plain decoding, chains of all depths, and best trees of NODES as far as the table reaches.
-
-  Args:
-    hit_rates: f[D, R], see `trees.static.best_first`.
-  """
-  best = hit_rates.argmax(1).tolist()
-  whole = best_first(hit_rates, max(NODES))
-  trees = {PLAIN: as_tree(())}
-  for depth in range(1, len(best) + 1):
-    trees[f"chain {depth}"] = as_tree([best[:d] for d in range(1, depth + 1)])
-  for nodes in NODES:
-    tree = as_tree(whole[: nodes - 1])
-    if len(tree) + 1 == nodes and set(tree) not in map(set, trees.values()):
-      trees[f"tree {nodes}"] = tree
-  return [Candidate(k, t, expected_length(t, hit_rates)) for k, t in trees.items()]
+def _check(config: Config) -> None:
+  report.check(config, "repeats", "batch")
+  sampled = config.method == "sequoia"
+  if sampled != (config.temperature > 0):
+    accepted = "more than 0" if sampled else "0"
+    raise ValueError(f"temperature={config.temperature}: accepted is {accepted} for "
+                     f"method={config.method!r}.")  # fmt: skip
+  if config.decode is not None:
+    checks.whole("decode", config.decode)
 
 
-def expected(candidate: Candidate, seconds: float, batch: int) -> float:
-  """Tokens per second of all rows, a round taking `seconds`."""
-  return metrics.tokens_per_second(batch * (1 + candidate.accepted), seconds)
+def _options(
+  model: Model, filler: Filler, held_out: list[list[int]], config: Config
+) -> tuple[list[Candidate], dict[str, Any]]:
+  """What to choose from, and the rates that it was made of."""
+  if config.method == "best_first":
+    assert filler.hit_rates is not None
+    return candidates(filler.hit_rates), {"hit_rates": filler.hit_rates.tolist()}
+  rates, rounds = sequoia.acceptance(
+    model, filler.drafter, filler.params, held_out, config.max_new_tokens, config.temperature
+  )
+  options = candidates(np.tile(rates, (DEPTH, 1)), lambda nodes: best_drawn(rates, nodes, DEPTH))
+  return options, {"acceptance": rates.tolist(), "rounds": rounds}
 
 
-def choose(options: Sequence[Candidate], seconds: Sequence[float], batch: int = 1) -> Candidate:
-  """The candidate that expects the most tokens per second; of equals the first.
-
-  Args:
-    seconds: of a round of each.
-    batch: B.
-  """
-  rates = [expected(c, s, batch) for c, s in zip(options, seconds, strict=True)]
-  return options[int(np.argmax(rates))]
+def _shape(config: Config, choices: Paths) -> Tree:
+  """The tree of rank paths: its children are drawn for "sequoia"."""
+  drawn = config.method == "sequoia" and choices
+  return WithoutReplacement(choices) if drawn else Static(choices)
 
 
-def _load(model: Model, config: Config) -> tuple[str, Loaded]:
-  """(name, head with hit rates)."""
+def _filler(model: Model, config: Config) -> Filler:
+  """The head or draft model with its weights, loaded once for all trees."""
   part = spec.parse_one("drafter", config.drafter)
-  if part.name not in HEADS or part.numbers:
+  accepted = [*HEADS, *(["draft_model"] if config.method == "sequoia" else [])]
+  if part.name not in accepted or part.numbers:
     raise ValueError(f"drafter={config.drafter!r} has no tree to choose: accepted are "
-                     f"{', '.join(HEADS)}, with [PATH] or not.")  # fmt: skip
+                     f"{', '.join(accepted)}, with [PATH] or not.")  # fmt: skip
+  if part.name == "draft_model":
+    small = load_small(model, part)
+    return Filler(small.name, lambda paths: draft_tree(small.target, _shape(config, paths)),
+                  small.params, None)  # fmt: skip
   name, loaded = load_head(model, part)
-  if loaded.hit_rates is None:
+  if loaded.hit_rates is None and config.method == "best_first":
     raise ValueError(f"head={name!r} came without the hit rates by which trees are chosen: "
                      "specjax.train.heads measures and saves them.")  # fmt: skip
-  return name, loaded
+  rates = None if loaded.hit_rates is None else np.asarray(loaded.hit_rates)
+  return Filler(
+    name, lambda paths: drafting.drafter(loaded.head, _shape(config, paths)), loaded.params, rates
+  )
 
 
-def _costs(
-  model: Model, loaded: Loaded, options: Sequence[Candidate], context: int, batch: int
+def costs(
+  model: Model, filler: Filler, options: Sequence[Candidate], context: int, batch: int
 ) -> tuple[list[float], list[float]]:
-  """Measured seconds of each candidate's round: the target's, the drafter's."""
-  drafters = [drafting.drafter(loaded.head, c.tree) for c in options if c.tree]
+  """Measured seconds of each candidate's round after `context` tokens: target's, drafter's."""
+  drawn = [filler.drafter(c.tree) for c in options if c.tree]
   sizes = sorted({c.nodes for c in options})
-  cost = verify_cost.measure(model.target, model.params, context, batch=batch, nodes=sizes)
+  cost = verify.measure(model.target, model.params, context, batch=batch, nodes=sizes)
   passes = dict(zip(sizes, cost.seconds, strict=True))
   drafts = draft_cost.measure(
-    model.target, model.params, drafters, loaded.params, context, batch=batch
-  )
+    model.target, model.params, drawn, filler.params, context, batch=batch
+  )  # fmt: skip
   # A drafter's own `evaluate` is part of what its draft costs.
-  replaced = [False, *(d.evaluate is not None for d in drafters)]
+  replaced = [False, *(d.evaluate is not None for d in drawn)]
   target = [0.0 if own else passes[c.nodes] for c, own in zip(options, replaced, strict=True)]
   return target, [0.0, *drafts]
 
 
 def _decode(
-  model: Model, loaded: Loaded, options: Sequence[Candidate], items, settings: bench.Config
+  model: Model, filler: Filler, options: Sequence[Candidate], ids: list[list[int]], config: Config
 ) -> dict[str, dict[str, Any]]:
-  """Measured figures of each candidate, greedy, all on the same prompts."""
-  drafters = [(drafting.drafter(loaded.head, c.tree), loaded.params) if c.tree else (none(), ())
-              for c in options]  # fmt: skip
+  """Measured figures of each candidate, all on the same prompts."""
+  how: dict[str, Any] = {"temperature": config.temperature, "batch": config.batch}
+  rule = "recursive" if config.method == "sequoia" else None
   decoders = {
-    c.name: Decoder(model, drafter, batch=settings.batch)
-    for c, drafter in zip(options, drafters, strict=True)
-  }
-  ids_of = [item.ids for item in items]
-  runs = interleaved.decode(decoders, ids_of, settings.max_new_tokens, settings.repeats)
-  ids = {k: [r.tokens for r in x.results] for k, x in runs.items()}
+    c.name: Decoder(model, (filler.drafter(c.tree), filler.params), rule, **how)
+    if c.tree else Decoder(model, **how)
+    for c in options
+  }  # fmt: skip
+  runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
+  plain = runs[PLAIN].results
   figures = {}
   for name, x in runs.items():
     tokens = sum(r.emitted for r in x.results)
-    seconds = float(np.median(x.seconds, 0).sum())
     figures[name] = {
-      "measured": metrics.tokens_per_second(tokens, seconds),
-      "measured_tau": metrics.block_efficiency(tokens, sum(r.forwards for r in x.results)),
-      "differ": sum(a != b for a, b in zip(ids[name], ids[PLAIN], strict=True)),
+      "measured": metrics.tokens_per_second(tokens, float(np.median(x.seconds, 0).sum())),
+      **{f"measured_{key}": value for key, value in metrics.tau(x.results).items()},
+      "differ": sum(a.tokens != b.tokens for a, b in zip(x.results, plain, strict=True)),
     }
   return figures
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """Chooses, decodes to check, and writes tree.json, summary.json and tune.png.
-
-  Args:
-    model: the target.
-    config: for what.
-    out: directory, made where it is absent.
+  """Chooses, decodes to check, and writes tree.json, summary.json, table.md and tune.png.
 
   Returns:
     The summary: config, environment, figures of each candidate, which was chosen.
 
   Raises:
-    ValueError: no such head, a head without hit rates, or a prompt that cannot be decoded.
+    ValueError: no such head, a head without hit rates, a temperature that does not go with the
+      method, too few prompts, or one that cannot be decoded.
   """
-  name, loaded = _load(model, config)
-  fields = dataclasses.asdict(config)
-  drafter, decoded = fields.pop("drafter"), fields.pop("decode")
-  if decoded is not None and decoded < 0:
-    raise ValueError(f"decode={decoded}: accepted is 0 or more.")
-  settings = bench.Config(drafters=(drafter,), **fields)
-  items = bench.read_items(model, settings)
-  Decoder(model, batch=config.batch)  # refuses what cannot be a batch
-  out = pathlib.Path(out)
-  out.mkdir(parents=True, exist_ok=True)
+  _check(config)
+  filler = _filler(model, config)
+  held_out = MEASURED if config.method == "sequoia" else 0
+  limit = config.limit + held_out if config.limit else config.limit
+  items = prompts.read(config.prompts, model, config.max_new_tokens, limit)
+  ids = [item.ids for item in items]
+  if len(ids) <= held_out:
+    raise ValueError(f"prompts={config.prompts!r} has {len(ids)}: accepted are more than the "
+                     f"{held_out} on which acceptance is measured.")  # fmt: skip
+  directory = report.directory(out)
 
-  options = candidates(np.asarray(loaded.hit_rates))
-  context = max(len(item.ids) for item in items) + config.max_new_tokens // 2
-  target, draft = _costs(model, loaded, options, context, config.batch)
-  rounds = np.add(target, draft).tolist()
-  rates = {c.name: expected(c, s, config.batch) for c, s in zip(options, rounds, strict=True)}
-  chosen = choose(options, rounds, config.batch)
-  promising = sorted(options[1:], key=lambda c: -rates[c.name])[:decoded]
-  measured = _decode(model, loaded, [options[0], *promising], items, settings)
+  options, about = _options(model, filler, ids[:held_out], config)
+  ids = ids[held_out:]
+  context = max(map(len, ids)) + config.max_new_tokens // 2
+  target, draft = costs(model, filler, options, context, config.batch)
+  seconds = np.add(target, draft).tolist()
+  speeds = {c.name: expected(c, s, config.batch) for c, s in zip(options, seconds, strict=True)}
+  chosen = choose(options, seconds, config.batch)
+  promising = sorted(options[1:], key=lambda c: -speeds[c.name])[: config.decode]
+  decoded = _decode(model, filler, [options[0], *promising], ids, config)
   figures = {
     c.name: {
       "nodes": c.nodes, "depth": max(map(len, c.tree), default=0), "choices": c.tree,
-      "target_seconds": v, "draft_seconds": d, "tau": 1 + c.accepted, "expected": rates[c.name],
-      **measured.get(c.name, {}),
+      "target_seconds": v, "draft_seconds": d, "tau": 1 + c.accepted, "expected": speeds[c.name],
+      **decoded.get(c.name, {}),
     }
     for c, v, d in zip(options, target, draft, strict=True)
   }  # fmt: skip
-  summary = {
-    "model": model.name, "parameters": bench.parameters(model.params), "drafter": drafter,
-    "head": name, "config": dataclasses.asdict(settings), "prompts": len(items),
-    "context": context, **environment(), "hit_rates": np.asarray(loaded.hit_rates).tolist(),
-    "candidates": figures, "chosen": chosen.name,
-  }  # fmt: skip
-  (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-  files.save(out / "tree.json", chosen.tree, _about(summary))
-  plots.tune(summary).savefig(out / "tune.png")
+  summary = report.summary(config, {
+    "model": model.name, "parameters": parameters(model.params), "drafter": config.drafter,
+    "head": filler.name, "prompts": len(ids), "context": context, **about, "candidates": figures,
+    "chosen": chosen.name,
+  })  # fmt: skip
+  text = "\n\n".join([report.caption(summary), table.markdown(rows(summary)), verdict(summary)])
+  report.save(directory, summary, text, {"tune": plots.choice(summary)})
+  files.save(directory / "tree.json", _shape(config, chosen.tree), _about(summary))
   return summary
 
 
-def _about(summary: dict[str, Any]) -> dict[str, Any]:
+def _about(summary: Mapping[str, Any]) -> dict[str, Any]:
   """For what the tree was chosen, and what it gave in tokens per second."""
-  figures, machine = summary["candidates"], summary["machine"]
+  figures, machine, config = summary["candidates"], summary["machine"], summary["config"]
   chosen = figures[summary["chosen"]]
   return {
     **{k: summary[k] for k in ("drafter", "head", "model")},
-    "batch": summary["config"]["batch"],
+    **{k: config[k] for k in ("method", "temperature", "batch")},
     "machine": {k: machine[k] for k in ("cpu", "cores", "device", "backend")},
     "expected": chosen["expected"],
     "measured": chosen.get("measured"),
     "plain": figures[PLAIN]["measured"],
   }
+
+
+def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
+  """The table of a summary: expected beside measured, a row per candidate."""
+  found = []
+  for name, f in summary["candidates"].items():
+    decoded = "measured" in f
+    found.append({
+      "draft": name,
+      "target ms": f"{1e3 * f['target_seconds']:.2f}",
+      "draft ms": f"{1e3 * f['draft_seconds']:.2f}",
+      "expected tokens/forward": f"{f['tau']:.2f}",
+      "measured": table.estimate(f["measured_tau"], f["measured_tau_interval"]) if decoded else "",
+      "expected tokens/s": f"{f['expected']:.0f}",
+      "measured tokens/s": f"{f['measured']:.0f}" if decoded else "",
+      "differ": f"{f['differ']} of {summary['prompts']}" if decoded else "",
+    })  # fmt: skip
+  return found
+
+
+def verdict(summary: Mapping[str, Any]) -> str:
+  """The choice in a sentence, and what was fastest if it is another."""
+  figures, chosen = summary["candidates"], summary["chosen"]
+  decoded = {k: f["measured"] for k, f in figures.items() if "measured" in f}
+  said = f"chosen: {chosen}, {figures[chosen]['expected']:.0f} tokens/s expected"
+  if chosen in decoded:
+    ratio = decoded[chosen] / decoded[PLAIN]
+    said += f", {decoded[chosen]:.0f} measured, {ratio:.2f} of plain decoding"
+  fastest = max(decoded, key=lambda k: decoded[k])
+  if fastest != chosen:
+    said += f"; fastest as measured: {fastest}, {decoded[fastest]:.0f}"
+  return said

@@ -6,7 +6,6 @@ Letters: B batch, N tree nodes, A committed rows.
 """
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,14 +15,14 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Cache, Params, Target
+from specjax.eval import timing
 
 NODES = (1, 2, 4, 8, 16, 32)
 _PATH = 8  # rows a commit writes, at most: the path of a deep draft
-_SECONDS = 0.02  # of a timing, so that starting the loop does not count
 
 
 class VerifyCost(NamedTuple):
-  """v(N).
+  """The time v(N) of a target pass over N nodes.
 
   Attributes:
     nodes: N of each measurement.
@@ -44,6 +43,16 @@ class VerifyCost(NamedTuple):
   def relative(self) -> list[float]:
     """v(N) / v(first N)."""
     return [s / self.seconds[0] for s in self.seconds]
+
+  @property
+  def rows(self) -> list[dict[str, object]]:
+    """A table, see `eval.table`."""
+    return [
+      {"nodes": n, "ms": f"{1e3 * s:.2f}", "fastest": f"{1e3 * low:.2f}",
+       "slowest": f"{1e3 * high:.2f}", "passes over one": f"{times:.2f}"}
+      for n, s, low, high, times in zip(
+        self.nodes, self.seconds, self.low, self.high, self.relative, strict=True)
+    ]  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames="target", donate_argnames="cache")
@@ -79,7 +88,7 @@ def measure(
   nodes: Sequence[int] = NODES,
   repeats: int = 7,
 ) -> VerifyCost:
-  """Times one evaluate and commit for every N, compiled and warmed, repeats interleaved.
+  """Times one evaluate and commit for every N, in turns, once all are compiled.
 
   Args:
     target: a network of `models`.
@@ -93,21 +102,12 @@ def measure(
   prefill = jax.jit(target.prefill, static_argnums=3)
   cache, _ = prefill(params, ids, jnp.full(batch, context, jnp.int32), context + 64)
 
-  def timed(cache: Cache, n: int, count: int) -> tuple[Cache, float]:
-    """Seconds of one pass, from `count` of them in one compiled loop."""
+  def loop(n: int, count: int) -> Cache:
+    nonlocal cache  # every loop gives its buffers to the next
     tokens = jnp.zeros((batch, n), jnp.int32)
-    begin = time.perf_counter()
-    cache, _ = jax.block_until_ready(passes(target, params, cache, tokens, jnp.int32(count)))
-    return cache, (time.perf_counter() - begin) / count
+    cache, _ = passes(target, params, cache, tokens, jnp.int32(count))
+    return cache
 
-  counts = []
-  for n in nodes:
-    cache, _ = timed(cache, n, 1)  # compiles
-    cache, once = timed(cache, n, 1)
-    counts.append(max(1, min(64, round(_SECONDS / once))))
-  seconds = np.zeros((repeats, len(nodes)))
-  for repeat in range(repeats):
-    for i, (n, count) in enumerate(zip(nodes, counts, strict=True)):
-      cache, seconds[repeat, i] = timed(cache, n, count)
+  seconds = timing.per_pass([functools.partial(loop, n) for n in nodes], repeats)
   median, low, high = (x.tolist() for x in (np.median(seconds, 0), seconds.min(0), seconds.max(0)))
   return VerifyCost(list(nodes), median, low, high, context, batch)

@@ -46,7 +46,10 @@ def sequoia(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) ->
     for b in range(1, R + 1):
       for m in range(2, nodes + 1):
         below = np.arange(1, m)
-        values = of[b - 1, m - below] + rates[b - 1] * best[level - 1, below]
+        under, none = best[level - 1, below], np.full(m - 1, -np.inf)
+        # No tree of such a size stays none where the rate is 0.
+        gain = np.multiply(rates[b - 1], under, out=none, where=np.isfinite(under))
+        values = of[b - 1, m - below] + gain
         split[level, b, m] = below[np.argmax(values)]
         of[b, m] = values.max()
     best[level], children[level] = of.max(0), of.argmax(0)

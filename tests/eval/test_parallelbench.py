@@ -1,6 +1,5 @@
 """The suite for denoisers: what it asks, counts and writes, and its command lines."""
 
-import dataclasses
 import functools
 import json
 
@@ -12,6 +11,7 @@ from specjax.data import lists
 from specjax.decoding.batching import Result
 from specjax.decoding.model import load
 from specjax.eval import parallelbench
+from specjax.eval.interleaved import Runs
 from specjax.eval.parallelbench import Config
 
 SMALL = Config(
@@ -26,8 +26,8 @@ def test_the_questions_are_of_every_task_and_length():
   assert kinds == sorted([(t, n) for t in SMALL.tasks for n in SMALL.lengths] * 2)
 
 
-def filled(text: str, forwards: int, seconds: float) -> Result:
-  return Result("", text, [], [], forwards, seconds)
+def filled(text: str, forwards: int) -> Result:
+  return Result("", text, [], [], forwards, 0.0)
 
 
 def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
@@ -38,12 +38,12 @@ def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
                            functools.partial(lists.is_right, text))
     for text in ("copy : Ada Bob Cy =", "shuffle : Ada Bob Cy =", "copy : Ada Bob Cy =")
   ]  # fmt: skip
-  first = [filled("Ada Bob Cy", 4, 1.0), filled("Bob Ada Cy", 2, 1.0), filled("Ada", 3, 5.0)]
-  again = [dataclasses.replace(f, seconds=2 * f.seconds) for f in first]
-  config = dataclasses.replace(SMALL, batch=2)
-  got = parallelbench.figures(model, config, asked, [first, again])
+  results = [filled("Ada Bob Cy", 4), filled("Bob Ada Cy", 2), filled("Ada", 3)]
+  seconds = np.array([[1.0, 5.0], [2.0, 10.0], [3.0, 4.0]])  # of three repeats and two batches
+  got = parallelbench.figures(model, asked, Runs(None, results, seconds, 0 * seconds))
   assert got["accuracy"] == pytest.approx(2 / 3) and got["forwards"] == 3
-  assert got["seconds"] == pytest.approx(np.median([1.0 + 5.0, 2.0 + 10.0]))
+  assert got["accuracy_interval"] == (0.0, 1.0) and got["forwards_interval"][0] < 3
+  assert got["seconds"] == pytest.approx(2 + 5)
   assert got["tasks"]["copy"] == {"accuracy": 0.5, "forwards": 3.5}
 
 
@@ -56,7 +56,7 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
   assert said["confidence"] == said["confidence/guesses-3"]
   forwards = {m: f["forwards"] for m, f in summary["methods"].items()}
   assert forwards["confidence/guesses-3"] <= forwards["confidence"] == 8
-  assert (tmp_path / "parallelbench.png").stat().st_size > 1000
+  assert (tmp_path / "parallelbench.png").exists()
   assert "threshold-0.3/dual" in (tmp_path / "table.md").read_text()
 
 

@@ -19,7 +19,7 @@ def tables(count, size=4, sharpness=1.0, seed=0):
 
 
 def special_tables():
-  """Equal distributions, ties, tokens that one distribution lacks, a rare one, and a tail of all sizes."""
+  """Equal distributions, ties, tokens that one lacks, a rare one, and a tail of all sizes."""
   return [
     (np.full(4, 0.25), np.full(4, 0.25)),
     (np.array([0.4, 0.1, 0.4, 0.1]), np.array([0.1, 0.4, 0.1, 0.4])),
@@ -180,7 +180,7 @@ def test_recursive_rejection_draft_by_draft(rule, count):
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_k_seq_is_at_the_smallest_ratio_that_is_exact(count):
-  # There the token emitted has a distribution without negative parts, and mass 1 - accepted is just enough.
+  # There the emitted token's distribution has no negative parts, and mass 1 - accepted is enough.
   for p, q in zip(*tables(8, size=6), strict=True):
     accepted = theory.acceptance(p, q, count, "k_seq")
     beta = 1 - (1 - accepted) ** (1 / count)
@@ -343,7 +343,7 @@ def test_expected_speed_up():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: theory.optimal_acceptance(P, Q, 2, "k_seq"), "how='k_seq': known are iid, distinct"),
+    (lambda: theory.optimal_acceptance(P, Q, 2, "k_seq"), "how='k_seq': known are iid, without_replacement"),
     (lambda: theory.acceptance(P, Q, 2, "block"), "rule='block': known are .*k_seq"),
     (lambda: theory.optimal_acceptance(P, Q, 0, "iid"), "count=0"),
     (lambda: theory.acceptance(P, Q, 0, "deterministic"), "count=0"),

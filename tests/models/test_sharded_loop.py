@@ -10,26 +10,27 @@ import pytest
 
 from specjax.kernels import topology
 
-SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "sharded_loop.py"
+SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "compile" / "sharded_loop.py"
 
 
-def report(topology_name):
-  """Of one layer, batch 2, 8 nodes."""
+def report(topology_name, out):
+  """What the script finds for one layer, batch 2 and 8 nodes."""
   reason = topology.absent(topology_name)
   if reason is not None:
     pytest.skip(reason)
-  small = ["--topologies", topology_name, "--layers", "1", "--batch", "2", "--drafted", "7"]
+  small = ["--topologies", topology_name, "--layers", "1", "--batch", "2", "--drafted", "7",
+           "--out", str(out)]  # fmt: skip
   ran = subprocess.run(
     [sys.executable, SCRIPT, *small], env=os.environ | {"JAX_PLATFORMS": "cpu"},
     capture_output=True, text=True,
   )  # fmt: skip
   assert ran.returncode == 0, ran.stderr
-  return json.loads(ran.stdout)
+  return json.loads((out / "summary.json").read_text())["topologies"][0]
 
 
 @pytest.mark.full
-def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache():
-  row = report("v5e:4x4")
+def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache(tmp_path):
+  row = report("v5e:4x4", tmp_path)
   assert row["kernels"] == 1
   assert row["cache_copies"] == 0
   assert "collective-permute" not in row["collectives"]
@@ -39,7 +40,7 @@ def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache():
 
 
 @pytest.mark.full
-def test_a_gpu_layer_copies_no_cache():
-  row = report("h100:1")
+def test_a_gpu_layer_copies_no_cache(tmp_path):
+  row = report("h100:1", tmp_path)
   assert row["cache_copies"] == 0
   assert row["temp_bytes"] < row["cache_bytes"]

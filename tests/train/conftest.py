@@ -1,16 +1,17 @@
 """Questions, and a tiny model trained on them."""
 
-import dataclasses
 import json
 import warnings
 
 import jax
 import numpy as np
 import pytest
+from options import changed
 from orbax.checkpoint import v1 as ocp
 
 from specjax.drafters.medusa import MedusaConfig
 from specjax.train import heads, lm
+from specjax.train.recipe.config import Network, Training
 
 COUNT = 160
 
@@ -35,15 +36,18 @@ def questions(tmp_path_factory):
 def tiny(questions):
   """Settings that train in seconds; `out` is for the test to replace."""
   return lm.Config(
-    data=str(questions), out="", vocab_size=300, width=32, layers=2, heads=2, kv_heads=1,
-    head_dim=16, mlp_width=48, length=64, batch=4, steps=60, rate=1e-2, warmup=5, save_every=20,
+    data=str(questions), out="", vocab_size=300, length=64,
+    network=Network(width=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_width=48),
+    training=Training(
+      batch=4, steps=60, rate=1e-2, warmup=5, save_every=20, decay=0.1, devices=1
+    ),
   )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def lm_run(tiny, tmp_path_factory):
   """The configuration of a finished language model."""
-  config = dataclasses.replace(tiny, out=str(tmp_path_factory.mktemp("lm") / "run"))
+  config = changed(tiny, out=str(tmp_path_factory.mktemp("lm") / "run"))
   lm.main(config)
   return config
 
@@ -53,8 +57,8 @@ def tiny_heads(lm_run):
   """Settings of heads for that model; `out` is for the test to replace."""
   return heads.Config(
     model=f"{lm_run.out}/model", data=lm_run.data, out="", held_out=24, max_new_tokens=16,
-    head=MedusaConfig(depth=3), length=64, batch=8, points=32, steps=60, rate=3e-3, warmup=5,
-    nodes=8, save_every=20, devices=1,
+    head=MedusaConfig(depth=3), length=64, points=32, nodes=8,
+    training=Training(batch=8, steps=60, rate=3e-3, warmup=5, save_every=20, devices=1),
   )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Training the head with which SpecDec++ ends a draft: lessons, calibration, a whole run."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -9,34 +10,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from options import changed
 
 import specjax
 from specjax.checkpoints import acceptance as checkpoint
 from specjax.data.packing import pack
 from specjax.models.config import Config as ModelConfig
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, init
 from specjax.train import acceptance, lm
+from specjax.train.recipe.calibration import reliability
+from specjax.train.recipe.config import Training
 
 SMALL = ModelConfig(vocab_size=11, width=8, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
 LARGE = dataclasses.replace(SMALL, width=12, layers=2)
 
 
+LENGTH = 24
+
+
 def random_params(config: ModelConfig, seed: int):
-  rng, z = np.random.default_rng(seed), jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(
-    Transformer(config).init, jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool)
-  )
+  rng = np.random.default_rng(seed)
+  shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def states_and_logits(config: ModelConfig, params, ids):
+  position = jnp.arange(LENGTH)[None]
+  state, _ = Transformer(config).apply(params, ids, position, attention_mask(ids * 0, True))
+  return state[0], Transformer(config).apply(params, state, method="head")[0]
+
+
 def alone(config: ModelConfig, params, text):
-  """(states [n, E], probabilities f64[n, V]) of one document by itself."""
-  position, ids = jnp.arange(len(text))[None], jnp.asarray([text], jnp.int32)
-  mask = attention_mask(jnp.zeros_like(ids), True)
-  state, _ = Transformer(config).apply(params, ids, position, mask)
-  logits = np.asarray(Transformer(config).apply(params, state, method="head")[0], np.float64)
-  log_probs = np.exp(logits - logits.max(-1, keepdims=True))
-  return np.asarray(state[0]), log_probs / log_probs.sum(-1, keepdims=True)
+  """(states [n, E], probabilities f64[n, V]) of one document by itself, padded at its end."""
+  ids = np.zeros((1, LENGTH), np.int32)
+  ids[0, : len(text)] = text
+  state, logits = (np.asarray(x)[: len(text)] for x in states_and_logits(config, params, ids))
+  chance = np.exp(np.float64(logits) - logits.max(-1, keepdims=True))
+  return state, chance / chance.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize("mixed", [0.0, 0.4])
@@ -45,22 +56,22 @@ def test_the_lessons_are_those_of_each_document_alone(mixed, monkeypatch):
   texts = [
     (rng.integers(0, 11, n).tolist(), [False] * 3 + [True] * (n - 3)) for n in (9, 12, 8, 15)
   ]
-  rows = pack(texts, 24)
+  rows = pack(texts, LENGTH)
   read = []
   model = Transformer(SMALL)
   params = random_params(LARGE, 1), random_params(SMALL, 2)
   apply = Transformer.apply
 
   def watched(self, weights, *inputs, **options):
-    if self is model and "method" not in options:
-      read.append(np.asarray(inputs[0]))
+    if self is model and options.get("method") == "features":
+      jax.debug.callback(lambda x: read.append(np.asarray(x)), inputs[0], ordered=True)
     return apply(self, weights, *inputs, **options)
 
   monkeypatch.setattr(Transformer, "apply", watched)
-  states, chance, weight = map(
-    np.asarray,
-    acceptance.examples((Transformer(LARGE), model), params, rows, jax.random.key(3), mixed),
-  )
+  models, key = (Transformer(LARGE), model), jax.random.key(3)
+  examples = jax.jit(lambda params, rows: acceptance.examples(models, params, rows, key, mixed))
+  states, chance, weight = map(np.asarray, examples(params, rows))
+  jax.effects_barrier()
   monkeypatch.undo()
   text, mixture = read
   np.testing.assert_array_equal(text, rows.tokens)
@@ -89,7 +100,7 @@ def test_the_lessons_are_those_of_each_document_alone(mixed, monkeypatch):
 
 def test_reliability_by_hand():
   predicted, chance = np.array([0.05, 0.15, 0.12, 1.0]), np.array([0.0, 0.5, 0.1, 0.9])
-  assert acceptance.reliability(predicted, chance) == {
+  assert reliability(predicted, chance) == {
     "ece": round((0.05 + 2 * (0.3 - 0.135) + 0.1) / 4, 4),
     "bins": [(1, 0.05, 0.0), (2, 0.135, 0.3), (1, 1.0, 0.9)],
   }
@@ -108,14 +119,12 @@ def test_the_weight_of_refusals_can_be_taken_out(refusal):
 @pytest.fixture(scope="module")
 def run(lm_run, tmp_path_factory):
   """A finished run; the draft model is a shorter-trained, smaller one with the same tokenizer."""
-  small = dataclasses.replace(
-    lm_run, out=str(tmp_path_factory.mktemp("small")), width=16, layers=1, steps=30
-  )
+  small = changed(lm_run, out=str(tmp_path_factory.mktemp("small")), width=16, layers=1, steps=30)
   lm.main(small)
   config = acceptance.Config(
     model=f"{lm_run.out}/model", draft=f"{small.out}/model", data=lm_run.data,
     out=str(tmp_path_factory.mktemp("acceptance")), held_out=24, max_new_tokens=16, blocks=2,
-    length=64, batch=8, steps=60, rate=3e-3, warmup=5, save_every=20,
+    length=64, training=Training(batch=8, steps=60, rate=3e-3, warmup=5, save_every=20, devices=1),
   )  # fmt: skip
   acceptance.main(config)
   return config
@@ -128,7 +137,7 @@ def losses(config) -> list[float]:
 
 def test_the_loss_falls_and_the_report_adds_up(run):
   found = losses(run)
-  assert len(found) == run.steps and np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
+  assert len(found) == run.training.steps and np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
   with open(f"{run.out}/report.json") as file:
     report = json.load(file)
   for name in ("predicted", "without_weight"):
@@ -152,9 +161,9 @@ def test_what_is_written_is_read_back(run, final_state):
 
 
 def test_a_run_goes_on_where_it_was_cut(run, tmp_path):
-  again = dataclasses.replace(run, out=str(tmp_path / "run"))
+  again = changed(run, out=str(tmp_path / "run"))
   shutil.copytree(run.out, again.out)
-  shutil.rmtree(f"{again.out}/checkpoints/{run.steps}")
+  shutil.rmtree(f"{again.out}/checkpoints/{run.training.steps}")
   acceptance.main(again)
   assert losses(again) == losses(run)
   name = "model/acceptance.safetensors"
@@ -170,5 +179,5 @@ def test_a_run_goes_on_where_it_was_cut(run, tmp_path):
 )
 def test_what_cannot_be_trained_is_refused(run, tmp_path, change, words):
   with pytest.raises(ValueError, match=words):
-    acceptance.main(dataclasses.replace(run, out=str(tmp_path), **change))
+    acceptance.main(changed(run, out=str(tmp_path), **change))
   assert not (tmp_path / "answers.jsonl").exists()

@@ -1,12 +1,12 @@
 """A denoiser from questions and answers, and from text, end to end and tiny."""
 
-import dataclasses
 import json
 
 import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from options import changed
 
 import specjax
 from specjax.data import lists
@@ -16,18 +16,21 @@ from specjax.diffusion.base import Canvas
 from specjax.diffusion.policies import POLICIES, Quota
 from specjax.sampling import request_keys
 from specjax.train import denoiser as script
+from specjax.train.recipe.config import Network, Training
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """The configuration of a finished run on short copies."""
   home = tmp_path_factory.mktemp("denoiser")
-  records = lists.records(0, 400, stopping=(2,), tasks=("copy",))
+  records = lists.records(0, 400, lengths=(2,), tasks=("copy",))
   (home / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
   config = script.Config(
-    data=str(home / "data.jsonl"), out=str(home / "run"), words=True, width=32, layers=2, heads=2,
-    kv_heads=2, head_dim=16, mlp_width=64, length=10, batch=64, steps=150, rate=1e-2, warmup=10,
-    save_every=75,
+    data=str(home / "data.jsonl"), out=str(home / "run"), words=True, length=10,
+    network=Network(width=32, layers=2, heads=2, kv_heads=2, head_dim=16, mlp_width=64),
+    training=Training(
+      batch=64, steps=150, rate=1e-2, warmup=10, save_every=75, decay=0.1, devices=1
+    ),
   )  # fmt: skip
   script.main(config)
   return config
@@ -36,7 +39,7 @@ def run(tmp_path_factory):
 def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   model = specjax.load(f"{run.out}/model")
   assert not model.config.causal and model.template == "plain"
-  questions = [r["question"] for r in lists.records(1, 16, stopping=(2,), tasks=("copy",))]
+  questions = [r["question"] for r in lists.records(1, 16, lengths=(2,), tasks=("copy",))]
   B, W, network = len(questions), 4, model.denoiser
   assert network.mask == model.tokenizer.id(MASK)
   tokens = np.zeros((B, 16), np.int32)
@@ -80,14 +83,14 @@ def test_text_fills_rows_and_all_of_it_is_masked_at_times(run):
 
 
 def test_rows_that_are_too_short(run):
-  short = dataclasses.replace(run, length=6)
+  short = changed(run, length=6)
   tokenizer = train_words(["copy : Ann Bob ="])
-  with pytest.raises(ValueError, match="length=6: record 0 takes 8 tokens"):
+  with pytest.raises(ValueError, match="length=6: record 1 takes 8 tokens"):
     script.rows_of([("copy : Ann Bob =", "Ann Bob")], short, tokenizer, 0)
 
 
 def test_a_model_goes_on_from_where_it_was(run, tmp_path):
-  config = dataclasses.replace(
+  config = changed(
     run, start=f"{run.out}/model", out=str(tmp_path), words=False, layers=7, steps=2, rate=1e-9,
     warmup=1, save_every=2,
   )  # fmt: skip
@@ -102,4 +105,4 @@ def test_a_model_goes_on_from_where_it_was(run, tmp_path):
 
 def test_only_a_denoiser_goes_on(run, tmp_path):
   with pytest.raises(ValueError, match="is no masked diffusion model"):
-    script.main(dataclasses.replace(run, start="gsm8k-7m", out=str(tmp_path)))
+    script.main(changed(run, start="gsm8k-7m", out=str(tmp_path)))

@@ -1,19 +1,20 @@
 """Certainty forcing: what is masked, what is asked, the loss, the run and its files."""
 
-import dataclasses
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from options import changed
 
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
 from specjax.train import distill as script
-from specjax.train import lora
-from specjax.train.distill import certainty_loss, masks
+from specjax.train.recipe import lora
+from specjax.train.recipe.certainty import certainty_loss, masks
+from specjax.train.recipe.config import Training
 
 ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
   np.arange(20) < np.array([[15], [10], [3]])
@@ -73,6 +74,7 @@ def test_the_gradient_is_that_of_finite_differences():
   logits = jnp.asarray(rng.normal(size=(2, 3, 4)), jnp.float32)
   tokens, asked = jnp.asarray(rng.integers(0, 4, (2, 3))), jnp.asarray(rng.random((2, 3)) < 0.7)
 
+  @jax.jit
   def loss(x):
     return certainty_loss(x, tokens, asked, 1.5, 0.5)[0]
 
@@ -90,7 +92,8 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   data.write_text("".join(json.dumps(record) + "\n" for record in lists.records(1, 16)))
   config = script.Config(
     model=list_denoiser, data=str(data), out=str(tmp_path / "run"), questions=16, new=6, block=6,
-    rank=rank, answer_batch=8, batch=8, steps=8, warmup=1, save_every=4, rate=1e-2,
+    rank=rank, answer_batch=8,
+    training=Training(batch=8, steps=8, warmup=1, save_every=4, rate=1e-2, devices=1),
   )  # fmt: skip
   script.main(config)
   student, teacher = load(str(tmp_path / "run" / "model")), load(list_denoiser)
@@ -100,14 +103,15 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   filled = DiffusionDecoder(student, "entropy_threshold", blocks=6)(["copy : Ada Bob ="], 6)
   assert filled[0].forwards <= 6
   with pytest.raises(ValueError, match="rank"):
-    script.main(dataclasses.replace(config, rank=5))
+    script.main(changed(config, rank=5))
 
 
 def test_wrong_answers_to_lists_teach_nothing(list_denoiser, tmp_path):
   """A network that knows nothing answers nothing right: no row is left."""
   config = script.Config(
-    model=list_denoiser, data="lists:1:8", out=str(tmp_path), questions=8, answer_batch=8, batch=8
-  )
+    model=list_denoiser, data="lists:1:8", out=str(tmp_path), questions=8, answer_batch=8,
+    training=Training(batch=8, devices=1),
+  )  # fmt: skip
   with pytest.raises(ValueError, match="batch=8: accepted is 1 to 0"):
     script.main(config)
   model = load(list_denoiser)

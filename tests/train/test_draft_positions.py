@@ -7,7 +7,7 @@ import pytest
 
 from specjax.base import Features
 from specjax.data.packing import Rows, pack
-from specjax.train.draft_positions import Source, candidates
+from specjax.train.recipe.draft_positions import Source, candidates
 
 T, POINTS = 20, 7
 

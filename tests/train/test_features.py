@@ -13,7 +13,7 @@ from specjax.data.tokenizer import train_bpe
 from specjax.decoding.model import Model
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
-from specjax.train import features
+from specjax.train.recipe import features
 
 CONFIG = Config(
   vocab_size=270, width=16, layers=3, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_length=64

@@ -1,17 +1,19 @@
 """The learned filter: its traces, its threshold, the run and its files."""
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
+from options import changed
 
 from specjax.checkpoints import filter as checkpoint
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
 from specjax.train import filter as script
-from specjax.train.traces import collect
+from specjax.train.recipe.calibration import threshold
+from specjax.train.recipe.config import Training
+from specjax.train.recipe.traces import collect
 
 W = 4
 
@@ -43,14 +45,15 @@ def test_traces_follow_the_models_own_answers(list_denoiser):
 )
 def test_the_threshold_is_the_least_that_is_precise(said, right, precision, passing):
   said = np.array(said, np.float32)
-  least = script.calibrate(said, np.array(right, bool), precision)
+  least = threshold(said, np.array(right, bool), precision)
   assert (said > np.float32(least)).sum() == passing
 
 
 def test_a_run_gives_a_filter_that_decodes(list_denoiser, tmp_path):
   config = script.Config(
     model=list_denoiser, data="lists:1:24", out=str(tmp_path / "run"), questions=24, held_out=8,
-    new=6, block=W, hidden=5, answer_batch=8, batch=8, steps=12, save_every=6,
+    new=6, block=W, hidden=5, answer_batch=8,
+    training=Training(batch=8, steps=12, save_every=6, devices=1),
   )  # fmt: skip
   script.main(config)
   report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -61,7 +64,7 @@ def test_a_run_gives_a_filter_that_decodes(list_denoiser, tmp_path):
   script.main(config)  # finished: nothing is done again
   assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
   with pytest.raises(ValueError, match="hidden=5"):
-    script.main(dataclasses.replace(config, hidden=6))
+    script.main(changed(config, hidden=6))
 
 
 def test_what_is_no_filter_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """The shared loop: steps, checkpoints, metrics, what stops it and what it refuses."""
 
+import dataclasses
 import json
 from typing import NamedTuple
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from specjax.train.fit import adamw, batches, fit
-from specjax.train.resume import claim, count_lines, keep_lines
+from specjax.train.recipe.config import Training
+from specjax.train.recipe.fit import batches, loop
+from specjax.train.recipe.run import claim, count_lines, keep_lines
 
 
 class Data(NamedTuple):
@@ -47,7 +49,7 @@ def batch(i: int) -> Data:
 
 def test_resumed_runs_are_those_that_never_stopped(tmp_path):
   """Stopped by an error in a batch, with half a line of metrics left behind."""
-  whole = fit(step, initial(), batch, steps=9, directory=tmp_path / "a", save_every=2)
+  whole = loop(step, initial(), batch, Training(steps=9, save_every=2), tmp_path / "a")
 
   def failing(i: int) -> Data:
     if i == 5:
@@ -56,10 +58,10 @@ def test_resumed_runs_are_those_that_never_stopped(tmp_path):
 
   for _ in range(2):  # a run that stops again before its next checkpoint loses nothing either
     with pytest.raises(RuntimeError, match="power cut"):
-      fit(step, initial(), failing, steps=9, directory=tmp_path / "b", save_every=2)
+      loop(step, initial(), failing, Training(steps=9, save_every=2), tmp_path / "b")
     with (tmp_path / "b" / "metrics.jsonl").open("a") as sink:
       sink.write('{"step": 5, "lo')
-  resumed = fit(step, initial(), batch, steps=9, directory=tmp_path / "b", save_every=2)
+  resumed = loop(step, initial(), batch, Training(steps=9, save_every=2), tmp_path / "b")
   assert jax.tree.map(float, resumed) == jax.tree.map(float, whole)
   assert lines(tmp_path / "a") == lines(tmp_path / "b")
   assert [r["step"] for r in lines(tmp_path / "b")] == list(range(9))
@@ -67,8 +69,8 @@ def test_resumed_runs_are_those_that_never_stopped(tmp_path):
 
 
 def test_a_finished_run_does_nothing_more(tmp_path):
-  first = fit(step, initial(), batch, steps=3, directory=tmp_path, save_every=5)
-  again = fit(step, initial(), pytest.fail, steps=3, directory=tmp_path, save_every=5)
+  first = loop(step, initial(), batch, Training(steps=3, save_every=5), tmp_path)
+  again = loop(step, initial(), pytest.fail, Training(steps=3, save_every=5), tmp_path)
   assert jax.tree.map(float, first) == jax.tree.map(float, again)
   assert len(lines(tmp_path)) == 3
 
@@ -80,24 +82,18 @@ def test_non_finite_metrics_stop_and_keep_the_last_good_checkpoint(tmp_path, bad
     return state, metrics | ({bad[0]: jnp.float32(bad[1])} if int(state["count"]) == 4 else {})
 
   with pytest.raises(FloatingPointError, match=rf"{bad[0]}={bad[1]} at step 3; the last good"):
-    fit(breaking, initial(), batch, steps=9, directory=tmp_path, save_every=2)
+    loop(breaking, initial(), batch, Training(steps=9, save_every=2), tmp_path)
   assert saved_steps(tmp_path) == [2]
   assert len(lines(tmp_path)) == 3
-  state = fit(step, initial(), batch, steps=4, directory=tmp_path, save_every=2)
+  state = loop(step, initial(), batch, Training(steps=4, save_every=2), tmp_path)
   assert int(state["count"]) == 4
 
 
-@pytest.mark.parametrize("settings", [dict(steps=0, save_every=1), dict(steps=1, save_every=0)])
-def test_impossible_steps_are_refused(tmp_path, settings):
-  with pytest.raises(ValueError, match=r"steps=\d, save_every=\d: accepted is 1 or more"):
-    fit(step, initial(), batch, directory=tmp_path, **settings)
-
-
 def test_batches_are_a_function_of_seed_and_step():
-  one, other = batches(DATA, 5, seed=0), batches(DATA, 5, seed=1)
+  one, other = batches(DATA, Training(batch=5)), batches(DATA, Training(batch=5, seed=1))
   assert isinstance(one(0), Data)
   for i in (7, 0, 3):
-    np.testing.assert_array_equal(one(i).x, batches(DATA, 5, seed=0)(i).x)
+    np.testing.assert_array_equal(one(i).x, batches(DATA, Training(batch=5))(i).x)
     np.testing.assert_array_equal(one(i).x * 2, one(i).y)
   assert not np.array_equal(one(0).x, other(0).x)
   for epoch in range(3):  # each epoch holds every row once, in an order of its own
@@ -109,12 +105,12 @@ def test_batches_are_a_function_of_seed_and_step():
 @pytest.mark.parametrize("size", [0, 11])
 def test_batches_larger_than_the_data_are_refused(size):
   with pytest.raises(ValueError, match=f"batch={size}: accepted is 1 to 10, the rows"):
-    batches(DATA, size, seed=0)
+    batches(DATA, Training(batch=size))
 
 
 def test_adamw_warms_up_clips_and_decays_matrices_only():
   params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
-  optimizer = adamw(0.1, 10, warmup=2, decay=0.5)
+  optimizer = Training(rate=0.1, steps=10, warmup=2, decay=0.5).optimizer()
   state = optimizer.init(params)
   zero = jax.tree.map(jnp.zeros_like, params)
   updates, state = optimizer.update(zero, state, params)
@@ -136,13 +132,24 @@ def test_lines_are_counted_and_cut_where_they_end(tmp_path):
   assert path.read_text() == "one\n"
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  out: str = "x"
+  data: str = "here"
+  fields: tuple[str, str] = ("a", "b")
+  width: int = 32
+  training: Training = dataclasses.field(default_factory=Training)
+
+
 def test_a_directory_belongs_to_one_run(tmp_path):
-  settings = {"width": 32, "fields": ("a", "b"), "out": "x", "save_every": 1, "data": "here"}
-  claim(tmp_path, settings, b"content")
-  claim(tmp_path, settings, b"content")
-  claim(tmp_path, settings | {"out": "y", "save_every": 2, "data": "there"}, b"content")
+  claim(tmp_path, Options(), [1, 2])
+  claim(tmp_path, Options(), [1, 2])
+  claim(tmp_path, Options("y", "there", training=Training(save_every=2)), [1, 2])
   with pytest.raises(ValueError, match=r"holds a run with width=32 \(now 64\): continue it"):
-    claim(tmp_path, settings | {"width": 64}, b"content")
-  with pytest.raises(ValueError, match="holds a run with data_digest="):
-    claim(tmp_path, settings, b"other content")
-  claim(tmp_path, settings, b"content")
+    claim(tmp_path, Options(width=64), [1, 2])
+  with pytest.raises(ValueError, match=r"holds a run with steps=1000 \(now 5\)"):
+    claim(tmp_path, Options(training=Training(steps=5)), [1, 2])
+  for content in ([1, 3], (np.arange(2),)):
+    with pytest.raises(ValueError, match="holds a run with data_digest="):
+      claim(tmp_path, Options(), content)
+  claim(tmp_path, Options(), [1, 2])

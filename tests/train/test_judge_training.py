@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from options import changed
 
 from specjax.checkpoints import judge as checkpoint
 from specjax.data.packing import pack
@@ -15,7 +16,17 @@ from specjax.decoding.model import Model, load
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import judge
-from specjax.train.judge_labels import DIGIT, OPERATOR, WORD, kinds, mark, replaceable
+from specjax.train.recipe.calibration import area
+from specjax.train.recipe.config import Training
+from specjax.train.recipe.judge_labels import (
+  DIGIT,
+  OPERATOR,
+  WORD,
+  JudgeLabels,
+  kinds,
+  mark,
+  replaceable,
+)
 from specjax.verifiers.judge import Judge, probability
 
 ANSWER = "Ann has 3+4 = <<3+4=7>>7 red pens.\nBob has 2*7 = $<<2*7=14>>14.\n#### 14"
@@ -91,8 +102,8 @@ def test_the_area_counts_pairs():
   rng = np.random.default_rng(0)
   score, right = rng.integers(6, size=40) / 6, rng.random(40) < 0.4
   pairs = [(a > b) + (a == b) / 2 for a in score[right] for b in score[~right]]
-  assert judge.area(score, right) == pytest.approx(np.mean(pairs))
-  assert np.isnan(judge.area(score, np.ones(40, bool)))
+  assert area(score, right) == pytest.approx(np.mean(pairs))
+  assert np.isnan(area(score, np.ones(40, bool)))
 
 
 def test_right_and_wrong_weigh_the_same_in_the_loss():
@@ -101,7 +112,7 @@ def test_right_and_wrong_weigh_the_same_in_the_loss():
   params = Judge(jnp.asarray(rng.normal(size=4), jnp.float32), jnp.float32(0.2))
   p = np.asarray(probability(params, jnp.asarray(hidden)), np.float64)
   want = -(np.log(p[right]).mean() + np.log(1 - p[~right]).mean()) / 2
-  np.testing.assert_allclose(judge.loss(params, judge.Batch(hidden, right)), want, rtol=1e-5)
+  np.testing.assert_allclose(judge.loss(params, JudgeLabels(hidden, right, right)), want, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +127,7 @@ def config(lm_run, tmp_path_factory):
   data.write_text("".join(json.dumps(r) + "\n" for r in records))
   return judge.Config(
     model=f"{lm_run.out}/model", data=str(data), out=str(directory / "run"), held_out=8, length=64,
-    batch=64, steps=20, warmup=2, save_every=10,
+    training=Training(batch=64, steps=20, warmup=2, save_every=10, devices=1),
   )  # fmt: skip
 
 
@@ -131,9 +142,9 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
   judge.main(config)  # a finished run does nothing more
   assert (checkpoint.load(f"{config.out}/model", network).w == params.w).all()
   with pytest.raises(ValueError, match=r"holds a run with steps=20 \(now 30\)"):
-    judge.main(dataclasses.replace(config, steps=30))
+    judge.main(changed(config, steps=30))
   with pytest.raises(ValueError, match=r"held_out=30: accepted is at least 2 and fewer than"):
-    judge.main(dataclasses.replace(config, held_out=30, out=str(tmp_path)))
+    judge.main(changed(config, held_out=30, out=str(tmp_path)))
 
 
 def test_judges_that_do_not_fit_are_refused(tmp_path):

@@ -1,6 +1,5 @@
 """Runs killed by the system and started again are, bit for bit, those that were left alone."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -11,31 +10,17 @@ import time
 
 import jax
 import numpy as np
+from options import changed, words
 
-from specjax.drafters import HEADS
-from specjax.train.resume import count_lines
+from specjax.train.recipe.run import count_lines
 
 PATIENCE = 300  # seconds
 
 
-def options(config) -> list[str]:
-  """A configuration as options; that of a head comes last, after its name."""
-  words, head = [], []
-  for field in dataclasses.fields(config):
-    value, name = getattr(config, field.name), field.name.replace("_", "-")
-    if field.name == "head":
-      head = [next(n for n, (_, kind) in HEADS.items() if kind is type(value)), *options(value)]
-    elif isinstance(value, bool):
-      words.append(f"--{name}" if value else f"--no-{name}")
-    elif value is not None and value != ():
-      words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
-  return words + head
-
-
 def start(script: str, config, out: pathlib.Path) -> subprocess.Popen:
   """`python -m specjax.train.SCRIPT` with every setting on its command line."""
-  config = dataclasses.replace(config, out=str(out))
-  command = [sys.executable, "-m", f"specjax.train.{script}", *options(config)]
+  config = changed(config, out=str(out))
+  command = [sys.executable, "-m", f"specjax.train.{script}", *words(config)]
   env = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
   return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
 
@@ -72,7 +57,7 @@ def assert_same_run(a: pathlib.Path, b: pathlib.Path, final_state) -> None:
 
 
 def test_language_model(tiny, tmp_path, final_state):
-  config = dataclasses.replace(tiny, steps=40, save_every=10)
+  config = changed(tiny, steps=40, save_every=10)
   output = finish("lm", config, tmp_path / "whole")
   assert "parameters" in output and "40/40" in output and "\x1b" not in output
   killed = tmp_path / "killed"
@@ -83,9 +68,7 @@ def test_language_model(tiny, tmp_path, final_state):
 
 
 def test_heads_and_the_sampled_answers_they_learn_from(tiny_heads, tmp_path, final_state):
-  config = dataclasses.replace(
-    tiny_heads, steps=40, save_every=10, temperature=0.8, noise=0.1, draft_vocab=100
-  )
+  config = changed(tiny_heads, steps=40, save_every=10, temperature=0.8, noise=0.1, draft_vocab=100)
   finish("heads", config, tmp_path / "whole")
   killed = tmp_path / "killed"
   kill("heads", config, killed, file="answers.jsonl", lines=33)

@@ -1,12 +1,12 @@
 """A language model from text, end to end and tiny."""
 
-import dataclasses
 import json
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
+from options import changed
 
 import specjax
 from specjax.data.tokenizer import END, train_bpe
@@ -16,7 +16,7 @@ from specjax.train import lm
 def test_loss_falls(lm_run):
   with open(f"{lm_run.out}/metrics.jsonl") as file:
     loss = [json.loads(line)["loss"] for line in file]
-  assert len(loss) == lm_run.steps
+  assert len(loss) == lm_run.training.steps
   assert abs(loss[0] - np.log(300)) < 0.2
   assert np.mean(loss[-5:]) < 0.5 * loss[0]
 
@@ -53,7 +53,7 @@ def test_long_texts_are_split_and_lose_nothing(lm_run):
 
 def test_plain_text_makes_a_model_without_a_chat_template(tiny, tmp_path):
   (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the cat sat. " * 200}) + "\n")
-  config = dataclasses.replace(
+  config = changed(
     tiny, data=str(tmp_path / "text.jsonl"), out=str(tmp_path / "out"), steps=2, template="vicuna"
   )
   lm.main(config)
@@ -68,21 +68,21 @@ def test_plain_text_makes_a_model_without_a_chat_template(tiny, tmp_path):
 def test_other_settings_do_not_continue_a_run(lm_run, change):
   (key, value), = change.items()  # fmt: skip
   with pytest.raises(ValueError, match=rf"holds a run with {key}=\S+ \(now {value}\)"):
-    lm.main(dataclasses.replace(lm_run, **change))
+    lm.main(changed(lm_run, **change))
 
 
 def test_other_data_do_not_continue_a_run(lm_run, tmp_path):
   records = pathlib.Path(lm_run.data).read_text().splitlines(keepends=True)
   (tmp_path / "fewer.jsonl").write_text("".join(records[:-1]))
   with pytest.raises(ValueError, match="holds a run with data_digest="):
-    lm.main(dataclasses.replace(lm_run, data=str(tmp_path / "fewer.jsonl")))
+    lm.main(changed(lm_run, data=str(tmp_path / "fewer.jsonl")))
 
 
 def test_a_moved_run_and_moved_data_continue(lm_run, tmp_path):
   shutil.copytree(lm_run.out, tmp_path / "moved")
   shutil.copy(lm_run.data, tmp_path / "copy.jsonl")
   shutil.rmtree(tmp_path / "moved" / "model")
-  lm.main(dataclasses.replace(
+  lm.main(changed(
     lm_run, out=str(tmp_path / "moved"), data=str(tmp_path / "copy.jsonl"), save_every=7
   ))  # fmt: skip
   weights = [
@@ -95,7 +95,7 @@ def test_a_moved_run_and_moved_data_continue(lm_run, tmp_path):
 def test_checkpoints_without_a_record_of_settings_continue(lm_run, tmp_path):
   shutil.copytree(lm_run.out, tmp_path / "old")
   (tmp_path / "old" / "run.json").unlink()
-  lm.main(dataclasses.replace(lm_run, out=str(tmp_path / "old")))
+  lm.main(changed(lm_run, out=str(tmp_path / "old")))
   assert (tmp_path / "old" / "run.json").exists()
 
 
@@ -112,10 +112,10 @@ def test_checkpoints_without_a_record_of_settings_continue(lm_run, tmp_path):
 )
 def test_what_cannot_be_trained_is_refused(tiny, tmp_path, change, words):
   with pytest.raises(ValueError, match=words):
-    lm.main(dataclasses.replace(tiny, out=str(tmp_path), **change))
+    lm.main(changed(tiny, out=str(tmp_path), **change))
 
 
 def test_a_mistake_can_be_corrected_in_the_same_directory(tiny, tmp_path):
   with pytest.raises(ValueError, match="batch=1000"):
-    lm.main(dataclasses.replace(tiny, out=str(tmp_path), batch=1000))
-  lm.main(dataclasses.replace(tiny, out=str(tmp_path), steps=1))
+    lm.main(changed(tiny, out=str(tmp_path), batch=1000))
+  lm.main(changed(tiny, out=str(tmp_path), steps=1))

@@ -1,12 +1,14 @@
 """Every term of the loss against numpy in float64."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specjax.drafters.base import LossWeights
-from specjax.train import losses
+from specjax.train.recipe import losses
 
 P, V, E = 40, 12, 5
 RNG = np.random.default_rng(0)
@@ -35,53 +37,44 @@ def soft(logits=LOGITS):
   return -(np.exp(log_softmax(TEACHER)) * log_softmax(logits)).sum(-1)
 
 
-def divergence(logits=LOGITS):
-  log_probs = log_softmax(TEACHER)
-  return (np.exp(log_probs) * (log_probs - log_softmax(logits))).sum(-1)
-
-
 def smooth(state=STATE):
   error = np.abs(state.astype(np.float64) - HIDDEN)
   return np.where(error < 1, error**2 / 2, error - 0.5).mean(-1)
 
 
-CASES = {
-  "mean": (losses.mean, (LOGITS[:, 0],), LOGITS[:, 0]),
-  "hard": (losses.hard_cross_entropy, (LOGITS, LABELS), hard()),
-  "soft": (losses.soft_cross_entropy, (LOGITS, TEACHER), soft()),
-  "divergence": (losses.divergence, (LOGITS, TEACHER), divergence()),
-  "smooth_l1": (losses.smooth_l1, (STATE, HIDDEN), smooth()),
-}
+GUESS = losses.Guess(*map(jnp.asarray, (STATE, LOGITS, LABELS, TEACHER, HIDDEN)))
+CASES = {"hard": hard(), "soft": soft(), "feature": smooth()}
+ALL = pytest.mark.parametrize(("name", "rows"), CASES.items(), ids=CASES)
 
 
-@pytest.mark.parametrize(("term", "arguments", "rows"), CASES.values(), ids=CASES)
-def test_a_term_is_its_formula(term, arguments, rows):
+def test_every_term_is_here():
+  assert CASES.keys() == losses.TERMS.keys()
+
+
+@ALL
+def test_a_term_is_its_formula(name, rows):
+  term = jax.jit(losses.TERMS[name])
   for weight in (WEIGHT, np.ones(P, np.float32), np.eye(P, dtype=np.float32)[7]):
-    got = jax.jit(term)(*arguments, weight)
+    got = term(GUESS, weight)
     assert got.dtype == jnp.float32 and got.shape == ()
     np.testing.assert_allclose(got, mean(rows, weight), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("term", "arguments", "rows"), CASES.values(), ids=CASES)
-def test_a_term_of_nothing_is_nothing(term, arguments, rows):
-  value, gradient = jax.value_and_grad(term)(*arguments, jnp.zeros(P))
-  assert value == 0 and not gradient.any()
+@ALL
+def test_a_term_of_nothing_is_nothing(name, rows):
+  def term(moved):
+    return losses.TERMS[name](GUESS._replace(state=moved[0], logits=moved[1]), jnp.zeros(P))
+
+  value, gradient = jax.value_and_grad(term)((GUESS.state, GUESS.logits))
+  assert value == 0 and not any(g.any() for g in gradient)
 
 
-def test_the_divergence_of_a_distribution_from_itself_is_nothing():
-  np.testing.assert_allclose(losses.divergence(TEACHER, TEACHER, WEIGHT), 0, atol=1e-6)
-  entropy = mean(soft(TEACHER), WEIGHT)
-  np.testing.assert_allclose(
-    losses.divergence(LOGITS, TEACHER, WEIGHT),
-    losses.soft_cross_entropy(LOGITS, TEACHER, WEIGHT) - entropy,
-    rtol=1e-4,
-  )
-
-
-@pytest.mark.parametrize("name", ["hard", "soft", "divergence"])
+@pytest.mark.parametrize("name", ["hard", "soft"])
 def test_extreme_logits_stay_finite(name):
-  term, (logits, other), _ = CASES[name]
-  value, gradient = jax.value_and_grad(term)(logits * 1e4, other, WEIGHT)
+  def term(logits):
+    return losses.TERMS[name](GUESS._replace(logits=logits), WEIGHT)
+
+  value, gradient = jax.value_and_grad(term)(GUESS.logits * 1e4)
   assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
@@ -89,7 +82,7 @@ def test_half_precision_states_are_compared_in_float32():
   """In float16 the differences of these states would overflow or vanish."""
   x = jnp.asarray([[6e4, 1.0]], jnp.float16)
   y = jnp.asarray([[-6e4, 1.0 + 2**-10]], jnp.float16)
-  got = losses.smooth_l1(x, y, jnp.ones(1))
+  got = losses.feature(GUESS._replace(state=x, hidden=y), jnp.ones(1))
   far, near = (np.float64(x[0, i]) - np.float64(y[0, i]) for i in range(2))
   np.testing.assert_allclose(got, (abs(far) - 0.5 + near**2 / 2) / 2, rtol=1e-6)
   assert got.dtype == jnp.float32
@@ -105,15 +98,22 @@ def test_depths_weigh_a_power_of_the_decay(decay, depth, want):
 
 @pytest.mark.parametrize("weights", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.5, 0.25, 2), (0, 0, 0)])
 def test_the_loss_is_the_sum_of_its_terms(weights):
-  got = losses.total(
-    LossWeights(*weights), *map(jnp.asarray, (STATE, LOGITS, LABELS, TEACHER, HIDDEN, WEIGHT))
-  )
+  got = losses.total(LossWeights(*weights), GUESS, WEIGHT)
   terms = [mean(rows, WEIGHT) for rows in (hard(), soft(), smooth())]
   np.testing.assert_allclose(got, np.dot(weights, terms), rtol=1e-5)
 
 
 def test_states_of_another_width_are_free_where_no_feature_is_asked_for():
-  wide = np.ones((P, E + 1), np.float32)
-  got = losses.total(LossWeights(), *map(jnp.asarray, (wide, LOGITS, LABELS, TEACHER, HIDDEN,
-                                                       WEIGHT)))  # fmt: skip
+  wide = GUESS._replace(state=jnp.ones((P, E + 1)))
+  got = losses.total(LossWeights(), wide, WEIGHT)
   np.testing.assert_allclose(got, mean(hard(), WEIGHT), rtol=1e-5)
+
+
+def test_a_new_term_is_a_function_and_a_row(monkeypatch):
+  class Weights(NamedTuple):
+    hard: float = 1.0
+    norm: float = 0.5
+
+  monkeypatch.setitem(losses.TERMS, "norm", lambda x, weight: losses.mean(x.state[:, 0], weight))
+  want = mean(hard(), WEIGHT) + 0.5 * mean(STATE[:, 0], WEIGHT)
+  np.testing.assert_allclose(losses.total(Weights(), GUESS, WEIGHT), want, rtol=1e-5)

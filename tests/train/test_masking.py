@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.train import masking
+from specjax.train.recipe import masking
 
 
 def test_every_number_of_masks_is_as_likely_and_the_prompt_never_masked():
@@ -75,8 +75,3 @@ def test_only_masked_tokens_count():
   np.testing.assert_allclose(loss, 2 * float(nll.sum()) / 3 / 2, rtol=1e-6)
   right = logits.argmax(-1) == tokens
   assert float(metrics["accuracy"]) == float(right[0, jnp.array([1, 3])].mean())
-
-
-def test_shifted_logits():
-  x = jnp.arange(6.0).reshape(1, 3, 2)
-  np.testing.assert_array_equal(masking.shifted(x)[0], x[0, jnp.array([0, 0, 1])])

@@ -1,0 +1,111 @@
+r"""Does speculation change a single token? Every drafter is compared with plain decoding.
+
+    python -m specjax.train.lm --data gsm8k_train.jsonl --out runs/draft --width 128 --layers 2 \
+        --heads 2 --kv-heads 1 --mlp-width 384 --steps 150    # a draft model, in two minutes
+    python benchmarks/claims/lossless.py --prompts gsm8k_test.jsonl --draft-model runs/draft/model
+
+Decoding is greedy at batch 1 and 8 (rows of mixed lengths), and sampled with position-keyed noise
+at temperature 0.8. Where ids differ, the report has the first place and, if greedy, the margin
+between the two best logits there.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import track
+
+import specjax
+from specjax import script
+from specjax.checkpoints import formats
+from specjax.decoding import catalogue
+from specjax.drafters import drafting
+from specjax.eval import metrics, prompts, report, table
+from specjax.eval.divergence import divergences
+from specjax.trees.grow import as_tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is compared.
+
+  Attributes:
+    prompts: JSONL of questions; by default our own.
+    heads: directory with a run of each trained head; without it only the zoo's heads take part.
+    draft_model: LM of the `draft_model` drafter, which is left out without one.
+    model: the target.
+    limit: questions; by default all.
+    max_new_tokens: per question.
+    batches: batch sizes.
+    temperatures: 0 is greedy.
+    out: directory of the report.
+  """
+
+  prompts: str | None = None
+  heads: str | None = None
+  draft_model: str | None = None
+  model: str = "gsm8k-7m"
+  limit: int | None = 100
+  max_new_tokens: int = 128
+  batches: tuple[int, ...] = (1, 8)
+  temperatures: tuple[float, ...] = (0.0, 0.8)
+  out: str = "results/lossless"
+
+
+def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
+  """What takes part, plain decoding first, by name."""
+  heads = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
+  found: dict[str, Any] = {"none": "none", "prompt_lookup": "prompt_lookup"}
+  for name in heads:
+    for nodes in (8, 16):
+      found[f"{name}-{nodes}"] = f"{name}-{nodes}"
+  trained = sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else []
+  if config.heads and not trained:
+    raise ValueError(f"heads={config.heads!r}: accepted is a directory with NAME/model in it.")
+  for path in trained:
+    loaded = formats.load(path, model.config)
+    drafter = drafting.drafter(loaded.head, as_tree(loaded.choices[:7]))
+    found[f"{path.parent.name}, trained"] = (drafter, loaded.params)
+  if config.draft_model:
+    found["draft_model"] = specjax.make_drafter(model, f"draft_model[{config.draft_model}]")
+  return found
+
+
+def main(config: Config) -> None:
+  # No end marker: every prompt gives its full number of tokens.
+  model = dataclasses.replace(specjax.load(config.model), stop=())
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+  ids = [item.ids for item in items]
+  parts = drafters(model, config)
+  out = report.directory(config.out)
+  cells = []
+  for temperature in config.temperatures:
+    reference = None
+    verifier = "greedy" if temperature == 0 else "target_only"
+    turns = [(batch, name) for batch in config.batches for name in parts]
+    for batch, name in track(turns, f"temperature {temperature}", console=Console(stderr=True)):
+      decode = specjax.Decoder(model, parts[name], verifier, temperature=temperature, batch=batch)
+      results = decode(ids, config.max_new_tokens)
+      reference = reference or results  # plain decoding at the first batch size
+      cells.append({
+        "temperature": temperature, "verifier": verifier, "batch": batch, "drafter": name,
+        "prompts": len(ids), "tokens": sum(r.emitted for r in results), **metrics.tau(results),
+        "different": divergences(model, ids, results, reference, temperature == 0),
+      })  # fmt: skip
+      jax.clear_caches()  # a process may map 65530 pieces of memory
+  rows = [
+    {
+      **{key: cell[key] for key in ("temperature", "verifier", "batch", "drafter", "tokens")},
+      "tokens / forward": table.estimate(cell["tau"], cell["tau_interval"]),
+      "prompts that differ": f"{len(cell['different'])} of {cell['prompts']}",
+    }
+    for cell in cells
+  ]
+  report.publish(out, report.summary(config, {"cells": cells}), table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

@@ -1,0 +1,107 @@
+r"""What the lossy rules give and what they cost: tokens per forward beside texts that change.
+
+    python -m specjax.train.judge --model gsm8k-7m --data gsm8k_train.jsonl --out runs/judge
+    python benchmarks/claims/lossy.py --prompts gsm8k_test.jsonl --judge runs/judge/model
+
+Every rule decodes the same questions with the same noise as the exact rule, whose tokens are those
+of plain decoding. A text counts as another where one id differs, and its number as another where
+the last number of the text differs or only one of the two texts has any.
+"""
+
+import dataclasses
+import re
+import sys
+
+from rich.console import Console
+from rich.progress import track
+
+import specjax
+from specjax import script
+from specjax.checkpoints import judge as checkpoint
+from specjax.decoding.decoder import Result
+from specjax.eval import metrics, prompts, report, table
+from specjax.verifiers import judge, target_only, typical
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is compared.
+
+  Attributes:
+    judge: directory of a trained judge.
+    prompts: JSONL of questions; by default our own.
+    model: the target.
+    drafter: name of a drafter, such as "eagle-16" or "draft_model-8[PATH]".
+    thresholds: thresholds of the judge.
+    epsilons: values of typical acceptance, whose delta is their square root.
+    temperatures: temperatures of the target; at 0 typical acceptance is greedy.
+    limit: questions; by default 20.
+    max_new_tokens: per question.
+    out: directory of the report.
+  """
+
+  judge: str
+  prompts: str | None = None
+  model: str = "gsm8k-7m"
+  drafter: str = "eagle"
+  thresholds: tuple[float, ...] = (0.9, 0.5)
+  epsilons: tuple[float, ...] = (0.09, 0.3)
+  temperatures: tuple[float, ...] = (0.0, 0.8)
+  limit: int | None = 20
+  max_new_tokens: int = 128
+  out: str = "results/lossy"
+
+
+def last_number(text: str) -> str | None:
+  """The last number of a text, without commas between its digits."""
+  found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+  return found[-1].replace(",", "") if found else None
+
+
+def changed(results: list[Result], plain: list[Result]) -> dict[str, int]:
+  """How many answers are not those of the exact rule."""
+  pairs = list(zip(results, plain, strict=True))
+  return {
+    "other_text": sum(a.tokens != b.tokens for a, b in pairs),
+    "other_number": sum(last_number(a.text) != last_number(b.text) for a, b in pairs),
+    "questions": len(pairs),
+  }
+
+
+def main(config: Config) -> None:
+  model = specjax.load(config.model)
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+  ids = [item.ids for item in items]
+  guess = specjax.make_drafter(model, config.drafter)
+  head = checkpoint.load(config.judge, model.config)
+  out = report.directory(config.out)
+  rules = [
+    (target_only(), ()),
+    *((typical(e, e**0.5), ()) for e in config.epsilons),
+    *((judge(t), head) for t in config.thresholds),
+  ]
+  cells = []
+  plain: list[Result] = []
+  turns = [(t, rule) for t in config.temperatures for rule in rules]
+  for temperature, (rule, params) in track(turns, console=Console(stderr=True)):
+    decode = specjax.Decoder(model, guess, (rule, params), temperature=temperature)
+    results = decode(ids, config.max_new_tokens)
+    plain = results if rule is target_only() else plain
+    cells.append({
+      "temperature": temperature, "rule": f"{rule.name} {rule.exactness}", **metrics.tau(results),
+      **changed(results, plain),
+    })  # fmt: skip
+  rows = [
+    {
+      "T": f"{cell['temperature']:g}", "rule": cell["rule"],
+      "tokens / forward": table.estimate(cell["tau"], cell["tau_interval"]),
+      "other text": f"{cell['other_text']} of {cell['questions']}",
+      "other number": f"{cell['other_number']} of {cell['questions']}",
+    }
+    for cell in cells
+  ]  # fmt: skip
+  report.publish(out, report.summary(config, {"rules": cells}), table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

@@ -1,0 +1,125 @@
+r"""Rules of acceptance and ways of building a tree, side by side above temperature 0.
+
+    python benchmarks/claims/rules.py --prompts gsm8k_test.jsonl
+
+Every exact pair of builder and rule decodes the same questions; tokens per forward come with 95 %
+intervals over questions. "Reached" is how often a child of the root was accepted, over how often
+the best possible rule would have accepted one of these children. Cells are kept in cells.jsonl, so
+that the same command goes on where it was stopped.
+"""
+
+import dataclasses
+import json
+import sys
+
+import jax
+from rich.console import Console
+from rich.progress import track
+
+import specjax
+from specjax import script
+from specjax.eval import metrics, optimal, prompts, report, table
+from specjax.train.recipe.run import claim
+from specjax.verifiers import VERIFIERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is compared.
+
+  Attributes:
+    prompts: JSONL of questions; by default our own.
+    model: the target.
+    drafter: name of the head or draft model that fills every tree, such as "draft_model[PATH]".
+    trees: names of trees of about equal size. A number is the best tree of that size.
+    rules: names of rules.
+    temperatures: temperatures of the target.
+    limit: questions; by default 40.
+    max_new_tokens: per question.
+    rounds: rounds that are compared with the best possible rule.
+    out: directory of the report.
+  """
+
+  prompts: str | None = None
+  model: str = "gsm8k-7m"
+  drafter: str = "eagle"
+  trees: tuple[str, ...] = (
+    "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
+    "stochastic_beam-2-4", "dyspec-2-4-2",
+  )  # fmt: skip
+  rules: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")
+  temperatures: tuple[float, ...] = (0.8, 1.0)
+  limit: int | None = 40
+  max_new_tokens: int = 128
+  rounds: int = 300
+  out: str = "results/rules"
+
+
+def pairs(model: specjax.Model, config: Config) -> list[tuple]:
+  """(tree, drafter with weights, rule) of all exact pairs."""
+  found = []
+  for rule in config.rules:
+    if rule not in VERIFIERS:
+      raise ValueError(f"rules={rule!r}: accepted are {', '.join(VERIFIERS)}.")
+  for tree in config.trees:
+    sized = f"{config.drafter}-{tree}" if tree.isdigit() else config.drafter
+    shape = None if tree.isdigit() else tree
+    drafter = specjax.make_drafter(model, sized, tree=shape)
+    proposal = drafter[0].proposal
+    found += [(tree, drafter, r) for r in config.rules if proposal in VERIFIERS[r]().accepts]
+  return found
+
+
+def measure(
+  model: specjax.Model, config: Config, ids: list[list[int]], tree: str, drafter, rule: str,
+  temperature: float,
+) -> dict:  # fmt: skip
+  """The figures of one pair at one temperature."""
+  decode = specjax.Decoder(model, drafter, rule, temperature=temperature)
+  results = decode(ids, config.max_new_tokens)
+  cell = {
+    "tree": tree, "nodes": drafter[0].nodes, "proposal": drafter[0].proposal, "rule": rule,
+    "temperature": temperature, **metrics.tau(results), "reached": None,
+  }  # fmt: skip
+  if not tree.startswith("dyspec"):  # there the number of children depends on what was drawn
+    seen = optimal.measure(decode, ids, config.max_new_tokens, config.rounds)
+    cell |= {"accepted": seen.accepted, "optimum": seen.optimum, "reached": seen.reached}
+  return cell
+
+
+def rows(cells: list[dict]) -> list[dict[str, object]]:
+  """The table: a row per pair, columns per temperature."""
+  found: dict[tuple, dict[str, object]] = {}
+  for cell in cells:
+    row = found.setdefault(
+      (cell["tree"], cell["rule"]), {key: cell[key] for key in ("tree", "nodes", "rule")}
+    )
+    at = f"T = {cell['temperature']:g}"
+    row[f"tokens / forward, {at}"] = table.estimate(cell["tau"], cell["tau_interval"])
+    row[f"reached, {at}"] = "" if cell["reached"] is None else f"{100 * cell['reached']:.0f} %"
+  return list(found.values())
+
+
+def main(config: Config) -> None:
+  model = specjax.load(config.model)
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+  ids = [item.ids for item in items]
+  turns = [(*pair, t) for pair in pairs(model, config) for t in config.temperatures]
+  out = report.directory(config.out)
+  claim(out, config, [])
+  kept = out / "cells.jsonl"
+  cells = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+  there = {(c["tree"], c["rule"], c["temperature"]) for c in cells}
+  for tree, drafter, rule, temperature in track(turns, console=Console(stderr=True)):
+    if (tree, rule, temperature) in there:
+      continue
+    cells.append(measure(model, config, ids, tree, drafter, rule, temperature))
+    with kept.open("a") as file:
+      file.write(json.dumps(cells[-1]) + "\n")
+    jax.clear_caches()  # a process may map 65530 pieces of memory
+  text = table.markdown(rows(cells))
+  report.publish(out, report.summary(config, {"cells": cells}), text)
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

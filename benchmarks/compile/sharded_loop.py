@@ -1,0 +1,146 @@
+r"""The whole generation loop of an 8B model, compiled for chips that are not there.
+
+    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py
+    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies h100:1
+
+The report has for each topology the bytes per chip, how often the cache is copied, which should be
+never, and how often chips talk, which should be twice a layer, and a few times for all of it.
+Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
+"""
+
+import collections
+import dataclasses
+import functools
+import re
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from specjax import drafters, script, speculate
+from specjax.decoding.method import method as pair
+from specjax.eval import report, table
+from specjax.kernels import topology
+from specjax.models import sharding, transformer
+from specjax.models.config import Config as ModelConfig
+from specjax.sampling import Settings, request_keys
+from specjax.verifiers import target_only
+
+MESHES = {  # chips along "data" and "model"
+  "v5e:2x2": (1, 4), "v5e:4x4": (2, 8), "h100:1": (1, 1), "h100:4": (1, 4),
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is compiled.
+
+  Attributes:
+    topologies: of MESHES, each compiled for.
+    layers: of Llama 3 8B's width; fewer compile faster and are as telling.
+    batch, capacity: B, S.
+    drafted: tokens that prompt lookup drafts.
+    out: directory of the report.
+  """
+
+  topologies: tuple[str, ...] = ("v5e:2x2", "v5e:4x4")
+  layers: int = 32
+  batch: int = 8
+  capacity: int = 8192
+  drafted: int = 15
+  out: str = "results/sharded_loop"
+
+
+def abstract(tree, place):
+  """Shapes of `tree` that lie at `place`, one sharding or a tree of them."""
+  if isinstance(place, NamedSharding):
+    place = jax.tree.map(lambda _: place, tree)
+  return jax.tree.map(
+    lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, place
+  )  # fmt: skip
+
+
+def compiled_for(name: str, config: Config) -> dict:
+  """Compiles the loop for one topology."""
+  mesh = Mesh(
+    np.array(topology.devices(name)).reshape(MESHES[name]), ("data", "model"),
+    axis_types=(AxisType.Auto,) * 2,
+  )  # fmt: skip
+  everywhere = NamedSharding(mesh, PartitionSpec())
+  model = ModelConfig(
+    vocab_size=128256, width=4096, layers=config.layers, heads=32, kv_heads=8, head_dim=128,
+    mlp_width=14336, max_length=config.capacity, rope_theta=500000.0, tied=False,
+  )  # fmt: skip
+  B = config.batch
+
+  def weights():
+    params = transformer.init(model, jax.random.key(0))
+    return sharding.split(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+
+  def request():
+    one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)
+    keys = request_keys(0, jnp.arange(B))
+    return speculate.Request(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
+
+  guess = drafters.prompt_lookup(config.drafted)
+  method = pair(transformer.target(model), guess, target_only())
+  params = jax.eval_shape(weights)
+  params = abstract(params, sharding.of_params(params, mesh))
+  weights_ = speculate.Weights(params, ())
+  asked = abstract(jax.eval_shape(request), everywhere)
+  prompt = jnp.zeros((B, 64), jnp.int32), jnp.ones(B, jnp.int32)
+  start = time.perf_counter()
+  with jax.set_mesh(mesh):
+    state = jax.eval_shape(
+      functools.partial(speculate.start, method, capacity=config.capacity),
+      weights_,
+      *prompt,
+      asked,
+    )
+    kv = abstract(state.cache.kv, NamedSharding(mesh, sharding.KV_CACHE))
+    state = abstract(state, everywhere)
+    state = state._replace(cache=state.cache._replace(kv=kv))
+    rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    lowered = speculate.compiled_advance.lower(method, weights_, asked, state, rounds)
+    compiled = lowered.compile()
+  data, model_axis = MESHES[name]
+  rows, heads = config.batch // data, 8 // model_axis
+  text = compiled.as_text() or ""
+  # A copy that is brought on chip in pieces ends in a custom call, which joins them; and two
+  # products are made one by laying their operands behind each other.
+  longest = rf"{config.capacity}|{config.capacity + method.drafter.nodes}"
+  copying = (
+    rf"= bf16\[{rows},{heads},(?:{longest}),128\]\S* (?:copy|copy-done|custom-call|concatenate)\("
+  )
+  copies = re.findall(copying, text)
+  talk = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+  memory = compiled.memory_analysis()
+  assert memory is not None
+  cache_bytes = sum(x.size * 2 for x in jax.tree.leaves(kv)) // (data * model_axis)
+  return {
+    "topology": name, "data": data, "model": model_axis, "layers": config.layers,
+    "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
+    "kernels": len(re.findall("tpu_custom_call", lowered.as_text())),
+    "argument_bytes": memory.argument_size_in_bytes, "cache_bytes": cache_bytes,
+    "temp_bytes": memory.temp_size_in_bytes, "cache_copies": len(copies),
+    "collectives": collections.Counter(re.findall(talk, text)),
+    "seconds": round(time.perf_counter() - start, 1),
+  }  # fmt: skip
+
+
+def main(config: Config) -> None:
+  for name in config.topologies:
+    reason = topology.absent(name) if name in MESHES else f"accepted are {', '.join(MESHES)}"
+    if reason is not None:
+      raise ValueError(f"topologies={name!r}: {reason}.")
+  out = report.directory(config.out)
+  cells = [compiled_for(name, config) for name in config.topologies]
+  text = table.markdown([cell | {"collectives": dict(cell["collectives"])} for cell in cells])
+  report.publish(out, report.summary(config, {"topologies": cells}), text)
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

@@ -1,0 +1,137 @@
+"""Every head that was trained, side by side: at one tree budget, and at the tree that suits it.
+
+    python -m specjax.configs.bakeoff hydra --data gsm8k_train.jsonl     # and the others
+    python benchmarks/speed/bakeoff.py --prompts gsm8k_test.jsonl --limit 40
+
+A head is measured three ways: the best static tree of `nodes` nodes from its held-out hit rates, a
+dynamic tree of as many nodes, and the tree that `specjax tune` would choose on this machine. Each
+decodes the same questions, in turns with plain decoding, greedily; ids are compared.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+import specjax
+from specjax import script
+from specjax.checkpoints import formats
+from specjax.decoding.decoder import Decoder
+from specjax.drafters import drafting
+from specjax.eval import bench, choice, interleaved, prompts, report, table, tune
+from specjax.eval.plots import speed
+from specjax.trees.grow import Dynamic, as_tree
+from specjax.trees.static import best_first
+
+SAME, DYNAMIC, OWN = "same budget", "dynamic", "own best"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is compared.
+
+  Attributes:
+    prompts: JSONL of questions that no head has seen; by default our own.
+    heads: directory with a run of each head.
+    only: names of some of them; all by default.
+    model: the target.
+    nodes: of the budget that is the same for all.
+    beam: of the dynamic tree.
+    limit, max_new_tokens, repeats, batch: as in `specjax bench`.
+    out: directory of the report.
+  """
+
+  prompts: str | None = None
+  heads: str = "runs/bakeoff"
+  only: tuple[str, ...] = ()
+  model: str = "gsm8k-7m"
+  nodes: int = 16
+  beam: int = 4
+  limit: int | None = 40
+  max_new_tokens: int = 128
+  repeats: int = 3
+  batch: int = 1
+  out: str = "results/bakeoff"
+
+
+def measure(model: specjax.Model, path: str, items, config: Config) -> dict:
+  """The figures of one head and of plain decoding beside it, ready for JSON."""
+  loaded = formats.load(path, model.config)
+  if loaded.hit_rates is None:
+    raise ValueError(f"{path} came without hit rates, by which its trees are chosen.")
+  rates = np.asarray(loaded.hit_rates)
+  filler = tune.Filler(path, functools.partial(drafting.drafter, loaded.head), loaded.params, rates)
+  context = max(len(item.ids) for item in items) + config.max_new_tokens // 2
+  options = [c for c in choice.candidates(rates) if c.nodes <= 2 * config.nodes]
+  target, draft = tune.costs(model, filler, options, context, config.batch)
+  seconds = np.add(target, draft).tolist()
+  own = choice.choose(options, seconds, config.batch)
+  shares = {c.name: d / s for c, d, s in zip(options, draft, seconds, strict=True)}
+  jax.clear_caches()  # a process may map 65530 pieces of memory
+  trees: dict[str, Any] = {
+    SAME: as_tree(best_first(rates, config.nodes)),
+    DYNAMIC: Dynamic(config.nodes, min(len(rates), config.nodes - 1), config.beam),
+    OWN: own.tree,
+  }
+  decoders = {bench.PLAIN: Decoder(model, batch=config.batch)}
+  for kind, tree in trees.items():
+    drafter = (drafting.drafter(loaded.head, tree), loaded.params) if tree else "none"
+    decoders[kind] = Decoder(model, drafter, batch=config.batch)
+  ids = [item.ids for item in items]
+  settings = bench.Config(batch=config.batch)  # greedy
+  runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
+  figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
+  jax.clear_caches()
+  return {
+    "parameters": bench.parameters(loaded.params["params"]), "hit_rates": rates[:, 0].tolist(),
+    "draft_share": shares.get(f"tree {config.nodes}"),
+    "draft_seconds": dict(zip(shares, draft, strict=True)), "own": own.name,
+    "plain": figures.pop(bench.PLAIN), "figures": figures,
+  }  # fmt: skip
+
+
+def row(name: str, head: dict[str, Any], nodes: int) -> dict[str, object]:
+  """A line of the table."""
+  same, dynamic, own = (head["figures"][kind] for kind in (SAME, DYNAMIC, OWN))
+  share = head["draft_share"]
+  depths = [f".{round(100 * a):02d}" for a in same["acceptance_by_depth"] if a is not None]
+  return {
+    "head": name,
+    "parameters, M": f"{head['parameters'] / 1e6:.2f}",
+    f"tokens / forward, {nodes} nodes": table.estimate(same["tau"], same["tau_interval"]),
+    "dynamic tree": f"{dynamic['tau']:.2f}",
+    "acceptance by depth": " ".join(depths),
+    "draft share of time": "" if share is None else f"{100 * share:.0f} %",
+    "speed-up": table.estimate(same["speed_up"], same["speed_up_interval"]),
+    "own best tree: tokens / forward": f"{head['own']}: {own['tau']:.2f}",
+    "its speed-up": table.estimate(own["speed_up"], own["speed_up_interval"]),
+    "answers that differ": sum(len(m["divergences"]) for m in head["figures"].values()),
+  }
+
+
+def main(config: Config) -> None:
+  report.check(config, "repeats", "batch")
+  model = specjax.load(config.model)
+  found = sorted(p.parent.name for p in pathlib.Path(config.heads).glob("*/model"))
+  names = config.only or tuple(found)
+  if not names or not set(names) <= set(found):
+    raise ValueError(f"heads={config.heads!r}, only={' '.join(config.only)!r}: the directory has "
+                     f"the heads {', '.join(found) or '(none)'}.")  # fmt: skip
+  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+  out = report.directory(config.out)
+  heads = {name: measure(model, f"{config.heads}/{name}/model", items, config) for name in names}
+  summary = report.summary(
+    config, {"model": config.model, "prompts": len(items), "heads": heads}
+  )  # fmt: skip
+  order = sorted(heads, key=lambda k: heads[k]["figures"][SAME]["tau"])
+  text = table.markdown([row(name, heads[name], config.nodes) for name in order])
+  kinds = {SAME: f"{config.nodes} nodes", OWN: "its own best tree"}
+  report.publish(out, summary, text, {"bakeoff": speed.heads(summary, kinds)})
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

@@ -1,0 +1,99 @@
+r"""A decoding step costs what the text is long, not what the cache could hold.
+
+    JAX_PLATFORMS=cpu python benchmarks/speed/capacity.py
+
+One step, evaluate and commit, of a random model is timed over as much text in caches of two
+capacities, and over the larger as one dense product, in turns in one run. Times are of the
+processor, so that others on the machine disturb them less.
+"""
+
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import script
+from specjax.eval import report, table
+from specjax.eval.verify_cost import passes
+from specjax.models import attention, transformer
+from specjax.models.config import Config as ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    layers, width: of the model.
+    nodes: N.
+    length: rows of text.
+    capacity: S, two of them.
+    steps: in one timing.
+    repeats: timings of each; their median counts.
+    out: directory of the report.
+  """
+
+  layers: int = 4
+  width: int = 512
+  nodes: int = 8
+  length: int = 256
+  capacity: tuple[int, int] = (512, 8192)
+  steps: int = 4
+  repeats: int = 15
+  out: str = "results/capacity"
+
+
+def step(config: Config, model: ModelConfig, params, capacity: int) -> Callable[[], float]:
+  """A compiled step; a call gives the milliseconds of processor time that it took."""
+  network = transformer.target(model)
+  tokens = jnp.zeros((1, config.nodes), jnp.int32)
+  text = jnp.arange(config.length, dtype=jnp.int32)[None] % model.vocab_size
+  cache, _ = network.prefill(params, text, jnp.full(1, config.length, jnp.int32), capacity)
+  compiled = passes.lower(network, params, cache, tokens, jnp.int32(0)).compile()
+
+  def once() -> float:
+    nonlocal cache
+    start = time.process_time()
+    cache, _ = jax.block_until_ready(compiled(params, cache, tokens, jnp.int32(config.steps)))
+    return 1e3 * (time.process_time() - start) / config.steps
+
+  return once
+
+
+def main(config: Config) -> None:
+  small, large = config.capacity
+  report.check(config, "nodes", "length", "steps", "repeats")
+  if not config.length + config.nodes <= small <= large:
+    raise ValueError(f"capacity={small} {large}: accepted are {config.length + config.nodes}, the "
+                     "text's length and the nodes, or more, the smaller first.")  # fmt: skip
+  model = ModelConfig(
+    vocab_size=2048, width=config.width, layers=config.layers, heads=8, kv_heads=4, head_dim=64,
+    mlp_width=4 * config.width, max_length=max(config.capacity),
+  )  # fmt: skip
+  out = report.directory(config.out)
+  params = transformer.init(model, jax.random.key(0))
+  at_capacity = functools.partial(step, config, model, params)
+  ways = {f"capacity {small}": at_capacity(small), f"capacity {large}": at_capacity(large)}
+  with mock.patch.object(attention, "reads_blocks", lambda cache: False):
+    jax.clear_caches()  # of what was traced with blocks
+    ways[f"capacity {large}, one product"] = at_capacity(large)
+  turns = np.array([[once() for once in ways.values()] for _ in range(1 + config.repeats)])[1:]
+  rows = []
+  for name, each in zip(ways, turns.T, strict=True):
+    low, high = np.percentile(each, (25, 75))
+    rows.append({
+      "cache": name, "ms of a step": f"{np.median(each):.1f} [{low:.1f}, {high:.1f}]",
+      "of the first": f"{np.median(each / turns[:, 0]):.2f}",
+    })  # fmt: skip
+  found = {"milliseconds": dict(zip(ways, turns.T.tolist(), strict=True))}
+  report.publish(out, report.summary(config, found), table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

@@ -1,0 +1,283 @@
+"""Greedy decoding of the same weights by transformers, llama.cpp and specjax, in one run.
+
+    python benchmarks/speed/peers.py
+    python benchmarks/speed/peers.py --model DIR --gguf model-f32.gguf
+
+Everyone decodes the same prompts (token ids) to as many new tokens, in float32, at batch 1, on all
+cores, without a stop token. Contenders take turns prompt by prompt, in an order that rotates, after
+a warm-up; the median over repeats counts. The time of a token leaves out the prompt's own pass, and
+with it the token that the others take from that pass; the whole call is reported beside it.
+
+Without --model the script makes a random Llama of 134M parameters (vocabulary 32000, head not tied
+to the embedding). llama.cpp takes part where its Python package is installed and --gguf gives the
+same weights in its format. The script needs torch and transformers.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax import script
+from specjax.checkpoints import hf
+from specjax.eval import interleaved, report, table
+from specjax.eval.bench import parameters
+from specjax.eval.divergence import divergences
+from specjax.eval.environment import cores
+from specjax.eval.verify_cost import measure
+from specjax.models import transformer
+from specjax.models.config import Config as ModelConfig
+
+try:
+  import torch
+  import transformers
+except ImportError:
+  torch = None  # type: ignore[assignment]
+
+NODES = (1, 2, 4, 8, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    model: Hugging Face directory; by default a random 134M Llama.
+    gguf: the same weights for llama.cpp, float32.
+    prompts: how many prompts are decoded.
+    prompt_tokens: length of each prompt, whose random ids repeat halfway.
+    new_tokens: tokens decoded after each.
+    draft: tokens drafted by prompt lookup, here and in transformers.
+    repeats: times everything is decoded.
+    seed: seed of weights and prompts.
+    out: directory of the report.
+  """
+
+  model: str | None = None
+  gguf: str | None = None
+  prompts: int = 3
+  prompt_tokens: int = 32
+  new_tokens: int = 64
+  draft: int = 7
+  repeats: int = 5
+  seed: int = 0
+  out: str = "results/peers"
+
+
+class Run(NamedTuple):
+  """One decoded prompt.
+
+  Attributes:
+    tokens: new ids.
+    timed: how many of them came after the prompt's own pass.
+    seconds: for those.
+    forwards: target passes for those, or None where they cannot be seen.
+    total: seconds of the whole call.
+  """
+
+  tokens: list[int]
+  timed: int
+  seconds: float
+  forwards: int | None
+  total: float
+
+
+Contender = Callable[[list[int]], Run]
+
+
+def make_model(directory: str, seed: int) -> None:
+  """Writes the random Llama: 12 layers, 134.1M parameters untied (109.5M tied)."""
+  config = ModelConfig(
+    vocab_size=32000, width=768, layers=12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048,
+    tied=False,
+  )  # fmt: skip
+  params = jax.jit(transformer.init, static_argnums=0)(config, jax.random.key(seed))
+  hf.save(directory, config, params, dtype=jnp.float32)
+
+
+def ours(model: specjax.Model, drafter: str, config: Config) -> Contender:
+  sized = drafter if drafter == "none" else f"{drafter}-{config.draft + 1}"
+  decoder = specjax.Decoder(model, sized)
+
+  def run(ids: list[int]) -> Run:
+    (r,) = decoder([ids], config.new_tokens)
+    return Run(r.tokens, r.emitted, r.seconds, r.forwards, r.prefill_seconds + r.seconds)
+
+  return run
+
+
+class Clock:
+  """A streamer that notes when tokens come; the first call brings the prompt."""
+
+  def __init__(self):
+    self.times: list[float] = []
+    self.counts: list[int] = []
+
+  def put(self, value) -> None:
+    self.times.append(time.perf_counter())
+    self.counts.append(value.numel())
+
+  def end(self) -> None:
+    pass
+
+
+def theirs(model, config: Config, **options) -> Contender:
+  """transformers' generate."""
+
+  def run(ids: list[int]) -> Run:
+    tokens = torch.tensor([ids])
+    clock = Clock()
+    passes: list[None] = []
+    hook = model.register_forward_hook(lambda *_: passes.append(None))
+    begin = time.perf_counter()
+    with torch.inference_mode():
+      out = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=config.new_tokens,
+        do_sample=False, streamer=clock, **options,
+      )  # fmt: skip
+    total = time.perf_counter() - begin
+    hook.remove()
+    new, seconds = out[0, len(ids) :].tolist(), clock.times[-1] - clock.times[1]
+    return Run(new, sum(clock.counts[2:]), seconds, len(passes) - 1, total)
+
+  return run
+
+
+def llama_cpp(config: Config) -> Contender | str:
+  """llama.cpp with float32 keys and values, or the reason why it is left out."""
+  if config.gguf is None:
+    return "no --gguf"
+  if importlib.util.find_spec("llama_cpp") is None:
+    return "llama_cpp is not installed"
+  package = importlib.import_module("llama_cpp")
+
+  llama = package.Llama(
+    config.gguf, n_ctx=config.prompt_tokens + config.new_tokens, n_threads=cores(),
+    n_threads_batch=cores(), type_k=package.GGML_TYPE_F32, type_v=package.GGML_TYPE_F32,
+    verbose=False,
+  )  # fmt: skip
+
+  def run(ids: list[int]) -> Run:
+    llama.reset()
+    tokens, times = [], []
+    begin = time.perf_counter()
+    for token in llama.generate(ids, temp=0.0, repeat_penalty=1.0):
+      tokens.append(token)
+      times.append(time.perf_counter())
+      if len(tokens) == config.new_tokens:
+        break
+    return Run(tokens, len(tokens) - 1, times[-1] - times[0], None, times[-1] - begin)
+
+  return run
+
+
+def load_torch(directory: str):
+  torch.set_num_threads(cores())
+  transformers.logging.set_verbosity_error()
+  transformers.logging.disable_progress_bar()
+  model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+  model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # no stop token
+  return model
+
+
+def summarise(runs: list[list[Run]]) -> dict:
+  """Figures of one contender from its runs [repeats][prompts]."""
+  per_token = [1e3 * sum(r.seconds for r in x) / sum(r.timed for r in x) for x in runs]
+  emitted = sum(len(r.tokens) for r in runs[0])
+  forwards = [r.forwards for r in runs[0] if r.forwards is not None]
+  return {
+    "ms_per_token": statistics.median(per_token),
+    "ms_per_token_repeats": per_token,
+    "ms_per_token_with_prompt": statistics.median(
+      1e3 * sum(r.total for r in x) / emitted for x in runs
+    ),
+    "tokens": emitted,
+    "tokens_per_forward": sum(r.timed for r in runs[0]) / sum(forwards) if forwards else None,
+  }
+
+
+def rows(contenders: dict[str, dict], prompts: int) -> list[dict[str, object]]:
+  """The table."""
+  found: list[dict[str, object]] = []
+  for name, r in contenders.items():
+    repeats, tau = r["ms_per_token_repeats"], r["tokens_per_forward"]
+    found.append({
+      "": name, "ms/token": f"{r['ms_per_token']:.2f}",
+      "low-high": f"{min(repeats):.2f}-{max(repeats):.2f}",
+      "with the prompt": f"{r['ms_per_token_with_prompt']:.2f}",
+      "tokens/forward": "" if tau is None else f"{tau:.2f}",
+      "ids not ours": f"{len(r['divergences'])} of {prompts}",
+    })  # fmt: skip
+  return found
+
+
+def main(config: Config) -> None:
+  if torch is None:
+    raise ValueError("torch or transformers is not installed: pip install torch transformers.")
+  report.check(config, "prompts", "prompt_tokens", "draft", "repeats")
+  if config.new_tokens < 2:
+    raise ValueError(f"new_tokens={config.new_tokens}: accepted is 2 or more.")
+  out = report.directory(config.out)
+  with tempfile.TemporaryDirectory() as scratch:
+    if config.model is None:
+      make_model(scratch, config.seed)
+    directory = config.model or scratch
+    model = specjax.load(directory)
+    torch_model = load_torch(directory)
+  model = dataclasses.replace(model, stop=())  # nobody stops early
+
+  lookup = {"prompt_lookup_num_tokens": config.draft}
+  contenders = {
+    "specjax": ours(model, "none", config),
+    "specjax, prompt lookup": ours(model, "prompt_lookup", config),
+    "transformers": theirs(torch_model, config),
+    "transformers, prompt lookup": theirs(torch_model, config, **lookup),
+  }
+  left_out = {}
+  third = llama_cpp(config)
+  if isinstance(third, str):
+    left_out["llama.cpp"] = third
+  else:
+    contenders["llama.cpp"] = third
+
+  half = (config.prompt_tokens + 1) // 2
+  ids = np.random.default_rng(config.seed).integers(
+    model.config.vocab_size, size=(config.prompts, half)
+  )
+  prompts = np.tile(ids, 2)[:, : config.prompt_tokens].tolist()
+  for run in contenders.values():
+    run(prompts[0])
+  runs: dict[str, list[list[Run]]] = {k: [[] for _ in range(config.repeats)] for k in contenders}
+  for repeat, i, name in interleaved.turns(list(contenders), len(prompts), config.repeats):
+    runs[name][repeat].append(contenders[name](prompts[i]))
+  context = config.prompt_tokens + config.new_tokens
+  cost = measure(model.target, model.params, context, nodes=NODES)
+
+  plain = runs["specjax"][0]
+  found = {
+    name: summarise(r) | {"divergences": divergences(model, prompts, r[0], plain, True)}
+    for name, r in runs.items()
+  }
+  summary = report.summary(config, {
+    "network": dataclasses.asdict(model.config), "parameters": parameters(model.params),
+    "threads": {"torch": torch.get_num_threads(), "xla": cores()}, "contenders": found,
+    "left_out": left_out, "verify_cost": cost._asdict() | {"relative": cost.relative},
+  }, ("torch", "transformers", "llama-cpp-python"))  # fmt: skip
+  texts = [table.markdown(rows(found, config.prompts))]
+  texts += [f"Left out: {name} ({why})." for name, why in left_out.items()]
+  texts += [f"The cost of verifying N nodes at {context} cached tokens:", table.markdown(cost.rows)]
+  report.publish(out, summary, "\n\n".join(texts))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

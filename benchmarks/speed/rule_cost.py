@@ -1,0 +1,126 @@
+r"""What a rule costs: its time over that of the target pass it judges.
+
+    python benchmarks/speed/rule_cost.py
+
+A random Llama of 134M parameters (width 768, 12 layers, vocabulary 32000) verifies 8 nodes; every
+rule then judges 8 nodes of such distributions, drafted in a way it is exact for. The distribution
+itself (softmax and settings, without and with top-p) is counted apart: plain decoding needs it too.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import script
+from specjax.base import Draft, Drafter, Features
+from specjax.drafters import draft_tree
+from specjax.eval import report, table, timing, verify_cost
+from specjax.models import transformer
+from specjax.models.config import Config as ModelConfig
+from specjax.sampling import Noise, Settings, request_keys, warp
+from specjax.testing import table_model
+from specjax.trees import IID, Sampling, WithoutReplacement
+from specjax.verifiers import VERIFIERS
+from specjax.verifiers.judge import Judge
+
+NODES = 8
+TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
+CHAIN = tuple((0,) * d for d in range(1, NODES))
+LOOP_FREE = ("greedy", "target_only", "token", "block", "typical", "judge")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    width, layers, heads, kv_heads, mlp_width, vocab_size: of the target.
+    context: cached tokens.
+    repeats: timings; their median counts.
+    out: directory of the report.
+  """
+
+  width: int = 768
+  layers: int = 12
+  heads: int = 12
+  kv_heads: int = 12
+  mlp_width: int = 2048
+  vocab_size: int = 32000
+  context: int = 256
+  repeats: int = 30
+  out: str = "results/rule_cost"
+
+
+def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
+  """A draft of 8 nodes from the distribution q f32[1, 1, V], of a kind the rule accepts."""
+  chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
+  tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
+  one, V = jnp.ones(1), q.shape[-1]
+  sampling = Sampling(Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), noise, V)
+  draft = tree.fill(jnp.zeros((1, 1), jnp.int32), lambda *_: (q, (), ()), sampling=sampling)
+  return draft, draft_tree(table_model(V), tree)
+
+
+def calls(f: Callable, *arguments) -> Callable[[int], None]:
+  """Calls a compiled function so many times, each after the one before."""
+
+  def loop(count: int) -> None:
+    for _ in range(count):
+      jax.block_until_ready(f(*arguments))
+
+  return loop
+
+
+def main(config: Config) -> None:
+  report.check(config, "repeats", "context")
+  V = config.vocab_size
+  model = ModelConfig(
+    vocab_size=V, width=config.width, layers=config.layers, heads=config.heads,
+    kv_heads=config.kv_heads, head_dim=config.width // config.heads, mlp_width=config.mlp_width,
+  )  # fmt: skip
+  out = report.directory(config.out)
+  params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
+  cost = verify_cost.measure(transformer.target(model), params, config.context, nodes=(1, NODES))
+  verify = cost.seconds[1]
+  keys = jax.random.split(jax.random.key(1))
+  logits = 3 * jax.random.normal(keys[0], (1, NODES, V))
+  guess = 3 * jax.random.normal(keys[1], (1, 1, V))
+  one = jnp.ones(1)
+  settings = Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one)
+  log_probs, q = warp(logits, settings), warp(guess, settings)
+  noise = Noise(request_keys(0, np.arange(1)), jnp.array([9]))
+  features = Features(jax.random.normal(keys[0], (1, NODES, config.width)))
+  head = Judge(jnp.zeros(config.width), jnp.float32(0))  # the other rules have no weights
+  loops = {
+    "the distribution": calls(jax.jit(warp), logits, settings),
+    "the distribution, with top-p": calls(
+      jax.jit(warp), logits, settings._replace(top_p=0.9 * one)
+    ),
+  }
+  for name, build in VERIFIERS.items():
+    draft, drafter = draft_for(name, q, noise)
+    rule = jax.jit(functools.partial(
+      build().verify, depth=drafter.depth, proposal=drafter.proposal
+    ))  # fmt: skip
+    loops[name] = calls(rule, head, draft, log_probs, features, noise)
+  seconds = np.median(timing.per_pass(list(loops.values()), config.repeats), 0)
+  cells = [
+    {"rule": name, "loop_free": name in LOOP_FREE, "seconds": each, "share": each / verify}
+    for name, each in zip(loops, seconds.tolist(), strict=True)
+  ]
+  rows = [
+    {"rule": c["rule"], "loop-free": "yes" if c["loop_free"] else "",
+     "ms": f"{1e3 * c['seconds']:.2f}", "share of the pass": f"{100 * c['share']:.1f} %"}
+    for c in cells
+  ]  # fmt: skip
+  text = f"The pass over {NODES} nodes takes {1e3 * verify:.1f} ms.\n\n{table.markdown(rows)}"
+  report.publish(out, report.summary(config, {"verify": verify, "rules": cells}), text)
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

@@ -1,0 +1,128 @@
+r"""A target's pass is the reading of its weights: how near to that it comes, and what nodes add.
+
+    python benchmarks/speed/streaming.py
+
+The model is a random Llama: 8B on an accelerator (bf16, Llama 3's shape), 134M parameters on CPU
+(float32). A verify pass reads N nodes after a cached text and is given in passes over one. Plain
+decoding is held against the reading of the weights (without an embedding that is only looked up)
+at the bandwidth of a copy, measured in turns in the same run. A copy reads and writes; where
+reading alone is faster the share can pass 100 %.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import script
+from specjax.base import Params
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import Model
+from specjax.eval import report, table, verify_cost
+from specjax.kernels.tree_attention.tune import timed
+from specjax.models import transformer
+from specjax.models.config import Config as ModelConfig
+
+ON_CPU = jax.default_backend() == "cpu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured.
+
+  Attributes:
+    width, layers, heads, kv_heads, head_dim, mlp_width, vocab_size, dtype: of the target.
+    batch: B.
+    context: cached tokens.
+    nodes: N of each verify pass; the first is the unit.
+    tokens: decoded in one timing.
+    repeats: timings; their median counts.
+    out: directory of the report.
+  """
+
+  width: int = 768 if ON_CPU else 4096
+  layers: int = 12 if ON_CPU else 32
+  heads: int = 12 if ON_CPU else 32
+  kv_heads: int = 12 if ON_CPU else 8
+  head_dim: int = 64 if ON_CPU else 128
+  mlp_width: int = 2048 if ON_CPU else 14336
+  vocab_size: int = 32000 if ON_CPU else 128256
+  dtype: str = "float32" if ON_CPU else "bfloat16"
+  batch: int = 1
+  context: int = 256
+  nodes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
+  tokens: int = 32 if ON_CPU else 128
+  repeats: int = 7
+  out: str = "results/streaming"
+
+
+def random_weights(model: ModelConfig, dtype: str) -> Params:
+  """Weights, each matrix drawn by itself, so that nothing larger than the model is ever held."""
+  leaves, tree = jax.tree.flatten(
+    jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
+  )
+  draw = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
+  keys = jax.random.split(jax.random.key(0), len(leaves))
+  drawn = [draw(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
+  return jax.tree.unflatten(tree, drawn)
+
+
+def streamed(params: Params) -> int:
+  """Bytes of the weights that a pass reads."""
+  held = params["params"]
+  total = sum(x.nbytes for x in jax.tree.leaves(held))
+  return total - held["embedding"].nbytes if "lm_head" in held else total
+
+
+def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], float]:
+  """Plain decoding; a call gives the seconds of a pass, prefill and compilation aside."""
+  loaded = Model("random", model, params, None, (), (), None)
+  decode = Decoder(loaded, batch=config.batch)
+  text = [i % model.vocab_size for i in range(config.context)]
+
+  def once() -> float:
+    result = decode([text] * config.batch, config.tokens)[0]
+    return result.seconds / result.forwards
+
+  return once
+
+
+def main(config: Config) -> None:
+  report.check(config, "repeats", "tokens", "nodes", "context", "batch")
+  model = ModelConfig(
+    vocab_size=config.vocab_size, width=config.width, layers=config.layers, heads=config.heads,
+    kv_heads=config.kv_heads, head_dim=config.head_dim, mlp_width=config.mlp_width, tied=False,
+    max_length=config.context + config.tokens,
+  )  # fmt: skip
+  out = report.directory(config.out)
+  params = random_weights(model, config.dtype)
+  bytes_read = streamed(params)
+  copied = jnp.zeros(bytes_read // 8, jnp.float32)  # as many bytes, half of them written
+  ways = {
+    "copy": timed(lambda x: x + 1, (copied,), 4), "plain": plain(config, model, params),
+  }  # fmt: skip
+  turns = [{name: once() for name, once in ways.items()} for _ in range(config.repeats)]
+  seconds = {name: float(np.median([turn[name] for turn in turns])) for name in ways}
+  bandwidth = 2 * copied.nbytes / seconds["copy"]
+  share = bytes_read / bandwidth / seconds["plain"]
+  cost = verify_cost.measure(
+    transformer.target(model), params, config.context, batch=config.batch, nodes=config.nodes,
+    repeats=config.repeats,
+  )  # fmt: skip
+  text = (
+    f"Weights read: {bytes_read / 1e9:.2f} GB; a copy moves {bandwidth / 1e9:.1f} GB/s. Plain "
+    f"decoding takes {1e3 * seconds['plain']:.2f} ms a pass, {share:.0%} of a copy's speed.\n\n"
+    + table.markdown(cost.rows)
+  )
+  summary = report.summary(config, {
+    "bytes": bytes_read, "copy_bytes_per_second": bandwidth, "plain_seconds": seconds["plain"],
+    "share": share, "verify": cost._asdict(),
+  })  # fmt: skip
+  report.publish(out, summary, text)
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))

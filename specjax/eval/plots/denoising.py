@@ -1,0 +1,90 @@
+"""Masked diffusion: a canvas after every pass, and accuracy by passes."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specjax.decoding.batching import Result
+from specjax.decoding.model import Model
+from specjax.eval.plots import style
+
+MASKED, OLDER, NEW, NEW_END = 0.86, 1.0, (0.55, 0.80, 0.95), (0.96, 0.80, 0.45)
+Curve = tuple[Sequence[float], Sequence[float]]  # passes, accuracies
+
+
+def _text(model: Model, token: int) -> str:
+  return model.decode([token]).strip() or str(token)
+
+
+def _panel(axes: Axes, model: Model, result: Result, title: str) -> None:
+  filled = result.filling
+  slots = [i for i, when in enumerate(filled.when) if when >= 0]
+  rounds = max(filled.when) + 1
+  shades = np.full((rounds, len(slots), 3), MASKED)
+  for column, slot in enumerate(slots):
+    born, token = filled.when[slot], filled.canvas[slot]
+    ends = token in model.stop
+    shades[born:, column] = OLDER
+    shades[born, column] = NEW_END if ends else NEW
+    text = "end" if ends else _text(model, token)
+    for row in range(born, rounds):
+      axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
+                color=style.INK if row == born else style.PLAIN)  # fmt: skip
+  axes.imshow(shades, aspect="auto")
+  passes = "1 pass" if result.forwards == 1 else f"{result.forwards} passes"
+  axes.set_title(f"{title}: {passes}", loc="left", fontsize=10)
+  axes.set_xticks([])
+  axes.set_yticks(range(rounds), [str(i + 1) for i in range(rounds)])
+  axes.set_xticks(np.arange(len(slots)) - 0.5, minor=True)
+  axes.set_yticks(np.arange(rounds) - 0.5, minor=True)
+  axes.grid(which="minor", color="white", lw=1)
+  axes.tick_params(which="both", length=0, labelsize=7)
+  axes.spines[:].set_visible(False)
+
+
+def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
+  """Rows are passes, columns slots: grey is masked, colour is kept in this pass, white before."""
+  fillings = [r.filling for r in results.values()]
+  rounds = [max(f.when) + 1 for f in fillings]
+  slots = [sum(when >= 0 for when in f.when) for f in fillings]
+  drawn = [pair for f in fillings for pair in zip(f.canvas, f.when, strict=True)]
+  longest = max(len(_text(model, token)) for token, when in drawn if when >= 0)
+  size = (0.12 + 0.07 * longest) * sum(slots) + 0.5, 0.24 * max(rounds) + 0.6
+  figure = Figure(figsize=size, dpi=140, layout="constrained")
+  grid = figure.add_gridspec(max(rounds), len(slots), width_ratios=slots)
+  for i, (title, result) in enumerate(results.items()):
+    _panel(figure.add_subplot(grid[: rounds[i], i]), model, result, title)
+  figure.axes[0].set_ylabel("pass", fontsize=8)
+  return figure
+
+
+def accuracy(
+  tasks: Mapping[str, Mapping[str, Curve]], best: Mapping[str, Mapping[str, Curve]] | None = None
+) -> Figure:
+  """Accuracy by passes per question, a panel per task, a line per method; crosses mark `best`."""
+  columns = min(5, len(tasks))
+  rows = -(-len(tasks) // columns)
+  figure, grid = style.panels(2.6 * columns + 0.4, 2.4 * rows + 0.9, columns, rows, shared=True)
+  for axes, (task, curves) in zip(grid, tasks.items(), strict=False):
+    styles = style.of_methods(list(curves))
+    for label, (passes, right) in curves.items():
+      colour, marker = styles[label]
+      axes.plot(passes, 100 * np.asarray(right), marker + "-", color=colour, label=label,
+                linewidth=1.2, markersize=7 if len(passes) == 1 else 4)  # fmt: skip
+      for x, y in zip(*(best[task][label] if best else ((), ())), strict=True):
+        axes.plot(x, 100 * y, "x", color=colour, markersize=9, markeredgewidth=2)
+    axes.set_title(task.replace("_", " "), loc="left", fontsize=11)
+    axes.set_ylim(-5, 105)
+  most = max(x for curves in tasks.values() for passes, _ in curves.values() for x in passes)
+  style.powers(grid[0], [2**i for i in range(int(np.log2(max(most, 1))) + 1)])
+  for axes in grid[max(len(tasks) - columns, 0) : len(tasks)]:
+    axes.tick_params(labelbottom=True)
+  for axes in grid[len(tasks) :]:
+    axes.set_visible(False)
+  figure.supxlabel("passes per question", fontsize=11)
+  figure.supylabel("right answers, %", fontsize=11)
+  handles, labels = grid[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+  return figure

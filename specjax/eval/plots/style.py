@@ -1,0 +1,63 @@
+"""What all pictures look like: panels, colours, titles, legends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specjax.eval.report import decoding, machine
+
+# Okabe and Ito's palette, told apart with any kind of colour vision; plain decoding is grey.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
+MARKERS = "osD^vPX"
+PLAIN, INK, RULE = "#8C8C8C", "#222222", "#D9D9D9"
+DASHED = (0, (4, 3))
+
+
+def panels(
+  width: float, height: float, columns: int = 1, rows: int = 1, shared: bool = False
+) -> tuple[Figure, list[Axes]]:
+  """A figure of so many inches and its empty panels, row by row, with shared axes or not."""
+  figure = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
+  grid = list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flat)
+  for axes in grid:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(PLAIN)
+    axes.tick_params(colors=INK, length=0, labelsize=10.5)
+    axes.set_axisbelow(True)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+  return figure, grid
+
+
+def title(axes: Axes, text: str) -> None:
+  """A heading above the left end of a panel."""
+  axes.set_title(text, loc="left", fontsize=12.5, color=INK, pad=10)
+
+
+def legend(axes: Axes) -> None:
+  """The names of what a panel shows, to its right."""
+  if axes.get_legend_handles_labels()[0]:
+    axes.legend(frameon=False, fontsize=10, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def powers(axes: Axes, numbers: Sequence[int]) -> None:
+  """A horizontal axis in powers of two, with a tick at each of `numbers`."""
+  axes.set_xscale("log", base=2)
+  axes.minorticks_off()
+  axes.set_xticks(numbers, [str(n) for n in numbers])
+
+
+def source(figure: Figure, summary: Mapping[str, Any]) -> None:
+  """Says below a figure what was decoded, how and where."""
+  text = f"{decoding(summary)}; {machine(summary)}"
+  figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#6B6B6B")
+
+
+def of_methods(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+  """Colour and marker of each method, the same in every picture; those of "none" are plain."""
+  drafted = [name for name in names if name != "none"]
+  chosen = {k: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+            for i, k in enumerate(drafted)}  # fmt: skip
+  return {"none": (PLAIN, "o")} | chosen

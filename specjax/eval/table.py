@@ -1,0 +1,38 @@
+"""Rows of figures as a table, in Markdown and on the terminal.
+
+A row is a dictionary from a column's name to what stands there; all rows have the same columns.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+Rows = Sequence[Mapping[str, object]]
+
+
+def estimate(value: float, interval: Sequence[float] | None = None) -> str:
+  """A figure with its interval in brackets, where there is one."""
+  return f"{value:.2f}" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+
+
+def markdown(rows: Rows) -> str:
+  """The whole table."""
+  lines = [list(rows[0]), *(row.values() for row in rows)] if rows else []
+  text = ["| " + " | ".join(map(str, line)) + " |" for line in lines]
+  return "\n".join([*text[:1], "|" + "---|" * len(lines[0]), *text[1:]]) if text else ""
+
+
+def terminal(rows: Rows, caption: str = "", columns: int | None = None, bold: str = "") -> Table:
+  """The first `columns`, by default all, for a terminal; the row of the name `bold` is bold."""
+  shown = Table(
+    box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption,
+    caption_justify="left",
+  )  # fmt: skip
+  for i, name in enumerate(list(rows[0])[:columns]):
+    shown.add_column(name, justify="right" if i else "left", no_wrap=not i)
+  for row in rows:
+    cells = [str(cell) for cell in row.values()]
+    shown.add_row(*map(Text, cells[:columns]), style="bold" if cells[0] == bold else None)
+  return shown

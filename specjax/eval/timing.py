@@ -1,0 +1,33 @@
+"""How long a piece of compiled work takes, beside others that are timed in turns with it."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_SECONDS = 0.02  # of one timing, so that the start of a loop does not count
+MOST = 64  # passes in one timing
+
+
+def per_pass(loops: Sequence[Callable[[int], Any]], repeats: int) -> np.ndarray:
+  """Seconds f64[repeats, loops] of one pass of each loop, which take turns.
+
+  Args:
+    loops: `loop(count)` runs so many passes, MOST at most, and returns arrays that wait for them.
+      The first call may compile.
+    repeats: timings of each loop.
+  """
+
+  def timed(loop: Callable[[int], Any], count: int) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(loop(count))
+    return (time.perf_counter() - begin) / count
+
+  counts = []
+  for loop in loops:
+    timed(loop, 1)  # compiles
+    counts.append(max(1, min(MOST, round(_SECONDS / timed(loop, 1)))))
+  turns = [[timed(*each) for each in zip(loops, counts, strict=True)] for _ in range(repeats)]
+  return np.array(turns).reshape(repeats, len(loops))

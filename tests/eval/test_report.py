@@ -1,0 +1,83 @@
+"""Tables and what a measurement leaves behind."""
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from specjax.eval import interleaved, report, table, timing
+
+ROWS = [
+  {"method": "plain", "speed-up": "1.00", "of": 3},
+  {"method": "a[b]", "speed-up": "2", "of": 4},
+]
+
+
+def test_markdown_has_the_columns_of_the_rows():
+  assert table.markdown(ROWS).splitlines() == [
+    "| method | speed-up | of |", "|---|---|---|", "| plain | 1.00 | 3 |", "| a[b] | 2 | 4 |",
+  ]  # fmt: skip
+  assert table.markdown([]) == ""
+
+
+def test_the_terminal_shows_the_first_columns():
+  sink = io.StringIO()
+  Console(file=sink, width=60).print(table.terminal(ROWS, "below", columns=2, bold="plain"))
+  said = sink.getvalue()
+  assert "a[b]" in said and "below" in said and "speed-up" in said and "of" not in said
+
+
+def test_an_estimate_has_its_interval():
+  assert table.estimate(1.234, (1.0, 2.0)) == "1.23 [1.00, 2.00]"
+  assert table.estimate(1.234) == "1.23"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  size: int = 3
+
+
+def test_a_report_is_a_directory(tmp_path, capsys):
+  out = report.directory(tmp_path / "a" / "b")
+  summary = report.summary(Config(), {"found": 1.5}, packages=("no-such-package",))
+  assert summary["config"] == {"size": 3} and summary["versions"]["no-such-package"] is None
+  report.save(out, summary, "| t |", {"plot": Figure()}, [{"x": 1}, {"x": 2}])
+  assert json.loads((out / "summary.json").read_text()) == summary
+  assert (out / "results.jsonl").read_text() == '{"x": 1}\n{"x": 2}\n'
+  report.publish(out, summary, "| t |")
+  said = f"| t |\n{out}: plot.png, results.jsonl, summary.json, table.md\n"
+  assert capsys.readouterr().out == said
+
+
+def test_everybody_has_as_many_turns_and_begins_as_often():
+  seen = list(interleaved.turns(["a", "b", "c"], 3, 2))
+  assert len(seen) == 18 and len(set(seen)) == 18
+  assert sorted(name for _, _, name in seen[::3]) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_a_pass_is_timed_by_the_loop(monkeypatch):
+  """With a clock that goes by the work done: 3 ms a pass and 50 ms, however many are in a loop."""
+  now, counts = [0.0], {0.003: [], 0.05: []}
+
+  def loop(cost):
+    def run(count):
+      now[0] += cost * count
+      counts[cost].append(count)
+
+    return run
+
+  monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+  seconds = timing.per_pass([loop(0.003), loop(0.05)], 5)
+  np.testing.assert_allclose(seconds, [[0.003, 0.05]] * 5)
+  assert counts[0.003] == [1, 1] + [7] * 5 and counts[0.05] == [1, 1] + [1] * 5
+  assert timing.per_pass([], 3).shape == (3, 0)
+
+
+def test_a_directory_that_cannot_be_made_is_known_before_anything_is_measured(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(OSError, match="file"):
+    report.directory(tmp_path / "file")

@@ -1,0 +1,67 @@
+"""Every script of benchmarks and examples: in the index, and one sentence for a user's error."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+from specjax import script
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPTS = sorted(
+  path.relative_to(ROOT) for folder in ("benchmarks", "examples")
+  for path in (ROOT / folder).rglob("*.py")
+)  # fmt: skip
+INDEX = (ROOT / "benchmarks" / "README.md").read_text()
+
+
+def load(path):
+  """The script as a module."""
+  spec = importlib.util.spec_from_file_location(f"script_{pathlib.Path(path).stem}", ROOT / path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=str)
+def test_a_script_is_in_the_index_and_ends_as_all_do(path):
+  text = (ROOT / path).read_text()
+  assert text.endswith("  sys.exit(script.run(main, Config, __doc__))\n")
+  assert f"python {path}" in text
+  assert path.parts[0] == "examples" or f"python {path}" in INDEX
+
+
+ERRORS = [
+  ("benchmarks/claims/lossless.py --prompts absent.jsonl", "absent.jsonl"),
+  ("benchmarks/claims/lossless.py --limit 0", "limit=0: accepted"),
+  ("benchmarks/claims/lossless.py --model absent", "absent"),
+  ("benchmarks/claims/lossless.py --draft-model absent", "absent"),
+  ("benchmarks/claims/lossless.py --heads absent", "heads='absent'"),
+  ("benchmarks/claims/lossy.py --judge absent", "absent"),
+  ("benchmarks/claims/lossy.py --judge absent --drafter eagle:8", "is now eagle-8"),
+  ("benchmarks/claims/rules.py --rules sure", "rules='sure': accepted are greedy"),
+  ("benchmarks/claims/rules.py --trees oak", "oak"),
+  ("benchmarks/claims/rules.py --max-new-tokens 0", "max_new_tokens=0"),
+  ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
+  ("benchmarks/speed/capacity.py --capacity 8 8", "capacity=8 8"),
+  ("benchmarks/speed/kernels.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/peers.py --prompts 0", ""),
+  ("benchmarks/speed/rule_cost.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/streaming.py --tokens 0", "tokens=0"),
+  ("benchmarks/speed/sweep.py --tasks fly", "fly"),
+  ("benchmarks/speed/sweep.py --count 0", "count=0"),
+  ("benchmarks/compile/sharded_loop.py --topologies moon", "topologies='moon'"),
+  ("examples/demo.py absent.jsonl", "absent.jsonl"),
+  ("examples/demo.py --limit 0", "limit=0"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), ERRORS, ids=[command for command, _ in ERRORS])
+def test_a_users_error_is_one_sentence(command, message, tmp_path, monkeypatch, capsys):
+  path, *options = command.split()
+  monkeypatch.chdir(tmp_path)
+  module = load(path)
+  assert script.run(module.main, module.Config, module.__doc__, argv=options) == 2
+  said = capsys.readouterr().err
+  assert said.startswith("error: ") and message in said and said.count("\n") == 1
+  assert not (tmp_path / "results").exists()

@@ -1,0 +1,312 @@
+"""The documentation is true: its code runs, its commands parse, what it names exists."""
+
+import ast
+import importlib.util
+import math
+import pathlib
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import specjax
+from specjax import script
+from specjax.decoding import catalogue, spec
+from specjax.decoding.spec import Part
+from specjax.eval.prompts import OUR_QUESTIONS
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = {
+  str(path.relative_to(ROOT)): path.read_text()
+  for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "specjax/zoo/*/*.md")
+  for path in sorted(ROOT.glob(pattern))
+}
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`([^`\n]+)`")
+
+
+def sections(page: str) -> dict[str, str]:
+  """The text below each heading of a page."""
+  text = FENCE.sub(lambda block: re.sub("^#", " #", block[0], flags=re.MULTILINE), PAGES[page])
+  starts = [*HEADING.finditer(text)]
+  ends = [*(h.start() for h in starts[1:]), len(text)]
+  return {h[1]: text[h.end() : end] for h, end in zip(starts, ends, strict=True)}
+
+
+# --- Python
+
+
+def plain_and_fast_agree(scope, out):
+  assert "same tokens: True" in out
+
+
+def the_canvas_is_reversed(scope, out):
+  slow, fast = map(str.split, out.splitlines())
+  assert slow[:-1] == fast[:-1] == ["Leo", "Kim", "Bob", "Ada"]
+  assert int(slow[-1]) == 16 > 2 * int(fast[-1])
+
+
+def the_drafter_is_lossless(scope, out):
+  model = specjax.load()
+  own = specjax.drafters.stateless("repeat", 3, scope["repeat"])
+  prompts = [model.chat(question) for question in OUR_QUESTIONS[:3]]
+  for temperature in (0.0, 0.8):
+    plain, drafted = (
+      specjax.Decoder(model, drafter, batch=2, temperature=temperature)(prompts, 24)
+      for drafter in ("none", own)
+    )
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+
+
+def it_runs(scope, out):
+  pass
+
+
+BLOCKS = {
+  ("README.md", "Autoregressive models"): plain_and_fast_agree,
+  ("README.md", "Masked diffusion models"): the_canvas_is_reversed,
+  ("README.md", "A method of your own"): the_drafter_is_lossless,
+  ("docs/guide.md", "Several devices"): plain_and_fast_agree,
+  ("docs/methods.md", "Names"): it_runs,
+  ("docs/proofs.md", "Enumeration through the shipped loop"): it_runs,
+}
+
+
+def test_every_block_is_run():
+  found = {(page, name) for page in PAGES for name, text in sections(page).items()
+           if "```python" in text}  # fmt: skip
+  assert found == set(BLOCKS)
+
+
+@pytest.mark.parametrize(("page", "heading"), BLOCKS)
+def test_a_block_runs(page, heading, capsys):
+  (block,) = FENCE.findall(sections(page)[heading])
+  scope: dict = {}
+  exec(block, scope)
+  BLOCKS[page, heading](scope, capsys.readouterr().out)
+
+
+# --- Commands
+
+
+def commands(text: str) -> list[list[str]]:
+  """The commands of the indented lines of a page, each in words."""
+  lines = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))
+  split = [shlex.split(line, comments=True) for line in lines.replace("\\\n", " ").splitlines()]
+  return [words for words in split if words and words[0] in ("specjax", "python", "make", "pip")]
+
+
+COMMANDS = {
+  f"{page}: {' '.join(words)}": words for page, text in PAGES.items() for words in commands(text)
+}
+for code in sorted({code for text in PAGES.values() for code in CODE.findall(text)}):
+  if re.match(r"python (-m specjax\.\S+ -|benchmarks/)|specjax \w+ -", code):
+    COMMANDS[code] = shlex.split(code)
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+# a module that is run has been imported before
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_a_command_is_understood(words, monkeypatch, tmp_path):
+  if words[0] == "make":
+    assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+  elif words[0] == "pip":
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(filter(None, re.split(r"[\[\],.]", words[2]))) <= set(extras)
+  elif words[:3] == ["python", "-m", "pytest"]:
+    assert all((ROOT / word).exists() for word in words[3:] if not word.startswith("-"))
+  else:
+    (options,) = parsed(words, monkeypatch, tmp_path)
+    for option in ("drafter", "drafters", "verifier", "processors", "policy", "methods"):
+      names = getattr(options, option, None) or ()
+      for name in (names,) if isinstance(names, str) else names:
+        spec.parse(option, name)
+
+
+def parsed(words, monkeypatch, tmp_path) -> list:
+  """What a command's `main` would be called with."""
+  calls: list = []
+  run = script.run
+  monkeypatch.setattr(script, "run", lambda main, *rest, **more: run(calls.append, *rest, **more))
+  (tmp_path / "my_file.py").write_text("from specjax.drafters.medusa import medusa as my_head\n")
+  words = ["python", "-m", "specjax.cli", *words[1:]] if words[0] == "specjax" else words
+  by_module = words[1] == "-m"
+  name, arguments = (words[2], words[3:]) if by_module else (str(ROOT / words[1]), words[2:])
+  source = importlib.util.find_spec(name).origin if by_module else name
+  assert "script.run(" in pathlib.Path(source).read_text(), "a command that would really run"
+  monkeypatch.setattr(sys, "argv", [name, *arguments])
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(SystemExit) as end:
+    (runpy.run_module if by_module else runpy.run_path)(name, run_name="__main__")
+  assert not end.value.code
+  return calls
+
+
+# --- Names
+
+# What the first column of a table holds, by its title, and what such a name needs before it.
+NAMES = {
+  "drafter": "", "head": "", "rule": "", "processor": "", "denoising policy": "", "name": "",
+  "tree, after a head or a draft model": "eagle/", "draft length, after a draft model": "eagle/",
+  "after a policy": "threshold",
+}  # fmt: skip
+
+
+def named(page: str) -> set[Part]:
+  """The parts that the tables of a page name, each by itself."""
+  found: set[Part] = set()
+  for title, before in NAMES.items():
+    for first, *_ in table_rows(PAGES[page], title):
+      for code in CODE.findall(first):
+        for part in spec.parse("name", before + code):
+          found |= {part._replace(decorations=()), *part.decorations}
+  return found
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def test_names_are_those_of_the_list(page):
+  most: dict[str, float] = {}  # numbers that a name takes; a tree and a draft length share one
+  for rows in catalogue.parts().values():
+    for label, knobs, *_ in rows:
+      name = re.sub(r"^[/+]|\[.*", "", label)
+      count = math.inf if "each depth" in knobs else len(knobs.split(", "))
+      most[name] = max(count, most.get(name, 0))
+  parts = named(page)
+  assert {part.name for part in parts} <= set(most)
+  assert [part for part in parts if len(part.numbers) > most[part.name]] == []
+  if page == "docs/methods.md":
+    assert {part.name for part in parts} == set(most)
+
+
+# --- Links, paths, modules
+
+
+def slug(heading: str) -> str:
+  return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+  for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+    if target.startswith("https://"):
+      continue
+    path, _, anchor = target.partition("#")
+    file = (ROOT / page).parent / path if path else ROOT / page
+    assert file.exists(), target
+    if anchor:
+      known = map(slug, sections(str(file.resolve().relative_to(ROOT))))
+      assert anchor in known, target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page):
+  top = r"(?:specjax|kernels|train|configs|benchmarks|examples|tests|notebooks|docs)/[\w./]*"
+  text = "".join(f"|{row[1]}" for row in table_rows(PAGES[page], "is"))
+  text = text if page == "docs/changes.md" else PAGES[page]
+  named = [code for code in CODE.findall(text) if re.fullmatch(top, code)]
+  assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def table_rows(text: str, *header: str) -> list[list[str]]:
+  """The rows of the tables of a page whose header holds these titles."""
+  rows = []
+  for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+    first, _, *rest = [re.split(r"(?<!\\) \| ", line[2:-2].strip()) for line in table.splitlines()]
+    rows += rest if set(header) <= set(first) else []
+  return rows
+
+
+def test_new_names_can_be_imported():
+  for _, now in table_rows(sections("docs/changes.md")["Python"], "was", "is"):
+    for dotted in re.findall(r"`(specjax(?:\.\w+)+)`", now):
+      module, _, name = dotted.rpartition(".")
+      assert hasattr(importlib.import_module(module), name) or importlib.import_module(dotted)
+
+
+def test_papers_lead_to_their_files():
+  rows = table_rows(PAGES["docs/papers.md"], "paper", "module")
+  for paper, modules, _ in rows:
+    sources = "".join((ROOT / path).read_text() for path in CODE.findall(modules))
+    assert all(number in sources for number in re.findall(r"abs/([\d.]+)\)", paper)), paper
+  cited = {
+    number
+    for folder in ("specjax", "train", "kernels")
+    for path in (ROOT / folder).rglob("*.py")
+    for number in re.findall(r"\b(\d{4}\.\d{5})\b", path.read_text())
+  }
+  assert cited <= set(re.findall(r"abs/([\d.]+)\)", PAGES["docs/papers.md"]))
+
+
+# --- The README and the reference
+
+
+def test_the_readme_is_short():
+  assert len(PAGES["README.md"].splitlines()) <= 150
+
+
+def documented(node: ast.AST) -> set[str]:
+  """The arguments and fields that a docstring describes."""
+  names: set[str] = set()
+  inside = False
+  for line in (ast.get_docstring(node) or "").splitlines():
+    if line and line[0] != " ":
+      inside = line in ("Args:", "Attributes:")
+    elif inside and (entry := re.match(r"  (\w+(?:, \w+)*):", line)):
+      names |= set(entry[1].split(", "))
+  return names
+
+
+SOURCES = {
+  path: ast.parse(path.read_text())
+  for folder in ("specjax", "kernels", "train", "configs", "benchmarks")
+  for path in sorted((ROOT / folder).rglob("*.py"))
+}
+CLASSES = {
+  node.name: node
+  for tree in SOURCES.values()
+  for node in ast.walk(tree)
+  if isinstance(node, ast.ClassDef)
+}
+
+
+def names_of(node: ast.AST) -> set[str]:
+  """The arguments of a function; the fields and methods of a class, also of those below it."""
+  if isinstance(node, ast.FunctionDef):
+    a = node.args
+    every = (*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg)))
+    return {x.arg for x in every}
+  assert isinstance(node, ast.ClassDef)
+  found: set[str] = set()
+  for child in node.body:
+    if isinstance(child, ast.AnnAssign):
+      found.add(ast.unparse(child.target))
+    elif isinstance(child, ast.FunctionDef):
+      found |= {child.name} | names_of(child)
+  for base in node.bases:
+    if ast.unparse(base) in CLASSES:
+      found |= names_of(CLASSES[ast.unparse(base)])
+  return found
+
+
+def test_docstrings_describe_what_there_is():
+  wrong = [
+    f"{path.relative_to(ROOT)}:{node.lineno}: {', '.join(sorted(unknown))}"
+    for path, tree in SOURCES.items()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    if (unknown := documented(node) - names_of(node))
+  ]
+  assert wrong == []
+
+
+def test_the_reference_is_built(tmp_path):
+  pytest.importorskip("mkdocs", reason="pip install .[docs]")
+  command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+  subprocess.run(command, cwd=ROOT, check=True)
+  assert "the very tokens of plain sampling" in (tmp_path / "api/verifiers/index.html").read_text()

@@ -1,0 +1,116 @@
+"""What a user may do wrong with a training command: one sentence, exit status 2, nothing lost."""
+
+import importlib
+import json
+
+import pytest
+
+from specjax import script
+
+SCRIPTS = {
+  "lm": (), "denoiser": (), "heads": ("--model", "gsm8k-7m"), "judge": ("--model", "gsm8k-7m"),
+  "acceptance": ("--model", "gsm8k-7m", "--draft", "gsm8k-7m"), "filter": ("--model", "lists-3m"),
+  "distill": ("--model", "lists-3m"),
+}  # fmt: skip
+ASKING = ("heads", "judge", "acceptance", "filter", "distill")
+
+# What is wrong for every script of a group: options after the good ones, and the sentence.
+WRONG = {
+  "no file": (SCRIPTS, "--data nothing.jsonl", "data='nothing.jsonl': no such file; accepted"),
+  "a folder": (SCRIPTS, "--data .", "data='.': no such file; accepted"),
+  "an empty file": (SCRIPTS, "--data DIR/empty.jsonl", "empty.jsonl' holds no records"),
+  "no JSON": (SCRIPTS, "--data DIR/broken.jsonl", "broken.jsonl: record 1 is not JSON"),
+  "a bad split": (SCRIPTS, "--data tfds:gsm8k", "expected tfds:NAME:SPLIT"),
+  "no text in a field": (ASKING, "--field query", "record 1 has no text in field 'query'; fields"),
+  "no fields": (("lm", "denoiser"), "--fields question reply", "no text in field 'reply'"),
+  "no answers": (("judge",), "--answer-field reply", "record 1 has no text in field 'reply'"),
+  "unknown model": (ASKING, "--model nowhere", "'nowhere' is no directory with a config.json"),
+  "unknown draft": (("acceptance",), "--draft nowhere", "'nowhere' is no directory with a config"),
+  "unknown start": (("denoiser",), "--start nowhere", "'nowhere' is no directory with a config"),
+  "another vocabulary": (("acceptance",), "--draft lists-3m", "they must share one"),
+  "a denoiser": (("heads", "judge", "acceptance"), "--model lists-3m", "diffusion"),
+  "no denoiser": (("filter", "distill"), "--model gsm8k-7m", "is no masked diffusion model"),
+  "no denoiser to start": (("denoiser",), "--start gsm8k-7m", "is no masked diffusion model"),
+  "template": (("lm", "denoiser"), "--template alpaca", "template='alpaca': accepted are plain"),
+  "rate": (SCRIPTS, "--rate -1", "rate=-1.0: accepted is 0 or more"),
+  "no number": (SCRIPTS, "--rate nan", "rate=nan: accepted is 0 or more"),
+  "infinite": (SCRIPTS, "--clip inf", "clip=inf: accepted is 0 or more"),
+  "steps": (SCRIPTS, "--steps 0", "steps=0: accepted is 1 or more"),
+  "batch": (SCRIPTS, "--batch 0", "batch=0: accepted is 1 or more"),
+  "negative batch": (SCRIPTS, "--batch -8", "batch=-8: accepted is 1 or more"),
+  "warmup": (SCRIPTS, "--warmup -1", "warmup=-1: accepted is 0 or more"),
+  "save_every": (SCRIPTS, "--save-every 0", "save_every=0: accepted is 1 or more"),
+  "seed": (SCRIPTS, "--seed -1", "seed=-1: accepted is 0 to 4294967295"),
+  "large seed": (SCRIPTS, "--seed 99999999999999999999", "accepted is 0 to 4294967295"),
+  "devices": (SCRIPTS, "--devices 99", "devices=99: accepted are up to 8 that divide batch="),
+  "shares": (SCRIPTS, "--devices 3 --batch 8", "devices=3: accepted are up to 8 that divide batch"),
+  "too few rows": (("lm", "denoiser"), "--batch 1000", "batch=1000: accepted is 1 to"),
+  "length": (("lm", "denoiser", "heads", "judge", "acceptance"), "--length 0", "length=0: acc"),
+  "width": (("lm", "denoiser"), "--width 0", "width=0: accepted is 1 or more"),
+  "heads": (("lm",), "--heads 3 --kv-heads 2 --batch 1", "heads=3 must be a multiple of kv_heads"),
+  "vocab_size": (("lm", "denoiser"), "--vocab-size 0", "vocab_size=0: accepted is 2 or more"),
+  "questions": (ASKING, "--questions 0", "questions=0: accepted is 1 or more"),
+  "held_out": (("heads", "judge", "acceptance", "filter"), "--held-out 99", "fewer than the 12"),
+  "none held out": (("heads", "judge", "acceptance", "filter"), "--held-out 0", "held_out=0: acc"),
+  "max_new_tokens": (("heads", "acceptance"), "--max-new-tokens 0", "max_new_tokens=0: accepted"),
+  "temperature": (("heads", "judge", "distill"), "--temperature -1", "temperature=-1.0: accepted"),
+  "top_k": (("judge",), "--top-k 0", "top_k=0: accepted is 1 or more"),
+  "large top_k": (("judge",), "--top-k 5000 --held-out 2", "top_k=5000: accepted is 1 to 4096"),
+  "mixed": (("acceptance",), "--mixed 2", "mixed=2.0: accepted is 0 to 1"),
+  "precision": (("filter",), "--precision 2", "precision=2.0: accepted is 0 to 1"),
+  "share": (("distill",), "--share 1", "share=1.0: accepted is 0.01 to 0.99"),
+  "rank": (("distill",), "--rank -1", "rank=-1: accepted is 0 or more"),
+  "answers together": (("filter",), "--answer-batch 99 --held-out 2", "answer_batch=99: accepted"),
+  "a file in the way": (SCRIPTS, "--out DIR/data.jsonl", "data.jsonl': nothing can be written"),
+  "a folder below it": (SCRIPTS, "--out DIR/data.jsonl/x", "/x': nothing can be written"),
+  "no such disk": (SCRIPTS, "--out /proc/nothing", "out='/proc/nothing': nothing can be written"),
+  "another run": (SCRIPTS, "--out DIR/taken --batch 1 --held-out 2", "holds a run with "),
+  "a damaged run": (SCRIPTS, "--out DIR/damaged --batch 1 --held-out 2", "holds no JSON object"),
+  "other answers": (("heads", "acceptance"), "--answers DIR/other.jsonl --held-out 2", "line 1"),
+}  # fmt: skip
+CASES = [
+  pytest.param(name, words, sentence, id=f"{name}, {wrong}")
+  for wrong, (group, words, sentence) in WRONG.items()
+  for name in group
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  """Good data, and what is no data."""
+  path = tmp_path_factory.mktemp("bad")
+  records = [{"question": f"copy : Ann Bob = {i}", "answer": "Ann Bob"} for i in range(12)]
+  (path / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+  (path / "empty.jsonl").write_text("\n")
+  (path / "broken.jsonl").write_text('{"question": \n' * 20)
+  (path / "other.jsonl").write_text('{"prompt": [1], "answer": [2]}\n' * 20)
+  for name, content in (("taken", '{"seed": 5}'), ("damaged", '{"seed"')):
+    (path / name).mkdir()
+    (path / name / "run.json").write_text(content)
+  return path
+
+
+@pytest.mark.parametrize(("name", "words", "sentence"), CASES)
+def test_a_users_error_is_one_sentence(folder, tmp_path, capsys, name, words, sentence):
+  module = importlib.import_module(f"specjax.train.{name}")
+  said = words.replace("DIR", str(folder)).split()
+  if name in ("lm", "denoiser", "distill") and "--held-out" in said:
+    del said[said.index("--held-out") :]
+  good = ("--data", f"{folder}/data.jsonl", "--out", str(tmp_path / "run"), *SCRIPTS[name])
+  kept = sorted(folder.rglob("*"))
+  assert script.run(module.main, module.Config, argv=[*good, *said]) == 2
+  error = capsys.readouterr().err
+  assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+  assert sorted(folder.rglob("*")) == kept
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_command_itself_ends_with_status_2(folder, monkeypatch, capsys, name):
+  """The module as `python -m` runs it, in this process."""
+  import runpy
+
+  argv = [name, "--data", str(folder / "data.jsonl"), "--out", "x", *SCRIPTS[name], "--steps", "0"]
+  monkeypatch.setattr("sys.argv", argv)
+  with pytest.warns(RuntimeWarning, match="found in sys.modules"), pytest.raises(SystemExit) as end:
+    runpy.run_module(f"specjax.train.{name}", run_name="__main__")
+  assert end.value.code == 2 and "error: steps=0" in capsys.readouterr().err

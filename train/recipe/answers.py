@@ -1,0 +1,112 @@
+"""The texts that a small part learns from: a model's own answers, or given ones."""
+
+import json
+import pathlib
+from collections.abc import Callable
+
+from rich.progress import track
+
+from specjax.data.chat import TEMPLATES
+from specjax.data.sources import JsonlSource, open_source, text_of
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import Model, load
+from specjax.train.recipe.run import count_lines, keep_lines
+from specjax.train.recipe.texts import Document, encode_pair
+
+# (prompts of a batch, number of the first of them) -> ids of the answer to each
+Reply = Callable[[list[list[int]], int], list[list[int]]]
+
+
+def teacher(name: str, *, causal: bool) -> Model:
+  """The model that is learned from, which answers questions.
+
+  Raises:
+    ValueError: no such model, one of the other kind, or one without a chat template.
+  """
+  model = load(name)
+  if not causal:
+    _ = model.denoiser  # refuses what is none
+  elif not model.config.causal:
+    raise ValueError(f"model={name!r} is a masked diffusion model: accepted is a causal one.")
+  _template(model)
+  return model
+
+
+def _template(model: Model):
+  if model.template not in TEMPLATES or model.tokenizer is None:
+    raise ValueError(f"model={model.name!r} has no chat template: it cannot be asked questions.")
+  return model.template, model.tokenizer
+
+
+def ask(model: Model, data: str, field: str, questions: int) -> list[list[int]]:
+  """The first `questions` records of a source as prompts, without those that fill the model.
+
+  Raises:
+    ValueError: the model has no chat template, or a record has no text in `field`.
+  """
+  source = open_source(data)
+  total = min(questions, len(source))
+  prompts = [model.chat(text_of(source[i], field, i)) for i in range(total)]
+  return [p for p in prompts if len(p) < model.config.max_length]
+
+
+def given(model: Model, data: str, fields: tuple[str, str], questions: int) -> list[Document]:
+  """The first `questions` records with the answers they have; `fields` name question and answer."""
+  template, tokenizer = _template(model)
+  source = open_source(data)
+  return [
+    encode_pair(template, tokenizer, [text_of(source[i], f, i) for f in fields])
+    for i in range(min(questions, len(source)))
+  ]
+
+
+def check_held_out(held_out: int, count: int, least: int = 1) -> None:
+  """Refuses to hold out fewer than `least` of `count` questions, or all of them."""
+  if not least <= held_out < count:
+    raise ValueError(f"held_out={held_out}: accepted is at least {least} and fewer than the "
+                     f"{count} questions that fit the model.")  # fmt: skip
+
+
+def written(
+  path: pathlib.Path, prompts: list[list[int]], reply: Reply, batch: int
+) -> list[Document]:
+  """Answers to prompts, kept in a file of one JSON line each, which a killed run continues.
+
+  Args:
+    reply: what answers `batch` prompts together.
+
+  Raises:
+    ValueError: the file holds answers to other questions.
+  """
+  done = count_lines(path)
+  if done < len(prompts):
+    done -= done % batch  # so that the batches are those of an uninterrupted run
+    keep_lines(path, done)
+    with path.open("a") as sink:
+      for first in track(range(done, len(prompts), batch), description="answers"):
+        part = prompts[first : first + batch]
+        for prompt, ids in zip(part, reply(part, first), strict=True):
+          sink.write(json.dumps({"prompt": prompt, "answer": ids}) + "\n")
+        sink.flush()
+  records, documents = JsonlSource(path), []
+  for i, prompt in enumerate(prompts):
+    said = records[i].get("answer")
+    if records[i].get("prompt") != prompt or not isinstance(said, list):
+      raise ValueError(f"answers={str(path)!r} answers another question in line {i + 1}: "
+                       "choose another file.")  # fmt: skip
+    documents.append((prompt + said, [False] * len(prompt) + [True] * len(said)))
+  return documents
+
+
+def answered(
+  model: Model, prompts: list[list[int]], path: pathlib.Path, *, max_new_tokens: int,
+  temperature: float = 0.0, seed: int = 0, batch: int = 16,
+) -> list[Document]:  # fmt: skip
+  """The answers of a causal model, see `written`; they end where its positions do."""
+  decoder = Decoder(model, temperature=temperature, seed=seed, batch=batch)
+
+  def reply(part: list[list[int]], first: int) -> list[list[int]]:
+    budgets = [min(max_new_tokens, model.config.max_length - len(p)) for p in part]
+    return [result.tokens for result in decoder(part, budgets, first=first)]
+
+  return written(path, prompts, reply, batch)

@@ -1,0 +1,128 @@
+"""The options that every trainer has, and the numbers that an option accepts."""
+
+import dataclasses
+import math
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import jax
+import optax
+import tyro
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+class Bounds(NamedTuple):
+  """The lowest and the highest number that an option accepts, as a part of its type."""
+
+  low: float
+  high: float = math.inf
+
+
+Natural = Annotated[int, Bounds(0)]
+Count = Annotated[int, Bounds(1)]
+Length = Annotated[int, Bounds(2)]
+Amount = Annotated[float, Bounds(0)]
+Positive = Annotated[float, Bounds(1e-3)]
+Share = Annotated[float, Bounds(0, 1)]
+
+
+def check(options: Any) -> None:
+  """Refuses numbers outside the bounds of their type, and not finite ones, in a dataclass.
+
+  Raises:
+    ValueError: names the first of these options.
+  """
+  for name, kind in get_type_hints(type(options), include_extras=True).items():
+    value = getattr(options, name)
+    if isinstance(value, Training | Network):
+      check(value)
+    for low, high in (x for x in getattr(kind, "__metadata__", ()) if isinstance(x, Bounds)):
+      if value is not None and not (low <= value <= high and math.isfinite(value)):
+        accepted = f"{low} or more" if high == math.inf else f"{low} to {high}"
+        raise ValueError(f"{name}={value}: accepted is {accepted}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """The shape of a new network.
+
+  Attributes:
+    width: E, width of the residual stream.
+    layers: number of layers.
+    heads: number of query heads.
+    kv_heads: number of key and value heads, which divides `heads`.
+    head_dim: width of a head.
+    mlp_width: width of the MLP.
+  """
+
+  width: Count
+  layers: Count
+  heads: Count
+  kv_heads: Count
+  head_dim: Count
+  mlp_width: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+  """AdamW with a linear warm-up, then a cosine down to a tenth of the rate; matrices decay.
+
+  Attributes:
+    steps: number of steps of the optimiser.
+    batch: number of examples per step.
+    rate: highest learning rate, which is that after the warm-up.
+    warmup: number of steps in which the rate rises from 0.
+    decay: weight decay.
+    clip: largest norm of the whole gradient; a longer one is shortened to it.
+    save_every: number of steps between checkpoints.
+    devices: number of devices that share a batch; 0 for as many as divide it.
+    seed: seed of the weights, the order of the data and all noise.
+  """
+
+  steps: Count = 1000
+  batch: Count = 8
+  rate: Amount = 1e-3
+  warmup: Natural = 50
+  decay: Amount = 0.0
+  clip: Amount = 1.0
+  save_every: Count = 100
+  devices: Natural = 0
+  seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
+
+  def shardings(self) -> tuple[NamedSharding, NamedSharding]:
+    """(the sharding of a batch, whose rows are dealt to the devices; that of everything else).
+
+    Raises:
+      ValueError: there are too few devices, or the batch cannot be dealt to them.
+    """
+    there = len(jax.devices())
+    count = self.devices or max(n for n in range(1, there + 1) if self.batch % n == 0)
+    if count > there or self.batch % count:
+      raise ValueError(f"devices={self.devices}: accepted are up to {there} that divide "
+                       f"batch={self.batch}.")  # fmt: skip
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((count,), ("data",), auto, devices=jax.devices()[:count])
+    return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+
+  def optimizer(self) -> optax.GradientTransformation:
+    """The optimiser, its rate a function of the step."""
+    schedule = optax.warmup_cosine_decay_schedule(
+      0.0, self.rate, self.warmup, max(self.steps, self.warmup + 1), self.rate / 10
+    )
+    chain = optax.chain(
+      optax.clip_by_global_norm(self.clip),
+      optax.adamw(
+        schedule, b1=0.9, b2=0.95, weight_decay=self.decay,
+        mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+      ),
+    )  # fmt: skip
+
+    def update(grads, state, params=None):
+      with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int scalars
+        return chain.update(grads, state, params)
+
+    return optax.GradientTransformation(chain.init, update)
+
+
+# As fields of a trainer's options: they are typed --steps, not --training.steps.
+TrainingOptions = tyro.conf.OmitArgPrefixes[Training]
+NetworkOptions = tyro.conf.OmitArgPrefixes[Network]

@@ -1,0 +1,151 @@
+"""How every trainer trains: batches, gradient steps, early stopping, checkpoints and metrics."""
+
+import functools
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grain.python as grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from orbax.checkpoint import v1 as ocp
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
+
+from specjax.base import Params
+from specjax.train.recipe.config import Training
+from specjax.train.recipe.run import keep_lines
+
+# (params, frozen, batch, key of the step's noise) -> (loss f32[], other figures f32[] by name)
+Loss = Callable[[Any, Any, Any, Array], tuple[Array, dict[str, Array]]]
+
+
+def shuffled(count: int, training: Training) -> Callable[[int], np.ndarray]:
+  """The numbers i[batch] of each step's rows: an endless shuffled order of `count` rows.
+
+  Raises:
+    ValueError: a batch takes more rows than there are.
+  """
+  size = training.batch
+  if not 1 <= size <= count:
+    raise ValueError(f"batch={size}: accepted is 1 to {count}, the rows that the data fill.")
+  order = grain.MapDataset.range(count).seed(training.seed).shuffle().repeat().batch(size)
+  return lambda step: np.asarray(order[step])
+
+
+def batches(data: Any, training: Training) -> Callable[[int], Any]:
+  """The batch of each step: `shuffled` rows of `data`, a NamedTuple of arrays with rows first."""
+  order = shuffled(len(data[0]), training)
+  return lambda step: type(data)(*(x[order(step)] for x in data))
+
+
+def fit(
+  loss: Loss, params: Params, batch: Callable[[int], Any], training: Training,
+  directory: pathlib.Path, *, frozen: Any = (), held_out: Any = None,
+) -> Params:  # fmt: skip
+  """Trains weights; see `loop` for what is written and how a killed run goes on.
+
+  Args:
+    loss: the function that is to fall.
+    params: the weights to begin with, which stay as they are.
+    batch: the batch of a step, a tree of arrays with examples first.
+    frozen: what else the loss reads, such as a target's weights.
+    held_out: a batch to watch, or None.
+
+  Returns:
+    The last weights; with `held_out`, those of the step after which its loss was least.
+  """
+  optimizer, (dealt, copied) = training.optimizer(), training.shardings()
+  frozen, held_out = jax.device_put((frozen, held_out), copied)
+  # A step gives its state away, so that the state must be a copy.
+  params, best = (jax.device_put(params, copied, may_alias=False) for _ in range(2))
+  state = {"params": params, "optimizer": jax.device_put(jax.jit(optimizer.init)(params), copied)}
+  if held_out is not None:
+    state |= {"best": best, "least": jax.device_put(jnp.float32(jnp.inf), copied)}
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def step(state, frozen, held_out, batch, number):
+    key = jax.random.fold_in(jax.random.key(training.seed), number)
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    (value, figures), grads = gradient(state["params"], frozen, batch, key)
+    updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    metrics = {"loss": value, **figures, "gradient_norm": optax.tree.norm(grads)}
+    after = {"params": params, "optimizer": moments}
+    if held_out is not None:  # early stopping: the run goes on, the best weights stay
+      now = loss(params, frozen, held_out, key)[0]
+      better = now < state["least"]
+      best = jax.tree.map(lambda new, old: jnp.where(better, new, old), params, state["best"])
+      after |= {"best": best, "least": jnp.minimum(now, state["least"])}
+      metrics["held_out"] = now
+    return after, metrics
+
+  size = sum(x.size for x in jax.tree.leaves(params))
+  print(f"{size / 1e6:.2f}M parameters are trained on {len(dealt.device_set)} device(s).")
+  state = loop(
+    lambda state, numbered: step(state, frozen, held_out, *numbered), state,
+    lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
+  )  # fmt: skip
+  return state["params" if held_out is None else "best"]
+
+
+def loop(
+  step: Callable[[Any, Any], tuple[Any, dict[str, Array]]], state: Any,
+  batch: Callable[[int], Any], training: Training, directory: pathlib.Path,
+) -> Any:  # fmt: skip
+  """Runs `step` from the newest checkpoint of `directory` up to the last step.
+
+  A killed run that is started again continues bit for bit: batches are a function of the step
+  alone, and the state holds everything else. `checkpoints/` gets the state after every
+  `save_every` steps and after the last, and `metrics.jsonl` one line per step.
+
+  Args:
+    step: (state, batch) -> (state, metrics); jitted. Metrics are scalars and hold "loss"; a
+      gradient's norm among them keeps a state that a bad gradient spoiled from being saved.
+    state: the state at step 0; it decides structure, dtypes and sharding of what is restored.
+
+  Raises:
+    FloatingPointError: a metric is not finite; nothing of that step is saved.
+  """
+  log, steps = directory / "metrics.jsonl", training.steps
+  count, note = MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+  policy = ocp.training.preservation_policies.LatestN(2)
+  with (
+    ocp.training.Checkpointer(
+      directory.absolute() / "checkpoints", preservation_policy=policy,
+      cleanup_tmp_directories=True,
+    ) as checkpoints,
+    Progress(*Progress.get_default_columns(), count, note) as progress,
+  ):  # fmt: skip
+    first = 0
+    if checkpoints.latest is not None:
+      first = checkpoints.latest.step
+      shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+      )
+      state = checkpoints.load(first, shapes)
+    keep_lines(log, first)  # lines past the checkpoint belong to steps that will run again
+    bar = progress.add_task(directory.name, total=steps, completed=first, note="")
+    with log.open("a") as sink:
+      for i in range(first, steps):
+        begin = time.perf_counter()
+        state, metrics = step(state, batch(i))
+        values = {k: float(v) for k, v in metrics.items()}
+        bad = [f"{k}={v}" for k, v in values.items() if not math.isfinite(v)]
+        if bad:
+          raise FloatingPointError(
+            f"{', '.join(bad)} at step {i}; the last good checkpoint is in "
+            f"{directory / 'checkpoints'}. Lower the learning rate or look at the data."
+          )
+        record = {"step": i, **values, "seconds": round(time.perf_counter() - begin, 4)}
+        sink.write(json.dumps(record) + "\n")
+        sink.flush()
+        if (i + 1) % training.save_every == 0 or i + 1 == steps:
+          checkpoints.save(i + 1, state)
+        progress.update(bar, completed=i + 1, note=f"loss {values['loss']:.4f}")
+  return state

@@ -1,0 +1,49 @@
+"""Passes of a network over rows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from rich.progress import track
+
+from specjax.base import Features, Params
+from specjax.data.packing import Rows
+from specjax.models.transformer import Transformer, attention_mask
+
+
+def read(
+  network: Transformer, params: Params, rows: Rows, hidden_layers: tuple[int, ...] = ()
+) -> Features:
+  """The network's states over rows, arrays [B, T]; each document sees itself alone."""
+  mask = attention_mask(jnp.asarray(rows.segment), network.config.causal)
+  features: Any = network.apply(
+    params, rows.tokens, rows.position, mask, hidden_layers=hidden_layers, method="features"
+  )
+  return features[0]
+
+
+def predict(network: Transformer, params: Params, tokens: Array, used: Array, shift: bool) -> Array:
+  """Logits f32[B, T, V] for every token i32[B, T], of which those in `used` bool[B, T] are seen.
+
+  With `shift` the state before a token predicts it, as in Dream, and token 0 predicts itself.
+  """
+  B, T = tokens.shape
+  position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
+  mask = jnp.broadcast_to(used[:, None], (B, T, T))
+  hidden, _ = network.apply(params, tokens, position, mask)
+  logits = jnp.asarray(network.apply(params, hidden, method="head"))
+  return jnp.concatenate([logits[:, :1], logits[:, :-1]], 1) if shift else logits
+
+
+def parts(
+  rows: Rows, batch: int, description: str, first: int = 0
+) -> Iterator[tuple[int, int, Rows]]:
+  """(number of the first row, count of rows, rows of zeros after them up to `batch`), in order.
+
+  All parts have one shape, so that what reads them is compiled once.
+  """
+  for i in track(range(first, len(rows.tokens), batch), description=description):
+    count = min(batch, len(rows.tokens) - i)
+    yield i, count, Rows(*(np.pad(x[i : i + batch], ((0, batch - count), (0, 0))) for x in rows))

@@ -1,0 +1,152 @@
+"""Right and wrong tokens from which a judge learns, made from reference answers.
+
+The marks with which judge decoding is published were made by people and are not public, so that
+this is a procedure of our own, whose labels say less:
+
+- Right is every token of a reference answer, and a word in the place of one of its words. That word
+  is drawn among the target's top-k and holds no digit and no sign of arithmetic. It may change the
+  sense ("more" for "less"), which is noise in the labels.
+- Wrong is another digit in the place of one that the text before it determines, which in GSM8K are
+  those of the results, `<<48/2=24>>24`, and of the last line, `#### 72`; and another operator
+  inside `<<..>>`. Both are drawn from the target's distribution among their kind, as mistakes that
+  it may make. Operands are left alone: they may come in another order and be right.
+
+One token is replaced at a time: a replacement is another node after the same text, and one pass
+over the reference reads them all. The states are those after the token.
+
+Letters: R rows, T row length, V vocabulary, E width, P marked tokens.
+"""
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.data.packing import Rows
+from specjax.data.tokenizer import Tokenizer
+from specjax.decoding.model import Model
+from specjax.models.transformer import Transformer, attention_mask
+from specjax.train.recipe import forward
+
+OPERATORS = "+-*/"
+WORD, DIGIT, OPERATOR, KEPT = range(4)
+
+
+class JudgeLabels(NamedTuple):
+  """Marked tokens.
+
+  Attributes:
+    hidden: f16[P, E], the target's state after the token.
+    right: bool[P].
+    number: bool[P], a digit or operator that may be replaced, or its replacement.
+  """
+
+  hidden: np.ndarray
+  right: np.ndarray
+  number: np.ndarray
+
+
+def kinds(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
+  """The kind i32[V] of every token: WORD, DIGIT and OPERATOR may be replaced by their own kind."""
+  texts = [tokenizer.decode([i]) for i in range(vocab_size)]
+
+  def kind(text: str) -> int:
+    if re.fullmatch(r"\d", text):
+      return DIGIT
+    if text in tuple(OPERATORS):
+      return OPERATOR
+    return WORD if re.fullmatch(r" ?[^\W\d_]{2,}", text) else KEPT
+
+  return np.asarray([kind(text) for text in texts], np.int32)
+
+
+def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np.ndarray:
+  """Says which tokens bool[T] are words, digits of results or operators inside `<<..>>`.
+
+  Args:
+    tokens: T ids of an answer.
+    kind: i32[V], see `kinds`.
+  """
+  text, end = "", []
+  for i in tokens:
+    text += tokenizer.decode([i])
+    end.append(len(text))
+  result, inside = np.zeros(len(text) + 1, bool), np.zeros(len(text) + 1, bool)
+  for m in re.finditer(r"<<([^<>=]*)=([^<>]*)>>([\d.,]*)|####([^\n]*)", text):
+    for group in (2, 3, 4):
+      result[slice(*m.span(group))] = True
+    inside[slice(*m.span(1))] = True
+  last = np.asarray(end, int) - 1
+  of = kind[np.asarray(tokens, int)]
+  return (of == WORD) | ((of == DIGIT) & result[last]) | ((of == OPERATOR) & inside[last])
+
+
+def mark(
+  model: Model, rows: Rows, *, top_k: int, temperature: float, seed: int, batch: int = 4
+) -> JudgeLabels:
+  """Marks every answer token of `rows`, and one replacement of each that may be replaced.
+
+  Args:
+    rows: questions and answers, arrays [R, T]; `mask` is True on answers.
+    top_k: number of the likeliest tokens among which words are drawn.
+    temperature: temperature of the distribution from which replacements are drawn.
+    batch: number of rows of a forward.
+
+  Raises:
+    ValueError: the tokenizer has no token for each digit, or top_k is not in its vocabulary.
+  """
+  assert model.tokenizer is not None  # rows come from it
+  if not 1 <= top_k <= model.config.vocab_size:
+    raise ValueError(f"top_k={top_k}: accepted is 1 to {model.config.vocab_size}.")
+  kind = kinds(model.tokenizer, model.config.vocab_size)
+  if (kind == DIGIT).sum() < 10:
+    raise ValueError(f"model={model.name!r} has numbers of several digits in its vocabulary: "
+                     "accepted are tokenizers that split digits.")  # fmt: skip
+  may = np.zeros_like(rows.mask)
+  for r, c in zip(*np.nonzero(np.diff(rows.mask, axis=1, prepend=False) & rows.mask), strict=True):
+    stop = c + int(np.argmin([*rows.mask[r, c:], False]))
+    may[r, c:stop] = replaceable(model.tokenizer, rows.tokens[r, c:stop].tolist(), kind)
+
+  network = Transformer(model.config)
+
+  @jax.jit
+  def run(params, rows: Rows, key: Array) -> tuple[Array, Array]:
+    """States [B, 2 T, E] after the tokens and their replacements; where there is one."""
+    T = rows.tokens.shape[1]
+    seen = attention_mask(jnp.asarray(rows.segment), True)
+    hidden = forward.read(network, params, rows).hidden
+    logits: Array = network.apply(params, hidden, method="head")  # type: ignore[assignment]
+    log_probs = jnp.pad(logits, ((0, 0), (1, 0), (0, 0)))[:, :-1] / temperature
+    of = jnp.asarray(kind)[rows.tokens]
+    least = jax.lax.top_k(log_probs, top_k)[0][..., -1:]
+    allowed = (of[..., None] == jnp.asarray(kind)[None, None]) & (
+      rows.tokens[..., None] != jnp.arange(log_probs.shape[-1])[None, None]
+    )
+    allowed &= (log_probs >= least) | (of != WORD)[..., None]
+    log_probs = jnp.where(allowed, log_probs, -jnp.inf)
+    other = jnp.argmax(log_probs + jax.random.gumbel(key, log_probs.shape), -1).astype(jnp.int32)
+    before = seen & ~jnp.eye(T, dtype=bool)[None]
+    itself = jnp.broadcast_to(jnp.eye(T, dtype=bool), before.shape)
+    mask = jnp.concatenate([
+      jnp.concatenate([seen, jnp.zeros_like(seen)], 2),
+      jnp.concatenate([before, itself], 2),
+    ], 1)  # fmt: skip
+    both, _ = network.apply(
+      params, jnp.concatenate([rows.tokens, other], 1), jnp.tile(rows.position, (1, 2)), mask,
+      method="features",
+    )  # fmt: skip
+    return both.hidden.astype(jnp.float16), allowed.any(-1)
+
+  parts = []
+  for i, size, part in forward.parts(rows, batch, "marked tokens"):
+    hidden, left = run(model.params, part, jax.random.fold_in(jax.random.key(seed), i))
+    hidden, left = np.asarray(hidden)[:size], np.asarray(left)[:size]
+    T = left.shape[1]
+    said, replaced = rows.mask[i : i + size], may[i : i + size] & left
+    number = may[i : i + size] & (kind[rows.tokens[i : i + size]] != WORD)
+    parts.append(JudgeLabels(hidden[:, :T][said], np.ones(said.sum(), bool), number[said]))
+    parts.append(JudgeLabels(hidden[:, T:][replaced], ~number[replaced], number[replaced]))
+  return JudgeLabels(*(np.concatenate(x) for x in zip(*parts, strict=True)))

@@ -1,0 +1,74 @@
+"""Terms of the loss of draft heads, each a mean over the rows that count, in float32.
+
+A new term is a function and its row in TERMS; a field of that name in `LossWeights` is its weight.
+
+Letters: P rows, V vocabulary, E width.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+
+def mean(values: Array, weight: Array) -> Array:
+  """Mean of values f32[P] where weight f32[P] is 1; 0 where nothing counts."""
+  return (values * weight).sum() / jnp.maximum(weight.sum(), 1.0)
+
+
+class Guess(NamedTuple):
+  """What a term may read.
+
+  Attributes:
+    state: [P, E'], what the head reads out; E' = E where a feature is asked for.
+    logits: f32[P, V], the head's.
+    labels: i32[P], the tokens of the text.
+    teacher: f32[P, V], the target's logits.
+    hidden: [P, E], the target's state from which these come.
+  """
+
+  state: Array
+  logits: Array
+  labels: Array
+  teacher: Array
+  hidden: Array
+
+
+def hard(x: Guess, weight: Array) -> Array:
+  """Cross-entropy with the text, in nats."""
+  return mean(optax.softmax_cross_entropy_with_integer_labels(x.logits, x.labels), weight)
+
+
+def soft(x: Guess, weight: Array) -> Array:
+  """Cross-entropy with the target's distribution, in nats."""
+  return mean(optax.softmax_cross_entropy(x.logits, jax.nn.softmax(x.teacher)), weight)
+
+
+def feature(x: Guess, weight: Array) -> Array:
+  """Huber distance of the states with threshold 1, mean over E."""
+  state, hidden = x.state.astype(jnp.float32), x.hidden.astype(jnp.float32)
+  return mean(optax.huber_loss(state, hidden).mean(-1), weight)
+
+
+TERMS: dict[str, Callable[[Guess, Array], Array]] = {"hard": hard, "soft": soft, "feature": feature}
+
+
+def depth_weights(decay: float, depth: int) -> list[float]:
+  """decay ** (d - 1) for d = 1..depth; a decay of 0 trains depth 1 alone."""
+  return [float(decay**d) for d in range(depth)]
+
+
+def total(weights: Any, guess: Guess, weight: Array) -> Array:
+  """The loss at one depth, before the weight of that depth: the weighted sum of TERMS.
+
+  Args:
+    weights: the weight of every term by its name, see `LossWeights`.
+    guess: P guesses.
+    weight: f32[P], 1 where a guess counts.
+  """
+  scales = {name: getattr(weights, name, 0.0) for name in TERMS}
+  terms = (scale * TERMS[name](guess, weight) for name, scale in scales.items() if scale)
+  return sum(terms, jnp.zeros(()))

@@ -1,0 +1,72 @@
+"""The noise of masked diffusion, and the loss that undoes it.
+
+Letters: B batch, T row length, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+
+def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
+  """Masks k of the n maskable tokens of each row, k uniform from 1 to n.
+
+  The loss with weight 1 / p is then the mean over masked tokens. Its mean is that of masking every
+  token by itself with p uniform (LLaDA, Nie et al. 2025, arXiv 2502.09992, appendix A), but no row
+  of few masks weighs a hundredfold. The rows' k are evenly spread over a batch, each uniform by
+  itself (MDLM, Sahoo et al. 2024, arXiv 2406.07524).
+
+  Args:
+    maskable: bool[B, T]; a prompt is not.
+
+  Returns:
+    (masked bool[B, T], p = k / n f32[B, 1]); p is 1 where there is nothing to mask.
+  """
+  of_row, of_token = jax.random.split(key)
+  B, count = len(maskable), maskable.sum(1, keepdims=True).astype(jnp.float32)
+  t = (jax.random.uniform(of_row) + jnp.arange(B, dtype=jnp.float32)[:, None] / B) % 1
+  k = jnp.minimum(jnp.floor(t * count) + 1, count)
+  noise = jnp.where(maskable, jax.random.uniform(of_token, maskable.shape), 2.0)
+  place = jnp.argsort(jnp.argsort(noise, 1), 1).astype(jnp.float32)
+  return maskable & (place < k), jnp.where(count > 0, k / jnp.maximum(count, 1), 1.0)
+
+
+def context_weight(masked: Array, seen: Array, q: float = 0.3) -> Array:
+  """f32[B, T]: more for tokens with more visible neighbours, in place of 1 / p.
+
+  Dream's context-adaptive weights (Ye et al. 2025, arXiv 2508.15487): the sum over visible tokens j
+  of q (1 - q) ** (|i - j| - 1) / 2.
+
+  Args:
+    masked: bool[B, T].
+    seen: bool[B, T], tokens of the text, masked or not.
+    q: how fast a neighbour's share falls with distance.
+  """
+  T = masked.shape[1]
+  apart = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)[None]).astype(jnp.float32)
+  share = jnp.where(apart > 0, 0.5 * q * (1 - q) ** (apart - 1), 0.0)
+  visible = (seen & ~masked).astype(jnp.float32)
+  return visible @ share
+
+
+def denoising_loss(
+  logits: Array, tokens: Array, masked: Array, maskable: Array, weight: Array
+) -> tuple[Array, dict[str, Array]]:
+  """Mean over rows of sum(weight x cross-entropy of masked tokens) / maskable tokens, in nats.
+
+  With weight 1 / p it bounds the negative log-likelihood per token: LLaDA's loss, in training from
+  scratch (where all is maskable) and on answers alike.
+
+  Args:
+    logits: f32[B, T, V], of the corrupted rows.
+    tokens: i32[B, T], the truth.
+    masked, maskable: bool[B, T].
+    weight: f32[B, T] or f32[B, 1].
+  """
+  nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+  count = jnp.maximum(maskable.sum(1), 1).astype(jnp.float32)
+  loss = (jnp.where(masked, weight * nll, 0.0).sum(1) / count).mean()
+  right = (logits.argmax(-1) == tokens) & masked
+  accuracy = right.sum() / jnp.maximum(masked.sum(), 1)
+  return loss, {"accuracy": accuracy}

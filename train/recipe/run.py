@@ -1,0 +1,96 @@
+"""The directory of a run, which may be killed at any moment and started again."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import pathlib
+from typing import Any
+
+from specjax.train.recipe.config import check
+
+# Of texts and states the content counts, not where they lie.
+_FREE = ("out", "data", "answers", "features", "save_every", "devices")
+
+
+def write_json(file: pathlib.Path, content: Any) -> None:
+  """Writes a file that is whole or absent, whenever the process is killed."""
+  unfinished = file.with_suffix(".tmp")
+  unfinished.write_text(json.dumps(content, indent=2) + "\n")
+  unfinished.replace(file)
+
+
+def read_json(file: pathlib.Path) -> dict[str, Any]:
+  """Reads the object that `write_json` wrote; a ValueError says that the file holds another."""
+  try:
+    content = json.loads(file.read_text())
+  except ValueError:
+    content = None
+  if not isinstance(content, dict):
+    raise ValueError(f"{file} holds no JSON object: delete its folder or choose another.")
+  return content
+
+
+def begin(config: Any) -> pathlib.Path:
+  """Checks the numbers among a trainer's options and makes the directory of its run.
+
+  Raises:
+    ValueError: a number is not accepted, or nothing can be written to the directory.
+  """
+  check(config)
+  config.training.shardings()
+  path = pathlib.Path(config.out)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / ".writable").touch()
+    (path / ".writable").unlink()
+  except OSError as error:
+    raise ValueError(f"out={config.out!r}: nothing can be written ({error.strerror}).") from None
+  return path
+
+
+def claim(directory: pathlib.Path, config: Any, content: Any, **replaced: Any) -> None:
+  """Ties a directory to one run, so that starting it again cannot mix two.
+
+  The options `config`, or those that replace them, are kept in run.json with a digest of what is
+  trained on, a tuple of arrays or what JSON can hold. A directory without it is taken as it is.
+
+  Raises:
+    ValueError: the directory holds a run with other options or other data.
+  """
+  file, here = directory / "run.json", dataclasses.asdict(config) | replaced
+  for shared in ("training", "network"):
+    here |= here.pop(shared, {})
+  arrays = isinstance(content, tuple)
+  data = b"".join(x.tobytes() for x in content) if arrays else json.dumps(content).encode()
+  here["data_digest"] = hashlib.sha256(data).hexdigest()[:16]
+  here = json.loads(json.dumps(here))
+  if file.exists():
+    there = read_json(file)
+    keys = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
+    changed = [k for k in keys if k not in _FREE]
+    if changed:
+      values = ", ".join(f"{k}={there.get(k)!r} (now {here.get(k)!r})" for k in changed)
+      raise ValueError(f"out={str(directory)!r} holds a run with {values}: continue it with the "
+                       "same settings and data, or choose another directory.")  # fmt: skip
+  write_json(file, here)
+
+
+def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
+  """Writes report.json and prints a line per figure."""
+  write_json(directory / "report.json", figures)
+  for name, value in figures.items():
+    print(f"{name}: {json.dumps(value)}")
+
+
+def count_lines(path: pathlib.Path) -> int:
+  """The number of finished lines of a file, 0 where there is none; a kill may leave half a line."""
+  return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def keep_lines(path: pathlib.Path, count: int) -> None:
+  """Cuts a file after `count` lines; makes it where there is none."""
+  with path.open("a+b") as file:
+    file.seek(0)
+    size = sum(map(len, itertools.islice(file, count)))
+    file.truncate(size)
