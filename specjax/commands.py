@@ -15,7 +15,7 @@ from rich.table import Table
 from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
 from specjax.checkpoints import formats, hf, llama2c
 from specjax.decoding import catalogue
-from specjax.decoding.batching import Result
+from specjax.decoding.batching import Result, check_model
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, Model, load, resolve
@@ -30,6 +30,11 @@ JSON_KEYS = (
 
 def _load(name: str | None) -> Model:
   return load() if name is None else load(name)
+
+
+def _causal(name: str | None) -> Model:
+  check_model(model := _load(name), causal=True)
+  return model
 
 
 def _items(args: Generate | Denoise, model):
@@ -48,7 +53,7 @@ def _items(args: Generate | Denoise, model):
 
 
 def run_generate(args: Generate) -> None:
-  model = _load(args.model)
+  model = _causal(args.model)
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors,
@@ -109,7 +114,8 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
 
 
 def _denoiser(name: str | None) -> Model:
-  return load(DEFAULT_DENOISER if name is None else name)
+  check_model(model := load(DEFAULT_DENOISER if name is None else name), causal=False)
+  return model
 
 
 def run_denoise(args: Denoise) -> None:
@@ -126,10 +132,9 @@ def run_denoise(args: Denoise) -> None:
 
 
 def _parallelbench(args: Bench) -> None:
-  model = _denoiser(args.model)
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(model, config, args.out)
+  summary = parallelbench.run(_denoiser(args.model), config, args.out)
   print(table.markdown(parallelbench.rows(summary)))
   print(report.contents(args.out))
 
@@ -158,7 +163,7 @@ def run_bench(args: Bench) -> None:
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  summary = bench.run(_load(args.model), bench.Config(**fields), args.out)
+  summary = bench.run(_causal(args.model), bench.Config(**fields), args.out)
   console = Console(highlight=False)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
   console.print(report.contents(args.out), markup=False)
@@ -167,7 +172,7 @@ def run_bench(args: Bench) -> None:
 def run_tune(args: Tune) -> None:
   fields = dataclasses.asdict(args)
   name, out = fields.pop("model"), fields.pop("out")
-  summary = tune.run(_load(name), tune.Config(**fields), out)
+  summary = tune.run(_causal(name), tune.Config(**fields), out)
   console = Console(highlight=False)
   console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)

@@ -6,6 +6,7 @@ to a function (name, value) -> value such as those of `checks`.
 
 import dataclasses
 import json
+import os
 import pathlib
 import types
 import typing
@@ -26,6 +27,8 @@ def contents(path: str | pathlib.Path, most: int = -1) -> bytes:
   Raises:
     ValueError: it is absent, a directory or not readable.
   """
+  if not isinstance(path, str | os.PathLike):  # open takes a number for an open file
+    checks.refuse("path", path, "the path of a file")
   try:
     with open(path, "rb") as file:
       return file.read(most)

@@ -23,6 +23,12 @@ from specjax.eval.verify_cost import VerifyCost, measure
 PLAIN = "none"
 MODELS = ("draft_model", "adaptive_model", "draft_tree")
 ROUNDS = 300  # whose root is compared with alpha*
+FOOTNOTE = (
+  "differ: prompts whose ids are not those of plain decoding, which a rule may change that keeps "
+  "the distribution or less (LOSSY); largest margin: the likeliest logit less the next where they "
+  "part, if greedy; of alpha*: how often a first guess was accepted, of what the best exact rule "
+  "could do."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,22 +190,10 @@ def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
   return found
 
 
-def _footnote(summary: dict[str, Any]) -> str:
-  methods = summary["methods"].values()
-  parts = ["differ: prompts whose ids are not those of plain decoding"]
-  if not all(m["must_equal_plain"] for m in methods):
-    parts.append("(expected: the rule keeps the distribution, or less where LOSSY, not the ids)")
-  parts.append("; largest margin: the likeliest logit less the next where they part, if greedy")
-  if any(m["first"] for m in methods):
-    parts.append("; of alpha*: how often a first guess was accepted, of what the best exact rule "
-                 "could do with these guesses")  # fmt: skip
-  return " ".join(parts).replace(" ;", ";") + "."
-
-
 def _markdown(summary: dict[str, Any], cost: VerifyCost) -> str:
   heading = f"The cost of verifying N nodes at {cost.context} cached tokens:"
   return "\n\n".join([
-    report.caption(summary), table.markdown(rows(summary)), _footnote(summary),
+    report.caption(summary), table.markdown(rows(summary)), FOOTNOTE,
     heading, table.markdown(cost.rows),
   ])  # fmt: skip
 

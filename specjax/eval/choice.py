@@ -66,12 +66,6 @@ def expected(candidate: Candidate, seconds: float, batch: int) -> float:
 
 
 def choose(options: Sequence[Candidate], seconds: Sequence[float], batch: int = 1) -> Candidate:
-  """The candidate that expects the most tokens per second, the first of equals.
-
-  Args:
-    options: one at least.
-    seconds: time of a round of each.
-    batch: B.
-  """
+  """The candidate that expects the most tokens per second in rounds of `seconds`."""
   rates = [expected(c, s, batch) for c, s in zip(options, seconds, strict=True)]
   return options[int(np.argmax(rates))]

@@ -32,14 +32,7 @@ def margin(model: Model, ids: Sequence[int]) -> float:
 def divergences(
   model: Model, prompts: Sequence[list[int]], results: Sequence, reference: Sequence, greedy: bool
 ) -> list[dict[str, Any]]:
-  """The prompts whose new ids differ: at which index first and, if greedy, by what margin.
-
-  Args:
-    model: the target.
-    prompts: ids.
-    results, reference: one per prompt, with new `tokens`.
-    greedy: whether tokens were chosen by their logits alone, so that a margin says something.
-  """
+  """The prompts whose new ids differ: at which index first and, if greedy, by what margin."""
   found = []
   for i, (a, b) in enumerate(zip(results, reference, strict=True)):
     index = first_divergence(a.tokens, b.tokens)

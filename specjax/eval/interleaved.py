@@ -41,13 +41,7 @@ class Runs:
 
 
 def turns(names: Sequence[str], count: int, repeats: int) -> Iterator[tuple[int, int, str]]:
-  """(repeat, item, name) of every turn, with a bar of progress.
-
-  Args:
-    names: who takes turns; the one that begins changes from item to item.
-    count: items.
-    repeats: times everything is done.
-  """
+  """(repeat, item, name) of every turn; who begins changes from item to item."""
   console = Console(stderr=True)
   cells = [(r, i) for r in range(repeats) for i in range(count)]
   for r, i in track(cells, "measuring", console=console, transient=True):
@@ -62,14 +56,7 @@ def decode(
   max_new_tokens: int,
   repeats: int,
 ) -> dict[str, Runs]:
-  """Everything that is timed, by name.
-
-  Args:
-    decoders: one at least, all of one batch size.
-    prompts: token ids.
-    max_new_tokens: budget per prompt.
-    repeats: times everything is decoded.
-  """
+  """What each decoder did, by name; all have one batch size and get the same ids."""
   B = next(iter(decoders.values())).batch
   batches = [prompts[i : i + B] for i in range(0, len(prompts), B)]
   shape = (repeats, len(batches))

@@ -24,11 +24,7 @@ def block_efficiency(emitted, forwards):
 
 
 def tau(results: Sequence) -> dict[str, Any]:
-  """Block efficiency of decoded prompts, with its 95% interval over them, ready for JSON.
-
-  Args:
-    results: what a decoder gave, with `emitted` and `forwards`.
-  """
+  """Block efficiency of decoded prompts, with its 95% interval over them, ready for JSON."""
   emitted, forwards = ([getattr(r, key) for r in results] for key in ("emitted", "forwards"))
   interval = bootstrap_interval(block_efficiency, emitted, forwards)
   return {"tau": block_efficiency(sum(emitted), sum(forwards)), "tau_interval": interval}

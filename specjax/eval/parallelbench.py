@@ -153,19 +153,6 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
   ]  # fmt: skip
 
 
-def _curves(summary: Mapping[str, Any]) -> dict[str, dict[str, denoising.Curve]]:
-  """A point per task and method."""
-  methods = summary["methods"]
-  tasks = next(iter(methods.values()))["tasks"]
-  return {
-    task: {
-      label: ([m["tasks"][task]["forwards"]], [m["tasks"][task]["accuracy"]])
-      for label, m in methods.items()
-    }
-    for task in tasks
-  }
-
-
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Decodes everything, and writes results.jsonl, summary.json, table.md and a plot.
 
@@ -189,7 +176,12 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     "model": model.name, "prompts": len(asked),
     "methods": {label: figures(model, asked, x) for label, x in runs.items()},
   })  # fmt: skip
-  plots = {"parallelbench": denoising.accuracy(_curves(summary))}
+  curves = {
+    task: {k: ([m["tasks"][task]["forwards"]], [m["tasks"][task]["accuracy"]])
+           for k, m in summary["methods"].items()}
+    for task in dict.fromkeys(q.task for q in asked)
+  }  # fmt: skip
+  plots = {"parallelbench": denoising.accuracy(curves)}
   records = _records(model, asked, runs)
   report.save(directory, summary, table.markdown(rows(summary)), plots, records)
   return summary

@@ -32,13 +32,7 @@ def directory(out: str | pathlib.Path) -> pathlib.Path:
 
 
 def summary(config: Any, found: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
-  """Figures with the configuration, the commit, the versions and the machine, ready for JSON.
-
-  Args:
-    config: dataclass of what was measured.
-    found: the figures.
-    packages: further ones whose versions count.
-  """
+  """Figures with the configuration, the commit, the versions and the machine, ready for JSON."""
   return {"config": dataclasses.asdict(config), **environment(packages), **found}
 
 
@@ -46,15 +40,7 @@ def save(
   out: pathlib.Path, summary: Mapping[str, Any], text: str,
   plots: Mapping[str, Figure] | None = None, records: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:  # fmt: skip
-  """Writes everything to a directory.
-
-  Args:
-    out: the directory.
-    summary: see `summary`.
-    text: of table.md.
-    plots: by name.
-    records: lines of results.jsonl, which is not written without them.
-  """
+  """Writes summary.json, `text` as table.md, the plots by name, and records as results.jsonl."""
   (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
   (out / "table.md").write_text(text + "\n")
   if records is not None:

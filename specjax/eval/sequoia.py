@@ -52,11 +52,7 @@ def acceptance(
   """f64[R], how often the child of each rank is the accepted one; and the number of rounds.
 
   Args:
-    model: the target.
     fill: gives the drafter of a tree whose children are drawn without replacement.
-    params: its weights.
-    prompts: ids, decoded together.
-    max_new_tokens: budget per prompt.
     temperature: temperature of the target, above 0.
   """
   drafter = counting(fill(as_tree(k_config([WIDTH]))))

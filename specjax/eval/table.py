@@ -25,14 +25,7 @@ def markdown(rows: Rows) -> str:
 
 
 def terminal(rows: Rows, caption: str = "", columns: int | None = None, bold: str = "") -> Table:
-  """What fits on a terminal.
-
-  Args:
-    rows: one at least.
-    caption: the text below the table.
-    columns: how many of them are shown, the first; None shows all.
-    bold: the first cell of a row that stands out.
-  """
+  """The first `columns`, by default all, for a terminal; the row of the name `bold` is bold."""
   shown = Table(
     box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption,
     caption_justify="left",

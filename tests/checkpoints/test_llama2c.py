@@ -198,7 +198,7 @@ def test_a_tokenizer_of_another_size_is_named(tmp_path):
   assert llama2c.load_tokenizer(file, 262).encode("ab") == [35, 261]
   for size, content, words in [
     (263, whole, r"tok\.bin ends before token 262 of 263"),
-    (261, whole, r"tok\.bin has 10 bytes after token 261 of 261"),
+    (261, whole, r"tok\.bin has 10 bytes after the last of 261 tokens"),
     (262, whole[:-1], r"tok\.bin: token 261 of 262 has length 2"),
     (262, whole[:-1] + b"\xff", r"tok\.bin: token 261 of 262 is not UTF-8"),
     (263, whole + struct.pack("<fi", 0, 1) + b"a", r"tok\.bin has 262 different tokens"),

@@ -41,6 +41,12 @@ def inputs(rows: list[int]):
   return jnp.asarray(tokens), jnp.asarray(length), request
 
 
+@functools.cache
+def drafter_of(name: str, tree: str, reduced: bool = False):
+  return drafting.drafter(head(name, reduced)[0], TREES[tree])
+
+
+@functools.cache
 def method_of(drafter):
   return pair(TARGET, drafter, target_only())
 
@@ -65,8 +71,7 @@ def plain():
 @pytest.mark.full(but=["eagle", "hidden_transfer", "ppd"])
 @pytest.mark.parametrize("name", HEADS)
 def test_tokens_are_those_of_plain_decoding_together_and_alone(name):
-  made, params = head(name)
-  drafter = drafting.drafter(made, TREES["static"])
+  drafter, params = drafter_of(name, "static"), head(name)[1]
   assert decode(drafter, params, list(range(B)))[0] == plain()
   assert decode(drafter, params, [3])[0] == [plain()[3]]
   assert len({len(x) for x in plain()}) > 3  # rows end at different times, some at a stop token
@@ -75,14 +80,13 @@ def test_tokens_are_those_of_plain_decoding_together_and_alone(name):
 @pytest.mark.full(but=["eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_dynamic_trees_give_the_same_tokens(name):
-  made, params = head(name, reduced=True)
-  assert decode(drafting.drafter(made, TREES["dynamic"]), params, list(range(B)))[0] == plain()
+  drafter, params = drafter_of(name, "dynamic", reduced=True), head(name, reduced=True)[1]
+  assert decode(drafter, params, list(range(B)))[0] == plain()
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_state_is_stable_and_a_round_keeps_its_types(name):
-  made, params = head(name)
-  method = method_of(drafting.drafter(made, TREES["static"]))
+  method, params = method_of(drafter_of(name, "static")), head(name)[1]
   weights = speculate.Weights(target_params(), params)
   tokens, length, request = inputs(list(range(B)))
   start = functools.partial(speculate.start, method, capacity=64)
@@ -101,15 +105,14 @@ def test_state_is_stable_and_a_round_keeps_its_types(name):
 @pytest.mark.parametrize("name", HEADS)
 def test_nan_in_a_head_changes_no_token(name):
   """A head whose weights went bad drafts garbage, and garbage is only slow."""
-  made, params = head(name)
+  params = head(name)[1]
   bad = params | {"params": jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params["params"])}
-  assert decode(drafting.drafter(made, TREES["static"]), bad, list(range(B)))[0] == plain()
+  assert decode(drafter_of(name, "static"), bad, list(range(B)))[0] == plain()
 
 
 def test_many_prompts_are_one_trace():
   """A head is compiled once per shape, not per prompt."""
-  made, params = head("medusa")
-  drafter, traces = drafting.drafter(made, TREES["static"]), []
+  params, drafter, traces = head("medusa")[1], drafter_of("medusa", "static"), []
 
   def propose(*arguments):
     traces.append(1)

@@ -45,12 +45,7 @@ def _panel(axes: Axes, model: Model, result: Result, title: str) -> None:
 
 
 def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
-  """Rows are passes, columns slots: grey is masked, colour is kept in this pass, white before.
-
-  Args:
-    model: the denoiser, whose tokens are written into the slots.
-    results: by title, a panel each.
-  """
+  """Rows are passes, columns slots: grey is masked, colour is kept in this pass, white before."""
   fillings = [r.filling for r in results.values()]
   rounds = [max(f.when) + 1 for f in fillings]
   slots = [sum(when >= 0 for when in f.when) for f in fillings]
@@ -68,12 +63,7 @@ def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
 def accuracy(
   tasks: Mapping[str, Mapping[str, Curve]], best: Mapping[str, Mapping[str, Curve]] | None = None
 ) -> Figure:
-  """Accuracy by passes per question, a panel per task.
-
-  Args:
-    tasks: by task and method; a method with one setting is a point, with several a line.
-    best: likewise, points that are marked by a cross.
-  """
+  """Accuracy by passes per question, a panel per task, a line per method; crosses mark `best`."""
   columns = min(5, len(tasks))
   rows = -(-len(tasks) // columns)
   figure, grid = style.panels(2.6 * columns + 0.4, 2.4 * rows + 0.9, columns, rows, shared=True)

@@ -61,12 +61,7 @@ def speed_up(summary: Mapping[str, Any]) -> Figure:
 
 
 def heads(summary: Mapping[str, Any], kinds: Mapping[str, str]) -> Figure:
-  """Speed-up of every head at each of two trees, best first, and its hit rates by depth.
-
-  Args:
-    summary: of `benchmarks/speed/bakeoff.py`.
-    kinds: what the legend calls each of the two trees; the first decides the order.
-  """
+  """Speed-up of every head at two trees, by the tau of the first, and its hit rates by depth."""
   by_tau = sorted(
     summary["heads"].items(), key=lambda item: -item[1]["figures"][next(iter(kinds))]["tau"]
   )

@@ -18,13 +18,7 @@ DASHED = (0, (4, 3))
 def panels(
   width: float, height: float, columns: int = 1, rows: int = 1, shared: bool = False
 ) -> tuple[Figure, list[Axes]]:
-  """A figure of empty panels, row by row.
-
-  Args:
-    width, height: of the figure, in inches.
-    columns, rows: of panels.
-    shared: whether all panels have the same axes.
-  """
+  """A figure of so many inches and its empty panels, row by row, with shared axes or not."""
   figure = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
   grid = list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flat)
   for axes in grid:
