@@ -1,4 +1,4 @@
-"""The zoo's denoiser with its filter and its student: what docs/results.md says of them, in small."""
+"""The zoo's denoiser, filter and student: docs/results.md on a few questions."""
 
 import dataclasses
 import functools
