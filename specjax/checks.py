@@ -16,7 +16,7 @@ FLOAT32 = 3.4e38
 BATCH = 2**16
 
 _SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxstring, _SHORT.maxother = 200, 60  # a path is shown whole
 
 
 def shown(value: Any) -> str:
