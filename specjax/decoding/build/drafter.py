@@ -98,21 +98,14 @@ def _settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]
   """(canonical name, arguments of the builder) of a drafter.
 
   Raises:
-    ValueError: a draft of less than 2 nodes.
+    ValueError: a draft of less than 2 nodes, or more than MOST_NODES.
   """
   name, given = spec.settle("drafter", part, knobs(part.name, draft_length))
   if (nodes := given.pop("nodes", None)) is not None:
-<<<<<<< HEAD
-    if nodes < 2:
-      raise ValueError(f"drafter={spec.show([part])!r}: a draft has 2 nodes or more; for none use "
-                       "drafter='none'.")  # fmt: skip
-    given = {"depth": nodes - 1, **given}
-=======
     if not 2 <= nodes <= MOST_NODES:
       raise ValueError(f"drafter={spec.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; for "
                        "none use drafter='none'.")  # fmt: skip
-    given["depth"] = nodes - 1
->>>>>>> input
+    given = {"depth": nodes - 1, **given}
   return name, given
 
 
