@@ -408,7 +408,7 @@ def test_generate_refuses(text_model, refused, arguments, message):
 def test_a_bad_line_stops_before_anything_is_printed(ids_model, write, refused):
   path = write({"tokens": [1]}, {"tokens": [64]})
   sentence = refused("generate", "--model", ids_model, "--prompts", path, "--json")
-  assert "prompts.jsonl: record 2: prompt[0]=64: accepted is a whole number from 0 to 63" in sentence
+  assert "record 2: prompt[0]=64: accepted is a whole number from 0 to 63" in sentence
   sentence = refused("generate", "--model", ids_model, "--prompts", write({"prompt": "a"}))
   assert "has no tokenizer; pass token ids" in sentence
   sentence = refused("bench", "--model", ids_model, "--drafters", "prompt_lookup")
