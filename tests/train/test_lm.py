@@ -27,7 +27,6 @@ def test_export_loads_and_decodes(lm_run):
   assert model.config.max_length == lm_run.length
   result = specjax.generate(model, [model.chat("3 pens and 4?")],
                             max_new_tokens=20)[0]  # fmt: skip
-  assert 1 <= result.emitted <= 20
   assert "=" in result.text
 
 

@@ -104,7 +104,7 @@ def _settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]
     if nodes < 2:
       raise ValueError(f"drafter={spec.show([part])!r}: a draft has 2 nodes or more; for none use "
                        "drafter='none'.")  # fmt: skip
-    given["depth"] = nodes - 1
+    given = {"depth": nodes - 1, **given}
   return name, given
 
 
@@ -122,9 +122,10 @@ def _single(
   name, arguments = _settle(part)
   if part.name != "denoiser":
     spec.refuse_text("drafter", part)
-    return name, builder(**arguments), ()
+    return name, builder(*arguments.values()), ()
   small = load_small(model, part)
-  return name, builder(small.denoiser, model.target, **arguments), small.params
+  made = builder(small.denoiser, model.target, *arguments.values())
+  return name, made, small.params
 
 
 def _either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
