@@ -1,4 +1,4 @@
-"""The zoo's denoiser, filter and student: docs/results.md on a few questions."""
+"""The denoiser of the zoo, its filter and its student answer as their cards say."""
 
 import dataclasses
 import functools
