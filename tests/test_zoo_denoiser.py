@@ -1,4 +1,4 @@
-"""The zoo's denoiser with its filter and its student: what docs/results.md says of them, in small."""
+"""What docs/results.md says of the zoo's denoiser, its filter and its student, in small."""
 
 import dataclasses
 import functools
