@@ -294,7 +294,7 @@ EAGLE = {
 EAGLE3 = EAGLE | {"draft_vocab_size": 32}
 HEADS = [
   (HEAD, {"head": ["medusa"]}, "head=['medusa']: accepted is one of medusa"),
-  (HEAD, {"head": None}, "lacks 'head'"),
+  (HEAD, {"head": None}, "lacks 'head'|head=None"),
   (HEAD, {"config": [1]}, "config=[1]: accepted is a JSON object"),
   (HEAD, {"config": {"depth": "2"}}, "config: depth='2': accepted is a whole number"),
   (HEAD, {"config": {"depth": 2.0}}, "depth=2.0"),

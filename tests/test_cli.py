@@ -386,7 +386,7 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "the", "--drafter", "oracle"), "drafter='oracle': accepted are none"),
     (("--prompt", "the", "--drafter", "draft_model"), "it needs a model, draft_model[PATH]"),
     (("--prompt", "the", "--drafter", "medusa[no_such]"), "'no_such' is no directory"),
-    (("--prompt", "the", "--drafter", "prompt_lookup-1"), "a draft has 2 nodes or more"),
+    (("--prompt", "the", "--drafter", "prompt_lookup-1"), "a draft has 2 to 4096 nodes"),
     (("--prompt", "the", "--drafter", "medusa/constant"), "accepted after medusa/ are tree"),
     (("--prompt", "the", "--drafter", "prompt_lookup:8"), "is now prompt_lookup-8"),
     (("--prompt", "the", "--drafter", "none[x]"), "none takes nothing in brackets"),
@@ -408,7 +408,7 @@ def test_generate_refuses(text_model, refused, arguments, message):
 def test_a_bad_line_stops_before_anything_is_printed(ids_model, write, refused):
   path = write({"tokens": [1]}, {"tokens": [64]})
   sentence = refused("generate", "--model", ids_model, "--prompts", path, "--json")
-  assert "prompts.jsonl: record 2: prompt has the token id 64: accepted are 0 to 63" in sentence
+  assert "record 2: prompt[0]=64: accepted is a whole number from 0 to 63" in sentence
   sentence = refused("generate", "--model", ids_model, "--prompts", write({"prompt": "a"}))
   assert "has no tokenizer; pass token ids" in sentence
   sentence = refused("bench", "--model", ids_model, "--drafters", "prompt_lookup")

@@ -120,7 +120,8 @@ def test_a_command_is_understood(words, monkeypatch, tmp_path):
     extras = project["optional-dependencies"]
     assert set(filter(None, re.split(r"[\[\],.]", words[2]))) <= set(extras)
   elif words[:3] == ["python", "-m", "pytest"]:
-    assert all((ROOT / word).exists() for word in words[3:] if not word.startswith("-"))
+    known = (ROOT / "tests/conftest.py").read_text()
+    assert all(f'"{x}"' in known if x.startswith("-") else (ROOT / x).exists() for x in words[3:])
   else:
     (options,) = parsed(words, monkeypatch, tmp_path)
     for option in ("drafter", "drafters", "verifier", "processors", "policy", "methods"):
@@ -303,6 +304,13 @@ def test_docstrings_describe_what_there_is():
     if (unknown := documented(node) - names_of(node))
   ]
   assert wrong == []
+
+
+def test_the_reference_is_whole():
+  own = {"__init__", "zoo", "arguments", "commands", "cli", "script"}  # the command line: --help
+  api = "".join(text for page, text in PAGES.items() if page.startswith("docs/api/"))
+  there = {path.stem for path in (ROOT / "specjax").iterdir() if not path.stem.startswith("__py")}
+  assert set(re.findall(r"^::: specjax\.(\w+)$", api, re.MULTILINE)) == there - own
 
 
 def test_the_reference_is_built(tmp_path):

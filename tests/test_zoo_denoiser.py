@@ -1,4 +1,4 @@
-"""What docs/results.md says of the zoo's denoiser, its filter and its student, in small."""
+"""The denoiser of the zoo, its filter and its student answer as their cards say."""
 
 import dataclasses
 import functools

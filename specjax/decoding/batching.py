@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from specjax import checks
 from specjax.decoding.model import Model, Prompt
 
 
@@ -118,15 +119,15 @@ def read(
   Raises:
     ValueError: no prompts, a prompt that `Model.encode` refuses, or one without room.
   """
-  if isinstance(prompts, str) or not len(prompts):
-    raise ValueError(f"prompts={prompts!r:.40}: expected a list of one prompt or more.")
+  if not len(checks.sequence("prompts", prompts, "a list of one prompt or more")):
+    checks.refuse("prompts", prompts, "a list of one prompt or more")
   ids = [model.encode(p) for p in prompts]
-  given = max_new_tokens
-  budgets = [given] * len(ids) if isinstance(given, int) else list(given)
+  given: Any = max_new_tokens
+  budgets = list(given) if isinstance(given, list | tuple) else [given] * len(ids)
   check(len(budgets) == len(ids), "len(max_new_tokens)", len(budgets),
         f"one number, or one per prompt ({len(ids)})")  # fmt: skip
   for prompt, budget in zip(ids, budgets, strict=True):
-    check(budget >= least, "max_new_tokens", budget, f"{least} or more")
+    checks.whole("max_new_tokens", budget, least)
     if len(prompt) + budget > model.config.max_length:
       raise ValueError(
         f"prompt has {len(prompt)} tokens and max_new_tokens={budget}: "

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import speculate
+from specjax import checks, speculate
 from specjax.decoding.batching import Result, Rounds, batches, check, check_model, read, timed
 from specjax.decoding.build.drafter import build_drafter
 from specjax.decoding.build.processors import build_processors
@@ -70,11 +70,15 @@ class Decoder:
     batch: int = 1,
   ):
     check_model(model, causal=True)
-    check(temperature >= 0, "temperature", temperature, "0 or more")
-    check(0 <= top_k < 1 << 31, "top_k", top_k, "0 (off) or more, in 31 bits")
-    check(0 < top_p <= 1, "top_p", top_p, "above 0, at most 1 (off)")
-    check(0 <= min_p < 1, "min_p", min_p, "0 (off) or more, below 1")
-    check(batch >= 1, "batch", batch, "1 or more")
+    checks.number("temperature", temperature, 0, note="0 is greedy")
+    checks.whole("top_k", top_k, note="0 keeps all")
+    checks.number("top_p", top_p, most=1, above=0, note="1 keeps all")
+    checks.number("min_p", min_p, 0, below=1, note="0 keeps all")
+    checks.whole("batch", batch, 1, checks.BATCH)
+    checks.whole("seed", seed, 0, checks.SEED)
+    stop = checks.ids("stop", stop, model.config.vocab_size)
+    checks.sequence("processors", processors, "a list of processors")
+    stop_words = checks.texts("stop_words", stop_words)
     self.model, self.batch, self.seed = model, batch, seed
     self.name, guess, weights = build_drafter(model, drafter, tree, draft_length)
     self.verifier, rule, judge, target = build_verifier(model, verifier, guess, temperature)
@@ -145,6 +149,7 @@ class Decoder:
       first: number of the first prompt among all requests; decides its noise.
     """
     ids, budgets = read(self.model, prompts, max_new_tokens)
+    checks.whole("first", first)
     results = []
     for part in batches(len(ids), self.batch):
       request, state, prefill = self._start(ids[part], budgets[part], first + part.start)
@@ -176,7 +181,7 @@ class Decoder:
     """The same tokens in pieces: every `rounds` rounds, the new ids of each of up to B prompts."""
     ids, budgets = read(self.model, prompts, max_new_tokens)
     check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
-    check(rounds >= 1, "rounds", rounds, "1 or more")
+    checks.whole("rounds", rounds, 1)
     request, state, _ = self._start(ids, budgets, 0)
     shown = [len(x) for x in ids]
     while not bool(state.done.all()):

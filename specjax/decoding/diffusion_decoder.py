@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import checks
 from specjax.base import Params
 from specjax.decoding.batching import Filling, Result, batches, check, check_model, read, timed
 from specjax.decoding.build.denoising import build_denoising
@@ -60,8 +61,9 @@ class DiffusionDecoder:
     batch: int = 1,
   ):
     check_model(model, causal=False)
-    check(temperature >= 0, "temperature", temperature, "0 or more")
-    check(batch >= 1, "batch", batch, "1 or more")
+    checks.number("temperature", temperature, 0, note="0 takes the likeliest token")
+    checks.whole("batch", batch, 1, checks.BATCH)
+    checks.whole("seed", seed, 0, checks.SEED)
     self._denoising = build_denoising(
       model, policy, batch, blocks=blocks, cache=cache, stopping=stopping, transform=transform,
       guidance=guidance, guesses=guesses,
@@ -89,6 +91,7 @@ class DiffusionDecoder:
         compiles nothing anew.
     """
     ids, budgets, room = self._read(prompts, max_new_tokens)
+    checks.whole("first", first)
     results = []
     for part in batches(len(ids), self.batch):
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
@@ -180,7 +183,7 @@ class DiffusionDecoder:
     """The canvases as they fill: every `rounds` rounds, the ids of each of up to B prompts."""
     ids, budgets, room = self._read(prompts, max_new_tokens)
     check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
-    check(rounds >= 1, "rounds", rounds, "1 or more")
+    checks.whole("rounds", rounds, 1)
     check(self._denoising.guesses == 1, "guesses", self._denoising.guesses, "1 to stream")
     weights, request, canvas = self._arguments(ids, budgets, 0, room, None)
     state = denoise.compiled_start(self.method, weights, canvas)

@@ -1,12 +1,14 @@
 """A language model with its tokenizer, by name."""
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from specjax import checks
 from specjax.base import Params, Target
 from specjax.checkpoints import families, hf
 from specjax.data import chat
@@ -71,24 +73,22 @@ class Model:
     return dataclasses.replace(self, params=sharding.place(self.params, mesh))
 
   def encode(self, prompt: Prompt) -> list[int]:
-    """Ids of a prompt; ids pass through.
+    """Ids of a prompt; ids are only checked.
 
     Raises:
       ValueError: an empty prompt, an id outside the vocabulary, or text without a tokenizer.
     """
     if isinstance(prompt, str):
       if self.tokenizer is None:
-        raise ValueError(f"prompt={prompt!r:.40}: {self.name} has no tokenizer; pass token ids.")
+        raise ValueError(f"prompt={checks.shown(prompt)}: {self.name} has no tokenizer; pass token "
+                         "ids.")  # fmt: skip
       ids = [*self.start, *self.tokenizer.encode(prompt)] if prompt else []
     else:
-      ids = [int(i) for i in prompt]
+      given = checks.sequence("prompt", prompt, "text or a list of token ids")
+      ids = checks.ids("prompt", given, self.config.vocab_size)
     if not ids:
       raise ValueError("prompt is empty: it needs one token at least.")
-    bad = [i for i in ids if not 0 <= i < self.config.vocab_size]
-    if bad:
-      raise ValueError(f"prompt has the token id {bad[0]}: accepted are 0 to "
-                       f"{self.config.vocab_size - 1}.")  # fmt: skip
-    return ids
+    return checks.ids("prompt", ids, self.config.vocab_size)
 
   def chat(self, question: str | Sequence[Mapping[str, str]]) -> list[int]:
     """Ids of a question in the model's chat template, ready for `generate`.
@@ -103,6 +103,7 @@ class Model:
 
   def decode(self, ids: Sequence[int]) -> str:
     """Text of ids, "" without a tokenizer."""
+    ids = checks.ids("ids", ids, self.config.vocab_size)
     return self.tokenizer.decode(ids) if self.tokenizer else ""
 
 
@@ -112,11 +113,14 @@ def resolve(name: str) -> pathlib.Path:
   Raises:
     ValueError: neither exists.
   """
+  checks.text("name", name)
   for path in (ZOO / name, pathlib.Path(name)):
-    if (path / "config.json").is_file():
+    if name and os.path.isfile(path / "config.json"):  # pathlib's raises for a name too long
       return path
   known = ", ".join(sorted(p.parent.name for p in ZOO.glob("*/config.json")))
-  raise ValueError(f"{name!r} is no directory with a config.json, nor in the zoo ({known}).")
+  raise ValueError(
+    f"{checks.shown(name)} is no directory with a config.json, nor in the zoo ({known})."
+  )
 
 
 def load(name: str = DEFAULT_MODEL, dtype: jnp.dtype = jnp.float32) -> Model:
@@ -130,6 +134,12 @@ def load(name: str = DEFAULT_MODEL, dtype: jnp.dtype = jnp.float32) -> Model:
   Raises:
     ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.
   """
+  try:
+    floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+  except TypeError:
+    floating = False
+  if dtype is None or not floating:
+    checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
   c = hf.load(resolve(name), dtype)
   return Model(name, c.config, c.params, c.tokenizer, c.stop, c.start, c.template, c.mask,
                c.shift)  # fmt: skip

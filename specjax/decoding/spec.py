@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from specjax import checks
+
 Number = int | float
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _HEAD = re.compile(rf"([a-z]\w*)((?:{_NUMBER})*)")
@@ -151,6 +153,8 @@ def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[s
     if kind is not float and not (isinstance(number, int) and (kind is int or number < 2)):
       accepted = "a whole number" if kind is int else "0 or 1"
       raise ValueError(f"{what}={name!r}: {key} of {part.name} is {accepted}.")
+    if not abs(number) <= checks.INT32:  # NaN too
+      checks.refuse(f"{what}={name!r}: {key}", number, "a number below 2**31")
     given[key] = kind(number)
   numbers = [int(x) if isinstance(x, bool) else x for x in given.values()]
   while numbers and numbers[-1] == [*known.values()][len(numbers) - 1]:

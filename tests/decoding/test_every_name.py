@@ -65,7 +65,7 @@ def home(tmp_path_factory):
             mask=None if config.causal else TOKENIZER.id(MASK))  # fmt: skip
   target = load(str(path / "target"))
   for name, (build, config) in HEADS.items():
-    head = build(target.config, config())
+    head = build(target.target, config())
     choices = [[0] * d for d in range(1, head.depth + 1)] + [[1], [2], [3], [4], [5], [6], [7], [8]]
     params = weights_of(head.init, jax.random.key(0), target.params, None)
     heads.save(path / name, name, config(), params, choices, None, base="target", dtype=jnp.float32)
@@ -189,7 +189,7 @@ def traced(decoder):
     return program, (decoder.weights._replace(target=()), decoder._processors)
 
   guesses = decoder._denoising.guesses
-  ids, budgets, room = decoder._read([PROMPT], 8)
+  ids, budgets, room = decoder._read([PROMPT], 40)
   decoder._warm.add(room)  # so nothing is compiled
   arguments = decoder._arguments(ids, budgets, 0, room, None)
 

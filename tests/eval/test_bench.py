@@ -152,7 +152,7 @@ def test_our_questions_fit_the_template(model):
     ('{"prompt": ""}', "record 2: prompt is empty"),
     ('{"tokens": []}', "record 2: prompt is empty"),
     ('{"tokens": [1, "2"]}', r"record 2: tokens=\[1, '2'\]"),
-    ('{"tokens": [1, 100000]}', "record 2: prompt has the token id 100000"),
+    ('{"tokens": [1, 100000]}', r"record 2: prompt\[1\]=100000"),
     ('{"question": 3}', "record 2: question=3: accepted is text"),
     ('{"turns": []}', "record 2: no prompt among"),
   ],

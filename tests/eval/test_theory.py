@@ -343,7 +343,7 @@ def test_expected_speed_up():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: theory.optimal_acceptance(P, Q, 2, "k_seq"), "how='k_seq': known are iid, w"),
+    (lambda: theory.optimal_acceptance(P, Q, 2, "k_seq"), "how='k_seq': known are iid, without_"),
     (lambda: theory.acceptance(P, Q, 2, "block"), "rule='block': known are .*k_seq"),
     (lambda: theory.optimal_acceptance(P, Q, 0, "iid"), "count=0"),
     (lambda: theory.acceptance(P, Q, 0, "deterministic"), "count=0"),

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import filter as filters
 from specjax.decoding import spec
@@ -209,6 +210,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   else:
     made = _open("blocks", chosen["blocks"], Blocks, batch)
   labels["blocks"], blocks, sizes = made
+  checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
 
   def plain(kind: str, *fixed: Any):
     value = chosen[kind]
@@ -229,8 +231,9 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
       "guesses", chosen["guesses"], knobs(draft_verify.advance)
     )
     guesses = numbers.get("guesses", 4)
-    if guesses < 1 or (guesses > 1 and chosen["guidance"] is not None):
-      raise ValueError(f"guesses={guesses}: accepted is 1 (off) or more, and 1 with guidance.")
+    checks.whole("guesses", guesses, 1, 4096, note="1 is off")
+    if guesses > 1 and chosen["guidance"] is not None:
+      raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != DEFAULTS.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
   return Denoising(
@@ -255,8 +258,7 @@ def _denoiser(
     return weighed, lambda given, key: Reweighted(model.params, text.params, fold(key, 1))
   if (part := chosen["guidance"]) is not None:
     labels["guidance"], numbers = spec.settle("guidance", part, knobs(Guided))
-    weight = jnp.full(batch, numbers.get("weight", 1.0), jnp.float32)
-    if (weight < 0).any():
-      raise ValueError(f"guidance={numbers['weight']}: accepted is 0 or more.")
+    number = checks.number("guidance", numbers.get("weight", 1.0), 0)
+    weight = jnp.full(batch, number, jnp.float32)
     return guided(denoiser), lambda given, key: Guided(model.params, given, weight)
   return denoiser, lambda given, key: model.params

@@ -30,6 +30,7 @@ from specjax.trees import IID, TREES
 from specjax.trees import load as load_tree
 
 DEFAULT_NODES = 8
+MOST_NODES = 4096
 RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 # What may follow a name with a slash, by kind; after all other drafters nothing may.
@@ -101,10 +102,10 @@ def _settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]
   """
   name, given = spec.settle("drafter", part, knobs(part.name, draft_length))
   if (nodes := given.pop("nodes", None)) is not None:
-    if nodes < 2:
-      raise ValueError(f"drafter={spec.show([part])!r}: a draft has 2 nodes or more; for none use "
-                       "drafter='none'.")  # fmt: skip
-    given["depth"] = nodes - 1
+    if not 2 <= nodes <= MOST_NODES:
+      raise ValueError(f"drafter={spec.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; for "
+                       "none use drafter='none'.")  # fmt: skip
+    given = {"depth": nodes - 1, **given}
   return name, given
 
 
@@ -122,9 +123,10 @@ def _single(
   name, arguments = _settle(part)
   if part.name != "denoiser":
     spec.refuse_text("drafter", part)
-    return name, builder(**arguments), ()
+    return name, builder(*arguments.values()), ()
   small = load_small(model, part)
-  return name, builder(small.denoiser, model.target, **arguments), small.params
+  made = builder(small.denoiser, model.target, *arguments.values())
+  return name, made, small.params
 
 
 def _either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:

@@ -50,7 +50,7 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   if more:
     raise ValueError(f"verifier={given!r}: accepted is one rule.")
   name, arguments = spec.settle("verifier", part, spec.knobs(builder))
-  rule, target = builder(**arguments), model.target
+  rule, target = builder(*arguments.values()), model.target
   weights: Params = ()
   if part.name != "judge":
     spec.refuse_text("verifier", part)
