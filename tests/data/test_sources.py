@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import sys
 
 import pytest
@@ -70,7 +69,7 @@ def test_tfds_without_the_split_is_refused(tfds_directory):
 def test_tfds_that_cannot_be_built_is_one_sentence(name, tmp_path):
   pytest.importorskip("tensorflow_datasets")
   spec = f"tfds:{name.format(tmp_path=tmp_path)}:train"
-  with pytest.raises(ValueError, match=re.escape(f"data='{spec}': TFDS could not")) as caught:
+  with pytest.raises(ValueError, match=r"^data='tfds:.*': TFDS could not provide it") as caught:
     open_source(spec)
   assert "\n" not in str(caught.value)
 
