@@ -25,7 +25,7 @@ from specjax.decoding import catalogue
 from specjax.drafters import drafting
 from specjax.eval import metrics, prompts, report, table
 from specjax.eval.divergence import divergences
-from specjax.trees.grow import as_tree
+from specjax.trees import Static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
     raise ValueError(f"heads={config.heads!r}: accepted is a directory with NAME/model in it.")
   for path in trained:
     loaded = formats.load(path, model.config)
-    drafter = drafting.drafter(loaded.head, as_tree(loaded.choices[:7]))
+    drafter = drafting.drafter(loaded.head, Static(loaded.choices[:7]))
     found[f"{path.parent.name}, trained"] = (drafter, loaded.params)
   if config.draft_model:
     found["draft_model"] = specjax.make_drafter(model, f"draft_model[{config.draft_model}]")

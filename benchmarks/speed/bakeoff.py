@@ -24,7 +24,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.drafters import drafting
 from specjax.eval import bench, choice, interleaved, prompts, report, table, tune
 from specjax.eval.plots import speed
-from specjax.trees.grow import Dynamic, as_tree
+from specjax.trees import Dynamic, Static
 from specjax.trees.static import best_first
 
 SAME, DYNAMIC, OWN = "same budget", "dynamic", "own best"
@@ -73,7 +73,7 @@ def measure(model: specjax.Model, path: str, items, config: Config) -> dict:
   shares = {c.name: d / s for c, d, s in zip(options, draft, seconds, strict=True)}
   jax.clear_caches()  # a process may map 65530 pieces of memory
   trees: dict[str, Any] = {
-    SAME: as_tree(best_first(rates, config.nodes)),
+    SAME: Static(best_first(rates, config.nodes)).choices,
     DYNAMIC: Dynamic(config.nodes, min(len(rates), config.nodes - 1), config.beam),
     OWN: own.tree,
   }

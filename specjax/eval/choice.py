@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax.eval import metrics
-from specjax.trees.grow import as_tree
-from specjax.trees.static import best_first, expected_length
+from specjax.trees.static import as_tuples, best_first, expected_length
 
 NODES = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 PLAIN = "plain"
@@ -50,11 +49,11 @@ def candidates(rates: np.ndarray, tree: Callable[[int], Sequence] | None = None)
   whole = best_first(rates, max(NODES))
   best = tree or (lambda nodes: whole[: nodes - 1])
   guess = [0] * len(rates) if tree else rates.argmax(1).tolist()
-  found = {PLAIN: as_tree(())}
+  found: dict[str, Paths] = {PLAIN: ()}
   for depth in range(1, len(guess) + 1):
-    found[f"chain {depth}"] = as_tree([guess[:d] for d in range(1, depth + 1)])
+    found[f"chain {depth}"] = as_tuples([guess[:d] for d in range(1, depth + 1)])
   for nodes in NODES:
-    choices = as_tree(best(nodes))
+    choices = as_tuples(best(nodes))
     if len(choices) + 1 == nodes and set(choices) not in map(set, found.values()):
       found[f"tree {nodes}"] = choices
   return [Candidate(k, t, expected_length(t, rates)) for k, t in found.items()]

@@ -14,8 +14,7 @@ from specjax.base import Drafter, Params
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.eval.choice import Paths
-from specjax.trees.grow import as_tree
-from specjax.trees.static import k_config
+from specjax.trees.static import as_tuples, k_config
 from specjax.trees.structure import at
 
 WIDTH = 6  # R, children of the root while measuring: ranks that a tree may have
@@ -55,7 +54,7 @@ def acceptance(
     fill: gives the drafter of a tree whose children are drawn without replacement.
     temperature: temperature of the target, above 0.
   """
-  drafter = counting(fill(as_tree(k_config([WIDTH]))))
+  drafter = counting(fill(as_tuples(k_config([WIDTH]))))
   decoder = Decoder(
     model, (drafter, params), "recursive", temperature=temperature, batch=len(prompts)
   )

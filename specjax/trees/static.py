@@ -24,6 +24,11 @@ from specjax.trees.structure import at, take_rows
 Choices = Sequence[Sequence[int]]
 
 
+def as_tuples(choices: Choices) -> tuple[tuple[int, ...], ...]:
+  """Rank paths, such as lists that were read from a file, as a hashable value."""
+  return tuple(tuple(int(rank) for rank in path) for path in choices)
+
+
 class Shape(NamedTuple):
   """A tree of N nodes, the root first, then by (depth, path).
 
@@ -109,8 +114,7 @@ class Static:
   choices: Choices
 
   def __post_init__(self) -> None:
-    paths = tuple(tuple(int(rank) for rank in path) for path in self.choices)
-    object.__setattr__(self, "choices", paths)
+    object.__setattr__(self, "choices", as_tuples(self.choices))
     _ = self.shape  # a malformed list is refused here
 
   @functools.cached_property
