@@ -17,7 +17,7 @@ _HOMES = {
     "decoding.decoder": ("Decoder", "generate"),
     "decoding.diffusion_decoder": ("DiffusionDecoder",),
     "decoding.batching": ("Result",),
-    "decoding.build.drafter": ("make_drafter",),
+    "decoding.builders.drafter": ("make_drafter",),
     "decoding.model": ("Model", "load"),
     "models.sharding": ("mesh",),
   }.items()

@@ -9,9 +9,9 @@ from typing import Any
 
 from specjax.checkpoints import heads, medusa
 from specjax.decoding import spec
-from specjax.decoding.build import denoising, draft_length, drafter, processors
-from specjax.decoding.build.denoising import DECORATIONS
-from specjax.decoding.build.verifier import REFLECTIONS
+from specjax.decoding.builders import denoising, draft_length, drafter, processors
+from specjax.decoding.builders.denoising import DECORATIONS
+from specjax.decoding.builders.verifier import REFLECTIONS
 from specjax.decoding.model import ZOO
 from specjax.diffusion.policies import ADDED, POLICIES
 from specjax.draft_length import DRAFT_LENGTHS

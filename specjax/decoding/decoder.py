@@ -12,9 +12,9 @@ import numpy as np
 
 from specjax import checks, speculate
 from specjax.decoding.batching import Result, Rounds, batches, check, check_model, read, timed
-from specjax.decoding.build.drafter import build_drafter
-from specjax.decoding.build.processors import build_processors
-from specjax.decoding.build.verifier import build_verifier
+from specjax.decoding.builders.drafter import build_drafter
+from specjax.decoding.builders.processors import build_processors
+from specjax.decoding.builders.verifier import build_verifier
 from specjax.decoding.method import method
 from specjax.decoding.model import Model, Prompt
 from specjax.sampling import Settings, request_keys

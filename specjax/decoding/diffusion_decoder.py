@@ -13,7 +13,7 @@ import numpy as np
 from specjax import checks
 from specjax.base import Params
 from specjax.decoding.batching import Filling, Result, batches, check, check_model, read, timed
-from specjax.decoding.build.denoising import build_denoising
+from specjax.decoding.builders.denoising import build_denoising
 from specjax.decoding.model import Model, Prompt
 from specjax.diffusion import denoise, draft_verify
 from specjax.diffusion.base import Canvas

@@ -24,7 +24,7 @@ import numpy as np
 from specjax import checks
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
-from specjax.decoding.build.drafter import load_head, load_small
+from specjax.decoding.builders.drafter import load_head, load_small
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.drafters import HEADS, drafting

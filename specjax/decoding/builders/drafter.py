@@ -13,8 +13,8 @@ from specjax.checkpoints.heads import Loaded
 from specjax.data import ngram as bigrams
 from specjax.data import sources
 from specjax.decoding import spec
-from specjax.decoding.build.draft_length import build_draft_length
-from specjax.decoding.build.tree import FILE, best_tree, build_tree, chain
+from specjax.decoding.builders.draft_length import build_draft_length
+from specjax.decoding.builders.tree import FILE, best_tree, build_tree, chain
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
