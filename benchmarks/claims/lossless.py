@@ -29,27 +29,20 @@ from specjax.trees import Static
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(prompts.Questions):
   """What is compared.
 
   Attributes:
-    prompts: JSONL of questions; by default our own.
     heads: directory with a run of each trained head; without it only the zoo's heads take part.
     draft_model: LM of the `draft_model` drafter, which is left out without one.
-    model: the target.
-    limit: questions; by default all.
-    max_new_tokens: per question.
     batches: batch sizes.
     temperatures: 0 is greedy.
     out: directory of the report.
   """
 
-  prompts: str | None = None
   heads: str | None = None
   draft_model: str | None = None
-  model: str = "gsm8k-7m"
   limit: int | None = 100
-  max_new_tokens: int = 128
   batches: tuple[int, ...] = (1, 8)
   temperatures: tuple[float, ...] = (0.0, 0.8)
   out: str = "results/lossless"
@@ -77,10 +70,9 @@ def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
 def main(config: Config) -> None:
   # No end marker: every prompt gives its full number of tokens.
   model = dataclasses.replace(specjax.load(config.model), stop=())
-  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
-  ids = [item.ids for item in items]
+  ids = [item.ids for item in config.read(model)]
   parts = drafters(model, config)
-  out = report.directory(config.out)
+  report.directory(config.out)
   cells = []
   for temperature in config.temperatures:
     reference = None
@@ -104,7 +96,7 @@ def main(config: Config) -> None:
     }
     for cell in cells
   ]
-  report.publish(out, report.summary(config, {"cells": cells}), table.markdown(rows))
+  report.publish(config, {"cells": cells}, table.markdown(rows))
 
 
 if __name__ == "__main__":

@@ -23,32 +23,25 @@ from specjax.eval import metrics, prompts, report, table
 from specjax.verifiers import judge, target_only, typical
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(prompts.Questions):
   """What is compared.
 
   Attributes:
     judge: directory of a trained judge.
-    prompts: JSONL of questions; by default our own.
-    model: the target.
     drafter: name of a drafter, such as "eagle-16" or "draft_model-8[PATH]".
     thresholds: thresholds of the judge.
     epsilons: values of typical acceptance, whose delta is their square root.
     temperatures: temperatures of the target; at 0 typical acceptance is greedy.
-    limit: questions; by default 20.
-    max_new_tokens: per question.
     out: directory of the report.
   """
 
   judge: str
-  prompts: str | None = None
-  model: str = "gsm8k-7m"
   drafter: str = "eagle"
   thresholds: tuple[float, ...] = (0.9, 0.5)
   epsilons: tuple[float, ...] = (0.09, 0.3)
   temperatures: tuple[float, ...] = (0.0, 0.8)
   limit: int | None = 20
-  max_new_tokens: int = 128
   out: str = "results/lossy"
 
 
@@ -70,11 +63,10 @@ def changed(results: list[Result], plain: list[Result]) -> dict[str, int]:
 
 def main(config: Config) -> None:
   model = specjax.load(config.model)
-  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
-  ids = [item.ids for item in items]
+  ids = [item.ids for item in config.read(model)]
   guess = specjax.make_drafter(model, config.drafter)
   head = checkpoint.load(config.judge, model.config)
-  out = report.directory(config.out)
+  report.directory(config.out)
   rules = [
     (target_only(), ()),
     *((typical(e, e**0.5), ()) for e in config.epsilons),
@@ -100,7 +92,7 @@ def main(config: Config) -> None:
     }
     for cell in cells
   ]  # fmt: skip
-  report.publish(out, report.summary(config, {"rules": cells}), table.markdown(rows))
+  report.publish(config, {"rules": cells}, table.markdown(rows))
 
 
 if __name__ == "__main__":

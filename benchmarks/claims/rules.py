@@ -24,24 +24,18 @@ from specjax.verifiers import VERIFIERS
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(prompts.Questions):
   """What is compared.
 
   Attributes:
-    prompts: JSONL of questions; by default our own.
-    model: the target.
     drafter: name of the head or draft model that fills every tree, such as "draft_model[PATH]".
     trees: names of trees of about equal size. A number is the best tree of that size.
     rules: names of rules.
     temperatures: temperatures of the target.
-    limit: questions; by default 40.
-    max_new_tokens: per question.
     rounds: rounds that are compared with the best possible rule.
     out: directory of the report.
   """
 
-  prompts: str | None = None
-  model: str = "gsm8k-7m"
   drafter: str = "eagle"
   trees: tuple[str, ...] = (
     "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
@@ -49,8 +43,6 @@ class Config:
   )  # fmt: skip
   rules: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")
   temperatures: tuple[float, ...] = (0.8, 1.0)
-  limit: int | None = 40
-  max_new_tokens: int = 128
   rounds: int = 300
   out: str = "results/rules"
 
@@ -82,8 +74,7 @@ def measure(
     "temperature": temperature, **metrics.tau(results), "reached": None,
   }  # fmt: skip
   if not tree.startswith("dyspec"):  # there the number of children depends on what was drawn
-    seen = optimal.measure(decode, ids, config.max_new_tokens, config.rounds)
-    cell |= {"accepted": seen.accepted, "optimum": seen.optimum, "reached": seen.reached}
+    cell |= optimal.measure(decode, ids, config.max_new_tokens, config.rounds)._asdict()
   return cell
 
 
@@ -102,8 +93,7 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
 
 def main(config: Config) -> None:
   model = specjax.load(config.model)
-  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
-  ids = [item.ids for item in items]
+  ids = [item.ids for item in config.read(model)]
   turns = [(*pair, t) for pair in pairs(model, config) for t in config.temperatures]
   out = report.directory(config.out)
   claim(out, config, [])
@@ -117,8 +107,7 @@ def main(config: Config) -> None:
     with kept.open("a") as file:
       file.write(json.dumps(cells[-1]) + "\n")
     jax.clear_caches()  # a process may map 65530 pieces of memory
-  text = table.markdown(rows(cells))
-  report.publish(out, report.summary(config, {"cells": cells}), text)
+  report.publish(config, {"cells": cells}, table.markdown(rows(cells)))
 
 
 if __name__ == "__main__":

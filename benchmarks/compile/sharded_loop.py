@@ -58,9 +58,7 @@ def abstract(tree, place):
   """Shapes of `tree` that lie at `place`, one sharding or a tree of them."""
   if isinstance(place, NamedSharding):
     place = jax.tree.map(lambda _: place, tree)
-  return jax.tree.map(
-    lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, place
-  )  # fmt: skip
+  return jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, place)
 
 
 def compiled_for(name: str, config: Config) -> dict:
@@ -94,12 +92,8 @@ def compiled_for(name: str, config: Config) -> dict:
   prompt = jnp.zeros((B, 64), jnp.int32), jnp.ones(B, jnp.int32)
   start = time.perf_counter()
   with jax.set_mesh(mesh):
-    state = jax.eval_shape(
-      functools.partial(speculate.start, method, capacity=config.capacity),
-      weights_,
-      *prompt,
-      asked,
-    )
+    start_ = functools.partial(speculate.start, method, capacity=config.capacity)
+    state = jax.eval_shape(start_, weights_, *prompt, asked)
     kv = abstract(state.cache.kv, NamedSharding(mesh, sharding.KV_CACHE))
     state = abstract(state, everywhere)
     state = state._replace(cache=state.cache._replace(kv=kv))
@@ -136,10 +130,10 @@ def main(config: Config) -> None:
     reason = topology.absent(name) if name in MESHES else f"accepted are {', '.join(MESHES)}"
     if reason is not None:
       raise ValueError(f"topologies={name!r}: {reason}.")
-  out = report.directory(config.out)
+  report.directory(config.out)
   cells = [compiled_for(name, config) for name in config.topologies]
   text = table.markdown([cell | {"collectives": dict(cell["collectives"])} for cell in cells])
-  report.publish(out, report.summary(config, {"topologies": cells}), text)
+  report.publish(config, {"topologies": cells}, text)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
     python -m specjax.configs.bakeoff hydra --data gsm8k_train.jsonl     # and the others
     python benchmarks/speed/bakeoff.py --prompts gsm8k_test.jsonl --limit 40
 
-A head is measured three ways: the best static tree of `nodes` nodes from its held-out hit rates, a
-dynamic tree of as many nodes, and the tree that `specjax tune` would choose on this machine. Each
-decodes the same questions, in turns with plain decoding, greedily; ids are compared.
+No head may have seen the questions. A head is measured three ways: the best static tree of `nodes`
+nodes from its held-out hit rates, a dynamic tree of as many nodes, and the tree that `specjax tune`
+would choose on this machine. Each decodes the same questions, in turns with plain decoding,
+greedily; ids are compared.
 """
 
 import dataclasses
@@ -31,28 +32,22 @@ SAME, DYNAMIC, OWN = "same budget", "dynamic", "own best"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(prompts.Questions):
   """What is compared.
 
   Attributes:
-    prompts: JSONL of questions that no head has seen; by default our own.
     heads: directory with a run of each head.
     only: names of some of them; all by default.
-    model: the target.
     nodes: of the budget that is the same for all.
     beam: of the dynamic tree.
-    limit, max_new_tokens, repeats, batch: as in `specjax bench`.
+    repeats, batch: as in `specjax bench`.
     out: directory of the report.
   """
 
-  prompts: str | None = None
   heads: str = "runs/bakeoff"
   only: tuple[str, ...] = ()
-  model: str = "gsm8k-7m"
   nodes: int = 16
   beam: int = 4
-  limit: int | None = 40
-  max_new_tokens: int = 128
   repeats: int = 3
   batch: int = 1
   out: str = "results/bakeoff"
@@ -121,16 +116,15 @@ def main(config: Config) -> None:
   if not names or not set(names) <= set(found):
     raise ValueError(f"heads={config.heads!r}, only={' '.join(config.only)!r}: the directory has "
                      f"the heads {', '.join(found) or '(none)'}.")  # fmt: skip
-  items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
-  out = report.directory(config.out)
+  items = config.read(model)
+  report.directory(config.out)
   heads = {name: measure(model, f"{config.heads}/{name}/model", items, config) for name in names}
-  summary = report.summary(
-    config, {"model": config.model, "prompts": len(items), "heads": heads}
-  )  # fmt: skip
+  about = {"model": config.model, "prompts": len(items), "heads": heads}
+  summary = report.summary(config, about)
   order = sorted(heads, key=lambda k: heads[k]["figures"][SAME]["tau"])
   text = table.markdown([row(name, heads[name], config.nodes) for name in order])
   kinds = {SAME: f"{config.nodes} nodes", OWN: "its own best tree"}
-  report.publish(out, summary, text, {"bakeoff": speed.heads(summary, kinds)})
+  report.publish(config, summary, text, {"bakeoff": speed.heads(summary, kinds)})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import script
-from specjax.eval import report, table
+from specjax.eval import report, table, timing
 from specjax.eval.verify_cost import passes
 from specjax.models import attention, transformer
 from specjax.models.config import Config as ModelConfig
@@ -53,8 +53,7 @@ def step(config: Config, model: ModelConfig, params, capacity: int) -> Callable[
   """A compiled step; a call gives the milliseconds of processor time that it took."""
   network = transformer.target(model)
   tokens = jnp.zeros((1, config.nodes), jnp.int32)
-  text = jnp.arange(config.length, dtype=jnp.int32)[None] % model.vocab_size
-  cache, _ = network.prefill(params, text, jnp.full(1, config.length, jnp.int32), capacity)
+  _, _, cache, _ = timing.prefilled(network, params, config.length, 1, capacity)
   compiled = passes.lower(network, params, cache, tokens, jnp.int32(0)).compile()
 
   def once() -> float:
@@ -76,7 +75,7 @@ def main(config: Config) -> None:
     vocab_size=2048, width=config.width, layers=config.layers, heads=8, kv_heads=4, head_dim=64,
     mlp_width=4 * config.width, max_length=max(config.capacity),
   )  # fmt: skip
-  out = report.directory(config.out)
+  report.directory(config.out)
   params = transformer.init(model, jax.random.key(0))
   at_capacity = functools.partial(step, config, model, params)
   ways = {f"capacity {small}": at_capacity(small), f"capacity {large}": at_capacity(large)}
@@ -92,7 +91,7 @@ def main(config: Config) -> None:
       "of the first": f"{np.median(each / turns[:, 0]):.2f}",
     })  # fmt: skip
   found = {"milliseconds": dict(zip(ways, turns.T.tolist(), strict=True))}
-  report.publish(out, report.summary(config, found), table.markdown(rows))
+  report.publish(config, found, table.markdown(rows))
 
 
 if __name__ == "__main__":

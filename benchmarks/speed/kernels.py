@@ -27,15 +27,11 @@ from specjax.kernels.tree_attention import default_implementation, refusals, tre
 from specjax.models.attention import attend
 
 ON_CPU = jax.default_backend() == "cpu"
-COLOURS = {
-  "kernel": style.COLOURS[0],
-  "dense": style.PLAIN,
-  "dot_product_attention": style.COLOURS[1],
+WAYS = {  # label and colour of each
+  "kernel": ("specjax, tree_attention", style.COLOURS[0]),
+  "dense": ("one product", style.PLAIN),
+  "dot_product_attention": ("jax.nn.dot_product_attention", style.COLOURS[1]),
 }
-LABELS = {
-  "kernel": "specjax, tree_attention", "dense": "one product",
-  "dot_product_attention": "jax.nn.dot_product_attention",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,16 +97,12 @@ def measure(config: Config, B: int, N: int, length: int) -> dict:
     "dense": tune.timed(dense, arguments, config.calls),
     "dot_product_attention": tune.timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
   }
-  seconds: dict[str, list[float]] = {name: [] for name in ways}
-  for _ in range(config.repeats):
-    for name, once in ways.items():
-      seconds[name].append(once())
-  median = {name: float(np.median(times)) for name, times in seconds.items()}
+  turns = [{name: once() for name, once in ways.items()} for _ in range(config.repeats)]
+  median = {name: float(np.median([turn[name] for turn in turns])) for name in ways}
   copy = moved / median.pop("copy")
   return {
     "batch": B, "nodes": N, "length": length, "bytes": moved, "copy_bytes_per_second": copy,
-    "implementation": implementation, "refusals": reasons,
-    "seconds": median,
+    "implementation": implementation, "refusals": reasons, "seconds": median,
     "share_of_copy": {name: moved / each / copy for name, each in median.items()},
   }  # fmt: skip
 
@@ -129,14 +121,13 @@ def picture(groups: dict[tuple[int, int], list[dict]], capacity: int) -> Figure:
   figure, panels = style.panels(4 * len(groups) + 2.6, 3.6, len(groups), shared=True)
   for axes, ((B, length), cells) in zip(panels, groups.items(), strict=True):
     nodes = [cell["nodes"] for cell in cells]
-    for name, colour in COLOURS.items():
+    for name, (label, colour) in WAYS.items():
       each = [1e6 * cell["seconds"][name] for cell in cells]
-      axes.plot(nodes, each, "o-", color=colour, label=LABELS[name], markersize=4)
+      axes.plot(nodes, each, "o-", color=colour, label=label, markersize=4)
     copy = [1e6 * cell["bytes"] / cell["copy_bytes_per_second"] for cell in cells]
     axes.plot(nodes, copy, ":", color=style.INK, label="a copy of the rows seen")
-    axes.set_yscale("log")
+    axes.set(yscale="log", xlabel="nodes")
     style.powers(axes, nodes)
-    axes.set_xlabel("nodes")
     axes.set_title(f"batch {B}: {length} of {capacity} rows seen", loc="left", fontsize=11)
   panels[0].set_ylabel("microseconds a call")
   style.legend(panels[-1])
@@ -158,7 +149,7 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
 
 def main(config: Config) -> None:
   report.check(config, "nodes", "batch", "lengths", "calls", "repeats")
-  out = report.directory(config.out)
+  report.directory(config.out)
   groups = {
     (B, length): [measure(config, B, N, length) for N in config.nodes]
     for B in config.batch
@@ -166,7 +157,7 @@ def main(config: Config) -> None:
   }
   cells = [cell for group in groups.values() for cell in group]
   even = {
-    f"batch {B}, {length} rows seen": {name: break_even(group, name) for name in COLOURS}
+    f"batch {B}, {length} rows seen": {name: break_even(group, name) for name in WAYS}
     for (B, length), group in groups.items()
   }
   last = groups[config.batch[0], config.lengths[0]][-1]
@@ -176,8 +167,8 @@ def main(config: Config) -> None:
     nodes = ", ".join(f"{k} {'never' if v is None else round(v)}" for k, v in each.items())
     lines.append(f"- break-even nodes, {where}: {nodes}")
   text = table.markdown(rows(cells)) + "\n\n" + "\n".join(lines)
-  summary = report.summary(config, {"rows": cells, "break_even": even})
-  report.publish(out, summary, text, {"kernels": picture(groups, config.capacity)})
+  found = {"rows": cells, "break_even": even}
+  report.publish(config, found, text, {"kernels": picture(groups, config.capacity)})
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def main(config: Config) -> None:
   report.check(config, "prompts", "prompt_tokens", "draft", "repeats")
   if config.new_tokens < 2:
     raise ValueError(f"new_tokens={config.new_tokens}: accepted is 2 or more.")
-  out = report.directory(config.out)
+  report.directory(config.out)
   with tempfile.TemporaryDirectory() as scratch:
     if config.model is None:
       make_model(scratch, config.seed)
@@ -268,15 +268,14 @@ def main(config: Config) -> None:
     name: summarise(r) | {"divergences": divergences(model, prompts, r[0], plain, True)}
     for name, r in runs.items()
   }
-  summary = report.summary(config, {
-    "network": dataclasses.asdict(model.config), "parameters": parameters(model.params),
-    "threads": {"torch": torch.get_num_threads(), "xla": cores()}, "contenders": found,
-    "left_out": left_out, "verify_cost": cost._asdict() | {"relative": cost.relative},
-  }, ("torch", "transformers", "llama-cpp-python"))  # fmt: skip
   texts = [table.markdown(rows(found, config.prompts))]
   texts += [f"Left out: {name} ({why})." for name, why in left_out.items()]
-  texts += [f"The cost of verifying N nodes at {context} cached tokens:", table.markdown(cost.rows)]
-  report.publish(out, summary, "\n\n".join(texts))
+  report.publish(config, {
+    "network": dataclasses.asdict(model.config), "parameters": parameters(model.params),
+    "threads": {"torch": torch.get_num_threads(), "xla": cores()}, "contenders": found,
+    "left_out": left_out, "verify_cost": cost.figures,
+  }, "\n\n".join([*texts, cost.markdown]),
+    packages=("torch", "transformers", "llama-cpp-python"))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from specjax.verifiers.judge import Judge
 NODES = 8
 TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 CHAIN = tuple((0,) * d for d in range(1, NODES))
+SETTINGS = Settings(jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.ones(1), jnp.zeros(1))
 LOOP_FREE = ("greedy", "target_only", "token", "block", "typical", "judge")
 
 
@@ -60,9 +61,9 @@ def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
   """A draft of 8 nodes from the distribution q f32[1, 1, V], of a kind the rule accepts."""
   chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
   tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
-  one, V = jnp.ones(1), q.shape[-1]
-  sampling = Sampling(Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), noise, V)
-  draft = tree.fill(jnp.zeros((1, 1), jnp.int32), lambda *_: (q, (), ()), sampling=sampling)
+  V = q.shape[-1]
+  root, sampling = jnp.zeros((1, 1), jnp.int32), Sampling(SETTINGS, noise, V)
+  draft = tree.fill(root, lambda *_: (q, (), ()), sampling=sampling)
   return draft, draft_tree(table_model(V), tree)
 
 
@@ -83,31 +84,26 @@ def main(config: Config) -> None:
     vocab_size=V, width=config.width, layers=config.layers, heads=config.heads,
     kv_heads=config.kv_heads, head_dim=config.width // config.heads, mlp_width=config.mlp_width,
   )  # fmt: skip
-  out = report.directory(config.out)
+  report.directory(config.out)
   params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
   cost = verify_cost.measure(transformer.target(model), params, config.context, nodes=(1, NODES))
   verify = cost.seconds[1]
   keys = jax.random.split(jax.random.key(1))
   logits = 3 * jax.random.normal(keys[0], (1, NODES, V))
   guess = 3 * jax.random.normal(keys[1], (1, 1, V))
-  one = jnp.ones(1)
-  settings = Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one)
-  log_probs, q = warp(logits, settings), warp(guess, settings)
+  log_probs, q = warp(logits, SETTINGS), warp(guess, SETTINGS)
   noise = Noise(request_keys(0, np.arange(1)), jnp.array([9]))
   features = Features(jax.random.normal(keys[0], (1, NODES, config.width)))
+  top_p = SETTINGS._replace(top_p=jnp.full(1, 0.9))
   head = Judge(jnp.zeros(config.width), jnp.float32(0))  # the other rules have no weights
   loops = {
-    "the distribution": calls(jax.jit(warp), logits, settings),
-    "the distribution, with top-p": calls(
-      jax.jit(warp), logits, settings._replace(top_p=0.9 * one)
-    ),
+    "the distribution": calls(jax.jit(warp), logits, SETTINGS),
+    "the distribution, with top-p": calls(jax.jit(warp), logits, top_p),
   }
   for name, build in VERIFIERS.items():
     draft, drafter = draft_for(name, q, noise)
-    rule = jax.jit(functools.partial(
-      build().verify, depth=drafter.depth, proposal=drafter.proposal
-    ))  # fmt: skip
-    loops[name] = calls(rule, head, draft, log_probs, features, noise)
+    rule = functools.partial(build().verify, depth=drafter.depth, proposal=drafter.proposal)
+    loops[name] = calls(jax.jit(rule), head, draft, log_probs, features, noise)
   seconds = np.median(timing.per_pass(list(loops.values()), config.repeats), 0)
   cells = [
     {"rule": name, "loop_free": name in LOOP_FREE, "seconds": each, "share": each / verify}
@@ -119,7 +115,7 @@ def main(config: Config) -> None:
     for c in cells
   ]  # fmt: skip
   text = f"The pass over {NODES} nodes takes {1e3 * verify:.1f} ms.\n\n{table.markdown(rows)}"
-  report.publish(out, report.summary(config, {"verify": verify, "rules": cells}), text)
+  report.publish(config, {"verify": verify, "rules": cells}, text)
 
 
 if __name__ == "__main__":

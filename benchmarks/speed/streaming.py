@@ -21,7 +21,7 @@ from specjax import script
 from specjax.base import Params
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.eval import report, table, verify_cost
+from specjax.eval import report, verify_cost
 from specjax.kernels.tree_attention.tune import timed
 from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
@@ -97,7 +97,7 @@ def main(config: Config) -> None:
     kv_heads=config.kv_heads, head_dim=config.head_dim, mlp_width=config.mlp_width, tied=False,
     max_length=config.context + config.tokens,
   )  # fmt: skip
-  out = report.directory(config.out)
+  report.directory(config.out)
   params = random_weights(model, config.dtype)
   bytes_read = streamed(params)
   copied = jnp.zeros(bytes_read // 8, jnp.float32)  # as many bytes, half of them written
@@ -115,13 +115,12 @@ def main(config: Config) -> None:
   text = (
     f"Weights read: {bytes_read / 1e9:.2f} GB; a copy moves {bandwidth / 1e9:.1f} GB/s. Plain "
     f"decoding takes {1e3 * seconds['plain']:.2f} ms a pass, {share:.0%} of a copy's speed.\n\n"
-    + table.markdown(cost.rows)
+    + cost.markdown
   )
-  summary = report.summary(config, {
+  report.publish(config, {
     "bytes": bytes_read, "copy_bytes_per_second": bandwidth, "plain_seconds": seconds["plain"],
     "share": share, "verify": cost._asdict(),
-  })  # fmt: skip
-  report.publish(out, summary, text)
+  }, text)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def main(config: Config) -> None:
   report.check(config, "count", "max_new_tokens", "batch")
   asked = parallelbench.questions(parallelbench.Config(tasks=config.tasks, count=config.count))
   model = load(config.model)
-  out = report.directory(config.out)
+  report.directory(config.out)
   tasks = np.array([q.task for q in asked])
   found = {k: swept(model, k, values, asked, config) for k, values in SETTINGS.items()}
   curves: dict[str, dict[str, denoising.Curve]] = {}
@@ -94,19 +94,18 @@ def main(config: Config) -> None:
       curves.setdefault(task, {})[name] = (passes.mean(0).tolist(), right.mean(0).tolist())
       accuracy, fewest = oracle(right, passes)
       best.setdefault(task, {})[name] = ([fewest], [accuracy])
-  summary = report.summary(config, {
+  summary = {
     "questions": len(asked), "settings": {k: v.tolist() for k, v in SETTINGS.items()},
     "compilations": {k: c["compilations"] for k, c in found.items()},
     "seconds": {k: c["seconds"] for k, c in found.items()}, "passes_and_accuracy": curves,
     "best_of_each_question": best,
-  })  # fmt: skip
+  }  # fmt: skip
   rows = [
     {"policy": k, "rows": c["right"].size, "seconds": f"{c['seconds']:.1f}",
      "compilations": c["compilations"]}
     for k, c in found.items()
   ]  # fmt: skip
-  plots = {"sweep": denoising.accuracy(curves, best)}
-  report.publish(out, summary, table.markdown(rows), plots)
+  report.publish(config, summary, table.markdown(rows), {"sweep": denoising.accuracy(curves, best)})
 
 
 if __name__ == "__main__":

@@ -155,8 +155,8 @@ def tree_attention(
     shape = config.Shape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
     if implementation == "pallas_tpu":
-      blocks = config.Blocks(config.block("pallas_tpu", shape))
-      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, blocks=blocks)
+      block = config.block("pallas_tpu", shape)
+      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=block)
     if implementation == "pallas_gpu":
       return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
     visible = prefix

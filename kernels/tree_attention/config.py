@@ -1,6 +1,5 @@
 """Block sizes of the kernels: those allowed, and the one that is measured or else guessed."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,26 +9,6 @@ from jax import Array
 from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import measured
 from specjax.kernels.tree_attention.quantised import Cached
-
-LANES = 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-  """How the prefix is cut into blocks.
-
-  Attributes:
-    prefix: cached rows per block, a multiple of 128 or the whole capacity.
-  """
-
-  prefix: int
-
-  def check(self, capacity: int) -> None:
-    """Raises ValueError where the kernel cannot cut a cache of `capacity` rows so."""
-    if self.prefix % LANES and self.prefix != capacity:
-      raise ValueError(
-        f"prefix={self.prefix}: accepted is a multiple of {LANES}, or the capacity {capacity}."
-      )
 
 
 class Shape(NamedTuple):

@@ -14,10 +14,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from specjax.kernels.tree_attention.config import LANES, Blocks
+from specjax import checks
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
+LANES = 128
 LOW = -1e30  # score of a row not seen: the difference of two is 0, and not NaN as of -inf
 
 
@@ -115,19 +116,20 @@ def plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
 
 def tree_attention(
   q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
-  tree_mask: Array, scale: float, *, blocks: Blocks, interpret=False,
+  tree_mask: Array, scale: float, *, block: int, interpret=False,
 ) -> Result:  # fmt: skip
   """See `api.tree_attention`.
 
   Args:
-    blocks: static.
+    block: cached rows per block, a multiple of 128 or the whole capacity (static).
     interpret: False, or how the kernel is simulated (static).
   """
   B, H, N, C = q.shape
   K = k_tree.shape[1]
   S = jax.tree.leaves(k_cache)[0].shape[2]
-  R, size = H // K * N, blocks.prefix
-  blocks.check(S)
+  R, size = H // K * N, block
+  if block % LANES and block != S:
+    checks.refuse("block", block, f"a multiple of {LANES}, or the capacity {S}")
   spare = -k_tree.shape[2] % 8  # the compiler has no product with a single fresh row
   k_tree, v_tree = (jnp.pad(x, ((0, 0), (0, 0), (0, spare), (0, 0))) for x in (k_tree, v_tree))
   tree_mask = jnp.pad(tree_mask, ((0, 0), (0, 0), (0, spare)))

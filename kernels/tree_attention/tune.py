@@ -22,7 +22,7 @@ from specjax import checks, script
 from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import measured, pallas_tpu, xla
 from specjax.kernels.tree_attention.api import default_implementation
-from specjax.kernels.tree_attention.config import Blocks, Shape, sizes
+from specjax.kernels.tree_attention.config import Shape, sizes
 
 ON_CPU = jax.default_backend() == "cpu"
 SHARES = (1 / 16, 1 / 2, 1)  # of the capacity, seen in a call; the mean of their times counts
@@ -67,7 +67,7 @@ def attention(implementation: str, size: int) -> Callable[..., Array]:
   def call(q, k, v, length, *tree):
     scale = q.shape[-1] ** -0.5
     if implementation == "pallas_tpu":
-      return pallas_tpu.tree_attention(q, k, v, length, *tree, scale, blocks=Blocks(size)).out
+      return pallas_tpu.tree_attention(q, k, v, length, *tree, scale, block=size).out
     visible = jnp.arange(k.shape[2], dtype=jnp.int32)[None] < length[:, None]
     return xla.tree_attention(q, k, v, visible, *tree, scale, block=size).out
 

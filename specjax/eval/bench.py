@@ -18,7 +18,7 @@ from specjax.eval.divergence import divergences
 from specjax.eval.interleaved import Runs
 from specjax.eval.plots import speed, trees
 from specjax.eval.prompts import Item, read
-from specjax.eval.verify_cost import VerifyCost, measure
+from specjax.eval.verify_cost import measure
 
 PLAIN = "none"
 MODELS = ("draft_model", "adaptive_model", "draft_tree")
@@ -60,11 +60,7 @@ class Config:
 
 
 def make_decoder(model: Model, name: str, config: Config) -> Decoder:
-  """The method that a name of `Config.drafters` says; plain decoding has its own rule.
-
-  Raises:
-    ValueError: the name says none.
-  """
+  """The method that a name of `Config.drafters` says; plain decoding has its own rule."""
   return Decoder(
     model, name, None if name == PLAIN else config.verifier,
     temperature=config.temperature, seed=config.seed, batch=config.batch,
@@ -82,18 +78,17 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   drafter, verifier = decoder.method.drafter, decoder.method.verifier
   forwards = [r.forwards for r in results]
   block = metrics.tau(results)
+  batches = [slice(i, i + config.batch) for i in range(0, len(results), config.batch)]
 
   def totals(x: Runs, prefill: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, seconds) of each batch."""
-    counts = [r.emitted for r in x.results]
-    batches = range(0, len(counts), config.batch)
-    tokens = np.array([sum(counts[i : i + config.batch]) for i in batches])
+    tokens = np.array([sum(r.emitted for r in x.results[batch]) for batch in batches])
     return tokens, np.median(x.seconds + prefill * x.prefill, 0)
 
   tokens, seconds = totals(run)
   paired = (tokens, seconds, *totals(plain))
   with_prefill = (*totals(run, True), *totals(plain, True))
-  rounds = sum(max(forwards[i : i + config.batch]) for i in range(0, len(results), config.batch))
+  rounds = sum(max(forwards[batch]) for batch in batches)
   # A model drafts in one pass per level and one more that caches the last. Heads count once, which
   # flatters those that read the same weights at every depth (EAGLE, ReDrafter).
   offered = np.sum([r.rounds.offered for r in results], 0)
@@ -104,13 +99,8 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   plain_rates = metrics.tokens_per_second(paired[2].sum(), plain.seconds.sum(1))
   must_equal = not run.lossy and (config.temperature == 0 or verifier.name == "target_only")
   return {
-    "drafter": drafter.name,
-    "nodes": drafter.nodes,
-    "depth": drafter.depth,
-    "verifier": verifier.name,
-    "exactness": verifier.exactness,
-    "lossy": run.lossy,
-    **block,
+    "drafter": drafter.name, "nodes": drafter.nodes, "depth": drafter.depth,
+    "verifier": verifier.name, "exactness": verifier.exactness, "lossy": run.lossy, **block,
     "acceptance_by_depth": metrics.acceptance_by_depth(
       [r.rounds.accepted for r in results], [r.rounds.offered for r in results]
     ),
@@ -119,21 +109,17 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
     "speed_up_repeats": (rates / plain_rates).tolist(),
     "speed_up_with_prefill": float(metrics.speed_up(*(x.sum() for x in with_prefill))),
     "mbsu": float(metrics.mbsu(block["tau"], cost, passes)),
-    "draft_cost": cost,
-    "draft_passes": passes,
-    "tokens": int(tokens.sum()),
-    "forwards": sum(forwards),
-    "seconds": float(seconds.sum()),
+    "draft_cost": cost, "draft_passes": passes, "tokens": int(tokens.sum()),
+    "forwards": sum(forwards), "seconds": float(seconds.sum()),
     "prefill_seconds": float(np.median(run.prefill, 0).sum()),
     "tokens_per_second": float(metrics.tokens_per_second(tokens.sum(), seconds.sum())),
     "tokens_per_second_repeats": rates.tolist(),
     "ms_per_round": float(1e3 * seconds.sum() / rounds),
-    "must_equal_plain": must_equal,
+    "must_equal_plain": must_equal, "unstable_batches": run.unstable,
     "divergences": divergences(
       decoder.model, [item.ids for item in items], results, plain.results, config.temperature == 0
     ),
-    "unstable_batches": run.unstable,
-  }
+  }  # fmt: skip
 
 
 def shortfall(
@@ -149,8 +135,8 @@ def shortfall(
   if label == PLAIN or config.temperature == 0 or run.lossy or not known:
     return None
   alone = make_decoder(model, label, dataclasses.replace(config, batch=1))
-  seen = optimal.measure(alone, [item.ids for item in items], config.max_new_tokens, ROUNDS)
-  return {"accepted": seen.accepted, "optimum": seen.optimum, "reached": seen.reached}
+  ids = [item.ids for item in items]
+  return optimal.measure(alone, ids, config.max_new_tokens, ROUNDS)._asdict()
 
 
 def _records(runs: dict[str, Runs], items: Sequence[Item], batch: int) -> Iterator[dict[str, Any]]:
@@ -190,19 +176,8 @@ def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
   return found
 
 
-def _markdown(summary: dict[str, Any], cost: VerifyCost) -> str:
-  heading = f"The cost of verifying N nodes at {cost.context} cached tokens:"
-  return "\n\n".join([
-    report.caption(summary), table.markdown(rows(summary)), FOOTNOTE,
-    heading, table.markdown(cost.rows),
-  ])  # fmt: skip
-
-
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """Measures, and writes results.jsonl, summary.json, table.md and three plots.
-
-  Returns:
-    The summary: config, environment, figures of each method, verify cost.
+  """The summary of what was measured; writes it with results.jsonl, table.md and three plots.
 
   Raises:
     ValueError: a number below 1, a prompt that cannot be decoded, an unknown method, a method given
@@ -228,12 +203,13 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   summary = report.summary(config, {
     "model": model.name, "network": dataclasses.asdict(model.config),
     "parameters": parameters(model.params), "prompts": len(items), "methods": methods,
-    "verify_cost": cost._asdict() | {"relative": cost.relative},
+    "verify_cost": cost.figures,
   })  # fmt: skip
   plots = {
     "speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary),
     "verify_cost": trees.verify_cost(summary),
   }  # fmt: skip
-  records = _records(runs, items, config.batch)
-  report.save(directory, summary, _markdown(summary, cost), plots, records)
+  heading, records = report.caption(summary), _records(runs, items, config.batch)
+  text = "\n\n".join([heading, table.markdown(rows(summary)), FOOTNOTE, cost.markdown])
+  report.save(directory, summary, text, plots, records)
   return summary

@@ -32,16 +32,9 @@ def _unseen(target: Target, drafter: Drafter, target_params: Params, cache: Cach
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter"))
 def _rounds(
-  target: Target,
-  drafter: Drafter,
-  target_params: Params,
-  params: Params,
-  cache: Cache,
-  context: Context,
-  state: Any,
-  evaluation: Any,
-  count: Array,
-) -> tuple[Context, Any]:
+  target: Target, drafter: Drafter, target_params: Params, params: Params, cache: Cache,
+  context: Context, state: Any, evaluation: Any, count: Array,
+) -> tuple[Context, Any]:  # fmt: skip
   """`count` rounds without the target, in which nothing is accepted.
 
   Every guess decides the next token and, by a hair, the target's states that `update` is shown, so
@@ -73,34 +66,19 @@ def _rounds(
 
 
 def measure(
-  target: Target,
-  target_params: Params,
-  drafters: Sequence[Drafter],
-  params: Params,
-  context: int,
-  *,
-  batch: int = 1,
-  repeats: int = 7,
-) -> list[float]:
+  target: Target, target_params: Params, drafters: Sequence[Drafter], params: Params, context: int,
+  *, batch: int = 1, repeats: int = 7,
+) -> list[float]:  # fmt: skip
   """Median seconds of one `propose` and `update` of each drafter, timed in turns.
 
-  Where a drafter brings an `evaluate` of its own, that is counted too: it takes the place of the
-  target's.
-
-  Args:
-    target: a network of `models`.
-    target_params: its weights.
-    drafters: drafters of one head, which may have different trees.
-    params: the head's weights.
-    context: committed tokens.
-    batch: B.
-    repeats: measurements of each; their median counts.
+  The drafters share the weights `params` and differ in their trees; `context` tokens are
+  committed. Where a drafter brings an `evaluate` of its own, that is counted too: it takes the
+  place of the target's.
   """
   capacity = context + timing.MOST + max(drafter.depth for drafter in drafters) + 1
-  ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
-  length = jnp.full(batch, context, jnp.int32)
-  prefill = jax.jit(target.prefill, static_argnums=(3, 4))
-  cache, features = prefill(target_params, ids, length, capacity, drafters[0].hidden_layers)
+  ids, length, cache, features = timing.prefilled(
+    target, target_params, context, batch, capacity, drafters[0].hidden_layers
+  )
   text = Context(jnp.pad(ids, ((0, 0), (0, capacity - context))), length)
   states = [
     jax.jit(drafter.init, static_argnums=4)(params, target_params, text, features, capacity)

@@ -42,20 +42,17 @@ class Runs:
 
 def turns(names: Sequence[str], count: int, repeats: int) -> Iterator[tuple[int, int, str]]:
   """(repeat, item, name) of every turn; who begins changes from item to item."""
-  console = Console(stderr=True)
   cells = [(r, i) for r in range(repeats) for i in range(count)]
-  for r, i in track(cells, "measuring", console=console, transient=True):
+  for r, i in track(cells, "measuring", console=Console(stderr=True), transient=True):
     first = (r + i) % len(names)
     for name in (*names[first:], *names[:first]):
       yield r, i, name
 
 
 def decode(
-  decoders: Mapping[str, Decoder | DiffusionDecoder],
-  prompts: Sequence[Sequence[int]],
-  max_new_tokens: int,
-  repeats: int,
-) -> dict[str, Runs]:
+  decoders: Mapping[str, Decoder | DiffusionDecoder], prompts: Sequence[Sequence[int]],
+  max_new_tokens: int, repeats: int,
+) -> dict[str, Runs]:  # fmt: skip
   """What each decoder did, by name; all have one batch size and get the same ids."""
   B = next(iter(decoders.values())).batch
   batches = [prompts[i : i + B] for i in range(0, len(prompts), B)]

@@ -15,10 +15,6 @@ def block_efficiency(emitted, forwards):
   """tau: tokens emitted per target forward, the token after the accepted ones included.
 
   The prefill is no forward and what it yields is not counted.
-
-  Args:
-    emitted: new tokens, a total.
-    forwards: target evaluations, a total.
   """
   return emitted / forwards
 
@@ -52,10 +48,8 @@ def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float |
 def mbsu(tau, cost: float, passes: float):
   """Memory-bound speed-up, tau / (1 + c * gamma): what tau is worth when reading weights is all.
 
-  Args:
-    tau: block efficiency.
-    cost: c, parameters of the draft over parameters of the target.
-    passes: gamma, passes of the draft per round, on average.
+  `cost` is c, parameters of the draft over those of the target, and `passes` is gamma, passes of
+  the draft per round, on average.
   """
   return tau / (1 + cost * passes)
 
@@ -75,14 +69,10 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
   """Percentile interval of a figure over resampled units; None for fewer than two units.
 
-  Units (prompts, or batches where time is shared) are drawn with replacement, all columns
-  together, so that a method and its baseline are compared on the same prompts in every draw.
-
-  Args:
-    statistic: maps the total of each column to the figure.
-    columns: f[n] each.
-    draws: resamplings; the generator is seeded, so that equal data give equal intervals.
-    level: probability inside the interval.
+  Units (prompts, or batches where time is shared) are drawn with replacement, all columns f[n]
+  together, so that a method and its baseline are compared on the same prompts in every draw. The
+  generator is seeded, so that equal data give equal intervals. `statistic` maps the total of each
+  column to the figure.
   """
   data = np.stack([np.asarray(c, float) for c in columns])
   n = data.shape[1]

@@ -31,17 +31,12 @@ class Shortfall(NamedTuple):
   Attributes:
     accepted: share of rounds that accepted a child of the root.
     optimum: mean of alpha* over these rounds.
-    rounds: how many.
+    reached: accepted / optimum, 1 where nothing could be accepted; above 1 only by chance.
   """
 
   accepted: float
   optimum: float
-  rounds: int
-
-  @property
-  def reached(self) -> float:
-    """accepted / optimum, 1 where nothing could be accepted; above 1 only by chance."""
-    return self.accepted / self.optimum if self.optimum else 1.0
+  reached: float
 
 
 @functools.partial(jax.jit, static_argnames="method")
@@ -68,19 +63,10 @@ def _optimum(drafter: Drafter, p, q, tokens, children) -> float:
 def measure(
   decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, rounds: int
 ) -> Shortfall:
-  """Decodes with a method and looks at every round's root.
+  """Decodes with a method of batch 1 and looks at every round's root, in `rounds` at most.
 
   The number of a node's children must not depend on what was drawn; in trees of fixed shape and
   stochastic beams it does not.
-
-  Args:
-    decoder: of batch 1.
-    prompts: token ids.
-    max_new_tokens: per prompt.
-    rounds: of all prompts together, at most.
-
-  Raises:
-    ValueError: a batch above 1.
   """
   if decoder.batch != 1:
     raise ValueError(f"batch={decoder.batch}: accepted is 1.")
@@ -96,4 +82,5 @@ def measure(
       state = decoder._advance(request, state, 1)
     histogram = np.asarray(state.stats.accepted[0])
     accepted += int(histogram[1:].sum())
-  return Shortfall(accepted / len(optima), float(np.mean(optima)), len(optima))
+  share, optimum = accepted / len(optima), float(np.mean(optima))
+  return Shortfall(share, optimum, share / optimum if optimum else 1.0)

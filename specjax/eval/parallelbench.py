@@ -54,11 +54,7 @@ class Config:
 
 
 def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
-  """The method that a name of `Config.methods` says.
-
-  Raises:
-    ValueError: the name says none.
-  """
+  """The method that a name of `Config.methods` says."""
   return DiffusionDecoder(
     model, name, temperature=config.temperature, seed=config.seed, batch=config.batch
   )
@@ -120,13 +116,11 @@ def figures(model: Model, asked: Sequence[Question], run: Runs) -> dict[str, Any
     "seconds": float(np.median(run.seconds, 0).sum()),
     "unstable_batches": run.unstable,
     "tasks": {
-      name: {
-        "accuracy": float(right[task == name].mean()),
-        "forwards": float(forwards[task == name].mean()),
-      }
+      name: {key: float(x[task == name].mean())
+             for key, x in (("accuracy", right), ("forwards", forwards))}
       for name in dict.fromkeys(q.task for q in asked)
     },
-  }
+  }  # fmt: skip
 
 
 def _records(
@@ -154,10 +148,7 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """Decodes everything, and writes results.jsonl, summary.json, table.md and a plot.
-
-  Returns:
-    The summary: config, environment, figures of each method.
+  """The summary of what was measured; writes it with results.jsonl, table.md and a plot.
 
   Raises:
     ValueError: a number below 1, an unknown task or method, no method or one given twice.
@@ -181,7 +172,6 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
            for k, m in summary["methods"].items()}
     for task in dict.fromkeys(q.task for q in asked)
   }  # fmt: skip
-  plots = {"parallelbench": denoising.accuracy(curves)}
-  records = _records(model, asked, runs)
-  report.save(directory, summary, table.markdown(rows(summary)), plots, records)
+  text, plots = table.markdown(rows(summary)), {"parallelbench": denoising.accuracy(curves)}
+  report.save(directory, summary, text, plots, _records(model, asked, runs))
   return summary

@@ -51,13 +51,13 @@ def save(
 
 
 def publish(
-  out: pathlib.Path, summary: Mapping[str, Any], text: str,
-  plots: Mapping[str, Figure] | None = None,
+  config: Any, found: Mapping[str, Any], text: str, plots: Mapping[str, Figure] | None = None,
+  packages: Sequence[str] = (),
 ) -> None:  # fmt: skip
-  """Saves, prints the table and says where the rest is: how a benchmark's script ends."""
-  save(out, summary, text, plots)
+  """Saves to `config.out`, prints the table and says where the rest is: how a script ends."""
+  save(directory(config.out), summary(config, found, packages), text, plots)
   print(text)
-  print(contents(out))
+  print(contents(config.out))
 
 
 def contents(out: str | pathlib.Path) -> str:

@@ -41,24 +41,17 @@ def counting(drafter: Drafter) -> Drafter:
 
 
 def acceptance(
-  model: Model,
-  fill: Callable[[Paths], Drafter],
-  params: Params,
-  prompts: Sequence[list[int]],
-  max_new_tokens: int,
-  temperature: float,
-) -> tuple[np.ndarray, int]:
+  model: Model, fill: Callable[[Paths], Drafter], params: Params, prompts: Sequence[list[int]],
+  max_new_tokens: int, temperature: float,
+) -> tuple[np.ndarray, int]:  # fmt: skip
   """f64[R], how often the child of each rank is the accepted one; and the number of rounds.
 
-  Args:
-    fill: gives the drafter of a tree whose children are drawn without replacement.
-    temperature: temperature of the target, above 0.
+  `fill` gives the drafter of a tree whose children are drawn without replacement, and the
+  temperature of the target is above 0.
   """
-  drafter = counting(fill(as_tuples(k_config([WIDTH]))))
-  decoder = Decoder(
-    model, (drafter, params), "recursive", temperature=temperature, batch=len(prompts)
-  )
-  request, state, _ = decoder._start(list(prompts), [max_new_tokens] * len(prompts), 0)
+  drafter, B = counting(fill(as_tuples(k_config([WIDTH])))), len(prompts)
+  decoder = Decoder(model, (drafter, params), "recursive", temperature=temperature, batch=B)
+  request, state, _ = decoder._start(list(prompts), [max_new_tokens] * B, 0)
   state = decoder._advance(request, state, max_new_tokens)
   counts = np.asarray(state.drafter[1]).sum(0)
   return counts[1:] / counts.sum(), int(counts.sum())  # entry 0: rounds that accepted none

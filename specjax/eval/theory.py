@@ -4,6 +4,9 @@ Nothing here samples or decodes. p is the distribution of the target and q the o
 from, at one node or, where a length is asked for, at every node of the draft ("context-free"). Rows
 sum to one. All is float64, and every leading axis is a batch of independent cases.
 
+All functions take p and q as f[..., V], `count` as k, and `length` as the number of drafted tokens.
+Those of a length include the token after the accepted ones.
+
 Letters: V vocabulary, k siblings, T arrival times.
 """
 
@@ -29,11 +32,9 @@ def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Dist
   alpha* = 1 + min over sets H of p(H) - Pr(all siblings lie in H). With tokens sorted by q / p,
   descending, the best H is a prefix (Hu et al. 2025, arXiv 2502.18779).
 
-  Args:
-    p, q: f[..., V].
-    count: k. Where q supports fewer tokens, "without_replacement" and "mixed" drafts stop at those.
-    how: "iid", "without_replacement", "mixed" (the top k - 1 of q and one drawn from the rest) or
-      "deterministic" (the top k of q). Ties go to the lower id.
+  The siblings are drafted as `how` says: "iid", "without_replacement", "mixed" (the top k - 1 of q
+  and one drawn from the rest) or "deterministic" (the top k of q). Ties go to the lower id. Where q
+  supports fewer than k tokens, "without_replacement" and "mixed" drafts stop at those.
 
   Raises:
     ValueError: for another `how`, or a count below one.
@@ -44,13 +45,9 @@ def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Dist
 def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distribution:
   """Probability f[...] that a rule accepts one of the siblings at a node.
 
-  Args:
-    p, q: f[..., V].
-    count: k, as in `optimal_acceptance`.
-    rule: recursive rejection of siblings that are "iid", "without_replacement", "mixed" or
-      "deterministic" (which is target-only verification of the top k of q), or "k_seq" of
-      independent ones. "without_replacement" goes through all ordered drafts and is for small V
-      and k only.
+  The rule is recursive rejection of siblings that are "iid", "without_replacement", "mixed" or
+  "deterministic" (which is target-only verification of the top k of q), or "k_seq" of independent
+  ones. "without_replacement" goes through all ordered drafts and is for small V and k only.
 
   Raises:
     ValueError: for another rule, a count below one, or more than a million ordered drafts.
@@ -59,11 +56,9 @@ def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distributio
 
 
 def uniform_chain(a: ArrayLike, length: int) -> Distribution:
-  """Expected tokens f[...] of a chain, (1 - a^(length+1)) / (1 - a), the token after it included.
+  """Expected tokens f[...] of a chain, (1 - a^(length+1)) / (1 - a).
 
-  Args:
-    a: f[...], probability that a token is accepted, the same for all and independent.
-    length: drafted tokens.
+  a f[...] is the probability that a token is accepted, the same for all and independent.
   """
   return np.power.outer(np.asarray(a, float), np.arange(length + 1)).sum(-1)
 
@@ -71,11 +66,7 @@ def uniform_chain(a: ArrayLike, length: int) -> Distribution:
 def chain_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   """Expected tokens f[...] of a drawn chain under token verification.
 
-  1 + sum_i E[prod_{j<=i} min(1, p / q)]. Tokens being independent, a uniform chain.
-
-  Args:
-    p, q: f[..., V], context-free.
-    length: drafted tokens.
+  It is 1 + sum_i E[prod_{j<=i} min(1, p / q)]; as tokens are independent, the chain is uniform.
   """
   return uniform_chain(acceptance(p, q, 1, "iid"), length)
 
@@ -87,10 +78,6 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   or more are accepted. log c_i is a reflected walk, distributed as the minimum of the free walk, so
   that by Spitzer's identity i E[c_i] = sum_{m=1..i} B_m E[c_{i-m}] with B_m the mass of
   min(p^m, q^m) over sequences of m tokens. Permutations of a sequence are counted together.
-
-  Args:
-    p, q: f[..., V], context-free.
-    length: drafted tokens.
 
   Raises:
     ValueError: if there are more than 100000 multisets of `length` tokens.
@@ -110,12 +97,8 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
 def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str) -> Distribution:
   """Expected tokens f[...] of a tree in which every node of depth d has branching[d] children.
 
-  1 + the sum over depths of the probability of getting there, a product of acceptances.
-
-  Args:
-    p, q: f[..., V], context-free.
-    branching: siblings at each depth.
-    rule: of `acceptance`, which raises what this raises.
+  It is 1 + the sum over depths of the probability of getting there, a product of acceptances; see
+  `acceptance` for the rule and what is raised.
   """
   tokens = reached = np.ones(())
   for count in branching:
@@ -130,15 +113,9 @@ def expected_speed_up(
 ) -> Distribution:  # fmt: skip
   """Speed-up f[...] over plain decoding, tau / (sequential * draft_cost + verify_cost + overhead).
 
-  All costs are in units of a target pass over one token.
-
-  Args:
-    tau: expected tokens of a round.
-    draft_cost: of one pass of the drafter.
-    sequential: passes of the drafter that wait for each other: a chain's length, a tree's depth,
-      1 for parallel heads.
-    verify_cost: of the target's pass over the draft.
-    overhead: of all else in a round.
+  A round yields tau tokens. All costs are in units of a target pass over one token: those of a pass
+  of the drafter, of the target's pass over the draft, and of all else. `sequential` passes of the
+  drafter wait for each other: a chain's length, a tree's depth, or 1 for parallel heads.
   """
   time = np.multiply(sequential, draft_cost) + np.add(verify_cost, overhead)
   return np.divide(np.asarray(tau, float), time)
@@ -149,12 +126,9 @@ def best_length(
 ) -> int:
   """The chain length with the highest expected speed-up; 0 where plain decoding is as good.
 
-  Args:
-    a: probability that a token is accepted, the same for all and independent.
-    draft_cost: of a drafted token, in units of a target pass over one token.
-    most: the longest chain to consider.
-    verify: v(n), the cost of a target pass over n tokens in the same units: a function of n, f[most
-      + 1] for n = 1..most + 1, or a number for all n.
+  See `uniform_chain` for a and `expected_speed_up` for the costs. `most` is the longest chain to
+  consider, and `verify` the cost of a target pass over n tokens: a function of n, f[most + 1] for
+  n = 1..most + 1, or a number for all n.
   """
   lengths = np.arange(most + 1)
   cost = [verify(n + 1) for n in range(most + 1)] if callable(verify) else verify

@@ -5,10 +5,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
+
+from specjax.base import Cache, Features, Params, Target
 
 _SECONDS = 0.02  # of one timing, so that the start of a loop does not count
 MOST = 64  # passes in one timing
+
+
+def prefilled(
+  target: Target, params: Params, context: int, batch: int, capacity: int,
+  hidden_layers: tuple[int, ...] = (),
+) -> tuple[Array, Array, Cache, Features]:  # fmt: skip
+  """(ids i32[B, A], lengths i32[B], cache, features) of a text of `context` tokens in each row."""
+  ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
+  length = jnp.full(batch, context, jnp.int32)
+  prefill = jax.jit(target.prefill, static_argnums=(3, 4))
+  return ids, length, *prefill(params, ids, length, capacity, hidden_layers)
 
 
 def per_pass(loops: Sequence[Callable[[int], Any]], repeats: int) -> np.ndarray:

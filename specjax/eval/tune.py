@@ -105,9 +105,8 @@ def _options(
   if config.method == "best_first":
     assert filler.hit_rates is not None
     return candidates(filler.hit_rates), {"hit_rates": filler.hit_rates.tolist()}
-  rates, rounds = sequoia.acceptance(
-    model, filler.drafter, filler.params, held_out, config.max_new_tokens, config.temperature
-  )
+  rates, rounds = sequoia.acceptance(model, filler.drafter, filler.params, held_out,
+                                     config.max_new_tokens, config.temperature)  # fmt: skip
   options = candidates(np.tile(rates, (DEPTH, 1)), lambda nodes: best_drawn(rates, nodes, DEPTH))
   return options, {"acceptance": rates.tolist(), "rounds": rounds}
 
@@ -134,9 +133,8 @@ def _filler(model: Model, config: Config) -> Filler:
     raise ValueError(f"head={name!r} came without the hit rates by which trees are chosen: "
                      "specjax.train.heads measures and saves them.")  # fmt: skip
   rates = None if loaded.hit_rates is None else np.asarray(loaded.hit_rates)
-  return Filler(
-    name, lambda paths: drafting.drafter(loaded.head, _shape(config, paths)), loaded.params, rates
-  )
+  return Filler(name, lambda paths: drafting.drafter(loaded.head, _shape(config, paths)),
+                loaded.params, rates)  # fmt: skip
 
 
 def costs(
@@ -147,9 +145,8 @@ def costs(
   sizes = sorted({c.nodes for c in options})
   cost = verify.measure(model.target, model.params, context, batch=batch, nodes=sizes)
   passes = dict(zip(sizes, cost.seconds, strict=True))
-  drafts = draft_cost.measure(
-    model.target, model.params, drawn, filler.params, context, batch=batch
-  )  # fmt: skip
+  drafts = draft_cost.measure(model.target, model.params, drawn, filler.params, context,
+                              batch=batch)  # fmt: skip
   # A drafter's own `evaluate` is part of what its draft costs.
   replaced = [False, *(d.evaluate is not None for d in drawn)]
   target = [0.0 if own else passes[c.nodes] for c, own in zip(options, replaced, strict=True)]
@@ -160,13 +157,11 @@ def _decode(
   model: Model, filler: Filler, options: Sequence[Candidate], ids: list[list[int]], config: Config
 ) -> dict[str, dict[str, Any]]:
   """Measured figures of each candidate, all on the same prompts."""
-  how: dict[str, Any] = {"temperature": config.temperature, "batch": config.batch}
   rule = "recursive" if config.method == "sequoia" else None
-  decoders = {
-    c.name: Decoder(model, (filler.drafter(c.tree), filler.params), rule, **how)
-    if c.tree else Decoder(model, **how)
-    for c in options
-  }  # fmt: skip
+  decoders = {}
+  for c in options:
+    part = ((filler.drafter(c.tree), filler.params), rule) if c.tree else ()
+    decoders[c.name] = Decoder(model, *part, temperature=config.temperature, batch=config.batch)
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   plain = runs[PLAIN].results
   figures = {}
@@ -181,10 +176,7 @@ def _decode(
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """Chooses, decodes to check, and writes tree.json, summary.json, table.md and tune.png.
-
-  Returns:
-    The summary: config, environment, figures of each candidate, which was chosen.
+  """The summary of the choice; writes it with tree.json, table.md and tune.png.
 
   Raises:
     ValueError: no such head, a head without hit rates, a temperature that does not go with the
@@ -194,8 +186,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   filler = _filler(model, config)
   held_out = MEASURED if config.method == "sequoia" else 0
   limit = config.limit + held_out if config.limit else config.limit
-  items = prompts.read(config.prompts, model, config.max_new_tokens, limit)
-  ids = [item.ids for item in items]
+  ids = [x.ids for x in prompts.read(config.prompts, model, config.max_new_tokens, limit)]
   if len(ids) <= held_out:
     raise ValueError(f"prompts={config.prompts!r} has {len(ids)}: accepted are more than the "
                      f"{held_out} on which acceptance is measured.")  # fmt: skip
@@ -225,22 +216,16 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   })  # fmt: skip
   text = "\n\n".join([report.caption(summary), table.markdown(rows(summary)), verdict(summary)])
   report.save(directory, summary, text, {"tune": plots.choice(summary)})
-  files.save(directory / "tree.json", _shape(config, chosen.tree), _about(summary))
+  # For what the tree was chosen, and what it gave in tokens per second.
+  about = {
+    "drafter": config.drafter, "head": filler.name, "model": model.name, "method": config.method,
+    "temperature": config.temperature, "batch": config.batch,
+    "machine": {k: summary["machine"][k] for k in ("cpu", "cores", "device", "backend")},
+    "expected": figures[chosen.name]["expected"],
+    "measured": figures[chosen.name].get("measured"), "plain": figures[PLAIN]["measured"],
+  }  # fmt: skip
+  files.save(directory / "tree.json", _shape(config, chosen.tree), about)
   return summary
-
-
-def _about(summary: Mapping[str, Any]) -> dict[str, Any]:
-  """For what the tree was chosen, and what it gave in tokens per second."""
-  figures, machine, config = summary["candidates"], summary["machine"], summary["config"]
-  chosen = figures[summary["chosen"]]
-  return {
-    **{k: summary[k] for k in ("drafter", "head", "model")},
-    **{k: config[k] for k in ("method", "temperature", "batch")},
-    "machine": {k: machine[k] for k in ("cpu", "cores", "device", "backend")},
-    "expected": chosen["expected"],
-    "measured": chosen.get("measured"),
-    "plain": figures[PLAIN]["measured"],
-  }
 
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:

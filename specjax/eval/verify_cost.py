@@ -7,7 +7,7 @@ Letters: B batch, N tree nodes, A committed rows.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Cache, Params, Target
-from specjax.eval import timing
+from specjax.eval import table, timing
 
 NODES = (1, 2, 4, 8, 16, 32)
 _PATH = 8  # rows a commit writes, at most: the path of a deep draft
@@ -45,20 +45,25 @@ class VerifyCost(NamedTuple):
     return [s / self.seconds[0] for s in self.seconds]
 
   @property
-  def rows(self) -> list[dict[str, object]]:
-    """A table, see `eval.table`."""
-    return [
+  def figures(self) -> dict[str, Any]:
+    """All of them, ready for JSON."""
+    return self._asdict() | {"relative": self.relative}
+
+  @property
+  def markdown(self) -> str:
+    """A table below its heading."""
+    columns = (self.nodes, self.seconds, self.low, self.high, self.relative)
+    rows = [
       {"nodes": n, "ms": f"{1e3 * s:.2f}", "fastest": f"{1e3 * low:.2f}",
        "slowest": f"{1e3 * high:.2f}", "passes over one": f"{times:.2f}"}
-      for n, s, low, high, times in zip(
-        self.nodes, self.seconds, self.low, self.high, self.relative, strict=True)
+      for n, s, low, high, times in zip(*columns, strict=True)
     ]  # fmt: skip
+    heading = f"The cost of verifying N nodes at {self.context} cached tokens:"
+    return f"{heading}\n\n{table.markdown(rows)}"
 
 
 @functools.partial(jax.jit, static_argnames="target", donate_argnames="cache")
-def passes(
-  target: Target, params: Params, cache: Cache, tokens: Array, count: Array
-) -> tuple[Cache, Array]:
+def passes(target: Target, params: Params, cache: Cache, tokens: Array, count: Array):
   """`count` passes over a chain of tokens i32[B, N], each fed the argmax of the one before.
 
   The dependence keeps the compiler from dropping or hoisting any of them; the cache's length is
@@ -80,27 +85,11 @@ def passes(
 
 
 def measure(
-  target: Target,
-  params: Params,
-  context: int,
-  *,
-  batch: int = 1,
-  nodes: Sequence[int] = NODES,
+  target: Target, params: Params, context: int, *, batch: int = 1, nodes: Sequence[int] = NODES,
   repeats: int = 7,
-) -> VerifyCost:
-  """Times one evaluate and commit for every N, in turns, once all are compiled.
-
-  Args:
-    target: a network of `models`.
-    params: its weights.
-    context: cached tokens.
-    batch: B.
-    nodes: values of N.
-    repeats: measurements of each; their median counts.
-  """
-  ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
-  prefill = jax.jit(target.prefill, static_argnums=3)
-  cache, _ = prefill(params, ids, jnp.full(batch, context, jnp.int32), context + 64)
+) -> VerifyCost:  # fmt: skip
+  """Times one evaluate and commit after `context` tokens for every N, in turns."""
+  _, _, cache, _ = timing.prefilled(target, params, context, batch, context + 64)
 
   def loop(n: int, count: int) -> Cache:
     nonlocal cache  # every loop gives its buffers to the next

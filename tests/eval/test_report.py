@@ -38,17 +38,20 @@ def test_an_estimate_has_its_interval():
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+  out: str
   size: int = 3
 
 
 def test_a_report_is_a_directory(tmp_path, capsys):
   out = report.directory(tmp_path / "a" / "b")
-  summary = report.summary(Config(), {"found": 1.5}, packages=("no-such-package",))
-  assert summary["config"] == {"size": 3} and summary["versions"]["no-such-package"] is None
+  config = Config(str(out))
+  summary = report.summary(config, {"found": 1.5}, packages=("no-such-package",))
+  assert summary["config"] == {"out": str(out), "size": 3}
+  assert summary["versions"]["no-such-package"] is None
   report.save(out, summary, "| t |", {"plot": Figure()}, [{"x": 1}, {"x": 2}])
   assert json.loads((out / "summary.json").read_text()) == summary
   assert (out / "results.jsonl").read_text() == '{"x": 1}\n{"x": 2}\n'
-  report.publish(out, summary, "| t |")
+  report.publish(config, {"found": 1.5}, "| t |")
   said = f"| t |\n{out}: plot.png, results.jsonl, summary.json, table.md\n"
   assert capsys.readouterr().out == said
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
+from specjax.kernels.tree_attention import pallas_tpu, reference, xla
 
 BLOCK = 128
 SHAPES = [  # B, K, G, N, S, C, lengths
@@ -79,7 +79,7 @@ def run(name, arguments, block=BLOCK, interpret=True):
   arguments = jax.tree.map(jnp.asarray, arguments)
   options = {"scale": arguments[0].shape[-1] ** -0.5}
   if name == "pallas_tpu":
-    options |= {"blocks": config.Blocks(block), "interpret": interpret}
+    options |= {"block": block, "interpret": interpret}
     f = pallas_tpu.tree_attention
   else:
     f = reference.tree_attention

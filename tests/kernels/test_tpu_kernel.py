@@ -9,7 +9,7 @@ from attention_cases import BLOCK, SHAPES, assert_close, case, run, truth
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from specjax.kernels.tree_attention import aot, config, pallas_tpu
+from specjax.kernels.tree_attention import aot, pallas_tpu
 
 
 def simulated(seed):
@@ -51,7 +51,7 @@ def test_a_race_would_be_seen(capfd):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_shape_lowers_for_tpu(shape, dtype):
   def attention(*arguments):
-    return pallas_tpu.tree_attention(*arguments, 1.0, blocks=config.Blocks(BLOCK))
+    return pallas_tpu.tree_attention(*arguments, 1.0, block=BLOCK)
 
   arguments = jax.eval_shape(lambda: tuple(map(jnp.asarray, case(0, *shape, dtype=dtype))))
   lowered = jax.jit(attention).trace(*arguments).lower(lowering_platforms=("tpu",))
@@ -63,7 +63,7 @@ def test_the_mask_is_small_beside_the_cache():
   arguments = aot.arguments(shape, None)
 
   def attention(*arguments):
-    return pallas_tpu.tree_attention(*arguments, 1.0, blocks=config.Blocks(1024))
+    return pallas_tpu.tree_attention(*arguments, 1.0, block=1024)
 
   lowered = jax.jit(attention).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
   (call,) = (line for line in lowered.splitlines() if "tpu_custom_call" in line)

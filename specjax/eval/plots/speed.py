@@ -52,19 +52,16 @@ def speed_up(summary: Mapping[str, Any]) -> Figure:
     most = max(most, end)
   axes.set_yticks(range(len(methods)), [name(k, m) for k, m in methods.items()])
   axes.invert_yaxis()
-  axes.set_xlim(0, most * 1.14)
   axes.spines[["left", "bottom"]].set_visible(False)
-  axes.set_xticks([])
-  style.title(axes, "Speed over plain decoding (95% interval); τ: tokens per forward")
-  style.source(figure, summary)
-  return figure
+  style.title(axes, "Speed over plain decoding (95% interval); τ: tokens per forward",
+              xlim=(0, most * 1.14), xticks=[])  # fmt: skip
+  return style.source(figure, summary)
 
 
 def heads(summary: Mapping[str, Any], kinds: Mapping[str, str]) -> Figure:
   """Speed-up of every head at two trees, by the tau of the first, and its hit rates by depth."""
-  by_tau = sorted(
-    summary["heads"].items(), key=lambda item: -item[1]["figures"][next(iter(kinds))]["tau"]
-  )
+  first = next(iter(kinds))
+  by_tau = sorted(summary["heads"].items(), key=lambda item: -item[1]["figures"][first]["tau"])
   figure, (bars, lines) = style.panels(13, 1.7 + 0.4 * len(by_tau), columns=2)
   for shift, colour, (kind, label) in zip((-0.2, 0.2), COLOURS, kinds.items(), strict=False):
     for row, (_, head) in enumerate(by_tau):
@@ -79,10 +76,8 @@ def heads(summary: Mapping[str, Any], kinds: Mapping[str, str]) -> Figure:
   for (key, head), shade in zip(by_tau, colours, strict=True):
     rates = head["hit_rates"]
     lines.plot(range(1, len(rates) + 1), rates, "o-", color=shade, label=key.replace("_", " "))
-  lines.set_xticks(range(1, 1 + max(len(head["hit_rates"]) for _, head in by_tau)))
-  lines.set_ylim(0, 1)
-  lines.set_xlabel("depth", fontsize=11)
-  style.title(lines, "Best guess right, given the true text before it")
+  deepest = max(len(head["hit_rates"]) for _, head in by_tau)
+  style.title(lines, "Best guess right, given the true text before it", ylim=(0, 1),
+              xticks=range(1, 1 + deepest), xlabel="depth")  # fmt: skip
   style.legend(lines)
-  style.source(figure, summary)
-  return figure
+  return style.source(figure, summary)

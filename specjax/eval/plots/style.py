@@ -16,9 +16,10 @@ DASHED = (0, (4, 3))
 
 
 def panels(
-  width: float, height: float, columns: int = 1, rows: int = 1, shared: bool = False
-) -> tuple[Figure, list[Axes]]:
-  """A figure of so many inches and its empty panels, row by row, with shared axes or not."""
+  width: float, height: float, columns: int = 1, rows: int = 1, *, shared: bool = False,
+  ruled: bool = False,
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
+  """A figure of so many inches and its empty panels, row by row; axes may be shared or ruled."""
   figure = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
   grid = list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flat)
   for axes in grid:
@@ -26,14 +27,17 @@ def panels(
     axes.spines[["left", "bottom"]].set_color(PLAIN)
     axes.tick_params(colors=INK, length=0, labelsize=10.5)
     axes.set_axisbelow(True)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
+    if ruled:
+      axes.grid(axis="y", color=RULE, linewidth=0.8)
+    for axis in (axes.xaxis, axes.yaxis):
+      axis.label.set(color=INK, size=11)
   return figure, grid
 
 
-def title(axes: Axes, text: str) -> None:
-  """A heading above the left end of a panel."""
+def title(axes: Axes, text: str, **settings: Any) -> None:
+  """A heading above the left end of a panel, and what else `Axes.set` is given of it."""
   axes.set_title(text, loc="left", fontsize=12.5, color=INK, pad=10)
+  axes.set(**settings)
 
 
 def legend(axes: Axes) -> None:
@@ -49,10 +53,11 @@ def powers(axes: Axes, numbers: Sequence[int]) -> None:
   axes.set_xticks(numbers, [str(n) for n in numbers])
 
 
-def source(figure: Figure, summary: Mapping[str, Any]) -> None:
-  """Says below a figure what was decoded, how and where."""
+def source(figure: Figure, summary: Mapping[str, Any]) -> Figure:
+  """The figure, which now says below what was decoded, how and where."""
   text = f"{decoding(summary)}; {machine(summary)}"
   figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#6B6B6B")
+  return figure
 
 
 def of_methods(names: Sequence[str]) -> dict[str, tuple[str, str]]:

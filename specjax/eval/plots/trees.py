@@ -14,54 +14,41 @@ from specjax.eval.plots.style import COLOURS, INK, PLAIN, RULE
 def acceptance(summary: Mapping[str, Any]) -> Figure:
   """alpha_d by depth, a line per method."""
   styles = style.of_methods(list(summary["methods"]))
-  figure, (axes,) = style.panels(8, 3.8)
+  figure, (axes,) = style.panels(8, 3.8, ruled=True)
   deepest = 1
   for label, m in summary["methods"].items():
     points = [(d, a) for d, a in enumerate(m["acceptance_by_depth"], 1) if a is not None]
     if points:
       colour, marker = styles[label]
-      axes.plot(
-        *zip(*points, strict=True), marker + "-", color=colour, label=name(label, m),
-        linewidth=2, markersize=7, markeredgecolor="white", clip_on=False,
-      )  # fmt: skip
+      axes.plot(*zip(*points, strict=True), marker + "-", color=colour, label=name(label, m),
+                linewidth=2, markersize=7, markeredgecolor="white", clip_on=False)  # fmt: skip
       deepest = max(deepest, points[-1][0])
-  axes.set_xlim(0.8, deepest + 0.2)
-  axes.set_xticks(range(1, deepest + 1))
-  axes.set_ylim(0, 1)
-  axes.grid(axis="y", color=RULE, linewidth=0.8)
-  axes.set_xlabel("draft depth", fontsize=11)
   style.legend(axes)
-  style.title(axes, "Chance that a depth is accepted once the one before is")
-  style.source(figure, summary)
-  return figure
+  style.title(axes, "Chance that a depth is accepted once the one before is", ylim=(0, 1),
+              xlim=(0.8, deepest + 0.2), xticks=range(1, deepest + 1),
+              xlabel="draft depth")  # fmt: skip
+  return style.source(figure, summary)
 
 
 def verify_cost(summary: Mapping[str, Any]) -> Figure:
   """v(N) / v(1), with each method's tokens per forward at its N: above the line, it gains."""
   cost, styles = summary["verify_cost"], style.of_methods(list(summary["methods"]))
-  figure, (axes,) = style.panels(8, 3.8)
+  figure, (axes,) = style.panels(8, 3.8, ruled=True)
   low, high = ([x / cost["seconds"][0] for x in cost[k]] for k in ("low", "high"))
   axes.fill_between(cost["nodes"], low, high, color=RULE)
-  axes.plot(
-    cost["nodes"], cost["relative"], "o-", color=INK, linewidth=2, markersize=5,
-    label="cost of N nodes",
-  )  # fmt: skip
+  axes.plot(cost["nodes"], cost["relative"], "o-", color=INK, linewidth=2, markersize=5,
+            label="cost of N nodes")  # fmt: skip
   for label, m in summary["methods"].items():
     if label != "none":
       colour, marker = styles[label]
-      axes.plot(
-        m["nodes"], m["tau"], marker, color=colour, markersize=10, markeredgecolor="white",
-        linestyle="none", label="τ of " + name(label, m),
-      )  # fmt: skip
+      axes.plot(m["nodes"], m["tau"], marker, color=colour, markersize=10, linestyle="none",
+                markeredgecolor="white", label="τ of " + name(label, m))  # fmt: skip
   style.powers(axes, cost["nodes"])
-  axes.set_ylim(0, None)
-  axes.grid(axis="y", color=RULE, linewidth=0.8)
-  axes.set_xlabel("nodes N in the draft tree, root included", fontsize=11)
-  axes.set_ylabel("in passes over one node", fontsize=11)
   style.legend(axes)
-  style.title(axes, "A tree pays where its tokens per forward (τ) lie above its cost")
-  style.source(figure, summary)
-  return figure
+  style.title(axes, "A tree pays where its tokens per forward (τ) lie above its cost",
+              xlabel="nodes N in the draft tree, root included", ylim=(0, None),
+              ylabel="in passes over one node")  # fmt: skip
+  return style.source(figure, summary)
 
 
 def _of_kind(figures: Mapping[str, Any]) -> list[tuple[str, str, str, list[Mapping[str, Any]]]]:
@@ -81,19 +68,15 @@ def _agreement(axes: Axes, summary: Mapping[str, Any]) -> None:
     x, y = ([f[k] for f in figures] for k in ("expected", "measured"))
     axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor="white")
     for f in figures:
-      axes.annotate(
-        str(f["nodes"]), (f["expected"], f["measured"]), (5, -9), textcoords="offset points",
-        fontsize=9, color=INK, fontweight="bold" if f is chosen else "normal",
-      )  # fmt: skip
+      axes.annotate(str(f["nodes"]), (f["expected"], f["measured"]), (5, -9), fontsize=9, color=INK,
+                    textcoords="offset points",
+                    fontweight="bold" if f is chosen else "normal")  # fmt: skip
   if chosen:
-    axes.plot(
-      chosen["expected"], chosen["measured"], "o", markersize=15, markerfacecolor="none",
-      markeredgecolor=INK,
-    )  # fmt: skip
-  axes.set(xlim=ends, ylim=ends)
-  axes.grid(color=RULE, linewidth=0.8)
-  axes.set_xlabel("expected tokens/s", fontsize=11)
-  axes.set_ylabel("measured tokens/s", fontsize=11)
+    axes.plot(chosen["expected"], chosen["measured"], "o", markersize=15, markerfacecolor="none",
+              markeredgecolor=INK)  # fmt: skip
+  axes.grid(axis="x", color=RULE, linewidth=0.8)
+  style.title(axes, "Each draft by its nodes, the choice ringed", xlim=ends, ylim=ends,
+              xlabel="expected tokens/s", ylabel="measured tokens/s")  # fmt: skip
 
 
 def _by_nodes(axes: Axes, summary: Mapping[str, Any]) -> None:
@@ -103,25 +86,19 @@ def _by_nodes(axes: Axes, summary: Mapping[str, Any]) -> None:
     for key, line, face in (("expected", ":", "white"), ("measured", "-", colour)):
       points = [(f["nodes"], f[key]) for f in figures if key in f]
       if points:
-        axes.plot(
-          *zip(*points, strict=True), marker + line, color=colour, linewidth=1.8, markersize=7,
-          markerfacecolor=face, label=f"{kind}, {key}",
-        )  # fmt: skip
+        axes.plot(*zip(*points, strict=True), marker + line, color=colour, linewidth=1.8,
+                  markersize=7, markerfacecolor=face, label=f"{kind}, {key}")  # fmt: skip
   chosen = summary["candidates"][summary["chosen"]]["nodes"]
   axes.axvline(chosen, color=RULE, linewidth=8, zorder=0)
   style.powers(axes, [n for n in nodes if n & (n - 1) == 0])
-  axes.set_ylim(0, None)
-  axes.grid(axis="y", color=RULE, linewidth=0.8)
-  axes.set_xlabel("nodes N of the draft, root included", fontsize=11)
   style.legend(axes)
+  style.title(axes, "Tokens per second by size", xlabel="nodes N of the draft, root included",
+              ylim=(0, None))  # fmt: skip
 
 
 def choice(summary: Mapping[str, Any]) -> Figure:
   """Measured against expected speed and both against nodes, from a summary of `eval.tune`."""
-  figure, (left, right) = style.panels(12, 4.6, columns=2)
+  figure, (left, right) = style.panels(12, 4.6, columns=2, ruled=True)
   _agreement(left, summary)
   _by_nodes(right, summary)
-  style.title(left, "Each draft by its nodes, the choice ringed")
-  style.title(right, "Tokens per second by size")
-  style.source(figure, summary)
-  return figure
+  return style.source(figure, summary)
