@@ -11,6 +11,7 @@ run that was killed.
 
 import dataclasses
 import itertools
+import pathlib
 import sys
 from typing import NamedTuple
 
@@ -31,32 +32,20 @@ from specjax.train.recipe.texts import Text
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(texts.Config):
   """A masked diffusion model from text.
 
   Attributes:
-    data: JSONL file or tfds:NAME:SPLIT.
-    out: directory of checkpoints, metrics and the finished model.
     start: zoo name or directory of a model to go on from, by default random weights. It brings its
       tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read.
-    fields: names of the question and the answer; a record with `text` is used as it is.
-    template: chat template of question and answer.
     words: whether every word is a token, as suits small worlds, in place of byte-level BPE.
-    vocab_size: size of the BPE tokenizer that is trained on the data, the mask included.
-    network: shape of the network.
-    length: T, number of tokens of a row.
     shift: whether the state before a token predicts it, as in Dream, and not its own (LLaDA).
     context: whether Dream's context-adaptive weights take the place of 1 / p.
-    training: options of the optimiser; a batch is of rows.
   """
 
-  data: str
-  out: str
   start: str | None = None
-  fields: tuple[str, str] = ("question", "answer")
   template: str = "plain"
   words: bool = False
-  vocab_size: Length = 4096
   network: NetworkOptions = Network(
     width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512
   )
@@ -102,7 +91,7 @@ def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int)
   return Rows(np.array(tokens, np.int32), np.array(maskable))
 
 
-def new_model(config: Config, records: list[Text]) -> Model:
+def new_model(config: Config, out: pathlib.Path, records: list[Text]) -> Model:
   """A model with random weights that reads the records."""
 
   def train() -> Tokenizer:
@@ -111,22 +100,19 @@ def new_model(config: Config, records: list[Text]) -> Model:
     tokenizer.inner.add_special_tokens([END, MASK])
     return tokenizer
 
-  tokenizer = texts.kept_tokenizer(run.begin(config), train)
+  tokenizer = texts.kept_tokenizer(out, train)
   end, mask = tokenizer.id(END), tokenizer.id(MASK)
   assert end is not None
-  network, params = texts.new_network(
-    config.network, tokenizer, config.training.seed, max_length=4 * config.length, causal=False
-  )
-  template = config.template if any(len(r) == 2 for r in records) else None
-  return Model(config.out, network, params, tokenizer, (end,), (), template, mask, config.shift)
+  network, params = texts.new_network(config, tokenizer, max_length=4 * config.length, causal=False)
+  return Model(config.out, network, params, tokenizer, (end,), (), None, mask, config.shift)
 
 
 def main(config: Config) -> None:
   out = run.begin(config)
 
   # --- data and model ---
-  records = texts.read(config.data, config.fields, config.template)
-  model = load(config.start) if config.start else new_model(config, records)
+  records, template = texts.read(config)
+  model = load(config.start) if config.start else new_model(config, out, records)
   tokenizer, mask = model.tokenizer, model.denoiser.mask
   if tokenizer is None or not model.stop:
     raise ValueError(f"start={config.start!r}: it needs a tokenizer and an end of text.")
@@ -151,9 +137,8 @@ def main(config: Config) -> None:
   params = fit(loss, model.params, batch, config.training, out)
 
   # --- export ---
-  template = config.template if any(len(r) == 2 for r in records) else model.template
-  hf.save(out / "model", model.config, params, tokenizer, template=template, mask=mask,
-          stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
+  hf.save(out / "model", model.config, params, tokenizer, template=template or model.template,
+          mask=mask, stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":

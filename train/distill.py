@@ -4,8 +4,9 @@
 
 The model answers the questions of `data` one slot per pass. From these answers the student learns
 two things: to predict them from few slots, and to be certain where it is right. This is the
-certainty-forcing distillation of dParallel (Chen et al. 2025, arXiv 2509.26488). The student is
-decoded with the policy "entropy_threshold". The same command again continues a run that was killed.
+certainty-forcing distillation of dParallel (Chen et al. 2025, arXiv 2509.26488). Wrong answers to
+the questions of lists:SEED:COUNT are left out. The student is decoded with the policy
+"entropy_threshold". The same command again continues a run that was killed.
 
 Letters: R rows, B batch, T row length.
 """
@@ -26,7 +27,7 @@ from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import forward, lora, run
+from specjax.train.recipe import answers, forward, lora, run
 from specjax.train.recipe.answers import ask, teacher, written
 from specjax.train.recipe.certainty import certainty_loss, masks
 from specjax.train.recipe.config import (
@@ -43,16 +44,10 @@ from specjax.train.recipe.texts import Document
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(answers.Config):
   """A student.
 
   Attributes:
-    model: zoo name or directory of the denoiser, which is the teacher and the student's start.
-    data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with questions; of the last, wrong answers
-      are left out.
-    out: directory of the answers, checkpoints, metrics and the student, which is in `model`.
-    field: name of the question in a record.
-    questions: number of records that are read, from the start of the data.
     new: number of slots of an answer.
     block: number of slots of the blocks in which answers are masked and the student is decoded.
     share: share of a block's slots that are masked, before a second pass masks the others;
@@ -62,14 +57,8 @@ class Config:
     temperature: temperature of the distribution whose entropy counts; published is 0.5.
     rank: rank of the low-rank updates; 0 trains all weights.
     answer_batch: number of questions that are answered together.
-    training: options of the optimiser; a batch is of rows.
   """
 
-  model: str
-  data: str
-  out: str
-  field: str = "question"
-  questions: Count = 4000
   new: Count = 16
   block: Count = 16
   share: Annotated[float | None, Bounds(0.01, 0.99)] = None
@@ -115,7 +104,7 @@ def main(config: Config) -> None:
   model = teacher(config.model, causal=False)
 
   # --- data ---
-  prompts = ask(model, config.data, config.field, config.questions)
+  prompts = ask(model, config)
   run.claim(out, config, prompts)
   decoder = DiffusionDecoder(
     model, "confidence", blocks=config.block, stopping="whole", batch=config.answer_batch,
