@@ -31,7 +31,7 @@ from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward, run
 from specjax.train.recipe.answers import AnswersConfig, answered, ask, check_held_out, teacher
 from specjax.train.recipe.calibration import reliability
-from specjax.train.recipe.config import Amount, Count, Share, Training, TrainingOptions
+from specjax.train.recipe.config import Amount, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 
 
@@ -50,7 +50,7 @@ class Config(AnswersConfig):
   blocks: Count = 3
   mixed: Share = 0.15
   refusal: Amount = 6.0
-  training: TrainingOptions = Training(steps=500)
+  training: Training = Training(steps=500)
 
 
 def examples(

@@ -25,7 +25,7 @@ from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward, run, texts
-from specjax.train.recipe.config import Length, Network, NetworkOptions, Training, TrainingOptions
+from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
 from specjax.train.recipe.texts import Text
@@ -46,13 +46,11 @@ class Config(texts.Config):
   start: str | None = None
   template: str = "plain"
   words: bool = False
-  network: NetworkOptions = Network(
-    width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512
-  )
+  network: Network = Network(width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512)
   length: Length = 64
   shift: bool = False
   context: bool = False
-  training: TrainingOptions = Training(
+  training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
   )
 
@@ -70,10 +68,8 @@ def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int)
   Raises:
     ValueError: a question with its answer is longer than a row, or the texts fill no row.
   """
-  T = config.length
-  tokens: list[list[int]] = []
-  maskable: list[list[bool]] = []
-  stream: list[int] = []
+  T, stream = config.length, []
+  rows: list[texts.Document] = []
   for i, text in enumerate(records):
     if len(text) == 1:
       stream += [*tokenizer.encode(text[0]), end]
@@ -81,13 +77,12 @@ def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int)
     ids, said = texts.encode_pair(config.template, tokenizer, text)
     if len(ids) > T:
       raise ValueError(f"length={T}: record {i + 1} takes {len(ids)} tokens with its answer.")
-    tokens.append(ids + [end] * (T - len(ids)))
-    maskable.append(said + [True] * (T - len(ids)))
-  for i in range(0, len(stream) - T + 1, T):
-    tokens.append(stream[i : i + T])
-    maskable.append([True] * T)
-  if not tokens:
+    rest = T - len(ids)
+    rows.append((ids + [end] * rest, said + [True] * rest))
+  rows += [(stream[i : i + T], [True] * T) for i in range(0, len(stream) - T + 1, T)]
+  if not rows:
     raise ValueError(f"length={T}: the texts hold {len(stream)} tokens and fill no row.")
+  tokens, maskable = zip(*rows, strict=True)
   return Rows(np.array(tokens, np.int32), np.array(maskable))
 
 

@@ -30,15 +30,7 @@ from specjax.models.transformer import Transformer
 from specjax.train.recipe import answers, forward, lora, run
 from specjax.train.recipe.answers import ask, teacher, written
 from specjax.train.recipe.certainty import certainty_loss, masks
-from specjax.train.recipe.config import (
-  Amount,
-  Bounds,
-  Count,
-  Natural,
-  Positive,
-  Training,
-  TrainingOptions,
-)
+from specjax.train.recipe.config import Amount, Bounds, Count, Natural, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.texts import Document
 
@@ -67,7 +59,7 @@ class Config(answers.Config):
   temperature: Positive = 0.5
   rank: Natural = 0
   answer_batch: Count = 32
-  training: TrainingOptions = Training(steps=1000, batch=32, rate=3e-4, decay=0.01, save_every=200)
+  training: Training = Training(steps=1000, batch=32, rate=3e-4, decay=0.01, save_every=200)
 
 
 class Rows(NamedTuple):

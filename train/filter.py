@@ -26,7 +26,7 @@ from specjax.diffusion.policies import Filter
 from specjax.diffusion.policies.learned import logits
 from specjax.train.recipe import answers, calibration, losses, run
 from specjax.train.recipe.answers import ask, check_held_out, teacher
-from specjax.train.recipe.config import Count, Share, Training, TrainingOptions
+from specjax.train.recipe.config import Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.traces import Trace, kept_traces
 
@@ -51,7 +51,7 @@ class Config(answers.Config):
   hidden: Count = 32
   precision: Share = 0.995
   answer_batch: Count = 32
-  training: TrainingOptions = Training(steps=2000, batch=512, rate=3e-3, decay=0.01, save_every=500)
+  training: Training = Training(steps=2000, batch=512, rate=3e-3, decay=0.01, save_every=500)
 
 
 def loss(params: Filter, batch: Trace) -> Array:

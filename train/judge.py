@@ -23,7 +23,7 @@ from specjax.checkpoints import judge as checkpoint
 from specjax.data.packing import pack
 from specjax.train.recipe import answers, calibration, losses, run
 from specjax.train.recipe.answers import check_held_out, given, teacher
-from specjax.train.recipe.config import Count, Length, Positive, Training, TrainingOptions
+from specjax.train.recipe.config import Count, Length, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.judge_labels import JudgeLabels, mark
 from specjax.verifiers.judge import Judge, probability
@@ -47,7 +47,7 @@ class Config(answers.Config):
   top_k: Count = 20
   temperature: Positive = 1.0
   length: Length = 384
-  training: TrainingOptions = Training(steps=1500, batch=2048, rate=1e-2, save_every=500)
+  training: Training = Training(steps=1500, batch=2048, rate=1e-2, save_every=500)
 
 
 def loss(params: Judge, batch: JudgeLabels) -> Array:

@@ -21,7 +21,7 @@ from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import losses, run, texts
-from specjax.train.recipe.config import Length, Network, NetworkOptions, Training, TrainingOptions
+from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.forward import read
 from specjax.train.recipe.texts import Document, Text
@@ -32,11 +32,9 @@ class Config(texts.Config):
   """A causal language model from text."""
 
   template: str = "qa"
-  network: NetworkOptions = Network(
-    width=256, layers=8, heads=4, kv_heads=2, head_dim=64, mlp_width=768
-  )
+  network: Network = Network(width=256, layers=8, heads=4, kv_heads=2, head_dim=64, mlp_width=768)
   length: Length = 384
-  training: TrainingOptions = Training(steps=1000, batch=16, rate=3e-3, decay=0.1)
+  training: Training = Training(steps=1000, batch=16, rate=3e-3, decay=0.1)
 
 
 def documents(text: Text, config: Config, tokenizer: Tokenizer) -> list[Document]:

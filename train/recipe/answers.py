@@ -11,7 +11,7 @@ from specjax.data.chat import TEMPLATES
 from specjax.data.sources import JsonlSource, open_source, text_of
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model, load
-from specjax.train.recipe.config import Count, Length, Training, TrainingOptions
+from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines
 from specjax.train.recipe.texts import Document, encode_pair
 
@@ -37,7 +37,7 @@ class Config:
   out: str
   field: str = "question"
   questions: Count = 4000
-  training: TrainingOptions = Training()
+  training: Training = Training()
 
 
 @dataclasses.dataclass(frozen=True)

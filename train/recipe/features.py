@@ -7,7 +7,6 @@ rows, the template, the layers), `hidden.npy` and a `layer_I.npy` per layer, flo
 Letters: R rows, T row length, E width.
 """
 
-import hashlib
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,32 +15,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import schema
 from specjax.base import Features
 from specjax.data.packing import Rows
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward
-from specjax.train.recipe.run import read_json, write_json
+from specjax.train.recipe.run import digest, write_json
 
 VERSION = 1
 
 
-def _digest(parts: Any) -> str:
-  sha = hashlib.sha256()
-  for part in parts:
-    sha.update(part)
-  return sha.hexdigest()[:16]
-
-
 def manifest(model: Model, rows: Rows, layers: Sequence[int]) -> dict[str, Any]:
   """All that the states depend on."""
-  leaves = jax.tree.leaves(model.params)
   return {
     "version": VERSION,
-    "model": _digest(np.asarray(x).tobytes() for x in leaves),
-    "tokenizer": _digest([model.tokenizer.inner.to_str().encode()] if model.tokenizer else []),
+    "model": digest(jax.tree.leaves(model.params)),
+    "tokenizer": digest([model.tokenizer.inner.to_str()] if model.tokenizer else []),
     "template": model.template,
-    "rows": _digest(np.ascontiguousarray(x).tobytes() for x in rows),
+    "rows": digest(rows),
     "shape": [*rows.tokens.shape, model.config.width],
     "layers": sorted(set(layers)),
   }
@@ -53,7 +45,7 @@ def _claim(directory: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
   if not file.exists():
     directory.mkdir(parents=True, exist_ok=True)
     write_json(file, here)
-  there = read_json(file)
+  there = schema.read(file)
   for key, value in here.items():
     found = there.get(key)
     missing = set(value) - set(found or ()) if key == "layers" else found != value

@@ -13,7 +13,7 @@ from specjax.data.sources import open_source, text_of
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import init
-from specjax.train.recipe.config import Length, NetworkOptions, Training, TrainingOptions
+from specjax.train.recipe.config import Length, Network, Training
 
 Document = tuple[list[int], list[bool]]  # ids, and whether each is trained
 Text = tuple[str, ...]  # (text,) or (question, answer)
@@ -39,9 +39,9 @@ class Config:
   fields: tuple[str, str] = ("question", "answer")
   template: str
   vocab_size: Length = 4096
-  network: NetworkOptions
+  network: Network
   length: Length
-  training: TrainingOptions = Training()
+  training: Training = Training()
 
 
 def read(config: Config) -> tuple[list[Text], str | None]:
