@@ -81,10 +81,8 @@ def compute(
   done = int(progress.read_text()) if progress.exists() else 0
   if done < shape[0]:
     mode = "r+" if done else "w+"
-    files = [
-      np.lib.format.open_memmap(directory / f"{name}.npy", mode, np.float16, shape)
-      for name in names
-    ]
+    paths = [directory / f"{name}.npy" for name in names]
+    files = [np.lib.format.open_memmap(path, mode, np.float16, shape) for path in paths]
     _write(model, rows, there["layers"], files, done, batch, progress)
   arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="r") for name in names}
   return Features(arrays["hidden"], tuple(arrays[f"layer_{i}"] for i in layers))
@@ -106,6 +104,4 @@ def _write(model, rows: Rows, layers, files, done: int, batch: int, progress: pa
                          f"{i + size - 1}: they cannot be kept.")  # fmt: skip
       file[i : i + size] = x
       file.flush()
-    unfinished = progress.with_suffix(".tmp")
-    unfinished.write_text(str(i + size))
-    unfinished.replace(progress)
+    write_json(progress, i + size)
