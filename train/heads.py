@@ -87,16 +87,12 @@ class Config(answers.AnswersConfig):
 def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Rows]:
   """(rows to train on, held-out rows); a text of the data is in one of them."""
   head = {"name": name, **dataclasses.asdict(config.head)}
-  if config.answer_field is None:
-    prompts = answers.ask(model, config)
-    answers.check_held_out(config.held_out, len(prompts))
-    run.claim(out, config, prompts, head=head)
-    documents = answers.answered(model, prompts, config, config.temperature)
-  else:
-    documents = answers.given(model, config, config.answer_field)
-    answers.check_held_out(config.held_out, len(documents))
-    run.claim(out, config, [ids for ids, _ in documents], head=head)
-  cut = config.held_out
+  field, cut = config.answer_field, config.held_out
+  documents = [] if field is None else answers.given(model, config, field)
+  prompts = [ids for ids, _ in documents] or answers.ask(model, config)
+  answers.check_held_out(cut, len(prompts))
+  run.claim(out, config, prompts, head=head)
+  documents = documents or answers.answered(model, prompts, config, config.temperature)
   return pack(documents[cut:], config.length), pack(documents[:cut], config.length)
 
 

@@ -33,15 +33,11 @@ def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
 
   Depth d counts where the token at t + d + 1 is trained and of the text that t belongs to.
   """
-  labels, weight = [], []
-  for d in range(1, depth + 1):
-    later = [
-      np.pad(x[:, d + 1 :], ((0, 0), (0, d + 1)), constant_values=fill)[:, : x.shape[1]]
-      for x, fill in ((rows.tokens, 0), (rows.mask, False), (rows.segment, -2))
-    ]
-    labels.append(later[0])
-    weight.append(later[1] & (later[2] == rows.segment))
-  return np.stack(labels, -1), np.stack(weight, -1)
+  T = rows.tokens.shape[1]
+  later = np.arange(T)[:, None] + np.arange(2, depth + 2)
+  inside, at = later < T, np.minimum(later, T - 1)
+  same = rows.segment[:, at] == rows.segment[:, :, None]
+  return np.where(inside, rows.tokens[:, at], 0), inside & rows.mask[:, at] & same
 
 
 class Source:

@@ -26,9 +26,11 @@ from specjax.train.recipe.run import digest, write_json
 VERSION = 1
 
 
-def manifest(model: Model, rows: Rows, layers: Sequence[int]) -> dict[str, Any]:
-  """All that the states depend on."""
-  return {
+def _claim(
+  directory: pathlib.Path, model: Model, rows: Rows, layers: Sequence[int]
+) -> dict[str, Any]:
+  """The manifest on disk, which says all that the states depend on; it is written if absent."""
+  here = {
     "version": VERSION,
     "model": digest(jax.tree.leaves(model.params)),
     "tokenizer": digest([model.tokenizer.inner.to_str()] if model.tokenizer else []),
@@ -37,10 +39,6 @@ def manifest(model: Model, rows: Rows, layers: Sequence[int]) -> dict[str, Any]:
     "shape": [*rows.tokens.shape, model.config.width],
     "layers": sorted(set(layers)),
   }
-
-
-def _claim(directory: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
-  """The manifest on disk; a directory without one gets `here`."""
   file = directory / "manifest.json"
   if not file.exists():
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +73,7 @@ def compute(
       layer; or a state is beyond float16.
   """
   directory = pathlib.Path(directory)
-  there = _claim(directory, manifest(model, rows, layers))
+  there = _claim(directory, model, rows, layers)
   names = ["hidden", *(f"layer_{i}" for i in there["layers"])]
   shape, progress = tuple(there["shape"]), directory / "done"
   done = int(progress.read_text()) if progress.exists() else 0
