@@ -126,7 +126,7 @@ def main(config: Config) -> None:
     everywhere = jnp.ones(tokens.shape, bool)
     noisy = jnp.where(masked, mask, tokens)
     logits = forward.predict(network, params, noisy, everywhere, model.shift)
-    weight = context_weight(masked, everywhere) if config.context else 1 / p
+    weight = context_weight(masked) if config.context else 1 / p
     return denoising_loss(logits, tokens, masked, maskable, weight)
 
   params = fit(loss, model.params, batch, config.training, out)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 
@@ -124,8 +123,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
   objective = Objective(head, vocabulary)
   weights = LossWeights(*config.loss) if config.loss else head.loss
-  chosen = None if vocabulary is None else jnp.asarray(vocabulary)
-  params = jax.jit(head.init)(jax.random.key(training.seed), model.params, chosen)
+  params = jax.jit(head.init)(jax.random.key(training.seed), model.params, vocabulary)
   if config.init is not None:
     params = checkpoint.weights_like(config.init, model.config, params)
   fixed = {name: x for name, x in params.items() if name != "params"}

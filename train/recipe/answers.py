@@ -29,7 +29,8 @@ class Config:
     out: directory of answers, checkpoints, metrics, report.json and what is trained, in `model`.
     field: name of the question in a record.
     questions: number of records that are read, from the start of the data.
-    training: options of the optimiser.
+    training: options of the optimiser; a batch is of rows, for a judge of tokens, for a filter of
+      records.
   """
 
   model: str

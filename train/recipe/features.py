@@ -59,10 +59,7 @@ def compute(
   """The states of `rows`, which are read from disk, or else computed and written.
 
   Args:
-    model: the target.
-    rows: arrays [R, T].
     layers: see `base.Features`; a directory with more layers serves too.
-    directory: directory of the format above.
     batch: number of rows of a forward.
 
   Returns:
@@ -74,32 +71,28 @@ def compute(
   """
   directory = pathlib.Path(directory)
   there = _claim(directory, model, rows, layers)
-  names = ["hidden", *(f"layer_{i}" for i in there["layers"])]
-  shape, progress = tuple(there["shape"]), directory / "done"
+  kept, progress = there["layers"], directory / "done"
+  paths = [directory / f"{name}.npy" for name in ("hidden", *(f"layer_{i}" for i in kept))]
   done = int(progress.read_text()) if progress.exists() else 0
-  if done < shape[0]:
+  if done < len(rows.tokens):
     mode = "r+" if done else "w+"
-    paths = [directory / f"{name}.npy" for name in names]
+    shape = tuple(there["shape"])
     files = [np.lib.format.open_memmap(path, mode, np.float16, shape) for path in paths]
-    _write(model, rows, there["layers"], files, done, batch, progress)
-  arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="r") for name in names}
-  return Features(arrays["hidden"], tuple(arrays[f"layer_{i}"] for i in layers))
+    network = Transformer(model.config)
 
+    @jax.jit
+    def run(params, rows: Rows):
+      features = forward.read(network, params, rows, tuple(kept))
+      return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
 
-def _write(model, rows: Rows, layers, files, done: int, batch: int, progress: pathlib.Path) -> None:
-  network = Transformer(model.config)
-
-  @jax.jit
-  def run(params, rows: Rows):
-    features = forward.read(network, params, rows, tuple(layers))
-    return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
-
-  for i, size, part in forward.parts(rows, batch, "hidden states", done):
-    for file, x in zip(files, run(model.params, part), strict=True):
-      x = np.asarray(x)[:size]
-      if not np.isfinite(x).all():
-        raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
-                         f"{i + size - 1}: they cannot be kept.")  # fmt: skip
-      file[i : i + size] = x
-      file.flush()
-    write_json(progress, i + size)
+    for i, size, part in forward.parts(rows, batch, "hidden states", done):
+      for file, x in zip(files, run(model.params, part), strict=True):
+        x = np.asarray(x)[:size]
+        if not np.isfinite(x).all():
+          raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
+                           f"{i + size - 1}: they cannot be kept.")  # fmt: skip
+        file[i : i + size] = x
+        file.flush()
+      write_json(progress, i + size)
+  hidden, *own = (np.load(path, mmap_mode="r") for path in paths)
+  return Features(hidden, tuple(own[kept.index(i)] for i in layers))

@@ -86,8 +86,7 @@ def mark(
 
   Args:
     rows: questions and answers, arrays [R, T]; `mask` is True on answers.
-    top_k: number of the likeliest tokens among which words are drawn.
-    temperature: temperature of the distribution from which replacements are drawn.
+    top_k, temperature: see `train.judge`.
     batch: number of rows of a forward.
 
   Raises:

@@ -1,6 +1,6 @@
 """What a denoiser predicts in every round when only what is right is committed.
 
-Letters: B batch, L canvas length, W window, P prompts, S records.
+Letters: B `batch`, L canvas length, W `block`, the slots of a block, S records.
 """
 
 import pathlib
@@ -48,8 +48,6 @@ def collect(
 
   Args:
     new: number of slots after each prompt.
-    block: W.
-    batch: B.
 
   Returns:
     The records, and the share of the reference's passes that the oracle takes.
