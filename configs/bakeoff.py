@@ -14,21 +14,12 @@ On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in do
 
 import dataclasses
 import sys
+from typing import Any
 
 import tyro
 
 from specjax import script
-from specjax.drafters.blockwise import BlockwiseConfig
-from specjax.drafters.clover import CloverConfig
-from specjax.drafters.clover2 import Clover2Config
-from specjax.drafters.eagle import EagleConfig
-from specjax.drafters.eagle3 import Eagle3Config
-from specjax.drafters.hidden_transfer import HiddenTransferConfig
-from specjax.drafters.hydra import HydraConfig
-from specjax.drafters.medusa import MedusaConfig
-from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
-from specjax.drafters.ppd import PPDConfig
-from specjax.drafters.redrafter import ReDrafterConfig
+from specjax.drafters import HEADS
 from specjax.train.heads import Config, main
 from specjax.train.recipe.config import Training
 
@@ -40,23 +31,22 @@ _SAME = Config(
   questions=7473, held_out=100, draft_vocab=512, points=256, training=_TRAINING,
 )  # fmt: skip
 
+# The head of a run, its shape, and what else differs.
+_FIVE, _SHARED = {"depth": 5}, {"depth": 5, "shared": True}
+_RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+  name: (name, _FIVE, {})
+  for name in ("blockwise", "mlp_speculator", "redrafter", "clover", "clover2", "eagle", "eagle3")
+} | {
+  "medusa": ("medusa", _SHARED, {}),
+  "hydra": ("hydra", _SHARED, {}),
+  "hydra_pp": ("hydra", _SHARED | {"prefix": True}, {}),
+  "hidden_transfer": ("hidden_transfer", {"depth": 4, "layers": (4, 5, 6, 6)}, {"training": _FEW}),
+  "firp": ("hidden_transfer", {"depth": 4}, {"training": _FEW}),
+  "ppd": ("ppd", {"depth": 4}, {"points": 64, "training": dataclasses.replace(_FEW, rate=1e-2)}),
+}
 CONFIGS: dict[str, Config] = {
-  name: dataclasses.replace(_SAME, out=f"runs/bakeoff/{name}", head=head, **changes)
-  for name, head, changes in (
-    ("medusa", MedusaConfig(depth=5, shared=True), {}),
-    ("blockwise", BlockwiseConfig(depth=5), {}),
-    ("hydra", HydraConfig(depth=5, shared=True), {}),
-    ("hydra_pp", HydraConfig(depth=5, shared=True, prefix=True), {}),
-    ("mlp_speculator", MLPSpeculatorConfig(depth=5), {}),
-    ("redrafter", ReDrafterConfig(depth=5), {}),
-    ("clover", CloverConfig(depth=5), {}),
-    ("clover2", Clover2Config(depth=5), {}),
-    ("eagle", EagleConfig(depth=5), {}),
-    ("eagle3", Eagle3Config(depth=5), {}),
-    ("hidden_transfer", HiddenTransferConfig(depth=4, layers=(4, 5, 6, 6)), {"training": _FEW}),
-    ("firp", HiddenTransferConfig(depth=4), {"training": _FEW}),
-    ("ppd", PPDConfig(depth=4), {"points": 64, "training": dataclasses.replace(_FEW, rate=1e-2)}),
-  )
+  name: dataclasses.replace(_SAME, out=f"runs/bakeoff/{name}", head=HEADS[kind][1](**shape), **rest)
+  for name, (kind, shape, rest) in _RUNS.items()
 }
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Letters: B rows, T row length, P = B T tokens, E width of the draft model, V voc
 """
 
 import dataclasses
-import pathlib
 import sys
 from typing import Any
 
@@ -30,47 +29,28 @@ from specjax.draft_length.specdecpp import AcceptanceHead, labels
 from specjax.draft_length.specdecpp import loss as head_loss
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward, run
-from specjax.train.recipe.answers import answered, ask, check_held_out, teacher
+from specjax.train.recipe.answers import AnswersConfig, answered, ask, check_held_out, teacher
 from specjax.train.recipe.calibration import reliability
-from specjax.train.recipe.config import Amount, Count, Length, Share, Training, TrainingOptions
+from specjax.train.recipe.config import Amount, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(AnswersConfig):
   """An acceptance head for a draft model and a target.
 
   Attributes:
-    model: zoo name or directory of the target.
     draft: zoo name or directory of the draft model, whose vocabulary must be the target's.
-    data: JSONL file or tfds:NAME:SPLIT with the questions.
-    out: directory of answers, checkpoints, metrics and the finished head.
-    field: name of the question in a record.
-    questions: number of questions that are answered, from the start of the data.
-    held_out: number of these that are kept to measure the head's calibration.
-    max_new_tokens: length of an answer, at most what the target's positions leave.
-    answers: file of answers, made where it is absent; heads may share one. By default in `out`.
     blocks: number of blocks of the head.
     mixed: share of the target's own tokens among those that the draft model reads.
     refusal: how much a refusal counts against an acceptance.
-    length: T of the rows that both models read.
-    training: options of the optimiser; a batch is of rows.
   """
 
-  model: str
   draft: str
-  data: str
-  out: str
-  field: str = "question"
-  questions: Count = 4000
-  held_out: Count = 100
-  max_new_tokens: Count = 160
-  answers: str | None = None
   blocks: Count = 3
   mixed: Share = 0.15
   refusal: Amount = 6.0
-  length: Length = 384
-  training: TrainingOptions = Training(steps=500)
+  training: Training = Training(steps=500)
 
 
 def examples(
@@ -128,11 +108,10 @@ def main(config: Config) -> None:
     raise ValueError(f"draft={config.draft!r} has a vocabulary of {small.config.vocab_size}, "
                      f"{model.name} one of {model.config.vocab_size}: they must share "
                      "one.")  # fmt: skip
-  prompts, cut = ask(model, config.data, config.field, config.questions), config.held_out
+  prompts, cut = ask(model, config), config.held_out
   check_held_out(cut, len(prompts))
   run.claim(out, config, prompts)
-  path = pathlib.Path(config.answers or out / "answers.jsonl")
-  documents = answered(model, prompts, path, max_new_tokens=config.max_new_tokens)
+  documents = answered(model, prompts, config)
   rows, held_out = (pack(part, config.length) for part in (documents[cut:], documents[:cut]))
   networks = Transformer(model.config), Transformer(small.config)
   frozen = model.params, small.params

@@ -11,6 +11,7 @@ run that was killed.
 
 import dataclasses
 import itertools
+import pathlib
 import sys
 from typing import NamedTuple
 
@@ -24,46 +25,32 @@ from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward, run, texts
-from specjax.train.recipe.config import Length, Network, NetworkOptions, Training, TrainingOptions
+from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
 from specjax.train.recipe.texts import Text
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(texts.Config):
   """A masked diffusion model from text.
 
   Attributes:
-    data: JSONL file or tfds:NAME:SPLIT.
-    out: directory of checkpoints, metrics and the finished model.
     start: zoo name or directory of a model to go on from, by default random weights. It brings its
       tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read.
-    fields: names of the question and the answer; a record with `text` is used as it is.
-    template: chat template of question and answer.
     words: whether every word is a token, as suits small worlds, in place of byte-level BPE.
-    vocab_size: size of the BPE tokenizer that is trained on the data, the mask included.
-    network: shape of the network.
-    length: T, number of tokens of a row.
     shift: whether the state before a token predicts it, as in Dream, and not its own (LLaDA).
     context: whether Dream's context-adaptive weights take the place of 1 / p.
-    training: options of the optimiser; a batch is of rows.
   """
 
-  data: str
-  out: str
   start: str | None = None
-  fields: tuple[str, str] = ("question", "answer")
   template: str = "plain"
   words: bool = False
-  vocab_size: Length = 4096
-  network: NetworkOptions = Network(
-    width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512
-  )
+  network: Network = Network(width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512)
   length: Length = 64
   shift: bool = False
   context: bool = False
-  training: TrainingOptions = Training(
+  training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
   )
 
@@ -81,10 +68,8 @@ def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int)
   Raises:
     ValueError: a question with its answer is longer than a row, or the texts fill no row.
   """
-  T = config.length
-  tokens: list[list[int]] = []
-  maskable: list[list[bool]] = []
-  stream: list[int] = []
+  T, stream = config.length, []
+  rows: list[texts.Document] = []
   for i, text in enumerate(records):
     if len(text) == 1:
       stream += [*tokenizer.encode(text[0]), end]
@@ -92,17 +77,16 @@ def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int)
     ids, said = texts.encode_pair(config.template, tokenizer, text)
     if len(ids) > T:
       raise ValueError(f"length={T}: record {i + 1} takes {len(ids)} tokens with its answer.")
-    tokens.append(ids + [end] * (T - len(ids)))
-    maskable.append(said + [True] * (T - len(ids)))
-  for i in range(0, len(stream) - T + 1, T):
-    tokens.append(stream[i : i + T])
-    maskable.append([True] * T)
-  if not tokens:
+    rest = T - len(ids)
+    rows.append((ids + [end] * rest, said + [True] * rest))
+  rows += [(stream[i : i + T], [True] * T) for i in range(0, len(stream) - T + 1, T)]
+  if not rows:
     raise ValueError(f"length={T}: the texts hold {len(stream)} tokens and fill no row.")
+  tokens, maskable = zip(*rows, strict=True)
   return Rows(np.array(tokens, np.int32), np.array(maskable))
 
 
-def new_model(config: Config, records: list[Text]) -> Model:
+def new_model(config: Config, out: pathlib.Path, records: list[Text]) -> Model:
   """A model with random weights that reads the records."""
 
   def train() -> Tokenizer:
@@ -111,22 +95,19 @@ def new_model(config: Config, records: list[Text]) -> Model:
     tokenizer.inner.add_special_tokens([END, MASK])
     return tokenizer
 
-  tokenizer = texts.kept_tokenizer(run.begin(config), train)
+  tokenizer = texts.kept_tokenizer(out, train)
   end, mask = tokenizer.id(END), tokenizer.id(MASK)
   assert end is not None
-  network, params = texts.new_network(
-    config.network, tokenizer, config.training.seed, max_length=4 * config.length, causal=False
-  )
-  template = config.template if any(len(r) == 2 for r in records) else None
-  return Model(config.out, network, params, tokenizer, (end,), (), template, mask, config.shift)
+  network, params = texts.new_network(config, tokenizer, max_length=4 * config.length, causal=False)
+  return Model(config.out, network, params, tokenizer, (end,), (), None, mask, config.shift)
 
 
 def main(config: Config) -> None:
   out = run.begin(config)
 
   # --- data and model ---
-  records = texts.read(config.data, config.fields, config.template)
-  model = load(config.start) if config.start else new_model(config, records)
+  records, template = texts.read(config)
+  model = load(config.start) if config.start else new_model(config, out, records)
   tokenizer, mask = model.tokenizer, model.denoiser.mask
   if tokenizer is None or not model.stop:
     raise ValueError(f"start={config.start!r}: it needs a tokenizer and an end of text.")
@@ -145,15 +126,14 @@ def main(config: Config) -> None:
     everywhere = jnp.ones(tokens.shape, bool)
     noisy = jnp.where(masked, mask, tokens)
     logits = forward.predict(network, params, noisy, everywhere, model.shift)
-    weight = context_weight(masked, everywhere) if config.context else 1 / p
+    weight = context_weight(masked) if config.context else 1 / p
     return denoising_loss(logits, tokens, masked, maskable, weight)
 
   params = fit(loss, model.params, batch, config.training, out)
 
   # --- export ---
-  template = config.template if any(len(r) == 2 for r in records) else model.template
-  hf.save(out / "model", model.config, params, tokenizer, template=template, mask=mask,
-          stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
+  hf.save(out / "model", model.config, params, tokenizer, template=template or model.template,
+          mask=mask, stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 The model answers the questions of `data` one slot per pass. From these answers the student learns
 two things: to predict them from few slots, and to be certain where it is right. This is the
-certainty-forcing distillation of dParallel (Chen et al. 2025, arXiv 2509.26488). The student is
-decoded with the policy "entropy_threshold". The same command again continues a run that was killed.
+certainty-forcing distillation of dParallel (Chen et al. 2025, arXiv 2509.26488). Wrong answers to
+the questions of lists:SEED:COUNT are left out. The student is decoded with the policy
+"entropy_threshold". The same command again continues a run that was killed.
 
 Letters: R rows, B batch, T row length.
 """
@@ -18,6 +19,8 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax import Array
 
 from specjax import script
 from specjax.checkpoints import hf
@@ -26,33 +29,18 @@ from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import forward, lora, run
+from specjax.train.recipe import answers, forward, lora, losses, run
 from specjax.train.recipe.answers import ask, teacher, written
-from specjax.train.recipe.certainty import certainty_loss, masks
-from specjax.train.recipe.config import (
-  Amount,
-  Bounds,
-  Count,
-  Natural,
-  Positive,
-  Training,
-  TrainingOptions,
-)
+from specjax.train.recipe.config import Amount, Bounds, Count, Natural, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.texts import Document
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(answers.Config):
   """A student.
 
   Attributes:
-    model: zoo name or directory of the denoiser, which is the teacher and the student's start.
-    data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with questions; of the last, wrong answers
-      are left out.
-    out: directory of the answers, checkpoints, metrics and the student, which is in `model`.
-    field: name of the question in a record.
-    questions: number of records that are read, from the start of the data.
     new: number of slots of an answer.
     block: number of slots of the blocks in which answers are masked and the student is decoded.
     share: share of a block's slots that are masked, before a second pass masks the others;
@@ -62,14 +50,8 @@ class Config:
     temperature: temperature of the distribution whose entropy counts; published is 0.5.
     rank: rank of the low-rank updates; 0 trains all weights.
     answer_batch: number of questions that are answered together.
-    training: options of the optimiser; a batch is of rows.
   """
 
-  model: str
-  data: str
-  out: str
-  field: str = "question"
-  questions: Count = 4000
   new: Count = 16
   block: Count = 16
   share: Annotated[float | None, Bounds(0.01, 0.99)] = None
@@ -78,7 +60,7 @@ class Config:
   temperature: Positive = 0.5
   rank: Natural = 0
   answer_batch: Count = 32
-  training: TrainingOptions = Training(steps=1000, batch=32, rate=3e-4, decay=0.01, save_every=200)
+  training: Training = Training(steps=1000, batch=32, rate=3e-4, decay=0.01, save_every=200)
 
 
 class Rows(NamedTuple):
@@ -110,12 +92,71 @@ def is_right(model: Model, questions: Sequence[str], rows: Rows) -> np.ndarray:
   return np.array([lists.is_right(*pair) for pair in zip(questions, texts, strict=True)])
 
 
+class Masks(NamedTuple):
+  """What the student does not see, and what it is to predict.
+
+  Attributes:
+    hidden: bool[2, B, T], slots that are masked in the first and in the second pass.
+    asked: bool[2, B, T], those of them that count, each in one of the passes.
+  """
+
+  hidden: Array
+  asked: Array
+
+
+def masks(key: Array, answer: Array, block: int, share: float | None, whole: bool) -> Masks:
+  """Complementary masks of one block, drawn for each row; later blocks are hidden and not asked.
+
+  The block is uniform among those that the answer has.
+
+  Args:
+    answer: bool[B, T], a run of slots in each row.
+    block: number of slots of a block (static).
+    share: share of the block that the first pass hides; None draws it for each row, uniformly.
+    whole: whether the block is the whole answer (static).
+  """
+  of_block, of_slot, of_share = jax.random.split(key, 3)
+  hides = jax.random.uniform(of_share, (len(answer), 1)) if share is None else share
+  place = jnp.cumsum(answer, 1, dtype=jnp.int32) - 1
+  size = answer.sum(1, dtype=jnp.int32)
+  blocks = -(-size // block)
+  chosen = jax.random.randint(of_block, size.shape, 0, jnp.maximum(blocks, 1))
+  begin, end = (chosen * block)[:, None], ((chosen + 1) * block)[:, None]
+  segment = answer if whole else answer & (place >= begin) & (place < end)
+  after = answer & ~segment & (place >= end)
+  drawn = jax.random.uniform(of_slot, answer.shape) < hides
+  asked = jnp.stack([segment & drawn, segment & ~drawn])
+  return Masks(asked if whole else asked | after[None], asked)
+
+
+def certainty_loss(
+  logits: Array, tokens: Array, asked: Array, weight: float, temperature: float
+) -> tuple[Array, dict[str, Array]]:
+  """Cross-entropy of the asked slots, and entropy of those that are right, in nats (section 3.2).
+
+  Args:
+    logits: f32[B, T, V].
+    tokens: i32[B, T], the answers.
+    asked: bool[B, T].
+    weight: weight of the entropy.
+    temperature: temperature of the distribution that is to be certain.
+  """
+  nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+  log_probs = jax.nn.log_softmax(logits / temperature)
+  entropy = -(jnp.exp(log_probs) * log_probs).sum(-1)
+  right = asked & (logits.argmax(-1) == tokens)
+  counts, correct = asked.astype(jnp.float32), right.astype(jnp.float32)
+  said, sure = losses.mean(nll, counts), losses.mean(entropy, correct)
+  figures = {"cross_entropy": said, "entropy": sure, "accuracy": losses.mean(correct, counts)}
+  return said + weight * sure, figures
+
+
 def main(config: Config) -> None:
   out = run.begin(config)
   model = teacher(config.model, causal=False)
 
   # --- data ---
-  prompts = ask(model, config.data, config.field, config.questions)
+  prompts = ask(model, config)
   run.claim(out, config, prompts)
   decoder = DiffusionDecoder(
     model, "confidence", blocks=config.block, stopping="whole", batch=config.answer_batch,

@@ -24,36 +24,26 @@ from specjax import script
 from specjax.checkpoints import filter as checkpoint
 from specjax.diffusion.policies import Filter
 from specjax.diffusion.policies.learned import logits
-from specjax.train.recipe import calibration, losses, run
+from specjax.train.recipe import answers, calibration, losses, run
 from specjax.train.recipe.answers import ask, check_held_out, teacher
-from specjax.train.recipe.config import Count, Share, Training, TrainingOptions
+from specjax.train.recipe.config import Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.traces import Trace, kept_traces
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(answers.Config):
   """A filter for a denoiser.
 
   Attributes:
-    model: zoo name or directory of the denoiser.
-    data: JSONL file or tfds:NAME:SPLIT with questions.
-    out: directory of checkpoints, metrics, report.json and the filter, which is in `model`.
-    field: name of the question in a record.
-    questions: number of records that are read, from the start of the data.
     held_out: number of these, the first, that choose and measure.
     new: number of slots after each question.
     block: W, number of slots of a block.
     hidden: H, width of the filter.
     precision: share of the held-out slots beyond the threshold that are to be final.
     answer_batch: number of prompts that are answered together.
-    training: options of the optimiser; a batch is of records.
   """
 
-  model: str
-  data: str
-  out: str
-  field: str = "question"
   questions: Count = 640
   held_out: Count = 128
   new: Count = 16
@@ -61,7 +51,7 @@ class Config:
   hidden: Count = 32
   precision: Share = 0.995
   answer_batch: Count = 32
-  training: TrainingOptions = Training(steps=2000, batch=512, rate=3e-3, decay=0.01, save_every=500)
+  training: Training = Training(steps=2000, batch=512, rate=3e-3, decay=0.01, save_every=500)
 
 
 def loss(params: Filter, batch: Trace) -> Array:
@@ -88,7 +78,7 @@ def said(params: Filter, trace: Trace) -> np.ndarray:
 def main(config: Config) -> None:
   out = run.begin(config)
   model = teacher(config.model, causal=False)
-  prompts = ask(model, config.data, config.field, config.questions)
+  prompts = ask(model, config)
   check_held_out(config.held_out, len(prompts), least=2)
   run.claim(out, config, prompts)
   trace, share = kept_traces(

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
 
@@ -27,9 +26,8 @@ from specjax.drafters import HEADS, draft_vocabulary
 from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
-from specjax.train.recipe import run
-from specjax.train.recipe.answers import answered, ask, check_held_out, given, teacher
-from specjax.train.recipe.config import Amount, Count, Length, Natural, Training, TrainingOptions
+from specjax.train.recipe import answers, run
+from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Source
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
@@ -54,21 +52,13 @@ else:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(answers.AnswersConfig):
   """A draft head for a target.
 
   Attributes:
-    model: zoo name or directory of the target.
-    data: JSONL file or tfds:NAME:SPLIT with the questions.
-    out: directory of answers, states, checkpoints, metrics and the finished head.
     head: the head and its shape.
-    field: name of the question in a record.
     answer_field: name of an answer in a record, which takes the place of the target's own.
-    questions: number of records that are read, from the start of the data.
-    held_out: number of questions that are kept to measure hit rates.
-    max_new_tokens: length of an answer, at most what the target's positions leave.
     temperature: temperature of the target's answers.
-    answers: file of answers, made where it is absent; heads may share one. By default in `out`.
     features: directory of hidden states, of which the same holds.
     layers: layers that are kept there besides those that the head reads, for other heads.
     draft_vocab: W, number of the most frequent tokens among which the head guesses; 0 for all.
@@ -76,53 +66,32 @@ class Config:
     loss: weights of hard and soft cross-entropy and of the feature term, and their decay with
       depth; by default those published for the head.
     noise: width of uniform noise on the hidden states while training.
-    length: T of the rows that the target reads.
     points: M, number of positions of a row from which the head drafts.
     nodes: size of the largest tree with which the head will ship.
-    training: options of the optimiser; a batch is of rows.
   """
 
-  model: str
-  data: str
-  out: str
   head: AnyHead = MedusaConfig()  # noqa: RUF009  frozen
-  field: str = "question"
   answer_field: str | None = None
-  questions: Count = 4000
-  held_out: Count = 100
-  max_new_tokens: Count = 160
   temperature: Amount = 0.0
-  answers: str | None = None
   features: str | None = None
   layers: tuple[int, ...] = ()
   draft_vocab: Natural = 0
   init: str | None = None
   loss: tuple[float, float, float, float] | None = None
   noise: Amount = 0.0
-  length: Length = 384
   points: Count = 128
   nodes: Length = 64
-  training: TrainingOptions = Training()
 
 
 def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Rows]:
   """(rows to train on, held-out rows); a text of the data is in one of them."""
   head = {"name": name, **dataclasses.asdict(config.head)}
-  if config.answer_field is None:
-    prompts = ask(model, config.data, config.field, config.questions)
-    check_held_out(config.held_out, len(prompts))
-    run.claim(out, config, prompts, head=head)
-    path = pathlib.Path(config.answers or out / "answers.jsonl")
-    documents = answered(
-      model, prompts, path, max_new_tokens=config.max_new_tokens, temperature=config.temperature,
-      seed=config.training.seed,
-    )  # fmt: skip
-  else:
-    fields = (config.field, config.answer_field)
-    documents = given(model, config.data, fields, config.questions)
-    check_held_out(config.held_out, len(documents))
-    run.claim(out, config, [ids for ids, _ in documents], head=head)
-  cut = config.held_out
+  field, cut = config.answer_field, config.held_out
+  documents = [] if field is None else answers.given(model, config, field)
+  prompts = [ids for ids, _ in documents] or answers.ask(model, config)
+  answers.check_held_out(cut, len(prompts))
+  run.claim(out, config, prompts, head=head)
+  documents = documents or answers.answered(model, prompts, config, config.temperature)
   return pack(documents[cut:], config.length), pack(documents[:cut], config.length)
 
 
@@ -130,7 +99,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
   out = run.begin(config)
-  model = teacher(config.model, causal=True)
+  model = answers.teacher(config.model, causal=True)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = heads[name][0](model.target, config.head)
 
@@ -154,8 +123,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
   objective = Objective(head, vocabulary)
   weights = LossWeights(*config.loss) if config.loss else head.loss
-  chosen = None if vocabulary is None else jnp.asarray(vocabulary)
-  params = jax.jit(head.init)(jax.random.key(training.seed), model.params, chosen)
+  params = jax.jit(head.init)(jax.random.key(training.seed), model.params, vocabulary)
   if config.init is not None:
     params = checkpoint.weights_like(config.init, model.config, params)
   fixed = {name: x for name, x in params.items() if name != "params"}

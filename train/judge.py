@@ -21,43 +21,33 @@ from jax import Array
 from specjax import script
 from specjax.checkpoints import judge as checkpoint
 from specjax.data.packing import pack
-from specjax.train.recipe import calibration, losses, run
+from specjax.train.recipe import answers, calibration, losses, run
 from specjax.train.recipe.answers import check_held_out, given, teacher
-from specjax.train.recipe.config import Count, Length, Positive, Training, TrainingOptions
+from specjax.train.recipe.config import Count, Length, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.judge_labels import JudgeLabels, mark
 from specjax.verifiers.judge import Judge, probability
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(answers.Config):
   """A judge for a target.
 
   Attributes:
-    model: zoo name or directory of the target.
-    data: JSONL file or tfds:NAME:SPLIT with questions and answers in the manner of GSM8K.
-    out: directory of checkpoints, metrics, report.json and the judge, which is in `model`.
-    field: name of the question in a record.
     answer_field: name of the reference answer in a record.
-    questions: number of records that are read, from the start of the data.
     held_out: number of these, the first, that choose and measure.
     top_k: number of the likeliest tokens among which a word is replaced.
     temperature: temperature of the distribution from which replacements are drawn.
     length: T of the rows that the target reads.
-    training: options of the optimiser; a batch is of tokens.
   """
 
-  model: str
-  data: str
-  out: str
-  field: str = "question"
   answer_field: str = "answer"
   questions: Count = 1000
   held_out: Count = 100
   top_k: Count = 20
   temperature: Positive = 1.0
   length: Length = 384
-  training: TrainingOptions = Training(steps=1500, batch=2048, rate=1e-2, save_every=500)
+  training: Training = Training(steps=1500, batch=2048, rate=1e-2, save_every=500)
 
 
 def loss(params: Judge, batch: JudgeLabels) -> Array:
@@ -86,8 +76,7 @@ def measure(params: Judge, tokens: JudgeLabels) -> dict:
 def main(config: Config) -> None:
   out = run.begin(config)
   model = teacher(config.model, causal=True)
-  fields = (config.field, config.answer_field)
-  documents = given(model, config.data, fields, config.questions)
+  documents = given(model, config, config.answer_field)
   check_held_out(config.held_out, len(documents), least=2)
   run.claim(out, config, [ids for ids, _ in documents])
   half, cut = config.held_out // 2, config.held_out

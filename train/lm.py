@@ -21,37 +21,20 @@ from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import losses, run, texts
-from specjax.train.recipe.config import Length, Network, NetworkOptions, Training, TrainingOptions
+from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.forward import read
 from specjax.train.recipe.texts import Document, Text
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-  """A causal language model from text.
+class Config(texts.Config):
+  """A causal language model from text."""
 
-  Attributes:
-    data: JSONL file or tfds:NAME:SPLIT.
-    out: directory of checkpoints, metrics and the finished model.
-    fields: names of the question and the answer; a record with `text` is used as it is.
-    template: chat template of question and answer.
-    vocab_size: size of the BPE tokenizer that is trained on the data.
-    network: shape of the network.
-    length: T, number of tokens of a row.
-    training: options of the optimiser; a batch is of rows.
-  """
-
-  data: str
-  out: str
-  fields: tuple[str, str] = ("question", "answer")
   template: str = "qa"
-  vocab_size: Length = 4096
-  network: NetworkOptions = Network(
-    width=256, layers=8, heads=4, kv_heads=2, head_dim=64, mlp_width=768
-  )
+  network: Network = Network(width=256, layers=8, heads=4, kv_heads=2, head_dim=64, mlp_width=768)
   length: Length = 384
-  training: TrainingOptions = Training(steps=1000, batch=16, rate=3e-3, decay=0.1)
+  training: Training = Training(steps=1000, batch=16, rate=3e-3, decay=0.1)
 
 
 def documents(text: Text, config: Config, tokenizer: Tokenizer) -> list[Document]:
@@ -84,7 +67,7 @@ def main(config: Config) -> None:
   out = run.begin(config)
 
   # --- data ---
-  records = texts.read(config.data, config.fields, config.template)
+  records, template = texts.read(config)
   tokenizer = texts.kept_tokenizer(
     out, lambda: train_bpe(itertools.chain.from_iterable(records), config.vocab_size)
   )
@@ -94,17 +77,14 @@ def main(config: Config) -> None:
   texts.keep_tokenizer(out, tokenizer)
 
   # --- train ---
-  network, params = texts.new_network(
-    config.network, tokenizer, config.training.seed, max_length=config.length
-  )
+  network, params = texts.new_network(config, tokenizer, max_length=config.length)
   model = Transformer(network)
   print(f"{rows.mask.sum() / 1e6:.2f}M tokens fill {len(rows.tokens)} rows.")
   params = fit(
     lambda params, _, rows, key: loss_fn(params, model, rows), params, batch, config.training, out
   )
 
-  # --- export; a model of plain text has no chat template ---
-  template = config.template if any(len(r) == 2 for r in records) else None
+  # --- export ---
   hf.save(out / "model", network, params, tokenizer, template=template)
 
 

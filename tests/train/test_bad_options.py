@@ -65,7 +65,7 @@ WRONG = {
   "a folder below it": (SCRIPTS, "--out DIR/data.jsonl/x", "/x': nothing can be written"),
   "no such disk": (SCRIPTS, "--out /proc/nothing", "out='/proc/nothing': nothing can be written"),
   "another run": (SCRIPTS, "--out DIR/taken --batch 1 --held-out 2", "holds a run with "),
-  "a damaged run": (SCRIPTS, "--out DIR/damaged --batch 1 --held-out 2", "holds no JSON object"),
+  "a damaged run": (SCRIPTS, "--out DIR/damaged --batch 1 --held-out 2", "run.json is not JSON"),
   "other answers": (("heads", "acceptance"), "--answers DIR/other.jsonl --held-out 2", "line 1"),
 }  # fmt: skip
 CASES = [

@@ -13,7 +13,6 @@ from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
 from specjax.train import distill as script
 from specjax.train.recipe import lora
-from specjax.train.recipe.certainty import certainty_loss, masks
 from specjax.train.recipe.config import Training
 
 ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
@@ -26,7 +25,7 @@ ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
 def test_each_slot_of_a_block_is_asked_once(whole, share):
   blocks = set()
   for seed in range(40):
-    drawn = masks(jax.random.key(seed), jnp.asarray(ANSWER), 5, share, whole)
+    drawn = script.masks(jax.random.key(seed), jnp.asarray(ANSWER), 5, share, whole)
     hidden, asked = np.asarray(drawn.hidden), np.asarray(drawn.asked)
     assert not (asked[0] & asked[1]).any() and not (asked & ~hidden).any()
     assert not (hidden & ~ANSWER).any()
@@ -49,7 +48,7 @@ def test_each_slot_of_a_block_is_asked_once(whole, share):
 
 def test_a_share_of_none_is_drawn_for_each_row():
   answer = jnp.ones((400, 16), bool)
-  drawn = masks(jax.random.key(0), answer, 16, None, False)
+  drawn = script.masks(jax.random.key(0), answer, 16, None, False)
   count = np.asarray(drawn.hidden[0].sum(1))
   # Masks of a uniform share are as likely few as many: k of n for every k.
   assert np.bincount(count, minlength=17).min() >= 10 and abs(count.mean() - 8) < 0.6
@@ -58,14 +57,14 @@ def test_a_share_of_none_is_drawn_for_each_row():
 def test_only_what_is_right_is_made_certain():
   logits = jnp.array([[[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.0, 0.0]]])
   asked = jnp.array([[True, True, False]])
-  right, _ = certainty_loss(logits, jnp.array([[0, 0, 0]]), asked, 2.0, 0.5)
+  right, _ = script.certainty_loss(logits, jnp.array([[0, 0, 0]]), asked, 2.0, 0.5)
   log_probs = np.exp(np.asarray(logits[0], float))
   log_probs /= log_probs.sum(-1, keepdims=True)
   sharp = log_probs**2 / (log_probs**2).sum(-1, keepdims=True)
   entropy = -(sharp[0] * np.log(sharp[0])).sum()  # of the first slot: the second is wrong
   wanted = -(np.log(log_probs[0, 0]) + np.log(log_probs[1, 0])) / 2 + 2 * entropy
   np.testing.assert_allclose(right, wanted, rtol=1e-5)
-  _, metrics = certainty_loss(logits, jnp.array([[1, 0, 0]]), asked, 2.0, 0.5)
+  _, metrics = script.certainty_loss(logits, jnp.array([[1, 0, 0]]), asked, 2.0, 0.5)
   assert metrics["entropy"] == 0 and metrics["accuracy"] == 0
 
 
@@ -76,7 +75,7 @@ def test_the_gradient_is_that_of_finite_differences():
 
   @jax.jit
   def loss(x):
-    return certainty_loss(x, tokens, asked, 1.5, 0.5)[0]
+    return script.certainty_loss(x, tokens, asked, 1.5, 0.5)[0]
 
   got = np.asarray(jax.grad(loss)(logits))
   for index in np.ndindex(2, 3, 4):

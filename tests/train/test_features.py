@@ -102,7 +102,7 @@ def test_a_killed_run_continues_bit_for_bit(whole, tmp_path, monkeypatch, cuts):
 
 def test_finished_states_are_only_read(whole, monkeypatch):
   before = contents(whole)
-  monkeypatch.setattr(features, "_write", pytest.fail)
+  monkeypatch.setattr(features.forward, "parts", pytest.fail)
   compute(whole)
   for layers in ((), (3,), (0, 2)):  # fewer layers than the directory has, in any order
     got = compute(whole, layers)
@@ -141,7 +141,7 @@ def test_unfinished_states_of_something_else_are_refused_too(tmp_path, monkeypat
   def killed(*arguments):
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(features, "_write", killed)
+  monkeypatch.setattr(features.forward, "parts", killed)
   with pytest.raises(KeyboardInterrupt):
     compute(tmp_path)
   with pytest.raises(ValueError, match="were computed with template='qa'"):

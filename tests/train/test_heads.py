@@ -374,10 +374,11 @@ def test_questions_that_fill_the_target_are_left_out(tiny_heads, tmp_path):
   texts = ["3 pens and 4?", "12345 " * 30, "1234" * 10, "5 cups and 1?"]
   data.write_text("".join(json.dumps({"question": q}) + "\n" for q in texts))
   model = specjax.load(tiny_heads.model)
-  prompts = ask(model, str(data), "question", 100)
+  config = changed(tiny_heads, data=str(data), questions=100, answers=str(path))
+  prompts = ask(model, config)
   assert prompts == [model.chat(texts[i]) for i in (0, 2, 3)]
-  assert ask(model, str(data), "question", 3) == prompts[:2]
-  answered(model, prompts, path, max_new_tokens=16)
+  assert ask(model, changed(config, questions=3)) == prompts[:2]
+  answered(model, prompts, config)
   sizes = [len(r["prompt"]) + len(r["answer"]) for r in read_jsonl(path)]
   assert len(sizes) == len(open_source(str(data))) - 1
   assert max(sizes) <= model.config.max_length

@@ -1,5 +1,6 @@
 """The texts that a small part learns from: a model's own answers, or given ones."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
@@ -10,11 +11,51 @@ from specjax.data.chat import TEMPLATES
 from specjax.data.sources import JsonlSource, open_source, text_of
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model, load
+from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines
 from specjax.train.recipe.texts import Document, encode_pair
 
 # (prompts of a batch, number of the first of them) -> ids of the answer to each
 Reply = Callable[[list[list[int]], int], list[list[int]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The options of a trainer that learns from a model that answers questions.
+
+  Attributes:
+    model: zoo name or directory of the model that is learned from.
+    data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with the questions.
+    out: directory of answers, checkpoints, metrics, report.json and what is trained, in `model`.
+    field: name of the question in a record.
+    questions: number of records that are read, from the start of the data.
+    training: options of the optimiser; a batch is of rows, for a judge of tokens, for a filter of
+      records.
+  """
+
+  model: str
+  data: str
+  out: str
+  field: str = "question"
+  questions: Count = 4000
+  training: Training = Training()
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswersConfig(Config):
+  """The options of a trainer that learns from answers which a causal model writes itself.
+
+  Attributes:
+    held_out: number of questions, the first, that are kept to measure what was learned.
+    max_new_tokens: length of an answer, at most what the model's positions leave.
+    answers: file of answers, made where it is absent; runs may share one. By default in `out`.
+    length: T of the rows that are read.
+  """
+
+  held_out: Count = 100
+  max_new_tokens: Count = 160
+  answers: str | None = None
+  length: Length = 384
 
 
 def teacher(name: str, *, causal: bool) -> Model:
@@ -38,26 +79,26 @@ def _template(model: Model):
   return model.template, model.tokenizer
 
 
-def ask(model: Model, data: str, field: str, questions: int) -> list[list[int]]:
-  """The first `questions` records of a source as prompts, without those that fill the model.
+def _texts(config: Config, *fields: str) -> list[list[str]]:
+  source = open_source(config.data)
+  total = min(config.questions, len(source))
+  return [[text_of(source[i], f, i) for f in fields] for i in range(total)]
+
+
+def ask(model: Model, config: Config) -> list[list[int]]:
+  """The questions as prompts, without those that fill the model.
 
   Raises:
-    ValueError: the model has no chat template, or a record has no text in `field`.
+    ValueError: the model has no chat template, or a record has no text in the field.
   """
-  source = open_source(data)
-  total = min(questions, len(source))
-  prompts = [model.chat(text_of(source[i], field, i)) for i in range(total)]
+  prompts = [model.chat(question) for (question,) in _texts(config, config.field)]
   return [p for p in prompts if len(p) < model.config.max_length]
 
 
-def given(model: Model, data: str, fields: tuple[str, str], questions: int) -> list[Document]:
-  """The first `questions` records with the answers they have; `fields` name question and answer."""
-  template, tokenizer = _template(model)
-  source = open_source(data)
-  return [
-    encode_pair(template, tokenizer, [text_of(source[i], f, i) for f in fields])
-    for i in range(min(questions, len(source)))
-  ]
+def given(model: Model, config: Config, answer_field: str) -> list[Document]:
+  """The questions with the answers that the records have in `answer_field`."""
+  pairs = _texts(config, config.field, answer_field)
+  return [encode_pair(*_template(model), pair) for pair in pairs]
 
 
 def check_held_out(held_out: int, count: int, least: int = 1) -> None:
@@ -99,14 +140,14 @@ def written(
 
 
 def answered(
-  model: Model, prompts: list[list[int]], path: pathlib.Path, *, max_new_tokens: int,
-  temperature: float = 0.0, seed: int = 0, batch: int = 16,
-) -> list[Document]:  # fmt: skip
+  model: Model, prompts: list[list[int]], config: AnswersConfig, temperature: float = 0.0
+) -> list[Document]:
   """The answers of a causal model, see `written`; they end where its positions do."""
-  decoder = Decoder(model, temperature=temperature, seed=seed, batch=batch)
+  path = pathlib.Path(config.answers or f"{config.out}/answers.jsonl")
+  decoder = Decoder(model, temperature=temperature, seed=config.training.seed, batch=16)
 
   def reply(part: list[list[int]], first: int) -> list[list[int]]:
-    budgets = [min(max_new_tokens, model.config.max_length - len(p)) for p in part]
+    budgets = [min(config.max_new_tokens, model.config.max_length - len(p)) for p in part]
     return [result.tokens for result in decoder(part, budgets, first=first)]
 
-  return written(path, prompts, reply, batch)
+  return written(path, prompts, reply, decoder.batch)

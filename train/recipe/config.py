@@ -41,6 +41,7 @@ def check(options: Any) -> None:
         raise ValueError(f"{name}={value}: accepted is {accepted}.")
 
 
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)
 @dataclasses.dataclass(frozen=True)
 class Network:
   """The shape of a new network.
@@ -62,6 +63,7 @@ class Network:
   mlp_width: Count
 
 
+@tyro.conf.configure(tyro.conf.OmitArgPrefixes)  # typed --steps, not --training.steps
 @dataclasses.dataclass(frozen=True)
 class Training:
   """AdamW with a linear warm-up, then a cosine down to a tenth of the rate; matrices decay.
@@ -121,8 +123,3 @@ class Training:
         return chain.update(grads, state, params)
 
     return optax.GradientTransformation(chain.init, update)
-
-
-# As fields of a trainer's options: they are typed --steps, not --training.steps.
-TrainingOptions = tyro.conf.OmitArgPrefixes[Training]
-NetworkOptions = tyro.conf.OmitArgPrefixes[Network]

@@ -3,6 +3,7 @@
 Letters: R rows, B rows of a batch, T row length, M drafting positions of a row, D depth.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,15 +33,11 @@ def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
 
   Depth d counts where the token at t + d + 1 is trained and of the text that t belongs to.
   """
-  labels, weight = [], []
-  for d in range(1, depth + 1):
-    later = [
-      np.pad(x[:, d + 1 :], ((0, 0), (0, d + 1)), constant_values=fill)[:, : x.shape[1]]
-      for x, fill in ((rows.tokens, 0), (rows.mask, False), (rows.segment, -2))
-    ]
-    labels.append(later[0])
-    weight.append(later[1] & (later[2] == rows.segment))
-  return np.stack(labels, -1), np.stack(weight, -1)
+  T = rows.tokens.shape[1]
+  later = np.arange(T)[:, None] + np.arange(2, depth + 2)
+  inside, at = later < T, np.minimum(later, T - 1)
+  same = rows.segment[:, at] == rows.segment[:, :, None]
+  return np.where(inside, rows.tokens[:, at], 0), inside & rows.mask[:, at] & same
 
 
 class Source:
@@ -52,8 +49,12 @@ class Source:
     self.labels, self.weight = candidates(rows, depth)
     self.useful = [np.flatnonzero(x) for x in self.weight[:, :, 0]]
 
-  def take(self, chosen: np.ndarray, at: np.ndarray, real: np.ndarray) -> Batch:
-    """Rows `chosen` i[B] drafted from `at` i[B, M], of which `real` bool[B, M] count."""
+  def take(self, turns: Sequence[tuple[int, np.ndarray]], batch: int) -> Batch:
+    """Up to B turns, each a row and the points from which it is drafted, at most M."""
+    at, real = (np.zeros((batch, self.points), kind) for kind in (int, bool))
+    chosen = np.zeros(batch, int)
+    for b, (r, points) in enumerate(turns):
+      chosen[b], at[b, : len(points)], real[b, : len(points)] = r, points, True
     features: Any = jax.tree.map(lambda x: np.asarray(x[chosen]), self.features)
     tokens, position, segment, _ = (x[chosen] for x in self.rows)
     examples = Examples(tokens, position, segment, features, at.astype(np.int32))  # type: ignore[arg-type]  # numpy until it is on the device
@@ -63,13 +64,11 @@ class Source:
   def sample(self, chosen: np.ndarray, step: int) -> Batch:
     """The batch of a step: M points of each row, all different where a row has as many."""
     rng = np.random.default_rng([self.seed, step])
-    shape = (len(chosen), self.points)
-    at, real = np.zeros(shape, int), np.zeros(shape, bool)
-    for b, r in enumerate(chosen):
-      size = min(self.points, len(self.useful[r]))
-      at[b, :size] = np.sort(rng.choice(self.useful[r], size, replace=False))
-      real[b, :size] = True
-    return self.take(chosen, at, real)
+
+    def some(points: np.ndarray) -> np.ndarray:
+      return np.sort(rng.choice(points, min(self.points, len(points)), replace=False))
+
+    return self.take([(r, some(self.useful[r])) for r in chosen], len(chosen))
 
   def every(self, batch: int):
     """Batches that hold every point of every row once, for measuring."""
@@ -79,10 +78,4 @@ class Source:
       for i in range(0, len(points), self.points)
     ]
     for i in range(0, len(turns), batch):
-      part = turns[i : i + batch]
-      at = np.zeros((batch, self.points), int)
-      real = np.zeros((batch, self.points), bool)
-      chosen = np.zeros(batch, int)
-      for b, (r, points) in enumerate(part):
-        chosen[b], at[b, : len(points)], real[b, : len(points)] = r, points, True
-      yield self.take(chosen, at, real)
+      yield self.take(turns[i : i + batch], batch)

@@ -7,7 +7,6 @@ rows, the template, the layers), `hidden.npy` and a `layer_I.npy` per layer, flo
 Letters: R rows, T row length, E width.
 """
 
-import hashlib
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,44 +15,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import schema
 from specjax.base import Features
 from specjax.data.packing import Rows
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward
-from specjax.train.recipe.run import read_json, write_json
+from specjax.train.recipe.run import digest, write_json
 
 VERSION = 1
 
 
-def _digest(parts: Any) -> str:
-  sha = hashlib.sha256()
-  for part in parts:
-    sha.update(part)
-  return sha.hexdigest()[:16]
-
-
-def manifest(model: Model, rows: Rows, layers: Sequence[int]) -> dict[str, Any]:
-  """All that the states depend on."""
-  leaves = jax.tree.leaves(model.params)
-  return {
+def _claim(
+  directory: pathlib.Path, model: Model, rows: Rows, layers: Sequence[int]
+) -> dict[str, Any]:
+  """The manifest on disk, which says all that the states depend on; it is written if absent."""
+  here = {
     "version": VERSION,
-    "model": _digest(np.asarray(x).tobytes() for x in leaves),
-    "tokenizer": _digest([model.tokenizer.inner.to_str().encode()] if model.tokenizer else []),
+    "model": digest(jax.tree.leaves(model.params)),
+    "tokenizer": digest([model.tokenizer.inner.to_str()] if model.tokenizer else []),
     "template": model.template,
-    "rows": _digest(np.ascontiguousarray(x).tobytes() for x in rows),
+    "rows": digest(rows),
     "shape": [*rows.tokens.shape, model.config.width],
     "layers": sorted(set(layers)),
   }
-
-
-def _claim(directory: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
-  """The manifest on disk; a directory without one gets `here`."""
   file = directory / "manifest.json"
   if not file.exists():
     directory.mkdir(parents=True, exist_ok=True)
     write_json(file, here)
-  there = read_json(file)
+  there = schema.read(file)
   for key, value in here.items():
     found = there.get(key)
     missing = set(value) - set(found or ()) if key == "layers" else found != value
@@ -69,10 +59,7 @@ def compute(
   """The states of `rows`, which are read from disk, or else computed and written.
 
   Args:
-    model: the target.
-    rows: arrays [R, T].
     layers: see `base.Features`; a directory with more layers serves too.
-    directory: directory of the format above.
     batch: number of rows of a forward.
 
   Returns:
@@ -83,37 +70,29 @@ def compute(
       layer; or a state is beyond float16.
   """
   directory = pathlib.Path(directory)
-  there = _claim(directory, manifest(model, rows, layers))
-  names = ["hidden", *(f"layer_{i}" for i in there["layers"])]
-  shape, progress = tuple(there["shape"]), directory / "done"
+  there = _claim(directory, model, rows, layers)
+  kept, progress = there["layers"], directory / "done"
+  paths = [directory / f"{name}.npy" for name in ("hidden", *(f"layer_{i}" for i in kept))]
   done = int(progress.read_text()) if progress.exists() else 0
-  if done < shape[0]:
+  if done < len(rows.tokens):
     mode = "r+" if done else "w+"
-    files = [
-      np.lib.format.open_memmap(directory / f"{name}.npy", mode, np.float16, shape)
-      for name in names
-    ]
-    _write(model, rows, there["layers"], files, done, batch, progress)
-  arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="r") for name in names}
-  return Features(arrays["hidden"], tuple(arrays[f"layer_{i}"] for i in layers))
+    shape = tuple(there["shape"])
+    files = [np.lib.format.open_memmap(path, mode, np.float16, shape) for path in paths]
+    network = Transformer(model.config)
 
+    @jax.jit
+    def run(params, rows: Rows):
+      features = forward.read(network, params, rows, tuple(kept))
+      return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
 
-def _write(model, rows: Rows, layers, files, done: int, batch: int, progress: pathlib.Path) -> None:
-  network = Transformer(model.config)
-
-  @jax.jit
-  def run(params, rows: Rows):
-    features = forward.read(network, params, rows, tuple(layers))
-    return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
-
-  for i, size, part in forward.parts(rows, batch, "hidden states", done):
-    for file, x in zip(files, run(model.params, part), strict=True):
-      x = np.asarray(x)[:size]
-      if not np.isfinite(x).all():
-        raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
-                         f"{i + size - 1}: they cannot be kept.")  # fmt: skip
-      file[i : i + size] = x
-      file.flush()
-    unfinished = progress.with_suffix(".tmp")
-    unfinished.write_text(str(i + size))
-    unfinished.replace(progress)
+    for i, size, part in forward.parts(rows, batch, "hidden states", done):
+      for file, x in zip(files, run(model.params, part), strict=True):
+        x = np.asarray(x)[:size]
+        if not np.isfinite(x).all():
+          raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
+                           f"{i + size - 1}: they cannot be kept.")  # fmt: skip
+        file[i : i + size] = x
+        file.flush()
+      write_json(progress, i + size)
+  hidden, *own = (np.load(path, mmap_mode="r") for path in paths)
+  return Features(hidden, tuple(own[kept.index(i)] for i in layers))

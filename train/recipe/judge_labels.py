@@ -31,8 +31,8 @@ from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train.recipe import forward
 
-OPERATORS = "+-*/"
 WORD, DIGIT, OPERATOR, KEPT = range(4)
+LIKE = {WORD: r" ?[^\W\d_]{2,}", DIGIT: r"\d", OPERATOR: r"[-+*/]"}
 
 
 class JudgeLabels(NamedTuple):
@@ -51,16 +51,11 @@ class JudgeLabels(NamedTuple):
 
 def kinds(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
   """The kind i32[V] of every token: WORD, DIGIT and OPERATOR may be replaced by their own kind."""
-  texts = [tokenizer.decode([i]) for i in range(vocab_size)]
 
   def kind(text: str) -> int:
-    if re.fullmatch(r"\d", text):
-      return DIGIT
-    if text in tuple(OPERATORS):
-      return OPERATOR
-    return WORD if re.fullmatch(r" ?[^\W\d_]{2,}", text) else KEPT
+    return next((kind for kind, like in LIKE.items() if re.fullmatch(like, text)), KEPT)
 
-  return np.asarray([kind(text) for text in texts], np.int32)
+  return np.asarray([kind(tokenizer.decode([i])) for i in range(vocab_size)], np.int32)
 
 
 def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np.ndarray:
@@ -91,8 +86,7 @@ def mark(
 
   Args:
     rows: questions and answers, arrays [R, T]; `mask` is True on answers.
-    top_k: number of the likeliest tokens among which words are drawn.
-    temperature: temperature of the distribution from which replacements are drawn.
+    top_k, temperature: see `train.judge`.
     batch: number of rows of a forward.
 
   Raises:
@@ -130,10 +124,7 @@ def mark(
     other = jnp.argmax(log_probs + jax.random.gumbel(key, log_probs.shape), -1).astype(jnp.int32)
     before = seen & ~jnp.eye(T, dtype=bool)[None]
     itself = jnp.broadcast_to(jnp.eye(T, dtype=bool), before.shape)
-    mask = jnp.concatenate([
-      jnp.concatenate([seen, jnp.zeros_like(seen)], 2),
-      jnp.concatenate([before, itself], 2),
-    ], 1)  # fmt: skip
+    mask = jnp.block([[seen, jnp.zeros_like(seen)], [before, itself]])
     both, _ = network.apply(
       params, jnp.concatenate([rows.tokens, other], 1), jnp.tile(rows.position, (1, 2)), mask,
       method="features",

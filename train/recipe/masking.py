@@ -32,7 +32,7 @@ def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
   return maskable & (place < k), jnp.where(count > 0, k / jnp.maximum(count, 1), 1.0)
 
 
-def context_weight(masked: Array, seen: Array, q: float = 0.3) -> Array:
+def context_weight(masked: Array, q: float = 0.3) -> Array:
   """f32[B, T]: more for tokens with more visible neighbours, in place of 1 / p.
 
   Dream's context-adaptive weights (Ye et al. 2025, arXiv 2508.15487): the sum over visible tokens j
@@ -40,14 +40,12 @@ def context_weight(masked: Array, seen: Array, q: float = 0.3) -> Array:
 
   Args:
     masked: bool[B, T].
-    seen: bool[B, T], tokens of the text, masked or not.
     q: how fast a neighbour's share falls with distance.
   """
   T = masked.shape[1]
   apart = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)[None]).astype(jnp.float32)
   share = jnp.where(apart > 0, 0.5 * q * (1 - q) ** (apart - 1), 0.0)
-  visible = (seen & ~masked).astype(jnp.float32)
-  return visible @ share
+  return (~masked).astype(jnp.float32) @ share
 
 
 def denoising_loss(

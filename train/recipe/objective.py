@@ -39,14 +39,9 @@ class Objective:
     return drafting.unroll(self.head, params, target_params, examples)
 
   def loss(
-    self,
-    params: Params,
-    target_params: Params,
-    batch: Batch,
-    weights: LossWeights,
-    noise: float = 0.0,
-    key: Any = None,
-  ) -> tuple[Array, dict[str, Array]]:
+    self, params: Params, target_params: Params, batch: Batch, weights: LossWeights,
+    noise: float = 0.0, key: Any = None,
+  ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
     """The loss in nats and its metrics; logits are recomputed in the backward pass.
 
     Args:

@@ -5,8 +5,12 @@ import hashlib
 import itertools
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from specjax import schema
 from specjax.train.recipe.config import check
 
 # Of texts and states the content counts, not where they lie.
@@ -20,15 +24,12 @@ def write_json(file: pathlib.Path, content: Any) -> None:
   unfinished.replace(file)
 
 
-def read_json(file: pathlib.Path) -> dict[str, Any]:
-  """Reads the object that `write_json` wrote; a ValueError says that the file holds another."""
-  try:
-    content = json.loads(file.read_text())
-  except ValueError:
-    content = None
-  if not isinstance(content, dict):
-    raise ValueError(f"{file} holds no JSON object: delete its folder or choose another.")
-  return content
+def digest(parts: Iterable[Any]) -> str:
+  """A short hash of texts and arrays in order."""
+  sha = hashlib.sha256()
+  for part in parts:
+    sha.update(part.encode() if isinstance(part, str) else np.asarray(part).tobytes())
+  return sha.hexdigest()[:16]
 
 
 def begin(config: Any) -> pathlib.Path:
@@ -61,12 +62,10 @@ def claim(directory: pathlib.Path, config: Any, content: Any, **replaced: Any) -
   file, here = directory / "run.json", dataclasses.asdict(config) | replaced
   for shared in ("training", "network"):
     here |= here.pop(shared, {})
-  arrays = isinstance(content, tuple)
-  data = b"".join(x.tobytes() for x in content) if arrays else json.dumps(content).encode()
-  here["data_digest"] = hashlib.sha256(data).hexdigest()[:16]
+  here["data_digest"] = digest(content if isinstance(content, tuple) else [json.dumps(content)])
   here = json.loads(json.dumps(here))
   if file.exists():
-    there = read_json(file)
+    there = schema.read(file)
     keys = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
     changed = [k for k in keys if k not in _FREE]
     if changed:

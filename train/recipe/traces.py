@@ -1,6 +1,6 @@
 """What a denoiser predicts in every round when only what is right is committed.
 
-Letters: B batch, L canvas length, W window, P prompts, S records.
+Letters: B `batch`, L canvas length, W `block`, the slots of a block, S records.
 """
 
 import pathlib
@@ -36,32 +36,18 @@ class Trace(NamedTuple):
   prompt: np.ndarray
 
 
-def oracle() -> Policy:
-  """Commits what agrees with `params` i32[B, L]: Learn2PD's extremely greedy policy.
-
-  Bao et al. 2025 (arXiv 2509.25188, section 3). No system can run it, for it knows the answer.
-  """
-
-  def select(params: Array, memory, seen: Prediction):
-    right = seen.token == jnp.take_along_axis(params, seen.position, 1)
-    score = jnp.where(right, seen.confidence, -1.0)
-    return seen.open & right, score, memory
-
-  return Policy("oracle", lambda B, W, V: (), select)
-
-
 def collect(
   model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
 ) -> tuple[Trace, float]:
-  """Traces of the oracle against the model's own answers, which fill one slot per pass.
+  """Traces of an oracle against the model's own answers, which fill one slot per pass.
 
-  Where no guess is right, the token of the reference is put in the slot of highest confidence.
-  Prompts after the last full batch are left out.
+  The oracle commits what agrees with these: Learn2PD's extremely greedy policy (Bao et al. 2025,
+  arXiv 2509.25188, section 3), which no system can run, for it knows the answer. Where no guess is
+  right, the token of the reference is put in the slot of highest confidence. Prompts after the last
+  full batch are left out.
 
   Args:
     new: number of slots after each prompt.
-    block: W.
-    batch: B.
 
   Returns:
     The records, and the share of the reference's passes that the oracle takes.
@@ -73,27 +59,25 @@ def collect(
     raise ValueError(f"answer_batch={batch}: accepted is 1 to {len(prompts)}, the questions that "
                      "fit the model.")  # fmt: skip
   reference = DiffusionDecoder(model, "confidence", blocks=block, stopping="whole", batch=batch)
-  network = model.denoiser
+  network, watched = model.denoiser, []
+
+  def select(truth: Array, memory, seen: Prediction):
+    right = seen.token == jnp.take_along_axis(truth, seen.position, 1)
+    watched.append((seen.confidence, right, seen.open))
+    return seen.open & right, jnp.where(right, seen.confidence, -1.0), memory
+
+  oracle = Policy("oracle", lambda B, W, V: (), select)
   method = denoise.Method(
-    network, caches.none(network, block), oracle(), blocks.fixed(block), stopping.whole()
+    network, caches.none(network, block), oracle, blocks.fixed(block), stopping.whole()
   )
 
   @jax.jit
   def step(state: denoise.State, truth: Array):
-    weights = denoise.Weights(model.params, truth)
     request = denoise.Request(request_keys(0, np.arange(batch)), jnp.zeros(batch))
-    states, state = denoise.read(method, weights, state)
-    position = state.lo[:, None] + jnp.arange(block, dtype=jnp.int32)[None]
-    logits = network.head(model.params, states)
-    logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == network.mask, -jnp.inf, logits)
-    seen = denoise.predict(logits, request, position, state.forwards)
-    masked = jnp.take_along_axis(state.canvas.masked, position, 1)
-    inside = position < jnp.minimum(state.lo + block, state.canvas.end)[:, None]
-    right = seen.token == jnp.take_along_axis(truth, position, 1)
-    record = (seen.confidence, right, masked & inside, ~state.done)
-    state = denoise.act(method, weights, request, state, states)
-    tokens = jnp.where(state.canvas.masked, network.mask, truth)
-    return state._replace(canvas=state.canvas._replace(tokens=tokens)), record
+    after = denoise.round_(method, denoise.Weights(model.params, truth), request, state)
+    tokens = jnp.where(after.canvas.masked, network.mask, truth)
+    record = (*watched.pop(), ~state.done)  # what the policy saw in the round just traced
+    return after._replace(canvas=after.canvas._replace(tokens=tokens)), record
 
   parts: list[Trace] = []
   passes = ordinary = 0
@@ -102,13 +86,12 @@ def collect(
     answers = reference(rows, new, first=first)
     ordinary += sum(r.forwards for r in answers)
     canvases = [r.filling.canvas for r in answers]
-    L = max(map(len, canvases)) + block
-    truth, end = np.zeros((batch, L), np.int32), np.zeros(batch, np.int32)
-    masked = np.zeros((batch, L), bool)
+    end = np.array(list(map(len, canvases)), np.int32)
+    shape = batch, end.max() + block
+    truth, masked = np.zeros(shape, np.int32), np.zeros(shape, bool)
     for b, (ids, filled) in enumerate(zip(rows, canvases, strict=True)):
       truth[b, : len(filled)] = filled
       masked[b, len(ids) : len(filled)] = True
-      end[b] = len(filled)
     canvas = Canvas(jnp.asarray(truth), jnp.asarray(masked), jnp.asarray(end))
     state = denoise.compiled_start(method, denoise.Weights(model.params, truth), canvas)
     while not bool(state.done.all()):
