@@ -57,10 +57,6 @@ def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
   at a later position) and weights over depths (here PPD's 0.8). A row that enters below a row
   before it does not see that row until both are in.
 
-  Args:
-    target: the network it guesses for.
-    config: where the pseudo tokens enter.
-
   Raises:
     ValueError: the layers do not fit depth or target.
   """

@@ -41,10 +41,6 @@ def ppd(target: Target, config: PPDConfig) -> Head:
 
   The embeddings start as those of random tokens, where the published start is the words of a
   phrase: a phrase would need a tokenizer.
-
-  Args:
-    target: the network it guesses for.
-    config: number of prompt tokens.
   """
   D, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
 

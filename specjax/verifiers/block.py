@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.base import Draft, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL
 from specjax.trees.structure import at
 from specjax.verifiers import siblings
 
@@ -32,10 +32,7 @@ def block() -> Verifier:
   so nothing is done token by token.
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     drafted = draft.tokens[:, 1:]
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
