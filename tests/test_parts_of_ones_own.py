@@ -47,8 +47,8 @@ class Fan:
   def nodes(self) -> int:
     return 1 + self.width
 
-  def fill(self, root, step, carry=(), memory=(), ids=None, sampling=None):
-    return trees.Static([[rank] for rank in range(self.width)]).fill(root, step, carry, memory, ids)
+  def fill(self, root, guesser):
+    return trees.Static([[rank] for rank in range(self.width)]).fill(root, guesser)
 
 
 def test_a_tree_is_a_class_and_a_row(monkeypatch, tmp_path):

@@ -24,7 +24,7 @@ from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
 from specjax.sampling import Noise, Settings, request_keys, warp
 from specjax.testing import table_model
-from specjax.trees import IID, Sampling, WithoutReplacement
+from specjax.trees import IID, Guesser, Sampling, WithoutReplacement
 from specjax.verifiers import VERIFIERS
 from specjax.verifiers.judge import Judge
 
@@ -62,7 +62,8 @@ def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
   tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
   one, V = jnp.ones(1), q.shape[-1]
   sampling = Sampling(Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), noise, V)
-  draft = tree.fill(jnp.zeros((1, 1), jnp.int32), lambda *_: (q, (), ()), sampling=sampling)
+  guesser = Guesser(lambda *_: (q, (), ()), sampling=sampling)
+  draft = tree.fill(jnp.zeros((1, 1), jnp.int32), guesser)
   return draft, draft_tree(table_model(V), tree)
 
 

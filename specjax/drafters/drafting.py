@@ -16,7 +16,7 @@ from specjax.drafters import draft_vocabulary, memory, pseudo_head
 from specjax.drafters.base import Examples, Head
 from specjax.drafters.memory import rows_at
 from specjax.models.transformer import attention_mask
-from specjax.trees.base import Sampling, Tree, independent
+from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.static import Static
 from specjax.trees.structure import at
 
@@ -52,7 +52,7 @@ def drafter(
     carry = head.first(params, target_params, memory.last(state)[:, None])
     if head.attend is None and head.step is None:
       logits = head.read(params, target_params, carry[:, 0, : shape.depth], None)
-      return shape.fill(context.root, independent(logits), (), (), ids, sampling), state
+      return shape.fill(context.root, Guesser(independent(logits), (), (), ids, sampling)), state
 
     def step(level, tokens, carry, rows, mask):
       if head.step is not None:
@@ -68,7 +68,7 @@ def drafter(
         read = carry
       return head.read(params, target_params, read, level + 1), carry, rows
 
-    return shape.fill(context.root, step, carry, None, ids, sampling), state
+    return shape.fill(context.root, Guesser(step, carry, None, ids, sampling)), state
 
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return memory.update(head, params, target_params, state, evaluation, verdict, rows)

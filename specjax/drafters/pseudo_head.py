@@ -18,7 +18,7 @@ from specjax.drafters.base import Examples, Head
 from specjax.drafters.memory import rows_at
 from specjax.drafters.pseudo import ride
 from specjax.models.transformer import attention_mask
-from specjax.trees.base import Sampling, Tree, independent
+from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.structure import at
 
 
@@ -86,9 +86,8 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
 
   def propose(params, target_params, guesses, context, settings, noise):
     logits = head.read(params, target_params, guesses.states, None)
-    sampling = Sampling(settings, noise, network.vocab_size)
-    ids = draft_vocabulary.ids(params)
-    draft = tree.fill(context.root, independent(logits), (), (), ids, sampling)
+    ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
+    draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
     reached = draft.depth <= guesses.known[:, None]
     return draft._replace(valid=draft.valid & reached), guesses
 

@@ -3,7 +3,7 @@
 A new tree is a file with a class, see `trees.base.Tree`, and a row of TREES.
 """
 
-from specjax.trees.base import Sampling, Step, Tree
+from specjax.trees.base import Guesser, Sampling, Step, Tree
 from specjax.trees.beam import Beam
 from specjax.trees.drawn import IID, Mixed, WithoutReplacement
 from specjax.trees.dynamic import Dynamic
@@ -15,6 +15,6 @@ from specjax.trees.stochastic_beam import StochasticBeam
 from specjax.trees.table import TREES
 
 __all__ = [
-  "IID", "TREES", "Beam", "DySpec", "Dynamic", "Graph", "Mixed", "Sampling", "Static", "Step",
-  "StochasticBeam", "Tree", "WithoutReplacement", "build", "load", "save",
+  "IID", "TREES", "Beam", "DySpec", "Dynamic", "Graph", "Guesser", "Mixed", "Sampling", "Static",
+  "Step", "StochasticBeam", "Tree", "WithoutReplacement", "build", "load", "save",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from jax import Array
 
 from specjax.base import Draft, Proposal
 from specjax.sampling import DRAFT, Source
-from specjax.trees.base import NEVER, Sampling, Step, needed
+from specjax.trees.base import NEVER, Guesser
 from specjax.trees.frontier import Expand, Expansion, draw_levels, level_sizes
 
 
@@ -44,15 +44,9 @@ class DySpec:
   def nodes(self) -> int:
     return 1 + sum(level_sizes(self.width, self.depth, self.children))
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
-    sampling = needed(sampling, self)
-    expand, values = above_threshold(self, sampling.noise)
-    return draw_levels(
-      self.width, self.depth, expand, values, root, step, carry, memory, ids, sampling
-    )
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
+    expand, values = above_threshold(self, guesser.drawing(self).noise)
+    return draw_levels(self, expand, values, root, guesser)
 
 
 def above_threshold(tree: DySpec, noise: Source) -> tuple[Expand, Any]:

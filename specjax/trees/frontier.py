@@ -15,8 +15,8 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft
-from specjax.trees.base import NEVER, Sampling, Step
-from specjax.trees.structure import at, take_rows
+from specjax.trees.base import NEVER, Guesser
+from specjax.trees.structure import at
 
 
 def level_sizes(width: int, depth: int, children: int) -> list[int]:
@@ -47,50 +47,36 @@ class Expand(Protocol):
   def __call__(self, level: int, log_probs: Array, values: Any, /) -> Expansion: ...
 
 
-def draw_levels(
-  width: int,
-  depth: int,
-  expand: Expand,
-  values: Any,
-  root: Array,
-  step: Step,
-  carry: Any,
-  memory: Any,
-  ids: Array | None,
-  sampling: Sampling,
-) -> Draft:
+def draw_levels(tree: Any, expand: Expand, values: Any, root: Array, guesser: Guesser) -> Draft:
   """N = 1 + sum(level_sizes) nodes, level by level; what a level leaves over is not valid.
 
   Args:
-    width, depth: W, D (static).
+    tree: `trees.base.Tree` whose field `width` is W (static).
     expand, values: how children come about, and the root's values.
-    root, step, carry, memory, ids, sampling: see `trees.base.Tree.fill`.
+    root, guesser: see `trees.base.Tree.fill`.
   """
-  B = root.shape[0]
+  B, sampling = root.shape[0], guesser.drawing(tree)
   tokens, above = root, jnp.ones((B, 1, 1), bool)
   live = jnp.ones((B, 1), bool)
   values = jax.tree.map(lambda x: jnp.full((B, 1), x, jnp.float32), values)
   parts: list[tuple[Array, ...]] = []  # tokens, parents, valid, distributions of each level
   first = 0  # number of the level's first node
-  for level in range(depth):
-    logits, carry, memory = step(level, tokens, carry, memory, above)
+  for level in range(tree.depth):
+    logits, guesser = guesser.ask(level, tokens, above)
     W = tokens.shape[1]
-    log_probs = sampling.log_probs(jnp.broadcast_to(logits, (B, W, logits.shape[-1])), ids)
+    log_probs = guesser.distribution(logits, W, sampling)
     children = expand(level, log_probs, values)
     K = children.tokens.shape[2]
     key = jnp.where(live[..., None], children.key, NEVER).reshape(B, W * K)
-    size = min(width, W * K)
-    kept = jnp.sort(jax.lax.top_k(key, size)[1], 1)  # siblings stay in order
+    kept = jnp.sort(jax.lax.top_k(key, min(tree.width, W * K))[1], 1)  # siblings stay in order
     flat = jax.tree.map(lambda x: x.reshape(B, -1), (children.tokens, children.values))
     tokens, values = jax.tree.map(lambda x: at(x, kept), flat)  # noqa: B023
     live = at(key, kept) > NEVER
     above_row = kept // K
     parts.append((tokens, first + above_row, live, log_probs))
-    carry, above = take_rows((carry, above), above_row)
-    own = jnp.broadcast_to(jnp.eye(size, dtype=bool), (B, size, size))
-    above = jnp.concatenate([above, own], 2)
+    guesser, above = guesser.below(above_row, above)
     first += W
-  depths = np.repeat(np.arange(1, depth + 1), [p[0].shape[1] for p in parts])
+  depths = np.repeat(np.arange(1, tree.depth + 1), [p[0].shape[1] for p in parts])
   N, V = 1 + len(depths), parts[0][3].shape[-1]
   distributions = jnp.concatenate([p[3] for p in parts], 1)
   leaves = jnp.full((B, N - distributions.shape[1], V), NEVER)

@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax.base import Draft, Proposal
 from specjax.sampling import DRAFT, Source
-from specjax.trees.base import NEVER, Sampling, Step, needed
+from specjax.trees.base import NEVER, Guesser
 from specjax.trees.frontier import Expand, Expansion, draw_levels, level_sizes
 
 
@@ -37,15 +37,9 @@ class StochasticBeam:
   def nodes(self) -> int:
     return 1 + sum(level_sizes(self.width, self.depth, self.width))
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
-    sampling = needed(sampling, self)
-    expand, values = perturbed(self, sampling.noise)
-    return draw_levels(
-      self.width, self.depth, expand, values, root, step, carry, memory, ids, sampling
-    )
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
+    expand, values = perturbed(self, guesser.drawing(self).noise)
+    return draw_levels(self, expand, values, root, guesser)
 
 
 def _log1mexp(x: Array) -> Array:
