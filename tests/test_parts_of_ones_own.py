@@ -68,7 +68,7 @@ def hesitant(how: str) -> Verifier:
   def verify(params, draft, log_probs, features, noise, *, depth, proposal):
     zero = jnp.zeros(len(log_probs), jnp.int32)
     extra = noise.draw(RESIDUAL, log_probs[:, 1 if how == "biased" else 0])
-    return ending_at(zero, draft.tokens, draft.parent, zero, extra, depth)
+    return ending_at(draft, zero, zero, extra, depth)
 
   return Verifier("hesitant", "EXACT", PROPOSALS, "any", verify)
 

@@ -40,15 +40,10 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
 
 # name: (build, config class); build(target, config) -> Head
 HEADS: dict[str, tuple[Callable[..., Head], type]] = {
-  "medusa": (medusa, MedusaConfig),
-  "blockwise": (blockwise, BlockwiseConfig),
-  "clover": (clover, CloverConfig),
-  "clover2": (clover2, Clover2Config),
-  "hidden_transfer": (hidden_transfer, HiddenTransferConfig),
-  "ppd": (ppd, PPDConfig),
-  "eagle": (eagle, EagleConfig),
-  "eagle3": (eagle3, Eagle3Config),
-  "hydra": (hydra, HydraConfig),
+  "medusa": (medusa, MedusaConfig), "blockwise": (blockwise, BlockwiseConfig),
+  "clover": (clover, CloverConfig), "clover2": (clover2, Clover2Config),
+  "hidden_transfer": (hidden_transfer, HiddenTransferConfig), "ppd": (ppd, PPDConfig),
+  "eagle": (eagle, EagleConfig), "eagle3": (eagle3, Eagle3Config), "hydra": (hydra, HydraConfig),
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
   "redrafter": (redrafter, ReDrafterConfig),
-}
+}  # fmt: skip

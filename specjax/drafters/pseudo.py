@@ -26,19 +26,10 @@ Enter = Callable[[int, Array], Array]
 
 
 def ride(
-  network: Target,
-  target_params: Params,
-  x: Array,
-  position: Array,
-  mask: Array,
-  owner: Array,
-  counts: Sequence[int],
-  layers: Sequence[int],
-  enter: Enter,
-  *,
-  cache: Cache | None = None,
-  start: int = 0,
-) -> tuple[Array, Array, KV]:
+  network: Target, target_params: Params, x: Array, position: Array, mask: Array, owner: Array,
+  counts: Sequence[int], layers: Sequence[int], enter: Enter, *,
+  cache: Cache | None = None, start: int = 0,
+) -> tuple[Array, Array, KV]:  # fmt: skip
   """Layers from `start` up over nodes and their pseudo rows.
 
   Args:
@@ -76,15 +67,9 @@ def ride(
     above = jnp.take_along_axis(mask, who[:, :, None], 1)
     below = jnp.concatenate([above, jnp.broadcast_to(own, (B, *own.shape))], 2)
     hidden_from = jnp.zeros((B, N, len(inside)), bool)
-    x, kv = network.run_layers(
-      target_params,
-      x,
-      jnp.concatenate([position, at(position, who) + steps], 1),
-      jnp.concatenate([jnp.concatenate([mask, hidden_from], 2), below], 1),
-      cache,
-      start=first,
-      stop=stop,
-    )
+    places = jnp.concatenate([position, at(position, who) + steps], 1)
+    sees = jnp.concatenate([jnp.concatenate([mask, hidden_from], 2), below], 1)
+    x, kv = network.run_layers(target_params, x, places, sees, cache, start=first, stop=stop)
     ks, vs = (*ks, *(k[:, :, :N] for k in kv.k)), (*vs, *(v[:, :, :N] for v in kv.v))
   x = network.norm(target_params, x)
   return x[:, :N], x[:, N:][:, np.argsort(inside)], KV(ks, vs)

@@ -64,6 +64,13 @@ class Case:
   processors: Callable[[int], tuple[Params, ...]] = lambda B: ()
   processed: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda logits, tokens: logits
 
+  def settings(self, B: int) -> Settings:
+    """Those of B rows."""
+    return Settings(
+      jnp.full(B, self.temperature, jnp.float32), jnp.full(B, self.top_k, jnp.int32),
+      jnp.full(B, self.top_p, jnp.float32), jnp.full(B, self.min_p, jnp.float32),
+    )  # fmt: skip
+
 
 class Chosen(NamedTuple):
   """A call of `choose`: log_probs f32[B, N, V], outcome i32[B, N]; own bool[B, N], see `Script`."""
@@ -156,14 +163,9 @@ class Script:
   compiler_options={"xla_backend_optimization_level": 0},  # compiling is all the time there is
 )
 def _play(
-  method: speculate.Method,
-  weights: speculate.Weights,
-  request: speculate.Request,
-  prompt: Array,
-  rows: Array,
-  rounds: int,
-  capacity: int,
-) -> tuple[Context, list]:
+  method: speculate.Method, weights: speculate.Weights, request: speculate.Request,
+  prompt: Array, rows: Array, rounds: int, capacity: int,
+) -> tuple[Context, list]:  # fmt: skip
   """Text after `rounds` rounds of row r's script, and what the script was asked."""
   script = Script(rows)
 
@@ -243,12 +245,8 @@ def emitted_distribution(
   prompt = jnp.asarray(case.prompt, jnp.int32)
 
   def arguments(B: int):
-    settings = Settings(
-      jnp.full(B, case.temperature, jnp.float32), jnp.full(B, case.top_k, jnp.int32),
-      jnp.full(B, case.top_p, jnp.float32), jnp.full(B, case.min_p, jnp.float32),
-    )  # fmt: skip
     request = speculate.Request(
-      settings=settings,
+      settings=case.settings(B),
       key=request_keys(0, np.zeros(B, np.uint32)),
       limit=jnp.full(B, P + (most if case.budget is None else case.budget), jnp.int32),
       stop=jnp.asarray((*case.stop, -1, -1)[:2], jnp.int32),

@@ -66,6 +66,6 @@ def k_seq() -> Verifier:
       passed = tried & noise.accept(COIN + n, have[:, None], need[:, None])[:, 0]
       at_node, reached = jnp.where(passed, n, at_node), reached + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(left[b, at_node]))
-    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, depth)
+    return ending_at(draft, at_node, reached, extra, depth)
 
   return Verifier("k_seq", "EXACT", frozenset({"iid", "chain"}), "any", verify)

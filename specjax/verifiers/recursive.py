@@ -45,6 +45,6 @@ def recursive() -> Verifier:
       at_node = jnp.where(passed, node, at_node)
       count = count + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(p))
-    return ending_at(at_node, draft.tokens, draft.parent, count, extra, depth)
+    return ending_at(draft, at_node, count, extra, depth)
 
   return Verifier("recursive", "EXACT", siblings.KNOWN, "any", verify)

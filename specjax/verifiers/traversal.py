@@ -77,6 +77,6 @@ def traversal() -> Verifier:
       row = row.at[b, u].set(jnp.where(failed[:, None], rest, row[b, u]))
     extra = noise.draw(RESIDUAL, jnp.log(p[b, leaf]))
     count = at(draft.depth, leaf[:, None])[:, 0]
-    return ending_at(leaf, draft.tokens, draft.parent, count, extra, depth)
+    return ending_at(draft, leaf, count, extra, depth)
 
   return Verifier("traversal", "EXACT", siblings.KNOWN, "any", verify)

@@ -38,7 +38,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
       score = score + at(step, node)
       node = at(draft.parent, node)
     after = noise.choose(log_probs, draft.depth)
-    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, depth)
+    return follow(draft, ok, score, after, depth)
 
   knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
   return Verifier("typical", knob, PROPOSALS, "any", verify)

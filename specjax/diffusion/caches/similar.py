@@ -102,15 +102,9 @@ def turned(old: Array, new: Array) -> Array:
 
 
 def _renew(
-  pieces: Pieces,
-  params: Params,
-  i: int,
-  x: Array,
-  kept: Kept,
-  part: Selection,
-  seen: Array,
+  pieces: Pieces, params: Params, i: int, x: Array, kept: Kept, part: Selection, seen: Array,
   most: int,
-) -> tuple[Array, Kept]:
+) -> tuple[Array, Kept]:  # fmt: skip
   """Layer i over the stream x [B, L, E]; `most` bounds the quota (static)."""
   slot, due, loose, quota, size = part
   looked = _take(x, slot)
