@@ -21,11 +21,10 @@ from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transf
 from specjax.drafters.hydra import HydraConfig, hydra
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
-from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
-from specjax.drafters.stateless import stateless
+from specjax.drafters.stateless import none, stateless
 from specjax.drafters.union import union
 
 __all__ = [

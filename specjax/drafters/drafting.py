@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Drafter, Params
-from specjax.drafters import draft_vocabulary, memory, pseudo_head
+from specjax.drafters import draft_vocabulary, memory, pseudo
 from specjax.drafters.base import Examples, Head
 from specjax.drafters.memory import rows_at
 from specjax.models.transformer import attention_mask
@@ -33,7 +33,7 @@ def drafter(
   Args:
     head: the network.
     tree: static; rank paths alone are a `Static` tree.
-    counts: of a head with pseudo rows, how many each node has; see `pseudo_head.drafter`.
+    counts: of a head with pseudo rows, how many each node has; see `pseudo.drafter`.
 
   Raises:
     ValueError: a tree that is deeper than the head guesses, or impossible by itself.
@@ -42,7 +42,7 @@ def drafter(
   if shape.depth > head.depth:
     raise ValueError(f"tree is {shape.depth} deep: the head guesses {head.depth} tokens ahead.")
   if head.pseudo is not None:
-    return pseudo_head.drafter(head, shape, counts)
+    return pseudo.drafter(head, shape, counts)
 
   def init(params, target_params, context, features, capacity):
     return memory.start(head, params, target_params, context, features, capacity)
@@ -90,7 +90,7 @@ def unroll(
   run once, later depths at the drafting positions only.
   """
   if head.pseudo is not None:
-    return pseudo_head.unroll(head, params, target_params, examples)
+    return pseudo.unroll(head, params, target_params, examples)
   mask = attention_mask(examples.segment, causal=True)
   text, kv = memory.over_text(head, params, target_params, examples, mask)
   carry = head.first(params, target_params, rows_at(text, examples.at))

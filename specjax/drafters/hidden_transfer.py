@@ -48,8 +48,8 @@ def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
   """Maps from a token's state in the middle of the target to the states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
-  which lets all enter at one layer. What the rows see is in `drafters.pseudo`; what is carried
-  between rounds, and the rules that are exact, in `drafters.pseudo_head`. The published loss is the
+  which lets all enter at one layer. What the rows see, and what is carried between rounds, is in
+  `drafters.pseudo`. The published loss is the
   divergence from the target's distribution at the true token, soft cross-entropy up to a constant.
 
   No public code exists. The papers leave open the layers (here 3/4 L, not above the last layer),

@@ -7,11 +7,10 @@ from specjax.trees.base import Guesser, Sampling, Step, Tree
 from specjax.trees.beam import Beam
 from specjax.trees.drawn import IID, Mixed, WithoutReplacement
 from specjax.trees.dynamic import Dynamic
-from specjax.trees.dyspec import DySpec
 from specjax.trees.files import TREES, build, load, save
+from specjax.trees.frontier import DySpec, StochasticBeam
 from specjax.trees.graph import Graph
 from specjax.trees.static import Static
-from specjax.trees.stochastic_beam import StochasticBeam
 
 __all__ = [
   "IID", "TREES", "Beam", "DySpec", "Dynamic", "Graph", "Guesser", "Mixed", "Sampling", "Static",

@@ -21,10 +21,9 @@ from specjax.trees.base import Tree
 from specjax.trees.beam import Beam
 from specjax.trees.drawn import IID, Mixed, WithoutReplacement
 from specjax.trees.dynamic import Dynamic
-from specjax.trees.dyspec import DySpec
+from specjax.trees.frontier import DySpec, StochasticBeam
 from specjax.trees.graph import Graph
 from specjax.trees.static import Choices, Static, k_config
-from specjax.trees.stochastic_beam import StochasticBeam
 
 # Each is a frozen dataclass that is a `trees.base.Tree`; its fields are whole numbers, numbers, or
 # the rank paths `choices`, and are what a name or a file says of it.

@@ -10,12 +10,9 @@ from specjax.diffusion.policies.bounds import (
   entropy_bound,
   factor,
   frechet,
-)  # fmt: skip
-from specjax.diffusion.policies.explore import Exploration, explore
-from specjax.diffusion.policies.hierarchy import Levels, hierarchy
+)
 from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
-from specjax.diffusion.policies.local_leap import Leap, local_leap
 from specjax.diffusion.policies.quota import (
   Quota,
   WarmUp,
@@ -25,14 +22,20 @@ from specjax.diffusion.policies.quota import (
   margin,
   random,
   warm_up,
-)  # fmt: skip
+)
 from specjax.diffusion.policies.r2 import Redundancy, r2
 from specjax.diffusion.policies.threshold import (
   EntropyThreshold,
+  Exploration,
+  Leap,
+  Levels,
   Threshold,
   entropy_threshold,
+  explore,
+  hierarchy,
+  local_leap,
   threshold,
-)  # fmt: skip
+)
 
 __all__ = [
   "ADDED", "POLICIES", "EntropyBound", "EntropyThreshold", "Exploration", "Factor", "Filter",
