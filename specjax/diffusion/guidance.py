@@ -13,7 +13,7 @@ from specjax.diffusion.base import Denoiser, Earlier, Knob, Params
 
 
 class Guided(NamedTuple):
-  """LOSSY: two passes, one without the prompt, make what the prompt adds count for more.
+  """Params of `guided`.
 
   Attributes:
     inner: the denoiser's own.

@@ -4,14 +4,8 @@ Every random choice of a round is asked of a `sampling.Source`. Here that source
 of one large batch is told the outcomes that are the digits of r, so the batch plays all that can
 happen, and the probability of each row is worked out from the distributions it was asked with.
 Summed over rows, and completed to a common length with the target's distribution, that is the joint
-distribution of the emitted tokens; an exact method's equals the target's own. A new rule is proven
-in one call, with `decoding.method.method`:
-
-    case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)
-    proven = method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
-    assert total_variation(emitted_distribution(case, proven), target_distribution(case)) < 1e-6
-
-Use several tables: a biased rule can be right on one of them.
+distribution of the emitted tokens; an exact method's equals the target's own. A proof needs several
+tables: a biased rule can be right on one of them.
 
 Letters: B batch, N tree nodes, D maximum draft depth, V vocabulary, L length of the sequences.
 """

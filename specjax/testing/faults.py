@@ -1,12 +1,8 @@
 """Faults are injected into a method here: a proof counts for what it would have caught.
 
 Each takes a method and breaks it in one place, the way real programs are broken. Enumeration must
-see what the rule looks at:
-
-    found = distances(cases, method, drafter_params)
-    assert found["row of the child"] > 1e-3
-
-A rule that never reads q (such as target_only) is right not to mind a wrong one.
+see what the rule looks at. A rule that never reads q, such as target_only, is right not to mind a
+wrong one.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """

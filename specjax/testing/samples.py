@@ -3,9 +3,6 @@
 What exact enumeration cannot see, since it replaces the noise: streams or positions that share
 random bits, within a round or between rounds, and methods whose noise is continuous.
 
-    case = Case(np.asarray(random_table(0, 3)["logits"]), prompt=(0, 2), length=4)
-    assert p_value(case, method(table_model(3), my_drafter, my_rule())) > 1e-6
-
 Letters: B requests, V vocabulary, L length of the sequences.
 """
 
