@@ -47,8 +47,8 @@ class Fan:
   def nodes(self) -> int:
     return 1 + self.width
 
-  def fill(self, root, step, carry=(), memory=(), ids=None, sampling=None):
-    return trees.Static([[rank] for rank in range(self.width)]).fill(root, step, carry, memory, ids)
+  def fill(self, root, guesser):
+    return trees.Static([[rank] for rank in range(self.width)]).fill(root, guesser)
 
 
 def test_a_tree_is_a_class_and_a_row(monkeypatch, tmp_path):
@@ -68,7 +68,7 @@ def hesitant(how: str) -> Verifier:
   def verify(params, draft, log_probs, features, noise, *, depth, proposal):
     zero = jnp.zeros(len(log_probs), jnp.int32)
     extra = noise.draw(RESIDUAL, log_probs[:, 1 if how == "biased" else 0])
-    return ending_at(zero, draft.tokens, draft.parent, zero, extra, depth)
+    return ending_at(draft, zero, zero, extra, depth)
 
   return Verifier("hesitant", "EXACT", PROPOSALS, "any", verify)
 

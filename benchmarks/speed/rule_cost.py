@@ -24,7 +24,7 @@ from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
 from specjax.sampling import Noise, Settings, request_keys, warp
 from specjax.testing import table_model
-from specjax.trees import IID, Sampling, WithoutReplacement
+from specjax.trees import IID, Guesser, Sampling, WithoutReplacement
 from specjax.verifiers import VERIFIERS
 from specjax.verifiers.judge import Judge
 
@@ -61,10 +61,9 @@ def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
   """A draft of 8 nodes from the distribution q f32[1, 1, V], of a kind the rule accepts."""
   chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
   tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
-  V = q.shape[-1]
-  root, sampling = jnp.zeros((1, 1), jnp.int32), Sampling(SETTINGS, noise, V)
-  draft = tree.fill(root, lambda *_: (q, (), ()), sampling=sampling)
-  return draft, draft_tree(table_model(V), tree)
+  root, sampling = jnp.zeros((1, 1), jnp.int32), Sampling(SETTINGS, noise, q.shape[-1])
+  draft = tree.fill(root, Guesser(lambda *_: (q, (), ()), sampling=sampling))
+  return draft, draft_tree(table_model(q.shape[-1]), tree)
 
 
 def calls(f: Callable, *arguments) -> Callable[[int], None]:

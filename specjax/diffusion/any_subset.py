@@ -100,14 +100,9 @@ def start(canvas: Canvas, order: Array) -> State:
   todo = canvas.masked & inside
   slots = jnp.lexsort((order, ~todo), axis=-1)
   place = jnp.argsort(slots, axis=-1).astype(jnp.int32)
-  zero = jnp.zeros(B, jnp.int32)
-  return State(
-    tokens=jnp.where(todo, 0, canvas.tokens),
-    rank=jnp.where(todo, place, jnp.where(inside, -1, L)),
-    filled=zero,
-    total=todo.sum(1, dtype=jnp.int32),
-    passes=zero,
-  )
+  rank, zero = jnp.where(todo, place, jnp.where(inside, -1, L)), jnp.zeros(B, jnp.int32)
+  tokens, total = jnp.where(todo, 0, canvas.tokens), todo.sum(1, dtype=jnp.int32)
+  return State(tokens, rank, filled=zero, total=total, passes=zero)
 
 
 def round_(

@@ -211,21 +211,14 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   )
   full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _first_masked(canvas)
+  begun = (policy.init(B, *_size(method)), tuple(t.init(B, *_size(method)) for t in transforms))
+  memory, remembered = rows_where(full, begun, (memory, tuple(memories)))
   return State(
-    canvas=canvas,
-    lo=jnp.where(live & full, following, state.lo),
-    hi=hi,
-    step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step),
-    cache=state.cache,
-    memory=rows_where(full, policy.init(B, *_size(method)), memory),
-    transforms=rows_where(
-      full, tuple(t.init(B, *_size(method)) for t in transforms), tuple(memories)
-    ),
-    forwards=state.forwards + live.astype(jnp.int32),
-    when=when,
-    log_prob=log_prob,
-    done=state.done | (live & (following >= canvas.end)),
-  )
+    canvas=canvas, lo=jnp.where(live & full, following, state.lo), hi=hi,
+    step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step), cache=state.cache,
+    memory=memory, transforms=remembered, forwards=state.forwards + live.astype(jnp.int32),
+    when=when, log_prob=log_prob, done=state.done | (live & (following >= canvas.end)),
+  )  # fmt: skip
 
 
 def round_(method: Method, weights: Weights, request: Request, state: State) -> State:

@@ -5,10 +5,10 @@ FreeDave (Wu and Zhang 2025, arXiv 2510.00294). EXACT: token for token this give
 belongs to slots), in no more passes. Canvases are compared as a whole, so policies that commit many
 slots at a time are guessed right less often.
 
-What is known of the canvas already decides its next
-round; the rounds after it are guessed by letting the same policy go on with what is known. One pass
-reads the K canvases. The first is true. Each further one is, where the round before it, decided by
-what was read of a true canvas, leads to it.
+What is known of the canvas already decides its next round; the rounds after it are guessed by
+letting the same policy go on with what is known. One pass reads the K canvases. The first is true.
+Each further one is, where the round before it, decided by what was read of a true canvas, leads to
+it.
 
 Letters: B batch, K guesses, W window, E model width.
 """
@@ -111,8 +111,6 @@ def advance(
   *, guesses: int = 4, while_loop: Callable[..., Any] = jax.lax.while_loop,
 ) -> Drafting:  # fmt: skip
   """EXACT: several rounds are made in one pass, until every row is done.
-
-  FreeDave (Wu and Zhang 2025, arXiv 2510.00294), see the top of this file.
 
   Args:
     rounds: i32[], passes at most.

@@ -13,7 +13,7 @@ from specjax.diffusion.base import Denoiser, Earlier, Knob, Params
 
 
 class Guided(NamedTuple):
-  """LOSSY: two passes, one without the prompt, make what the prompt adds count for more.
+  """Params of `guided`.
 
   Attributes:
     inner: the denoiser's own.
@@ -34,9 +34,7 @@ def guided(denoiser: Denoiser) -> Denoiser:
   denoiser like any other: all policies work on it.
   """
 
-  def evaluate(
-    params: Guided, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
-  ):
+  def evaluate(params: Guided, tokens: Array, position: Array, seen, earlier=None):
     prompt = jnp.take_along_axis(params.prompt, position, 1)
     hidden = jnp.where(prompt, denoiser.mask, tokens)
     before: list[Earlier | None] = [None, None]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Target
-from specjax.diffusion.base import Denoiser, Earlier, Params
+from specjax.diffusion.base import Denoiser, Params
 from specjax.sampling import DRAFT, RESIDUAL, Noise, Source
 
 TextLogProbs = Callable[[Params, Array, Array], Array]
@@ -110,9 +110,7 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
   """
   tokens_of_v = jnp.arange(denoiser.vocab_size)[None, None]
 
-  def evaluate(
-    params: Reweighted, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
-  ):
+  def evaluate(params: Reweighted, tokens: Array, position: Array, seen: Array, earlier=None):
     if earlier is not None:
       raise ValueError("a reweighted denoiser weighs whole texts, accepted is caches.none.")
     states, _ = denoiser.evaluate(params.inner, tokens, position, seen)

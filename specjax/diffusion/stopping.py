@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Canvas, Params, Prediction, Stopping
+from specjax.diffusion.base import Canvas, Prediction, Stopping
 
 
 @functools.cache
@@ -22,9 +22,7 @@ def whole() -> Stopping:
 def after_end() -> Stopping:
   """EXACT: a text ends after its first end-of-text, once the block of it is full."""
 
-  def end(
-    params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full: Array
-  ) -> Canvas:
+  def end(params: Array, canvas: Canvas, prediction: Prediction, commit, full: Array) -> Canvas:
     slot = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None]
     ends = (canvas.tokens[..., None] == params[None, None]).any(-1) & ~canvas.masked
     # Only what was filled ends a text; a prompt may hold end markers of its own.
@@ -44,9 +42,7 @@ def end_of_text_prediction() -> Stopping:
   may cut a good answer.
   """
 
-  def cut(
-    params: Params, canvas: Canvas, prediction: Prediction, commit: Array, full: Array
-  ) -> Canvas:
+  def end(params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full) -> Canvas:
     ends = (prediction.token[..., None] == params[None, None]).any(-1)
     committed = ends & commit
     guessed = jnp.where(ends & prediction.masked, prediction.confidence, -1.0)
@@ -54,10 +50,9 @@ def end_of_text_prediction() -> Stopping:
     slot = jnp.where(committed.any(1), first, likeliest)
     found = committed.any(1) | (guessed.max(1) > 0)
     position = jnp.take_along_axis(prediction.position, slot[:, None], 1)[:, 0]
-    end = jnp.where(found, jnp.minimum(position + 1, canvas.end), canvas.end)
-    return canvas._replace(end=end)
+    return canvas._replace(end=jnp.where(found, jnp.minimum(position + 1, canvas.end), canvas.end))
 
-  return Stopping("end_of_text_prediction", cut)
+  return Stopping("end_of_text_prediction", end)
 
 
 @functools.cache
@@ -72,9 +67,7 @@ def sure_end(least: float = 0.9) -> Stopping:
     least: the confidence of a guess that suffices.
   """
 
-  def end(
-    params: Params, canvas: Canvas, prediction: Prediction, commit: Array, full: Array
-  ) -> Canvas:
+  def end(params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full) -> Canvas:
     ends = (prediction.token[..., None] == params[None, None]).any(-1)
     ends = ends & (commit | (prediction.masked & (prediction.confidence >= least)))
     slot = jnp.argmax(ends, 1)[:, None]

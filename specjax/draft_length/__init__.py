@@ -1,20 +1,14 @@
-"""Each file holds a policy, which says when a draft is long enough."""
+"""Each file holds one way to say when a draft is long enough, and the policies that go that way."""
 
 from collections.abc import Callable
 
-from specjax.draft_length.adaedl import adaedl
 from specjax.draft_length.base import DraftLength
-from specjax.draft_length.confidence import confidence
-from specjax.draft_length.constant import constant
-from specjax.draft_length.heuristic import heuristic
 from specjax.draft_length.marginal import marginal
+from specjax.draft_length.schedule import constant, heuristic
 from specjax.draft_length.specdecpp import specdecpp
+from specjax.draft_length.threshold import adaedl, confidence
 
 DRAFT_LENGTHS: dict[str, Callable[..., DraftLength]] = {
-  "constant": constant,
-  "heuristic": heuristic,
-  "confidence": confidence,
-  "adaedl": adaedl,
-  "specdecpp": specdecpp,
-  "marginal": marginal,
-}
+  "constant": constant, "heuristic": heuristic, "confidence": confidence, "adaedl": adaedl,
+  "specdecpp": specdecpp, "marginal": marginal,
+}  # fmt: skip

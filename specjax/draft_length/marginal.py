@@ -52,11 +52,9 @@ def _update(state: State, accepted: Array, drafted: Array) -> State:
 
 @functools.cache
 def marginal(
-  draft_cost: float = 0.1,
-  node_cost: float = 0.0,
-  decay: float = 0.95,
+  draft_cost: float = 0.1, node_cost: float = 0.0, decay: float = 0.95,
   estimate: Callable[[Array], Array] = estimates.by_entropy,
-) -> DraftLength:
+) -> DraftLength:  # fmt: skip
   """Stops when the next token's chance to be accepted is worth less than the time it takes.
 
   It is asked before the token is drawn, so the token's chance is guessed from the distribution:

@@ -21,11 +21,10 @@ from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transf
 from specjax.drafters.hydra import HydraConfig, hydra
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
-from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
-from specjax.drafters.stateless import stateless
+from specjax.drafters.stateless import none, stateless
 from specjax.drafters.union import union
 
 __all__ = [
@@ -40,15 +39,10 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
 
 # name: (build, config class); build(target, config) -> Head
 HEADS: dict[str, tuple[Callable[..., Head], type]] = {
-  "medusa": (medusa, MedusaConfig),
-  "blockwise": (blockwise, BlockwiseConfig),
-  "clover": (clover, CloverConfig),
-  "clover2": (clover2, Clover2Config),
-  "hidden_transfer": (hidden_transfer, HiddenTransferConfig),
-  "ppd": (ppd, PPDConfig),
-  "eagle": (eagle, EagleConfig),
-  "eagle3": (eagle3, Eagle3Config),
-  "hydra": (hydra, HydraConfig),
+  "medusa": (medusa, MedusaConfig), "blockwise": (blockwise, BlockwiseConfig),
+  "clover": (clover, CloverConfig), "clover2": (clover2, Clover2Config),
+  "hidden_transfer": (hidden_transfer, HiddenTransferConfig), "ppd": (ppd, PPDConfig),
+  "eagle": (eagle, EagleConfig), "eagle3": (eagle3, Eagle3Config), "hydra": (hydra, HydraConfig),
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
   "redrafter": (redrafter, ReDrafterConfig),
-}
+}  # fmt: skip

@@ -58,10 +58,6 @@ def blockwise(target: Target, config: BlockwiseConfig) -> Head:
   too; here that is the target's own to say, so a frozen target stays what it is. The paper's loss
   picks one head per minibatch at random, of which the mean trained here is the expectation. Its
   draft is a chain; here the heads fill any tree. Scoring and proposing share a pass, as there.
-
-  Args:
-    target: the network they guess for.
-    config: shape of the heads.
   """
   module, D = BlockwiseHeads(config), config.depth
 

@@ -107,10 +107,6 @@ def clover(target: Target, config: CloverConfig) -> Head:
   - the loss is cross-entropy with the text, depths weighted as in Medusa;
   - the tree is of a fixed number of nodes, those of the largest joint probability, without the
     authors' cuts by top-p and by a quarter of the best sibling's probability.
-
-  Args:
-    target: the network it guesses for.
-    config: shape of the head.
   """
   D = config.depth
   layers = target.make_layers(config.layers, window=False)

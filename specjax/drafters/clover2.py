@@ -130,10 +130,6 @@ def clover2(target: Target, config: Clover2Config) -> Head:
   head_norm serve all depths. At the start the layers are the target's last one, both norms its
   final norm, q, k, M_1 and M_2 the identity (M_2 = [I 0]) and v zero, all but for `NOISE`.
 
-  Args:
-    target: the network it guesses for.
-    config: shape of the head.
-
   Raises:
     ValueError: the width is not a multiple of the number of heads.
   """

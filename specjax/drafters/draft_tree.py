@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Drafter, Target
-from specjax.trees.base import Sampling, Tree
+from specjax.trees.base import Guesser, Sampling, Tree
 from specjax.trees.structure import at
 
 
@@ -42,7 +42,7 @@ def draft_tree(lm: Target, tree: Tree) -> Drafter:
       return evaluation.logits[:, old:], carry, (fed, depths, rows)
 
     sampling = Sampling(settings, noise, lm.vocab_size)
-    return tree.fill(context.root, step, (), None, None, sampling), cache
+    return tree.fill(context.root, Guesser(step, (), None, None, sampling)), cache
 
   def update(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
     B, A = verdict.path.shape

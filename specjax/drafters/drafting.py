@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Drafter, Params
-from specjax.drafters import draft_vocabulary, memory, pseudo_head
+from specjax.drafters import draft_vocabulary, memory, pseudo
 from specjax.drafters.base import Examples, Head
 from specjax.drafters.memory import rows_at
 from specjax.models.transformer import attention_mask
-from specjax.trees.base import Sampling, Tree, independent
+from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.static import Static
 from specjax.trees.structure import at
 
@@ -33,7 +33,7 @@ def drafter(
   Args:
     head: the network.
     tree: static; rank paths alone are a `Static` tree.
-    counts: of a head with pseudo rows, how many each node has; see `pseudo_head.drafter`.
+    counts: of a head with pseudo rows, how many each node has; see `pseudo.drafter`.
 
   Raises:
     ValueError: a tree that is deeper than the head guesses, or impossible by itself.
@@ -42,7 +42,7 @@ def drafter(
   if shape.depth > head.depth:
     raise ValueError(f"tree is {shape.depth} deep: the head guesses {head.depth} tokens ahead.")
   if head.pseudo is not None:
-    return pseudo_head.drafter(head, shape, counts)
+    return pseudo.drafter(head, shape, counts)
 
   def init(params, target_params, context, features, capacity):
     return memory.start(head, params, target_params, context, features, capacity)
@@ -52,7 +52,7 @@ def drafter(
     carry = head.first(params, target_params, memory.last(state)[:, None])
     if head.attend is None and head.step is None:
       logits = head.read(params, target_params, carry[:, 0, : shape.depth], None)
-      return shape.fill(context.root, independent(logits), (), (), ids, sampling), state
+      return shape.fill(context.root, Guesser(independent(logits), (), (), ids, sampling)), state
 
     def step(level, tokens, carry, rows, mask):
       if head.step is not None:
@@ -68,7 +68,7 @@ def drafter(
         read = carry
       return head.read(params, target_params, read, level + 1), carry, rows
 
-    return shape.fill(context.root, step, carry, None, ids, sampling), state
+    return shape.fill(context.root, Guesser(step, carry, None, ids, sampling)), state
 
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return memory.update(head, params, target_params, state, evaluation, verdict, rows)
@@ -90,7 +90,7 @@ def unroll(
   run once, later depths at the drafting positions only.
   """
   if head.pseudo is not None:
-    return pseudo_head.unroll(head, params, target_params, examples)
+    return pseudo.unroll(head, params, target_params, examples)
   mask = attention_mask(examples.segment, causal=True)
   text, kv = memory.over_text(head, params, target_params, examples, mask)
   carry = head.first(params, target_params, rows_at(text, examples.at))

@@ -68,10 +68,6 @@ def eagle(target: Target, config: EagleConfig) -> Head:
 
   The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
   sliding window, which the published layer lacks. `loss` trains depth 1 only, as published.
-
-  Args:
-    target: the network it guesses for.
-    config: shape of the head.
   """
   layers = target.make_layers(mlp_width=config.mlp_width, window=False, qk_norm=False)
   module = EagleLayer(layers, config.bias)

@@ -98,10 +98,6 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
   The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
   sliding window, which the published layer lacks. The paper leaves open where the LM head starts;
   here at the target's rows.
-
-  Args:
-    target: the network it guesses for.
-    config: shape of the head.
   """
   E, epsilon = target.width, target.norm_epsilon
   hidden_layers = hidden_layers_of(target.layers, config)

@@ -48,18 +48,14 @@ def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
   """Maps from a token's state in the middle of the target to the states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
-  which lets all enter at one layer. What the rows see is in `drafters.pseudo`; what is carried
-  between rounds, and the rules that are exact, in `drafters.pseudo_head`. The published loss is the
+  which lets all enter at one layer. What the rows see, and what is carried between rounds, is in
+  `drafters.pseudo`. The published loss is the
   divergence from the target's distribution at the true token, soft cross-entropy up to a constant.
 
   No public code exists. The papers leave open the layers (here 3/4 L, not above the last layer),
   K (here 3), biases (here none), the start (here the identity: row k starts as a copy of its node
   at a later position) and weights over depths (here PPD's 0.8). A row that enters below a row
   before it does not see that row until both are in.
-
-  Args:
-    target: the network it guesses for.
-    config: where the pseudo tokens enter.
 
   Raises:
     ValueError: the layers do not fit depth or target.

@@ -88,10 +88,6 @@ def hydra(target: Target, config: HydraConfig) -> Head:
   the target's final norm; embeddings are the target's. Plain Hydra learns the text, Hydra++
   (`prefix`), which reads states through a layer of its own, the target's distribution; depths weigh
   the same. Dropout and noise on the inputs, which the authors train with, are left out.
-
-  Args:
-    target: the network they guess for.
-    config: shape of the heads.
   """
   D, E = config.depth, target.width
   head, prefix = HydraHead(config, E), PrefixLayer(target.make_layers(), target.norm_epsilon)

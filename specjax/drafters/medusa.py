@@ -56,10 +56,6 @@ def medusa(target: Target, config: MedusaConfig) -> Head:
 
   Cai et al. 2024 (arXiv 2401.10774, sections 2.1 and 2.2). The product of the heads' distributions
   is not the distribution of a path.
-
-  Args:
-    target: the network they guess for.
-    config: shape of the heads.
   """
   module, D = MedusaHeads(config), config.depth
 

@@ -73,10 +73,6 @@ def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
   half of the variance after D steps. Steps weigh the same in the loss, cross-entropy with the text.
   The published candidates, the best of all products of few children per step, are near to a
   `trees.Beam`.
-
-  Args:
-    target: the network it guesses for.
-    config: shape of the head.
   """
   D, V, E = config.depth, target.vocab_size, target.width
   inner = config.inner_width or E

@@ -30,8 +30,8 @@ def ppd(target: Target, config: PPDConfig) -> Head:
   """K embeddings, all that is trained, which ask the target for the tokens after the next.
 
   Chen et al. 2024 (arXiv 2405.18628, section 3). Prompt token k of a candidate is a pseudo row that
-  enters below the first layer, see `drafters.pseudo`; what is carried between rounds, and the rules
-  that are exact, are in `drafters.pseudo_head`. One embedding per prompt token, as in the published
+  enters below the first layer; what the rows see, and what is carried between rounds, is in
+  `drafters.pseudo`. One embedding per prompt token, as in the published
   decoding code (training may average several). The published loss is the divergence from the
   target's distribution at the true token, soft cross-entropy up to a constant.
 
@@ -41,10 +41,6 @@ def ppd(target: Target, config: PPDConfig) -> Head:
 
   The embeddings start as those of random tokens, where the published start is the words of a
   phrase: a phrase would need a tokenizer.
-
-  Args:
-    target: the network it guesses for.
-    config: number of prompt tokens.
   """
   D, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
 

@@ -6,19 +6,27 @@ rows 1..k of v which have entered by then. No node sees a pseudo row and none re
 the target says what it says without them. Above the last layer, row k is read as the distribution
 of the token k + 1 places after v.
 
+A head of such rows drafts what they said in the round before.
+
 Letters: B batch, N nodes, G nodes with pseudo rows, P pseudo rows, K rows of one node at most,
-E width.
+D depth of the tree, E width, M drafting positions.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import KV, Cache, Params, Target
+from specjax.base import KV, Cache, Drafter, Evaluation, Features, Params, Target, Verdict
+from specjax.drafters import draft_vocabulary
+from specjax.drafters.base import Examples, Head
 from specjax.drafters.memory import rows_at
+from specjax.models.transformer import attention_mask
+from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.structure import at
 
 Enter = Callable[[int, Array], Array]
@@ -26,19 +34,10 @@ Enter = Callable[[int, Array], Array]
 
 
 def ride(
-  network: Target,
-  target_params: Params,
-  x: Array,
-  position: Array,
-  mask: Array,
-  owner: Array,
-  counts: Sequence[int],
-  layers: Sequence[int],
-  enter: Enter,
-  *,
-  cache: Cache | None = None,
-  start: int = 0,
-) -> tuple[Array, Array, KV]:
+  network: Target, target_params: Params, x: Array, position: Array, mask: Array, owner: Array,
+  counts: Sequence[int], layers: Sequence[int], enter: Enter, *,
+  cache: Cache | None = None, start: int = 0,
+) -> tuple[Array, Array, KV]:  # fmt: skip
   """Layers from `start` up over nodes and their pseudo rows.
 
   Args:
@@ -76,15 +75,113 @@ def ride(
     above = jnp.take_along_axis(mask, who[:, :, None], 1)
     below = jnp.concatenate([above, jnp.broadcast_to(own, (B, *own.shape))], 2)
     hidden_from = jnp.zeros((B, N, len(inside)), bool)
-    x, kv = network.run_layers(
-      target_params,
-      x,
-      jnp.concatenate([position, at(position, who) + steps], 1),
-      jnp.concatenate([jnp.concatenate([mask, hidden_from], 2), below], 1),
-      cache,
-      start=first,
-      stop=stop,
-    )
+    places = jnp.concatenate([position, at(position, who) + steps], 1)
+    sees = jnp.concatenate([jnp.concatenate([mask, hidden_from], 2), below], 1)
+    x, kv = network.run_layers(target_params, x, places, sees, cache, start=first, stop=stop)
     ks, vs = (*ks, *(k[:, :, :N] for k in kv.k)), (*vs, *(v[:, :, :N] for v in kv.v))
   x = network.norm(target_params, x)
   return x[:, :N], x[:, N:][:, np.argsort(inside)], KV(ks, vs)
+
+
+class Guesses(NamedTuple):
+  """What is carried between rounds.
+
+  Attributes:
+    states: [B, D, E], after the final norm: the pseudo rows of the last accepted node.
+    known: i32[B], how many there are. 0 after a prefill, which has no pseudo rows.
+  """
+
+  states: Array
+  known: Array
+
+
+def newest(
+  rows_of_nodes: Array, counts: Sequence[int], verdict: Verdict, rows: Array, old: Guesses
+) -> Guesses:
+  """The pseudo rows of the last committed node.
+
+  Args:
+    rows_of_nodes: [B, P, E], as `ride` returns them when every node is an owner.
+    counts: N numbers (static).
+    rows: i32[B], nodes committed; where 0, `old` stays.
+  """
+  number = np.asarray(counts, np.int32)
+  first = jnp.asarray(np.cumsum(number) - number, jnp.int32)
+  node = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
+  step = jnp.arange(old.states.shape[1], dtype=jnp.int32)[None]
+  # Past what a node has lie the rows of another: `known` says that they do not count.
+  index = jnp.minimum(first[node] + step, rows_of_nodes.shape[1] - 1)
+  live = rows > 0
+  return Guesses(
+    jnp.where(live[:, None, None], rows_at(rows_of_nodes, index), old.states),
+    jnp.where(live, jnp.asarray(number)[node[:, 0]], old.known),
+  )
+
+
+def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+  """A drafter whose guesses all come from the target's pass of the round before.
+
+  Carried between rounds: `Guesses`. No guesses exist right after a prefill, so the first round of
+  a text is plain decoding with an invalid draft. After a node with m pseudo rows, only the levels
+  1..m of the tree are drafted.
+
+  Args:
+    counts: pseudo rows per node, N numbers in the order of `trees.static.from_choices`; None gives
+      every node as many as the tree is deep, and more could never be used.
+
+  Raises:
+    ValueError: counts that do not fit the tree.
+  """
+  assert head.pseudo is not None
+  network, (layers, enter) = head.target, head.pseudo
+  nodes, depth = tree.nodes, tree.depth
+  counts = (depth,) * nodes if counts is None else counts
+  within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
+  if not within or counts[0] < min(depth, 1):
+    raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
+                     "at least 1, or nothing would ever be drafted.")  # fmt: skip
+
+  def init(params, target_params, context, features, capacity):
+    B, _, E = features.hidden.shape
+    return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
+
+  def propose(params, target_params, guesses, context, settings, noise):
+    logits = head.read(params, target_params, guesses.states, None)
+    ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
+    draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
+    reached = draft.depth <= guesses.known[:, None]
+    return draft._replace(valid=draft.valid & reached), guesses
+
+  def evaluate(params, target_params, guesses, cache, draft, mask):
+    everyone = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), draft.tokens.shape)
+    hidden, guessed, kv = ride(
+      network, target_params, network.embed(target_params, draft.tokens),
+      cache.length[:, None] + draft.depth, mask, everyone, counts, layers,
+      functools.partial(enter, params), cache=cache,
+    )  # fmt: skip
+    return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
+
+  def update(params, target_params, guesses, draft, evaluation, verdict, rows):
+    return newest(evaluation.aux, counts, verdict, rows, guesses)
+
+  return Drafter(head.name, tree.proposal, nodes, depth, init, propose, update, evaluate)
+
+
+def unroll(head: Head, params: Params, target_params: Params, examples: Examples):
+  """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`.
+
+  The target's pass over the text starts below the first layer at which a row enters.
+  """
+  assert head.pseudo is not None
+  network, (layers, enter) = head.target, head.pseudo
+  if head.hidden_layers:
+    x, start = examples.features.hidden_layers[0], head.hidden_layers[0]
+  else:
+    x, start = network.embed(target_params, examples.tokens), 0
+  B, M = examples.at.shape
+  _, guessed, _ = ride(
+    network, target_params, x, examples.position, attention_mask(examples.segment, causal=True),
+    examples.at, (head.depth,) * M, layers, functools.partial(enter, params), start=start,
+  )  # fmt: skip
+  guessed = guessed.reshape(B, M, head.depth, -1)
+  return tuple(guessed[:, :, d] for d in range(head.depth))

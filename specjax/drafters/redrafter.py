@@ -75,10 +75,6 @@ def redrafter(target: Target, config: ReDrafterConfig) -> Head:
   embeddings are the target's, the vocabulary matrix is the head's own. Depths weigh the same in
   the loss, cross-entropy with the text. The paper's tree is a `trees.Beam`. The authors'
   acceptance of beams by p / q is not exact and not offered.
-
-  Args:
-    target: the network it guesses for.
-    config: shape of the head.
   """
   D, E = config.depth, target.width
   module = ReDrafterNet(config, E)

@@ -4,14 +4,8 @@ Every random choice of a round is asked of a `sampling.Source`. Here that source
 of one large batch is told the outcomes that are the digits of r, so the batch plays all that can
 happen, and the probability of each row is worked out from the distributions it was asked with.
 Summed over rows, and completed to a common length with the target's distribution, that is the joint
-distribution of the emitted tokens; an exact method's equals the target's own. A new rule is proven
-in one call, with `decoding.method.method`:
-
-    case = Case(np.asarray(random_table(0, 3)["logits"]), temperature=0.7, top_p=0.8)
-    proven = method(table_model(3), fixed_draft([[0], [1]], [2, 0]), my_rule())
-    assert total_variation(emitted_distribution(case, proven), target_distribution(case)) < 1e-6
-
-Use several tables: a biased rule can be right on one of them.
+distribution of the emitted tokens; an exact method's equals the target's own. A proof needs several
+tables: a biased rule can be right on one of them.
 
 Letters: B batch, N tree nodes, D maximum draft depth, V vocabulary, L length of the sequences.
 """
@@ -63,6 +57,13 @@ class Case:
   budget: int | None = None
   processors: Callable[[int], tuple[Params, ...]] = lambda B: ()
   processed: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda logits, tokens: logits
+
+  def settings(self, B: int) -> Settings:
+    """Those of B rows."""
+    return Settings(
+      jnp.full(B, self.temperature, jnp.float32), jnp.full(B, self.top_k, jnp.int32),
+      jnp.full(B, self.top_p, jnp.float32), jnp.full(B, self.min_p, jnp.float32),
+    )  # fmt: skip
 
 
 class Chosen(NamedTuple):
@@ -156,14 +157,9 @@ class Script:
   compiler_options={"xla_backend_optimization_level": 0},  # compiling is all the time there is
 )
 def _play(
-  method: speculate.Method,
-  weights: speculate.Weights,
-  request: speculate.Request,
-  prompt: Array,
-  rows: Array,
-  rounds: int,
-  capacity: int,
-) -> tuple[Context, list]:
+  method: speculate.Method, weights: speculate.Weights, request: speculate.Request,
+  prompt: Array, rows: Array, rounds: int, capacity: int,
+) -> tuple[Context, list]:  # fmt: skip
   """Text after `rounds` rounds of row r's script, and what the script was asked."""
   script = Script(rows)
 
@@ -243,12 +239,8 @@ def emitted_distribution(
   prompt = jnp.asarray(case.prompt, jnp.int32)
 
   def arguments(B: int):
-    settings = Settings(
-      jnp.full(B, case.temperature, jnp.float32), jnp.full(B, case.top_k, jnp.int32),
-      jnp.full(B, case.top_p, jnp.float32), jnp.full(B, case.min_p, jnp.float32),
-    )  # fmt: skip
     request = speculate.Request(
-      settings=settings,
+      settings=case.settings(B),
       key=request_keys(0, np.zeros(B, np.uint32)),
       limit=jnp.full(B, P + (most if case.budget is None else case.budget), jnp.int32),
       stop=jnp.asarray((*case.stop, -1, -1)[:2], jnp.int32),

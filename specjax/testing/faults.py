@@ -1,12 +1,8 @@
 """Faults are injected into a method here: a proof counts for what it would have caught.
 
 Each takes a method and breaks it in one place, the way real programs are broken. Enumeration must
-see what the rule looks at:
-
-    found = distances(cases, method, drafter_params)
-    assert found["row of the child"] > 1e-3
-
-A rule that never reads q (such as target_only) is right not to mind a wrong one.
+see what the rule looks at. A rule that never reads q, such as target_only, is right not to mind a
+wrong one.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -20,12 +16,8 @@ from jax import Array, lax
 from specjax.base import Draft, Params
 from specjax.sampling import RESIDUAL
 from specjax.speculate import Method
-from specjax.testing.enumerate import (
-  Case,
-  emitted_distribution,
-  target_distribution,
-  total_variation,
-)
+from specjax.testing import enumerate as exact
+from specjax.testing.enumerate import Case
 
 
 def _drafting(method: Method, change: Callable[[Draft], Draft], **fields) -> Method:
@@ -49,10 +41,15 @@ def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array
   return method._replace(verifier=verifier._replace(verify=verify))
 
 
-def _q(draft: Draft) -> Array:
-  """Log-probabilities f32[B, N, V] the draft came from."""
-  assert draft.log_probs is not None, "a fault of q needs a draft with a distribution"
-  return draft.log_probs
+def _reading(method: Method, change: Callable[[Array, Array], tuple[Array, Array]]) -> Method:
+  """The method whose rule reads `change` of (log q, log p), f32[B, N, V] each, in their place."""
+
+  def of_draft(draft: Draft, log_p: Array) -> tuple[Draft, Array]:
+    assert draft.log_probs is not None, "a fault of q needs a draft with a distribution"
+    log_q, log_p = change(draft.log_probs, log_p)
+    return draft._replace(log_probs=log_q), log_p
+
+  return _judging(method, of_draft)
 
 
 def row_of_the_child(method: Method) -> Method:
@@ -62,31 +59,25 @@ def row_of_the_child(method: Method) -> Method:
 
 def p_for_q(method: Method) -> Method:
   """The rule takes p for the distribution the draft came from."""
-  return _judging(method, lambda draft, log_probs: (draft._replace(log_probs=log_probs), log_probs))
+  return _judging(method, lambda draft, log_p: (draft._replace(log_probs=log_p), log_p))
 
 
 def p_and_q_swapped(method: Method) -> Method:
-  return _judging(method, lambda draft, log_probs: (draft._replace(log_probs=log_probs), _q(draft)))
+  return _reading(method, lambda log_q, log_p: (log_p, log_q))
 
 
 def q_padded(method: Method) -> Method:
   """0.05 is added to q, against dividing by zero."""
-
-  def change(draft: Draft, log_probs: Array):
-    return draft._replace(log_probs=jnp.log(jnp.exp(_q(draft)) + 0.05)), log_probs
-
-  return _judging(method, change)
+  return _reading(method, lambda log_q, log_p: (jnp.log(jnp.exp(log_q) + 0.05), log_p))
 
 
 def q_rounded(method: Method) -> Method:
   """q went through a format of 3 bits of mantissa after the draw."""
 
-  def change(draft: Draft, log_probs: Array):
-    return draft._replace(
-      log_probs=jnp.log(lax.reduce_precision(jnp.exp(_q(draft)), 8, 3))
-    ), log_probs
+  def change(log_q: Array, log_p: Array) -> tuple[Array, Array]:
+    return jnp.log(lax.reduce_precision(jnp.exp(log_q), 8, 3)), log_p
 
-  return _judging(method, change)
+  return _reading(method, change)
 
 
 def siblings_reversed(method: Method) -> Method:
@@ -160,9 +151,10 @@ def distances(
   found = {}
   for name in faults:
     broken = FAULTS[name](method)
-    distributions = (
-      (emitted_distribution(case, broken, drafter_params), target_distribution(case))
+    found[name] = max(
+      exact.total_variation(
+        exact.emitted_distribution(case, broken, drafter_params), exact.target_distribution(case)
+      )
       for case in cases
     )
-    found[name] = max(total_variation(*pair) for pair in distributions)
   return found

@@ -3,9 +3,6 @@
 What exact enumeration cannot see, since it replaces the noise: streams or positions that share
 random bits, within a round or between rounds, and methods whose noise is continuous.
 
-    case = Case(np.asarray(random_table(0, 3)["logits"]), prompt=(0, 2), length=4)
-    assert p_value(case, method(table_model(3), my_drafter, my_rule())) > 1e-6
-
 Letters: B requests, V vocabulary, L length of the sequences.
 """
 
@@ -17,21 +14,16 @@ from scipy import stats
 
 from specjax import speculate
 from specjax.base import Params
-from specjax.sampling import Noise, Settings, Source, request_keys
+from specjax.sampling import Noise, Source, request_keys
 from specjax.testing.enumerate import Case, target_distribution
 
 _RARE = 5  # expected sequences of a cell, below which cells are merged
 
 
 def p_value(
-  case: Case,
-  method: speculate.Method,
-  drafter_params: Params = (),
-  *,
-  requests: int = 2**15,
-  seed: int = 1,
-  source: Callable[..., Source] = Noise,
-) -> float:
+  case: Case, method: speculate.Method, drafter_params: Params = (), *,
+  requests: int = 2**15, seed: int = 1, source: Callable[..., Source] = Noise,
+) -> float:  # fmt: skip
   """Tests what many requests of one prompt emit against the target's distribution, by chi-square.
 
   The seed is fixed, so a test that passed will pass. With 63 cells and 2**18 requests a total
@@ -49,20 +41,15 @@ def p_value(
     The p-value, 0 where something was emitted that the target cannot say.
   """
   P, L, V = len(case.prompt), case.length, method.target.vocab_size
-
-  def full(value: float, dtype=jnp.float32):
-    return jnp.full(requests, value, dtype)
-
   request = speculate.Request(
-    Settings(
-      full(case.temperature), full(case.top_k, jnp.int32), full(case.top_p), full(case.min_p)
-    ),
-    request_keys(seed, np.arange(requests)), full(P + L, jnp.int32), jnp.array([-1]),
+    case.settings(requests), request_keys(seed, np.arange(requests)),
+    jnp.full(requests, P + L, jnp.int32), jnp.array([-1]),
   )  # fmt: skip
   weights = speculate.Weights({"logits": jnp.asarray(case.logits, jnp.float32)}, drafter_params)
   tokens = jnp.broadcast_to(jnp.array([case.prompt]), (requests, P))
   capacity = speculate.capacity_for(P, L, method.drafter.depth)
-  state = speculate.compiled_start(method, weights, tokens, full(P, jnp.int32), request, capacity)
+  length = jnp.full(requests, P, jnp.int32)
+  state = speculate.compiled_start(method, weights, tokens, length, request, capacity)
   state = speculate.compiled_advance(method, weights, request, state, jnp.int32(L), source=source)
 
   got = np.asarray(state.context.tokens)[:, P : P + L] @ V ** np.arange(L)

@@ -1,20 +1,18 @@
 """Token trees are shapes that any head or draft model fills; each has a file of its own.
 
-A new tree is a file with a class, see `trees.base.Tree`, and a row of TREES.
+A new tree is a file with a class, see `trees.base.Tree`, and a row of TREES in `files.py`.
 """
 
-from specjax.trees.base import Sampling, Step, Tree
+from specjax.trees.base import Guesser, Sampling, Step, Tree
 from specjax.trees.beam import Beam
 from specjax.trees.drawn import IID, Mixed, WithoutReplacement
 from specjax.trees.dynamic import Dynamic
-from specjax.trees.dyspec import DySpec
-from specjax.trees.files import build, load, save
+from specjax.trees.files import TREES, build, load, save
+from specjax.trees.frontier import DySpec, StochasticBeam
 from specjax.trees.graph import Graph
 from specjax.trees.static import Static
-from specjax.trees.stochastic_beam import StochasticBeam
-from specjax.trees.table import TREES
 
 __all__ = [
-  "IID", "TREES", "Beam", "DySpec", "Dynamic", "Graph", "Mixed", "Sampling", "Static", "Step",
-  "StochasticBeam", "Tree", "WithoutReplacement", "build", "load", "save",
+  "IID", "TREES", "Beam", "DySpec", "Dynamic", "Graph", "Guesser", "Mixed", "Sampling", "Static",
+  "Step", "StochasticBeam", "Tree", "WithoutReplacement", "build", "load", "save",
 ]  # fmt: skip

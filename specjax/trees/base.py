@@ -8,11 +8,13 @@ Letters: B batch, N nodes, D depth, W nodes of one level, M expanded nodes, V vo
 
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal
 from specjax.sampling import Settings, Source, warp
+from specjax.trees.structure import take_rows
 
 NEVER = -jnp.inf  # the log-probability of what cannot be drawn
 
@@ -47,13 +49,71 @@ class Sampling(NamedTuple):
   noise: Source
   vocab_size: int
 
-  def log_probs(self, logits: Array, ids: Array | None) -> Array:
-    """f32[B, W, V] over the target's ids, of logits over a head's own, see `Tree.fill`."""
-    log_probs = warp(logits, self.settings)
-    if ids is None:
+
+class Guesser(NamedTuple):
+  """A head as it stands at the nodes of a level, at first at the root.
+
+  Attributes:
+    step: asks the head.
+    carry: pytree of [B, W, ...].
+    memory: any pytree, see `Step`.
+    ids: i32[V'], the target ids of a reduced draft vocabulary; None where they are the target's.
+    sampling: is read by drawn trees only.
+  """
+
+  step: Step
+  carry: Any = ()
+  memory: Any = ()
+  ids: Array | None = None
+  sampling: Sampling | None = None
+
+  def ask(self, level: int, tokens: Array, mask: Array) -> tuple[Array, "Guesser"]:
+    """(logits, the head after that), see `Step`."""
+    logits, carry, memory = self.step(level, tokens, self.carry, self.memory, mask)
+    return logits, self._replace(carry=carry, memory=memory)
+
+  def below(self, parent: Array, mask: Array) -> tuple["Guesser", Array]:
+    """At the children of its nodes: itself and the mask that follows `mask` bool[B, W, M].
+
+    Args:
+      parent: i32[B, W'], which of the W nodes each of the level hangs below.
+    """
+    B, W = parent.shape
+    carry, mask = take_rows((self.carry, mask), parent)
+    own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, W, W))
+    return self._replace(carry=carry), jnp.concatenate([mask, own], 2)
+
+  def named(self, guesses: Array) -> Array:
+    """Guesses i32[..] of a draft vocabulary as the target's ids."""
+    guesses = guesses.astype(jnp.int32)
+    return guesses if self.ids is None else jnp.take(self.ids, guesses, axis=0)
+
+  def best(self, logits: Array, nodes: int, most: int) -> tuple[Array, Array]:
+    """The R likeliest guesses, best first, of W `nodes`; R is `most` or the size of the vocabulary.
+
+    Returns:
+      (log-probabilities f32[B, W, R], -inf for NaN; the target's ids i32[B, W, R]).
+    """
+    rows = jax.nn.log_softmax(logits.astype(jnp.float32))
+    rows = jnp.where(jnp.isnan(rows), NEVER, rows)
+    log_probs, guesses = jax.lax.top_k(rows, min(most, rows.shape[-1]))
+    shape = (len(rows), nodes, log_probs.shape[-1])
+    return jnp.broadcast_to(log_probs, shape), jnp.broadcast_to(self.named(guesses), shape)
+
+  def drawing(self, tree: "Tree") -> Sampling:
+    """The sampling, which a drawn tree cannot do without."""
+    if self.sampling is None:
+      raise ValueError(f"tree={tree}: drawn trees need sampling, the settings and the noise.")
+    return self.sampling
+
+  def distribution(self, logits: Array, nodes: int, sampling: Sampling) -> Array:
+    """log q f32[B, W, V] over the target's ids, after each of W `nodes`."""
+    B, _, own = logits.shape
+    log_probs = warp(jnp.broadcast_to(logits, (B, nodes, own)), sampling.settings)
+    if self.ids is None:
       return log_probs
-    whole = jnp.full((*log_probs.shape[:-1], self.vocab_size), NEVER)
-    return whole.at[..., ids].set(log_probs)
+    whole = jnp.full((B, nodes, sampling.vocab_size), NEVER)
+    return whole.at[..., self.ids].set(log_probs)
 
 
 class Tree(Protocol):
@@ -73,22 +133,15 @@ class Tree(Protocol):
   @property
   def proposal(self) -> Proposal: ...
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
     """A draft of this shape; siblings that are chosen differ from each other.
 
     Args:
       root: i32[B, 1], the newest committed token.
-      step: the head.
-      carry: pytree of [B, 1, ...], the root's.
-      memory: any pytree, see `Step`.
-      ids: i32[V'], the target ids of a reduced draft vocabulary; None where they are the target's.
-      sampling: is read by drawn trees only.
+      guesser: says what follows it.
 
     Raises:
-      ValueError: a drawn tree got no `sampling`.
+      ValueError: a drawn tree got no `Guesser.sampling`.
     """
     ...
 
@@ -100,19 +153,6 @@ def independent(logits: Array) -> Step:
     return logits[:, level, None], carry, memory
 
   return step
-
-
-def in_target_ids(guesses: Array, ids: Array | None) -> Array:
-  """Guesses i32[..] of a draft vocabulary as the target's ids, see `Tree.fill`."""
-  guesses = guesses.astype(jnp.int32)
-  return guesses if ids is None else jnp.take(ids, guesses, axis=0)
-
-
-def needed(sampling: Sampling | None, tree: Tree) -> Sampling:
-  """The sampling, which a drawn tree cannot do without."""
-  if sampling is None:
-    raise ValueError(f"tree={tree}: drawn trees need sampling, the settings and the noise.")
-  return sampling
 
 
 def check_size(tree: Tree, width: str, formula: str, most: int) -> None:

@@ -1,12 +1,12 @@
 """A beam holds the paths that beam search finds."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.trees.base import Sampling, Step, check_size
+from specjax.trees.base import Guesser, check_size
 from specjax.trees.paths import beam_paths, from_paths
 
 
@@ -28,9 +28,5 @@ class Beam:
   def __post_init__(self) -> None:
     check_size(self, "width", "1 + depth * width", 1 + self.depth * self.width)
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
-    paths = beam_paths(self.width, self.depth, root, step, carry, memory, ids)
-    return from_paths(paths, root, self.nodes)
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
+    return from_paths(beam_paths(self.width, self.depth, root, guesser), root, self.nodes)

@@ -4,7 +4,7 @@ Letters: B batch, N nodes, W nodes of one level, R children of a node, V vocabul
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,8 @@ from jax import Array
 
 from specjax.base import Draft, Proposal
 from specjax.sampling import DRAFT, Source
-from specjax.trees.base import NEVER, Sampling, Step, needed
-from specjax.trees.static import Static, levels, rows_of
-from specjax.trees.structure import at, take_rows
+from specjax.trees.base import NEVER, Guesser
+from specjax.trees.static import Static, ask_level, levels, rows_of
 
 
 class Children(NamedTuple):
@@ -34,11 +33,7 @@ class Children(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Drawn(Static):
-  """A fixed shape whose children are drawn in the way that a class below says.
-
-  Attributes:
-    choices: rank paths, see `trees.static`.
-  """
+  """A fixed shape whose children are drawn in the way that a class below says."""
 
   how: ClassVar[Proposal]
 
@@ -55,24 +50,16 @@ class Drawn(Static):
     """`count` children of each node, from its distribution f32[B, W, V]."""
     raise NotImplementedError
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
-    sampling, shape = needed(sampling, self), self.shape
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
+    sampling, shape = guesser.drawing(self), self.shape
     B, N = root.shape[0], self.nodes
     alone = jnp.ones((B, 1), bool)
     drafted = Children(root, alone, ~alone)
     distributions: dict[int, Array] = {}
-    for depth, (inner, nodes, above, mask) in enumerate(levels(shape)):
-      if depth:
-        carry = take_rows(carry, rows_of(above, B))
-      seen = jnp.broadcast_to(mask, (B, *mask.shape))
-      tokens = at(drafted.tokens, rows_of(inner, B))
-      logits, carry, memory = step(depth, tokens, carry, memory, seen)
-      log_probs = sampling.log_probs(
-        jnp.broadcast_to(logits, (B, len(inner), logits.shape[-1])), ids
-      )
+    for depth, level in enumerate(levels(shape)):
+      logits, guesser = ask_level(guesser, depth, level, drafted.tokens)
+      inner, nodes = level.inner, level.children
+      log_probs = guesser.distribution(logits, len(inner), sampling)
       distributions |= {int(n): log_probs[:, i] for i, n in enumerate(inner)}
       of: dict[int, Children] = {}  # the children [B, R] of each inner node
       number = np.bincount(shape.parent[nodes], minlength=N)[inner]
@@ -82,8 +69,8 @@ class Drawn(Static):
         drawn = self.children(log_probs[:, which], count, stream, sampling.noise)
         of |= {int(n): Children(*(x[:, i] for x in drawn)) for i, n in enumerate(inner[which])}
       columns = [Children(*(x[:, shape.rank[n]] for x in of[int(shape.parent[n])])) for n in nodes]
-      level = (jnp.stack(x, 1) for x in zip(*columns, strict=True))
-      drafted = Children(*map(lambda x, y: jnp.concatenate([x, y], 1), drafted, level))
+      below = (jnp.stack(x, 1) for x in zip(*columns, strict=True))
+      drafted = Children(*map(lambda x, y: jnp.concatenate([x, y], 1), drafted, below))
     never = jnp.full_like(distributions[0], NEVER)
     return Draft(
       drafted.tokens, rows_of(shape.parent, B), rows_of(shape.depth, B), drafted.valid,
@@ -94,11 +81,7 @@ class Drawn(Static):
 
 @dataclasses.dataclass(frozen=True)
 class IID(Drawn):
-  """Children are independent draws and may repeat (SpecInfer, Miao et al. 2023, arXiv 2305.09781).
-
-  Attributes:
-    choices: rank paths, see `trees.static`.
-  """
+  """Children are drawn alike and may repeat (SpecInfer, Miao et al. 2023, arXiv 2305.09781)."""
 
   how: ClassVar[Proposal] = "iid"
 
@@ -109,11 +92,7 @@ class IID(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(Drawn):
-  """Children differ (RSD-C, Jeon et al. 2024, arXiv 2402.14160; Sequoia, Chen et al., 2402.12374).
-
-  Attributes:
-    choices: rank paths, see `trees.static`.
-  """
+  """Children differ (RSD-C, Jeon et al. 2024, 2402.14160; Sequoia, Chen et al., 2402.12374)."""
 
   how: ClassVar[Proposal] = "without_replacement"
 
@@ -128,10 +107,7 @@ class WithoutReplacement(Drawn):
 class Mixed(Drawn):
   """One of R children is drawn from what the R - 1 likeliest, which are chosen, leave.
 
-  This is greedy drafting (Hu et al. 2025, arXiv 2502.18779).
-
-  Attributes:
-    choices: rank paths, see `trees.static`; rank 0 is drawn.
+  This is greedy drafting (Hu et al. 2025, arXiv 2502.18779). Rank 0 is drawn.
   """
 
   how: ClassVar[Proposal] = "mixed"

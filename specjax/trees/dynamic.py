@@ -1,14 +1,14 @@
 """A dynamic tree holds the nodes that a head is surest of, another shape each round."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.trees.base import Sampling, Step, check_size
+from specjax.trees.base import Guesser, check_size
 from specjax.trees.paths import likeliest, search
 
 
@@ -31,14 +31,11 @@ class Dynamic:
     most = 1 + self.beam + (self.depth - 1) * self.beam**2
     check_size(self, "beam", "1 + beam + (depth - 1) * beam**2", most)
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
     parent = jnp.full((root.shape[0], 1), -1, jnp.int32)  # pool number of each expanded node
     pool: list[tuple[Array, Array, Array]] = []  # tokens, scores, parents of each level
     depths = np.zeros(0, int)
-    for level in search(self.beam, self.depth, root, step, carry, memory, ids):
+    for level in search(self.beam, self.depth, root, guesser):
       size = level.tokens.shape[1]
       pool.append((level.tokens, level.score, jnp.repeat(parent, size // parent.shape[1], 1)))
       parent = len(depths) + level.kept

@@ -18,8 +18,20 @@ from typing import Any
 
 from specjax import checks, schema
 from specjax.trees.base import Tree
+from specjax.trees.beam import Beam
+from specjax.trees.drawn import IID, Mixed, WithoutReplacement
+from specjax.trees.dynamic import Dynamic
+from specjax.trees.frontier import DySpec, StochasticBeam
+from specjax.trees.graph import Graph
 from specjax.trees.static import Choices, Static, k_config
-from specjax.trees.table import TREES
+
+# Each is a frozen dataclass that is a `trees.base.Tree`; its fields are whole numbers, numbers, or
+# the rank paths `choices`, and are what a name or a file says of it.
+TREES: dict[str, type] = {
+  "static": Static, "dynamic": Dynamic, "beam": Beam, "graph": Graph, "iid": IID,
+  "without_replacement": WithoutReplacement, "mixed": Mixed, "stochastic_beam": StochasticBeam,
+  "dyspec": DySpec,
+}  # fmt: skip
 
 
 def _form(name: str) -> str:

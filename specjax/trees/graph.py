@@ -5,7 +5,7 @@ nodes, V draft vocabulary.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.trees.base import NEVER, Sampling, Step, check_size, in_target_ids
+from specjax.trees.base import NEVER, Guesser, check_size
 from specjax.trees.paths import likeliest
 from specjax.trees.structure import at, take_rows
 
@@ -55,11 +55,8 @@ class Graph:
     most = sum(self.beam**d for d in range(self.depth + 1))
     check_size(self, "beam", "1 + beam + .. + beam**depth", most)
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
-    return unroll(self, expand(self, root, step, carry, memory, ids), root)
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
+    return unroll(self, expand(self, root, guesser), root)
 
 
 class Links(NamedTuple):
@@ -76,14 +73,12 @@ class Links(NamedTuple):
   to: Array
 
 
-def expand(
-  tree: Graph, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None
-) -> Links:
+def expand(tree: Graph, root: Array, guesser: Guesser) -> Links:
   """Builds the graph in D passes of the head; E = 1 + (D - 1) W at most.
 
   Args:
     tree: static.
-    root, step, carry, memory, ids: see `trees.base.Tree.fill`.
+    root, guesser: see `trees.base.Tree.fill`.
   """
   B = root.shape[0]
   tokens, reach, above = root, jnp.zeros((B, 1)), jnp.ones((B, 1, 1), bool)
@@ -92,13 +87,9 @@ def expand(
   live = jnp.zeros((B, 0), bool)
   parts: list[Links] = []
   for level in range(tree.depth):
-    logits, carry, memory = step(level, tokens, carry, memory, above)
-    W, R = tokens.shape[1], min(tree.beam, logits.shape[-1])
-    rows = jax.nn.log_softmax(logits.astype(jnp.float32))
-    log_probs, guesses = jax.lax.top_k(jnp.where(jnp.isnan(rows), NEVER, rows), R)
-    log_probs, guesses = (
-      jnp.broadcast_to(x, (B, W, R)) for x in (log_probs, in_target_ids(guesses, ids))
-    )
+    logits, guesser = guesser.ask(level, tokens, above)
+    log_probs, guesses = guesser.best(logits, tokens.shape[1], tree.beam)
+    _, W, R = guesses.shape
     kept = jnp.exp(log_probs) >= tree.sibling * jnp.exp(log_probs[..., :1])
     log_probs = jnp.where(kept & (reach > NEVER)[..., None], log_probs, NEVER)
     total = (reach[..., None] + log_probs).reshape(B, W * R)
@@ -127,11 +118,8 @@ def expand(
     parts.append(Links(guesses, log_probs, to.reshape(B, W, R)))
 
     tokens = at(guesses.reshape(B, W * R), chosen)
-    carry, above = take_rows((carry, above), chosen // R)
+    guesser, above = guesser.below(chosen // R, above)
     tail = take_rows(tails, chosen)
-    size = chosen.shape[1]
-    own = jnp.broadcast_to(jnp.eye(size, dtype=bool), (B, size, size))
-    above = jnp.concatenate([above, own], 2)
   return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *parts)
 
 

@@ -4,7 +4,7 @@ Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P p
 guesses, V draft vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft
-from specjax.trees.base import NEVER, Step, in_target_ids
+from specjax.trees.base import Guesser
 from specjax.trees.structure import at, take_rows
 
 
@@ -30,36 +30,26 @@ class Level(NamedTuple):
   kept: Array
 
 
-def search(
-  width: int, depth: int, root: Array, step: Step, carry: Any = (), memory: Any = (),
-  ids: Array | None = None,
-) -> list[Level]:  # fmt: skip
+def search(width: int, depth: int, root: Array, guesser: Guesser) -> list[Level]:
   """The D levels of a beam search; ties go to the better path, then to the lower token.
 
   Args:
     width: nodes kept per level and guesses of each, fewer where there are no more.
     depth: D.
-    root: i32[B, 1].
-    step, carry, memory, ids: the head, see `trees.base.Tree.fill`.
+    root, guesser: see `trees.base.Tree.fill`.
   """
   B = root.shape[0]
   tokens, score = root, jnp.zeros((B, 1))
   above = jnp.ones((B, 1, 1), bool)  # which expanded nodes a node is or lies below
   levels = []
   for level in range(depth):
-    logits, carry, memory = step(level, tokens, carry, memory, above)
-    W, R = tokens.shape[1], min(width, logits.shape[-1])
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    best, guesses = jax.lax.top_k(jnp.where(jnp.isnan(log_probs), NEVER, log_probs), R)
-    reach = (score[:, :, None] + best).reshape(B, W * R)
-    guessed = jnp.broadcast_to(in_target_ids(guesses, ids), (B, W, R)).reshape(B, W * R)
-    score, kept = jax.lax.top_k(reach, min(width, W * R))
+    logits, guesser = guesser.ask(level, tokens, above)
+    best, guesses = guesser.best(logits, tokens.shape[1], width)
+    reach, guessed = (score[:, :, None] + best).reshape(B, -1), guesses.reshape(B, -1)
+    score, kept = jax.lax.top_k(reach, min(width, reach.shape[1]))
     levels.append(Level(guessed, reach, kept))
     tokens = at(guessed, kept)
-    carry, above = take_rows((carry, above), kept // R)
-    W = tokens.shape[1]
-    own = jnp.broadcast_to(jnp.eye(W, dtype=bool), (B, W, W))
-    above = jnp.concatenate([above, own], 2)
+    guesser, above = guesser.below(kept // best.shape[2], above)
   return levels
 
 
@@ -93,16 +83,13 @@ def likeliest(
   return draft, at(score, chosen)
 
 
-def beam_paths(
-  width: int, depth: int, root: Array, step: Step, carry: Any = (), memory: Any = (),
-  ids: Array | None = None,
-) -> Array:  # fmt: skip
+def beam_paths(width: int, depth: int, root: Array, guesser: Guesser) -> Array:
   """i32[B, P, D]: the likeliest paths that a beam search finds, best first, all different.
 
   P is `width`, or V ** D where that is less. Arguments: see `search`.
   """
   paths = jnp.zeros((root.shape[0], 1, 0), jnp.int32)
-  for tokens, _, kept in search(width, depth, root, step, carry, memory, ids):
+  for tokens, _, kept in search(width, depth, root, guesser):
     parent = kept // (tokens.shape[1] // paths.shape[1])
     paths = jnp.concatenate([take_rows(paths, parent), at(tokens, kept)[:, :, None]], 2)
   return paths

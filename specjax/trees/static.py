@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.trees.base import Sampling, Step, in_target_ids
+from specjax.trees.base import Guesser
 from specjax.trees.structure import at, take_rows
 
 Choices = Sequence[Sequence[int]]
@@ -103,6 +103,15 @@ def rows_of(index: Any, batch: int) -> Array:
   return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch, *np.shape(index)))
 
 
+def ask_level(guesser: Guesser, depth: int, level: Level, tokens: Array) -> tuple[Array, Guesser]:
+  """`Guesser.ask` at the inner nodes of a level, from the tokens of all nodes so far."""
+  B = len(tokens)
+  if depth:
+    guesser = guesser._replace(carry=take_rows(guesser.carry, rows_of(level.above, B)))
+  seen = jnp.broadcast_to(level.mask, (B, *level.mask.shape))
+  return guesser.ask(depth, at(tokens, rows_of(level.inner, B)), seen)
+
+
 @dataclasses.dataclass(frozen=True)
 class Static:
   """A fixed shape, filled with the best guesses of each rank; without paths it is no speculation.
@@ -133,20 +142,15 @@ class Static:
   def proposal(self) -> Proposal:
     return "deterministic"
 
-  def fill(
-    self, root: Array, step: Step, carry: Any = (), memory: Any = (), ids: Array | None = None,
-    sampling: Sampling | None = None,
-  ) -> Draft:  # fmt: skip
+  def fill(self, root: Array, guesser: Guesser) -> Draft:
     shape, B, tokens = self.shape, root.shape[0], root
-    for depth, (inner, children, above, mask) in enumerate(levels(shape)):
-      if depth:
-        carry = take_rows(carry, rows_of(above, B))
-      seen = jnp.broadcast_to(mask, (B, *mask.shape))
-      logits, carry, memory = step(depth, at(tokens, rows_of(inner, B)), carry, memory, seen)
+    for depth, level in enumerate(levels(shape)):
+      logits, guesser = ask_level(guesser, depth, level, tokens)
+      inner, children = level.inner, level.children
       width = int(shape.rank[children].max()) + 1
       if width > logits.shape[-1]:
         raise ValueError(f"tree has rank {width - 1}: the head guesses among {logits.shape[-1]}.")
-      guesses = in_target_ids(jax.lax.top_k(logits, width)[1], ids).reshape(B, -1)
+      guesses = guesser.named(jax.lax.top_k(logits, width)[1]).reshape(B, -1)
       row = np.searchsorted(inner, shape.parent[children]) * (logits.shape[1] > 1)
       chosen = at(guesses, rows_of(row * width + shape.rank[children], B))
       tokens = jnp.concatenate([tokens, chosen], 1)

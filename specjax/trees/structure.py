@@ -84,38 +84,32 @@ def connected(hit: Array, parent: Array, depth: int) -> Array:
   return ok
 
 
-def follow(
-  tokens: Array, parent: Array, node_depth: Array, ok: Array, score: Array, after: Array, depth: int
-) -> Verdict:
+def follow(draft: Draft, ok: Array, score: Array, after: Array, depth: int) -> Verdict:
   """Accepts the path to the deepest node of `ok`; among equals the best score, then the first.
 
   Args:
-    tokens, parent, node_depth: i32[B, N], the draft's.
     ok: bool[B, N], closed towards the root.
     score: f32[B, N].
     after: i32[B, N], the target's token after each node.
     depth: D.
   """
-  reach = jnp.where(ok, node_depth, -1)
+  reach = jnp.where(ok, draft.depth, -1)
   count = reach.max(1)
   deepest = reach == count[:, None]
   leaf = jnp.argmax(jnp.where(deepest, score, -jnp.inf), 1).astype(jnp.int32)
-  return ending_at(leaf, tokens, parent, count, at(after, leaf[:, None])[:, 0], depth)
+  return ending_at(draft, leaf, count, at(after, leaf[:, None])[:, 0], depth)
 
 
-def ending_at(
-  leaf: Array, tokens: Array, parent: Array, count: Array, extra: Array, depth: int
-) -> Verdict:
+def ending_at(draft: Draft, leaf: Array, count: Array, extra: Array, depth: int) -> Verdict:
   """Accepts the path to `leaf` i32[B] at depth `count` i32[B]; the token `extra` i32[B] follows."""
-  path = path_to(leaf, parent, count, depth)
+  path = path_to(leaf, draft.parent, count, depth)
   following = jnp.concatenate([path[:, 1:], path[:, -1:]], 1)
   accepted = jnp.arange(depth + 1, dtype=count.dtype)[None] < count[:, None]
-  return Verdict(path, count, jnp.where(accepted, at(tokens, following), extra[:, None]))
+  return Verdict(path, count, jnp.where(accepted, at(draft.tokens, following), extra[:, None]))
 
 
 def match(draft: Draft, after: Array, depth: int) -> Verdict:
   """Follows `after` i32[B, N], the target's token after each node, as far as it was drafted."""
   hit = draft.valid & (draft.tokens == at(after, draft.parent))
   ok = connected(hit, draft.parent, depth)
-  tie = jnp.zeros(ok.shape)
-  return follow(draft.tokens, draft.parent, draft.depth, ok, tie, after, depth)
+  return follow(draft, ok, jnp.zeros(ok.shape), after, depth)

@@ -14,13 +14,7 @@ from specjax.verifiers.traversal import traversal
 from specjax.verifiers.typical import typical
 
 VERIFIERS: dict[str, Callable[..., Verifier]] = {
-  "greedy": greedy,
-  "target_only": target_only,
-  "token": token,
-  "block": block,
-  "recursive": recursive,
-  "traversal": traversal,
-  "k_seq": k_seq,
-  "typical": typical,
+  "greedy": greedy, "target_only": target_only, "token": token, "block": block,
+  "recursive": recursive, "traversal": traversal, "k_seq": k_seq, "typical": typical,
   "judge": judge,
-}
+}  # fmt: skip

@@ -5,10 +5,10 @@ import functools
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.base import Draft, Verifier
+from specjax.sampling import COIN, RESIDUAL
 from specjax.trees.structure import at
-from specjax.verifiers import siblings
+from specjax.verifiers import chain, siblings
 
 _LEAST = -1e9  # log q of what cannot be drawn; a token of padding may be such
 
@@ -32,22 +32,14 @@ def block() -> Verifier:
   so nothing is done token by token.
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
-    drafted = draft.tokens[:, 1:]
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
-    log_q = jnp.full_like(log_probs, -jnp.inf) if draft.log_probs is None else draft.log_probs
+    log_q = chain.log_q(draft, log_probs)
     # Past a chain's end nothing was proposed: the residual there is p itself.
     proposed = (step < length) | (proposal == "truncated")
     p, q = jnp.exp(log_probs), jnp.where(proposed[..., None], jnp.exp(log_q), 0.0)
-
-    def of_drafted(log_p: Array) -> Array:
-      return jnp.take_along_axis(log_p[:, :depth], drafted[..., None], -1)[..., 0]
-
-    drawn, target = of_drafted(log_q), of_drafted(log_probs)
+    drawn, target = chain.of_drafted(draft, log_q), chain.of_drafted(draft, log_probs)
     ratio = jnp.where(target > -jnp.inf, target - jnp.maximum(drawn, _LEAST), -jnp.inf)
     ratio = jnp.where(step[:, 1:] <= length, ratio, 0.0)
     walk = jnp.cumsum(jnp.pad(ratio, ((0, 0), (1, 0))), 1)
@@ -64,9 +56,6 @@ def block() -> Verifier:
     p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
     reduced = at(proposed, count[:, None]) & (row.sum(-1, keepdims=True) > 0)
     row = jnp.where(reduced, row, p_row)
-    extra = noise.draw(RESIDUAL, jnp.log(siblings.normalise(row)))
-    tokens = jnp.concatenate([drafted, extra[:, None]], 1)
-    tokens = jnp.where(step < count[:, None], tokens, extra[:, None])
-    return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
+    return chain.ending(draft, count, noise.draw(RESIDUAL, jnp.log(siblings.normalise(row))))
 
   return Verifier("block", "EXACT", frozenset({"chain", "truncated"}), "any", verify)

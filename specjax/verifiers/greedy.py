@@ -5,8 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import Source
+from specjax.base import PROPOSALS, Draft, Verifier
 from specjax.trees.structure import match
 
 
@@ -17,10 +16,7 @@ def greedy() -> Verifier:
   This is the rule of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

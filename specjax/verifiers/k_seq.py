@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.base import Draft, Verifier
+from specjax.sampling import COIN, RESIDUAL
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
 
@@ -44,10 +44,7 @@ def k_seq() -> Verifier:
   passes, norm(p - min(q, p / rho) (1 - (1 - beta)^k) / beta) gives the token.
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     B, N, V = log_probs.shape
     p, q = jnp.exp(log_probs), siblings.first_child(draft, "iid", V)
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
@@ -69,6 +66,6 @@ def k_seq() -> Verifier:
       passed = tried & noise.accept(COIN + n, have[:, None], need[:, None])[:, 0]
       at_node, reached = jnp.where(passed, n, at_node), reached + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(left[b, at_node]))
-    return ending_at(at_node, draft.tokens, draft.parent, reached, extra, depth)
+    return ending_at(draft, at_node, reached, extra, depth)
 
   return Verifier("k_seq", "EXACT", frozenset({"iid", "chain"}), "any", verify)

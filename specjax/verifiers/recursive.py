@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.base import Draft, Verifier
+from specjax.sampling import COIN, RESIDUAL
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
 
@@ -24,10 +24,7 @@ def recursive() -> Verifier:
   speculative sampling ("chain") and target-only verification ("deterministic").
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     B, N, V = log_probs.shape
     first = siblings.first_child(draft, proposal, V)
     p, row = jnp.exp(log_probs[:, 0]), first[:, 0]
@@ -48,6 +45,6 @@ def recursive() -> Verifier:
       at_node = jnp.where(passed, node, at_node)
       count = count + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(p))
-    return ending_at(at_node, draft.tokens, draft.parent, count, extra, depth)
+    return ending_at(draft, at_node, count, extra, depth)
 
   return Verifier("recursive", "EXACT", siblings.KNOWN, "any", verify)

@@ -4,8 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import Source
+from specjax.base import PROPOSALS, Draft, Verifier
 from specjax.trees.structure import match
 
 
@@ -16,10 +15,7 @@ def target_only() -> Verifier:
   The draft is never looked at to decide what to emit, so no distribution q is needed.
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     return match(draft, noise.choose(log_probs, draft.depth), depth)
 
   return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

@@ -4,8 +4,7 @@ import functools
 
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import Source
+from specjax.base import Draft, Verifier
 from specjax.verifiers import chain
 
 
@@ -21,10 +20,7 @@ def token() -> Verifier:
   "truncated" draft counts, child or not; where nothing was drawn it is 0, and p says the token.
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     passed = chain.coins(draft, log_probs, noise)
     return chain.leave(draft, log_probs, passed, noise, proposal)
 

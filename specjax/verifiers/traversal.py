@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.base import Draft, Verifier
+from specjax.sampling import COIN, RESIDUAL
 from specjax.trees.structure import at, connected, ending_at, upwards
 from specjax.verifiers import siblings
 
@@ -35,10 +35,7 @@ def traversal() -> Verifier:
   the siblings before it. On a chain this is block verification.
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     B, N, V = log_probs.shape
     b = jnp.arange(B)
     order = _leaves_first(draft, depth)
@@ -80,6 +77,6 @@ def traversal() -> Verifier:
       row = row.at[b, u].set(jnp.where(failed[:, None], rest, row[b, u]))
     extra = noise.draw(RESIDUAL, jnp.log(p[b, leaf]))
     count = at(draft.depth, leaf[:, None])[:, 0]
-    return ending_at(leaf, draft.tokens, draft.parent, count, extra, depth)
+    return ending_at(draft, leaf, count, extra, depth)
 
   return Verifier("traversal", "EXACT", siblings.KNOWN, "any", verify)

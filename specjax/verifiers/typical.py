@@ -5,8 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
-from specjax.sampling import Source
+from specjax.base import PROPOSALS, Draft, Verifier
 from specjax.trees.structure import at, connected, follow
 
 
@@ -23,10 +22,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     delta: the threshold's share of exp(-entropy); the paper uses sqrt(epsilon).
   """
 
-  def verify(
-    params: Params, draft: Draft, log_probs: Array, features: Features, noise: Source,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict:  # fmt: skip
+  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
@@ -42,7 +38,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
       score = score + at(step, node)
       node = at(draft.parent, node)
     after = noise.choose(log_probs, draft.depth)
-    return follow(draft.tokens, draft.parent, draft.depth, ok, score, after, depth)
+    return follow(draft, ok, score, after, depth)
 
   knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
   return Verifier("typical", knob, PROPOSALS, "any", verify)

@@ -12,8 +12,7 @@ from specjax.decoding.model import Model
 from specjax.diffusion import blocks, caches, stopping
 from specjax.diffusion.credit import Credit, credit
 from specjax.diffusion.policies import Filter, Leap, Redundancy, Threshold
-from specjax.diffusion.policies.local_leap import local_leap
-from specjax.diffusion.policies.threshold import threshold
+from specjax.diffusion.policies.threshold import local_leap, threshold
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 

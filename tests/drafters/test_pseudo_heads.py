@@ -15,9 +15,9 @@ from specjax.decoding.method import method as pair
 from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
-from specjax.drafters.none import none
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.pseudo import ride
+from specjax.drafters.stateless import none
 from specjax.models import transformer
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.transformer import Transformer, attention_mask, target

@@ -121,8 +121,7 @@ def best_of_beams() -> Verifier:
     hit = noise.accept(COIN, p[:, 1:], q_of(draft)[:, 1:]) & draft.valid[:, 1:]
     ok = connected(jnp.pad(hit, ((0, 0), (1, 0))), draft.parent, depth)
     tie = jnp.zeros(ok.shape)
-    args = (draft.tokens, draft.parent, draft.depth, ok, tie, draft.tokens)
-    verdict = follow(*args, depth)
+    verdict = follow(draft, ok, tie, draft.tokens, depth)
     leaf = at(verdict.path, verdict.count[:, None])
     P, Q = (
       jnp.exp(jnp.take_along_axis(x, leaf[..., None], 1)[:, 0])

@@ -18,6 +18,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
+from specjax.trees import Guesser
 from specjax.trees.graph import Graph, expand, unroll
 from specjax.verifiers import target_only
 
@@ -92,8 +93,9 @@ def walks(guesses, goes_on, tree: Graph) -> list[tuple[int, ...]]:
 @functools.partial(jax.jit, static_argnums=0)
 def grown(tree, logits):
   step, carry = by_path(logits), jnp.zeros((B, 1), jnp.int32)
-  links = expand(tree, ROOT, step, carry)
-  return tree.fill(ROOT, step, carry), links, unroll(tree, links, ROOT)
+  guesser = Guesser(step, carry)
+  links = expand(tree, ROOT, guesser)
+  return tree.fill(ROOT, guesser), links, unroll(tree, links, ROOT)
 
 
 def valid_paths(draft, b: int) -> list[tuple[int, ...]]:
@@ -130,7 +132,7 @@ def test_a_repetitive_distribution_is_expanded_once():
 
   @functools.partial(jax.jit, static_argnums=0)
   def run(tree):
-    links = expand(tree, root, step, ())
+    links = expand(tree, root, Guesser(step))
     return jnp.isfinite(links.log_probs).any(-1).sum(), unroll(tree, links, root)
 
   # All 62 walks of up to five steps hang below 31 nodes. Of these are expanded the root, 0, 1,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.trees import Dynamic, Static
+from specjax.trees import Dynamic, Guesser, Static
 from specjax.trees.base import independent
 from specjax.trees.structure import ancestors
 
@@ -61,12 +61,12 @@ def by_path(logits):
 
 @functools.partial(jax.jit, static_argnums=0)
 def compiled_grow(tree, logits):
-  return tree.fill(ROOT, by_path(logits), jnp.zeros((B, 1), jnp.int32))
+  return tree.fill(ROOT, Guesser(by_path(logits), jnp.zeros((B, 1), jnp.int32)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def compiled_fill(tree, logits):
-  return tree.fill(ROOT, independent(logits[:, :5]))
+  return tree.fill(ROOT, Guesser(independent(logits[:, :5])))
 
 
 def grown(tree, logits):
@@ -209,7 +209,7 @@ def test_a_head_sees_its_rows_of_the_way_to_the_root(tree):
       return jnp.asarray(RANDOM)[jnp.arange(B)[:, None], number % STATES], number, memory
 
     zero = jnp.zeros((B, 1), jnp.int32)
-    return tree.fill(ROOT, step, zero, zero[:, :0]), levels
+    return tree.fill(ROOT, Guesser(step, zero, zero[:, :0])), levels
 
   draft, levels = jax.device_get(run())
   assert len(levels) == tree.depth
@@ -245,7 +245,8 @@ def test_a_reduced_vocabulary_is_mapped_and_the_root_is_not(tree):
   def step(level, tokens, *rest):
     return inner(level, jnp.argmax(tokens[:, :, None] == ids[None, None], 2), *rest)
 
-  mapped = jax.jit(lambda: tree.fill(ROOT, step, jnp.zeros((B, 1), jnp.int32), (), ids))()
+  guesser = Guesser(step, jnp.zeros((B, 1), jnp.int32), (), ids)
+  mapped = jax.jit(lambda: tree.fill(ROOT, guesser))()
   plain = grown(tree, RANDOM)
   np.testing.assert_array_equal(mapped.tokens[:, 1:], np.asarray(ids)[plain.tokens[:, 1:]])
   np.testing.assert_array_equal(mapped.tokens[:, :1], ROOT)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.trees import Beam, Dynamic
+from specjax.trees import Beam, Dynamic, Guesser
 from specjax.trees.paths import beam_paths, from_paths
 
 B = 6
@@ -93,7 +93,7 @@ NOTHING = jnp.zeros((B, 1), jnp.int32), jnp.zeros((B, 0), jnp.int32)  # carry, m
 
 @pytest.mark.parametrize(("width", "depth"), [(1, 3), (4, 1), (4, 3), (30, 3)])
 def test_beam_search(width, depth):
-  run = jax.jit(lambda root: beam_paths(width, depth, root, head, *NOTHING))
+  run = jax.jit(lambda root: beam_paths(width, depth, root, Guesser(head, *NOTHING)))
   paths = np.asarray(run(ROOT))
   for b in range(B):
     assert [tuple(p) for p in paths[b].tolist()] == beams(int(ROOT[b, 0]), width, depth)
@@ -102,7 +102,7 @@ def test_beam_search(width, depth):
 @pytest.mark.parametrize("tree", [Beam(13, 3, 4), Beam(6, 3, 4), Beam(61, 2, 30)])
 @pytest.mark.parametrize("ids", [None, np.array([3, 4, 10, 11, 90], np.int32)])
 def test_a_beam_grows_as_a_tree(tree, ids):
-  draft = jax.jit(lambda root: tree.fill(root, head, *NOTHING, ids))(ROOT)
+  draft = jax.jit(lambda root: tree.fill(root, Guesser(head, *NOTHING, ids)))(ROOT)
   assert tree.nodes == draft.tokens.shape[1]
   names = range(V) if ids is None else ids.tolist()
   for b in range(B):
@@ -114,7 +114,7 @@ def test_a_beam_grows_as_a_tree(tree, ids):
 def test_a_dynamic_tree_holds_the_surest_nodes_that_were_seen(beam):
   """EAGLE-2's reranking over lists: children of the best `beam` paths of each level."""
   tree = Dynamic(1 + beam + (D - 1) * beam**2 // 2 + (beam == 1), D, beam)
-  draft = jax.jit(lambda root: tree.fill(root, head, *NOTHING))(ROOT)
+  draft = jax.jit(lambda root: tree.fill(root, Guesser(head, *NOTHING)))(ROOT)
   for b in range(B):
     kept, pool = [(0.0, ())], []
     for level in range(D):

@@ -42,7 +42,7 @@ def drafted(script: Script, q, drafter, tree: trees.Tree | None) -> Draft:
     one = jnp.ones(len(root))
     settings = Settings(one, jnp.zeros(len(root), jnp.int32), one, 0 * one)
     sampling = trees.Sampling(settings, script, len(q))
-    return tree.fill(root, lambda *_: (log_probs, (), ()), sampling=sampling)
+    return tree.fill(root, trees.Guesser(lambda *_: (log_probs, (), ()), sampling=sampling))
   D = drafter.depth
   tokens = [root[:, 0], *(script.draw(DRAFT + i, log_probs[:, 0]) for i in range(D))]
   node = jnp.broadcast_to(jnp.arange(D + 1), (len(root), D + 1))

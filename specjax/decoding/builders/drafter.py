@@ -22,8 +22,8 @@ from specjax.drafters import DRAFTERS, HEADS, draft_vocabulary, drafting
 from specjax.drafters.adaptive_model import adaptive_model
 from specjax.drafters.base import Head
 from specjax.drafters.draft_tree import draft_tree
-from specjax.drafters.none import none
 from specjax.drafters.rescored import local, ngram
+from specjax.drafters.stateless import none
 from specjax.drafters.union import union
 from specjax.models.ensemble import ensemble
 from specjax.trees import IID, TREES

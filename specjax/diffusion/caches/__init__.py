@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from specjax.diffusion.base import Cache
-from specjax.diffusion.caches.frozen import dual, sliding, vicinity
+from specjax.diffusion.caches.frozen import dual, free, prefix, sliding, vicinity
 from specjax.diffusion.caches.similar import similar
-from specjax.diffusion.caches.suffix import free, prefix
 from specjax.diffusion.caches.whole import none
 
 CACHES: dict[str, Callable[..., Cache]] = {

@@ -102,15 +102,9 @@ def turned(old: Array, new: Array) -> Array:
 
 
 def _renew(
-  pieces: Pieces,
-  params: Params,
-  i: int,
-  x: Array,
-  kept: Kept,
-  part: Selection,
-  seen: Array,
+  pieces: Pieces, params: Params, i: int, x: Array, kept: Kept, part: Selection, seen: Array,
   most: int,
-) -> tuple[Array, Kept]:
+) -> tuple[Array, Kept]:  # fmt: skip
   """Layer i over the stream x [B, L, E]; `most` bounds the quota (static)."""
   slot, due, loose, quota, size = part
   looked = _take(x, slot)
@@ -142,9 +136,8 @@ def similar(
 ) -> Cache:  # fmt: skip
   """LOSSY: passes read all of the prompt now and then, of the answer more often, else what turned.
 
-  dLLM-Cache (arXiv 2506.06295), see the top of this file. The network is reached by
-  `Denoiser.pieces`: a cache that computes other
-  slots in one layer than in another needs its layers one by one.
+  dLLM-Cache (arXiv 2506.06295), see the top of this file. The network is reached layer by layer,
+  by `Denoiser.pieces`.
 
   The answer is what was masked at first; of a shifted denoiser also the slots whose states predict
   that. Passes read one of three numbers of slots: all L where a prompt is due, G where an answer

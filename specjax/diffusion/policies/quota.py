@@ -1,4 +1,4 @@
-"""A fixed number of slots is committed per round, the best by a score.
+"""The best slots by a score are committed, in a number that the round's place alone decides.
 
 Letters: B batch, W window.
 """
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion.base import Knob, Policy, Prediction
-from specjax.diffusion.policies.ranks import rank
+from specjax.diffusion.policies.ranks import best
 
 
 class Quota(NamedTuple):
-  """Knobs of the policies of this file.
+  """Knobs of all policies of this file but `warm_up`.
 
   Attributes:
     slots: i32[B], how many are committed per round.
@@ -25,12 +25,7 @@ class Quota(NamedTuple):
 
 
 def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
-  def select(params: Quota, memory, prediction: Prediction):
-    value = score(prediction)
-    best = rank(value, prediction.open) < params.slots[:, None]
-    return best & prediction.open, value, memory
-
-  return Policy(name, lambda B, W, V: (), select, Quota)
+  return best(name, score, lambda params, prediction: params.slots, Quota)
 
 
 @functools.cache
@@ -67,3 +62,26 @@ def left_to_right() -> Policy:
   A baseline of ParallelBench (Kang et al. 2025, arXiv 2510.04767).
   """
   return _quota("left_to_right", lambda prediction: -prediction.position.astype(jnp.float32))
+
+
+class WarmUp(NamedTuple):
+  """Knobs of `warm_up`.
+
+  Attributes:
+    rounds: i32[B], how many rounds of a block commit one slot.
+  """
+
+  rounds: Knob = 2
+
+
+@functools.cache
+def warm_up() -> Policy:
+  """LOSSY: commits one slot per round for some rounds of a block, then all that are left.
+
+  MDGR's two stages (2026, arXiv 2601.19501), made for short tuples of codes.
+  """
+
+  def count(params: WarmUp, prediction: Prediction) -> Array:
+    return jnp.where(prediction.step >= params.rounds, prediction.open.shape[1], 1)
+
+  return best("warm_up", lambda prediction: prediction.confidence, count, WarmUp)

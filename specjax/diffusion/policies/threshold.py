@@ -1,10 +1,12 @@
-"""All slots whose token is probable enough are committed.
+"""All slots are committed of which enough is known; how much that is may depend on the place.
 
-Letters: B batch.
+Letters: B batch, W window.
 """
 
 import functools
 from typing import NamedTuple
+
+import jax.numpy as jnp
 
 from specjax.diffusion.base import Knob, Policy, Prediction
 
@@ -31,3 +33,125 @@ def threshold() -> Policy:
     return prediction.open & sure, prediction.confidence, memory
 
   return Policy("threshold", lambda B, W, V: (), select, Threshold)
+
+
+class EntropyThreshold(NamedTuple):
+  """Knobs of `entropy_threshold`.
+
+  Attributes:
+    most: f32[B], the entropy in nats that a slot may have; published 0.45 to 0.5.
+  """
+
+  most: Knob = 0.5
+
+
+@functools.cache
+def entropy_threshold() -> Policy:
+  """LOSSY: commits where the entropy is small enough.
+
+  dParallel (Chen et al. 2025, arXiv 2509.26488), made for models distilled by `train.distill`.
+  """
+
+  def select(params: EntropyThreshold, memory, prediction: Prediction):
+    sure = prediction.entropy <= params.most[:, None]
+    return prediction.open & sure, -prediction.entropy, memory
+
+  return Policy("entropy_threshold", lambda B, W, V: (), select, EntropyThreshold)
+
+
+class Leap(NamedTuple):
+  """Knobs of `local_leap`.
+
+  Attributes:
+    anchor: f32[B], the probability that makes an anchor; published 0.9.
+    near: f32[B], what neighbours of an anchor must reach; published 0.75.
+    radius: i32[B], how far a neighbour may be; published 4.
+  """
+
+  anchor: Knob = 0.9
+  near: Knob = 0.75
+  radius: Knob = 4
+
+
+@functools.cache
+def local_leap() -> Policy:
+  """LOSSY: commits by a threshold that is lower near anchors. LocalLeap (arXiv 2510.07081)."""
+
+  def select(params: Leap, memory, prediction: Prediction):
+    anchor = prediction.open & (prediction.confidence >= params.anchor[:, None])
+    slot = jnp.arange(anchor.shape[1], dtype=jnp.int32)
+    apart = jnp.abs(slot[:, None] - slot[None])[None]
+    beside = (anchor[:, None] & (apart <= params.radius[:, None, None])).any(-1)
+    least = jnp.where(beside, params.near[:, None], params.anchor[:, None])
+    return prediction.open & (prediction.confidence >= least), prediction.confidence, memory
+
+  return Policy("local_leap", lambda B, W, V: (), select, Leap)
+
+
+class Levels(NamedTuple):
+  """Knobs of `hierarchy`.
+
+  Attributes:
+    high: f32[B], the probability that suffices anywhere; published 0.92.
+    low: f32[B], what the surest slot of a gap must exceed; published 0.62.
+  """
+
+  high: Knob = 0.92
+  low: Knob = 0.62
+
+
+@functools.cache
+def hierarchy() -> Policy:
+  """LOSSY: commits the surest slot of each run of masked ones, and all above a threshold.
+
+  dInfer (Ma et al. 2025, arXiv 2510.08666), hierarchical decoding.
+  """
+
+  def select(params: Levels, memory, prediction: Prediction):
+    open_, c = prediction.open, prediction.confidence
+    begins = open_ & ~jnp.pad(open_, ((0, 0), (1, 0)))[:, :-1]
+    run = jnp.cumsum(begins.astype(jnp.int32), 1)
+    same = (run[:, :, None] == run[:, None]) & open_[:, None]
+    best = jnp.where(same, c[:, None], -1.0).max(-1)
+    # Of equals the one on the left wins.
+    slot = jnp.arange(c.shape[1], dtype=jnp.int32)
+    elder = same & (c[:, None] == c[:, :, None]) & (slot[None] < slot[:, None])[None]
+    top = open_ & (c == best) & ~elder.any(-1)
+    return (top & (c > params.low[:, None])) | (open_ & (c > params.high[:, None])), c, memory
+
+  return Policy("hierarchy", lambda B, W, V: (), select, Levels)
+
+
+class Exploration(NamedTuple):
+  """Knobs of `explore`; none of them is published.
+
+  Attributes:
+    least: f32[B], the probability that suffices in the block.
+    ahead: f32[B], the one that suffices past it.
+    fewest: i32[B], commits in the block below which a round explores.
+  """
+
+  least: Knob = 0.9
+  ahead: Knob = 0.97
+  fewest: Knob = 2
+
+
+@functools.cache
+def explore() -> Policy:
+  """LOSSY: a threshold, a stricter one past the block, and the slot of most entropy in lean rounds.
+
+  Our approximation of explore-then-exploit ("From Bits to Rounds", 2025, arXiv 2511.21103), of
+  which neither code nor settings are public: it commits past the block and where a commit tells
+  the most, as the paper says that it does. The blocks need slots `ahead`.
+  """
+
+  def select(params: Exploration, memory, prediction: Prediction):
+    sure = prediction.open & (prediction.confidence >= params.least[:, None])
+    past = prediction.masked & ~prediction.open & (prediction.confidence >= params.ahead[:, None])
+    lean = sure.sum(1, dtype=jnp.int32) < params.fewest
+    most = jnp.argmax(jnp.where(prediction.open & ~sure, prediction.entropy, -jnp.inf), 1)
+    probe = jnp.arange(sure.shape[1])[None] == most[:, None]
+    commit = sure | past | (probe & lean[:, None] & prediction.open)
+    return commit, prediction.confidence, memory
+
+  return Policy("explore", lambda B, W, V: (), select, Exploration)
