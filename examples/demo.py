@@ -8,6 +8,7 @@ tfds:NAME:SPLIT. Without it the questions are those of GSM8K's test set, from ..
 they lie there, else from the TFDS catalogue where there is a network, else they are our own.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import socket
@@ -47,11 +48,10 @@ def find_prompts() -> str | None:
   """Where GSM8K's test questions are to be had, None for nowhere."""
   if LOCAL.is_file():
     return str(LOCAL)
-  try:
+  with contextlib.suppress(OSError):
     socket.getaddrinfo("raw.githubusercontent.com", 443)  # where TFDS fetches GSM8K from
-  except OSError:
-    return None
-  return "tfds:gsm8k:test"
+    return "tfds:gsm8k:test"
+  return None
 
 
 def speculation(console: Console, config: Config) -> None:
@@ -78,10 +78,9 @@ def canvases(console: Console, config: Config) -> None:
   model = specjax.load(DEFAULT_DENOISER)
   question = "shuffle : Ada Bob Kim Leo Tim ="
   console.print(f"\nmodel [bold]{model.name}[/], masked diffusion, greedy, {question!r}\n")
-  labels = ("confidence", "threshold", "threshold-0.95/student")
   shown = {
     label: parallelbench.make_decoder(model, label, LISTS)([model.chat(question)], 16)[0]
-    for label in labels
+    for label in ("confidence", "threshold", "threshold-0.95/student")
   }
   filled = shown["threshold"].filling
   for number in sorted({when for when in filled.when if when >= 0}):

@@ -33,14 +33,12 @@ dnn_version_info { major: 9 minor: 8 }
 
 def absent(name: str) -> str | None:
   """Why no program can be compiled here for a topology, or None where one can."""
+  there = importlib.util.find_spec
   if not name.startswith("h100"):
-    if importlib.util.find_spec("libtpu") or "TPU_LIBRARY_PATH" in os.environ:
-      return None
-    return "libtpu is not installed (pip install libtpu)"
-  plugins = importlib.util.find_spec("jax_plugins")
-  if plugins is not None and importlib.util.find_spec("jax_plugins.xla_cuda12"):
-    return None
-  return "the CUDA plugin is not installed (pip install jax[cuda12-local] nvidia-cuda-nvcc-cu12)"
+    known = there("libtpu") or "TPU_LIBRARY_PATH" in os.environ
+    return None if known else "libtpu is not installed (pip install libtpu)"
+  missing = "the CUDA plugin is not installed (pip install jax[cuda12-local] nvidia-cuda-nvcc-cu12)"
+  return None if there("jax_plugins") and there("jax_plugins.xla_cuda12") else missing
 
 
 def devices(name: str) -> Sequence[jax.Device]:

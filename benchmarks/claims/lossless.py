@@ -51,10 +51,8 @@ class Config(prompts.Questions):
 def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
   """What takes part, plain decoding first, by name."""
   heads = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
-  found: dict[str, Any] = {"none": "none", "prompt_lookup": "prompt_lookup"}
-  for name in heads:
-    for nodes in (8, 16):
-      found[f"{name}-{nodes}"] = f"{name}-{nodes}"
+  names = ["none", "prompt_lookup", *(f"{name}-{nodes}" for name in heads for nodes in (8, 16))]
+  found: dict[str, Any] = {name: name for name in names}
   trained = sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else []
   if config.heads and not trained:
     raise ValueError(f"heads={config.heads!r}: accepted is a directory with NAME/model in it.")

@@ -51,27 +51,14 @@ def last_number(text: str) -> str | None:
   return found[-1].replace(",", "") if found else None
 
 
-def changed(results: list[Result], plain: list[Result]) -> dict[str, int]:
-  """How many answers are not those of the exact rule."""
-  pairs = list(zip(results, plain, strict=True))
-  return {
-    "other_text": sum(a.tokens != b.tokens for a, b in pairs),
-    "other_number": sum(last_number(a.text) != last_number(b.text) for a, b in pairs),
-    "questions": len(pairs),
-  }
-
-
 def main(config: Config) -> None:
   model = specjax.load(config.model)
   ids = [item.ids for item in config.read(model)]
   guess = specjax.make_drafter(model, config.drafter)
   head = checkpoint.load(config.judge, model.config)
   report.directory(config.out)
-  rules = [
-    (target_only(), ()),
-    *((typical(e, e**0.5), ()) for e in config.epsilons),
-    *((judge(t), head) for t in config.thresholds),
-  ]
+  rules = [(target_only(), ()), *((typical(e, e**0.5), ()) for e in config.epsilons),
+           *((judge(t), head) for t in config.thresholds)]  # fmt: skip
   cells = []
   plain: list[Result] = []
   turns = [(t, rule) for t in config.temperatures for rule in rules]
@@ -79,9 +66,12 @@ def main(config: Config) -> None:
     decode = specjax.Decoder(model, guess, (rule, params), temperature=temperature)
     results = decode(ids, config.max_new_tokens)
     plain = results if rule is target_only() else plain
+    pairs = list(zip(results, plain, strict=True))
     cells.append({
       "temperature": temperature, "rule": f"{rule.name} {rule.exactness}", **metrics.tau(results),
-      **changed(results, plain),
+      "other_text": sum(a.tokens != b.tokens for a, b in pairs),
+      "other_number": sum(last_number(a.text) != last_number(b.text) for a, b in pairs),
+      "questions": len(pairs),
     })  # fmt: skip
   rows = [
     {

@@ -54,18 +54,14 @@ def pairs(model: specjax.Model, config: Config) -> list[tuple]:
     if rule not in VERIFIERS:
       raise ValueError(f"rules={rule!r}: accepted are {', '.join(VERIFIERS)}.")
   for tree in config.trees:
-    sized = f"{config.drafter}-{tree}" if tree.isdigit() else config.drafter
-    shape = None if tree.isdigit() else tree
-    drafter = specjax.make_drafter(model, sized, tree=shape)
+    named = (f"{config.drafter}-{tree}", None) if tree.isdigit() else (config.drafter, tree)
+    drafter = specjax.make_drafter(model, named[0], tree=named[1])
     proposal = drafter[0].proposal
     found += [(tree, drafter, r) for r in config.rules if proposal in VERIFIERS[r]().accepts]
   return found
 
 
-def measure(
-  model: specjax.Model, config: Config, ids: list[list[int]], tree: str, drafter, rule: str,
-  temperature: float,
-) -> dict:  # fmt: skip
+def measure(model: specjax.Model, config: Config, ids, tree: str, drafter, rule, temperature):
   """The figures of one pair at one temperature."""
   decode = specjax.Decoder(model, drafter, rule, temperature=temperature)
   results = decode(ids, config.max_new_tokens)
@@ -74,7 +70,7 @@ def measure(
     "temperature": temperature, **metrics.tau(results), "reached": None,
   }  # fmt: skip
   if not tree.startswith("dyspec"):  # there the number of children depends on what was drawn
-    cell |= optimal.measure(decode, ids, config.max_new_tokens, config.rounds)._asdict()
+    cell |= optimal.measure(decode, ids, config.max_new_tokens, config.rounds)
   return cell
 
 
@@ -82,9 +78,8 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
   """The table: a row per pair, columns per temperature."""
   found: dict[tuple, dict[str, object]] = {}
   for cell in cells:
-    row = found.setdefault(
-      (cell["tree"], cell["rule"]), {key: cell[key] for key in ("tree", "nodes", "rule")}
-    )
+    same = {key: cell[key] for key in ("tree", "nodes", "rule")}
+    row = found.setdefault(tuple(same.values()), same)
     at = f"T = {cell['temperature']:g}"
     row[f"tokens / forward, {at}"] = table.estimate(cell["tau"], cell["tau_interval"])
     row[f"reached, {at}"] = "" if cell["reached"] is None else f"{100 * cell['reached']:.0f} %"

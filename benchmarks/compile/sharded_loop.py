@@ -85,30 +85,27 @@ def compiled_for(name: str, config: Config) -> dict:
 
   guess = drafters.prompt_lookup(config.drafted)
   method = pair(transformer.target(model), guess, target_only())
-  params = jax.eval_shape(weights)
-  params = abstract(params, sharding.of_params(params, mesh))
-  weights_ = speculate.Weights(params, ())
+  shapes = jax.eval_shape(weights)
+  params = speculate.Weights(abstract(shapes, sharding.of_params(shapes, mesh)), ())
   asked = abstract(jax.eval_shape(request), everywhere)
   prompt = jnp.zeros((B, 64), jnp.int32), jnp.ones(B, jnp.int32)
   start = time.perf_counter()
   with jax.set_mesh(mesh):
     start_ = functools.partial(speculate.start, method, capacity=config.capacity)
-    state = jax.eval_shape(start_, weights_, *prompt, asked)
+    state = jax.eval_shape(start_, params, *prompt, asked)
     kv = abstract(state.cache.kv, NamedSharding(mesh, sharding.KV_CACHE))
     state = abstract(state, everywhere)
     state = state._replace(cache=state.cache._replace(kv=kv))
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    lowered = speculate.compiled_advance.lower(method, weights_, asked, state, rounds)
+    lowered = speculate.compiled_advance.lower(method, params, asked, state, rounds)
     compiled = lowered.compile()
   data, model_axis = MESHES[name]
-  rows, heads = config.batch // data, 8 // model_axis
+  rows, heads = B // data, 8 // model_axis
   text = compiled.as_text() or ""
   # A copy that is brought on chip in pieces ends in a custom call, which joins them; and two
   # products are made one by laying their operands behind each other.
-  longest = rf"{config.capacity}|{config.capacity + method.drafter.nodes}"
-  copying = (
-    rf"= bf16\[{rows},{heads},(?:{longest}),128\]\S* (?:copy|copy-done|custom-call|concatenate)\("
-  )
+  shape = rf"{rows},{heads},(?:{config.capacity}|{config.capacity + method.drafter.nodes}),128"
+  copying = rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call|concatenate)\("
   copies = re.findall(copying, text)
   talk = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
   memory = compiled.memory_analysis()

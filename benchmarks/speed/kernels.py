@@ -12,6 +12,7 @@ twice that of one node: below it a call is the reading of the cache. On CPU the 
 
 import dataclasses
 import functools
+import itertools
 import sys
 
 import jax
@@ -134,9 +135,20 @@ def picture(groups: dict[tuple[int, int], list[dict]], capacity: int) -> Figure:
   return figure
 
 
-def rows(cells: list[dict]) -> list[dict[str, object]]:
-  """The table: a row per shape and way."""
-  return [
+def main(config: Config) -> None:
+  report.check(config, "nodes", "batch", "lengths", "calls", "repeats")
+  report.directory(config.out)
+  groups = {
+    (B, length): [measure(config, B, N, length) for N in config.nodes]
+    for B, length in itertools.product(config.batch, config.lengths)
+  }
+  cells = [cell for group in groups.values() for cell in group]
+  even = {
+    f"batch {B}, {length} rows seen": {name: break_even(group, name) for name in WAYS}
+    for (B, length), group in groups.items()
+  }
+  last = groups[config.batch[0], config.lengths[0]][-1]
+  rows = [
     {
       "batch": cell["batch"], "seen": cell["length"], "nodes": cell["nodes"],
       "MB": f"{cell['bytes'] / 1e6:.2f}", "copy GB/s": f"{cell['copy_bytes_per_second'] / 1e9:.1f}",
@@ -145,30 +157,13 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
     }
     for cell in cells for name, each in cell["seconds"].items()
   ]  # fmt: skip
-
-
-def main(config: Config) -> None:
-  report.check(config, "nodes", "batch", "lengths", "calls", "repeats")
-  report.directory(config.out)
-  groups = {
-    (B, length): [measure(config, B, N, length) for N in config.nodes]
-    for B in config.batch
-    for length in config.lengths
-  }
-  cells = [cell for group in groups.values() for cell in group]
-  even = {
-    f"batch {B}, {length} rows seen": {name: break_even(group, name) for name in WAYS}
-    for (B, length), group in groups.items()
-  }
-  last = groups[config.batch[0], config.lengths[0]][-1]
-  lines = [f"- kernel: {last['implementation']}"]
+  lines = [table.markdown(rows), "", f"- kernel: {last['implementation']}"]
   lines += [f"- {name}: {reason or 'serves'}" for name, reason in last["refusals"].items()]
   for where, each in even.items():
     nodes = ", ".join(f"{k} {'never' if v is None else round(v)}" for k, v in each.items())
     lines.append(f"- break-even nodes, {where}: {nodes}")
-  text = table.markdown(rows(cells)) + "\n\n" + "\n".join(lines)
-  found = {"rows": cells, "break_even": even}
-  report.publish(config, found, text, {"kernels": picture(groups, config.capacity)})
+  plots = {"kernels": picture(groups, config.capacity)}
+  report.publish(config, {"rows": cells, "break_even": even}, "\n".join(lines), plots)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import script
+from specjax import checks, script
 from specjax.checkpoints import hf
 from specjax.eval import interleaved, report, table
 from specjax.eval.bench import parameters
@@ -80,8 +81,7 @@ class Run(NamedTuple):
   Attributes:
     tokens: new ids.
     timed: how many of them came after the prompt's own pass.
-    seconds: for those.
-    forwards: target passes for those, or None where they cannot be seen.
+    seconds, forwards: time and target passes of those; None where passes cannot be seen.
     total: seconds of the whole call.
   """
 
@@ -92,22 +92,15 @@ class Run(NamedTuple):
   total: float
 
 
+RANDOM = ModelConfig(
+  vocab_size=32000, width=768, layers=12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048,
+  tied=False,
+)  # fmt: skip
 Contender = Callable[[list[int]], Run]
 
 
-def make_model(directory: str, seed: int) -> None:
-  """Writes the random Llama: 12 layers, 134.1M parameters untied (109.5M tied)."""
-  config = ModelConfig(
-    vocab_size=32000, width=768, layers=12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048,
-    tied=False,
-  )  # fmt: skip
-  params = jax.jit(transformer.init, static_argnums=0)(config, jax.random.key(seed))
-  hf.save(directory, config, params, dtype=jnp.float32)
-
-
 def ours(model: specjax.Model, drafter: str, config: Config) -> Contender:
-  sized = drafter if drafter == "none" else f"{drafter}-{config.draft + 1}"
-  decoder = specjax.Decoder(model, sized)
+  decoder = specjax.Decoder(model, drafter)
 
   def run(ids: list[int]) -> Run:
     (r,) = decoder([ids], config.new_tokens)
@@ -116,27 +109,15 @@ def ours(model: specjax.Model, drafter: str, config: Config) -> Contender:
   return run
 
 
-class Clock:
-  """A streamer that notes when tokens come; the first call brings the prompt."""
-
-  def __init__(self):
-    self.times: list[float] = []
-    self.counts: list[int] = []
-
-  def put(self, value) -> None:
-    self.times.append(time.perf_counter())
-    self.counts.append(value.numel())
-
-  def end(self) -> None:
-    pass
-
-
 def theirs(model, config: Config, **options) -> Contender:
-  """transformers' generate."""
+  """The `generate` of transformers."""
 
   def run(ids: list[int]) -> Run:
     tokens = torch.tensor([ids])
-    clock = Clock()
+    came: list[tuple[float, int]] = []  # when, and how many tokens; the prompt comes first
+    clock = types.SimpleNamespace(
+      put=lambda ids: came.append((time.perf_counter(), ids.numel())), end=lambda: None
+    )
     passes: list[None] = []
     hook = model.register_forward_hook(lambda *_: passes.append(None))
     begin = time.perf_counter()
@@ -147,8 +128,8 @@ def theirs(model, config: Config, **options) -> Contender:
       )  # fmt: skip
     total = time.perf_counter() - begin
     hook.remove()
-    new, seconds = out[0, len(ids) :].tolist(), clock.times[-1] - clock.times[1]
-    return Run(new, sum(clock.counts[2:]), seconds, len(passes) - 1, total)
+    new, timed = out[0, len(ids) :].tolist(), sum(count for _, count in came[2:])
+    return Run(new, timed, came[-1][0] - came[1][0], len(passes) - 1, total)
 
   return run
 
@@ -160,7 +141,6 @@ def llama_cpp(config: Config) -> Contender | str:
   if importlib.util.find_spec("llama_cpp") is None:
     return "llama_cpp is not installed"
   package = importlib.import_module("llama_cpp")
-
   llama = package.Llama(
     config.gguf, n_ctx=config.prompt_tokens + config.new_tokens, n_threads=cores(),
     n_threads_batch=cores(), type_k=package.GGML_TYPE_F32, type_v=package.GGML_TYPE_F32,
@@ -181,79 +161,53 @@ def llama_cpp(config: Config) -> Contender | str:
   return run
 
 
-def load_torch(directory: str):
-  torch.set_num_threads(cores())
-  transformers.logging.set_verbosity_error()
-  transformers.logging.disable_progress_bar()
-  model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-  model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # no stop token
-  return model
-
-
 def summarise(runs: list[list[Run]]) -> dict:
   """Figures of one contender from its runs [repeats][prompts]."""
   per_token = [1e3 * sum(r.seconds for r in x) / sum(r.timed for r in x) for x in runs]
   emitted = sum(len(r.tokens) for r in runs[0])
   forwards = [r.forwards for r in runs[0] if r.forwards is not None]
+  whole = [1e3 * sum(r.total for r in x) / emitted for x in runs]
   return {
-    "ms_per_token": statistics.median(per_token),
-    "ms_per_token_repeats": per_token,
-    "ms_per_token_with_prompt": statistics.median(
-      1e3 * sum(r.total for r in x) / emitted for x in runs
-    ),
-    "tokens": emitted,
+    "ms_per_token": statistics.median(per_token), "ms_per_token_repeats": per_token,
+    "ms_per_token_with_prompt": statistics.median(whole), "tokens": emitted,
     "tokens_per_forward": sum(r.timed for r in runs[0]) / sum(forwards) if forwards else None,
-  }
-
-
-def rows(contenders: dict[str, dict], prompts: int) -> list[dict[str, object]]:
-  """The table."""
-  found: list[dict[str, object]] = []
-  for name, r in contenders.items():
-    repeats, tau = r["ms_per_token_repeats"], r["tokens_per_forward"]
-    found.append({
-      "": name, "ms/token": f"{r['ms_per_token']:.2f}",
-      "low-high": f"{min(repeats):.2f}-{max(repeats):.2f}",
-      "with the prompt": f"{r['ms_per_token_with_prompt']:.2f}",
-      "tokens/forward": "" if tau is None else f"{tau:.2f}",
-      "ids not ours": f"{len(r['divergences'])} of {prompts}",
-    })  # fmt: skip
-  return found
+  }  # fmt: skip
 
 
 def main(config: Config) -> None:
   if torch is None:
     raise ValueError("torch or transformers is not installed: pip install torch transformers.")
   report.check(config, "prompts", "prompt_tokens", "draft", "repeats")
-  if config.new_tokens < 2:
-    raise ValueError(f"new_tokens={config.new_tokens}: accepted is 2 or more.")
+  checks.whole("new_tokens", config.new_tokens, 2)
   report.directory(config.out)
   with tempfile.TemporaryDirectory() as scratch:
     if config.model is None:
-      make_model(scratch, config.seed)
+      params = jax.jit(transformer.init, static_argnums=0)(RANDOM, jax.random.key(config.seed))
+      hf.save(scratch, RANDOM, params, dtype=jnp.float32)
     directory = config.model or scratch
     model = specjax.load(directory)
-    torch_model = load_torch(directory)
+    torch.set_num_threads(cores())
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    kind = transformers.AutoModelForCausalLM
+    torch_model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+  torch_model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # no stop token
   model = dataclasses.replace(model, stop=())  # nobody stops early
 
-  lookup = {"prompt_lookup_num_tokens": config.draft}
   contenders = {
     "specjax": ours(model, "none", config),
-    "specjax, prompt lookup": ours(model, "prompt_lookup", config),
+    "specjax, prompt lookup": ours(model, f"prompt_lookup-{config.draft + 1}", config),
     "transformers": theirs(torch_model, config),
-    "transformers, prompt lookup": theirs(torch_model, config, **lookup),
-  }
-  left_out = {}
+    "transformers, prompt lookup":
+      theirs(torch_model, config, prompt_lookup_num_tokens=config.draft),
+  }  # fmt: skip
   third = llama_cpp(config)
-  if isinstance(third, str):
-    left_out["llama.cpp"] = third
-  else:
+  left_out = {"llama.cpp": third} if isinstance(third, str) else {}
+  if not isinstance(third, str):
     contenders["llama.cpp"] = third
 
-  half = (config.prompt_tokens + 1) // 2
-  ids = np.random.default_rng(config.seed).integers(
-    model.config.vocab_size, size=(config.prompts, half)
-  )
+  shape = (config.prompts, (config.prompt_tokens + 1) // 2)
+  ids = np.random.default_rng(config.seed).integers(model.config.vocab_size, size=shape)
   prompts = np.tile(ids, 2)[:, : config.prompt_tokens].tolist()
   for run in contenders.values():
     run(prompts[0])
@@ -262,13 +216,22 @@ def main(config: Config) -> None:
     runs[name][repeat].append(contenders[name](prompts[i]))
   context = config.prompt_tokens + config.new_tokens
   cost = measure(model.target, model.params, context, nodes=NODES)
-
   plain = runs["specjax"][0]
   found = {
     name: summarise(r) | {"divergences": divergences(model, prompts, r[0], plain, True)}
     for name, r in runs.items()
   }
-  texts = [table.markdown(rows(found, config.prompts))]
+  rows = [
+    {
+      "": name, "ms/token": f"{r['ms_per_token']:.2f}",
+      "low-high": "{:.2f}-{:.2f}".format(*np.percentile(r["ms_per_token_repeats"], (0, 100))),
+      "with the prompt": f"{r['ms_per_token_with_prompt']:.2f}",
+      "tokens/forward": f"{tau:.2f}" if (tau := r["tokens_per_forward"]) else "",
+      "ids not ours": f"{len(r['divergences'])} of {config.prompts}",
+    }
+    for name, r in found.items()
+  ]  # fmt: skip
+  texts = [table.markdown(rows)]
   texts += [f"Left out: {name} ({why})." for name, why in left_out.items()]
   report.publish(config, {
     "network": dataclasses.asdict(model.config), "parameters": parameters(model.params),

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,14 +67,9 @@ def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
   return draft, draft_tree(table_model(q.shape[-1]), tree)
 
 
-def calls(f: Callable, *arguments) -> Callable[[int], None]:
+def calls(f: Callable, *arguments) -> Callable[[int], Any]:
   """Calls a compiled function so many times, each after the one before."""
-
-  def loop(count: int) -> None:
-    for _ in range(count):
-      jax.block_until_ready(f(*arguments))
-
-  return loop
+  return lambda count: [jax.block_until_ready(f(*arguments)) for _ in range(count)]
 
 
 def main(config: Config) -> None:

@@ -67,9 +67,8 @@ def swept(model, name: str, values: np.ndarray, asked, config: Config) -> dict[s
   return {
     "right": np.array(right).reshape(shape),
     "passes": np.array([r.forwards for r in results]).reshape(shape),
-    "compilations": size() - before,
-    "seconds": seconds,
-  }
+    "compilations": size() - before, "seconds": seconds,
+  }  # fmt: skip
 
 
 def oracle(right: np.ndarray, passes: np.ndarray) -> tuple[float, float]:
@@ -96,9 +95,8 @@ def main(config: Config) -> None:
       best.setdefault(task, {})[name] = ([fewest], [accuracy])
   summary = {
     "questions": len(asked), "settings": {k: v.tolist() for k, v in SETTINGS.items()},
-    "compilations": {k: c["compilations"] for k, c in found.items()},
-    "seconds": {k: c["seconds"] for k, c in found.items()}, "passes_and_accuracy": curves,
-    "best_of_each_question": best,
+    **{key: {k: c[key] for k, c in found.items()} for key in ("compilations", "seconds")},
+    "passes_and_accuracy": curves, "best_of_each_question": best,
   }  # fmt: skip
   rows = [
     {"policy": k, "rows": c["right"].size, "seconds": f"{c['seconds']:.1f}",

@@ -6,16 +6,10 @@ from specjax.kernels.tree_attention.api import (
   reads_blocks,
   refusals,
   tree_attention,
-)
+)  # fmt: skip
 from specjax.kernels.tree_attention.quantised import Quantised, dequantise, quantise
 
 __all__ = [
-  "Quantised",
-  "Served",
-  "default_implementation",
-  "dequantise",
-  "quantise",
-  "reads_blocks",
-  "refusals",
-  "tree_attention",
-]
+  "Quantised", "Served", "default_implementation", "dequantise", "quantise", "reads_blocks",
+  "refusals", "tree_attention",
+]  # fmt: skip

@@ -91,11 +91,9 @@ def report(device: jax.Device, shape: Shape) -> dict:
       memory = attention.trace(*asked).lower().compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
     return {"error": str(error)[:2000]}
-  return {
-    "seconds": round(time.perf_counter() - start, 2),
-    "argument_bytes": memory.argument_size_in_bytes,
-    "temp_bytes": memory.temp_size_in_bytes,
-  }
+  return {"seconds": round(time.perf_counter() - start, 2),
+          "argument_bytes": memory.argument_size_in_bytes,
+          "temp_bytes": memory.temp_size_in_bytes}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,13 +6,13 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from specjax import checks
-from specjax.kernels.platform import device, platform
+from specjax.kernels.platform import device, mesh_axis, platform
 from specjax.kernels.tree_attention import config, pallas_gpu, pallas_tpu, reference, xla
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
-from specjax.kernels.tree_attention.sharded import over_mesh
 
 Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
 
@@ -59,10 +59,7 @@ def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
 
 def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, str | None]:
   """For each kernel why it cannot serve such a call here, or None; see `tree_attention`."""
-  return {
-    "pallas_tpu": _tpu_refusal(q, k_cache),
-    "pallas_gpu": _gpu_refusal(q, k_cache, prefix),
-  }
+  return {"pallas_tpu": _tpu_refusal(q, k_cache), "pallas_gpu": _gpu_refusal(q, k_cache, prefix)}
 
 
 def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
@@ -109,7 +106,7 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
 def tree_attention(
   q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, *, scale: float | None = None, implementation: Implementation | None = None,
-  return_residuals: bool = False,
+  block: int | None = None, return_residuals: bool = False,
 ) -> Any:  # fmt: skip
   """Attention of N nodes over a cache and over each other.
 
@@ -125,12 +122,13 @@ def tree_attention(
     tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
     implementation: static; see `default_implementation` and `refusals`.
+    block: cached rows that are read at once, static; see `config.block`.
     return_residuals: whether to return the maximum and the sum too, to merge with other keys, and
       the implementation that served.
 
   Returns:
-    [B, H, N, C], or Served. On a mesh with axes "data" and "model", rows are spread over the one
-    and heads over the other.
+    [B, H, N, C], or Served. On a mesh with axes "data" and "model", the batch is spread over the
+    one and heads over the other; an axis that does not divide B or K is not used.
 
   Raises:
     ValueError: shapes that do not fit, or an implementation that cannot serve them.
@@ -143,10 +141,8 @@ def tree_attention(
   passed_over: tuple[tuple[Implementation, str], ...] = ()
   if implementation is None:
     implementation = default_implementation(q, k_cache, prefix)
-    others = [name for name in reasons if name != implementation]
-    passed_over = tuple(
-      (name, reasons[name] or "it is used only where asked for by name") for name in others
-    )
+    unasked = "it is used only where asked for by name"
+    passed_over = tuple((k, v or unasked) for k, v in reasons.items() if k != implementation)
   elif reason := reasons.get(implementation):
     raise ValueError(f"implementation={implementation!r}: {reason}.")
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale
@@ -154,9 +150,9 @@ def tree_attention(
   def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> Result:
     shape = config.Shape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
+    size = block or config.block(implementation, shape)
     if implementation == "pallas_tpu":
-      block = config.block("pallas_tpu", shape)
-      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=block)
+      return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size)
     if implementation == "pallas_gpu":
       return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
     visible = prefix
@@ -164,7 +160,12 @@ def tree_attention(
       visible = jnp.arange(shape.capacity, dtype=jnp.int32)[None] < prefix[:, None]
     if implementation == "reference":
       return reference.tree_attention(q, k_cache, v_cache, visible, *tree)
-    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=config.block("xla", shape))
+    return xla.tree_attention(q, k_cache, v_cache, visible, *tree, block=size)
 
-  result = over_mesh(attention, *k_tree.shape[:2])(*arguments)
+  data, model = mesh_axis("data", k_tree.shape[0]), mesh_axis("model", k_tree.shape[1])
+  if data or model:  # XLA cannot look into a kernel: each device is told its rows and its heads
+    rows, heads = PartitionSpec(data), PartitionSpec(data, model)
+    attention = jax.shard_map(attention, out_specs=heads, check_vma=False,
+                              in_specs=(heads, heads, heads, rows, heads, heads, rows))  # fmt: skip
+  result = attention(*arguments)
   return Served(result, implementation, passed_over) if return_residuals else result.out

@@ -13,8 +13,7 @@ bring each key there four times, though from memory once. Few rows are padded to
 where swapped operands would pad them to 8: a single node wastes most of a product, though none of
 the memory's time.
 
-Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, S
-cache capacity, C width of a head, P rows of a block, Z splits.
+Letters: those of `reference`, and R = G N rows of a head, P rows of a block, Z splits.
 """
 
 import functools

@@ -4,8 +4,7 @@ The grid runs over batch, key/value head and blocks of the prefix. A head's rows
 share its keys. The tree comes first: a node sees itself, so the running maximum is finite from then
 on. Blocks that are seen whole need no mask.
 
-Letters: B batch, H query heads, K key/value heads, G = H / K, R = G N rows of a head, N nodes, M
-fresh rows, S cache capacity, C width of a head, P rows of a block, J blocks.
+Letters: those of `reference`, and R = G N rows of a head, P rows of a block, J blocks.
 """
 
 import jax

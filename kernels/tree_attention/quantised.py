@@ -25,9 +25,8 @@ def quantise(rows: Array) -> Quantised:
   """Rounds [B, K, S, C] to 127 steps either way of each row's largest magnitude."""
   rows = rows.astype(jnp.float32)
   scale = jnp.abs(rows).max(-1) / 127
-  return Quantised(
-    jnp.round(rows / jnp.where(scale > 0, scale, 1)[..., None]).astype(jnp.int8), scale
-  )
+  values = jnp.round(rows / jnp.where(scale > 0, scale, 1)[..., None]).astype(jnp.int8)
+  return Quantised(values, scale)
 
 
 def dequantise(rows: Cached) -> Array:

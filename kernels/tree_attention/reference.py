@@ -30,15 +30,9 @@ def tree_attention(
   q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, scale: float,
 ) -> Result:  # fmt: skip
-  """Softmax of `scale` q k over what each node sees.
+  """Softmax of `scale` q k over what each node sees; see `api.tree_attention` for the arguments.
 
-  Args:
-    q: [B, H, N, C].
-    k_cache, v_cache: [B, K, S, C], or Quantised. Rows that are not visible may be NaN.
-    visible: bool[B, S], the cached rows that all nodes see.
-    k_tree, v_tree: [B, K, M, C].
-    tree_mask: bool[B, N, M], node i sees fresh row j.
-    scale: of the scores.
+  `visible` bool[B, S] marks the cached rows that all nodes see; the others may be NaN.
   """
   B, H, N, C = q.shape
   K = k_tree.shape[1]

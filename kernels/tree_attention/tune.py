@@ -20,8 +20,8 @@ from rich.table import Table
 
 from specjax import checks, script
 from specjax.kernels.platform import device
-from specjax.kernels.tree_attention import measured, pallas_tpu, xla
-from specjax.kernels.tree_attention.api import default_implementation
+from specjax.kernels.tree_attention import measured
+from specjax.kernels.tree_attention.api import default_implementation, tree_attention
 from specjax.kernels.tree_attention.config import Shape, sizes
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -61,19 +61,6 @@ def draw(config: Config, capacity: int, length: int) -> tuple[Array, ...]:
   return q, k, v, jnp.full(B, length, jnp.int32), k_tree, v_tree, mask
 
 
-def attention(implementation: str, size: int) -> Callable[..., Array]:
-  """`tree_attention` with blocks of this size."""
-
-  def call(q, k, v, length, *tree):
-    scale = q.shape[-1] ** -0.5
-    if implementation == "pallas_tpu":
-      return pallas_tpu.tree_attention(q, k, v, length, *tree, scale, block=size).out
-    visible = jnp.arange(k.shape[2], dtype=jnp.int32)[None] < length[:, None]
-    return xla.tree_attention(q, k, v, visible, *tree, scale, block=size).out
-
-  return call
-
-
 def timed(f: Callable[..., Array], arguments: tuple, calls: int) -> Callable[[], float]:
   """A function that times `calls` calls in sequence on the device; it returns seconds per call."""
 
@@ -94,9 +81,11 @@ def timed(f: Callable[..., Array], arguments: tuple, calls: int) -> Callable[[],
 def measure(config: Config, implementation: str, capacity: int, tried: Sequence[int]) -> Seconds:
   """Seconds of a call by block size; sizes take turns, so that a slow moment hits all alike."""
   mean = dict.fromkeys(tried, 1.0)
+  attention = functools.partial(tree_attention, implementation=implementation)
   for share in SHARES:
     arguments = draw(config, capacity, int(share * capacity))
-    ways = {size: timed(attention(implementation, size), arguments, config.calls) for size in tried}
+    ways = {size: timed(functools.partial(attention, block=size), arguments, config.calls)
+            for size in tried}  # fmt: skip
     turns = [{size: once() for size, once in ways.items()} for _ in range(config.repeats)]
     for size in tried:
       mean[size] *= min(turn[size] for turn in turns) ** (1 / len(SHARES))

@@ -1,7 +1,6 @@
 """Tree attention for any backend: a loop over the blocks of the prefix that hold text.
 
-Letters: B batch, H query heads, K key/value heads, R = N H / K rows that share a head's keys, N
-nodes, M fresh rows, S cache capacity, C width of a head.
+Letters: those of `reference`, and R = N H / K rows that share a head's keys.
 """
 
 import jax
@@ -46,9 +45,7 @@ def tree_attention(
     best = jnp.maximum(top, score.max(-1))
     base = jnp.where(jnp.isfinite(best), best, 0)[..., None]
     weight, old = jnp.exp(score - base), jnp.exp(top - base[..., 0])
-    return (
-      out * old[..., None] + mix(weight, values), best, total * old + weight.sum(-1),
-    )  # fmt: skip
+    return out * old[..., None] + mix(weight, values), best, total * old + weight.sum(-1)
 
   mask = jnp.broadcast_to(tree_mask[:, None, None], (B, 1, G, N, M)).reshape(B, 1, G * N, M)
   nothing = (
@@ -61,9 +58,7 @@ def tree_attention(
 
   def step(j: Array, carry):
     first = j * size
-    start = jnp.minimum(
-      first, S - size
-    )  # the last block starts earlier, and skips the rows already read
+    start = jnp.minimum(first, S - size)  # the last block starts earlier and skips what is read
     k, v = jax.tree.map(
       lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, 2), (k_cache, v_cache)
     )

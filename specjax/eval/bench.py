@@ -91,8 +91,9 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   rounds = sum(max(forwards[batch]) for batch in batches)
   # A model drafts in one pass per level and one more that caches the last. Heads count once, which
   # flatters those that read the same weights at every depth (EAGLE, ReDrafter).
-  offered = np.sum([r.rounds.offered for r in results], 0)
-  length = float(offered @ np.arange(len(offered)) / max(offered.sum(), 1))
+  offered = [r.rounds.offered for r in results]
+  deep = np.sum(offered, 0)
+  length = float(deep @ np.arange(len(deep)) / max(deep.sum(), 1))
   passes = length + 1 if drafter.name in MODELS else 1.0
   cost = parameters(decoder.weights.drafter) / parameters(decoder.weights.target)
   rates = metrics.tokens_per_second(tokens.sum(), run.seconds.sum(1))
@@ -102,8 +103,7 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
     "drafter": drafter.name, "nodes": drafter.nodes, "depth": drafter.depth,
     "verifier": verifier.name, "exactness": verifier.exactness, "lossy": run.lossy, **block,
     "acceptance_by_depth": metrics.acceptance_by_depth(
-      [r.rounds.accepted for r in results], [r.rounds.offered for r in results]
-    ),
+      [r.rounds.accepted for r in results], offered),
     "speed_up": float(metrics.speed_up(*(x.sum() for x in paired))),
     "speed_up_interval": metrics.bootstrap_interval(metrics.speed_up, *paired),
     "speed_up_repeats": (rates / plain_rates).tolist(),
@@ -116,9 +116,8 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
     "tokens_per_second_repeats": rates.tolist(),
     "ms_per_round": float(1e3 * seconds.sum() / rounds),
     "must_equal_plain": must_equal, "unstable_batches": run.unstable,
-    "divergences": divergences(
-      decoder.model, [item.ids for item in items], results, plain.results, config.temperature == 0
-    ),
+    "divergences": divergences(decoder.model, [item.ids for item in items], results, plain.results,
+                               config.temperature == 0),
   }  # fmt: skip
 
 
@@ -136,7 +135,7 @@ def shortfall(
     return None
   alone = make_decoder(model, label, dataclasses.replace(config, batch=1))
   ids = [item.ids for item in items]
-  return optimal.measure(alone, ids, config.max_new_tokens, ROUNDS)._asdict()
+  return optimal.measure(alone, ids, config.max_new_tokens, ROUNDS)
 
 
 def _records(runs: dict[str, Runs], items: Sequence[Item], batch: int) -> Iterator[dict[str, Any]]:
@@ -191,7 +190,6 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   if len(decoders) < len(labels):
     raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
   directory = report.directory(out)
-
   ids = [item.ids for item in items]
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   context = min(model.config.max_length // 2, 512)

@@ -42,9 +42,8 @@ class Candidate(NamedTuple):
 def candidates(rates: np.ndarray, tree: Callable[[int], Sequence] | None = None) -> list[Candidate]:
   """Plain decoding, chains of all depths, and trees of NODES as far as there are any.
 
-  Args:
-    rates: f[D, R], see `trees.static.best_first`.
-    tree: gives the best tree of a number of nodes; by default that of `best_first`.
+  `tree` gives the best tree of a number of nodes for the rates f[D, R]; by default that of
+  `trees.static.best_first`.
   """
   whole = best_first(rates, max(NODES))
   best = tree or (lambda nodes: whole[: nodes - 1])

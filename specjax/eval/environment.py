@@ -15,14 +15,11 @@ _PACKAGES = ("specjax", "jax", "jaxlib", "flax", "numpy")
 
 
 def _git(*arguments: str) -> str | None:
-  package = pathlib.Path(specjax.__file__).parent
+  command = ["git", "-C", str(pathlib.Path(specjax.__file__).parent), *arguments]
   try:
-    done = subprocess.run(
-      ["git", "-C", str(package), *arguments], capture_output=True, text=True, check=True
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
   except (OSError, subprocess.CalledProcessError):
     return None
-  return done.stdout.strip()
 
 
 def commit() -> str | None:
@@ -59,11 +56,8 @@ def environment(packages: Sequence[str] = ()) -> dict:
     except metadata.PackageNotFoundError:
       versions[name] = None
   machine = {
-    "system": platform.system(),
-    "cpu": _cpu(),
-    "cores": cores(),
+    "system": platform.system(), "cpu": _cpu(), "cores": cores(),
     "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-    "device": jax.devices()[0].device_kind,
-    "backend": jax.default_backend(),
-  }
+    "device": jax.devices()[0].device_kind, "backend": jax.default_backend(),
+  }  # fmt: skip
   return {"commit": commit(), "versions": versions, "machine": machine}

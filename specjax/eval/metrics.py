@@ -64,10 +64,8 @@ def speed_up(tokens, seconds, plain_tokens, plain_seconds):
   return tokens_per_second(tokens, seconds) / tokens_per_second(plain_tokens, plain_seconds)
 
 
-def bootstrap_interval(
-  statistic: Callable, *columns: ArrayLike, draws: int = 2000, level: float = 0.95
-) -> tuple[float, float] | None:
-  """Percentile interval of a figure over resampled units; None for fewer than two units.
+def bootstrap_interval(statistic: Callable, *columns: ArrayLike) -> tuple[float, float] | None:
+  """95% percentile interval of a figure over resampled units; None for fewer than two units.
 
   Units (prompts, or batches where time is shared) are drawn with replacement, all columns f[n]
   together, so that a method and its baseline are compared on the same prompts in every draw. The
@@ -78,14 +76,13 @@ def bootstrap_interval(
   n = data.shape[1]
   if n < 2:
     return None
-  counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), draws)
-  low, high = np.quantile(statistic(*(data @ counts.T)), [(1 - level) / 2, (1 + level) / 2])
+  counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2000)
+  low, high = np.quantile(statistic(*(data @ counts.T)), (0.025, 0.975))
   return float(low), float(high)
 
 
 def first_divergence(ids: Sequence[int], reference: Sequence[int]) -> int | None:
   """Index of the first id that differs, where one list ends if that is the difference, or None."""
-  for i, (a, b) in enumerate(zip(ids, reference, strict=False)):
-    if a != b:
-      return i
-  return None if len(ids) == len(reference) else min(len(ids), len(reference))
+  end = None if len(ids) == len(reference) else min(len(ids), len(reference))
+  pairs = enumerate(zip(ids, reference, strict=False))
+  return next((i for i, (a, b) in pairs if a != b), end)

@@ -9,13 +9,13 @@ Letters: B batch, N tree nodes, V vocabulary.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import speculate
+from specjax import checks, speculate
 from specjax.base import Drafter
 from specjax.decoding.decoder import Decoder
 from specjax.eval.theory import optimal_acceptance
@@ -23,20 +23,6 @@ from specjax.sampling import Noise
 
 KNOWN = frozenset({"deterministic", "chain", "iid", "without_replacement", "mixed"})
 """Proposals of which alpha* is known."""
-
-
-class Shortfall(NamedTuple):
-  """Acceptance at the first drafted level, measured and at best.
-
-  Attributes:
-    accepted: share of rounds that accepted a child of the root.
-    optimum: mean of alpha* over these rounds.
-    reached: accepted / optimum, 1 where nothing could be accepted; above 1 only by chance.
-  """
-
-  accepted: float
-  optimum: float
-  reached: float
 
 
 @functools.partial(jax.jit, static_argnames="method")
@@ -62,25 +48,24 @@ def _optimum(drafter: Drafter, p, q, tokens, children) -> float:
 
 def measure(
   decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, rounds: int
-) -> Shortfall:
+) -> dict[str, float]:
   """Decodes with a method of batch 1 and looks at every round's root, in `rounds` at most.
 
-  The number of a node's children must not depend on what was drawn; in trees of fixed shape and
-  stochastic beams it does not.
+  The share of rounds that accepted a child of the root is "accepted", the mean of alpha* over these
+  rounds "optimum", and their ratio "reached": 1 where nothing could be accepted, and above 1 only
+  by chance. The number of a node's children must not depend on what was drawn; in trees of fixed
+  shape and stochastic beams it does not.
   """
-  if decoder.batch != 1:
-    raise ValueError(f"batch={decoder.batch}: accepted is 1.")
+  checks.whole("batch", decoder.batch, 1, 1)
   optima: list[float] = []
   accepted = 0
   for i, prompt in enumerate(prompts):
     request, state, _ = decoder._start([list(prompt)], [max_new_tokens], i)
     while not bool(state.done.all()) and len(optima) < rounds:
       seen: Any = _root(decoder.method, decoder.weights, request, state)
-      p, q, tokens, children = jax.device_get(seen)
-      optima.append(_optimum(decoder.method.drafter, p[0], None if q is None else q[0],
-                             tokens[0], children[0]))  # fmt: skip
+      of_row = jax.tree.map(lambda x: x[0], jax.device_get(seen))
+      optima.append(_optimum(decoder.method.drafter, *of_row))
       state = decoder._advance(request, state, 1)
-    histogram = np.asarray(state.stats.accepted[0])
-    accepted += int(histogram[1:].sum())
+    accepted += int(np.asarray(state.stats.accepted[0])[1:].sum())
   share, optimum = accepted / len(optima), float(np.mean(optima))
-  return Shortfall(share, optimum, share / optimum if optimum else 1.0)
+  return {"accepted": share, "optimum": optimum, "reached": share / optimum if optimum else 1.0}

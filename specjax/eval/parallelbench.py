@@ -55,9 +55,8 @@ class Config:
 
 def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
   """The method that a name of `Config.methods` says."""
-  return DiffusionDecoder(
-    model, name, temperature=config.temperature, seed=config.seed, batch=config.batch
-  )
+  return DiffusionDecoder(model, name, temperature=config.temperature, seed=config.seed,
+                          batch=config.batch)  # fmt: skip
 
 
 class Question(NamedTuple):
@@ -123,16 +122,13 @@ def figures(model: Model, asked: Sequence[Question], run: Runs) -> dict[str, Any
   }  # fmt: skip
 
 
-def _records(
-  model: Model, asked: Sequence[Question], runs: Mapping[str, Runs]
-) -> Iterator[dict[str, Any]]:
-  """What each method answered to each question."""
-  for label, run in runs.items():
-    for question, filled in zip(asked, run.results, strict=True):
-      text = said(model, filled)
-      yield {"method": label, "task": question.task, "question": question.text, "said": text,
-             "right": question.right(text), "forwards": filled.forwards,
-             "when": filled.filling.when}  # fmt: skip
+def _records(model: Model, asked: Sequence[Question], run: Runs) -> Iterator[dict[str, Any]]:
+  """What a method answered to each question."""
+  for question, filled in zip(asked, run.results, strict=True):
+    text = said(model, filled)
+    yield {"task": question.task, "question": question.text, "said": text,
+           "right": question.right(text), "forwards": filled.forwards,
+           "when": filled.filling.when}  # fmt: skip
 
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -173,5 +169,6 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     for task in dict.fromkeys(q.task for q in asked)
   }  # fmt: skip
   text, plots = table.markdown(rows(summary)), {"parallelbench": denoising.accuracy(curves)}
-  report.save(directory, summary, text, plots, _records(model, asked, runs))
+  records = ({"method": k} | x for k, run in runs.items() for x in _records(model, asked, run))
+  report.save(directory, summary, text, plots, records)
   return summary

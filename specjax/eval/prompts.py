@@ -27,14 +27,9 @@ class Item(NamedTuple):
   category: str | None = None
 
 
-def _of_question(question: str, model: Model) -> list[int]:
-  return model.chat(question) if question and model.template else model.encode(question)
-
-
 def _item(record: Mapping[str, Any], model: Model) -> Item:
-  given: Any = None
   if "tokens" in record:
-    given = record["tokens"]
+    given: Any = record["tokens"]
     if not isinstance(given, list) or not all(type(i) is int for i in given):
       raise ValueError(f"tokens={given!r:.60}: accepted is a list of ids.")
     ids = model.encode(given)
@@ -43,7 +38,8 @@ def _item(record: Mapping[str, Any], model: Model) -> Item:
     given = record[key][0] if isinstance(record[key], list) else record[key]
     if not isinstance(given, str):
       raise ValueError(f"{key}={record[key]!r:.60}: accepted is text.")
-    ids = model.encode(given) if key == "prompt" else _of_question(given, model)
+    asked = key != "prompt" and given and model.template
+    ids = model.chat(given) if asked else model.encode(given)
   else:
     raise ValueError(f"no prompt among the keys {', '.join(record) or '(none)'}; accepted: {KEYS}.")
   return Item(given, ids, record.get("category"))
@@ -52,10 +48,9 @@ def _item(record: Mapping[str, Any], model: Model) -> Item:
 def check_length(item: Item, max_new_tokens: int, model: Model) -> None:
   """Raises ValueError for a prompt that leaves no room for `max_new_tokens`."""
   if len(item.ids) + max_new_tokens > model.config.max_length:
-    raise ValueError(
-      f"prompt has {len(item.ids)} tokens and max_new_tokens={max_new_tokens}: together at most "
-      f"{model.config.max_length}, the positions of {model.name}."
-    )
+    raise ValueError(f"prompt has {len(item.ids)} tokens and max_new_tokens={max_new_tokens}: "
+                     f"together at most {model.config.max_length}, the positions of "
+                     f"{model.name}.")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ Those of a length include the token after the accepted ones.
 Letters: V vocabulary, k siblings, T arrival times.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -37,9 +38,9 @@ def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Dist
   supports fewer than k tokens, "without_replacement" and "mixed" drafts stop at those.
 
   Raises:
-    ValueError: for another `how`, or a count below one.
+    ValueError: another `how`, or a count below one.
   """
-  return _chosen(_OPTIMA, how, "how", count)(*_distributions(p, q), count)
+  return _siblings(_OPTIMA, "how", how, p, q, count)
 
 
 def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distribution:
@@ -52,7 +53,7 @@ def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distributio
   Raises:
     ValueError: for another rule, a count below one, or more than a million ordered drafts.
   """
-  return _chosen(_RULES, rule, "rule", count)(*_distributions(p, q), count)
+  return _siblings(_RULES, "rule", rule, p, q, count)
 
 
 def uniform_chain(a: ArrayLike, length: int) -> Distribution:
@@ -140,12 +141,12 @@ def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, ...]:
   return np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
 
 
-def _chosen(table: dict[str, Callable[..., Distribution]], name: str, what: str, count: int):
+def _siblings(table, what: str, name: str, p: ArrayLike, q: ArrayLike, count: int) -> Distribution:
   if name not in table:
     raise ValueError(f"{what}={name!r}: known are {', '.join(table)}.")
   if count < 1:
     raise ValueError(f"count={count}: a node needs at least one sibling.")
-  return table[name]
+  return table[name](*_distributions(p, q), count)
 
 
 def _normal(probs: Distribution) -> Distribution:
@@ -207,10 +208,6 @@ def _mixed(p: Distribution, q: Distribution, count: int) -> Distribution:
   return chosen.sum(-1) + np.minimum(rest, _normal(q[..., count - 1 :])).sum(-1)
 
 
-def _point(p: Distribution, q: Distribution, count: int) -> Distribution:
-  return _descending(q, p)[0][..., :count].sum(-1)
-
-
 def _recursive_iid(p: Distribution, q: Distribution, count: int) -> Distribution:
   # The residual does not depend on which token was refused, so one recursion is all drafts.
   refused = np.ones(p.shape[:-1])
@@ -254,13 +251,11 @@ def _k_seq(p: Distribution, q: Distribution, count: int) -> Distribution:
 
 
 _OPTIMA: dict[str, Callable[..., Distribution]] = {
-  "iid": lambda p, q, count: _best_drawn(p, q, count, distinct=False),
-  "without_replacement": lambda p, q, count: _best_drawn(p, q, count, distinct=True),
+  "iid": functools.partial(_best_drawn, distinct=False),
+  "without_replacement": functools.partial(_best_drawn, distinct=True),
   "mixed": _mixed,
-  "deterministic": _point,
-}
+  "deterministic": lambda p, q, count: _descending(q, p)[0][..., :count].sum(-1),
+}  # fmt: skip
 _RULES = _OPTIMA | {
-  "iid": _recursive_iid,
-  "without_replacement": _recursive_distinct,
-  "k_seq": _k_seq,
-}
+  "iid": _recursive_iid, "without_replacement": _recursive_distinct, "k_seq": _k_seq,
+}  # fmt: skip

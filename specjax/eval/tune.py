@@ -87,17 +87,6 @@ class Filler(NamedTuple):
   hit_rates: np.ndarray | None
 
 
-def _check(config: Config) -> None:
-  report.check(config, "repeats", "batch")
-  sampled = config.method == "sequoia"
-  if sampled != (config.temperature > 0):
-    accepted = "more than 0" if sampled else "0"
-    raise ValueError(f"temperature={config.temperature}: accepted is {accepted} for "
-                     f"method={config.method!r}.")  # fmt: skip
-  if config.decode is not None:
-    checks.whole("decode", config.decode)
-
-
 def _options(
   model: Model, filler: Filler, held_out: list[list[int]], config: Config
 ) -> tuple[list[Candidate], dict[str, Any]]:
@@ -163,16 +152,16 @@ def _decode(
     part = ((filler.drafter(c.tree), filler.params), rule) if c.tree else ()
     decoders[c.name] = Decoder(model, *part, temperature=config.temperature, batch=config.batch)
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
-  plain = runs[PLAIN].results
-  figures = {}
-  for name, x in runs.items():
-    tokens = sum(r.emitted for r in x.results)
-    figures[name] = {
-      "measured": metrics.tokens_per_second(tokens, float(np.median(x.seconds, 0).sum())),
+  plain = [r.tokens for r in runs[PLAIN].results]
+  return {
+    name: {
+      "measured": metrics.tokens_per_second(
+        sum(r.emitted for r in x.results), float(np.median(x.seconds, 0).sum())),
       **{f"measured_{key}": value for key, value in metrics.tau(x.results).items()},
-      "differ": sum(a.tokens != b.tokens for a, b in zip(x.results, plain, strict=True)),
+      "differ": sum(r.tokens != tokens for r, tokens in zip(x.results, plain, strict=True)),
     }
-  return figures
+    for name, x in runs.items()
+  }  # fmt: skip
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
@@ -182,9 +171,15 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     ValueError: no such head, a head without hit rates, a temperature that does not go with the
       method, too few prompts, or one that cannot be decoded.
   """
-  _check(config)
+  report.check(config, "repeats", "batch")
+  sampled = config.method == "sequoia"
+  if sampled != (config.temperature > 0):
+    accepted = f"{'more than 0' if sampled else '0'} for method={config.method!r}"
+    checks.refuse("temperature", config.temperature, accepted)
+  if config.decode is not None:
+    checks.whole("decode", config.decode)
   filler = _filler(model, config)
-  held_out = MEASURED if config.method == "sequoia" else 0
+  held_out = MEASURED if sampled else 0
   limit = config.limit + held_out if config.limit else config.limit
   ids = [x.ids for x in prompts.read(config.prompts, model, config.max_new_tokens, limit)]
   if len(ids) <= held_out:
@@ -230,20 +225,18 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
   """The table of a summary: expected beside measured, a row per candidate."""
-  found = []
-  for name, f in summary["candidates"].items():
-    decoded = "measured" in f
-    found.append({
-      "draft": name,
-      "target ms": f"{1e3 * f['target_seconds']:.2f}",
-      "draft ms": f"{1e3 * f['draft_seconds']:.2f}",
-      "expected tokens/forward": f"{f['tau']:.2f}",
-      "measured": table.estimate(f["measured_tau"], f["measured_tau_interval"]) if decoded else "",
+  return [
+    {
+      "draft": name, "target ms": f"{1e3 * f['target_seconds']:.2f}",
+      "draft ms": f"{1e3 * f['draft_seconds']:.2f}", "expected tokens/forward": f"{f['tau']:.2f}",
+      "measured":
+        table.estimate(f["measured_tau"], f["measured_tau_interval"]) if "measured" in f else "",
       "expected tokens/s": f"{f['expected']:.0f}",
-      "measured tokens/s": f"{f['measured']:.0f}" if decoded else "",
-      "differ": f"{f['differ']} of {summary['prompts']}" if decoded else "",
-    })  # fmt: skip
-  return found
+      "measured tokens/s": f"{f['measured']:.0f}" if "measured" in f else "",
+      "differ": f"{f['differ']} of {summary['prompts']}" if "measured" in f else "",
+    }
+    for name, f in summary["candidates"].items()
+  ]  # fmt: skip
 
 
 def verdict(summary: Mapping[str, Any]) -> str:

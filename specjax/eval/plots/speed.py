@@ -24,11 +24,9 @@ def _bar(axes: Axes, row: float, height: float, colour: str, m: Mapping[str, Any
   """A bar of speed-up with its interval and tau; the right end of both."""
   lossy = "//" if m["lossy"] else None
   axes.barh(row, m["speed_up"], height, color=colour, hatch=lossy, edgecolor="white", linewidth=0)
-  axes.annotate(
-    f"τ = {m['tau']:.2f}", (0, row), (6, 0), textcoords="offset points", va="center",
-    fontsize=3 + 12 * height, color=INK,
-    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85},
-  )  # fmt: skip
+  axes.annotate(f"τ = {m['tau']:.2f}", (0, row), (6, 0), textcoords="offset points", va="center",
+                fontsize=3 + 12 * height, color=INK,
+                bbox={"fc": "white", "ec": "none", "pad": 1.5, "alpha": 0.85})  # fmt: skip
   low, high = m["speed_up_interval"] or (m["speed_up"],) * 2
   if high > low:
     axes.plot([low, high], [row, row], "|-", color=INK, linewidth=1.4, markeredgewidth=1.4)
@@ -44,11 +42,9 @@ def speed_up(summary: Mapping[str, Any]) -> Figure:
   for row, (label, m) in enumerate(methods.items()):
     shown = m if label != "none" else {**m, "speed_up_interval": None}
     end = _bar(axes, row, 0.64, styles[label][0], shown)
-    axes.annotate(
-      f"{m['speed_up']:.2f}\u00d7", (end, row), (9, 0), textcoords="offset points", va="center",
-      fontsize=12, fontweight="bold", color=INK,
-      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-    )  # fmt: skip
+    axes.annotate(f"{m['speed_up']:.2f}\u00d7", (end, row), (9, 0), textcoords="offset points",
+                  va="center", fontsize=12, fontweight="bold", color=INK,
+                  bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
     most = max(most, end)
   axes.set_yticks(range(len(methods)), [name(k, m) for k, m in methods.items()])
   axes.invert_yaxis()

@@ -1,5 +1,6 @@
 """What all pictures look like: panels, colours, titles, legends."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,5 @@ def source(figure: Figure, summary: Mapping[str, Any]) -> Figure:
 def of_methods(names: Sequence[str]) -> dict[str, tuple[str, str]]:
   """Colour and marker of each method, the same in every picture; those of "none" are plain."""
   drafted = [name for name in names if name != "none"]
-  chosen = {k: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
-            for i, k in enumerate(drafted)}  # fmt: skip
-  return {"none": (PLAIN, "o")} | chosen
+  chosen = zip(drafted, itertools.cycle(zip(COLOURS, MARKERS, strict=True)), strict=False)
+  return {"none": (PLAIN, "o"), **dict(chosen)}
