@@ -17,7 +17,7 @@ from rich.progress import track
 
 import specjax
 from specjax import script
-from specjax.checkpoints import judge as checkpoint
+from specjax.checkpoints import parts
 from specjax.decoding.decoder import Result
 from specjax.eval import metrics, prompts, report, table
 from specjax.verifiers import judge, target_only, typical
@@ -73,7 +73,7 @@ def main(config: Config) -> None:
   items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
   ids = [item.ids for item in items]
   guess = specjax.make_drafter(model, config.drafter)
-  head = checkpoint.load(config.judge, model.config)
+  head = parts.load_judge(config.judge, model.config)
   out = report.directory(config.out)
   rules = [
     (target_only(), ()),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specjax.checkpoints import heads, medusa
+from specjax.checkpoints.formats import format_of
 from specjax.decoding import spec
 from specjax.decoding.build import denoising, draft_length, drafter, processors
 from specjax.decoding.build.denoising import DECORATIONS
@@ -110,10 +110,8 @@ def zoo() -> list[tuple[str, str]]:
   for path in sorted(ZOO.glob("*/config.json")):
     raw = json.loads(path.read_text())
     kind = "model" if raw.get("is_causal", True) else "masked diffusion model"
-    if heads.recognises(raw):
-      kind = f"{raw['head']} head"
-    elif medusa.recognises(raw):
-      kind = "medusa head"
+    if (form := format_of(raw)) is not None:
+      kind = f"{raw.get('head', form)} head"
     elif raw.get("policy") == "learned":
       kind = "filter of the policy learned"
     rows.append((path.parent.name, kind))

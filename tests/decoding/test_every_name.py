@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from specjax import speculate
-from specjax.checkpoints import acceptance, heads, hf, judge
-from specjax.checkpoints import filter as filters
+from specjax.checkpoints import heads, hf, parts
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding import catalogue
 from specjax.decoding.decoder import Decoder
@@ -70,11 +69,11 @@ def home(tmp_path_factory):
     params = weights_of(head.init, jax.random.key(0), target.params, None)
     heads.save(path / name, name, config(), params, choices, None, base="target", dtype=jnp.float32)
   E = CONFIG.width
-  judge.save(path / "judge", Judge(jnp.ones(E), jnp.float32(0.1)), base="target")
+  parts.save(path / "judge", Judge(jnp.ones(E), jnp.float32(0.1)), base="target")
   params = weights_of(AcceptanceHead(1).init, jax.random.key(0), jnp.zeros((1, E)))
-  acceptance.save(path / "acceptance", 1, params, target="target", draft="small")
+  parts.save(path / "acceptance", parts.Acceptance(1, params), target="target", draft="small")
   eye, zeros = jnp.eye(W), jnp.zeros(W)
-  filters.save(path / "filter", Filter(eye, zeros, eye, zeros, jnp.float32(0.55)), base="denoiser")
+  parts.save(path / "filter", Filter(eye, zeros, eye, zeros, jnp.float32(0.55)), base="denoiser")
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
   return path

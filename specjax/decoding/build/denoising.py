@@ -14,7 +14,7 @@ from jax import Array
 
 from specjax import checks
 from specjax.base import Params
-from specjax.checkpoints import filter as filters
+from specjax.checkpoints import parts as trained
 from specjax.decoding import spec
 from specjax.decoding.build.drafter import load_small
 from specjax.decoding.model import Model, load, resolve
@@ -107,10 +107,10 @@ def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Polic
   first, *added = parts
   builder = spec.look_up("policy", first, POLICIES)
   if first.name == "learned":
-    trained = filters.load(resolve(_companion(model, first)))._asdict()
+    own = trained.load_filter(resolve(_companion(model, first)))._asdict()
     if first.numbers:
-      trained.pop("least")
-    name, policy, params = _make("policy", first, builder, batch, **trained)
+      own.pop("least")
+    name, policy, params = _make("policy", first, builder, batch, **own)
   else:
     spec.refuse_text("policy", first)
     name, policy, params = _make("policy", first, builder, batch)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from specjax.base import Params
-from specjax.checkpoints import acceptance
+from specjax.checkpoints.parts import load_acceptance
 from specjax.decoding import spec
 from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
@@ -43,5 +43,5 @@ def build_draft_length(given: Any, width: int, depth: int) -> tuple[str, DraftLe
   if given.text is None:
     raise ValueError("specdecpp: it needs an acceptance head, specdecpp[PATH], see "
                      "specjax.train.acceptance.")  # fmt: skip
-  loaded = acceptance.load(given.text, width)
+  loaded = load_acceptance(given.text, width)
   return name, builder(loaded.blocks, **arguments), loaded.params

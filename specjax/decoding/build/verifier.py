@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.base import Drafter, Params, Target, Verifier
-from specjax.checkpoints import judge as judges
+from specjax.checkpoints.parts import load_judge
 from specjax.decoding import spec
 from specjax.decoding.model import Model
 from specjax.models.reflective import reflective
@@ -57,7 +57,7 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   elif part.text is None:
     raise ValueError("verifier='judge': it needs a head, judge[PATH], see specjax.train.judge.")
   else:
-    weights = judges.load(part.text, model.config)
+    weights = load_judge(part.text, model.config)
   for second in spec.decorations(part, {"reflection": REFLECTIONS}).values():
     if second.text is None:
       raise ValueError("reflective: it needs a prompt, reflective[TEXT].")
