@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
+from specjax.arguments import Bench, Convert, Decode, Denoise, Generate, Info, List, Tune
 from specjax.checkpoints import formats, hf, llama2c
 from specjax.decoding import catalogue
 from specjax.decoding.batching import Result, check_model
@@ -37,7 +37,7 @@ def _causal(name: str | None) -> Model:
   return model
 
 
-def _items(args: Generate | Denoise, model):
+def _items(args: Decode, model):
   """The prompts, all checked."""
   if args.max_new_tokens < 1:
     raise ValueError(f"max_new_tokens={args.max_new_tokens}: accepted is 1 or more.")
@@ -69,7 +69,7 @@ def run_generate(args: Generate) -> None:
     _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
 
 
-def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
+def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
   """Each prompt with its result as soon as its batch is done: a failure loses no text."""
   for first in range(0, len(items), args.batch):
     part = items[first : first + args.batch]
@@ -78,7 +78,7 @@ def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts
 
 
 def _print(
-  args: Generate | Denoise, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
+  args: Decode, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
 ) -> None:
   """A result as one JSON object, of JSON_KEYS and `more`, or to be read."""
   if args.json:
