@@ -15,6 +15,7 @@ class Decode:
     prompt: one text.
     prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question` or `turns`.
     chat: write --prompt in the model's chat template, as a question.
+    max_new_tokens: budget per prompt: new tokens, or slots after it.
     temperature: 0 takes the likeliest token.
     seed: seed of the sampling noise.
     batch: prompts decoded together.
@@ -25,6 +26,7 @@ class Decode:
   prompt: str | None = None
   prompts: str | None = None
   chat: bool = False
+  max_new_tokens: int = 128
   temperature: float = 0.0
   seed: int = 0
   batch: int = 1
@@ -41,7 +43,6 @@ class Generate(Decode):
     verifier: rule of acceptance, such as typical-0.2 or judge-0.9[PATH]; by default greedy at
       temperature 0, else the rule that is exact for the drafter.
     processors: what changes the logits, such as penalties-1.3-0.2.
-    max_new_tokens: budget per prompt.
     top_k: keep the k most likely tokens; 0 keeps all.
     top_p: keep the most likely tokens up to this mass; 1 keeps all.
     min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
@@ -52,7 +53,6 @@ class Generate(Decode):
   drafter: str = "none"
   verifier: str | None = None
   processors: tuple[str, ...] = ()
-  max_new_tokens: int = 128
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
@@ -67,7 +67,6 @@ class Denoise(Decode):
   Attributes:
     policy: which slots to commit, and how: a name with its decorations, such as confidence-2+r2,
       threshold-0.9/dual/sure_end or learned[PATH]/fixed-16/guesses-4; `specjax list` shows all.
-    max_new_tokens: slots after each prompt.
     picture: file for a picture of the first prompt's canvas after every pass.
   """
 

@@ -23,7 +23,7 @@ def read_config(directory: str | pathlib.Path, what: str = "draft head") -> dict
     ValueError: there is none, or it is no JSON object.
   """
   file = pathlib.Path(directory) / "config.json"
-  if not file.is_file():
+  if not file.exists():
     raise ValueError(f"{directory} has no config.json: this is no {what}.")
   return schema.read(file)
 

@@ -28,7 +28,7 @@ BRACKETS = {
   "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD", "judge": "HEAD",
   "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT", "learned": "FILTER",
   "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
-} | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
+} | dict.fromkeys(drafter.HEAD_NAMES, "HEAD")  # fmt: skip
 _LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
 _SOURCE = re.compile(r"\d{4}\.\d{5}")
 
@@ -63,7 +63,10 @@ def kinds() -> dict[str, tuple[str, Rows]]:
       name: (build, drafter.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
       for name, build in DRAFTERS.items()
     }),
-    "heads": ("", {name: (build, drafter.knobs(name), "") for name, (build, _) in HEADS.items()}),
+    "heads": ("", {
+      name: (HEADS[name][0] if name in HEADS else drafter.load_head, drafter.knobs(name), "")
+      for name in drafter.HEAD_NAMES
+    }),
     "trees, after a head or draft_model": ("/", {
       name: (tree, _fields(tree), "") for name, tree in drafter.OF_TREES.items()
     }),

@@ -23,10 +23,10 @@ import numpy as np
 from specjax import checks
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
-from specjax.decoding.build.drafter import load_head, load_small
+from specjax.decoding.build.drafter import HEAD_NAMES, load_head, load_small
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.drafters import HEADS, drafting
+from specjax.drafters import drafting
 from specjax.drafters.draft_tree import draft_tree
 from specjax.eval import draft_cost, interleaved, metrics, prompts, report, sequoia, table
 from specjax.eval import verify_cost as verify
@@ -91,7 +91,7 @@ def _shape(config: Config, choices: Paths) -> Tree:
 def _filler(model: Model, config: Config) -> Filler:
   """The head or draft model with its weights, loaded once for all trees."""
   part = spec.parse_one("drafter", config.drafter)
-  accepted = [*HEADS, *(["draft_model"] if config.method == "sequoia" else [])]
+  accepted = [*HEAD_NAMES, *(["draft_model"] if config.method == "sequoia" else [])]
   if part.name not in accepted or part.numbers:
     raise ValueError(f"drafter={config.drafter!r} has no tree to choose: accepted are "
                      f"{', '.join(accepted)}, with [PATH] or not.")  # fmt: skip

@@ -447,7 +447,7 @@ def test_loaded_heads_change_no_token(tmp_path, name):
   drafted = Decoder(model, (drafter, loaded.params), batch=2)(prompts, 20)
   plain = Decoder(model, batch=2)(prompts, 20)
   assert [r.tokens for r in drafted] == [r.tokens for r in plain]
-  assert {r.drafter for r in drafted} == {loaded.head.name}
+  assert {r.method for r in drafted} == {loaded.head.name}
 
 
 @pytest.mark.parametrize("name", CASES)

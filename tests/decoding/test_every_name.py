@@ -83,7 +83,8 @@ def home(tmp_path_factory):
 TEXTS = {
   "MODEL": "small", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
   "FILE.jsonl": "texts.jsonl", "TEXT": "Ann", "REGEX": "Ann( Bob)*", "DELIMITER": ".",
-  "denoiser": "denoiser", "specdecpp": "acceptance", "student": "denoiser-student",
+  "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
+  "student": "denoiser-student",
 }  # fmt: skip
 DRAWN = "draft_model[small]"
 DRAFTER_OF = {"token": DRAWN, "block": DRAWN, "k_seq": f"{DRAWN}/iid-2-1"} | dict.fromkeys(
@@ -208,6 +209,28 @@ def fingerprint(decoder) -> int:
   program, weights = traced(decoder)
   constants = [np.asarray(x).tobytes() for x in (*program.consts, *jax.tree.leaves(weights))]
   return hash((re.sub("0x[0-9a-f]+", "", str(program)), *constants))
+
+
+OWN = """
+from specjax.drafters.medusa import MedusaConfig, medusa
+
+def mine(target, config: MedusaConfig):
+  return medusa(target, config)._replace(name="mine")
+"""
+
+
+def test_a_head_of_ones_own_has_a_name(home):
+  model, own = loaded(str(home / "target")), home / "own"
+  (home / "mine.py").write_text(OWN)
+  head = heads.load(home / "medusa", model.config)
+  heads.save(own, f"{home}/mine.py:mine", head.config, head.params, head.choices, None,
+             base="target", dtype=jnp.float32)  # fmt: skip
+  decoder, known = Decoder(model, f"head-4[{own}]"), Decoder(model, f"medusa-4[{home}/medusa]")
+  assert (decoder.name, decoder.method.drafter.name) == (f"head-4[{own}]", "mine")
+  assert fingerprint(decoder) == fingerprint(known)
+  for name, words in (("head", "it needs a trained head"), (f"medusa[{own}]", "a head of mine")):
+    with pytest.raises(ValueError, match=words):
+      Decoder(model, name)
 
 
 PARTS = [
