@@ -143,16 +143,9 @@ def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> 
 
 
 def save(
-  directory: str | pathlib.Path,
-  name: str,
-  config: Any,
-  params: Params,
-  choices: Choices,
-  hit_rates: np.ndarray | None,
-  *,
-  base: str,
-  dtype: DTypeLike = jnp.float16,
-) -> None:
+  directory: str | pathlib.Path, name: str, config: Any, params: Params, choices: Choices,
+  hit_rates: np.ndarray | None, *, base: str, dtype: DTypeLike = jnp.float16,
+) -> None:  # fmt: skip
   """Writes what `load` reads.
 
   Args:

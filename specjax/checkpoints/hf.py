@@ -194,30 +194,19 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   tokens = directory / "tokenizer.json"
   tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
   return Checkpoint(
-    config=config,
-    params=_read_params(directory, kind.layout(config), kind.spare(config), dtype),
-    tokenizer=tokenizer,
-    stop=written.get("eos_token_id", own.get("eos_token_id", ())),
+    config=config, params=_read_params(directory, kind.layout(config), kind.spare(config), dtype),
+    tokenizer=tokenizer, stop=written.get("eos_token_id", own.get("eos_token_id", ())),
     template=own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family)),
-    start=_start(tokenizer, directory / "tokenizer_config.json"),
-    mask=mask,
+    start=_start(tokenizer, directory / "tokenizer_config.json"), mask=mask,
     shift=own.get("specjax_shift", family == "Dream"),
-  )
+  )  # fmt: skip
 
 
 def save(
-  directory: str | pathlib.Path,
-  config: Config,
-  params: Params,
-  tokenizer: Tokenizer | None = None,
-  *,
-  template: str | None = None,
-  stop: Sequence[int] = (),
-  start: Sequence[int] = (),
-  mask: int | None = None,
-  shift: bool = False,
-  dtype: DTypeLike = jnp.float16,
-) -> None:
+  directory: str | pathlib.Path, config: Config, params: Params, tokenizer: Tokenizer | None = None,
+  *, template: str | None = None, stop: Sequence[int] = (), start: Sequence[int] = (),
+  mask: int | None = None, shift: bool = False, dtype: DTypeLike = jnp.float16,
+) -> None:  # fmt: skip
   """Writes a directory that `load` and transformers read.
 
   Args:

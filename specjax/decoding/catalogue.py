@@ -22,13 +22,6 @@ from specjax.models.transformer import target
 from specjax.processors import PROCESSORS
 from specjax.verifiers import VERIFIERS
 
-# What a name takes in brackets; heads, filters and students have a default, the zoo's.
-BRACKETS = {
-  "draft_model": "MODEL", "denoiser": "MODEL", "ngram": "FILE.jsonl", "local": "MODEL",
-  "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD", "judge": "HEAD",
-  "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT", "learned": "FILTER",
-  "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
-} | dict.fromkeys(drafter.HEAD_NAMES, "HEAD")  # fmt: skip
 _LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
 _SOURCE = re.compile(r"\d{4}\.\d{5}")
 
@@ -46,7 +39,7 @@ def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, pre
   says = inspect.getdoc(builder) or ""
   found = _LABEL.search(says)
   source = _SOURCE.search(says) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
-  brackets = f"[{BRACKETS[name]}]" if name in BRACKETS else ""
+  brackets = f"[{spec.BRACKETS[name]}]" if name in spec.BRACKETS else ""
   return (
     f"{prefix}{name}{brackets}",
     ", ".join(f"{key}={value}".rstrip("=") for key, value in known.items()),

@@ -18,7 +18,7 @@ import pytest
 from specjax import speculate
 from specjax.checkpoints import heads, hf, parts
 from specjax.data.tokenizer import END, MASK, train_words
-from specjax.decoding import catalogue
+from specjax.decoding import catalogue, spec
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
@@ -242,7 +242,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("kind", "name"), PARTS)
 def test_every_knob_counts(home, kind, name):
-  brackets = catalogue.BRACKETS.get(name)
+  brackets = spec.BRACKETS.get(name)
   text = TEXTS.get(name, TEXTS.get(brackets, "")).format(name=name)
   text = f"[{text}]" if brackets else ""
 

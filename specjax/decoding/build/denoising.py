@@ -112,10 +112,8 @@ def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Polic
       own.pop("least")
     name, policy, params = _make("policy", first, builder, batch, **own)
   else:
-    spec.refuse_text("policy", first)
     name, policy, params = _make("policy", first, builder, batch)
   for part in added:
-    spec.refuse_text("policy", part)
     builder = spec.look_up("policy", part, ADDED)
     label, policy, params = _make("policy", part, builder, batch, policy, base=params)
     name = f"{name}+{label}"
@@ -150,7 +148,6 @@ def _blocks(part: Part, model: Model, policy: Policy, params: Params, batch: int
   if part == Part("fixed") and window is not None:
     part = Part("fixed", (window,))
   if part.name == "fixed":
-    spec.refuse_text("blocks", part)
     if policy.name.startswith("explore") and len(part.numbers) < 2:
       size = part.numbers[0] if part.numbers else spec.knobs(BLOCKS["fixed"])["size"]
       part = Part("fixed", (size, size))  # type: ignore[arg-type]
@@ -215,7 +212,6 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   def plain(kind: str, *fixed: Any):
     value = chosen[kind]
     if isinstance(value, Part):
-      spec.refuse_text(kind, value)
       labels[kind], made, params = _make(kind, value, DECORATIONS[kind][value.name], batch, *fixed)
     else:
       value = value(*fixed) if fixed and callable(value) else value

@@ -125,7 +125,6 @@ def _single(
   spec.decorations(part, {})
   name, arguments = _settle(part)
   if part.name != "denoiser":
-    spec.refuse_text("drafter", part)
     return name, builder(*arguments.values()), ()
   small = load_small(model, part)
   made = builder(small.denoiser, model.target, *arguments.values())
@@ -142,9 +141,10 @@ def _either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any
 
 def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
   """A trained head: (its path, the head) that a part names, by default the zoo's for the model."""
-  if part.name == ANY_HEAD and part.text is None:
-    raise ValueError("head: it needs a trained head of any kind, head[PATH].")
-  path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
+  if part.name == ANY_HEAD:
+    path = spec.text_of(part, "a trained head")
+  else:
+    path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
   loaded = formats.load(resolve(path), model.config)
   if part.name not in (ANY_HEAD, loaded.head.name):
     raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
@@ -181,9 +181,7 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
     small = load_small(model, part)
     drafter = builder(loaded.head, small.target, **arguments)
     return f"{name}/{label}", drafter, {"head": loaded.params, "lm": small.params}
-  if part.text is None or model.tokenizer is None:
-    raise ValueError("ngram: it needs texts, ngram[FILE.jsonl], and a model with a tokenizer.")
-  source = sources.open_source(part.text)
+  source = sources.open_source(spec.text_of(part, "texts", "FILE.jsonl"))
   texts = [model.encode(sources.text_of(source[i], "text", i)) for i in range(len(source))]
   ids = draft_vocabulary.ids(loaded.params)
   vocabulary = None if ids is None else np.asarray(ids)
@@ -194,9 +192,7 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
 
 def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
   """The model that a part names, which must share the vocabulary of `model`."""
-  if given is None and part.text is None:
-    raise ValueError(f"{part.name}: it needs a model, {part.name}[PATH], a zoo name or directory.")
-  small = given or load(str(part.text))
+  small = given or load(spec.text_of(part, "a model", hint=", a zoo name or directory"))
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(
       f"{part.name}[{small.name}] has a vocabulary of {small.config.vocab_size}, "
