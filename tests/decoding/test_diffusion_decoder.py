@@ -190,7 +190,7 @@ def test_canvases_are_streamed_as_they_fill(model):
   seen = [canvas for (canvas,) in decoder.stream(["copy : Ann ="], 5, rounds=2)]
   assert [canvas.count(model.mask) for canvas in seen] == [3, 1, 0]
   assert seen[-1] == whole.filling.canvas
-  with pytest.raises(ValueError, match="rounds=0: accepted is 1 or more"):
+  with pytest.raises(ValueError, match="rounds=0: accepted is a whole number from 1"):
     next(decoder.stream(["copy : Ann ="], 5, rounds=0))
 
 

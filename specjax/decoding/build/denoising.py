@@ -106,13 +106,12 @@ def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Polic
   """(canonical name, policy, params) of a policy and of what is added to it."""
   first, *added = parts
   builder = spec.look_up("policy", first, POLICIES)
+  own: dict[str, Any] = {}
   if first.name == "learned":
     own = trained.load_filter(resolve(_companion(model, first)))._asdict()
     if first.numbers:
       own.pop("least")
-    name, policy, params = _make("policy", first, builder, batch, **own)
-  else:
-    name, policy, params = _make("policy", first, builder, batch)
+  name, policy, params = _make("policy", first, builder, batch, **own)
   for part in added:
     builder = spec.look_up("policy", part, ADDED)
     label, policy, params = _make("policy", part, builder, batch, policy, base=params)
