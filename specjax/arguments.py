@@ -3,86 +3,80 @@
 import dataclasses
 from typing import Literal
 
+from specjax.eval import options
+
 
 @dataclasses.dataclass(frozen=True)
-class Generate:
-  """Decode prompts.
+class Decode:
+  """What both ways to decode prompts take.
 
   Attributes:
     model: zoo name or directory; by default the zoo's.
-    drafter: how to guess, such as medusa-16, eagle/dynamic-16-5-4, draft_model-8[PATH]/adaedl-0.7
-      or eagle+prompt_lookup; `specjax list` shows all names.
-    verifier: rule of acceptance, such as typical-0.2 or judge-0.9[PATH]; by default greedy at
-      temperature 0, else the rule that is exact for the drafter.
-    processors: what changes the logits, such as penalties-1.3-0.2.
     prompt: one text.
     prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question` or `turns`.
     chat: write --prompt in the model's chat template, as a question.
-    max_new_tokens: budget per prompt.
-    temperature: 0 is greedy.
-    top_k: keep the k most likely tokens; 0 keeps all.
-    top_p: keep the most likely tokens up to this mass; 1 keeps all.
-    min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
-    regex: what every new text must match from end to end.
-    stop_words: texts that end a text, and are cut off it.
+    max_new_tokens: budget per prompt: new tokens, or slots after it.
+    temperature: 0 takes the likeliest token.
     seed: seed of the sampling noise.
     batch: prompts decoded together.
     json: print one JSON object per prompt and nothing else.
   """
 
   model: str | None = None
-  drafter: str = "none"
-  verifier: str | None = None
-  processors: tuple[str, ...] = ()
   prompt: str | None = None
   prompts: str | None = None
   chat: bool = False
   max_new_tokens: int = 128
   temperature: float = 0.0
+  seed: int = 0
+  batch: int = 1
+  json: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate(Decode):
+  """Decode prompts.
+
+  Attributes:
+    drafter: how to guess, such as medusa-16, eagle/dynamic-16-5-4, draft_model-8[PATH]/adaedl-0.7
+      or eagle+prompt_lookup; `specjax list` shows all names.
+    verifier: rule of acceptance, such as typical-0.2 or judge-0.9[PATH]; by default greedy at
+      temperature 0, else the rule that is exact for the drafter.
+    processors: what changes the logits, such as penalties-1.3-0.2.
+    top_k: keep the k most likely tokens; 0 keeps all.
+    top_p: keep the most likely tokens up to this mass; 1 keeps all.
+    min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
+    regex: what every new text must match from end to end.
+    stop_words: texts that end a text, and are cut off it.
+  """
+
+  drafter: str = "none"
+  verifier: str | None = None
+  processors: tuple[str, ...] = ()
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
   regex: str | None = None
   stop_words: tuple[str, ...] = ()
-  seed: int = 0
-  batch: int = 1
-  json: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Denoise:
+class Denoise(Decode):
   """Fill texts with a masked diffusion model.
 
   Attributes:
-    model: zoo name or directory; by default the zoo's.
     policy: which slots to commit, and how: a name with its decorations, such as confidence-2+r2,
       threshold-0.9/dual/sure_end or learned[PATH]/fixed-16/guesses-4; `specjax list` shows all.
-    prompt: one text.
-    prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question` or `turns`.
-    chat: write --prompt in the model's chat template, as a question.
-    max_new_tokens: slots after each prompt.
-    temperature: 0 takes the likeliest token.
-    seed: seed of the sampling noise.
-    batch: prompts decoded together.
     picture: file for a picture of the first prompt's canvas after every pass.
-    json: print one JSON object per prompt and nothing else.
   """
 
-  model: str | None = None
   policy: str = "threshold"
-  prompt: str | None = None
-  prompts: str | None = None
-  chat: bool = False
   max_new_tokens: int = 16
-  temperature: float = 0.0
-  seed: int = 0
-  batch: int = 1
   picture: str | None = None
-  json: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
+class Bench(options.Bench):
   """Measure methods beside plain decoding, on the same prompts, in one run.
 
   An option that the suite does not read is refused.
@@ -90,76 +84,38 @@ class Bench:
   Attributes:
     model: zoo name or directory; by default the zoo's.
     suite: prompts, for an autoregressive model; or parallelbench: operations on lists, for a masked
-      diffusion model, by default the zoo's. It reads --methods, --published, --tasks, --lengths
-      and, of those below, --limit (questions per task and length), --max-new-tokens, --batch,
-      --temperature, --seed, --repeats and --out.
+      diffusion model, by default the zoo's. It does not read --drafters, --prompts and --verifier,
+      and its --limit counts questions per task and length.
     methods: denoising policies for parallelbench, such as threshold-0.9/dual or
       learned/end_of_text_prediction.
     published: file or directory of ParallelBench's own questions, in place of ours.
     tasks: names such as copy and shuffle; by default the ten of ParallelBench's waiting line.
     lengths: how long the lists are.
-    drafters: names such as medusa-16, eagle/tree[FILE.json] or draft_model[PATH]/adaedl.
-    prompts: Spec-Bench's question file or any JSONL of prompts; by default our own questions.
-    limit: how many prompts; by default all.
     max_new_tokens: budget per prompt; by default 128, for parallelbench 16.
-    batch: prompts decoded together.
-    temperature: 0 is greedy.
-    seed: seed of the sampling noise.
-    verifier: rule for the drafters, such as judge[PATH]; by default the exact one.
-    repeats: times everything is decoded; medians count.
     out: directory for results.jsonl, summary.json, table.md and the plots.
   """
 
+  max_new_tokens: int | None = None  # type: ignore[assignment]  # the suite decides
   model: str | None = None
   suite: Literal["prompts", "parallelbench"] = "prompts"
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   published: str | None = None
   tasks: tuple[str, ...] | None = None
   lengths: tuple[int, ...] = (3, 4, 5, 6)
-  drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
-  prompts: str | None = None
-  limit: int | None = None
-  max_new_tokens: int | None = None
-  batch: int = 1
-  temperature: float = 0.0
-  seed: int = 0
-  verifier: str | None = None
-  repeats: int = 3
   out: str = "results/bench"
 
 
 @dataclasses.dataclass(frozen=True)
-class Tune:
+class Tune(options.Tune):
   """Choose the tree of a head, a chain or no speculation by speed on this machine, and check it.
 
   Attributes:
-    drafter: name of a head with hit rates, such as medusa or medusa[PATH]; for --method sequoia of
-      any head, or draft_model[PATH].
     model: zoo name or directory; by default the zoo's.
-    method: best_first takes the best guesses by the head's hit rates; sequoia draws children and
-      takes the trees of Sequoia's dynamic program, after it has measured on 8 prompts how often a
-      child of each rank is accepted.
-    prompts: JSONL of prompts on which the choice is checked; by default our own questions.
-    limit: how many prompts; by default all.
-    max_new_tokens: budget per prompt.
-    temperature: of the distribution; 0 for best_first, more for sequoia.
-    batch: prompts decoded together, for which the choice is made.
-    decode: how many candidates to decode besides plain, the most promising; by default all.
-    repeats: times everything is decoded; medians count.
     out: directory for tree.json (named as in medusa/tree[FILE]), summary.json, table.md and
       tune.png.
   """
 
-  drafter: str
   model: str | None = None
-  method: Literal["best_first", "sequoia"] = "best_first"
-  prompts: str | None = None
-  limit: int | None = None
-  max_new_tokens: int = 128
-  temperature: float = 0.0
-  batch: int = 1
-  decode: int | None = None
-  repeats: int = 3
   out: str = "results/tune"
 
 

@@ -45,15 +45,9 @@ def whole(name: str, value: Any, least: int = 0, most: int = INT32, note: str = 
 
 
 def number(
-  name: str,
-  value: Any,
-  least: float = -FLOAT32,
-  most: float = FLOAT32,
-  *,
-  above: float | None = None,
-  below: float | None = None,
-  note: str = "",
-) -> float:
+  name: str, value: Any, least: float = -FLOAT32, most: float = FLOAT32, *,
+  above: float | None = None, below: float | None = None, note: str = "",
+) -> float:  # fmt: skip
   """A float in least..most that float32 holds; True, NaN and infinity are refused.
 
   Args:

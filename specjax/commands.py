@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from specjax.arguments import Bench, Convert, Denoise, Generate, Info, List, Tune
+from specjax.arguments import Bench, Convert, Decode, Denoise, Generate, Info, List, Tune
 from specjax.checkpoints import formats, hf, llama2c
 from specjax.decoding import catalogue
 from specjax.decoding.batching import Result, check_model
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import DEFAULT_DENOISER, Model, load, resolve
+from specjax.decoding.model import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load, resolve
 from specjax.eval import bench, parallelbench, prompts, report, table, tune
 from specjax.eval.plots import denoising
 
@@ -28,16 +28,16 @@ JSON_KEYS = (
 )  # fmt: skip
 
 
-def _load(name: str | None) -> Model:
-  return load() if name is None else load(name)
-
-
-def _causal(name: str | None) -> Model:
-  check_model(model := _load(name), causal=True)
+def _load(name: str | None, causal: bool | None = None) -> Model:
+  """The model of a name, by default the zoo's, causal or not where that matters."""
+  default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
+  model = load(default if name is None else name)
+  if causal is not None:
+    check_model(model, causal)
   return model
 
 
-def _items(args: Generate | Denoise, model):
+def _items(args: Decode, model):
   """The prompts, all checked."""
   if args.max_new_tokens < 1:
     raise ValueError(f"max_new_tokens={args.max_new_tokens}: accepted is 1 or more.")
@@ -53,7 +53,7 @@ def _items(args: Generate | Denoise, model):
 
 
 def run_generate(args: Generate) -> None:
-  model = _causal(args.model)
+  model = _load(args.model, causal=True)
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors,
@@ -69,7 +69,7 @@ def run_generate(args: Generate) -> None:
     _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
 
 
-def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
+def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
   """Each prompt with its result as soon as its batch is done: a failure loses no text."""
   for first in range(0, len(items), args.batch):
     part = items[first : first + args.batch]
@@ -78,7 +78,7 @@ def _decoded(args: Generate | Denoise, items, decoder) -> Iterator[tuple[prompts
 
 
 def _print(
-  args: Generate | Denoise, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
+  args: Decode, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
 ) -> None:
   """A result as one JSON object, of JSON_KEYS and `more`, or to be read."""
   if args.json:
@@ -113,13 +113,8 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
   Console(highlight=False, markup=False).print(summary, style="cyan")
 
 
-def _denoiser(name: str | None) -> Model:
-  check_model(model := load(DEFAULT_DENOISER if name is None else name), causal=False)
-  return model
-
-
 def run_denoise(args: Denoise) -> None:
-  model = _denoiser(args.model)
+  model = _load(args.model, causal=False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
     model, args.policy, temperature=args.temperature, seed=args.seed, batch=args.batch
@@ -134,7 +129,7 @@ def run_denoise(args: Denoise) -> None:
 def _parallelbench(args: Bench) -> None:
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(_denoiser(args.model), config, args.out)
+  summary = parallelbench.run(_load(args.model, causal=False), config, args.out)
   print(table.markdown(parallelbench.rows(summary)))
   print(report.contents(args.out))
 
@@ -163,7 +158,7 @@ def run_bench(args: Bench) -> None:
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  summary = bench.run(_causal(args.model), bench.Config(**fields), args.out)
+  summary = bench.run(_load(args.model, causal=True), bench.Config(**fields), args.out)
   console = Console(highlight=False)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
   console.print(report.contents(args.out), markup=False)
@@ -172,7 +167,7 @@ def run_bench(args: Bench) -> None:
 def run_tune(args: Tune) -> None:
   fields = dataclasses.asdict(args)
   name, out = fields.pop("model"), fields.pop("out")
-  summary = tune.run(_causal(name), tune.Config(**fields), out)
+  summary = tune.run(_load(name, causal=True), tune.Config(**fields), out)
   console = Console(highlight=False)
   console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)

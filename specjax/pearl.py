@@ -55,12 +55,9 @@ def start(key: Array, position: Array, block: int, vocab_size: int) -> State:
 
 
 def tick(
-  state: State,
-  target_log_probs: Array,
-  tokens: Array,
-  log_probs: Array,
+  state: State, target_log_probs: Array, tokens: Array, log_probs: Array,
   source: Callable[[Array, Array], Source] = Noise,
-) -> tuple[State, Array, Array, Array]:
+) -> tuple[State, Array, Array, Array]:  # fmt: skip
   """EXACT, as token verification is: a refused x is replaced from norm(max(p - q, 0)).
 
   Args:

@@ -266,15 +266,9 @@ def round_(
 
 
 def advance(
-  method: Method,
-  weights: Weights,
-  request: Request,
-  state: State,
-  rounds: Array,
-  *,
-  while_loop: Callable[..., Any] = jax.lax.while_loop,
-  source: Callable[..., Source] = Noise,
-) -> State:
+  method: Method, weights: Weights, request: Request, state: State, rounds: Array, *,
+  while_loop: Callable[..., Any] = jax.lax.while_loop, source: Callable[..., Source] = Noise,
+) -> State:  # fmt: skip
   """Runs until every row is done, `rounds` rounds at most.
 
   Args:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from specjax import checks, trees
-from specjax.checkpoints import acceptance, filter, formats, hf, hf_config, judge, llama2c
+from specjax.checkpoints import formats, hf, hf_config, llama2c, parts
 from specjax.checkpoints.hf_layout import HF, layout
 from specjax.data import chat, lists, ngram, packing, parallelbench, sources
 from specjax.data.tokenizer import Tokenizer, train_bpe
@@ -390,18 +390,23 @@ def test_float_vocabulary_of_a_head(tmp_path):
 
 
 PARTS = [
-  (acceptance.load, {"blocks": "2", "width": 16}, (16,), "blocks='2'"),
-  (acceptance.load, {"blocks": 10**9, "width": 16}, (16,), "blocks=1000000000"),
-  (acceptance.load, {"blocks": 2, "width": [16]}, (16,), "width=[16]"),
-  (acceptance.load, {"blocks": 2}, (16,), "this is no acceptance head"),
-  (acceptance.load, {"blocks": 2, "width": 32}, (16,), "for a draft model of width 32, not 16"),
-  (acceptance.load, {"blocks": 2, "width": 16}, (16,), "has no acceptance.safetensors"),
-  (filter.load, {"policy": "learned", "window": "16"}, (), "window='16'"),
-  (filter.load, {"policy": "learned"}, (), "lacks 'window'"),
-  (filter.load, {"policy": ["learned"], "window": 16}, (), "this is no filter"),
-  (filter.load, {"policy": "learned", "window": 16}, (), "tensor"),
-  (judge.load, {"verifier": 7}, (NETWORK,), "this is no judge"),
-  (judge.load, {"verifier": "judge"}, (NETWORK,), "tensor"),
+  (parts.load_acceptance, {"blocks": "2", "width": 16}, (16,), "blocks='2'"),
+  (parts.load_acceptance, {"blocks": 10**9, "width": 16}, (16,), "blocks=1000000000"),
+  (parts.load_acceptance, {"blocks": 2, "width": [16]}, (16,), "width=[16]"),
+  (parts.load_acceptance, {"blocks": 2}, (16,), "this is no acceptance head"),
+  (
+    parts.load_acceptance,
+    {"blocks": 2, "width": 32},
+    (16,),
+    "for a draft model of width 32, not 16",
+  ),
+  (parts.load_acceptance, {"blocks": 2, "width": 16}, (16,), "has no acceptance.safetensors"),
+  (parts.load_filter, {"policy": "learned", "window": "16"}, (), "window='16'"),
+  (parts.load_filter, {"policy": "learned"}, (), "lacks 'window'"),
+  (parts.load_filter, {"policy": ["learned"], "window": 16}, (), "this is no filter"),
+  (parts.load_filter, {"policy": "learned", "window": 16}, (), "tensor"),
+  (parts.load_judge, {"verifier": 7}, (NETWORK,), "this is no judge"),
+  (parts.load_judge, {"verifier": "judge"}, (NETWORK,), "tensor"),
 ]
 
 
@@ -412,11 +417,13 @@ def test_small_trained_parts(tmp_path, load, raw, arguments, words):
   assert words in refused(load, tmp_path, *arguments)
 
 
-@pytest.mark.parametrize("load", [formats.load, acceptance.load, judge.load])
+@pytest.mark.parametrize("load", [formats.load, parts.load_acceptance, parts.load_judge])
 @pytest.mark.parametrize("content", ["", "7", DEEP, "{", None])
 def test_a_config_json_that_is_none(tmp_path, load, content):
   spoil(tmp_path, "config.json", content)
-  assert str(tmp_path) in refused(load, tmp_path, NETWORK if load is not acceptance.load else 16)
+  assert str(tmp_path) in refused(
+    load, tmp_path, NETWORK if load is not parts.load_acceptance else 16
+  )
 
 
 LLAMA2C = [

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import processors
 
 import specjax
-from specjax.checkpoints import acceptance, heads, hf
+from specjax.checkpoints import heads, hf, parts
 from specjax.cli import main
 from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.draft_length.specdecpp import AcceptanceHead
@@ -428,7 +428,7 @@ def test_a_draft_model_of_another_vocabulary(ids_model, text_model, refused):
 
 def test_a_policy_ends_the_chain_of_a_draft_model(run, text_model, tmp_path):
   params = AcceptanceHead(2).init(jax.random.key(0), jnp.zeros((1, 32)))
-  acceptance.save(tmp_path, 2, params, target=text_model, draft=text_model)
+  parts.save(tmp_path, parts.Acceptance(2, params), target=text_model, draft=text_model)
 
   def decoded(*arguments):
     code, out, err = run(

@@ -22,7 +22,7 @@ from jax import Array
 
 from specjax import script
 from specjax.base import Params
-from specjax.checkpoints import acceptance as checkpoint
+from specjax.checkpoints import parts
 from specjax.data.packing import Rows, pack
 from specjax.decoding.model import load
 from specjax.draft_length.specdecpp import AcceptanceHead, labels
@@ -145,7 +145,8 @@ def main(config: Config) -> None:
     "predicted": reliability(predicted, chance),
     "without_weight": reliability(without_weight(predicted, config.refusal), chance),
   })  # fmt: skip
-  checkpoint.save(out / "model", config.blocks, params, target=config.model, draft=config.draft)
+  trained = parts.Acceptance(config.blocks, params)
+  parts.save(out / "model", trained, target=config.model, draft=config.draft)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import optax
 from jax import Array
 
 from specjax import script
-from specjax.checkpoints import filter as checkpoint
+from specjax.checkpoints import parts
 from specjax.diffusion.policies import Filter
 from specjax.diffusion.policies.learned import logits
 from specjax.train.recipe import answers, calibration, losses, run
@@ -106,7 +106,7 @@ def main(config: Config) -> None:
     "threshold": round(least, 4),
     "held_out": passing | {"slots": int(test.open.sum())},
   })  # fmt: skip
-  checkpoint.save(out / "model", best._replace(least=jnp.float32(least)), base=config.model)
+  parts.save(out / "model", best._replace(least=jnp.float32(least)), base=config.model)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import optax
 from jax import Array
 
 from specjax import script
-from specjax.checkpoints import judge as checkpoint
+from specjax.checkpoints import parts
 from specjax.data.packing import pack
 from specjax.train.recipe import answers, calibration, losses, run
 from specjax.train.recipe.answers import check_held_out, given, teacher
@@ -101,7 +101,7 @@ def main(config: Config) -> None:
     "tokens": measure(best, test),
     "numbers": measure(best, JudgeLabels(*(x[test.number] for x in test))),
   })  # fmt: skip
-  checkpoint.save(out / "model", best, base=config.model)
+  parts.save(out / "model", best, base=config.model)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rich.progress import track
 
 import specjax
 from specjax import script
-from specjax.checkpoints import judge as checkpoint
+from specjax.checkpoints import parts
 from specjax.decoding.decoder import Result
 from specjax.eval import metrics, prompts, report, table
 from specjax.verifiers import judge, target_only, typical
@@ -55,7 +55,7 @@ def main(config: Config) -> None:
   model = specjax.load(config.model)
   ids = [item.ids for item in config.read(model)]
   guess = specjax.make_drafter(model, config.drafter)
-  head = checkpoint.load(config.judge, model.config)
+  head = parts.load_judge(config.judge, model.config)
   report.directory(config.out)
   rules = [(target_only(), ()), *((typical(e, e**0.5), ()) for e in config.epsilons),
            *((judge(t), head) for t in config.thresholds)]  # fmt: skip

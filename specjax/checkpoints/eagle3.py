@@ -7,8 +7,8 @@ Letters: V vocabulary, W draft vocabulary, L the target's layers.
 """
 
 import functools
-import pathlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ from jax.typing import DTypeLike
 from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import layer, published
-from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf_layout import Fusion
+from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.eagle3 import Eagle3Config, hidden_layers_of
 from specjax.drafters.eagle3 import eagle3 as build
@@ -54,7 +54,7 @@ def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
     ("hidden_norm", "weight"): [Fusion("midlayer.hidden_norm.weight", (E,))],
     ("norm", "weight"): [Fusion("norm.weight", (E,))],
     ("lm_head",): [Fusion("lm_head.weight", (words, E))],
-  } | layer.block(("layers", "layer_0"), "midlayer", own, inputs=2 * E, norm=False)
+  } | block(own, ("layers", "layer_0"), "midlayer", inputs=2 * E, norm=False)
 
 
 def _published_taps(model: Config) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ def _published_taps(model: Config) -> tuple[int, ...]:
 def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
   """`Eagle3Config.hidden_layers`.
 
-  `specjax_taps`, which `save` writes, or the published ones. Engines count
+  `specjax_taps`, which `encode` writes, or the published ones. Engines count
   `eagle_aux_hidden_state_layer_ids` from the inputs or from the outputs of layers, so only those
   that mean the published ones are read.
   """
@@ -91,23 +91,13 @@ def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.n
   return ids.astype(np.int32)
 
 
-def recognises(raw: dict[str, Any]) -> bool:
-  """Whether a config.json is of this format."""
-  return "draft_vocab_size" in raw and "speculators_model_type" not in raw
-
-
-def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """A head for the target `model`.
 
   A file may have the target's embedding, which is dropped, its shape checked. `num_hidden_layers`
   is not read: the one for Vicuna 13B says 40 and holds one like all others. Nothing published says
-  how deep to guess: `specjax_depth`, which `save` writes, or as deep as the published code does.
-
-  Raises:
-    ValueError: another architecture, a head for another target, a draft vocabulary that
-      contradicts itself, or missing, extra or misshapen tensors.
+  how deep to guess: `specjax_depth`, which `encode` writes, or as deep as the published code does.
   """
-  raw = read_config(directory)
   published.check_architecture(raw, _ARCHITECTURES)
   for key in _OTHER_NETWORKS:
     if raw.get(key):
@@ -129,40 +119,22 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   )
 
 
-def save(
-  directory: str | pathlib.Path,
-  config: Eagle3Config,
-  params: Params,
-  network: Config,
-  *,
-  base: str,
-  dtype: DTypeLike = jnp.float16,
-) -> None:
-  """Writes what `load` reads.
-
-  Args:
-    network: of the target, or as `load` has it.
-    base: names the target.
-
-  Raises:
-    ValueError: a weight is not finite in `dtype`, or a vocabulary of all tokens in another order.
-  """
-  size, vocabulary = network.vocab_size, draft_vocabulary.ids(params)
+def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+  """A head; a vocabulary of all tokens must have the target's order."""
+  config, network = loaded.config, loaded.network
+  size, vocabulary = network.vocab_size, draft_vocabulary.ids(loaded.params)
   ids = np.arange(size) if vocabulary is None else np.asarray(vocabulary, np.int64)
   offsets = ids - np.arange(len(ids))
   if len(ids) == size and offsets.any():
     raise ValueError("vocabulary reorders all tokens: the format eagle3 keeps their order.")
-  tensors = published.scatter(params, _layout(config, network, len(ids)), dtype)
+  tensors = scatter(loaded.params, _layout(config, network, len(ids)), dtype)
   if len(ids) < size:
     tensors |= {"d2t": offsets, "t2d": np.isin(np.arange(size), ids)}
   raw = layer.to_json(layer.layer_of(network, config.mlp_width)) | {
-    "architectures": list(_ARCHITECTURES[:1]),
-    "attention_bias": network.qkv_bias,
-    "draft_vocab_size": len(ids),
-    "torch_dtype": jnp.dtype(dtype).name,
-    "base_model_name_or_path": base,
+    "architectures": list(_ARCHITECTURES[:1]), "attention_bias": network.qkv_bias,
+    "draft_vocab_size": len(ids), "torch_dtype": jnp.dtype(dtype).name,
     "specjax_depth": config.depth,
-  }
+  }  # fmt: skip
   if hidden_layers_of(network.layers, config) != _published_taps(network):
     raw["specjax_taps"] = list(hidden_layers_of(network.layers, config))
-  published.write(directory, _FILES[0], tensors, raw)
+  return _FILES[0], tensors, raw

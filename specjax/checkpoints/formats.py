@@ -2,20 +2,37 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from specjax.base import Params
-from specjax.checkpoints import eagle, eagle3, heads, hydra, medusa, mlp_speculator
+from specjax.checkpoints import eagle, eagle3, heads, hf_config, hydra, medusa, mlp_speculator
+from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
+from specjax.drafters import draft_vocabulary
 from specjax.models.config import Config
-from specjax.models.transformer import target
 
-FORMATS = {
-  "specjax": heads, "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
+PUBLISHED = {
+  "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
   "mlp_speculator": mlp_speculator,
 }  # fmt: skip
+FORMATS = ("specjax", *PUBLISHED)
+
+
+def format_of(raw: Mapping[str, Any]) -> str | None:
+  """The format of a config.json, one of FORMATS, or None where it is no head's."""
+  marks = {"head": "specjax", "medusa_num_heads": "medusa", "hydra_num_heads": "hydra"}
+  if found := [form for key, form in marks.items() if key in raw]:
+    return found[0]
+  if "draft_vocab_size" in raw:
+    return None if "speculators_model_type" in raw else "eagle3"
+  family = raw.get("model_type")
+  if family in hf_config.FAMILIES and raw.get("num_hidden_layers") == 1:
+    return "eagle"
+  return "mlp_speculator" if family == "mlp_speculator" else None
 
 
 def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
@@ -24,50 +41,43 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   Raises:
     ValueError: a directory of no known format, or one that its format refuses.
   """
-  raw = heads.read_config(directory)
-  for kind in FORMATS.values():
-    if kind.recognises(raw):
-      return kind.load(directory, model, dtype)
-  raise ValueError(f"{directory}/config.json is of no known format: {', '.join(FORMATS)} are.")
+  raw = read_config(directory)
+  form = format_of(raw)
+  if form is None:
+    raise ValueError(f"{directory}/config.json is of no known format: {', '.join(FORMATS)} are.")
+  if form == "specjax":
+    return heads.load(directory, model, dtype)
+  return PUBLISHED[form].decode(raw, pathlib.Path(directory), model, dtype)
 
 
 def save(
-  directory: str | pathlib.Path,
-  form: str,
-  loaded: Loaded,
-  model: Config,
-  target_params: Params,
-  *,
-  base: str,
-  dtype: DTypeLike = jnp.float16,
-) -> None:
+  directory: str | pathlib.Path, form: str, loaded: Loaded, model: Config, target_params: Params,
+  *, base: str, dtype: DTypeLike = jnp.float16,
+) -> None:  # fmt: skip
   """Writes a head in a format. Published formats but Medusa's keep no tree, and none hit rates.
 
   Args:
-    form: a key of FORMATS: "specjax", or the head's own name.
+    form: "specjax", or the head's own name.
     model, target_params: of the target.
     base: names the target.
 
   Raises:
     ValueError: a format that is not for this head, or that has no place for what it has.
   """
-  name = loaded.head.name
+  name, network = loaded.head.name, loaded.network
   accepted = [key for key in FORMATS if key in ("specjax", name)]
   if form not in accepted:
     raise ValueError(f"to={form!r}: accepted for a head of {name} is {' or '.join(accepted)}.")
-  config, params, network, choices = loaded.config, loaded.params, loaded.network, loaded.choices
   if form == "specjax":
     for field in dataclasses.fields(model):
-      if (own := getattr(network, field.name)) != getattr(model, field.name):
-        theirs = getattr(model, field.name)
+      own, theirs = (getattr(x, field.name) for x in (network, model))
+      if own != theirs:
         raise ValueError(f"{field.name}={own} of the head's layer is not the target's, {theirs}: "
                          "the format specjax cannot say so.")  # fmt: skip
-    rates = loaded.hit_rates
-    heads.save(directory, name, config, params, choices, rates, base=base, dtype=dtype)
-  elif form == "medusa":
-    medusa.save(directory, config, params, choices, base=base, dtype=dtype)
-  elif form == "eagle":
-    embedding = target(model).embed(target_params, jnp.arange(model.vocab_size)[None])[0]
-    eagle.save(directory, config, params, network, embedding, base=base, dtype=dtype)
-  else:
-    FORMATS[form].save(directory, config, params, network, base=base, dtype=dtype)
+    heads.save(directory, name, loaded.config, loaded.params, loaded.choices, loaded.hit_rates,
+               base=base, dtype=dtype)  # fmt: skip
+    return
+  if form != "eagle3" and draft_vocabulary.ids(loaded.params) is not None:
+    raise ValueError(f"the format {form} has no place for a draft vocabulary.")
+  file, tensors, raw = PUBLISHED[form].encode(loaded, target_params, dtype)
+  write(pathlib.Path(directory) / file, tensors, raw | {"base_model_name_or_path": base})

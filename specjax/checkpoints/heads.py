@@ -6,9 +6,7 @@ that its first n - 1 paths are the best tree of n nodes) and the held-out hit ra
 
 import dataclasses
 import functools
-import json
 import pathlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import families
+from specjax.checkpoints.files import check, read_config, read_tensors, write
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
 from specjax.drafters.named import named
@@ -30,7 +27,6 @@ from specjax.trees.static import Choices, from_choices
 
 _WEIGHTS = "head.safetensors"
 _KEYS = ("head", "config", "draft_vocab", "choices", "hit_rates")
-_DTYPES = ("F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "I32", "I64")
 MOST = 64  # tokens ahead, or blocks of a network: more are unrolled for hours
 
 
@@ -61,56 +57,6 @@ def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
   target_params = jax.eval_shape(functools.partial(families.family_of(model).init, model), key)
   vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
   return jax.eval_shape(head.init, key, target_params, vocabulary or None)
-
-
-def recognises(raw: dict[str, Any]) -> bool:
-  """Whether a config.json is of this format."""
-  return "head" in raw
-
-
-def read_config(directory: str | pathlib.Path) -> dict[str, Any]:
-  """The config.json of a head.
-
-  Raises:
-    ValueError: there is none, or it is no JSON object.
-  """
-  file = pathlib.Path(directory) / "config.json"
-  if not file.is_file():
-    raise ValueError(f"{directory} has no config.json: this is no draft head.")
-  return schema.read(file)
-
-
-def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The tensors of a safetensors file.
-
-  Raises:
-    ValueError: the file is absent or damaged.
-  """
-  if not path.is_file():
-    raise ValueError(f"{path.parent} has no {path.name}.")
-  try:
-    with safe_open(path, "numpy") as file:
-      names = file.keys()
-      for name in names:
-        if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
-          checks.refuse(f"{path}: dtype of tensor {name}", dtype, ", ".join(_DTYPES))
-      return {name: file.get_tensor(name) for name in names}
-  except SafetensorError as error:
-    raise ValueError(f"{path} is truncated or no safetensors file: {error}.") from error
-
-
-def check(tensors: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]], path) -> None:
-  """That these tensors are there, no others, in these shapes.
-
-  Raises:
-    ValueError: naming the first tensor that is not so.
-  """
-  for name in sorted(shapes.keys() ^ tensors.keys()):
-    state = "lacks" if name in shapes else "has no place for"
-    raise ValueError(f"{path} {state} tensor {name}.")
-  for name, shape in shapes.items():
-    if tensors[name].shape != shape:
-      raise ValueError(f"tensor {name} has shape {tensors[name].shape}, expected {shape}.")
 
 
 def choices(name: str, value: Any) -> Choices:
@@ -196,31 +142,10 @@ def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> 
   return params
 
 
-def write(file: pathlib.Path, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
-  """Writes safetensors with config.json beside them, in a directory that is made if absent.
-
-  Raises:
-    ValueError: a tensor is not finite; nothing is written then.
-  """
-  for name, x in tensors.items():
-    if not np.isfinite(x.astype(np.float32)).all():
-      raise ValueError(f"tensor {name} is not finite in dtype {x.dtype.name}.")
-  file.parent.mkdir(parents=True, exist_ok=True)
-  save_file(dict(tensors), file)
-  (file.parent / "config.json").write_text(json.dumps(config) + "\n")
-
-
 def save(
-  directory: str | pathlib.Path,
-  name: str,
-  config: Any,
-  params: Params,
-  choices: Choices,
-  hit_rates: np.ndarray | None,
-  *,
-  base: str,
-  dtype: DTypeLike = jnp.float16,
-) -> None:
+  directory: str | pathlib.Path, name: str, config: Any, params: Params, choices: Choices,
+  hit_rates: np.ndarray | None, *, base: str, dtype: DTypeLike = jnp.float16,
+) -> None:  # fmt: skip
   """Writes what `load` reads.
 
   Args:

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
-from safetensors.numpy import save_file
 
 from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import hf_config
 from specjax.checkpoints.families import FAMILIES
-from specjax.checkpoints.hf_layout import HF, Layout, layout
+from specjax.checkpoints.files import read_config, write
+from specjax.checkpoints.hf_layout import HF, Layout, layout, scatter
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
@@ -182,10 +182,7 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
       or misshapen tensor; a file that is damaged or absent.
   """
   directory = pathlib.Path(directory)
-  file = directory / "config.json"
-  if not file.exists():
-    raise ValueError(f"{directory} has no config.json.")
-  raw = schema.read(file)
+  file, raw = directory / "config.json", read_config(directory, "model")
   family = str(raw.get("model_type"))
   kind = FAMILIES.get(family, FAMILIES["llama"])  # which refuses what is no family
   config = kind.from_json(raw, str(file))
@@ -197,53 +194,19 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   tokens = directory / "tokenizer.json"
   tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
   return Checkpoint(
-    config=config,
-    params=_read_params(directory, kind.layout(config), kind.spare(config), dtype),
-    tokenizer=tokenizer,
-    stop=written.get("eos_token_id", own.get("eos_token_id", ())),
+    config=config, params=_read_params(directory, kind.layout(config), kind.spare(config), dtype),
+    tokenizer=tokenizer, stop=written.get("eos_token_id", own.get("eos_token_id", ())),
     template=own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family)),
-    start=_start(tokenizer, directory / "tokenizer_config.json"),
-    mask=mask,
+    start=_start(tokenizer, directory / "tokenizer_config.json"), mask=mask,
     shift=own.get("specjax_shift", family == "Dream"),
-  )
-
-
-def _split(config: Config, params: Params, dtype: DTypeLike) -> dict[str, np.ndarray]:
-  """Our parameters cut into the tensors on disk."""
-  table, leaves = layout(config, HF), flatten_dict(params["params"])
-  for path in table.keys() ^ leaves.keys():
-    state = "lacks" if path in table else "has no place for"
-    raise ValueError(f"the config and params disagree: params {state} {'/'.join(path)}.")
-  tensors = {}
-  for path, parts in table.items():
-    whole = np.asarray(leaves[path])
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    if whole.shape != shape:
-      raise ValueError(f"{'/'.join(path)} has shape {whole.shape}, the config calls for {shape}.")
-    row = 0
-    for name, part in parts:
-      with np.errstate(over="ignore"):
-        tensor = whole[row : row + part[0]].astype(jnp.dtype(dtype), order="C")
-      if not np.isfinite(tensor).all():
-        raise ValueError(f"tensor {name} is not finite in dtype {jnp.dtype(dtype).name}.")
-      tensors[name] = tensor
-      row += part[0]
-  return tensors
+  )  # fmt: skip
 
 
 def save(
-  directory: str | pathlib.Path,
-  config: Config,
-  params: Params,
-  tokenizer: Tokenizer | None = None,
-  *,
-  template: str | None = None,
-  stop: Sequence[int] = (),
-  start: Sequence[int] = (),
-  mask: int | None = None,
-  shift: bool = False,
-  dtype: DTypeLike = jnp.float16,
-) -> None:
+  directory: str | pathlib.Path, config: Config, params: Params, tokenizer: Tokenizer | None = None,
+  *, template: str | None = None, stop: Sequence[int] = (), start: Sequence[int] = (),
+  mask: int | None = None, shift: bool = False, dtype: DTypeLike = jnp.float16,
+) -> None:  # fmt: skip
   """Writes a directory that `load` and transformers read.
 
   Args:
@@ -263,7 +226,7 @@ def save(
   if template is not None and template not in TEMPLATES:
     raise ValueError(f"template={template!r}: accepted are {', '.join(TEMPLATES)}.")
   raw = hf_config.to_json(config)
-  tensors = _split(config, params, dtype)
+  tensors = scatter(params, layout(config, HF), dtype)
   if not start and tokenizer is not None:
     start = start_ids(tokenizer)
   if not stop and tokenizer is not None and (end := tokenizer.id(END)) is not None:
@@ -277,14 +240,8 @@ def save(
     raw |= {"mask_token_id": mask, "specjax_shift": shift}
 
   directory = pathlib.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
-
-  def write(name: str, content: Mapping[str, Any]) -> None:
-    (directory / name).write_text(json.dumps(content, indent=2) + "\n")
-
-  save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-  write("config.json", raw)
-  write("generation_config.json", ends)
+  write(directory / "model.safetensors", tensors, raw)
+  (directory / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
   if tokenizer is not None:
     tokenizer.save(directory / "tokenizer.json")
     names: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -292,4 +249,4 @@ def save(
       names |= {"bos_token": tokenizer.inner.id_to_token(start[0]), "add_bos_token": True}
     if stop:
       names["eos_token"] = tokenizer.inner.id_to_token(stop[0])
-    write("tokenizer_config.json", names)
+    (directory / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n")

@@ -137,23 +137,14 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
   window = _window(raw, known, family, where)
   try:
     return Config(
-      vocab_size=known["vocab_size"],
-      width=width,
-      layers=known["num_hidden_layers"],
-      heads=heads,
+      vocab_size=known["vocab_size"], width=width, layers=known["num_hidden_layers"], heads=heads,
       kv_heads=known.get("num_key_value_heads", heads),
-      head_dim=known.get("head_dim", width // heads),
-      mlp_width=known["intermediate_size"],
-      max_length=known.get("max_position_embeddings", 2048),
-      rope_theta=theta,
-      rope_scaling=scaling,
-      norm_epsilon=known.get("rms_norm_eps", 1e-6),
-      tied=known.get("tie_word_embeddings", False),
+      head_dim=known.get("head_dim", width // heads), mlp_width=known["intermediate_size"],
+      max_length=known.get("max_position_embeddings", 2048), rope_theta=theta, rope_scaling=scaling,
+      norm_epsilon=known.get("rms_norm_eps", 1e-6), tied=known.get("tie_word_embeddings", False),
       qkv_bias=family in ("qwen2", "Dream") or known.get("attention_bias", False),
-      qk_norm=family == "qwen3",
-      window=window,
-      causal=known.get("is_causal", family != "Dream"),
-    )
+      qk_norm=family == "qwen3", window=window, causal=known.get("is_causal", family != "Dream"),
+    )  # fmt: skip
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
 
@@ -183,22 +174,13 @@ def to_json(config: Config) -> dict[str, Any]:
   if rope is not None and rope["rope_type"] == "llama3":
     rope |= {key: getattr(scaling, ours) for ours, key in _LLAMA3.items()}
   raw = {
-    "model_type": family,
-    "architectures": [architecture],
-    "vocab_size": config.vocab_size,
-    "hidden_size": config.width,
-    "num_hidden_layers": config.layers,
-    "num_attention_heads": config.heads,
-    "num_key_value_heads": config.kv_heads,
-    "head_dim": config.head_dim,
-    "intermediate_size": config.mlp_width,
-    "hidden_act": "silu",
-    "max_position_embeddings": config.max_length,
-    "rope_theta": config.rope_theta,
-    "rope_scaling": rope,
-    "rms_norm_eps": config.norm_epsilon,
-    "tie_word_embeddings": config.tied,
-  }
+    "model_type": family, "architectures": [architecture], "vocab_size": config.vocab_size,
+    "hidden_size": config.width, "num_hidden_layers": config.layers,
+    "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads,
+    "head_dim": config.head_dim, "intermediate_size": config.mlp_width, "hidden_act": "silu",
+    "max_position_embeddings": config.max_length, "rope_theta": config.rope_theta,
+    "rope_scaling": rope, "rms_norm_eps": config.norm_epsilon, "tie_word_embeddings": config.tied,
+  }  # fmt: skip
   if config.window is not None:
     raw["sliding_window"] = config.window
   if config.window is not None and family != "mistral":

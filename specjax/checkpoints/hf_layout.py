@@ -3,6 +3,13 @@
 import dataclasses
 from typing import NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.typing import DTypeLike
+
+from specjax.base import Params
+from specjax.checkpoints.files import Tensors
 from specjax.models.config import Config
 
 
@@ -58,27 +65,68 @@ def spare(c: Config, names: Names) -> frozenset[str]:
 
 def layout(c: Config, names: Names) -> Layout:
   """The parameters of a config, and their tensors by the names of a family."""
-  E, F, C = c.width, c.mlp_width, c.head_dim
+  E = c.width
   table: Layout = {
     ("embedding",): [Fusion(f"{names.embedding}.weight", (c.vocab_size, E))],
     ("norm", "weight"): [Fusion(f"{names.norm}.weight", (E,))],
   }
   if not c.tied:
     table["lm_head",] = [Fusion(f"{names.lm_head}.weight", (c.vocab_size, E))]
-  qkv = [(names.q, c.heads * C), (names.k, c.kv_heads * C), (names.v, c.kv_heads * C)]
   for i in range(c.layers):
-    ours, theirs = f"layer_{i}", names.layer.format(i)
-    table |= {
-      (ours, "attention_norm", "weight"): [Fusion(f"{theirs}.{names.attention_norm}.weight", (E,))],
-      (ours, "qkv"): [Fusion(f"{theirs}.{name}.weight", (rows, E)) for name, rows in qkv],
-      (ours, "out"): [Fusion(f"{theirs}.{names.out}.weight", (E, c.heads * C))],
-      (ours, "mlp_norm", "weight"): [Fusion(f"{theirs}.{names.mlp_norm}.weight", (E,))],
-      (ours, "gate_up"): [Fusion(f"{theirs}.{n}.weight", (F, E)) for n in (names.gate, names.up)],
-      (ours, "down"): [Fusion(f"{theirs}.{names.down}.weight", (E, F))],
-    }
-    if c.qkv_bias:
-      table[ours, "qkv_bias"] = [Fusion(f"{theirs}.{name}.bias", (rows,)) for name, rows in qkv]
-    if c.qk_norm:
-      for name in ("q_norm", "k_norm"):
-        table[ours, name, "weight"] = [Fusion(f"{theirs}.self_attn.{name}.weight", (C,))]
+    table |= block(c, (f"layer_{i}",), names.layer.format(i), names)
   return table
+
+
+def block(
+  c: Config, ours: tuple[str, ...], theirs: str, names: Names = HF, *, inputs: int = 0,
+  norm: bool = True,
+) -> Layout:  # fmt: skip
+  """One layer of a config.
+
+  Args:
+    ours, theirs: where it is.
+    inputs: width of what attention reads; 0 is E.
+    norm: whether it has a norm before attention.
+  """
+  E, F, C = c.width, c.mlp_width, c.head_dim
+  qkv = [(names.q, c.heads * C), (names.k, c.kv_heads * C), (names.v, c.kv_heads * C)]
+
+  def of(name: str, *shape: int, kind: str = "weight") -> Fusion:
+    return Fusion(f"{theirs}.{name}.{kind}", shape)
+
+  table: Layout = {
+    (*ours, "qkv"): [of(name, rows, inputs or E) for name, rows in qkv],
+    (*ours, "out"): [of(names.out, E, c.heads * C)],
+    (*ours, "mlp_norm", "weight"): [of(names.mlp_norm, E)],
+    (*ours, "gate_up"): [of(names.gate, F, E), of(names.up, F, E)],
+    (*ours, "down"): [of(names.down, E, F)],
+  }
+  if norm:
+    table[*ours, "attention_norm", "weight"] = [of(names.attention_norm, E)]
+  if c.qkv_bias:
+    table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
+  if c.qk_norm:
+    table |= {(*ours, x, "weight"): [of(f"self_attn.{x}", C)] for x in ("q_norm", "k_norm")}
+  return table
+
+
+def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:
+  """The tensors on disk of parameters.
+
+  Raises:
+    ValueError: parameters that are not those of the layout.
+  """
+  leaves, tensors = flatten_dict(params["params"]), {}
+  for key in sorted(layout.keys() ^ leaves.keys()):
+    state = "lacks" if key in layout else "has no place for"
+    raise ValueError(f"the config and params disagree: params {state} {'/'.join(key)}.")
+  for key, parts in layout.items():
+    whole, row = np.asarray(leaves[key]), 0
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    if whole.shape != shape:
+      raise ValueError(f"{'/'.join(key)} has shape {whole.shape}, the config calls for {shape}.")
+    for name, part in parts:
+      with np.errstate(over="ignore"):  # `files.write` refuses what is not finite
+        tensors[name] = whole[row : row + part[0]].astype(jnp.dtype(dtype), order="C")
+      row += part[0]
+  return tensors

@@ -1,46 +1,11 @@
-"""The layer that a published head has of its own: its tensors, and its config.json.
-
-Letters: E width, F width of the MLP, C head dimension.
-"""
+"""The layer that a published head has of its own, in its config.json."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from specjax.checkpoints import hf_config, published
-from specjax.checkpoints.hf_layout import Fusion
 from specjax.models.config import Config
-
-
-def block(
-  ours: tuple[str, ...], theirs: str, c: Config, *, inputs: int = 0, norm: bool = True
-) -> published.Layout:
-  """A `transformer.Block`, with the names of a Hugging Face layer.
-
-  Args:
-    ours, theirs: where it is.
-    c: its config.
-    inputs: width of what attention reads; 0 is E.
-    norm: whether it has a norm before attention.
-  """
-  E, F, C = c.width, c.mlp_width, c.head_dim
-  attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
-  qkv = [("q_proj", c.heads * C), ("k_proj", c.kv_heads * C), ("v_proj", c.kv_heads * C)]
-  layout: published.Layout = {
-    (*ours, "qkv"): [Fusion(f"{attention}.{name}.weight", (n, inputs or E)) for name, n in qkv],
-    (*ours, "out"): [Fusion(f"{attention}.o_proj.weight", (E, c.heads * C))],
-    (*ours, "mlp_norm", "weight"): [Fusion(f"{theirs}.post_attention_layernorm.weight", (E,))],
-    (*ours, "gate_up"): [Fusion(f"{mlp}.{name}_proj.weight", (F, E)) for name in ("gate", "up")],
-    (*ours, "down"): [Fusion(f"{mlp}.down_proj.weight", (E, F))],
-  }
-  if norm:
-    layout[(*ours, "attention_norm", "weight")] = [Fusion(f"{theirs}.input_layernorm.weight", (E,))]
-  if c.qkv_bias:
-    layout[(*ours, "qkv_bias")] = [Fusion(f"{attention}.{name}.bias", (n,)) for name, n in qkv]
-  if c.qk_norm:
-    for name in ("q_norm", "k_norm"):
-      layout[(*ours, name, "weight")] = [Fusion(f"{attention}.{name}.weight", (C,))]
-  return layout
 
 
 def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[Config, int]:
@@ -54,11 +19,8 @@ def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[C
     ValueError: a head that is not of the target's width and vocabulary.
   """
   own = hf_config.from_json(raw)
-  for key, theirs, ours in (
-    ("hidden_size", own.width, model.width), ("vocab_size", own.vocab_size, model.vocab_size)
-  ):  # fmt: skip
-    if theirs != ours:
-      raise ValueError(f"{key}={theirs} in config.json: accepted is the target's, {ours}.")
+  said = {"hidden_size": own.width, "vocab_size": own.vocab_size}
+  published.check_target(said, model, {"hidden_size": "width", "vocab_size": "vocab_size"})
   network = dataclasses.replace(
     model, heads=own.heads, kv_heads=own.kv_heads, head_dim=own.head_dim, qkv_bias=qkv_bias,
     rope_theta=own.rope_theta, rope_scaling=own.rope_scaling, norm_epsilon=own.norm_epsilon,

@@ -48,19 +48,10 @@ def _tables(c: Config) -> dict[str, tuple[int, ...]]:
   L, E, F = c.layers, c.width, c.mlp_width
   q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
   tables = {
-    "embedding": (c.vocab_size, E),
-    "attention_norm": (L, E),
-    "wq": (L, q, E),
-    "wk": (L, kv, E),
-    "wv": (L, kv, E),
-    "wo": (L, E, q),
-    "mlp_norm": (L, E),
-    "w1": (L, F, E),
-    "w2": (L, E, F),
-    "w3": (L, F, E),
-    "norm": (E,),
-    "angles": (2, c.max_length, c.head_dim // 2),
-  }
+    "embedding": (c.vocab_size, E), "attention_norm": (L, E), "wq": (L, q, E), "wk": (L, kv, E),
+    "wv": (L, kv, E), "wo": (L, E, q), "mlp_norm": (L, E), "w1": (L, F, E), "w2": (L, E, F),
+    "w3": (L, F, E), "norm": (E,), "angles": (2, c.max_length, c.head_dim // 2),
+  }  # fmt: skip
   return tables if c.tied else tables | {"wcls": (c.vocab_size, E)}
 
 

@@ -4,17 +4,17 @@
 files may repeat the shared ones under later steps, with equal values, or leave them out.
 """
 
-import pathlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from specjax import schema
 from specjax.base import Params
 from specjax.checkpoints import published
-from specjax.checkpoints.heads import Loaded, read_config
-from specjax.checkpoints.hf_layout import Fusion
+from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.hf_layout import Fusion, scatter
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
 from specjax.drafters.mlp_speculator import mlp_speculator as build
 from specjax.models.config import Config
@@ -52,29 +52,14 @@ def _layout(c: MLPSpeculatorConfig, model: Config) -> tuple[published.Layout, di
   return layout, copies
 
 
-def recognises(raw: dict[str, Any]) -> bool:
-  """Whether a config.json is of this format."""
-  return raw.get("model_type") == "mlp_speculator"
-
-
-def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """A head for the target `model`.
 
   `top_k_tokens_per_head` and `n_candidates`, which describe a search, are not read.
-
-  Raises:
-    ValueError: another architecture, a head for another target, or missing, extra or misshapen
-      tensors.
   """
-  raw = read_config(directory)
-  for key in _KEYS:
-    if key not in raw:
-      raise ValueError(f"{directory}/config.json lacks {key}: this is no MLPSpeculator.")
-  own = schema.fields(raw, _SCHEMA, f"{directory}/config.json", _KEYS)
+  own = published.fields(raw, _SCHEMA, directory, _KEYS, "this is no MLPSpeculator")
   published.check_architecture(raw, [_ARCHITECTURE])
-  for key, ours in (("emb_dim", model.width), ("vocab_size", model.vocab_size)):
-    if own[key] != ours:
-      raise ValueError(f"{key}={own[key]} in config.json: accepted is the target's, {ours}.")
+  published.check_target(own, model, {"emb_dim": "width", "vocab_size": "vocab_size"})
   config = MLPSpeculatorConfig(
     own["n_predict"], own["inner_dim"], own.get("tie_weights", False), own.get("scale_input", False)
   )
@@ -84,35 +69,16 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   return Loaded(build(target(model), config), {"params": params}, (), None, config, model)
 
 
-def save(
-  directory: str | pathlib.Path,
-  config: MLPSpeculatorConfig,
-  params: Params,
-  model: Config,
-  *,
-  base: str,
-  dtype: DTypeLike = jnp.float16,
-) -> None:
-  """Writes what `load` reads. `base` names the target, `model` is its network.
-
-  Raises:
-    ValueError: a draft vocabulary, or a weight that is not finite in `dtype`.
-  """
-  published.refuse_vocabulary(params, "mlp_speculator")
+def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+  """A head, with a search of five candidates in its config.json."""
+  config, model = loaded.config, loaded.network
   raw = {
-    "architectures": [_ARCHITECTURE],
-    "model_type": "mlp_speculator",
-    "base_model_name_or_path": base,
-    "n_predict": config.depth,
-    "emb_dim": model.width,
-    "inner_dim": config.inner_width,
-    "vocab_size": model.vocab_size,
-    "tie_weights": config.tied,
-    "scale_input": config.scale_input,
-    "top_k_tokens_per_head": [max(5 - i, 1) for i in range(config.depth)],
-    "n_candidates": 5,
+    "architectures": [_ARCHITECTURE], "model_type": "mlp_speculator", "n_predict": config.depth,
+    "emb_dim": model.width, "inner_dim": config.inner_width, "vocab_size": model.vocab_size,
+    "tie_weights": config.tied, "scale_input": config.scale_input,
+    "top_k_tokens_per_head": [max(5 - i, 1) for i in range(config.depth)], "n_candidates": 5,
     "torch_dtype": jnp.dtype(dtype).name,
-  }
+  }  # fmt: skip
   layout, copies = _layout(config, model)
-  tensors = published.scatter(params, layout, dtype, copies)
-  published.write(directory, _FILES[0], tensors, raw)
+  tensors = scatter(loaded.params, layout, dtype)
+  return _FILES[0], tensors | {name: tensors[other] for name, other in copies.items()}, raw

@@ -1,7 +1,15 @@
-"""What the formats of published heads share: files, and names of tensors for our parameters."""
+"""What the formats of published heads share: files, and names of tensors for our parameters.
+
+A format is a file that defines two functions, to which `formats` gives what they need:
+
+    decode(raw, directory, model, dtype)    config.json of a directory -> a head for `model`
+    encode(loaded, target_params, dtype)    a head -> (name of the file, its tensors, config.json)
+
+Both raise ValueError: another architecture, a head for another target, missing, extra or misshapen
+tensors; a head that the format has no place for.
+"""
 
 import functools
-import json
 import pathlib
 import pickle
 from collections.abc import Mapping, Sequence
@@ -9,30 +17,29 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
-from safetensors.numpy import save_file
 
-from specjax import checks
+from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints.heads import MOST, check, read_tensors
+from specjax.checkpoints.files import Shapes, Tensors, check, read_tensors
+from specjax.checkpoints.heads import MOST
 from specjax.checkpoints.hf import shards
 from specjax.checkpoints.hf_layout import Layout
-from specjax.drafters import draft_vocabulary
+from specjax.models.config import Config
 
-Tensors = dict[str, np.ndarray]
+Encoded = tuple[str, Tensors, dict[str, Any]]
 
 COUNT = functools.partial(checks.whole, least=1, most=MOST)
 """Accepts how many heads or blocks a config.json names."""
 
 
-def read(directory: str | pathlib.Path, names: Sequence[str]) -> tuple[pathlib.Path, Tensors]:
+def read(directory: pathlib.Path, names: Sequence[str]) -> tuple[pathlib.Path, Tensors]:
   """(path, tensors) of the first of these files that is there, whole or in shards.
 
   Raises:
     ValueError: none is there, it is damaged, or it is torch's own and torch is not installed.
   """
-  directory = pathlib.Path(directory)
   for path in (directory / name for name in names):
     index = path.with_name(f"{path.name}.index.json")
     if path.is_file():
@@ -68,15 +75,10 @@ def _read_torch(path: pathlib.Path) -> Tensors:
 
 
 def gather(
-  tensors: Tensors,
-  layout: Layout,
-  path: pathlib.Path,
-  dtype: DTypeLike,
-  *,
-  copies: Mapping[str, str] | None = None,
-  unused: Mapping[str, tuple[int, ...]] | None = None,
-  others: Mapping[str, tuple[int, ...]] | None = None,
-) -> Params:
+  tensors: Tensors, layout: Layout, path: pathlib.Path, dtype: DTypeLike, *,
+  copies: Mapping[str, str] | None = None, unused: Shapes | None = None,
+  others: Shapes | None = None,
+) -> Params:  # fmt: skip
   """Parameters of a layout.
 
   Args:
@@ -109,43 +111,6 @@ def gather(
   return unflatten_dict(leaves)
 
 
-def scatter(
-  params: Params, layout: Layout, dtype: DTypeLike, copies: Mapping[str, str] | None = None
-) -> Tensors:
-  """`gather` undone, copies included.
-
-  Raises:
-    ValueError: parameters that are not those of the layout, or not finite in `dtype`.
-  """
-  leaves, tensors = flatten_dict(params["params"]), {}
-  for key in sorted(layout.keys() ^ leaves.keys()):
-    state = "lack" if key in layout else "have no place for"
-    raise ValueError(f"the config and params disagree: params {state} {'/'.join(key)}.")
-  for key, parts in layout.items():
-    whole, row = np.asarray(leaves[key]), 0
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    if whole.shape != shape:
-      raise ValueError(f"{'/'.join(key)} has shape {whole.shape}, the format calls for {shape}.")
-    for part in parts:
-      with np.errstate(over="ignore"):
-        tensor = whole[row : row + part.shape[0]].astype(jnp.dtype(dtype), order="C")
-      if not np.isfinite(tensor).all():
-        raise ValueError(f"tensor {part.name} is not finite in dtype {jnp.dtype(dtype).name}.")
-      tensors[part.name] = tensor
-      row += part.shape[0]
-  return tensors | {name: tensors[other] for name, other in (copies or {}).items()}
-
-
-def write(
-  directory: str | pathlib.Path, name: str, tensors: Tensors, raw: Mapping[str, Any]
-) -> None:
-  """A file of tensors beside the config.json `raw`."""
-  directory = pathlib.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
-  save_file(tensors, directory / name, metadata={"format": "pt"})
-  (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
-
-
 def check_architecture(raw: Mapping[str, Any], accepted: Sequence[str]) -> None:
   """Raises ValueError for a config.json whose architecture is given, and none of these."""
   said = raw.get("architectures") or accepted
@@ -154,7 +119,19 @@ def check_architecture(raw: Mapping[str, Any], accepted: Sequence[str]) -> None:
     raise ValueError(f"architectures={said} in config.json: accepted is {' or '.join(accepted)}.")
 
 
-def refuse_vocabulary(params: Params, kind: str) -> None:
-  """Raises ValueError for a draft vocabulary, which this kind of head is not published with."""
-  if draft_vocabulary.ids(params) is not None:
-    raise ValueError(f"the format {kind} has no place for a draft vocabulary.")
+def check_target(own: Mapping[str, int], model: Config, keys: Mapping[str, str]) -> None:
+  """Raises ValueError where a key of a config.json is not what `model` has by another name."""
+  for key, name in keys.items():
+    if own[key] != (ours := getattr(model, name)):
+      raise ValueError(f"{key}={own[key]} in config.json: accepted is the target's, {ours}.")
+
+
+def fields(
+  raw: Mapping[str, Any], known: Mapping[str, Any], directory: pathlib.Path,
+  needed: Sequence[str], refusal: str,
+) -> dict[str, Any]:  # fmt: skip
+  """`schema.fields` of a config.json; where a needed key is absent, `refusal` ends the sentence."""
+  for key in needed:
+    if key not in raw:
+      raise ValueError(f"{directory}/config.json lacks {key}: {refusal}.")
+  return schema.fields(raw, known, f"{directory}/config.json", [k for k in needed if k in known])

@@ -34,33 +34,24 @@ class Template:
   start: str = ""
 
 
+def _tagged(turn: str, start: str = "", system: bool = True) -> Template:
+  """The template of a format whose turns are alike: `turn` has {role}, and {} for the content."""
+  user, assistant, said = (turn.replace("{role}", x) for x in ("user", "assistant", "system"))
+  return Template(user, assistant, said if system else None, start)
+
+
+_IM = "<|im_start|>{role}\n{}<|im_end|>\n"
+_HEADER = "<|start_header_id|>{role}<|end_header_id|>\n\n{}<|eot_id|>"
+_DREAM_START = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 TEMPLATES = {
   "plain": Template("{}", "{}<|end|>"),
   "continued": Template("{}", " {}<|end|>"),
   "qa": Template("Question: {}\n", "Answer: {}<|end|>"),
   "vicuna": Template("USER: {} ", "ASSISTANT: {}</s>", "{} ", "<s>"),
-  "chatml": Template(
-    "<|im_start|>user\n{}<|im_end|>\n",
-    "<|im_start|>assistant\n{}<|im_end|>\n",
-    "<|im_start|>system\n{}<|im_end|>\n",
-  ),
-  "llama3": Template(
-    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
-    "<|start_header_id|>assistant<|end_header_id|>\n\n{}<|eot_id|>",
-    "<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>",
-    "<|begin_of_text|>",
-  ),
-  "llada": Template(
-    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
-    "<|start_header_id|>assistant<|end_header_id|>\n\n{}<|eot_id|>",
-    "<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>",
-    "<|startoftext|>",
-  ),
-  "dream": Template(
-    "<|im_start|>user\n{}<|im_end|>\n",
-    "<|im_start|>assistant\n{}<|im_end|>\n",
-    start="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n",
-  ),
+  "chatml": _tagged(_IM),
+  "llama3": _tagged(_HEADER, "<|begin_of_text|>"),
+  "llada": _tagged(_HEADER, "<|startoftext|>"),
+  "dream": _tagged(_IM, _DREAM_START, system=False),
 }
 
 

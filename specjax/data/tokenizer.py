@@ -89,19 +89,15 @@ def _of_sentence_piece(token: str) -> bytes:
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
   """A byte-level BPE tokenizer: it knows every text, splits digits, and has `<|end|>` as id 0."""
   inner = tokenizers.Tokenizer(models.BPE())
+  digits = pre_tokenizers.Digits(individual_digits=True)
   inner.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Digits(individual_digits=True),
-      pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
+    [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
   )
   inner.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
-    vocab_size=vocab_size,
-    special_tokens=[END],
+    vocab_size=vocab_size, special_tokens=[END], show_progress=False,
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
+  )  # fmt: skip
   inner.train_from_iterator(texts, trainer)
   return Tokenizer(inner)
 

@@ -86,12 +86,6 @@ class Result:
     return len(self.tokens)
 
 
-def check(condition: bool, name: str, value: Any, accepted: str) -> None:
-  """Raises ValueError where an argument is not what is accepted."""
-  if not condition:
-    raise ValueError(f"{name}={value}: accepted is {accepted}.")
-
-
 def check_model(model: Any, causal: bool) -> None:
   """Raises ValueError where a decoder is given no model, or one of the other kind."""
   if not isinstance(model, Model):
@@ -124,8 +118,9 @@ def read(
   ids = [model.encode(p) for p in prompts]
   given: Any = max_new_tokens
   budgets = list(given) if isinstance(given, list | tuple) else [given] * len(ids)
-  check(len(budgets) == len(ids), "len(max_new_tokens)", len(budgets),
-        f"one number, or one per prompt ({len(ids)})")  # fmt: skip
+  if len(budgets) != len(ids):
+    checks.refuse("len(max_new_tokens)", len(budgets),
+                  f"one number, or one per prompt ({len(ids)})")  # fmt: skip
   for prompt, budget in zip(ids, budgets, strict=True):
     checks.whole("max_new_tokens", budget, least)
     if len(prompt) + budget > model.config.max_length:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specjax.checkpoints import heads, medusa
+from specjax.checkpoints.formats import format_of
 from specjax.decoding import spec
 from specjax.decoding.builders import denoising, draft_length, drafter, processors
 from specjax.decoding.builders.denoising import DECORATIONS
@@ -22,13 +22,6 @@ from specjax.models.transformer import target
 from specjax.processors import PROCESSORS
 from specjax.verifiers import VERIFIERS
 
-# What a name takes in brackets; heads, filters and students have a default, the zoo's.
-BRACKETS = {
-  "draft_model": "MODEL", "denoiser": "MODEL", "ngram": "FILE.jsonl", "local": "MODEL",
-  "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD", "judge": "HEAD",
-  "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT", "learned": "FILTER",
-  "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
-} | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
 _SOURCE = re.compile(r"\d{4}\.\d{5}")
 
@@ -46,7 +39,7 @@ def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, pre
   says = inspect.getdoc(builder) or ""
   found = _LABEL.search(says)
   source = _SOURCE.search(says) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
-  brackets = f"[{BRACKETS[name]}]" if name in BRACKETS else ""
+  brackets = f"[{spec.BRACKETS[name]}]" if name in spec.BRACKETS else ""
   return (
     f"{prefix}{name}{brackets}",
     ", ".join(f"{key}={value}".rstrip("=") for key, value in known.items()),
@@ -63,7 +56,10 @@ def kinds() -> dict[str, tuple[str, Rows]]:
       name: (build, drafter.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
       for name, build in DRAFTERS.items()
     }),
-    "heads": ("", {name: (build, drafter.knobs(name), "") for name, (build, _) in HEADS.items()}),
+    "heads": ("", {
+      name: (HEADS[name][0] if name in HEADS else drafter.load_head, drafter.knobs(name), "")
+      for name in drafter.HEAD_NAMES
+    }),
     "trees, after a head or draft_model": ("/", {
       name: (tree, _fields(tree), "") for name, tree in drafter.OF_TREES.items()
     }),
@@ -110,10 +106,8 @@ def zoo() -> list[tuple[str, str]]:
   for path in sorted(ZOO.glob("*/config.json")):
     raw = json.loads(path.read_text())
     kind = "model" if raw.get("is_causal", True) else "masked diffusion model"
-    if heads.recognises(raw):
-      kind = f"{raw['head']} head"
-    elif medusa.recognises(raw):
-      kind = "medusa head"
+    if (form := format_of(raw)) is not None:
+      kind = f"{raw.get('head', form)} head"
     elif raw.get("policy") == "learned":
       kind = "filter of the policy learned"
     rows.append((path.parent.name, kind))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate
-from specjax.decoding.batching import Result, Rounds, batches, check, check_model, read, timed
+from specjax.decoding.batching import Result, Rounds, batches, check_model, read, timed
 from specjax.decoding.builders.drafter import build_drafter
 from specjax.decoding.builders.processors import build_processors
 from specjax.decoding.builders.verifier import build_verifier
@@ -51,24 +51,11 @@ class Decoder:
   """
 
   def __init__(
-    self,
-    model: Model,
-    drafter: Any = "none",
-    verifier: Any = None,
-    *,
-    tree: Any = None,
-    draft_length: Any = None,
-    processors: Sequence[Any] = (),
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    regex: str | None = None,
-    seed: int = 0,
-    stop: Sequence[int] = (),
-    stop_words: Sequence[str] = (),
-    batch: int = 1,
-  ):
+    self, model: Model, drafter: Any = "none", verifier: Any = None, *, tree: Any = None,
+    draft_length: Any = None, processors: Sequence[Any] = (), temperature: float = 0.0,
+    top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, regex: str | None = None, seed: int = 0,
+    stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1,
+  ):  # fmt: skip
     check_model(model, causal=True)
     checks.number("temperature", temperature, 0, note="0 is greedy")
     checks.whole("top_k", top_k, note="0 keeps all")
@@ -135,12 +122,8 @@ class Decoder:
       )
 
   def __call__(
-    self,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int | Sequence[int] = 128,
-    *,
-    first: int = 0,
-  ) -> list[Result]:
+    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, first: int = 0,
+  ) -> list[Result]:  # fmt: skip
     """Decodes prompts, B at a time; one Result each, in order.
 
     Args:
@@ -180,7 +163,7 @@ class Decoder:
   ) -> Iterator[list[list[int]]]:
     """The same tokens in pieces: every `rounds` rounds, the new ids of each of up to B prompts."""
     ids, budgets = read(self.model, prompts, max_new_tokens)
-    check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
+    checks.whole("len(prompts)", len(ids), 1, self.batch, "batch is the most")
     checks.whole("rounds", rounds, 1)
     request, state, _ = self._start(ids, budgets, 0)
     shown = [len(x) for x in ids]
@@ -194,14 +177,9 @@ class Decoder:
 
 
 def generate(
-  model: Model,
-  prompts: Sequence[Prompt],
-  *,
-  drafter: Any = "none",
-  verifier: Any = None,
-  max_new_tokens: int | Sequence[int] = 128,
-  **settings,
-) -> list[Result]:
+  model: Model, prompts: Sequence[Prompt], *, drafter: Any = "none", verifier: Any = None,
+  max_new_tokens: int | Sequence[int] = 128, **settings,
+) -> list[Result]:  # fmt: skip
   """Decodes prompts in one call; see `Decoder` for the parts and settings.
 
   Args:

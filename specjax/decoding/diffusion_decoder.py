@@ -12,7 +12,7 @@ import numpy as np
 
 from specjax import checks
 from specjax.base import Params
-from specjax.decoding.batching import Filling, Result, batches, check, check_model, read, timed
+from specjax.decoding.batching import Filling, Result, batches, check_model, read, timed
 from specjax.decoding.builders.denoising import build_denoising
 from specjax.decoding.model import Model, Prompt
 from specjax.diffusion import denoise, draft_verify
@@ -46,20 +46,10 @@ class DiffusionDecoder:
   """
 
   def __init__(
-    self,
-    model: Model,
-    policy: Any = "threshold",
-    *,
-    blocks: Any = None,
-    cache: Any = None,
-    stopping: Any = None,
-    transform: Any = None,
-    guidance: float | None = None,
-    guesses: int | None = None,
-    temperature: float = 0.0,
-    seed: int = 0,
-    batch: int = 1,
-  ):
+    self, model: Model, policy: Any = "threshold", *, blocks: Any = None, cache: Any = None,
+    stopping: Any = None, transform: Any = None, guidance: float | None = None,
+    guesses: int | None = None, temperature: float = 0.0, seed: int = 0, batch: int = 1,
+  ):  # fmt: skip
     check_model(model, causal=False)
     checks.number("temperature", temperature, 0, note="0 takes the likeliest token")
     checks.whole("batch", batch, 1, checks.BATCH)
@@ -74,13 +64,9 @@ class DiffusionDecoder:
     self._warm: set[int] = set()
 
   def __call__(
-    self,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int | Sequence[int] = 128,
-    *,
-    first: int = 0,
+    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, first: int = 0,
     params: Params | None = None,
-  ) -> list[Result]:
+  ) -> list[Result]:  # fmt: skip
     """Fills prompts, B at a time; one Result each, in order.
 
     Args:
@@ -108,8 +94,8 @@ class DiffusionDecoder:
     """(ids, budgets, L)."""
     ids, budgets = read(self.model, prompts, max_new_tokens, least=0)
     for prompt, budget in zip(ids, budgets, strict=True):
-      check(budget > 0 or self.model.mask in prompt, "max_new_tokens", 0,
-            "1 or more for a prompt without holes")  # fmt: skip
+      if budget == 0 and self.model.mask not in prompt:
+        checks.refuse("max_new_tokens", 0, "1 or more for a prompt without holes")
     longest = max(len(x) + budget for x, budget in zip(ids, budgets, strict=True))
     return ids, budgets, -(-longest // 32) * 32 + self.method.blocks.window
 
@@ -182,9 +168,9 @@ class DiffusionDecoder:
   ) -> Iterator[list[list[int]]]:
     """The canvases as they fill: every `rounds` rounds, the ids of each of up to B prompts."""
     ids, budgets, room = self._read(prompts, max_new_tokens)
-    check(len(ids) <= self.batch, "len(prompts)", len(ids), f"at most batch={self.batch}")
+    checks.whole("len(prompts)", len(ids), 1, self.batch, "batch is the most")
     checks.whole("rounds", rounds, 1)
-    check(self._denoising.guesses == 1, "guesses", self._denoising.guesses, "1 to stream")
+    checks.whole("guesses", self._denoising.guesses, 1, 1, "more do not stream")
     weights, request, canvas = self._arguments(ids, budgets, 0, room, None)
     state = denoise.compiled_start(self.method, weights, canvas)
     while not bool(state.done.all()):

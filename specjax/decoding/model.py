@@ -140,6 +140,4 @@ def load(name: str = DEFAULT_MODEL, dtype: jnp.dtype = jnp.float32) -> Model:
     floating = False
   if dtype is None or not floating:
     checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
-  c = hf.load(resolve(name), dtype)
-  return Model(name, c.config, c.params, c.tokenizer, c.stop, c.start, c.template, c.mask,
-               c.shift)  # fmt: skip
+  return Model(name, **hf.load(resolve(name), dtype)._asdict())

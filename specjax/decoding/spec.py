@@ -14,8 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax import checks
+from specjax.drafters import HEADS
 
 Number = int | float
+
+# What a name takes in brackets; heads, filters and students have a default, the zoo's.
+BRACKETS = {
+  "draft_model": "MODEL", "denoiser": "MODEL", "ngram": "FILE.jsonl", "local": "MODEL",
+  "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD", "judge": "HEAD", "head": "HEAD",
+  "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT", "learned": "FILTER",
+  "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
+} | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _HEAD = re.compile(rf"([a-z]\w*)((?:{_NUMBER})*)")
 _OLD = re.compile(r"([a-z]\w*):([^:/+\[\]]+|[^:\[\]]+\.json)")
@@ -140,8 +149,10 @@ def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[s
   each of the kind of its default.
 
   Raises:
-    ValueError: more numbers than knobs, or a broken number for a whole one.
+    ValueError: more numbers than knobs, a broken number for a whole one, or brackets that nothing
+      reads.
   """
+  refuse_text(what, part)
   name = show([part._replace(decorations=())])
   if len(part.numbers) > len(known):
     takes = ", ".join(f"{k}={v}" for k, v in known.items())
@@ -195,8 +206,19 @@ def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 def refuse_text(what: str, part: Part) -> None:
   """Raises ValueError where a part has brackets that nothing reads."""
-  if part.text is not None:
+  if part.text is not None and part.name not in BRACKETS:
     raise ValueError(f"{what}={show([part])!r}: {part.name} takes nothing in brackets.")
+
+
+def text_of(part: Part, what: str, kind: str = "PATH", hint: str = "") -> str:
+  """What stands in the brackets of a part.
+
+  Raises:
+    ValueError: there are none; the sentence says that the part needs `what`.
+  """
+  if part.text is None:
+    raise ValueError(f"{part.name}: it needs {what}, {part.name}[{kind}]{hint}.")
+  return part.text
 
 
 def with_weights(what: str, given: Any, *kinds: type) -> tuple[Any, Any]:

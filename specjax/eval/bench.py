@@ -16,6 +16,7 @@ from specjax.decoding.model import Model
 from specjax.eval import interleaved, metrics, optimal, report, table
 from specjax.eval.divergence import divergences
 from specjax.eval.interleaved import Runs
+from specjax.eval.options import Bench as Config
 from specjax.eval.plots import speed, trees
 from specjax.eval.prompts import Item, read
 from specjax.eval.verify_cost import measure
@@ -29,34 +30,6 @@ FOOTNOTE = (
   "part, if greedy; of alpha*: how often a first guess was accepted, of what the best exact rule "
   "could do."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """What is measured.
-
-  Attributes:
-    drafters: names such as "medusa-16" or "eagle/dynamic-16-5-4", see `decoding.spec`. Plain
-      decoding is always there.
-    prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions.
-    limit: how many prompts; None for all.
-    max_new_tokens: budget per prompt.
-    batch: B, prompts decoded together.
-    temperature: 0 is greedy.
-    seed: seed of the sampling noise.
-    verifier: rule of all methods but plain; by default the exact one.
-    repeats: times everything is decoded.
-  """
-
-  drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
-  prompts: str | None = None
-  limit: int | None = None
-  max_new_tokens: int = 128
-  batch: int = 1
-  temperature: float = 0.0
-  seed: int = 0
-  verifier: str | None = None
-  repeats: int = 3
 
 
 def make_decoder(model: Model, name: str, config: Config) -> Decoder:

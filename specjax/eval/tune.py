@@ -14,61 +14,31 @@ expected. A busy machine and prompts unlike those of the rates widen the gap.
 Letters: B batch, N tree nodes, D depth, R ranks.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specjax import checks
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
-from specjax.decoding.builders.drafter import load_head, load_small
+from specjax.decoding.builders.drafter import HEAD_NAMES, load_head, load_small
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.drafters import HEADS, drafting
+from specjax.drafters import drafting
 from specjax.drafters.draft_tree import draft_tree
 from specjax.eval import draft_cost, interleaved, metrics, prompts, report, sequoia, table
 from specjax.eval import verify_cost as verify
 from specjax.eval.bench import parameters
 from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, choose, expected
+from specjax.eval.options import Tune as Config
 from specjax.eval.plots import trees as plots
 from specjax.trees import Static, Tree, WithoutReplacement, files
 from specjax.trees.sequoia import sequoia as best_drawn
 
 DEPTH = 5  # D at most of Sequoia's trees
 MEASURED = 8  # prompts on which acceptance by rank is measured
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """For what a tree is chosen, and on what the choice is checked.
-
-  Attributes:
-    drafter: name of a head, such as "medusa" or "medusa[PATH]"; for "sequoia" also
-      "draft_model[PATH]".
-    method: where the trees and their expected lengths come from.
-    prompts: JSONL file or tfds:NAME:SPLIT; None for our own questions. "sequoia" measures on the
-      first MEASURED and decodes the others.
-    limit: how many prompts are decoded; None for all.
-    max_new_tokens: budget per prompt.
-    temperature: of the distribution, above 0 for "sequoia".
-    batch: B, prompts decoded together.
-    decode: how many candidates are decoded besides plain decoding, the most promising; None for
-      all. The choice does not depend on it.
-    repeats: times everything is decoded.
-  """
-
-  drafter: str
-  method: Literal["best_first", "sequoia"] = "best_first"
-  prompts: str | None = None
-  limit: int | None = None
-  max_new_tokens: int = 128
-  temperature: float = 0.0
-  batch: int = 1
-  decode: int | None = None
-  repeats: int = 3
 
 
 class Filler(NamedTuple):
@@ -109,7 +79,7 @@ def _shape(config: Config, choices: Paths) -> Tree:
 def _filler(model: Model, config: Config) -> Filler:
   """The head or draft model with its weights, loaded once for all trees."""
   part = spec.parse_one("drafter", config.drafter)
-  accepted = [*HEADS, *(["draft_model"] if config.method == "sequoia" else [])]
+  accepted = [*HEAD_NAMES, *(["draft_model"] if config.method == "sequoia" else [])]
   if part.name not in accepted or part.numbers:
     raise ValueError(f"drafter={config.drafter!r} has no tree to choose: accepted are "
                      f"{', '.join(accepted)}, with [PATH] or not.")  # fmt: skip

@@ -289,20 +289,12 @@ def target(config: Config) -> Target:
     return own[f"layer_{config.layers - 1}"], own["norm"]
 
   return Target(
-    vocab_size=config.vocab_size,
-    prefill=prefill,
-    evaluate=functools.partial(apply, method="evaluate"),
-    commit=kv_cache.commit,
-    head=functools.partial(apply, method="head"),
-    width=config.width,
-    layers=config.layers,
-    heads=config.heads,
-    head_dim=config.head_dim,
-    norm_epsilon=config.norm_epsilon,
+    vocab_size=config.vocab_size, prefill=prefill,
+    evaluate=functools.partial(apply, method="evaluate"), commit=kv_cache.commit,
+    head=functools.partial(apply, method="head"), width=config.width, layers=config.layers,
+    heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon,
     embed=functools.partial(apply, method="embed"),
     run_layers=functools.partial(apply, method="run_layers"),
-    norm=functools.partial(apply, method="final_norm"),
-    lm_head=lm_head,
-    make_layers=make_layers,
+    norm=functools.partial(apply, method="final_norm"), lm_head=lm_head, make_layers=make_layers,
     last_layer=last_layer,
-  )
+  )  # fmt: skip

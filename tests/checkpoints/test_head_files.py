@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax.checkpoints import formats, heads, medusa
+from specjax.checkpoints import formats, heads
 from specjax.drafters import HEADS
 from specjax.drafters.medusa import MedusaConfig
 from specjax.models.config import Config
@@ -143,7 +143,8 @@ def test_broken_files_are_named(tmp_path):
 
 def test_the_format_is_told_by_its_config(tmp_path):
   ours = save(tmp_path / "ours")
-  medusa.save(tmp_path / "published", SMALL, ours, CHOICES, base="x")
+  formats.save(tmp_path / "published", "medusa", heads.load(tmp_path / "ours", MODEL), MODEL, (),
+               base="x")  # fmt: skip
   for name in ("ours", "published"):
     loaded = formats.load(tmp_path / name, MODEL)
     assert loaded.head is HEADS["medusa"][0](target(MODEL), SMALL) and loaded.choices == CHOICES

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from specjax.base import Features
-from specjax.checkpoints import medusa
-from specjax.checkpoints.heads import abstract
+from specjax.checkpoints import formats
+from specjax.checkpoints.heads import Loaded, abstract
 from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.medusa import MedusaConfig
@@ -33,11 +33,16 @@ def random_heads(config: MedusaConfig):
   )
 
 
+def save(directory, config: MedusaConfig, params, **more):
+  loaded = Loaded(build(target(MODEL), config), params, CHOICES, None, config, MODEL)
+  formats.save(directory, "medusa", loaded, MODEL, (), base="gsm8k-7m", **more)
+
+
 @pytest.fixture
 def saved(tmp_path):
   """A directory with two own heads of two blocks."""
   config = MedusaConfig(depth=2, blocks=2)
-  medusa.save(tmp_path, config, random_heads(config), CHOICES, base="gsm8k-7m")
+  save(tmp_path, config, random_heads(config))
   return tmp_path
 
 
@@ -52,8 +57,8 @@ def change_tensors(directory, change) -> None:
 def test_round_trip(tmp_path, shared, blocks):
   config = MedusaConfig(depth=3, blocks=blocks, shared=shared)
   params = random_heads(config)
-  medusa.save(tmp_path, config, params, CHOICES, base="gsm8k-7m")
-  head, loaded, choices, hit_rates, *_ = medusa.load(tmp_path, MODEL)
+  save(tmp_path, config, params)
+  head, loaded, choices, hit_rates, *_ = formats.load(tmp_path, MODEL)
   assert head is build(target(MODEL), config)
   assert (choices, hit_rates) == (CHOICES, None)
   assert jax.tree.structure(loaded) == jax.tree.structure(params)
@@ -89,7 +94,7 @@ def test_published_tensors_land_in_their_head_and_block(tmp_path):
     "medusa_num_heads": 2, "medusa_num_layers": 2, "base_model_name_or_path": "x", "version": "2",
     "hidden_size": 4, "vocab_size": 11, "medusa_choices": CHOICES,
   }))  # fmt: skip
-  head, params, choices, *_ = medusa.load(tmp_path, MODEL)
+  head, params, choices, *_ = formats.load(tmp_path, MODEL)
   assert choices == CHOICES
   hidden = rng.normal(size=(3, 4)).astype(np.float32)
   z = jnp.zeros((1, 3), jnp.int32)
@@ -109,20 +114,20 @@ def test_published_tensors_land_in_their_head_and_block(tmp_path):
 def test_missing_tensor_is_named(saved, name):
   change_tensors(saved, lambda tensors: tensors.pop(name))
   with pytest.raises(ValueError, match=rf"{WEIGHTS} lacks tensor {name}\."):
-    medusa.load(saved, MODEL)
+    formats.load(saved, MODEL)
 
 
 @pytest.mark.parametrize("name", ["2.0.linear.weight", "0.3.weight", "norm.weight"])
 def test_extra_tensor_is_named(saved, name):
   change_tensors(saved, lambda tensors: tensors.update({name: np.zeros((4, 4), np.float16)}))
   with pytest.raises(ValueError, match=f"has no place for tensor {name}"):
-    medusa.load(saved, MODEL)
+    formats.load(saved, MODEL)
 
 
 def test_misshapen_tensor_is_named(saved):
   change_tensors(saved, lambda t: t.update({"1.2.weight": np.zeros((12, 4), np.float16)}))
   with pytest.raises(ValueError, match=r"1\.2\.weight has shape \(12, 4\), expected \(11, 4\)"):
-    medusa.load(saved, MODEL)
+    formats.load(saved, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -134,45 +139,51 @@ def test_misshapen_tensor_is_named(saved):
 )
 def test_heads_for_another_target_are_refused(saved, change, words):
   with pytest.raises(ValueError, match=words):
-    medusa.load(saved, dataclasses.replace(MODEL, **change))
+    formats.load(saved, dataclasses.replace(MODEL, **change))
 
 
 def test_a_published_config_without_a_tree_is_read(saved):
   raw = json.loads((saved / "config.json").read_text())
   del raw["medusa_choices"]
   (saved / "config.json").write_text(json.dumps(raw))
-  assert medusa.load(saved, MODEL).choices == ()
+  assert formats.load(saved, MODEL).choices == ()
 
 
-@pytest.mark.parametrize("key", ["medusa_num_heads", "medusa_num_layers"])
-def test_missing_key_is_named(saved, key):
+@pytest.mark.parametrize(
+  ("key", "words"),
+  [
+    ("medusa_num_heads", r"config\.json is of no known format"),
+    ("medusa_num_layers", "lacks medusa_num_layers: these are no Medusa heads"),
+  ],
+)
+def test_missing_key_is_named(saved, key, words):
   raw = json.loads((saved / "config.json").read_text())
   del raw[key]
   (saved / "config.json").write_text(json.dumps(raw))
-  with pytest.raises(ValueError, match=f"lacks {key}: these are no Medusa heads"):
-    medusa.load(saved, MODEL)
+  with pytest.raises(ValueError, match=words):
+    formats.load(saved, MODEL)
 
 
 def test_broken_files_are_named(saved):
   (saved / WEIGHTS).write_bytes((saved / WEIGHTS).read_bytes()[:100])
   with pytest.raises(ValueError, match=f"{WEIGHTS} is truncated"):
-    medusa.load(saved, MODEL)
+    formats.load(saved, MODEL)
   (saved / WEIGHTS).unlink()
   with pytest.raises(ValueError, match=f"has no {WEIGHTS}"):
-    medusa.load(saved, MODEL)
+    formats.load(saved, MODEL)
   (saved / "config.json").write_text("{")
   with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-    medusa.load(saved, MODEL)
+    formats.load(saved, MODEL)
   (saved / "config.json").unlink()
   with pytest.raises(ValueError, match=r"has no config\.json"):
-    medusa.load(saved, MODEL)
+    formats.load(saved, MODEL)
 
 
 def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
   config = MedusaConfig(depth=1)
   params = jax.tree.map(lambda x: x * 1e6, random_heads(config))
   with pytest.raises(ValueError, match=r"tensor 0\.0\.linear\.weight is not finite in .*float16"):
-    medusa.save(tmp_path, config, params, CHOICES, base="x")
-  medusa.save(tmp_path, config, params, CHOICES, base="x", dtype=jnp.bfloat16)
-  loaded = medusa.load(tmp_path, MODEL).params
+    save(tmp_path, config, params)
+  save(tmp_path, config, params, dtype=jnp.bfloat16)
+  loaded = formats.load(tmp_path, MODEL).params
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), loaded, params)

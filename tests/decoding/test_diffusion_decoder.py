@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.checkpoints import filter as filters
+from specjax.checkpoints import parts
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
@@ -39,7 +39,7 @@ def learned(tmp_path_factory) -> str:
   """The name of a policy whose filter passes what is likely."""
   path = tmp_path_factory.mktemp("filter")
   params = Filter(jnp.eye(W), jnp.zeros(W), jnp.eye(W), jnp.zeros(W), jnp.float32(0.55))
-  filters.save(path, params, base="tiny")
+  parts.save(path, params, base="tiny")
   return f"learned[{path}]"
 
 

@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 
 from specjax import speculate
-from specjax.checkpoints import acceptance, heads, hf, judge
-from specjax.checkpoints import filter as filters
+from specjax.checkpoints import heads, hf, parts
 from specjax.data.tokenizer import END, MASK, train_words
-from specjax.decoding import catalogue
+from specjax.decoding import catalogue, spec
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
@@ -70,11 +69,11 @@ def home(tmp_path_factory):
     params = weights_of(head.init, jax.random.key(0), target.params, None)
     heads.save(path / name, name, config(), params, choices, None, base="target", dtype=jnp.float32)
   E = CONFIG.width
-  judge.save(path / "judge", Judge(jnp.ones(E), jnp.float32(0.1)), base="target")
+  parts.save(path / "judge", Judge(jnp.ones(E), jnp.float32(0.1)), base="target")
   params = weights_of(AcceptanceHead(1).init, jax.random.key(0), jnp.zeros((1, E)))
-  acceptance.save(path / "acceptance", 1, params, target="target", draft="small")
+  parts.save(path / "acceptance", parts.Acceptance(1, params), target="target", draft="small")
   eye, zeros = jnp.eye(W), jnp.zeros(W)
-  filters.save(path / "filter", Filter(eye, zeros, eye, zeros, jnp.float32(0.55)), base="denoiser")
+  parts.save(path / "filter", Filter(eye, zeros, eye, zeros, jnp.float32(0.55)), base="denoiser")
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
   return path
@@ -84,7 +83,8 @@ def home(tmp_path_factory):
 TEXTS = {
   "MODEL": "small", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
   "FILE.jsonl": "texts.jsonl", "TEXT": "Ann", "REGEX": "Ann( Bob)*", "DELIMITER": ".",
-  "denoiser": "denoiser", "specdecpp": "acceptance", "student": "denoiser-student",
+  "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
+  "student": "denoiser-student",
 }  # fmt: skip
 DRAWN = "draft_model[small]"
 DRAFTER_OF = {"token": DRAWN, "block": DRAWN, "k_seq": f"{DRAWN}/iid-2-1"} | dict.fromkeys(
@@ -211,6 +211,28 @@ def fingerprint(decoder) -> int:
   return hash((re.sub("0x[0-9a-f]+", "", str(program)), *constants))
 
 
+OWN = """
+from specjax.drafters.medusa import MedusaConfig, medusa
+
+def mine(target, config: MedusaConfig):
+  return medusa(target, config)._replace(name="mine")
+"""
+
+
+def test_a_head_of_ones_own_has_a_name(home):
+  model, own = loaded(str(home / "target")), home / "own"
+  (home / "mine.py").write_text(OWN)
+  head = heads.load(home / "medusa", model.config)
+  heads.save(own, f"{home}/mine.py:mine", head.config, head.params, head.choices, None,
+             base="target", dtype=jnp.float32)  # fmt: skip
+  decoder, known = Decoder(model, f"head-4[{own}]"), Decoder(model, f"medusa-4[{home}/medusa]")
+  assert (decoder.name, decoder.method.drafter.name) == (f"head-4[{own}]", "mine")
+  assert fingerprint(decoder) == fingerprint(known)
+  for name, words in (("head", "it needs a trained head"), (f"medusa[{own}]", "a head of mine")):
+    with pytest.raises(ValueError, match=words):
+      Decoder(model, name)
+
+
 PARTS = [
   pytest.param(kind, name, id=f"{kind.split(',')[0]}: {name}")
   for kind, (_, rows) in KINDS.items()
@@ -220,7 +242,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("kind", "name"), PARTS)
 def test_every_knob_counts(home, kind, name):
-  brackets = catalogue.BRACKETS.get(name)
+  brackets = spec.BRACKETS.get(name)
   text = TEXTS.get(name, TEXTS.get(brackets, "")).format(name=name)
   text = f"[{text}]" if brackets else ""
 

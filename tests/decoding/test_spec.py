@@ -91,7 +91,7 @@ def test_the_signature_is_the_table_of_knobs():
     ("b-8", "b", {"nodes": 8}),
     ("b-9-1", "b-9-1.0", {"nodes": 9, "least": 1.0}),
     ("b-8-0.50-1", "b", {"nodes": 8, "least": 0.5, "keep": True}),
-    ("b-8-0.5-0[p]", "b-8-0.5-0[p]", {"nodes": 8, "least": 0.5, "keep": False}),
+    ("judge-8-0.5-0[p]", "judge-8-0.5-0[p]", {"nodes": 8, "least": 0.5, "keep": False}),
     ("b-8-0.5-1-4", "b-8-0.5-1-4", {"nodes": 8, "least": 0.5, "keep": True, "cut": 4}),
   ],
 )
@@ -109,6 +109,7 @@ def test_a_name_is_settled(text, canonical, arguments):
   [
     ("b-8.5", "x='b-8.5': nodes of b is a whole number"),
     ("b-8-1-2", "keep of b is 0 or 1"),
+    ("b-8[p]", "x='b-8\\[p\\]': b takes nothing in brackets"),
     ("b-8-1-1-0.5", "cut of b is a whole number"),
     ("b-1-1-1-1-1", "b takes the numbers nodes=8, least=0.5, keep=True, cut=None"),
   ],

@@ -13,7 +13,7 @@ import pytest
 from options import changed
 
 import specjax
-from specjax.checkpoints import acceptance as checkpoint
+from specjax.checkpoints import parts
 from specjax.data.packing import pack
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask, init
@@ -151,13 +151,13 @@ def test_the_loss_falls_and_the_report_adds_up(run):
 
 def test_what_is_written_is_read_back(run, final_state):
   small = specjax.load(run.draft)
-  loaded = checkpoint.load(f"{run.out}/model", small.config.width)
+  loaded = parts.load_acceptance(f"{run.out}/model", small.config.width)
   assert loaded.blocks == 2
   jax.tree.map(np.testing.assert_array_equal, loaded.params, final_state(run.out)["params"])
   with pytest.raises(ValueError, match="is for a draft model of width 16, not 8"):
-    checkpoint.load(f"{run.out}/model", 8)
+    parts.load_acceptance(f"{run.out}/model", 8)
   with pytest.raises(ValueError, match="this is no acceptance head"):
-    checkpoint.load(run.draft, 16)
+    parts.load_acceptance(run.draft, 16)
 
 
 def test_a_run_goes_on_where_it_was_cut(run, tmp_path):

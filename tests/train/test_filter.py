@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from options import changed
 
-from specjax.checkpoints import filter as checkpoint
+from specjax.checkpoints import parts
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
@@ -70,4 +70,4 @@ def test_a_run_gives_a_filter_that_decodes(list_denoiser, tmp_path):
 def test_what_is_no_filter_is_refused(tmp_path):
   (tmp_path / "config.json").write_text('{"verifier": "judge"}')
   with pytest.raises(ValueError, match="this is no filter"):
-    checkpoint.load(tmp_path)
+    parts.load_filter(tmp_path)

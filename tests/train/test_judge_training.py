@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from options import changed
 
-from specjax.checkpoints import judge as checkpoint
+from specjax.checkpoints import parts
 from specjax.data.packing import pack
 from specjax.data.tokenizer import train_bpe
 from specjax.decoding.model import Model, load
@@ -137,10 +137,10 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
   assert report["numbers"]["wrong"] == report["tokens"]["wrong"] > 0
   assert set(report["tokens"]["threshold 0.5"]) == {"precision", "recall", "wrong_passed"}
   network = load(config.model).config
-  params = checkpoint.load(f"{config.out}/model", network)
+  params = parts.load_judge(f"{config.out}/model", network)
   assert params.w.shape == (network.width,) and bool((params.w != 0).any())
   judge.main(config)  # a finished run does nothing more
-  assert (checkpoint.load(f"{config.out}/model", network).w == params.w).all()
+  assert (parts.load_judge(f"{config.out}/model", network).w == params.w).all()
   with pytest.raises(ValueError, match=r"holds a run with steps=20 \(now 30\)"):
     judge.main(changed(config, steps=30))
   with pytest.raises(ValueError, match=r"held_out=30: accepted is at least 2 and fewer than"):
@@ -148,11 +148,11 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
 
 
 def test_judges_that_do_not_fit_are_refused(tmp_path):
-  checkpoint.save(tmp_path, Judge(jnp.ones(8), jnp.float32(1)), base="tiny")
+  parts.save(tmp_path, Judge(jnp.ones(8), jnp.float32(1)), base="tiny")
   with pytest.raises(ValueError, match=r"tensor w has shape \(8,\), expected \(16,\)"):
-    checkpoint.load(tmp_path, CONFIG)
+    parts.load_judge(tmp_path, CONFIG)
   with pytest.raises(ValueError, match=r"tensor b is not finite in dtype float32"):
-    checkpoint.save(tmp_path, Judge(jnp.ones(8), jnp.float32(jnp.nan)), base="tiny")
+    parts.save(tmp_path, Judge(jnp.ones(8), jnp.float32(jnp.nan)), base="tiny")
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(ValueError, match=r"lacks verifier='judge': this is no judge"):
-    checkpoint.load(tmp_path, CONFIG)
+    parts.load_judge(tmp_path, CONFIG)

@@ -14,7 +14,7 @@ from jax import Array
 
 from specjax import checks
 from specjax.base import Params
-from specjax.checkpoints import filter as filters
+from specjax.checkpoints import parts as trained
 from specjax.decoding import spec
 from specjax.decoding.builders.drafter import load_small
 from specjax.decoding.model import Model, load, resolve
@@ -106,16 +106,13 @@ def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Polic
   """(canonical name, policy, params) of a policy and of what is added to it."""
   first, *added = parts
   builder = spec.look_up("policy", first, POLICIES)
+  own: dict[str, Any] = {}
   if first.name == "learned":
-    trained = filters.load(resolve(_companion(model, first)))._asdict()
+    own = trained.load_filter(resolve(_companion(model, first)))._asdict()
     if first.numbers:
-      trained.pop("least")
-    name, policy, params = _make("policy", first, builder, batch, **trained)
-  else:
-    spec.refuse_text("policy", first)
-    name, policy, params = _make("policy", first, builder, batch)
+      own.pop("least")
+  name, policy, params = _make("policy", first, builder, batch, **own)
   for part in added:
-    spec.refuse_text("policy", part)
     builder = spec.look_up("policy", part, ADDED)
     label, policy, params = _make("policy", part, builder, batch, policy, base=params)
     name = f"{name}+{label}"
@@ -150,7 +147,6 @@ def _blocks(part: Part, model: Model, policy: Policy, params: Params, batch: int
   if part == Part("fixed") and window is not None:
     part = Part("fixed", (window,))
   if part.name == "fixed":
-    spec.refuse_text("blocks", part)
     if policy.name.startswith("explore") and len(part.numbers) < 2:
       size = part.numbers[0] if part.numbers else spec.knobs(BLOCKS["fixed"])["size"]
       part = Part("fixed", (size, size))  # type: ignore[arg-type]
@@ -215,7 +211,6 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   def plain(kind: str, *fixed: Any):
     value = chosen[kind]
     if isinstance(value, Part):
-      spec.refuse_text(kind, value)
       labels[kind], made, params = _make(kind, value, DECORATIONS[kind][value.name], batch, *fixed)
     else:
       value = value(*fixed) if fixed and callable(value) else value

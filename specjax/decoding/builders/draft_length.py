@@ -3,7 +3,7 @@
 from typing import Any
 
 from specjax.base import Params
-from specjax.checkpoints import acceptance
+from specjax.checkpoints.parts import load_acceptance
 from specjax.decoding import spec
 from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
@@ -38,10 +38,7 @@ def build_draft_length(given: Any, width: int, depth: int) -> tuple[str, DraftLe
   if "length" in every:
     arguments.setdefault("length", min(int(every["length"] or 0), depth))
   if given.name != "specdecpp":
-    spec.refuse_text("draft_length", given)
     return name, builder(**arguments), ()
-  if given.text is None:
-    raise ValueError("specdecpp: it needs an acceptance head, specdecpp[PATH], see "
-                     "specjax.train.acceptance.")  # fmt: skip
-  loaded = acceptance.load(given.text, width)
+  path = spec.text_of(given, "an acceptance head", hint=", see specjax.train.acceptance")
+  loaded = load_acceptance(path, width)
   return name, builder(loaded.blocks, **arguments), loaded.params

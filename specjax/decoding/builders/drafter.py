@@ -31,6 +31,8 @@ from specjax.trees import load as load_tree
 
 DEFAULT_NODES = 8
 MOST_NODES = 4096
+ANY_HEAD = "head"  # of the kind that its directory holds, such as one in a file of one's own
+HEAD_NAMES = (*HEADS, ANY_HEAD)
 RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 # What may follow a name with a slash, by kind; after all other drafters nothing may.
@@ -87,7 +89,7 @@ def knobs(name: str, draft_length: bool = False) -> dict[str, spec.Number | None
   Args:
     draft_length: whether a draft-length policy ends the chain of a draft model.
   """
-  if name in HEADS:
+  if name in HEAD_NAMES:
     return {"nodes": DEFAULT_NODES}
   found = spec.knobs(adaptive_model if draft_length else DRAFTERS[name])
   depth = found.pop("depth", None)  # a builder counts tokens, a name nodes, the root included
@@ -113,16 +115,16 @@ def _single(
   model: Model, part: Part, tree: Any = None, draft_length: Any = None, joined: bool = False
 ) -> Built:
   """A drafter that is one part with its decorations; `joined` to others, or alone."""
-  builder = spec.look_up("drafter", part, DRAFTERS, HEADS)
+  is_head = part.name in HEAD_NAMES
+  builder = spec.look_up("drafter", part, DRAFTERS, HEADS, {ANY_HEAD: load_head})
   if part.name == "draft_model":
     return _draft_model(model, part, tree, draft_length, joined=joined)
-  _refuse(part.name, None if part.name in HEADS else tree, draft_length)
-  if part.name in HEADS:
+  _refuse(part.name, None if is_head else tree, draft_length)
+  if is_head:
     return _head(model, part, tree)
   spec.decorations(part, {})
   name, arguments = _settle(part)
   if part.name != "denoiser":
-    spec.refuse_text("drafter", part)
     return name, builder(*arguments.values()), ()
   small = load_small(model, part)
   made = builder(small.denoiser, model.target, *arguments.values())
@@ -138,10 +140,13 @@ def _either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any
 
 
 def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
-  """(its path, the trained head) that a part names, by default the zoo's for the model."""
-  path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
+  """A trained head: (its path, the head) that a part names, by default the zoo's for the model."""
+  if part.name == ANY_HEAD:
+    path = spec.text_of(part, "a trained head")
+  else:
+    path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
   loaded = formats.load(resolve(path), model.config)
-  if loaded.head.name != part.name:
+  if part.name not in (ANY_HEAD, loaded.head.name):
     raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
   return path, loaded
 
@@ -176,9 +181,7 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
     small = load_small(model, part)
     drafter = builder(loaded.head, small.target, **arguments)
     return f"{name}/{label}", drafter, {"head": loaded.params, "lm": small.params}
-  if part.text is None or model.tokenizer is None:
-    raise ValueError("ngram: it needs texts, ngram[FILE.jsonl], and a model with a tokenizer.")
-  source = sources.open_source(part.text)
+  source = sources.open_source(spec.text_of(part, "texts", "FILE.jsonl"))
   texts = [model.encode(sources.text_of(source[i], "text", i)) for i in range(len(source))]
   ids = draft_vocabulary.ids(loaded.params)
   vocabulary = None if ids is None else np.asarray(ids)
@@ -189,9 +192,7 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
 
 def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
   """The model that a part names, which must share the vocabulary of `model`."""
-  if given is None and part.text is None:
-    raise ValueError(f"{part.name}: it needs a model, {part.name}[PATH], a zoo name or directory.")
-  small = given or load(str(part.text))
+  small = given or load(spec.text_of(part, "a model", hint=", a zoo name or directory"))
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(
       f"{part.name}[{small.name}] has a vocabulary of {small.config.vocab_size}, "

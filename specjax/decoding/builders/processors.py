@@ -45,7 +45,6 @@ def build_processors(
     builder = spec.look_up("processors", part, PROCESSORS)
     name, numbers = spec.settle("processors", part, knobs(part.name))
     if part.name == "penalties":
-      spec.refuse_text("processors", part)
       strength = Penalties(**numbers)
       if strength.repetition <= 0:
         raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")

@@ -30,9 +30,8 @@ def build_tree(given: Any) -> tuple[str, Tree]:
     spec.refuse_text("tree", given)
     shape = trees.build(given.name, given.numbers)
     return f"/{name_of(shape, given)}", shape
-  if given.text is None or given.numbers:
-    raise ValueError("tree: it needs a file, tree[FILE.json].")
-  return f"/{spec.show([given])}", trees.load(given.text)
+  name, _ = spec.settle("tree", given, {})
+  return f"/{name}", trees.load(spec.text_of(given, "a file", "FILE.json"))
 
 
 def name_of(shape: Tree, part: Part | None = None) -> str:

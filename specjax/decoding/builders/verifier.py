@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.base import Drafter, Params, Target, Verifier
-from specjax.checkpoints import judge as judges
+from specjax.checkpoints.parts import load_judge
 from specjax.decoding import spec
 from specjax.decoding.model import Model
 from specjax.models.reflective import reflective
@@ -52,16 +52,12 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   name, arguments = spec.settle("verifier", part, spec.knobs(builder))
   rule, target = builder(*arguments.values()), model.target
   weights: Params = ()
-  if part.name != "judge":
-    spec.refuse_text("verifier", part)
-  elif part.text is None:
-    raise ValueError("verifier='judge': it needs a head, judge[PATH], see specjax.train.judge.")
-  else:
-    weights = judges.load(part.text, model.config)
+  if part.name == "judge":
+    path = spec.text_of(part, "a head", hint=", see specjax.train.judge")
+    weights = load_judge(path, model.config)
   for second in spec.decorations(part, {"reflection": REFLECTIONS}).values():
-    if second.text is None:
-      raise ValueError("reflective: it needs a prompt, reflective[TEXT].")
+    prompt = model.encode(spec.text_of(second, "a prompt", "TEXT"))
     label, knob = spec.settle("verifier", second, spec.knobs(reflective))
-    target = reflective(target, tuple(model.encode(second.text)), **knob)
+    target = reflective(target, tuple(prompt), **knob)
     name, rule = f"{name}/{label}", rule._replace(exactness=f"LOSSY ({label})")
   return name, rule, weights, target

@@ -1,0 +1,75 @@
+"""Weights on disk: config.json beside safetensors, read, checked and written."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from specjax import checks, schema
+
+Tensors = dict[str, np.ndarray]
+Shapes = Mapping[str, tuple[int, ...]]
+_DTYPES = ("F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "I32", "I64")
+
+
+def read_config(directory: str | pathlib.Path, what: str = "draft head") -> dict[str, Any]:
+  """The config.json of a directory; `what` says in errors of what.
+
+  Raises:
+    ValueError: there is none, or it is no JSON object.
+  """
+  file = pathlib.Path(directory) / "config.json"
+  if not file.exists():
+    raise ValueError(f"{directory} has no config.json: this is no {what}.")
+  return schema.read(file)
+
+
+def read_tensors(path: pathlib.Path) -> Tensors:
+  """The tensors of a safetensors file.
+
+  Raises:
+    ValueError: the file is absent or damaged.
+  """
+  if not path.is_file():
+    raise ValueError(f"{path.parent} has no {path.name}.")
+  try:
+    with safe_open(path, "numpy") as file:
+      names = file.keys()
+      for name in names:
+        if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
+          checks.refuse(f"{path}: dtype of tensor {name}", dtype, ", ".join(_DTYPES))
+      return {name: file.get_tensor(name) for name in names}
+  except SafetensorError as error:
+    raise ValueError(f"{path} is truncated or no safetensors file: {error}.") from error
+
+
+def check(tensors: Tensors, shapes: Shapes, path: pathlib.Path) -> None:
+  """That these tensors are there, no others, in these shapes.
+
+  Raises:
+    ValueError: naming the first tensor that is not so.
+  """
+  for name in sorted(shapes.keys() ^ tensors.keys()):
+    state = "lacks" if name in shapes else "has no place for"
+    raise ValueError(f"{path} {state} tensor {name}.")
+  for name, shape in shapes.items():
+    if tensors[name].shape != shape:
+      raise ValueError(f"tensor {name} has shape {tensors[name].shape}, expected {shape}.")
+
+
+def write(file: pathlib.Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
+  """Writes safetensors with config.json beside them, in a directory that is made if absent.
+
+  Raises:
+    ValueError: a tensor is not finite; nothing is written then.
+  """
+  for name, x in tensors.items():
+    if not np.isfinite(x.astype(np.float32)).all():
+      raise ValueError(f"tensor {name} is not finite in dtype {x.dtype.name}.")
+  file.parent.mkdir(parents=True, exist_ok=True)
+  save_file(tensors, file, metadata={"format": "pt"})
+  (file.parent / "config.json").write_text(json.dumps(config, indent=2) + "\n")

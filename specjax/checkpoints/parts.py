@@ -1,0 +1,110 @@
+"""Small trained parts on disk: judges, filters, and acceptance heads of SpecDec++.
+
+Each is a config.json, which names the models that it was trained for, beside float32 safetensors.
+"""
+
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+
+from specjax import checks, schema
+from specjax.base import Params
+from specjax.checkpoints.files import Shapes, check, read_config, read_tensors, write
+from specjax.checkpoints.heads import MOST
+from specjax.diffusion.policies import Filter
+from specjax.draft_length.specdecpp import AcceptanceHead
+from specjax.models.config import Config
+from specjax.verifiers.judge import Judge
+
+_WEIGHTS, _OF_ACCEPTANCE = "model.safetensors", "acceptance.safetensors"
+_ACCEPTANCE = {"blocks": functools.partial(checks.whole, most=MOST), "width": int}
+
+
+class Acceptance(NamedTuple):
+  """An acceptance head: how many blocks it has, and its params."""
+
+  blocks: int
+  params: Params
+
+
+def save(directory: str | pathlib.Path, part: Judge | Filter | Acceptance, **models: str) -> None:
+  """Writes what the loader of the part reads.
+
+  Args:
+    part: the weights; `Filter.least` is f32[].
+    models: names of those it was trained for: `base`, of an acceptance head `target` and `draft`.
+
+  Raises:
+    ValueError: a weight is not finite.
+  """
+  weights: Mapping[str, Any] = part._asdict()
+  config: dict[str, Any] = {"verifier": "judge"}
+  file = _WEIGHTS
+  if isinstance(part, Filter):
+    config = {"policy": "learned", "window": len(part.out_bias)}
+  elif isinstance(part, Acceptance):
+    weights, file = flatten_dict(part.params, sep="/"), _OF_ACCEPTANCE
+    config = {"blocks": part.blocks, "width": weights["params/out"].shape[1]}
+  tensors = {name: np.asarray(x, np.float32) for name, x in weights.items()}
+  write(pathlib.Path(directory) / file, tensors, config | models)
+
+
+def _read(path: pathlib.Path, shapes: Shapes) -> dict[str, Array]:
+  check(tensors := read_tensors(path), shapes, path)
+  return {name: jnp.asarray(tensors[name], jnp.float32) for name in shapes}
+
+
+def load_judge(directory: str | pathlib.Path, model: Config) -> Judge:
+  """A judge for the target `model`.
+
+  Raises:
+    ValueError: no judge, or tensors that are missing, extra or misshapen, as those of a judge for
+      a target of another width are.
+  """
+  if read_config(directory, "judge").get("verifier") != "judge":
+    raise ValueError(f"{directory}/config.json lacks verifier='judge': this is no judge.")
+  return Judge(**_read(pathlib.Path(directory) / _WEIGHTS, {"w": (model.width,), "b": ()}))
+
+
+def load_filter(directory: str | pathlib.Path) -> Filter:
+  """A filter, its `least` f32[].
+
+  Raises:
+    ValueError: no filter, or tensors that are missing, extra or misshapen.
+  """
+  config, path = read_config(directory, "filter"), pathlib.Path(directory) / _WEIGHTS
+  if config.get("policy") != "learned":
+    raise ValueError(f"{directory}/config.json lacks policy='learned': this is no filter.")
+  W = schema.fields(config, {"window": int}, f"{directory}/config.json", ["window"])["window"]
+  H = read_tensors(path).get("into_bias", np.empty(0)).size
+  shapes = {"into": (H, W), "into_bias": (H,), "out": (W, H), "out_bias": (W,), "least": ()}
+  return Filter(**_read(path, shapes))
+
+
+def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:
+  """The acceptance head for a draft model of width E.
+
+  Raises:
+    ValueError: no acceptance head, one for another width, or damaged tensors.
+  """
+  raw, where = read_config(directory, "acceptance head"), f"{directory}/config.json"
+  if not _ACCEPTANCE.keys() <= raw.keys():
+    raise ValueError(f"{where} has no blocks and width: this is no acceptance head.")
+  own = schema.fields(raw, _ACCEPTANCE, where, _ACCEPTANCE)
+  if own["width"] != width:
+    raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width "
+                     f"{own['width']}, not {width}.")  # fmt: skip
+  example = jax.ShapeDtypeStruct((1, width), jnp.float32)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  shapes = flatten_dict(jax.eval_shape(AcceptanceHead(own["blocks"]).init, key, example), sep="/")
+  tensors = _read(
+    pathlib.Path(directory) / _OF_ACCEPTANCE, {name: x.shape for name, x in shapes.items()}
+  )
+  return Acceptance(own["blocks"], unflatten_dict(tensors, sep="/"))
