@@ -135,5 +135,5 @@ def test_what_does_not_fit_is_refused():
     drafters.denoiser(model, table_model(V + 1), DEPTH)
   with pytest.raises(ValueError, match="depth=0"):
     drafters.denoiser(model, TARGET, 0)
-  with pytest.raises(ValueError, match="context=3"):
+  with pytest.raises(ValueError, match="canvas=3"):
     drafters.denoiser(model, TARGET, DEPTH, DEPTH)

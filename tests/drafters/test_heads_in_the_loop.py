@@ -114,9 +114,9 @@ def test_many_prompts_are_one_trace():
   """A head is compiled once per shape, not per prompt."""
   params, drafter, traces = head("medusa")[1], drafter_of("medusa", "static"), []
 
-  def propose(*arguments):
+  def propose(*arguments, **named):
     traces.append(1)
-    return drafter.propose(*arguments)
+    return drafter.propose(*arguments, **named)
 
   counted = drafter._replace(propose=propose)
   for b in range(B):

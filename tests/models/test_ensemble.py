@@ -97,7 +97,7 @@ def test_it_drafts_without_loss(drafter, rule):
   ("arguments", "words"),
   [
     ((TABLE, table_model(4), 0.5), "vocab_size=3 and 4: an ensemble needs one vocabulary"),
-    ((TABLE, TABLE, 1.5), "weight=1.5: accepted is 0 to 1"),
+    ((TABLE, TABLE, 1.5), "weight=1.5: accepted is a finite number"),
   ],
 )
 def test_impossible_pairs_are_refused(arguments, words):

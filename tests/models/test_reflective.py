@@ -157,10 +157,10 @@ def test_the_cache_holds_what_the_plain_target_would():
 @pytest.mark.parametrize(
   ("prompt", "weight", "words"),
   [
-    ((), 0.3, r"prompt=\(\): accepted are one id or more, 0 to 31\."),
-    ((1, 32), 0.3, r"prompt=\(1, 32\): accepted are"),
-    ((1,), 1.5, r"weight=1\.5: accepted is 0 to 1\."),
-    ((1,), float("nan"), r"weight=nan: accepted is 0 to 1\."),
+    ((), 0.3, r"prompt=\(\): accepted is one token id or more\."),
+    ((1, 32), 0.3, r"prompt\[1\]=32: accepted is a whole number from 0 to 31\."),
+    ((1,), 1.5, r"weight=1\.5: accepted is a finite number"),
+    ((1,), float("nan"), r"weight=nan: accepted is a finite number"),
   ],
 )
 def test_nonsense_is_refused(prompt, weight, words):
