@@ -145,5 +145,5 @@ def test_shifted_denoisers_and_parts_of_a_canvas():
   base = chosen(SURE, GUESS)
   np.testing.assert_array_equal(chosen(shifted, np.roll(GUESS, -1, 0)), base)
   assert (base != MASK).all() and len(np.unique(base, axis=0)) > 3
-  with pytest.raises(ValueError, match=r"accepted is plans\.none"):
+  with pytest.raises(ValueError, match=r"accepted is caches\.none"):
     SURE.evaluate((), tokens, position, seen, ())
