@@ -140,7 +140,7 @@ def test_drafts_change_nothing(name, temperature):
 
 def test_log_probs_are_the_models_own():
   """Against one pass over the whole text, whatever the temperature and the penalties."""
-  (result,) = Decoder(MODEL, "eagle", temperature=0.7, top_k=20, processors="penalties-1-1")(
+  (result,) = Decoder(MODEL, "eagle", temperature=0.7, top_k=20, processors=["penalties-1-1"])(
     QUESTIONS[:1], 24
   )
   ids = np.array([[*QUESTIONS[0], *result.tokens]], np.int32)

@@ -76,8 +76,8 @@ def test_follow():
   after = rng.integers(V, size=(B, N)).astype(np.int32)
   score = rng.integers(3, size=(B, N)).astype(np.float32)  # with ties
   ok = np.array(connected(jnp.asarray(rng.random((B, N)) < 0.7), jnp.asarray(PARENT), D))
-  run = jax.jit(follow, static_argnums=6)
-  verdict = run(tokens, PARENT, DEPTH, ok, score, after, D)
+  draft = Draft(tokens, PARENT, DEPTH, np.ones((B, N), bool))
+  verdict = jax.jit(follow, static_argnums=4)(draft, ok, score, after, D)
   for b in range(B):
     best = min(np.flatnonzero(ok[b]), key=lambda i: (-DEPTH[b, i], -score[b, i], i))
     path = upward(PARENT[b], int(best))[::-1]
