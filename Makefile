@@ -2,10 +2,11 @@
 # make test       lint, types and the quick tier of the tests, in a quarter of an hour
 # make test-all   every test, compiled as a user's program is
 #                 PYTHON=python3.12 for another Python,
-#                 EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs
+#                 EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs, TESTS=tests/trees for some
 # make docs       the documentation, with the API reference
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell command -v $(p)),$(p))))
 EXTRAS ?= test,tfds
+TESTS ?= tests
 VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
@@ -16,10 +17,10 @@ demo: $(VENV)/.with-tfds
 	$(BIN)/python examples/demo.py $(PROMPTS)
 
 test: lint
-	$(PYTEST) tests
+	$(PYTEST) $(TESTS)
 
 test-all: lint
-	$(PYTEST) --full tests
+	$(PYTEST) --full $(TESTS)
 
 lint: $(VENV)/.with-$(EXTRAS)
 	$(BIN)/ruff check .

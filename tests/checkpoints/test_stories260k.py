@@ -43,7 +43,10 @@ def pair(name: str, model):
 
 
 @pytest.mark.full(but=["prompt_lookup", "medusa"])
-@pytest.mark.parametrize("name", [*drafters.DRAFTERS, "medusa"])
+# No denoiser was trained on this vocabulary.
+@pytest.mark.parametrize(
+  "name", [*(name for name in drafters.DRAFTERS if name != "denoiser"), "medusa"]
+)
 def test_text_is_that_of_llama2c(name, model, reference):
   (result,) = Decoder(model, pair(name, model))(["Once upon a time"], STEPS)
   assert result.tokens == reference
