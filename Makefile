@@ -1,5 +1,5 @@
 # make demo       plain, prompt-lookup and Medusa decoding side by side
-# make test       lint, types and the quick tier of the tests, in a quarter of an hour
+# make test       lint, types and the quick tier of the tests
 # make test-all   every test, compiled as a user's program is
 #                 PYTHON=python3.12 for another Python,
 #                 EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs, TESTS=tests/trees for some
