@@ -49,7 +49,7 @@ def _of_file(file: pathlib.Path, function: str) -> Named:
   sys.modules[str(file)] = module  # where annotations are looked up
   try:
     spec.loader.exec_module(module)
-  except Exception as error:
+  except Exception as error:  # whatever the user's own file raised
     raise ValueError(f"{file} cannot be run: {type(error).__name__}: {error}.") from error
   build = getattr(module, function, None)
   if build is None:
