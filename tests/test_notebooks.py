@@ -10,7 +10,7 @@ from specjax.decoding import model
 NOTEBOOKS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.full(but=["quickstart"])
+@pytest.mark.full
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 # jupyter_client and zmq, not ours
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

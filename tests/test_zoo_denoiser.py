@@ -34,6 +34,7 @@ def filled(label: str, tasks=None):
   return asked, results, np.array(right)
 
 
+@pytest.mark.full(but=["dual"])
 @pytest.mark.parametrize("cache", ["none", "dual"])
 def test_four_devices_change_no_token(mesh, cache):
   prompts = [model().chat(f"{task} : Ada Bob Kim Leo =") for task in ("reverse", "sort")]
@@ -59,6 +60,7 @@ def test_one_slot_per_pass_answers():
   assert accuracy > 0.9 and passes == CONFIG.max_new_tokens
 
 
+@pytest.mark.full(but=["threshold-3", "threshold-0.95/student-6"])
 @pytest.mark.parametrize(
   ("label", "fewer"),
   [("threshold", 3), ("factor", 3), ("learned", 3), ("threshold-0.95/student", 6)],
@@ -69,6 +71,7 @@ def test_fewer_passes_answer_as_well(label, fewer):
   assert passes < CONFIG.max_new_tokens / fewer
 
 
+@pytest.mark.full
 def test_a_shuffle_collapses_where_a_copy_does_not():
   for task, least, most in (("copy", 0.9, 1.0), ("shuffle", 0.0, 0.3)):
     right = filled("confidence-16", (task,))[2]
@@ -76,6 +79,7 @@ def test_a_shuffle_collapses_where_a_copy_does_not():
   assert filled("confidence", ("shuffle",))[2].mean() > 0.8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["confidence", "threshold-0.9"])
 def test_draft_and_verify_changes_no_token(policy):
   plain, verified = filled(policy)[1], filled(f"{policy}/guesses-4")[1]
@@ -84,6 +88,7 @@ def test_draft_and_verify_changes_no_token(policy):
   assert sum(r.forwards for r in verified) < sum(r.forwards for r in plain)
 
 
+@pytest.mark.full
 def test_the_end_is_predicted_in_a_canvas_that_is_too_long():
   def run(length: str):
     _, results, right = filled(f"confidence/{length}", ("copy",))
@@ -95,6 +100,7 @@ def test_the_end_is_predicted_in_a_canvas_that_is_too_long():
   assert sure[0] < 0.2 * wasted and sure[1] >= accuracy
 
 
+@pytest.mark.full(but=["learned"])
 @pytest.mark.parametrize("label", ["threshold", "learned", "threshold-0.95/student"])
 def test_a_batch_is_its_rows(label):
   asked, together, _ = filled(label)

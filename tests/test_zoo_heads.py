@@ -36,6 +36,7 @@ def plain(model):
   }
 
 
+@pytest.mark.full(but=["medusa"])
 @pytest.mark.parametrize("name", ["prompt_lookup", "medusa", "hidden_transfer"])
 def test_four_devices_change_no_token(model, plain, mesh, name):
   prompts, tokens = plain
@@ -45,6 +46,7 @@ def test_four_devices_change_no_token(model, plain, mesh, name):
   assert [r.tokens for r in results] == tokens[0.8]
 
 
+@pytest.mark.full(but=["medusa-0.8-8", "eagle3-0.0-1"])
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", HEADS)
@@ -57,6 +59,7 @@ def test_trained_heads_change_no_token(model, plain, name, temperature, batch):
   assert sum(r.emitted for r in results) > 1.5 * sum(r.forwards for r in results)
 
 
+@pytest.mark.full(but=["eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_what_is_carried_is_that_of_the_text_from_scratch(model, name):
   decode = specjax.Decoder(model, name, batch=4)

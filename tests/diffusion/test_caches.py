@@ -101,7 +101,7 @@ def assert_same(got, wanted):
   np.testing.assert_array_equal(got.when, wanted.when)
 
 
-@pytest.mark.full(but=["True-*"])
+@pytest.mark.full(but=["True-sliding", "True-similar"])
 @pytest.mark.parametrize("name", EVERY_PASS)
 @pytest.mark.parametrize("shift", [False, True])
 def test_reading_all_in_every_pass_is_no_cache(name, shift):

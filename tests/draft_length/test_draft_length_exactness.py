@@ -53,14 +53,14 @@ def test_every_policy_is_here():
   assert KEEPING.keys() == DRAFT_LENGTHS.keys()
 
 
-@pytest.mark.full(but=["*-token", "adaedl-block", "heuristic-target_only"])
+@pytest.mark.full(but=["*-token", "heuristic-target_only"])
 @pytest.mark.parametrize("rule", [token(), block(), target_only()], ids=lambda rule: rule.name)
 @pytest.mark.parametrize("name", KEEPING)
 def test_stopping_before_a_token_or_after_it_is_exact(name, rule):
   assert off(KEEPING[name], rule, temperature=0.8) < 1e-6
 
 
-@pytest.mark.full(but=["heuristic", "confidence"])
+@pytest.mark.full(but=["heuristic"])
 @pytest.mark.parametrize("name", [name for name in KEEPING if name != "constant"])
 def test_a_state_that_moves_from_round_to_round_is_exact(name):
   assert off(KEEPING[name], token(), rounds=2) < 1e-6

@@ -65,6 +65,7 @@ def formula(params, h):
   return np.stack(states), np.stack(states) @ embedding[kept].T
 
 
+@pytest.mark.full(but=["reduced"])
 @pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])
 def test_heads_are_their_formula(reduced):
   params = weights_of(BLOCKWISE, reduced)
@@ -183,6 +184,7 @@ def test_the_target_as_its_own_lm_drafts_what_it_will_say():
   assert (rounds("local")[-1].stats.accepted[GREEDY, D] < BUDGET // (D + 1)).all()
 
 
+@pytest.mark.full(but=["0.0"])
 @pytest.mark.parametrize("alpha", [0.0, ALPHA])
 def test_local_is_head_and_lm_together(alpha):
   swayed, rows = 0, np.arange(B)
@@ -200,6 +202,7 @@ def test_local_is_head_and_lm_together(alpha):
   assert (swayed > 4) == (alpha > 0)
 
 
+@pytest.mark.full(but=["0.0"])
 @pytest.mark.parametrize("alpha", [0.0, ALPHA])
 def test_ngram_is_the_best_of_all_paths(alpha):
   rooted = set()

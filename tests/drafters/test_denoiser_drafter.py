@@ -54,6 +54,7 @@ def decode(drafter, params, rows, temperature=0.0, budget=BUDGET):
   return new, jax.device_get(state.stats)
 
 
+@pytest.mark.full(but=["rows0-0.8"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1]])
 def test_the_text_is_the_targets(rows, temperature):
@@ -79,6 +80,7 @@ def table_denoiser(depth: int) -> Denoiser:
   return Denoiser(V, MASK, False, evaluate, lambda params, states: states)
 
 
+@pytest.mark.full(but=["5"])
 @pytest.mark.parametrize("context", [None, DEPTH + 2])
 def test_a_denoiser_that_is_right_is_followed_to_the_end(context):
   drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH, context)
@@ -96,6 +98,7 @@ def test_a_canvas_that_is_too_short_misses_what_it_needs():
   assert stats.forwards.sum() > 3 * BUDGET // (DEPTH + 1)
 
 
+@pytest.mark.full(but=["6-True"])
 @pytest.mark.parametrize("context, shift", [(None, False), (6, True)])
 def test_it_reads_the_text_and_its_masks_and_nothing_else(context, shift):
   model, params, S = network(SMALL, MASK, shift), small_params(), 20

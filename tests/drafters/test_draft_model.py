@@ -42,6 +42,7 @@ def request_of(temperature: float = 0.8) -> speculate.Request:
   return speculate.Request(settings, keys, jnp.array([26, 4, 30]), jnp.array([-1]))
 
 
+@pytest.mark.full(but=["token"])
 @pytest.mark.parametrize("verifier", [target_only(), token()], ids=lambda v: v.name)
 def test_its_cache_is_that_of_the_committed_text(verifier):
   method = pair(TARGET, draft_model(target(SMALL), DEPTH), verifier)
@@ -69,13 +70,17 @@ def test_its_distribution_is_what_its_tokens_were_drawn_from():
   draft, _ = jax.jit(drafter.propose)(
     SMALL_PARAMS, (), state.drafter, state.context, request.settings, noise
   )
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def from_scratch(text, n, settings):
+    features = target(SMALL).prefill(SMALL_PARAMS, text, jnp.array([n + DEPTH]), n + DEPTH)[1]
+    return warp(target(SMALL).head(SMALL_PARAMS, features.hidden)[:, n - 1 :], settings)
+
   # The same text through one pass without a cache, and the same draws from its distribution.
   for b, n in enumerate(LENGTH):
     text = np.concatenate([tokens[b, :n], np.asarray(draft.tokens)[b, 1:]])[None]
-    whole = np.array([n + DEPTH], np.int32)
-    _, features = target(SMALL).prefill(SMALL_PARAMS, text, whole, n + DEPTH)
-    logits = target(SMALL).head(SMALL_PARAMS, features.hidden)[:, n - 1 :]
-    log_probs = warp(logits, jax.tree.map(lambda x, b=b: x[b : b + 1], request.settings))
+    settings = jax.tree.map(lambda x, b=b: x[b : b + 1], request.settings)
+    log_probs = from_scratch(text, int(n), settings)
     np.testing.assert_allclose(np.exp(draft.log_probs[b]), np.exp(log_probs[0]), atol=1e-5)
     for step in range(DEPTH):
       alone = Noise(request.key[b : b + 1], jnp.asarray(LENGTH[b : b + 1]))

@@ -136,7 +136,7 @@ TREES = {
 }
 
 
-@pytest.mark.full(but=["eagle-dynamic", "eagle3-static"])
+@pytest.mark.full(but=["eagle-dynamic"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
 def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):

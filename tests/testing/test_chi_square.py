@@ -29,6 +29,7 @@ def p_of(drafter, verifier, source=Noise) -> float:
   return p_value(CASE, method, DRAFT_TABLE, source=source)
 
 
+@pytest.mark.full(but=["draft_model-*", "draft_tree-recursive1"])
 @pytest.mark.parametrize(
   ("drafter", "verifier"),
   [
@@ -92,6 +93,7 @@ def off_by_one(key, position):
   return Noise(key, position - jnp.asarray(position > len(CASE.prompt), jnp.int32))
 
 
+@pytest.mark.full(but=["*-off_by_one", "*-CoinReusesTheDraft", "*-OneCoin"])
 @pytest.mark.parametrize(
   ("drafter", "verifier", "source"),
   [

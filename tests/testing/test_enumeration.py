@@ -184,10 +184,14 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
     "draft model 2, *",
     "draft model 1, token, 2 rounds",
     "2 iid, *",
-    "2,1 *",
+    "2,1 distinct, *",
+    "2,1 without_replacement, *",
+    "2,1 mixed, traversal",
     "2 distinct, *",
     "DySpec, *",
-    "kept 2, *",
+    "kept 2, token",
+    "kept 2, block",
+    "kept 2, greedy",
   ]
 )
 @pytest.mark.parametrize("name", METHODS)

@@ -10,6 +10,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 from options import changed, words
 
 from specjax.train.recipe.run import count_lines
@@ -56,6 +57,7 @@ def assert_same_run(a: pathlib.Path, b: pathlib.Path, final_state) -> None:
   assert weights[0] == weights[1]
 
 
+@pytest.mark.full
 def test_language_model(tiny, tmp_path, final_state):
   config = changed(tiny, steps=40, save_every=10)
   output = finish("lm", config, tmp_path / "whole")
