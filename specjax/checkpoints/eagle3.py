@@ -1,7 +1,8 @@
 """EAGLE-3 heads on disk, as SafeAILab and SpecForge publish them.
 
-`fc` joins three of the target's layers, `midlayer` is the layer, `norm` and `lm_head` read it out
-among the `draft_vocab_size` tokens that the target knows as i + `d2t`[i]; `t2d` marks them.
+`fc` joins three of the target's layers, `midlayer` is the layer, and `norm` and `lm_head` make its
+output logits of the `draft_vocab_size` draft tokens. Draft token i is the target's token
+i + `d2t`[i]; `t2d` marks the target's tokens that have a draft token.
 
 Letters: V vocabulary, W draft vocabulary, L the target's layers.
 """
@@ -11,13 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import layer, published
+from specjax.checkpoints import published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.drafters import draft_vocabulary
@@ -26,10 +26,8 @@ from specjax.drafters.eagle3 import eagle3 as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
-_FILES = ("model.safetensors", "pytorch_model.bin")
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 _OTHER_NETWORKS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_DEPTH = 7  # of the trees that the published code draws
 
 
 def _hidden_layer_ids(name: str, value: Any) -> Any:
@@ -47,29 +45,28 @@ _SCHEMA = _IDS | {
 
 
 def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
-  E, own = network.width, layer.layer_of(network, c.mlp_width)
+  E, layer = network.width, published.layer_of(network, c.mlp_width)
   return {
     ("fc",): [Fusion("fc.weight", (E, len(hidden_layers_of(network.layers, c)) * E))],
     ("input_norm", "weight"): [Fusion("midlayer.input_layernorm.weight", (E,))],
     ("hidden_norm", "weight"): [Fusion("midlayer.hidden_norm.weight", (E,))],
     ("norm", "weight"): [Fusion("norm.weight", (E,))],
     ("lm_head",): [Fusion("lm_head.weight", (words, E))],
-  } | block(own, ("layers", "layer_0"), "midlayer", inputs=2 * E, norm=False)
+  } | block(layer, ("layers", "layer_0"), "midlayer", inputs=2 * E, norm=False)
 
 
-def _published_taps(model: Config) -> tuple[int, ...]:
+def _published_layers(model: Config) -> tuple[int, ...]:
   return 2, model.layers // 2, model.layers - 3
 
 
-def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
-  """`Eagle3Config.hidden_layers`.
+def _hidden_layers(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
+  """`Eagle3Config.hidden_layers`: `specjax_taps`, which `encode` writes, or the published layers.
 
-  `specjax_taps`, which `encode` writes, or the published ones. Engines count
-  `eagle_aux_hidden_state_layer_ids` from the inputs or from the outputs of layers, so only those
-  that mean the published ones are read.
+  Engines count `eagle_aux_hidden_state_layer_ids` from the inputs or from the outputs of layers, so
+  only ids that mean the published layers are accepted.
   """
   ids = (raw.get("eagle_config") or raw).get("eagle_aux_hidden_state_layer_ids")
-  usual = _published_taps(model)
+  usual = _published_layers(model)
   if ids is not None and ids not in (usual, tuple(i - 1 for i in usual)):
     raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(ids)} in config.json: accepted are "
                      f"the published layers, {list(usual)}.")  # fmt: skip
@@ -78,7 +75,7 @@ def _taps(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
 
 
 def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.ndarray | None:
-  """i32[W] of d2t [W] and t2d [V]; None where the draft vocabulary is the target's."""
+  """The draft tokens i32[W] of d2t [W] and t2d [V]; None where all of the target's tokens are."""
   if words == size:
     if tensors.get("d2t", np.zeros(1)).any() or not tensors.get("t2d", np.ones(1)).all():
       raise ValueError(f"{path}: d2t and t2d leave tokens out, draft_vocab_size={words} does not.")
@@ -94,21 +91,21 @@ def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.n
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """A head for the target `model`.
 
-  A file may have the target's embedding, which is dropped, its shape checked. `num_hidden_layers`
-  is not read: the one for Vicuna 13B says 40 and holds one like all others. Nothing published says
-  how deep to guess: `specjax_depth`, which `encode` writes, or as deep as the published code does.
+  The target's embedding and the depth are treated as in `eagle`. `num_hidden_layers` is not read:
+  the head for Vicuna 13B says 40 and holds one layer, as all others do.
   """
   published.check_architecture(raw, _ARCHITECTURES)
   for key in _OTHER_NETWORKS:
     if raw.get(key):
       raise ValueError(f"{key}={raw[key]} in config.json: accepted is false.")
   own = schema.fields(raw, _SCHEMA, f"{directory}/config.json", ["draft_vocab_size"])
-  network, mlp_width = layer.network_of(raw, model, own.get("attention_bias", False))
-  config = Eagle3Config(own.get("specjax_depth", _DEPTH), _taps(own, model), mlp_width)
+  network, mlp_width = published.network_of(raw, model, own.get("attention_bias", False))
+  depth = own.get("specjax_depth", published.DEPTH)
+  config = Eagle3Config(depth, _hidden_layers(own, model), mlp_width)
   words, size = own["draft_vocab_size"], model.vocab_size
   tables: dict[str, tuple[int, ...]] = {"d2t": (words,), "t2d": (size,)}
   unused: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (size, model.width)}
-  path, tensors = published.read(directory, _FILES)
+  path, tensors = published.read(directory, published.FILES)
   params = published.gather(
     tensors, _layout(config, network, words), path, dtype,
     unused=unused | tables if words == size else unused, others={} if words == size else tables,
@@ -120,7 +117,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
 
 
 def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
-  """A head; a vocabulary of all tokens must have the target's order."""
+  """A head; ValueError where its draft vocabulary has all tokens, not in the target's order."""
   config, network = loaded.config, loaded.network
   size, vocabulary = network.vocab_size, draft_vocabulary.ids(loaded.params)
   ids = np.arange(size) if vocabulary is None else np.asarray(vocabulary, np.int64)
@@ -130,11 +127,10 @@ def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published
   tensors = scatter(loaded.params, _layout(config, network, len(ids)), dtype)
   if len(ids) < size:
     tensors |= {"d2t": offsets, "t2d": np.isin(np.arange(size), ids)}
-  raw = layer.to_json(layer.layer_of(network, config.mlp_width)) | {
-    "architectures": list(_ARCHITECTURES[:1]), "attention_bias": network.qkv_bias,
-    "draft_vocab_size": len(ids), "torch_dtype": jnp.dtype(dtype).name,
-    "specjax_depth": config.depth,
-  }  # fmt: skip
-  if hidden_layers_of(network.layers, config) != _published_taps(network):
-    raw["specjax_taps"] = list(hidden_layers_of(network.layers, config))
-  return _FILES[0], tensors, raw
+  raw = published.layer_json(network, config, dtype)
+  raw |= {"architectures": list(_ARCHITECTURES[:1]), "attention_bias": network.qkv_bias,
+          "draft_vocab_size": len(ids)}  # fmt: skip
+  hidden_layers = hidden_layers_of(network.layers, config)
+  if hidden_layers != _published_layers(network):
+    raw["specjax_taps"] = list(hidden_layers)
+  return published.FILES[0], tensors, raw

@@ -1,6 +1,6 @@
 """Model families: how a config.json becomes a network, by its `model_type`.
 
-A new family is a file that defines what `Family` names, and a row of FAMILIES.
+A new family is a file that defines the functions of a `Family`, and a row of FAMILIES.
 """
 
 import functools
@@ -21,7 +21,7 @@ class Family(NamedTuple):
 
   Attributes:
     config: class of its configs, hashable, with vocab_size, width, max_length and causal.
-    from_json: config.json -> config; ValueError for one that it cannot be.
+    from_json: config.json -> config; ValueError where it describes no such network.
     layout: config -> its parameters by path, and the tensors on disk that make each of them.
     target: config -> Target.
     init: (config, key) -> random parameters.

@@ -17,11 +17,7 @@ _DTYPES = ("F32", "F16", "BF16", "F64", "BOOL", "U8", "I8", "I16", "I32", "I64")
 
 
 def read_config(directory: str | pathlib.Path, what: str = "draft head") -> dict[str, Any]:
-  """The config.json of a directory; `what` says in errors of what.
-
-  Raises:
-    ValueError: there is none, or it is no JSON object.
-  """
+  """The config.json of a directory that should hold a `what`; ValueError where it has none."""
   file = pathlib.Path(directory) / "config.json"
   if not file.exists():
     raise ValueError(f"{directory} has no config.json: this is no {what}.")
@@ -29,11 +25,7 @@ def read_config(directory: str | pathlib.Path, what: str = "draft head") -> dict
 
 
 def read_tensors(path: pathlib.Path) -> Tensors:
-  """The tensors of a safetensors file.
-
-  Raises:
-    ValueError: the file is absent or damaged.
-  """
+  """The tensors of a safetensors file; ValueError where it is absent or damaged."""
   if not path.is_file():
     raise ValueError(f"{path.parent} has no {path.name}.")
   try:
@@ -48,11 +40,7 @@ def read_tensors(path: pathlib.Path) -> Tensors:
 
 
 def check(tensors: Tensors, shapes: Shapes, path: pathlib.Path) -> None:
-  """That these tensors are there, no others, in these shapes.
-
-  Raises:
-    ValueError: naming the first tensor that is not so.
-  """
+  """Raises ValueError, which names the file, where a tensor is missing, extra or misshapen."""
   for name in sorted(shapes.keys() ^ tensors.keys()):
     state = "lacks" if name in shapes else "has no place for"
     raise ValueError(f"{path} {state} tensor {name}.")
@@ -62,10 +50,9 @@ def check(tensors: Tensors, shapes: Shapes, path: pathlib.Path) -> None:
 
 
 def write(file: pathlib.Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
-  """Writes safetensors with config.json beside them, in a directory that is made if absent.
+  """Writes safetensors and config.json to a directory that is made if absent.
 
-  Raises:
-    ValueError: a tensor is not finite; nothing is written then.
+  It raises ValueError where a tensor is not finite, and then writes nothing.
   """
   for name, x in tensors.items():
     if not np.isfinite(x.astype(np.float32)).all():

@@ -23,7 +23,7 @@ FORMATS = ("specjax", *PUBLISHED)
 
 
 def format_of(raw: Mapping[str, Any]) -> str | None:
-  """The format of a config.json, one of FORMATS, or None where it is no head's."""
+  """The format of a head's config.json, one of FORMATS; None where it has none of them."""
   marks = {"head": "specjax", "medusa_num_heads": "medusa", "hydra_num_heads": "hydra"}
   if found := [form for key, form in marks.items() if key in raw]:
     return found[0]
@@ -36,10 +36,9 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
 
 
 def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
-  """A head for the target `model`; the format is told by config.json.
+  """A head for the target `model`; config.json tells the format.
 
-  Raises:
-    ValueError: a directory of no known format, or one that its format refuses.
+  It raises ValueError where the directory has no known format, or its format refuses it.
   """
   raw = read_config(directory)
   form = format_of(raw)
@@ -54,15 +53,10 @@ def save(
   directory: str | pathlib.Path, form: str, loaded: Loaded, model: Config, target_params: Params,
   *, base: str, dtype: DTypeLike = jnp.float16,
 ) -> None:  # fmt: skip
-  """Writes a head in a format. Published formats but Medusa's keep no tree, and none hit rates.
+  """Writes a head for the target `model` in the format `form`: "specjax", or the head's own name.
 
-  Args:
-    form: "specjax", or the head's own name.
-    model, target_params: of the target.
-    base: names the target.
-
-  Raises:
-    ValueError: a format that is not for this head, or that has no place for what it has.
+  No published format but Medusa's keeps the tree, and none the hit rates. `base` names the target.
+  It raises ValueError where the format is not for this head, or has no place for a part of it.
   """
   name, network = loaded.head.name, loaded.network
   accepted = [key for key in FORMATS if key in ("specjax", name)]

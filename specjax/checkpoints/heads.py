@@ -27,20 +27,18 @@ from specjax.trees.static import Choices, from_choices
 
 _WEIGHTS = "head.safetensors"
 _KEYS = ("head", "config", "draft_vocab", "choices", "hit_rates")
-MOST = 64  # tokens ahead, or blocks of a network: more are unrolled for hours
+MOST = 64  # the most tokens ahead, or blocks of a network: XLA would compile more for hours
 
 
 class Loaded(NamedTuple):
-  """A head as it was read.
+  """A head as it was read, for the target it was asked for.
 
   Attributes:
-    head: for the target it was asked for.
-    params: its weights.
     choices: its tree in order of worth, () where the format has none.
     hit_rates: f[D, R], how often rank r of depth d + 1 is right given that its parent is, on
       held-out text; None where the format has none.
-    config: the head's, as its method has it.
-    network: the target's, but for what the layer of a published head has otherwise.
+    config: the config of its method.
+    network: the target's config, with what is different in the layer of a published head.
   """
 
   head: Head
@@ -60,11 +58,7 @@ def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
 
 
 def choices(name: str, value: Any) -> Choices:
-  """The tree of a file, as a tuple of rank paths.
-
-  Raises:
-    ValueError: no list of rank paths, or no tree.
-  """
+  """The tree of a file, as a tuple of rank paths; ValueError where the value is no tree."""
   paths = schema.accept(tuple[tuple[int, ...], ...])(name, value)
   try:
     from_choices(paths)
@@ -86,9 +80,8 @@ _SCHEMA = {"draft_vocab": int, "choices": choices, "hit_rates": _hit_rates}
 def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
   """A head for the target `model`.
 
-  Raises:
-    ValueError: a config of no known head, or tensors that are missing, extra or misshapen, as
-      those of a head for another target are.
+  It raises ValueError for a config of no known head, and for tensors that are missing, extra or
+  misshapen, as those of a head for another target are.
   """
   raw, path = read_config(directory), pathlib.Path(directory) / _WEIGHTS
   file = f"{directory}/config.json"
@@ -114,10 +107,8 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   for key, leaf in leaves.items():
     if (tensors[key].dtype.kind == "i") != jnp.issubdtype(leaf.dtype, jnp.integer):
       checks.refuse(f"{path}: dtype of tensor {key}", tensors[key].dtype.name, leaf.dtype.name)
-  if draft_vocab and not (
-    tensors[draft_vocabulary.KEY].min() >= 0
-    and tensors[draft_vocabulary.KEY].max() < model.vocab_size
-  ):
+  ids = tensors.get(draft_vocabulary.KEY)
+  if ids is not None and not 0 <= ids.min() <= ids.max() < model.vocab_size:
     raise ValueError(f"{path}: {draft_vocabulary.KEY} has ids beyond 0 to {model.vocab_size - 1}.")
   params = {
     k: jnp.asarray(v, leaves[k].dtype if v.dtype.kind == "i" else dtype) for k, v in tensors.items()
@@ -127,17 +118,14 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
 
 
 def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> Params:
-  """The weights of a head that must be of the shape of `like`, to go on training it.
+  """The weights of a head, to go on training it.
 
-  Raises:
-    ValueError: as `load`, or another method, shape or draft vocabulary.
+  It raises ValueError as `load` does, and where shapes or draft vocabulary are not those of `like`.
   """
   params = load(directory, model).params
   shapes, ours = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), p) for p in (params, like))
-  same = shapes == ours and all(
-    np.array_equal(params[k], like[k]) for k in like if k == draft_vocabulary.KEY
-  )
-  if not same:
+  words = (p.get(draft_vocabulary.KEY) for p in (params, like))
+  if shapes != ours or not np.array_equal(*words):
     raise ValueError(f"init={str(directory)!r} holds a head of another shape or vocabulary.")
   return params
 
@@ -146,13 +134,10 @@ def save(
   directory: str | pathlib.Path, name: str, config: Any, params: Params, choices: Choices,
   hit_rates: np.ndarray | None, *, base: str, dtype: DTypeLike = jnp.float16,
 ) -> None:  # fmt: skip
-  """Writes what `load` reads.
+  """Writes what `load` reads; see `Loaded` for the values.
 
   Args:
     name: of the head, as `drafters.named` takes it.
-    config: its config.
-    choices: the tree in order of worth.
-    hit_rates: f[D, R], or None where they are not known.
     base: names the target.
 
   Raises:

@@ -31,14 +31,12 @@ class Checkpoint(NamedTuple):
   """A model as `load` reads it.
 
   Attributes:
-    config: the network.
     params: {"params": {...}} as `Transformer(config)` takes it.
-    tokenizer: the tokenizer, or None.
     stop: ids that end a text.
     template: name of the chat template in `data.chat.TEMPLATES`, or None.
     start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
     mask: id of the mask token of a masked diffusion model, or None.
-    shift: whether the state before a token predicts the token (Dream).
+    shift: whether the state before a masked token predicts it (Dream).
   """
 
   config: Config
@@ -76,11 +74,7 @@ def _optional(path: pathlib.Path, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shards(index: pathlib.Path) -> list[pathlib.Path]:
-  """The files that an index of shards names, in the index's folder.
-
-  Raises:
-    ValueError: a malformed index, or a shard that is absent or in another folder.
-  """
+  """The files that an index of shards names; ValueError where one is not in the index's folder."""
   raw = schema.read(index)
   table = raw.get("weight_map")
   if not isinstance(table, dict) or not table:
@@ -92,16 +86,6 @@ def shards(index: pathlib.Path) -> list[pathlib.Path]:
     if not (index.parent / shard).is_file():
       raise ValueError(f"{index} names {shard}, which is not in {index.parent}.")
   return [index.parent / shard for shard in sorted(set(table.values()))]
-
-
-def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
-  """The one safetensors file, or the shards of the index."""
-  single, index = directory / "model.safetensors", directory / _INDEX
-  if single.exists():
-    return [single]
-  if not index.exists():
-    raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
-  return shards(index)
 
 
 def _check_names(found: set[str], table: Layout, spare: frozenset[str]) -> None:
@@ -118,9 +102,12 @@ def _read_params(
   directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike
 ) -> Params:
   """Params, read one at a time, so that the host never holds the model twice."""
+  single, index = directory / "model.safetensors", directory / _INDEX
+  if not single.exists() and not index.exists():
+    raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
   with contextlib.ExitStack() as stack:
     home: dict[str, Any] = {}
-    for shard in _weight_files(directory):
+    for shard in [single] if single.exists() else shards(index):
       try:
         file = stack.enter_context(safetensors.safe_open(shard, "numpy"))
       except (safetensors.SafetensorError, OSError) as error:
@@ -139,13 +126,8 @@ def _read_params(
           raise ValueError(
             f"tensor {name} has dtype {view.get_dtype()}; accepted are {', '.join(_FLOATS)}."
           )
-      rows = sum(part.shape[0] for part in parts)
-      whole = np.empty((rows, *parts[0].shape[1:]), jnp.dtype(dtype))
-      row = 0
-      for name, shape in parts:
-        whole[row : row + shape[0]] = home[name].get_tensor(name)
-        row += shape[0]
-      params[path] = jnp.asarray(whole)
+      whole = np.concatenate([home[part.name].get_tensor(part.name) for part in parts])
+      params[path] = jnp.asarray(whole, dtype)
   return {"params": unflatten_dict(params)}
 
 
@@ -207,24 +189,20 @@ def save(
   *, template: str | None = None, stop: Sequence[int] = (), start: Sequence[int] = (),
   mask: int | None = None, shift: bool = False, dtype: DTypeLike = jnp.float16,
 ) -> None:  # fmt: skip
-  """Writes a directory that `load` and transformers read.
+  """Writes a `Checkpoint` to a directory that `load` and transformers read.
 
   Args:
     directory: is made where it is absent.
-    config, params: the network.
-    tokenizer: is written beside the weights.
-    template: name of the chat template in `data.chat.TEMPLATES`.
-    stop: ids that end a text; by default the id of `<|end|>` where the tokenizer has it.
-    start: ids before every text prompt; by default what the tokenizer's post-processor adds.
-    mask, shift: of a masked diffusion model, see `Checkpoint`.
+    stop: by default the id of `<|end|>` where the tokenizer has it.
+    start: by default what the tokenizer's post-processor puts before a text.
     dtype: of the tensors on disk.
 
   Raises:
     ValueError: params are not those of the config, or not finite in `dtype`; an unknown template;
       a config that no family has.
   """
-  if template is not None and template not in TEMPLATES:
-    raise ValueError(f"template={template!r}: accepted are {', '.join(TEMPLATES)}.")
+  if template is not None:
+    checks.choice("template", template, TEMPLATES)
   raw = hf_config.to_json(config)
   tensors = scatter(params, layout(config, HF), dtype)
   if not start and tokenizer is not None:

@@ -47,11 +47,8 @@ _LLADA_HAS = {
   "block_type": "llama", "layer_norm_type": "rms", "rope": True, "alibi": False,
   "attention_layer_norm": False, "scale_logits": False,
 }  # fmt: skip
-_LLAMA3 = {
-  "low": "low_freq_factor",
-  "high": "high_freq_factor",
-  "original_length": "original_max_position_embeddings",
-}
+_LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor",
+           "original_length": "original_max_position_embeddings"}  # fmt: skip
 
 
 def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
@@ -120,11 +117,9 @@ def _window(
 
 
 def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
-  """The Config that config.json describes; keys that are absent mean what transformers says.
+  """The Config that config.json describes; errors call the file `where`.
 
-  Args:
-    raw: the JSON object.
-    where: the file, for errors.
+  Absent keys mean what they mean to transformers.
 
   Raises:
     ValueError: an unknown family, a key without which nothing can be built, a value of a wrong
@@ -165,8 +160,7 @@ def _family(config: Config) -> tuple[str, str]:
 def to_json(config: Config) -> dict[str, Any]:
   """The config.json of a Config, in the layout that old and new transformers read.
 
-  Raises:
-    ValueError: no family has these features together.
+  It raises ValueError where no family has these features together.
   """
   family, architecture = _family(config)
   scaling = config.rope_scaling
@@ -183,8 +177,8 @@ def to_json(config: Config) -> dict[str, Any]:
   }  # fmt: skip
   if config.window is not None:
     raw["sliding_window"] = config.window
-  if config.window is not None and family != "mistral":
-    raw |= {"use_sliding_window": True, "max_window_layers": 0}
+    if family != "mistral":
+      raw |= {"use_sliding_window": True, "max_window_layers": 0}
   if not config.causal:
     raw["is_causal"] = False
   return raw

@@ -1,6 +1,6 @@
 """The tensors on disk that make up our parameters, by the names that each family gives them."""
 
-import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -20,60 +20,43 @@ class Fusion(NamedTuple):
   shape: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Names:
-  """Tensor names of a family, without ".weight"; `layer` has a {} for its number."""
-
-  embedding: str
-  norm: str
-  lm_head: str
-  layer: str
-  attention_norm: str
-  q: str
-  k: str
-  v: str
-  out: str
-  mlp_norm: str
-  gate: str
-  up: str
-  down: str
-
-
-HF = Names(
-  embedding="model.embed_tokens", norm="model.norm", lm_head="lm_head", layer="model.layers.{}",
-  attention_norm="input_layernorm", q="self_attn.q_proj", k="self_attn.k_proj",
-  v="self_attn.v_proj", out="self_attn.o_proj", mlp_norm="post_attention_layernorm",
-  gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj",
-)  # fmt: skip
+# Tensor names of a family, without ".weight"; `layer` has a {} for its number.
+HF = {
+  "embedding": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
+  "layer": "model.layers.{}", "attention_norm": "input_layernorm", "q": "self_attn.q_proj",
+  "k": "self_attn.k_proj", "v": "self_attn.v_proj", "out": "self_attn.o_proj",
+  "mlp_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+  "down": "mlp.down_proj",
+}  # fmt: skip
 # ff_out names two things: the second matrix of a layer's MLP and, outside the layers, the LM head.
-LLADA = Names(
-  embedding="model.transformer.wte", norm="model.transformer.ln_f",
-  lm_head="model.transformer.ff_out", layer="model.transformer.blocks.{}",
-  attention_norm="attn_norm", q="q_proj", k="k_proj", v="v_proj", out="attn_out",
-  mlp_norm="ff_norm", gate="ff_proj", up="up_proj", down="ff_out",
-)  # fmt: skip
+LLADA = {
+  "embedding": "model.transformer.wte", "norm": "model.transformer.ln_f",
+  "lm_head": "model.transformer.ff_out", "layer": "model.transformer.blocks.{}",
+  "attention_norm": "attn_norm", "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "attn_out",
+  "mlp_norm": "ff_norm", "gate": "ff_proj", "up": "up_proj", "down": "ff_out",
+}  # fmt: skip
 
-
+Names = Mapping[str, str]
 Layout = dict[tuple[str, ...], list[Fusion]]
 """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
 
 
 def spare(c: Config, names: Names) -> frozenset[str]:
-  """The LM head, where it is the embedding once more."""
-  return frozenset({f"{names.lm_head}.weight"} if c.tied else ())
+  """The LM head's tensor, which files may have although the embedding is the LM head."""
+  return frozenset({f"{names['lm_head']}.weight"} if c.tied else ())
 
 
 def layout(c: Config, names: Names) -> Layout:
   """The parameters of a config, and their tensors by the names of a family."""
   E = c.width
   table: Layout = {
-    ("embedding",): [Fusion(f"{names.embedding}.weight", (c.vocab_size, E))],
-    ("norm", "weight"): [Fusion(f"{names.norm}.weight", (E,))],
+    ("embedding",): [Fusion(f"{names['embedding']}.weight", (c.vocab_size, E))],
+    ("norm", "weight"): [Fusion(f"{names['norm']}.weight", (E,))],
   }
   if not c.tied:
-    table["lm_head",] = [Fusion(f"{names.lm_head}.weight", (c.vocab_size, E))]
+    table["lm_head",] = [Fusion(f"{names['lm_head']}.weight", (c.vocab_size, E))]
   for i in range(c.layers):
-    table |= block(c, (f"layer_{i}",), names.layer.format(i), names)
+    table |= block(c, (f"layer_{i}",), names["layer"].format(i), names)
   return table
 
 
@@ -81,28 +64,26 @@ def block(
   c: Config, ours: tuple[str, ...], theirs: str, names: Names = HF, *, inputs: int = 0,
   norm: bool = True,
 ) -> Layout:  # fmt: skip
-  """One layer of a config.
+  """The layer of a config that lies at `ours` in the parameters and at `theirs` on disk.
 
-  Args:
-    ours, theirs: where it is.
-    inputs: width of what attention reads; 0 is E.
-    norm: whether it has a norm before attention.
+  `inputs` is the width of what attention reads, 0 for E; `norm` says whether a norm precedes
+  attention.
   """
   E, F, C = c.width, c.mlp_width, c.head_dim
-  qkv = [(names.q, c.heads * C), (names.k, c.kv_heads * C), (names.v, c.kv_heads * C)]
+  qkv = [(names["q"], c.heads * C), (names["k"], c.kv_heads * C), (names["v"], c.kv_heads * C)]
 
   def of(name: str, *shape: int, kind: str = "weight") -> Fusion:
     return Fusion(f"{theirs}.{name}.{kind}", shape)
 
   table: Layout = {
     (*ours, "qkv"): [of(name, rows, inputs or E) for name, rows in qkv],
-    (*ours, "out"): [of(names.out, E, c.heads * C)],
-    (*ours, "mlp_norm", "weight"): [of(names.mlp_norm, E)],
-    (*ours, "gate_up"): [of(names.gate, F, E), of(names.up, F, E)],
-    (*ours, "down"): [of(names.down, E, F)],
+    (*ours, "out"): [of(names["out"], E, c.heads * C)],
+    (*ours, "mlp_norm", "weight"): [of(names["mlp_norm"], E)],
+    (*ours, "gate_up"): [of(names["gate"], F, E), of(names["up"], F, E)],
+    (*ours, "down"): [of(names["down"], E, F)],
   }
   if norm:
-    table[*ours, "attention_norm", "weight"] = [of(names.attention_norm, E)]
+    table[*ours, "attention_norm", "weight"] = [of(names["attention_norm"], E)]
   if c.qkv_bias:
     table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
   if c.qk_norm:
@@ -111,11 +92,7 @@ def block(
 
 
 def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:
-  """The tensors on disk of parameters.
-
-  Raises:
-    ValueError: parameters that are not those of the layout.
-  """
+  """The tensors on disk of parameters; ValueError where these are not the layout's."""
   leaves, tensors = flatten_dict(params["params"]), {}
   for key in sorted(layout.keys() ^ leaves.keys()):
     state = "lacks" if key in layout else "has no place for"

@@ -1,9 +1,9 @@
 """Hydra heads on disk, with the tensor names of zankner/Hydra.
 
 `hydra_mlp.{h}.{i}` are the residual blocks of head h, `hydra_lm_head.{h}` its vocabulary matrix
-and bias. Hydra++ ("prefix-mlp") has a dropout, which is no tensor but a number, before every block
-and vocabulary matrix, and its layer under `prefix_embeding_layer` (so spelled). Blocks after a
-head's first are one module: files repeat it, with equal values.
+and bias. In Hydra++ ("prefix-mlp") a dropout, which has a number but no tensor, precedes every
+block and vocabulary matrix, and the layer is `prefix_embeding_layer` (so spelled). The blocks after
+a head's first are one module, which files repeat with equal values.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _LAYER = "prefix_embeding_layer"
 
 
 def _layout(c: HydraConfig, model: Config) -> tuple[published.Layout, dict[str, str]]:
-  """The parameters, and the repeated tensors."""
+  """The parameters, and the names of repeated tensors with those that they repeat."""
   E, V = model.width, model.vocab_size
   layout: published.Layout = {}
   copies: dict[str, str] = {}
@@ -55,9 +55,9 @@ def _layout(c: HydraConfig, model: Config) -> tuple[published.Layout, dict[str, 
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """Heads for the target `model`.
 
-  The target's embedding, which files hold because the module refers to it, is dropped, as is the
-  one of the prefix layer, which nothing reads; their shapes are checked. Heads that do not see
-  tokens (`grounded_heads`) or read another layer (`hidden_state_offset`) are refused.
+  The target's embedding, which files hold because the module refers to it, is dropped, and so is
+  that of the prefix layer, which nothing reads; their shapes are checked. Heads that do not see
+  tokens (`grounded_heads`) or that read another layer (`hidden_state_offset`) are refused.
   """
   counts = dict.fromkeys(_KEYS[:2], published.COUNT)
   own = published.fields(raw, counts, directory, _KEYS, "these are no Hydra heads")
@@ -78,7 +78,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
 
 
 def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
-  """Heads of a form that was published."""
+  """Heads; ValueError where they share a vocabulary matrix or have untied blocks."""
   config = loaded.config
   if config.shared:
     raise ValueError("shared=True: the format hydra has a vocabulary matrix for every head.")

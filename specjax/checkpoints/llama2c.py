@@ -82,14 +82,11 @@ def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]
 
 
 def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
-  """A tokenizer with llama2.c's ids.
+  """A tokenizer with llama2.c's ids; ValueError where the file has not `vocab_size` tokens.
 
   llama2.c joins, again and again, the adjacent pair whose joint text has the highest score, so
   every way to split a token is a merge, ranked by the token's score. Encoding puts one more space
   before a text; decoding drops it after `<s>` only, so that a continuation keeps its own.
-
-  Raises:
-    ValueError: the file is truncated, or longer than `vocab_size` tokens.
   """
   path = pathlib.Path(path)
   pieces = _read_pieces(path, vocab_size)
@@ -110,14 +107,10 @@ def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
     single=f"{bos} $A", special_tokens=[(bos, _BOS)]
   )
   # Control tokens are not registered as special: llama2.c reads their names in a text as letters.
-  inner.decoder = decoders.Sequence(
-    [
-      decoders.Replace(tokenizers.Regex("^<unk>$|^</s>$"), ""),
-      decoders.ByteFallback(),
-      decoders.Fuse(),
-      decoders.Replace(tokenizers.Regex("^<s> ?"), ""),
-    ]
-  )
+  inner.decoder = decoders.Sequence([
+    decoders.Replace(tokenizers.Regex("^<unk>$|^</s>$"), ""), decoders.ByteFallback(),
+    decoders.Fuse(), decoders.Replace(tokenizers.Regex("^<s> ?"), ""),
+  ])  # fmt: skip
   return Tokenizer(inner)
 
 
@@ -128,9 +121,8 @@ def load(
 ) -> Checkpoint:
   """Reads a `.bin` model, and a `.bin` tokenizer where one is given.
 
-  Raises:
-    ValueError: a file that cannot be read, has no version 0 header, or is not as long as its header
-      says; see also `load_tokenizer`.
+  It raises ValueError for a file that cannot be read, has no version 0 header, or is not as long as
+  its header says; see also `load_tokenizer`.
   """
   path = pathlib.Path(path)
   c = _read_header(path)
@@ -161,11 +153,6 @@ def load(
       "down": array(t["w2"][i]),
     }
   text = None if tokenizer is None else load_tokenizer(tokenizer, c.vocab_size)
-  return Checkpoint(
-    config=c,
-    params={"params": params},
-    tokenizer=text,
-    stop=(_BOS, _EOS),  # its texts are trained end to start: <s> ends one too
-    template=None,
-    start=(_BOS,) if text is None else start_ids(text),
-  )
+  stop = (_BOS, _EOS)  # training texts follow each other, so <s> ends one, too
+  start = (_BOS,) if text is None else start_ids(text)
+  return Checkpoint(c, {"params": params}, text, stop, template=None, start=start)

@@ -28,7 +28,7 @@ _SCHEMA = dict.fromkeys(_KEYS, published.COUNT) | {"medusa_choices": heads.choic
 
 
 def _layout(c: MedusaConfig, model: Config) -> Layout:
-  """The parameters, those of head h under h, for we have one array for all heads."""
+  """The parameters, with those of head h under h; our arrays hold all heads together."""
   E = model.width
   layout: Layout = {}
   for h in map(str, range(c.depth)):
@@ -43,8 +43,8 @@ def _layout(c: MedusaConfig, model: Config) -> Layout:
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """Heads for the target `model`, and their tree where `medusa_choices` has one.
 
-  Those of Vicuna 7B say 2 heads beside a file of 5, which is refused: `medusa_num_heads` must be
-  corrected.
+  The published config.json for Vicuna 7B says 2 heads beside a file of 5. That is refused:
+  `medusa_num_heads` must be corrected.
   """
   own = published.fields(raw, _SCHEMA, directory, _KEYS, "these are no Medusa heads")
   (path, tensors), blocks = published.read(directory, _FILES), own["medusa_num_layers"]

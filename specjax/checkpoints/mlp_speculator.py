@@ -20,7 +20,6 @@ from specjax.drafters.mlp_speculator import mlp_speculator as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
-_FILES = ("model.safetensors", "pytorch_model.bin")
 _KEYS = ("n_predict", "emb_dim", "inner_dim", "vocab_size")
 _SCHEMA = {
   "n_predict": published.COUNT, "emb_dim": int, "inner_dim": int, "vocab_size": int,
@@ -30,7 +29,7 @@ _ARCHITECTURE = "MLPSpeculatorPreTrainedModel"
 
 
 def _layout(c: MLPSpeculatorConfig, model: Config) -> tuple[published.Layout, dict[str, str]]:
-  """The parameters, and the repeated tensors."""
+  """The parameters, and the names of repeated tensors with those that they repeat."""
   V, inner = model.vocab_size, c.inner_width or model.width
   layout: published.Layout = {}
   copies = {}
@@ -59,18 +58,18 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   """
   own = published.fields(raw, _SCHEMA, directory, _KEYS, "this is no MLPSpeculator")
   published.check_architecture(raw, [_ARCHITECTURE])
-  published.check_target(own, model, {"emb_dim": "width", "vocab_size": "vocab_size"})
+  published.check_target("emb_dim", own["emb_dim"], own["vocab_size"], model)
   config = MLPSpeculatorConfig(
     own["n_predict"], own["inner_dim"], own.get("tie_weights", False), own.get("scale_input", False)
   )
   layout, copies = _layout(config, model)
-  path, tensors = published.read(directory, _FILES)
+  path, tensors = published.read(directory, published.FILES)
   params = published.gather(tensors, layout, path, dtype, copies=copies)
   return Loaded(build(target(model), config), {"params": params}, (), None, config, model)
 
 
 def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
-  """A head, with a search of five candidates in its config.json."""
+  """A head; its config.json asks for a search of five candidates."""
   config, model = loaded.config, loaded.network
   raw = {
     "architectures": [_ARCHITECTURE], "model_type": "mlp_speculator", "n_predict": config.depth,
@@ -81,4 +80,4 @@ def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published
   }  # fmt: skip
   layout, copies = _layout(config, model)
   tensors = scatter(loaded.params, layout, dtype)
-  return _FILES[0], tensors | {name: tensors[other] for name, other in copies.items()}, raw
+  return published.FILES[0], tensors | {name: tensors[other] for name, other in copies.items()}, raw

@@ -35,14 +35,11 @@ class Acceptance(NamedTuple):
 
 
 def save(directory: str | pathlib.Path, part: Judge | Filter | Acceptance, **models: str) -> None:
-  """Writes what the loader of the part reads.
+  """Writes what the loader of the part reads; ValueError where a weight is not finite.
 
   Args:
-    part: the weights; `Filter.least` is f32[].
-    models: names of those it was trained for: `base`, of an acceptance head `target` and `draft`.
-
-  Raises:
-    ValueError: a weight is not finite.
+    part: its weights; `Filter.least` is f32[].
+    models: names of those it was trained for: `base`, or an acceptance head's `target` and `draft`.
   """
   weights: Mapping[str, Any] = part._asdict()
   config: dict[str, Any] = {"verifier": "judge"}
@@ -64,9 +61,8 @@ def _read(path: pathlib.Path, shapes: Shapes) -> dict[str, Array]:
 def load_judge(directory: str | pathlib.Path, model: Config) -> Judge:
   """A judge for the target `model`.
 
-  Raises:
-    ValueError: no judge, or tensors that are missing, extra or misshapen, as those of a judge for
-      a target of another width are.
+  It raises ValueError where the directory holds no judge, or tensors that are missing, extra or
+  misshapen, as those of a judge for a target of another width are.
   """
   if read_config(directory, "judge").get("verifier") != "judge":
     raise ValueError(f"{directory}/config.json lacks verifier='judge': this is no judge.")
@@ -74,11 +70,7 @@ def load_judge(directory: str | pathlib.Path, model: Config) -> Judge:
 
 
 def load_filter(directory: str | pathlib.Path) -> Filter:
-  """A filter, its `least` f32[].
-
-  Raises:
-    ValueError: no filter, or tensors that are missing, extra or misshapen.
-  """
+  """A filter, its `least` f32[]; ValueError for no filter, or for tensors as in `load_judge`."""
   config, path = read_config(directory, "filter"), pathlib.Path(directory) / _WEIGHTS
   if config.get("policy") != "learned":
     raise ValueError(f"{directory}/config.json lacks policy='learned': this is no filter.")
@@ -91,8 +83,7 @@ def load_filter(directory: str | pathlib.Path) -> Filter:
 def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:
   """The acceptance head for a draft model of width E.
 
-  Raises:
-    ValueError: no acceptance head, one for another width, or damaged tensors.
+  It raises ValueError for no acceptance head, one of another width, or damaged tensors.
   """
   raw, where = read_config(directory, "acceptance head"), f"{directory}/config.json"
   if not _ACCEPTANCE.keys() <= raw.keys():
@@ -104,7 +95,6 @@ def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:
   example = jax.ShapeDtypeStruct((1, width), jnp.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
   shapes = flatten_dict(jax.eval_shape(AcceptanceHead(own["blocks"]).init, key, example), sep="/")
-  tensors = _read(
-    pathlib.Path(directory) / _OF_ACCEPTANCE, {name: x.shape for name, x in shapes.items()}
-  )
+  path = pathlib.Path(directory) / _OF_ACCEPTANCE
+  tensors = _read(path, {name: x.shape for name, x in shapes.items()})
   return Acceptance(own["blocks"], unflatten_dict(tensors, sep="/"))

@@ -1,14 +1,15 @@
-"""What the formats of published heads share: files, and names of tensors for our parameters.
+"""What the formats of published heads share: files, names of tensors, and the layer of EAGLE heads.
 
-A format is a file that defines two functions, to which `formats` gives what they need:
+A format is a file that defines two functions, which `formats` calls:
 
     decode(raw, directory, model, dtype)    config.json of a directory -> a head for `model`
     encode(loaded, target_params, dtype)    a head -> (name of the file, its tensors, config.json)
 
-Both raise ValueError: another architecture, a head for another target, missing, extra or misshapen
-tensors; a head that the format has no place for.
+`decode` raises ValueError for another architecture, a head for another target, and missing, extra
+or misshapen tensors; `encode` raises it for a head that the format has no place for.
 """
 
+import dataclasses
 import functools
 import pathlib
 import pickle
@@ -22,6 +23,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
+from specjax.checkpoints import hf_config
 from specjax.checkpoints.files import Shapes, Tensors, check, read_tensors
 from specjax.checkpoints.heads import MOST
 from specjax.checkpoints.hf import shards
@@ -31,14 +33,16 @@ from specjax.models.config import Config
 Encoded = tuple[str, Tensors, dict[str, Any]]
 
 COUNT = functools.partial(checks.whole, least=1, most=MOST)
-"""Accepts how many heads or blocks a config.json names."""
+"""The check of a number of heads or blocks in a config.json."""
+
+FILES = ("model.safetensors", "pytorch_model.bin")  # where transformers keeps weights
+DEPTH = 7  # of the trees that EAGLE's published code draws
 
 
 def read(directory: pathlib.Path, names: Sequence[str]) -> tuple[pathlib.Path, Tensors]:
   """(path, tensors) of the first of these files that is there, whole or in shards.
 
-  Raises:
-    ValueError: none is there, it is damaged, or it is torch's own and torch is not installed.
+  It raises ValueError where none is there or it is damaged, and for torch's own without torch.
   """
   for path in (directory / name for name in names):
     index = path.with_name(f"{path.name}.index.json")
@@ -79,11 +83,9 @@ def gather(
   copies: Mapping[str, str] | None = None, unused: Shapes | None = None,
   others: Shapes | None = None,
 ) -> Params:  # fmt: skip
-  """Parameters of a layout.
+  """The parameters of a layout, in `dtype`; `path` is named in messages.
 
   Args:
-    path: of the tensors, for messages.
-    dtype: of the parameters.
     copies: tensors that may be there and must equal another of the layout: (name, the other).
     unused: names and shapes of tensors that may be there.
     others: names and shapes of further tensors that must be there.
@@ -119,19 +121,49 @@ def check_architecture(raw: Mapping[str, Any], accepted: Sequence[str]) -> None:
     raise ValueError(f"architectures={said} in config.json: accepted is {' or '.join(accepted)}.")
 
 
-def check_target(own: Mapping[str, int], model: Config, keys: Mapping[str, str]) -> None:
-  """Raises ValueError where a key of a config.json is not what `model` has by another name."""
-  for key, name in keys.items():
-    if own[key] != (ours := getattr(model, name)):
-      raise ValueError(f"{key}={own[key]} in config.json: accepted is the target's, {ours}.")
+def check_target(key: str, width: int, vocab_size: int, model: Config) -> None:
+  """Raises ValueError for a width, which config.json has as `key`, or vocabulary not `model`'s."""
+  for name, own, ours in (key, width, model.width), ("vocab_size", vocab_size, model.vocab_size):
+    if own != ours:
+      raise ValueError(f"{name}={own} in config.json: accepted is the target's, {ours}.")
 
 
 def fields(
   raw: Mapping[str, Any], known: Mapping[str, Any], directory: pathlib.Path,
   needed: Sequence[str], refusal: str,
 ) -> dict[str, Any]:  # fmt: skip
-  """`schema.fields` of a config.json; where a needed key is absent, `refusal` ends the sentence."""
+  """`schema.fields` of a config.json; `refusal` ends the sentence where a needed key is absent."""
   for key in needed:
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: {refusal}.")
   return schema.fields(raw, known, f"{directory}/config.json", [k for k in needed if k in known])
+
+
+def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[Config, int]:
+  """The network whose layer an EAGLE head has, and the width of the layer's MLP (0: the target's).
+
+  It is the target's, with the heads, rotary embedding and epsilon of the head's config.json. These
+  differ in practice: EAGLE-3 for Llama 3.1 gives no `rope_theta`, and so turns by 10000 where its
+  target has 500000. A head of another width or vocabulary is refused with a ValueError.
+  """
+  own = hf_config.from_json(raw)
+  check_target("hidden_size", own.width, own.vocab_size, model)
+  network = dataclasses.replace(
+    model, heads=own.heads, kv_heads=own.kv_heads, head_dim=own.head_dim, qkv_bias=qkv_bias,
+    rope_theta=own.rope_theta, rope_scaling=own.rope_scaling, norm_epsilon=own.norm_epsilon,
+  )  # fmt: skip
+  return network, 0 if own.mlp_width == model.mlp_width else own.mlp_width
+
+
+def layer_of(network: Config, mlp_width: int) -> Config:
+  """The layer that an EAGLE head makes of a network's config; a width of 0 is the network's."""
+  return dataclasses.replace(
+    network, layers=1, mlp_width=mlp_width or network.mlp_width, qk_norm=False, window=None
+  )
+
+
+def layer_json(network: Config, config: Any, dtype: DTypeLike) -> dict[str, Any]:
+  """The config.json of a Llama with the layer of an EAGLE head's config, which adds the biases."""
+  layer = layer_of(network, config.mlp_width)
+  raw = hf_config.to_json(dataclasses.replace(layer, tied=False, qkv_bias=False, causal=True))
+  return raw | {"torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
