@@ -37,14 +37,8 @@ from specjax.models.transformer import Transformer
 def any_order(config: Config, mask: int) -> AnyOrder:
   """The network as the functions of the contract; one object per config, so jit caches hit.
 
-  A training loss is the mean of `-joint` at the tokens of slots to fill, over random orders.
-
-  Args:
-    config: of a `Transformer`, not causal.
-    mask: id of the mask token, which no filled slot holds.
-
-  Raises:
-    ValueError: see `denoiser`.
+  A training loss is the mean of `-joint` at the tokens of slots to fill, over random orders. No
+  filled slot holds the mask token; see `denoiser` for the arguments and the errors.
   """
   head = denoiser(config, mask).head  # it refuses a network that cannot see both sides
   features: Callable[..., Any] = functools.partial(Transformer(config).apply, method="features")

@@ -12,9 +12,9 @@ def attend(
 ) -> Array:
   """Softmax attention in two parts that share one normaliser.
 
-  The mask never spans the prefix, so verifying a tree costs one N x N mask whatever the text's
-  length. A long prefix is read in blocks, and only those that are seen; a prefix that is short, or
-  of which nodes see different rows, is read by one product.
+  The mask never spans the prefix, so verifying a tree takes one N x N mask however long the text
+  is. A long prefix is read in blocks, and only the blocks that are seen; one product reads a prefix
+  that is short, or of which nodes see different rows.
 
   Args:
     q: [B, H, N, C].

@@ -16,12 +16,9 @@ def _spread(x: Array) -> PartitionSpec | None:
 
 
 def allocate(fresh: KV, length: Array, capacity: int) -> Cache:
-  """A cache of `capacity` rows, of which the first are the rows of `fresh`.
+  """A cache of `capacity` S rows, of which the first are the rows of `fresh`, [B, K, T <= S, C].
 
-  Args:
-    fresh: arrays [B, K, T, C] with T <= capacity.
-    length: i32[B], how many of the T rows hold tokens.
-    capacity: S.
+  `length` i32[B] is how many of the T rows hold tokens.
   """
 
   def grow(x: Array) -> Array:
@@ -33,22 +30,16 @@ def allocate(fresh: KV, length: Array, capacity: int) -> Cache:
 
 
 def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
-  """Appends the first `rows[b]` nodes of `path[b]` to row b of the cache.
+  """Appends the first rows[b] (0..A) nodes of path[b], of path i32[B, A], to row b of the cache.
 
-  The window written is always A rows wide (static shape); what lies past `rows` is garbage that
-  the next window overwrites. It is gathered from the fresh keys and values, never from the cache,
-  and written row by row: both keep XLA from copying the cache. The caller keeps
+  A window of A rows is always written (a static shape), and the next window overwrites the garbage
+  past `rows`. The window is gathered from the fresh keys and values `kv` [B, K, N, C], never from
+  the cache, and is written row by row: both keep XLA from copying the cache. The caller keeps
   length + A <= S, so that the window never clamps.
-
-  Args:
-    cache: arrays [B, K, S, C].
-    kv: fresh arrays [B, K, N, C].
-    path: i32[B, A].
-    rows: i32[B], 0..A.
   """
 
-  # rows is never negative, so this adds 0; it makes the write wait for the verdict and thus for
-  # every read of the cache. Else XLA copies the whole cache where path folds to a constant.
+  # rows is never negative, so this adds 0. It makes the write wait for the verdict and thus for
+  # every read of the cache; otherwise XLA copies the cache where path folds to a constant.
   start_row = cache.length + jnp.minimum(rows, 0)
 
   def write(buffer: Array, fresh: Array, path: Array, start_row: Array) -> Array:
@@ -73,13 +64,8 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
 
 
 def append_one(network: Target, cache: Cache, evaluation: Evaluation) -> Cache:
-  """The cache after the one node that was evaluated, for a model that drafts token by token.
-
-  Args:
-    network: evaluated it.
-    evaluation: arrays of one node, [B, 1, ..].
-  """
+  """The cache after the one node that `network` evaluated, for models that draft token by token."""
   path = jnp.zeros_like(cache.length)[:, None]
-  # One row is written always, but it is no constant, so that the write waits for the reads.
+  # One row is always written, but XLA must not know it, so that the write waits for the reads.
   above_zero = (evaluation.logits[:, 0, 0] > 0).astype(jnp.int32)
   return network.commit(cache, evaluation.kv, path, 1 + jnp.minimum(above_zero, 0))

@@ -11,14 +11,12 @@ from specjax import checks
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-  """Stretching of rotary frequencies for long contexts.
+  """Stretching of rotary frequencies, by `factor`, for contexts longer than `original_length`.
 
   Attributes:
     kind: "linear" divides every frequency by `factor`; "llama3" (Llama 3.1 release code) divides
       the low frequencies only, blending between the two limits.
-    factor: the stretch.
     low, high: "llama3" limits, in full turns over `original_length` tokens.
-    original_length: context length before stretching.
   """
 
   kind: Literal["linear", "llama3"]
@@ -36,12 +34,10 @@ class Config:
     vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width: V, E, L, H, K, C and the width
       of the MLP.
     max_length: positions that the model was trained for.
-    rope_theta, rope_scaling: of the rotary embedding.
-    norm_epsilon: of RMSNorm.
-    tied: the LM head is the embedding.
-    qkv_bias: biases on q, k, v (Qwen2).
-    qk_norm: RMSNorm on each head's q and k (Qwen3).
-    window: a token sees the last `window` positions only (Mistral v0.1), or None.
+    tied: whether the LM head is the embedding.
+    qkv_bias: whether q, k and v have biases (Qwen2).
+    qk_norm: whether RMSNorm is applied to each head's q and k (Qwen3).
+    window: how many of the last positions a token sees (Mistral v0.1), or None for all.
     causal: False lets every position see every other (masked diffusion).
   """
 
@@ -63,10 +59,9 @@ class Config:
   causal: bool = True
 
   def __post_init__(self):
-    for name in (
-      "vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_length",
-    ):  # fmt: skip
-      checks.whole(name, getattr(self, name), 1)
+    for field in dataclasses.fields(self):
+      if field.type is int:
+        checks.whole(field.name, getattr(self, field.name), 1)
     if self.heads % self.kv_heads:
       raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}.")
     if self.head_dim % 2:

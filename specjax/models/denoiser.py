@@ -40,13 +40,8 @@ def _pieces(config: Config) -> Pieces:
 def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   """The network as the functions of the contract; one object per config, so jit caches hit.
 
-  Args:
-    config: not causal.
-    mask: id of the mask token.
-    shift: see `Denoiser.shift`.
-
-  Raises:
-    ValueError: a causal config, one with an attention window, or a mask that is no token of it.
+  `mask` is the id of the mask token; `Denoiser` describes `shift`. It raises ValueError for a causal
+  config, one with an attention window, and a mask that is no token of it.
   """
   if config.causal:
     raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")
@@ -59,14 +54,11 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
     params: Params, tokens: Array, position: Array, seen: Array, earlier: Earlier | None = None
   ):
     B, N = tokens.shape
-    who = jnp.broadcast_to(seen[:, None], (B, N, N))
-    if earlier is None:
-      features, kv = apply(params, tokens, position, who, method="features")
-    else:
-      cache = Cache(earlier.kv, jnp.zeros(B, jnp.int32))
-      features, kv = apply(
-        params, tokens, position, who, cache, visible=earlier.visible, method="features"
-      )
+    sees = jnp.broadcast_to(seen[:, None], (B, N, N))
+    cache, visible = None, None
+    if earlier is not None:
+      cache, visible = Cache(earlier.kv, jnp.zeros(B, jnp.int32)), earlier.visible
+    features, kv = apply(params, tokens, position, sees, cache, visible=visible, method="features")
     return features.hidden, kv
 
   head = functools.partial(apply, method="head")

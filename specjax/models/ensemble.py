@@ -16,16 +16,11 @@ from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 
 @functools.cache
 def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
-  """A target whose logits are log(w p_a + (1 - w) p_b): settings warp the mixture.
+  """A target whose logits are log(w p_a + (1 - w) p_b), where w is `weight` (static), 0 to 1.
 
-  At temperature 1 without filters the draft distribution is the mixture itself; other settings
-  warp the mixture, as they would warp one model's distribution. Params are a pair. Each model keeps
-  its cache, and rows are committed to both together. As in `testing.table_model` the hidden state
-  is the logits (E = V) and the head the identity: an ensemble drafts, and has no hidden layers.
-
-  Args:
-    a, b: models of one vocabulary.
-    weight: w, of a, from 0 to 1 (static).
+  Temperature and filters apply to the mixture as they would to one model's distribution. Params are
+  a pair. Each model keeps its cache, and rows are committed to both together. As in
+  `testing.table_model` the hidden state is the logits (E = V) and the head is the identity.
 
   Raises:
     ValueError: two vocabularies, a weight outside 0 to 1, or hidden layers that are asked for.

@@ -13,8 +13,8 @@ def linear(x: Array, w: Array) -> Array:
   """x [..., in] times w [out, in] -> [..., out].
 
   On CPU the weight is the left operand when there are few rows, and the small result is
-  transposed: two to three times faster than the usual order for 2 to 32 rows. One row is a
-  matrix-vector product either way.
+  transposed, which is two to three times as fast for 2 to 32 rows. One row is a matrix-vector
+  product either way.
   """
   rows = x.size // x.shape[-1]
   if platform() == "cpu" and 1 < rows <= 64:
@@ -25,12 +25,7 @@ def linear(x: Array, w: Array) -> Array:
 
 
 class Fused(NamedTuple):
-  """Weights with which the same rows are multiplied.
-
-  Attributes:
-    rows: how many rows each weight has, static.
-    weights: one array [sum of rows, ...] that holds all, or an array for each.
-  """
+  """Weights of so many `rows` (static) each: one array [sum of rows, ...], or an array for each."""
 
   rows: tuple[int, ...]
   weights: tuple[Array, ...]
@@ -42,7 +37,7 @@ class Fused(NamedTuple):
     return jnp.split(self.weights[0], np.cumsum(self.rows)[:-1])[first:]
 
   def linear(self, x: Array, first: int = 0) -> list[Array]:
-    """x [..., in] times each weight from number `first` (static) on; one product if all are one."""
+    """x [..., in] times each weight from number `first` (static) on, in one product if possible."""
     if len(self.weights) > 1:
       return [linear(x, w) for w in self.weights[first:]]
     y = linear(x, self.weights[0][sum(self.rows[:first]) :])
@@ -52,8 +47,8 @@ class Fused(NamedTuple):
 def linear_each(x: Array, w: Array) -> Array:
   """M products at once: x [B, M, in] with w [M, out, in] -> [B, M, out].
 
-  In one batched product all cores read weights; in M products of one row each, one core does. The
-  former is 2.5 times as fast for four vocabularies and one row on two cores.
+  In one batched product all cores read weights; in M products of one row, one core does. One
+  product is 2.5 times as fast for four vocabularies and one row on two cores.
   """
   if platform() == "cpu" and x.shape[0] <= 64:
     y = lax.dot_general(w, x, (((2,), (2,)), ((0,), (1,))))

@@ -29,7 +29,7 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
 
   The published layout is cheaper: the draft, one prompt and a copy of the draft under a plain
   causal mask. It has no such distribution, for its logits after a token depend on the tokens
-  guessed after that one. A tree's mask would not help while there is one prompt per round, since
+  drafted after that one. A tree's mask would not help while there is one prompt per round, since
   rounds that began elsewhere can reach the same text. Therefore each node has a prompt here.
 
   A drafter that replaces `evaluate` (such as ppd or hidden_transfer) runs the target's pass itself,
@@ -59,19 +59,9 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
     own = jnp.broadcast_to(causal, (B, *causal.shape))
     hidden = jnp.zeros((B, N, N * rows), bool)
     both = target.evaluate(
-      params,
-      cache,
-      jnp.concatenate([tokens, again], 1),
-      jnp.concatenate([depth, below], 1),
-      jnp.concatenate(
-        [
-          jnp.concatenate([mask, hidden], 2),
-          jnp.concatenate([jnp.repeat(mask, rows, 1), own], 2),
-        ],
-        1,
-      ),
-      hidden_layers=hidden_layers,
-    )
+      params, cache, jnp.concatenate([tokens, again], 1), jnp.concatenate([depth, below], 1),
+      jnp.block([[mask, hidden], [jnp.repeat(mask, rows, 1), own]]), hidden_layers,
+    )  # fmt: skip
     second = both.logits[:, N:].reshape(B, N, rows, -1)[:, :, -1]
     states = Features(*jax.tree.map(lambda x: x[:, :N], tuple(both.features)))
     kv = jax.tree.map(lambda x: x[:, :, :N], both.kv)

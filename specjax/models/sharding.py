@@ -26,12 +26,7 @@ _OF_WEIGHT = {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROW
 def mesh(data: int = 1, model: int = 1) -> Mesh:
   """A mesh of the first data * model devices, for `Model.on` and `jax.set_mesh`.
 
-  Args:
-    data: shares of a batch's rows.
-    model: shares of heads and columns.
-
-  Raises:
-    ValueError: there are fewer devices.
+  `data` divides a batch's rows, `model` heads and columns. ValueError: there are fewer devices.
   """
   count, devices = data * model, jax.devices()
   if min(data, model) < 1 or count > len(devices):
@@ -76,8 +71,7 @@ def of_params(params: Params, mesh: Mesh) -> Any:
 def place(params: Params, mesh: Mesh) -> Params:
   """The network's weights spread over the mesh, for use under `jax.set_mesh(mesh)`.
 
-  Raises:
-    ValueError: a mesh without the axes "data" and "model", or whose axes are not Auto.
+  It raises ValueError for a mesh whose axes are not "data" and "model", both Auto.
   """
   if set(mesh.axis_names) != {"data", "model"} or set(mesh.axis_types) != {AxisType.Auto}:
     raise ValueError(
@@ -98,6 +92,6 @@ def spread_nodes(logits: Array) -> Array:
   rows, nodes, words = mesh_axis("data", B), mesh_axis("model", N), mesh_axis("model", V)
   if nodes is None:
     return logits
-  # First as the product leaves them: else XLA gathers the weights, to spread nodes from the start.
+  # First they stay as the product leaves them; otherwise XLA gathers the weights to spread nodes.
   logits = jax.lax.with_sharding_constraint(logits, PartitionSpec(rows, None, words))
   return jax.lax.with_sharding_constraint(logits, PartitionSpec(rows, nodes))

@@ -1,8 +1,8 @@
 """The target network: one transformer for the Llama family, causal or bidirectional.
 
-Weights are [out, in]. q, k, v are one matrix, and so are gate and up, but for a mesh, see
-`sharding.split`. Layers are unrolled: a scan over stacked weights copies every weight each step on
-CPU.
+Weights are [out, in]. q, k and v are one matrix, and so are gate and up, unless `sharding.split`
+has parted them for a mesh. Layers are unrolled: on CPU a scan over stacked weights would copy every
+weight at each step.
 """
 
 import dataclasses
@@ -48,9 +48,7 @@ def _rotate(x: Array, angle: Array) -> Array:
 class Block(nn.Module):
   """Attention and gated MLP, each behind a norm, on the residual stream.
 
-  Attributes:
-    config: Config.
-    attention_width: of what is attended from, where that is not the normed stream.
+  `attention_width` is that of `attention_input`, where one is given.
   """
 
   config: Config
@@ -75,7 +73,7 @@ class Block(nn.Module):
     self.down = self.param("down", out_init, (c.width, c.mlp_width))
 
   def _fused(self, name: str, rows: dict[str, int], init, *inputs: int) -> Fused:
-    """The weight `name`, or its parts where they are held by themselves."""
+    """The weight `name`, or its parts where the params hold them apart."""
     if self.has_variable("params", next(iter(rows))):
       weights = [self.param(part, init, (size, *inputs)) for part, size in rows.items()]
     else:
@@ -83,7 +81,7 @@ class Block(nn.Module):
     return Fused(tuple(rows.values()), tuple(weights))
 
   def _heads(self, h: Array, first: int = 0) -> list[Array]:
-    """Of q, k and v those from the `first` (static) on, [B, N, heads, C]."""
+    """q, k and v from number `first` (static) on, [B, N, heads, C]."""
     ys = self.qkv.linear(h, first)
     if self.config.qkv_bias:
       biases = self.qkv_bias.parts(first)
@@ -133,11 +131,9 @@ def angles(config: Config, position: Array) -> Array:
 
 
 class Layers(nn.Module):
-  """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles they share.
+  """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles that they share.
 
-  Attributes:
-    config: Config.
-    attention_width: of the `attention_input` of the first block, if not the config's width.
+  `attention_width` is that of the first block.
   """
 
   config: Config
@@ -247,7 +243,7 @@ class Transformer(nn.Module):
 
 
 def attention_mask(segment: Array, causal: bool) -> Array:
-  """bool[B, T, T] of segment i32[B, T]: who sees whom within a segment; causal: no later one."""
+  """bool[B, T, T], who sees whom: those of its segment i32[B, T], if `causal` none after itself."""
   same = segment[:, :, None] == segment[:, None, :]
   T = segment.shape[1]
   return same & jnp.tril(jnp.ones((1, T, T), bool)) if causal else same
