@@ -19,9 +19,9 @@ Proposal = Literal[
 "mixed": some children were chosen, see `Draft.chosen`; the others were drawn from what is left,
   without replacement.
 "independent": every child was drawn by itself, from a distribution of its own (several models).
-"truncated": a chain from which tokens were dropped after a look. Row i of `Draft.log_probs` is the
-  distribution of what is kept, whose mass is below 1: with the rest of it the draft ends there.
-  Rows are -inf where nothing was drawn.
+"truncated": a chain that may end early, depending on the token that was drawn. Row i of
+  `Draft.log_probs` gives the probability that a token is drawn and kept; the draft ends at node i
+  with the probability that is missing from 1. Rows are -inf where nothing was drawn.
 
 Siblings are in the order of their node numbers, which is the order they were drawn in.
 """
@@ -37,8 +37,8 @@ class Draft(NamedTuple):
     depth: i32[B, N]. 0 for the root.
     valid: bool[B, N]. False for padding; the root is always valid.
     log_probs: f32[B, N, V] or None. Row i holds the log-probabilities from which the children of
-      node i were drawn; for "independent" proposals those from which node i itself was, for
-      "truncated" ones without what would have been dropped. None for "deterministic".
+      node i were drawn; for "independent" proposals, those from which node i itself was drawn.
+      None for "deterministic".
     chosen: bool[B, N] or None. For "mixed" proposals, the nodes that were chosen, not drawn.
   """
 
@@ -51,11 +51,9 @@ class Draft(NamedTuple):
 
 
 class KV(NamedTuple):
-  """Keys (after RoPE) and values, one array per layer.
+  """L arrays of keys (after RoPE), and L of values, one per layer.
 
-  Attributes:
-    k: L arrays [B, K, N, C] (fresh rows of N nodes) or [B, K, S, C] (a cache).
-    v: the same for values.
+  They are [B, K, N, C] for fresh rows of N nodes, and [B, K, S, C] for a cache.
   """
 
   k: tuple[Array, ...]
@@ -63,11 +61,10 @@ class KV(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """What the target keeps of the committed tokens, the root excluded.
+  """The keys and values [B, K, S, C] of the committed tokens but for the root.
 
   Attributes:
-    kv: KV with arrays [B, K, S, C]. Rows from `length` on are garbage.
-    length: i32[B]. Valid rows: one less than the committed tokens.
+    length: i32[B], valid rows, one less than the committed tokens. Later rows are garbage.
   """
 
   kv: KV
@@ -93,7 +90,7 @@ class Evaluation(NamedTuple):
   Attributes:
     logits: f32[B, N, V]. Row i predicts the token after node i.
     features: Features with arrays [B, N, E].
-    kv: KV with arrays [B, K, N, C]. Fresh; not in the cache yet.
+    kv: KV with arrays [B, K, N, C], which are not in the cache yet.
     aux: what a drafter that replaces `evaluate` computed in the same pass, for its own `update`.
   """
 

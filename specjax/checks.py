@@ -1,4 +1,4 @@
-"""Checks of what users give: a good value is returned, one sentence refuses any other.
+"""Checks of what users give: a good value is returned, and one sentence refuses any other.
 
 The sentence names the argument, its value and what is accepted. This file imports nothing of the
 package, so that every floor can use it.
@@ -32,8 +32,7 @@ def refuse(name: str, value: Any, accepted: str) -> NoReturn:
 def whole(name: str, value: Any, least: int = 0, most: int = INT32, note: str = "") -> int:
   """An int in least..most; numpy's and jax's are accepted, True and 4096.0 are not.
 
-  Args:
-    note: what a value means, such as "0 is off".
+  `note` says what a value means, such as "0 is off".
   """
   try:
     number = None if isinstance(value, bool) else operator.index(value)
@@ -50,9 +49,7 @@ def number(
 ) -> float:  # fmt: skip
   """A float in least..most that float32 holds; True, NaN and infinity are refused.
 
-  Args:
-    above, below: bounds that the value may not equal, in place of `least` and `most`.
-    note: what a value means, such as "1 is off".
+  `above` and `below` are bounds that the value may not equal, in place of `least` and `most`.
   """
   real = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if (
@@ -100,11 +97,7 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
 
 
 def sequence(name: str, value: Any, accepted: str) -> Sequence[Any]:
-  """A list, tuple or array, for which a str or bytes is often taken by mistake.
-
-  Args:
-    accepted: what the sequence is to hold, for the sentence.
-  """
+  """A list, tuple or array; `accepted` says what of. A str or bytes is often given by mistake."""
   try:
     single = isinstance(value, str | bytes | Mapping | Set) or len(value) < 0
   except TypeError:
@@ -115,7 +108,7 @@ def sequence(name: str, value: Any, accepted: str) -> Sequence[Any]:
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-  """Texts in a list or tuple, each of one character or more."""
+  """Texts of one character or more, in a list or tuple."""
   held = tuple(text(name, x) for x in sequence(name, value, "a list of texts"))
   if "" in held:
     refuse(name, value, "a list of texts that are not empty")

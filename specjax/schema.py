@@ -22,11 +22,7 @@ _OF_TYPE: dict[Any, Check] = {
 
 
 def contents(path: str | pathlib.Path, most: int = -1) -> bytes:
-  """The bytes of a file, the first `most` of them where that is not -1.
-
-  Raises:
-    ValueError: it is absent, a directory or not readable.
-  """
+  """The first `most` bytes of a file, -1 for all; ValueError where it cannot be read."""
   if not isinstance(path, str | os.PathLike):  # open takes a number for an open file
     checks.refuse("path", path, "the path of a file")
   try:
@@ -38,14 +34,7 @@ def contents(path: str | pathlib.Path, most: int = -1) -> bytes:
 
 
 def parse(text: str | bytes, name: str) -> Any:
-  """The value of a JSON text.
-
-  Args:
-    name: says in errors which text it is.
-
-  Raises:
-    ValueError: it is no JSON, no UTF-8, or nested too deeply.
-  """
+  """The value of a JSON text, which errors call `name`; ValueError where it cannot be parsed."""
   try:
     return json.loads(text)
   except RecursionError:
@@ -54,16 +43,12 @@ def parse(text: str | bytes, name: str) -> Any:
     raise ValueError(f"{name} is not JSON: {error}.") from None
 
 
-def read(path: str | pathlib.Path, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-  """The object of a JSON file, its values checked.
-
-  Raises:
-    ValueError: the file cannot be read, is no JSON object, or has a value that is not accepted.
-  """
+def read(path: str | pathlib.Path) -> dict[str, Any]:
+  """The object of a JSON file; ValueError where the file cannot be read or holds none."""
   raw = parse(contents(path), str(path))
   if not isinstance(raw, dict):
     raise ValueError(f"{path} is no JSON object.")
-  return raw | fields(raw, schema or {}, str(path))
+  return raw
 
 
 def fields(
@@ -71,12 +56,8 @@ def fields(
 ) -> dict[str, Any]:
   """The checked values of the keys that a schema names; absent ones, and null, are left out.
 
-  Args:
-    where: the file or object, for errors.
-    needed: keys that must be there.
-
-  Raises:
-    ValueError: a needed key is absent, or a value is not accepted.
+  It raises ValueError, which names the file or object `where`, for a needed key that is absent and
+  a value that is not accepted.
   """
   for key in needed:
     if raw.get(key) is None:
@@ -88,16 +69,15 @@ def fields(
 def build(kind: type, raw: Any, where: str) -> Any:
   """A dataclass from a JSON object; its annotations are the schema.
 
-  Raises:
-    ValueError: no object, a key that is no field, or a value that its field does not accept.
+  It raises ValueError for no object, a key that is no field, and a value that is not accepted.
   """
   if not isinstance(raw, dict):
     checks.refuse(where, raw, "a JSON object")
-  schema = typing.get_type_hints(kind)
-  names = [field.name for field in dataclasses.fields(kind)]
+  hints = typing.get_type_hints(kind)
+  schema = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
   for key in raw:
-    if key not in names:
-      raise ValueError(f"{where} has the key {key!r}: accepted are {', '.join(names)}.")
+    if key not in schema:
+      raise ValueError(f"{where} has the key {key!r}: accepted are {', '.join(schema)}.")
   return kind(**{key: accept(schema[key])(f"{where}: {key}", raw[key]) for key in raw})
 
 
@@ -109,14 +89,9 @@ def accept(kind: Any) -> Check:
   if isinstance(kind, types.UnionType):
     (base,) = (each for each in inner if each is not type(None))
     return lambda name, value: None if value is None else accept(base)(name, value)
-  return listed(inner[0]) if inner else kind
 
-
-def listed(kind: Any) -> Check:
-  """The check of a list whose values are all of one kind; it returns a tuple."""
-
-  def check(name: str, value: Any) -> tuple[Any, ...]:
+  def listed(name: str, value: Any) -> tuple[Any, ...]:
     held = checks.sequence(name, value, "a list")
-    return tuple(accept(kind)(f"{name}[{i}]", x) for i, x in enumerate(held))
+    return tuple(accept(inner[0])(f"{name}[{i}]", x) for i, x in enumerate(held))
 
-  return check
+  return listed if inner else kind

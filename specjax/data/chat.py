@@ -1,31 +1,20 @@
-"""Conversations as tokens, with the mask of what the model itself says."""
+"""Conversations as tokens, with the mask of what the assistant says."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from specjax import checks
-
-
-class Encoder(Protocol):
-  """What a template needs of a tokenizer."""
-
-  def encode(self, text: str) -> list[int]: ...
+from specjax.data.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
   """The text around the turns of a conversation; `{}` stands for a turn's content.
 
-  Every turn is tokenised by itself, so the mask is exact and a prompt has the same ids in
-  training and in decoding.
-
-  Attributes:
-    user, assistant: text around a turn's content. The part of `assistant` before `{}` belongs to
-      the prompt; the content and the end marker after it are what the model must say, white space
-      after the marker is not.
-    system: text around a system message, or None where the format has none.
-    start: text before the first turn.
+  Every turn is tokenised by itself, so the mask is exact and a prompt has the same ids in training
+  and in decoding. The part of `assistant` before `{}` belongs to the prompt; the model says the
+  content and the end marker after it, but no white space after the marker. `system` is None where
+  the format has no system message, and `start` is the text before the first turn.
   """
 
   user: str
@@ -56,7 +45,7 @@ TEMPLATES = {
 
 
 def _pieces(template: Template, turn: Mapping[str, str], i: int) -> list[tuple[str, bool]]:
-  """The texts of turn `i` and whether the assistant says them."""
+  """The texts of turn `i`, each with whether the assistant says it."""
   for key in ("role", "content"):
     if not isinstance(turn, Mapping) or key not in turn:
       checks.refuse(f"turns[{i}]", turn, "a dict with the texts role and content")
@@ -76,16 +65,12 @@ def _pieces(template: Template, turn: Mapping[str, str], i: int) -> list[tuple[s
 
 
 def encode_chat(
-  template: Template, tokenizer: Encoder, turns: Sequence[Mapping[str, str]]
+  template: Template, tokenizer: Tokenizer, turns: Sequence[Mapping[str, str]]
 ) -> tuple[list[int], list[bool]]:
   """Turns as ids and a mask that is True where the assistant speaks, its end marker included.
 
-  Args:
-    turns: dicts with "role" ("system", "user" or "assistant") and "content".
-
-  Raises:
-    ValueError: a turn without role or content, an unknown role, or a system turn in a template
-      without one.
+  Turns are dicts with "role" ("system", "user" or "assistant") and "content". Others raise
+  ValueError, as does a system turn where the template has none.
   """
   pieces = [(template.start, False)]
   for i, turn in enumerate(checks.sequence("turns", turns, "a list of turns")):
@@ -100,7 +85,7 @@ def encode_chat(
 
 
 def encode_prompt(
-  template: Template, tokenizer: Encoder, turns: Sequence[Mapping[str, str]]
+  template: Template, tokenizer: Tokenizer, turns: Sequence[Mapping[str, str]]
 ) -> list[int]:
   """The ids after which the assistant is to speak."""
   header = template.assistant.split("{}")[0].rstrip(" ")

@@ -26,10 +26,10 @@ class Question:
   """One question.
 
   Attributes:
-    task: its name in TASKS.
-    items: the list.
-    word: a name that is not in it; "" where the task has none.
-    index: a place in it, from 1; 0 where the task has none.
+    task: its name in KNOWN.
+    items: the list of names.
+    word: a name that is not in the list; "" where the task has none.
+    index: a place in the list, from 1; 0 where the task has none.
   """
 
   task: str
@@ -61,19 +61,23 @@ class Task:
   needs_index: bool = False
 
 
-def _only(answer: Callable[[Question], list[str]], **needs) -> Task:
+def _only(answer: Callable[[Question], list[str]], **needs: bool) -> Task:
   """A task with a single right answer."""
   return Task(lambda rng, q: answer(q), lambda q, a: list(a) == answer(q), **needs)
 
 
-def _any(answers: Callable[[Question], list[list[str]]], **needs) -> Task:
-  """A task with a few right answers, all equally likely."""
+def _anywhere(removed: int, needs_word: bool) -> Task:
+  """A task for which `_spliced` is right, and equally likely, at every place of the list."""
+
+  def answers(q: Question) -> list[list[str]]:
+    added = [q.word] if needs_word else []
+    return [_spliced(q, i, removed, *added) for i in range(len(q.items) + 1 - removed)]
 
   def drawn(rng: np.random.Generator, q: Question) -> list[str]:
     options = answers(q)
     return options[rng.integers(len(options))]
 
-  return Task(drawn, lambda q, a: list(a) in answers(q), **needs)
+  return Task(drawn, lambda q, a: list(a) in answers(q), needs_word)
 
 
 def _shuffled(rng: np.random.Generator, q: Question) -> list[str]:
@@ -87,16 +91,9 @@ def _is_shuffled(q: Question, answer: Sequence[str]) -> bool:
   return sorted(answer) == sorted(q.items) and tuple(answer) != q.items
 
 
-def _replaced(q: Question, i: int) -> list[str]:
-  return [*q.items[:i], q.word, *q.items[i + 1 :]]
-
-
-def _inserted(q: Question, i: int) -> list[str]:
-  return [*q.items[:i], q.word, *q.items[i:]]
-
-
-def _removed(q: Question, i: int) -> list[str]:
-  return [*q.items[:i], *q.items[i + 1 :]]
+def _spliced(q: Question, i: int, removed: int, *added: str) -> list[str]:
+  """The list with `added` in place of the `removed` names from place i (from 0) on."""
+  return [*q.items[:i], *added, *q.items[i + removed :]]
 
 
 TASKS: dict[str, Task] = {
@@ -104,14 +101,16 @@ TASKS: dict[str, Task] = {
   "sort": _only(lambda q: sorted(q.items)),
   "reverse": _only(lambda q: list(q.items[::-1])),
   "shuffle": Task(_shuffled, _is_shuffled),
-  "replace_index": _only(lambda q: _replaced(q, q.index - 1), needs_word=True, needs_index=True),
-  "insert_index": _only(lambda q: _inserted(q, q.index - 1), needs_word=True, needs_index=True),
-  "remove_index": _only(lambda q: _removed(q, q.index - 1), needs_index=True),
-  "replace_random": _any(lambda q: [_replaced(q, i) for i in range(len(q.items))], needs_word=True),
-  "insert_random": _any(
-    lambda q: [_inserted(q, i) for i in range(len(q.items) + 1)], needs_word=True
+  "replace_index": _only(
+    lambda q: _spliced(q, q.index - 1, 1, q.word), needs_word=True, needs_index=True
   ),
-  "remove_random": _any(lambda q: [_removed(q, i) for i in range(len(q.items))]),
+  "insert_index": _only(
+    lambda q: _spliced(q, q.index - 1, 0, q.word), needs_word=True, needs_index=True
+  ),
+  "remove_index": _only(lambda q: _spliced(q, q.index - 1, 1), needs_index=True),
+  "replace_random": _anywhere(1, needs_word=True),
+  "insert_random": _anywhere(0, needs_word=True),
+  "remove_random": _anywhere(1, needs_word=False),
 }
 
 VERBS = ("called", "met", "saw", "thanked")
@@ -146,7 +145,7 @@ def _is_sentence(q: Question, answer: Sequence[str]) -> bool:
   return whole and sorted(names) == sorted(q.items)
 
 
-# `records` draws these only where they are asked for: answers are longer, and more are right.
+# `records` draws these only where they are asked for: answers are longer, and more of them right.
 PUZZLES: dict[str, Task] = {
   "latin_square": Task(_square, lambda q, a: is_latin_square(q.items, a)),
   "sentence": Task(_sentence, _is_sentence),
@@ -168,8 +167,7 @@ def records(
 ) -> list[dict[str, str]]:
   """`count` records of question and answer; tasks and lengths take turns.
 
-  Raises:
-    ValueError: an unknown task, or a length for which there are too few names or answers.
+  It raises ValueError for an unknown task, and a length for which there are too few names.
   """
   checks.whole("seed", seed, 0, checks.SEED)
   checks.whole("count", count, 0, 10**7)
@@ -190,11 +188,7 @@ def records(
 
 
 def parse(text: str) -> Question:
-  """The question that `Question.text` wrote.
-
-  Raises:
-    ValueError: `Question.text` writes no such text.
-  """
+  """The question that `Question.text` wrote; ValueError where it writes no such text."""
   words = text.split()
   if ":" not in words[1:] or words[-1] != "=":
     raise ValueError(f"question={text!r}: expected TASK [WORD] [INDEX] : NAMES =.")

@@ -18,15 +18,13 @@ def bigram(
 ) -> np.ndarray:
   """f32[W, W]: entry i, j is the log-probability that token j follows token i, all finite.
 
-  The distribution after u is (count(u, v) + prior * p(v)) / (count(u) + prior): the counts decide
-  where there are many, the unigram distribution p where there are few, and p alone after a token
-  never seen. p has one count of every token added. All counts are among the W tokens: a pair with
-  a token outside is skipped. The table is dense and takes 4 W ** 2 bytes; the counting needs memory
-  for the text beside it.
+  The distribution after u is (count(u, v) + prior * p(v)) / (count(u) + prior): where there are
+  many counts they decide, where there are few the unigram distribution p does. p has one count of
+  every token added. All counts are among the W tokens: a pair with a token outside is skipped. The
+  table is dense and takes 4 W ** 2 bytes; the counting needs memory for the text beside it.
 
   Args:
     texts: ids of each text; nothing follows a text's last token.
-    vocab_size: V.
     vocabulary: i32[W], the ids of a reduced vocabulary; None is all V.
     prior: how many counts the unigram distribution is worth, more than 0.
 

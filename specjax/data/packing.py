@@ -14,8 +14,8 @@ class Rows(NamedTuple):
   Attributes:
     tokens: i32[R, T].
     position: i32[R, T], from 0 within each document.
-    segment: i32[R, T], which document of the row; -1 is padding.
-    mask: bool[R, T], True where predicting this token is trained.
+    segment: i32[R, T], the number of the document in its row; -1 is padding.
+    mask: bool[R, T], True where the model is trained to predict this token.
   """
 
   tokens: np.ndarray
@@ -25,16 +25,10 @@ class Rows(NamedTuple):
 
 
 def pack(documents: Sequence[tuple[list[int], list[bool]]], length: int) -> Rows:
-  """Packs documents first-fit, the longest first; those longer than `length` are cut to it.
+  """Packs documents (ids, mask) first-fit, the longest first, into rows of `length` T.
 
-  A document's first token is never trained: nothing precedes it. Empty documents are left out.
-
-  Args:
-    documents: (ids, mask) pairs.
-    length: T.
-
-  Raises:
-    ValueError: no document has a token, or a length below 1.
+  Documents are cut to T. A document's first token is never trained, for nothing precedes it. Empty
+  documents are left out; ValueError where no other is left, or for a length below 1.
   """
   checks.whole("length", length, 1)
   documents = [d for d in documents if d[0]]

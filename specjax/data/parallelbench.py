@@ -22,13 +22,7 @@ REWRITING = ("paraphrasing", "summarization")  # other models judge these: they 
 
 
 class Record(NamedTuple):
-  """A published question.
-
-  Attributes:
-    task: its name in TASKS.
-    messages: turns of `role` and `content`.
-    label: see the top of this file.
-  """
+  """A published question: a name in TASKS, turns of `role` and `content`, and what is right."""
 
   task: str
   messages: Sequence[Mapping[str, str]]
@@ -54,10 +48,9 @@ def _task(file: pathlib.Path) -> str:
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
-  """Records of a file, or of all .jsonl files under a directory but those of rewriting.
+  """Records of a file, or of all .jsonl files under a directory but those of REWRITING.
 
-  Raises:
-    ValueError: no such file, a file of no known task, or a line that is no record.
+  It raises ValueError for no such file, a file of no known task, or a line that is no record.
   """
   path = pathlib.Path(path)
   files = [path] if path.is_file() else sorted(path.rglob("*.jsonl"))

@@ -72,14 +72,10 @@ def _open_tfds(spec: str) -> Source:
 def open_source(spec: str) -> Source:
   """Opens a dataset for random access.
 
-  Args:
-    spec: "path/to/file.jsonl"; "tfds:NAME:SPLIT", a dataset of the TFDS catalogue, downloaded on
-      first use; "tfds:DIRECTORY:SPLIT", one already built on disk; or "lists:SEED:COUNT", so many
-      questions about lists, see `data.lists`.
-
-  Raises:
-    ValueError: the spec is none of these, the file does not exist or is empty, or TFDS cannot
-      build the name.
+  `spec` is "path/to/file.jsonl"; "tfds:NAME:SPLIT", a dataset of the TFDS catalogue, downloaded on
+  first use; "tfds:DIRECTORY:SPLIT", one already built on disk; or "lists:SEED:COUNT", so many
+  questions about lists, see `data.lists`. It raises ValueError where the spec is none of these, the
+  file does not exist or is empty, or TFDS cannot build the name.
   """
   data = f"data={checks.shown(checks.text('data', spec))}"
   if spec.startswith("tfds:"):
@@ -98,14 +94,10 @@ def open_source(spec: str) -> Source:
 
 
 def text_of(record: dict[str, Any], field: str, index: int) -> str:
-  """The text in a field of record `index`.
-
-  Raises:
-    ValueError: the record has no such field, or something else than text in it.
-  """
+  """The text in a field of record `index`; ValueError where there is none."""
   if not isinstance(record.get(field), str):
-    fields = ", ".join(k for k, v in record.items() if isinstance(v, str)) or "none"
+    held = ", ".join(k for k, v in record.items() if isinstance(v, str)) or "none"
     raise ValueError(
-      f"record {index + 1} has no text in field {field!r}; fields with text: {fields}."
+      f"record {index + 1} has no text in field {field!r}; fields with text: {held}."
     )
   return checks.text(f"record {index + 1}: {field}", record[field])

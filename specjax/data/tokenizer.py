@@ -22,11 +22,7 @@ class Tokenizer:
 
   @classmethod
   def load(cls, path: str | pathlib.Path) -> "Tokenizer":
-    """Reads a tokenizer.json.
-
-    Raises:
-      ValueError: the file is absent or damaged.
-    """
+    """Reads a tokenizer.json; ValueError where the file is absent or damaged."""
     content = schema.contents(path)
     schema.parse(content, str(path))
     try:
@@ -58,8 +54,7 @@ class Tokenizer:
   def spoken_bytes(self, vocab_size: int) -> list[bytes]:
     """The bytes that each id adds in the middle of a text; special and unused ids add none.
 
-    Args:
-      vocab_size: V of the model, which may be larger than the tokenizer's.
+    `vocab_size` is the model's, which may be larger than the tokenizer's.
     """
     byte_level = '"ByteLevel"' in json.dumps(json.loads(self.inner.to_str())["decoder"])
     special = {i for i, token in self.inner.get_added_tokens_decoder().items() if token.special}

@@ -40,8 +40,8 @@ def _pieces(config: Config) -> Pieces:
 def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   """The network as the functions of the contract; one object per config, so jit caches hit.
 
-  `mask` is the id of the mask token; `Denoiser` describes `shift`. It raises ValueError for a causal
-  config, one with an attention window, and a mask that is no token of it.
+  `mask` is the id of the mask token; `Denoiser` describes `shift`. ValueError is raised for a
+  causal config, one with an attention window, and a mask that is no token of it.
   """
   if config.causal:
     raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")

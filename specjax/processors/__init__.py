@@ -1,4 +1,4 @@
-"""Processors say what the text so far does to the target's logits, or when it ends a text."""
+"""Processors change the target's logits by the text so far, or say where a text ends."""
 
 from collections.abc import Callable
 

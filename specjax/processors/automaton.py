@@ -69,7 +69,7 @@ def constraint() -> Processor:
 
   def logits(params: Automaton, state: Array, draft: Draft, mask: Array, logits: Array) -> Array:
     states = _at_nodes(params, state, draft)
-    # What cannot be reached keeps its logits: a distribution without support would be NaN.
+    # Nodes that cannot be reached keep their logits: a distribution without support would be NaN.
     forbidden = (states >= 0)[..., None] & (params.following[states] < 0)
     return jnp.where(forbidden, -jnp.inf, logits)
 

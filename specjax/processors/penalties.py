@@ -13,13 +13,13 @@ from specjax.base import Context, Draft, Processor
 
 
 class Penalties(NamedTuple):
-  """The strength of each penalty; params of `penalties`. The defaults, numbers, are no penalty.
+  """The strength of each penalty, f32[B]; the params of `penalties`. The defaults are no penalty.
 
   Attributes:
-    repetition: f32[B]. Divides the positive and multiplies the negative logits of tokens in the
-      prompt or the new text; 1 is none. Keskar et al. 2019 (arXiv 1909.05858, section 4.1).
-    presence: f32[B]. Taken from the logits of tokens in the new text; 0 is none.
-    frequency: f32[B]. Likewise, for every time they were said.
+    repetition: divides the positive and multiplies the negative logits of tokens in the prompt or
+      the new text. Keskar et al. 2019 (arXiv 1909.05858, section 4.1).
+    presence: is subtracted from the logits of tokens in the new text.
+    frequency: is subtracted likewise, once for every time that the token was said.
   """
 
   repetition: Any = 1.0
@@ -28,15 +28,10 @@ class Penalties(NamedTuple):
 
 
 class Counts(NamedTuple):
-  """What the processor keeps.
-
-  Attributes:
-    prompted: bool[B, V], tokens of the prompt.
-    said: f32[B, V], how often each token occurs in the new text.
-  """
+  """The state: the tokens of the prompt, bool[B, V], and how often each is in the new text."""
 
   prompted: Array
-  said: Array
+  said: Array  # f32[B, V]
 
 
 def _add(count: Array, tokens: Array, which: Array) -> Array:
@@ -58,11 +53,7 @@ def penalise(penalties: Penalties, seen: Array, said: Array, logits: Array) -> A
 
 @functools.cache
 def penalties(vocab_size: int) -> Processor:
-  """Penalises repetition, presence and frequency, at every node by the text on its own path.
-
-  Args:
-    vocab_size: V, static.
-  """
+  """Penalises repetition, presence and frequency, at every node by the text on its own path."""
 
   def init(params: Penalties, context: Context) -> Counts:
     B, S = context.tokens.shape

@@ -1,4 +1,4 @@
-"""Regular expressions and stop words, which are said in characters, become automata over tokens.
+"""Regular expressions and stop words, which consist of characters, become automata over tokens.
 
 They are built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
 """
@@ -14,17 +14,16 @@ from specjax.processors.automaton import Automaton
 
 
 class Tokenizer(Protocol):
-  """What is asked of a tokenizer, see `data.tokenizer.Tokenizer`."""
+  """The part of `data.tokenizer.Tokenizer` that is needed."""
 
   def spoken_bytes(self, vocab_size: int) -> Sequence[bytes]: ...
 
 
 def _run(table: np.ndarray, words: Sequence[Sequence[int] | None]) -> np.ndarray:
-  """i32[Q, V]: the state of an automaton after each word, from each state.
+  """i32[Q, V]: the state after each of V words of symbols, from each state; -1 for none.
 
-  Args:
-    table: i32[Q, symbols], the state after a symbol; -1 for none.
-    words: V words, symbols each; None for a token that is no text, after which there is no state.
+  `table` i32[Q, symbols] is the state after a symbol, -1 for none. An empty word, or None for a
+  token that is no text, leads to no state.
   """
   longest = max((len(w) for w in words if w is not None), default=0)
   padded = np.full((len(words), longest), -1)
@@ -41,10 +40,8 @@ def _run(table: np.ndarray, words: Sequence[Sequence[int] | None]) -> np.ndarray
 def of_stop_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> Automaton:
   """The automaton, for `stop_text`, that is final once one of `words` has been said.
 
-  Words are compared byte by byte, so they may end, or begin, in the middle of a token.
-
-  Raises:
-    ValueError: an empty word.
+  Words are compared byte by byte, so they may end, or begin, in the middle of a token. An empty
+  word raises ValueError.
   """
   if not words or not all(words):
     raise ValueError(f"stop_words={list(words)}: accepted are words of one character or more.")
@@ -70,17 +67,10 @@ def of_stop_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -
 def of_regex(pattern: str, tokenizer: Tokenizer, vocab_size: int, stop: Sequence[int]) -> Automaton:
   """The automaton, for `constraint`, of texts that match a regular expression from end to end.
 
-  Where the text matches, stop tokens are allowed too. Tokens that are a part of a character are
-  forbidden: what they say depends on the next one.
-
-  Args:
-    pattern: as in `re`, without groups that are referred to.
-    tokenizer: of the model.
-    vocab_size: V; ids beyond the tokenizer's are forbidden.
-    stop: ids that end a text.
-
-  Raises:
-    ValueError: no regular expression, or none of its texts can be said in tokens.
+  The pattern is one of `re` without back-references. Where the text matches it, the stop tokens are
+  allowed too. Tokens that are a part of a character are forbidden, for what they say depends on the
+  next one, and so are ids beyond the tokenizer's. It raises ValueError where the pattern is no
+  regular expression, or none of its texts can be written in tokens.
   """
   try:
     machine = interegular.parse_pattern(pattern).to_fsm().reduce()
