@@ -15,7 +15,7 @@ def platform() -> str:
 
 
 def mesh_axis(name: str, size: int) -> str | None:
-  """`name` where the mesh that is set has such an axis and it divides `size`; None elsewhere."""
+  """`name`, if the mesh that is set has such an axis and the axis divides `size`; else None."""
   mesh = jax.sharding.get_abstract_mesh()
   axes = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
   return name if axes.get(name) == AxisType.Auto and size % mesh.shape[name] == 0 else None

@@ -30,13 +30,10 @@ K, H, C = 8, 32, 128
 
 
 class Shape(NamedTuple):
-  """The shape of a call.
+  """The shape of a call: B, N, S, and the dtype of nodes and cache.
 
-  Attributes:
-    batch, nodes, capacity: B, N, S.
-    dtype: of nodes and cache.
-    int8: whether the cache is Quantised.
-    anywhere: whether nodes see any rows of the cache, rather than its first ones.
+  `int8` says whether the cache is Quantised, and `anywhere` whether nodes see any rows of the
+  cache, rather than its first ones.
   """
 
   batch: int
@@ -75,10 +72,7 @@ def arguments(shape: Shape, place: NamedSharding) -> tuple:
 
 
 def report(device: jax.Device, shape: Shape) -> dict:
-  """Seconds to compile for one chip, and the bytes that a call needs.
-
-  Where the kernel does not serve the shape, or the compiler fails, the row gives the reason.
-  """
+  """Seconds to compile for one chip, and the bytes that a call needs; or why there are none."""
   kernel = "pallas_tpu" if device.platform == "tpu" else "pallas_gpu"
   mesh = Mesh(np.array([device]), ("chip",))
   asked = arguments(shape, NamedSharding(mesh, PartitionSpec()))
@@ -108,11 +102,7 @@ class Config:
 
 
 def main(config: Config) -> None:
-  """Compiles the kernels and prints a row for each.
-
-  Raises:
-    ValueError: an unknown chip, or one whose compiler is not installed.
-  """
+  """Prints a row for each chip and shape; ValueError where a chip or its compiler is missing."""
   known = topology.TPUS | topology.GPUS
   for name in config.chips:
     checks.choice("chips", name, known)

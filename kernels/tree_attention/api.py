@@ -22,10 +22,7 @@ Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
 class Served:
   """A call's result, and the implementation that served it.
 
-  Attributes:
-    result: the attention.
-    implementation: its name; static.
-    passed_over: (kernel, reason) of the kernels not taken; static, () where one was asked for.
+  `passed_over` has (kernel, reason) for the kernels not taken, and is () where one was asked for.
   """
 
   result: Result
@@ -71,8 +68,8 @@ def reads_blocks(k_cache: Cached) -> bool:
   """Whether a cache [B, K, S, C] is better read in blocks than by one product.
 
   One product is better where the cache is a block or two, and on GPU, where XLA asks the host
-  before each block. With one key/value head XLA would multiply a batch and a single row by
-  different methods, so that their bits differ: blocks are not used there either.
+  before each block. With one key/value head, XLA would multiply a batch and a single row by
+  different methods, so that their bits would differ: blocks are not used there either.
   """
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
   return K > 1 and S > 512 and platform() in ("cpu", "tpu")
@@ -110,21 +107,20 @@ def tree_attention(
 ) -> Any:  # fmt: skip
   """Attention of N nodes over a cache and over each other.
 
-  Nodes are fresh rows beside the cache, which is written after they are verified, see
-  `models.cache.commit`. Their mask never spans the cache. M is N, or more where other fresh rows
-  come with the nodes.
+  Nodes are fresh rows, which `models.cache.commit` writes to the cache once they are verified.
+  Their mask never spans the cache. M is N, or more where other fresh rows come with the nodes.
 
   Args:
     q: [B, H, N, C].
     k_cache, v_cache: [B, K, S, C] or Quantised, H a multiple of K.
-    prefix: the rows of the cache that all nodes see: its first i32[B], or any bool[B, S].
+    prefix: the rows of the cache that all nodes see: the first i32[B], or any, bool[B, S].
     k_tree, v_tree: [B, K, M, C], keys and values of the fresh rows.
     tree_mask: bool[B, N, M], node i sees fresh row j.
     scale: of the scores, static; by default C ** -0.5.
     implementation: static; see `default_implementation` and `refusals`.
     block: cached rows that are read at once, static; see `config.block`.
-    return_residuals: whether to return the maximum and the sum too, to merge with other keys, and
-      the implementation that served.
+    return_residuals: whether to return Served, which has the maximum and the sum, too, to merge
+      the result with attention to other keys.
 
   Returns:
     [B, H, N, C], or Served. On a mesh with axes "data" and "model", the batch is spread over the

@@ -12,18 +12,12 @@ from specjax.kernels.tree_attention.quantised import Cached
 
 
 class Shape(NamedTuple):
-  """The shape of a call, as far as the size of its blocks depends on it.
+  """The shape of a call, as far as the size of its blocks depends on it."""
 
-  Attributes:
-    capacity, width: S, C.
-    itemsize: bytes of a cached number.
-    rows: how many rows share a head's keys.
-  """
-
-  capacity: int
-  width: int
-  itemsize: int
-  rows: int
+  capacity: int  # S
+  width: int  # C
+  itemsize: int  # bytes of a cached number
+  rows: int  # how many rows share a head's keys
 
   @classmethod
   def of(cls, q: Array, k_cache: Cached) -> "Shape":
@@ -33,10 +27,7 @@ class Shape(NamedTuple):
     return cls(S, C, values.dtype.itemsize, q.shape[1] // K * q.shape[2])
 
   def of_class(self, implementation: str) -> str:
-    """The class of calls that share a measured size.
-
-    Rows do not matter, so a tree and a single node add in the same order.
-    """
+    """The calls that share a measured size; a tree and a single node do, to add in one order."""
     capacity = 1 << (self.capacity - 1).bit_length()
     return f"{implementation}, {capacity} rows of {self.width}, {self.itemsize} bytes each"
 
@@ -44,9 +35,9 @@ class Shape(NamedTuple):
 def sizes(implementation: str, shape: Shape) -> Sequence[int]:
   """The numbers of cached rows per block that a call may have, the best guess first.
 
-  There are none where no block fits. On TPU blocks are large, so that a step's fixed cost is small
-  beside its bytes. Two buffers of keys and of values, and the scores and their weights, stay below
-  8 MB together, half of what a kernel may use on the smallest chips.
+  There are none where no block fits. On TPU blocks are large, so that the fixed time of a step is
+  small beside that of its bytes. Two buffers of keys and of values, and the scores and their
+  weights, stay below 8 MB together, half of what a kernel may use on the smallest chips.
   """
   allowed: Sequence[int] = (256, 128, 512, 1024, 2048)
   if implementation == "pallas_tpu":

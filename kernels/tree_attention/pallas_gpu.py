@@ -9,9 +9,9 @@ warpgroups, barriers and copies, one thread block at a time, but not its matrix 
 has run it: it is used only where it is asked for by name. It does not serve float32, which wgmma
 would round to 10 bits, heads of 256, whose buffers do not fit, or scattered and int8 rows. Two
 things are left to gain. The 64 rows of a thread block share what is on chip, so 64 nodes of 4 heads
-bring each key there four times, though from memory once. Few rows are padded to the 64 of a wgmma,
-where swapped operands would pad them to 8: a single node wastes most of a product, though none of
-the memory's time.
+bring each key there four times, though from memory once. Fewer rows are padded to the 64 of a
+wgmma, where swapped operands would pad them to 8: a single node wastes most of a product, though no
+memory bandwidth.
 
 Letters: those of `reference`, and R = G N rows of a head, P rows of a block, Z splits.
 """
@@ -148,8 +148,8 @@ def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> 
 def splits_of(capacity: int, tiles: int) -> int:
   """The number of parts of a prefix: enough to fill 132 multiprocessors, of 512 rows at least.
 
-  There are no more, for each part writes float32 sums that are read again. Bits therefore depend on
-  the number of tiles, B K R / 64, as those of other products depend on their number of rows.
+  There are no more, for each part writes float32 sums that are read again. The last bits of a
+  result therefore depend on the number of tiles, B K R / 64.
   """
   return max(1, min(capacity // 512, 132 // tiles))
 
@@ -169,7 +169,7 @@ def tree_attention(
   far = _whole_blocks(rows, k_rows, v_rows, lengths, splits_of(S, tiles))
   far = Result(*(x[:, :, :R].reshape(-1, B, K, R, *x.shape[3:]) for x in far))
 
-  # The rest of the prefix is at the end of a window of one block, which is joined to the tree.
+  # The rest of the prefix lies in a window of one block, which is joined to the tree.
   done = lengths // BLOCK * BLOCK
   start = jnp.minimum(done, S - BLOCK)
   column = start[:, None] + jnp.arange(BLOCK, dtype=jnp.int32)[None]

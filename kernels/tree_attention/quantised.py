@@ -7,15 +7,10 @@ from jax import Array
 
 
 class Quantised(NamedTuple):
-  """Rows of a cache; a row is `values` times its `scale`.
+  """Rows of a cache; a row is `values` times its `scale`."""
 
-  Attributes:
-    values: i8[B, K, S, C].
-    scale: f32[B, K, S].
-  """
-
-  values: Array
-  scale: Array
+  values: Array  # i8[B, K, S, C]
+  scale: Array  # f32[B, K, S]
 
 
 Cached = Array | Quantised

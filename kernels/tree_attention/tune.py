@@ -79,7 +79,7 @@ def timed(f: Callable[..., Array], arguments: tuple, calls: int) -> Callable[[],
 
 
 def measure(config: Config, implementation: str, capacity: int, tried: Sequence[int]) -> Seconds:
-  """Seconds of a call by block size; sizes take turns, so that a slow moment hits all alike."""
+  """Seconds of a call by block size; sizes take turns, so that a slow moment slows all of them."""
   mean = dict.fromkeys(tried, 1.0)
   attention = functools.partial(tree_attention, implementation=implementation)
   for share in SHARES:
@@ -93,11 +93,7 @@ def measure(config: Config, implementation: str, capacity: int, tried: Sequence[
 
 
 def main(config: Config, measure: Callable[[Config, str, int, Sequence[int]], Seconds] = measure):
-  """Measures block sizes, prints a table and saves the best.
-
-  Raises:
-    ValueError: a size below 1, or heads that are no multiple of kv_heads.
-  """
+  """Measures block sizes, prints a table and saves the best; ValueError for bad sizes."""
   for name, value in dataclasses.asdict(config).items():
     for each in value if name == "capacity" else () if name == "dtype" else (value,):
       checks.whole(name, each, 1)
@@ -116,9 +112,8 @@ def main(config: Config, measure: Callable[[Config, str, int, Sequence[int]], Se
     listed = ", ".join(f"{each}: {1e6 * taken[each]:.0f}" for each in sorted(taken))
     table.add_row(str(capacity), listed, str(tried[0]), str(size))
   Console(width=100).print(table)
-  file = measured.path()
-  measured.save(file, kind, best)
-  print(f"saved to {file}")
+  measured.save(measured.path(), kind, best)
+  print(f"saved to {measured.path()}")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,10 @@ def tree_attention(
   q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, scale: float, *, block: int,
 ) -> Result:  # fmt: skip
-  """See `reference`; blocks past the last visible row of the batch are not read.
+  """See `reference`; blocks of `block` (static) rows past the last visible row are not read.
 
-  Rows do not depend on the length of their neighbours: a block in which a row sees nothing changes
-  no bit of the row.
-
-  Args:
-    block: cached rows per step (static).
+  Texts do not depend on the lengths of their neighbours in the batch: a block of which a text sees
+  nothing changes no bit of its result.
   """
   B, H, N, C = q.shape
   (K, M), S = k_tree.shape[1:3], visible.shape[1]
@@ -58,7 +55,7 @@ def tree_attention(
 
   def step(j: Array, carry):
     first = j * size
-    start = jnp.minimum(first, S - size)  # the last block starts earlier and skips what is read
+    start = jnp.minimum(first, S - size)  # the last block starts earlier, skipping rows it has read
     k, v = jax.tree.map(
       lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, 2), (k_cache, v_cache)
     )
