@@ -97,7 +97,7 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
 
 
 def sequence(name: str, value: Any, accepted: str) -> Sequence[Any]:
-  """A list, tuple or array; `accepted` says what of. A str or bytes is often given by mistake."""
+  """A list, tuple or array of what `accepted` says, for which a str is often given by mistake."""
   try:
     single = isinstance(value, str | bytes | Mapping | Set) or len(value) < 0
   except TypeError:

@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     return cls(S, C, values.dtype.itemsize, q.shape[1] // K * q.shape[2])
 
   def of_class(self, implementation: str) -> str:
-    """The calls that share a measured size; a tree and a single node do, to add in one order."""
+    """The class of calls with one measured size. Rows do not count, so all trees add alike."""
     capacity = 1 << (self.capacity - 1).bit_length()
     return f"{implementation}, {capacity} rows of {self.width}, {self.itemsize} bytes each"
 

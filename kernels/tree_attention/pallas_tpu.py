@@ -18,7 +18,7 @@ from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 LANES = 128
-LOW = -1e30  # score of a row not seen: the difference of two is 0, and not NaN as of -inf
+LOW = -1e30  # the score of a row that is not seen: LOW - LOW is 0, while -inf would give NaN
 
 
 def _dot(a: Array, b: Array, contract: tuple[int, int]) -> Array:

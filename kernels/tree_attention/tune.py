@@ -25,7 +25,7 @@ from specjax.kernels.tree_attention.api import default_implementation, tree_atte
 from specjax.kernels.tree_attention.config import Shape, sizes
 
 ON_CPU = jax.default_backend() == "cpu"
-SHARES = (1 / 16, 1 / 2, 1)  # of the capacity, seen in a call; the mean of their times counts
+SHARES = (1 / 16, 1 / 2, 1)  # how much of the capacity is seen; the mean of the times counts
 Seconds = dict[int, float]  # seconds of a call, by cached rows per block
 
 

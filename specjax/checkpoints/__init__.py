@@ -1,1 +1,1 @@
-"""Weights that others trained, in and out."""
+"""Networks, draft heads and small trained parts on disk: reading and writing."""

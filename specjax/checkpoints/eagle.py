@@ -1,4 +1,4 @@
-"""EAGLE-1 heads on disk, as SafeAILab publishes them; EAGLE-2 draws other trees from the same.
+"""EAGLE-1 heads on disk, as SafeAILab publishes them; EAGLE-2 drafts other trees with them.
 
 config.json is that of a Llama with one layer. `fc` joins embedding and state, `layers.0` is the
 layer, which has no norm before attention, and `embed_tokens` repeats the target's embedding.

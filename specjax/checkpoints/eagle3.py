@@ -75,7 +75,7 @@ def _hidden_layers(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
 
 
 def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.ndarray | None:
-  """The draft tokens i32[W] of d2t [W] and t2d [V]; None where all of the target's tokens are."""
+  """The target's ids i32[W] of the draft tokens, from d2t [W] and t2d [V]; None where W is V."""
   if words == size:
     if tensors.get("d2t", np.zeros(1)).any() or not tensors.get("t2d", np.ones(1)).all():
       raise ValueError(f"{path}: d2t and t2d leave tokens out, draft_vocab_size={words} does not.")

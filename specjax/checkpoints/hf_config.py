@@ -97,7 +97,7 @@ def _window(
   """The sliding window of all layers, or None where every layer sees everything."""
   if family in ("llama", "llada", "Dream"):
     return None
-  # In Mistral's config.json null says that there is no window, and silence that there is one.
+  # In Mistral's config.json null means no window, and an absent key a window of 4096.
   window = known.get("sliding_window", None if "sliding_window" in raw else 4096)
   if family == "mistral":
     return window
@@ -122,8 +122,8 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
   Absent keys mean what they mean to transformers.
 
   Raises:
-    ValueError: an unknown family, a key without which nothing can be built, a value of a wrong
-      type or range, or a feature that `models` does not have.
+    ValueError: an unknown family, an absent key that is needed, a value of a wrong type or range,
+      or a feature that `models` does not have.
   """
   family = checks.choice(f"{where}: model_type", raw.get("model_type"), FAMILIES)
   known = _checked(raw, family, where)

@@ -22,7 +22,7 @@ REWRITING = ("paraphrasing", "summarization")  # other models judge these: they 
 
 
 class Record(NamedTuple):
-  """A published question: a name in TASKS, turns of `role` and `content`, and what is right."""
+  """A published question: its name in TASKS, turns of `role` and `content`, and its label."""
 
   task: str
   messages: Sequence[Mapping[str, str]]

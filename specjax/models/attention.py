@@ -55,7 +55,7 @@ def attend(
       visible = jnp.arange(prefix_k.shape[2])[None] < visible[:, None]
     if visible.ndim == 2:
       visible = visible[:, None]
-    # On GPU XLA would join the two products with q, and copy cache and tree together for it.
+    # Otherwise XLA on GPU joins the two products with q, for which it copies cache and tree.
     far = scores(jax.lax.optimization_barrier(q), prefix_k, visible)
     top = jnp.maximum(top, far.max(-1, keepdims=True))
     p, p_far = jnp.exp(s - top), jnp.exp(far - top)

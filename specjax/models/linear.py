@@ -25,7 +25,7 @@ def linear(x: Array, w: Array) -> Array:
 
 
 class Fused(NamedTuple):
-  """Weights of so many `rows` (static) each: one array [sum of rows, ...], or an array for each."""
+  """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each."""
 
   rows: tuple[int, ...]
   weights: tuple[Array, ...]

@@ -243,7 +243,7 @@ class Transformer(nn.Module):
 
 
 def attention_mask(segment: Array, causal: bool) -> Array:
-  """bool[B, T, T], who sees whom: those of its segment i32[B, T], if `causal` none after itself."""
+  """bool[B, T, T]: a token sees its own segment i32[B, T], and no later token if `causal`."""
   same = segment[:, :, None] == segment[:, None, :]
   T = segment.shape[1]
   return same & jnp.tril(jnp.ones((1, T, T), bool)) if causal else same
@@ -258,7 +258,7 @@ def init(config: Config, key: Array) -> Params:
 @functools.cache
 def target(config: Config) -> Target:
   """The network as the functions of the contract; one object per config, so jit caches hit."""
-  # Linen types apply as "output, or output and variables"; without mutable it is the output.
+  # By its type apply returns the output, or it and variables; without mutable it is the output.
   apply: Callable[..., Any] = Transformer(config).apply
 
   def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):

@@ -13,7 +13,7 @@ from specjax.base import Context, Draft, Processor
 
 
 class Automaton(NamedTuple):
-  """Params of the processors of this file; all rows of a batch share it. It begins in state 0.
+  """The params of a processor of this file, shared by the batch; the first state is 0.
 
   Attributes:
     following: i32[Q, V], the state after a token; -1 forbids it.
