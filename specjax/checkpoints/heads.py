@@ -124,8 +124,7 @@ def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> 
   """
   params = load(directory, model).params
   shapes, ours = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), p) for p in (params, like))
-  words = (p.get(draft_vocabulary.KEY) for p in (params, like))
-  if shapes != ours or not np.array_equal(*words):
+  if shapes != ours or not np.array_equal(*(p.get(draft_vocabulary.KEY) for p in (params, like))):
     raise ValueError(f"init={str(directory)!r} holds a head of another shape or vocabulary.")
   return params
 

@@ -127,7 +127,7 @@ def _read_params(
             f"tensor {name} has dtype {view.get_dtype()}; accepted are {', '.join(_FLOATS)}."
           )
       whole = np.concatenate([home[part.name].get_tensor(part.name) for part in parts])
-      params[path] = jnp.asarray(whole, dtype)
+      params[path] = jnp.asarray(whole.astype(jnp.dtype(dtype), copy=False))
   return {"params": unflatten_dict(params)}
 
 
@@ -138,7 +138,7 @@ def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _start(tokenizer: Tokenizer | None, file: pathlib.Path) -> tuple[int, ...]:
-  """The ids before a text: `add_bos_token` in `file` decides on them, or else tokenizer.json."""
+  """The ids before a text, by `add_bos_token` of `file` or, where it is absent, tokenizer.json."""
   known = _optional(file, _TOKENIZER)
   if tokenizer is None or known.get("add_bos_token") is False:
     return ()
@@ -166,7 +166,7 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   directory = pathlib.Path(directory)
   file, raw = directory / "config.json", read_config(directory, "model")
   family = str(raw.get("model_type"))
-  kind = FAMILIES.get(family, FAMILIES["llama"])  # this refuses an unknown family
+  kind = FAMILIES.get(family, FAMILIES["llama"])  # it refuses an unknown family
   config = kind.from_json(raw, str(file))
   own = schema.fields(raw, _OWN | _IDS, str(file))
   mask = own.get("mask_token_id")
