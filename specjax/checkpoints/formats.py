@@ -67,7 +67,7 @@ def save(
       own, theirs = (getattr(x, field.name) for x in (network, model))
       if own != theirs:
         raise ValueError(f"{field.name}={own} of the head's layer is not the target's, {theirs}: "
-                         "the format specjax cannot say so.")  # fmt: skip
+                         "the format specjax has no place for it.")  # fmt: skip
     heads.save(directory, name, loaded.config, loaded.params, loaded.choices, loaded.hit_rates,
                base=base, dtype=dtype)  # fmt: skip
     return
