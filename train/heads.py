@@ -23,10 +23,9 @@ from specjax import script
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
 from specjax.drafters import HEADS, draft_vocabulary
-from specjax.drafters.base import LossWeights
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
-from specjax.train.recipe import answers, run
+from specjax.train.recipe import answers, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Source
 from specjax.train.recipe.features import compute
@@ -51,6 +50,12 @@ else:
   AnyHead = _one_of(HEADS)
 
 
+_LOSS = (
+  f"weights of the loss's terms ({', '.join(losses.TERMS)}; the last ones may be left out and weigh "
+  "0), then their decay with depth; by default those published for the head."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Config(answers.AnswersConfig):
   """A draft head for a target.
@@ -63,8 +68,6 @@ class Config(answers.AnswersConfig):
     layers: layers that are kept there besides those that the head reads, for other heads.
     draft_vocab: W, number of the most frequent tokens among which the head guesses; 0 for all.
     init: directory of a head of the same shape, with which the training begins.
-    loss: weights of hard and soft cross-entropy and of the feature term, and their decay with
-      depth; by default those published for the head.
     noise: width of uniform noise on the hidden states while training.
     points: M, number of positions of a row from which the head drafts.
     nodes: size of the largest tree with which the head will ship.
@@ -77,7 +80,7 @@ class Config(answers.AnswersConfig):
   layers: tuple[int, ...] = ()
   draft_vocab: Natural = 0
   init: str | None = None
-  loss: tuple[float, float, float, float] | None = None
+  loss: Annotated[tuple[float, ...] | None, tyro.conf.arg(help=_LOSS)] = None
   noise: Amount = 0.0
   points: Count = 128
   nodes: Length = 64
@@ -102,6 +105,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   model = answers.teacher(config.model, causal=True)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = heads[name][0](model.target, config.head)
+  weights = losses.chosen(config.loss) if config.loss else head.loss
 
   # --- data: texts, and the target's states over them ---
   rows, held_out = texts(model, config, name, out)
@@ -122,7 +126,6 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
     vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
   objective = Objective(head, vocabulary)
-  weights = LossWeights(*config.loss) if config.loss else head.loss
   params = jax.jit(head.init)(jax.random.key(training.seed), model.params, vocabulary)
   if config.init is not None:
     params = checkpoint.weights_like(config.init, model.config, params)

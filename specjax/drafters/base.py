@@ -34,20 +34,15 @@ class Examples(NamedTuple):
   at: Array
 
 
-class LossWeights(NamedTuple):
-  """Terms of the loss at depth d = 1..D, in nats; depth d weighs decay ** (d - 1).
+class LossWeights:
+  """What the terms of the loss weigh, by their names in `train.recipe.losses.TERMS`.
 
-  Attributes:
-    hard: weight of the cross-entropy with the text.
-    soft: weight of the cross-entropy with the target's distribution.
-    feature: weight of the smooth L1 distance between the state that is read and the target's.
-    decay: factor from one depth to the next.
+  The weight of "hard" is 1 and that of every other term 0 where it is not given. Depth d = 1..D
+  weighs decay ** (d - 1).
   """
 
-  hard: float = 1.0
-  soft: float = 0.0
-  feature: float = 0.0
-  decay: float = 0.8
+  def __init__(self, *, decay: float = 0.8, **terms: float):
+    self.terms, self.decay = {"hard": 1.0} | terms, decay
 
 
 class Init(Protocol):

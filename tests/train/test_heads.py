@@ -24,7 +24,7 @@ from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads
-from specjax.train.recipe import answers
+from specjax.train.recipe import answers, losses
 from specjax.train.recipe.answers import answered, ask
 from specjax.train.recipe.draft_positions import Source
 
@@ -81,7 +81,7 @@ def points(objective, batch, d: int):
 @REDUCED
 def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
   objective, params, target_params, batch, states, logits = objective_of(reduced)
-  weights = LossWeights(*weights)
+  numbers, weights = weights, losses.chosen(weights)
   call = jax.jit(objective.loss, static_argnums=3)
   total, metrics = call(params, target_params, batch, weights)
   ids = params.get("vocabulary", np.arange(20))
@@ -101,7 +101,7 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
       teacher = np.exp(log_softmax(matrix @ own))
       terms.append((-log_probs[label], -(teacher * log_probs).sum(), smooth))
       right.append(log_probs.argmax() == label)
-    expected += weights.decay ** (d - 1) * np.mean(terms, 0) @ weights[:3]
+    expected += weights.decay ** (d - 1) * np.mean(terms, 0) @ numbers[:3]
     np.testing.assert_allclose(metrics[f"accuracy_{d}"], np.mean(right), rtol=1e-5)
   np.testing.assert_allclose(total, expected, rtol=1e-4)
   assert metrics["loss"] == total
@@ -257,6 +257,18 @@ def test_eight_devices_share_a_batch_and_the_loss_can_be_chosen(like):
   assert metrics_of(twice)[0]["loss"] == pytest.approx(2 * losses[0], rel=1e-5)
 
 
+def test_a_loss_of_ones_own_trains_a_head_and_its_weight_is_read(like, monkeypatch):
+  monkeypatch.setitem(losses.TERMS, "twice", lambda x, weight: 2 * losses.hard(x, weight))
+  own, hard = (
+    like("own", steps=2, loss=(0.0, 0.0, 0.0, 1.5, 0.8)),
+    like("hard", steps=2, loss=(3.0, 0.8)),
+  )
+  for config in (own, hard):
+    heads.main(config)
+  for ours, theirs in zip(metrics_of(own), metrics_of(hard), strict=True):
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
 def test_a_head_goes_on_from_another(run, like, final_state):
   """One step of rate 0 leaves it as it was."""
   config = like("on", steps=1, init=f"{run.out}/model")
@@ -326,6 +338,7 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
   [
     ({"field": "query"}, "record 1 has no text in field 'query'"),
     ({"held_out": 0}, "held_out=0: accepted is 1 or more"),
+    ({"loss": (1.0, 0.0, 0.0, 0.0, 0.8)}, "loss=1.0 0.0 0.0 0.0 0.8: accepted are weights of hard"),
     ({"held_out": 160}, "held_out=160: accepted is at least 1"),
     ({"held_out": 160, "answer_field": "answer"}, "held_out=160: accepted is at least 1"),
     ({"model": "nowhere"}, "'nowhere' is no directory"),
@@ -394,5 +407,6 @@ def parse(*words) -> heads.Config:
 def test_the_last_word_is_the_head_and_medusa_the_default():
   assert parse() == heads.Config("m", "d", "o")
   assert parse("--steps", "7", "medusa", "--depth", "2").head == MedusaConfig(2)
+  assert parse("--loss", "1", "0", "0", "0.8", "hydra").loss == (1.0, 0.0, 0.0, 0.8)
   for name, (_, kind) in HEADS.items():
     assert parse(name).head == kind()

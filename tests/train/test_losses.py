@@ -1,7 +1,5 @@
 """Every term of the loss against numpy in float64."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,7 +96,7 @@ def test_depths_weigh_a_power_of_the_decay(decay, depth, want):
 
 @pytest.mark.parametrize("weights", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0.5, 0.25, 2), (0, 0, 0)])
 def test_the_loss_is_the_sum_of_its_terms(weights):
-  got = losses.total(LossWeights(*weights), GUESS, WEIGHT)
+  got = losses.total(losses.chosen((*weights, 0.8)), GUESS, WEIGHT)
   terms = [mean(rows, WEIGHT) for rows in (hard(), soft(), smooth())]
   np.testing.assert_allclose(got, np.dot(weights, terms), rtol=1e-5)
 
@@ -110,10 +108,19 @@ def test_states_of_another_width_are_free_where_no_feature_is_asked_for():
 
 
 def test_a_new_term_is_a_function_and_a_row(monkeypatch):
-  class Weights(NamedTuple):
-    hard: float = 1.0
-    norm: float = 0.5
-
   monkeypatch.setitem(losses.TERMS, "norm", lambda x, weight: losses.mean(x.state[:, 0], weight))
   want = mean(hard(), WEIGHT) + 0.5 * mean(STATE[:, 0], WEIGHT)
-  np.testing.assert_allclose(losses.total(Weights(), GUESS, WEIGHT), want, rtol=1e-5)
+  for weights in (LossWeights(norm=0.5), losses.chosen((1, 0, 0, 0.5, 0.8))):
+    np.testing.assert_allclose(losses.total(weights, GUESS, WEIGHT), want, rtol=1e-5)
+
+
+def test_weights_are_read_in_the_order_of_the_table():
+  weights = losses.chosen((0, 2.0, 0.6))
+  assert weights.terms == {"hard": 0, "soft": 2.0} and weights.decay == 0.6
+  for numbers in ((0.8,), (1, 0, 0, 0, 0.8)):
+    with pytest.raises(
+      ValueError, match="accepted are weights of hard, soft, feature, one or more"
+    ):
+      losses.chosen(numbers)
+  with pytest.raises(ValueError, match="loss='sfot': accepted is one of hard, soft, feature"):
+    losses.total(LossWeights(sfot=1.0), GUESS, WEIGHT)

@@ -1,17 +1,21 @@
 """Terms of the loss of draft heads, each a mean over the rows that count, in float32.
 
-A new term is a function and its row in TERMS; a field of that name in `LossWeights` is its weight.
+A new term is a function and its row in TERMS; `LossWeights` and `train.heads --loss` then give its
+weight.
 
 Letters: P rows, V vocabulary, E width.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+
+from specjax import checks
+from specjax.drafters.base import LossWeights
 
 
 def mean(values: Array, weight: Array) -> Array:
@@ -61,14 +65,31 @@ def depth_weights(decay: float, depth: int) -> list[float]:
   return [float(decay**d) for d in range(depth)]
 
 
-def total(weights: Any, guess: Guess, weight: Array) -> Array:
+def chosen(numbers: Sequence[float]) -> LossWeights:
+  """The weights that `--loss` lists: of the terms in the order of TERMS, then the decay.
+
+  Raises:
+    ValueError: there is no weight, or there are more than there are terms.
+  """
+  if not 2 <= len(numbers) <= len(TERMS) + 1:
+    raise ValueError(f"loss={' '.join(map(str, numbers))}: accepted are weights of "
+                     f"{', '.join(TERMS)}, one or more in this order, then the decay.")  # fmt: skip
+  return LossWeights(decay=numbers[-1], **dict(zip(TERMS, numbers[:-1], strict=False)))
+
+
+def total(weights: LossWeights, guess: Guess, weight: Array) -> Array:
   """The loss at one depth, before the weight of that depth: the weighted sum of TERMS.
 
   Args:
-    weights: the weight of every term by its name, see `LossWeights`.
     guess: P guesses.
     weight: f32[P], 1 where a guess counts.
+
+  Raises:
+    ValueError: a weight is given for a term that is not in TERMS.
   """
-  scales = {name: getattr(weights, name, 0.0) for name in TERMS}
-  terms = (scale * TERMS[name](guess, weight) for name, scale in scales.items() if scale)
+  terms = [
+    scale * TERMS[checks.choice("loss", name, TERMS)](guess, weight)
+    for name, scale in weights.terms.items()
+    if scale
+  ]
   return sum(terms, jnp.zeros(()))
