@@ -1,4 +1,4 @@
-"""Trains the head with which SpecDec++ ends a draft, for a frozen draft model and target.
+"""Trains the head by which SpecDec++ ends a draft, for a frozen draft model and target.
 
     python -m specjax.train.acceptance --model gsm8k-7m --draft runs/draft/model \\
         --data questions.jsonl --out runs/my-acceptance
@@ -43,7 +43,7 @@ class Config(AnswersConfig):
     draft: zoo name or directory of the draft model, whose vocabulary must be the target's.
     blocks: number of blocks of the head.
     mixed: share of the target's own tokens among those that the draft model reads.
-    refusal: how much a refusal counts against an acceptance.
+    refusal: weight in the loss of a refused token; an accepted one has 1.
   """
 
   draft: str
@@ -59,19 +59,14 @@ def examples(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
   """What the head learns from in rows of answers, [B, T] each.
 
-  At every token of an answer the draft model proposes another, after the target's text so far. The
-  states are those of the draft model when it reads its own tokens in their places, but for a share
-  `mixed`, since while drafting it reads its own tokens after the target's (Huang et al. 2024, arXiv
-  2405.19715, section 3.2).
-
-  Args:
-    models: target and draft model, whose weights are `params`.
-    rows: the answers.
-    key: key of the draft's tokens and their places.
+  At every token of an answer the draft model proposes a token of its own after the target's text.
+  Since it reads its own tokens while it drafts, the states are those of answers in which its
+  proposals replace the target's tokens, but for a share `mixed` (Huang et al. 2024, arXiv
+  2405.19715, section 3.2). `models` and `params` are the target's and the draft model's.
 
   Returns:
-    (states [P, E] of the draft's tokens; f32[P], the probability that each is accepted; f32[P], 1
-    where it counts, which is in an answer and not at one of the target's tokens).
+    (states [P, E] of the proposals; f32[P], the probability that each is accepted; f32[P], 1 where
+    it counts: in an answer, where it replaced the target's token).
   """
   (target, draft), (target_params, draft_params) = models, params
   drawn, kept = jax.random.split(key)
@@ -94,9 +89,9 @@ def examples(
 
 
 def without_weight(predicted: np.ndarray, refusal: float) -> np.ndarray:
-  """The probability f[P] of acceptance that is behind a prediction f[P].
+  """The probabilities f[P] of acceptance that lead to predictions f[P].
 
-  Where refusals count `refusal` times, the loss is least at y / (y + refusal (1 - y)) (derived).
+  Where refusals weigh `refusal`, the loss is least at y / (y + refusal (1 - y)) (derived).
   """
   return refusal * predicted / (refusal * predicted + 1 - predicted)
 
@@ -133,10 +128,9 @@ def main(config: Config) -> None:
     return jax.nn.softmax(logits)[:, 1], chance, weight > 0
 
   found, params = [], jax.device_get(params)
-  for r in range(len(held_out.tokens)):  # keys beyond those of the steps
-    row = Rows(*(x[r : r + 1] for x in held_out))
-    part = measure(frozen, params, row, jax.random.fold_in(key, config.training.steps + r))
-    predicted, chance, counts = map(np.asarray, part)
+  for r, _, row in forward.parts(held_out, 1, "calibration"):
+    beyond = jax.random.fold_in(key, config.training.steps + r)  # no step had this key
+    predicted, chance, counts = map(np.asarray, measure(frozen, params, row, beyond))
     found.append((predicted[counts], chance[counts]))
   predicted, chance = (np.concatenate(x).astype(np.float64) for x in zip(*found, strict=True))
   run.report(out, {

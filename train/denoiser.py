@@ -2,11 +2,10 @@
 
     python -m specjax.train.denoiser --data my.jsonl --out runs/my-denoiser
 
-Records with `text` fill rows from end to end, and every token of them may be masked. Of records
-with the two fields named by `--fields` only the answer is masked; end markers pad it to the end of
-the row, and by learning to predict them the model comes to know where to stop. With `--start` the
-training goes on from a finished model, such as LLaDA or Dream. The same command again continues a
-run that was killed.
+Records with `text` fill whole rows, and every token of them may be masked. Of records with the two
+fields named by `--fields` only the answer is masked. End markers pad it to the end of the row, so
+that the model learns where to stop. With `--start` the training goes on from a finished model, such
+as LLaDA or Dream. The same command again continues a run that was killed.
 """
 
 import dataclasses
@@ -38,9 +37,9 @@ class Config(texts.Config):
   Attributes:
     start: zoo name or directory of a model to go on from, by default random weights. It brings its
       tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read.
-    words: whether every word is a token, as suits small worlds, in place of byte-level BPE.
-    shift: whether the state before a token predicts it, as in Dream, and not its own (LLaDA).
-    context: whether Dream's context-adaptive weights take the place of 1 / p.
+    words: whether every word is a token, in place of byte-level BPE.
+    shift: whether the state before a token predicts it (Dream), and not its own state (LLaDA).
+    context: whether Dream's context-adaptive weights replace 1 / p.
   """
 
   start: str | None = None
@@ -63,7 +62,7 @@ class Rows(NamedTuple):
 
 
 def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int) -> Rows:
-  """Texts in rows of T tokens, an `end` after each; a question with its answer has its own row.
+  """Texts end to end in rows of T tokens; a question with its answer has its own row.
 
   Raises:
     ValueError: a question with its answer is longer than a row, or the texts fill no row.

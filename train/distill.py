@@ -2,11 +2,11 @@
 
     python -m specjax.train.distill --model lists-3m --data lists:2:4000 --out runs/student
 
-The model answers the questions of `data` one slot per pass. From these answers the student learns
-two things: to predict them from few slots, and to be certain where it is right. This is the
-certainty-forcing distillation of dParallel (Chen et al. 2025, arXiv 2509.26488). Wrong answers to
-the questions of lists:SEED:COUNT are left out. The student is decoded with the policy
-"entropy_threshold". The same command again continues a run that was killed.
+The model answers the questions of `data` one slot per pass. The student learns to predict these
+answers from few slots, and to be certain where it is right: the certainty-forcing distillation of
+dParallel (Chen et al. 2025, arXiv 2509.26488). Wrong answers to the questions of lists:SEED:COUNT
+are left out. The policy "entropy_threshold" decodes the student. The same command again continues
+a run that was killed.
 
 Letters: R rows, B batch, T row length.
 """
@@ -44,7 +44,7 @@ class Config(answers.Config):
     new: number of slots of an answer.
     block: number of slots of the blocks in which answers are masked and the student is decoded.
     share: share of a block's slots that are masked, before a second pass masks the others;
-      published is 0.5. None draws it for each row, so that empty blocks are learned from, too.
+      published is 0.5. None draws it for each row, so that the student sees empty blocks too.
     whole: whether masks fall anywhere in the answer, as for Dream, and not block after block.
     weight: lambda, weight of the entropy; published are 2 (LLaDA) and 1 (Dream).
     temperature: temperature of the distribution whose entropy counts; published is 0.5.
@@ -97,7 +97,7 @@ class Masks(NamedTuple):
 
   Attributes:
     hidden: bool[2, B, T], slots that are masked in the first and in the second pass.
-    asked: bool[2, B, T], those of them that count, each in one of the passes.
+    asked: bool[2, B, T], the masked slots of the block, each in one of the passes.
   """
 
   hidden: Array
@@ -105,15 +105,10 @@ class Masks(NamedTuple):
 
 
 def masks(key: Array, answer: Array, block: int, share: float | None, whole: bool) -> Masks:
-  """Complementary masks of one block, drawn for each row; later blocks are hidden and not asked.
+  """Complementary masks of one block of each row's answer bool[B, T], a run of slots.
 
-  The block is uniform among those that the answer has.
-
-  Args:
-    answer: bool[B, T], a run of slots in each row.
-    block: number of slots of a block (static).
-    share: share of the block that the first pass hides; None draws it for each row, uniformly.
-    whole: whether the block is the whole answer (static).
+  The block is drawn uniformly, and what follows it is hidden in both passes. `share` of the block
+  is hidden in the first pass, see `Config`; `block` and `whole` are static.
   """
   of_block, of_slot, of_share = jax.random.split(key, 3)
   hides = jax.random.uniform(of_share, (len(answer), 1)) if share is None else share
@@ -134,12 +129,7 @@ def certainty_loss(
 ) -> tuple[Array, dict[str, Array]]:
   """Cross-entropy of the asked slots, and entropy of those that are right, in nats (section 3.2).
 
-  Args:
-    logits: f32[B, T, V].
-    tokens: i32[B, T], the answers.
-    asked: bool[B, T].
-    weight: weight of the entropy.
-    temperature: temperature of the distribution that is to be certain.
+  Logits are f32[B, T, V], `tokens` i32[B, T] the answers, and `asked` is bool[B, T].
   """
   nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
   log_probs = jax.nn.log_softmax(logits / temperature)

@@ -2,13 +2,11 @@
 
     python -m specjax.train.filter --model lists-3m --data my.jsonl --out runs/filter
 
-The model answers the questions of `data` one slot per pass. Then it is watched while only what
-agrees with these answers is committed: the filter learns to tell, from the confidences of a block's
-slots, which of them are final. Prompts, not records, are held out: half of these decide which
-step's weights are kept and where the threshold lies, the other half is reported. Learn2PD (Bao et
-al. 2025, arXiv 2509.25188). The same command again continues a run that was killed.
-
-Letters: S records, W window, H hidden width.
+The model answers the questions of `data` one slot per pass. It then decodes them again, while only
+tokens that agree with these answers are committed, and from the confidences of a block's slots the
+filter learns which of them are final: Learn2PD (Bao et al. 2025, arXiv 2509.25188). Half of the
+held-out prompts decide which step's weights are kept and where the threshold lies; the other half
+is reported. The same command again continues a run that was killed.
 """
 
 import dataclasses
@@ -38,8 +36,8 @@ class Config(answers.Config):
   Attributes:
     held_out: number of these, the first, that choose and measure.
     new: number of slots after each question.
-    block: W, number of slots of a block.
-    hidden: H, width of the filter.
+    block: number of slots of a block.
+    hidden: hidden width of the filter.
     precision: share of the held-out slots beyond the threshold that are to be final.
     answer_batch: number of prompts that are answered together.
   """
@@ -62,17 +60,12 @@ def loss(params: Filter, batch: Trace) -> Array:
 
 
 def new_filter(key: Array, window: int, hidden: int) -> Filter:
-  """A filter with random weights, whose `least` is f32[] 0.96."""
+  """A filter with random weights."""
   into, out = jax.random.split(key)
   return Filter(
     jax.random.normal(into, (hidden, window)) / window**0.5, jnp.zeros(hidden),
     jax.random.normal(out, (window, hidden)) / hidden**0.5, jnp.zeros(window), jnp.float32(0.96),
   )  # fmt: skip
-
-
-def said(params: Filter, trace: Trace) -> np.ndarray:
-  """The filter's probabilities f[P] of the open slots."""
-  return np.asarray(jax.nn.sigmoid(logits(params, jnp.asarray(trace.confidence))))[trace.open]
 
 
 def main(config: Config) -> None:
@@ -93,18 +86,22 @@ def main(config: Config) -> None:
   best = fit(
     lambda params, _, batch, key: (loss(params, batch), {}),
     new_filter(jax.random.key(config.training.seed), config.block, config.hidden),
-    batches(train, config.training), config.training, out,
-    held_out=chooses,
+    batches(train, config.training), config.training, out, held_out=chooses,
   )  # fmt: skip
 
-  least = calibration.threshold(said(best, chooses), chooses.right[chooses.open], config.precision)
-  passing = calibration.passing(said(best, test) > least, test.right[test.open])
+  def open_slots(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """(the filter's probabilities that they are final, whether they are)."""
+    probabilities = jax.nn.sigmoid(logits(best, jnp.asarray(trace.confidence)))
+    return np.asarray(probabilities)[trace.open], trace.right[trace.open]
+
+  least = calibration.threshold(*open_slots(chooses), config.precision)
+  final, right = open_slots(test)
   run.report(out, {
-    "parameters": sum(x.size for x in jax.tree.leaves(best)) - 1,
+    "parameters": int(optax.tree.size(best)) - 1,
     "oracle_passes_over_one_by_one": round(share, 4),
     "best_held_out_loss": round(float(loss(best, chooses)), 4),
     "threshold": round(least, 4),
-    "held_out": passing | {"slots": int(test.open.sum())},
+    "held_out": calibration.passing(final > least, right) | {"slots": len(right)},
   })  # fmt: skip
   parts.save(out / "model", best._replace(least=jnp.float32(least)), base=config.model)
 

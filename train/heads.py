@@ -51,8 +51,8 @@ else:
 
 
 _LOSS = (
-  f"weights of the loss's terms ({', '.join(losses.TERMS)}; the last ones may be left out and weigh "
-  "0), then their decay with depth; by default those published for the head."
+  f"weights of the loss's terms {', '.join(losses.TERMS)}, of which the last may be left out, then "
+  "their decay with depth; by default those published for the head."
 )
 
 
@@ -64,7 +64,8 @@ class Config(answers.AnswersConfig):
     head: the head and its shape.
     answer_field: name of an answer in a record, which takes the place of the target's own.
     temperature: temperature of the target's answers.
-    features: directory of hidden states, of which the same holds.
+    features: directory of hidden states, made where it is absent; runs may share one. By default in
+      `out`.
     layers: layers that are kept there besides those that the head reads, for other heads.
     draft_vocab: W, number of the most frequent tokens among which the head guesses; 0 for all.
     init: directory of a head of the same shape, with which the training begins.
@@ -87,7 +88,7 @@ class Config(answers.AnswersConfig):
 
 
 def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Rows]:
-  """(rows to train on, held-out rows); a text of the data is in one of them."""
+  """(rows to train on, held-out rows), which have no text in common."""
   head = {"name": name, **dataclasses.asdict(config.head)}
   field, cut = config.answer_field, config.held_out
   documents = [] if field is None else answers.given(model, config, field)
@@ -146,11 +147,11 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   ranks = min(RANKS, config.draft_vocab or RANKS)
   hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
   measure, (dealt, copied) = jax.jit(objective.hits), training.shardings()
-  read = jax.device_put((fixed | {"params": trained}, model.params), copied)
+  params = jax.device_put(fixed | {"params": trained}, copied)
+  frozen = jax.device_put(model.params, copied)
   for part in test.every(training.batch):
-    got, of = measure(*read, jax.device_put(part, dealt))
-    hits += np.asarray(got)
-    counts += np.asarray(of)
+    found = measure(params, frozen, jax.device_put(part, dealt))
+    hits, counts = jax.tree.map(np.add, (hits, counts), jax.device_get(found))
   rates = hits / np.maximum(counts, 1)[:, None]
   choices = best_first(rates, config.nodes)
   run.report(out, {
@@ -163,10 +164,8 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
       if n <= config.nodes
     },
   })  # fmt: skip
-  checkpoint.save(
-    out / "model", name, config.head, jax.device_get(read[0]), choices, rates,
-    base=config.model,
-  )  # fmt: skip
+  trained = jax.device_get(params)
+  checkpoint.save(out / "model", name, config.head, trained, choices, rates, base=config.model)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

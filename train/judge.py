@@ -2,12 +2,9 @@
 
     python -m specjax.train.judge --model gsm8k-7m --data gsm8k_train.jsonl --out runs/judge
 
-The reference answers of `data` are marked token by token; `recipe.judge_labels` says what counts as
-right and wrong, for the published marks are not public. Of the held-out questions the first half
-decides which step's weights are kept, and the second is reported. The same command again continues
-a run that was killed.
-
-Letters: P marked tokens, E width of the target.
+Every token of the reference answers of `data` is marked as right or wrong, see
+`recipe.judge_labels`. The first half of the held-out questions decides which step's weights are
+kept, and the second is reported. The same command again continues a run that was killed.
 """
 
 import dataclasses
@@ -36,7 +33,7 @@ class Config(answers.Config):
   Attributes:
     answer_field: name of the reference answer in a record.
     held_out: number of these, the first, that choose and measure.
-    top_k: number of the likeliest tokens among which a word is replaced.
+    top_k: number of the likeliest tokens from which the replacement of a word is drawn.
     temperature: temperature of the distribution from which replacements are drawn.
     length: T of the rows that the target reads.
   """
@@ -60,17 +57,15 @@ def loss(params: Judge, batch: JudgeLabels) -> Array:
 
 
 def measure(params: Judge, tokens: JudgeLabels) -> dict:
-  """AUC, and at every threshold precision and recall of "right" and the share of wrong passed."""
+  """AUC; at two thresholds precision and recall of "right", and the share of wrong that pass."""
   score, right = np.asarray(probability(params, jnp.asarray(tokens.hidden))), tokens.right
-  wrong = int((~right).sum())
-  area = calibration.area(score, right)
-  figures: dict = {"right": int(right.sum()), "wrong": wrong, "auc": round(area, 4)}
-  for t in (0.5, 0.9):
-    slips = int((score[~right] > t).sum())
-    figures[f"threshold {t:g}"] = calibration.passing(score > t, right) | {
-      "wrong_passed": round(slips / max(wrong, 1), 4)
-    }
-  return figures
+  wrong, area = int((~right).sum()), round(calibration.area(score, right), 4)
+  at = {
+    f"threshold {t:g}": calibration.passing(score > t, right)
+    | {"wrong_passed": round(int((score[~right] > t).sum()) / max(wrong, 1), 4)}
+    for t in (0.5, 0.9)
+  }
+  return {"right": int(right.sum()), "wrong": wrong, "auc": area, **at}
 
 
 def main(config: Config) -> None:
@@ -91,8 +86,7 @@ def main(config: Config) -> None:
   best = fit(
     lambda params, _, batch, key: (loss(params, batch), {}),
     Judge(jnp.zeros(model.config.width), jnp.zeros(())),
-    batches(train, config.training), config.training, out,
-    held_out=chooses,
+    batches(train, config.training), config.training, out, held_out=chooses,
   )  # fmt: skip
 
   run.report(out, {

@@ -2,9 +2,8 @@
 
     python -m specjax.train.lm --data my.jsonl --out runs/my-lm
 
-The records of `data` hold either `text`, or the two fields named by `--fields`, a question and its
-answer, which are written in the chat template. The same command again continues a run that was
-killed.
+A record of `data` holds `text`, or a question and its answer in the two fields named by `--fields`,
+which the chat template joins. The same command again continues a run that was killed.
 """
 
 import dataclasses
@@ -20,11 +19,9 @@ from specjax.checkpoints import hf
 from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import losses, run, texts
+from specjax.train.recipe import forward, losses, run, texts
 from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
-from specjax.train.recipe.forward import read
-from specjax.train.recipe.texts import Document, Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +34,8 @@ class Config(texts.Config):
   training: Training = Training(steps=1000, batch=16, rate=3e-3, decay=0.1)
 
 
-def documents(text: Text, config: Config, tokenizer: Tokenizer) -> list[Document]:
-  """Ids of a record, all of which are trained, the question too; long texts are split."""
+def documents(text: texts.Text, config: Config, tokenizer: Tokenizer) -> list[texts.Document]:
+  """The ids of a record, all of them trained; texts longer than a row are split."""
   if len(text) == 1:
     ids, size = tokenizer.encode(text[0] + END), config.length
     parts = [ids[i : i + size] for i in range(0, len(ids), size)]
@@ -48,14 +45,8 @@ def documents(text: Text, config: Config, tokenizer: Tokenizer) -> list[Document
 
 
 def loss_fn(params, model: Transformer, rows: Rows) -> tuple[Array, dict[str, Array]]:
-  """Mean cross-entropy in nats over the trained positions, and the share of right guesses.
-
-  Args:
-    params: weights of the model.
-    model: the network.
-    rows: arrays [B, T].
-  """
-  hidden = read(model, params, rows).hidden
+  """Mean cross-entropy in nats over the trained tokens of rows [B, T]; the share guessed right."""
+  hidden = forward.read(model, params, rows).hidden
   logits = jnp.asarray(model.apply(params, hidden[:, :-1], method="head"))
   nll = optax.softmax_cross_entropy_with_integer_labels(logits, rows.tokens[:, 1:])
   weight = jnp.asarray(rows.mask[:, 1:]).astype(jnp.float32)

@@ -15,7 +15,7 @@ from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines
 from specjax.train.recipe.texts import Document, encode_pair
 
-# (prompts of a batch, number of the first of them) -> ids of the answer to each
+# (prompts of a batch, number of the first) -> ids of each answer
 Reply = Callable[[list[list[int]], int], list[list[int]]]
 
 
@@ -24,12 +24,12 @@ class Config:
   """The options of a trainer that learns from a model that answers questions.
 
   Attributes:
-    model: zoo name or directory of the model that is learned from.
+    model: zoo name or directory of the model that answers.
     data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with the questions.
-    out: directory of answers, checkpoints, metrics, report.json and what is trained, in `model`.
+    out: directory of answers, checkpoints, metrics and report.json; the trained part is in `model`.
     field: name of the question in a record.
     questions: number of records that are read, from the start of the data.
-    training: options of the optimiser; a batch is of rows, for a judge of tokens, for a filter of
+    training: options of the optimiser; a batch holds rows, for a judge tokens, for a filter
       records.
   """
 
@@ -46,10 +46,10 @@ class AnswersConfig(Config):
   """The options of a trainer that learns from answers which a causal model writes itself.
 
   Attributes:
-    held_out: number of questions, the first, that are kept to measure what was learned.
-    max_new_tokens: length of an answer, at most what the model's positions leave.
+    held_out: number of questions, the first, on which the trained part is measured.
+    max_new_tokens: largest number of tokens of an answer.
     answers: file of answers, made where it is absent; runs may share one. By default in `out`.
-    length: T of the rows that are read.
+    length: T, number of tokens of a row.
   """
 
   held_out: Count = 100
@@ -59,14 +59,14 @@ class AnswersConfig(Config):
 
 
 def teacher(name: str, *, causal: bool) -> Model:
-  """The model that is learned from, which answers questions.
+  """The model that answers the questions.
 
   Raises:
-    ValueError: no such model, one of the other kind, or one without a chat template.
+    ValueError: there is no such model, or it is of the other kind or without a chat template.
   """
   model = load(name)
   if not causal:
-    _ = model.denoiser  # refuses what is none
+    _ = model.denoiser  # raises for a causal model
   elif not model.config.causal:
     raise ValueError(f"model={name!r} is a masked diffusion model: accepted is a causal one.")
   _template(model)
@@ -86,10 +86,10 @@ def _texts(config: Config, *fields: str) -> list[list[str]]:
 
 
 def ask(model: Model, config: Config) -> list[list[int]]:
-  """The questions as prompts, without those that fill the model.
+  """The questions as prompts, without those that leave no position for an answer.
 
   Raises:
-    ValueError: the model has no chat template, or a record has no text in the field.
+    ValueError: a record has no text in the field.
   """
   prompts = [model.chat(question) for (question,) in _texts(config, config.field)]
   return [p for p in prompts if len(p) < model.config.max_length]
@@ -102,7 +102,7 @@ def given(model: Model, config: Config, answer_field: str) -> list[Document]:
 
 
 def check_held_out(held_out: int, count: int, least: int = 1) -> None:
-  """Refuses to hold out fewer than `least` of `count` questions, or all of them."""
+  """Raises ValueError where fewer than `least` of `count` questions are held out, or all."""
   if not least <= held_out < count:
     raise ValueError(f"held_out={held_out}: accepted is at least {least} and fewer than the "
                      f"{count} questions that fit the model.")  # fmt: skip
@@ -111,10 +111,7 @@ def check_held_out(held_out: int, count: int, least: int = 1) -> None:
 def written(
   path: pathlib.Path, prompts: list[list[int]], reply: Reply, batch: int
 ) -> list[Document]:
-  """Answers to prompts, kept in a file of one JSON line each, which a killed run continues.
-
-  Args:
-    reply: what answers `batch` prompts together.
+  """Answers to prompts, `batch` at a time, each a line of a JSONL file that a killed run continues.
 
   Raises:
     ValueError: the file holds answers to other questions.
@@ -142,7 +139,7 @@ def written(
 def answered(
   model: Model, prompts: list[list[int]], config: AnswersConfig, temperature: float = 0.0
 ) -> list[Document]:
-  """The answers of a causal model, see `written`; they end where its positions do."""
+  """The answers of a causal model, see `written`; they end at the model's last position."""
   path = pathlib.Path(config.answers or f"{config.out}/answers.jsonl")
   decoder = Decoder(model, temperature=temperature, seed=config.training.seed, batch=16)
 

@@ -1,4 +1,4 @@
-"""How good predicted probabilities are, against what is true. Letters: P predictions."""
+"""How good predicted probabilities are. Letters: P predictions."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 def reliability(predicted: np.ndarray, chance: np.ndarray) -> dict[str, Any]:
-  """How far predicted probabilities f[P] are from the true ones f[P], by the predicted tenth.
+  """How far predicted probabilities f[P] are from the true ones f[P], in ten bins.
 
   Returns:
     `ece`, the expected calibration error: the mean over P of |mean predicted - mean true| in the
-    bin; and `bins`, (count, mean predicted, mean true) from 0 upwards without the empty ones.
+    bin; and `bins`, (count, mean predicted, mean true) of those that are not empty.
   """
   place = np.minimum((predicted * 10).astype(int), 9)
   bins = [
@@ -23,7 +23,7 @@ def reliability(predicted: np.ndarray, chance: np.ndarray) -> dict[str, Any]:
 
 
 def area(score: np.ndarray, right: np.ndarray) -> float:
-  """AUC: how often a right one f[P] scores above a wrong one, where equal scores count a half."""
+  """AUC: the share of pairs (right, wrong) in which right scores higher; equal scores count 1/2."""
   _, place, count = np.unique(score, return_inverse=True, return_counts=True)
   rank = (np.cumsum(count) - (count - 1) / 2)[place]
   n, m = int(right.sum()), int((~right).sum())
@@ -31,7 +31,7 @@ def area(score: np.ndarray, right: np.ndarray) -> float:
 
 
 def passing(passed: np.ndarray, right: np.ndarray) -> dict[str, float]:
-  """Of predictions bool[P] that pass, the share that is right; of the right ones, that passes."""
+  """Precision and recall of the predictions bool[P] that pass, of which bool[P] are right."""
   hit = int((passed & right).sum())
   return {
     "precision": round(hit / max(int(passed.sum()), 1), 4),
@@ -40,17 +40,12 @@ def passing(passed: np.ndarray, right: np.ndarray) -> dict[str, float]:
 
 
 def threshold(said: np.ndarray, right: np.ndarray, precision: float) -> float:
-  """The least threshold above which `precision` of all are right; the highest if none is.
+  """The least threshold on probabilities f[P] above which a share `precision` bool[P] is right.
 
-  Args:
-    said: f[P], probabilities.
-    right: bool[P].
-    precision: a share.
+  Where there is none, the largest probability alone passes.
   """
   order = np.argsort(-said, kind="stable")
-  share = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
-  # Equal probabilities pass together.
-  last = np.append(said[order][1:] != said[order][:-1], True)
+  said, share = said[order], np.cumsum(right[order]) / np.arange(1, len(order) + 1)
+  last = np.append(said[1:] != said[:-1], True)  # equal probabilities pass together
   good = np.flatnonzero((share >= precision) & last)
-  at = said[order][good[-1]] if len(good) else said.max()
-  return float(np.nextafter(np.float32(at), np.float32(0)))
+  return float(np.nextafter(np.float32(said[good[-1] if len(good) else 0]), np.float32(0)))

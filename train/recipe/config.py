@@ -26,11 +26,7 @@ Share = Annotated[float, Bounds(0, 1)]
 
 
 def check(options: Any) -> None:
-  """Refuses numbers outside the bounds of their type, and not finite ones, in a dataclass.
-
-  Raises:
-    ValueError: names the first of these options.
-  """
+  """Raises ValueError for the first number of a dataclass outside its bounds or not finite."""
   for name, kind in get_type_hints(type(options), include_extras=True).items():
     value = getattr(options, name)
     if isinstance(value, Training | Network):
@@ -47,7 +43,7 @@ class Network:
   """The shape of a new network.
 
   Attributes:
-    width: E, width of the residual stream.
+    width: width of the residual stream.
     layers: number of layers.
     heads: number of query heads.
     kv_heads: number of key and value heads, which divides `heads`.
@@ -71,7 +67,7 @@ class Training:
   Attributes:
     steps: number of steps of the optimiser.
     batch: number of examples per step.
-    rate: highest learning rate, which is that after the warm-up.
+    rate: learning rate after the warm-up, the highest.
     warmup: number of steps in which the rate rises from 0.
     decay: weight decay.
     clip: largest norm of the whole gradient; a longer one is shortened to it.
@@ -91,7 +87,7 @@ class Training:
   seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
 
   def shardings(self) -> tuple[NamedSharding, NamedSharding]:
-    """(the sharding of a batch, whose rows are dealt to the devices; that of everything else).
+    """(the sharding of a batch, whose rows are split over the devices; that of everything else).
 
     Raises:
       ValueError: there are too few devices, or the batch cannot be dealt to them.
@@ -106,7 +102,7 @@ class Training:
     return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
 
   def optimizer(self) -> optax.GradientTransformation:
-    """The optimiser, its rate a function of the step."""
+    """The optimiser, whose rate is a function of the step."""
     schedule = optax.warmup_cosine_decay_schedule(
       0.0, self.rate, self.warmup, max(self.steps, self.warmup + 1), self.rate / 10
     )

@@ -1,4 +1,4 @@
-"""Where in a row a head drafts while it learns, and what it should say there.
+"""Where in a row a head drafts in training, and the tokens it should guess there.
 
 Letters: R rows, B rows of a batch, T row length, M drafting positions of a row, D depth.
 """
@@ -18,9 +18,9 @@ class Batch(NamedTuple):
   """A step's examples.
 
   Attributes:
-    examples: the rows and where the head drafts, M points each.
+    examples: the rows, and M positions of each from which the head drafts.
     labels: i32[B, M, D], the token at `at` + d + 1.
-    weight: bool[B, M, D], whether that token is trained; False at points that only fill up.
+    weight: bool[B, M, D], whether that token is trained; False at padding.
   """
 
   examples: Examples
@@ -29,9 +29,9 @@ class Batch(NamedTuple):
 
 
 def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
-  """What could be said at every position: labels i32[R, T, D], weight bool[R, T, D].
+  """Labels i32[R, T, D] of every position t, the tokens at t + d + 1, and weights bool[R, T, D].
 
-  Depth d counts where the token at t + d + 1 is trained and of the text that t belongs to.
+  The weight is True where that token is trained and belongs to the same text as t.
   """
   T = rows.tokens.shape[1]
   later = np.arange(T)[:, None] + np.arange(2, depth + 2)
@@ -44,13 +44,13 @@ class Source:
   """Batches of drafting positions, a function of the step alone."""
 
   def __init__(self, rows: Rows, features: Features, depth: int, points: int, seed: int):
-    """Rows [R, T], their features [R, T, E], D, M and the seed of the choice."""
+    """`rows` are [R, T], their features [R, T, E]; `points` is M."""
     self.rows, self.features, self.points, self.seed = rows, features, points, seed
     self.labels, self.weight = candidates(rows, depth)
     self.useful = [np.flatnonzero(x) for x in self.weight[:, :, 0]]
 
   def take(self, turns: Sequence[tuple[int, np.ndarray]], batch: int) -> Batch:
-    """Up to B turns, each a row and the points from which it is drafted, at most M."""
+    """The batch of up to B turns, each a row and up to M positions of it."""
     at, real = (np.zeros((batch, self.points), kind) for kind in (int, bool))
     chosen = np.zeros(batch, int)
     for b, (r, points) in enumerate(turns):
@@ -62,16 +62,14 @@ class Source:
     return Batch(examples, self.labels[row, at], self.weight[row, at] & real[:, :, None])
 
   def sample(self, chosen: np.ndarray, step: int) -> Batch:
-    """The batch of a step: M points of each row, all different where a row has as many."""
+    """The batch of a step: M different positions of each row, or all that it has."""
     rng = np.random.default_rng([self.seed, step])
-
-    def some(points: np.ndarray) -> np.ndarray:
-      return np.sort(rng.choice(points, min(self.points, len(points)), replace=False))
-
-    return self.take([(r, some(self.useful[r])) for r in chosen], len(chosen))
+    useful = [self.useful[r] for r in chosen]
+    some = [np.sort(rng.choice(x, min(self.points, len(x)), replace=False)) for x in useful]
+    return self.take(list(zip(chosen, some, strict=True)), len(chosen))
 
   def every(self, batch: int):
-    """Batches that hold every point of every row once, for measuring."""
+    """Batches that hold every useful position of every row once."""
     turns = [
       (r, points[i : i + self.points])
       for r, points in enumerate(self.useful)

@@ -1,8 +1,7 @@
 """Hidden states of a frozen target on disk, computed once for every head that reads them.
 
-A directory holds `manifest.json` (format version, digests of the target, its tokenizer and the
-rows, the template, the layers), `hidden.npy` and a `layer_I.npy` per layer, float16 [R, T, E], and
-`done`, the number of rows that are written. A killed run continues; a mismatch is refused.
+A directory holds `manifest.json` (what the states depend on), `hidden.npy` and a `layer_I.npy` per
+layer, float16 [R, T, E], and `done`, the number of rows that are written. A killed run continues.
 
 Letters: R rows, T row length, E width.
 """
@@ -29,7 +28,7 @@ VERSION = 1
 def _claim(
   directory: pathlib.Path, model: Model, rows: Rows, layers: Sequence[int]
 ) -> dict[str, Any]:
-  """The manifest on disk, which says all that the states depend on; it is written if absent."""
+  """The manifest on disk, which must agree with what is asked for; it is written where absent."""
   here = {
     "version": VERSION,
     "model": digest(jax.tree.leaves(model.params)),
@@ -56,11 +55,7 @@ def _claim(
 def compute(
   model: Model, rows: Rows, layers: Sequence[int], directory: str | pathlib.Path, batch: int = 16
 ) -> Features:
-  """The states of `rows`, which are read from disk, or else computed and written.
-
-  Args:
-    layers: see `base.Features`; a directory with more layers serves too.
-    batch: number of rows of a forward.
+  """The states of `rows`, computed `batch` rows at a time where they are not on disk.
 
   Returns:
     Features with memory-mapped f16[R, T, E], the `hidden_layers` in the order of `layers`.

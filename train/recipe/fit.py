@@ -21,12 +21,12 @@ from specjax.base import Params
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.run import keep_lines
 
-# (params, frozen, batch, key of the step's noise) -> (loss f32[], other figures f32[] by name)
+# (params, frozen, batch, key of the step) -> (loss f32[], other metrics f32[] by name)
 Loss = Callable[[Any, Any, Any, Array], tuple[Array, dict[str, Array]]]
 
 
 def shuffled(count: int, training: Training) -> Callable[[int], np.ndarray]:
-  """The numbers i[batch] of each step's rows: an endless shuffled order of `count` rows.
+  """The numbers i[batch] of each step's rows: `count` rows, shuffled anew in every epoch.
 
   Raises:
     ValueError: a batch takes more rows than there are.
@@ -51,18 +51,16 @@ def fit(
   """Trains weights; see `loop` for what is written and how a killed run goes on.
 
   Args:
-    loss: the function that is to fall.
     params: the weights to begin with, which stay as they are.
     batch: the batch of a step, a tree of arrays with examples first.
     frozen: what else the loss reads, such as a target's weights.
-    held_out: a batch to watch, or None.
 
   Returns:
-    The last weights; with `held_out`, those of the step after which its loss was least.
+    The last weights; with a batch `held_out`, those after the step at which its loss was least.
   """
   optimizer, (dealt, copied) = training.optimizer(), training.shardings()
   frozen, held_out = jax.device_put((frozen, held_out), copied)
-  # A step gives its state away, so that the state must be a copy.
+  # A step donates its state, so that the state must be a copy.
   params, best = (jax.device_put(params, copied, may_alias=False) for _ in range(2))
   state = {"params": params, "optimizer": jax.device_put(jax.jit(optimizer.init)(params), copied)}
   if held_out is not None:
@@ -85,8 +83,8 @@ def fit(
       metrics["held_out"] = now
     return after, metrics
 
-  size = sum(x.size for x in jax.tree.leaves(params))
-  print(f"{size / 1e6:.2f}M parameters are trained on {len(dealt.device_set)} device(s).")
+  size, devices = optax.tree.size(params), len(dealt.device_set)
+  print(f"{size / 1e6:.2f}M parameters are trained on {devices} device(s).")
   state = loop(
     lambda state, numbered: step(state, frozen, held_out, *numbered), state,
     lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
@@ -105,9 +103,9 @@ def loop(
   `save_every` steps and after the last, and `metrics.jsonl` one line per step.
 
   Args:
-    step: (state, batch) -> (state, metrics); jitted. Metrics are scalars and hold "loss"; a
-      gradient's norm among them keeps a state that a bad gradient spoiled from being saved.
-    state: the state at step 0; it decides structure, dtypes and sharding of what is restored.
+    step: (state, batch) -> (state, metrics), jitted. Metrics are scalars: "loss", and a gradient's
+      norm, which shows that a gradient is not finite before the state is saved.
+    state: the state at step 0, with the structure, dtypes and sharding of what is restored.
 
   Raises:
     FloatingPointError: a metric is not finite; nothing of that step is saved.
@@ -125,10 +123,7 @@ def loop(
     first = 0
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
-      shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-      )
-      state = checkpoints.load(first, shapes)
+      state = checkpoints.load(first, state)
     keep_lines(log, first)  # lines past the checkpoint belong to steps that will run again
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")
     with log.open("a") as sink:

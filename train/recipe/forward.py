@@ -25,9 +25,9 @@ def read(
 
 
 def predict(network: Transformer, params: Params, tokens: Array, used: Array, shift: bool) -> Array:
-  """Logits f32[B, T, V] for every token i32[B, T], of which those in `used` bool[B, T] are seen.
+  """Logits f32[B, T, V] of every slot of i32[B, T]; attention sees the slots `used` bool[B, T].
 
-  With `shift` the state before a token predicts it, as in Dream, and token 0 predicts itself.
+  With `shift` the state before a slot predicts it, as in Dream, and slot 0 predicts itself.
   """
   B, T = tokens.shape
   position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
@@ -40,7 +40,7 @@ def predict(network: Transformer, params: Params, tokens: Array, used: Array, sh
 def parts(
   rows: Rows, batch: int, description: str, first: int = 0
 ) -> Iterator[tuple[int, int, Rows]]:
-  """(number of the first row, count of rows, rows of zeros after them up to `batch`), in order.
+  """(number of the first row, count of rows, these rows padded with zeros to `batch` rows).
 
   All parts have one shape, so that what reads them is compiled once.
   """

@@ -1,18 +1,18 @@
 """Right and wrong tokens from which a judge learns, made from reference answers.
 
-The marks with which judge decoding is published were made by people and are not public, so that
-this is a procedure of our own, whose labels say less:
+The labels with which judge decoding is published were made by people and are not public. This
+procedure is our own, and its labels say less:
 
-- Right is every token of a reference answer, and a word in the place of one of its words. That word
+- Right is every token of a reference answer, and a word that replaces one of its words. That word
   is drawn among the target's top-k and holds no digit and no sign of arithmetic. It may change the
   sense ("more" for "less"), which is noise in the labels.
 - Wrong is another digit in the place of one that the text before it determines, which in GSM8K are
   those of the results, `<<48/2=24>>24`, and of the last line, `#### 72`; and another operator
-  inside `<<..>>`. Both are drawn from the target's distribution among their kind, as mistakes that
-  it may make. Operands are left alone: they may come in another order and be right.
+  inside `<<..>>`. Both are drawn from the target's distribution over their kind. Operands are not
+  replaced: in another order they may be right.
 
 One token is replaced at a time: a replacement is another node after the same text, and one pass
-over the reference reads them all. The states are those after the token.
+over the reference reads all nodes. The states are those after the token.
 
 Letters: R rows, T row length, V vocabulary, E width, P marked tokens.
 """
@@ -36,7 +36,7 @@ LIKE = {WORD: r" ?[^\W\d_]{2,}", DIGIT: r"\d", OPERATOR: r"[-+*/]"}
 
 
 class JudgeLabels(NamedTuple):
-  """Marked tokens.
+  """Labelled tokens.
 
   Attributes:
     hidden: f16[P, E], the target's state after the token.
@@ -50,7 +50,7 @@ class JudgeLabels(NamedTuple):
 
 
 def kinds(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-  """The kind i32[V] of every token: WORD, DIGIT and OPERATOR may be replaced by their own kind."""
+  """The kind i32[V] of every token; WORD, DIGIT and OPERATOR may be replaced by their own kind."""
 
   def kind(text: str) -> int:
     return next((kind for kind, like in LIKE.items() if re.fullmatch(like, text)), KEPT)
@@ -59,11 +59,9 @@ def kinds(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
 
 
 def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np.ndarray:
-  """Says which tokens bool[T] are words, digits of results or operators inside `<<..>>`.
+  """Says which of T tokens are words, digits of results or operators inside `<<..>>`: bool[T].
 
-  Args:
-    tokens: T ids of an answer.
-    kind: i32[V], see `kinds`.
+  `kind` is i32[V], see `kinds`.
   """
   text, end = "", []
   for i in tokens:
@@ -82,17 +80,14 @@ def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np
 def mark(
   model: Model, rows: Rows, *, top_k: int, temperature: float, seed: int, batch: int = 4
 ) -> JudgeLabels:
-  """Marks every answer token of `rows`, and one replacement of each that may be replaced.
+  """Labels every answer token of `rows`, where `mask` is True, and one replacement of each.
 
-  Args:
-    rows: questions and answers, arrays [R, T]; `mask` is True on answers.
-    top_k, temperature: see `train.judge`.
-    batch: number of rows of a forward.
+  For `top_k` and `temperature` see `train.judge`; `batch` rows are read at once.
 
   Raises:
-    ValueError: the tokenizer has no token for each digit, or top_k is not in its vocabulary.
+    ValueError: the tokenizer has no token for each digit, or top_k is larger than its vocabulary.
   """
-  assert model.tokenizer is not None  # rows come from it
+  assert model.tokenizer is not None  # `rows` come from it
   if not 1 <= top_k <= model.config.vocab_size:
     raise ValueError(f"top_k={top_k}: accepted is 1 to {model.config.vocab_size}.")
   kind = kinds(model.tokenizer, model.config.vocab_size)
@@ -108,7 +103,7 @@ def mark(
 
   @jax.jit
   def run(params, rows: Rows, key: Array) -> tuple[Array, Array]:
-    """States [B, 2 T, E] after the tokens and their replacements; where there is one."""
+    """States [B, 2 T, E] after the tokens and their replacements; bool[B, T], which exist."""
     T = rows.tokens.shape[1]
     seen = attention_mask(jnp.asarray(rows.segment), True)
     hidden = forward.read(network, params, rows).hidden

@@ -19,7 +19,7 @@ from specjax.drafters.base import LossWeights
 
 
 def mean(values: Array, weight: Array) -> Array:
-  """Mean of values f32[P] where weight f32[P] is 1; 0 where nothing counts."""
+  """Mean of values f32[P] where weight f32[P] is 1; 0 where it is 1 nowhere."""
   return (values * weight).sum() / jnp.maximum(weight.sum(), 1.0)
 
 
@@ -27,11 +27,11 @@ class Guess(NamedTuple):
   """What a term may read.
 
   Attributes:
-    state: [P, E'], what the head reads out; E' = E where a feature is asked for.
-    logits: f32[P, V], the head's.
+    state: [P, E'], the head's state; E' = E where "feature" has a weight.
+    logits: f32[P, V], the head's logits.
     labels: i32[P], the tokens of the text.
     teacher: f32[P, V], the target's logits.
-    hidden: [P, E], the target's state from which these come.
+    hidden: [P, E], the target's state from which `teacher` comes.
   """
 
   state: Array
@@ -78,18 +78,11 @@ def chosen(numbers: Sequence[float]) -> LossWeights:
 
 
 def total(weights: LossWeights, guess: Guess, weight: Array) -> Array:
-  """The loss at one depth, before the weight of that depth: the weighted sum of TERMS.
-
-  Args:
-    guess: P guesses.
-    weight: f32[P], 1 where a guess counts.
+  """The weighted sum of TERMS at one depth; a guess counts where f32[P] `weight` is 1.
 
   Raises:
     ValueError: a weight is given for a term that is not in TERMS.
   """
-  terms = [
-    scale * TERMS[checks.choice("loss", name, TERMS)](guess, weight)
-    for name, scale in weights.terms.items()
-    if scale
-  ]
+  used = {checks.choice("loss", name, TERMS): scale for name, scale in weights.terms.items()}
+  terms = (scale * TERMS[name](guess, weight) for name, scale in used.items() if scale)
   return sum(terms, jnp.zeros(()))

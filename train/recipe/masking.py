@@ -12,13 +12,10 @@ from jax import Array
 def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
   """Masks k of the n maskable tokens of each row, k uniform from 1 to n.
 
-  The loss with weight 1 / p is then the mean over masked tokens. Its mean is that of masking every
-  token by itself with p uniform (LLaDA, Nie et al. 2025, arXiv 2502.09992, appendix A), but no row
-  of few masks weighs a hundredfold. The rows' k are evenly spread over a batch, each uniform by
-  itself (MDLM, Sahoo et al. 2024, arXiv 2406.07524).
-
-  Args:
-    maskable: bool[B, T]; a prompt is not.
+  The loss with weight 1 / p is then the mean over masked tokens. Its expectation is that of masking
+  each token independently with p uniform (LLaDA, Nie et al. 2025, arXiv 2502.09992, appendix A),
+  but no row of few masks weighs a hundredfold. The k of a batch are evenly spread, each of them
+  uniform (MDLM, Sahoo et al. 2024, arXiv 2406.07524).
 
   Returns:
     (masked bool[B, T], p = k / n f32[B, 1]); p is 1 where there is nothing to mask.
@@ -33,14 +30,9 @@ def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
 
 
 def context_weight(masked: Array, q: float = 0.3) -> Array:
-  """f32[B, T]: more for tokens with more visible neighbours, in place of 1 / p.
+  """Dream's context-adaptive weights f32[B, T] (Ye et al. 2025, arXiv 2508.15487), for 1 / p.
 
-  Dream's context-adaptive weights (Ye et al. 2025, arXiv 2508.15487): the sum over visible tokens j
-  of q (1 - q) ** (|i - j| - 1) / 2.
-
-  Args:
-    masked: bool[B, T].
-    q: how fast a neighbour's share falls with distance.
+  The weight of token i is the sum over visible tokens j of q (1 - q) ** (|i - j| - 1) / 2.
   """
   T = masked.shape[1]
   apart = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)[None]).astype(jnp.float32)
@@ -53,12 +45,11 @@ def denoising_loss(
 ) -> tuple[Array, dict[str, Array]]:
   """Mean over rows of sum(weight x cross-entropy of masked tokens) / maskable tokens, in nats.
 
-  With weight 1 / p it bounds the negative log-likelihood per token: LLaDA's loss, in training from
-  scratch (where all is maskable) and on answers alike.
+  With weight 1 / p this is LLaDA's loss, which bounds the negative log-likelihood per token.
 
   Args:
     logits: f32[B, T, V], of the corrupted rows.
-    tokens: i32[B, T], the truth.
+    tokens: i32[B, T], those of the rows before they were corrupted.
     masked, maskable: bool[B, T].
     weight: f32[B, T] or f32[B, 1].
   """
@@ -66,5 +57,4 @@ def denoising_loss(
   count = jnp.maximum(maskable.sum(1), 1).astype(jnp.float32)
   loss = (jnp.where(masked, weight * nll, 0.0).sum(1) / count).mean()
   right = (logits.argmax(-1) == tokens) & masked
-  accuracy = right.sum() / jnp.maximum(masked.sum(), 1)
-  return loss, {"accuracy": accuracy}
+  return loss, {"accuracy": right.sum() / jnp.maximum(masked.sum(), 1)}

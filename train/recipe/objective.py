@@ -1,4 +1,4 @@
-"""What a head is taught at a batch of drafting positions, and how its guesses are counted.
+"""The loss of a head over a batch of drafting positions, and how often its guesses are right.
 
 Letters: B rows, M drafting positions of a row, D depth, E width.
 """
@@ -18,11 +18,11 @@ from specjax.models.linear import linear
 from specjax.train.recipe import losses
 from specjax.train.recipe.draft_positions import Batch
 
-RANKS = 10  # guesses per depth whose hits are counted
+RANKS = 10  # best guesses per depth whose hits are counted
 
 
 class Objective:
-  """A head's guesses at a batch of drafting positions, and the figures made of them."""
+  """The loss and the hits of a head that guesses in a draft vocabulary of target ids."""
 
   def __init__(self, head: Head, vocabulary: np.ndarray | None):
     self.head, V = head, head.target.vocab_size
@@ -32,7 +32,7 @@ class Objective:
       self.place[vocabulary] = np.arange(len(vocabulary))
 
   def states(self, params: Params, target_params: Params, examples: Examples):
-    """What the head reads at every depth, from states in the target's own dtype."""
+    """The head's states at every depth, from features in the target's own dtype."""
     dtype = jax.tree.leaves(target_params)[0].dtype
     features = jax.tree.map(lambda x: x.astype(dtype), examples.features)
     examples = examples._replace(features=features)
@@ -44,10 +44,7 @@ class Objective:
   ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
     """The loss in nats and its metrics; logits are recomputed in the backward pass.
 
-    Args:
-      weights: of the terms; static.
-      noise: width of uniform noise on the hidden states the head sees; static.
-      key: of the noise.
+    `weights` and `noise`, the width of uniform noise on the hidden states, are static.
     """
     hidden, examples = batch.examples.features.hidden, batch.examples
     if noise:
@@ -62,7 +59,7 @@ class Objective:
     scales = losses.depth_weights(weights.decay, len(states))
     for d, (state, scale) in enumerate(zip(states, scales, strict=True), 1):
       label = jnp.asarray(self.place)[batch.labels[:, :, d - 1]]
-      # What lies outside the draft vocabulary cannot be said and is not trained.
+      # The head cannot guess a token outside the draft vocabulary and is not trained on it.
       weight = (batch.weight[:, :, d - 1] & (label >= 0)).astype(jnp.float32).reshape(-1)
       label = jnp.maximum(label, 0).reshape(-1)
       own = rows_at(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
@@ -83,7 +80,7 @@ class Objective:
     return total, {"loss": total, **metrics}
 
   def hits(self, params: Params, target_params: Params, batch: Batch) -> tuple[Array, Array]:
-    """(i[D, RANKS], how many labels were guessed at each rank; i[D], how many there were)."""
+    """(i[D, RANKS], number of labels guessed at each rank; i[D], number of labels)."""
     states = self.states(params, target_params, batch.examples)
     hits = []
     for d, state in enumerate(states, 1):

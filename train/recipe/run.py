@@ -13,7 +13,7 @@ import numpy as np
 from specjax import schema
 from specjax.train.recipe.config import check
 
-# Of texts and states the content counts, not where they lie.
+# Options that may differ when a run continues: where texts and states lie does not change them.
 _FREE = ("out", "data", "answers", "features", "save_every", "devices")
 
 
@@ -53,8 +53,8 @@ def begin(config: Any) -> pathlib.Path:
 def claim(directory: pathlib.Path, config: Any, content: Any, **replaced: Any) -> None:
   """Ties a directory to one run, so that starting it again cannot mix two.
 
-  The options `config`, or those that replace them, are kept in run.json with a digest of what is
-  trained on, a tuple of arrays or what JSON can hold. A directory without it is taken as it is.
+  The options `config | replaced` are kept in run.json with a digest of what is trained on, a tuple
+  of arrays or a value for JSON. A directory without run.json is accepted.
 
   Raises:
     ValueError: the directory holds a run with other options or other data.
@@ -83,12 +83,12 @@ def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
 
 
 def count_lines(path: pathlib.Path) -> int:
-  """The number of finished lines of a file, 0 where there is none; a kill may leave half a line."""
+  """The number of whole lines of a file, 0 where it is absent; a kill may leave half a line."""
   return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def keep_lines(path: pathlib.Path, count: int) -> None:
-  """Cuts a file after `count` lines; makes it where there is none."""
+  """Cuts a file after `count` lines, and makes it where it is absent."""
   with path.open("a+b") as file:
     file.seek(0)
     size = sum(map(len, itertools.islice(file, count)))

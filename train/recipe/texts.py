@@ -1,4 +1,4 @@
-"""Records as texts, and the tokenizer and network of a model that begins with them."""
+"""Records as texts, and the tokenizer and network of a new model that is trained on them."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ class Config:
     out: directory of checkpoints, metrics and the finished model, which is in `model`.
     fields: names of the question and the answer; a record with `text` is used as it is.
     template: chat template of question and answer.
-    vocab_size: size of the BPE tokenizer that is trained on the data, its special tokens included.
+    vocab_size: size of the BPE tokenizer that is trained on the data, special tokens included.
     network: shape of the network.
     length: T, number of tokens of a row.
     training: options of the optimiser; a batch is of rows.
@@ -45,7 +45,7 @@ class Config:
 
 
 def read(config: Config) -> tuple[list[Text], str | None]:
-  """(all records of the data, their chat template), which is None where all are plain texts.
+  """(all records of the data, their chat template); the template is None where all are `text`.
 
   Raises:
     ValueError: there is no such chat template, or a record has no text in one of the fields.
@@ -67,7 +67,7 @@ def encode_pair(template: str, tokenizer: Tokenizer, pair: Sequence[str]) -> Doc
 
 
 def kept_tokenizer(out: pathlib.Path, train: Callable[[], Tokenizer]) -> Tokenizer:
-  """The tokenizer of a run, so that a resumed run reads the same ids, else a trained one."""
+  """The tokenizer that a killed run kept, else a trained one."""
   file = out / "tokenizer.json"
   return Tokenizer.load(file) if file.exists() else train()
 

@@ -1,6 +1,6 @@
-"""What a denoiser predicts in every round when only what is right is committed.
+"""What a denoiser predicts in every round when only right tokens are committed.
 
-Letters: B `batch`, L canvas length, W `block`, the slots of a block, S records.
+Letters: B `batch`, W `block`, the slots of a block, S records.
 """
 
 import pathlib
@@ -25,8 +25,8 @@ class Trace(NamedTuple):
 
   Attributes:
     confidence: f32[S, W], the model's confidence in every slot.
-    right: bool[S, W], whether the token that would be committed is that of the reference.
-    open: bool[S, W], the slots that are still to be filled.
+    right: bool[S, W], whether the predicted token is that of the reference.
+    open: bool[S, W], the slots that are still masked.
     prompt: i32[S], number of the prompt.
   """
 
@@ -39,18 +39,15 @@ class Trace(NamedTuple):
 def collect(
   model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
 ) -> tuple[Trace, float]:
-  """Traces of an oracle against the model's own answers, which fill one slot per pass.
+  """Traces of an oracle that knows the reference: the model's own answers, one slot per pass.
 
-  The oracle commits what agrees with these: Learn2PD's extremely greedy policy (Bao et al. 2025,
-  arXiv 2509.25188, section 3), which no system can run, for it knows the answer. Where no guess is
-  right, the token of the reference is put in the slot of highest confidence. Prompts after the last
-  full batch are left out.
-
-  Args:
-    new: number of slots after each prompt.
+  The oracle commits the predictions that agree with the reference, which is Learn2PD's extremely
+  greedy policy (Bao et al. 2025, arXiv 2509.25188, section 3). Where none agrees, the reference's
+  token is put in the slot of highest confidence. Each prompt has `new` slots. Prompts after the
+  last full batch are left out.
 
   Returns:
-    The records, and the share of the reference's passes that the oracle takes.
+    The records, and the oracle's passes as a share of the reference's.
 
   Raises:
     ValueError: the prompts fill no batch.
@@ -76,7 +73,7 @@ def collect(
     request = denoise.Request(request_keys(0, np.arange(batch)), jnp.zeros(batch))
     after = denoise.round_(method, denoise.Weights(model.params, truth), request, state)
     tokens = jnp.where(after.canvas.masked, network.mask, truth)
-    record = (*watched.pop(), ~state.done)  # what the policy saw in the round just traced
+    record = (*watched.pop(), ~state.done)  # what the policy saw while this round was traced
     return after._replace(canvas=after.canvas._replace(tokens=tokens)), record
 
   parts: list[Trace] = []
