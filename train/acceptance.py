@@ -120,7 +120,6 @@ def main(config: Config) -> None:
   batch = batches(rows, config.training)
   params = fit(loss, params, batch, config.training, out, frozen=frozen)
 
-  # --- calibration on held-out answers, export ---
   @jax.jit
   def measure(frozen, params, rows: Rows, key):
     states, chance, weight = examples(networks, frozen, rows, key, config.mixed)

@@ -104,7 +104,6 @@ def new_model(config: Config, out: pathlib.Path, records: list[Text]) -> Model:
 def main(config: Config) -> None:
   out = run.begin(config)
 
-  # --- data and model ---
   records, template = texts.read(config)
   model = load(config.start) if config.start else new_model(config, out, records)
   tokenizer, mask = model.tokenizer, model.denoiser.mask
@@ -116,7 +115,6 @@ def main(config: Config) -> None:
   texts.keep_tokenizer(out, tokenizer)
   print(f"There are {len(rows.tokens)} rows of {config.length} tokens.")
 
-  # --- train ---
   network = Transformer(model.config)
 
   def loss(params, _, rows: Rows, key: Array):
@@ -130,7 +128,6 @@ def main(config: Config) -> None:
 
   params = fit(loss, model.params, batch, config.training, out)
 
-  # --- export ---
   hf.save(out / "model", model.config, params, tokenizer, template=template or model.template,
           mask=mask, stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
 

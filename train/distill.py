@@ -12,6 +12,7 @@ Letters: R rows, B batch, T row length.
 """
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
@@ -84,12 +85,12 @@ def rows_of(documents: Sequence[Document]) -> Rows:
 def is_right(model: Model, questions: Sequence[str], rows: Rows) -> np.ndarray:
   """Says which answers bool[R] to questions about lists are right."""
 
-  def said(row: np.ndarray) -> str:
-    ids = row.tolist()
-    return model.decode(ids[: next((i for i, t in enumerate(ids) if t in model.stop), None)])
+  def right(question: str, ids: np.ndarray) -> bool:
+    before_end = itertools.takewhile(lambda token: token not in model.stop, ids.tolist())
+    return lists.is_right(question, model.decode(list(before_end)))
 
-  texts = (said(tokens[of]) for tokens, of in zip(rows.tokens, rows.answer, strict=True))
-  return np.array([lists.is_right(*pair) for pair in zip(questions, texts, strict=True)])
+  said = (tokens[of] for tokens, of in zip(rows.tokens, rows.answer, strict=True))
+  return np.array(list(map(right, questions, said)))
 
 
 class Masks(NamedTuple):
@@ -145,7 +146,6 @@ def main(config: Config) -> None:
   out = run.begin(config)
   model = teacher(config.model, causal=False)
 
-  # --- data ---
   prompts = ask(model, config)
   run.claim(out, config, prompts)
   decoder = DiffusionDecoder(
@@ -164,7 +164,6 @@ def main(config: Config) -> None:
     print(f"{right.mean():.1%} of the answers are right.")
     rows = Rows(*(x[right] for x in rows))
 
-  # --- train ---
   network, mask = Transformer(model.config), model.denoiser.mask
 
   def weights(trained, frozen):
@@ -194,7 +193,6 @@ def main(config: Config) -> None:
     start = lora.start(jax.random.key(config.training.seed), frozen, config.rank)
   trained = fit(loss, start, batches(rows, config.training), config.training, out, frozen=frozen)
 
-  # --- export ---
   hf.save(out / "model", model.config, weights(trained, frozen), model.tokenizer,
           template=model.template, mask=mask, shift=model.shift)  # fmt: skip
 

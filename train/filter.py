@@ -97,7 +97,7 @@ def main(config: Config) -> None:
   least = calibration.threshold(*open_slots(chooses), config.precision)
   final, right = open_slots(test)
   run.report(out, {
-    "parameters": int(optax.tree.size(best)) - 1,
+    "parameters": optax.tree.size(best) - 1,
     "oracle_passes_over_one_by_one": round(share, 4),
     "best_held_out_loss": round(float(loss(best, chooses)), 4),
     "threshold": round(least, 4),

@@ -27,10 +27,9 @@ from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
 from specjax.train.recipe import answers, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
-from specjax.train.recipe.draft_positions import Batch, Source
+from specjax.train.recipe.draft_positions import RANKS, Batch, Objective, Source
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
-from specjax.train.recipe.objective import RANKS, Objective
 from specjax.trees.static import best_first, expected_length
 
 
@@ -108,7 +107,6 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   head = heads[name][0](model.target, config.head)
   weights = losses.chosen(config.loss) if config.loss else head.loss
 
-  # --- data: texts, and the target's states over them ---
   rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")
   layers = (*head.hidden_layers, *config.layers)
@@ -121,7 +119,6 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   source, test = examples(rows, "train"), examples(held_out, "held_out")
   order = shuffled(len(rows.tokens), training)
 
-  # --- head ---
   vocabulary = None
   if config.draft_vocab:
     counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
@@ -132,7 +129,6 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     params = checkpoint.weights_like(config.init, model.config, params)
   fixed = {name: x for name, x in params.items() if name != "params"}
 
-  # --- train ---
   def loss(trained, frozen, batch: Batch, key):
     target_params, fixed = frozen
     params = fixed | {"params": trained}
@@ -143,7 +139,6 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     frozen=(model.params, fixed),
   )  # fmt: skip
 
-  # --- measure on held-out answers, choose the tree, export ---
   ranks = min(RANKS, config.draft_vocab or RANKS)
   hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
   measure, (dealt, copied) = jax.jit(objective.hits), training.shardings()

@@ -57,7 +57,6 @@ def loss_fn(params, model: Transformer, rows: Rows) -> tuple[Array, dict[str, Ar
 def main(config: Config) -> None:
   out = run.begin(config)
 
-  # --- data ---
   records, template = texts.read(config)
   tokenizer = texts.kept_tokenizer(
     out, lambda: train_bpe(itertools.chain.from_iterable(records), config.vocab_size)
@@ -67,7 +66,6 @@ def main(config: Config) -> None:
   run.claim(out, config, rows)
   texts.keep_tokenizer(out, tokenizer)
 
-  # --- train ---
   network, params = texts.new_network(config, tokenizer, max_length=config.length)
   model = Transformer(network)
   print(f"{rows.mask.sum() / 1e6:.2f}M tokens fill {len(rows.tokens)} rows.")
@@ -75,7 +73,6 @@ def main(config: Config) -> None:
     lambda params, _, rows, key: loss_fn(params, model, rows), params, batch, config.training, out
   )
 
-  # --- export ---
   hf.save(out / "model", network, params, tokenizer, template=template)
 
 

@@ -5,8 +5,8 @@ r"""Does speculation change a single token? Every drafter is compared with plain
     python benchmarks/claims/lossless.py --prompts gsm8k_test.jsonl --draft-model runs/draft/model
 
 Decoding is greedy at batch 1 and 8 (rows of mixed lengths), and sampled with position-keyed noise
-at temperature 0.8. Where ids differ, the report has the first place and, if greedy, the margin
-between the two best logits there.
+at temperature 0.8. Where ids differ, the report says where first and, if greedy, by what margin of
+the two best logits.
 """
 
 import dataclasses
@@ -15,8 +15,6 @@ import sys
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.progress import track
 
 import specjax
 from specjax import script
@@ -33,8 +31,8 @@ class Config(prompts.Questions):
   """What is compared.
 
   Attributes:
-    heads: directory with a run of each trained head; without it only the zoo's heads take part.
-    draft_model: LM of the `draft_model` drafter, which is left out without one.
+    heads: directory with a run of each trained head; by default only the zoo's heads take part.
+    draft_model: LM of the `draft_model` drafter, which by default takes no part.
     batches: batch sizes.
     temperatures: 0 is greedy.
     out: directory of the report.
@@ -49,7 +47,7 @@ class Config(prompts.Questions):
 
 
 def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
-  """What takes part, plain decoding first, by name."""
+  """The drafters by name, plain decoding first."""
   heads = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
   names = ["none", "prompt_lookup", *(f"{name}-{nodes}" for name in heads for nodes in (8, 16))]
   found: dict[str, Any] = {name: name for name in names}
@@ -66,8 +64,7 @@ def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
 
 
 def main(config: Config) -> None:
-  # No end marker: every prompt gives its full number of tokens.
-  model = dataclasses.replace(specjax.load(config.model), stop=())
+  model = dataclasses.replace(specjax.load(config.model), stop=())  # all texts are of full length
   ids = [item.ids for item in config.read(model)]
   parts = drafters(model, config)
   report.directory(config.out)
@@ -76,7 +73,7 @@ def main(config: Config) -> None:
     reference = None
     verifier = "greedy" if temperature == 0 else "target_only"
     turns = [(batch, name) for batch in config.batches for name in parts]
-    for batch, name in track(turns, f"temperature {temperature}", console=Console(stderr=True)):
+    for batch, name in report.progress(turns, f"temperature {temperature}"):
       decode = specjax.Decoder(model, parts[name], verifier, temperature=temperature, batch=batch)
       results = decode(ids, config.max_new_tokens)
       reference = reference or results  # plain decoding at the first batch size

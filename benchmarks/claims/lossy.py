@@ -1,19 +1,16 @@
-r"""What the lossy rules give and what they cost: tokens per forward beside texts that change.
+r"""What the lossy rules gain in tokens per forward, and how many texts they change.
 
     python -m specjax.train.judge --model gsm8k-7m --data gsm8k_train.jsonl --out runs/judge
     python benchmarks/claims/lossy.py --prompts gsm8k_test.jsonl --judge runs/judge/model
 
 Every rule decodes the same questions with the same noise as the exact rule, whose tokens are those
-of plain decoding. A text counts as another where one id differs, and its number as another where
-the last number of the text differs or only one of the two texts has any.
+of plain decoding. A text is "other" where an id differs, and its number where the last number in
+the text differs or only one of the two texts has a number.
 """
 
 import dataclasses
 import re
 import sys
-
-from rich.console import Console
-from rich.progress import track
 
 import specjax
 from specjax import script
@@ -62,7 +59,7 @@ def main(config: Config) -> None:
   cells = []
   plain: list[Result] = []
   turns = [(t, rule) for t in config.temperatures for rule in rules]
-  for temperature, (rule, params) in track(turns, console=Console(stderr=True)):
+  for temperature, (rule, params) in report.progress(turns, "decoding"):
     decode = specjax.Decoder(model, guess, (rule, params), temperature=temperature)
     results = decode(ids, config.max_new_tokens)
     plain = results if rule is target_only() else plain

@@ -1,11 +1,11 @@
-r"""Rules of acceptance and ways of building a tree, side by side above temperature 0.
+r"""Rules of acceptance and trees, side by side above temperature 0.
 
     python benchmarks/claims/rules.py --prompts gsm8k_test.jsonl
 
-Every exact pair of builder and rule decodes the same questions; tokens per forward come with 95 %
-intervals over questions. "Reached" is how often a child of the root was accepted, over how often
-the best possible rule would have accepted one of these children. Cells are kept in cells.jsonl, so
-that the same command goes on where it was stopped.
+Every exact pair of tree and rule decodes the same questions; tokens per forward have 95 % intervals
+over questions. "Reached" is how often a child of the root was accepted, over how often the best
+possible rule would accept one. Cells are kept in cells.jsonl, so that the same command continues a
+run that was stopped.
 """
 
 import dataclasses
@@ -13,8 +13,6 @@ import json
 import sys
 
 import jax
-from rich.console import Console
-from rich.progress import track
 
 import specjax
 from specjax import script
@@ -29,10 +27,10 @@ class Config(prompts.Questions):
 
   Attributes:
     drafter: name of the head or draft model that fills every tree, such as "draft_model[PATH]".
-    trees: names of trees of about equal size. A number is the best tree of that size.
+    trees: names of trees of about equal size; a number stands for the best tree of that size.
     rules: names of rules.
     temperatures: temperatures of the target.
-    rounds: rounds that are compared with the best possible rule.
+    rounds: number of rounds that are compared with the best possible rule.
     out: directory of the report.
   """
 
@@ -95,7 +93,7 @@ def main(config: Config) -> None:
   kept = out / "cells.jsonl"
   cells = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
   there = {(c["tree"], c["rule"], c["temperature"]) for c in cells}
-  for tree, drafter, rule, temperature in track(turns, console=Console(stderr=True)):
+  for tree, drafter, rule, temperature in report.progress(turns, "decoding"):
     if (tree, rule, temperature) in there:
       continue
     cells.append(measure(model, config, ids, tree, drafter, rule, temperature))

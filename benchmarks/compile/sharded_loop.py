@@ -1,11 +1,11 @@
-r"""The whole generation loop of an 8B model, compiled for chips that are not there.
+r"""The whole generation loop of an 8B model, compiled for chips that this machine lacks.
 
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies h100:1
 
-The report has for each topology the bytes per chip, how often the cache is copied, which should be
-never, and how often chips talk, which should be twice a layer, and a few times for all of it.
-Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
+The report has for each topology the bytes per chip, the number of copies of the cache, which should
+be 0, and of collectives, which should be two a layer and a few more. Nothing is executed or timed.
+The script needs the compilers (pip install .[aot]).
 """
 
 import collections
@@ -39,10 +39,10 @@ class Config:
   """What is compiled.
 
   Attributes:
-    topologies: of MESHES, each compiled for.
-    layers: of Llama 3 8B's width; fewer compile faster and are as telling.
+    topologies: chips to compile for, names of MESHES.
+    layers: number of layers of Llama 3 8B's shape; fewer compile faster and show as much.
     batch, capacity: B, S.
-    drafted: tokens that prompt lookup drafts.
+    drafted: number of tokens that prompt lookup drafts.
     out: directory of the report.
   """
 
@@ -55,7 +55,7 @@ class Config:
 
 
 def abstract(tree, place):
-  """Shapes of `tree` that lie at `place`, one sharding or a tree of them."""
+  """The shapes of `tree` with the sharding `place`, one or a tree of them."""
   if isinstance(place, NamedSharding):
     place = jax.tree.map(lambda _: place, tree)
   return jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, place)
@@ -102,8 +102,8 @@ def compiled_for(name: str, config: Config) -> dict:
   data, model_axis = MESHES[name]
   rows, heads = B // data, 8 // model_axis
   text = compiled.as_text() or ""
-  # A copy that is brought on chip in pieces ends in a custom call, which joins them; and two
-  # products are made one by laying their operands behind each other.
+  # A copy in pieces ends in a custom call that joins them, and XLA makes two products one by
+  # concatenating their operands.
   shape = rf"{rows},{heads},(?:{config.capacity}|{config.capacity + method.drafter.nodes}),128"
   copying = rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call|concatenate)\("
   copies = re.findall(copying, text)

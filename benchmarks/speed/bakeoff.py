@@ -1,12 +1,12 @@
-"""Every head that was trained, side by side: at one tree budget, and at the tree that suits it.
+"""Every trained head, side by side: at one tree budget, and at the best tree of each.
 
     python -m specjax.configs.bakeoff hydra --data gsm8k_train.jsonl     # and the others
     python benchmarks/speed/bakeoff.py --prompts gsm8k_test.jsonl --limit 40
 
-No head may have seen the questions. A head is measured three ways: the best static tree of `nodes`
-nodes from its held-out hit rates, a dynamic tree of as many nodes, and the tree that `specjax tune`
-would choose on this machine. Each decodes the same questions, in turns with plain decoding,
-greedily; ids are compared.
+No head may have seen the questions. A head is measured with the best static tree of `nodes` nodes
+by its held-out hit rates, with a dynamic tree of as many nodes, and with the tree that `specjax
+tune` would choose on this machine. All decode the same questions greedily, in turns with plain
+decoding, and ids are compared.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 import specjax
 from specjax import script
@@ -37,9 +38,9 @@ class Config(prompts.Questions):
 
   Attributes:
     heads: directory with a run of each head.
-    only: names of some of them; all by default.
-    nodes: of the budget that is the same for all.
-    beam: of the dynamic tree.
+    only: names of the heads that take part; by default all.
+    nodes: number of nodes of the trees of equal size.
+    beam: beam of the dynamic tree.
     repeats, batch: as in `specjax bench`.
     out: directory of the report.
   """
@@ -82,7 +83,7 @@ def measure(model: specjax.Model, path: str, items, config: Config) -> dict:
   figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
   jax.clear_caches()
   return {
-    "parameters": bench.parameters(loaded.params["params"]), "hit_rates": rates[:, 0].tolist(),
+    "parameters": optax.tree.size(loaded.params["params"]), "hit_rates": rates[:, 0].tolist(),
     "draft_share": shares.get(f"tree {config.nodes}"),
     "draft_seconds": dict(zip(shares, draft, strict=True)), "own": own.name,
     "plain": figures.pop(bench.PLAIN), "figures": figures,

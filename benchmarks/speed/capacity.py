@@ -1,10 +1,10 @@
-r"""A decoding step costs what the text is long, not what the cache could hold.
+r"""The time of a decoding step grows with the text, not with the capacity of the cache.
 
     JAX_PLATFORMS=cpu python benchmarks/speed/capacity.py
 
-One step, evaluate and commit, of a random model is timed over as much text in caches of two
-capacities, and over the larger as one dense product, in turns in one run. Times are of the
-processor, so that others on the machine disturb them less.
+One step (evaluate and commit) of a random model is timed over the same text in caches of two
+capacities, and in the larger one as one dense product, in turns. It is processor time, which other
+work on the machine disturbs less.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ class Config:
   Attributes:
     layers, width: of the model.
     nodes: N.
-    length: rows of text.
-    capacity: S, two of them.
-    steps: in one timing.
+    length: number of cached tokens.
+    capacity: two values of S.
+    steps: number of steps in one timing.
     repeats: timings of each; their median counts.
     out: directory of the report.
   """
@@ -50,7 +50,7 @@ class Config:
 
 
 def step(config: Config, model: ModelConfig, params, capacity: int) -> Callable[[], float]:
-  """A compiled step; a call gives the milliseconds of processor time that it took."""
+  """A compiled step; a call returns the milliseconds of processor time of a step."""
   network = transformer.target(model)
   tokens = jnp.zeros((1, config.nodes), jnp.int32)
   _, _, cache, _ = timing.prefilled(network, params, config.length, 1, capacity)

@@ -1,13 +1,13 @@
-r"""Tree attention over a long cache: how near to the memory's speed it reads.
+r"""Tree attention over a long cache, compared with the bandwidth of the memory.
 
     python benchmarks/speed/kernels.py
 
-For each number of nodes three ways are timed, in turns in one run: the kernel that serves here
-(else XLA in blocks), one dense product over the whole capacity in XLA, and
-`jax.nn.dot_product_attention`, which gets the tree inside its cache and the layout it wants, for
-nothing. A call must at least move the keys and values that are seen; what that makes per second is
-held against a copy of as many bytes. The break-even is the number of nodes at which a call costs
-twice that of one node: below it a call is the reading of the cache. On CPU the shapes are smaller.
+For each number of nodes three ways are timed in turns: the kernel that serves here (else XLA in
+blocks), one dense product over the whole capacity in XLA, and `jax.nn.dot_product_attention`, which
+gets the tree inside its cache in the layout that it needs, at no cost. A call must at least move
+the keys and values that are seen; these bytes per second are compared with those of a copy. The
+break-even is the number of nodes at which a call takes twice the time of one node; below it, most
+of a call is the reading of the cache. On CPU the shapes are smaller.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ class Config:
   """What is measured.
 
   Attributes:
-    heads, kv_heads, width, dtype: H, K, C.
+    heads, kv_heads, width, dtype: H, K, C and the dtype of the cache.
     capacity: S.
-    lengths: rows of it that are seen, each measured.
-    batch: batch sizes, each measured.
-    nodes: numbers of nodes, each measured.
-    calls: in one timing, one after the other on the device.
+    lengths: numbers of cached rows that are seen.
+    batch: values of B.
+    nodes: values of N.
+    calls: number of calls in one timing, one after the other on the device.
     repeats: timings; their median counts.
     out: directory of the report.
   """
@@ -72,7 +72,7 @@ def dense(q, k, v, length, k_tree, v_tree, mask) -> Array:
 
 
 def jax_nn(q, k, v, length, k_tree, v_tree, mask) -> Array:
-  """`jax.nn.dot_product_attention`; the tree is taken to lie in the cache's last rows."""
+  """`jax.nn.dot_product_attention`, as if the tree were the cache's last rows."""
   B, N = q.shape[0], q.shape[2]
   S = k.shape[1]
   seen = jnp.broadcast_to(jnp.arange(S - N)[None, None] < length[:, None, None], (B, N, S - N))

@@ -3,14 +3,14 @@
     python benchmarks/speed/peers.py
     python benchmarks/speed/peers.py --model DIR --gguf model-f32.gguf
 
-Everyone decodes the same prompts (token ids) to as many new tokens, in float32, at batch 1, on all
-cores, without a stop token. Contenders take turns prompt by prompt, in an order that rotates, after
-a warm-up; the median over repeats counts. The time of a token leaves out the prompt's own pass, and
-with it the token that the others take from that pass; the whole call is reported beside it.
+All decode as many new tokens of the same prompts (token ids) in float32, at batch 1, on all cores,
+without a stop token. After a warm-up they take turns prompt by prompt, in an order that rotates;
+the median over repeats counts. The time of a token leaves out the prompt's own pass and the token
+that the others take from it; the time of the whole call is reported too.
 
-Without --model the script makes a random Llama of 134M parameters (vocabulary 32000, head not tied
-to the embedding). llama.cpp takes part where its Python package is installed and --gguf gives the
-same weights in its format. The script needs torch and transformers.
+Without --model the script makes a random Llama of 134M parameters (vocabulary 32000, untied head).
+llama.cpp takes part where its Python package is installed and --gguf gives the same weights in its
+format. The script needs torch and transformers.
 """
 
 import dataclasses
@@ -27,14 +27,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import specjax
 from specjax import checks, script
 from specjax.checkpoints import hf
 from specjax.eval import interleaved, report, table
-from specjax.eval.bench import parameters
 from specjax.eval.divergence import divergences
-from specjax.eval.environment import cores
 from specjax.eval.verify_cost import measure
 from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
@@ -55,10 +54,10 @@ class Config:
   Attributes:
     model: Hugging Face directory; by default a random 134M Llama.
     gguf: the same weights for llama.cpp, float32.
-    prompts: how many prompts are decoded.
-    prompt_tokens: length of each prompt, whose random ids repeat halfway.
-    new_tokens: tokens decoded after each.
-    draft: tokens drafted by prompt lookup, here and in transformers.
+    prompts: number of prompts.
+    prompt_tokens: length of each prompt, whose second half repeats the random ids of the first.
+    new_tokens: number of new tokens of each.
+    draft: number of tokens drafted by prompt lookup, here and in transformers.
     repeats: times everything is decoded.
     seed: seed of weights and prompts.
     out: directory of the report.
@@ -81,7 +80,7 @@ class Run(NamedTuple):
   Attributes:
     tokens: new ids.
     timed: how many of them came after the prompt's own pass.
-    seconds, forwards: time and target passes of those; None where passes cannot be seen.
+    seconds, forwards: time and target passes of those; None where passes are not known.
     total: seconds of the whole call.
   """
 
@@ -135,15 +134,15 @@ def theirs(model, config: Config, **options) -> Contender:
 
 
 def llama_cpp(config: Config) -> Contender | str:
-  """llama.cpp with float32 keys and values, or the reason why it is left out."""
+  """llama.cpp with float32 keys and values, or the reason why it takes no part."""
   if config.gguf is None:
     return "no --gguf"
   if importlib.util.find_spec("llama_cpp") is None:
     return "llama_cpp is not installed"
   package = importlib.import_module("llama_cpp")
   llama = package.Llama(
-    config.gguf, n_ctx=config.prompt_tokens + config.new_tokens, n_threads=cores(),
-    n_threads_batch=cores(), type_k=package.GGML_TYPE_F32, type_v=package.GGML_TYPE_F32,
+    config.gguf, n_ctx=config.prompt_tokens + config.new_tokens, n_threads=report.cores(),
+    n_threads_batch=report.cores(), type_k=package.GGML_TYPE_F32, type_v=package.GGML_TYPE_F32,
     verbose=False,
   )  # fmt: skip
 
@@ -186,7 +185,7 @@ def main(config: Config) -> None:
       hf.save(scratch, RANDOM, params, dtype=jnp.float32)
     directory = config.model or scratch
     model = specjax.load(directory)
-    torch.set_num_threads(cores())
+    torch.set_num_threads(report.cores())
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     kind = transformers.AutoModelForCausalLM
@@ -234,9 +233,9 @@ def main(config: Config) -> None:
   texts = [table.markdown(rows)]
   texts += [f"Left out: {name} ({why})." for name, why in left_out.items()]
   report.publish(config, {
-    "network": dataclasses.asdict(model.config), "parameters": parameters(model.params),
-    "threads": {"torch": torch.get_num_threads(), "xla": cores()}, "contenders": found,
-    "left_out": left_out, "verify_cost": cost.figures,
+    "network": dataclasses.asdict(model.config), "parameters": optax.tree.size(model.params),
+    "threads": {"torch": torch.get_num_threads(), "xla": report.cores()}, "contenders": found,
+    "left_out": left_out, "verify_cost": cost._asdict(),
   }, "\n\n".join([*texts, cost.markdown]),
     packages=("torch", "transformers", "llama-cpp-python"))  # fmt: skip
 

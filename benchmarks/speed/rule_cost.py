@@ -1,10 +1,10 @@
-r"""What a rule costs: its time over that of the target pass it judges.
+r"""The time of each rule, as a share of the target pass that it judges.
 
     python benchmarks/speed/rule_cost.py
 
-A random Llama of 134M parameters (width 768, 12 layers, vocabulary 32000) verifies 8 nodes; every
-rule then judges 8 nodes of such distributions, drafted in a way it is exact for. The distribution
-itself (softmax and settings, without and with top-p) is counted apart: plain decoding needs it too.
+A random Llama of 134M parameters (width 768, 12 layers, vocabulary 32000) evaluates 8 nodes; every
+rule then judges 8 nodes of such distributions, drafted as it accepts them. The distributions
+(softmax and settings, without and with top-p) are timed apart, since plain decoding needs them too.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
 from specjax.sampling import Noise, Settings, request_keys, warp
 from specjax.testing import table_model
+from specjax.train.recipe.config import Network
 from specjax.trees import IID, Guesser, Sampling, WithoutReplacement
 from specjax.verifiers import VERIFIERS
 from specjax.verifiers.judge import Judge
@@ -41,17 +42,13 @@ class Config:
   """What is measured.
 
   Attributes:
-    width, layers, heads, kv_heads, mlp_width, vocab_size: of the target.
+    network, vocab_size: the shape of the target.
     context: cached tokens.
     repeats: timings; their median counts.
     out: directory of the report.
   """
 
-  width: int = 768
-  layers: int = 12
-  heads: int = 12
-  kv_heads: int = 12
-  mlp_width: int = 2048
+  network: Network = Network(768, 12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048)
   vocab_size: int = 32000
   context: int = 256
   repeats: int = 30
@@ -59,7 +56,7 @@ class Config:
 
 
 def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
-  """A draft of 8 nodes from the distribution q f32[1, 1, V], of a kind the rule accepts."""
+  """A draft of 8 nodes from q f32[1, 1, V], of a kind that the rule accepts."""
   chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
   tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
   root, sampling = jnp.zeros((1, 1), jnp.int32), Sampling(SETTINGS, noise, q.shape[-1])
@@ -68,17 +65,14 @@ def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
 
 
 def calls(f: Callable, *arguments) -> Callable[[int], Any]:
-  """Calls a compiled function so many times, each after the one before."""
+  """Calls of a compiled function, each after the one before."""
   return lambda count: [jax.block_until_ready(f(*arguments)) for _ in range(count)]
 
 
 def main(config: Config) -> None:
   report.check(config, "repeats", "context")
   V = config.vocab_size
-  model = ModelConfig(
-    vocab_size=V, width=config.width, layers=config.layers, heads=config.heads,
-    kv_heads=config.kv_heads, head_dim=config.width // config.heads, mlp_width=config.mlp_width,
-  )  # fmt: skip
+  model = ModelConfig(vocab_size=V, **dataclasses.asdict(config.network), tied=False)
   report.directory(config.out)
   params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
   cost = verify_cost.measure(transformer.target(model), params, config.context, nodes=(1, NODES))
@@ -88,9 +82,9 @@ def main(config: Config) -> None:
   guess = 3 * jax.random.normal(keys[1], (1, 1, V))
   log_probs, q = warp(logits, SETTINGS), warp(guess, SETTINGS)
   noise = Noise(request_keys(0, np.arange(1)), jnp.array([9]))
-  features = Features(jax.random.normal(keys[0], (1, NODES, config.width)))
+  features = Features(jax.random.normal(keys[0], (1, NODES, model.width)))
   top_p = SETTINGS._replace(top_p=jnp.full(1, 0.9))
-  head = Judge(jnp.zeros(config.width), jnp.float32(0))  # the other rules have no weights
+  head = Judge(jnp.zeros(model.width), jnp.float32(0))  # the other rules have no weights
   loops = {
     "the distribution": calls(jax.jit(warp), logits, SETTINGS),
     "the distribution, with top-p": calls(jax.jit(warp), logits, top_p),

@@ -1,12 +1,11 @@
-r"""A target's pass is the reading of its weights: how near to that it comes, and what nodes add.
+r"""A target's pass compared with the reading of its weights, and what more nodes add to it.
 
     python benchmarks/speed/streaming.py
 
 The model is a random Llama: 8B on an accelerator (bf16, Llama 3's shape), 134M parameters on CPU
-(float32). A verify pass reads N nodes after a cached text and is given in passes over one. Plain
-decoding is held against the reading of the weights (without an embedding that is only looked up)
-at the bandwidth of a copy, measured in turns in the same run. A copy reads and writes; where
-reading alone is faster the share can pass 100 %.
+(float32). A pass over N nodes is given in passes over one. Plain decoding is compared with reading
+the weights (without the embedding, which is only looked up) at the bandwidth of a copy, measured in
+turns. A copy reads and writes, so that the share can exceed 100 % where reading alone is faster.
 """
 
 import dataclasses
@@ -25,8 +24,11 @@ from specjax.eval import report, verify_cost
 from specjax.kernels.tree_attention.tune import timed
 from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
+from specjax.train.recipe.config import Network
 
 ON_CPU = jax.default_backend() == "cpu"
+SMALL = Network(width=768, layers=12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048)
+LLAMA_3_8B = Network(width=4096, layers=32, heads=32, kv_heads=8, head_dim=128, mlp_width=14336)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,21 +36,16 @@ class Config:
   """What is measured.
 
   Attributes:
-    width, layers, heads, kv_heads, head_dim, mlp_width, vocab_size, dtype: of the target.
+    network, vocab_size, dtype: the shape of the target and the dtype of its weights.
     batch: B.
     context: cached tokens.
     nodes: N of each verify pass; the first is the unit.
-    tokens: decoded in one timing.
+    tokens: number of tokens decoded in one timing.
     repeats: timings; their median counts.
     out: directory of the report.
   """
 
-  width: int = 768 if ON_CPU else 4096
-  layers: int = 12 if ON_CPU else 32
-  heads: int = 12 if ON_CPU else 32
-  kv_heads: int = 12 if ON_CPU else 8
-  head_dim: int = 64 if ON_CPU else 128
-  mlp_width: int = 2048 if ON_CPU else 14336
+  network: Network = SMALL if ON_CPU else LLAMA_3_8B
   vocab_size: int = 32000 if ON_CPU else 128256
   dtype: str = "float32" if ON_CPU else "bfloat16"
   batch: int = 1
@@ -60,7 +57,7 @@ class Config:
 
 
 def random_weights(model: ModelConfig, dtype: str) -> Params:
-  """Weights, each matrix drawn by itself, so that nothing larger than the model is ever held."""
+  """Random weights, drawn one matrix at a time, so that they take no more memory than the model."""
   shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
   leaves, tree = jax.tree.flatten(shapes)
   draw = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
@@ -70,7 +67,7 @@ def random_weights(model: ModelConfig, dtype: str) -> Params:
 
 
 def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], float]:
-  """Plain decoding; a call gives the seconds of a pass, prefill and compilation aside."""
+  """Plain decoding; a call returns the seconds of a pass, without prefill and compilation."""
   loaded = Model("random", model, params, None, (), (), None)
   decode = Decoder(loaded, batch=config.batch)
   text = [i % model.vocab_size for i in range(config.context)]
@@ -85,8 +82,7 @@ def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], fl
 def main(config: Config) -> None:
   report.check(config, "repeats", "tokens", "nodes", "context", "batch")
   model = ModelConfig(
-    vocab_size=config.vocab_size, width=config.width, layers=config.layers, heads=config.heads,
-    kv_heads=config.kv_heads, head_dim=config.head_dim, mlp_width=config.mlp_width, tied=False,
+    vocab_size=config.vocab_size, **dataclasses.asdict(config.network), tied=False,
     max_length=config.context + config.tokens,
   )  # fmt: skip
   report.directory(config.out)

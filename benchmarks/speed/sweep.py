@@ -1,10 +1,10 @@
-"""A whole curve in one call: accuracy by passes of twenty settings of a policy, one compilation.
+"""Accuracy by passes of twenty settings of a policy, in one call and one compilation.
 
     python benchmarks/speed/sweep.py
 
-Each question is decoded once per setting, as rows of the same batches: a policy's numbers are
-traced, and each row has its own. The cross marks the best setting of each single question, which
-no one knows beforehand: what a policy that always chose well would reach.
+A policy's numbers are traced and each row has its own, so that a question is decoded with all
+settings as rows of the same batches. A cross marks what a policy would reach that knew the best
+setting of each question.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Config:
     model: a masked diffusion model, zoo name or directory.
     tasks: names of `lists.KNOWN`, a panel each.
     count: questions per task and length.
-    max_new_tokens: slots per question, one block.
+    max_new_tokens: slots per question, which are one block.
     batch: rows decoded together.
     out: directory of the report.
   """
@@ -57,7 +57,7 @@ def swept(model, name: str, values: np.ndarray, asked, config: Config) -> dict[s
   ids = [model.chat(q.messages) for q in asked]
   prompts = [x for x in ids for _ in values]
   params = decoder.method.policy.knobs(jnp.tile(jnp.asarray(values, jnp.float32), len(asked)))
-  # Every jitted function counts its compilations so, but jax has no public name for it.
+  # Every jitted function has this counter of its compilations, but jax has no public name for it.
   size: Callable[[], int] = denoise.compiled_advance._cache_size  # type: ignore[attr-defined]
   before, begin = size(), time.perf_counter()
   results = decoder(prompts, config.max_new_tokens, params=params)
@@ -72,7 +72,7 @@ def swept(model, name: str, values: np.ndarray, asked, config: Config) -> dict[s
 
 
 def oracle(right: np.ndarray, passes: np.ndarray) -> tuple[float, float]:
-  """Accuracy and passes where each question has the setting that suits it best."""
+  """Accuracy and passes with the best setting of each question."""
   fewest = np.where(right, passes, passes.max() + 1).min(1)
   some = right.any(1)
   return float(some.mean()), float(np.where(some, fewest, passes.min(1)).mean())

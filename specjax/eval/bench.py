@@ -1,15 +1,12 @@
-"""The benchmark: every method decodes the same prompts beside plain decoding, in turns.
-
-`interleaved` says how they are timed.
-"""
+"""The benchmark: every method decodes the same prompts in turns with plain decoding."""
 
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
+import optax
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
@@ -23,26 +20,21 @@ from specjax.eval.verify_cost import measure
 
 PLAIN = "none"
 MODELS = ("draft_model", "adaptive_model", "draft_tree")
-ROUNDS = 300  # whose root is compared with alpha*
+ROUNDS = 300  # at most, whose roots are compared with alpha*
 FOOTNOTE = (
-  "differ: prompts whose ids are not those of plain decoding, which a rule may change that keeps "
-  "the distribution or less (LOSSY); largest margin: the likeliest logit less the next where they "
-  "part, if greedy; of alpha*: how often a first guess was accepted, of what the best exact rule "
-  "could do."
+  "differ: prompts whose ids differ from those of plain decoding, as they may where a rule keeps "
+  "only the distribution or is LOSSY; largest margin: that of the two best logits where greedy "
+  "ids first differ; of alpha*: how often a child of the root is accepted, over how often the best "
+  "exact rule would accept one."
 )
 
 
 def make_decoder(model: Model, name: str, config: Config) -> Decoder:
-  """The method that a name of `Config.drafters` says; plain decoding has its own rule."""
+  """The decoder of a name in `Config.drafters`; plain decoding has its own rule."""
   return Decoder(
     model, name, None if name == PLAIN else config.verifier,
     temperature=config.temperature, seed=config.seed, batch=config.batch,
   )  # fmt: skip
-
-
-def parameters(params: Any) -> int:
-  """How many numbers a pytree of weights has."""
-  return sum(x.size for x in jax.tree.leaves(params))
 
 
 def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> dict[str, Any]:
@@ -62,13 +54,13 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
   paired = (tokens, seconds, *totals(plain))
   with_prefill = (*totals(run, True), *totals(plain, True))
   rounds = sum(max(forwards[batch]) for batch in batches)
-  # A model drafts in one pass per level and one more that caches the last. Heads count once, which
-  # flatters those that read the same weights at every depth (EAGLE, ReDrafter).
+  # A model drafts in one pass per level and one more that caches the last. A head counts as one
+  # pass, which is too few where it reads the same weights at every depth (EAGLE, ReDrafter).
   offered = [r.rounds.offered for r in results]
   deep = np.sum(offered, 0)
   length = float(deep @ np.arange(len(deep)) / max(deep.sum(), 1))
   passes = length + 1 if drafter.name in MODELS else 1.0
-  cost = parameters(decoder.weights.drafter) / parameters(decoder.weights.target)
+  cost = optax.tree.size(decoder.weights.drafter) / optax.tree.size(decoder.weights.target)
   rates = metrics.tokens_per_second(tokens.sum(), run.seconds.sum(1))
   plain_rates = metrics.tokens_per_second(paired[2].sum(), plain.seconds.sum(1))
   must_equal = not run.lossy and (config.temperature == 0 or verifier.name == "target_only")
@@ -97,11 +89,10 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> di
 def shortfall(
   model: Model, label: str, run: Runs, items: Sequence[Item], config: Config
 ) -> dict[str, float] | None:
-  """How often a first token was accepted, and how often it could have been; see `eval.optimal`.
+  """How often a child of the root is accepted and how often it could be; see `eval.optimal`.
 
-  The figure is None where it says nothing (greedy decoding, a lossy rule) and where it is not
-  known: for proposals without a closed form, and for DySpec's trees, whose number of siblings
-  depends on what was drawn.
+  None for greedy decoding and lossy rules, for proposals without a closed form, and for DySpec's
+  trees, whose number of siblings depends on what was drawn.
   """
   known = run.decoder.method.drafter.proposal in optimal.KNOWN and "/dyspec" not in label
   if label == PLAIN or config.temperature == 0 or run.lossy or not known:
@@ -112,7 +103,7 @@ def shortfall(
 
 
 def _records(runs: dict[str, Runs], items: Sequence[Item], batch: int) -> Iterator[dict[str, Any]]:
-  """What each method said to each prompt. Times are those of the prompt's batch."""
+  """What each method decoded for each prompt. Times are those of the prompt's batch."""
   for label, run in runs.items():
     for i, (item, result) in enumerate(zip(items, run.results, strict=True)):
       yield {
@@ -126,7 +117,7 @@ def _records(runs: dict[str, Runs], items: Sequence[Item], batch: int) -> Iterat
 
 
 def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
-  """The table of a summary, 95% intervals in brackets; its first columns say the most."""
+  """The table of a summary with 95% intervals, the most important columns first."""
   found = []
   for label, m in summary["methods"].items():
     plain = label == PLAIN
@@ -149,11 +140,11 @@ def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """The summary of what was measured; writes it with results.jsonl, table.md and three plots.
+  """Measures, and writes the summary with results.jsonl, table.md and three plots.
 
   Raises:
-    ValueError: a number below 1, a prompt that cannot be decoded, an unknown method, a method given
-      twice; all before anything is decoded.
+    ValueError: a number is below 1, a prompt cannot be decoded, or a method is unknown or given
+      twice. This is known before anything is decoded.
   """
   report.check(config, "repeats")
   items = read(config.prompts, model, config.max_new_tokens, config.limit)
@@ -173,13 +164,13 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   }
   summary = report.summary(config, {
     "model": model.name, "network": dataclasses.asdict(model.config),
-    "parameters": parameters(model.params), "prompts": len(items), "methods": methods,
-    "verify_cost": cost.figures,
+    "parameters": optax.tree.size(model.params), "prompts": len(items), "methods": methods,
+    "verify_cost": cost._asdict(),
   })  # fmt: skip
-  plots = {
-    "speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary),
-    "verify_cost": trees.verify_cost(summary),
+  pictures = {
+    "speedup": speed.speed_up, "acceptance": trees.acceptance, "verify_cost": trees.verify_cost,
   }  # fmt: skip
+  plots = {name: picture(summary) for name, picture in pictures.items()}
   heading, records = report.caption(summary), _records(runs, items, config.batch)
   text = "\n\n".join([heading, table.markdown(rows(summary)), FOOTNOTE, cost.markdown])
   report.save(directory, summary, text, plots, records)

@@ -1,9 +1,8 @@
-"""The draft that expects the most tokens per second, out of chains and trees of all sizes.
+"""The draft with the most expected tokens per second, out of chains and trees of all sizes.
 
 The idea is Sequoia's hardware-aware choice of a tree (Chen et al. 2024, arXiv 2402.12374). A round
-takes v(N) + d seconds, v(N) of the target over N nodes and d of the drafter, and each row of a
-batch gains 1 + E tokens, of which E are expected to be accepted: `trees.static.expected_length`
-gives E by how often each guess is right.
+takes v(N) + d seconds, v(N) of the target over N nodes and d of the drafter, and adds 1 + E tokens
+to each row of a batch. `trees.static.expected_length` gives E, the expected accepted tokens.
 
 Letters: B batch, N tree nodes, D depth, R ranks.
 """
@@ -27,7 +26,7 @@ class Candidate(NamedTuple):
   Attributes:
     name: "plain", "chain D" or "tree N".
     tree: rank paths; () for plain decoding.
-    accepted: E, expected accepted tokens of a round.
+    accepted: E.
   """
 
   name: str
@@ -40,10 +39,9 @@ class Candidate(NamedTuple):
 
 
 def candidates(rates: np.ndarray, tree: Callable[[int], Sequence] | None = None) -> list[Candidate]:
-  """Plain decoding, chains of all depths, and trees of NODES as far as there are any.
+  """Plain decoding, chains of all depths, and trees of NODES, as the rates f[D, R] allow.
 
-  `tree` gives the best tree of a number of nodes for the rates f[D, R]; by default that of
-  `trees.static.best_first`.
+  `tree` gives the best tree of a number of nodes, by default that of `trees.static.best_first`.
   """
   whole = best_first(rates, max(NODES))
   best = tree or (lambda nodes: whole[: nodes - 1])

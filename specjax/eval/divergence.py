@@ -1,4 +1,4 @@
-"""Where two greedy decodings part, and how close the target's choice was there."""
+"""Where two decodings first differ, and how close the target's choice was there."""
 
 import functools
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def _margin(target: Target, params: Params, tokens: Array, length: Array) -> Arr
 
 
 def margin(model: Model, ids: Sequence[int]) -> float:
-  """The likeliest logit after `ids` less the next, by a plain forward; tiny at a tie."""
-  width = max(32, 1 << (len(ids) - 1).bit_length())  # few shapes, few compilations
+  """The difference of the two largest logits after `ids`, by a plain forward; tiny at a tie."""
+  width = max(32, 1 << (len(ids) - 1).bit_length())  # few shapes, so few compilations
   tokens = jnp.zeros((1, width), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids, jnp.int32))
   return float(_margin(model.target, model.params, tokens, jnp.asarray([len(ids)], jnp.int32)))
 
@@ -32,7 +32,7 @@ def margin(model: Model, ids: Sequence[int]) -> float:
 def divergences(
   model: Model, prompts: Sequence[list[int]], results: Sequence, reference: Sequence, greedy: bool
 ) -> list[dict[str, Any]]:
-  """The prompts whose new ids differ: at which index first and, if greedy, by what margin."""
+  """The prompts whose new ids differ, with the first such index and, if greedy, its margin."""
   found = []
   for i, (a, b) in enumerate(zip(results, reference, strict=True)):
     index = first_divergence(a.tokens, b.tokens)

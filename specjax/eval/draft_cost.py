@@ -1,4 +1,4 @@
-"""What a draft costs its drafter: the time of a round that is not the target's.
+"""What a draft costs: the time that the drafter takes in a round.
 
 Letters: B batch, N tree nodes.
 """
@@ -19,7 +19,7 @@ from specjax.trees.structure import ancestors
 
 
 def _unseen(target: Target, drafter: Drafter, target_params: Params, cache: Cache) -> Any:
-  """An evaluation of the right shapes, without the pass; () where the drafter makes its own."""
+  """Ones in the shape of the target's evaluation; () where the drafter has an `evaluate`."""
   if drafter.evaluate is not None:
     return ()
   B, N = len(cache.length), drafter.nodes
@@ -37,8 +37,8 @@ def _rounds(
 ) -> tuple[Context, Any]:  # fmt: skip
   """`count` rounds without the target, in which nothing is accepted.
 
-  Every guess decides the next token and, by a hair, the target's states that `update` is shown, so
-  that nothing can be dropped or taken out of the loop.
+  Every guess changes the next token and, a little, the states that `update` reads, so that the
+  compiler cannot drop anything or take it out of the loop.
   """
   B = len(context.length)
   row, one, zero = jnp.arange(B), jnp.ones(B, jnp.int32), jnp.zeros(B, jnp.int32)
@@ -69,11 +69,10 @@ def measure(
   target: Target, target_params: Params, drafters: Sequence[Drafter], params: Params, context: int,
   *, batch: int = 1, repeats: int = 7,
 ) -> list[float]:  # fmt: skip
-  """Median seconds of one `propose` and `update` of each drafter, timed in turns.
+  """Median seconds of one `propose` and `update` of each drafter after `context` tokens, in turns.
 
-  The drafters share the weights `params` and differ in their trees; `context` tokens are
-  committed. Where a drafter brings an `evaluate` of its own, that is counted too: it takes the
-  place of the target's.
+  The drafters share the weights `params` and differ in their trees. A drafter's own `evaluate`,
+  which replaces the target's, is counted too.
   """
   capacity = context + timing.MOST + max(drafter.depth for drafter in drafters) + 1
   ids, length, cache, features = timing.prefilled(

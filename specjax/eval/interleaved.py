@@ -1,8 +1,7 @@
-"""Methods decode the same prompts in turns.
+"""Methods decode the same prompts in turns, so that a machine whose speed drifts is fair to all.
 
-A machine whose speed drifts is fair to all of them: for each batch of prompts the methods follow
-each other directly, in an order that rotates, and the whole is repeated. The time of a batch is
-the median of its repeats.
+For each batch of prompts the methods follow each other directly, in an order that rotates, and the
+whole is repeated. The time of a batch is the median of its repeats.
 """
 
 import dataclasses
@@ -10,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.eval import report
 
 
 @dataclasses.dataclass
@@ -25,7 +23,7 @@ class Runs:
     decoder: the method.
     results: one per prompt, of the first repeat.
     seconds, prefill: f64[repeats, batches]; a denoiser has no prefill.
-    unstable: batches in which a repeat gave other ids than the first.
+    unstable: number of batches in which a repeat gave other ids than the first.
   """
 
   decoder: Any
@@ -41,9 +39,9 @@ class Runs:
 
 
 def turns(names: Sequence[str], count: int, repeats: int) -> Iterator[tuple[int, int, str]]:
-  """(repeat, item, name) of every turn; who begins changes from item to item."""
+  """(repeat, item, name) of every turn; the first name changes from item to item."""
   cells = [(r, i) for r in range(repeats) for i in range(count)]
-  for r, i in track(cells, "measuring", console=Console(stderr=True), transient=True):
+  for r, i in report.progress(cells, "measuring"):
     first = (r + i) % len(names)
     for name in (*names[first:], *names[:first]):
       yield r, i, name
@@ -53,15 +51,15 @@ def decode(
   decoders: Mapping[str, Decoder | DiffusionDecoder], prompts: Sequence[Sequence[int]],
   max_new_tokens: int, repeats: int,
 ) -> dict[str, Runs]:  # fmt: skip
-  """What each decoder did, by name; all have one batch size and get the same ids."""
+  """What each decoder did, by name; all have the same batch size."""
   B = next(iter(decoders.values())).batch
   batches = [prompts[i : i + B] for i in range(0, len(prompts), B)]
   shape = (repeats, len(batches))
   runs = {k: Runs(d, [], np.zeros(shape), np.zeros(shape)) for k, d in decoders.items()}
 
-  # Two rounds of every batch compile and touch all shapes before any clock runs. A denoiser's
-  # decoder compiles outside its clock by itself.
-  for part in track(batches, "warming", console=Console(stderr=True), transient=True):
+  # Two rounds of every batch compile all shapes before a clock runs. A DiffusionDecoder compiles
+  # outside its clock by itself.
+  for part in report.progress(batches, "warming"):
     for decoder in decoders.values():
       if isinstance(decoder, Decoder):
         next(decoder.stream(part, max_new_tokens, rounds=2))

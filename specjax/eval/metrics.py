@@ -1,7 +1,7 @@
 """The package's figures of merit, each defined once.
 
 A figure is a function of totals over prompts or batches (numbers, or arrays of them) and never a
-mean of ratios: an answer weighs as much as its tokens. Ids are counted, not text.
+mean of ratios, so that an answer weighs as much as its number of tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +12,7 @@ from numpy.typing import ArrayLike
 
 
 def block_efficiency(emitted, forwards):
-  """tau: tokens emitted per target forward, the token after the accepted ones included.
-
-  The prefill is no forward and what it yields is not counted.
-  """
+  """tau: tokens emitted per target forward, the prefill and its token not counted."""
   return emitted / forwards
 
 
@@ -29,9 +26,8 @@ def tau(results: Sequence) -> dict[str, Any]:
 def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float | None]:
   """alpha_d = P(depth d accepted | depth d - 1 accepted) for d = 1..D; None where never tried.
 
-  Rounds that could have accepted depth d are those that accepted d - 1 and whose draft was d deep
-  or more. The two histograms bound that number by the smaller of its parts; the bound is met when
-  every draft of a method is either empty or of full depth.
+  Depth d is tried in rounds that accepted d - 1 tokens of a draft at least d deep. Of these rounds
+  the histograms give an upper bound, which is exact where every draft is empty or of full depth.
 
   Args:
     accepted: i[A] or i[n, A]; entry d counts the rounds that accepted d draft tokens.
@@ -46,16 +42,16 @@ def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float |
 
 
 def mbsu(tau, cost: float, passes: float):
-  """Memory-bound speed-up, tau / (1 + c * gamma): what tau is worth when reading weights is all.
+  """Memory-bound speed-up, tau / (1 + c * gamma): reading the weights takes all the time.
 
-  `cost` is c, parameters of the draft over those of the target, and `passes` is gamma, passes of
-  the draft per round, on average.
+  `cost` is c, the draft's parameters over the target's, and `passes` is gamma, the draft's mean
+  passes per round.
   """
   return tau / (1 + cost * passes)
 
 
 def tokens_per_second(tokens, seconds):
-  """Total new tokens over total decoding time. A batch's seconds are counted once, not per row."""
+  """Total new tokens over total decoding time; a batch's seconds are counted once, not per row."""
   return tokens / seconds
 
 
@@ -68,9 +64,8 @@ def bootstrap_interval(statistic: Callable, *columns: ArrayLike) -> tuple[float,
   """95% percentile interval of a figure over resampled units; None for fewer than two units.
 
   Units (prompts, or batches where time is shared) are drawn with replacement, all columns f[n]
-  together, so that a method and its baseline are compared on the same prompts in every draw. The
-  generator is seeded, so that equal data give equal intervals. `statistic` maps the total of each
-  column to the figure.
+  together, so that a method and its baseline are compared on the same prompts. `statistic` maps
+  the total of each column to the figure. The seed is fixed.
   """
   data = np.stack([np.asarray(c, float) for c in columns])
   n = data.shape[1]
@@ -82,7 +77,7 @@ def bootstrap_interval(statistic: Callable, *columns: ArrayLike) -> tuple[float,
 
 
 def first_divergence(ids: Sequence[int], reference: Sequence[int]) -> int | None:
-  """Index of the first id that differs, where one list ends if that is the difference, or None."""
+  """Index of the first id that differs, or at which one list ends; None for equal lists."""
   end = None if len(ids) == len(reference) else min(len(ids), len(reference))
   pairs = enumerate(zip(ids, reference, strict=False))
   return next((i for i, (a, b) in pairs if a != b), end)

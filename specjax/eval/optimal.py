@@ -1,8 +1,8 @@
-"""How far a pair of drafter and rule is from the best that any rule could do with its drafts.
+"""How far a pair of drafter and rule is from the best rule for the same drafts.
 
-At the root of every round the distributions p and q are known, and with them alpha*, the largest
+At the root of every round the distributions p and q are known, and so is alpha*, the largest
 probability with which an exact rule can accept one of the root's children
-(`theory.optimal_acceptance`). Its mean is compared with how often the shipped loop accepted one.
+(`theory.optimal_acceptance`). Its mean is compared with how often the loop accepted one.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -21,13 +21,13 @@ from specjax.decoding.decoder import Decoder
 from specjax.eval.theory import optimal_acceptance
 from specjax.sampling import Noise
 
+# Proposals of which alpha* is known.
 KNOWN = frozenset({"deterministic", "chain", "iid", "without_replacement", "mixed"})
-"""Proposals of which alpha* is known."""
 
 
 @functools.partial(jax.jit, static_argnames="method")
 def _root(method: speculate.Method, weights: speculate.Weights, request, state):
-  """(p f32[B, V], q f32[B, V] or None, tokens i32[B, N], children bool[B, N]) of the next round."""
+  """(p f32[B, V], q f32[B, V] or None, tokens i32[B, N], root's children bool[B, N]) of a round."""
   noise = Noise(request.key, state.context.length)
   draft, _, _, log_probs = speculate.guess(method, weights, request, state, noise)
   q = None if draft.log_probs is None else jnp.exp(draft.log_probs[:, 0])
@@ -49,12 +49,11 @@ def _optimum(drafter: Drafter, p, q, tokens, children) -> float:
 def measure(
   decoder: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, rounds: int
 ) -> dict[str, float]:
-  """Decodes with a method of batch 1 and looks at every round's root, in `rounds` at most.
+  """Decodes at batch 1 and looks at the roots of at most `rounds` rounds.
 
-  The share of rounds that accepted a child of the root is "accepted", the mean of alpha* over these
-  rounds "optimum", and their ratio "reached": 1 where nothing could be accepted, and above 1 only
-  by chance. The number of a node's children must not depend on what was drawn; in trees of fixed
-  shape and stochastic beams it does not.
+  "accepted" is the share of rounds that accepted a child of the root, "optimum" the mean of alpha*
+  over these rounds, and "reached" their ratio, which is 1 where nothing could be accepted and above
+  1 only by chance. The number of a node's children must not depend on what was drawn.
   """
   checks.whole("batch", decoder.batch, 1, 1)
   optima: list[float] = []

@@ -1,8 +1,7 @@
 """What parallel decoding loses: operations on lists, answered by a masked diffusion model.
 
 The suite follows ParallelBench (Kang et al. 2025, arXiv 2510.04767). The questions are ours, see
-`data.lists`, or the published ones, see `data.parallelbench`, and every method answers the same.
-An answer is right as a whole or wrong; passes are counted per question.
+`data.lists`, or the published ones, see `data.parallelbench`. An answer is right only as a whole.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from specjax.eval import interleaved, metrics, report, table
 from specjax.eval.interleaved import Runs
 from specjax.eval.plots import denoising
 
-SEED = 10_007  # of questions that no training draws
+SEED = 10_007  # of the questions; no training uses it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +53,13 @@ class Config:
 
 
 def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
-  """The method that a name of `Config.methods` says."""
+  """The decoder of a name in `Config.methods`."""
   return DiffusionDecoder(model, name, temperature=config.temperature, seed=config.seed,
                           batch=config.batch)  # fmt: skip
 
 
 class Question(NamedTuple):
-  """A question of the suite.
-
-  Attributes:
-    task: its name.
-    messages: turns of `role` and `content`, the question the last.
-    right: answer -> bool.
-  """
+  """A question of the suite: turns of `role` and `content`, and answer -> whether it is right."""
 
   task: str
   messages: Sequence[Mapping[str, str]]
@@ -78,7 +71,7 @@ class Question(NamedTuple):
 
 
 def questions(config: Config) -> list[Question]:
-  """`count` of every task, and length where the questions are ours."""
+  """`count` questions of every task, and of every length where they are ours."""
   if config.published is None:
     total = len(config.tasks) * len(config.lengths) * config.count
     texts = [r["question"] for r in lists.records(SEED, total, config.lengths, config.tasks)]
@@ -132,7 +125,7 @@ def _records(model: Model, asked: Sequence[Question], run: Runs) -> Iterator[dic
 
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
-  """The table of a summary: accuracy in % and passes, of everything and of every task."""
+  """The table of a summary: accuracy in % and passes, overall and of every task."""
   return [
     {
       "method": label, "right": f"{100 * m['accuracy']:.1f}", "passes": f"{m['forwards']:.1f}",
@@ -144,10 +137,10 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """The summary of what was measured; writes it with results.jsonl, table.md and a plot.
+  """Measures, and writes the summary with results.jsonl, table.md and a plot.
 
   Raises:
-    ValueError: a number below 1, an unknown task or method, no method or one given twice.
+    ValueError: a number is below 1, a task or method is unknown, or a method is given twice.
   """
   report.check(config, "count", "repeats", "batch")
   asked = questions(config)

@@ -19,7 +19,7 @@ class Item(NamedTuple):
   Attributes:
     given: text, or ids.
     ids: what the model reads, chat template and start ids included.
-    category: of the benchmark it comes from, or None.
+    category: its category in the benchmark that it comes from, or None.
   """
 
   given: str | list[int]
@@ -76,18 +76,15 @@ class Questions:
 def read(
   path: str | None, model: Model, max_new_tokens: int, limit: int | None = None
 ) -> list[Item]:
-  """The prompts of a file or dataset, every one checked before any is decoded.
+  """The first `limit` prompts of a file or dataset, see `data.sources.open_source`, all checked.
 
   Accepted records: `prompt` (text, used as it is), `tokens` (ids), Spec-Bench's `turns` (the
   first; `category` is kept) and GSM8K's `question`. The last two are written in the model's chat
-  template where it has one.
-
-  The path is of a file or dataset, see `data.sources.open_source`, or None for our own questions;
-  of its records `limit` are read, or all.
+  template where it has one. A `path` of None is that of our own questions.
 
   Raises:
-    ValueError: a number below 1, or the first record that cannot be decoded, by its number (empty
-      lines do not count).
+    ValueError: a number is below 1, or a record cannot be decoded; the first of these is named by
+      its number, in which empty lines do not count.
   """
   checks.whole("max_new_tokens", max_new_tokens, 1)
   if limit is not None:

@@ -1,31 +1,46 @@
-"""What a measurement leaves behind: one directory, written in one way.
+"""The directory that a measurement writes.
 
-summary.json holds the figures with their configuration and what they depend on besides, table.md
-what a reader wants of them, results.jsonl what was decoded, and pictures lie beside them.
+summary.json holds the figures with their configuration and environment, table.md the most
+important of them, results.jsonl what was decoded; pictures lie beside them.
 """
 
 import dataclasses
 import json
+import os
 import pathlib
+import platform
+import re
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
+import jax
 from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
 
+import specjax
 from specjax import checks
-from specjax.eval.environment import environment
+
+_PACKAGES = ("specjax", "jax", "jaxlib", "flax", "numpy")
 
 
 def check(config: Any, *names: str) -> None:
-  """Raises ValueError where a number of a config, or one of a tuple of them, is below 1."""
+  """Raises ValueError where an option of these names, or one number of a tuple, is below 1."""
   for name in names:
     value = getattr(config, name)
     for each in value if isinstance(value, tuple) else (value,):
       checks.whole(name, each, 1)
 
 
+def progress(items: Sequence[Any], description: str) -> Iterable[Any]:
+  """The items one by one, with a bar on stderr that says how many are done."""
+  return track(items, description, console=Console(stderr=True), transient=True)
+
+
 def directory(out: str | pathlib.Path) -> pathlib.Path:
-  """The directory, made before anything is measured, so that no result is lost for want of it."""
+  """The directory, to be made before anything is measured, so that no result is lost."""
   path = pathlib.Path(out)
   path.mkdir(parents=True, exist_ok=True)
   return path
@@ -54,10 +69,9 @@ def publish(
   config: Any, found: Mapping[str, Any], text: str, plots: Mapping[str, Figure] | None = None,
   packages: Sequence[str] = (),
 ) -> None:  # fmt: skip
-  """Saves to `config.out`, prints the table and says where the rest is: how a script ends."""
+  """Saves to `config.out`, and prints the table and the names of the files."""
   save(directory(config.out), summary(config, found, packages), text, plots)
-  print(text)
-  print(contents(config.out))
+  print(text, contents(config.out), sep="\n")
 
 
 def contents(out: str | pathlib.Path) -> str:
@@ -66,7 +80,7 @@ def contents(out: str | pathlib.Path) -> str:
 
 
 def decoding(summary: Mapping[str, Any]) -> str:
-  """What was decoded and how, in few words."""
+  """What was decoded and how."""
   config = summary["config"]
   temperature = config.get("temperature", 0)
   how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
@@ -75,13 +89,13 @@ def decoding(summary: Mapping[str, Any]) -> str:
 
 
 def machine(summary: Mapping[str, Any]) -> str:
-  """Where a measurement ran, in few words."""
+  """Where a measurement ran."""
   m = summary["machine"]
   return f"{m['cpu'] if m['backend'] == 'cpu' else m['device']}, {m['cores']} cores"
 
 
 def caption(summary: Mapping[str, Any]) -> str:
-  """What was decoded, how and where, in a sentence below a table."""
+  """The caption of a table: what was decoded, how and where."""
   c = summary["config"]
   source = pathlib.Path(c["prompts"]).name if c["prompts"] else "our own questions"
   return (
@@ -89,3 +103,47 @@ def caption(summary: Mapping[str, Any]) -> str:
     f"to {c['max_new_tokens']} new tokens, median of {c['repeats']}; {machine(summary)}; jax "
     f"{summary['versions']['jax']}."
   )
+
+
+def _git(*arguments: str) -> str | None:
+  command = ["git", "-C", str(pathlib.Path(specjax.__file__).parent), *arguments]
+  try:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+  except (OSError, subprocess.CalledProcessError):
+    return None
+
+
+def commit() -> str | None:
+  """The package's git commit, with "+changes" where files differ; None where it is no checkout."""
+  # An installed package may lie inside another repository, whose commit says nothing.
+  if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+    return None
+  head = _git("rev-parse", "HEAD")
+  return head and head + ("+changes" if _git("status", "--porcelain") else "")
+
+
+def _cpu() -> str:
+  info = pathlib.Path("/proc/cpuinfo")
+  named = re.search(r"^model name\s*: *(.*)", info.read_text() if info.exists() else "", re.M)
+  return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+  """The number of CPU cores that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def environment(packages: Sequence[str] = ()) -> dict:
+  """Commit, versions (of `packages` too) and machine with its load of the last minute, for JSON."""
+  versions: dict[str, str | None] = {"python": platform.python_version()}
+  for name in (*_PACKAGES, *packages):
+    try:
+      versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+      versions[name] = None
+  machine = {
+    "system": platform.system(), "cpu": _cpu(), "cores": cores(),
+    "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    "device": jax.devices()[0].device_kind, "backend": jax.default_backend(),
+  }  # fmt: skip
+  return {"commit": commit(), "versions": versions, "machine": machine}

@@ -1,4 +1,4 @@
-"""How often a child of each rank is accepted: what Sequoia's dynamic program starts from.
+"""How often a child of each rank is accepted, the input of Sequoia's dynamic program.
 
 Chen et al. 2024 (arXiv 2402.12374, section 4.1); the program itself is `trees.sequoia`.
 
@@ -17,11 +17,11 @@ from specjax.eval.choice import Paths
 from specjax.trees.static import as_tuples, k_config
 from specjax.trees.structure import at
 
-WIDTH = 6  # R, children of the root while measuring: ranks that a tree may have
+WIDTH = 6  # R, children of the root while measuring, and ranks in a tree
 
 
 def counting(drafter: Drafter) -> Drafter:
-  """The drafter of a tree of one level, its state beside counts i32[B, N] of accepted nodes."""
+  """A drafter of a tree of one level that counts in its state how often each node is accepted."""
 
   def init(params, target_params, context, features, capacity):
     counts = jnp.zeros((context.length.shape[0], drafter.nodes), jnp.int32)
@@ -46,8 +46,8 @@ def acceptance(
 ) -> tuple[np.ndarray, int]:  # fmt: skip
   """f64[R], how often the child of each rank is the accepted one; and the number of rounds.
 
-  `fill` gives the drafter of a tree whose children are drawn without replacement, and the
-  temperature of the target is above 0.
+  `fill` makes the drafter of a tree with children drawn without replacement; `temperature` is
+  above 0.
   """
   drafter, B = counting(fill(as_tuples(k_config([WIDTH])))), len(prompts)
   decoder = Decoder(model, (drafter, params), "recursive", temperature=temperature, batch=B)

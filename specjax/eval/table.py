@@ -1,7 +1,4 @@
-"""Rows of figures as a table, in Markdown and on the terminal.
-
-A row is a dictionary from a column's name to what stands there; all rows have the same columns.
-"""
+"""Tables in Markdown and on the terminal. Rows map the same names of columns to their cells."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,14 +15,14 @@ def estimate(value: float, interval: Sequence[float] | None = None) -> str:
 
 
 def markdown(rows: Rows) -> str:
-  """The whole table."""
+  """The whole table; "" without rows."""
   lines = [list(rows[0]), *(row.values() for row in rows)] if rows else []
   text = ["| " + " | ".join(map(str, line)) + " |" for line in lines]
   return "\n".join([*text[:1], "|" + "---|" * len(lines[0]), *text[1:]]) if text else ""
 
 
 def terminal(rows: Rows, caption: str = "", columns: int | None = None, bold: str = "") -> Table:
-  """The first `columns`, by default all, for a terminal; the row of the name `bold` is bold."""
+  """The first `columns`, by default all; the row whose first cell is `bold` is bold."""
   shown = Table(
     box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption,
     caption_justify="left",

@@ -1,11 +1,9 @@
-"""What the rules of acceptance come to on paper: exact figures for given p and q, and their bounds.
+"""The acceptance and speed-up of rules in theory: exact figures for given p and q, and bounds.
 
-Nothing here samples or decodes. p is the distribution of the target and q the one a draft is drawn
-from, at one node or, where a length is asked for, at every node of the draft ("context-free"). Rows
-sum to one. All is float64, and every leading axis is a batch of independent cases.
-
-All functions take p and q as f[..., V], `count` as k, and `length` as the number of drafted tokens.
-Those of a length include the token after the accepted ones.
+p f[..., V] is the distribution of the target and q f[..., V] the one that a draft is drawn from, in
+float64 and normalised, at one node or, for an expected length, at every node of the draft. Leading
+axes are independent cases. `count` is k, and `length` the number of drafted tokens; expected tokens
+include the one after the accepted tokens.
 
 Letters: V vocabulary, k siblings, T arrival times.
 """
@@ -27,18 +25,18 @@ _STEP = 0.25  # of the logarithm of T; the trapezoidal rule is then right to abo
 
 
 def optimal_acceptance(p: ArrayLike, q: ArrayLike, count: int, how: str) -> Distribution:
-  """alpha* f[...], the best probability of accepting a sibling that any exact rule can reach.
+  """alpha* f[...], the largest probability of accepting a sibling that any exact rule can reach.
 
-  An optimal transport with membership cost (Sun et al. 2023, arXiv 2310.15141), whose dual is
-  alpha* = 1 + min over sets H of p(H) - Pr(all siblings lie in H). With tokens sorted by q / p,
-  descending, the best H is a prefix (Hu et al. 2025, arXiv 2502.18779).
+  It solves an optimal transport with membership cost (Sun et al. 2023, arXiv 2310.15141), whose
+  dual is alpha* = 1 + min over sets H of p(H) - Pr(all siblings lie in H). With tokens sorted by
+  q / p, descending, the best H is a prefix (Hu et al. 2025, arXiv 2502.18779).
 
   The siblings are drafted as `how` says: "iid", "without_replacement", "mixed" (the top k - 1 of q
   and one drawn from the rest) or "deterministic" (the top k of q). Ties go to the lower id. Where q
   supports fewer than k tokens, "without_replacement" and "mixed" drafts stop at those.
 
   Raises:
-    ValueError: another `how`, or a count below one.
+    ValueError: `how` is unknown, or the count is below one.
   """
   return _siblings(_OPTIMA, "how", how, p, q, count)
 
@@ -51,7 +49,7 @@ def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distributio
   ones. "without_replacement" goes through all ordered drafts and is for small V and k only.
 
   Raises:
-    ValueError: for another rule, a count below one, or more than a million ordered drafts.
+    ValueError: the rule is unknown, the count below one, or there are over a million such drafts.
   """
   return _siblings(_RULES, "rule", rule, p, q, count)
 
@@ -59,16 +57,13 @@ def acceptance(p: ArrayLike, q: ArrayLike, count: int, rule: str) -> Distributio
 def uniform_chain(a: ArrayLike, length: int) -> Distribution:
   """Expected tokens f[...] of a chain, (1 - a^(length+1)) / (1 - a).
 
-  a f[...] is the probability that a token is accepted, the same for all and independent.
+  Every token is accepted with probability a f[...], independently.
   """
   return np.power.outer(np.asarray(a, float), np.arange(length + 1)).sum(-1)
 
 
 def chain_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
-  """Expected tokens f[...] of a drawn chain under token verification.
-
-  It is 1 + sum_i E[prod_{j<=i} min(1, p / q)]; as tokens are independent, the chain is uniform.
-  """
+  """Expected tokens f[...] of a drawn chain under token verification: the chain is uniform."""
   return uniform_chain(acceptance(p, q, 1, "iid"), length)
 
 
@@ -81,7 +76,7 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   min(p^m, q^m) over sequences of m tokens. Permutations of a sequence are counted together.
 
   Raises:
-    ValueError: if there are more than 100000 multisets of `length` tokens.
+    ValueError: there are more than 100000 multisets of `length` tokens.
   """
   p, q = _distributions(p, q)
   types = math.comb(p.shape[-1] + length - 1, length)
@@ -98,8 +93,7 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
 def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str) -> Distribution:
   """Expected tokens f[...] of a tree in which every node of depth d has branching[d] children.
 
-  It is 1 + the sum over depths of the probability of getting there, a product of acceptances; see
-  `acceptance` for the rule and what is raised.
+  It is 1 + the sum over depths of the probability of reaching them, a product of `acceptance`.
   """
   tokens = reached = np.ones(())
   for count in branching:
@@ -114,9 +108,9 @@ def expected_speed_up(
 ) -> Distribution:  # fmt: skip
   """Speed-up f[...] over plain decoding, tau / (sequential * draft_cost + verify_cost + overhead).
 
-  A round yields tau tokens. All costs are in units of a target pass over one token: those of a pass
-  of the drafter, of the target's pass over the draft, and of all else. `sequential` passes of the
-  drafter wait for each other: a chain's length, a tree's depth, or 1 for parallel heads.
+  A round yields tau tokens. In units of a target pass over one token, `draft_cost` is a pass of the
+  drafter, `verify_cost` the target's pass over the draft, and `overhead` all else. `sequential` is
+  the number of drafter passes: a chain's length, a tree's depth, or 1 for parallel heads.
   """
   time = np.multiply(sequential, draft_cost) + np.add(verify_cost, overhead)
   return np.divide(np.asarray(tau, float), time)
@@ -127,9 +121,9 @@ def best_length(
 ) -> int:
   """The chain length with the highest expected speed-up; 0 where plain decoding is as good.
 
-  See `uniform_chain` for a and `expected_speed_up` for the costs. `most` is the longest chain to
-  consider, and `verify` the cost of a target pass over n tokens: a function of n, f[most + 1] for
-  n = 1..most + 1, or a number for all n.
+  See `uniform_chain` for a and `expected_speed_up` for the costs. `most` is the longest length, and
+  `verify` the cost of a target pass over n tokens: a function of n, f[most + 1] from n = 1 on, or a
+  number for all n.
   """
   lengths = np.arange(most + 1)
   cost = [verify(n + 1) for n in range(most + 1)] if callable(verify) else verify
@@ -150,7 +144,7 @@ def _siblings(table, what: str, name: str, p: ArrayLike, q: ArrayLike, count: in
 
 
 def _normal(probs: Distribution) -> Distribution:
-  """Unit mass over the last axis; a row without mass stays as it is."""
+  """Rows of unit mass; a row without mass stays as it is."""
   mass = probs.sum(-1, keepdims=True)
   return probs / np.where(mass > 0, mass, 1.0)
 
@@ -183,8 +177,8 @@ def _inside(q: Distribution, count: int) -> Distribution:
 
   Draws without replacement are a race of exponential clocks with rates q. All lie in H if at least
   k clocks of H ring before the first one outside it, at T ~ Exp(q(outside H)): an integral over T
-  of a Poisson-binomial tail. In log T the integrand is smooth and dies at both ends, however small
-  a rate is; in exp(-q(outside) T) it would have fractional powers.
+  of a Poisson-binomial tail. In log T the integrand is smooth and vanishes at both ends, however
+  small a rate is; in exp(-q(outside) T) it would have fractional powers.
   """
   outside = np.zeros_like(q)
   outside[..., :-1] = np.cumsum(q[..., :0:-1], -1)[..., ::-1]
@@ -199,7 +193,7 @@ def _inside(q: Distribution, count: int) -> Distribution:
     rung[..., 1:] += before[..., :-1] * rings
     rate = outside[..., n, None] * times
     inside[..., n] = _STEP * ((1 - rung.sum(-1)) * rate * np.exp(-rate)).sum(-1)
-  return np.where(outside > 0, inside, 1.0)  # with all of q inside, there is no first one outside
+  return np.where(outside > 0, inside, 1.0)  # 1 where H holds all of q
 
 
 def _mixed(p: Distribution, q: Distribution, count: int) -> Distribution:
@@ -209,7 +203,7 @@ def _mixed(p: Distribution, q: Distribution, count: int) -> Distribution:
 
 
 def _recursive_iid(p: Distribution, q: Distribution, count: int) -> Distribution:
-  # The residual does not depend on which token was refused, so one recursion is all drafts.
+  # The residual does not depend on which token was refused, so one recursion covers all drafts.
   refused = np.ones(p.shape[:-1])
   for _ in range(count):
     p = np.maximum(p - q, 0.0)

@@ -1,4 +1,4 @@
-"""How long a piece of compiled work takes, beside others that are timed in turns with it."""
+"""The time of compiled work, measured in turns with other work."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from jax import Array
 
 from specjax.base import Cache, Features, Params, Target
 
-_SECONDS = 0.02  # of one timing, so that the start of a loop does not count
+_SECONDS = 0.02  # of one timing, of which the start of a loop is a small part
 MOST = 64  # passes in one timing
 
 
@@ -27,12 +27,10 @@ def prefilled(
 
 
 def per_pass(loops: Sequence[Callable[[int], Any]], repeats: int) -> np.ndarray:
-  """Seconds f64[repeats, loops] of one pass of each loop, which take turns.
+  """Seconds f64[repeats, loops] of one pass of each loop, timed in turns.
 
-  Args:
-    loops: `loop(count)` runs so many passes, MOST at most, and returns arrays that wait for them.
-      The first call may compile.
-    repeats: timings of each loop.
+  `loop(count)` runs up to MOST passes and returns arrays that depend on all of them. The first call
+  may compile.
   """
 
   def timed(loop: Callable[[int], Any], count: int) -> float:

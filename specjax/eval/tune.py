@@ -1,15 +1,15 @@
 """The tree that fits the machine: chosen by measured times, and checked by decoding.
 
-Both times of a round, the target's and the drafter's, are measured on this device (see `choice`).
+The times of a round, the target's and the drafter's, are measured on this device (see `choice`).
 How often a guess is right comes from one of two methods:
 
 - "best_first": a head's held-out hit rates, by depth and rank. The trees hold its best guesses.
 - "sequoia": how often a child of each rank is accepted when children are drawn without
   replacement, measured here (`eval.sequoia`). The trees are those of Sequoia's dynamic program.
 
-The estimate leaves out what a round spends on choosing tokens and on bookkeeping, about the same
-for every candidate, and rows of a batch that end early, so that decoding is a little slower than
-expected. A busy machine and prompts unlike those of the rates widen the gap.
+Decoding is a little slower than expected: the estimate leaves out the rule and the bookkeeping of
+a round, about the same for every candidate, and rows of a batch that end early. A busy machine and
+prompts unlike those of the rates widen the gap.
 
 Letters: B batch, N tree nodes, D depth, R ranks.
 """
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 
 from specjax import checks
 from specjax.base import Drafter, Params
@@ -30,7 +31,6 @@ from specjax.drafters import drafting
 from specjax.drafters.draft_tree import draft_tree
 from specjax.eval import draft_cost, interleaved, metrics, prompts, report, sequoia, table
 from specjax.eval import verify_cost as verify
-from specjax.eval.bench import parameters
 from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, choose, expected
 from specjax.eval.options import Tune as Config
 from specjax.eval.plots import trees as plots
@@ -42,13 +42,13 @@ MEASURED = 8  # prompts on which acceptance by rank is measured
 
 
 class Filler(NamedTuple):
-  """What fills a tree with guesses.
+  """A head or a draft model, which fills trees with guesses.
 
   Attributes:
     name: where its weights come from.
     drafter: the drafter of a tree.
     params: its weights.
-    hit_rates: f[D, R] held out, or None where nobody measured them.
+    hit_rates: f[D, R] held out, or None where they were not measured.
   """
 
   name: str
@@ -60,7 +60,7 @@ class Filler(NamedTuple):
 def _options(
   model: Model, filler: Filler, held_out: list[list[int]], config: Config
 ) -> tuple[list[Candidate], dict[str, Any]]:
-  """What to choose from, and the rates that it was made of."""
+  """The candidates, and the rates that they were made of."""
   if config.method == "best_first":
     assert filler.hit_rates is not None
     return candidates(filler.hit_rates), {"hit_rates": filler.hit_rates.tolist()}
@@ -71,7 +71,7 @@ def _options(
 
 
 def _shape(config: Config, choices: Paths) -> Tree:
-  """The tree of rank paths: its children are drawn for "sequoia"."""
+  """The tree of rank paths, whose children are drawn for "sequoia"."""
   drawn = config.method == "sequoia" and choices
   return WithoutReplacement(choices) if drawn else Static(choices)
 
@@ -99,16 +99,16 @@ def _filler(model: Model, config: Config) -> Filler:
 def costs(
   model: Model, filler: Filler, options: Sequence[Candidate], context: int, batch: int
 ) -> tuple[list[float], list[float]]:
-  """Measured seconds of each candidate's round after `context` tokens: target's, drafter's."""
+  """(the target's seconds, the drafter's) in a round of each candidate after `context` tokens."""
   drawn = [filler.drafter(c.tree) for c in options if c.tree]
   sizes = sorted({c.nodes for c in options})
   cost = verify.measure(model.target, model.params, context, batch=batch, nodes=sizes)
   passes = dict(zip(sizes, cost.seconds, strict=True))
   drafts = draft_cost.measure(model.target, model.params, drawn, filler.params, context,
                               batch=batch)  # fmt: skip
-  # A drafter's own `evaluate` is part of what its draft costs.
-  replaced = [False, *(d.evaluate is not None for d in drawn)]
-  target = [0.0 if own else passes[c.nodes] for c, own in zip(options, replaced, strict=True)]
+  # The time of a drafter's own `evaluate`, which replaces the target's, is in `drafts`.
+  own = [False, *(d.evaluate is not None for d in drawn)]
+  target = [0.0 if o else passes[c.nodes] for c, o in zip(options, own, strict=True)]
   return target, [0.0, *drafts]
 
 
@@ -135,11 +135,11 @@ def _decode(
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
-  """The summary of the choice; writes it with tree.json, table.md and tune.png.
+  """Chooses a tree, and writes the summary with tree.json, table.md and tune.png.
 
   Raises:
-    ValueError: no such head, a head without hit rates, a temperature that does not go with the
-      method, too few prompts, or one that cannot be decoded.
+    ValueError: the head is unknown or has no hit rates, the temperature does not go with the
+      method, there are too few prompts, or one cannot be decoded.
   """
   report.check(config, "repeats", "batch")
   sampled = config.method == "sequoia"
@@ -175,14 +175,13 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     for c, v, d in zip(options, target, draft, strict=True)
   }  # fmt: skip
   summary = report.summary(config, {
-    "model": model.name, "parameters": parameters(model.params), "drafter": config.drafter,
+    "model": model.name, "parameters": optax.tree.size(model.params), "drafter": config.drafter,
     "head": filler.name, "prompts": len(ids), "context": context, **about, "candidates": figures,
     "chosen": chosen.name,
   })  # fmt: skip
   text = "\n\n".join([report.caption(summary), table.markdown(rows(summary)), verdict(summary)])
   report.save(directory, summary, text, {"tune": plots.choice(summary)})
-  # For what the tree was chosen, and what it gave in tokens per second.
-  about = {
+  about = {  # what the tree was chosen for, and the tokens per second that it gave
     "drafter": config.drafter, "head": filler.name, "model": model.name, "method": config.method,
     "temperature": config.temperature, "batch": config.batch,
     "machine": {k: summary["machine"][k] for k in ("cpu", "cores", "device", "backend")},
@@ -194,7 +193,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
 
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
-  """The table of a summary: expected beside measured, a row per candidate."""
+  """The table of a summary: expected and measured figures of each candidate."""
   return [
     {
       "draft": name, "target ms": f"{1e3 * f['target_seconds']:.2f}",
@@ -210,7 +209,7 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-  """The choice in a sentence, and what was fastest if it is another."""
+  """The choice in a sentence, with the fastest candidate if that is another one."""
   figures, chosen = summary["candidates"], summary["chosen"]
   decoded = {k: f["measured"] for k, f in figures.items() if "measured" in f}
   said = f"chosen: {chosen}, {figures[chosen]['expected']:.0f} tokens/s expected"

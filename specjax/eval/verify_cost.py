@@ -1,13 +1,13 @@
-"""What a target pass over N nodes costs, in units of a pass over one.
+"""The time of a target pass over N nodes, also in units of a pass over one.
 
-A tree of N nodes pays where block efficiency exceeds v(N) / v(1), drafting aside.
+A tree of N nodes pays off where block efficiency exceeds v(N) / v(1), apart from drafting.
 
 Letters: B batch, N tree nodes, A committed rows.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from specjax.base import Cache, Params, Target
 from specjax.eval import table, timing
 
 NODES = (1, 2, 4, 8, 16, 32)
-_PATH = 8  # rows a commit writes, at most: the path of a deep draft
+_PATH = 8  # rows that a commit writes, at most
 
 
 class VerifyCost(NamedTuple):
@@ -30,6 +30,7 @@ class VerifyCost(NamedTuple):
     low, high: the fastest and the slowest repeat.
     context: cached tokens during the measurement.
     batch: B.
+    relative: v(N) / v(first N).
   """
 
   nodes: list[int]
@@ -38,20 +39,11 @@ class VerifyCost(NamedTuple):
   high: list[float]
   context: int
   batch: int
-
-  @property
-  def relative(self) -> list[float]:
-    """v(N) / v(first N)."""
-    return [s / self.seconds[0] for s in self.seconds]
-
-  @property
-  def figures(self) -> dict[str, Any]:
-    """All of them, ready for JSON."""
-    return self._asdict() | {"relative": self.relative}
+  relative: list[float]
 
   @property
   def markdown(self) -> str:
-    """A table below its heading."""
+    """A heading and a table."""
     columns = (self.nodes, self.seconds, self.low, self.high, self.relative)
     rows = [
       {"nodes": n, "ms": f"{1e3 * s:.2f}", "fastest": f"{1e3 * low:.2f}",
@@ -66,8 +58,8 @@ class VerifyCost(NamedTuple):
 def passes(target: Target, params: Params, cache: Cache, tokens: Array, count: Array):
   """`count` passes over a chain of tokens i32[B, N], each fed the argmax of the one before.
 
-  The dependence keeps the compiler from dropping or hoisting any of them; the cache's length is
-  put back every time, so that all passes cost the same.
+  So the compiler can neither drop a pass nor hoist it. The cache's length is reset after each, so
+  that all passes cost the same.
   """
   B, N = tokens.shape
   node = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32), (B, N))
@@ -77,7 +69,7 @@ def passes(target: Target, params: Params, cache: Cache, tokens: Array, count: A
     cache, tokens = carry
     evaluation = target.evaluate(params, cache, tokens, node, mask)
     following = jnp.argmax(evaluation.logits, -1).astype(jnp.int32)
-    one = jnp.minimum(following[:, 0], 0) + 1  # a constant would not wait for logits, see commit
+    one = jnp.minimum(following[:, 0], 0) + 1  # 1, but unlike a constant it waits for the logits
     written = target.commit(cache, evaluation.kv, node[:, :_PATH], one)
     return written._replace(length=cache.length), following
 
@@ -99,4 +91,5 @@ def measure(
 
   seconds = timing.per_pass([functools.partial(loop, n) for n in nodes], repeats)
   median, low, high = (x.tolist() for x in (np.median(seconds, 0), seconds.min(0), seconds.max(0)))
-  return VerifyCost(list(nodes), median, low, high, context, batch)
+  relative = [s / median[0] for s in median]
+  return VerifyCost(list(nodes), median, low, high, context, batch, relative)

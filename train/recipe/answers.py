@@ -15,9 +15,6 @@ from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines
 from specjax.train.recipe.texts import Document, encode_pair
 
-# (prompts of a batch, number of the first) -> ids of each answer
-Reply = Callable[[list[list[int]], int], list[list[int]]]
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -109,9 +106,12 @@ def check_held_out(held_out: int, count: int, least: int = 1) -> None:
 
 
 def written(
-  path: pathlib.Path, prompts: list[list[int]], reply: Reply, batch: int
-) -> list[Document]:
-  """Answers to prompts, `batch` at a time, each a line of a JSONL file that a killed run continues.
+  path: pathlib.Path, prompts: list[list[int]],
+  reply: Callable[[list[list[int]], int], list[list[int]]], batch: int,
+) -> list[Document]:  # fmt: skip
+  """Answers to prompts, each a line of a JSONL file that a killed run continues.
+
+  `reply` is given `batch` prompts and the number of the first, and returns the ids of each answer.
 
   Raises:
     ValueError: the file holds answers to other questions.

@@ -45,7 +45,7 @@ def _panel(axes: Axes, model: Model, result: Result, title: str) -> None:
 
 
 def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
-  """Rows are passes, columns slots: grey is masked, colour is kept in this pass, white before."""
+  """Rows are passes and columns slots: grey is masked, white filled before, coloured filled now."""
   fillings = [r.filling for r in results.values()]
   rounds = [max(f.when) + 1 for f in fillings]
   slots = [sum(when >= 0 for when in f.when) for f in fillings]
@@ -63,7 +63,7 @@ def canvas(model: Model, results: Mapping[str, Result]) -> Figure:
 def accuracy(
   tasks: Mapping[str, Mapping[str, Curve]], best: Mapping[str, Mapping[str, Curve]] | None = None
 ) -> Figure:
-  """Accuracy by passes per question, a panel per task, a line per method; crosses mark `best`."""
+  """Accuracy by passes per question: a panel per task, a line per method, crosses at `best`."""
   columns = min(5, len(tasks))
   rows = -(-len(tasks) // columns)
   figure, grid = style.panels(2.6 * columns + 0.4, 2.4 * rows + 0.9, columns, rows, shared=True)

@@ -1,4 +1,4 @@
-"""Speed over plain decoding as bars: of methods, and of heads at two trees each."""
+"""Bars of the speed over plain decoding: of methods, and of heads at two trees each."""
 
 import pathlib
 import re
@@ -15,13 +15,13 @@ from specjax.eval.plots.style import COLOURS, INK
 
 
 def name(label: str, figures: Mapping[str, Any]) -> str:
-  """A method as it is typed, the folders of its files left out; "plain" for none."""
+  """A method as it is typed, without the folders of its files; "plain" for none."""
   short = re.sub(r"\[(.*?)\]", lambda found: f"[{pathlib.Path(found[1]).name}]", label)
   return ("plain" if label == "none" else short) + (" LOSSY" if figures["lossy"] else "")
 
 
 def _bar(axes: Axes, row: float, height: float, colour: str, m: Mapping[str, Any]) -> float:
-  """A bar of speed-up with its interval and tau; the right end of both."""
+  """Draws a bar of speed-up with its interval and tau, and returns the right end of both."""
   lossy = "//" if m["lossy"] else None
   axes.barh(row, m["speed_up"], height, color=colour, hatch=lossy, edgecolor="white", linewidth=0)
   axes.annotate(f"τ = {m['tau']:.2f}", (0, row), (6, 0), textcoords="offset points", va="center",

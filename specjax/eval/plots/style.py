@@ -1,4 +1,4 @@
-"""What all pictures look like: panels, colours, titles, legends."""
+"""The style of all pictures: panels, colours, titles, legends."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def panels(
   width: float, height: float, columns: int = 1, rows: int = 1, *, shared: bool = False,
   ruled: bool = False,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-  """A figure of so many inches and its empty panels, row by row; axes may be shared or ruled."""
+  """A figure of a size in inches and its empty panels, row by row; axes may be shared or ruled."""
   figure = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
   grid = list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flat)
   for axes in grid:
@@ -36,33 +36,33 @@ def panels(
 
 
 def title(axes: Axes, text: str, **settings: Any) -> None:
-  """A heading above the left end of a panel, and what else `Axes.set` is given of it."""
+  """Writes a heading above the left end of a panel; `settings` go to `Axes.set`."""
   axes.set_title(text, loc="left", fontsize=12.5, color=INK, pad=10)
   axes.set(**settings)
 
 
 def legend(axes: Axes) -> None:
-  """The names of what a panel shows, to its right."""
+  """Puts the legend of a panel to its right."""
   if axes.get_legend_handles_labels()[0]:
     axes.legend(frameon=False, fontsize=10, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def powers(axes: Axes, numbers: Sequence[int]) -> None:
-  """A horizontal axis in powers of two, with a tick at each of `numbers`."""
+  """Makes a horizontal axis logarithmic, with a tick at each of `numbers`."""
   axes.set_xscale("log", base=2)
   axes.minorticks_off()
   axes.set_xticks(numbers, [str(n) for n in numbers])
 
 
 def source(figure: Figure, summary: Mapping[str, Any]) -> Figure:
-  """The figure, which now says below what was decoded, how and where."""
+  """Writes below a figure what was decoded, how and where, and returns the figure."""
   text = f"{decoding(summary)}; {machine(summary)}"
   figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color="#6B6B6B")
   return figure
 
 
 def of_methods(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-  """Colour and marker of each method, the same in every picture; those of "none" are plain."""
+  """Colour and marker of each method, the same in every picture; those of "none" are PLAIN."""
   drafted = [name for name in names if name != "none"]
   chosen = zip(drafted, itertools.cycle(zip(COLOURS, MARKERS, strict=True)), strict=False)
   return {"none": (PLAIN, "o"), **dict(chosen)}

@@ -1,4 +1,4 @@
-"""What a tree of guesses is worth: its acceptance by depth, its cost, and the choice of one."""
+"""Acceptance by depth, the cost of a tree, and the choice of one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +58,7 @@ def _of_kind(figures: Mapping[str, Any]) -> list[tuple[str, str, str, list[Mappi
 
 
 def _agreement(axes: Axes, summary: Mapping[str, Any]) -> None:
-  """Measured against expected tokens per second, points named by their nodes."""
+  """Measured over expected tokens per second; points are labelled with their nodes."""
   decoded = {k: f for k, f in summary["candidates"].items() if "measured" in f}
   chosen = decoded.get(summary["chosen"])
   speeds = [f[k] for f in decoded.values() for k in ("expected", "measured")]
@@ -80,7 +80,7 @@ def _agreement(axes: Axes, summary: Mapping[str, Any]) -> None:
 
 
 def _by_nodes(axes: Axes, summary: Mapping[str, Any]) -> None:
-  """Tokens per second against nodes: expected hollow and dotted, measured solid."""
+  """Tokens per second over nodes: expected hollow and dotted, measured solid."""
   nodes = sorted({f["nodes"] for f in summary["candidates"].values()})
   for kind, colour, marker, figures in _of_kind(summary["candidates"]):
     for key, line, face in (("expected", ":", "white"), ("measured", "-", colour)):
@@ -97,7 +97,7 @@ def _by_nodes(axes: Axes, summary: Mapping[str, Any]) -> None:
 
 
 def choice(summary: Mapping[str, Any]) -> Figure:
-  """Measured against expected speed and both against nodes, from a summary of `eval.tune`."""
+  """Measured over expected speed, and both over nodes, from a summary of `eval.tune`."""
   figure, (left, right) = style.panels(12, 4.6, columns=2, ruled=True)
   _agreement(left, summary)
   _by_nodes(right, summary)
