@@ -31,17 +31,11 @@ LISTS = parallelbench.Config(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is decoded, and where the results go.
+  """What is decoded, and where the results go."""
 
-  Attributes:
-    prompts: JSONL file or tfds:NAME:SPLIT.
-    limit: questions for each method.
-    out: directory for a folder of each half.
-  """
-
-  prompts: tyro.conf.Positional[str | None] = None
-  limit: int = 12
-  out: str = "results/demo"
+  prompts: tyro.conf.Positional[str | None] = None  # JSONL file or tfds:NAME:SPLIT
+  limit: int = 12  # questions for each method
+  out: str = "results/demo"  # directory for a folder of each half
 
 
 def find_prompts() -> str | None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import sys
 
 import pytest
 
@@ -18,7 +19,7 @@ INDEX = (ROOT / "benchmarks" / "README.md").read_text()
 def load(path):
   """The script as a module."""
   spec = importlib.util.spec_from_file_location(f"script_{pathlib.Path(path).stem}", ROOT / path)
-  module = importlib.util.module_from_spec(spec)
+  module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where help is read
   spec.loader.exec_module(module)
   return module
 

@@ -28,15 +28,13 @@ from specjax.decoding.model import load
 from specjax.draft_length.specdecpp import AcceptanceHead, labels
 from specjax.draft_length.specdecpp import loss as head_loss
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import forward, run
-from specjax.train.recipe.answers import AnswersConfig, answered, ask, check_held_out, teacher
-from specjax.train.recipe.calibration import reliability
+from specjax.train.recipe import answers, calibration, forward, run
 from specjax.train.recipe.config import Amount, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(AnswersConfig):
+class Config(answers.AnswersConfig):
   """An acceptance head for a draft model and a target.
 
   Attributes:
@@ -98,15 +96,15 @@ def without_weight(predicted: np.ndarray, refusal: float) -> np.ndarray:
 
 def main(config: Config) -> None:
   out = run.begin(config)
-  model, small = teacher(config.model, causal=True), load(config.draft)
+  model, small = answers.teacher(config.model, causal=True), load(config.draft)
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(f"draft={config.draft!r} has a vocabulary of {small.config.vocab_size}, "
                      f"{model.name} one of {model.config.vocab_size}: they must share "
                      "one.")  # fmt: skip
-  prompts, cut = ask(model, config), config.held_out
-  check_held_out(cut, len(prompts))
+  prompts, cut = answers.ask(model, config), config.held_out
+  answers.check_held_out(cut, len(prompts))
   run.claim(out, config, prompts)
-  documents = answered(model, prompts, config)
+  documents = answers.answered(model, prompts, config)
   rows, held_out = (pack(part, config.length) for part in (documents[cut:], documents[:cut]))
   networks = Transformer(model.config), Transformer(small.config)
   frozen = model.params, small.params
@@ -135,8 +133,8 @@ def main(config: Config) -> None:
   run.report(out, {
     "tokens": len(predicted),
     "accepted": round(float(chance.mean()), 4),
-    "predicted": reliability(predicted, chance),
-    "without_weight": reliability(without_weight(predicted, config.refusal), chance),
+    "predicted": calibration.reliability(predicted, chance),
+    "without_weight": calibration.reliability(without_weight(predicted, config.refusal), chance),
   })  # fmt: skip
   trained = parts.Acceptance(config.blocks, params)
   parts.save(out / "model", trained, target=config.model, draft=config.draft)

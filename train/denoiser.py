@@ -27,7 +27,6 @@ from specjax.train.recipe import forward, run, texts
 from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
-from specjax.train.recipe.texts import Text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Rows(NamedTuple):
   maskable: np.ndarray
 
 
-def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int) -> Rows:
+def rows_of(records: list[texts.Text], config: Config, tokenizer: Tokenizer, end: int) -> Rows:
   """Texts end to end in rows of T tokens; a question with its answer has its own row.
 
   Raises:
@@ -85,7 +84,7 @@ def rows_of(records: list[Text], config: Config, tokenizer: Tokenizer, end: int)
   return Rows(np.array(tokens, np.int32), np.array(maskable))
 
 
-def new_model(config: Config, out: pathlib.Path, records: list[Text]) -> Model:
+def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> Model:
   """A model with random weights that reads the records."""
 
   def train() -> Tokenizer:

@@ -30,11 +30,9 @@ from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import answers, forward, lora, losses, run
-from specjax.train.recipe.answers import ask, teacher, written
+from specjax.train.recipe import answers, forward, lora, losses, run, texts
 from specjax.train.recipe.config import Amount, Bounds, Count, Natural, Positive, Training
 from specjax.train.recipe.fit import batches, fit
-from specjax.train.recipe.texts import Document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Rows(NamedTuple):
   used: np.ndarray
 
 
-def rows_of(documents: Sequence[Document]) -> Rows:
+def rows_of(documents: Sequence[texts.Document]) -> Rows:
   """Prompts with their answers, one to a row; T is the length of the longest."""
   shape = len(documents), max(len(ids) for ids, _ in documents)
   rows = Rows(*(np.zeros(shape, kind) for kind in (np.int32, bool, bool)))
@@ -94,15 +92,10 @@ def is_right(model: Model, questions: Sequence[str], rows: Rows) -> np.ndarray:
 
 
 class Masks(NamedTuple):
-  """What the student does not see, and what it is to predict.
+  """What the student does not see, and what it is to predict, in the first and second pass."""
 
-  Attributes:
-    hidden: bool[2, B, T], slots that are masked in the first and in the second pass.
-    asked: bool[2, B, T], the masked slots of the block, each in one of the passes.
-  """
-
-  hidden: Array
-  asked: Array
+  hidden: Array  # bool[2, B, T], the slots that are masked
+  asked: Array  # bool[2, B, T], those of the block, each in one of the passes
 
 
 def masks(key: Array, answer: Array, block: int, share: float | None, whole: bool) -> Masks:
@@ -144,9 +137,9 @@ def certainty_loss(
 
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = teacher(config.model, causal=False)
+  model = answers.teacher(config.model, causal=False)
 
-  prompts = ask(model, config)
+  prompts = answers.ask(model, config)
   run.claim(out, config, prompts)
   decoder = DiffusionDecoder(
     model, "confidence", blocks=config.block, stopping="whole", batch=config.answer_batch,
@@ -157,7 +150,7 @@ def main(config: Config) -> None:
     results = decoder(part, config.new, first=first)
     return [r.filling.canvas[len(p) :] for p, r in zip(part, results, strict=True)]
 
-  rows = rows_of(written(out / "answers.jsonl", prompts, reply, config.answer_batch))
+  rows = rows_of(answers.written(out / "answers.jsonl", prompts, reply, config.answer_batch))
   if config.data.startswith("lists:"):
     source = open_source(config.data)
     right = is_right(model, [source[i][config.field] for i in range(len(prompts))], rows)

@@ -20,10 +20,8 @@ from jax import Array
 
 from specjax import script
 from specjax.checkpoints import parts
-from specjax.diffusion.policies import Filter
-from specjax.diffusion.policies.learned import logits
+from specjax.diffusion.policies.learned import Filter, logits
 from specjax.train.recipe import answers, calibration, losses, run
-from specjax.train.recipe.answers import ask, check_held_out, teacher
 from specjax.train.recipe.config import Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.traces import Trace, kept_traces
@@ -70,9 +68,9 @@ def new_filter(key: Array, window: int, hidden: int) -> Filter:
 
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = teacher(config.model, causal=False)
-  prompts = ask(model, config)
-  check_held_out(config.held_out, len(prompts), least=2)
+  model = answers.teacher(config.model, causal=False)
+  prompts = answers.ask(model, config)
+  answers.check_held_out(config.held_out, len(prompts), least=2)
   run.claim(out, config, prompts)
   trace, share = kept_traces(
     out / "traces.npz", model, prompts, config.new, config.block, config.answer_batch

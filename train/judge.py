@@ -19,7 +19,6 @@ from specjax import script
 from specjax.checkpoints import parts
 from specjax.data.packing import pack
 from specjax.train.recipe import answers, calibration, losses, run
-from specjax.train.recipe.answers import check_held_out, given, teacher
 from specjax.train.recipe.config import Count, Length, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.judge_labels import JudgeLabels, mark
@@ -70,9 +69,9 @@ def measure(params: Judge, tokens: JudgeLabels) -> dict:
 
 def main(config: Config) -> None:
   out = run.begin(config)
-  model = teacher(config.model, causal=True)
-  documents = given(model, config, config.answer_field)
-  check_held_out(config.held_out, len(documents), least=2)
+  model = answers.teacher(config.model, causal=True)
+  documents = answers.given(model, config, config.answer_field)
+  answers.check_held_out(config.held_out, len(documents), least=2)
   run.claim(out, config, [ids for ids, _ in documents])
   half, cut = config.held_out // 2, config.held_out
   train, chooses, test = (

@@ -28,21 +28,14 @@ from specjax.trees import Static
 
 @dataclasses.dataclass(frozen=True)
 class Config(prompts.Questions):
-  """What is compared.
+  """What is compared."""
 
-  Attributes:
-    heads: directory with a run of each trained head; by default only the zoo's heads take part.
-    draft_model: LM of the `draft_model` drafter, which by default takes no part.
-    batches: batch sizes.
-    temperatures: 0 is greedy.
-    out: directory of the report.
-  """
-
+  # directory with a run of each trained head; by default only the zoo's heads take part
   heads: str | None = None
-  draft_model: str | None = None
+  draft_model: str | None = None  # LM of the `draft_model` drafter, which by default takes no part
   limit: int | None = 100
-  batches: tuple[int, ...] = (1, 8)
-  temperatures: tuple[float, ...] = (0.0, 0.8)
+  batches: tuple[int, ...] = (1, 8)  # batch sizes
+  temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
   out: str = "results/lossless"
 
 

@@ -22,21 +22,14 @@ from specjax.verifiers import judge, target_only, typical
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(prompts.Questions):
-  """What is compared.
+  """What is compared."""
 
-  Attributes:
-    judge: directory of a trained judge.
-    drafter: name of a drafter, such as "eagle-16" or "draft_model-8[PATH]".
-    thresholds: thresholds of the judge.
-    epsilons: values of typical acceptance, whose delta is their square root.
-    temperatures: temperatures of the target; at 0 typical acceptance is greedy.
-    out: directory of the report.
-  """
-
-  judge: str
-  drafter: str = "eagle"
-  thresholds: tuple[float, ...] = (0.9, 0.5)
+  judge: str  # directory of a trained judge
+  drafter: str = "eagle"  # name of a drafter, such as "eagle-16" or "draft_model-8[PATH]"
+  thresholds: tuple[float, ...] = (0.9, 0.5)  # thresholds of the judge
+  # values of typical acceptance, whose delta is their square root
   epsilons: tuple[float, ...] = (0.09, 0.3)
+  # temperatures of the target; at 0 typical acceptance is greedy
   temperatures: tuple[float, ...] = (0.0, 0.8)
   limit: int | None = 20
   out: str = "results/lossy"

@@ -23,25 +23,19 @@ from specjax.verifiers import VERIFIERS
 
 @dataclasses.dataclass(frozen=True)
 class Config(prompts.Questions):
-  """What is compared.
+  """What is compared."""
 
-  Attributes:
-    drafter: name of the head or draft model that fills every tree, such as "draft_model[PATH]".
-    trees: names of trees of about equal size; a number stands for the best tree of that size.
-    rules: names of rules.
-    temperatures: temperatures of the target.
-    rounds: number of rounds that are compared with the best possible rule.
-    out: directory of the report.
-  """
-
+  # name of the head or draft model that fills every tree, such as "draft_model[PATH]"
   drafter: str = "eagle"
+  # names of trees of about equal size; a number stands for the best tree of that size
   trees: tuple[str, ...] = (
     "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
     "stochastic_beam-2-4", "dyspec-2-4-2",
   )  # fmt: skip
+  # names of rules
   rules: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")
-  temperatures: tuple[float, ...] = (0.8, 1.0)
-  rounds: int = 300
+  temperatures: tuple[float, ...] = (0.8, 1.0)  # temperatures of the target
+  rounds: int = 300  # number of rounds that are compared with the best possible rule
   out: str = "results/rules"
 
 

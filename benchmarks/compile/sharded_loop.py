@@ -36,22 +36,14 @@ MESHES = {  # chips along "data" and "model"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is compiled.
+  """What is compiled."""
 
-  Attributes:
-    topologies: chips to compile for, names of MESHES.
-    layers: number of layers of Llama 3 8B's shape; fewer compile faster and show as much.
-    batch, capacity: B, S.
-    drafted: number of tokens that prompt lookup drafts.
-    out: directory of the report.
-  """
-
-  topologies: tuple[str, ...] = ("v5e:2x2", "v5e:4x4")
-  layers: int = 32
-  batch: int = 8
-  capacity: int = 8192
-  drafted: int = 15
-  out: str = "results/sharded_loop"
+  topologies: tuple[str, ...] = ("v5e:2x2", "v5e:4x4")  # chips to compile for, names of MESHES
+  layers: int = 32  # number of layers of Llama 3 8B's shape; fewer compile faster and show as much
+  batch: int = 8  # B, texts decoded together
+  capacity: int = 8192  # S, capacity of the cache
+  drafted: int = 15  # number of tokens that prompt lookup drafts
+  out: str = "results/sharded_loop"  # directory of the report
 
 
 def abstract(tree, place):

@@ -34,23 +34,14 @@ SAME, DYNAMIC, OWN = "same budget", "dynamic", "own best"
 
 @dataclasses.dataclass(frozen=True)
 class Config(prompts.Questions):
-  """What is compared.
+  """What is compared."""
 
-  Attributes:
-    heads: directory with a run of each head.
-    only: names of the heads that take part; by default all.
-    nodes: number of nodes of the trees of equal size.
-    beam: beam of the dynamic tree.
-    repeats, batch: as in `specjax bench`.
-    out: directory of the report.
-  """
-
-  heads: str = "runs/bakeoff"
-  only: tuple[str, ...] = ()
-  nodes: int = 16
-  beam: int = 4
-  repeats: int = 3
-  batch: int = 1
+  heads: str = "runs/bakeoff"  # directory with a run of each head
+  only: tuple[str, ...] = ()  # names of the heads that take part; by default all
+  nodes: int = 16  # number of nodes of the trees of equal size
+  beam: int = 4  # beam of the dynamic tree
+  repeats: int = 3  # times everything is decoded; medians count
+  batch: int = 1  # questions decoded together
   out: str = "results/bakeoff"
 
 

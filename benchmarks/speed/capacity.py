@@ -27,26 +27,16 @@ from specjax.models.config import Config as ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is measured.
+  """What is measured."""
 
-  Attributes:
-    layers, width: of the model.
-    nodes: N.
-    length: number of cached tokens.
-    capacity: two values of S.
-    steps: number of steps in one timing.
-    repeats: timings of each; their median counts.
-    out: directory of the report.
-  """
-
-  layers: int = 4
-  width: int = 512
-  nodes: int = 8
-  length: int = 256
-  capacity: tuple[int, int] = (512, 8192)
-  steps: int = 4
-  repeats: int = 15
-  out: str = "results/capacity"
+  layers: int = 4  # number of layers of the model
+  width: int = 512  # E, width of the model
+  nodes: int = 8  # N, nodes of a step
+  length: int = 256  # number of cached tokens
+  capacity: tuple[int, int] = (512, 8192)  # two values of S, the capacity
+  steps: int = 4  # number of steps in one timing
+  repeats: int = 15  # timings of each; their median counts
+  out: str = "results/capacity"  # directory of the report
 
 
 def step(config: Config, model: ModelConfig, params, capacity: int) -> Callable[[], float]:

@@ -37,30 +37,21 @@ WAYS = {  # label and colour of each
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is measured.
+  """What is measured."""
 
-  Attributes:
-    heads, kv_heads, width, dtype: H, K, C and the dtype of the cache.
-    capacity: S.
-    lengths: numbers of cached rows that are seen.
-    batch: values of B.
-    nodes: values of N.
-    calls: number of calls in one timing, one after the other on the device.
-    repeats: timings; their median counts.
-    out: directory of the report.
-  """
-
-  heads: int = 8 if ON_CPU else 32
-  kv_heads: int = 2 if ON_CPU else 8
-  width: int = 64 if ON_CPU else 128
-  dtype: str = "float32" if ON_CPU else "bfloat16"
-  capacity: int = 4096 if ON_CPU else 8192
+  heads: int = 8 if ON_CPU else 32  # H, number of query heads
+  kv_heads: int = 2 if ON_CPU else 8  # K, number of key and value heads
+  width: int = 64 if ON_CPU else 128  # C, width of a head
+  dtype: str = "float32" if ON_CPU else "bfloat16"  # dtype of the cache
+  capacity: int = 4096 if ON_CPU else 8192  # S, capacity of the cache
+  # numbers of cached rows that are seen
   lengths: tuple[int, ...] = (256, 4096) if ON_CPU else (1024, 8192)
-  batch: tuple[int, ...] = (1,) if ON_CPU else (1, 8)
-  nodes: tuple[int, ...] = (1, 4, 16, 64)
+  batch: tuple[int, ...] = (1,) if ON_CPU else (1, 8)  # values of B, the batch
+  nodes: tuple[int, ...] = (1, 4, 16, 64)  # values of N, the nodes of a tree
+  # number of calls in one timing, one after the other on the device
   calls: int = 4 if ON_CPU else 32
-  repeats: int = 9
-  out: str = "results/kernels"
+  repeats: int = 9  # timings; their median counts
+  out: str = "results/kernels"  # directory of the report
 
 
 def dense(q, k, v, length, k_tree, v_tree, mask) -> Array:

@@ -14,9 +14,6 @@ format. The script needs torch and transformers.
 """
 
 import dataclasses
-import importlib
-import importlib.util
-import statistics
 import sys
 import tempfile
 import time
@@ -49,46 +46,28 @@ NODES = (1, 2, 4, 8, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is measured.
+  """What is measured."""
 
-  Attributes:
-    model: Hugging Face directory; by default a random 134M Llama.
-    gguf: the same weights for llama.cpp, float32.
-    prompts: number of prompts.
-    prompt_tokens: length of each prompt, whose second half repeats the random ids of the first.
-    new_tokens: number of new tokens of each.
-    draft: number of tokens drafted by prompt lookup, here and in transformers.
-    repeats: times everything is decoded.
-    seed: seed of weights and prompts.
-    out: directory of the report.
-  """
-
-  model: str | None = None
-  gguf: str | None = None
-  prompts: int = 3
+  model: str | None = None  # Hugging Face directory; by default a random 134M Llama
+  gguf: str | None = None  # the same weights for llama.cpp, float32
+  prompts: int = 3  # number of prompts
+  # length of each prompt, whose second half repeats the random ids of the first
   prompt_tokens: int = 32
-  new_tokens: int = 64
-  draft: int = 7
-  repeats: int = 5
-  seed: int = 0
-  out: str = "results/peers"
+  new_tokens: int = 64  # number of new tokens of each
+  draft: int = 7  # number of tokens drafted by prompt lookup, here and in transformers
+  repeats: int = 5  # times everything is decoded
+  seed: int = 0  # seed of weights and prompts
+  out: str = "results/peers"  # directory of the report
 
 
 class Run(NamedTuple):
-  """One decoded prompt.
+  """One decoded prompt."""
 
-  Attributes:
-    tokens: new ids.
-    timed: how many of them came after the prompt's own pass.
-    seconds, forwards: time and target passes of those; None where passes are not known.
-    total: seconds of the whole call.
-  """
-
-  tokens: list[int]
-  timed: int
-  seconds: float
-  forwards: int | None
-  total: float
+  tokens: list[int]  # new ids
+  timed: int  # number of those that came after the prompt's own pass
+  seconds: float  # time of these
+  forwards: int | None  # target passes of these, None where they are not known
+  total: float  # seconds of the whole call
 
 
 RANDOM = ModelConfig(
@@ -137,9 +116,10 @@ def llama_cpp(config: Config) -> Contender | str:
   """llama.cpp with float32 keys and values, or the reason why it takes no part."""
   if config.gguf is None:
     return "no --gguf"
-  if importlib.util.find_spec("llama_cpp") is None:
+  try:
+    import llama_cpp as package
+  except ImportError:
     return "llama_cpp is not installed"
-  package = importlib.import_module("llama_cpp")
   llama = package.Llama(
     config.gguf, n_ctx=config.prompt_tokens + config.new_tokens, n_threads=report.cores(),
     n_threads_batch=report.cores(), type_k=package.GGML_TYPE_F32, type_v=package.GGML_TYPE_F32,
@@ -167,8 +147,8 @@ def summarise(runs: list[list[Run]]) -> dict:
   forwards = [r.forwards for r in runs[0] if r.forwards is not None]
   whole = [1e3 * sum(r.total for r in x) / emitted for x in runs]
   return {
-    "ms_per_token": statistics.median(per_token), "ms_per_token_repeats": per_token,
-    "ms_per_token_with_prompt": statistics.median(whole), "tokens": emitted,
+    "ms_per_token": float(np.median(per_token)), "ms_per_token_repeats": per_token,
+    "ms_per_token_with_prompt": float(np.median(whole)), "tokens": emitted,
     "tokens_per_forward": sum(r.timed for r in runs[0]) / sum(forwards) if forwards else None,
   }  # fmt: skip
 

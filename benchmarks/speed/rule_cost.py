@@ -39,20 +39,14 @@ LOOP_FREE = ("greedy", "target_only", "token", "block", "typical", "judge")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is measured.
+  """What is measured."""
 
-  Attributes:
-    network, vocab_size: the shape of the target.
-    context: cached tokens.
-    repeats: timings; their median counts.
-    out: directory of the report.
-  """
-
+  # shape of the target
   network: Network = Network(768, 12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048)
-  vocab_size: int = 32000
-  context: int = 256
-  repeats: int = 30
-  out: str = "results/rule_cost"
+  vocab_size: int = 32000  # V, size of the vocabulary
+  context: int = 256  # cached tokens
+  repeats: int = 30  # timings; their median counts
+  out: str = "results/rule_cost"  # directory of the report
 
 
 def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:

@@ -33,27 +33,17 @@ LLAMA_3_8B = Network(width=4096, layers=32, heads=32, kv_heads=8, head_dim=128, 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is measured.
+  """What is measured."""
 
-  Attributes:
-    network, vocab_size, dtype: the shape of the target and the dtype of its weights.
-    batch: B.
-    context: cached tokens.
-    nodes: N of each verify pass; the first is the unit.
-    tokens: number of tokens decoded in one timing.
-    repeats: timings; their median counts.
-    out: directory of the report.
-  """
-
-  network: Network = SMALL if ON_CPU else LLAMA_3_8B
-  vocab_size: int = 32000 if ON_CPU else 128256
-  dtype: str = "float32" if ON_CPU else "bfloat16"
-  batch: int = 1
-  context: int = 256
-  nodes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)
-  tokens: int = 32 if ON_CPU else 128
-  repeats: int = 7
-  out: str = "results/streaming"
+  network: Network = SMALL if ON_CPU else LLAMA_3_8B  # shape of the target
+  vocab_size: int = 32000 if ON_CPU else 128256  # V, size of the vocabulary
+  dtype: str = "float32" if ON_CPU else "bfloat16"  # dtype of the weights
+  batch: int = 1  # B, texts decoded together
+  context: int = 256  # cached tokens
+  nodes: tuple[int, ...] = (1, 4, 8, 16, 32, 64)  # N of each pass; the first is the unit
+  tokens: int = 32 if ON_CPU else 128  # number of tokens decoded in one timing
+  repeats: int = 7  # timings; their median counts
+  out: str = "results/streaming"  # directory of the report
 
 
 def random_weights(model: ModelConfig, dtype: str) -> Params:

@@ -32,23 +32,15 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What is swept.
+  """What is swept."""
 
-  Attributes:
-    model: a masked diffusion model, zoo name or directory.
-    tasks: names of `lists.KNOWN`, a panel each.
-    count: questions per task and length.
-    max_new_tokens: slots per question, which are one block.
-    batch: rows decoded together.
-    out: directory of the report.
-  """
-
-  model: str = DEFAULT_DENOISER
+  model: str = DEFAULT_DENOISER  # a masked diffusion model, zoo name or directory
+  # names of `lists.KNOWN`, a panel each
   tasks: tuple[str, ...] = ("copy", "sort", "replace_random", "shuffle")
-  count: int = 4
-  max_new_tokens: int = 16
-  batch: int = 400
-  out: str = "results/sweep"
+  count: int = 4  # questions per task and length
+  max_new_tokens: int = 16  # slots per question, which are one block
+  batch: int = 400  # rows decoded together
+  out: str = "results/sweep"  # directory of the report
 
 
 def swept(model, name: str, values: np.ndarray, asked, config: Config) -> dict[str, Any]:

@@ -62,12 +62,14 @@ class Questions:
     model: the target.
     limit: number of questions that are decoded.
     max_new_tokens: budget per question.
+    out: directory of the report.
   """
 
   prompts: str | None = None
   model: str = "gsm8k-7m"
   limit: int | None = 40
   max_new_tokens: int = 128
+  out: str
 
   def read(self, model: Model) -> list[Item]:
     return read(self.prompts, model, self.max_new_tokens, self.limit)

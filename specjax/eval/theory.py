@@ -78,7 +78,7 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   Raises:
     ValueError: there are more than 100000 multisets of `length` tokens.
   """
-  p, q = _distributions(p, q)
+  p, q = np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
   types = math.comb(p.shape[-1] + length - 1, length)
   if types > _MOST_TYPES:
     raise ValueError(f"{types} multisets of {length} tokens out of {p.shape[-1]} are too many to "
@@ -131,16 +131,12 @@ def best_length(
   return int(np.argmax(expected_speed_up(tau, draft_cost, lengths, cost)))
 
 
-def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Distribution, ...]:
-  return np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
-
-
 def _siblings(table, what: str, name: str, p: ArrayLike, q: ArrayLike, count: int) -> Distribution:
   if name not in table:
     raise ValueError(f"{what}={name!r}: known are {', '.join(table)}.")
   if count < 1:
     raise ValueError(f"count={count}: a node needs at least one sibling.")
-  return table[name](*_distributions(p, q), count)
+  return table[name](*np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float)), count)
 
 
 def _normal(probs: Distribution) -> Distribution:

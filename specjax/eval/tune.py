@@ -54,7 +54,7 @@ class Filler(NamedTuple):
   name: str
   drafter: Callable[[Paths], Drafter]
   params: Params
-  hit_rates: np.ndarray | None
+  hit_rates: Any
 
 
 def _options(
@@ -62,8 +62,8 @@ def _options(
 ) -> tuple[list[Candidate], dict[str, Any]]:
   """The candidates, and the rates that they were made of."""
   if config.method == "best_first":
-    assert filler.hit_rates is not None
-    return candidates(filler.hit_rates), {"hit_rates": filler.hit_rates.tolist()}
+    hit_rates = np.asarray(filler.hit_rates)
+    return candidates(hit_rates), {"hit_rates": hit_rates.tolist()}
   rates, rounds = sequoia.acceptance(model, filler.drafter, filler.params, held_out,
                                      config.max_new_tokens, config.temperature)  # fmt: skip
   options = candidates(np.tile(rates, (DEPTH, 1)), lambda nodes: best_drawn(rates, nodes, DEPTH))
@@ -91,9 +91,8 @@ def _filler(model: Model, config: Config) -> Filler:
   if loaded.hit_rates is None and config.method == "best_first":
     raise ValueError(f"head={name!r} came without the hit rates by which trees are chosen: "
                      "specjax.train.heads measures and saves them.")  # fmt: skip
-  rates = None if loaded.hit_rates is None else np.asarray(loaded.hit_rates)
   return Filler(name, lambda paths: drafting.drafter(loaded.head, _shape(config, paths)),
-                loaded.params, rates)  # fmt: skip
+                loaded.params, loaded.hit_rates)  # fmt: skip
 
 
 def costs(

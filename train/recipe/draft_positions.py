@@ -23,17 +23,11 @@ RANKS = 10  # best guesses per depth whose hits are counted
 
 
 class Batch(NamedTuple):
-  """A step's examples.
+  """A step's examples."""
 
-  Attributes:
-    examples: the rows, and M positions of each from which the head drafts.
-    labels: i32[B, M, D], the token at `at` + d + 1.
-    weight: bool[B, M, D], whether that token is trained; False at padding.
-  """
-
-  examples: Examples
-  labels: np.ndarray
-  weight: np.ndarray
+  examples: Examples  # the rows, and M positions of each from which the head drafts
+  labels: np.ndarray  # i32[B, M, D], the token at `at` + d + 1
+  weight: np.ndarray  # bool[B, M, D], whether that token is trained; False at padding
 
 
 def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:

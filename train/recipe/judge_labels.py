@@ -36,17 +36,11 @@ LIKE = {WORD: r" ?[^\W\d_]{2,}", DIGIT: r"\d", OPERATOR: r"[-+*/]"}
 
 
 class JudgeLabels(NamedTuple):
-  """Labelled tokens.
+  """Labelled tokens."""
 
-  Attributes:
-    hidden: f16[P, E], the target's state after the token.
-    right: bool[P].
-    number: bool[P], a digit or operator that may be replaced, or its replacement.
-  """
-
-  hidden: np.ndarray
-  right: np.ndarray
-  number: np.ndarray
+  hidden: np.ndarray  # f16[P, E], the target's state after the token
+  right: np.ndarray  # bool[P]
+  number: np.ndarray  # bool[P], a digit or operator that may be replaced, or its replacement
 
 
 def kinds(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:

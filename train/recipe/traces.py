@@ -21,19 +21,12 @@ from specjax.sampling import request_keys
 
 
 class Trace(NamedTuple):
-  """Records of one round of one block each.
+  """Records of one round of one block each."""
 
-  Attributes:
-    confidence: f32[S, W], the model's confidence in every slot.
-    right: bool[S, W], whether the predicted token is that of the reference.
-    open: bool[S, W], the slots that are still masked.
-    prompt: i32[S], number of the prompt.
-  """
-
-  confidence: np.ndarray
-  right: np.ndarray
-  open: np.ndarray
-  prompt: np.ndarray
+  confidence: np.ndarray  # f32[S, W], the model's confidence in every slot
+  right: np.ndarray  # bool[S, W], whether the predicted token is that of the reference
+  open: np.ndarray  # bool[S, W], the slots that are still masked
+  prompt: np.ndarray  # i32[S], number of the prompt
 
 
 def collect(
