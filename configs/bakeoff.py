@@ -7,9 +7,9 @@ The target's answers to the 7473 training questions (100 of them held out) and i
 are computed by the first head and shared by all. Every head takes 1500 steps of 8 rows x 256
 positions with the loss published for it, guesses among the 512 tokens that make up 99.85 % of the
 answers, and reads them out through the target's LM head where the method allows it. Hidden
-Transfer, FIRP and PPD, whose guesses cost a pass through the target's own layers each, take 2 rows
-a step, and PPD, which takes it from the first layer on, 64 positions of each.
-On 2 CPU cores: 40 minutes of answers, 6 of states, then minutes per head, in docs/results.md.
+Transfer, FIRP and PPD, each of whose guesses passes through layers of the target, take 2 rows a
+step, and PPD, whose guesses pass through all layers, 64 positions of each.
+On 2 CPU cores answers take 40 minutes and states 6; docs/results.md has the minutes of each head.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _SAME = Config(
   questions=7473, held_out=100, draft_vocab=512, points=256, training=_TRAINING,
 )  # fmt: skip
 
-# The head of a run, its shape, and what else differs.
+# The head of each run, its shape, and the other options that differ.
 _FIVE, _SHARED = {"depth": 5}, {"depth": 5, "shared": True}
 _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   name: (name, _FIVE, {})

@@ -2,8 +2,8 @@
 
     python -m specjax.configs.lists_denoiser --data gsm8k_train.jsonl
 
-Two runs, the second from where the first ended, in OUT and OUT-second. Without --data, GSM8K comes
-from the TFDS catalogue (needs a network).
+There are two runs, in OUT and OUT-second; the second starts from the model of the first. Without
+--data, GSM8K comes from the TFDS catalogue (needs a network).
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ CONFIG = Config(
 )  # fmt: skip
 SECOND = {"steps": 4000, "rate": 1e-3, "warmup": 100, "seed": 1}
 RECORDS = 400_000
-TEXTS = 1000  # more of them, and what they teach drowns the lists for thousands of steps
+TEXTS = 1000  # with more of them, the model learns the lists thousands of steps later
 
 
 def mixture(source: str, file: pathlib.Path) -> None:
-  """Writes questions about lists, and GSM8K's questions with answers as plain text."""
+  """Writes questions about lists, and GSM8K's questions and answers as plain text."""
   gsm8k = open_source(source)
   texts = [
     {"text": f"{r['question']}\n{r['answer']}"}

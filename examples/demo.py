@@ -4,8 +4,8 @@
 
 An autoregressive model answers questions plainly, by prompt lookup and with Medusa; a masked
 diffusion model answers others with one token per pass and with many. PROMPTS is a JSONL file or
-tfds:NAME:SPLIT. Without it the questions are those of GSM8K's test set, from ../shared/data where
-they lie there, else from the TFDS catalogue where there is a network, else they are our own.
+tfds:NAME:SPLIT. Without it the questions are those of GSM8K's test set, from ../shared/data or else
+from the TFDS catalogue; without that file and a network they are our own.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Config:
 
 
 def find_prompts() -> str | None:
-  """Where GSM8K's test questions are to be had, None for nowhere."""
+  """A source of GSM8K's test questions, or None."""
   if LOCAL.is_file():
     return str(LOCAL)
   with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def find_prompts() -> str | None:
 
 
 def speculation(console: Console, config: Config) -> None:
-  """One answer as it comes, then every method on the same questions."""
+  """Prints an answer while it is decoded, and measures every method on the same questions."""
   source = config.prompts or find_prompts()
   name = "our own questions (no GSM8K file, no network)" if source is None else source
   model = specjax.load()
@@ -68,7 +68,7 @@ def speculation(console: Console, config: Config) -> None:
 
 
 def canvases(console: Console, config: Config) -> None:
-  """The other half: a canvas that fills in, then every method on the same questions."""
+  """Prints a canvas pass by pass, and measures every method on the same questions."""
   model = specjax.load(DEFAULT_DENOISER)
   question = "shuffle : Ada Bob Kim Leo Tim ="
   console.print(f"\nmodel [bold]{model.name}[/], masked diffusion, greedy, {question!r}\n")

@@ -40,9 +40,9 @@ def passing(passed: np.ndarray, right: np.ndarray) -> dict[str, float]:
 
 
 def threshold(said: np.ndarray, right: np.ndarray, precision: float) -> float:
-  """The least threshold on probabilities f[P] above which a share `precision` bool[P] is right.
+  """The least threshold above which a share `precision` of probabilities f[P] is `right` bool[P].
 
-  Where there is none, the largest probability alone passes.
+  Where there is none, only the largest probability passes.
   """
   order = np.argsort(-said, kind="stable")
   said, share = said[order], np.cumsum(right[order]) / np.arange(1, len(order) + 1)

@@ -97,7 +97,7 @@ def mark(
 
   @jax.jit
   def run(params, rows: Rows, key: Array) -> tuple[Array, Array]:
-    """States [B, 2 T, E] after the tokens and their replacements; bool[B, T], which exist."""
+    """States [B, 2 T, E] after tokens and replacements; bool[B, T], where there is one."""
     T = rows.tokens.shape[1]
     seen = attention_mask(jnp.asarray(rows.segment), True)
     hidden = forward.read(network, params, rows).hidden

@@ -66,7 +66,7 @@ def depth_weights(decay: float, depth: int) -> list[float]:
 
 
 def chosen(numbers: Sequence[float]) -> LossWeights:
-  """The weights that `--loss` lists: of the terms in the order of TERMS, then the decay.
+  """The weights of `--loss`: those of the terms in the order of TERMS, then the decay.
 
   Raises:
     ValueError: there is no weight, or there are more than there are terms.
