@@ -12,7 +12,10 @@ from numpy.typing import ArrayLike
 
 
 def block_efficiency(emitted, forwards):
-  """tau: tokens emitted per target forward, the prefill and its token not counted."""
+  """tau: tokens emitted per target forward, with the token after the accepted ones.
+
+  The prefill is no forward, and its token is not counted.
+  """
   return emitted / forwards
 
 

@@ -40,7 +40,7 @@ def progress(items: Sequence[Any], description: str) -> Iterable[Any]:
 
 
 def directory(out: str | pathlib.Path) -> pathlib.Path:
-  """The directory, to be made before anything is measured, so that no result is lost."""
+  """Makes a directory, before anything is measured, so that no result is lost."""
   path = pathlib.Path(out)
   path.mkdir(parents=True, exist_ok=True)
   return path
