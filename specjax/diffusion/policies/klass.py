@@ -1,7 +1,4 @@
-"""Slots are committed that are sure and whose distribution has stopped moving.
-
-Letters: B batch, W window, V vocabulary.
-"""
+"""Slots are committed that are sure and whose distribution has stopped moving."""
 
 import functools
 from typing import NamedTuple
@@ -16,8 +13,8 @@ class Stable(NamedTuple):
   """Knobs of `klass`.
 
   Attributes:
-    least: f32[B], the probability a token must exceed.
-    moved: f32[B], nats: the divergence from the round before must stay below.
+    least: f32[B], the probability that a token must exceed.
+    moved: f32[B], nats: the divergence from the round before must stay below it,
     rounds: i32[B], for so many rounds running.
   """
 

@@ -1,7 +1,4 @@
-"""A small network says which tokens are final already.
-
-Letters: B batch, W window, H hidden width.
-"""
+"""A small network of hidden width H says which tokens are final already."""
 
 import functools
 from typing import NamedTuple

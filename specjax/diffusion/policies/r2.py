@@ -1,7 +1,4 @@
-"""Clusters of slots, runs of a token and tokens that stay are committed after another policy.
-
-Letters: B batch, W window.
-"""
+"""Clusters of slots, runs of a token and tokens that stay are committed after another policy."""
 
 import functools
 from typing import Any, NamedTuple
@@ -17,7 +14,7 @@ class Redundancy(NamedTuple):
   """Knobs of `r2`.
 
   Attributes:
-    base: of the policy that goes first.
+    base: params of the policy that goes first.
     cluster: f32[B], what three neighbours must reach on average; published 0.8.
     run: f32[B], what the best of a run of one token must exceed; published 0.8.
     stay: f32[B], what a token that stays must reach; published 0.8.
@@ -32,7 +29,7 @@ class Redundancy(NamedTuple):
 
 
 class Persistence(NamedTuple):
-  """The base's memory; the last token i32[B, W] of each slot, and for how many rounds i32[B, W]."""
+  """The base's memory; each slot's last token i32[B, W], and for how many rounds it has stayed."""
 
   base: Any
   token: Array

@@ -1,7 +1,4 @@
-"""All slots are committed of which enough is known; how much that is may depend on the place.
-
-Letters: B batch, W window.
-"""
+"""Every slot is committed whose prediction is sure enough; how sure may depend on the place."""
 
 import functools
 from typing import NamedTuple
@@ -12,11 +9,7 @@ from specjax.diffusion.base import Knob, Policy, Prediction
 
 
 class Threshold(NamedTuple):
-  """Knobs of `threshold`.
-
-  Attributes:
-    least: f32[B], the probability that suffices; published 0.9.
-  """
+  """The knob of `threshold`: the probability f32[B] that suffices; published 0.9."""
 
   least: Knob = 0.9
 
@@ -29,18 +22,14 @@ def threshold() -> Policy:
   """
 
   def select(params: Threshold, memory, prediction: Prediction):
-    sure = prediction.confidence >= params.least[:, None]
-    return prediction.open & sure, prediction.confidence, memory
+    commit = prediction.open & (prediction.confidence >= params.least[:, None])
+    return commit, prediction.confidence, memory
 
   return Policy("threshold", lambda B, W, V: (), select, Threshold)
 
 
 class EntropyThreshold(NamedTuple):
-  """Knobs of `entropy_threshold`.
-
-  Attributes:
-    most: f32[B], the entropy in nats that a slot may have; published 0.45 to 0.5.
-  """
+  """The knob of `entropy_threshold`: nats f32[B] that a slot may have; published 0.45 to 0.5."""
 
   most: Knob = 0.5
 
@@ -53,8 +42,8 @@ def entropy_threshold() -> Policy:
   """
 
   def select(params: EntropyThreshold, memory, prediction: Prediction):
-    sure = prediction.entropy <= params.most[:, None]
-    return prediction.open & sure, -prediction.entropy, memory
+    commit = prediction.open & (prediction.entropy <= params.most[:, None])
+    return commit, -prediction.entropy, memory
 
   return Policy("entropy_threshold", lambda B, W, V: (), select, EntropyThreshold)
 
@@ -113,7 +102,7 @@ def hierarchy() -> Policy:
     run = jnp.cumsum(begins.astype(jnp.int32), 1)
     same = (run[:, :, None] == run[:, None]) & open_[:, None]
     best = jnp.where(same, c[:, None], -1.0).max(-1)
-    # Of equals the one on the left wins.
+    # Of equal confidences the one on the left wins.
     slot = jnp.arange(c.shape[1], dtype=jnp.int32)
     elder = same & (c[:, None] == c[:, :, None]) & (slot[None] < slot[:, None])[None]
     top = open_ & (c == best) & ~elder.any(-1)

@@ -1,0 +1,173 @@
+"""The open slots of the best scores are committed; each policy has a score, and says how many."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion.base import Knob, Params, Policy, Prediction
+
+
+def _best(
+  name: str, score: Callable[[Prediction], Array], count: Callable[[Params, Prediction], Array],
+  knobs: type,
+) -> Policy:  # fmt: skip
+  """The policy that commits the `count` i32[B] open slots of the highest score f32[B, W].
+
+  Of equal scores the one on the left goes first.
+  """
+
+  def select(params: Params, memory, prediction: Prediction):
+    value = score(prediction)
+    order = jnp.argsort(jnp.where(prediction.open, -value, jnp.inf), axis=1)
+    rank = jnp.argsort(order, axis=1)
+    return prediction.open & (rank < count(params, prediction)[:, None]), value, memory
+
+  return Policy(name, lambda B, W, V: (), select, knobs)
+
+
+def _confidence(prediction: Prediction) -> Array:
+  return prediction.confidence
+
+
+class Quota(NamedTuple):
+  """The knob of policies whose score alone tells them apart: i32[B], commits per round."""
+
+  slots: Knob = 1
+
+
+def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
+  return _best(name, score, lambda params, prediction: params.slots, Quota)
+
+
+@functools.cache
+def random() -> Policy:
+  """LOSSY: commits slots anywhere in the block; one per round is exact for a random order."""
+  return _quota("random", lambda prediction: prediction.uniform)
+
+
+@functools.cache
+def confidence() -> Policy:
+  """LOSSY: commits the slots of the most probable tokens (low-confidence remasking, LLaDA).
+
+  Nie et al. 2025 (arXiv 2502.09992).
+  """
+  return _quota("confidence", _confidence)
+
+
+@functools.cache
+def margin() -> Policy:
+  """LOSSY: commits the slots where the likeliest token leads the most (Dream's topk_margin)."""
+  return _quota("margin", lambda prediction: prediction.margin)
+
+
+@functools.cache
+def entropy() -> Policy:
+  """LOSSY: commits the slots of the least entropy (Dream's default)."""
+  return _quota("entropy", lambda prediction: -prediction.entropy)
+
+
+@functools.cache
+def left_to_right() -> Policy:
+  """LOSSY: commits the next slots; one per round is exact for that order.
+
+  A baseline of ParallelBench (Kang et al. 2025, arXiv 2510.04767).
+  """
+  return _quota("left_to_right", lambda prediction: -prediction.position.astype(jnp.float32))
+
+
+class WarmUp(NamedTuple):
+  """The knob of `warm_up`: i32[B], the first rounds of a block, which commit one slot each."""
+
+  rounds: Knob = 2
+
+
+@functools.cache
+def warm_up() -> Policy:
+  """LOSSY: commits one slot per round for some rounds of a block, then all that are left.
+
+  MDGR's two stages (2026, arXiv 2601.19501), made for short tuples of codes.
+  """
+
+  def count(params: WarmUp, prediction: Prediction) -> Array:
+    return jnp.where(prediction.step >= params.rounds, prediction.open.shape[1], 1)
+
+  return _best("warm_up", _confidence, count, WarmUp)
+
+
+def _leading(ok: Array) -> Array:
+  """i32[B]: how many of bool[B, W] are True before the first that is not."""
+  return jnp.cumprod(ok.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
+
+
+def _confidences(prediction: Prediction) -> tuple[Array, Array]:
+  """(c f32[B, W], the n-th highest confidence of an open slot, then -1; n f32[1, W])."""
+  c = -jnp.sort(jnp.where(prediction.open, -prediction.confidence, 1.0), axis=1)
+  return c, jnp.arange(1, c.shape[1] + 1, dtype=jnp.float32)[None]
+
+
+class Factor(NamedTuple):
+  """The knob of `factor`: f of the rule, f32[B]; published 1."""
+
+  most: Knob = 1.0
+
+
+@functools.cache
+def factor() -> Policy:
+  """LOSSY: commits the n surest slots, n the largest with (n + 1) (1 - c_n) <= f.
+
+  Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2); c_n is the n-th confidence.
+  """
+
+  def count(params: Factor, prediction: Prediction) -> Array:
+    c, n = _confidences(prediction)
+    return _leading((n + 1) * (1 - c) <= params.most[:, None])
+
+  return _best("factor", _confidence, count, Factor)
+
+
+class Frechet(NamedTuple):
+  """The knob of `frechet`: d of the rule, f32[B]; published 0.25."""
+
+  delta: Knob = 0.25
+
+
+@functools.cache
+def frechet() -> Policy:
+  """LOSSY: commits the n surest slots, n the largest with max(0, sum c - (n - 1)) - (1 - c_n) > d.
+
+  max(..) is Frechet's lower bound on the probability that all n are right, c their confidences.
+  Fast-dLLM++ (2026). With all confidences equal this is `factor` with f = 1 - d, otherwise it
+  commits no less.
+  """
+
+  def count(params: Frechet, prediction: Prediction) -> Array:
+    c, n = _confidences(prediction)
+    together = jnp.maximum(jnp.cumsum(c, 1) - (n - 1), 0.0)
+    return _leading((together - (1 - c) > params.delta[:, None]) & (c >= 0))
+
+  return _best("frechet", _confidence, count, Frechet)
+
+
+class EntropyBound(NamedTuple):
+  """The knob of `entropy_bound`: nats f32[B] of the slots before one; published 0.1 to 0.15."""
+
+  most: Knob = 0.1
+
+
+@functools.cache
+def entropy_bound() -> Policy:
+  """LOSSY: commits slots by rising entropy while those before them hold few nats.
+
+  EB-Sampler (Ben-Hamu et al. 2025, arXiv 2505.24857): the sum, less its largest term, bounds the
+  mutual information of what is committed together.
+  """
+
+  def count(params: EntropyBound, prediction: Prediction) -> Array:
+    H = jnp.sort(jnp.where(prediction.open, prediction.entropy, jnp.inf), axis=1)
+    before = jnp.pad(jnp.cumsum(H, 1), ((0, 0), (1, 0)))[:, :-1]
+    return ((before <= params.most[:, None]) & jnp.isfinite(H)).sum(1, dtype=jnp.int32)
+
+  return _best("entropy_bound", lambda prediction: -prediction.entropy, count, EntropyBound)
