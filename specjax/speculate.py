@@ -14,16 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import (
-  Context,
-  Draft,
-  Drafter,
-  Evaluation,
-  Params,
-  Processor,
-  Target,
-  Verifier,
-)
+from specjax.base import Context, Draft, Drafter, Evaluation, Params, Processor, Target, Verifier
 from specjax.sampling import Noise, Settings, Source, warp
 from specjax.trees.structure import ancestors, at
 
@@ -265,6 +256,23 @@ def round_(
   )
 
 
+def until_done(
+  run: Callable[[Any], Any], done: Callable[[Any], Array], state: Any, rounds: Array,
+  while_loop: Callable[..., Any] = jax.lax.while_loop,
+) -> Any:  # fmt: skip
+  """Repeats the round `run` until every row is `done` bool[B], `rounds` i32[] times at most."""
+
+  def unfinished(carry) -> Array:
+    i, state = carry
+    return (i < rounds) & ~done(state).all()
+
+  def body(carry):
+    i, state = carry
+    return i + 1, run(state)
+
+  return while_loop(unfinished, body, (jnp.int32(0), state))[1]
+
+
 def advance(
   method: Method, weights: Weights, request: Request, state: State, rounds: Array, *,
   while_loop: Callable[..., Any] = jax.lax.while_loop, source: Callable[..., Source] = Noise,
@@ -277,15 +285,10 @@ def advance(
     rounds: i32[], traced.
   """
 
-  def unfinished(carry) -> Array:
-    i, state = carry
-    return (i < rounds) & ~state.done.all()
+  def run(state: State) -> State:
+    return round_(method, weights, request, state, source)
 
-  def body(carry):
-    i, state = carry
-    return i + 1, round_(method, weights, request, state, source)
-
-  return while_loop(unfinished, body, (jnp.int32(0), state))[1]
+  return until_done(run, lambda state: state.done, state, rounds, while_loop)
 
 
 compiled_start = jax.jit(start, static_argnames=("method", "capacity"))

@@ -1,1 +1,1 @@
-"""Masked diffusion: a canvas, a denoiser, a policy that says which slots to commit."""
+"""Masked diffusion; `base` is the contract, and says what the letters in all shapes mean."""

@@ -1,9 +1,9 @@
 """Any-subset speculative decoding: slots filled in any order, several in two passes, exactly.
 
 ASSD (Guo and Ermon 2025, arXiv 2504.20456). A network that knows the distribution of a slot given
-any others is its own draft model. One pass says the next ranks' distributions given the known slots
-alone, from which tokens are drawn as if they were independent. A second one says what each
-distribution is once the tokens of lower rank are there, by which they are accepted or replaced.
+any others is its own draft model. One pass gives the distributions q of the next ranks given the
+known slots alone, from which tokens are drawn as if they were independent. A second pass gives the
+distribution p of each rank given the drawn tokens of lower rank too, by which they are verified.
 
 One round, for a row in which 4 slots of 7 are known and k = 3 are guessed:
 
@@ -13,14 +13,13 @@ One round, for a row in which 4 slots of 7 are known and k = 3 are guessed:
     accept   "the" always, since its p is q; then "." and "a", one after the other, while u q < p;
              the first that fails is drawn anew from norm(max(p - q, 0)), what follows is dropped
 
-Where none fails, the joint pass has said the distribution of the rank after the last as well: a
-token is drawn from it. (The published code leaves it.) A round fills two slots at least, or the
-last one in one pass, so there are never more passes than slots.
+Where none fails, the joint pass gives the distribution of the rank after the last as well, and a
+token is drawn from it, which the published code does not do. A round fills two slots at least, or
+the last one in one pass, so there are never more passes than slots.
 
 EXACT: texts have the distribution of plain decoding, one slot after the other in the same order.
-Noise belongs to the request and the rank a round begins at, so a batch gives what its rows give.
-
-Letters: B batch, L canvas length, k guesses, V vocabulary.
+Noise depends on the request and the rank a round begins at, so a row's text is the same in any
+batch.
 """
 
 from collections.abc import Callable
@@ -30,9 +29,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Params
+from specjax.base import Params
 from specjax.diffusion.base import Canvas
 from specjax.sampling import DRAFT, Noise, Settings, Source, warp
+from specjax.speculate import until_done
+from specjax.trees import structure
 from specjax.verifiers import chain
 
 
@@ -40,12 +41,12 @@ class AnyOrder(NamedTuple):
   """A model of every slot given any others, as pure functions. `params` is a pytree of its own.
 
   Both functions take (params, tokens i32[B, L], known bool[B, L], rank i32[B, L]) and return
-  log-probabilities f32[B, L, V]; rows of known slots mean nothing, but are not NaN.
+  log-probabilities f32[B, L, V]; those of known slots mean nothing, but are not NaN.
 
   `rank` is -1 in slots that were given, then 0, 1, .. in the order of filling; slots that do not
-  take part have L. `known` are all slots below some rank. Tokens elsewhere are not looked at.
+  take part have L. `known` are all slots below some rank; tokens elsewhere are not read.
   A distribution may depend on the order in which the known slots were filled, but on nothing else:
-  for the lowest unknown rank, `draft` and `joint` say the same.
+  for the lowest unknown rank, `draft` and `joint` give the same.
 
   Attributes:
     vocab_size: V (static).
@@ -75,9 +76,9 @@ class State(NamedTuple):
 
   Attributes:
     tokens: i32[B, L].
-    rank: i32[B, L], see `AnyOrder`. Slots below `filled` are known.
+    rank: i32[B, L], see `AnyOrder`. Slots whose rank is below `filled` are known.
     filled: i32[B], slots filled so far.
-    total: i32[B], slots to fill.
+    total: i32[B], slots to fill, the filled ones included.
     passes: i32[B], of the model while the row was live.
   """
 
@@ -96,11 +97,10 @@ def start(canvas: Canvas, order: Array) -> State:
     order: i32[B, L], the lowest first; ties from left to right. All equal is the paper's order.
   """
   B, L = canvas.tokens.shape
-  inside = jnp.arange(L)[None] < canvas.end[:, None]
-  todo = canvas.masked & inside
+  todo = canvas.masked & canvas.inside
   slots = jnp.lexsort((order, ~todo), axis=-1)
   place = jnp.argsort(slots, axis=-1).astype(jnp.int32)
-  rank, zero = jnp.where(todo, place, jnp.where(inside, -1, L)), jnp.zeros(B, jnp.int32)
+  rank, zero = jnp.where(todo, place, jnp.where(canvas.inside, -1, L)), jnp.zeros(B, jnp.int32)
   tokens, total = jnp.where(todo, 0, canvas.tokens), todo.sum(1, dtype=jnp.int32)
   return State(tokens, rank, filled=zero, total=total, passes=zero)
 
@@ -130,20 +130,14 @@ def round_(
     lambda: jnp.zeros_like(q),
   )
 
-  # A chain whose root is the first guess: what is certain is not verified.
-  step = jnp.broadcast_to(step[:, :-1], drafted.shape)
-  draft = Draft(
-    tokens=drafted,
-    parent=jnp.maximum(step - 1, 0),
-    depth=step,
-    valid=step < jnp.maximum(left, 1)[:, None],
-    log_probs=jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf),
-  )
+  # The root of the chain is the first guess, which is accepted in any case.
+  after = jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf)
+  draft = structure.chain(drafted, step[:, :-1] < jnp.maximum(left, 1)[:, None], after)
   verdict = chain.leave(draft, p, chain.coins(draft, p, noise), noise, "chain")
   emitted = jnp.minimum(verdict.count + 2, left)
   new = jnp.concatenate([drafted[:, :1], verdict.tokens], 1)
   column = jnp.where(jnp.arange(guesses + 1)[None] < emitted[:, None], column, L)
-  used = jnp.minimum(left, 2)  # passes: none for a finished row, no joint one for the last slot
+  used = jnp.minimum(left, 2)  # a finished row needs no pass, the last slot no joint pass
   tokens = tokens.at[row, column].set(new, mode="drop")
   return State(tokens, rank, filled + emitted, total, passes + used)
 
@@ -160,16 +154,10 @@ def advance(
       as many passes as slots, as in plain decoding.
   """
 
-  def unfinished(carry) -> Array:
-    i, state = carry
-    return (i < rounds) & (state.filled < state.total).any()
+  def run(state: State) -> State:
+    return round_(model, params, request, state, guesses, source(request.key, state.filled))
 
-  def body(carry):
-    i, state = carry
-    noise = source(request.key, state.filled)
-    return i + 1, round_(model, params, request, state, guesses, noise)
-
-  return while_loop(unfinished, body, (jnp.int32(0), state))[1]
+  return until_done(run, lambda state: state.filled >= state.total, state, rounds, while_loop)
 
 
 compiled_start = jax.jit(start)

@@ -21,10 +21,11 @@ This file imports nothing of the package.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 
 Params = Any  # a pytree of arrays
-Knob = Any  # an array [B], a value for every row; the default of such a field is a number
+Knob = Any  # an array [B], a value for every row; its default is a number
 
 
 class Canvas(NamedTuple):
@@ -40,21 +41,26 @@ class Canvas(NamedTuple):
   masked: Array
   end: Array
 
+  @property
+  def inside(self) -> Array:
+    """bool[B, L]: the slots before `end`."""
+    return jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None] < self.end[:, None]
+
 
 class Prediction(NamedTuple):
   """What the denoiser says of the window; entry w is slot `position` = lo + w of its row.
 
-  What is not looked at costs nothing: the compiler leaves it out.
+  A field that nobody reads costs nothing: the compiler leaves it out.
 
   Attributes:
-    token: i32[B, W]. What would be committed: the argmax, or a draw. Never the mask token.
-    confidence: f32[B, W]. Its probability at temperature 1.
+    token: i32[B, W]. What would be committed: the argmax, or a draw; never the mask token.
+    confidence: f32[B, W]. The probability of `token` at temperature 1.
     entropy: f32[B, W], nats, at temperature 1.
-    margin: f32[B, W]. Probability of the likeliest token less that of the second.
+    margin: f32[B, W]. The probability of the likeliest token less that of the second.
     log_probs: f32[B, W, V]. Log-probabilities at temperature 1, -inf for the mask token.
     position: i32[B, W].
-    masked: bool[B, W]. Masked slots before the canvas's end.
-    open: bool[B, W]. Those of the block.
+    masked: bool[B, W]. The masked slots before the canvas's end.
+    open: bool[B, W]. The masked slots of the block.
     block: bool[B, W]. The slots of the block, masked or not.
     step: i32[B]. Rounds spent in the block before this one.
     uniform: f32[B, W]. Noise from [0, 1) of this round.
@@ -91,7 +97,7 @@ class Pieces(NamedTuple):
   x [B, N, E] is the residual stream before layer i (static); nothing but `attention` mixes slots.
 
   Attributes:
-    layers: how many (static).
+    layers: how many layers there are (static).
     embed: (params, tokens i32[B, N]) -> x.
     project: (params, i, x, position i32[B, N]) -> (q [B, H, N, C], k [B, K, N, C], v).
     values: (params, i, x) -> v [B, K, N, C] alone.
@@ -110,17 +116,18 @@ class Pieces(NamedTuple):
 
 
 class Denoiser(NamedTuple):
-  """A masked diffusion model as pure functions. `params` is a pytree only these functions read.
+  """A masked diffusion model as pure functions; `params` is a pytree that only they read.
 
   Attributes:
     vocab_size: V (static).
     mask: id of the mask token (static).
-    shift: the state that predicts slot i is that of slot i - 1 (Dream); False: its own (LLaDA).
+    shift: True where the state of slot i - 1 predicts slot i (Dream), False where its own state
+      does (LLaDA).
     evaluate: (params, tokens i32[B, N], position i32[B, N], seen bool[B, N], Earlier or None) ->
       (states [B, N, E] after the final norm, kv of these N slots). `seen` says which of the N may
       be attended to.
     head: (params, states [..., E]) -> logits f32[..., V].
-    pieces: of `evaluate`, or None where it is no stack of layers.
+    pieces: `evaluate` layer by layer, or None where it is no stack of layers.
   """
 
   vocab_size: int
@@ -139,8 +146,7 @@ class Cache(NamedTuple):
     init: (params, canvas) -> cache, a fixed-shape pytree.
     states: (params, cache, canvas, lo i32[B], fresh bool[B]) -> ([B, W, E], cache): what predicts
       slots lo..lo + W - 1. `fresh` marks rows that begin a block.
-    steady: a pass finds the same whichever of the passes between it and its block's first there
-      were.
+    steady: whether a pass finds the same when passes between it and its block's first are left out.
   """
 
   name: str
@@ -154,10 +160,10 @@ class Transform(NamedTuple):
 
   Attributes:
     name: its key in `TRANSFORMS`.
-    init: (B, W, V) -> memory, a fixed-shape pytree of arrays [B, ..]; again where a block begins.
+    init: (B, W, V) -> memory, a fixed-shape pytree of arrays [B, ..], new for every block.
     apply: (params, memory, logits f32[B, W, V], masked bool[B, W], step i32[B]) -> (logits,
       memory). The mask token's logits are -inf. `step` counts the block's rounds before this one.
-    knobs: class of `params`, a NamedTuple of arrays [B]; a knob's default is a number.
+    knobs: class of `params`, a NamedTuple of `Knob`s.
   """
 
   name: str
@@ -171,11 +177,11 @@ class Policy(NamedTuple):
 
   Attributes:
     name: its key in `POLICIES`.
-    init: (B, W, V) -> memory, at the start and again in rows that begin a block.
-    select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory). A slot
-      that is not open is committed only if it is `masked`: so a policy reaches past its block. The
-      open slot of the highest score is committed where `commit` names none.
-    knobs: class of `params`, a NamedTuple of arrays [B]; a knob's default is a number.
+    init: (B, W, V) -> memory, new for every block.
+    select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory). Any slot
+      that is `masked` may be committed, so that a policy can reach past its block. Where `commit`
+      names no open slot, the one of the highest score is committed.
+    knobs: class of `params`, a NamedTuple of `Knob`s.
   """
 
   name: str
@@ -192,7 +198,7 @@ class Blocks(NamedTuple):
     window: W, the longest block (static).
     size: (params, prediction) -> i32[B], 1..W; asked in a block's first round, where
       `prediction.open` holds all masked slots of the window.
-    knobs: class of `params`, a NamedTuple of arrays [B]; a knob's default is a number.
+    knobs: class of `params`, a NamedTuple of `Knob`s.
   """
 
   name: str
@@ -207,8 +213,8 @@ class Stopping(NamedTuple):
   Attributes:
     name: its key in `STOPPING`.
     end: (params, canvas, prediction, commit bool[B, W], full bool[B]) -> the canvas, with an
-      earlier end or with slots after the text filled; it already holds what was committed. `full`
-      marks rows whose block has no masked slot left. `params` i32[M] are the tokens that end.
+      earlier end or with slots after the text filled; the argument holds what was committed.
+      `full` marks rows whose block has no masked slot left; `params` i32[M] are the end tokens.
   """
 
   name: str

@@ -1,7 +1,4 @@
-"""Rules that say how long the next block is.
-
-Letters: B batch, W window.
-"""
+"""Rules that say how long the next block is."""
 
 import functools
 from collections.abc import Callable
@@ -10,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.diffusion.base import Blocks, Knob, Prediction
 
 
@@ -26,14 +24,9 @@ def fixed(size: int = 32, ahead: int = 0) -> Blocks:
   Raises:
     ValueError: a block of less than one slot.
   """
-  if size < 1 or ahead < 0:
-    raise ValueError(f"size={size}, ahead={ahead}: accepted are blocks of 1 slot or more, and 0 or "
-                     "more slots ahead.")  # fmt: skip
-  return Blocks(
-    "fixed",
-    size + ahead,
-    lambda params, prediction: jnp.full(prediction.step.shape, size, jnp.int32),
-  )
+  checks.whole("size", size, 1, note="slots of a block")
+  checks.whole("ahead", ahead, note="slots past the block")
+  return Blocks("fixed", size + ahead, lambda params, seen: jnp.full_like(seen.step, size))
 
 
 class Delimiters(NamedTuple):
@@ -42,8 +35,8 @@ class Delimiters(NamedTuple):
   Attributes:
     tokens: i32[M], delimiters, such as the line break.
     least: f32[B], tau_D, the probability a delimiter needs; published 0.3 (LLaDA), 0.5 (Dream).
-    size: i32[B], the block where no delimiter is; the window bounds it.
-    reach: i32[B], the slots in which one is looked for; published a quarter of the answer.
+    size: i32[B], the length of a block without a delimiter; the window bounds it.
+    reach: i32[B], how many slots are searched for one; published a quarter of the answer.
   """
 
   tokens: Array
@@ -64,8 +57,7 @@ def adaptive(window: int = 32) -> Blocks:
   Raises:
     ValueError: a window of less than one slot.
   """
-  if window < 1:
-    raise ValueError(f"window={window}: accepted are blocks of 1 slot or more.")
+  checks.whole("window", window, 1, note="slots of a block")
 
   def size(params: Delimiters, prediction: Prediction) -> Array:
     offset = jnp.arange(window, dtype=jnp.int32)[None]

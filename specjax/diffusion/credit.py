@@ -1,7 +1,4 @@
-"""A token that was the likeliest in earlier rounds counts for more.
-
-Letters: B batch, W window, V vocabulary.
-"""
+"""A token that was the likeliest in earlier rounds counts for more."""
 
 import functools
 from collections.abc import Callable
@@ -36,18 +33,14 @@ def credit() -> Transform:
   the power gamma. CreditDecoding (2025, arXiv 2510.06133, section 3).
   """
 
-  def init(B: int, W: int, V: int) -> Array:
-    return jnp.zeros((B, W, V))
-
   def apply(params: Credit, earned: Array, logits: Array, masked: Array, step: Array):
     alpha, beta, gamma = (x[:, None, None] for x in params)
     probs = jax.nn.softmax(logits)
     best = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1])
-    gain = jnp.where(masked[..., None], best * probs**gamma, 0.0)
-    earned = beta * earned + gain
+    earned = beta * earned + jnp.where(masked[..., None], best * probs**gamma, 0.0)
     return logits + alpha * jnp.log1p(earned), earned
 
-  return Transform("credit", init, apply, Credit)
+  return Transform("credit", lambda B, W, V: jnp.zeros((B, W, V)), apply, Credit)
 
 
 TRANSFORMS: dict[str, Callable[..., Transform]] = {"credit": credit}

@@ -3,40 +3,29 @@
 Rows are independent: each has its own block, end and noise, so a batch of N gives what N batches of
 one give. Thresholds are arrays in `Weights`: changing them, or giving every row its own, compiles
 nothing anew.
-
-Letters: B batch, L canvas length, W window, V vocabulary.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import (
-  Blocks,
-  Cache,
-  Canvas,
-  Denoiser,
-  Params,
-  Policy,
-  Prediction,
-  Stopping,
-  Transform,
-)
+from specjax.diffusion import base
+from specjax.diffusion.base import Canvas, Params, Prediction
+from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
 
 
 class Method(NamedTuple):
   """What is fixed when the loop is compiled."""
 
-  denoiser: Denoiser
-  cache: Cache
-  policy: Policy
-  blocks: Blocks
-  stopping: Stopping
-  transforms: tuple[Transform, ...] = ()
+  denoiser: base.Denoiser
+  cache: base.Cache
+  policy: base.Policy
+  blocks: base.Blocks
+  stopping: base.Stopping
+  transforms: tuple[base.Transform, ...] = ()
 
 
 class Weights(NamedTuple):
@@ -65,16 +54,13 @@ class State(NamedTuple):
   """What rides in the loop.
 
   Attributes:
-    canvas: Canvas.
-    lo, hi: i32[B], the block.
+    lo, hi: i32[B], the block: its first slot, and the one after its last.
     step: i32[B], rounds spent in the block.
-    cache: the state of the cache.
-    memory: the policy's.
-    transforms: the memory of each transform.
+    cache, memory, transforms: what the cache, the policy and each transform keep.
     forwards: i32[B], passes of the denoiser while the row was live.
     when: i32[B, L], the round that committed a slot; -1 for slots that were given, are masked, or
       were filled after the text's end.
-    log_prob: f32[B, L], nats: of what was committed, then; 0 elsewhere.
+    log_prob: f32[B, L], nats, of each committed token in the round of its commit; 0 elsewhere.
     done: bool[B].
   """
 
@@ -93,14 +79,14 @@ class State(NamedTuple):
 
 def _first_masked(canvas: Canvas) -> Array:
   """i32[B]: the first slot to fill, the end where there is none."""
-  inside = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None] < canvas.end[:, None]
-  todo = canvas.masked & inside
+  todo = canvas.masked & canvas.inside
   return jnp.where(todo.any(1), jnp.argmax(todo, 1).astype(jnp.int32), canvas.end)
 
 
-def _size(method: Method) -> tuple[int, int]:
-  """(W, V)."""
-  return method.blocks.window, method.denoiser.vocab_size
+def _memories(method: Method, B: int) -> tuple[Any, tuple[Any, ...]]:
+  """The memories of the policy and of each transform with which a block begins."""
+  shape = B, method.blocks.window, method.denoiser.vocab_size
+  return method.policy.init(*shape), tuple(t.init(*shape) for t in method.transforms)
 
 
 def start(method: Method, weights: Weights, canvas: Canvas) -> State:
@@ -108,26 +94,26 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
 
   Args:
     method: static.
-    canvas: its length L reaches W slots past every end, so that no window leaves it.
+    canvas: its length L must reach W slots past every end, so that no window leaves it.
   """
   B, L = canvas.tokens.shape
   tokens = jnp.where(canvas.masked, method.denoiser.mask, canvas.tokens)
   canvas = canvas._replace(tokens=tokens)
   lo, zero = _first_masked(canvas), jnp.zeros(B, jnp.int32)
+  memory, transforms = _memories(method, B)
   return State(
-    canvas=canvas, lo=lo, hi=lo, step=zero,
-    cache=method.cache.init(weights.denoiser, canvas),
-    memory=method.policy.init(B, *_size(method)),
-    transforms=tuple(t.init(B, *_size(method)) for t in method.transforms),
-    forwards=zero, when=jnp.full((B, L), -1, jnp.int32), log_prob=jnp.zeros((B, L)),
-    done=lo >= canvas.end,
+    canvas=canvas, lo=lo, hi=lo, step=zero, cache=method.cache.init(weights.denoiser, canvas),
+    memory=memory, transforms=transforms, forwards=zero, when=jnp.full((B, L), -1, jnp.int32),
+    log_prob=jnp.zeros((B, L)), done=lo >= canvas.end,
   )  # fmt: skip
 
 
-def predict(logits: Array, request: Request, position: Array, forwards: Array) -> Prediction:
-  """The window's statistics, of logits f32[B, W, V]; what depends on the block is left empty.
+def _predict(
+  logits: Array, request: Request, position: Array, masked: Array, state: State
+) -> Prediction:
+  """What logits f32[B, W, V] say of the window, whose masked slots all count as open.
 
-  The noise of a slot depends on its request and position only, so that a slot is drawn alike in
+  The noise of a slot depends on its request and position only, so that its token is the same in
   whatever round it is committed.
   """
   log_probs = jax.nn.log_softmax(logits)
@@ -148,12 +134,12 @@ def predict(logits: Array, request: Request, position: Array, forwards: Array) -
   entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(-1)
   confidence = jnp.take_along_axis(probs, token[..., None], -1)[..., 0]
   fold = jax.vmap(jax.random.fold_in)
-  rounds = fold(fold(request.key, jnp.full_like(forwards, -1)), forwards)  # apart from the slots'
+  # The keys of rounds differ from those of slots.
+  rounds = fold(fold(request.key, jnp.full_like(state.forwards, -1)), state.forwards)
   uniform = jax.vmap(lambda k: jax.random.uniform(k, position.shape[1:]))(rounds)
-  nothing = jnp.zeros(position.shape, bool)
   return Prediction(
-    token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, nothing, nothing,
-    nothing, forwards, uniform,
+    token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, masked, masked,
+    jnp.ones_like(masked), state.step, uniform,
   )  # fmt: skip
 
 
@@ -169,7 +155,6 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   denoiser, _, policy, blocks, stopping, transforms = method
   canvas, live = state.canvas, ~state.done
   B, W = len(live), blocks.window
-  fresh = state.step == 0
   row = jnp.arange(B)[:, None]
 
   position = state.lo[:, None] + jnp.arange(W, dtype=jnp.int32)[None]
@@ -180,16 +165,16 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
     logits, own = t.apply(params, own, logits, masked, state.step)
     memories.append(own)
-  prediction = predict(logits, request, position, state.forwards)
-  prediction = prediction._replace(masked=masked, open=masked, step=state.step)
-  hi = jnp.where(fresh, state.lo + blocks.size(weights.blocks, prediction), state.hi)
+  prediction = _predict(logits, request, position, masked, state)
+  size = blocks.size(weights.blocks, prediction)
+  hi = jnp.where(state.step == 0, state.lo + size, state.hi)
   hi = jnp.minimum(hi, canvas.end)
   open_ = masked & (position < hi[:, None])
   prediction = prediction._replace(open=open_, block=position < hi[:, None])
 
   commit, score, memory = policy.select(weights.policy, state.memory, prediction)
   best = jnp.argmax(jnp.where(open_, score, -jnp.inf), 1)[:, None]
-  # Where all scores are -inf, the first open slot.
+  # Where all scores are -inf, the first open slot is the best.
   best = jnp.where(open_[row, best], best, jnp.argmax(open_, 1)[:, None])
   commit = commit & masked & live[:, None]
   forced = (jnp.arange(W)[None] == best) & ~(commit & open_).any(1, keepdims=True)
@@ -200,19 +185,15 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
     tokens=canvas.tokens.at[row, column].set(prediction.token, mode="drop"),
     masked=canvas.masked.at[row, column].set(False, mode="drop"),
   )
-  when = state.when.at[row, column].set(
-    jnp.broadcast_to(state.forwards[:, None], (B, W)), mode="drop"
-  )
+  when = state.when.at[row, column].set(state.forwards[:, None], mode="drop")
   log_prob = state.log_prob.at[row, column].set(jnp.log(prediction.confidence), mode="drop")
 
   full = ~(open_ & ~commit).any(1)
-  canvas = rows_where(
-    live, stopping.end(weights.stopping, canvas, prediction, commit, full), canvas
-  )
+  ended = stopping.end(weights.stopping, canvas, prediction, commit, full)
+  canvas = rows_where(live, ended, canvas)
   full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _first_masked(canvas)
-  begun = (policy.init(B, *_size(method)), tuple(t.init(B, *_size(method)) for t in transforms))
-  memory, remembered = rows_where(full, begun, (memory, tuple(memories)))
+  memory, remembered = rows_where(full, _memories(method, B), (memory, tuple(memories)))
   return State(
     canvas=canvas, lo=jnp.where(live & full, following, state.lo), hi=hi,
     step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step), cache=state.cache,
@@ -228,23 +209,13 @@ def round_(method: Method, weights: Weights, request: Request, state: State) -> 
 
 
 def advance(
-  method: Method, weights: Weights, request: Request, state: State, rounds: Array,
-  *, while_loop: Callable[..., Any] = jax.lax.while_loop,
-) -> State:  # fmt: skip
-  """Runs until every row is done, `rounds` i32[] rounds at most. `method`, `while_loop`: static."""
-
-  def unfinished(carry) -> Array:
-    i, state = carry
-    return (i < rounds) & ~state.done.all()
-
-  def body(carry):
-    i, state = carry
-    return i + 1, round_(method, weights, request, state)
-
-  return while_loop(unfinished, body, (jnp.int32(0), state))[1]
+  method: Method, weights: Weights, request: Request, state: State, rounds: Array
+) -> State:
+  """Runs until every row is done, `rounds` i32[] rounds at most; `method` is static."""
+  return until_done(
+    lambda state: round_(method, weights, request, state), lambda state: state.done, state, rounds
+  )
 
 
 compiled_start = jax.jit(start, static_argnames="method")
-compiled_advance = jax.jit(
-  advance, static_argnames=("method", "while_loop"), donate_argnames="state"
-)
+compiled_advance = jax.jit(advance, static_argnames="method", donate_argnames="state")

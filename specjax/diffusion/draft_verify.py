@@ -5,15 +5,12 @@ FreeDave (Wu and Zhang 2025, arXiv 2510.00294). EXACT: token for token this give
 belongs to slots), in no more passes. Canvases are compared as a whole, so policies that commit many
 slots at a time are guessed right less often.
 
-What is known of the canvas already decides its next round; the rounds after it are guessed by
-letting the same policy go on with what is known. One pass reads the K canvases. The first is true.
-Each further one is, where the round before it, decided by what was read of a true canvas, leads to
-it.
-
-Letters: B batch, K guesses, W window, E model width.
+The states of a canvas decide its next round; the rounds after it are guessed by letting the same
+policy go on with these states. One pass reads the K canvases that the guesses lead to. The first is
+true. A further one is true where the round that the states of the true canvas before it decide
+leads to it.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +20,7 @@ from jax import Array
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.denoise import Method, Request, State, Weights
+from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
 
 
@@ -30,8 +28,8 @@ class Drafting(NamedTuple):
   """What rides in the loop.
 
   Attributes:
-    state: as after as many rounds of `denoise`; its `forwards` counts these.
-    states: [B, W, E], what the denoiser says of the canvas.
+    state: what `denoise` has after as many rounds, which its `forwards` counts.
+    states: [B, W, E], the window's, from the last pass.
     passes: i32[B], of the denoiser.
   """
 
@@ -55,16 +53,6 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> Drafting:
   return Drafting(state, states, (~state.done).astype(jnp.int32))
 
 
-def _light(state: State) -> State:
-  return state._replace(cache=())
-
-
-def _same(a: Canvas, b: Canvas) -> Array:
-  """bool[B]: the same tokens, holes and end."""
-  same = (a.tokens == b.tokens) & (a.masked == b.masked)
-  return same.all(1) & (a.end == b.end)
-
-
 def round_(
   method: Method, weights: Weights, request: Request, drafting: Drafting, guesses: int
 ) -> Drafting:
@@ -74,14 +62,14 @@ def round_(
   def act(state: State, states: Array) -> State:
     return denoise.act(method, weights, request, state, states)
 
-  drafts = [act(_light(state), states)]
+  drafts = [act(state._replace(cache=()), states)]
   for _ in range(guesses - 1):
     last = drafts[-1]
     following = act(last, states)
-    # Nothing is known of the next block: there the guesses end.
+    # The states are those of this block: where it ends, the guesses end.
     drafts.append(rows_where(last.step == 0, last, following))
 
-  # K B rows in one pass, each with the cache as it is.
+  # One pass reads K B rows, each with the cache as it was.
   many = jax.tree.map(lambda *x: jnp.concatenate(x), *drafts)
   caches = jax.tree.map(lambda x: jnp.concatenate([x] * guesses), state.cache)
   found, read = denoise.read(method, weights, many._replace(cache=caches))
@@ -92,7 +80,9 @@ def round_(
   true, best = drafts[0], jnp.zeros(len(passes), jnp.int32)
   for k in range(1, guesses):
     following = act(true, of_guess(found, k - 1))
-    kept = (best == k - 1) & ~true.done & _same(following.canvas, drafts[k].canvas)
+    new, guess = following.canvas, drafts[k].canvas
+    same = ((new.tokens == guess.tokens) & (new.masked == guess.masked)).all(1)
+    kept = (best == k - 1) & ~true.done & same & (new.end == guess.end)
     true = rows_where(kept, following, true)
     best = best + kept.astype(jnp.int32)
 
@@ -108,27 +98,21 @@ def round_(
 
 def advance(
   method: Method, weights: Weights, request: Request, drafting: Drafting, rounds: Array,
-  *, guesses: int = 4, while_loop: Callable[..., Any] = jax.lax.while_loop,
+  *, guesses: int = 4,
 ) -> Drafting:  # fmt: skip
   """EXACT: several rounds are made in one pass, until every row is done.
 
   Args:
     rounds: i32[], passes at most.
-    method, guesses, while_loop: static. 1 guess is plain decoding; published 4.
+    method, guesses: static. 1 guess is plain decoding; published 4.
   """
-
-  def unfinished(carry) -> Array:
-    i, drafting = carry
-    return (i < rounds) & ~drafting.state.done.all()
-
-  def body(carry):
-    i, drafting = carry
-    return i + 1, round_(method, weights, request, drafting, guesses)
-
-  return while_loop(unfinished, body, (jnp.int32(0), drafting))[1]
+  return until_done(
+    lambda drafting: round_(method, weights, request, drafting, guesses),
+    lambda drafting: drafting.state.done, drafting, rounds,
+  )  # fmt: skip
 
 
 compiled_start = jax.jit(start, static_argnames="method")
 compiled_advance = jax.jit(
-  advance, static_argnames=("method", "guesses", "while_loop"), donate_argnames="drafting"
+  advance, static_argnames=("method", "guesses"), donate_argnames="drafting"
 )

@@ -1,7 +1,4 @@
-"""Classifier-free guidance makes what the prompt adds to the logits count for more.
-
-Letters: B batch, L canvas length, N slots that are read, V vocabulary, E model width.
-"""
+"""Classifier-free guidance makes what the prompt adds to the logits count for more."""
 
 import functools
 from typing import NamedTuple
@@ -30,18 +27,16 @@ class Guided(NamedTuple):
 def guided(denoiser: Denoiser) -> Denoiser:
   """LOSSY: two passes, one without the prompt, give logits l_u + (w + 1) (l_c - l_u).
 
-  LLaDA (Nie et al. 2025, arXiv 2502.09992), after Ho and Salimans 2022 (arXiv 2207.12598). A
-  denoiser like any other: all policies work on it.
+  LLaDA (Nie et al. 2025, arXiv 2502.09992), after Ho and Salimans 2022 (arXiv 2207.12598). The
+  result is a denoiser like any other, on which all policies work.
   """
 
   def evaluate(params: Guided, tokens: Array, position: Array, seen, earlier=None):
     prompt = jnp.take_along_axis(params.prompt, position, 1)
     hidden = jnp.where(prompt, denoiser.mask, tokens)
-    before: list[Earlier | None] = [None, None]
-    if earlier is not None:
-      before = [Earlier(kv, earlier.visible) for kv in earlier.kv]
-    with_prompt, kv = denoiser.evaluate(params.inner, tokens, position, seen, before[0])
-    without, kv_without = denoiser.evaluate(params.inner, hidden, position, seen, before[1])
+    both = [None] * 2 if earlier is None else [Earlier(kv, earlier.visible) for kv in earlier.kv]
+    with_prompt, kv = denoiser.evaluate(params.inner, tokens, position, seen, both[0])
+    without, kv_without = denoiser.evaluate(params.inner, hidden, position, seen, both[1])
     weight = jnp.broadcast_to(params.weight[:, None, None], (*tokens.shape, 1))
     states = jnp.concatenate([with_prompt, without, weight.astype(without.dtype)], -1)
     return states, (kv, kv_without)

@@ -1,6 +1,6 @@
-"""Guesses of whole texts, weighed by what the slots mean together.
+"""Texts are drawn slot by slot, and weighed by how probable each is as a whole.
 
-Letters: B batch, N slots (all of the canvas), S samples, V vocabulary, E model width.
+Letters beside those of `base`: N all slots of the canvas, S samples.
 """
 
 import functools
@@ -17,40 +17,35 @@ from specjax.sampling import DRAFT, RESIDUAL, Noise, Source
 
 TextLogProbs = Callable[[Params, Array, Array], Array]
 """(params, tokens i32[B, N], seen bool[B, N]) -> f32[B], nats: how probable each whole text is, up
-to a factor. What is not seen does not count."""
+to a constant. Slots that are not seen do not count."""
 
 
 def resample(
   noise: Source, log_q: Array, tokens: Array, masked: Array, log_p: Callable[[Array], Array],
   samples: int,
 ) -> Array:  # fmt: skip
-  """One of S texts drawn slot by slot, by their weights exp(-E).
+  """i32[B, N]: one of S texts drawn slot by slot, chosen with the weights exp(-E).
 
-  E(x) = log q(x) - log p(x), q(x) being the product of the masked slots' distributions; known slots
-  carry nothing. EDLM (Xu et al. 2024, arXiv 2410.21357). Its published code weighs by exp(+E),
-  which leads away from p.
+  E(x) = log q(x) - log p(x), where q(x) is the product of the masked slots' distributions. EDLM (Xu
+  et al. 2024, arXiv 2410.21357). Its published code weighs by exp(+E), which leads away from p.
 
   EXACT for p given the known tokens in the limit of many samples, where q is nowhere zero that p is
-  not; the distance falls as 1 / S. One sample is q.
+  not; the distance falls as 1 / S. One sample is a draw from q.
 
   Args:
     log_q: f32[B, N, V], log-probabilities of each slot.
     tokens: i32[B, N], of which the known ones are kept.
     masked: bool[B, N], what is drawn.
-    log_p: i32[B * S, N] -> f32[B * S], nats, up to a constant of the row; rows of one text follow
-      each other.
+    log_p: i32[B * S, N] -> f32[B * S], nats, up to a constant of each of the B rows, whose S texts
+      follow each other.
     samples: S (static).
-
-  Returns:
-    i32[B, N].
   """
   B, N = tokens.shape
   drawn = noise.children(DRAFT, log_q, samples, False)
-  said = jnp.take_along_axis(log_q, drawn, -1)
-  said = jnp.where(masked[..., None], said, 0.0).sum(1)
+  said = jnp.where(masked[..., None], jnp.take_along_axis(log_q, drawn, -1), 0.0).sum(1)
   texts = jnp.where(masked[..., None], drawn, tokens[..., None]).swapaxes(1, 2)
   weight = log_p(texts.reshape(B * samples, N)).reshape(B, samples) - said
-  # Where p is zero on all of them, any is as good.
+  # Where p is zero on all texts of a row, each is as good.
   weight = jnp.where((weight > -jnp.inf).any(1, keepdims=True), weight, 0.0)
   chosen = noise.draw(RESIDUAL, jax.nn.log_softmax(weight))
   return jnp.take_along_axis(texts, chosen[:, None, None], 1)[:, 0]
@@ -60,8 +55,8 @@ def resample(
 def autoregressive(target: Target) -> TextLogProbs:
   """The log-probability of a text under a causal model, given every token that is not masked.
 
-  The model's params are the text distribution's. Slot 0 has nothing before it: a model that
-  predicts the next token does not say how probable it is, so it counts the same whatever it holds.
+  The params are the model's. The token of slot 0 does not count: a model that predicts the next
+  token does not say how probable the first one is.
   """
 
   def log_prob(params: Params, tokens: Array, seen: Array) -> Array:
@@ -81,7 +76,7 @@ class Reweighted(NamedTuple):
   Attributes:
     inner: the denoiser's own.
     text: the text distribution's.
-    key: key[B], see `sampling.request_keys`; of another seed than the request's.
+    key: key[B], see `sampling.request_keys`; its seed is not the request's.
   """
 
   inner: Params
@@ -100,25 +95,25 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
   1, so that policies which ask for it commit them all; tokens are drawn at temperature 1, and the
   request's temperature changes nothing.
 
-  Every pass comes with one of the text distribution over `samples` texts. Whole canvases are read,
-  so `caches.none` is the only cache.
+  In every pass `log_probs` reads S whole texts. Whole canvases are read, so `caches.none` is the
+  only cache.
 
   Args:
-    denoiser: the network q comes from.
-    log_probs: what p is, `autoregressive` or another.
+    denoiser: the network that gives q.
+    log_probs: says what p is; `autoregressive` or another.
     samples: S (static), published 2.
   """
   tokens_of_v = jnp.arange(denoiser.vocab_size)[None, None]
 
   def evaluate(params: Reweighted, tokens: Array, position: Array, seen: Array, earlier=None):
     if earlier is not None:
-      raise ValueError("a reweighted denoiser weighs whole texts, accepted is caches.none.")
+      raise ValueError("a reweighted denoiser weighs whole texts: the cache accepted is none.")
     states, _ = denoiser.evaluate(params.inner, tokens, position, seen)
     predicts = jnp.maximum(jnp.arange(tokens.shape[1]) - int(denoiser.shift), 0)
     logits = denoiser.head(params.inner, states[:, predicts])
     log_q = jax.nn.log_softmax(jnp.where(tokens_of_v == denoiser.mask, -jnp.inf, logits))
     masked = (tokens == denoiser.mask) & seen
-    # The slots left number the passes: every pass commits one at least.
+    # Every pass commits a slot or more, so each has its own number of masked slots.
     noise = Noise(params.key, masked.sum(1, dtype=jnp.int32))
 
     def log_p(texts: Array) -> Array:
@@ -127,7 +122,7 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
     return resample(noise, log_q, tokens, masked, log_p, samples)[..., None], ()
 
   def head(params: Reweighted, states: Array) -> Array:
-    # Slots past the end stay masked; they have nothing to say, but no NaN either.
+    # Slots past the end stay masked; their logits mean nothing, but must not be NaN.
     return jnp.where((tokens_of_v == states) | (states == denoiser.mask), 0.0, -jnp.inf)
 
   return denoiser._replace(shift=False, evaluate=evaluate, head=head)

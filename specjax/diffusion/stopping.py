@@ -1,7 +1,4 @@
-"""Rules that say where a text ends before its canvas does; their params are the tokens that end.
-
-Letters: B batch, W window.
-"""
+"""Rules that say where a text ends before its canvas does; their params are the tokens that end."""
 
 import functools
 from collections.abc import Callable
@@ -27,7 +24,7 @@ def after_end() -> Stopping:
     ends = (canvas.tokens[..., None] == params[None, None]).any(-1) & ~canvas.masked
     # Only what was filled ends a text; a prompt may hold end markers of its own.
     begin, stop = prediction.position[:, :1], prediction.position[:, -1:]
-    ends = ends & (slot >= begin) & (slot <= stop) & (slot < canvas.end[:, None])
+    ends = ends & (slot >= begin) & (slot <= stop) & canvas.inside
     first = jnp.argmax(ends, 1).astype(jnp.int32)
     return canvas._replace(end=jnp.where(full & ends.any(1), first + 1, canvas.end))
 
@@ -38,8 +35,8 @@ def after_end() -> Stopping:
 def end_of_text_prediction() -> Stopping:
   """LOSSY: a text ends at an end-of-text just committed, else at the most confident guess of one.
 
-  EoTP (Bao et al. 2025, arXiv 2509.25188), within the window. It is bold: a guess far to the right
-  may cut a good answer.
+  EoTP (Bao et al. 2025, arXiv 2509.25188), within the window. A guess far to the right may cut a
+  good answer.
   """
 
   def end(params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full) -> Canvas:
@@ -59,12 +56,9 @@ def end_of_text_prediction() -> Stopping:
 def sure_end(least: float = 0.9) -> Stopping:
   """LOSSY: all is filled after the first end-of-text that is committed, or guessed surely enough.
 
-  This rule is ours: end_of_text_prediction that waits until it is sure, takes the first end in
-  place of the likeliest, and writes end markers in place of cutting. So the model goes on to read
-  a canvas of the size that it began with.
-
-  Args:
-    least: the confidence of a guess that suffices.
+  This rule is ours: unlike end_of_text_prediction it waits until a guess has the confidence
+  `least`, takes the first end and not the likeliest, and fills the rest with end markers, so that
+  the model goes on to read a canvas of the size that it began with.
   """
 
   def end(params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full) -> Canvas:
@@ -74,18 +68,14 @@ def sure_end(least: float = 0.9) -> Stopping:
     marker = jnp.take_along_axis(prediction.token, slot, 1)
     position = jnp.take_along_axis(prediction.position, slot, 1)
     column = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None]
-    rest = ends.any(1, keepdims=True) & (column > position) & (column < canvas.end[:, None])
-    rest = rest & canvas.masked
-    return canvas._replace(
-      tokens=jnp.where(rest, marker, canvas.tokens), masked=canvas.masked & ~rest
-    )
+    rest = ends.any(1, keepdims=True) & (column > position) & canvas.inside & canvas.masked
+    tokens = jnp.where(rest, marker, canvas.tokens)
+    return canvas._replace(tokens=tokens, masked=canvas.masked & ~rest)
 
   return Stopping("sure_end", end)
 
 
 STOPPING: dict[str, Callable[..., Stopping]] = {
-  "whole": whole,
-  "after_end": after_end,
-  "end_of_text_prediction": end_of_text_prediction,
+  "whole": whole, "after_end": after_end, "end_of_text_prediction": end_of_text_prediction,
   "sure_end": sure_end,
-}
+}  # fmt: skip

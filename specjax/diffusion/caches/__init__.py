@@ -1,11 +1,10 @@
-"""What of earlier passes is used again. Each is (denoiser, window) -> Cache, knobs aside."""
+"""What of earlier passes is used again. A builder takes (denoiser, window) and its knobs."""
 
 from collections.abc import Callable
 
 from specjax.diffusion.base import Cache
-from specjax.diffusion.caches.frozen import dual, free, prefix, sliding, vicinity
+from specjax.diffusion.caches.frozen import dual, free, none, prefix, sliding, vicinity
 from specjax.diffusion.caches.similar import similar
-from specjax.diffusion.caches.whole import none
 
 CACHES: dict[str, Callable[..., Cache]] = {
   "none": none, "dual": dual, "vicinity": vicinity, "prefix": prefix, "free": free,

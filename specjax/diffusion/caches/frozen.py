@@ -2,8 +2,6 @@
 
 A suffix shrinks and shapes are static, so a few lengths of it are compiled, and each pass takes the
 shortest that holds the suffixes of all rows.
-
-Letters: B batch, L canvas length, W window.
 """
 
 import functools
@@ -13,13 +11,25 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Cache, Canvas, Denoiser
-from specjax.diffusion.caches.reuse import KVState, Reread, reread, reusing
-from specjax.diffusion.caches.whole import before_end
+from specjax.diffusion.base import Cache, Canvas, Denoiser, Params
+from specjax.diffusion.caches.reuse import KVState, Reread, read, reread, reusing
+
+
+@functools.cache
+def none(denoiser: Denoiser, window: int) -> Cache:
+  """EXACT: every pass reads the whole canvas, nothing is cached."""
+
+  def states(params: Params, cache, canvas: Canvas, lo: Array, fresh: Array):
+    return read(denoiser, window, params, canvas, lo)[0], cache
+
+  return Cache("none", lambda params, canvas: (), states)
 
 
 def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int | None = None):
-  """`again` of `reusing`: the window, slots before and after it; `ahead` masked slots are seen."""
+  """`again` of `reusing`: reads the window, and slots before and after it.
+
+  Of the masked slots the first `ahead` are seen, where it is given.
+  """
   before = max(before, int(denoiser.shift))
 
   def again(params, kv, canvas: Canvas, lo: Array, last: Array, rows: Array):
@@ -27,7 +37,7 @@ def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int 
     count = min(before + window + after, L)
     start = jnp.clip(lo - before, 0, L - count)
     slot = jnp.arange(L, dtype=jnp.int32)[None]
-    inside = before_end(canvas)
+    inside = canvas.inside
     if ahead is not None:
       rank = jnp.cumsum(canvas.masked & inside, 1, dtype=jnp.int32)
       inside = inside & (~canvas.masked | (rank <= ahead))
@@ -44,9 +54,7 @@ def dual(denoiser: Denoiser, window: int) -> Cache:
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1). A shifted denoiser reads the slot before, too.
   """
-  return reusing(
-    "dual", denoiser, window, lambda fresh, memory, lo: fresh, _about(denoiser, window, 0, 0)
-  )
+  return vicinity(denoiser, window, 0, 0, 0)._replace(name="dual")
 
 
 @functools.cache
@@ -57,7 +65,7 @@ def vicinity(
 
   Args:
     before, after: how many neighbours are read on either side.
-    warm_up: a row's first passes, which read all.
+    warm_up: how many of a row's first passes read all.
   """
   return reusing(
     "vicinity", denoiser, window, lambda fresh, memory, lo: fresh | (memory.passes < warm_up),
@@ -73,12 +81,12 @@ def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -
   and what was filled since the last full pass; here they are the block and as many before it.
 
   Args:
-    ahead: masked slots that are seen, from the first on.
+    ahead: how many masked slots are seen, from the first on.
     every: passes from one full pass to the next.
   """
 
   def stale(fresh: Array, memory: KVState, lo: Array) -> Array:
-    # A block further on than a window: what the last one committed would not be read.
+    # If the block has moved by more than a window, the last block's commits would not be read.
     return (memory.passes % every == 0) | (lo - memory.last > window)
 
   again = _about(denoiser, window, window, 0, ahead)
@@ -91,12 +99,12 @@ def _suffix(
   def again(params, kv, canvas: Canvas, lo: Array, last: Array, rows: Array):
     B, L = canvas.tokens.shape
     starts = [L * i // lengths for i in range(lengths)]
-    # A block's last commits are read where the next begins: before, these slots were masked.
+    # The last commits of a block are read where the next block begins: their slots were masked.
     begin = jnp.minimum(lo, last)
     renewed = jnp.arange(L, dtype=jnp.int32)[None] >= begin[:, None]
 
     def take(start: int):
-      part = Reread(jnp.full(B, start, jnp.int32), renewed, before_end(canvas))
+      part = Reread(jnp.full(B, start, jnp.int32), renewed, canvas.inside)
       return lambda kv: reread(denoiser, window, L - start, params, kv, canvas, lo, rows, part)
 
     first = jnp.where(rows, begin - int(denoiser.shift), L).min()

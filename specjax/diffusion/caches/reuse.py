@@ -2,8 +2,6 @@
 
 A denoiser sees both sides, so every commit changes the keys and values of all slots a little.
 Caches differ in which of these changes they leave out.
-
-Letters: B batch, L canvas length, W window, N slots that are read again, E model width.
 """
 
 from collections.abc import Callable
@@ -14,7 +12,23 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Earlier, Params
-from specjax.diffusion.caches.whole import read, reading
+
+
+def reading(denoiser: Denoiser, lo: Array, window: int) -> Array:
+  """i32[B, W]: the slots whose states predict the window's; slot 0 predicts itself."""
+  position = lo[:, None] + jnp.arange(window, dtype=jnp.int32)[None]
+  return jnp.maximum(position - int(denoiser.shift), 0)
+
+
+def read(
+  denoiser: Denoiser, window: int, params: Params, canvas: Canvas, lo: Array
+) -> tuple[Array, Any]:
+  """One pass over all slots: (states [B, W, E] of the window, kv)."""
+  B, L = canvas.tokens.shape
+  position = jnp.broadcast_to(jnp.arange(L, dtype=jnp.int32), (B, L))
+  hidden, kv = denoiser.evaluate(params, canvas.tokens, position, canvas.inside, None)
+  index = reading(denoiser, lo, window)
+  return jnp.take_along_axis(hidden, index[..., None], 1), kv
 
 
 class KVState(NamedTuple):
@@ -22,7 +36,7 @@ class KVState(NamedTuple):
 
   Attributes:
     kv: keys and values, arrays [B, any, L, any].
-    passes: i32[B], how many the row has had.
+    passes: i32[B], how many passes the row has had.
     last: i32[B], where the window began in the pass before.
   """
 
@@ -36,14 +50,19 @@ class Reread(NamedTuple):
 
   Attributes:
     start: i32[B]. Slots start..start + N - 1 are read.
-    renewed: bool[B, L]. Those of them whose keys and values count from now on; of all other slots
-      the old ones do.
-    inside: bool[B, L], slots that are not left out of this pass altogether.
+    renewed: bool[B, L]. The slots among them that get new keys and values; all others keep the old.
+    inside: bool[B, L]. The slots that may be attended to.
   """
 
   start: Array
   renewed: Array
   inside: Array
+
+
+def put_heads(old: Array, slot: Array, rows: Array, new: Array) -> Array:
+  """old [B, K, L, C] with new [B, K, N, C] at slot i32[B, N] where rows bool[B, N]."""
+  column = jnp.where(rows, slot, old.shape[2])
+  return old.at[jnp.arange(len(old))[:, None], :, column].set(new.swapaxes(1, 2), mode="drop")
 
 
 def reread(
@@ -53,20 +72,16 @@ def reread(
   """A pass over `count` = N slots: (states [B, W, E] of the window, kv).
 
   Args:
-    rows: bool[B]; of other rows nothing is written.
+    rows: bool[B], the rows whose kv is written.
   """
-  L = canvas.tokens.shape[1]
   position = part.start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
   tokens, renewed, inside = (
     jnp.take_along_axis(x, position, 1) for x in (canvas.tokens, part.renewed, part.inside)
   )
   earlier = Earlier(kv, part.inside & ~part.renewed)
   hidden, new = denoiser.evaluate(params, tokens, position, renewed & inside, earlier)
-  column = jnp.where(renewed & rows[:, None], position, L)
-  row = jnp.arange(len(lo))[:, None]
-  kv = jax.tree.map(
-    lambda old, x: old.at[row, :, column].set(x.swapaxes(1, 2), mode="drop"), kv, new
-  )
+  written = renewed & rows[:, None]
+  kv = jax.tree.map(lambda old, x: put_heads(old, position, written, x), kv, new)
   index = reading(denoiser, lo, window) - part.start[:, None]
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
 
@@ -75,12 +90,12 @@ def reusing(
   name: str, denoiser: Denoiser, window: int, stale: Callable[..., Array],
   again: Callable[..., Any], *, steady: bool = True,
 ) -> Cache:  # fmt: skip
-  """A cache that reads all of a row when it is stale, and else what `again` reads.
+  """A cache that reads the whole canvas of a row where it is stale, and else what `again` reads.
 
   Rows stay independent: where a batch holds rows of both kinds, both passes are run.
 
   Args:
-    stale: (fresh bool[B], memory, lo) -> bool[B]; true in a row's first pass.
+    stale: (fresh bool[B], memory, lo) -> bool[B]; True in a row's first pass.
     again: (params, kv, canvas, lo, last, rows bool[B]) -> (states [B, W, E], kv); see `KVState`.
     steady: see `Cache`.
   """
@@ -109,8 +124,7 @@ def reusing(
       part.any(), lambda kv: again(params, kv, canvas, lo, memory.last, part), skip, kv
     )
     found = jnp.where(whole[:, None, None], of_all, of_part)
-    return found, KVState(
-      kv, memory.passes + live.astype(jnp.int32), jnp.where(live, lo, memory.last)
-    )
+    passes = memory.passes + live.astype(jnp.int32)
+    return found, KVState(kv, passes, jnp.where(live, lo, memory.last))
 
   return Cache(name, init, states, steady)

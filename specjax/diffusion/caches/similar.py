@@ -1,16 +1,16 @@
 """Within every layer, what hardly changed is not computed again. dLLM-Cache.
 
 Liu et al. 2025 (arXiv 2506.06295, section 3). From pass to pass most slots change little, the
-prompt's least of all. So every layer keeps what it added to the stream, and adds it again, but for
-the prompt every K_p passes, for the answer every K_r passes, and in all other passes for the few
-answer slots whose values turned most since the pass before: these are cheap to compute, and where
-they turn, attention and MLP are seen to change, too.
+prompt's least of all. So every layer keeps what it added to the stream, and adds it again. It
+computes the prompt anew every K_p passes, the answer every K_r passes, and in all other passes the
+few answer slots whose values turned most since the pass before: values are cheap to compute, and
+where they turn, attention and MLP change, too.
 
 The first layer is computed in full in every pass. There, keys and values depend on a slot's own
 token and nothing else, so they would not tell which slots a commit elsewhere has changed.
 
-Letters: B batch, L canvas length, W window, G answer slots, M slots that are looked at, N of them
-that are computed, E model width, K key/value heads, C head dimension.
+Letters beside those of `base`: G answer slots, M slots whose values are computed, N slots of which
+all is.
 """
 
 import functools
@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Params, Pieces
-from specjax.diffusion.caches.whole import before_end, reading
+from specjax.diffusion.caches.reuse import put_heads, reading
 
 
 class Kept(NamedTuple):
@@ -44,7 +44,7 @@ class SimilarState(NamedTuple):
 
   Attributes:
     answer: bool[B, L], slots of the answer; all others are of the prompt.
-    passes: i32[B], how many the row has had.
+    passes: i32[B], how many passes the row has had.
     layers: what was kept of each layer but the first.
   """
 
@@ -57,11 +57,11 @@ class Selection(NamedTuple):
   """What a pass does in every layer but the first.
 
   Attributes:
-    slot: i32[B, M], the slots that are looked at.
-    due: bool[B, M], those that are computed whatever their values.
-    loose: bool[B, M], those of which the least similar are computed.
-    quota: i32[B], how many are.
-    size: N (static). M: all that are due or chosen; less: the chosen, none is due then.
+    slot: i32[B, M], the slots whose values are computed.
+    due: bool[B, M], the slots of which all is computed, whatever their values.
+    loose: bool[B, M], the slots of which the least similar are computed.
+    quota: i32[B], how many of the loose slots are.
+    size: N (static). It is M, or less where no slot is due.
   """
 
   slot: Array
@@ -82,16 +82,10 @@ def _put(old: Array, slot: Array, rows: Array, new: Array | bool) -> Array:
   return old.at[jnp.arange(len(old))[:, None], column].set(new, mode="drop")
 
 
-def _put_heads(old: Array, slot: Array, rows: Array, new: Array) -> Array:
-  """The same for old [B, K, L, C] and new [B, K, N, C]."""
-  column = jnp.where(rows, slot, old.shape[2])
-  return old.at[jnp.arange(len(old))[:, None], :, column].set(new.swapaxes(1, 2), mode="drop")
-
-
 def turned(old: Array, new: Array) -> Array:
-  """f32[B, M]: 1 - cosine of what a slot's values were and are, all heads as one; [B, K, M, C].
+  """f32[B, M]: 1 - cosine between a slot's values [B, K, M, C] before and now, all heads as one.
 
-  As half the squared distance of unit vectors: 1 less a cosine has no digits left for small turns.
+  It is half the squared distance of unit vectors: 1 - cosine has no digits left for small turns.
   """
 
   def unit(v: Array) -> Array:
@@ -121,8 +115,8 @@ def _renew(
   else:
     at, rows = jnp.take_along_axis(slot, best, 1), chosen
     q, k, _ = pieces.project(params, i, _take(looked, best), at)
-  keys = _put_heads(kept.k, at, rows, k)
-  values = _put_heads(kept.v, slot, due | loose, v)
+  keys = put_heads(kept.k, at, rows, k)
+  values = put_heads(kept.v, slot, due | loose, v)
   attention = _put(kept.attention, at, rows, pieces.attention(params, i, q, keys, values, seen))
   x = x + attention
   mlp = _put(kept.mlp, at, rows, pieces.mlp(params, i, _take(x, at)))
@@ -139,15 +133,15 @@ def similar(
   dLLM-Cache (arXiv 2506.06295), see the top of this file. The network is reached layer by layer,
   by `Denoiser.pieces`.
 
-  The answer is what was masked at first; of a shifted denoiser also the slots whose states predict
-  that. Passes read one of three numbers of slots: all L where a prompt is due, G where an answer
-  is, else ratio * G.
+  The answer is what was masked at first, and with a shifted denoiser also the slots whose states
+  predict that. A pass reads one of three numbers of slots: all L where a prompt is due, G where an
+  answer is, else ratio * G.
 
   Args:
     prompt_every, answer_every: K_p and K_r, passes; published 25 to 100 and 5 to 8.
     ratio: rho. Of n answer slots before the end, floor(rho n) are computed; published 0.25.
-    answers: the most masked slots of any row, which bounds G; by default L. Of a row that has more
-      of them, the last are treated as prompt.
+    answers: the most masked slots of any row, which bounds G; by default L. In a row that has more
+      of them, the last ones count as prompt.
 
   Raises:
     ValueError: a denoiser without pieces, or a number out of range.
@@ -165,7 +159,7 @@ def similar(
   layers = range(1, pieces.layers)
 
   def sizes(L: int) -> tuple[int, int]:
-    """(G, the most that are chosen of an answer)."""
+    """(G, the most slots that are chosen of an answer)."""
     G = L if answers is None else min(answers + shift, L)
     return G, max(int(ratio * G), 1)
 
@@ -188,7 +182,7 @@ def similar(
   def states(params: Params, memory: SimilarState, canvas: Canvas, lo: Array, fresh: Array):
     B, L = canvas.tokens.shape
     G, most = sizes(L)
-    live, inside = lo < canvas.end, before_end(canvas)
+    live, inside = lo < canvas.end, canvas.inside
     answer, prompt = memory.answer & inside, ~memory.answer & inside
     prompt_due = live & (memory.passes % prompt_every == 0)
     answer_due = live & (memory.passes % answer_every == 0)
