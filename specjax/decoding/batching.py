@@ -1,7 +1,4 @@
-"""What both decoders share: checks of arguments, batches, warm-up, results.
-
-Letters: B batch.
-"""
+"""What both decoders share: checks of arguments, batches, timing, results."""
 
 import dataclasses
 import time
@@ -32,11 +29,11 @@ class Filling:
   """How a masked diffusion model filled one canvas; empty for an autoregressive model.
 
   Attributes:
-    canvas: all ids, what lies past the end included; the mask's id where nothing was filled.
-    when: the round that filled a slot of the canvas, -1 where none did.
-    log_probs: of what was filled, in nats, when it was; 0 elsewhere.
-    filled: slots that were filled.
-    wasted: rounds that filled nothing but slots past the stop token.
+    canvas: all ids, those past the end too; the mask's id where nothing was filled.
+    when: the round that filled each slot of the canvas, -1 where none did.
+    log_probs: nats, of each filled token in the round that filled it; 0 elsewhere.
+    filled: how many slots were filled.
+    wasted: how many rounds filled nothing but slots past the stop token.
   """
 
   canvas: list[int] = dataclasses.field(default_factory=list)
@@ -53,18 +50,16 @@ class Result:
   Attributes:
     prompt: as given.
     text: the new text, up to the first stop word.
-    tokens: the new ids, the stop token included; of a prompt with holes and no room for new
+    tokens: the new ids, the stop token included; for a prompt with holes and no room for new
       tokens, the whole prompt filled.
-    log_probs: of each of these tokens under the model itself, in nats; a masked diffusion model's
-      are those at which slots were filled, and 0 for what was given.
+    log_probs: nats, of each of these tokens under the model itself; with a masked diffusion model
+      in the round that filled it, and 0 for what was given.
     forwards: passes of the model, prefill excluded.
     seconds: decoding time of the prompt's batch, compilation excluded.
-    prefill_seconds: likewise, for the prompt's own processing.
+    prefill_seconds: time of the batch's prefill, compilation excluded.
     method: canonical name of the drafter, or of the denoising policy with its decorations.
     verifier: canonical name of the rule; "" for a masked diffusion model.
-    exactness: the rule's label, LOSSY with its knob where it is; "" where there is no rule.
-    rounds: how drafts fared.
-    filling: how the canvas was filled.
+    exactness: the rule's label, with its knob if it is LOSSY; "" where there is no rule.
   """
 
   prompt: Prompt
@@ -137,7 +132,7 @@ def batches(count: int, batch: int) -> Iterator[slice]:
 
 
 def timed(run: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-  """(what it returns, once that is there, seconds)."""
+  """(what `run` returns, once it is computed; seconds)."""
   begin = time.perf_counter()
   found = jax.block_until_ready(run(*arguments))
   return found, time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""What the package has, as rows of text: every part that has a name, and the zoo."""
+"""Rows of text about every part that has a name, and about the zoo."""
 
 import dataclasses
 import inspect
@@ -50,7 +50,7 @@ def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, pre
 
 
 def kinds() -> dict[str, tuple[str, Rows]]:
-  """By kind what precedes a name in the list, and for each name (builder, knobs, label)."""
+  """By kind, (what precedes a name in the list, {name: (builder, knobs, label)})."""
   return {
     "drafters": ("", {
       name: (build, drafter.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
@@ -81,7 +81,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
 
 
 def parts() -> dict[str, list[Row]]:
-  """Rows of every part by kind. A part that decorates another begins with a slash."""
+  """The rows of all parts by kind."""
   return {
     title: [_row(name, *row, prefix) for name, row in rows.items()]
     for title, (prefix, rows) in kinds().items()
@@ -89,7 +89,7 @@ def parts() -> dict[str, list[Row]]:
 
 
 def _fields(tree: Callable) -> dict[str, Any]:
-  """The numbers of a tree's name: its fields, or how many children nodes of each depth have."""
+  """What the numbers of a tree's name set: its fields, or how many children a node has."""
   fields = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ()
   if fields and fields[0].name == "choices":
     return {"children of a node at each depth": ""}

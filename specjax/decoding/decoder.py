@@ -1,7 +1,4 @@
-"""Decode prompts with a model, a drafter and a verifier.
-
-Letters: B batch, T padded prompt length.
-"""
+"""Decode prompts with a model, a drafter and a verifier."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,11 +17,6 @@ from specjax.decoding.model import Model, Prompt
 from specjax.sampling import Settings, request_keys
 
 
-def cut(text: str, words: Sequence[str]) -> str:
-  """The text before the first of the words."""
-  return text[: min((text.find(w) for w in words if w in text), default=len(text))]
-
-
 class Decoder:
   """A method ready to decode batches of one causal model; it compiles once per shape.
 
@@ -33,12 +25,12 @@ class Decoder:
 
   Args:
     model: the target.
-    drafter: a Drafter, a Head whose `tree` is filled, or a smaller Model that drafts.
+    drafter: a Drafter, a Head whose guesses fill `tree`, or a smaller Model that drafts.
     verifier: a Verifier; None is the rule that is exact for the drafter.
-    tree: of a head or a draft model: a tree of `specjax.trees`, or a list of rank paths.
-    draft_length: a DraftLength, ends the chain of a draft model.
+    tree: for a head or a draft model, a tree of `specjax.trees` or a list of rank paths.
+    draft_length: a DraftLength, which ends the chain of a draft model.
     processors: Processors of the target's logits.
-    temperature, top_k, top_p, min_p: sampling, see `sampling.Settings`.
+    temperature, top_k, top_p, min_p: see `sampling.Settings`.
     regex: what every text must match from end to end, see `processors.text.of_regex`.
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
     stop: ids that end a text, besides the model's own.
@@ -77,11 +69,9 @@ class Decoder:
     self.method = method(target, guess, rule, tuple(p for p, _ in used))
     self.weights = speculate.Weights(model.params, weights, judge)
     self._settings = Settings(
-      temperature=jnp.full(batch, temperature, jnp.float32),
-      top_k=jnp.full(batch, top_k, jnp.int32),
-      top_p=jnp.full(batch, top_p, jnp.float32),
-      min_p=jnp.full(batch, min_p, jnp.float32),
-    )
+      jnp.full(batch, temperature, jnp.float32), jnp.full(batch, top_k, jnp.int32),
+      jnp.full(batch, top_p, jnp.float32), jnp.full(batch, min_p, jnp.float32),
+    )  # fmt: skip
     self._warm: set[tuple[int, int]] = set()
 
   @property
@@ -90,7 +80,7 @@ class Decoder:
     return f"{self.verifier} [{self.method.verifier.exactness}]"
 
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
-    """Prefills up to B prompts; (request, state, seconds). Missing rows are born done."""
+    """(request, state, seconds) after the prefill of up to B prompts; missing rows are done."""
     B = self.batch
     T = max(32, 1 << (max(map(len, prompts)) - 1).bit_length())
     capacity = speculate.capacity_for(T, max(budgets), self.method.drafter.depth)
@@ -129,7 +119,7 @@ class Decoder:
     Args:
       prompts: texts, or lists of ids.
       max_new_tokens: a budget for all, or one per prompt.
-      first: number of the first prompt among all requests; decides its noise.
+      first: number of the first prompt among all requests, which decides its noise.
     """
     ids, budgets = read(self.model, prompts, max_new_tokens)
     checks.whole("first", first)
@@ -150,8 +140,10 @@ class Decoder:
   ) -> Result:
     new = slice(given, int(state.context.length[b]))
     tokens = state.context.tokens[b, new].tolist()
+    text = self.model.decode(tokens)
+    stops = (text.find(word) for word in self._stop_words if word in text)
     return Result(
-      prompt=prompt, text=cut(self.model.decode(tokens), self._stop_words), tokens=tokens,
+      prompt=prompt, text=text[: min(stops, default=len(text))], tokens=tokens,
       log_probs=state.log_probs[b, new].tolist(), forwards=int(state.stats.forwards[b]),
       seconds=seconds, prefill_seconds=prefill, method=self.name, verifier=self.verifier,
       exactness=self.method.verifier.exactness,
@@ -180,13 +172,5 @@ def generate(
   model: Model, prompts: Sequence[Prompt], *, drafter: Any = "none", verifier: Any = None,
   max_new_tokens: int | Sequence[int] = 128, **settings,
 ) -> list[Result]:  # fmt: skip
-  """Decodes prompts in one call; see `Decoder` for the parts and settings.
-
-  Args:
-    prompts: texts, or lists of ids.
-    max_new_tokens: a budget for all, or one per prompt.
-
-  Returns:
-    One Result per prompt, in order.
-  """
+  """Decodes prompts in one call; see `Decoder` for the arguments."""
   return Decoder(model, drafter, verifier, **settings)(prompts, max_new_tokens)

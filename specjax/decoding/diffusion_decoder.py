@@ -1,7 +1,4 @@
-"""Fill texts with a masked diffusion model: the loop behind one object.
-
-Letters: B batch, L canvas length, W window.
-"""
+"""Fill texts with a masked diffusion model: the loop behind one object."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,11 +26,11 @@ class DiffusionDecoder:
 
   Args:
     model: a masked diffusion model.
-    policy: a Policy, which slots to commit.
-    blocks: how long a block is: a number of slots, or Blocks; 32 by default.
-    cache: what of earlier passes is used again: a Cache, or a function of (denoiser, window).
-    stopping: where a text ends: a Stopping.
-    transform: what happens to the logits first: a Transform.
+    policy: a Policy, which says what slots to commit.
+    blocks: Blocks, or how many slots each has; 32 by default.
+    cache: a Cache, which reuses what earlier passes found, or a function of (denoiser, window).
+    stopping: a Stopping, which says where a text ends.
+    transform: a Transform of the logits.
     guidance: weight w of classifier-free guidance.
     guesses: canvases read in a pass; more than 1 is draft and verify, see `draft_verify`.
     temperature: 0 takes the likeliest token.
@@ -72,9 +69,9 @@ class DiffusionDecoder:
     Args:
       prompts: texts, or lists of ids; mask tokens in them are holes, filled as well.
       max_new_tokens: slots after each prompt, one number or one per prompt; 0 fills holes only.
-      first: number of the first prompt among all requests; decides its noise.
-      params: of the policy, arrays [len(prompts), ..] in place of the one setting for all: a sweep
-        compiles nothing anew.
+      first: number of the first prompt among all requests, which decides its noise.
+      params: the policy's, arrays [len(prompts), ..] in place of the one setting for all, so that a
+        sweep compiles nothing anew.
     """
     ids, budgets, room = self._read(prompts, max_new_tokens)
     checks.whole("first", first)
@@ -102,7 +99,7 @@ class DiffusionDecoder:
   def _arguments(
     self, ids: list[list[int]], budgets: list[int], first: int, room: int, params: Params | None
   ) -> tuple[denoise.Weights, denoise.Request, Canvas]:
-    """What the loop takes for up to B prompts; it is compiled for them. Missing rows are done."""
+    """What the loop takes for up to B prompts, after it is compiled; missing rows are done."""
     B, mask = self.batch, self.model.mask
     assert mask is not None
     tokens, end = np.full((B, room), mask, np.int32), np.zeros(B, np.int32)

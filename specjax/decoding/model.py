@@ -37,7 +37,7 @@ class Model:
     stop: ids that end a text.
     start: ids before every text prompt.
     template: chat template, or None.
-    mask, shift: of a masked diffusion model, see `checkpoints.hf.Checkpoint`.
+    mask, shift: for a masked diffusion model, see `checkpoints.hf.Checkpoint`.
   """
 
   name: str
@@ -63,7 +63,7 @@ class Model:
     return denoiser(self.config, self.mask, self.shift)
 
   def on(self, mesh: Mesh) -> "Model":
-    """The same with its weights spread over a mesh, for use under `jax.set_mesh(mesh)`.
+    """This model with its weights spread over a mesh, for use under `jax.set_mesh(mesh)`.
 
     A model that is too large for one device is loaded under `jax.default_device(...)` of a CPU.
 
@@ -73,7 +73,7 @@ class Model:
     return dataclasses.replace(self, params=sharding.place(self.params, mesh))
 
   def encode(self, prompt: Prompt) -> list[int]:
-    """Ids of a prompt; ids are only checked.
+    """The ids of a prompt; ids that are given are only checked.
 
     Raises:
       ValueError: an empty prompt, an id outside the vocabulary, or text without a tokenizer.
@@ -91,7 +91,7 @@ class Model:
     return checks.ids("prompt", ids, self.config.vocab_size)
 
   def chat(self, question: str | Sequence[Mapping[str, str]]) -> list[int]:
-    """Ids of a question in the model's chat template, ready for `generate`.
+    """The ids of a question in the model's chat template, ready for `generate`.
 
     Args:
       question: a text, or turns of `role` and `content`, the question the last.
@@ -102,13 +102,13 @@ class Model:
     return chat.encode_prompt(chat.TEMPLATES[self.template], self.tokenizer, turns)
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids, "" without a tokenizer."""
+    """The text of ids, "" without a tokenizer."""
     ids = checks.ids("ids", ids, self.config.vocab_size)
     return self.tokenizer.decode(ids) if self.tokenizer else ""
 
 
 def resolve(name: str) -> pathlib.Path:
-  """Directory of a zoo name, or the directory itself.
+  """The directory of a zoo name, or the directory itself.
 
   Raises:
     ValueError: neither exists.

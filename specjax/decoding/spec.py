@@ -47,14 +47,10 @@ class Part(NamedTuple):
 
 
 def parse(what: str, text: str) -> tuple[Part, ...]:
-  """The parts of a name, those joined by + side by side.
-
-  Args:
-    what: the argument that holds the name, for messages.
-    text: the name.
+  """The parts of the name `text` that are joined by +; `what` is the argument that holds it.
 
   Raises:
-    ValueError: the text does not follow the grammar; an old spelling is told its new one.
+    ValueError: the text does not follow the grammar; for an old spelling, it says the new one.
   """
   terms: list[list[Part]] = [[]]
   at = 0
@@ -79,11 +75,7 @@ def parse(what: str, text: str) -> tuple[Part, ...]:
 
 
 def parse_one(what: str, text: str) -> Part:
-  """The one part without decorations that a name holds.
-
-  Raises:
-    ValueError: as `parse`, or there are more.
-  """
+  """The part of a name that holds one, without decorations; ValueError otherwise."""
   first, *more = parse(what, text)
   if more or first.decorations:
     raise ValueError(f"{what}={text!r}: accepted is one part, without + and /.")
@@ -91,7 +83,7 @@ def parse_one(what: str, text: str) -> Part:
 
 
 def _closing(text: str, opening: int) -> int | None:
-  """Where the bracket that opens there closes."""
+  """The index of the bracket that closes the one at `opening`."""
   depth = 0
   for i in range(opening, len(text)):
     depth += (text[i] == "[") - (text[i] == "]")
@@ -127,10 +119,9 @@ def _one(part: Part) -> str:
 
 
 def knobs(*builders: Callable, without: Sequence[str] = ()) -> dict[str, Number | None]:
-  """What the numbers of a name set, with defaults: first the knobs of the first builder.
+  """What the numbers of a name set, with defaults, in order: the number arguments of `builders`.
 
   Args:
-    builders: functions, or classes of knobs that are traced.
     without: arguments that something else decides.
   """
   found: dict[str, Number | None] = {}
@@ -146,7 +137,7 @@ def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[s
   """(canonical name without decorations, arguments) of a part whose knobs are `known`.
 
   The name leaves out the last numbers where they are defaults; the arguments hold what was given,
-  each of the kind of its default.
+  in the type of its default.
 
   Raises:
     ValueError: more numbers than knobs, a broken number for a whole one, or brackets that nothing
@@ -187,7 +178,7 @@ def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:
 
 
 def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Part]:
-  """The decorations of a part by the kind whose table has them.
+  """The decorations of a part by kind, the key of the table that has their names.
 
   Raises:
     ValueError: a decoration that no table has, or two of one kind.
@@ -211,22 +202,14 @@ def refuse_text(what: str, part: Part) -> None:
 
 
 def text_of(part: Part, what: str, kind: str = "PATH", hint: str = "") -> str:
-  """What stands in the brackets of a part.
-
-  Raises:
-    ValueError: there are none; the sentence says that the part needs `what`.
-  """
+  """What stands in the brackets of a part; a ValueError that names `what` where there are none."""
   if part.text is None:
     raise ValueError(f"{part.name}: it needs {what}, {part.name}[{kind}]{hint}.")
   return part.text
 
 
 def with_weights(what: str, given: Any, *kinds: type) -> tuple[Any, Any]:
-  """(part, its weights) of a part that was given as an object, or as such a pair.
-
-  Raises:
-    ValueError: it is neither.
-  """
+  """(part, its weights), given as this pair or as the part alone; ValueError for all else."""
   if isinstance(given, kinds):
     return given, ()
   if type(given) is tuple and len(given) == 2 and isinstance(given[0], kinds):

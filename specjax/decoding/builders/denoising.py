@@ -1,7 +1,4 @@
-"""Methods of masked diffusion from names: a policy, and what decorates it.
-
-Letters: B batch, L canvas length.
-"""
+"""Methods of masked diffusion from names: a policy, and what decorates it."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -45,11 +42,10 @@ class Denoising(NamedTuple):
   Attributes:
     name: canonical.
     model: whose denoiser decodes; a student may have replaced it.
-    method: what the loop is compiled for.
-    weights: of its parts; of the denoiser, the network's own.
+    weights: of the method's parts; those of the denoiser are the network's own.
     wrap: (given bool[B, L], key[B]) -> the denoiser's weights for a request whose slots `given`
       hold tokens.
-    guesses: canvases read in a pass.
+    guesses: how many canvases are read in a pass.
   """
 
   name: str
@@ -61,7 +57,7 @@ class Denoising(NamedTuple):
 
 
 def knobs(builder: Callable) -> dict[str, spec.Number | None]:
-  """What numbers set of a part: arguments of its builder, then knobs that are traced per row."""
+  """What a part's numbers set: arguments of its builder, then knobs that are traced per row."""
   found = spec.knobs(builder)
   if builder in (*POLICIES.values(), *TRANSFORMS.values(), *BLOCKS.values()):
     return found | spec.knobs(builder().knobs)
@@ -81,7 +77,7 @@ def _rows(params: Params, batch: int) -> Params:
 
 
 def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **traced: Any):
-  """(canonical name, the part that `builder` makes of `fixed` and numbers, its params [B])."""
+  """(canonical name, the part that `builder` makes from `fixed` and numbers, its params [B])."""
   name, numbers = spec.settle(what, part, knobs(builder))
   static = [numbers.pop(k) for k in spec.knobs(builder) if k in numbers]
   made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
@@ -89,7 +85,7 @@ def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **t
 
 
 def _open(what: str, given: Any, kind: type, batch: int):
-  """As `_make`, of an object or a pair of it and its params."""
+  """As `_make`, from an object or a pair of it and its params."""
   made, params = spec.with_weights(what, given, kind)
   if params == () and hasattr(made, "knobs"):
     params = made.knobs()
@@ -97,13 +93,13 @@ def _open(what: str, given: Any, kind: type, batch: int):
 
 
 def _companion(model: Model, part: Part) -> str:
-  """Where a part's weights are, by default the zoo's for the model."""
+  """The path of a part's weights, by default the zoo's for the model."""
   kind = "filter" if part.name == "learned" else part.name
   return part.text or f"{pathlib.Path(model.name).name}-{kind}"
 
 
 def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Policy, Params]:
-  """(canonical name, policy, params) of a policy and of what is added to it."""
+  """(canonical name, policy, params) of a policy with what is added to it."""
   first, *added = parts
   builder = spec.look_up("policy", first, POLICIES)
   own: dict[str, Any] = {}
@@ -121,9 +117,8 @@ def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Polic
 
 def _window(params: Params) -> int | None:
   """The window that a filter among the params was trained for."""
-  filters_ = [x for x in jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Filter))
-              if isinstance(x, Filter)]  # fmt: skip
-  return filters_[0].into.shape[1] if filters_ else None
+  leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Filter))
+  return next((x.into.shape[1] for x in leaves if isinstance(x, Filter)), None)
 
 
 def _delimiters(model: Model, text: str) -> Array:
@@ -166,7 +161,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     given: a name with its decorations, a Policy, or a pair of it and its params.
     batch: B.
     decorations: by kind of `DECORATIONS` a name, an object, a pair, or the first number of the
-      first part of that kind; None leaves it to the name.
+      first part of that kind; None where the name or a default decides.
 
   Raises:
     ValueError: a name that is not known, or parts that do not go together.

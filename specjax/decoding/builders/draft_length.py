@@ -11,7 +11,7 @@ from specjax.draft_length.base import DraftLength
 
 
 def knobs(name: str) -> dict[str, spec.Number | None]:
-  """What a name sets of a policy; the nodes of the drafter and the weights decide the rest."""
+  """What a name's numbers set; the drafter's nodes and the weights decide the other arguments."""
   return spec.knobs(DRAFT_LENGTHS[name], without=("longest", "blocks"))
 
 

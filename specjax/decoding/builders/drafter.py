@@ -14,7 +14,7 @@ from specjax.data import ngram as bigrams
 from specjax.data import sources
 from specjax.decoding import spec
 from specjax.decoding.builders.draft_length import build_draft_length
-from specjax.decoding.builders.tree import FILE, best_tree, build_tree, chain
+from specjax.decoding.builders.tree import FILE, build_tree, chain
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
@@ -26,16 +26,16 @@ from specjax.drafters.rescored import local, ngram
 from specjax.drafters.stateless import none
 from specjax.drafters.union import union
 from specjax.models.ensemble import ensemble
-from specjax.trees import IID, TREES
+from specjax.trees import IID, TREES, Static
 from specjax.trees import load as load_tree
 
 DEFAULT_NODES = 8
 MOST_NODES = 4096
-ANY_HEAD = "head"  # of the kind that its directory holds, such as one in a file of one's own
+ANY_HEAD = "head"  # its directory says of what kind it is, such as one of the user's own
 HEAD_NAMES = (*HEADS, ANY_HEAD)
 RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
-# What may follow a name with a slash, by kind; after all other drafters nothing may.
+# What may follow a name with a slash, by kind; nothing may follow the other drafters.
 OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
 OF_HEADS: dict[str, Mapping[str, Any]] = {"tree": OF_TREES, "rescoring": RESCORINGS}
 OF_MODELS: dict[str, Mapping[str, Any]] = {
@@ -114,7 +114,7 @@ def _settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]
 def _single(
   model: Model, part: Part, tree: Any = None, draft_length: Any = None, joined: bool = False
 ) -> Built:
-  """A drafter that is one part with its decorations; `joined` to others, or alone."""
+  """A drafter of one part with its decorations, which may be `joined` to others."""
   is_head = part.name in HEAD_NAMES
   builder = spec.look_up("drafter", part, DRAFTERS, HEADS, {ANY_HEAD: load_head})
   if part.name == "draft_model":
@@ -132,7 +132,7 @@ def _single(
 
 
 def _either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
-  """The part of a kind that the name has, or the argument of that name."""
+  """The part of a kind that the name holds, or else the argument of that kind."""
   if given is not None and kind in found:
     raise ValueError(f"drafter={spec.show([part])!r}, {kind}={given!r:.40}: accepted is one of the "
                      "two.")  # fmt: skip
@@ -140,7 +140,7 @@ def _either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any
 
 
 def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
-  """A trained head: (its path, the head) that a part names, by default the zoo's for the model."""
+  """A trained head that a part names, by default the zoo's for the model: (its path, the head)."""
   if part.name == ANY_HEAD:
     path = spec.text_of(part, "a trained head")
   else:
@@ -163,10 +163,11 @@ def _head(model: Model, part: Part, tree: Any) -> Built:
     _refuse(part.name, tree, None)
     return _rescored(model, name, loaded, found["rescoring"])
   if tree is None:
-    nodes = arguments.get("depth", DEFAULT_NODES - 1) + 1
-    choices = loaded.choices or chain(loaded.head.depth)
-    shape = best_tree(choices, nodes, path, exactly=bool(arguments))
-    return name, drafting.drafter(loaded.head, shape), loaded.params
+    depth = arguments.get("depth", DEFAULT_NODES - 1)
+    choices = loaded.choices or chain(loaded.head.depth)  # in order of worth
+    if arguments and depth > len(choices):
+      raise ValueError(f"nodes={depth + 1}: {path} has a tree of {len(choices) + 1} nodes at most.")
+    return name, drafting.drafter(loaded.head, Static(choices[:depth])), loaded.params
   suffix, shape = build_tree(tree)
   if shape.depth == 0:
     return "none", none(), ()
@@ -174,7 +175,7 @@ def _head(model: Model, part: Part, tree: Any) -> Built:
 
 
 def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
-  """A head whose guesses a bigram table or a small LM rescores."""
+  """A trained head whose guesses a bigram table or a small LM rescores."""
   builder = RESCORINGS[part.name]
   label, arguments = spec.settle("drafter", part, spec.knobs(builder))
   if part.name == "local":

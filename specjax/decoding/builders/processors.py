@@ -25,11 +25,11 @@ def build_processors(
 
   Args:
     given: names, Processors, or pairs of one and its params.
-    regex: text of one more `constraint`, stop_words of more `stop_text`.
+    regex, stop_words: the texts of one more `constraint` and of more `stop_text`.
     stop: ids that end a text.
 
   Raises:
-    ValueError: text is asked of a model without a tokenizer; see also `processors.text`.
+    ValueError: a text for a model without a tokenizer; see also `processors.text`.
   """
   V = model.config.vocab_size
   used: list[tuple[Processor, Params]] = []

@@ -35,7 +35,7 @@ def build_tree(given: Any) -> tuple[str, Tree]:
 
 
 def name_of(shape: Tree, part: Part | None = None) -> str:
-  """The canonical name of a tree; rank paths have one only where a name made them."""
+  """The canonical name of a tree, with rank paths only where a name gave them as `part`."""
   kind = next(name for name, tree in TREES.items() if type(shape) is tree)
   fields = dataclasses.fields(shape)  # type: ignore[arg-type]
   if fields[0].name == "choices":
@@ -47,20 +47,5 @@ def name_of(shape: Tree, part: Part | None = None) -> str:
 
 
 def chain(depth: int) -> tuple[tuple[int, ...], ...]:
-  """Rank paths of the chain of so many tokens."""
+  """The rank paths of a chain of `depth` tokens."""
   return tuple((0,) * d for d in range(1, depth + 1))
-
-
-def best_tree(choices: Sequence[Sequence[int]], nodes: int, name: str, *, exactly: bool) -> Tree:
-  """The first `nodes` nodes of rank paths that are in order of worth.
-
-  Args:
-    name: whose tree it is.
-    exactly: whether a tree of fewer nodes is an error.
-
-  Raises:
-    ValueError: there are fewer nodes.
-  """
-  if exactly and nodes > len(choices) + 1:
-    raise ValueError(f"nodes={nodes}: {name} has a tree of {len(choices) + 1} nodes at most.")
-  return Static(choices[: nodes - 1])

@@ -14,7 +14,7 @@ REFLECTIONS: dict[str, Callable[..., Target]] = {"reflective": reflective}
 
 
 def exact_rule(drafter: Drafter, temperature: float) -> str:
-  """The rule that accepts the most of what is exact: greedy at temperature 0."""
+  """The exact rule that accepts the most; at temperature 0 it is greedy."""
   if temperature == 0:
     return "greedy"
   rules = {"deterministic": "target_only", "chain": "block", "truncated": "block"}
