@@ -62,7 +62,7 @@ class Prefill(Protocol):
 class Evaluate(Protocol):
   """The target at tokens i32[B, N] of depth i32[B, N]; it reads the cache and never writes.
 
-  mask: bool[B, N, N]; mask[b, i, j]: node i sees node j.
+  Node i sees node j where mask[b, i, j] of mask bool[B, N, N].
   """
 
   def __call__(
@@ -78,7 +78,7 @@ class Commit(Protocol):
 
 
 class RunLayers(Protocol):
-  """Runs layers start..stop (static) of the residual stream x [B, N, E]: (x, KV of them)."""
+  """Runs layers start..stop (static) over the residual stream x [B, N, E]: (x, their KV)."""
 
   def __call__(
     self, params: Params, x: Array, position: Array, mask: Array, cache: Any = None, *,
@@ -92,9 +92,10 @@ class MakeLayers(Protocol):
   It is called with (x [B, N, E], position i32[B, N], mask, cache=None, earlier=None,
   attention_input=None) and returns x, the KV, and more; see `models.transformer.Layers`.
 
-  Args of the factory: mlp_width is the target's where 0; attention_width is that of
-  `attention_input`, where one is given; window and qk_norm = False leave out the sliding window and
-  the norms on q and k that the target may have.
+  Args:
+    mlp_width: 0 is the target's.
+    attention_width: the width of `attention_input`, where one is given.
+    window, qk_norm: False leaves out the target's sliding window, or its norms on q and k.
   """
 
   def __call__(
@@ -113,20 +114,17 @@ class Target(NamedTuple):
 
   Attributes:
     vocab_size: V.
-    prefill, evaluate, commit: see `Prefill`, `Evaluate` and `Commit`.
     head: (params, hidden [..., E]) -> logits f32[..., V], the final vocabulary projection.
 
-  A transformer has more, of which draft heads are made. Elsewhere the numbers are 0 and the
-  functions raise ValueError.
+  A transformer has more fields, of which draft heads are made. Elsewhere these numbers are 0, and
+  these functions raise ValueError.
     width, layers, heads, head_dim: E, L, the number of query heads, and C.
-    norm_epsilon: of its norms.
+    norm_epsilon: the epsilon of its norms.
     embed: (params, tokens i32[B, N]) -> [B, N, E].
-    run_layers: see `RunLayers`.
     norm: (params, x [..., E]) -> [..., E], the final norm.
     lm_head: (params) -> [V, E], the matrix that `head` multiplies with.
-    make_layers: see `MakeLayers`.
-    last_layer: (params) -> (the params of its last layer, those of its final norm), which layers
-      by `make_layers` and a norm of one's own may start from.
+    last_layer: (params) -> (params of its last layer, params of its final norm), from which the
+      training of layers by `make_layers` and of a norm may start.
   """
 
   vocab_size: int
@@ -178,7 +176,7 @@ class UpdateDrafter(Protocol):
 
 
 class EvaluateDraft(Protocol):
-  """A pass of the target in place of `Target.evaluate`; mask bool[B, N, N], see there."""
+  """A pass of the target in place of `Target.evaluate`; mask bool[B, N, N] as in `Evaluate`."""
 
   def __call__(
     self, params: Params, target_params: Params, state: Any, /,
@@ -194,9 +192,8 @@ class Drafter(NamedTuple):
     proposal: how tokens are drawn; see `Proposal`.
     nodes: N, the root included (static).
     depth: D, the longest draft (static).
-    init, propose, update: see their types.
     evaluate: None, or what replaces `Target.evaluate`, for methods that add nodes to its pass.
-    hidden_layers: layers of the target whose input it wants, see `Features` (static).
+    hidden_layers: layers of the target whose input the drafter reads, see `Features` (static).
   """
 
   name: str
@@ -217,9 +214,9 @@ class InitProcessor(Protocol):
 
 
 class ProcessLogits(Protocol):
-  """The logits f32[B, N, V] to sample from; mask bool[B, N, N] says which nodes a node sees.
+  """The logits f32[B, N, V] to sample from; mask bool[B, N, N] as in `Evaluate`.
 
-  What a node that cannot be reached is given does not matter, but it must not be NaN.
+  The logits of a node that cannot be reached do not matter, but must not be NaN.
   """
 
   def __call__(
@@ -240,14 +237,10 @@ class UpdateProcessor(Protocol):
 
 
 class Processor(NamedTuple):
-  """What the text so far does to the target's logits, before the sampling settings, or ends a text.
+  """Changes the target's logits given the text so far, before the sampling settings, or ends it.
 
   A node of a draft has a text of its own: the committed one and the tokens on its path. `params`
   are the request's and traced; state is a fixed-shape pytree that rides in the loop.
-
-  Attributes:
-    name: of what it does.
-    init, logits, ends, update: see their types.
   """
 
   name: str
@@ -258,13 +251,12 @@ class Processor(NamedTuple):
 
 
 class Verify(Protocol):
-  """What is accepted of a draft.
+  """Decides what is accepted of a draft.
 
   Args:
     params: the rule's own, () for most.
-    draft: Draft.
     log_probs: f32[B, N, V], the target's after every node.
-    features: the target's states there.
+    features: the target's, at every node.
     noise: tosses the coins and draws the token after the accepted ones.
     depth, proposal: the drafter's (static).
   """
@@ -281,9 +273,8 @@ class Verifier(NamedTuple):
   Attributes:
     name: what `specjax list` shows.
     exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its knob when lossy.
-    accepts: the proposals it is exact for (for a lossy rule: defined for).
+    accepts: the proposals for which the rule is exact, or, if it is lossy, defined.
     temperature: "zero" for rules that follow the argmax, "any" otherwise.
-    verify: see its type.
   """
 
   name: str

@@ -38,7 +38,7 @@ def _load(name: str | None, causal: bool | None = None) -> Model:
 
 
 def _items(args: Decode, model):
-  """The prompts, all checked."""
+  """The prompts, after their checks."""
   if args.max_new_tokens < 1:
     raise ValueError(f"max_new_tokens={args.max_new_tokens}: accepted is 1 or more.")
   if args.prompts is not None and args.prompt is None:
@@ -70,7 +70,7 @@ def run_generate(args: Generate) -> None:
 
 
 def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
-  """Each prompt with its result as soon as its batch is done: a failure loses no text."""
+  """Each prompt with its result as soon as its batch is done, so that a failure loses no text."""
   for first in range(0, len(items), args.batch):
     part = items[first : first + args.batch]
     results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
@@ -80,7 +80,7 @@ def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Resul
 def _print(
   args: Decode, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
 ) -> None:
-  """A result as one JSON object, of JSON_KEYS and `more`, or to be read."""
+  """Prints a result: as one JSON object of JSON_KEYS and `more`, or for people."""
   if args.json:
     fields = {key: getattr(result, key) for key in JSON_KEYS}
     print(json.dumps({"prompt": item.given, **fields, **more}), flush=True)
@@ -99,10 +99,10 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
   print(item.given, end="" if known else " ", flush=True)
   for (piece,) in decoder.stream([item.ids], max_new_tokens, rounds=1):
     ids += piece
-    if not forwards:  # compiling ends with the first round, so the clock starts after it
+    if not forwards:  # the first round includes compiling, so the clock starts after it
       first, begin = len(ids), time.perf_counter()
     forwards += 1
-    # Half a character may have come so far: it waits for its other half.
+    # A character of which only the first bytes have come waits for the others.
     text = decoder.model.decode(ids).rstrip("\ufffd") if known else " ".join(map(str, ids))
     print(text[len(shown) :], end="", flush=True)
     shown = text
@@ -126,19 +126,11 @@ def run_denoise(args: Denoise) -> None:
       denoising.canvas(model, {r.method: r}).savefig(args.picture)
 
 
-def _parallelbench(args: Bench) -> None:
-  fields = _fields(args, parallelbench.Config, {"limit": "count"})
-  config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(_load(args.model, causal=False), config, args.out)
-  print(table.markdown(parallelbench.rows(summary)))
-  print(report.contents(args.out))
-
-
 def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
   """The options that the config of a suite holds, some under other names.
 
   Raises:
-    ValueError: another option was given, which the suite would not read.
+    ValueError: an option was given that the suite does not read.
   """
   known = {field.name for field in dataclasses.fields(config)}
   found = {}
@@ -154,7 +146,10 @@ def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
 
 def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
-    _parallelbench(args)
+    fields = _fields(args, parallelbench.Config, {"limit": "count"})
+    config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
+    summary = parallelbench.run(_load(args.model, causal=False), config, args.out)
+    print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
@@ -184,7 +179,11 @@ def run_convert(args: Convert) -> None:
   elif pathlib.Path(args.out).resolve() == pathlib.Path(args.model).resolve():
     raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
   elif args.format == "head":
-    _convert_head(args)
+    target = _load(args.target)
+    head = formats.load(resolve(args.model), target.config)
+    formats.save(args.out, args.to, head, target.config, target.params, base=target.name,
+                dtype=jnp.float32)  # fmt: skip
+    print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
     return
   else:
     c = hf.load(args.model)
@@ -196,14 +195,6 @@ def run_convert(args: Convert) -> None:
     raise ValueError(f"{args.out}: prompts started with the ids {list(c.start)} and now with "
                      f"{list(back.start)}; tokenizer.json needs a post-processor.")  # fmt: skip
   print(f"wrote {args.out}")
-
-
-def _convert_head(args: Convert) -> None:
-  target = _load(args.target)
-  loaded = formats.load(resolve(args.model), target.config)
-  formats.save(args.out, args.to, loaded, target.config, target.params, base=target.name,
-              dtype=jnp.float32)  # fmt: skip
-  print(f"wrote {args.out}: {loaded.head.name}, {loaded.head.depth} deep, as {args.to}")
 
 
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -236,11 +227,6 @@ def run_info(args: Info) -> None:
 
 
 COMMANDS: dict[type, Callable] = {
-  Generate: run_generate,
-  Denoise: run_denoise,
-  Bench: run_bench,
-  Tune: run_tune,
-  Convert: run_convert,
-  List: run_list,
-  Info: run_info,
-}
+  Generate: run_generate, Denoise: run_denoise, Bench: run_bench, Tune: run_tune,
+  Convert: run_convert, List: run_list, Info: run_info,
+}  # fmt: skip

@@ -1,8 +1,7 @@
-"""PEARL: draft and target work at the same time, and this is what a tick of both commits.
+"""PEARL: the draft model and the target work at the same time (Liu et al. 2025, arXiv 2408.11850).
 
-It is a loop's state machine, beside `speculate`, in which the two take turns (Liu et al. 2025,
-arXiv 2408.11850). In a tick the draft model writes a block of G
-tokens after all it wrote before, while the target reads what was pending when the tick began:
+In the loop of `speculate` they take turns. Here, in a tick of both, the draft model writes a block
+of G tokens after all it wrote before, while the target reads what was pending when the tick began:
 
     committed  pending      fresh, drafted meanwhile
     .. the cat              sat on the mat        before: the target's distribution after `cat`
@@ -13,8 +12,6 @@ tokens after all it wrote before, while the target reads what was pending when t
 If all that is tested is accepted, it is committed and the rest of the fresh block is pending. At a
 refusal the target's own token is committed, all else is dropped, and the next tick has nothing
 pending. `tick` is a pure function; to run both models at once is left to the caller.
-
-Letters: B batch, G block length, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -34,8 +31,8 @@ class State(NamedTuple):
     key: key[B], one per request.
     position: i32[B], committed length. No two ticks begin at the same one, so with `Noise` no coin
       is tossed twice, and the fresh block may be drawn with `Noise(key, position)` too.
-    post: bool[B], tokens are pending (post-verify); False verifies the first fresh token only
-      (pre-verify).
+    post: bool[B], whether tokens are pending (post-verify); where not, a tick verifies the first
+      fresh token only (pre-verify).
     tokens: i32[B, G - 1], pending; garbage where not `post`.
     log_probs: f32[B, G - 1, V], what they were drawn from.
   """
@@ -78,9 +75,8 @@ def tick(
   step = jnp.arange(G, dtype=jnp.int32)[None]
   first, first_log_probs, post = tokens[:, :1], log_probs[:, :1], state.post[:, None]
   window = jnp.where(post, jnp.concatenate([state.tokens, first], 1), first)
-  log_q = jnp.where(
-    post[..., None], jnp.concatenate([state.log_probs, first_log_probs], 1), first_log_probs
-  )
+  pending = jnp.concatenate([state.log_probs, first_log_probs], 1)
+  log_q = jnp.where(post[..., None], pending, first_log_probs)
   length = jnp.where(state.post, G, 1)
 
   def of_window(log_p: Array) -> Array:
@@ -89,14 +85,13 @@ def tick(
   def row(log_p: Array) -> Array:
     return jnp.exp(jnp.take_along_axis(log_p, jnp.minimum(accepted, G - 1)[:, None, None], 1)[:, 0])
 
-  coin = noise.accept(COIN, of_window(target_log_probs), of_window(log_q)) & (
-    step < length[:, None]
-  )
+  coin = noise.accept(COIN, of_window(target_log_probs), of_window(log_q))
+  coin = coin & (step < length[:, None])
   accepted = jnp.cumprod(coin.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
   whole = accepted == length
   extra = noise.draw(RESIDUAL, jnp.log(residual(row(target_log_probs), row(log_q))))
   committed = jnp.where(step < accepted[:, None], window, extra[:, None])
-  # No token of the target's follows a whole window: the draft is ahead of it already.
+  # After a window that is accepted whole, no token of the target follows: the draft is ahead.
   count = jnp.where(whole, accepted, accepted + 1)
   rollback = jnp.where(whole, 0, length - 1 + G - accepted)
   after = State(state.key, state.position + count, whole, tokens[:, 1:], log_probs[:, 1:])
@@ -106,10 +101,10 @@ def tick(
 def rate(alpha: float, block: int) -> float:
   """Tokens per tick in the long run, when each is accepted with rate alpha, 0..1; G is `block`.
 
-  (1 - alpha^G) / ((1 - alpha^G + alpha) (1 - alpha)), derived: 1 in a tick without pending tokens,
-  on which one with them follows at rate alpha; (1 - alpha^G) / (1 - alpha) in one with, on which
-  another follows at rate alpha^G. A tick takes as long as the slower of G draft passes and a target
-  pass.
+  It is (1 - alpha^G) / ((1 - alpha^G + alpha) (1 - alpha)). A tick without pending tokens commits 1
+  and is followed by one with them at rate alpha; a tick with them commits (1 - alpha^G) /
+  (1 - alpha) and is followed by another such at rate alpha^G. A tick takes as long as the slower of
+  G draft passes and one target pass.
   """
   if not 0 <= alpha <= 1 or block < 1:
     raise ValueError(f"alpha={alpha}, block={block}: accepted are rates of 0 to 1, blocks of 1 or "

@@ -1,9 +1,7 @@
 """How logits become the distribution that tokens are drawn from, and the noise that draws them.
 
-There is one distribution and one way to draw in the whole package: the baseline, the verifiers, the
-bonus token and the drafters all come here.
-
-Letters: B batch, N tree nodes, V vocabulary.
+There is one distribution and one way to draw in the whole package: plain decoding, the verifiers
+and the drafters all use it. The letters of shapes are those of `specjax.base`.
 """
 
 from typing import NamedTuple, Protocol
@@ -33,7 +31,7 @@ class Settings(NamedTuple):
 
 
 def _order(x: Array) -> Array:
-  """u32[...]: keys that order f32 numbers as the numbers do."""
+  """u32[...]: keys whose order is that of the f32 numbers x."""
   bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)  # -0 is 0
   bits = jnp.where(bits < 0, ~bits, bits | jnp.int32(-(2**31)))
   return lax.bitcast_convert_type(bits, jnp.uint32)
@@ -42,8 +40,8 @@ def _order(x: Array) -> Array:
 def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
   """bool[B, N, V]: the fewest tokens that weigh `wanted`, taken from the highest key down.
 
-  Of equal keys lower ids come first, and weigh the same. No sort: the last key that is taken is
-  found bit by bit, each a sum over the vocabulary.
+  Tokens of equal keys weigh the same, and lower ids come first. Nothing is sorted: the last key
+  that is taken is found bit by bit, by a sum over the vocabulary for each.
 
   Args:
     order: u32[B, N, V].
@@ -93,37 +91,25 @@ def warp(logits: Array, settings: Settings) -> Array:
   def filtered(x: Array) -> Array:
     order = _order(x)
 
-    def of_count(_) -> Array:
-      one = jnp.ones(x.shape, jnp.int32)
-      return (top_k == 0) | _most_likely(order, one, top_k)
+    def first(weight: Array, wanted: Array, off: Array) -> Array:
+      every = jnp.ones(x.shape, bool)
+      return lax.cond(off.all(), lambda: every, lambda: off | _most_likely(order, weight, wanted))
 
-    def of_mass(_) -> Array:
-      return (top_p >= 1) | _most_likely(order, p, top_p)
-
-    def everything(_) -> Array:
-      return jnp.ones(x.shape, bool)
-
-    in_k = lax.cond((top_k > 0).any(), of_count, everything, None)
+    in_k = first(jnp.ones(x.shape, jnp.int32), top_k, top_k == 0)
     p = jax.nn.softmax(jnp.where(in_k, x, -jnp.inf))
-    keep = in_k & lax.cond((top_p < 1).any(), of_mass, everything, None)
-    keep = keep & (p >= min_p * p.max(-1, keepdims=True))
+    keep = in_k & first(p, top_p, top_p >= 1) & (p >= min_p * p.max(-1, keepdims=True))
     best = jnp.arange(x.shape[-1])[None, None] == jnp.argmax(x, -1, keepdims=True)
     return jnp.where(keep | best, x, -jnp.inf)
 
-  def most_likely(_) -> Array:
-    best = jnp.argmax(logits, -1, keepdims=True)
-    return jnp.where(jnp.arange(logits.shape[-1])[None, None] == best, 0.0, -jnp.inf)
-
-  # Rows may differ; a branch nobody needs is not run.
+  best = jnp.argmax(logits, -1, keepdims=True)
+  most_likely = jnp.where(jnp.arange(logits.shape[-1])[None, None] == best, 0.0, -jnp.inf)
+  # Rows may differ; a branch that no row needs is not run.
   some_sampled = lax.cond((~greedy).any(), sampled, jnp.zeros_like, logits)
-  return jnp.where(greedy, most_likely(None), some_sampled)
+  return jnp.where(greedy, most_likely, some_sampled)
 
 
 class Source(Protocol):
-  """Where random choices come from: `Noise` in decoding, an enumerator in proofs.
-
-  `Noise` says what each method does.
-  """
+  """Where random choices come from: `Noise`, which documents the methods, or an enumerator."""
 
   def choose(self, log_probs: Array, depth: Array) -> Array: ...
   def draw(self, stream: int, log_probs: Array) -> Array: ...
@@ -141,8 +127,8 @@ _GROUP = 256  # tokens that share a draw: noise for V / 256 groups and one group
 def categorical(key: Array, log_probs: Array) -> Array:
   """Draws a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
 
-  Rounding moves such a choice only where two perturbed scores are as close as the rounding. An
-  inverse cumulative sum would be as cheap, but moves at each of its V steps.
+  Rounding changes the choice only where two perturbed scores are as close as the rounding. An
+  inverse cumulative sum would be as cheap, but rounding moves each of its V steps.
 
   Args:
     key: key[].
@@ -176,16 +162,10 @@ class Noise(NamedTuple):
   position: Array
 
   def choose(self, log_probs: Array, depth: Array) -> Array:
-    """The token that plain sampling would put after each node: one noise per position.
+    """i32[B, N], the token that plain sampling puts after each node of depth i32[B, N].
 
-    Nodes of one depth share their noise. That is exact, a walk from the root meets one of them.
-
-    Args:
-      log_probs: f32[B, N, V].
-      depth: i32[B, N].
-
-    Returns:
-      i32[B, N].
+    `log_probs` is f32[B, N, V]. Nodes of one depth share their noise, that of their position. That
+    is exact, because a walk from the root meets one of them.
     """
 
     def node(key, position, log_probs, depth):
@@ -195,7 +175,7 @@ class Noise(NamedTuple):
     return jax.vmap(nodes)(self.key, self.position, log_probs, depth)
 
   def _round(self, stream: int) -> Array:
-    """Keys of this round, apart from those of `choose`: each round has its own position."""
+    """key[B] of this round, none of which `choose` uses; each round has its own position."""
     fold = jax.vmap(jax.random.fold_in, (0, 0))
     return jax.vmap(jax.random.fold_in, (0, None))(
       fold(fold(self.key, jnp.full_like(self.position, -1)), self.position), stream
@@ -208,13 +188,13 @@ class Noise(NamedTuple):
   def accept(self, stream: int, p: Array, q: Array) -> Array:
     """Tosses independent coins, which fall True with probability min(1, p / q); p, q f32[B, D].
 
-    The comparison is strict and multiplied out: p = 0 never passes and q = 0 does not divide.
+    The comparison u q < p is strict, so that p = 0 never passes, and divides by no q = 0.
     """
     u = jax.vmap(lambda k: jax.random.uniform(k, p.shape[1:]))(self._round(stream))
     return u * q < p
 
   def children(self, stream: int, log_probs: Array, count: int, distinct: bool) -> Array:
-    """i32[B, W, count], the draws of each node in order, from f32[B, W, V].
+    """i32[B, W, count], the draws of each of W nodes in order, from f32[B, W, V].
 
     Args:
       distinct: draws are without replacement (the Gumbel top-k trick). What is drawn after the
@@ -234,5 +214,5 @@ class Noise(NamedTuple):
 
 def request_keys(seed: int | Array, requests: ArrayLike) -> Array:
   """key[B]: the key of each request, whatever batch it is decoded in."""
-  key = jax.random.key(seed)
-  return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(requests, jnp.uint32))
+  numbers = jnp.asarray(requests, jnp.uint32)
+  return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)

@@ -22,19 +22,16 @@ def run(
   *, prog: str | None = None, argv: Sequence[str] | None = None, markers: Sequence[Any] = (),
   default: Any = tyro.MISSING_NONPROP,
 ) -> int:  # fmt: skip
-  """Reads options into `config` and calls `main` with it; the status to exit with.
+  """Reads options into `config` and calls `main` with it; 0, or 2 after one sentence on stderr.
 
   Args:
     main: the command. It raises one of USER_ERRORS for what the user did wrong.
     config: dataclass, or union of them, that holds the options.
-    description: of `--help`; by default the docstring of `config`.
+    description: what `--help` says first; by default the docstring of `config`.
     prog: how the command is typed; by default how it was.
     argv: the options; by default those of the process.
-    markers: of tyro.
+    markers: tyro's.
     default: a config whose values are the defaults.
-
-  Returns:
-    0, or 2 after one sentence on stderr.
   """
   options = tyro.cli(
     config, prog=prog, description=description, args=argv, config=markers, default=default

@@ -1,10 +1,8 @@
 """The autoregressive loop: propose, evaluate, verify, commit, update, until every row is done.
 
 Plain decoding is this loop with the empty drafter, so baselines share its sampling, stopping and
-counting. Nothing returns to the host between rounds; `advance` called with a few rounds at a time
-is streaming.
-
-Letters: B batch, N tree nodes, D maximum draft depth, A = D + 1, T prompt length, V vocabulary.
+counting. Nothing returns to the host between rounds; a caller streams by calling `advance` with a
+few rounds at a time. The letters of shapes are those of `specjax.base`.
 """
 
 from collections.abc import Callable
@@ -58,7 +56,7 @@ class Request(NamedTuple):
 
 
 class Stats(NamedTuple):
-  """What is counted per row; the prefill is not.
+  """What is counted per row, without the prefill.
 
   Attributes:
     forwards: i32[B], target evaluations while the row was live.
@@ -77,15 +75,12 @@ class State(NamedTuple):
   """What rides in the loop.
 
   Attributes:
-    context: committed text, [B, capacity].
-    cache: the target's.
-    drafter: the drafter's.
-    processors: of each of the method's processors.
-    log_probs: f32[B, capacity], nats: of each new token under the target itself, whatever the
+    context: the committed text, [B, capacity].
+    drafter, processors: the states of the drafter and of each processor.
+    log_probs: f32[B, capacity], nats, of each new token under the target itself, whatever the
       processors and the settings; 0 for the prompt.
     done: bool[B].
     failed: bool[B], rows that ended because the target's logits were NaN.
-    stats: Stats.
   """
 
   context: Context
@@ -115,28 +110,23 @@ def start(
     capacity: S, static; at least `capacity_for` of the longest row.
   """
   target, drafter, _, processors = method
-  B = tokens.shape[0]
-  A = drafter.depth + 1
+  B = len(tokens)
   cache, features = target.prefill(
     weights.target, tokens, length, capacity, hidden_layers=drafter.hidden_layers
   )
-  text = jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1])))
-  context = Context(text, length)
-  zero = jnp.zeros(B, jnp.int32)
-  return State(
-    context=context,
-    cache=cache,
-    drafter=drafter.init(
-      weights.drafter, weights.target, context=context, features=features, capacity=capacity
-    ),
-    processors=tuple(
-      p.init(params, context) for p, params in zip(processors, request.processors, strict=True)
-    ),
-    log_probs=jnp.zeros((B, capacity)),
-    done=length >= request.limit,
-    failed=jnp.zeros(B, bool),
-    stats=Stats(zero, zero, jnp.zeros((B, A), jnp.int32), jnp.zeros((B, A), jnp.int32)),
+  context = Context(jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1]))), length)
+  guesser = drafter.init(
+    weights.drafter, weights.target, context=context, features=features, capacity=capacity
   )
+  memories = tuple(
+    p.init(params, context) for p, params in zip(processors, request.processors, strict=True)
+  )
+  zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, drafter.depth + 1), jnp.int32)
+  return State(
+    context, cache, guesser, memories, log_probs=jnp.zeros((B, capacity)),
+    done=length >= request.limit, failed=jnp.zeros(B, bool),
+    stats=Stats(zero, zero, counts, counts),
+  )  # fmt: skip
 
 
 def _first(flags: Array, more: int) -> Array:
@@ -145,39 +135,10 @@ def _first(flags: Array, more: int) -> Array:
   return jnp.where(flags.any(1), index + more, flags.shape[1] + 1)
 
 
-def _log_probs(logits: Array, total: Array, path: Array, tokens: Array) -> Array:
-  """f32[B, A], nats: of each token, after the node it follows.
-
-  Args:
-    logits: f32[B, N, V].
-    total: f32[B, N], their logsumexp.
-    path, tokens: i32[B, A].
-  """
-  # It is read off every node: whole rows of the path would be copied, on a mesh to every device.
-  of_tokens = jnp.take_along_axis(logits, tokens[:, None], -1) - total[..., None]
-  return jnp.take_along_axis(of_tokens, path[:, None], 1)[:, 0]
-
-
-class Guessed(NamedTuple):
-  """The first half of a round.
-
-  Attributes:
-    draft: Draft.
-    state: the drafter's, after it.
-    evaluation: Evaluation, the target at every node.
-    log_probs: f32[B, N, V], the target's, to verify against.
-  """
-
-  draft: Draft
-  state: Any
-  evaluation: Evaluation
-  log_probs: Array
-
-
 def guess(
   method: Method, weights: Weights, request: Request, state: State, noise: Source
-) -> Guessed:
-  """A draft, and the target's distribution after each of its nodes."""
+) -> tuple[Draft, Any, Evaluation, Array]:
+  """(draft, the drafter's state after it, evaluation, log_probs f32[B, N, V] to verify against)."""
   target, drafter, _, processors = method
   draft, memory = drafter.propose(
     weights.drafter, weights.target, state.drafter,
@@ -196,7 +157,7 @@ def guess(
   logits = evaluation.logits
   for p, params, own in zip(processors, request.processors, state.processors, strict=True):
     logits = p.logits(params, own, draft=draft, mask=mask, logits=logits)
-  return Guessed(draft, memory, evaluation, warp(logits, request.settings))
+  return draft, memory, evaluation, warp(logits, request.settings)
 
 
 def round_(
@@ -213,8 +174,8 @@ def round_(
     depth=D, proposal=drafter.proposal,
   )  # fmt: skip
 
-  # A row emits what was accepted, up to its first stop token, its budget, or a failure. NaN at a
-  # node that is not accepted harms nobody; among its logits it is in their sum.
+  # A row emits what was accepted, up to its first stop token, its budget, or a failure: a NaN among
+  # the logits of an accepted node, which shows in their sum.
   live = ~state.done
   step = jnp.arange(D + 1, dtype=jnp.int32)[None]
   stops = (verdict.tokens[:, :, None] == request.stop[None, None]).any(-1)
@@ -238,7 +199,10 @@ def round_(
   column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
   row = jnp.arange(column.shape[0])[:, None]
   text = context.tokens.at[row, column].set(verdict.tokens, mode="drop")
-  said = _log_probs(evaluation.logits, total, verdict.path, verdict.tokens)
+  # Each token's logit is read at every node before the path is followed: to take the path's rows
+  # of logits first would copy them, on a mesh to every device.
+  said = jnp.take_along_axis(evaluation.logits, verdict.tokens[:, None], -1) - total[..., None]
+  said = jnp.take_along_axis(said, verdict.path[:, None], 1)[:, 0]
   log_probs = state.log_probs.at[row, column].set(said, mode="drop")
   memories = tuple(
     p.update(w, own, tokens=verdict.tokens, rows=emitted) for p, w, own in processors
@@ -277,12 +241,11 @@ def advance(
   method: Method, weights: Weights, request: Request, state: State, rounds: Array, *,
   while_loop: Callable[..., Any] = jax.lax.while_loop, source: Callable[..., Source] = Noise,
 ) -> State:  # fmt: skip
-  """Runs until every row is done, `rounds` rounds at most.
+  """Runs until every row is done, `rounds` i32[] rounds at most.
 
   Args:
-    method, while_loop, source: static. A Python loop and an enumerating source make a proof of
-      the shipped path: see `specjax.testing`.
-    rounds: i32[], traced.
+    method, while_loop, source: static. `specjax.testing` passes a Python loop and a source that
+      enumerates, and so proves the path that ships.
   """
 
   def run(state: State) -> State:
