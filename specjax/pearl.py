@@ -58,7 +58,7 @@ def tick(
   """EXACT, as token verification is: a refused x is replaced from norm(max(p - q, 0)).
 
   Args:
-    state: of the last tick.
+    state: what the last tick returned.
     target_log_probs: f32[B, G, V], after the committed text and i pending tokens; where not `post`
       only row 0 is read.
     tokens, log_probs: i32[B, G] and f32[B, G, V], the fresh block, drawn after the pending tokens,

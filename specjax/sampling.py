@@ -69,15 +69,10 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
 
 
 def warp(logits: Array, settings: Settings) -> Array:
-  """Turns logits into log-probabilities: -inf outside the support, one-hot for greedy rows.
+  """The log-probabilities f32[B, N, V] that tokens are drawn from, of logits f32[B, N, V].
 
-  Ties are broken by the lower id everywhere, so exactly k tokens survive top-k.
-
-  Args:
-    logits: f32[B, N, V].
-
-  Returns:
-    f32[B, N, V].
+  They are -inf outside the support, and one-hot for greedy rows. Ties are broken by the lower id
+  everywhere, so exactly k tokens survive top-k.
   """
   temperature, top_k, top_p, min_p = (x[:, None, None] for x in settings)
   greedy = temperature == 0
@@ -125,17 +120,12 @@ _GROUP = 256  # tokens that share a draw: noise for V / 256 groups and one group
 
 
 def categorical(key: Array, log_probs: Array) -> Array:
-  """Draws a group of the vocabulary, then a token of it, each by the Gumbel-max trick.
+  """i32[], a draw from log_probs f32[V], whose probabilities need not sum to 1.
+
+  A group of the vocabulary is drawn, then a token of it, each by the Gumbel-max trick.
 
   Rounding changes the choice only where two perturbed scores are as close as the rounding. An
   inverse cumulative sum would be as cheap, but rounding moves each of its V steps.
-
-  Args:
-    key: key[].
-    log_probs: f32[V]; the probabilities need not sum to 1.
-
-  Returns:
-    i32[].
   """
   groups = -(-log_probs.size // _GROUP)
   members = jnp.pad(log_probs, (0, groups * _GROUP - log_probs.size), constant_values=-jnp.inf)

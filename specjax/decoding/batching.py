@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -124,11 +124,6 @@ def read(
         f"together at most {model.config.max_length}, the positions of {model.name}."
       )
   return ids, budgets
-
-
-def batches(count: int, batch: int) -> Iterator[slice]:
-  """Slices of `batch` at most that cover 0..count - 1."""
-  return (slice(i, i + batch) for i in range(0, count, batch))
 
 
 def timed(run: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate
-from specjax.decoding.batching import Result, Rounds, batches, check_model, read, timed
+from specjax.decoding.batching import Result, Rounds, check_model, read, timed
 from specjax.decoding.builders.drafter import build_drafter
 from specjax.decoding.builders.processors import build_processors
 from specjax.decoding.builders.verifier import build_verifier
@@ -124,11 +124,12 @@ class Decoder:
     ids, budgets = read(self.model, prompts, max_new_tokens)
     checks.whole("first", first)
     results = []
-    for part in batches(len(ids), self.batch):
-      request, state, prefill = self._start(ids[part], budgets[part], first + part.start)
+    for begin in range(0, len(ids), self.batch):
+      part = slice(begin, begin + self.batch)
+      request, state, prefill = self._start(ids[part], budgets[part], first + begin)
       state, seconds = timed(self._advance, request, state, np.iinfo(np.int32).max)
       state = jax.device_get(state._replace(cache=None, drafter=None))
-      self._check_logits(state, first + part.start)
+      self._check_logits(state, first + begin)
       results += [
         self._result(prompt, len(row), state, b, seconds, prefill)
         for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))

@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax import checks
 from specjax.base import Params
-from specjax.decoding.batching import Filling, Result, batches, check_model, read, timed
+from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.decoding.builders.denoising import build_denoising
 from specjax.decoding.model import Model, Prompt
 from specjax.diffusion import denoise, draft_verify
@@ -76,9 +76,10 @@ class DiffusionDecoder:
     ids, budgets, room = self._read(prompts, max_new_tokens)
     checks.whole("first", first)
     results = []
-    for part in batches(len(ids), self.batch):
+    for begin in range(0, len(ids), self.batch):
+      part = slice(begin, begin + self.batch)
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
-      arguments = self._arguments(ids[part], budgets[part], first + part.start, room, rows)
+      arguments = self._arguments(ids[part], budgets[part], first + begin, room, rows)
       (state, passes), seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
       state, passes = jax.device_get((state._replace(cache=(), memory=(), transforms=()), passes))
       results += [

@@ -129,7 +129,7 @@ def load(name: str = DEFAULT_MODEL, dtype: jnp.dtype = jnp.float32) -> Model:
   Args:
     name: for example "gsm8k-7m" or "path/to/llama"; `specjax convert` makes a directory of
       other formats.
-    dtype: of the weights in memory, and so of the arithmetic.
+    dtype: that of the weights in memory, and so of the arithmetic.
 
   Raises:
     ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.

@@ -9,6 +9,7 @@ Knobs are the arguments of a builder whose default is a number: the signature is
 """
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -84,12 +85,8 @@ def parse_one(what: str, text: str) -> Part:
 
 def _closing(text: str, opening: int) -> int | None:
   """The index of the bracket that closes the one at `opening`."""
-  depth = 0
-  for i in range(opening, len(text)):
-    depth += (text[i] == "[") - (text[i] == "]")
-    if depth == 0:
-      return i
-  return None
+  depths = itertools.accumulate((c == "[") - (c == "]") for c in text[opening:])
+  return next((opening + i for i, depth in enumerate(depths) if depth == 0), None)
 
 
 def _number(text: str) -> Number:

@@ -49,12 +49,10 @@ class AnyOrder(NamedTuple):
   for the lowest unknown rank, `draft` and `joint` give the same.
 
   Attributes:
-    vocab_size: V (static).
     draft: every slot's distribution given the known ones alone.
     joint: every slot's distribution given the known ones and all of lower rank than its own.
   """
 
-  vocab_size: int
   draft: Callable[..., Array]
   joint: Callable[..., Array]
 

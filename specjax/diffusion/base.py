@@ -156,7 +156,7 @@ class Cache(NamedTuple):
 
 
 class Transform(NamedTuple):
-  """What happens to the window's logits before anyone sees them.
+  """What happens to the window's logits before the prediction.
 
   Attributes:
     name: its key in `TRANSFORMS`.

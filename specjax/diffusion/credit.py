@@ -12,13 +12,7 @@ from specjax.diffusion.base import Knob, Transform
 
 
 class Credit(NamedTuple):
-  """Knobs of `credit`.
-
-  Attributes:
-    strength: f32[B], alpha; published 0.7.
-    decay: f32[B], beta; published 0.8.
-    power: f32[B], gamma; published 0.2.
-  """
+  """Knobs of `credit`: alpha, beta and gamma f32[B]; the defaults are those that were published."""
 
   strength: Knob = 0.7
   decay: Knob = 0.8

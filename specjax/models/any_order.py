@@ -65,4 +65,4 @@ def any_order(config: Config, mask: int) -> AnyOrder:
   def joint(params: Params, tokens: Array, known: Array, rank: Array) -> Array:
     return log_probs(params, tokens, no_higher(rank), rank[:, None, :] < rank[:, :, None])
 
-  return AnyOrder(config.vocab_size, draft, joint)
+  return AnyOrder(draft, joint)

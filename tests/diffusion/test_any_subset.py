@@ -33,7 +33,7 @@ def model_of(log_probs_of) -> AnyOrder:
     lower = rank[:, None, :] < rank[:, :, None]
     return log_probs_of(params, tokens, others(known[:, None] | lower))
 
-  return AnyOrder(V, draft, joint)
+  return AnyOrder(draft, joint)
 
 
 def from_table(table, tokens, sees):

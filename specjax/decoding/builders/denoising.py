@@ -1,7 +1,7 @@
 """Methods of masked diffusion from names: a policy, and what decorates it."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -98,9 +98,11 @@ def _companion(model: Model, part: Part) -> str:
   return part.text or f"{pathlib.Path(model.name).name}-{kind}"
 
 
-def _policy(model: Model, parts: Sequence[Part], batch: int) -> tuple[str, Policy, Params]:
+def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   """(canonical name, policy, params) of a policy with what is added to it."""
-  first, *added = parts
+  if not isinstance(given, str):
+    return _open("policy", given, Policy, batch)
+  first, *added = spec.parse("policy", given)
   builder = spec.look_up("policy", first, POLICIES)
   own: dict[str, Any] = {}
   if first.name == "learned":
@@ -135,8 +137,10 @@ def _delimiters(model: Model, text: str) -> Array:
   return jnp.asarray(ids, jnp.int32)
 
 
-def _blocks(part: Part, model: Model, policy: Policy, params: Params, batch: int):
+def _blocks(part: Any, model: Model, policy: Policy, params: Params, batch: int):
   """(canonical name, blocks, params); a filter decides the window, and `explore` looks ahead."""
+  if not isinstance(part, Part):
+    return _open("blocks", part, Blocks, batch)
   label, _ = spec.settle("blocks", part, knobs(BLOCKS[part.name]))
   window = _window(params)
   if part == Part("fixed") and window is not None:
@@ -190,17 +194,9 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   if student := chosen["student"]:
     labels["student"], _ = spec.settle("policy", student, {})
     model = load(_companion(model, student))
-  if parts:
-    name, policy, params = _policy(model, parts, batch)
-  else:
-    name, policy, params = _open("policy", given, Policy, batch)
+  name, policy, params = _policy(model, given, batch)
   denoiser, wrap = _denoiser(model, chosen, labels, batch)
-
-  if isinstance(chosen["blocks"], Part):
-    made = _blocks(chosen["blocks"], model, policy, params, batch)
-  else:
-    made = _open("blocks", chosen["blocks"], Blocks, batch)
-  labels["blocks"], blocks, sizes = made
+  labels["blocks"], blocks, sizes = _blocks(chosen["blocks"], model, policy, params, batch)
   checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
 
   def plain(kind: str, *fixed: Any):
@@ -217,9 +213,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   transforms = [plain("transform")] if chosen["transform"] is not None else []
   guesses = 1
   if chosen["guesses"] is not None:
-    labels["guesses"], numbers = spec.settle(
-      "guesses", chosen["guesses"], knobs(draft_verify.advance)
-    )
+    known = knobs(draft_verify.advance)
+    labels["guesses"], numbers = spec.settle("guesses", chosen["guesses"], known)
     guesses = numbers.get("guesses", 4)
     checks.whole("guesses", guesses, 1, 4096, note="1 is off")
     if guesses > 1 and chosen["guidance"] is not None:

@@ -35,7 +35,7 @@ def build_processors(
   used: list[tuple[Processor, Params]] = []
   parts = [Part("stop_text", text=word) for word in stop_words]
   parts += [Part("constraint", text=regex)] if regex is not None else []
-  for one in [given] if isinstance(given, str) else given:
+  for one in given:
     if isinstance(one, str):
       parts += spec.parse("processors", one)
     else:

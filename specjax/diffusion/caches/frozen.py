@@ -128,7 +128,7 @@ def prefix(denoiser: Denoiser, window: int, lengths: int = 8) -> Cache:
 
 @functools.cache
 def free(denoiser: Denoiser, window: int, lengths: int = 8) -> Cache:
-  """LOSSY: all is read once, and what a block left is never read again.
+  """LOSSY: all is read once, and the slots before the block are never read again.
 
   FreeCache (2025, arXiv 2505.21467).
   """

@@ -23,10 +23,11 @@ from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Params, Pieces
 from specjax.diffusion.caches.reuse import put_heads, reading
+from specjax.trees.structure import take_rows
 
 
 class Kept(NamedTuple):
-  """What a layer found last, slot by slot.
+  """What a layer computed last for each slot.
 
   Attributes:
     k, v: [B, K, L, C].
@@ -71,11 +72,6 @@ class Selection(NamedTuple):
   size: int
 
 
-def _take(x: Array, index: Array) -> Array:
-  """[B, M, any] of x [B, L, any], index i32[B, M]."""
-  return jnp.take_along_axis(x, index[..., None], 1)
-
-
 def _put(old: Array, slot: Array, rows: Array, new: Array | bool) -> Array:
   """old [B, L, ..] with new [B, N, ..] at slot i32[B, N] where rows bool[B, N]."""
   column = jnp.where(rows, slot, old.shape[1])
@@ -101,7 +97,7 @@ def _renew(
 ) -> tuple[Array, Kept]:  # fmt: skip
   """Layer i over the stream x [B, L, E]; `most` bounds the quota (static)."""
   slot, due, loose, quota, size = part
-  looked = _take(x, slot)
+  looked = take_rows(x, slot)
   everything = size == slot.shape[1]
   if everything:
     q, k, v = pieces.project(params, i, looked, slot)
@@ -114,12 +110,12 @@ def _renew(
     at, rows = slot, due | _put(jnp.zeros_like(due), best, chosen, True)
   else:
     at, rows = jnp.take_along_axis(slot, best, 1), chosen
-    q, k, _ = pieces.project(params, i, _take(looked, best), at)
+    q, k, _ = pieces.project(params, i, take_rows(looked, best), at)
   keys = put_heads(kept.k, at, rows, k)
   values = put_heads(kept.v, slot, due | loose, v)
   attention = _put(kept.attention, at, rows, pieces.attention(params, i, q, keys, values, seen))
   x = x + attention
-  mlp = _put(kept.mlp, at, rows, pieces.mlp(params, i, _take(x, at)))
+  mlp = _put(kept.mlp, at, rows, pieces.mlp(params, i, take_rows(x, at)))
   return x + mlp, Kept(keys, values, attention, mlp)
 
 
@@ -204,9 +200,7 @@ def similar(
         slot = every
         if size < L:
           slot = jax.lax.top_k(memory.answer.astype(jnp.int32), G)[1].astype(jnp.int32)
-        part = Selection(
-          slot, jnp.take_along_axis(due, slot, 1), jnp.take_along_axis(loose, slot, 1), quota, size
-        )
+        part = Selection(slot, take_rows(due, slot), take_rows(loose, slot), quota, size)
         found = []
         for i, old in zip(layers, kept, strict=True):
           x, new = _renew(pieces, params, i, x, old, part, inside, most)
@@ -219,7 +213,7 @@ def similar(
     needed = jnp.where(prompt_due.any(), L, jnp.where(answer_due.any(), G, most))
     which = (jnp.array(compiled, jnp.int32) < needed).sum()
     x, kept = jax.lax.switch(which, [through(n) for n in compiled], x, memory.layers)
-    hidden = pieces.norm(params, _take(x, reading(denoiser, lo, window)))
+    hidden = pieces.norm(params, take_rows(x, reading(denoiser, lo, window)))
     return hidden, SimilarState(memory.answer, memory.passes + live.astype(jnp.int32), kept)
 
   return Cache("similar", init, states, steady=False)
