@@ -88,12 +88,11 @@ def check_model(model: Any, causal: bool) -> None:
       f"model={type(model).__name__}: accepted is a specjax.Model, as specjax.load "
       "gives; a network of one's own is Model(name, config, params, ..)."
     )
-  if model.config.causal == causal:
-    return
-  if causal:
+  if causal and not model.config.causal:
     raise ValueError(f"model={model.name!r} sees both sides of a token (is_causal is false), and "
                      "left to right its text means nothing: use DiffusionDecoder.")  # fmt: skip
-  raise ValueError(f"model={model.name!r} is causal and cannot fill masks: use Decoder.")
+  if model.config.causal and not causal:
+    raise ValueError(f"model={model.name!r} is causal and cannot fill masks: use Decoder.")
 
 
 def read(

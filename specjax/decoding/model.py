@@ -84,8 +84,7 @@ class Model:
                          "ids.")  # fmt: skip
       ids = [*self.start, *self.tokenizer.encode(prompt)] if prompt else []
     else:
-      given = checks.sequence("prompt", prompt, "text or a list of token ids")
-      ids = checks.ids("prompt", given, self.config.vocab_size)
+      ids = list(checks.sequence("prompt", prompt, "text or a list of token ids"))
     if not ids:
       raise ValueError("prompt is empty: it needs one token at least.")
     return checks.ids("prompt", ids, self.config.vocab_size)
