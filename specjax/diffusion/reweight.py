@@ -107,7 +107,7 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
 
   def evaluate(params: Reweighted, tokens: Array, position: Array, seen: Array, earlier=None):
     if earlier is not None:
-      raise ValueError("a reweighted denoiser weighs whole texts: the cache accepted is none.")
+      raise ValueError("a reweighted denoiser weighs whole texts: accepted is caches.none.")
     states, _ = denoiser.evaluate(params.inner, tokens, position, seen)
     predicts = jnp.maximum(jnp.arange(tokens.shape[1]) - int(denoiser.shift), 0)
     logits = denoiser.head(params.inner, states[:, predicts])
