@@ -126,7 +126,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   objective = Objective(head, vocabulary)
   params = jax.jit(head.init)(jax.random.key(training.seed), model.params, vocabulary)
   if config.init is not None:
-    params = checkpoint.weights_like(config.init, model.config, params)
+    params = checkpoint.weights_like(config.init, model.config, params, name)
   fixed = {name: x for name, x in params.items() if name != "params"}
 
   def loss(trained, frozen, batch: Batch, key):

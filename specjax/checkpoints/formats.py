@@ -13,6 +13,7 @@ from specjax.checkpoints import eagle, eagle3, heads, hf_config, hydra, medusa, 
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
 from specjax.drafters import draft_vocabulary
+from specjax.drafters.named import is_file
 from specjax.models.config import Config
 
 PUBLISHED = {
@@ -35,8 +36,10 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
   return "mlp_speculator" if family == "mlp_speculator" else None
 
 
-def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
-  """A head for the target `model`; config.json tells the format.
+def load(
+  directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = ""
+) -> Loaded:
+  """A head for the target `model`; config.json tells the format, `called` is as in `heads.load`.
 
   It raises ValueError where the directory has no known format, or its format refuses it.
   """
@@ -44,8 +47,8 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   form = format_of(raw)
   if form is None:
     raise ValueError(f"{directory}/config.json is of no known format: {', '.join(FORMATS)} are.")
-  if form == "specjax":
-    return heads.load(directory, model, dtype)
+  if form == "specjax" or is_file(called):
+    return heads.load(directory, model, dtype, called)
   return PUBLISHED[form].decode(raw, pathlib.Path(directory), model, dtype)
 
 

@@ -21,7 +21,7 @@ from specjax.checkpoints import families
 from specjax.checkpoints.files import check, read_config, read_tensors, write
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
-from specjax.drafters.named import named
+from specjax.drafters.named import is_file, named
 from specjax.models.config import Config
 from specjax.trees.static import Choices, from_choices
 
@@ -77,11 +77,15 @@ def _hit_rates(name: str, value: Any) -> np.ndarray:
 _SCHEMA = {"draft_vocab": int, "choices": choices, "hit_rates": _hit_rates}
 
 
-def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32) -> Loaded:
+def load(
+  directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = ""
+) -> Loaded:
   """A head for the target `model`.
 
-  It raises ValueError for a config of no known head, and for tensors that are missing, extra or
-  misshapen, as those of a head for another target are.
+  The user calls the head `called`: FILE.py:FUNCTION is run in place of the file that config.json
+  names, which somebody else may have written and which is never run. It raises ValueError for a
+  config of no known head, for a Python file that the user did not name, and for tensors that are
+  missing, extra or misshapen, as those of a head for another target are.
   """
   raw, path = read_config(directory), pathlib.Path(directory) / _WEIGHTS
   file = f"{directory}/config.json"
@@ -89,8 +93,12 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
     if key not in raw:
       raise ValueError(f"{file} lacks {key}: this is no draft head.")
   own = schema.fields(raw, _SCHEMA, file, ["config"])
+  name = called if is_file(called) else raw["head"]
+  if name != called and is_file(name):
+    raise ValueError(f"{file}: head={name!r} is in a Python file, which is run only where you name "
+                     f"it yourself: use drafter={f'{name}[{directory}]'!r}.")  # fmt: skip
   try:
-    build, kind = named(raw["head"])
+    build, kind = named(name)
   except ValueError as error:
     raise ValueError(f"{file}: {error}") from error
   config = schema.build(kind, raw["config"], f"{file}: config")
@@ -117,12 +125,14 @@ def load(directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.fl
   return Loaded(head, unflatten_dict(params, sep="/"), tree, rates, config, model)
 
 
-def weights_like(directory: str | pathlib.Path, model: Config, like: Params) -> Params:
+def weights_like(
+  directory: str | pathlib.Path, model: Config, like: Params, called: str = ""
+) -> Params:
   """The weights of a head, to go on training it.
 
   It raises ValueError as `load` does, and where shapes or draft vocabulary are not those of `like`.
   """
-  params = load(directory, model).params
+  params = load(directory, model, called=called).params
   shapes, ours = (jax.tree.map(lambda x: (x.shape, str(x.dtype)), p) for p in (params, like))
   if shapes != ours or not np.array_equal(*(p.get(draft_vocabulary.KEY) for p in (params, like))):
     raise ValueError(f"init={str(directory)!r} holds a head of another shape or vocabulary.")

@@ -4,6 +4,7 @@
     medusa-16[runs/my-head]       [..] says where its weights or its file are, or what text it takes
     draft_model-8[lm]/adaedl-0.7  a/b: b decorates a
     eagle+prompt_lookup           a+b: a and b together; / binds tighter
+    my_file.py:my_head-16[run]    a head of one's own: its file and function, and its weights
 
 Knobs are the arguments of a builder whose default is a number: the signature is their only table.
 """
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from specjax import checks
 from specjax.drafters import HEADS
+from specjax.drafters.named import is_file
 
 Number = int | float
 
@@ -27,7 +29,7 @@ BRACKETS = {
   "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
-_HEAD = re.compile(rf"([a-z]\w*)((?:{_NUMBER})*)")
+_HEAD = re.compile(rf"([^\[\]+:]+\.py:[A-Za-z_]\w*|[a-z]\w*)((?:{_NUMBER})*)")
 _OLD = re.compile(r"([a-z]\w*):([^:/+\[\]]+|[^:\[\]]+\.json)")
 
 
@@ -35,7 +37,7 @@ class Part(NamedTuple):
   """A part as it is named.
 
   Attributes:
-    name: a key of one of the tables of parts.
+    name: a key of one of the tables of parts, or FILE.py:FUNCTION.
     numbers: its first knobs; the others keep their defaults.
     text: what stands in brackets, None without.
     decorations: what follows with a slash.
@@ -194,7 +196,7 @@ def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 def refuse_text(what: str, part: Part) -> None:
   """Raises ValueError where a part has brackets that nothing reads."""
-  if part.text is not None and part.name not in BRACKETS:
+  if part.text is not None and part.name not in BRACKETS and not is_file(part.name):
     raise ValueError(f"{what}={show([part])!r}: {part.name} takes nothing in brackets.")
 
 

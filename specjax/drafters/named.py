@@ -6,6 +6,7 @@ import pathlib
 import sys
 import typing
 from collections.abc import Callable
+from typing import Any
 
 from specjax.drafters import HEADS
 from specjax.drafters.base import Head
@@ -13,9 +14,9 @@ from specjax.drafters.base import Head
 Named = tuple[Callable[..., Head], type]
 
 
-def is_file(name: str) -> bool:
+def is_file(name: Any) -> bool:
   """Whether a name is FILE.py:FUNCTION."""
-  return pathlib.Path(name.rpartition(":")[0]).suffix == ".py"
+  return isinstance(name, str) and pathlib.Path(name.rpartition(":")[0]).suffix == ".py"
 
 
 def named(name: str) -> Named:
@@ -31,7 +32,7 @@ def named(name: str) -> Named:
   """
   if isinstance(name, str) and name in HEADS:
     return HEADS[name]
-  if not isinstance(name, str) or not is_file(name):
+  if not is_file(name):
     raise ValueError(f"head={name!r}: accepted is one of {', '.join(HEADS)}, or "
                      "FILE.py:FUNCTION of your own.")  # fmt: skip
   file, _, function = name.rpartition(":")

@@ -24,7 +24,7 @@ import optax
 from specjax import checks
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
-from specjax.decoding.builders.drafter import HEAD_NAMES, load_head, load_small
+from specjax.decoding.builders.drafter import HEAD_NAMES, is_head, load_head, load_small
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.drafters import drafting
@@ -80,7 +80,7 @@ def _filler(model: Model, config: Config) -> Filler:
   """The head or draft model with its weights, loaded once for all trees."""
   part = spec.parse_one("drafter", config.drafter)
   accepted = [*HEAD_NAMES, *(["draft_model"] if config.method == "sequoia" else [])]
-  if part.name not in accepted or part.numbers:
+  if not (is_head(part.name) or part.name in accepted) or part.numbers:
     raise ValueError(f"drafter={config.drafter!r} has no tree to choose: accepted are "
                      f"{', '.join(accepted)}, with [PATH] or not.")  # fmt: skip
   if part.name == "draft_model":

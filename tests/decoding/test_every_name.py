@@ -221,15 +221,20 @@ def mine(target, config: MedusaConfig):
 
 def test_a_head_of_ones_own_has_a_name(home):
   model, own = loaded(str(home / "target")), home / "own"
+  mine = f"{home}/mine.py:mine"
   (home / "mine.py").write_text(OWN)
   head = heads.load(home / "medusa", model.config)
-  heads.save(own, f"{home}/mine.py:mine", head.config, head.params, head.choices, None,
+  heads.save(own, mine, head.config, head.params, head.choices, None,
              base="target", dtype=jnp.float32)  # fmt: skip
-  decoder, known = Decoder(model, f"head-4[{own}]"), Decoder(model, f"medusa-4[{home}/medusa]")
-  assert (decoder.name, decoder.method.drafter.name) == (f"head-4[{own}]", "mine")
+  decoder, known = Decoder(model, f"{mine}-4[{own}]"), Decoder(model, f"medusa-4[{home}/medusa]")
+  assert (decoder.name, decoder.method.drafter.name) == (f"{mine}-4[{own}]", "mine")
   assert fingerprint(decoder) == fingerprint(known)
-  for name, words in (("head", "it needs a trained head"), (f"medusa[{own}]", "a head of mine")):
-    with pytest.raises(ValueError, match=words):
+  for name, words in (
+    ("head", "it needs a trained head"), (mine, "it needs a trained head"),
+    (f"medusa[{own}]", f"use drafter='{mine}[{own}]'"), (f"head[{own}]", "run only where you name"),
+    (f"{home}/absent.py:mine[{own}]", "there is no file"),
+  ):  # fmt: skip
+    with pytest.raises(ValueError, match=re.escape(words)):
       Decoder(model, name)
 
 

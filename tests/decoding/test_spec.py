@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 def test_what_is_printed_is_read_again():
   rng = np.random.default_rng(0)
-  for name in names():
+  for name in [*names(), "my_file.py:my_head", "/a-1/b.py:C"]:
     for _ in range(20):
       parts = tuple(random_part(rng, name) for _ in range(rng.integers(1, 4)))
       again = spec.parse("x", spec.show(parts))
@@ -45,6 +45,9 @@ def test_precedence():
     Part("a", (1,), "p", (Part("b", (2.5,)),)),
     Part("c", (), None, (Part("d"), Part("e"))),
   )
+  assert spec.parse("x", "a+b/my.py:f-4[p]/d") == (
+    Part("a"), Part("b/my.py:f", (4,), "p", (Part("d"),)),
+  )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -58,6 +61,8 @@ def test_precedence():
     ("medusa/", "accepted is NAME"),
     ("+medusa", "accepted is NAME"),
     ("medusa[a]b", "accepted is NAME"),
+    ("my.py:", "accepted is NAME"),
+    ("my.py", "accepted is NAME"),
     ("medusa[a", "a bracket is not closed"),
     ("medusa:16", "medusa:16' is now medusa-16"),
     ("medusa:dynamic-16-5-4", "is now medusa/dynamic-16-5-4"),

@@ -1,5 +1,7 @@
 """A head in a file of the user's own is trained and decodes like one of the package's."""
 
+import json
+
 import pytest
 
 import specjax
@@ -70,19 +72,33 @@ def test_it_is_trained_by_name_and_decodes(file, tiny_heads, capsys):
   assert "my_head.py:mix" in capsys.readouterr().out
 
   model = specjax.load(tiny_heads.model)
-  loaded = formats.load("run/model", model.config)
+  loaded = formats.load("run/model", model.config, called="my_head.py:mix")
   build, kind = named("my_head.py:mix")
   assert loaded.head is build(model.target, kind(2)) and loaded.config == kind(2)
   drafter = drafting.drafter(loaded.head, loaded.choices[:3])
   prompts = [model.chat("3 pens and 4?"), model.chat("5 cups and 1?")]
   drafted = specjax.Decoder(model, (drafter, loaded.params))(prompts, 12)
+  named_in_full = specjax.Decoder(model, "my_head.py:mix-4[run/model]")
+  assert named_in_full.name == "my_head.py:mix-4[run/model]"
+  assert [r.tokens for r in named_in_full(prompts, 12)] == [r.tokens for r in drafted]
   plain = specjax.Decoder(model)(prompts, 12)
   assert [r.tokens for r in drafted] == [r.tokens for r in plain]
   assert sum(r.emitted for r in drafted) > sum(r.forwards for r in drafted)
 
   file.unlink()
   with pytest.raises(ValueError, match=r"run/model/config\.json: .*there is no file my_head\.py"):
-    formats.load("run/model", model.config)
+    specjax.Decoder(model, "my_head.py:mix[run/model]")
+
+
+@pytest.mark.parametrize("drafter", ["head[evil]", "head[evil]/beam-4-2-2", "medusa[evil]"])
+def test_a_file_that_only_config_json_names_is_not_run(file, drafter):
+  (file.parent / "evil.py").write_text("open('it_ran', 'w')\n")
+  (file.parent / "evil").mkdir()
+  raw = {"head": "evil.py:f", "config": {}, "draft_vocab": None, "choices": [], "hit_rates": None}
+  (file.parent / "evil" / "config.json").write_text(json.dumps(raw))
+  with pytest.raises(ValueError, match=r"run only where you .* use drafter='evil\.py:f\[evil\]'"):
+    specjax.Decoder(specjax.load(), drafter)
+  assert not (file.parent / "it_ran").exists()
 
 
 @pytest.mark.parametrize(

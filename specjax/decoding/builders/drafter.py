@@ -22,6 +22,7 @@ from specjax.drafters import DRAFTERS, HEADS, draft_vocabulary, drafting
 from specjax.drafters.adaptive_model import adaptive_model
 from specjax.drafters.base import Head
 from specjax.drafters.draft_tree import draft_tree
+from specjax.drafters.named import is_file
 from specjax.drafters.rescored import local, ngram
 from specjax.drafters.stateless import none
 from specjax.drafters.union import union
@@ -31,7 +32,7 @@ from specjax.trees import load as load_tree
 
 DEFAULT_NODES = 8
 MOST_NODES = 4096
-ANY_HEAD = "head"  # its directory says of what kind it is, such as one of the user's own
+ANY_HEAD = "head"  # of the kind that its directory holds
 HEAD_NAMES = (*HEADS, ANY_HEAD)
 RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
@@ -83,13 +84,18 @@ def _refuse(name: str, tree: Any, draft_length: Any) -> None:
       raise ValueError(f"drafter={name!r}, {what}={given!r:.40}: accepted for {of} only.")
 
 
+def is_head(name: str) -> bool:
+  """Whether a part of this name is a trained head."""
+  return name in HEAD_NAMES or is_file(name)
+
+
 def knobs(name: str, draft_length: bool = False) -> dict[str, spec.Number | None]:
   """The knobs of a drafter or a head, `nodes` the first.
 
   Args:
     draft_length: whether a draft-length policy ends the chain of a draft model.
   """
-  if name in HEAD_NAMES:
+  if is_head(name):
     return {"nodes": DEFAULT_NODES}
   found = spec.knobs(adaptive_model if draft_length else DRAFTERS[name])
   depth = found.pop("depth", None)  # a builder counts tokens, a name nodes, the root included
@@ -115,13 +121,12 @@ def _single(
   model: Model, part: Part, tree: Any = None, draft_length: Any = None, joined: bool = False
 ) -> Built:
   """A drafter of one part with its decorations, which may be `joined` to others."""
-  is_head = part.name in HEAD_NAMES
+  if is_head(part.name):
+    return _head(model, part, tree, draft_length)
   builder = spec.look_up("drafter", part, DRAFTERS, HEADS, {ANY_HEAD: load_head})
   if part.name == "draft_model":
     return _draft_model(model, part, tree, draft_length, joined=joined)
-  _refuse(part.name, None if is_head else tree, draft_length)
-  if is_head:
-    return _head(model, part, tree)
+  _refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = _settle(part)
   if part.name != "denoiser":
@@ -140,19 +145,23 @@ def _either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any
 
 
 def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
-  """A trained head that a part names, by default the zoo's for the model: (its path, the head)."""
-  if part.name == ANY_HEAD:
-    path = spec.text_of(part, "a trained head")
-  else:
+  """A trained head that a part names, by default the zoo's for the model: (its path, the head).
+
+  It raises ValueError for no such head, and for one in a Python file that the part does not name.
+  """
+  if part.name in HEADS:
     path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
-  loaded = formats.load(resolve(path), model.config)
-  if part.name not in (ANY_HEAD, loaded.head.name):
+  else:
+    path = spec.text_of(part, "a trained head")
+  loaded = formats.load(resolve(path), model.config, called=part.name)
+  if part.name in HEADS and part.name != loaded.head.name:
     raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
   return path, loaded
 
 
-def _head(model: Model, part: Part, tree: Any) -> Built:
+def _head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   """A trained head with its tree, or rescored."""
+  _refuse(part.name, None, draft_length)
   found = spec.decorations(part, OF_HEADS)
   tree = _either(part, found, "tree", tree)
   name, arguments = _settle(part)
