@@ -1,10 +1,9 @@
-"""A dynamic tree holds the nodes that a head is surest of, another shape each round."""
+"""A dynamic tree holds the nodes of which a head is surest, another shape in each round."""
 
 import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
@@ -32,13 +31,11 @@ class Dynamic:
     check_size(self, "beam", "1 + beam + (depth - 1) * beam**2", most)
 
   def fill(self, root: Array, guesser: Guesser) -> Draft:
-    parent = jnp.full((root.shape[0], 1), -1, jnp.int32)  # pool number of each expanded node
-    pool: list[tuple[Array, Array, Array]] = []  # tokens, scores, parents of each level
-    depths = np.zeros(0, int)
-    for level in search(self.beam, self.depth, root, guesser):
-      size = level.tokens.shape[1]
-      pool.append((level.tokens, level.score, jnp.repeat(parent, size // parent.shape[1], 1)))
-      parent = len(depths) + level.kept
-      depths = np.concatenate([depths, np.full(size, len(pool))])
-    tokens, score, parents = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
-    return likeliest(self.nodes, root, tokens, score, parents, depths)[0]
+    parent = jnp.full((root.shape[0], 1), -1, jnp.int32)  # place in the pool of each expanded node
+    pool: list[tuple[Array, Array, Array]] = []
+    seen = 0
+    for tokens, score, kept in search(self.beam, self.depth, root, guesser):
+      size = tokens.shape[1]
+      pool.append((tokens, score, jnp.repeat(parent, size // parent.shape[1], 1)))
+      parent, seen = seen + kept, seen + size
+    return likeliest(self.nodes, root, pool)[0]

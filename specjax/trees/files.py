@@ -1,7 +1,7 @@
 """Trees by name and in files, so that a tree chosen once can be used everywhere.
 
-A file is a JSON object that holds a name of `TREES` with the tree's fields and, if its writer had
-something to say, "about":
+A file is a JSON object that holds a name of `TREES` with the tree's fields and may say in "about"
+what the tree was chosen for:
 
     {"dynamic": {"nodes": 16, "depth": 5, "beam": 4}, "about": {"batch": 1}}
     {"static": {"choices": [[0], [1], [0, 0]]}}
@@ -25,8 +25,8 @@ from specjax.trees.frontier import DySpec, StochasticBeam
 from specjax.trees.graph import Graph
 from specjax.trees.static import Choices, Static, k_config
 
-# Each is a frozen dataclass that is a `trees.base.Tree`; its fields are whole numbers, numbers, or
-# the rank paths `choices`, and are what a name or a file says of it.
+# Each is a frozen dataclass and a `trees.base.Tree`. Its fields are what a name or a file says of
+# it: whole numbers, numbers, or the rank paths `choices`.
 TREES: dict[str, type] = {
   "static": Static, "dynamic": Dynamic, "beam": Beam, "graph": Graph, "iid": IID,
   "without_replacement": WithoutReplacement, "mixed": Mixed, "stochastic_beam": StochasticBeam,
@@ -47,26 +47,20 @@ def _required(field: dataclasses.Field) -> bool:
   return field.default is dataclasses.MISSING
 
 
-ACCEPTED = f"FILE.json, {', '.join(map(_form, TREES))}"
-
-
-def build(name: str, numbers: Sequence[float] = (), path: str | pathlib.Path | None = None) -> Tree:
-  """The tree of `dynamic-16-5-4`, ("dynamic", (16, 5, 4)), or that of a file.
+def build(name: str, numbers: Sequence[float] = ()) -> Tree:
+  """The tree of `dynamic-16-5-4`, ("dynamic", (16, 5, 4)).
 
   Args:
-    name: of `TREES`; it does not matter where a file is given.
+    name: a key of `TREES`.
     numbers: the fields in their order, those with defaults last; for rank paths the number of
       children at each depth.
-    path: a file, see `load`.
 
   Raises:
     ValueError: another name, other numbers, or no possible tree.
   """
-  if path is not None:
-    return load(path)
   where = f"tree={'-'.join([name, *map(str, numbers)])!r}"
   if name not in TREES:
-    raise ValueError(f"{where}: accepted is {ACCEPTED}.")
+    raise ValueError(f"{where}: accepted is tree[FILE.json], {', '.join(map(_form, TREES))}.")
   fields = dataclasses.fields(TREES[name])
   if fields[0].name == "choices":
     return TREES[name](k_config([checks.whole(f"{where}: a number", n, 1) for n in numbers]))
@@ -75,34 +69,8 @@ def build(name: str, numbers: Sequence[float] = (), path: str | pathlib.Path | N
   return _tree(name, {f.name: n for f, n in zip(fields, numbers, strict=False)}, where)
 
 
-def parse(words: str) -> Tree:
-  """The tree of FILE.json, or the one of a name such as dynamic-16-5-4.
-
-  Raises:
-    ValueError: another form, or no possible tree.
-  """
-  if words.endswith(".json"):
-    return load(words)
-  name, *numbers = words.split("-")
-  try:
-    values = [int(n) if n.isdigit() else float(n) for n in numbers]
-  except ValueError:
-    raise ValueError(f"tree={words!r}: accepted is {ACCEPTED}.") from None
-  return build(name, values)
-
-
-def recognises(words: str) -> bool:
-  """Whether `parse` knows the form."""
-  return words.endswith(".json") or words.split("-")[0] in TREES
-
-
 def save(path: str | pathlib.Path, tree: Tree | Choices, about: Mapping[str, Any]) -> None:
-  """Writes what `load` reads.
-
-  Args:
-    tree: a tree, or rank paths.
-    about: what it was chosen for, ready for JSON.
-  """
+  """Writes a tree, or rank paths, to a file that `load` reads; `about` is ready for JSON."""
   shape: Any = Static(tree) if isinstance(tree, Sequence) else tree
   name = next(name for name, kind in TREES.items() if type(shape) is kind)
   raw = {name: dataclasses.asdict(shape), "about": about}
@@ -123,7 +91,6 @@ def load(path: str | pathlib.Path) -> Tree:
 
 
 def _tree(name: str, value: Any, where: str) -> Tree:
-  """The tree of a name and its fields."""
   required = [f.name for f in dataclasses.fields(TREES[name]) if _required(f)]
   if not isinstance(value, dict) or not set(required) <= set(value):
     checks.refuse(where, value, f"an object with {', '.join(required)}")

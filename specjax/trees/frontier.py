@@ -1,14 +1,15 @@
-"""Drawn trees can have another shape each round: a level keeps the most promising of its draws.
+"""Drawn trees of another shape in each round: a level keeps the most promising of its draws.
 
-What decides whether a draw is kept must be known before its token is (or, for stochastic beams,
-must be independent of it given the draws before): looking first and keeping then is biased under
-any rule that uses q.
+Whether a draw is kept must be decided before its token is known (or, for stochastic beams,
+independently of it given the draws before). To look first and then keep is biased under any rule
+that uses q.
 
 Letters: B batch, N nodes, D depth, W nodes kept per level, K children of a node, V vocabulary.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,9 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.sampling import DRAFT, Source
+from specjax.sampling import DRAFT
 from specjax.trees.base import NEVER, Guesser
-from specjax.trees.structure import at
+from specjax.trees.structure import at, below
 
 
 def level_sizes(width: int, depth: int, children: int) -> list[int]:
@@ -34,8 +35,9 @@ class Expansion(NamedTuple):
 
   Attributes:
     tokens: i32, in the order of drawing.
-    key: f32, by which W of the level are kept; falls from sibling to sibling, -inf for none.
-    values: pytree, what the kept ones hand on to their own expansion.
+    key: f32; the W children of the level with the highest are kept. It falls from sibling to
+      sibling and is -inf where there is no child.
+    values: pytree, which the next call of `Expand` gets for the children that are kept.
   """
 
   tokens: Array
@@ -43,18 +45,17 @@ class Expansion(NamedTuple):
   values: Any
 
 
-class Expand(Protocol):
-  """The children of a level, from its nodes' log_probs f32[B, W, V] and their values [B, W]."""
-
-  def __call__(self, level: int, log_probs: Array, values: Any, /) -> Expansion: ...
+Expand = Callable[[int, Array, Any], Expansion]
+"""(level, log_probs f32[B, W, V] of its nodes, their values [B, W]) -> their children."""
 
 
 def draw_levels(tree: Any, expand: Expand, values: Any, root: Array, guesser: Guesser) -> Draft:
-  """N = 1 + sum(level_sizes) nodes, level by level; what a level leaves over is not valid.
+  """N = 1 + sum(level_sizes) nodes, level by level; places that a level leaves empty are not valid.
 
   Args:
     tree: `trees.base.Tree` whose field `width` is W (static).
-    expand, values: how children come about, and the root's values.
+    expand: draws the children.
+    values: the root's.
     root, guesser: see `trees.base.Tree.fill`.
   """
   B, sampling = root.shape[0], guesser.drawing(tree)
@@ -75,26 +76,30 @@ def draw_levels(tree: Any, expand: Expand, values: Any, root: Array, guesser: Gu
     tokens, values = jax.tree.map(lambda x: at(x, kept), flat)  # noqa: B023
     live = at(key, kept) > NEVER
     above_row = kept // K
-    parts.append((tokens, first + above_row, live, log_probs))
+    parts.append((tokens, (first + above_row).astype(jnp.int32), live, log_probs))
     guesser, above = guesser.below(above_row, above)
     first += W
   depths = np.repeat(np.arange(1, tree.depth + 1), [p[0].shape[1] for p in parts])
-  N, V = 1 + len(depths), parts[0][3].shape[-1]
-  distributions = jnp.concatenate([p[3] for p in parts], 1)
-  leaves = jnp.full((B, N - distributions.shape[1], V), NEVER)
-  top = jnp.zeros((B, 1), jnp.int32)
-  return Draft(
-    jnp.concatenate([root, *(p[0] for p in parts)], 1),
-    jnp.concatenate([top, *(p[1].astype(jnp.int32) for p in parts)], 1),
-    jnp.broadcast_to(jnp.asarray([0, *depths], jnp.int32), (B, N)),
-    jnp.concatenate([jnp.ones((B, 1), bool), *(p[2] for p in parts)], 1),
-    jnp.concatenate([distributions, leaves], 1),
-  )
+  every, parent, valid, distributions = (jnp.concatenate(x, 1) for x in zip(*parts, strict=True))
+  depth = jnp.broadcast_to(jnp.asarray(depths, jnp.int32), every.shape)
+  leaves = ((0, 0), (0, 1 + len(depths) - distributions.shape[1]), (0, 0))
+  log_probs = jnp.pad(distributions, leaves, constant_values=NEVER)
+  return below(root, every, parent, depth, valid)._replace(log_probs=log_probs)
+
+
+def _log1mexp(x: Array) -> Array:
+  """log(1 - exp(x)) for x <= 0."""
+  near = x > -0.6931472
+  return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
+                   jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class StochasticBeam:
   """RSD-S (Jeon et al. 2024, arXiv 2402.14160, section 3.2.2).
+
+  Children are kept by their perturbed path log-probability, capped at their parent's, in the stable
+  form of Kool et al. 2019 (arXiv 1903.06059, section 4.2).
 
   Attributes:
     width: W, paths; V at most.
@@ -114,52 +119,36 @@ class StochasticBeam:
     return 1 + sum(level_sizes(self.width, self.depth, self.width))
 
   def fill(self, root: Array, guesser: Guesser) -> Draft:
-    expand, values = perturbed(self, guesser.drawing(self).noise)
-    return draw_levels(self, expand, values, root, guesser)
+    noise = guesser.drawing(self).noise
 
+    def expand(level: int, log_probs: Array, values) -> Expansion:
+      path, bound = values  # log q of the path and its perturbed value, both 0 at the root
+      reach = path[..., None] + log_probs
+      noisy = reach + noise.gumbel(DRAFT + level, log_probs.shape)
+      top = noisy.max(-1, keepdims=True)
+      real = noisy > NEVER
+      gap = jnp.where(real, noisy - top, -1.0)
+      v = jnp.where(real, bound[..., None] - noisy + _log1mexp(jnp.minimum(gap, -1e-30)), 0.0)
+      capped = bound[..., None] - jnp.maximum(v, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(v)))
+      capped = jnp.where(noisy == top, bound[..., None], capped)
+      most = min(self.width, log_probs.shape[-1])
+      key, tokens = jax.lax.top_k(jnp.where(real, capped, NEVER), most)
+      tokens = tokens.astype(jnp.int32)
+      return Expansion(tokens, key, (jnp.take_along_axis(reach, tokens, -1), key))
 
-def _log1mexp(x: Array) -> Array:
-  """log(1 - exp(x)) for x <= 0."""
-  near = x > -0.6931472
-  return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
-                   jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))  # fmt: skip
-
-
-def perturbed(tree: StochasticBeam, noise: Source) -> tuple[Expand, Any]:
-  """Perturbed path log-probabilities, those of children capped at their parent's.
-
-  Kool et al. 2019 (arXiv 1903.06059, section 4.2), in their stable form. The values are (log q of
-  the path, its perturbed value), both 0 at the root.
-  """
-
-  def expand(level: int, log_probs: Array, values) -> Expansion:
-    path, bound = values
-    reach = path[..., None] + log_probs
-    noisy = reach + noise.gumbel(DRAFT + level, log_probs.shape)
-    top = noisy.max(-1, keepdims=True)
-    real = noisy > NEVER
-    gap = jnp.where(real, noisy - top, -1.0)
-    v = jnp.where(real, bound[..., None] - noisy + _log1mexp(jnp.minimum(gap, -1e-30)), 0.0)
-    capped = bound[..., None] - jnp.maximum(v, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(v)))
-    capped = jnp.where(noisy == top, bound[..., None], capped)
-    key, tokens = jax.lax.top_k(
-      jnp.where(real, capped, NEVER), min(tree.width, log_probs.shape[-1])
-    )
-    tokens = tokens.astype(jnp.int32)
-    return Expansion(tokens, key, (jnp.take_along_axis(reach, tokens, -1), key))
-
-  return expand, (0.0, 0.0)
+    return draw_levels(self, expand, (0.0, 0.0), root, guesser)
 
 
 @dataclasses.dataclass(frozen=True)
 class DySpec:
   """DySpec's batched form (Xiong et al. 2025, arXiv 2410.11744, section 4.3).
 
-  A node's next child is drawn while the chance that it would be reached and all its elder siblings
-  refused, estimated by the draft's own distribution, is above `least`.
+  A node's next child is drawn while the estimated chance that the node is reached and all elder
+  siblings of the child are refused is above `least`. The estimate is the draft's own distribution:
+  q of the path times the mass that the elder siblings left.
 
   Attributes:
-    width: W, nodes kept per level; the least promising go first.
+    width: W, nodes kept per level, the most promising.
     depth: D; N is 1 + W D, less where K is below W.
     children: K of a node at most.
     least: the threshold, about 1 / N; with 0 every level is filled.
@@ -181,22 +170,16 @@ class DySpec:
     return 1 + sum(level_sizes(self.width, self.depth, self.children))
 
   def fill(self, root: Array, guesser: Guesser) -> Draft:
-    expand, values = above_threshold(self, guesser.drawing(self).noise)
-    return draw_levels(self, expand, values, root, guesser)
+    noise = guesser.drawing(self).noise
 
+    def expand(level: int, log_probs: Array, reached) -> Expansion:
+      tokens = noise.children(DRAFT + level, log_probs, self.children, True)
+      q = jnp.exp(jnp.take_along_axis(log_probs, tokens, -1))
+      support = (log_probs > NEVER).sum(-1, keepdims=True)
+      real = jnp.arange(self.children)[None, None] < support
+      q = jnp.where(real, q, 0.0)
+      slot = reached[..., None] * (1 - (jnp.cumsum(q, -1) - q))
+      key = jnp.where(real & (slot > self.least), slot, NEVER)
+      return Expansion(tokens, key, reached[..., None] * q)
 
-def above_threshold(tree: DySpec, noise: Source) -> tuple[Expand, Any]:
-  """The value is q of the path; a slot's is that times the mass its elder siblings left."""
-
-  def expand(level: int, log_probs: Array, values) -> Expansion:
-    (reached,) = values
-    tokens = noise.children(DRAFT + level, log_probs, tree.children, True)
-    q = jnp.exp(jnp.take_along_axis(log_probs, tokens, -1))
-    support = (log_probs > NEVER).sum(-1, keepdims=True)
-    real = jnp.arange(tree.children)[None, None] < support
-    q = jnp.where(real, q, 0.0)
-    slot = reached[..., None] * (1 - (jnp.cumsum(q, -1) - q))
-    key = jnp.where(real & (slot > tree.least), slot, NEVER)
-    return Expansion(tokens, key, (reached[..., None] * q,))
-
-  return expand, (1.0,)
+    return draw_levels(self, expand, 1.0, root, guesser)

@@ -1,4 +1,4 @@
-"""Guesses form a graph: what was guessed after the same tokens before is linked, not repeated.
+"""Guesses form a graph, in which a guess after the same tokens is linked instead of repeated.
 
 Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P = W R, E expanded
 nodes, V draft vocabulary.
@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
@@ -22,23 +21,23 @@ from specjax.trees.structure import at, take_rows
 class Graph:
   """Graph-structured speculation (Gong et al. 2024, arXiv 2407.16207), unrolled to a tree.
 
-  A guess whose token and the `repeat` tokens before it are those of an expanded node off its path
-  is not expanded but goes on where that node does; the W expansions of a level are spent on the
-  likeliest others. What is verified is a tree again, since the target's distribution depends on the
-  whole path: the likeliest walks through the graph.
+  Where a guess and the `repeat` tokens before it equal those of an expanded node off its path, the
+  guess is not expanded: it is linked to that node and has its children. The W expansions of a level
+  are spent on the likeliest other guesses. The target's distribution depends on the whole path, so
+  a tree is verified, that of the likeliest walks through the graph.
 
-  What follows a link was guessed after another text, which approximates the draft's distribution.
-  Guesses are chosen, so this can cost acceptance, but not exactness. As shapes are static every
-  level takes a pass over W nodes; links spare room in it, or allow a smaller W.
+  The children behind a link were guessed after another text. Guesses are chosen, so this can cost
+  acceptance, but not exactness. Shapes are static, so every level takes a pass over W nodes; links
+  leave room in it for others, or allow a smaller W.
 
   Attributes:
-    nodes: N of the tree, the root included; what there is no walk for stays unused.
+    nodes: N of the tree, the root included; nodes are left unused where there are fewer walks.
     depth: D.
     beam: nodes expanded per level, and guesses of each.
     repeat: tokens before the guess that must be equal too.
-    sibling: a guess less likely than this times its likeliest sibling is dropped; published are
-      0.1 to 0.4.
-    least: a guess less likely than this after its parent is not expanded; published: 0.3, 0.4.
+    sibling: a guess less likely than this times its likeliest sibling is dropped (published values
+      are 0.1 to 0.4).
+    least: a guess less likely than this after its parent is not expanded (published: 0.3, 0.4).
   """
 
   nodes: int
@@ -60,7 +59,7 @@ class Graph:
 
 
 class Links(NamedTuple):
-  """The graph, in which expanded node 0 is the root; those of a level follow each other.
+  """The graph. Expanded node 0 is the root; the nodes of a level follow each other.
 
   Attributes:
     tokens: i32[B, E, R], the target's ids.
@@ -74,12 +73,7 @@ class Links(NamedTuple):
 
 
 def expand(tree: Graph, root: Array, guesser: Guesser) -> Links:
-  """Builds the graph in D passes of the head; E = 1 + (D - 1) W at most.
-
-  Args:
-    tree: static.
-    root, guesser: see `trees.base.Tree.fill`.
-  """
+  """Builds the graph in D passes of the head; E = 1 + (D - 1) W at most."""
   B = root.shape[0]
   tokens, reach, above = root, jnp.zeros((B, 1)), jnp.ones((B, 1, 1), bool)
   tail = jnp.concatenate([jnp.full((B, 1, tree.repeat), -1, jnp.int32), root[..., None]], 2)
@@ -119,23 +113,17 @@ def expand(tree: Graph, root: Array, guesser: Guesser) -> Links:
 
     tokens = at(guesses.reshape(B, W * R), chosen)
     guesser, above = guesser.below(chosen // R, above)
-    tail = take_rows(tails, chosen)
+    tail = at(tails, chosen)
   return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *parts)
 
 
 def unroll(tree: Graph, links: Links, root: Array) -> Draft:
-  """The N - 1 likeliest walks of 1 to D steps from the root, as a tree.
-
-  Args:
-    tree: static.
-    links: the graph.
-    root: i32[B, 1].
-  """
+  """The N - 1 likeliest walks of 1 to D steps from the root i32[B, 1], as a tree."""
   B, _, R = links.tokens.shape
   node, reach = jnp.zeros((B, 1), jnp.int32), jnp.zeros((B, 1))
-  number = jnp.full((B, 1), -1, jnp.int32)  # in the pool, of what the walks so far end at
+  number = jnp.full((B, 1), -1, jnp.int32)  # place in the pool of the last step of each walk
   pool: list[tuple[Array, Array, Array]] = []
-  sizes: list[int] = []
+  seen = 0
   for _ in range(tree.depth):
     tokens, log_probs, to = take_rows(links, jnp.maximum(node, 0))
     log_probs = jnp.where(node[..., None] >= 0, log_probs, NEVER)
@@ -145,10 +133,7 @@ def unroll(tree: Graph, links: Links, root: Array) -> Draft:
     )
     tokens, node = (at(x.reshape(B, P), chosen) for x in (tokens, to))
     pool.append((tokens, reach, at(number, chosen // R)))
-    last = sum(sizes) + np.arange(reach.shape[1], dtype=np.int32)
-    number = jnp.broadcast_to(jnp.asarray(last), reach.shape)
-    sizes.append(reach.shape[1])
-  tokens, reach, parent = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
-  depth = np.repeat(np.arange(1, tree.depth + 1), sizes)
-  draft, reach = likeliest(tree.nodes, root, tokens, reach, parent, depth)
+    last = seen + jnp.arange(reach.shape[1], dtype=jnp.int32)
+    number, seen = jnp.broadcast_to(last, reach.shape), seen + reach.shape[1]
+  draft, reach = likeliest(tree.nodes, root, pool)
   return draft._replace(valid=draft.valid.at[:, 1:].set(reach > NEVER))

@@ -1,9 +1,10 @@
-"""Beam search over a head's guesses, and what it found packed into a tree.
+"""Beam search over a head's guesses, and trees of the paths and nodes that a search found.
 
 Letters: B batch, N nodes, D depth, W nodes of one level, R guesses of each, P paths or the pool of
 guesses, V draft vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,16 +14,16 @@ from jax import Array
 
 from specjax.base import Draft
 from specjax.trees.base import Guesser
-from specjax.trees.structure import at, take_rows
+from specjax.trees.structure import at, below
 
 
 class Level(NamedTuple):
-  """What a search saw below the W nodes of one level.
+  """The guesses below the W nodes of one level.
 
   Attributes:
-    tokens: i32[B, W * R], the guesses, those of one node side by side and best first.
+    tokens: i32[B, W * R], those of one node side by side and best first.
     score: f32[B, W * R], log-probability of the path down to each.
-    kept: i32[B, W'], the best of them, best first: the nodes of the next level.
+    kept: i32[B, W'], places of the best, best first: the nodes of the next level.
   """
 
   tokens: Array
@@ -34,8 +35,7 @@ def search(width: int, depth: int, root: Array, guesser: Guesser) -> list[Level]
   """The D levels of a beam search; ties go to the better path, then to the lower token.
 
   Args:
-    width: nodes kept per level and guesses of each, fewer where there are no more.
-    depth: D.
+    width: nodes kept per level and guesses of each, at most.
     root, guesser: see `trees.base.Tree.fill`.
   """
   B = root.shape[0]
@@ -54,57 +54,45 @@ def search(width: int, depth: int, root: Array, guesser: Guesser) -> list[Level]
 
 
 def likeliest(
-  nodes: int, root: Array, tokens: Array, score: Array, parent: Array, depth: np.ndarray
+  nodes: int, root: Array, pool: Sequence[tuple[Array, Array, Array]]
 ) -> tuple[Draft, Array]:
-  """The tree of the best of a pool of P guesses, level after level, and their scores f32[B, N - 1].
+  """The tree of the best guesses of a pool, level after level, and their scores f32[B, N - 1].
 
   Args:
-    nodes: N, the root included (static); P is N - 1 or more.
+    nodes: N, the root included (static).
     root: i32[B, 1].
-    tokens: i32[B, P].
-    score: f32[B, P], not above that of the guess it hangs below.
-    parent: i32[B, P], number in the pool; -1 for the root.
-    depth: i[P], static.
+    pool: N - 1 guesses or more: (tokens i32, scores f32, parents i32) [B, any] of each level. A
+      parent is a place in the pool, -1 for the root, and scores no less than its children.
   """
-  B = root.shape[0]
-  # The best scores, ties to the earlier: parents come before their children and score no less, so
-  # whoever is chosen has its parent chosen too. In order of the pool, parents come first.
+  tokens, score, parent = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
+  depth = np.repeat(np.arange(1, len(pool) + 1), [level[0].shape[1] for level in pool])
+  # Of equal scores the earlier are chosen: parents come before their children and score no less,
+  # so the parent of a chosen guess is chosen too. Sorted places keep parents in front.
   chosen = jnp.sort(jax.lax.top_k(score, nodes - 1)[1], 1)
   parent = at(parent, chosen)
   place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32) + 1
-  depths = jnp.broadcast_to(jnp.asarray(depth, jnp.int32), score.shape)
-  root_node = jnp.zeros((B, 1), jnp.int32)
-  draft = Draft(
-    jnp.concatenate([root, at(tokens, chosen)], 1),
-    jnp.concatenate([root_node, jnp.where(parent < 0, 0, place)], 1),
-    jnp.concatenate([root_node, at(depths, chosen)], 1),
-    jnp.ones((B, nodes), bool),
-  )
-  return draft, at(score, chosen)
+  depth = at(jnp.broadcast_to(jnp.asarray(depth, jnp.int32), score.shape), chosen)
+  parent, valid = jnp.where(parent < 0, 0, place), jnp.ones(chosen.shape, bool)
+  return below(root, at(tokens, chosen), parent, depth, valid), at(score, chosen)
 
 
 def beam_paths(width: int, depth: int, root: Array, guesser: Guesser) -> Array:
-  """i32[B, P, D]: the likeliest paths that a beam search finds, best first, all different.
+  """i32[B, P, D]: the paths that `search` finds, best first, all different.
 
-  P is `width`, or V ** D where that is less. Arguments: see `search`.
+  P is `width`, or V ** D where that is less.
   """
   paths = jnp.zeros((root.shape[0], 1, 0), jnp.int32)
   for tokens, _, kept in search(width, depth, root, guesser):
     parent = kept // (tokens.shape[1] // paths.shape[1])
-    paths = jnp.concatenate([take_rows(paths, parent), at(tokens, kept)[:, :, None]], 2)
+    paths = jnp.concatenate([at(paths, parent), at(tokens, kept)[:, :, None]], 2)
   return paths
 
 
 def from_paths(paths: Array, root: Array, nodes: int) -> Draft:
-  """The tree of paths below the root in which equal prefixes are one node.
+  """The tree of paths i32[B, P, D] below the root i32[B, 1], in which equal prefixes are one node.
 
-  Nodes are numbered path after path, from the top down. Those that do not fit fall away, and with
-  them what hangs below, which comes later.
-
-  Args:
-    paths: i32[B, P, D], in order of preference.
-    root: i32[B, 1].
-    nodes: N, the root included (static); nodes that the paths leave over are not valid.
+  Nodes are numbered path after path, from the top down. Only the first `nodes` (static, N) are
+  kept, which drops whole ends of the last paths; nodes that the paths leave over are not valid.
   """
   B, P, D = paths.shape
   equal = paths[:, :, None] == paths[:, None]  # [B, P, P, D]
@@ -115,13 +103,8 @@ def from_paths(paths: Array, root: Array, nodes: int) -> Draft:
   first = owner * D + jnp.arange(D, dtype=jnp.int32)[None, None]
   node = at(count, first.reshape(B, P * D)).reshape(B, P, D)
   parent = jnp.concatenate([jnp.zeros((B, P, 1), jnp.int32), node[:, :, :-1]], 2)
-  # Node n is where the count reaches n; what is left over repeats node 1, but is not valid.
+  # Node n is where the count reaches n; nodes left over repeat node 1, but are not valid.
   number = jnp.arange(1, nodes, dtype=jnp.int32)
   entry = jnp.argmax(count[:, None] == number[None, :, None], 2).astype(jnp.int32)
-  top = jnp.zeros((B, 1), jnp.int32)
-  return Draft(
-    jnp.concatenate([root, at(paths.reshape(B, P * D), entry)], 1),
-    jnp.concatenate([top, at(parent.reshape(B, P * D), entry)], 1),
-    jnp.concatenate([top, entry % D + 1], 1),
-    jnp.concatenate([jnp.ones((B, 1), bool), number[None] <= count[:, -1:]], 1),
-  )
+  tokens, parent = (at(x.reshape(B, P * D), entry) for x in (paths, parent))
+  return below(root, tokens, parent, entry % D + 1, number[None] <= count[:, -1:])

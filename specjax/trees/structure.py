@@ -1,4 +1,4 @@
-"""Drafts are arrays: here are their rows, ancestors and paths, and the walk from the root.
+"""A draft as arrays: rows, ancestors, paths, and the walk of the target from the root.
 
 Letters: B batch, N nodes (node 0 is the root), D maximum depth, A = D + 1. Every function is
 vectorised over nodes and unrolled over depth.
@@ -14,24 +14,19 @@ from specjax.base import Draft, Verdict
 
 
 def at(values: Array, index: Array) -> Array:
-  """values[b, index[b, i]]: values [B, N], index i32[B, M] -> [B, M]."""
+  """values[b, index[b, i]]: values [B, N, ...], index i32[B, M] -> [B, M, ...]."""
+  index = index.reshape(*index.shape, *[1] * (values.ndim - 2))
   return jnp.take_along_axis(values, index, axis=1)
 
 
 def take_rows(tree: Any, index: Array) -> Any:
-  """x[b, index[b, i]] for every array [B, N, ...] of a pytree; index i32[B, M]."""
-  return jax.tree.map(
-    lambda x: jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), 1), tree
-  )
+  """`at` for every array [B, N, ...] of a pytree; index i32[B, M]."""
+  return jax.tree.map(lambda x: at(x, index), tree)
 
 
 def rows_where(rows: Array, new: Any, old: Any) -> Any:
   """The pytree `new` in `rows` bool[B], `old` in the others; arrays [B, ...]."""
-
-  def choose(x: Array, y: Array) -> Array:
-    return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y)
-
-  return jax.tree.map(choose, new, old)
+  return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)
 
 
 def chain(tokens: Array, valid: Array | None = None, log_probs: Array | None = None) -> Draft:
@@ -39,12 +34,19 @@ def chain(tokens: Array, valid: Array | None = None, log_probs: Array | None = N
 
   Args:
     tokens: i32[B, N], the root first.
-    valid: bool[B, N], False past the chain's end; by default all of it is valid.
+    valid: bool[B, N], False past the chain's end; by default all nodes are valid.
     log_probs: f32[B, N, V], see `Draft`.
   """
   depth = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
   valid = jnp.ones(tokens.shape, bool) if valid is None else valid
   return Draft(tokens, jnp.maximum(depth - 1, 0), depth, valid, log_probs)
+
+
+def below(root: Array, tokens: Array, parent: Array, depth: Array, valid: Array) -> Draft:
+  """A draft of the root i32[B, 1] and the nodes below it; arrays [B, N - 1] as in `Draft`."""
+  top = jnp.zeros_like(root)
+  columns = ((root, tokens), (top, parent), (top, depth), (top == 0, valid))
+  return Draft(*(jnp.concatenate(pair, 1) for pair in columns))
 
 
 def ancestors(parent: Array, depth: int) -> Array:
@@ -58,9 +60,13 @@ def ancestors(parent: Array, depth: int) -> Array:
   return closure
 
 
-def upwards(parent: Array, depth: int) -> Array:
-  """i32[B, N, A]: every node, its parent, the parent's parent, ..; the root repeats."""
-  node = jnp.broadcast_to(jnp.arange(parent.shape[1], dtype=parent.dtype), parent.shape)
+def upwards(parent: Array, depth: int, node: Array | None = None) -> Array:
+  """i32[B, M, A]: each `node` i32[B, M], its parent, the parent's parent, ..; the root repeats.
+
+  By default `node` is every node in its order.
+  """
+  if node is None:
+    node = jnp.broadcast_to(jnp.arange(parent.shape[1], dtype=parent.dtype), parent.shape)
   nodes = [node]
   for _ in range(depth):
     nodes.append(at(parent, nodes[-1]))
@@ -69,15 +75,12 @@ def upwards(parent: Array, depth: int) -> Array:
 
 def path_to(node: Array, parent: Array, count: Array, depth: int) -> Array:
   """i32[B, A]: the nodes from the root to `node` i32[B] at depth `count`, then `node` again."""
-  upward = [node[:, None]]
-  for _ in range(depth):
-    upward.append(at(parent, upward[-1]))
   back = jnp.maximum(count[:, None] - jnp.arange(depth + 1, dtype=count.dtype)[None], 0)
-  return at(jnp.concatenate(upward, 1), back)
+  return at(upwards(parent, depth, node[:, None])[:, 0], back)
 
 
 def connected(hit: Array, parent: Array, depth: int) -> Array:
-  """bool[B, N]: nodes that are hit together with all above them; the root always is."""
+  """bool[B, N]: the nodes that are hit together with all above them; the root always is."""
   ok = hit.at[:, 0].set(True)
   for _ in range(depth):
     ok = ok & at(ok, parent)
@@ -88,7 +91,7 @@ def follow(draft: Draft, ok: Array, score: Array, after: Array, depth: int) -> V
   """Accepts the path to the deepest node of `ok`; among equals the best score, then the first.
 
   Args:
-    ok: bool[B, N], closed towards the root.
+    ok: bool[B, N]; where it is True for a node, it is for its parent.
     score: f32[B, N].
     after: i32[B, N], the target's token after each node.
     depth: D.

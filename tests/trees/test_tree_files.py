@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specjax import trees
+from specjax.decoding.builders.tree import build_tree
 from specjax.trees import (
   IID,
   TREES,
@@ -48,7 +48,7 @@ def test_a_tree_is_what_was_saved(tmp_path, tree, raw):
   loaded = files.load(path)
   assert loaded == tree and type(loaded) is type(tree) and hash(loaded) == hash(tree)
   path.write_text(json.dumps(raw))
-  assert files.parse(str(path)) == trees.build("tree", path=path) == tree
+  assert build_tree(f"tree[{path}]") == (f"/tree[{path}]", tree)
 
 
 WORDS = {
@@ -72,8 +72,8 @@ def test_every_tree_has_a_name():
 
 @pytest.mark.parametrize("words", WORDS)
 def test_a_tree_in_words(words):
-  assert files.recognises(words)
-  assert files.parse(words) == WORDS[words] and type(files.parse(words)) is type(WORDS[words])
+  _, tree = build_tree(words)
+  assert tree == WORDS[words] and type(tree) is type(WORDS[words])
 
 
 def test_shapes_of_equal_numbers_are_not_equal():
@@ -91,14 +91,14 @@ def test_shapes_of_equal_numbers_are_not_equal():
     ("dyspec-4-3-2-1-1", r"accepted is dyspec-WIDTH-DEPTH-CHILDREN\[-LEAST\]"),
     ("dyspec-4-3-2.5", "children=2.5: accepted is a whole number"),
     ("iid", "one at least"),
-    ("iid-2-a", "accepted is FILE.json"),
+    ("iid-2-a", "accepted is NAME or NAME-NUMBER"),
     ("iid-2-0.5", "a number=0.5: accepted is a whole number"),
     ("stochastic_beam-0-3", "accepted are numbers of 1 or more"),
     ("stochastic-4-3", "stochastic_beam-WIDTH-DEPTH"),
-    ("16", "tree='16': accepted is FILE.json"),
+    ("16", "tree='16': accepted is NAME"),
     ("graph-9-2-2", r"at most 1 . beam .* = 7"),
-    ("eagle-16-5-4", "accepted is FILE.json"),
-    ("no_such.json", "'no_such.json' cannot be read: No such file"),
+    ("eagle-16-5-4", r"tree='eagle-16-5-4': accepted is tree\[FILE.json\], static"),
+    ("tree[no_such.json]", "'no_such.json' cannot be read: No such file"),
     ("dynamic-4-5-4", "more nodes than depth"),
     ("dynamic-16-0-4", "depth and beam of 1 or more"),
     ("dynamic-99-2-3", "at most 1 .* = 13"),
@@ -106,7 +106,7 @@ def test_shapes_of_equal_numbers_are_not_equal():
 )
 def test_other_words_are_refused(words, message):
   with pytest.raises(ValueError, match=message):
-    files.parse(words)
+    build_tree(words)
 
 
 @pytest.mark.parametrize(
