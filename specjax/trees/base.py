@@ -1,7 +1,7 @@
 """The contract of a tree: a shape that knows its size and fills itself with a head's guesses.
 
-A head guesses the children of a node from what it carries there. A tree asks it level by level and
-lays the guesses out as a `Draft`; the same head therefore fills any tree, and a tree any head's.
+A head guesses the children of a node from what it carries there. A tree asks the head level by
+level and arranges the guesses as a `Draft`, so every head fills every tree.
 
 Letters: B batch, N nodes, D depth, W nodes of one level, M expanded nodes, V vocabulary.
 """
@@ -23,12 +23,12 @@ class Step(Protocol):
   """A head, asked for the children of one level's nodes.
 
   It is called for level = 0..D - 1 (static) with the nodes of that level which get children, the
-  root at level 0; tokens i32[B, W] are the target's ids. The logits f32[B, W or 1, V] are for the
-  token after each node, over the head's own vocabulary; one row serves all where they do not depend
-  on the node. `carry` is a pytree of [B, W, ...] that follows each node down to its children.
-  `memory` is passed on whole, for a head that keeps a row of every expanded node: mask
-  bool[B, W, M] says which of the M rows expanded so far, its own level's included, are a node or
-  above it.
+  root at level 0; tokens i32[B, W] are the target's ids. It returns logits f32[B, W or 1, V] over
+  the head's own vocabulary, for the token after each node (one row where they do not depend on the
+  node), `carry` and `memory`. `carry` is a pytree of [B, W, ...] that follows each node to its
+  children. `memory` is passed on whole, for a head that keeps a row of every expanded node: mask
+  bool[B, W, M] says which of the M nodes expanded so far, this level's included, a node is or hangs
+  below.
   """
 
   def __call__(
@@ -37,13 +37,7 @@ class Step(Protocol):
 
 
 class Sampling(NamedTuple):
-  """What drawn trees need: how a round draws, and over which ids.
-
-  Attributes:
-    settings: turn logits into the distribution q; they are the target's own.
-    noise: draws.
-    vocab_size: V of the target.
-  """
+  """What drawn trees need: the target's settings, which make q of logits, the noise, and its V."""
 
   settings: Settings
   noise: Source
@@ -54,11 +48,9 @@ class Guesser(NamedTuple):
   """A head as it stands at the nodes of a level, at first at the root.
 
   Attributes:
-    step: asks the head.
-    carry: pytree of [B, W, ...].
-    memory: any pytree, see `Step`.
-    ids: i32[V'], the target ids of a reduced draft vocabulary; None where they are the target's.
-    sampling: is read by drawn trees only.
+    step, carry, memory: see `Step`.
+    ids: i32[V'], the target ids of a reduced draft vocabulary, or None.
+    sampling: for drawn trees only.
   """
 
   step: Step
@@ -68,15 +60,15 @@ class Guesser(NamedTuple):
   sampling: Sampling | None = None
 
   def ask(self, level: int, tokens: Array, mask: Array) -> tuple[Array, "Guesser"]:
-    """(logits, the head after that), see `Step`."""
+    """(logits, the head after its step), see `Step`."""
     logits, carry, memory = self.step(level, tokens, self.carry, self.memory, mask)
     return logits, self._replace(carry=carry, memory=memory)
 
   def below(self, parent: Array, mask: Array) -> tuple["Guesser", Array]:
-    """At the children of its nodes: itself and the mask that follows `mask` bool[B, W, M].
+    """The head at W' children, and their mask, which follows `mask` bool[B, W, M].
 
     Args:
-      parent: i32[B, W'], which of the W nodes each of the level hangs below.
+      parent: i32[B, W'], which of the W nodes each child hangs below.
     """
     B, W = parent.shape
     carry, mask = take_rows((self.carry, mask), parent)
@@ -89,7 +81,7 @@ class Guesser(NamedTuple):
     return guesses if self.ids is None else jnp.take(self.ids, guesses, axis=0)
 
   def best(self, logits: Array, nodes: int, most: int) -> tuple[Array, Array]:
-    """The R likeliest guesses, best first, of W `nodes`; R is `most` or the size of the vocabulary.
+    """The likeliest guesses after W `nodes`, best first; R is `most`, or V' where that is less.
 
     Returns:
       (log-probabilities f32[B, W, R], -inf for NaN; the target's ids i32[B, W, R]).
@@ -101,13 +93,13 @@ class Guesser(NamedTuple):
     return jnp.broadcast_to(log_probs, shape), jnp.broadcast_to(self.named(guesses), shape)
 
   def drawing(self, tree: "Tree") -> Sampling:
-    """The sampling, which a drawn tree cannot do without."""
+    """The sampling; ValueError where it is absent and `tree` needs it."""
     if self.sampling is None:
       raise ValueError(f"tree={tree}: drawn trees need sampling, the settings and the noise.")
     return self.sampling
 
   def distribution(self, logits: Array, nodes: int, sampling: Sampling) -> Array:
-    """log q f32[B, W, V] over the target's ids, after each of W `nodes`."""
+    """log q f32[B, W, V] over the target's ids, after W `nodes`."""
     B, _, own = logits.shape
     log_probs = warp(jnp.broadcast_to(logits, (B, nodes, own)), sampling.settings)
     if self.ids is None:
@@ -122,7 +114,7 @@ class Tree(Protocol):
   Attributes:
     nodes: N, the root included.
     depth: D, levels below the root.
-    proposal: how its tokens come about.
+    proposal: how its tokens are found, see `Proposal`.
   """
 
   def __hash__(self) -> int: ...
@@ -134,20 +126,12 @@ class Tree(Protocol):
   def proposal(self) -> Proposal: ...
 
   def fill(self, root: Array, guesser: Guesser) -> Draft:
-    """A draft of this shape; siblings that are chosen differ from each other.
-
-    Args:
-      root: i32[B, 1], the newest committed token.
-      guesser: says what follows it.
-
-    Raises:
-      ValueError: a drawn tree got no `Guesser.sampling`.
-    """
+    """A draft of this shape below `root` i32[B, 1]; siblings that are chosen differ."""
     ...
 
 
 def independent(logits: Array) -> Step:
-  """A head whose guesses do not depend on each other: logits f32[B, D, V], a row for each depth."""
+  """A head whose guesses do not depend on each other, from its logits f32[B, D, V] by depth."""
 
   def step(level: int, tokens: Array, carry: Any, memory: Any, mask: Array):
     return logits[:, level, None], carry, memory
@@ -156,11 +140,11 @@ def independent(logits: Array) -> Step:
 
 
 def check_size(tree: Tree, width: str, formula: str, most: int) -> None:
-  """Refuses a searched tree that cannot have its nodes.
+  """Raises ValueError where a search cannot find the nodes of a tree.
 
   Args:
-    tree: has the field `width`, which is how many nodes the search keeps.
-    formula, most: how many nodes it sees at most, in words and as a number.
+    width: the tree's field that says how many nodes the search keeps.
+    formula, most: the most nodes that the search sees, in words and as a number.
   """
   if min(tree.depth, getattr(tree, width)) < 1 or not tree.depth < tree.nodes <= most:
     raise ValueError(f"tree={tree}: accepted are depth and {width} of 1 or more and more nodes "

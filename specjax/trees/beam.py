@@ -1,4 +1,4 @@
-"""A beam holds the paths that beam search finds."""
+"""A beam is the tree of the paths that beam search finds."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,7 +15,7 @@ class Beam:
   """The shape of ReDrafter's tree (Zhang et al. 2024, arXiv 2403.09919).
 
   Attributes:
-    nodes: N, the root included; those that equal prefixes save stay unused.
+    nodes: N, the root included; nodes are left unused where paths share prefixes.
     depth: D, tokens of each path.
     width: P, paths.
   """

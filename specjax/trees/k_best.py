@@ -1,4 +1,4 @@
-"""Finds the best paths through a lattice of guesses, scored alone and by their neighbours.
+"""The best paths through a lattice of guesses, of which each and each pair in a row has a score.
 
 Letters: B batch, D depth, K guesses per depth (ranks 0..K - 1), P paths.
 """
@@ -13,25 +13,25 @@ from specjax.trees.structure import at
 def p_best(scores: Array, transitions: Array, paths: int) -> tuple[Array, Array]:
   """The P highest-scoring of all K ** D paths, best first; exact.
 
-  Viterbi from the last depth to the first with a list of the P best continuations at every guess:
-  no path that leaves one out can be among the P best. Ties go to the path that comes first in
-  lexicographic order of its ranks.
+  This is Viterbi from the last depth to the first with the P best continuations of every guess,
+  which are all that the P best paths can contain. Of equal paths the first in lexicographic order
+  of ranks wins.
 
   Args:
     scores: f32[B, D, K], of each guess.
-    transitions: f32[B, D - 1, K, K], entry d, i, j of going from rank i at depth d + 1 to rank j.
-    paths: P, at most K ** D.
+    transitions: f32[B, D - 1, K, K]; entry d, i, j is for rank i at depth d + 1 followed by rank j.
+    paths: P.
 
   Returns:
     (ranks i32[B, P, D], score f32[B, P], the sum along each path).
 
   Raises:
-    ValueError: there are fewer than P paths, or P < 1.
+    ValueError: P is not 1 to K ** D.
   """
   B, D, K = scores.shape
   if not 1 <= paths <= K**D:
     raise ValueError(f"paths={paths}: accepted is 1 to {K**D}, {K} guesses at {D} depths.")
-  best = scores[:, -1, :, None]  # [B, K, kept]: of the continuations from each guess
+  best = scores[:, -1, :, None]  # [B, K, kept]: scores of the continuations of each guess
   following: list[tuple[Array, int]] = []
   for d in reversed(range(D - 1)):
     kept = best.shape[2]

@@ -1,11 +1,11 @@
-"""Which nodes of a tree are worth guesses of their own, where a guess costs a row in the pass.
+"""How many guesses each node of a tree is given where a guess costs a row in the verifying pass.
 
-Methods whose guesses ride in the verifying pass (`drafters.pseudo`) pay for every node's guesses
-but use those of the last accepted node alone. A node with m of them is followed by a round that
-drafts the first m levels of the tree, T_m: rounds are a Markov chain over m = 0..D.
+Methods that guess in the verifying pass (`drafters.pseudo`) pay for the guesses of every node but
+use those of the last accepted node alone. If that node has m guesses, the next round drafts the
+first m levels of the tree, T_m: rounds are a Markov chain over m = 0..D.
 
-Parallel prompt decoding (arXiv 2405.18628, section 3.2 and its appendix on the dynamic sparse
-tree), under the independence assumption of `trees.static.best_first`.
+This is parallel prompt decoding (arXiv 2405.18628, section 3.2 and its appendix on the dynamic
+sparse tree), under the independence assumption of `trees.static.best_first`.
 
 Letters: N nodes, D depth of the tree, R ranks, X trials.
 """
@@ -18,14 +18,14 @@ from specjax.trees.static import Choices, from_choices
 
 
 def accepted_last(choices: Choices, hit_rates: np.ndarray) -> np.ndarray:
-  """f64[D + 1, N]: how likely node v is the last one accepted of T_m.
+  """f64[D + 1, N]: entry m, v is the probability that node v of T_m is the last one accepted.
 
   Args:
     hit_rates: f[D or more, R], how often rank r of depth d + 1 is right given that its parent is;
       no row sums to more than 1.
 
   Raises:
-    ValueError: hit rates that are none or do not cover the tree.
+    ValueError: hit rates that are not such rates or do not cover the tree.
   """
   tree = from_choices(choices)
   N, D = len(tree.parent), int(tree.depth.max())
@@ -45,20 +45,16 @@ def accepted_last(choices: Choices, hit_rates: np.ndarray) -> np.ndarray:
   return np.where(depth <= m, here, 0)
 
 
-def long_run(counts: np.ndarray, last: np.ndarray) -> np.ndarray:
-  """f64[X, D + 1]: the share of rounds that draft T_m, from a first round that drafts nothing.
-
-  Args:
-    counts: i[X, N], guesses per node.
-    last: `accepted_last`.
-  """
+def _lengths(counts: np.ndarray, last: np.ndarray, depth: np.ndarray) -> np.ndarray:
+  """f64[X], `expected_length` of counts i[X, N], given `accepted_last` and the nodes' depths."""
   step = last @ (counts[:, :, None] == np.arange(len(last))).astype(np.float64)
-  # Lazy rounds have the same shares and no cycles, so squaring again and again ends at the shares.
+  # step[:, 0] becomes the share of rounds that draft T_m after a first round that drafts nothing.
+  # Lazy rounds have the same shares but no cycles, so repeated squaring converges.
   step = (step + np.eye(len(last))) / 2
   for _ in range(40):
     step = step @ step
     step = step / step.sum(-1, keepdims=True)
-  return step[:, 0]
+  return step[:, 0] @ (last @ depth)
 
 
 def expected_length(choices: Choices, hit_rates: np.ndarray, counts: Sequence[int]) -> float:
@@ -67,23 +63,15 @@ def expected_length(choices: Choices, hit_rates: np.ndarray, counts: Sequence[in
   return float(_lengths(np.array([counts]), last, from_choices(choices).depth)[0])
 
 
-def _lengths(counts: np.ndarray, last: np.ndarray, depth: np.ndarray) -> np.ndarray:
-  return long_run(counts, last) @ (last @ depth)
-
-
 def allocate(choices: Choices, hit_rates: np.ndarray, budget: int) -> tuple[int, ...]:
-  """Guesses per node, `budget` in all: from all that are possible, the least missed go first.
+  """Guesses per node, `budget` in all: N numbers of 0 to D in the order of `from_choices`.
 
-  Each time one goes whose loss leaves the longest `expected_length`; among equals that of the last
-  node. Looking one step ahead, it need not end at the best allocation.
+  From all possible guesses the one is removed, again and again, without which `expected_length`
+  stays longest, of the last node among equals. This greedy search may miss the best allocation.
 
   Args:
-    choices: the tree.
     hit_rates: see `accepted_last`.
     budget: 1 or more; the root keeps at least one, or nothing would ever be drafted.
-
-  Returns:
-    N numbers of 0 to D, in the order of `trees.static.from_choices`.
   """
   if budget < 1:
     raise ValueError(f"budget={budget}: the root needs one guess.")

@@ -9,14 +9,13 @@ import numpy as np
 
 
 def sequoia(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) -> list[list[int]]:
-  """Rank paths that expect the most accepted tokens; Sequoia's dynamic program.
+  """Rank paths with the most expected accepted tokens, by Sequoia's dynamic program.
 
   Chen et al. 2024 (arXiv 2402.12374, section 4.1). A node with b children has those of ranks
-  0..b - 1: who is drawn third has two elder siblings. Whether a child is accepted depends on its
-  rank alone, which is the paper's assumption and fair for a draft model; heads that get worse with
-  depth are better served by `static.best_first` with a rate per depth. Where `acceptance` does not
-  rise with the rank both find trees of the same expected length; only the program knows elder
-  siblings, which rates that rise need.
+  0..b - 1. Whether a child is accepted is assumed to depend on its rank alone, which is fair for a
+  draft model; for heads that get worse with depth use `static.best_first` with a rate per depth.
+  Where `acceptance` does not rise with the rank both find trees of the same expected length; where
+  it does, only this program knows that a child needs all its elder siblings.
 
   Args:
     acceptance: f[R], how often the child of each rank is the one accepted, of all visits to a node
@@ -25,7 +24,7 @@ def sequoia(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) ->
     depth: D at most.
 
   Raises:
-    ValueError: no rank, rates that are none, or numbers below 1.
+    ValueError: no rank, rates that are not such rates, or numbers below 1.
   """
   rates = np.asarray(acceptance, np.float64)
   if rates.ndim != 1 or not rates.size or (rates < 0).any() or rates.sum() > 1 + 1e-6:
@@ -47,7 +46,7 @@ def sequoia(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) ->
       for m in range(2, nodes + 1):
         below = np.arange(1, m)
         under, none = best[level - 1, below], np.full(m - 1, -np.inf)
-        # No tree of such a size stays none where the rate is 0.
+        # A size that no tree has stays -inf also where the rate is 0.
         gain = np.multiply(rates[b - 1], under, out=none, where=np.isfinite(under))
         values = of[b - 1, m - below] + gain
         split[level, b, m] = below[np.argmax(values)]

@@ -67,11 +67,11 @@ def from_choices(choices: Choices) -> Shape:
 
 
 class Level(NamedTuple):
-  """The nodes of one depth that have children, and these.
+  """The nodes of one depth that have children, and these children.
 
   Attributes:
-    inner: i[W], nodes with children.
-    children: i[C], theirs, in the order of their numbers.
+    inner: i[W], numbers of the nodes with children.
+    children: i[C], numbers of the children, in rising order.
     above: i[W], the place of each inner node's parent among the inner nodes of the level before.
     mask: bool[W, M], which of the M nodes expanded so far a node is or hangs below.
   """
@@ -99,7 +99,7 @@ def levels(shape: Shape) -> Iterator[Level]:
 
 
 def rows_of(index: Any, batch: int) -> Array:
-  """i32[B, ..]: a static index, the same for every row."""
+  """i32[B, ..]: a static index, the same for each of B rows."""
   return jnp.broadcast_to(jnp.asarray(index, jnp.int32), (batch, *np.shape(index)))
 
 
@@ -114,10 +114,10 @@ def ask_level(guesser: Guesser, depth: int, level: Level, tokens: Array) -> tupl
 
 @dataclasses.dataclass(frozen=True)
 class Static:
-  """A fixed shape, filled with the best guesses of each rank; without paths it is no speculation.
+  """A fixed shape with the best guesses in it.
 
   Attributes:
-    choices: rank paths; lists, as they are read from a file, become tuples.
+    choices: rank paths; without any, decoding is plain.
   """
 
   choices: Choices
@@ -175,11 +175,11 @@ def k_config(widths: Sequence[int]) -> list[list[int]]:
 
 
 def best_first(hit_rates: np.ndarray, nodes: int) -> list[list[int]]:
-  """The tree of `nodes` nodes, root included, that expects the most accepted tokens.
+  """The tree of `nodes` nodes, root included, with the most expected accepted tokens.
 
-  Adds the likeliest node again and again, a path being as likely as the product of its hit
-  rates (the independence assumption of Medusa's tree search). The list is in order of addition,
-  so its first n - 1 entries are the best tree of n nodes.
+  The likeliest node is added again and again. The probability of a path is taken to be the product
+  of its hit rates, the independence assumption of Medusa's tree search. The list is in order of
+  addition, so its first n - 1 entries are the best tree of n nodes.
 
   Args:
     hit_rates: f[D, R], how often rank r of depth d + 1 is right given that its parent is.
