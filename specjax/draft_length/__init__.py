@@ -1,4 +1,4 @@
-"""Each file holds one way to say when a draft is long enough, and the policies that go that way."""
+"""Policies that decide when a draft is long enough, those of one kind in one file."""
 
 from collections.abc import Callable
 

@@ -1,16 +1,14 @@
 """The contract of a policy, which decides when a row's draft is long enough.
 
 A drafter asks `stop` once per draft token and `update` once per round. A policy that is asked
-before the token is drawn looks at distributions; one that is asked after it was drawn, and is kept,
-looks at the token too. Both leave every rule of acceptance exact: neither sees the coins of the
-round. To look at a token and then drop it does not: a rule must take the distribution of what is
-kept for the one it was drawn from, and the draft is a "truncated" proposal.
+before a token is drawn looks at distributions; one that is asked afterwards, and keeps the token,
+looks at the token too. Neither sees the coins of the round, so every rule of acceptance stays
+exact. To look at a token and then drop it changes q: the draft is a "truncated" proposal.
 
 Hyper-parameters are arrays in the state, so rows may differ in them, and a state from another
 build of the same policy changes them without compiling anew.
 
-Letters: B batch, E width of the draft model, V vocabulary. This file imports nothing of the
-package.
+Letters: B batch, E width of the draft model, V vocabulary.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -24,12 +22,12 @@ class Observation(NamedTuple):
   """What a policy sees of the candidate, draft token j + 1 of its row.
 
   Attributes:
-    step: int or i32[]. Draft tokens before the candidate, j; 0 for the first of a round.
-    log_probs: f32[B, V], from which the candidate is, or was, drawn. For a greedy row, whose
-      distribution is one-hot and says nothing, those at temperature 1.
+    step: int or i32[], j.
+    log_probs: f32[B, V], from which the candidate is, or was, drawn; for a greedy row, where they
+      would be one-hot, those at temperature 1.
     token: i32[B], the candidate; None before it is drawn.
-    features: [B, E], the draft's hidden state that `log_probs` was read from, which is that of
-      token j and for j = 0 of the root; None where no head reads it.
+    features: [B, E], the draft model's hidden state from which `log_probs` was read, that of token
+      j or, for j = 0, of the root; None where no head reads it.
   """
 
   step: int | Array
@@ -47,8 +45,8 @@ class InitLength(Protocol):
 class Stop(Protocol):
   """Whether the row's draft ends, bool[B], and the next state.
 
-  It ends without the candidate where that is not drawn yet, else with it unless the policy `drops`.
-  `params` are () for all but learned policies. Asked again after a stop, it may answer anything.
+  It ends before the candidate where that is not drawn yet or the policy `drops`, else after it.
+  `params` are () for all but learned policies. Answers after a stop are not used.
   """
 
   def __call__(self, params: Any, state: Any, observation: Observation) -> tuple[Array, Any]: ...
@@ -61,12 +59,12 @@ class UpdateLength(Protocol):
 
 
 class DraftLength(NamedTuple):
-  """When to stop drafting. The state rides in the loop.
+  """When to stop drafting.
 
   Attributes:
     name: its key in `DRAFT_LENGTHS`.
-    looks_at_token: True is asked after the candidate was drawn, which is kept; False before.
-    drops: the candidate that triggered the stop is dropped after all, see `kept`.
+    looks_at_token: whether it is asked after the candidate was drawn, not before.
+    drops: whether the candidate at which it stops is dropped, see `kept`.
     init, stop, update: see their types.
   """
 
@@ -81,14 +79,12 @@ class DraftLength(NamedTuple):
 def kept(policy: DraftLength, params: Any, state: Any, observation: Observation) -> Array:
   """bool[B, V]: the candidates that would not end the draft, which a policy that `drops` keeps.
 
-  The distribution that they were drawn from, without the others and not normalised, is the
-  distribution q of what is kept: a token x is accepted with probability min(1, p(x) / q(x)), and
-  norm(max(p - q, 0)) gives the one that follows a refusal and a drop alike (derived: a drop is a
-  child with p = 0).
+  The candidate's distribution at these, not normalised, is q: a token x is accepted with
+  probability min(1, p(x) / q(x)), and norm(max(p - q, 0)) gives the token after a refusal and after
+  a drop alike (derived: a drop is a child with p = 0).
 
   Args:
-    policy: one that looks at the token.
-    params, state, observation: what `policy.stop` is asked with; `observation.token` is not read.
+    params, state, observation: as for `policy.stop`; `observation.token` is not read.
   """
   B, V = observation.log_probs.shape
 

@@ -1,4 +1,4 @@
-"""Guesses of whether the target will accept, from the draft's own distribution.
+"""Estimates of the chance that the target accepts, from the draft's own distribution.
 
 Letters: B batch, V vocabulary.
 """
@@ -16,14 +16,14 @@ def entropy(log_probs: Array) -> Array:
 
 
 def by_entropy(log_probs: Array, weight: float | Array = 0.2) -> Array:
-  """f32[B], 1 - sqrt(weight H), 0 at least: for a token that is not drawn yet.
+  """f32[B], 1 - sqrt(weight H), 0 at least, before a token is drawn.
 
   AdaEDL (Agrawal et al. 2024, arXiv 2410.18351, section 3). The acceptance rate is at least
-  1 - sqrt(KL(q || p) / 2); the draft's entropy in the place of the divergence makes a guess of it.
+  1 - sqrt(KL(q || p) / 2); the draft's entropy H stands in for the divergence.
   """
   return jnp.maximum(1 - jnp.sqrt(weight * entropy(log_probs)), 0.0)
 
 
 def by_probability(log_probs: Array, token: Array) -> Array:
-  """f32[B], q(token): for a token i32[B] that was drawn."""
+  """f32[B], q(token) of a token i32[B] that was drawn."""
   return jnp.exp(at(log_probs, token[:, None]))[:, 0]

@@ -1,10 +1,10 @@
-"""This policy drafts on while the next token is worth its time.
+"""This policy goes on drafting while the next token is worth its time.
 
-With S the probability that a draft survives so far and a that of its next token, drafting that
-token adds S a expected tokens and costs c + d seconds, c of the draft model and d of verifying one
-node more. In the long run a second is worth theta tokens; so draft iff S a >= theta (c + d), and
-the theta that results is the largest there is (renewal-reward theorem; derived, no paper).
-Seconds are in units of a target pass over one node.
+With S the probability that all draft tokens so far are accepted and a that of the next, drafting
+that token adds S a expected tokens and costs c + d seconds, c of the draft model and d of verifying
+one node more. With theta the tokens per second in the long run, drafting iff S a >= theta (c + d)
+gives the largest possible theta (renewal-reward theorem; derived, no paper). Seconds are in units
+of a target pass over one node.
 
 Letters: B batch, V vocabulary.
 """
@@ -22,14 +22,7 @@ from specjax.draft_length.base import DraftLength, Observation
 
 
 class State(NamedTuple):
-  """What the policy keeps.
-
-  Attributes:
-    survival: f32[B], S.
-    tokens, time: f32[B], moving averages per round; theta is their ratio.
-    draft_cost, node_cost: f32[B], c and d.
-    decay: f32[B], of the averages from round to round.
-  """
+  """Arrays f32[B]: S, moving averages per round whose ratio is theta, and `marginal`'s knobs."""
 
   survival: Array
   tokens: Array
@@ -57,9 +50,9 @@ def marginal(
 ) -> DraftLength:  # fmt: skip
   """Stops when the next token's chance to be accepted is worth less than the time it takes.
 
-  It is asked before the token is drawn, so the token's chance is guessed from the distribution:
-  1 - sqrt(0.2 H) by default. How many tokens a second is worth is the ratio of two moving averages,
-  which begins as that of plain decoding.
+  It is asked before the token is drawn, so the chance is estimated from the distribution, by
+  default as 1 - sqrt(0.2 H). The tokens per second are the ratio of two moving averages, which
+  starts as that of plain decoding.
 
   Args:
     draft_cost: c, seconds per draft token over seconds of a target pass.

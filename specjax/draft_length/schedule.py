@@ -1,4 +1,4 @@
-"""A length that is known when a round begins: it stays, or follows how much was accepted."""
+"""Lengths that are known when a round begins: constant, or by how much was accepted."""
 
 import functools
 from typing import NamedTuple
@@ -45,8 +45,8 @@ def constant(length: int = 4) -> DraftLength:
 def heuristic(length: int = 5, longest: int = 20) -> DraftLength:
   """Drafts two tokens more after all were accepted, else one fewer, but one at least.
 
-  This is the "heuristic" schedule of assisted generation in Hugging Face transformers, where drafts
-  may grow without bound.
+  This is the "heuristic" schedule of assisted generation in Hugging Face transformers, which has no
+  upper bound.
 
   Args:
     length: draft tokens of the first round.

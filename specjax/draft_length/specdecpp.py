@@ -1,4 +1,4 @@
-"""A trained head says how likely each draft token is to be accepted.
+"""A trained head predicts how likely each draft token is to be accepted.
 
 Letters: B batch, P rows of a training batch, E width of the draft model, V vocabulary.
 """
@@ -17,11 +17,7 @@ from specjax.trees.structure import at
 
 
 class AcceptanceHead(nn.Module):
-  """Each block is z = z + SiLU(W z + b); two logits follow: refused, accepted. All is float32.
-
-  Attributes:
-    blocks: residual blocks, each with its own W and b.
-  """
+  """z = z + SiLU(W z + b) per block, then two logits: refused, accepted. All is float32."""
 
   blocks: int = 3
 
@@ -51,12 +47,10 @@ def loss(
   Huang et al. 2024 (arXiv 2405.19715), normalised by the weights as in the authors' code.
 
   Args:
-    params: of the module.
-    module: the head.
-    features: [P, E], the draft's hidden state of each draft token, so after reading it.
+    features: [P, E], the draft model's hidden state after reading each draft token.
     labels: f32[P], the probability that this token is accepted.
-    weight: f32[P], 1 where the token counts: not where the target's stands in its place.
-    refusal: how much a refusal counts against an acceptance.
+    weight: f32[P], 0 where the target's token stands in place of a draft token, else 1.
+    refusal: weight of a refusal relative to an acceptance.
   """
   logits: Array = module.apply(params, features)  # type: ignore[assignment]
   refused, accepted = jax.nn.log_softmax(logits).T
@@ -66,13 +60,8 @@ def loss(
 
 
 class State(NamedTuple):
-  """What the policy keeps.
-
-  Attributes:
-    survival: f32[B], predicted probability that all draft tokens so far are accepted.
-    risk: f32[B], the most that may be missing of it.
-    shortest, longest: i32[B], bounds of the draft's length.
-  """
+  """Arrays [B]: the predicted probability that all draft tokens so far are accepted, and
+  `specdecpp`'s knobs."""
 
   survival: Array
   risk: Array
@@ -80,24 +69,19 @@ class State(NamedTuple):
   longest: Array
 
 
-def _update(state: State, accepted: Array, drafted: Array) -> State:
-  return state._replace(survival=jnp.ones_like(state.survival))
-
-
 @functools.cache
 def specdecpp(
   blocks: int = 3, risk: float = 0.3, shortest: int = 2, longest: int = 20
 ) -> DraftLength:
-  """Stops when a refusal among the draft tokens is more likely than `risk`, says a trained head.
+  """Stops when a trained head finds a refusal among the draft tokens more likely than `risk`.
 
   SpecDec++ (Huang et al. 2024, arXiv 2405.19715), with the published defaults. The hidden state of
-  a draft token is there only once the next one is drawn, so the newest token goes unpredicted, as
-  in the authors' code: where j + 1 are drafted the risk is that of the first j. Their blocks share
+  a draft token exists only once the next one is drawn, so the newest token is not predicted, as in
+  the authors' code: after j + 1 draft tokens the risk is that of the first j. Their blocks share
   one matrix by mistake; these do not.
 
   Args:
     blocks: of the `AcceptanceHead` whose params `stop` takes.
-    risk: see above.
     shortest, longest: bounds of the draft's length.
   """
   if not 1 <= shortest <= longest:
@@ -118,4 +102,7 @@ def specdecpp(
     risky = (1 - survival > state.risk) & (drafted >= state.shortest)
     return risky | (drafted >= state.longest), state._replace(survival=survival)
 
-  return DraftLength("specdecpp", True, False, init, stop, _update)
+  def update(state: State, accepted: Array, drafted: Array) -> State:
+    return state._replace(survival=jnp.ones_like(state.survival))
+
+  return DraftLength("specdecpp", True, False, init, stop, update)

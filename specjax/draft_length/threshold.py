@@ -1,7 +1,7 @@
-"""A draft stops where its model is less sure than a threshold, which follows what is accepted.
+"""A draft stops where its model is less sure than a threshold, which follows the acceptance rate.
 
-The controller is that of Draft&Verify (Zhang et al. 2024, arXiv 2309.08168, section 3.4), taken
-over by AdaEDL (Agrawal et al. 2024, arXiv 2410.18351, algorithm 1).
+The controller is that of Draft&Verify (Zhang et al. 2024, arXiv 2309.08168, section 3.4), which
+AdaEDL (Agrawal et al. 2024, arXiv 2410.18351, algorithm 1) uses too.
 
 Letters: B batch.
 """
@@ -20,13 +20,13 @@ _RATE_DECAY, _VALUE_DECAY = 0.5, 0.9  # of both papers
 
 
 class Threshold(NamedTuple):
-  """What the controller keeps.
+  """The state of the controller.
 
   Attributes:
     value: f32[B], the threshold.
     rate: f32[B], moving average of accepted / drafted.
     target: f32[B], the rate that is aimed at.
-    step: f32[B], how far the threshold is pushed, a tenth of which it moves; 0 leaves it alone.
+    step: f32[B]; the threshold moves by a tenth of it.
     longest: i32[B], D, the length of a whole draft.
   """
 
@@ -38,7 +38,7 @@ class Threshold(NamedTuple):
 
 
 def _init(batch: int, *start: float, longest: int) -> Threshold:
-  """One controller for every row, all alike; `start` are the fields before `longest`."""
+  """Equal controllers for all rows; `start` are the fields before `longest`."""
   value, rate, target, step = (jnp.full(batch, x, jnp.float32) for x in start)
   return Threshold(value, rate, target, step, jnp.full(batch, longest, jnp.int32))
 
@@ -47,9 +47,8 @@ def _follow(state: Threshold, accepted: Array, drafted: Array, whole: Array) -> 
   """The threshold rises when too little is accepted, else it falls unless the round was `whole`.
 
   Args:
-    state: before the round.
-    accepted, drafted: i32[B]; a row that drafted nothing stays as it is.
-    whole: bool[B], rounds that a more lenient threshold could not have made longer.
+    accepted, drafted: i32[B]; a row that drafted nothing keeps its state.
+    whole: bool[B], rounds that no lower threshold could have made longer.
   """
   share = accepted.astype(jnp.float32) / jnp.maximum(drafted, 1).astype(jnp.float32)
   rate = _RATE_DECAY * state.rate + (1 - _RATE_DECAY) * share
@@ -68,15 +67,15 @@ def confidence(
   """Stops when q(token) is below a threshold that follows the share of accepted tokens.
 
   Draft&Verify (Zhang et al. 2024, arXiv 2309.08168, section 3.4), with the published defaults. With
-  step=0 the threshold is fixed: `assistant_confidence_threshold` of transformers, there 0.4, or
-  with keep=False `p_min` of llama.cpp.
+  step=0 the threshold is fixed: `assistant_confidence_threshold` of transformers (0.4 there) or,
+  with keep=False, `p_min` of llama.cpp.
 
   Args:
     least: the first threshold.
     longest: D, draft tokens of a round that was not stopped; such a round never lowers it.
     target: share of draft tokens that should be accepted.
-    step: how far a round pushes the threshold; it moves by a tenth of that.
-    keep: False drops the token that is doubted, see `DraftLength.drops`.
+    step: the threshold moves by a tenth of this in a round.
+    keep: False drops the token at which it stops, see `DraftLength.drops`.
   """
 
   def init(batch: int) -> Threshold:
@@ -112,10 +111,10 @@ def adaedl(
 
   Args:
     least: the first threshold.
-    longest: D; a round in which so many are accepted never lowers it.
+    longest: D; a round in which so many are accepted never lowers the threshold.
     weight: of the entropy.
     target: share of draft tokens that should be accepted.
-    step: how far a round pushes the threshold; it moves by a tenth of that.
+    step: the threshold moves by a tenth of this in a round.
     shortest: draft tokens at least.
   """
 

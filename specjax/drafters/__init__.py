@@ -1,7 +1,6 @@
-"""Ways of guessing, one file each.
+"""Drafters, one file each. DRAFTERS guess by a rule or a model, HEADS from the target's states.
 
-DRAFTERS need no training (but a model for `draft_model`, which as a tree is `draft_tree`, with a
-policy `adaptive_model`, and of masked diffusion `denoiser`); HEADS learn from a frozen target.
+A draft model is `draft_model`, with a tree `draft_tree`, and with a policy `adaptive_model`.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A small language model drafts a chain that a policy ends, row by row."""
+"""A small language model drafts a chain, whose length a policy decides row by row."""
 
 import functools
 from typing import Any, NamedTuple
@@ -8,13 +8,14 @@ from jax import Array, lax
 
 from specjax.base import Cache, Draft, Drafter, Evaluation, Proposal, Target
 from specjax.draft_length.base import DraftLength, Observation, kept
+from specjax.drafters.memory import prefilled
 from specjax.models.cache import append_one
 from specjax.sampling import DRAFT, warp
 from specjax.trees.structure import chain, rows_where
 
 
 class State(NamedTuple):
-  """cache: the draft model's; policy: the policy's state, arrays [B, ..]."""
+  """cache: the draft model's; policy: the state of the policy, arrays [B, ..]."""
 
   cache: Cache
   policy: Any
@@ -25,9 +26,9 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
   """A chain is sampled from an independent LM until a policy ends it, row by row.
 
   Leviathan et al. 2023 (arXiv 2211.17192) with the policies of `specjax.draft_length`. q is warped
-  by the same settings as the target's p; for greedy rows the policy sees it at temperature 1. The
-  draft model runs until the last row has ended its draft. Where the policy drops the token it
-  stopped at, the proposal is "truncated". Params are (the draft model's, the policy's).
+  by the settings of the target's p; for greedy rows the policy sees it at temperature 1. The draft
+  model runs until the last row has ended its draft. Where the policy drops the token at which it
+  stopped, the proposal is "truncated". Params are (the draft model's, the policy's).
 
   Args:
     lm: the small LM; its vocabulary must be the target's.
@@ -38,8 +39,7 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
     raise ValueError(f"depth={depth}: a draft model drafts 1 token or more.")
 
   def init(params, target_params, context, features, capacity):
-    prompt = context.tokens[:, : features.hidden.shape[1]]
-    cache, _ = lm.prefill(params[0], prompt, context.length, capacity)
+    cache = prefilled(lm, params[0], context, features, capacity)
     return State(cache, policy.init(context.length.shape[0]))
 
   def propose(params, target_params, state: State, context, settings, noise):
@@ -47,9 +47,8 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
     model_params, policy_params = params
     token = context.root
     zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
-    sampled = settings._replace(
-      temperature=jnp.where(settings.temperature == 0, 1.0, settings.temperature)
-    )
+    positive = jnp.where(settings.temperature == 0, 1.0, settings.temperature)
+    sampled = settings._replace(temperature=positive)
 
     def run(cache: Cache, token: Array) -> Evaluation:
       return lm.evaluate(model_params, cache, token, zero, alone)
@@ -57,9 +56,9 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
     evaluation = run(cache, token)
     tokens, valid, distributions = [token], [jnp.ones_like(alone[:, :, 0])], []
     going = valid[0][:, 0]
-    # One step more than there are drafts: if all are accepted, the last one must be cached too.
+    # The last step draws nothing; it caches the last token, which may be accepted.
     for step in range(depth + 1):
-      if step > 0:  # a node that no row has is not evaluated; the old result is not looked at
+      if step > 0:  # where no row has a token here, the old result stands in and is not read
         evaluation = lax.cond(valid[-1].any(), run, lambda *_, old=evaluation: old, cache, token)
       log_probs = warp(evaluation.logits, settings)[:, 0]
       cache = append_one(lm, cache, evaluation)
@@ -73,20 +72,17 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
       )  # fmt: skip
       ends, after = policy.stop(policy_params, policy_state, observation)
       if policy.drops:
-        log_probs = jnp.where(
-          kept(policy, policy_params, policy_state, observation), log_probs, -jnp.inf
-        )
+        keeps = kept(policy, policy_params, policy_state, observation)
+        log_probs = jnp.where(keeps, log_probs, -jnp.inf)
       distributions.append(log_probs)
-      # What a row that has ended would see depends on its neighbours.
+      # A row that has ended keeps its state; how long it runs on depends on its neighbours.
       policy_state = rows_where(going, after, policy_state)
       has_token = going if policy.looks_at_token and not policy.drops else going & ~ends
       going = going & ~ends
       tokens.append(token)
       valid.append(has_token[:, None])
-    drafted = chain(
-      jnp.concatenate(tokens, 1), jnp.concatenate(valid, 1), jnp.stack(distributions, 1)
-    )
-    return drafted, State(cache, policy_state)
+    nodes = jnp.concatenate(tokens, 1), jnp.concatenate(valid, 1)
+    return chain(*nodes, jnp.stack(distributions, 1)), State(cache, policy_state)
 
   def update(params, target_params, state: State, draft: Draft, evaluation, verdict, rows):
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)

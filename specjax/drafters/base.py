@@ -1,11 +1,10 @@
-"""The contract of draft heads: networks that are trained on a frozen target and guess for it.
+"""The contract of draft heads: networks that are trained on a frozen target and draft for it.
 
-A head says what it keeps of the committed text and how one guess follows from another. How a tree
-is filled with its guesses, and how it is taught on real text, is the same for all heads: see
-`drafters.drafting`.
+A head says what it keeps of the committed text and how one guess follows from another.
+`drafters.drafting` fills trees with the guesses of any head, and unrolls it along texts to train.
 
 Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth, E the
-target's width, E' that of what a head reads out, V vocabulary, W' draft vocabulary (at most V).
+target's width, E' that of the states from which a head reads logits, W' draft vocabulary.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -21,10 +20,10 @@ class Examples(NamedTuple):
   Attributes:
     tokens: i32[B, T].
     position: i32[B, T], from 0 within each text.
-    segment: i32[B, T], which text of the row; -1 is padding.
+    segment: i32[B, T], number of the text in its row; -1 is padding.
     features: Features with arrays [B, T, E], the layers of `Head.hidden_layers`.
     at: i32[B, M], the positions from which the head drafts. `at` + d + 1 may lie past the text or
-      even the row: what the head says there is not used, but must not be NaN.
+      even the row; logits there are not used, but must not be NaN.
   """
 
   tokens: Array
@@ -46,8 +45,8 @@ class LossWeights:
 
 
 class Init(Protocol):
-  """Makes the weights: {"params": what is trained} and, for a reduced draft vocabulary i32[W'] of
-  target ids, {"vocabulary": these ids}, which stay as they are."""
+  """Makes the weights: {"params": those that are trained} and, for a reduced draft vocabulary
+  i32[W'] of target ids, {"vocabulary": these ids}."""
 
   def __call__(
     self, key: Array, target_params: Params, vocabulary: Array | None = None
@@ -67,8 +66,8 @@ class Read(Protocol):
 
 
 class TextLayers(Protocol):
-  """Layers of the head's own over the committed text: features [B, N, E] of tokens, and the tokens
-  that follow them -> (output [B, N, any], KV). For the rest see `models.transformer.Layers`."""
+  """The head's own layers over committed text: features [B, N, E] of tokens, and the tokens that
+  follow them -> (output [B, N, any], KV). For the rest see `models.transformer.Layers`."""
 
   def __call__(
     self, params: Params, target_params: Params, features: Features, following: Array,
@@ -77,13 +76,13 @@ class TextLayers(Protocol):
 
 
 class First(Protocol):
-  """The carry at the root, arrays [B, M, ...], from what is kept of the text, last [B, M, any]."""
+  """The carry at the root, arrays [B, M, ...], from what `Head.memory` keeps, last [B, M, any]."""
 
   def __call__(self, params: Params, target_params: Params, last: Array) -> Any: ...
 
 
 class Step(Protocol):
-  """Takes in the token at depth d - 1, the root for d = 1: carry and tokens i32[B, W] ->
+  """Takes in the token at depth d - 1 (the root for d = 1): carry and tokens i32[B, W] ->
   (the state [B, W, E'] that is read at depth d = 1..D (static), carry)."""
 
   def __call__(
@@ -93,7 +92,7 @@ class Step(Protocol):
 
 class Attend(Protocol):
   """A layer over guesses: states [B, W, E'] and the tokens i32[B, W] after them -> (the states read
-  at the next depth, KV). `earlier` are the rows of guesses above, before this level's in `mask`."""
+  at the next depth, KV). `earlier` holds the rows of guesses above, which `mask` has first."""
 
   def __call__(
     self, params: Params, target_params: Params, state: Array, following: Array, position: Array,
@@ -102,8 +101,8 @@ class Attend(Protocol):
 
 
 class Enter(Protocol):
-  """Pseudo rows k = 1..D (static) as they enter: from the stream [B, G, E] of their nodes, G of
-  them, to [B, G, E]."""
+  """Pseudo rows k = 1..D (static) as they enter, [B, G, E], from the stream [B, G, E] of their G
+  nodes."""
 
   def __call__(self, params: Params, k: int, stream: Array) -> Array: ...
 
@@ -113,21 +112,17 @@ class Pseudo(NamedTuple):
 
   Attributes:
     layers: D layers of the target; row k enters before layers[k - 1] (static).
-    enter: what enters.
+    enter: see `Enter`.
   """
 
   layers: tuple[int, ...]
   enter: Enter
 
 
-def _itself(params: Params, target_params: Params, last: Array) -> Array:
-  return last
-
-
 class Head(NamedTuple):
   """A draft head, before its tree is chosen. Heads differ in how a guess depends on those before:
 
-    it does not             `step` is None, and `first` gives all depths' states [B, M, D, E']
+    not at all              `first` gives the states [B, M, D, E'] of all depths
     through a carry         `step` takes in one token after the other
     by attention            `attend` sees the rows of guesses above; `memory` gives depth 1
     in the target's pass    `pseudo` rows are guessed while the target verifies
@@ -139,10 +134,10 @@ class Head(NamedTuple):
     loss: the published loss.
     init: makes the weights, `params` of all that follow.
     read: turns a state into logits.
-    memory: what is kept of the committed text. None keeps the target's newest state [B, E] after
-      its final norm; layers of the head's own keep their cache and their newest output.
-    first: what is carried at the root, by default what is kept itself.
-    step, attend, pseudo: at most one of them is given.
+    memory: layers over the committed text, whose cache and newest output are kept; None keeps the
+      target's newest state [B, E] after its final norm.
+    first: makes the carry at the root of what is kept, by default the same.
+    step, attend, pseudo: one of them is given at most.
     hidden_layers: layers of the target whose input `memory` reads, see `Features` (static).
   """
 
@@ -153,7 +148,7 @@ class Head(NamedTuple):
   init: Init
   read: Read
   memory: TextLayers | None = None
-  first: First = _itself
+  first: First = lambda params, target_params, last: last
   step: Step | None = None
   attend: Attend | None = None
   pseudo: Pseudo | None = None

@@ -1,6 +1,6 @@
-"""Blockwise parallel decoding: one wide feed-forward layer, read out by the target's own LM head.
+"""Blockwise parallel decoding: one wide feed-forward layer before the target's LM head.
 
-Letters: B batch, M rows, D heads, E width, F units per head.
+Letters: M rows, D heads, E width, F units per head.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class BlockwiseConfig:
 
   Attributes:
     depth: D, heads; head d guesses depth d.
-    hidden: F, units of each head; 0 is the target's width.
+    hidden: F, units of each head; 0 means E.
   """
 
   depth: int = 4
@@ -30,7 +30,7 @@ class BlockwiseConfig:
 
 
 class BlockwiseHeads(nn.Module):
-  """z = h + U ReLU(W h + b) + c per head. Heads start as the identity: U and c are zero."""
+  """z = h + U ReLU(W h + b) + c per head; U and c start at zero."""
 
   config: BlockwiseConfig
 
@@ -53,11 +53,10 @@ def blockwise(target: Target, config: BlockwiseConfig) -> Head:
   """Heads that each guess one depth from the target's last state, through one vocabulary matrix.
 
   Stern, Shazeer and Uszkoreit 2018 (arXiv 1811.03115, sections 3 to 6). The state after the final
-  norm goes through one layer of D * F units; each head maps its F units back to the width, adds
-  the state and reads with the target's LM head. The paper sends the next token through the layer
-  too; here that is the target's own to say, so a frozen target stays what it is. The paper's loss
-  picks one head per minibatch at random, of which the mean trained here is the expectation. Its
-  draft is a chain; here the heads fill any tree. Scoring and proposing share a pass, as there.
+  norm goes through one layer of D * F units; each head maps its F units back to the width, adds the
+  state and reads logits with the target's LM head. The paper sends the next token through the layer
+  too; here the frozen target predicts it. The paper's loss picks one head per minibatch at random,
+  of which the mean trained here is the expectation. Its draft is a chain; here heads fill any tree.
   """
   module, D = BlockwiseHeads(config), config.depth
 

@@ -34,7 +34,7 @@ class CloverConfig:
 
 
 class AttentionDecoder(nn.Module):
-  """Softmax attention of H heads from a state to two things: a token, and the state itself."""
+  """Softmax attention of H heads from a state to a token and to the state itself."""
 
   heads: int
   head_dim: int
@@ -58,7 +58,7 @@ class AttentionDecoder(nn.Module):
 
 
 class CloverNet(nn.Module):
-  """The augmenting block and a decoder for every depth, see `AttentionDecoder`."""
+  """The augmenting block and an `AttentionDecoder` for every depth."""
 
   augment: nn.Module
   depth: int
@@ -73,11 +73,11 @@ class CloverNet(nn.Module):
     ]
 
   def block(self, hidden, position, mask, cache=None):
-    """The augmenting block over the target's states [B, N, E]: ([B, N, E], KV)."""
+    """The target's states [B, N, E] -> ([B, N, E], KV)."""
     return self.augment(hidden, position, mask, cache)[:2]
 
   def step(self, state: Array, token: Array, d: int) -> Array:
-    """State d - 1 and the vector of the token after it, [B, N, E] -> state d (d static)."""
+    """State d - 1 and the embedding of the token after it, [B, N, E] -> state d (static)."""
     return self.decoders[d - 1](state, token)
 
   def __call__(self, hidden, position, mask):
@@ -94,18 +94,18 @@ def clover(target: Target, config: CloverConfig) -> Head:
 
   Xiao et al. 2024 (arXiv 2405.00263). The augmenting block, transformer layers over the target's
   states, gives s_0 at the state that predicted the root. Then s_d = s_{d-1} + attention from
-  s_{d-1} to (x_{t+d}, s_{d-1}), and the target's LM head reads s_d. The token fed back at depth 1
-  is the root. `trees.Dynamic` is its tree, as small as four nodes for large batches.
+  s_{d-1} to (x_{t+d}, s_{d-1}), where x_{t+1} is the root, and the target's LM head reads s_d.
+  `trees.Dynamic` is its tree, as small as four nodes for large batches.
 
-  There is no public code. Its authors describe the three parts and what they connect, and the cuts
-  of the tree; all else is inferred. Here
+  There is no public code. The paper describes the three parts, how they are connected, and how the
+  tree is cut; the rest is inferred. Here
   - states are those after the target's final norm, and no norm follows, as in Medusa;
-  - a decoder has H heads and no MLP; keys and values come from the token's vector in the target's
-    embedding and from the running state, each behind a norm; positions play no part;
-  - every depth has its own decoder, and all are read through the target's LM head;
+  - a decoder has H heads and no MLP; keys and values come from the token's embedding by the target
+    and from the running state, each behind a norm; positions are not used;
+  - every depth has its own decoder, and the target's LM head reads them all;
   - decoders and layers add nothing at the start: every guess is the target's own distribution;
   - the loss is cross-entropy with the text, depths weighted as in Medusa;
-  - the tree is of a fixed number of nodes, those of the largest joint probability, without the
+  - the tree has a fixed number of nodes, those of the largest joint probability, without the
     authors' cuts by top-p and by a quarter of the best sibling's probability.
   """
   D = config.depth

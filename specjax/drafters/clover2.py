@@ -18,7 +18,7 @@ from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear
 from specjax.models.transformer import RMSNorm
 
-NOISE = 0.01  # starting weights lie up to this above 0, or above the identity
+NOISE = 0.01  # starting weights lie up to this above 0 or above the identity
 
 
 def _near_identity(key, shape, dtype=jnp.float32):
@@ -52,9 +52,9 @@ class Affine(nn.Module):
 
 
 class ResidualAttention(nn.Module):
-  """x + cos(q, k) v, the cosine per head: attention to a single key, which no softmax could weigh.
+  """x + cos(q, k) v, the cosine per head: attention to a single key, to which softmax gives 1.
 
-  q is of the normed x, k and v of y. A head is a run of E / H channels.
+  q is a map of the normed x, k and v are maps of y. A head has E / H channels in a row.
   """
 
   heads: int
@@ -81,7 +81,7 @@ class ResidualAttention(nn.Module):
 
 
 class Clover2Net(nn.Module):
-  """The parts, in the order in which a token passes them."""
+  """The parts, in the order in which a token passes through them."""
 
   augment: nn.Module
   width: int
@@ -97,16 +97,16 @@ class Clover2Net(nn.Module):
     self.head_norm = RMSNorm(self.epsilon)
 
   def block(self, stream, following, position, mask, cache=None):
-    """The target's stream and the vectors of the tokens that follow, [B, N, E]: (m_0, KV)."""
+    """The target's stream and the vectors of the tokens that follow, [B, N, E] -> (m_0, KV)."""
     x, kv, *_ = self.augment(self.root_attention(stream, following), position, mask, cache)
     return self.norm(x), kv
 
   def first(self, m: Array) -> Array:
-    """m_0 -> what the LM head reads at depth 1; [B, N, E] each."""
+    """m_0 [B, N, E] -> s_1 [B, N, E]."""
     return self.head_norm(self.root_output(m))
 
   def later(self, m: Array, token: Array) -> tuple[Array, Array]:
-    """m of a depth and the vector guessed there -> (what is read at the next depth, its m)."""
+    """m_{d-1} and the vector guessed at depth d -> (s_{d+1}, m_d)."""
     m = self.token_attention(m, token)
     return self.head_norm(self.token_output(jnp.concatenate([m, token], -1))), m
 
@@ -118,7 +118,7 @@ class Clover2Net(nn.Module):
 
 @functools.cache
 def clover2(target: Target, config: Clover2Config) -> Head:
-  """A recurrent head whose start has seen the whole text and the root.
+  """A recurrent head that starts from layers over the whole text and the root.
 
   Xiao et al. 2024 (arXiv 2408.00264), as in their released code. With h_t the target's residual
   stream before its final norm and e(x) the token's row of the target's LM head:

@@ -17,21 +17,19 @@ from specjax.trees.structure import at, chain
 def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None = None) -> Drafter:
   """In one pass the denoiser fills D masked slots after the text; its argmaxes are the chain.
 
-  Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4), the other way round. There an
-  autoregressive model looks over what the denoiser says, by one of several rules of agreement, and
-  where it does not agree the denoiser's own token is taken: the distribution is neither model's.
-  Here the same two passes are a draft and its verification, and the rule is the verifier's: with an
-  exact one the text is the target's.
+  This is Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4) with exact rules.
+  There an autoregressive model checks the denoiser's tokens, and where the two do not agree the
+  denoiser's is taken: the text has neither model's distribution. Here an exact rule keeps the
+  target's.
 
-  A denoiser sees both sides, so nothing of a pass can be kept for the next: each reads the whole
-  canvas, the text's last F - D tokens and the D slots. No state is carried.
+  A denoiser sees both sides, so nothing is kept from round to round: each pass reads the whole
+  canvas, the text's last F - D tokens and the D slots.
 
   Args:
-    model: of the target's vocabulary.
-    target: whom it drafts for.
+    model, target: have one vocabulary.
     depth: D.
-    canvas: F, its slots (static), the masked ones included; by default all of the
-      buffer. A longer text is cut in front.
+    canvas: F, slots with the masked ones (static), by default as many as the buffer has. A longer
+      text is cut in front.
 
   Raises:
     ValueError: another vocabulary, or a canvas with no slot for the text.
@@ -50,7 +48,7 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
     F = S if canvas is None else min(canvas, S)
     length = context.length[:, None]
     first = jnp.maximum(length + depth - F, 0)
-    # Slots are numbered from the canvas's first: only distances count, and none is too long.
+    # Positions count from the canvas's first slot, since only distances matter.
     position = jnp.broadcast_to(jnp.arange(F, dtype=jnp.int32), (B, F))
     slot = first + position
     slots = jnp.where(slot < length, at(context.tokens, slot), model.mask)

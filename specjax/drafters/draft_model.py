@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 
 from specjax.base import Cache, Drafter, Target
+from specjax.drafters.memory import prefilled
 from specjax.models.cache import append_one
 from specjax.sampling import DRAFT, warp
 from specjax.trees.structure import chain
@@ -14,7 +15,7 @@ from specjax.trees.structure import chain
 def draft_model(lm: Target, depth: int = 4) -> Drafter:
   """A chain is sampled from an independent LM, with the distribution q of every step.
 
-  Leviathan et al. 2023 (arXiv 2211.17192). q is warped by the same settings as the target's p.
+  Leviathan et al. 2023 (arXiv 2211.17192). q is warped by the settings of the target's p.
   The LM's cache is written while drafting and cut back to the committed text after verification.
 
   Args:
@@ -25,13 +26,12 @@ def draft_model(lm: Target, depth: int = 4) -> Drafter:
     raise ValueError(f"depth={depth}: a draft model drafts 1 token or more.")
 
   def init(params, target_params, context, features, capacity):
-    prompt = context.tokens[:, : features.hidden.shape[1]]
-    return lm.prefill(params, prompt, context.length, capacity)[0]
+    return prefilled(lm, params, context, features, capacity)
 
   def propose(params, target_params, cache: Cache, context, settings, noise):
     tokens, log_probs = [context.root], []
     zero, alone = jnp.zeros_like(context.root), jnp.ones((*context.root.shape, 1), bool)
-    # One step more than there are drafts: if all are accepted, the last one must be cached too.
+    # The last step draws nothing; it caches the last token, which may be accepted.
     for step in range(depth + 1):
       evaluation = lm.evaluate(params, cache, tokens[-1], zero, alone)
       log_probs.append(warp(evaluation.logits, settings))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Drafter, Target
+from specjax.drafters.memory import prefilled
 from specjax.trees.base import Guesser, Sampling, Tree
 from specjax.trees.structure import at
 
@@ -14,11 +15,11 @@ from specjax.trees.structure import at
 def draft_tree(lm: Target, tree: Tree) -> Drafter:
   """A tree is drawn from an independent LM, with q at every node, or filled with its best guesses.
 
-  The tree makes it SpecInfer (Miao et al. 2023, arXiv 2305.09781), RSD-C or RSD-S (Jeon et al.
+  By its tree this is SpecInfer (Miao et al. 2023, arXiv 2305.09781), RSD-C or RSD-S (Jeon et al.
   2024, arXiv 2402.14160), DySpec (Xiong et al. 2025, arXiv 2410.11744), greedy drafting (Hu et al.
   2025, arXiv 2502.18779), or a draft that is chosen. q is warped by the settings of the target's p.
-  Each level is one pass over the nodes so far, behind a cache of committed text, to which a last
-  pass over the accepted path adds.
+  Each level is one pass over the nodes so far, behind a cache of committed text; after verification
+  a pass over the accepted path adds to that cache.
 
   Args:
     lm: the small LM; its vocabulary must be the target's.
@@ -26,20 +27,18 @@ def draft_tree(lm: Target, tree: Tree) -> Drafter:
   """
 
   def init(params, target_params, context, features, capacity):
-    prompt = context.tokens[:, : features.hidden.shape[1]]
-    return lm.prefill(params, prompt, context.length, capacity)[0]
+    return prefilled(lm, params, context, features, capacity)
 
   def propose(params, target_params, cache: Cache, context, settings, noise):
     def step(level: int, tokens: Array, carry, memory, mask):
-      fed = tokens if memory is None else jnp.concatenate([memory[0], tokens], 1)
-      level_of = jnp.full(tokens.shape, level, jnp.int32)
-      depths = level_of if memory is None else jnp.concatenate([memory[1], level_of], 1)
-      old = 0 if memory is None else memory[2].shape[1]
-      rows = mask if memory is None else jnp.concatenate(
-        [jnp.pad(memory[2], ((0, 0), (0, 0), (0, tokens.shape[1]))), mask], 1
-      )  # fmt: skip
-      evaluation = lm.evaluate(params, cache, fed, depths, rows)
-      return evaluation.logits[:, old:], carry, (fed, depths, rows)
+      depths, old = jnp.full(tokens.shape, level, jnp.int32), 0
+      if memory is not None:  # the nodes above: their tokens, depths and masks
+        old = memory[0].shape[1]
+        above = jnp.pad(memory[2], ((0, 0), (0, 0), (0, tokens.shape[1])))
+        joined = zip((*memory[:2], above), (tokens, depths, mask), strict=True)
+        tokens, depths, mask = (jnp.concatenate(pair, 1) for pair in joined)
+      evaluation = lm.evaluate(params, cache, tokens, depths, mask)
+      return evaluation.logits[:, old:], carry, (tokens, depths, mask)
 
     sampling = Sampling(settings, noise, lm.vocab_size)
     return tree.fill(context.root, Guesser(step, (), None, None, sampling)), cache

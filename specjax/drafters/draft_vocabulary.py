@@ -1,7 +1,7 @@
-"""A reduced draft vocabulary: the head guesses among the W tokens that are said most.
+"""A reduced draft vocabulary: the head guesses among the W most frequent tokens.
 
-VocabTrim (arXiv 2506.22694) and the d2t table of EAGLE-3 (arXiv 2503.01840). Verification reads
-the target's whole vocabulary, so what is emitted does not change; a token outside is never drafted.
+VocabTrim (arXiv 2506.22694) and the d2t table of EAGLE-3 (arXiv 2503.01840). Verification reads the
+target's whole vocabulary, so the text does not change; other tokens are never drafted.
 
 Letters: V vocabulary, W draft vocabulary, E width.
 """
@@ -21,7 +21,7 @@ def choose(counts: np.ndarray, size: int) -> np.ndarray:
   """i32[W]: the `size` most frequent ids in rising order, ties to the lower id.
 
   Args:
-    counts: [V], how often the target says each token, on text of its own.
+    counts: [V], how often each token occurs in text by the target.
 
   Raises:
     ValueError: size is not 1 to V.
@@ -32,7 +32,7 @@ def choose(counts: np.ndarray, size: int) -> np.ndarray:
 
 
 def ids(params: Params) -> Array | None:
-  """i32[W], or None where the head guesses among all tokens."""
+  """i32[W], or None where the head has the target's vocabulary."""
   return params.get(KEY)
 
 
@@ -42,12 +42,12 @@ def rows(matrix: Array, vocabulary: Array | None) -> Array:
 
 
 def collection(vocabulary: Array | np.ndarray | None) -> Params:
-  """{} or what `ids` reads, to be merged into a head's params."""
+  """The entry of a head's params that `ids` reads, {} for None."""
   return {} if vocabulary is None else {KEY: jnp.asarray(vocabulary, jnp.int32)}
 
 
 def through(target: Target) -> Read:
-  """Reads states out through the target's LM head, at the rows of the draft vocabulary."""
+  """Multiplies states by the rows of the target's LM head that are in the draft vocabulary."""
 
   def read(params, target_params, state, d=None):
     return linear(state, rows(target.lm_head(target_params), ids(params))).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""From a head to a drafter, and to its guesses along a true text: it is taught what it drafts.
+"""Makes a drafter of a head, and unrolls the head along a true text to train it.
 
 Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth,
 E' width of what a head reads out.
@@ -14,7 +14,6 @@ from jax import Array
 from specjax.base import KV, Drafter, Params
 from specjax.drafters import draft_vocabulary, memory, pseudo
 from specjax.drafters.base import Examples, Head
-from specjax.drafters.memory import rows_at
 from specjax.models.transformer import attention_mask
 from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.static import Static
@@ -25,13 +24,12 @@ from specjax.trees.structure import at
 def drafter(
   head: Head, tree: Tree | tuple[tuple[int, ...], ...], counts: tuple[int, ...] | None = None
 ) -> Drafter:
-  """A head that fills `tree` in every round.
+  """A head that fills `tree` in every round. Its state is what `Head.memory` keeps.
 
-  Carried between rounds is what `Head.memory` says. Valid siblings of a tree that is not drawn are
-  distinct and chosen without looking at noise, so "greedy" and "target_only" are exact.
+  Valid siblings of a tree that is not drawn are distinct and chosen without looking at noise, so
+  "greedy" and "target_only" are exact.
 
   Args:
-    head: the network.
     tree: static; rank paths alone are a `Static` tree.
     counts: of a head with pseudo rows, how many each node has; see `pseudo.drafter`.
 
@@ -58,7 +56,7 @@ def drafter(
       if head.step is not None:
         read, carry = head.step(params, target_params, carry, tokens, level + 1)
       elif head.attend is not None and level:
-        # The root's row is the newest of the cache, so its column falls away.
+        # The root's row is the newest of the cache, so `mask` loses its column.
         position = jnp.broadcast_to(state.cache.length[:, None] + level - 1, tokens.shape)
         carry, fresh = head.attend(
           params, target_params, carry, tokens, position, mask[:, :, 1:], state.cache, rows
@@ -84,16 +82,16 @@ def unroll(
 ) -> tuple[Array, ...]:
   """What the head reads along a true text: D states [B, M, E'].
 
-  State d - 1 is read to guess depth d, the token at `at` + d + 1, given the true tokens before it.
-  Depth 0, the token at `at` + 1, is the target's own to say. Heads that attend to their guesses see
-  the text up to `at`, then their own states: EAGLE-3's training-time test. The rows of the text are
-  run once, later depths at the drafting positions only.
+  State d - 1 is read to guess depth d, the token at `at` + d + 1, given the true tokens before it;
+  the token at `at` + 1 is the target's. Heads that attend to their guesses see the text up to `at`,
+  then their own states: EAGLE-3's training-time test. The rows of the text are run once, later
+  depths at the drafting positions only.
   """
   if head.pseudo is not None:
     return pseudo.unroll(head, params, target_params, examples)
   mask = attention_mask(examples.segment, causal=True)
   text, kv = memory.over_text(head, params, target_params, examples, mask)
-  carry = head.first(params, target_params, rows_at(text, examples.at))
+  carry = head.first(params, target_params, at(text, examples.at))
   if head.attend is not None:
     attend = functools.partial(head.attend, params, target_params)
     return _attended(attend, head.depth, examples, mask, carry, kv)
@@ -111,7 +109,7 @@ def _attended(
   state: Array, kv: KV | None,
 ) -> tuple[Array, ...]:  # fmt: skip
   B, M = examples.at.shape
-  seen, own = rows_at(mask, examples.at), jnp.eye(M, dtype=bool)
+  seen, own = at(mask, examples.at), jnp.eye(M, dtype=bool)
   position, states = at(examples.position, examples.at), [state]
   for d in range(2, depth + 1):
     seen = jnp.concatenate([seen, jnp.broadcast_to(own, (B, M, M))], 2)
@@ -122,14 +120,14 @@ def _attended(
 
 
 def _token_at(examples: Examples, ahead: int) -> Array:
-  """i32[B, M]: the token `ahead` places after each drafting position, 0 past the end of the row."""
+  """i32[B, M]: the token `ahead` places after each drafting position, 0 past the row."""
   T = examples.tokens.shape[1]
   index = examples.at + ahead
   return jnp.where(index < T, at(examples.tokens, jnp.minimum(index, T - 1)), 0)
 
 
 def _join(rows: KV | None, fresh: KV) -> KV:
-  """One after the other."""
+  """The rows of both, one after the other."""
   if rows is None:
     return fresh
   return jax.tree.map(lambda a, b: jnp.concatenate([a, b], 2), rows, fresh)

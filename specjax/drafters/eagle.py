@@ -1,4 +1,4 @@
-"""EAGLE: one layer that continues the target's own states, token by token.
+"""EAGLE: one layer that continues the target's states, token by token.
 
 Letters: B batch, N rows, E width, D depth.
 """
@@ -32,12 +32,7 @@ class EagleConfig:
 
 
 class EagleLayer(nn.Module):
-  """z = FC [e; f], then a layer on z that attends from z as it is, without a norm.
-
-  Attributes:
-    layers: the layer.
-    bias: whether FC has one.
-  """
+  """z = FC [e; f], with a bias or not, then a layer on z without a norm before its attention."""
 
   layers: nn.Module
   bias: bool
@@ -63,8 +58,8 @@ def eagle(target: Target, config: EagleConfig) -> Head:
 
   Li et al. 2024 (arXiv 2401.15077, section 4): EAGLE-1 on a static tree. On a `Dynamic` tree the
   same weights are EAGLE-2 (arXiv 2406.16858, section 4). States are those after the final norm, so
-  the target's own LM head reads the guesses; embeddings are the target's too. Where a state is not
-  known, its guess takes its place. EAGLE-1's draws of children are `trees.WithoutReplacement`.
+  the target's LM head reads the guesses; embeddings are the target's too. Below the root the states
+  are themselves guesses. EAGLE-1's draws of children are `trees.WithoutReplacement`.
 
   The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
   sliding window, which the published layer lacks. `loss` trains depth 1 only, as published.

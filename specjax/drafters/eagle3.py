@@ -1,4 +1,4 @@
-"""EAGLE-3: one layer on several of the target's layers, trained on its own outputs.
+"""EAGLE-3: one layer on states from several of the target's layers, trained on its own outputs.
 
 Letters: B batch, N rows, E width, D depth, L the target's layers, W' draft vocabulary.
 """
@@ -34,11 +34,8 @@ class Eagle3Config:
 
 
 def hidden_layers_of(L: int, config: Eagle3Config) -> tuple[int, ...]:
-  """The layers read: published are 2, L // 2 and L - 3, which a shallow target moves outwards.
-
-  Raises:
-    ValueError: a layer that the target has not.
-  """
+  """The layers that are read, by default the published 2, L // 2 and L - 3, or 1 and L - 1 at the
+  ends of a shallow target. ValueError where the target lacks a layer."""
   if not config.hidden_layers:
     return (2, L // 2, L - 3) if L > 6 else (1, L // 2, L - 1)
   if min(config.hidden_layers) < 0 or max(config.hidden_layers) > L:
@@ -49,13 +46,8 @@ def hidden_layers_of(L: int, config: Eagle3Config) -> tuple[int, ...]:
 
 
 class Eagle3Layer(nn.Module):
-  """A layer on the state g that attends from [norm e; norm g], e the embedding that follows.
-
-  Attributes:
-    layers: the layer.
-    width, epsilon: E, and that of the norms.
-    inputs: how many states of the target are made into one g.
-  """
+  """A layer on the state g, with attention from [norm e; norm g], where e is the embedding of the
+  next token; a matrix makes g of `inputs` states of the target."""
 
   layers: nn.Module
   width: int
@@ -72,7 +64,7 @@ class Eagle3Layer(nn.Module):
     self, hidden_layers: tuple[Array, ...], embedded: Array, position: Array, mask: Array,
     cache: Cache | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
-    """From the target's states, arrays [B, N, E]; otherwise as `guess`."""
+    """As `guess`, with the target's states, arrays [B, N, E], in place of g."""
     state = linear(jnp.concatenate(hidden_layers, -1), self.fc)
     return self.guess(state, embedded, position, mask, cache)
 
@@ -80,8 +72,8 @@ class Eagle3Layer(nn.Module):
     self, state: Array, embedded: Array, position: Array, mask: Array,
     cache: Cache | None = None, earlier: KV | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
-    """States g [B, N, E] and embeddings [B, N, E] of what follows them -> (the next states
-    [B, N, E] before the final norm, KV); see `models.transformer.Layers` for the rest."""
+    """States g and embeddings e of the next tokens, [B, N, E] -> (the next states [B, N, E] before
+    the final norm, KV); see `models.transformer.Layers` for the rest."""
     x = jnp.concatenate([self.input_norm(embedded), self.hidden_norm(state)], -1)
     return self.layers(state, position, mask, cache, earlier, attention_input=x)[:2]
 
@@ -90,14 +82,14 @@ class Eagle3Layer(nn.Module):
 def eagle3(target: Target, config: Eagle3Config) -> Head:
   """A layer that guesses tokens from three of the target's layers, then from its own states.
 
-  Li et al. 2025 (arXiv 2503.01840, section 3). Its states need not look like the target's, so there
-  is a final norm and an LM head [W', E] of its own, usually over a reduced vocabulary, and no loss
-  on states. Depth d is learned from what the layer itself said at depths 1 to d - 1, the
-  training-time test. Tokens are embedded by the target.
+  Li et al. 2025 (arXiv 2503.01840, section 3). Its states need not be like the target's, so it has
+  its own final norm and LM head [W', E], usually over a reduced vocabulary, and no loss on states.
+  Depth d is trained on the layer's own states at depths 1 to d - 1, the training-time test.
+  Embeddings are the target's.
 
   The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
-  sliding window, which the published layer lacks. The paper leaves open where the LM head starts;
-  here at the target's rows.
+  sliding window, which the published layer lacks. The LM head starts as the target's rows, which
+  the paper leaves open.
   """
   E, epsilon = target.width, target.norm_epsilon
   hidden_layers = hidden_layers_of(target.layers, config)
@@ -117,9 +109,8 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
   def apply(params, target_params, x, following, *rest, method):
-    own = {k: v for k, v in params["params"].items() if k not in ("norm", "lm_head")}
     embedded = target.embed(target_params, following)
-    return module.apply({"params": own}, x, embedded, *rest, method=method)
+    return module.apply({"params": params["params"]}, x, embedded, *rest, method=method)
 
   def memory(params, target_params, features, *rest):
     return apply(params, target_params, features.hidden_layers, *rest, method="__call__")

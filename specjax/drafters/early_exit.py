@@ -1,8 +1,7 @@
-"""A model with several exits drafts a token: the first exit that is sure enough says it.
+"""A model with several exits drafts a token: the first exit that is sure enough gives it.
 
-S2D (Kavehzadeh et al. 2024, arXiv 2407.01955). These are the two ways to draw that token; a drafter
-of such a model calls one. A rule that corrects for q needs the distribution of what they return,
-which is that of the exit that said the token in the first of them only.
+S2D (Kavehzadeh et al. 2024, arXiv 2407.01955). A drafter of such a model draws the token in one of
+these two ways; both return the distribution q that a rule must correct for.
 
 Letters: B batch, X exits from the shallowest to the whole model, V vocabulary.
 """
@@ -18,14 +17,11 @@ def by_peak(log_probs: Array, least: Array, noise: Source, stream: int) -> tuple
   """Confidence is an exit's largest probability, known before a token is drawn.
 
   Args:
-    log_probs: f32[X, B, V], the exits'. Those of deeper ones than the first that is sure need not
-      be computed; anything may stand there.
-    least: f32[X - 1], confidence that is enough; the last exit always speaks.
-    noise: what draws.
-    stream: of the draw.
+    log_probs: f32[X, B, V]; rows of exits behind the first that is sure may hold anything.
+    least: f32[X - 1], the confidence that is enough; the last exit needs none.
 
   Returns:
-    (token i32[B], log_probs f32[B, V]): these are what it was drawn from, the exit's own.
+    (token i32[B], log q f32[B, V], which is the distribution of the exit).
   """
   sure = jnp.exp(log_probs.max(-1)) >= jnp.append(least, -jnp.inf)[:, None]
   speaks = jnp.argmax(sure, 0)
@@ -34,20 +30,19 @@ def by_peak(log_probs: Array, least: Array, noise: Source, stream: int) -> tuple
 
 
 def by_token(log_probs: Array, least: Array, noise: Source, stream: int) -> tuple[Array, Array]:
-  """Confidence is the probability of the token that an exit draws; a doubted one is dropped.
+  """Confidence is the probability of the token that an exit draws; where it is too low, the next
+  exit draws.
 
-  The distribution is q_1 where q_1 >= least_1, plus the mass dropped there times the same of the
-  exits after it. It needs all of them, also where the first was sure, unless nothing could have
-  been dropped: unlike `by_peak` an exact early exit saves nothing here.
+  q is q_1 where q_1 >= least_1, plus the mass elsewhere times the q of the exits after it. So all
+  exits are needed even where the first was sure: unlike `by_peak` this saves no computation.
 
   Args:
-    log_probs: f32[X, B, V], the exits'.
-    least: f32[X - 1], confidence that is enough; the last exit always speaks.
-    noise: what draws.
-    stream: of the first exit's draw; the next X - 1 are the others'.
+    log_probs: f32[X, B, V].
+    least: f32[X - 1], the confidence that is enough; the last exit needs none.
+    stream: of the first exit's draw; the next X - 1 streams are for the others.
 
   Returns:
-    (token i32[B], log_probs f32[B, V]): these are what it was drawn from.
+    (token i32[B], log q f32[B, V]).
   """
   deepest = log_probs.shape[0] - 1
   token, mixture = noise.draw(stream + deepest, log_probs[-1]), jnp.exp(log_probs[-1])

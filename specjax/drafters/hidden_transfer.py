@@ -1,4 +1,4 @@
-"""Hidden Transfer: the target's upper layers finish states that stand for tokens yet to come.
+"""Hidden Transfer: the target's upper layers complete states that stand for later tokens.
 
 Letters: K pseudo tokens, E width, L layers of the target.
 """
@@ -22,7 +22,7 @@ class HiddenTransferConfig:
 
   Attributes:
     depth: K; pseudo token k guesses depth k.
-    layers: K layers of the target, pseudo token k enters before layers[k - 1], in any order; ()
+    layers: K layers of the target in any order; pseudo token k enters before layers[k - 1]. ()
       means all at three quarters of the way up.
   """
 
@@ -31,7 +31,7 @@ class HiddenTransferConfig:
 
 
 class TransferMaps(nn.Module):
-  """p_k = W_k h, each W_k at first the identity."""
+  """p_k = W_k h; each W_k starts as the identity."""
 
   depth: int
 
@@ -48,14 +48,13 @@ def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
   """Maps from a token's state in the middle of the target to the states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
-  which lets all enter at one layer. What the rows see, and what is carried between rounds, is in
-  `drafters.pseudo`. The published loss is the
-  divergence from the target's distribution at the true token, soft cross-entropy up to a constant.
+  which lets all enter at one layer; see `drafters.pseudo`. The published loss is the divergence
+  from the target's distribution at the true token, soft cross-entropy up to a constant.
 
-  No public code exists. The papers leave open the layers (here 3/4 L, not above the last layer),
-  K (here 3), biases (here none), the start (here the identity: row k starts as a copy of its node
-  at a later position) and weights over depths (here PPD's 0.8). A row that enters below a row
-  before it does not see that row until both are in.
+  There is no public code. The papers leave open the layers (here 3/4 L, the last layer at most), K
+  (here 3), biases (here none), the start (here the identity: row k starts as a copy of its node at
+  a later position) and the weights of depths (here PPD's 0.8). A row that enters at a lower layer
+  than a row before it sees that row only once both have entered.
 
   Raises:
     ValueError: the layers do not fit depth or target.

@@ -1,4 +1,4 @@
-"""Hydra: Medusa's heads, each told the tokens that were guessed before it.
+"""Hydra: Medusa's heads, each of which sees the tokens that were guessed before it.
 
 Letters: B batch, N rows, D heads, E width.
 """
@@ -27,11 +27,9 @@ class HydraConfig:
   Attributes:
     depth: D, heads; head d guesses depth d.
     blocks: residual blocks per head.
-    prefix: True reads the target's states through an attention layer of the heads' own (Hydra++).
-    shared: True reads all heads out through the target's LM head instead of one, with a bias, per
-      head.
-    tied_blocks: the blocks of a head after its first share their weights, as in the published
-      heads.
+    prefix: True puts an attention layer of its own behind the target's states (Hydra++).
+    shared: True gives all heads the target's LM head instead of one each, with a bias.
+    tied_blocks: True lets the blocks of a head after its first share weights, as published.
   """
 
   depth: int = 4
@@ -49,7 +47,7 @@ class HydraHead(nn.Module):
 
   @nn.compact
   def __call__(self, u: Array) -> Array:
-    """A state and d embeddings side by side [..., (d + 1) * E] -> [..., E]."""
+    """A state and d embeddings [..., (d + 1) * E] -> [..., E]."""
     zeros = nn.initializers.zeros
 
     def affine(weight: str, bias: str, fan_in: int, init=zeros):
@@ -66,7 +64,7 @@ class HydraHead(nn.Module):
 
 
 class PrefixLayer(nn.Module):
-  """One layer over the target's states, and a norm."""
+  """A layer over the target's states [B, N, E] and a norm; see `models.transformer.Layers`."""
 
   layers: nn.Module
   epsilon: float
@@ -75,7 +73,6 @@ class PrefixLayer(nn.Module):
   def __call__(
     self, hidden: Array, position: Array, mask: Array, cache: Cache | None = None
   ) -> tuple[Array, KV]:
-    """hidden [B, N, E] -> ([B, N, E], KV); see `models.transformer.Layers` for the rest."""
     x, kv, *_ = self.layers(hidden, position, mask, cache)
     return RMSNorm(self.epsilon, name="norm")(x), kv
 
@@ -86,8 +83,8 @@ def hydra(target: Target, config: HydraConfig) -> Head:
 
   Ankner et al. 2024 (arXiv 2402.05109), as in the code that came with it. States are those after
   the target's final norm; embeddings are the target's. Plain Hydra learns the text, Hydra++
-  (`prefix`), which reads states through a layer of its own, the target's distribution; depths weigh
-  the same. Dropout and noise on the inputs, which the authors train with, are left out.
+  (`prefix`) the target's distribution; depths weigh the same. The authors' dropout and noise on the
+  inputs are left out.
   """
   D, E = config.depth, target.width
   head, prefix = HydraHead(config, E), PrefixLayer(target.make_layers(), target.norm_epsilon)
@@ -101,7 +98,7 @@ def hydra(target: Target, config: HydraConfig) -> Head:
       if not config.shared:
         matrix = draft_vocabulary.rows(target.lm_head(target_params), vocabulary)
         bias = jnp.zeros(matrix.shape[0], matrix.dtype)
-        own = own | {"lm_head": jnp.array(matrix), "lm_bias": bias}  # not the target's own buffer
+        own = own | {"lm_head": jnp.array(matrix), "lm_bias": bias}  # a buffer of its own
       params[f"head_{d}"] = own
     if config.prefix:
       x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)

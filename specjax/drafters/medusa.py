@@ -1,6 +1,6 @@
 """Medusa: parallel heads on the target's last hidden state.
 
-Letters: B batch, M rows, D heads, k of them, E width, V vocabulary, W' draft vocabulary.
+Letters: M rows, D heads, E width.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ class MedusaConfig:
   Attributes:
     depth: D, heads; head d guesses depth d.
     blocks: residual blocks per head.
-    shared: True reads all heads out through the target's own LM head (the layout of Medusa's
-      legacy trainer) instead of a vocabulary matrix per head.
+    shared: True gives all heads the target's LM head (the layout of Medusa's legacy trainer)
+      instead of a vocabulary matrix each.
   """
 
   depth: int = 4
@@ -33,7 +33,7 @@ class MedusaConfig:
 
 
 class MedusaHeads(nn.Module):
-  """z = h + SiLU(W h + b) per block. Blocks start as the identity: W and b are zero."""
+  """z = h + SiLU(W h + b) per block; W and b start at zero."""
 
   config: MedusaConfig
 
@@ -67,16 +67,14 @@ def medusa(target: Target, config: MedusaConfig) -> Head:
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
   def first(params, target_params, last):
-    own = {k: v for k, v in params["params"].items() if k != "lm_head"}
-    z = module.apply({"params": own}, last.reshape(-1, target.width))
+    z = module.apply({"params": params["params"]}, last.reshape(-1, target.width))
     return z.reshape(*last.shape[:2], D, -1)
 
   def read(params, target_params, state, d):
     matrices = params["params"]["lm_head"]
-    if d is not None:
-      return linear(state, matrices[d - 1]).astype(jnp.float32)
-    logits = linear_each(state, matrices[: state.shape[1]])  # one product for all heads
-    return logits.astype(jnp.float32)
+    if d is None:
+      return linear_each(state, matrices[: state.shape[1]]).astype(jnp.float32)
+    return linear(state, matrices[d - 1]).astype(jnp.float32)
 
   if config.shared:
     read = draft_vocabulary.through(target)

@@ -6,32 +6,29 @@ drafting positions of a row.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Context, Evaluation, Features, Params, Verdict
+from specjax.base import KV, Cache, Context, Evaluation, Features, Params, Target, Verdict
 from specjax.drafters.base import Examples, Head
 from specjax.models import cache as kv_cache
-from specjax.trees.structure import at
+from specjax.trees.structure import at, take_rows
 
 
-def row_at(x: Array, index: Array) -> Array:
-  """x[b, index[b]]: x [B, N, E], index i32[B] -> [B, E]."""
-  return jnp.take_along_axis(x, index[:, None, None], axis=1)[:, 0]
-
-
-def rows_at(x: Array, index: Array) -> Array:
-  """x[b, index[b, m]]: x [B, T, E], index i32[B, M] -> [B, M, E]."""
-  return jnp.take_along_axis(x, index[:, :, None], axis=1)
+def prefilled(
+  lm: Target, params: Params, context: Context, features: Features, capacity: int
+) -> Cache:
+  """The cache of a small LM that has read the prompt, for the arguments of `InitDrafter`."""
+  prompt = context.tokens[:, : features.hidden.shape[1]]
+  return lm.prefill(params, prompt, context.length, capacity)[0]
 
 
 def before_root(x: Array, context: Context) -> Array:
   """The state that predicted the root, from those of a prompt, [B, T, E] -> [B, E].
 
-  A prompt of one token has none; its own is as good as any.
+  A prompt of one token has none and gives the state of that token in its place.
   """
-  return row_at(x, jnp.maximum(context.length - 2, 0))
+  return at(x, jnp.maximum(context.length - 2, 0)[:, None])[:, 0]
 
 
 def newest(x: Array, verdict: Verdict, rows: Array, old: Array) -> Array:
@@ -40,17 +37,17 @@ def newest(x: Array, verdict: Verdict, rows: Array, old: Array) -> Array:
   Args:
     rows: i32[B], nodes committed; where 0, `old` [B, E] stays.
   """
-  last = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))[:, 0]
-  return jnp.where(rows[:, None] > 0, row_at(x, last), old)
+  last = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
+  return jnp.where(rows[:, None] > 0, at(x, last)[:, 0], old)
 
 
 class TextMemory(NamedTuple):
   """What layers of a head's own keep between rounds.
 
   Attributes:
-    cache: Cache of the layers; row i is for the state after token i and the token i + 1, and its
-      length is n - 1.
-    last: [B, E], the layers' output at the last row: what the next draft starts from.
+    cache: Cache of the layers, of length n - 1; row i is for the state after token i and token
+      i + 1.
+    last: [B, E], the layers' output at the last row, from which the next draft starts.
   """
 
   cache: Cache
@@ -82,23 +79,21 @@ def update(
 ) -> Array | TextMemory:  # fmt: skip
   """What is kept after a round, of which `rows` i32[B] nodes were committed.
 
-  Layers always run A rows, those of the accepted path. What was drafted from guessed states never
-  enters.
+  Layers always run A rows, from the target's states at the accepted path; what was drafted from
+  guessed states is not kept.
   """
   if head.memory is None:
     return newest(evaluation.features.hidden, verdict, rows, state)
   B, A = verdict.path.shape
-  accepted = jax.tree.map(
-    lambda x: jnp.take_along_axis(x, verdict.path[:, :, None], 1), evaluation.features
-  )
+  accepted = take_rows(evaluation.features, verdict.path)
   step = jnp.broadcast_to(jnp.arange(A, dtype=jnp.int32), (B, A))
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((A, A), bool)), (B, A, A))
   position = state.cache.length[:, None] + step
   output, kv = head.memory(
     params, target_params, accepted, verdict.tokens, position, mask, state.cache
   )
-  last = row_at(output, jnp.maximum(rows - 1, 0))
-  # Adds nothing, but makes the write wait for the layers' own reads: else XLA copies the cache.
+  last = at(output, jnp.maximum(rows - 1, 0)[:, None])[:, 0]
+  # This adds 0, but makes the write wait for the layers' reads: else XLA copies the cache.
   read = jnp.minimum((last[:, 0] > 0).astype(jnp.int32), 0)
   return TextMemory(
     kv_cache.commit(state.cache, kv, step, rows + read),
@@ -107,7 +102,7 @@ def update(
 
 
 def last(state: Array | TextMemory) -> Array:
-  """[B, E], what a draft starts from."""
+  """[B, E], the state from which a draft starts."""
   return state.last if isinstance(state, TextMemory) else state
 
 

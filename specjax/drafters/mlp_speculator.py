@@ -1,7 +1,6 @@
 """MLPSpeculator: one small state that takes in a token per step.
 
-Letters: B batch, W nodes of one level, D steps, E width of the target, I width of the state, V
-vocabulary.
+Letters: B batch, W nodes of one level, D steps, E width of the target, I width of the state.
 """
 
 import dataclasses
@@ -28,9 +27,9 @@ class MLPSpeculatorConfig:
   Attributes:
     depth: D, steps.
     inner_width: I; 0 is the target's width.
-    tied: one embedding, norm and vocabulary matrix for all steps, and one projection for all steps
-      but the first.
-    scale_input: the target's state is brought to a root mean square of 1 / sqrt(2) first.
+    tied: True gives all steps one embedding, norm and vocabulary matrix, and all steps but the
+      first one projection.
+    scale_input: True scales the target's state to a root mean square of 1 / sqrt(2) first.
   """
 
   depth: int = 4
@@ -40,13 +39,7 @@ class MLPSpeculatorConfig:
 
 
 class MLPSpeculatorStep(nn.Module):
-  """s = GELU(norm(P s' + weight * E[token])); the norm scales and shifts.
-
-  Attributes:
-    vocab_size: V.
-    width: I.
-    weight: of the token against the state.
-  """
+  """s = GELU(norm(P s' + weight * embedding[token])) of width I; the norm scales and shifts."""
 
   vocab_size: int
   width: int
@@ -68,11 +61,11 @@ class MLPSpeculatorStep(nn.Module):
 def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
   """A state that starts as the target's and takes in the root, then guess after guess.
 
-  Wertheimer et al. 2024 (arXiv 2404.19124), as in IBM's fms-extras. The state is the target's
-  after its final norm; embeddings are the head's own. The tokens' weight leaves the target's state
-  half of the variance after D steps. Steps weigh the same in the loss, cross-entropy with the text.
-  The published candidates, the best of all products of few children per step, are near to a
-  `trees.Beam`.
+  Wertheimer et al. 2024 (arXiv 2404.19124), as in IBM's fms-extras. The state is the target's after
+  its final norm; embeddings are the head's own. The weight of tokens is such that half of the
+  variance after D steps is the target's state. Steps weigh the same in the loss, cross-entropy with
+  the text. The published candidates, the best of all products of few children per step, are close
+  to a `trees.Beam`.
   """
   D, V, E = config.depth, target.vocab_size, target.width
   inner = config.inner_width or E
@@ -107,8 +100,7 @@ def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
     return (x * scale).astype(last.dtype)
 
   def step(params, target_params, state, tokens, d):
-    own = {k: v for k, v in weights(params, d).items() if k != "lm_head"}
-    state = module.apply({"params": own}, state, tokens)
+    state = module.apply({"params": weights(params, d)}, state, tokens)
     return state, state
 
   def read(params, target_params, state, d):

@@ -1,4 +1,4 @@
-"""PPD, parallel prompt decoding: trained prompt tokens after every candidate guess what follows.
+"""PPD, parallel prompt decoding: trained prompt tokens after every candidate guess its successors.
 
 Letters: K prompt tokens, E width, V vocabulary, G candidates.
 """
@@ -27,20 +27,19 @@ class PPDConfig:
 
 @functools.cache
 def ppd(target: Target, config: PPDConfig) -> Head:
-  """K embeddings, all that is trained, which ask the target for the tokens after the next.
+  """K trained embeddings, at which the target predicts the tokens after the next.
 
   Chen et al. 2024 (arXiv 2405.18628, section 3). Prompt token k of a candidate is a pseudo row that
-  enters below the first layer; what the rows see, and what is carried between rounds, is in
-  `drafters.pseudo`. One embedding per prompt token, as in the published
+  enters before the first layer; see `drafters.pseudo`. Each has one embedding, as in the published
   decoding code (training may average several). The published loss is the divergence from the
   target's distribution at the true token, soft cross-entropy up to a constant.
 
   The dynamic sparse tree (section 3.2) is the pair (tree, counts) of `drafting.drafter`, whose
-  counts `trees.prompt_token_budget.allocate` finds. The published trees after m prompts are each
-  optimised for themselves; here they are the first m levels of one.
+  counts `trees.prompt_token_budget.allocate` finds. The published trees after m prompts are
+  optimised one by one; here they are the first m levels of one tree.
 
-  The embeddings start as those of random tokens, where the published start is the words of a
-  phrase: a phrase would need a tokenizer.
+  The embeddings start as those of random tokens. The published start, the words of a phrase, would
+  need a tokenizer.
   """
   D, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
 

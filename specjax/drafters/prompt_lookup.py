@@ -1,4 +1,4 @@
-"""Prompt lookup searches the text for its own end and guesses what came next last time."""
+"""Prompt lookup finds the last tokens earlier in the text and guesses what followed them there."""
 
 import functools
 
@@ -11,9 +11,9 @@ from specjax.trees.structure import at
 
 
 def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
-  """i32[B, S]: entry i is how many tokens up to i equal the last ones of the text, at most `limit`.
+  """i32[B, S]: how many tokens up to each equal the last ones of the text, `limit` at most.
 
-  The text's own end does not count, nor anything after it. tokens i32[B, S], length i32[B].
+  The text's own end and all behind it have 0. tokens i32[B, S], length i32[B].
   """
   position = jnp.arange(tokens.shape[1])[None]
   run = position < length[:, None] - 1
@@ -28,11 +28,10 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
 
 @functools.cache
 def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafter:
-  """Copies a chain from after the longest, then latest, earlier occurrence of the last tokens.
+  """Copies a chain from behind the longest, then latest, earlier occurrence of the last tokens.
 
-  This is prompt lookup decoding (Saxena 2023). A match whose continuation reaches the end of the
-  text is continued periodically, so loops are drafted to full depth; without a match nothing is
-  drafted.
+  This is prompt lookup decoding (Saxena 2023). A continuation that reaches the end of the text is
+  repeated periodically, so loops are drafted to full depth. Without a match nothing is drafted.
 
   Args:
     depth: D, tokens drafted.

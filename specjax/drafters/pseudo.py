@@ -3,10 +3,8 @@
 Row k of a node v stands for the token k places after v: it has position(v) + k, enters the residual
 stream at a layer of its own, and sees the cached prefix, the nodes that v sees (v included) and the
 rows 1..k of v which have entered by then. No node sees a pseudo row and none reaches the cache, so
-the target says what it says without them. Above the last layer, row k is read as the distribution
-of the token k + 1 places after v.
-
-A head of such rows drafts what they said in the round before.
+the target's distributions do not change. After the last layer, row k is read as the distribution of
+the token k + 1 places after v. A head of such rows drafts from those of the round before.
 
 Letters: B batch, N nodes, G nodes with pseudo rows, P pseudo rows, K rows of one node at most,
 D depth of the tree, E width, M drafting positions.
@@ -24,18 +22,14 @@ from jax import Array
 from specjax.base import KV, Cache, Drafter, Evaluation, Features, Params, Target, Verdict
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Examples, Head
-from specjax.drafters.memory import rows_at
 from specjax.models.transformer import attention_mask
 from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.structure import at
 
-Enter = Callable[[int, Array], Array]
-"""(k, stream [B, G, E]) -> [B, G, E]: rows k as they enter, from the stream of their nodes."""
-
 
 def ride(
   network: Target, target_params: Params, x: Array, position: Array, mask: Array, owner: Array,
-  counts: Sequence[int], layers: Sequence[int], enter: Enter, *,
+  counts: Sequence[int], layers: Sequence[int], enter: Callable[[int, Array], Array], *,
   cache: Cache | None = None, start: int = 0,
 ) -> tuple[Array, Array, KV]:  # fmt: skip
   """Layers from `start` up over nodes and their pseudo rows.
@@ -44,10 +38,11 @@ def ride(
     x: [B, N, E], the stream of the nodes before layer `start`.
     position: i32[B, N].
     mask: bool[B, N, N].
-    owner: i32[B, G], the nodes with pseudo rows. One named twice has two sets, unaware of each
-      other.
+    owner: i32[B, G], the nodes with pseudo rows. A node named twice has two sets, which do not see
+      each other.
     counts: G numbers (static), pseudo rows of each owner.
     layers: K numbers (static), where rows k = 1..K enter, none before `start`.
+    enter: (k, stream [B, G, E] of the nodes) -> [B, G, E], rows k as they enter.
 
   Returns:
     (nodes [B, N, E], pseudo rows [B, P, E], KV of the nodes alone); both after the final norm, the
@@ -63,7 +58,7 @@ def ride(
   for first, stop in itertools.pairwise([*sorted({start, *entry.tolist()}), None]):
     for k in np.unique(ahead[entry == first]).tolist():
       new = np.flatnonzero((entry == first) & (ahead == k))
-      nodes = rows_at(x[:, :N], owner[:, group[new]])
+      nodes = at(x[:, :N], owner[:, group[new]])
       # A row that is not finite would reach the nodes: hidden columns weigh 0, and 0 * NaN is NaN.
       rows = enter(k, nodes)
       rows = jnp.where(jnp.isfinite(rows), rows, 0)
@@ -84,12 +79,8 @@ def ride(
 
 
 class Guesses(NamedTuple):
-  """What is carried between rounds.
-
-  Attributes:
-    states: [B, D, E], after the final norm: the pseudo rows of the last accepted node.
-    known: i32[B], how many there are. 0 after a prefill, which has no pseudo rows.
-  """
+  """The pseudo rows of the last accepted node: states [B, D, E] after the final norm, and how many
+  of them there are, known i32[B]; 0 after a prefill, which has no pseudo rows."""
 
   states: Array
   known: Array
@@ -98,10 +89,9 @@ class Guesses(NamedTuple):
 def newest(
   rows_of_nodes: Array, counts: Sequence[int], verdict: Verdict, rows: Array, old: Guesses
 ) -> Guesses:
-  """The pseudo rows of the last committed node.
+  """The pseudo rows of the last committed node, from those [B, P, E] of all N nodes.
 
   Args:
-    rows_of_nodes: [B, P, E], as `ride` returns them when every node is an owner.
     counts: N numbers (static).
     rows: i32[B], nodes committed; where 0, `old` stays.
   """
@@ -109,11 +99,11 @@ def newest(
   first = jnp.asarray(np.cumsum(number) - number, jnp.int32)
   node = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
   step = jnp.arange(old.states.shape[1], dtype=jnp.int32)[None]
-  # Past what a node has lie the rows of another: `known` says that they do not count.
+  # Behind the rows of a node come those of another, which `known` leaves out.
   index = jnp.minimum(first[node] + step, rows_of_nodes.shape[1] - 1)
   live = rows > 0
   return Guesses(
-    jnp.where(live[:, None, None], rows_at(rows_of_nodes, index), old.states),
+    jnp.where(live[:, None, None], at(rows_of_nodes, index), old.states),
     jnp.where(live, jnp.asarray(number)[node[:, 0]], old.known),
   )
 
@@ -121,9 +111,8 @@ def newest(
 def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
   """A drafter whose guesses all come from the target's pass of the round before.
 
-  Carried between rounds: `Guesses`. No guesses exist right after a prefill, so the first round of
-  a text is plain decoding with an invalid draft. After a node with m pseudo rows, only the levels
-  1..m of the tree are drafted.
+  There are no guesses after a prefill, so the first round of a text is plain decoding with an
+  invalid draft. After a node with m pseudo rows, levels 1..m of the tree are drafted.
 
   Args:
     counts: pseudo rows per node, N numbers in the order of `trees.static.from_choices`; None gives
@@ -168,10 +157,7 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
 
 
 def unroll(head: Head, params: Params, target_params: Params, examples: Examples):
-  """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`.
-
-  The target's pass over the text starts below the first layer at which a row enters.
-  """
+  """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`."""
   assert head.pseudo is not None
   network, (layers, enter) = head.target, head.pseudo
   if head.hidden_layers:

@@ -26,7 +26,7 @@ class ReDrafterConfig:
   Attributes:
     depth: D, how far ahead it guesses.
     blocks: residual blocks before the vocabulary matrix.
-    rnn: False sums the embeddings up instead.
+    rnn: False adds the embeddings up instead.
   """
 
   depth: int = 4
@@ -68,7 +68,7 @@ class ReDrafterNet(nn.Module):
 
 @functools.cache
 def redrafter(target: Target, config: ReDrafterConfig) -> Head:
-  """A recurrent state over the root and the guesses, read out beside the target's last state.
+  """A recurrent state over the root and the guesses, read beside the target's last state.
 
   Zhang et al. 2024 (arXiv 2403.09919), as in Apple's ml-recurrent-drafter. The recurrence starts
   from zero at the root; c, the target's state after its final norm, stays the same for a round;
@@ -90,8 +90,7 @@ def redrafter(target: Target, config: ReDrafterConfig) -> Head:
     return last, jnp.zeros_like(last)
 
   def step(params, target_params, carry, tokens, d):
-    own = {"params": {k: v for k, v in params["params"].items() if k != "lm_head"}}
-    hidden, state = carry
+    own, (hidden, state) = {"params": params["params"]}, carry
     state = module.apply(own, state, target.embed(target_params, tokens), method="step")
     return module.apply(own, hidden, state, method="mix"), (hidden, state)
 

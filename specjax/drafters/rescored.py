@@ -1,9 +1,9 @@
-"""A language model that is too small to draft alone mends the guesses of parallel heads.
+"""A language model that is too small to draft alone chooses among the guesses of parallel heads.
 
-Heads that guess at once do not know of each other and repeat words. Kim et al. 2024 (arXiv
-2404.09221, sections 5 and 6) choose among the best guesses of each head again, before the target
-sees any; no weight of the head changes. Its code is not public: what the docstrings below call
-open is decided here.
+Heads that guess at once do not know each other's guesses and repeat words. Kim et al. 2024 (arXiv
+2404.09221, sections 5 and 6) choose again among the best guesses of each head before the target
+verifies; the head is not trained anew. There is no public code: what the paper leaves open is named
+below.
 
 Letters: B batch, D depth, E width, W draft vocabulary, K best guesses per depth, P paths.
 """
@@ -39,12 +39,7 @@ def _named(params: Params, ranks: Array) -> Array:
 
 
 class Rescored(NamedTuple):
-  """What `local` carries between rounds.
-
-  Attributes:
-    hidden: [B, E], the target's state that predicted the root.
-    cache: the small LM's, of the committed text without its root.
-  """
+  """hidden: [B, E], the target's state that predicted the root; cache: the small LM's."""
 
   hidden: Array
   cache: Cache
@@ -55,23 +50,21 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
   """The head and a small LM choose every token of a chain together ("local rescoring").
 
   At depth d they take, of head d's K best guesses v, the one with the largest logit_d(v) + alpha
-  log LM(v | text, the draft so far). The paper leaves their scales open: here it is the head's raw
+  log LM(v | text, the draft so far). The paper leaves the scales open: here they are the head's raw
   logits and the LM's distribution over its whole vocabulary at temperature 1. The LM takes D + 1
   steps per round, the last of which caches the last token. The tokens follow a fixed rule, so
   "greedy" and "target_only" are exact; there is no q.
 
   Args:
-    head: guesses all depths at once from the target's newest state alone (Medusa, blockwise);
-      params["head"] holds its weights.
-    lm: the small LM, of the target's vocabulary; params["lm"] holds its weights.
-    alpha: weight of the LM; 0 is the head's own chain.
+    head: guesses all depths at once from the target's newest state alone (Medusa, blockwise).
+    lm: the small LM, of the target's vocabulary. Params are {"head": .., "lm": ..}.
+    alpha: weight of the LM; with 0 the chain is the head's.
     top: K.
   """
   D = head.depth
 
   def init(params, target_params, context, features, capacity):
-    prompt = context.tokens[:, : features.hidden.shape[1]]
-    cache, _ = lm.prefill(params["lm"], prompt, context.length, capacity)
+    cache = memory.prefilled(lm, params["lm"], context, features, capacity)
     return Rescored(memory.before_root(features.hidden, context), cache)
 
   def propose(params, target_params, state: Rescored, context, settings, noise):
@@ -103,21 +96,20 @@ def ngram(
 ) -> Drafter:
   """The heads and a bigram table choose the best paths together ("global rescoring").
 
-  A path scores the sum of its logits plus alpha times its log-probability given the root; the P
-  best of all K ** D paths are found exactly and packed into a tree, best first, equal beginnings
-  once. The paper verifies its paths as a batch or a tree and leaves their packing open: here N is
-  fixed, and what does not fit is dropped from the worst paths. Its 4-grams are not offered, and a
-  root outside the draft vocabulary leaves the first guesses to the head. Carried between rounds:
-  the state [B, E] that predicted the root. Siblings are distinct and chosen without looking at
-  noise, so "greedy" and "target_only" are exact; there is no q.
+  The score of a path is the sum of its logits plus alpha times its log-probability given the root.
+  The P best of all K ** D paths are found exactly and packed into a tree, best first, with equal
+  prefixes once. The paper leaves the packing open: here N is fixed, and the ends of the worst paths
+  that do not fit are dropped. Its 4-grams are not offered, and after a root outside the draft
+  vocabulary the first guesses are the head's alone. The state is that [B, E] which predicted the
+  root. Siblings are distinct and chosen without looking at noise, so "greedy" and "target_only" are
+  exact; there is no q.
 
   Args:
-    head: as in `local`; params["head"] holds its weights.
+    head: as in `local`. Params are {"head": .., "ngram": f32[W, W], see `data.ngram`}.
     tree_nodes: N, the root included.
-    alpha: weight of the bigrams; 0 is the paper's baseline, best paths by the heads alone.
+    alpha: weight of the bigrams; 0 is the paper's baseline, the best paths of the heads alone.
     top: K.
     paths: P.
-  params["ngram"] is f32[W, W], see `data.ngram`.
   """
 
   def init(params, target_params, context, features, capacity):

@@ -1,4 +1,4 @@
-"""A drafter that keeps nothing between rounds is one function of the text."""
+"""Drafters that keep nothing between rounds: a draft is a function of the text."""
 
 import functools
 from collections.abc import Callable
@@ -13,12 +13,7 @@ from specjax.trees.structure import chain
 def from_draft(
   name: str, nodes: int, depth: int, draft: Callable[[Params, Context], Draft]
 ) -> Drafter:
-  """A drafter whose every draft is chosen by a fixed rule from its weights and the text.
-
-  Args:
-    name, nodes, depth: see `Drafter`.
-    draft: (params, context) -> Draft.
-  """
+  """A drafter without a state, whose `draft` is a fixed rule of its weights and the text."""
 
   def init(params, target_params, context, features, capacity):
     return ()
@@ -50,10 +45,7 @@ def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Draft
   return from_draft(name, depth + 1, depth, draft)
 
 
+@functools.cache
 def none() -> Drafter:
   """Plain decoding is the loop with N = 1; its empty chain is exact under every rule."""
-  return stateless("none", 0, _nothing)
-
-
-def _nothing(context: Context) -> Array:
-  return jnp.zeros((context.length.shape[0], 0), jnp.int32)
+  return stateless("none", 0, lambda context: jnp.zeros((len(context.length), 0), jnp.int32))

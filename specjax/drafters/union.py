@@ -13,20 +13,14 @@ from jax import Array
 
 from specjax.base import Draft, Drafter, Features, Proposal
 from specjax.sampling import DRAFT, Source
-from specjax.trees.structure import at, connected, upwards
+from specjax.trees.structure import at, below, connected, upwards
 
 KINDS = frozenset({"deterministic", "chain", "iid", "independent"})
-"""Proposals whose children are chosen or drawn each by itself, whatever their siblings are."""
+"""Proposals in which no child's distribution depends on its siblings."""
 
 
 class Share(NamedTuple):
-  """The noise of one source among several: streams that no other one has.
-
-  Attributes:
-    noise: of the round.
-    place: of the source among them, from 0.
-    among: how many there are.
-  """
+  """The noise of source number `place` (from 0) among `among`: streams that no other one has."""
 
   noise: Source
   place: int
@@ -47,22 +41,19 @@ class Share(NamedTuple):
 
 def side_by_side(drafts: Sequence[Draft]) -> Draft:
   """One draft of all nodes below one root, source after source, without their distributions."""
-  root = jax.tree.map(lambda x: x[:, :1], drafts[0]._replace(log_probs=None))
-  parts, first = [root], 0
-  for draft in drafts:
-    below = jax.tree.map(lambda x: x[:, 1:], draft._replace(log_probs=None))
-    parts.append(below._replace(parent=jnp.where(below.parent > 0, below.parent + first, 0)))
-    first += below.parent.shape[1]
-  return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *parts)
+  columns, first = [], 0
+  for tokens, parent, depth, valid, *_ in drafts:
+    parent = jnp.where(parent > 0, parent + first, 0)
+    columns.append([x[:, 1:] for x in (tokens, parent, depth, valid)])
+    first += tokens.shape[1] - 1
+  parts = (jnp.concatenate(x, 1) for x in zip(*columns, strict=True))
+  return below(drafts[0].tokens[:, :1], *parts)
 
 
 def merge(draft: Draft, depth: int) -> Draft:
-  """Equal tokens below equal parents become the first of them; the others are not valid.
+  """Of equal tokens below equal parents only the first stays valid, with the children of all.
 
-  For chosen tokens only: which of them are dropped depends on what they are.
-
-  Args:
-    depth: D.
+  This is for chosen tokens only, since it looks at tokens to drop them. `depth` is D.
   """
   above = upwards(draft.parent, depth)
   B, N, A = above.shape
@@ -76,12 +67,12 @@ def merge(draft: Draft, depth: int) -> Draft:
 
 
 def _own_log_probs(draft: Draft, proposal: str, size: int) -> Array:
-  """f32[B, N, V]: what each node but the root was drawn from, one-hot for a chosen one."""
+  """f32[B, N, V], from which each node but the root was drawn; one-hot for a chosen node."""
   if draft.log_probs is None:
     return jnp.where(jax.nn.one_hot(draft.tokens, size) > 0, 0.0, -jnp.inf)
   if proposal == "independent":
     return draft.log_probs
-  return jnp.take_along_axis(draft.log_probs, draft.parent[..., None], 1)
+  return at(draft.log_probs, draft.parent)
 
 
 @functools.cache
@@ -91,20 +82,18 @@ def union(*drafters: Drafter) -> Drafter:
   Where all of them choose, siblings with equal tokens are merged and the result is "deterministic".
   Where one draws, the result is "independent": every child has the distribution of the source that
   made it, as for several draft models in SpecInfer (Miao et al. 2023, arXiv 2305.09781, section 4).
-  Then nothing is merged: to drop a drawn token because a sibling has it already is to look first,
-  and biased. Draws of one source are independent of those of the others. Elder siblings are tried
-  first, so cheap and sure sources belong in front.
+  Then nothing is merged, because dropping a drawn token after a look at its siblings is biased.
+  Elder siblings are tried first, so cheap and sure sources belong in front.
 
-  N = 1 + sum (N_i - 1) and D = max D_i. Params and state are tuples, one entry per source. What a
-  source is told after verification is the union's own draft and verdict, in the union's node
-  numbers and with the layers it asked for: of these, `update` may read the accepted path, whoever
-  guessed it, and nothing else. All heads, `draft_tree` and `prompt_lookup` do so. A source that
-  writes its state while it drafts, as `draft_model` does, assumes that its own chain is the one
-  that is accepted, and is refused when it is traced; `draft_tree` with a chain for a tree drafts
-  the same.
+  N = 1 + sum (N_i - 1) and D = max D_i. Params and state are tuples, one entry per source. After
+  verification each source gets the union's draft and verdict, in the union's node numbers, and the
+  layers it asked for; its `update` may read the accepted path, whichever source guessed it, and
+  nothing else. All heads, `draft_tree` and `prompt_lookup` do so. A source that writes its state
+  while it drafts, as `draft_model` does, relies on its own chain being accepted and is refused when
+  it is traced; `draft_tree` with a chain for a tree drafts the same.
 
   Args:
-    drafters: one or more, of proposals "deterministic", "chain", "iid" or "independent".
+    drafters: one or more, of the proposals KINDS.
 
   Raises:
     ValueError: no drafter, another proposal, or one that replaces the target's evaluation.

@@ -1,4 +1,4 @@
-"""The drafters here know nothing: what is lossless under them is lossless under anything.
+"""Drafters that know nothing: a rule that is lossless with them is lossless with any drafter.
 
 Letters: B batch, N tree nodes.
 """
@@ -16,7 +16,7 @@ from specjax.trees.static import Choices, Shape, from_choices
 def _drafter(
   name: str, shape: Shape, guess: Callable[[Context, int], Array], valid: Sequence[bool]
 ) -> Drafter:
-  """`guess`: (context, N) -> i32[B, N], of which the root's entry is not used."""
+  """`guess`: (context, N) -> i32[B, N], whose entry for the root is not used."""
   N = len(shape.parent)
 
   def draft(params: Params, context: Context) -> Draft:
@@ -36,11 +36,11 @@ def fixed_draft(
 
   Args:
     choices: rank paths, see `trees.static`.
-    tokens: the token of each path; siblings may repeat one.
+    tokens: the token of each path; siblings may have equal ones.
     valid: False where a path is padding; all True by default.
 
   Raises:
-    ValueError: a malformed tree, or another number of tokens or flags than of paths.
+    ValueError: a malformed tree, or lists of different lengths.
   """
   valid = [True] * len(choices) if valid is None else list(valid)
   if not len(choices) == len(tokens) == len(valid):
@@ -57,12 +57,7 @@ def fixed_draft(
 
 
 def random_draft(choices: Choices, vocab_size: int) -> Drafter:
-  """Drafts garbage: tokens scrambled from the text's last token, its length and the node.
-
-  Args:
-    choices: rank paths, see `trees.static`.
-    vocab_size: V of the target.
-  """
+  """Drafts garbage: tokens below `vocab_size`, hashed from last token, length and node."""
   tree = from_choices(choices)
 
   def guess(context: Context, N: int) -> Array:

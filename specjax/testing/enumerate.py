@@ -1,11 +1,11 @@
-"""Exact enumeration through the shipped loop: the distribution of what a method emits, unsampled.
+"""Exact enumeration through the shipped loop: the distribution of what a method emits.
 
-Every random choice of a round is asked of a `sampling.Source`. Here that source is a script: row r
-of one large batch is told the outcomes that are the digits of r, so the batch plays all that can
-happen, and the probability of each row is worked out from the distributions it was asked with.
-Summed over rows, and completed to a common length with the target's distribution, that is the joint
-distribution of the emitted tokens; an exact method's equals the target's own. A proof needs several
-tables: a biased rule can be right on one of them.
+Every random choice of a round is asked of a `sampling.Source`. Here the source is a script: the
+digits of r are the outcomes in row r of one large batch, so the batch plays all that can happen,
+and the probability of a row follows from the distributions with which its choices were asked.
+Summed over rows, and completed to a common length with the target's distribution, this is the joint
+distribution of the emitted tokens, which equals the target's for an exact method. A proof needs
+several tables: a biased rule can be right on one of them.
 
 Letters: B batch, N tree nodes, D maximum draft depth, V vocabulary, L length of the sequences.
 """
@@ -41,9 +41,9 @@ class Case:
     length: L.
     temperature, top_k, top_p, min_p: see `sampling.Settings`.
     stop: tokens that end a sequence, two at most.
-    budget: new tokens a row may emit; by default as many as it can.
+    budget: the most new tokens of a row; by default there is no limit.
     processors: params of the method's processors, for a batch of B rows.
-    processed: what these do, without JAX: (logits f[V], new tokens so far) -> logits f[V].
+    processed: the processors without JAX: (logits f[V], new tokens so far) -> logits f[V].
   """
 
   logits: np.ndarray
@@ -59,11 +59,10 @@ class Case:
   processed: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda logits, tokens: logits
 
   def settings(self, B: int) -> Settings:
-    """Those of B rows."""
-    return Settings(
-      jnp.full(B, self.temperature, jnp.float32), jnp.full(B, self.top_k, jnp.int32),
-      jnp.full(B, self.top_p, jnp.float32), jnp.full(B, self.min_p, jnp.float32),
-    )  # fmt: skip
+    """The sampling settings of B rows."""
+    values = (self.temperature, self.top_k, self.top_p, self.min_p)
+    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
+    return Settings(*map(functools.partial(jnp.full, B), values, kinds))
 
 
 class Chosen(NamedTuple):
@@ -100,10 +99,10 @@ class Children(NamedTuple):
 class Script:
   """A `sampling.Source` whose outcomes are the digits of each row's number.
 
-  Nodes of one depth share what they draw in `Noise`. Of that, `choose` keeps what matters to a
-  walk from the root, which consults one node per depth: nodes of equal distribution, such as those
-  below siblings that repeat a token, have equal outcomes; the first of them is its own, the others
-  have none. Other nodes are independent.
+  In `Noise` the nodes of one depth share what they draw. A walk from the root meets one node per
+  depth, so for `choose` it matters only that nodes of equal distribution, such as those below equal
+  siblings, have equal outcomes: the outcome is counted as the first such node's own. Other nodes
+  are independent.
   """
 
   def __init__(self, rows: Array):
@@ -112,19 +111,16 @@ class Script:
 
   def _digits(self, count: int, radix: int) -> Array:
     """i32[B, count]."""
-    digits = []
-    for _ in range(count):
-      digits.append(self.rows // self.combinations % radix)
-      self.combinations *= radix
+    places = [self.combinations * radix**i for i in range(count)]
+    self.combinations *= radix**count
     if self.combinations > MOST_ROWS:
       raise ValueError(f"the method can turn out in {self.combinations} ways or more, accepted are "
                        f"{MOST_ROWS}: use a smaller tree, vocabulary or rounds.")  # fmt: skip
-    return jnp.stack(digits, 1) if digits else jnp.zeros((self.rows.shape[0], 0), jnp.int32)
+    return self.rows[:, None] // jnp.asarray(places, jnp.int32)[None] % radix
 
   def choose(self, log_probs: Array, depth: Array) -> Array:
-    equal = (log_probs[:, :, None] == log_probs[:, None]).all(-1) & (
-      depth[:, :, None] == depth[:, None]
-    )
+    equal = (log_probs[:, :, None] == log_probs[:, None]).all(-1)
+    equal &= depth[:, :, None] == depth[:, None]
     first = jnp.argmax(equal, -1).astype(jnp.int32)
     outcome = jnp.take_along_axis(self._digits(log_probs.shape[1], log_probs.shape[2]), first, 1)
     own = first == jnp.arange(log_probs.shape[1], dtype=jnp.int32)[None]
@@ -179,38 +175,31 @@ def _play(
 
 
 def _combinations(record: list) -> int:
-  """How many scripts there are, from a record or its shapes."""
-  radix = [2 if isinstance(entry, Tossed) else entry.log_probs.shape[-1] for entry in record]
-  count = [math.prod(entry.outcome.shape[1:]) for entry in record]
-  return math.prod(r**c for r, c in zip(radix, count, strict=True))
-
-
-def _of_children(entry: Children) -> np.ndarray:
-  p, outcome = np.exp(np.asarray(entry.log_probs, np.float64)), np.asarray(entry.outcome)
-  weight = np.ones(len(p))
-  for rank in range(outcome.shape[2]):
-    token = outcome[:, :, rank, None]
-    total = p.sum(-1)
-    # A draw from nothing may be anything; nobody looks at it.
-    taken = np.take_along_axis(p, token, -1)[..., 0] / np.where(total > 0, total, 1.0)
-    weight *= np.where(total > 0, taken, 1 / p.shape[-1]).prod(1)
-    if np.asarray(entry.distinct).all():
-      np.put_along_axis(p, token, 0.0, -1)
-  return weight
+  """The number of scripts, from a record or its shapes."""
+  radix = (2 if isinstance(entry, Tossed) else entry.log_probs.shape[-1] for entry in record)
+  return math.prod(r ** math.prod(x.outcome.shape[1:]) for r, x in zip(radix, record, strict=True))
 
 
 def probability(entry: Chosen | Drawn | Tossed | Children) -> np.ndarray:
   """f64[B], of the entry's outcomes."""
-  if isinstance(entry, Children):
-    return _of_children(entry)
   outcome = np.asarray(entry.outcome)
   if isinstance(entry, Tossed):
     p, q = np.asarray(entry.p, np.float64), np.asarray(entry.q, np.float64)
     passing = np.where(p <= 0, 0.0, np.minimum(1.0, p / np.where(q > 0, q, p + (p <= 0))))
     return np.where(outcome, passing, 1 - passing).prod(1)
   q = np.exp(np.asarray(entry.log_probs, np.float64))
+  if isinstance(entry, Children):
+    weight = np.ones(len(q))
+    for rank in range(outcome.shape[2]):
+      token, total = outcome[:, :, rank, None], q.sum(-1)
+      # Where no token is left to draw, the outcome is not read and all are equally likely.
+      taken = np.take_along_axis(q, token, -1)[..., 0] / np.where(total > 0, total, 1.0)
+      weight *= np.where(total > 0, taken, 1 / q.shape[-1]).prod(1)
+      if np.asarray(entry.distinct).all():
+        np.put_along_axis(q, token, 0.0, -1)
+    return weight
   taken = np.take_along_axis(q, outcome[..., None], -1)[..., 0]
-  if isinstance(entry, Chosen):  # a digit without a node may be anything
+  if isinstance(entry, Chosen):  # digits that no node owns are equally likely
     return np.where(entry.own, taken, 1 / q.shape[-1]).prod(1)
   total = q.sum(-1)
   return np.where(total > 0, taken / np.where(total > 0, total, 1.0), 0.0)
@@ -219,19 +208,17 @@ def probability(entry: Chosen | Drawn | Tossed | Children) -> np.ndarray:
 def emitted_distribution(
   case: Case, method: speculate.Method, drafter_params: Params = (), *, rounds: int = 1
 ) -> Distribution:
-  """The distribution of the first L tokens: of `rounds` rounds by `method`, then by the target.
+  """The distribution of the first L tokens: `rounds` rounds by `method`, then the target.
 
-  One round proves a rule, since rounds start from committed text only; two also prove that what
-  the first one leaves behind is right.
+  One round proves a rule, since rounds start from committed text only; two rounds also prove the
+  state that the first leaves.
 
   Args:
     case: what is decoded; its table is the target's params.
-    method: of a `table_model` and what is to be proven.
-    drafter_params: the drafter's.
-    rounds: rounds of the loop that are enumerated.
+    method: of a `table_model`.
 
   Raises:
-    ValueError: more than 300,000 combinations of outcomes.
+    ValueError: more than MOST_ROWS combinations of outcomes.
   """
   P, depth = len(case.prompt), method.drafter.depth
   most = rounds * (depth + 1)

@@ -1,8 +1,7 @@
-"""Faults are injected into a method here: a proof counts for what it would have caught.
+"""Faults to inject into a method, which a proof must find.
 
-Each takes a method and breaks it in one place, the way real programs are broken. Enumeration must
-see what the rule looks at. A rule that never reads q, such as target_only, is right not to mind a
-wrong one.
+Each takes a method and breaks it in one place, in a way in which real programs are broken. A rule
+that never reads q, such as target_only, is right not to depend on a wrong one.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -20,19 +19,19 @@ from specjax.testing import enumerate as exact
 from specjax.testing.enumerate import Case
 
 
-def _drafting(method: Method, change: Callable[[Draft], Draft], **fields) -> Method:
-  """The method with `change` made to every draft, before anyone sees it."""
+def _drafting(method: Method, change: Callable[[Draft], Draft]) -> Method:
+  """The method with `change` made to every draft."""
   drafter = method.drafter
 
   def propose(*arguments, **named):
     draft, state = drafter.propose(*arguments, **named)
     return change(draft), state
 
-  return method._replace(drafter=drafter._replace(propose=propose, **fields))
+  return method._replace(drafter=drafter._replace(propose=propose))
 
 
 def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array]]) -> Method:
-  """The method with `change` made to what its rule reads, (draft, distribution of the target)."""
+  """The method with `change` made to what its rule reads, (draft, log p)."""
   verifier = method.verifier
 
   def verify(params, draft, log_probs, *rest, **named):
@@ -42,7 +41,7 @@ def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array
 
 
 def _reading(method: Method, change: Callable[[Array, Array], tuple[Array, Array]]) -> Method:
-  """The method whose rule reads `change` of (log q, log p), f32[B, N, V] each, in their place."""
+  """The method with `change` made to (log q, log p), f32[B, N, V] each, before its rule."""
 
   def of_draft(draft: Draft, log_p: Array) -> tuple[Draft, Array]:
     assert draft.log_probs is not None, "a fault of q needs a draft with a distribution"
@@ -58,7 +57,7 @@ def row_of_the_child(method: Method) -> Method:
 
 
 def p_for_q(method: Method) -> Method:
-  """The rule takes p for the distribution the draft came from."""
+  """The rule reads p in place of q."""
   return _judging(method, lambda draft, log_p: (draft._replace(log_probs=log_p), log_p))
 
 
@@ -67,12 +66,12 @@ def p_and_q_swapped(method: Method) -> Method:
 
 
 def q_padded(method: Method) -> Method:
-  """0.05 is added to q, against dividing by zero."""
+  """0.05 is added to q, as if to avoid a division by zero."""
   return _reading(method, lambda log_q, log_p: (jnp.log(jnp.exp(log_q) + 0.05), log_p))
 
 
 def q_rounded(method: Method) -> Method:
-  """q went through a format of 3 bits of mantissa after the draw."""
+  """q is rounded to 3 bits of mantissa after the draw."""
 
   def change(log_q: Array, log_p: Array) -> tuple[Array, Array]:
     return jnp.log(lax.reduce_precision(jnp.exp(log_q), 8, 3)), log_p
@@ -81,7 +80,7 @@ def q_rounded(method: Method) -> Method:
 
 
 def siblings_reversed(method: Method) -> Method:
-  """Nodes of a level are numbered against the order they were drawn in."""
+  """Nodes of a level are numbered in the reverse of the order in which they were drawn."""
 
   def change(draft: Draft) -> Draft:
     N = draft.tokens.shape[1]
@@ -98,7 +97,7 @@ def siblings_reversed(method: Method) -> Method:
 
 
 def child_duplicated(method: Method) -> Method:
-  """The root's second child says what its first says."""
+  """The root's second child gets the token of its first."""
 
   def change(draft: Draft) -> Draft:
     return draft._replace(tokens=draft.tokens.at[:, 2].set(draft.tokens[:, 1]))
@@ -107,7 +106,7 @@ def child_duplicated(method: Method) -> Method:
 
 
 def distribution_forgets_siblings(method: Method) -> Method:
-  """Draws without replacement are taken for independent ones."""
+  """Draws without replacement are treated as independent ones."""
   return method._replace(drafter=method.drafter._replace(proposal="iid"))
 
 
@@ -140,21 +139,16 @@ FAULTS: dict[str, Callable[[Method], Method]] = {
 def distances(
   cases: Sequence[Case], method: Method, drafter_params: Params = (), *, faults: Sequence[str]
 ) -> dict[str, float]:
-  """The total variation, at most, to which each fault takes the method from the target.
+  """By fault the largest total variation over the cases between the broken method and the target.
 
   Args:
-    cases: several tables; a fault may leave no trace on one of them.
+    cases: several tables; a fault may have no effect on one of them.
     method: exact, of a `table_model`.
-    drafter_params: the drafter's.
     faults: names in FAULTS. Those of q need a draft with one, those of siblings two children.
   """
-  found = {}
-  for name in faults:
-    broken = FAULTS[name](method)
-    found[name] = max(
-      exact.total_variation(
-        exact.emitted_distribution(case, broken, drafter_params), exact.target_distribution(case)
-      )
-      for case in cases
-    )
-  return found
+
+  def distance(case: Case, broken: Method) -> float:
+    emitted = exact.emitted_distribution(case, broken, drafter_params)
+    return exact.total_variation(emitted, exact.target_distribution(case))
+
+  return {name: max(distance(case, FAULTS[name](method)) for case in cases) for name in faults}

@@ -1,9 +1,9 @@
-"""These denoisers know the task: they say the distribution of a slot given the others exactly.
+"""Denoisers that know their task: they give the exact distribution of a slot given the others.
 
-What a policy loses on them is the price of committing slots independently, nothing else. After
-ParallelBench (Kang et al. 2025, arXiv 2510.04767, section 3), where the accuracies are known too.
+What a policy loses on them is only the price of committing slots independently. The tasks, and the
+known accuracies, are those of ParallelBench (Kang et al. 2025, arXiv 2510.04767, section 3).
 
-A list of n items is numbered 0..n - 1, in the order it is given; n is a word that is not in it and
+The items of a list are numbered 0..n - 1 in their order; n is a word that is not in the list, and
 n + 1 the mask. The answer takes the first n slots.
 
 Letters: B batch, L canvas length, V = n + 2.
@@ -32,7 +32,7 @@ def _denoiser(n: int, probs) -> Denoiser:
 
 @functools.cache
 def copied(n: int) -> Denoiser:
-  """The answer is the list as it is."""
+  """The answer is the list."""
 
   def probs(answer: Array, masked: Array) -> Array:
     row = jax.nn.one_hot(jnp.arange(n), n + 2)[None]
@@ -43,11 +43,11 @@ def copied(n: int) -> Denoiser:
 
 @functools.cache
 def shuffled(n: int) -> Denoiser:
-  """All orders are equally likely: a slot holds any of the items not yet said."""
+  """All orders are equally likely: a slot holds any item that the answer does not have yet."""
 
   def probs(answer: Array, masked: Array) -> Array:
     said = jnp.where(masked[..., None], 0.0, jax.nn.one_hot(answer, n + 2)).max(1)[:, :n]
-    # Where a mistake left nothing to say, anything goes.
+    # Where no item is left, after a mistake, all are equally likely.
     left = jnp.where(said.min(1, keepdims=True) > 0, 1.0, 1 - said)
     left = jnp.pad(left, ((0, 0), (0, 2)))
     row = left / left.sum(-1, keepdims=True)
@@ -58,7 +58,7 @@ def shuffled(n: int) -> Denoiser:
 
 @functools.cache
 def replaced(n: int) -> Denoiser:
-  """One item, any, gives way to the new word."""
+  """One item, any of them, is replaced by the new word."""
 
   def probs(answer: Array, masked: Array) -> Array:
     placed = ((answer == n) & ~masked).any(1)

@@ -1,7 +1,7 @@
 """The compiled loop, with its real noise, is tested by its samples.
 
-What exact enumeration cannot see, since it replaces the noise: streams or positions that share
-random bits, within a round or between rounds, and methods whose noise is continuous.
+This covers what exact enumeration, which replaces the noise, cannot: streams or positions that
+share random bits, within a round or between rounds, and methods whose noise is continuous.
 
 Letters: B requests, V vocabulary, L length of the sequences.
 """
@@ -17,7 +17,7 @@ from specjax.base import Params
 from specjax.sampling import Noise, Source, request_keys
 from specjax.testing.enumerate import Case, target_distribution
 
-_RARE = 5  # expected sequences of a cell, below which cells are merged
+_RARE = 5  # cells with fewer expected sequences are merged
 
 
 def p_value(
@@ -26,19 +26,15 @@ def p_value(
 ) -> float:  # fmt: skip
   """Tests what many requests of one prompt emit against the target's distribution, by chi-square.
 
-  The seed is fixed, so a test that passed will pass. With 63 cells and 2**18 requests a total
-  variation of 0.01 is missed once in a hundred times at p < 1e-6.
+  With 63 cells and 2**18 requests a total variation of 0.01 is missed once in a hundred times at
+  p < 1e-6. The p-value is 0 where a sequence was emitted that the target cannot emit.
 
   Args:
-    case: what is decoded; its table is the target's params. Without stop tokens and budget.
+    case: what is decoded, without stop tokens and budget; its table is the target's params.
     method: of a `table_model`.
-    drafter_params: the drafter's.
     requests: B.
-    seed: of the requests' keys.
-    source: what draws, `sampling.Noise` or a flawed relative of it.
-
-  Returns:
-    The p-value, 0 where something was emitted that the target cannot say.
+    seed: of the requests' keys; it is fixed, so a test that passed will pass again.
+    source: what draws, `sampling.Noise` or one with a flaw.
   """
   P, L, V = len(case.prompt), case.length, method.target.vocab_size
   request = speculate.Request(

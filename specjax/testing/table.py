@@ -1,9 +1,9 @@
 """A language model that is a table: the distribution of the next token given the last two.
 
-It keeps a real cache, of token ids, and finds the token before a node the way attention would:
-among the nodes it sees at the depth above, or for the root in the cache's last row. A wrong mask,
-a wrong commit or a row off by one therefore gives another distribution, and a proof on this model
-covers the bookkeeping of the loop as well as the rule.
+It keeps a real cache, of token ids, and finds the token before a node as attention would: among the
+nodes it sees at the depth above, or for the root in the cache's last row. A wrong mask, a wrong
+commit or a row off by one gives another distribution, so a proof on this model covers the loop as
+well as the rule.
 
 Letters: B batch, N tree nodes, T prompt length, S cache length, V vocabulary.
 """
@@ -33,8 +33,8 @@ def random_table(seed: int, vocab_size: int, spread: float = 1.5) -> Params:
 def table_model(vocab_size: int) -> Target:
   """The table as a target; see `random_table` for its params.
 
-  Its hidden state is the logits themselves (E = V) and its head the identity. A token outside the
-  vocabulary has NaN logits after it.
+  The hidden state is the logits (E = V) and the head the identity. After a token outside the
+  vocabulary the logits are NaN.
   """
 
   def after(params: Params, before: Array, own: Array) -> Array:
@@ -62,7 +62,7 @@ def table_model(vocab_size: int) -> Target:
     return Evaluation(logits, Features(logits), as_kv(tokens))
 
   def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
-    # One row at a time: the shipped write is unrolled over the batch, and a proof has thousands.
+    # Row by row, since the shipped write is unrolled over the batch and a proof has thousands.
     alone = jax.tree.map(lambda x: x[:, None], (cache, kv, path, rows))
     return jax.tree.map(lambda x: x[:, 0], jax.vmap(kv_cache.commit)(*alone))
 

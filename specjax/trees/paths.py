@@ -65,13 +65,13 @@ def likeliest(
       parent is a place in the pool, -1 for the root, and scores no less than its children.
   """
   tokens, score, parent = (jnp.concatenate(x, 1) for x in zip(*pool, strict=True))
-  depth = np.repeat(np.arange(1, len(pool) + 1), [level[0].shape[1] for level in pool])
+  depths = np.repeat(np.arange(1, len(pool) + 1), [level[0].shape[1] for level in pool])
   # Of equal scores the earlier are chosen: parents come before their children and score no less,
   # so the parent of a chosen guess is chosen too. Sorted places keep parents in front.
   chosen = jnp.sort(jax.lax.top_k(score, nodes - 1)[1], 1)
   parent = at(parent, chosen)
   place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32) + 1
-  depth = at(jnp.broadcast_to(jnp.asarray(depth, jnp.int32), score.shape), chosen)
+  depth = at(jnp.broadcast_to(jnp.asarray(depths, jnp.int32), score.shape), chosen)
   parent, valid = jnp.where(parent < 0, 0, place), jnp.ones(chosen.shape, bool)
   return below(root, at(tokens, chosen), parent, depth, valid), at(score, chosen)
 

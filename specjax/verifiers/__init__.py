@@ -1,4 +1,4 @@
-"""Each file holds a rule of acceptance."""
+"""Rules of acceptance, one file each."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Block verification weighs all of a sampled chain before it refuses anything."""
+"""Block verification decides on a drawn chain as a whole."""
 
 import functools
 
@@ -10,7 +10,7 @@ from specjax.sampling import COIN, RESIDUAL
 from specjax.trees.structure import at
 from specjax.verifiers import chain, siblings
 
-_LEAST = -1e9  # log q of what cannot be drawn; a token of padding may be such
+_LEAST = -1e9  # in place of log q = -inf, which a token of padding may have
 
 
 @functools.cache
@@ -20,23 +20,22 @@ def block() -> Verifier:
   Sun et al. 2025 (arXiv 2403.10444, algorithm 2). With c_0 = 1, c_i = min(1, c_{i-1} p_i / q_i) and
   Z_i the mass of max(c_i p_{i+1} - q_{i+1}, 0), position i passes with probability
   h_i = Z_i / (Z_i + 1 - c_i), at the chain's end with c_i. The last position that passes counts;
-  norm(max(c_i p_{i+1} - q_{i+1}, 0)) gives the token after it, or p at the end.
+  the token after it is drawn from norm(max(c_i p_{i+1} - q_{i+1}, 0)), or from p at the end.
 
-  A token that was dropped after a look is a child that p never says (derived): in an alphabet with
-  that child, q says it with the mass that its row lacks, and p with none, so Z_i and h_i are the
-  formulas above with the row as it is, and its own ratio of 0 never passes. The last node of a
-  "truncated" draft is therefore no end: h and the residual are those of its row. A row of 0, where
-  nothing was drawn, has Z_i = c_i and so h_i = c_i and the residual p, as at a chain's end.
+  A token that was dropped after a look counts as a token outside the vocabulary (derived), which q
+  draws with the mass that its row lacks and p never. Then Z_i and h_i are the formulas above with
+  the row as it is, and the dropped token's own ratio of 0 never passes. So the last node of a
+  "truncated" draft is no end: h and the residual are those of its row. A row of 0, where nothing
+  was drawn, gives Z_i = h_i = c_i and the residual p, as at a chain's end.
 
-  The running minimum is a reflected walk, log c = S - cummax(max(S, 0)) of the sums S of log p / q,
-  so nothing is done token by token.
+  With the sums S of log p / q, log c = S - cummax(max(S, 0)), so no loop over tokens is needed.
   """
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
     log_q = chain.log_q(draft, log_probs)
-    # Past a chain's end nothing was proposed: the residual there is p itself.
+    # Behind a chain's end nothing was proposed, and the residual is p.
     proposed = (step < length) | (proposal == "truncated")
     p, q = jnp.exp(log_probs), jnp.where(proposed[..., None], jnp.exp(log_q), 0.0)
     drawn, target = chain.of_drafted(draft, log_q), chain.of_drafted(draft, log_probs)
@@ -52,9 +51,9 @@ def block() -> Verifier:
     h = jnp.where(proposed, inner, c)
     coins = noise.accept(COIN, h[:, 1:], jnp.ones_like(h[:, 1:])) & (step[:, 1:] <= length)
     count = jnp.where(coins, step[:, 1:], 0).max(1, initial=0)
-    row = jnp.take_along_axis(left, count[:, None, None], 1)[:, 0]
-    p_row = jnp.take_along_axis(p, count[:, None, None], 1)[:, 0]
-    reduced = at(proposed, count[:, None]) & (row.sum(-1, keepdims=True) > 0)
+    last = count[:, None]
+    row, p_row = at(left, last)[:, 0], at(p, last)[:, 0]
+    reduced = at(proposed, last) & (row.sum(-1, keepdims=True) > 0)
     row = jnp.where(reduced, row, p_row)
     return chain.ending(draft, count, noise.draw(RESIDUAL, jnp.log(siblings.normalise(row))))
 

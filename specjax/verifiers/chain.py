@@ -1,19 +1,20 @@
-"""Rules that read a drawn chain token by token share its coins, and where it is left."""
+"""What rules for drawn chains share: log q, coins, and the token after the accepted ones."""
 
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal, Verdict
 from specjax.sampling import COIN, RESIDUAL, Source
+from specjax.trees.structure import at
 
 
 def log_q(draft: Draft, log_probs: Array) -> Array:
-  """f32[B, N, V], log q; nothing can be drawn where there is no draft."""
+  """f32[B, N, V], log q; -inf where the draft has no distribution."""
   return draft.log_probs if draft.log_probs is not None else jnp.full_like(log_probs, -jnp.inf)
 
 
 def of_drafted(draft: Draft, log_p: Array) -> Array:
-  """f32[B, D]: log_p f32[B, N, V], a row after each node, at the token that was drafted there."""
+  """f32[B, D]: log_p f32[B, N, V], a row for each node, at the token drafted after the node."""
   return jnp.take_along_axis(log_p[:, :-1], draft.tokens[:, 1:, None], -1)[..., 0]
 
 
@@ -26,14 +27,7 @@ def ending(draft: Draft, count: Array, extra: Array) -> Verdict:
 
 
 def coins(draft: Draft, log_probs: Array, noise: Source) -> Array:
-  """bool[B, D], independent: True with probability min(1, p(x) / q(x)), False past the chain's end.
-
-  Args:
-    draft: a chain, node i at depth i.
-    log_probs: f32[B, N, V], the target's after every node.
-    noise: of the round.
-  """
-
+  """bool[B, D], independent: True with probability min(1, p(x) / q(x)); False behind the chain."""
   p, q = (jnp.exp(of_drafted(draft, x)) for x in (log_probs, log_q(draft, log_probs)))
   return noise.accept(COIN, p, q) & draft.valid[:, 1:]
 
@@ -41,20 +35,13 @@ def coins(draft: Draft, log_probs: Array, noise: Source) -> Array:
 def leave(
   draft: Draft, log_probs: Array, passed: Array, noise: Source, proposal: Proposal
 ) -> Verdict:
-  """Accepts the tokens before the first that did not pass; one from norm(max(p - q, 0)) follows.
+  """Accepts the tokens before the first that has not `passed` bool[B, D], as `coins` has it.
 
-  After a chain's end it comes from p: no token was proposed there. The q of a "truncated" chain
-  counts there too, see `token`.
-
-  Args:
-    draft, log_probs, noise: see `coins`.
-    passed: bool[B, D], False past the chain's end.
-    proposal: the drafter's (static).
+  The next token is drawn from norm(max(p - q, 0)), or from p at the end of a chain that is not
+  "truncated", see `token`.
   """
   count = jnp.cumprod(passed.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
-  last = count[:, None, None]
-  p = jnp.exp(jnp.take_along_axis(log_probs, last, 1)[:, 0])
-  q = jnp.exp(jnp.take_along_axis(log_q(draft, log_probs), last, 1)[:, 0])
+  p, q = (jnp.exp(at(x, count[:, None])[:, 0]) for x in (log_probs, log_q(draft, log_probs)))
   length = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
   proposed = (count < length) | (proposal == "truncated")
   residual = jnp.maximum(p - jnp.where(proposed[:, None], q, 0.0), 0.0)

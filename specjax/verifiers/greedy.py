@@ -13,7 +13,7 @@ from specjax.trees.structure import match
 def greedy() -> Verifier:
   """GREEDY-EXACT: emits plain greedy decoding's tokens, up to floating-point ties, for any draft.
 
-  This is the rule of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), on trees.
+  This is the rule of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), for trees.
   """
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):

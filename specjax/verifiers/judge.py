@@ -1,4 +1,4 @@
-"""In judge decoding a head on the target's states overrules what the exact rule refuses."""
+"""Judge decoding: a head on the target's states may accept tokens that the exact rule refuses."""
 
 import functools
 from typing import NamedTuple
@@ -13,19 +13,14 @@ from specjax.verifiers import chain
 
 
 class Judge(NamedTuple):
-  """The head, trained by `specjax.train.judge`.
-
-  Attributes:
-    w: f32[E].
-    b: f32[].
-  """
+  """The head, w f32[E] and b f32[], trained by `specjax.train.judge`."""
 
   w: Array
   b: Array
 
 
 def probability(params: Judge, hidden: Array) -> Array:
-  """f32[...]: that the token just read is right, from the target's state there [..., E]."""
+  """f32[...], that the token just read is right, from the target's state [..., E] after it."""
   score = jnp.einsum("...e,e->...", hidden.astype(jnp.float32), params.w)
   return jax.nn.sigmoid(score + jnp.broadcast_to(params.b, score.shape))
 
@@ -45,10 +40,10 @@ def _redirected(draft: Draft, after: Array, right: Array) -> Array:
 def judge(threshold: float = 0.5) -> Verifier:
   """LOSSY: accepts also what a trained head finds right, sigmoid(w h + b) > threshold.
 
-  Bachmann et al. 2025 (arXiv 2501.19309). h is the target's state at the draft token, after reading
-  it, where p comes from the state before it. A chain that was drawn is judged beside the coins of
-  "token", and left with its residual. Anything else is walked as "target_only" walks it: to the
-  target's own choice where that was drafted, else to the first child that the head finds right.
+  Bachmann et al. 2025 (arXiv 2501.19309). h is the target's state after reading the draft token,
+  where p comes from the state before. A token of a drawn chain is accepted by its coin of "token"
+  or by the head; the residual is that of "token". On any other draft the walk of "target_only" goes
+  on, where the target's choice was not drafted, to the first child that the head finds right.
 
   Args:
     threshold: 1 leaves the exact rule, a lower one accepts more.

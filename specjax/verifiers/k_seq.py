@@ -14,13 +14,9 @@ _BISECTIONS = 40
 
 
 def ratio(p: Array, q: Array, count: Array) -> tuple[Array, Array]:
-  """(rho, beta) of k siblings: the smallest rho with 1 - (1 - beta)^k <= rho beta, up to 2^-40.
+  """(rho, beta) of k = `count` siblings: the smallest rho with 1 - (1 - beta)^k <= rho beta.
 
-  beta is the mass of min(q, p / rho).
-
-  Args:
-    p, q: f32[..., V].
-    count: i32[...], k.
+  beta is the mass of min(q, p / rho), p and q f32[..., V]. rho is found up to 2^-40.
   """
   k = jnp.maximum(count, 1).astype(jnp.float32)
 

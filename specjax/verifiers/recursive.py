@@ -1,4 +1,4 @@
-"""Recursive rejection tries the children of a node one after the other, corrects, and descends."""
+"""Recursive rejection tries the children of a node one after the other and descends."""
 
 import functools
 
@@ -29,7 +29,7 @@ def recursive() -> Verifier:
     first = siblings.first_child(draft, proposal, V)
     p, row = jnp.exp(log_probs[:, 0]), first[:, 0]
     at_node, count = jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)
-    # Children have higher numbers than their parents, so one sweep meets every node of the walk.
+    # Children have higher numbers than their parents, so one loop meets all nodes of the walk.
     for node in range(1, N):
       token = draft.tokens[:, node]
       tried = draft.valid[:, node] & (draft.parent[:, node] == at_node)

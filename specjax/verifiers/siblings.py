@@ -1,4 +1,4 @@
-"""Distributions of drafted children, by the kind of proposal, for rules that correct for q.
+"""The distributions from which children were drawn, by proposal, for rules that correct for q.
 
 Letters: B batch, N tree nodes, V vocabulary.
 """
@@ -21,9 +21,9 @@ def normalise(p: Array) -> Array:
 
 
 def residual(p: Array, q: Array) -> Array:
-  """norm(max(p - q, 0)) over the last axis.
+  """norm(max(p - q, 0)) over the last axis, p where nothing is left.
 
-  Where nothing is left a refusal has probability zero; rounding may still produce one: then p.
+  A refusal where nothing is left has probability 0, but rounding can produce one.
   """
   left = jnp.maximum(p - q, 0.0)
   return jnp.where(left.sum(-1, keepdims=True) > 0, normalise(left), p)
@@ -32,8 +32,8 @@ def residual(p: Array, q: Array) -> Array:
 def first_child(draft: Draft, proposal: str, size: int) -> Array:
   """f32[B, N, V], probabilities: row i is the distribution of the first child drawn at node i.
 
-  For "independent" proposals row i is the distribution of node i itself; "deterministic" ones have
-  none, and rows of 0.
+  For "independent" proposals row i is the distribution of node i itself, for "deterministic" ones
+  it is 0.
   """
   if draft.log_probs is None:
     return jnp.zeros((*draft.tokens.shape, size))
@@ -47,10 +47,9 @@ def first_child(draft: Draft, proposal: str, size: int) -> Array:
 
 
 def child(token: Array, chosen: Array | None, row: Array, own: Array, proposal: str) -> Array:
-  """f32[B, V], probabilities from which a child was drawn, given the siblings before it.
+  """f32[B, V], probabilities from which a child `token` i32[B] was drawn after its elder siblings.
 
   Args:
-    token: i32[B], the child's.
     chosen: bool[B] of a "mixed" proposal, see `Draft.chosen`.
     row: f32[B, V], the distribution at its parent, without these siblings.
     own: f32[B, V], `first_child` at the child itself.
@@ -64,7 +63,7 @@ def child(token: Array, chosen: Array | None, row: Array, own: Array, proposal: 
 
 
 def without(row: Array, token: Array, proposal: str) -> Array:
-  """The distribution f32[B, V] at a node after one of its children, `token` i32[B], was drawn."""
+  """`row` f32[B, V], the distribution at a node, after its child `token` i32[B] was drawn."""
   if proposal not in ("without_replacement", "mixed"):
     return row
   return normalise(jnp.where(jax.nn.one_hot(token, row.shape[-1]) > 0, 0.0, row))

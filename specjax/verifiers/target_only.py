@@ -1,4 +1,4 @@
-"""Target-only verification samples the target at every node and follows what was drafted."""
+"""Target-only verification samples the target at every node and follows the drafted tokens."""
 
 import functools
 
@@ -12,7 +12,7 @@ from specjax.trees.structure import match
 def target_only() -> Verifier:
   """EXACT for any draft; with position-keyed noise it emits the very tokens of plain sampling.
 
-  The draft is never looked at to decide what to emit, so no distribution q is needed.
+  Its tokens do not depend on the draft, so no distribution q is needed.
   """
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):

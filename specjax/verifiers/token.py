@@ -1,4 +1,4 @@
-"""Token verification, or speculative sampling, tests a sampled chain token by token."""
+"""Token verification, or speculative sampling, tests a drawn chain token by token."""
 
 import functools
 
@@ -15,9 +15,9 @@ def token() -> Verifier:
   After the first refusal the token comes from norm(max(p - q, 0)), after D acceptances from p.
   Leviathan et al. 2023 (arXiv 2211.17192, algorithm 1); Chen et al. 2023 (arXiv 2302.01318).
 
-  A token that was dropped after a look is a child that p never says (derived): it is refused, and
-  p is reduced by q without its like, whose mass is below 1. So the row of q at the last node of a
-  "truncated" draft counts, child or not; where nothing was drawn it is 0, and p says the token.
+  A token that was dropped after a look counts as a refused token outside the vocabulary (derived).
+  So the row of q at the last node of a "truncated" draft is subtracted from p even without a child
+  there; where nothing was drawn it is 0, and the token comes from p.
   """
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):

@@ -1,4 +1,4 @@
-"""Traversal verification goes from the leaves to the root; the first node that passes ends it."""
+"""Traversal verification goes from the leaves to the root until a node passes."""
 
 import functools
 
@@ -12,7 +12,7 @@ from specjax.verifiers import siblings
 
 
 def _leaves_first(draft: Draft, depth: int) -> Array:
-  """i32[B, N]: nodes in depth-first post-order, siblings in theirs; not valid ones come last."""
+  """i32[B, N]: nodes in depth-first post-order, siblings in order; invalid nodes come last."""
   above = upwards(draft.parent, depth)  # [B, N, A], the node itself first
   step = jnp.arange(depth + 1, dtype=jnp.int32)[None, None]
   from_top = jnp.maximum(draft.depth[..., None] - step, 0)
@@ -54,7 +54,7 @@ def traversal() -> Verifier:
 
     for k in range(N - 1):
       node = order[:, k]
-      for up in range(depth, -1, -1):  # nodes between the last one and this are met on the way
+      for up in range(depth, -1, -1):  # nodes above that were not entered yet start here
         v = above[b, node, up]
         u, token = draft.parent[b, v], draft.tokens[b, v]
         q = siblings.mass_at(drawn_from(v), token)

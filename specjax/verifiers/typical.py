@@ -1,4 +1,4 @@
-"""Typical acceptance keeps what the target finds plausible enough."""
+"""Typical acceptance keeps tokens that the target finds likely enough."""
 
 import functools
 
@@ -14,8 +14,8 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """LOSSY: accepts x if p(x) > min(epsilon, delta exp(-entropy)), whatever the exact rule says.
 
   This is Medusa's rule (arXiv 2401.10774, section 2.3.1). The entropy, in nats, is that of the
-  distribution after temperature. The deepest accepted path wins, then the likelier one; p says the
-  token after it.
+  distribution after temperature. The deepest accepted path wins, then the likelier one; the token
+  after it is drawn from p.
 
   Args:
     epsilon: the hard threshold.
@@ -26,17 +26,15 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
-    rows = jnp.take_along_axis(log_probs, draft.parent[..., None], 1)
+    rows = at(log_probs, draft.parent)
     log_p = jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0]
     hit = draft.valid & (jnp.exp(log_p) > at(threshold, draft.parent))
     ok = connected(hit, draft.parent, depth)
 
-    score = log_p.at[:, 0].set(0.0)  # log-likelihood of the path, summed upwards
+    step = score = log_p.at[:, 0].set(0.0)
     node = draft.parent
-    step = score
-    for _ in range(depth):
-      score = score + at(step, node)
-      node = at(draft.parent, node)
+    for _ in range(depth):  # the log-likelihood of the path, summed upwards
+      score, node = score + at(step, node), at(draft.parent, node)
     after = noise.choose(log_probs, draft.depth)
     return follow(draft, ok, score, after, depth)
 

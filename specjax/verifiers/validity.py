@@ -16,19 +16,13 @@ WHY = {
 
 def exact_for(proposal: str) -> list[str]:
   """Names of the rules that keep the target's distribution for such drafts, at any temperature."""
-  rules = {name: build() for name, build in VERIFIERS.items()}
-  return [
-    name for name, rule in rules.items()
-    if proposal in rule.accepts and rule.exactness == "EXACT"
-  ]  # fmt: skip
+  rules = (build() for build in VERIFIERS.values())
+  return [rule.name for rule in rules if proposal in rule.accepts and rule.exactness == "EXACT"]
 
 
 def check(drafter: Drafter, verifier: Verifier) -> None:
-  """Checks that the rule is exact (a lossy one: defined) for what the drafter drafts.
-
-  Raises:
-    ValueError: it is not; the sentence says why, and what to use.
-  """
+  """Raises ValueError where the rule is not exact (a lossy rule: defined) for the drafter; the
+  sentence says why, and which rule to use."""
   if drafter.depth == 0 or drafter.proposal in verifier.accepts:
     return
   raise ValueError(

@@ -15,9 +15,9 @@ from specjax.base import Features, Params
 from specjax.data.packing import Rows
 from specjax.drafters import draft_vocabulary, drafting
 from specjax.drafters.base import Examples, Head, LossWeights
-from specjax.drafters.memory import rows_at
 from specjax.models.linear import linear
 from specjax.train.recipe import losses
+from specjax.trees.structure import at
 
 RANKS = 10  # best guesses per depth whose hits are counted
 
@@ -122,7 +122,7 @@ class Objective:
       # The head cannot guess a token outside the draft vocabulary and is not trained on it.
       weight = (batch.weight[:, :, d - 1] & (label >= 0)).astype(jnp.float32).reshape(-1)
       label = jnp.maximum(label, 0).reshape(-1)
-      own = rows_at(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
+      own = at(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
 
       @jax.checkpoint
       def at_depth(state, own, label=label, weight=weight, d=d):
