@@ -37,7 +37,7 @@ class Step(Protocol):
 
 
 class Sampling(NamedTuple):
-  """What drawn trees need: the target's settings, which make q of logits, the noise, and its V."""
+  """What a drawn tree needs: the target's settings, which turn logits into q, the noise, and V."""
 
   settings: Settings
   noise: Source

@@ -16,6 +16,9 @@ from specjax.sampling import DRAFT, Source
 from specjax.trees.base import NEVER, Guesser
 from specjax.trees.static import Static, ask_level, levels, rows_of
 
+Children = tuple[Array, Array]
+"""(tokens i32[B, W, R] by rank, valid bool[B, W, R]: False where a distribution has too few)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Drawn(Static):
@@ -32,15 +35,8 @@ class Drawn(Static):
   def proposal(self) -> Proposal:
     return "chain" if not self.shape.rank.any() else self.how
 
-  def children(
-    self, log_probs: Array, count: int, stream: int, noise: Source
-  ) -> tuple[Array, Array]:
-    """R = `count` children of each node, from its distribution f32[B, W, V].
-
-    Returns:
-      (tokens i32[B, W, R] in the order of ranks, valid bool[B, W, R]); children are not valid where
-      a distribution has too few tokens.
-    """
+  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
+    """R = `count` children of each node, from its distribution f32[B, W, V]."""
     raise NotImplementedError
 
   def fill(self, root: Array, guesser: Guesser) -> Draft:
@@ -53,7 +49,7 @@ class Drawn(Static):
       inner, nodes = level.inner, level.children
       log_probs = guesser.distribution(logits, len(inner), sampling)
       distributions |= {int(n): log_probs[:, i] for i, n in enumerate(inner)}
-      of: dict[int, tuple[Array, Array]] = {}  # the children [B, R] of each inner node
+      of: dict[int, Children] = {}  # the children [B, R] of each inner node
       number = np.bincount(shape.parent[nodes], minlength=N)[inner]
       for count in np.unique(number).tolist():  # nodes with equally many children together
         which = np.flatnonzero(number == count)
@@ -77,9 +73,7 @@ class IID(Drawn):
 
   how: ClassVar[Proposal] = "iid"
 
-  def children(
-    self, log_probs: Array, count: int, stream: int, noise: Source
-  ) -> tuple[Array, Array]:
+  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
     tokens = noise.children(stream, log_probs, count, False)
     return tokens, jnp.ones(tokens.shape, bool)
 
@@ -90,9 +84,7 @@ class WithoutReplacement(Drawn):
 
   how: ClassVar[Proposal] = "without_replacement"
 
-  def children(
-    self, log_probs: Array, count: int, stream: int, noise: Source
-  ) -> tuple[Array, Array]:
+  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
     tokens = noise.children(stream, log_probs, count, True)
     support = (log_probs > NEVER).sum(-1, keepdims=True)
     return tokens, jnp.broadcast_to(jnp.arange(count)[None, None] < support, tokens.shape)
@@ -107,9 +99,7 @@ class Mixed(Drawn):
 
   how: ClassVar[Proposal] = "mixed"
 
-  def children(
-    self, log_probs: Array, count: int, stream: int, noise: Source
-  ) -> tuple[Array, Array]:
+  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
     support = (log_probs > NEVER).sum(-1, keepdims=True)
     likeliest = jax.lax.top_k(log_probs, count)[1][..., : count - 1].astype(jnp.int32)
     top = jax.nn.one_hot(likeliest, log_probs.shape[-1], dtype=bool).any(-2)
