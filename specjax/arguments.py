@@ -128,7 +128,7 @@ class Convert:
   Attributes:
     format: what --model is: a llama2.c checkpoint file, a Hugging Face directory or a draft head.
     model: the file or directory; of a head, ours or as it was published.
-    out: directory to write.
+    out: directory to write, in which no model or head is yet.
     tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
     target: the model that a head is for, zoo name or directory; by default the zoo's.
     to: format of a head: ours, or that in which heads of its method are published.

@@ -6,6 +6,8 @@ package, so that every floor can use it.
 
 import numbers
 import operator
+import os
+import pathlib
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn
@@ -119,3 +121,13 @@ def ids(name: str, value: Any, vocab_size: int) -> list[int]:
   """Token ids below V, of a list, tuple or array of one axis."""
   held = sequence(name, value, f"a list of token ids from 0 to {vocab_size - 1}")
   return [whole(f"{name}[{i}]", x, 0, vocab_size - 1) for i, x in enumerate(held)]
+
+
+def directory(name: str, value: str | pathlib.Path) -> pathlib.Path:
+  """The path of a directory that is there, or that can be made; it is not made here."""
+  path = pathlib.Path(value)
+  there = next(x for x in (path.absolute(), *path.absolute().parents) if os.path.exists(x))
+  possible = str(value) and "\0" not in str(value) and os.path.isdir(there)
+  if not possible or not os.access(there, os.W_OK):
+    refuse(name, str(value), "a directory that can be written, or made")
+  return path

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from specjax import checks
 from specjax.arguments import Bench, Convert, Decode, Denoise, Generate, Info, List, Tune
 from specjax.checkpoints import formats, hf, llama2c
 from specjax.decoding import catalogue
@@ -113,7 +116,19 @@ def _stream(decoder, item, max_new_tokens: int) -> None:
   Console(highlight=False, markup=False).print(summary, style="cyan")
 
 
+def _check_picture(file: str) -> None:
+  """Raises ValueError for a picture that could not be written once the text is there."""
+  path, kinds = pathlib.Path(file), Figure().canvas.get_supported_filetypes()
+  possible = path.name and "\0" not in file and not path.is_dir() and path.parent.is_dir()
+  if not possible or path.suffix[1:] not in kinds or not os.access(path.parent, os.W_OK):
+    checks.refuse(
+      "picture", file, f"a file in a directory that is there, of type {', '.join(kinds)}"
+    )
+
+
 def run_denoise(args: Denoise) -> None:
+  if args.picture is not None:
+    _check_picture(args.picture)
   model = _load(args.model, causal=False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
@@ -124,6 +139,18 @@ def run_denoise(args: Denoise) -> None:
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
     if args.picture and i == 0:
       denoising.canvas(model, {r.method: r}).savefig(args.picture)
+
+
+def _parallelbench(args: Bench) -> None:
+  if args.limit is not None:
+    checks.whole("limit", args.limit, 1, 10**5)
+  if args.published is not None and (args.tasks is not None or args.lengths != Bench.lengths):
+    raise ValueError(f"published={args.published!r}: accepted without --tasks and --lengths, which "
+                     "choose among our own questions.")  # fmt: skip
+  fields = _fields(args, parallelbench.Config, {"limit": "count"})
+  config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
+  summary = parallelbench.run(_load(args.model, causal=False), config, args.out)
+  print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
 
 
 def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
@@ -146,10 +173,7 @@ def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
 
 def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
-    fields = _fields(args, parallelbench.Config, {"limit": "count"})
-    config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-    summary = parallelbench.run(_load(args.model, causal=False), config, args.out)
-    print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
+    _parallelbench(args)
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
@@ -172,15 +196,19 @@ def run_tune(args: Tune) -> None:
 def run_convert(args: Convert) -> None:
   if args.format != "head" and (args.target is not None or args.to != "specjax"):
     raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
+  out = checks.directory("out", args.out)
+  source = resolve(args.model) if args.format == "head" else pathlib.Path(args.model)
+  if out.resolve() == source.resolve():
+    raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
+  if (out / "config.json").exists():
+    checks.refuse("out", args.out, "a directory without a config.json; a model or a head is there")
   if args.format == "llama2c":
     c = llama2c.load(args.model, args.tokenizer)
   elif args.tokenizer is not None:
     raise ValueError(f"tokenizer={args.tokenizer!r}: a Hugging Face directory brings its own.")
-  elif pathlib.Path(args.out).resolve() == pathlib.Path(args.model).resolve():
-    raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
   elif args.format == "head":
-    target = _load(args.target)
-    head = formats.load(resolve(args.model), target.config)
+    target = _load(args.target, causal=True)
+    head = formats.load(source, target.config)
     formats.save(args.out, args.to, head, target.config, target.params, base=target.name,
                 dtype=jnp.float32)  # fmt: skip
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")

@@ -14,7 +14,10 @@ USER_ERRORS = (ValueError, FloatingPointError, OSError)
 
 def sentence(error: BaseException) -> str:
   """What an error says, in one line."""
-  return f"error: {' '.join(str(error).split()) or type(error).__name__}"
+  said = str(error)
+  if isinstance(error, OSError) and error.filename is not None:
+    said = f"{error.filename!r}: {error.strerror}."
+  return f"error: {' '.join(said.split()) or type(error).__name__}"
 
 
 def run(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.data import lists, parallelbench
-from specjax.decoding.batching import Result
+from specjax.decoding.batching import Result, read
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.eval import interleaved, metrics, report, table
@@ -148,9 +148,9 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   decoders = {decoder.name: decoder for decoder in made}
   if len(decoders) < max(len(config.methods), 1):
     raise ValueError(f"methods={' '.join(config.methods)!r}: accepted are one or more, each once.")
+  ids, _ = read(model, [model.chat(q.messages) for q in asked], config.max_new_tokens)
   directory = report.directory(out)
 
-  ids = [model.chat(q.messages) for q in asked]
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   summary = report.summary(config, {
     "model": model.name, "prompts": len(asked),

@@ -41,8 +41,11 @@ def progress(items: Sequence[Any], description: str) -> Iterable[Any]:
 
 def directory(out: str | pathlib.Path) -> pathlib.Path:
   """Makes a directory, before anything is measured, so that no result is lost."""
-  path = pathlib.Path(out)
-  path.mkdir(parents=True, exist_ok=True)
+  path = checks.directory("out", out)
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except OSError as error:  # a name that is too long, or a file system that is full
+    checks.refuse("out", str(out), f"a directory that can be made ({error.strerror})")
   return path
 
 

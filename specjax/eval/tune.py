@@ -140,7 +140,11 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     ValueError: the head is unknown or has no hit rates, the temperature does not go with the
       method, there are too few prompts, or one cannot be decoded.
   """
-  report.check(config, "repeats", "batch")
+  report.check(config, "repeats")
+  checks.whole("batch", config.batch, 1, checks.BATCH)
+  checks.number("temperature", config.temperature, 0)
+  if config.limit is not None:
+    checks.whole("limit", config.limit, 1)
   sampled = config.method == "sequoia"
   if sampled != (config.temperature > 0):
     accepted = f"{'more than 0' if sampled else '0'} for method={config.method!r}"
@@ -149,7 +153,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     checks.whole("decode", config.decode)
   filler = _filler(model, config)
   held_out = MEASURED if sampled else 0
-  limit = config.limit + held_out if config.limit else config.limit
+  limit = None if config.limit is None else config.limit + held_out
   ids = [x.ids for x in prompts.read(config.prompts, model, config.max_new_tokens, limit)]
   if len(ids) <= held_out:
     raise ValueError(f"prompts={config.prompts!r} has {len(ids)}: accepted are more than the "

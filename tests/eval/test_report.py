@@ -82,5 +82,5 @@ def test_a_pass_is_timed_by_the_loop(monkeypatch):
 
 def test_a_directory_that_cannot_be_made_is_known_before_anything_is_measured(tmp_path):
   (tmp_path / "file").write_text("")
-  with pytest.raises(OSError, match="file"):
+  with pytest.raises(ValueError, match="file"):
     report.directory(tmp_path / "file")

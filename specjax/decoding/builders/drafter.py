@@ -201,8 +201,15 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
 
 
 def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
-  """The model that a part names, which must share the vocabulary of `model`."""
+  """The model that a part names, which must share the vocabulary of `model`.
+
+  Raises:
+    ValueError: it does not, or it is of masked diffusion and no denoiser is asked for.
+  """
   small = given or load(spec.text_of(part, "a model", hint=", a zoo name or directory"))
+  if part.name != "denoiser" and not small.config.causal:
+    raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
+                     "accepted is a causal model.")  # fmt: skip
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(
       f"{part.name}[{small.name}] has a vocabulary of {small.config.vocab_size}, "
