@@ -7,15 +7,19 @@ nothing. Tracing is cheap and covers every part; compiling is left to one method
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from specjax import speculate
+from specjax.base import Drafter
 from specjax.checkpoints import heads, hf, parts
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding import catalogue, spec
@@ -26,7 +30,7 @@ from specjax.diffusion import denoise, draft_verify
 from specjax.diffusion.guidance import Guided
 from specjax.diffusion.policies import Filter
 from specjax.draft_length.specdecpp import AcceptanceHead
-from specjax.drafters import HEADS
+from specjax.drafters import HEADS, none
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.sampling import Noise, request_keys
@@ -38,7 +42,8 @@ V, W = TOKENIZER.vocab_size, 6
 CONFIG = Config(
   vocab_size=V, width=16, layers=4, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_length=160
 )
-PROMPT = "copy : Ann Bob ="
+PROMPT, NEW = "copy : Ann Bob =", 10
+REPEATS = "Ann Bob Cy Bob Dan Ann Bob"  # what followed Bob is not what followed Ann Bob
 
 
 def weights_of(init, *arguments, seed: int = 9):
@@ -53,15 +58,20 @@ def home(tmp_path_factory):
   """A directory with everything that names point to."""
   path = tmp_path_factory.mktemp("parts")
   z, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2, 2), bool)
+  noise = np.random.default_rng(1)
   for seed, (name, config) in enumerate({
     "target": CONFIG, "small": dataclasses.replace(CONFIG, layers=1),
-    "other": dataclasses.replace(CONFIG, layers=1),
     "denoiser": dataclasses.replace(CONFIG, causal=False, layers=2),
     "denoiser-student": dataclasses.replace(CONFIG, causal=False, layers=1),
   }.items()):  # fmt: skip
     params = weights_of(Transformer(config).init, jax.random.key(0), z, z, mask, seed=seed)
-    hf.save(path / name, config, params, TOKENIZER, template="plain", dtype=jnp.float32,
-            mask=None if config.causal else TOKENIZER.id(MASK))  # fmt: skip
+    params = jax.tree.map(lambda x: 4 * x, params)  # so that they are sure of some tokens
+    written = {name: params}
+    if name == "small":  # a draft model that is right now and then
+      written["near"] = jax.tree.map(lambda x: x + noise.normal(size=x.shape) / 4, params)
+    for kind, weights in written.items():
+      hf.save(path / kind, config, weights, TOKENIZER, template="plain", dtype=jnp.float32,
+              mask=None if config.causal else TOKENIZER.id(MASK))  # fmt: skip
   target = load(str(path / "target"))
   for name, (build, config) in HEADS.items():
     head = build(target.target, config())
@@ -75,20 +85,23 @@ def home(tmp_path_factory):
   eye, zeros = jnp.eye(W), jnp.zeros(W)
   parts.save(path / "filter", Filter(eye, zeros, eye, zeros, jnp.float32(0.55)), base="denoiser")
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
+  (path / "wide.json").write_text(json.dumps({"static": {"choices": [[0], [1], [2]]}}))
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
   return path
 
 
 # What a part is given in brackets: its own entry, or that of the word `specjax list` shows there.
 TEXTS = {
-  "MODEL": "small", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
+  "MODEL": "near", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
   "FILE.jsonl": "texts.jsonl", "TEXT": "Ann", "REGEX": "Ann( Bob)*", "DELIMITER": ".",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
-  "student": "denoiser-student",
+  "student": "denoiser-student", "ensemble": "small",
 }  # fmt: skip
-DRAWN = "draft_model[small]"
-DRAFTER_OF = {"token": DRAWN, "block": DRAWN, "k_seq": f"{DRAWN}/iid-2-1"} | dict.fromkeys(
-  ("recursive", "traversal"), f"{DRAWN}/without_replacement-2-1"
+DRAWN = "draft_model[near]"
+DRAFTER_OF = (
+  {"token": DRAWN, "block": DRAWN, "k_seq": f"{DRAWN}/iid-2-1"}
+  | dict.fromkeys(("recursive", "traversal"), f"{DRAWN}/without_replacement-2-1")
+  | dict.fromkeys(("typical", "judge"), DRAWN)
 )
 TREES = {
   "static": (2, 1), "dynamic": (6, 2, 3), "beam": (6, 3, 3), "graph": (6, 2, 3), "iid": (2, 1),
@@ -104,7 +117,9 @@ OTHER = {
   "top": 4,
   "paths": 4,
 }
-KINDS = catalogue.kinds()
+KINDS, ROWS = catalogue.kinds(), catalogue.parts()
+DECORATING = ("additions to a policy", "blocks", "cache", "stopping", "transform", "guidance",
+              "reweighting", "guesses", "student")  # fmt: skip
 
 
 def changed(knob: str, value):
@@ -133,42 +148,50 @@ def numbers_of(kind: str, name: str) -> tuple[list, list]:
 loaded = functools.cache(load)
 
 
-def decoder_of(home, kind: str, part: str):
-  """The decoder of a method that has the part."""
-  door, bare = kind.split(",")[0], re.match(r"\w+", part)[0]
+def decoder_of(home, kind: str, part: str, temperature: float = 1.0):
+  """The decoder of a method that has the part; on an empty one, that of the method without it."""
+  door, bare = kind.split(",")[0], re.match(r"\w*", part)[0]
   files = "|".join(re.escape(p.name) for p in home.iterdir())
 
   def placed(name: str) -> str:
     return re.sub(rf"\[({files})\]", lambda m: f"[{home / m[1]}]", name)
 
-  def causal(drafter: str, verifier: str | None = None, temperature: float = 1.0, **more):
-    of_heads = door in ("heads", "rescoring")
-    model = loaded(str(home / ("target" if of_heads else "small")))
-    rule = None if verifier is None else placed(verifier)
-    return Decoder(model, placed(drafter), rule, temperature=temperature, **more)
+  def causal(drafter: str, verifier: str = "", temperature: float = temperature, **more):
+    name = "target" if door in ("heads", "rescoring", "processors") else "small"
+    model = loaded(str(home / name))
+    model = dataclasses.replace(model, stop=())
+    rule = placed(verifier) or None
+    return Decoder(model, placed(drafter) or "none", rule, temperature=temperature, **more)
 
   def fills(policy: str):
-    return DiffusionDecoder(loaded(str(home / "denoiser")), placed(policy))
+    # A random model says one of its words often, and hardly ever that the text ends.
+    stop = (TOKENIZER.id("="),) if door == "stopping" else ()
+    model = dataclasses.replace(loaded(str(home / "denoiser")), stop=stop)
+    return DiffusionDecoder(model, placed(policy.rstrip("/")))
 
+  if not part and door not in DECORATING:
+    return causal("")
   if door in ("drafters", "heads"):
     return causal(part)
   if door in ("trees", "ensembles"):
     return causal(f"{DRAWN}/{part}")
   if door == "draft lengths":
-    return causal(f"draft_model-{8 if bare == 'heuristic' else 4}[small]/{part}")
+    return causal(f"draft_model-{8 if bare == 'heuristic' else 4}[near]/{part}")
   if door == "rescoring":
     return causal(f"medusa[medusa]/{part}")
   if door == "verifiers":
-    return causal(DRAFTER_OF.get(bare, "prompt_lookup"), part, float(bare != "greedy"))
+    return causal(DRAFTER_OF.get(bare, "prompt_lookup"), part, temperature * (bare != "greedy"))
   if door == "reflection":
     return causal("prompt_lookup", f"target_only/{part}")
   if door == "processors":
     return causal("prompt_lookup", processors=[part])
   if door == "denoising policies":
-    return fills(part)
+    return fills(f"{part}/fixed-{W}")
   if door == "additions to a policy":
-    return fills(f"threshold+{part}")
-  return fills(f"threshold/{part}" if door == "blocks" else f"threshold/fixed-{W}/{part}")
+    return fills(f"threshold+{part}/fixed-{W}" if part else f"threshold/fixed-{W}")
+  if door == "blocks":  # this policy alone looks ahead
+    return fills(f"explore-0.9-0.3/{part}")
+  return fills(f"threshold/fixed-{W}/{part}")
 
 
 def traced(decoder):
@@ -265,3 +288,157 @@ def test_every_knob_counts(home, kind, name):
     assert fingerprint(changed) != base, numbers
     if kind != "processors":  # results do not name them
       assert (changed.name, getattr(changed, "verifier", "")) != label, numbers
+
+
+class Log(NamedTuple):
+  """What a drafter proposed: count i32[]; tokens, parent, valid [R, N], a row per round."""
+
+  count: Array
+  tokens: Array
+  parent: Array
+  valid: Array
+
+
+@functools.cache
+def recorded(drafter: Drafter) -> Drafter:
+  """The drafter, whose state holds a Log as well."""
+  rows = (NEW + 1, drafter.nodes)
+
+  def init(*weights, **more):
+    nothing = jnp.zeros(rows, jnp.int32)
+    return drafter.init(*weights, **more), Log(jnp.int32(0), nothing, nothing, nothing)
+
+  def propose(*arguments, **more):
+    *weights, (state, log) = arguments
+    draft, state = drafter.propose(*weights, state, **more)
+    said = (draft.tokens, draft.parent, draft.valid)
+    rows = (
+      x.at[log.count].set(new[0].astype(jnp.int32)) for x, new in zip(log[1:], said, strict=True)
+    )
+    return draft, (state, Log(log.count + 1, *rows))
+
+  def inner(function):
+    return lambda params, target, state, **more: function(params, target, state[0], **more)
+
+  return drafter._replace(
+    init=init, propose=propose,
+    update=lambda p, t, s, **more: (drafter.update(p, t, s[0], **more), s[1]),
+    evaluate=None if drafter.evaluate is None else inner(drafter.evaluate),
+  )  # fmt: skip
+
+
+def decoded(decoder) -> dict[str, Any]:
+  """What a decoding by the shipped loop shows: tokens, and how they came about."""
+  if isinstance(decoder, DiffusionDecoder):
+    (r,) = decoder([PROMPT], NEW)
+    return {"tokens": r.tokens, "passes": r.forwards, "canvas": r.filling.canvas,
+            "order": r.filling.when, "log_probs": np.round(r.log_probs, 2).tolist()}  # fmt: skip
+  decoder.method = decoder.method._replace(drafter=recorded(decoder.method.drafter))
+  ids = decoder.model.encode(REPEATS)
+  request, state, _ = decoder._start([ids], [NEW], 0)
+  state = decoder._advance(request, state, NEW)
+  log = state.drafter[1]
+  return {
+    "tokens": state.context.tokens[0, len(ids) : int(state.context.length[0])].tolist(),
+    "rounds": int(state.stats.forwards[0]), "accepted": state.stats.accepted[0].tolist(),
+    "offered": state.stats.offered[0].tolist(),
+    "drafts": [x[: int(log.count)].tolist() for x in log[1:]],
+  }  # fmt: skip
+
+
+# Of a part, for each of its knobs in order, numbers of its name that differ in this knob alone, so
+# far apart that a decoding of a few tokens shows it. Others differ as in `numbers_of`.
+PAIRS = {
+  "prompt_lookup": "8:4 8-3:8-1 8-3-1:8-3-2", "denoiser": "9:4 9-14:9-20",
+  "dynamic": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-1", "beam": "6-3-3:4-3-3 6-3-3:6-2-3 6-3-3:6-3-1",
+  "graph": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-1 9-3-3-0:9-3-3-2 6-2-3-1-0:6-2-3-1-0.5 "
+           "6-2-3-1-0-0:6-2-3-1-0-0.5",
+  "dyspec": "2-2-3:3-2-3 2-2-3:2-3-3 3-2-1:3-2-3 2-2-3:2-2-3-0.5",
+  "constant": "4:1", "heuristic": "5:1",
+  "draft lengths: confidence": "0.8:0.2 0.5-0-9:0.5-1-9 0.5-0.9-0:0.5-0.9-9 "
+                               "0.8-0.9-0-1:0.8-0.9-0-0",
+  "adaedl": "0.5:0.9 0.5-0:0.5-2 0.5-0.2-0-9:0.5-0.2-1-9 0.5-0.2-0.9-0:0.5-0.2-0.9-9 "
+            "0.9-0.2-0.9-0-1:0.9-0.2-0.9-0-3",
+  "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
+  "ensemble": "0.1:0.9", "typical": "0.09-0.3:0.9-0.3 0.9-0.3:0.9-3", "judge": "0.2:0.99",
+  "reflective": "0.1:0.9", "penalties": "1:3 1-0:1-5 1-0-0:1-0-5", "entropy_bound": "0.1:2.0",
+  "frechet": "0.25:0.9", "entropy_threshold": "0.5:2.0",
+  "klass": "0.9:0.3 0.3-0.01:0.3-5.0 0.3-5.0-1:0.3-5.0-3",
+  "explore": "0.9:0.4 0.9-0.97:0.9-0.3 0.9-0.97-2:0.9-0.97-0",
+  "r2": "0.8:0.4 0.9-0.8:0.9-0.4 0.9-0.9-0.9:0.9-0.9-0.2 0.9-0.9-0.2-2:0.9-0.9-0.2-4",
+  "fixed": "6:3 3-0:3-3", "adaptive": "6:3 6-0.1:6-1.0 6-1.0-6:6-1.0-2 6-0.1-6-6:6-0.1-6-1",
+  "vicinity": "1-1-0:4-1-0 1-1-0:1-4-0 1-1-0:1-1-9", "prefix": "2:1", "free": "2:1",
+  "sliding": "2-4:8-4 8-4:8-1",
+  "similar": "25:2 25-5:25-2 25-5-0.1:25-5-1.0 25-5-0.25:25-5-0.25-8", "sure_end": "0.9:0.2",
+  "credit": "0.7:2.0 0.7-0.8:0.7-0.2 0.7-0.8-0.2:0.7-0.8-5.0", "guidance": "1.0:0.0",
+  "guesses": "4:2",
+}  # fmt: skip
+# Of a part without knobs, what it may hold in brackets instead, or the part to which it is compared
+# ("" is the method without the part).
+PEERS = {
+  "tree": "tree[wide.json]", "constraint": "constraint[Cy( Dan)*]", "stop_text": "stop_text[Cy]",
+  "greedy": "", "target_only": "token", "token": "block", "block": "token",
+  "recursive": "traversal", "traversal": "recursive", "k_seq": "recursive", "none": "dual",
+  "dual": "none",
+  "whole": "after_end", "after_end": "whole", "end_of_text_prediction": "after_end", "student": "",
+}  # fmt: skip
+# Knobs that change the time of a pass and nothing that it computes.
+SILENT = [("prefix", "lengths"), ("free", "lengths")]
+LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "rescoring")
+
+
+def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:
+  """Names of which something must tell the decodings apart, for each knob in order."""
+  brackets = spec.BRACKETS.get(name)
+  text = TEXTS.get(name, TEXTS.get(brackets, "")).format(name=name)
+  text = f"[{'Dan' if name == 'adaptive' else text}]" if brackets else ""
+  if own := PAIRS.get(f"{kind.split(',')[0]}: {name}", PAIRS.get(name)):
+    return [tuple(f"{name}-{x}{text}" for x in pair.split(":")) for pair in own.split()]
+  defaults, others = numbers_of(kind, name)
+  first, *more = ("-".join([name, *map(repr, x)]) + text for x in (defaults, *others))
+  peers = [PEERS[name]] if name in PEERS and kind != "drafters" else []
+  return [(first, other) for other in (more or peers or [first])]
+
+
+QUICK = (
+  "drafters: prompt_lookup", "heads: medusa", "trees: tree", "draft lengths: constant",
+  "ensembles: *", "rescoring: local", "verifiers: judge", "reflection: *", "processors: penalties",
+  "denoising policies: threshold", "additions to a policy: *", "blocks: fixed", "cache: dual",
+  "stopping: sure_end", "transform: *", "guidance: *", "reweighting: *", "guesses: *", "student: *",
+)  # fmt: skip
+
+
+@pytest.mark.full(but=QUICK)
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_every_part_decodes(home, kind, name):
+  """A decoding shows every knob, and is that of the method without the part where it must be."""
+  door, known = kind.split(",")[0], KINDS[kind][1][name][1]
+  sampled = float(door == "verifiers" and name != "greedy")
+
+  @functools.cache
+  def shown(part: str, temperature: float = 0.0) -> dict[str, Any]:
+    return decoded(decoder_of(home, kind, part, temperature))
+
+  pairs, wrong = pairs_of(kind, name), []
+  for i, (one, other) in enumerate(pairs):
+    if len(known) == len(pairs):
+      given = (spec.parse_one("part", x).numbers for x in (one, other))
+      numbers = zip(*((*x, *[*known.values()][len(x) :]) for x in given), strict=True)
+      assert [k for k, (x, y) in enumerate(numbers) if x != y] == [i], (one, other)
+    same = shown(one, sampled) == shown(other, sampled)
+    if same != ((name, *[*known][i : i + 1]) in SILENT or one == other):
+      wrong.append((one, other))
+  assert not wrong
+  label = next(row[2] for row in ROWS[kind] if row[0].strip("/+").partition("[")[0] == name)
+  exact = door == "verifiers" and not label.startswith("LOSSY")
+  if door in LOSSLESS or exact:
+    for part in dict.fromkeys(itertools.chain(*pairs)):
+      assert shown(part)["tokens"] == shown("")["tokens"], part
+  if label == "EXACT" and door in DECORATING:
+    assert shown(pairs[0][0])["tokens"] == shown("")["tokens"]
+  if name == "target_only":
+    assert shown(name, 1.0)["tokens"] == shown("", 1.0)["tokens"]
+  if door == "processors":  # the draft changes nothing of what they do
+    plain = decoder_of(home, kind, pairs[0][0], 0.0)
+    plain.method = plain.method._replace(drafter=none())
+    assert decoded(plain)["tokens"] == shown(pairs[0][0])["tokens"]
