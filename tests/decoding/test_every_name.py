@@ -1,8 +1,9 @@
-"""Every part that `specjax list` shows is built by name, and every knob reaches what is compiled.
+"""Every part that `specjax list` shows is built and decoded by name, and every knob counts.
 
 A method is fingerprinted by the program it is traced to and by its weights. Of two names that
 differ in one number, the fingerprints must differ too, and writing out a default must change
-nothing. Tracing is cheap and covers every part; compiling is left to one method of each kind.
+nothing. Tracing is cheap. Decoding a few tokens with random models shows what a knob does: another
+draft, other tokens, another order. Where a part is lossless, the tokens must stay.
 """
 
 import dataclasses
@@ -355,9 +356,9 @@ PAIRS = {
            "6-2-3-1-0-0:6-2-3-1-0-0.5",
   "dyspec": "2-2-3:3-2-3 2-2-3:2-3-3 3-2-1:3-2-3 2-2-3:2-2-3-0.5",
   "constant": "4:1", "heuristic": "5:1",
-  "draft lengths: confidence": "0.8:0.2 0.5-0-9:0.5-1-9 0.5-0.9-0:0.5-0.9-9 "
+  "draft lengths: confidence": "0.99:0.2 0.5-0-9:0.5-1-9 0.5-0.9-0:0.5-0.9-9 "
                                "0.8-0.9-0-1:0.8-0.9-0-0",
-  "adaedl": "0.5:0.9 0.5-0:0.5-2 0.5-0.2-0-9:0.5-0.2-1-9 0.5-0.2-0.9-0:0.5-0.2-0.9-9 "
+  "adaedl": "0.5:0.9 0.5-0:0.5-2 0.9-0.2-0-9:0.9-0.2-2-9 0.9-0.2-0.9-0:0.9-0.2-0.9-9 "
             "0.9-0.2-0.9-0-1:0.9-0.2-0.9-0-3",
   "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
   "ensemble": "0.1:0.9", "typical": "0.09-0.3:0.9-0.3 0.9-0.3:0.9-3", "judge": "0.2:0.99",
