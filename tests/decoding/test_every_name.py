@@ -99,11 +99,8 @@ TEXTS = {
   "student": "denoiser-student", "ensemble": "small",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
-DRAFTER_OF = (
-  {"token": DRAWN, "block": DRAWN, "k_seq": f"{DRAWN}/iid-2-1"}
-  | dict.fromkeys(("recursive", "traversal"), f"{DRAWN}/without_replacement-2-1")
-  | dict.fromkeys(("typical", "judge"), DRAWN)
-)
+DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge"), DRAWN)
+DRAFTER_OF |= dict.fromkeys(("recursive", "traversal", "k_seq"), f"{DRAWN}/iid-2-1")
 TREES = {
   "static": (2, 1), "dynamic": (6, 2, 3), "beam": (6, 3, 3), "graph": (6, 2, 3), "iid": (2, 1),
   "without_replacement": (2, 1), "mixed": (2, 1), "stochastic_beam": (3, 2), "dyspec": (3, 2, 3),
@@ -351,8 +348,8 @@ def decoded(decoder) -> dict[str, Any]:
 # far apart that a decoding of a few tokens shows it. Others differ as in `numbers_of`.
 PAIRS = {
   "prompt_lookup": "8:4 8-3:8-1 8-3-1:8-3-2", "denoiser": "9:4 9-14:9-20",
-  "dynamic": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-1", "beam": "6-3-3:4-3-3 6-3-3:6-2-3 6-3-3:6-3-1",
-  "graph": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-1 9-3-3-0:9-3-3-2 6-2-3-1-0:6-2-3-1-0.5 "
+  "dynamic": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-2", "beam": "6-3-3:4-3-3 6-3-3:6-2-3 4-3-3:4-3-1",
+  "graph": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-2 9-3-3-0:9-3-3-2 6-2-3-1-0:6-2-3-1-0.5 "
            "6-2-3-1-0-0:6-2-3-1-0-0.5",
   "dyspec": "2-2-3:3-2-3 2-2-3:2-3-3 3-2-1:3-2-3 2-2-3:2-2-3-0.5",
   "constant": "4:1", "heuristic": "5:1",
@@ -380,8 +377,8 @@ PEERS = {
   "tree": "tree[wide.json]", "constraint": "constraint[Cy( Dan)*]", "stop_text": "stop_text[Cy]",
   "greedy": "", "target_only": "token", "token": "block", "block": "token",
   "recursive": "traversal", "traversal": "recursive", "k_seq": "recursive", "none": "dual",
-  "dual": "none",
-  "whole": "after_end", "after_end": "whole", "end_of_text_prediction": "after_end", "student": "",
+  "dual": "none", "whole": "after_end", "after_end": "whole", "student": "",
+  "end_of_text_prediction": "after_end",
 }  # fmt: skip
 # Knobs that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
