@@ -96,7 +96,7 @@ TEXTS = {
   "MODEL": "near", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
   "FILE.jsonl": "texts.jsonl", "TEXT": "Ann", "REGEX": "Ann( Bob)*", "DELIMITER": ".",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
-  "student": "denoiser-student", "ensemble": "small",
+  "student": "denoiser-student", "ensemble": "target",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
 DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge"), DRAWN)
@@ -360,6 +360,8 @@ PAIRS = {
   "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
   "ensemble": "0.1:0.9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3", "judge": "0.2:0.99",
   "reflective": "0.1:0.9", "penalties": "1:3 1-0:1-5 1-0-0:1-0-5", "entropy_bound": "0.1:2.0",
+  "local_leap": "0.9:0.45 0.6-0.6:0.6-0.1 0.6-0.1-4:0.6-0.1-0",
+  "hierarchy": "0.92:0.46 0.92-0.99:0.92-0.01",
   "frechet": "0.25:0.9", "entropy_threshold": "0.5:2.0",
   "klass": "0.9:0.3 0.3-0.01:0.3-5.0 0.3-5.0-1:0.3-5.0-3",
   "explore": "0.9:0.4 0.9-0.97:0.9-0.3 0.9-0.97-2:0.9-0.97-0",
