@@ -10,8 +10,9 @@ from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.diffusion import blocks, caches, stopping
+from specjax.diffusion.base import Policy
 from specjax.diffusion.credit import Credit, credit
-from specjax.diffusion.policies import Filter, Leap, Redundancy, Threshold
+from specjax.diffusion.policies import POLICIES, Filter, Leap, Redundancy, Threshold
 from specjax.diffusion.policies.threshold import local_leap, threshold
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
@@ -217,3 +218,20 @@ def test_local_leap_as_an_object_has_its_published_knobs(model):
 def test_what_does_not_go_together_is_refused(model, options, problem):
   with pytest.raises(ValueError, match=problem):
     DiffusionDecoder(model, **options)(["copy : Ann ="], 4)
+
+
+def rightmost() -> Policy:
+  """One open slot per round, from the right."""
+
+  def select(params, memory, prediction):
+    return jnp.zeros_like(prediction.open), prediction.position.astype(jnp.float32), memory
+
+  return Policy("rightmost", lambda B, W, V: (), select)
+
+
+def test_a_policy_of_ones_own_is_a_function_and_a_row(model, monkeypatch):
+  monkeypatch.setitem(POLICIES, "rightmost", rightmost)
+  for given in ("rightmost", rightmost()):
+    (result,) = DiffusionDecoder(model, given)([[5, 6]], 6)
+    assert [when for when in result.filling.when if when >= 0] == [5, 4, 3, 2, 1, 0]
+    assert result.method == "rightmost"
