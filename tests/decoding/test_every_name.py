@@ -266,6 +266,13 @@ PARTS = [
 ]
 
 
+TRACED = (
+  "drafters: *", "heads: hydra", "trees: tree", "trees: dy*", "verifiers: *", "processors: *",
+  "denoising policies: *", "stopping: *", "blocks: *", "guidance: *", "ensembles: *",
+)  # fmt: skip
+
+
+@pytest.mark.full(but=TRACED)
 @pytest.mark.parametrize(("kind", "name"), PARTS)
 def test_every_knob_counts(home, kind, name):
   brackets = spec.BRACKETS.get(name)
@@ -402,9 +409,8 @@ def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:
 
 QUICK = (
   "drafters: prompt_lookup", "heads: medusa", "trees: tree", "draft lengths: constant",
-  "ensembles: *", "rescoring: local", "verifiers: judge", "reflection: *", "processors: penalties",
-  "denoising policies: threshold", "additions to a policy: *", "blocks: fixed", "cache: dual",
-  "stopping: sure_end", "transform: *", "guidance: *", "reweighting: *", "guesses: *", "student: *",
+  "rescoring: local", "verifiers: judge", "reflection: *", "processors: penalties",
+  "denoising policies: threshold", "cache: dual", "stopping: sure_end", "transform: *",
 )  # fmt: skip
 
 

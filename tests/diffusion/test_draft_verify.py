@@ -111,6 +111,7 @@ def test_three_hundred_toys():
   assert rounds / passes > 1.3
 
 
+@pytest.mark.full
 def test_one_guess_is_plain_decoding():
   base, got = decode("threshold", 1, None), decode("threshold", 1, 1)
   assert_same(got, base)

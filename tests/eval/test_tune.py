@@ -239,6 +239,7 @@ def test_sequoia_counts_which_child_was_accepted(model):
   assert rounds == 6  # of two rows, which gain two tokens a round
 
 
+@pytest.mark.full
 def test_sequoia_chooses_a_drawn_tree(model, tmp_path, monkeypatch):
   monkeypatch.setattr(choice, "NODES", (4,))
   monkeypatch.setattr(tune, "DEPTH", 2)

@@ -93,7 +93,6 @@ def off_by_one(key, position):
   return Noise(key, position - jnp.asarray(position > len(CASE.prompt), jnp.int32))
 
 
-@pytest.mark.full(but=["*-off_by_one", "*-CoinReusesTheDraft", "*-OneCoin"])
 @pytest.mark.parametrize(
   ("drafter", "verifier", "source"),
   [

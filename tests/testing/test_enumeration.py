@@ -175,23 +175,19 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
 @pytest.mark.full(
   but=[
     "plain, *",
-    "chain of 2, *",
     "unbalanced, *",
-    "repeated sibling, *",
-    "padding, *",
+    "repeated sibling, target_only",
+    "padding, target_only",
     "prompt lookup, *",
-    "2,1, *",
+    "2,1, target_only*",
     "draft model 2, *",
-    "draft model 1, token, 2 rounds",
     "2 iid, *",
-    "2,1 distinct, *",
+    "2 mixed, *",
     "2,1 without_replacement, *",
-    "2,1 mixed, traversal",
     "2 distinct, *",
-    "DySpec, *",
-    "kept 2, token",
-    "kept 2, block",
-    "kept 2, greedy",
+    "2,1 distinct, target_only",
+    "DySpec, traversal",
+    "kept 2, *",
   ]
 )
 @pytest.mark.parametrize("name", METHODS)
