@@ -125,7 +125,11 @@ def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> 
 
   def shared(*shape: int, dtype):
     line = 128 // jnp.dtype(dtype).itemsize
-    transforms = (plgpu.TilingTransform((8, line)), plgpu.SwizzleTransform(128))
+    # jax 0.12's Protocol of transforms has a method without a body, which these inherit.
+    transforms = (
+      plgpu.TilingTransform((8, line)),  # type: ignore[abstract]
+      plgpu.SwizzleTransform(128),  # type: ignore[abstract]
+    )
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
   of_block = shared(STAGES, BLOCK, C, dtype=k.dtype)

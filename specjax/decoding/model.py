@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from specjax import checks
 from specjax.base import Params, Target
@@ -122,7 +123,7 @@ def resolve(name: str) -> pathlib.Path:
   )
 
 
-def load(name: str = DEFAULT_MODEL, dtype: jnp.dtype = jnp.float32) -> Model:
+def load(name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32) -> Model:
   """Loads a model by zoo name or from a Hugging Face directory.
 
   Args:

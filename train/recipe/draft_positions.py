@@ -148,4 +148,4 @@ class Objective:
       best = jax.lax.top_k(logits, min(RANKS, logits.shape[-1]))[1]
       right = best == jnp.asarray(self.place)[batch.labels[:, :, d - 1, None]]
       hits.append((right & batch.weight[:, :, d - 1, None]).sum((0, 1)))
-    return jnp.stack(hits), batch.weight.sum((0, 1))
+    return jnp.stack(hits), jnp.asarray(batch.weight).sum((0, 1))
