@@ -16,6 +16,7 @@ import pytest
 from specjax import load
 from specjax.checkpoints import heads, hf
 from specjax.cli import main
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
@@ -62,11 +63,11 @@ def place(tmp_path_factory):
   config = Config(tokenizer.vocab_size, 16, 1, 2, 1, 8, 24, max_length=64)
   seen = dataclasses.replace(config, causal=False)
   mask = tokenizer.id(MASK)
-  hf.save(path / "causal", config, network(config), tokenizer, template="plain")
+  hf.save(path / "causal", config, network(config), tokenizer, template=TEMPLATES["plain"])
   hf.save(path / "ids", config, network(config), None)
-  hf.save(path / "both", seen, network(seen), tokenizer, template="plain", mask=mask)
+  hf.save(path / "both", seen, network(seen), tokenizer, template=TEMPLATES["plain"], mask=mask)
   hf.save(path / "untaught", seen, network(seen), tokenizer, mask=mask)
-  hf.save(path / "maskless", seen, network(seen), tokenizer, template="plain")
+  hf.save(path / "maskless", seen, network(seen), tokenizer, template=TEMPLATES["plain"])
   other = dataclasses.replace(config, vocab_size=config.vocab_size + 1)
   hf.save(path / "other", other, network(other), None)
   target = load(str(path / "causal"))

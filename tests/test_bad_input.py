@@ -512,7 +512,7 @@ TURNS = [
 @pytest.mark.parametrize(("turns", "words"), TURNS)
 def test_turns_of_a_chat(model_files, turns, words):
   tokenizer = Tokenizer.load(model_files / "tokenizer.json")
-  assert words in refused(chat.encode_prompt, chat.TEMPLATES["qa"], tokenizer, turns)
+  assert words in refused(chat.TEMPLATES["qa"].prompt, tokenizer, turns)
 
 
 @pytest.mark.parametrize("text", [SURROGATE, b"bytes", 7, None, ["a"]])

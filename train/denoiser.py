@@ -3,13 +3,13 @@
     python -m specjax.train.denoiser --data my.jsonl --out runs/my-denoiser
 
 Records with `text` fill whole rows, and every token of them may be masked. Of records with the two
-fields named by `--fields` only the answer is masked. End markers pad it to the end of the row, so
-that the model learns where to stop. With `--start` the training goes on from a finished model, such
-as LLaDA or Dream. The same command again continues a run that was killed.
+fields named by `--fields`, and of conversations in `messages` or `conversations`, only the answers
+are masked. End markers pad the last answer to the end of the row, so that the model learns where to
+stop. With `--start` the training goes on from a finished model, such as LLaDA or Dream. The same
+command again continues a run that was killed.
 """
 
 import dataclasses
-import itertools
 import pathlib
 import sys
 from typing import NamedTuple
@@ -20,6 +20,8 @@ from jax import Array
 
 from specjax import script
 from specjax.checkpoints import hf
+from specjax.data.chat import TEMPLATES, ChatTemplate
+from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
@@ -36,13 +38,14 @@ class Config(texts.Config):
   Attributes:
     start: zoo name or directory of a model to go on from, by default random weights. It brings its
       tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read.
+    template: name of a chat template, by default that of `start`, or else plain.
     words: whether every word is a token, in place of byte-level BPE.
     shift: whether the state before a token predicts it (Dream), and not its own state (LLaDA).
     context: whether Dream's context-adaptive weights replace 1 / p.
   """
 
   start: str | None = None
-  template: str = "plain"
+  template: str | None = None
   words: bool = False
   network: Network = Network(width=192, layers=6, heads=6, kv_heads=6, head_dim=32, mlp_width=512)
   length: Length = 64
@@ -60,19 +63,25 @@ class Rows(NamedTuple):
   maskable: np.ndarray
 
 
-def rows_of(records: list[texts.Text], config: Config, tokenizer: Tokenizer, end: int) -> Rows:
-  """Texts end to end in rows of T tokens; a question with its answer has its own row.
+def rows_of(
+  records: list[texts.Text], T: int, template: ChatTemplate, tokenizer: Tokenizer, end: int
+) -> Rows:
+  """Texts end to end in rows of T tokens; a conversation has its own row.
 
   Raises:
-    ValueError: a question with its answer is longer than a row, or the texts fill no row.
+    ValueError: a conversation is longer than a row, does not end with an answer, or is refused by
+      the template; or the texts fill no row.
   """
-  T, stream = config.length, []
+  stream: list[int] = []
   rows: list[texts.Document] = []
   for i, text in enumerate(records):
-    if len(text) == 1:
-      stream += [*tokenizer.encode(text[0]), end]
+    if isinstance(text, str):
+      stream += [*tokenizer.encode(text), end]
       continue
-    ids, said = texts.encode_pair(config.template, tokenizer, text)
+    if text[-1]["role"] != "assistant":
+      raise ValueError(f"record {i + 1} does not end with an answer of the assistant.")
+    with numbered(i):
+      ids, said = template.encode(tokenizer, text)
     if len(ids) > T:
       raise ValueError(f"length={T}: record {i + 1} takes {len(ids)} tokens with its answer.")
     rest = T - len(ids)
@@ -88,7 +97,7 @@ def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> M
   """A model with random weights that reads the records."""
 
   def train() -> Tokenizer:
-    flat = itertools.chain.from_iterable(records)
+    flat = texts.contents(records)
     tokenizer = train_words(flat) if config.words else train_bpe(flat, config.vocab_size - 1)
     tokenizer.inner.add_special_tokens([END, MASK])
     return tokenizer
@@ -103,12 +112,14 @@ def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> M
 def main(config: Config) -> None:
   out = run.begin(config)
 
-  records, template = texts.read(config)
+  records = texts.read(config)
   model = load(config.start) if config.start else new_model(config, out, records)
   tokenizer, mask = model.tokenizer, model.denoiser.mask
   if tokenizer is None or not model.stop:
     raise ValueError(f"start={config.start!r}: it needs a tokenizer and an end of text.")
-  rows = rows_of(records, config, tokenizer, model.stop[0])
+  named = None if config.template is None else TEMPLATES[config.template]
+  template = named or model.template or TEMPLATES["plain"]
+  rows = rows_of(records, config.length, template, tokenizer, model.stop[0])
   batch = batches(rows, config.training)
   run.claim(out, config, rows)
   texts.keep_tokenizer(out, tokenizer)
@@ -127,8 +138,10 @@ def main(config: Config) -> None:
 
   params = fit(loss, model.params, batch, config.training, out)
 
-  hf.save(out / "model", model.config, params, tokenizer, template=template or model.template,
-          mask=mask, stop=model.stop, start=model.start, shift=model.shift)  # fmt: skip
+  plain = all(isinstance(record, str) for record in records)
+  hf.save(out / "model", model.config, params, tokenizer,
+          template=model.template if plain else template, mask=mask, stop=model.stop,
+          start=model.start, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
     python -m specjax.train.lm --data my.jsonl --out runs/my-lm
 
-A record of `data` holds `text`, or a question and its answer in the two fields named by `--fields`,
-which the chat template joins. The same command again continues a run that was killed.
+A record of `data` holds `text`; or a question and its answer in the two fields named by `--fields`,
+or a conversation in `messages` or `conversations`, which are written in the chat template. The same
+command again continues a run that was killed.
 """
 
 import dataclasses
-import itertools
 import sys
 
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ from jax import Array
 
 from specjax import script
 from specjax.checkpoints import hf
+from specjax.data.chat import TEMPLATES
 from specjax.data.packing import Rows, pack
+from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward, losses, run, texts
@@ -36,11 +38,11 @@ class Config(texts.Config):
 
 def documents(text: texts.Text, config: Config, tokenizer: Tokenizer) -> list[texts.Document]:
   """The ids of a record, all of them trained; texts longer than a row are split."""
-  if len(text) == 1:
-    ids, size = tokenizer.encode(text[0] + END), config.length
+  if isinstance(text, str):
+    ids, size = tokenizer.encode(text + END), config.length
     parts = [ids[i : i + size] for i in range(0, len(ids), size)]
   else:
-    parts = [texts.encode_pair(config.template, tokenizer, text)[0]]
+    parts = [TEMPLATES[config.template].encode(tokenizer, text)[0]]
   return [(ids, [True] * len(ids)) for ids in parts]
 
 
@@ -57,11 +59,15 @@ def loss_fn(params, model: Transformer, rows: Rows) -> tuple[Array, dict[str, Ar
 def main(config: Config) -> None:
   out = run.begin(config)
 
-  records, template = texts.read(config)
+  records = texts.read(config)
   tokenizer = texts.kept_tokenizer(
-    out, lambda: train_bpe(itertools.chain.from_iterable(records), config.vocab_size)
+    out, lambda: train_bpe(texts.contents(records), config.vocab_size)
   )
-  rows = pack([d for r in records for d in documents(r, config, tokenizer)], config.length)
+  parts = []
+  for i, record in enumerate(records):
+    with numbered(i):
+      parts += documents(record, config, tokenizer)
+  rows = pack(parts, config.length)
   batch = batches(rows, config.training)
   run.claim(out, config, rows)
   texts.keep_tokenizer(out, tokenizer)
@@ -73,6 +79,7 @@ def main(config: Config) -> None:
     lambda params, _, rows, key: loss_fn(params, model, rows), params, batch, config.training, out
   )
 
+  template = None if all(isinstance(r, str) for r in records) else TEMPLATES[config.template]
   hf.save(out / "model", network, params, tokenizer, template=template)
 
 

@@ -15,11 +15,11 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import hf_config
+from specjax.checkpoints import hf_config, templates
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.hf_layout import HF, Layout, layout, scatter
-from specjax.data.chat import TEMPLATES
+from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
 
@@ -33,7 +33,7 @@ class Checkpoint(NamedTuple):
   Attributes:
     params: {"params": {...}} as `Transformer(config)` takes it.
     stop: ids that end a text.
-    template: name of the chat template in `data.chat.TEMPLATES`, or None.
+    template: how a conversation is written, or None.
     start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
     mask: id of the mask token of a masked diffusion model, or None.
     shift: whether the state before a masked token predicts it (Dream).
@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
   params: Params
   tokenizer: Tokenizer | None
   stop: tuple[int, ...]
-  template: str | None
+  template: ChatTemplate | None
   start: tuple[int, ...] = ()
   mask: int | None = None
   shift: bool = False
@@ -60,7 +60,8 @@ def _token(name: str, value: Any) -> str:
 
 
 _IDS = {"eos_token_id": _one_or_more}
-_TOKENIZER = {"add_bos_token": bool, "bos_token": _token}
+_TOKENS = {"bos_token": _token, "eos_token": _token}
+_TOKENIZER = _TOKENS | {"add_bos_token": bool, "chat_template": templates.source}
 _OWN = {
   "specjax_template": functools.partial(checks.choice, accepted=TEMPLATES),
   "specjax_shift": bool,
@@ -137,9 +138,8 @@ def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
   return tuple(encoding.ids[: [*encoding.special_tokens_mask, 0].index(0)])
 
 
-def _start(tokenizer: Tokenizer | None, file: pathlib.Path) -> tuple[int, ...]:
-  """The ids before a text, by `add_bos_token` of `file` or, where it is absent, tokenizer.json."""
-  known = _optional(file, _TOKENIZER)
+def _start(tokenizer: Tokenizer | None, known: Mapping[str, Any]) -> tuple[int, ...]:
+  """The ids before a text, by `add_bos_token` of `known` or, where it is absent, tokenizer.json."""
   if tokenizer is None or known.get("add_bos_token") is False:
     return ()
   start = start_ids(tokenizer)
@@ -175,24 +175,28 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   written = _optional(directory / "generation_config.json", _IDS)
   tokens = directory / "tokenizer.json"
   tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
+  known = _optional(directory / "special_tokens_map.json", _TOKENS)
+  known |= _optional(directory / "tokenizer_config.json", _TOKENIZER)
+  named = own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
   return Checkpoint(
     config=config, params=_read_params(directory, kind.layout(config), kind.spare(config), dtype),
     tokenizer=tokenizer, stop=written.get("eos_token_id", own.get("eos_token_id", ())),
-    template=own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family)),
-    start=_start(tokenizer, directory / "tokenizer_config.json"), mask=mask,
-    shift=own.get("specjax_shift", family == "Dream"),
+    template=templates.read(directory, known) or (TEMPLATES[named] if named else None),
+    start=_start(tokenizer, known), mask=mask, shift=own.get("specjax_shift", family == "Dream"),
   )  # fmt: skip
 
 
 def save(
   directory: str | pathlib.Path, config: Config, params: Params, tokenizer: Tokenizer | None = None,
-  *, template: str | None = None, stop: Sequence[int] = (), start: Sequence[int] = (),
+  *, template: ChatTemplate | None = None, stop: Sequence[int] = (), start: Sequence[int] = (),
   mask: int | None = None, shift: bool = False, dtype: DTypeLike = jnp.float16,
 ) -> None:  # fmt: skip
   """Writes a `Checkpoint` to a directory that `load` and transformers read.
 
   Args:
     directory: is made where it is absent.
+    template: one in Jinja is written as chat_template.jinja; of one of `data.chat.TEMPLATES` only
+      the name is written, which transformers does not read.
     stop: by default the id of `<|end|>` where the tokenizer has it.
     start: by default what the tokenizer's post-processor puts before a text.
     dtype: of the tensors on disk.
@@ -201,8 +205,7 @@ def save(
     ValueError: params are not those of the config, or not finite in `dtype`; an unknown template;
       a config that no family has.
   """
-  if template is not None:
-    checks.choice("template", template, TEMPLATES)
+  named = templates.known(template)
   raw = hf_config.to_json(config)
   tensors = scatter(params, layout(config, HF), dtype)
   if not start and tokenizer is not None:
@@ -212,14 +215,15 @@ def save(
   # For ids that are absent, transformers would take the family's defaults.
   ends = {"bos_token_id": start[0] if start else None, "eos_token_id": list(stop) or None}
   raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
-  if template is not None:
-    raw["specjax_template"] = template
+  if named is not None:
+    raw["specjax_template"] = named
   if mask is not None:
     raw |= {"mask_token_id": mask, "specjax_shift": shift}
 
   directory = pathlib.Path(directory)
   write(directory / "model.safetensors", tensors, raw)
   (directory / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
+  special = templates.write(directory, template)
   if tokenizer is not None:
     tokenizer.save(directory / "tokenizer.json")
     names: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -227,4 +231,4 @@ def save(
       names |= {"bos_token": tokenizer.inner.id_to_token(start[0]), "add_bos_token": True}
     if stop:
       names["eos_token"] = tokenizer.inner.id_to_token(stop[0])
-    (directory / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps(names | special, indent=2) + "\n")

@@ -2,9 +2,46 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from specjax import checks
 from specjax.data.tokenizer import Tokenizer
+
+Turns = Sequence[Mapping[str, Any]]  # each with the texts "role" and "content"
+
+
+class ChatTemplate(Protocol):
+  """How a model reads a conversation: `Template`, or `jinja_chat.JinjaTemplate`.
+
+  Both methods raise ValueError for a turn without role or content, and for a conversation that the
+  template refuses.
+  """
+
+  def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
+    """Turns as ids and a mask that is True where the assistant speaks, its end marker included."""
+    ...
+
+  def prompt(self, tokenizer: Tokenizer, turns: Turns) -> list[int]:
+    """The ids after which the assistant is to speak."""
+    ...
+
+
+def checked(turns: Turns) -> Turns:
+  """The turns; ValueError where one has no text as its role or content."""
+  for i, turn in enumerate(checks.sequence("turns", turns, "a list of turns")):
+    for key in ("role", "content"):
+      if not isinstance(turn, Mapping) or key not in turn:
+        checks.refuse(f"turns[{i}]", turn, "a dict with the texts role and content")
+      checks.text(f"turns[{i}]: {key}", turn[key])
+  return turns
+
+
+def question(turns: Turns) -> Turns:
+  """The turns without the answer at their end; ValueError where nothing is left."""
+  asked = [i for i, turn in enumerate(checked(turns)) if turn["role"] != "assistant"]
+  if not asked:
+    checks.refuse("turns", turns, "a list with a turn that is not the assistant's")
+  return turns[: asked[-1] + 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +58,39 @@ class Template:
   assistant: str
   system: str | None = None
   start: str = ""
+
+  def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
+    """See `ChatTemplate`; roles are user and assistant, and system where the format has it."""
+    pieces = [(self.start, False)]
+    for i, turn in enumerate(checked(turns)):
+      pieces += self._pieces(turn, i)
+    ids: list[int] = []
+    mask: list[bool] = []
+    for text, said in pieces:
+      new = tokenizer.encode(text) if text else []
+      ids += new
+      mask += [said] * len(new)
+    return ids, mask
+
+  def prompt(self, tokenizer: Tokenizer, turns: Turns) -> list[int]:
+    """See `ChatTemplate`."""
+    header = self.assistant.split("{}")[0].rstrip(" ")
+    return self.encode(tokenizer, turns)[0] + tokenizer.encode(header)
+
+  def _pieces(self, turn: Mapping[str, Any], i: int) -> list[tuple[str, bool]]:
+    """The texts of turn `i` and whether the assistant says them."""
+    role, content = turn["role"], turn["content"]
+    patterns = {"user": self.user, "assistant": self.assistant, "system": self.system}
+    pattern = patterns.get(role)
+    if pattern is None:
+      accepted = ", ".join(name for name, text in patterns.items() if text is not None)
+      raise ValueError(f"turns[{i}]: role={role!r}: this template has turns of {accepted}.")
+    if role != "assistant":
+      return [(pattern.format(content), False)]
+    before, after = pattern.split("{}")
+    header, end = before.rstrip(" "), after.rstrip()
+    said = before[len(header) :] + content + end
+    return [(header, False), (said, True), (after[len(end) :], False)]
 
 
 def _tagged(turn: str, start: str = "", system: bool = True) -> Template:
@@ -42,51 +112,3 @@ TEMPLATES = {
   "llada": _tagged(_HEADER, "<|startoftext|>"),
   "dream": _tagged(_IM, _DREAM_START, system=False),
 }
-
-
-def _pieces(template: Template, turn: Mapping[str, str], i: int) -> list[tuple[str, bool]]:
-  """The texts of turn `i`, each with whether the assistant says it."""
-  for key in ("role", "content"):
-    if not isinstance(turn, Mapping) or key not in turn:
-      checks.refuse(f"turns[{i}]", turn, "a dict with the texts role and content")
-  role = checks.text(f"turns[{i}]: role", turn["role"])
-  content = checks.text(f"turns[{i}]: content", turn["content"])
-  patterns = {"user": template.user, "assistant": template.assistant, "system": template.system}
-  pattern = patterns.get(role)
-  if pattern is None:
-    accepted = ", ".join(name for name, text in patterns.items() if text is not None)
-    raise ValueError(f"turns[{i}]: role={role!r}: this template has turns of {accepted}.")
-  if role != "assistant":
-    return [(pattern.format(content), False)]
-  before, after = pattern.split("{}")
-  header, end = before.rstrip(" "), after.rstrip()
-  said = before[len(header) :] + content + end
-  return [(header, False), (said, True), (after[len(end) :], False)]
-
-
-def encode_chat(
-  template: Template, tokenizer: Tokenizer, turns: Sequence[Mapping[str, str]]
-) -> tuple[list[int], list[bool]]:
-  """Turns as ids and a mask that is True where the assistant speaks, its end marker included.
-
-  Turns are dicts with "role" ("system", "user" or "assistant") and "content". Others raise
-  ValueError, as does a system turn where the template has none.
-  """
-  pieces = [(template.start, False)]
-  for i, turn in enumerate(checks.sequence("turns", turns, "a list of turns")):
-    pieces += _pieces(template, turn, i)
-  ids: list[int] = []
-  mask: list[bool] = []
-  for text, said in pieces:
-    new = tokenizer.encode(text) if text else []
-    ids += new
-    mask += [said] * len(new)
-  return ids, mask
-
-
-def encode_prompt(
-  template: Template, tokenizer: Tokenizer, turns: Sequence[Mapping[str, str]]
-) -> list[int]:
-  """The ids after which the assistant is to speak."""
-  header = template.assistant.split("{}")[0].rstrip(" ")
-  return encode_chat(template, tokenizer, turns)[0] + tokenizer.encode(header)

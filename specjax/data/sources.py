@@ -1,8 +1,10 @@
 """Random-access records by name: a JSONL file on disk, a TFDS dataset or drawn questions."""
 
+import contextlib
 import os
 import pathlib
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from specjax import checks, schema
@@ -91,6 +93,39 @@ def open_source(spec: str) -> Source:
   if not len(source):
     raise ValueError(f"{data} holds no records.")
   return source
+
+
+@contextlib.contextmanager
+def numbered(index: int) -> Iterator[None]:
+  """Puts the number of a record before what is wrong with it."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f"record {index + 1}: {error}") from None
+
+
+_ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
+
+
+def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+  """The turns of `messages`, or of ShareGPT's `conversations`; None where a record has neither.
+
+  Raises:
+    ValueError: no list of turns, an empty one, or a turn without its texts.
+  """
+  for key, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
+    if key not in record:
+      continue
+    turns = []
+    for i, turn in enumerate(checks.sequence(key, record[key], "a list of turns")):
+      if not isinstance(turn, dict):
+        checks.refuse(f"{key}[{i}]", turn, f"an object with the texts {role} and {content}")
+      held = schema.fields(turn, {role: str, content: str}, f"{key}[{i}]", needed=(role, content))
+      turns.append(turn | {"role": _ROLES.get(held[role], held[role]), "content": held[content]})
+    if not turns:
+      checks.refuse(key, record[key], "a list of one turn at least")
+    return turns
+  return None
 
 
 def text_of(record: dict[str, Any], field: str, index: int) -> str:

@@ -47,6 +47,12 @@ class Tokenizer:
     """Ids of a text; ValueError where it is no text that UTF-8 can write."""
     return self.inner.encode(checks.text("text", text), add_special_tokens=False).ids
 
+  def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Ids of a text, and the characters start..end - 1 of it that each stands for."""
+    encoding = self.inner.encode(checks.text("text", text), add_special_tokens=False)
+    # Where the tokenizer trims offsets, white space has none: it ends where its span is.
+    return encoding.ids, [(max(a - 1, 0) if a == b else a, b) for a, b in encoding.offsets]
+
   def decode(self, ids: Iterable[int]) -> str:
     """Text of ids; end markers and other special tokens are left out."""
     return self.inner.decode(list(ids), skip_special_tokens=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from specjax import checks
 from specjax.base import Params, Target
 from specjax.checkpoints import families, hf
-from specjax.data import chat
+from specjax.data.chat import ChatTemplate, Turns
 from specjax.data.tokenizer import Tokenizer
 from specjax.diffusion.base import Denoiser
 from specjax.models import sharding
@@ -47,7 +47,7 @@ class Model:
   tokenizer: Tokenizer | None
   stop: tuple[int, ...]
   start: tuple[int, ...]
-  template: str | None
+  template: ChatTemplate | None
   mask: int | None = None
   shift: bool = False
 
@@ -90,16 +90,20 @@ class Model:
       raise ValueError("prompt is empty: it needs one token at least.")
     return checks.ids("prompt", ids, self.config.vocab_size)
 
-  def chat(self, question: str | Sequence[Mapping[str, str]]) -> list[int]:
+  def chat(self, question: str | Turns) -> list[int]:
     """The ids of a question in the model's chat template, ready for `generate`.
 
     Args:
-      question: a text, or turns of `role` and `content`, the question the last.
+      question: a text, or turns of `role` and `content`: a system prompt where there is one, the
+        earlier questions with their answers, and the question.
+
+    Raises:
+      ValueError: the model has no chat template, or the template refuses the turns.
     """
     if self.template is None or self.tokenizer is None:
       raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
     turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
-    return chat.encode_prompt(chat.TEMPLATES[self.template], self.tokenizer, turns)
+    return self.template.prompt(self.tokenizer, turns)
 
   def decode(self, ids: Sequence[int]) -> str:
     """The text of ids, "" without a tokenizer."""

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from specjax import checks
-from specjax.data.sources import open_source
+from specjax.data.chat import question
+from specjax.data.sources import conversation, open_source
 from specjax.decoding.model import Model
 
 OUR_QUESTIONS = tuple(pathlib.Path(__file__).with_name("questions.txt").read_text().splitlines())
-KEYS = "prompt (text), tokens (ids), turns (texts, of which the first is used) or question (text)"
+KEYS = (
+  "prompt (text), tokens (ids), turns (texts, of which the first is used), question (text), "
+  "messages or conversations (turns)"
+)
 
 
 class Item(NamedTuple):
@@ -33,13 +37,16 @@ def _item(record: Mapping[str, Any], model: Model) -> Item:
     if not isinstance(given, list) or not all(type(i) is int for i in given):
       raise ValueError(f"tokens={given!r:.60}: accepted is a list of ids.")
     ids = model.encode(given)
+  elif turns := conversation(record):
+    asked = question(turns)
+    given, ids = asked[-1]["content"], model.chat(asked)
   elif "prompt" in record or "question" in record or record.get("turns"):
     key = next(k for k in ("prompt", "question", "turns") if k in record)
     given = record[key][0] if isinstance(record[key], list) else record[key]
     if not isinstance(given, str):
       raise ValueError(f"{key}={record[key]!r:.60}: accepted is text.")
-    asked = key != "prompt" and given and model.template
-    ids = model.chat(given) if asked else model.encode(given)
+    in_chat = key != "prompt" and given and model.template
+    ids = model.chat(given) if in_chat else model.encode(given)
   else:
     raise ValueError(f"no prompt among the keys {', '.join(record) or '(none)'}; accepted: {KEYS}.")
   return Item(given, ids, record.get("category"))
@@ -81,8 +88,10 @@ def read(
   """The first `limit` prompts of a file or dataset, see `data.sources.open_source`, all checked.
 
   Accepted records: `prompt` (text, used as it is), `tokens` (ids), Spec-Bench's `turns` (the
-  first; `category` is kept) and GSM8K's `question`. The last two are written in the model's chat
-  template where it has one. A `path` of None is that of our own questions.
+  first; `category` is kept), GSM8K's `question`, and a conversation in `messages` or ShareGPT's
+  `conversations`, of which an answer at the end is left out. `turns` and `question` are written in
+  the model's chat template where it has one; a conversation needs one. A `path` of None is that of
+  our own questions.
 
   Raises:
     ValueError: a number is below 1, or a record cannot be decoded; the first of these is named by

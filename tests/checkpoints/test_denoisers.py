@@ -9,6 +9,7 @@ import safetensors.numpy
 
 import specjax
 from specjax.checkpoints import hf
+from specjax.data.chat import TEMPLATES
 
 V, E, L, C, F, B, T = 40, 32, 2, 8, 48, 2, 9
 LLADA = {
@@ -137,7 +138,7 @@ def test_logits_are_those_of_the_formula(raw, write):
   np.testing.assert_allclose(got, expected(family, tensors, ids), atol=2e-4)
   assert model.denoiser.mask == raw["mask_token_id"] and model.stop == (2,)
   assert model.denoiser.shift == (family == "Dream")
-  assert model.template == {"llada": "llada", "Dream": "dream"}[family]
+  assert model.template == TEMPLATES[{"llada": "llada", "Dream": "dream"}[family]]
 
 
 @pytest.mark.parametrize("raw", [LLADA, DREAM], ids=["llada", "Dream"])

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import processors
 
 from specjax.checkpoints import hf
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
@@ -94,12 +95,17 @@ def test_logits_are_those_of_the_transformers_installed(name, transformers):
 def test_export_comes_back_equal(name, tmp_path):
   checkpoint = hf.load(FIXTURES / name)
   hf.save(
-    tmp_path, checkpoint.config, checkpoint.params, stop=(5, 7), template="qa", dtype=jnp.float32
+    tmp_path,
+    checkpoint.config,
+    checkpoint.params,
+    stop=(5, 7),
+    template=TEMPLATES["qa"],
+    dtype=jnp.float32,
   )
   again = hf.load(tmp_path)
   assert again.config == checkpoint.config
   assert again.stop == (5, 7)
-  assert again.template == "qa"
+  assert again.template == TEMPLATES["qa"]
   assert jax.tree.all(jax.tree.map(jnp.array_equal, again.params, checkpoint.params))
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from specjax.data.chat import TEMPLATES, encode_chat, encode_prompt
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import train_bpe
 
 SPECIAL = [
@@ -79,7 +79,7 @@ def text_of(tokenizer, ids) -> str:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_mask_covers_what_the_assistant_says_and_its_end_marker(tokenizer, name):
-  ids, mask = encode_chat(TEMPLATES[name], tokenizer, TURNS)
+  ids, mask = TEMPLATES[name].encode(tokenizer, TURNS)
   assert len(ids) == len(mask)
   marked = ""
   for said, group in itertools.groupby(zip(ids, mask, strict=True), key=lambda x: x[1]):
@@ -90,7 +90,7 @@ def test_mask_covers_what_the_assistant_says_and_its_end_marker(tokenizer, name)
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_end_marker_is_one_masked_token(tokenizer, name):
-  ids, mask = encode_chat(TEMPLATES[name], tokenizer, TURNS)
+  ids, mask = TEMPLATES[name].encode(tokenizer, TURNS)
   markers = {"vicuna": "</s>", "chatml": "<|im_end|>", "dream": "<|im_end|>"}
   markers |= dict.fromkeys(("plain", "continued", "qa"), "<|end|>")
   marker = tokenizer.id(markers.get(name, "<|eot_id|>"))
@@ -102,8 +102,8 @@ def test_end_marker_is_one_masked_token(tokenizer, name):
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("turns", [TURNS[:2], TURNS])
 def test_prompt_is_the_conversation_up_to_the_answer(tokenizer, name, turns):
-  prompt = encode_prompt(TEMPLATES[name], tokenizer, turns[:-1])
-  ids, mask = encode_chat(TEMPLATES[name], tokenizer, turns)
+  prompt = TEMPLATES[name].prompt(tokenizer, turns[:-1])
+  ids, mask = TEMPLATES[name].encode(tokenizer, turns)
   assert ids[: len(prompt)] == prompt
   assert mask[len(prompt)] and not mask[len(prompt) - 1]
 
@@ -111,13 +111,13 @@ def test_prompt_is_the_conversation_up_to_the_answer(tokenizer, name, turns):
 @pytest.mark.parametrize("name", WITH_SYSTEM)
 def test_system_turn(tokenizer, name):
   turns = [SYSTEM, TURNS[0]]
-  prompt = encode_prompt(TEMPLATES[name], tokenizer, turns)
+  prompt = TEMPLATES[name].prompt(tokenizer, turns)
   assert text_of(tokenizer, prompt) == WITH_SYSTEM[name]
-  assert not any(encode_chat(TEMPLATES[name], tokenizer, turns)[1])
+  assert not any(TEMPLATES[name].encode(tokenizer, turns)[1])
 
 
 def test_roles_that_a_template_lacks_are_refused(tokenizer):
   with pytest.raises(ValueError, match=r"role='system': .* turns of user, assistant\."):
-    encode_chat(TEMPLATES["qa"], tokenizer, [SYSTEM])
+    TEMPLATES["qa"].encode(tokenizer, [SYSTEM])
   with pytest.raises(ValueError, match=r"role='tool': .* turns of user, assistant, system\."):
-    encode_chat(TEMPLATES["chatml"], tokenizer, [{"role": "tool", "content": "x"}])
+    TEMPLATES["chatml"].encode(tokenizer, [{"role": "tool", "content": "x"}])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.checkpoints import parts
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
@@ -31,7 +32,7 @@ def model() -> Model:
   z = jnp.zeros((1, 2), jnp.int32)
   params = Transformer(CONFIG).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
   params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
-  return Model("tiny", CONFIG, params, TOKENIZER, (TOKENIZER.id(END),), (), "plain",
+  return Model("tiny", CONFIG, params, TOKENIZER, (TOKENIZER.id(END),), (), TEMPLATES["plain"],
                TOKENIZER.id(MASK))  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from options import changed
 
 import specjax
 from specjax.data import lists
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
@@ -38,7 +39,7 @@ def run(tmp_path_factory):
 
 def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   model = specjax.load(f"{run.out}/model")
-  assert not model.config.causal and model.template == "plain"
+  assert not model.config.causal and model.template == TEMPLATES["plain"]
   questions = [r["question"] for r in lists.records(1, 16, lengths=(2,), tasks=("copy",))]
   B, W, network = len(questions), 4, model.denoiser
   assert network.mask == model.tokenizer.id(MASK)
@@ -67,26 +68,36 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   assert np.mean(loss[-20:]) < 0.6 * np.mean(loss[:5])
 
 
-def test_a_question_is_never_masked_and_the_rest_ends_the_text(run):
+COPY = [
+  {"role": "user", "content": "copy : Ann Bob ="}, {"role": "assistant", "content": "Ann Bob"},
+]  # fmt: skip
+
+
+def test_a_question_is_never_masked_and_the_rest_ends_the_text():
   tokenizer = train_words(["copy : Ann Bob ="])
   end = tokenizer.id(END)
-  rows = script.rows_of([("copy : Ann Bob =", "Ann Bob")], run, tokenizer, end)
+  rows = script.rows_of([COPY], 10, TEMPLATES["plain"], tokenizer, end)
   assert rows.tokens.tolist() == [[*tokenizer.encode("copy : Ann Bob = Ann Bob"), *[end] * 3]]
   assert rows.maskable.tolist() == [[False] * 5 + [True] * 5]
 
 
-def test_text_fills_rows_and_all_of_it_is_masked_at_times(run):
+def test_text_fills_rows_and_all_of_it_is_masked_at_times():
   tokenizer = train_words(["a b c"])
-  rows = script.rows_of([("a b c " * 5,), ("c b a",)], run, tokenizer, 0)
+  rows = script.rows_of(["a b c " * 5, "c b a"], 10, TEMPLATES["plain"], tokenizer, 0)
   stream = [*tokenizer.encode("a b c " * 5), 0, *tokenizer.encode("c b a"), 0]
   assert rows.tokens.tolist() == [stream[:10], stream[10:20]] and rows.maskable.all()
 
 
-def test_rows_that_are_too_short(run):
-  short = changed(run, length=6)
+def test_rows_that_are_too_short():
   tokenizer = train_words(["copy : Ann Bob ="])
   with pytest.raises(ValueError, match="length=6: record 1 takes 8 tokens"):
-    script.rows_of([("copy : Ann Bob =", "Ann Bob")], short, tokenizer, 0)
+    script.rows_of([COPY], 6, TEMPLATES["plain"], tokenizer, 0)
+
+
+def test_a_conversation_ends_with_an_answer():
+  tokenizer = train_words(["copy : Ann Bob ="])
+  with pytest.raises(ValueError, match="record 2 does not end with an answer"):
+    script.rows_of([COPY, COPY[:1]], 10, TEMPLATES["plain"], tokenizer, 0)
 
 
 def test_a_model_goes_on_from_where_it_was(run, tmp_path):

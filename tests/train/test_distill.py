@@ -96,7 +96,7 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   )  # fmt: skip
   script.main(config)
   student, teacher = load(str(tmp_path / "run" / "model")), load(list_denoiser)
-  assert student.mask == teacher.mask and student.template == "plain"
+  assert student.mask == teacher.mask and student.template == teacher.template
   same = jax.tree.map(lambda a, b: bool((a == b).all()), student.params, teacher.params)["params"]
   assert not same["layer_0"]["qkv"] and same["embedding"] == bool(rank)
   filled = DiffusionDecoder(student, "entropy_threshold", blocks=6)(["copy : Ada Bob ="], 6)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specjax.base import Features
+from specjax.data.chat import TEMPLATES
 from specjax.data.packing import pack
 from specjax.data.tokenizer import train_bpe
 from specjax.decoding.model import Model
@@ -25,7 +26,7 @@ def random_model() -> Model:
   z = jnp.zeros((1, 2), jnp.int32)
   params = Transformer(CONFIG).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
   params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
-  return Model("tiny", CONFIG, params, train_bpe(["a b c"], 270), (0,), (), "qa")
+  return Model("tiny", CONFIG, params, train_bpe(["a b c"], 270), (0,), (), TEMPLATES["qa"])
 
 
 def random_rows():
@@ -123,7 +124,6 @@ def changed(tree):
     ("model", {"model": dataclasses.replace(MODEL, params=changed(MODEL.params))}),
     ("tokenizer", {"model": dataclasses.replace(MODEL, tokenizer=train_bpe(["c d e"], 270))}),
     ("tokenizer", {"model": dataclasses.replace(MODEL, tokenizer=None)}),
-    ("template", {"model": dataclasses.replace(MODEL, template="vicuna")}),
     ("rows", {"rows": ROWS._replace(tokens=ROWS.tokens[::-1])}),
     ("rows", {"rows": ROWS._replace(segment=ROWS.segment * 0)}),
     ("layers", {"layers": (0, 1)}),
@@ -144,8 +144,8 @@ def test_unfinished_states_of_something_else_are_refused_too(tmp_path, monkeypat
   monkeypatch.setattr(features.forward, "parts", killed)
   with pytest.raises(KeyboardInterrupt):
     compute(tmp_path)
-  with pytest.raises(ValueError, match="were computed with template='qa'"):
-    compute(tmp_path, model=dataclasses.replace(MODEL, template=None))
+  with pytest.raises(ValueError, match="were computed with tokenizer="):
+    compute(tmp_path, model=dataclasses.replace(MODEL, tokenizer=None))
 
 
 def test_states_that_half_precision_cannot_hold_are_refused(tmp_path):

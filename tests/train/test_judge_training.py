@@ -10,6 +10,7 @@ import pytest
 from options import changed
 
 from specjax.checkpoints import parts
+from specjax.data.chat import TEMPLATES
 from specjax.data.packing import pack
 from specjax.data.tokenizer import train_bpe
 from specjax.decoding.model import Model, load
@@ -43,7 +44,7 @@ def random_model() -> Model:
   z = jnp.zeros((1, 2), jnp.int32)
   params = Transformer(CONFIG).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
   params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, params)
-  return Model("tiny", CONFIG, params, TOKENIZER, (0,), (), "qa")
+  return Model("tiny", CONFIG, params, TOKENIZER, (0,), (), TEMPLATES["qa"])
 
 
 def test_results_operators_and_words_may_be_replaced():

@@ -9,6 +9,7 @@ import pytest
 from options import changed
 
 import specjax
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, train_bpe
 from specjax.train import lm
 
@@ -23,7 +24,7 @@ def test_loss_falls(lm_run):
 
 def test_export_loads_and_decodes(lm_run):
   model = specjax.load(f"{lm_run.out}/model")
-  assert model.template == "qa" and model.stop == (model.tokenizer.id(END),)
+  assert model.template == TEMPLATES["qa"] and model.stop == (model.tokenizer.id(END),)
   assert model.config.max_length == lm_run.length
   result = specjax.generate(model, [model.chat("3 pens and 4?")],
                             max_new_tokens=20)[0]  # fmt: skip
@@ -33,7 +34,8 @@ def test_export_loads_and_decodes(lm_run):
 def test_tfds_records_are_trained_on_like_lines(lm_run):
   """Records are documents whatever they come from: the source is opened by name only."""
   tokenizer = train_bpe(["a b c"], 300)
-  documents = lm.documents(("why?", "so."), lm_run, tokenizer)
+  turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so."}]
+  documents = lm.documents(turns, lm_run, tokenizer)
   (ids, mask), = documents  # fmt: skip
   assert tokenizer.inner.decode(ids, skip_special_tokens=False) == (
     "Question: why?\nAnswer: so.<|end|>"
@@ -44,7 +46,7 @@ def test_tfds_records_are_trained_on_like_lines(lm_run):
 def test_long_texts_are_split_and_lose_nothing(lm_run):
   tokenizer = train_bpe(["a b c"], 300)
   text = "abc " * 50
-  documents = lm.documents((text,), lm_run, tokenizer)
+  documents = lm.documents(text, lm_run, tokenizer)
   assert all(len(ids) <= lm_run.length for ids, _ in documents) and len(documents) > 1
   ids = [i for ids, _ in documents for i in ids]
   assert ids == tokenizer.encode(text + END)

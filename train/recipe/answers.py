@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from rich.progress import track
 
-from specjax.data.chat import TEMPLATES
-from specjax.data.sources import JsonlSource, open_source, text_of
+from specjax.data.chat import Turns, question
+from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model, load
 from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines
-from specjax.train.recipe.texts import Document, encode_pair
+from specjax.train.recipe.texts import Document, turns_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Config:
     model: zoo name or directory of the model that answers.
     data: JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT with the questions.
     out: directory of answers, checkpoints, metrics and report.json; the trained part is in `model`.
-    field: name of the question in a record.
+    field: name of the question in a record; a record with `messages` or `conversations` asks the
+      last question of its conversation.
     questions: number of records that are read, from the start of the data.
     training: options of the optimiser; a batch holds rows, for a judge tokens, for a filter
       records.
@@ -66,36 +67,38 @@ def teacher(name: str, *, causal: bool) -> Model:
     _ = model.denoiser  # raises for a causal model
   elif not model.config.causal:
     raise ValueError(f"model={name!r} is a masked diffusion model: accepted is a causal one.")
-  _template(model)
+  if model.template is None or model.tokenizer is None:
+    raise ValueError(f"model={model.name!r} has no chat template: it cannot be asked questions.")
   return model
 
 
-def _template(model: Model):
-  if model.template not in TEMPLATES or model.tokenizer is None:
-    raise ValueError(f"model={model.name!r} has no chat template: it cannot be asked questions.")
-  return model.template, model.tokenizer
-
-
-def _texts(config: Config, *fields: str) -> list[list[str]]:
+def _conversations(config: Config, *fields: str) -> list[Turns]:
   source = open_source(config.data)
-  total = min(config.questions, len(source))
-  return [[text_of(source[i], f, i) for f in fields] for i in range(total)]
+  return [turns_of(source[i], fields, i) for i in range(min(config.questions, len(source)))]
 
 
 def ask(model: Model, config: Config) -> list[list[int]]:
   """The questions as prompts, without those that leave no position for an answer.
 
   Raises:
-    ValueError: a record has no text in the field.
+    ValueError: the model has no chat template, or a record no question that it accepts.
   """
-  prompts = [model.chat(question) for (question,) in _texts(config, config.field)]
+  prompts = []
+  for i, turns in enumerate(_conversations(config, config.field)):
+    with numbered(i):
+      prompts.append(model.chat(question(turns)))
   return [p for p in prompts if len(p) < model.config.max_length]
 
 
 def given(model: Model, config: Config, answer_field: str) -> list[Document]:
-  """The questions with the answers that the records have in `answer_field`."""
-  pairs = _texts(config, config.field, answer_field)
-  return [encode_pair(*_template(model), pair) for pair in pairs]
+  """The questions with the answers that the records have in `answer_field`, or conversations."""
+  template, tokenizer = model.template, model.tokenizer
+  assert template is not None and tokenizer is not None  # see `teacher`
+  documents = []
+  for i, turns in enumerate(_conversations(config, config.field, answer_field)):
+    with numbered(i):
+      documents.append(template.encode(tokenizer, turns))
+  return documents
 
 
 def check_held_out(held_out: int, count: int, least: int = 1) -> None:

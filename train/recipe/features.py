@@ -33,7 +33,6 @@ def _claim(
     "version": VERSION,
     "model": digest(jax.tree.leaves(model.params)),
     "tokenizer": digest([model.tokenizer.inner.to_str()] if model.tokenizer else []),
-    "template": model.template,
     "rows": digest(rows),
     "shape": [*rows.tokens.shape, model.config.width],
     "layers": sorted(set(layers)),
@@ -61,7 +60,7 @@ def compute(
     Features with memory-mapped f16[R, T, E], the `hidden_layers` in the order of `layers`.
 
   Raises:
-    ValueError: the directory belongs to another target, tokenizer, template or rows, or lacks a
+    ValueError: the directory belongs to another target, tokenizer or rows, or lacks a
       layer; or a state is beyond float16.
   """
   directory = pathlib.Path(directory)

@@ -3,20 +3,21 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 
 from specjax.base import Params
-from specjax.data.chat import TEMPLATES, encode_chat
-from specjax.data.sources import open_source, text_of
+from specjax.data.chat import TEMPLATES, Turns
+from specjax.data.sources import conversation, numbered, open_source, text_of
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import init
 from specjax.train.recipe.config import Length, Network, Training
 
 Document = tuple[list[int], list[bool]]  # ids, and whether each is trained
-Text = tuple[str, ...]  # (text,) or (question, answer)
+Text = str | Turns  # which is used as it is, or a conversation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,8 +27,9 @@ class Config:
   Attributes:
     data: JSONL file or tfds:NAME:SPLIT.
     out: directory of checkpoints, metrics and the finished model, which is in `model`.
-    fields: names of the question and the answer; a record with `text` is used as it is.
-    template: chat template of question and answer.
+    fields: names of the question and the answer; a record with `text` is used as it is, and one
+      with `messages`, or ShareGPT's `conversations`, is a conversation of any length.
+    template: name of the chat template of questions and answers.
     vocab_size: size of the BPE tokenizer that is trained on the data, special tokens included.
     network: shape of the network.
     length: T, number of tokens of a row.
@@ -37,33 +39,50 @@ class Config:
   data: str
   out: str
   fields: tuple[str, str] = ("question", "answer")
-  template: str
+  template: str | None
   vocab_size: Length = 4096
   network: Network
   length: Length
   training: Training = Training()
 
 
-def read(config: Config) -> tuple[list[Text], str | None]:
-  """(all records of the data, their chat template); the template is None where all are `text`.
+def read(config: Config) -> list[Text]:
+  """All records of the data.
 
   Raises:
     ValueError: there is no such chat template, or a record has no text in one of the fields.
   """
-  if config.template not in TEMPLATES:
+  if config.template is not None and config.template not in TEMPLATES:
     raise ValueError(f"template={config.template!r}: accepted are {', '.join(TEMPLATES)}.")
   source = open_source(config.data)
-  records = [
-    tuple(text_of(record, f, i) for f in (("text",) if "text" in record else config.fields))
+  return [
+    text_of(record, "text", i) if "text" in record else turns_of(record, config.fields, i)
     for i, record in enumerate(source[i] for i in range(len(source)))
   ]
-  return records, config.template if any(len(r) == 2 for r in records) else None
 
 
-def encode_pair(template: str, tokenizer: Tokenizer, pair: Sequence[str]) -> Document:
-  """A question with its answer in a chat template; the answer is trained."""
-  turns = [{"role": r, "content": t} for r, t in zip(("user", "assistant"), pair, strict=True)]
-  return encode_chat(TEMPLATES[template], tokenizer, turns)
+def turns_of(record: dict[str, Any], fields: Sequence[str], index: int) -> Turns:
+  """The conversation of record `index`, or else its question, and its answer where it is asked for.
+
+  Args:
+    fields: names of the question and the answer, or of the question alone.
+
+  Raises:
+    ValueError: a turn without its texts, or no text in one of the fields.
+  """
+  with numbered(index):
+    turns = conversation(record)
+  roles = ("user", "assistant")[: len(fields)]
+  return turns or [
+    {"role": role, "content": text_of(record, field, index)}
+    for role, field in zip(roles, fields, strict=True)
+  ]
+
+
+def contents(records: Iterable[Text]) -> Iterator[str]:
+  """The texts of records, from which a tokenizer learns."""
+  for record in records:
+    yield from [record] if isinstance(record, str) else (turn["content"] for turn in record)
 
 
 def kept_tokenizer(out: pathlib.Path, train: Callable[[], Tokenizer]) -> Tokenizer:
