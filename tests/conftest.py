@@ -126,6 +126,7 @@ def list_denoiser(tmp_path_factory) -> str:
 
   from specjax.checkpoints import hf
   from specjax.data import lists
+  from specjax.data.chat import TEMPLATES
   from specjax.data.tokenizer import END, MASK, train_words
   from specjax.models.config import Config
   from specjax.models.transformer import Transformer
@@ -140,5 +141,5 @@ def list_denoiser(tmp_path_factory) -> str:
   params = Transformer(config).init(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
   params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
   path = tmp_path_factory.mktemp("denoiser")
-  hf.save(path, config, params, tokenizer, template="plain", mask=tokenizer.id(MASK))
+  hf.save(path, config, params, tokenizer, template=TEMPLATES["plain"], mask=tokenizer.id(MASK))
   return str(path)

@@ -10,6 +10,7 @@ import pytest
 from specjax import Decoder, DiffusionDecoder, load
 from specjax.checkpoints import hf
 from specjax.cli import main
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import train_bpe
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
@@ -27,7 +28,7 @@ def models(tmp_path_factory):
   shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), z, z, mask)
   params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes)
   causal, both = tmp_path_factory.mktemp("causal"), tmp_path_factory.mktemp("both")
-  hf.save(causal, config, params, tokenizer, template="plain")
+  hf.save(causal, config, params, tokenizer, template=TEMPLATES["plain"])
   hf.save(both, dataclasses.replace(config, causal=False), params, tokenizer, mask=5)
   return load(str(causal)), load(str(both)), str(causal)
 

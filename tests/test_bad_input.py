@@ -57,7 +57,7 @@ def model_files(tmp_path_factory):
   path = tmp_path_factory.mktemp("model")
   tokenizer = train_bpe(["the cat sat on the mat, Question: Answer: the dog"] * 2, 280)
   config = Config(tokenizer.vocab_size, 16, 1, 2, 1, 8, 24, max_length=64)
-  hf.save(path, config, zeros(config), tokenizer, template="qa")
+  hf.save(path, config, zeros(config), tokenizer, template=chat.TEMPLATES["qa"])
   return path
 
 
@@ -202,6 +202,15 @@ FILES = [  # name, content, words of the sentence
   ("tokenizer_config.json", '{"add_bos_token": "yes"}', "add_bos_token='yes'"),
   ("tokenizer_config.json", '{"bos_token": 7}', "bos_token=7: accepted is text"),
   ("tokenizer_config.json", '{"bos_token": {"id": 7}}', "bos_token=None: accepted is text"),
+  ("tokenizer_config.json", '{"chat_template": 7}', "chat_template=7: accepted is text"),
+  ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "error in line 1: Expected an exp"),
+  ("tokenizer_config.json", '{"chat_template": []}', "lists no template with the name 'default'"),
+  ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template[0]='x': accepted is an obj"),
+  ("tokenizer_config.json", '{"chat_template": [{"name": "x"}]}', "[0] lacks 'template'"),
+  ("special_tokens_map.json", '{"eos_token": []}', "eos_token=[]: accepted is text"),
+  ("chat_template.jinja", "{{ }}", "the chat template has an error in line 1: Expected an exp"),
+  ("chat_template.jinja", b"\xff", "chat_template.jinja is no UTF-8"),
+  ("chat_template.jinja", None, "cannot be read: Is a directory"),
   ("tokenizer.json", "[]", "is no tokenizer.json"),
   ("tokenizer.json", "{}", "is no tokenizer.json"),
   ("tokenizer.json", "", "tokenizer.json is not JSON"),

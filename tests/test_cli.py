@@ -15,6 +15,7 @@ from tokenizers import processors
 import specjax
 from specjax.checkpoints import heads, hf, parts
 from specjax.cli import main
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.drafters.medusa import MedusaConfig, medusa
@@ -46,7 +47,7 @@ def text_model(tmp_path_factory):
   """A random Llama with a tokenizer and a chat template."""
   tokenizer = train_bpe(["the cat sat on the mat, Question: Answer: the dog"] * 2, 280)
   path = tmp_path_factory.mktemp("text")
-  return save_model(path, tokenizer, tokenizer.vocab_size, template="qa")
+  return save_model(path, tokenizer, tokenizer.vocab_size, template=TEMPLATES["qa"])
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_what_does_not_fit_float16_is_not_written(tmp_path):
 def with_tokenizer(tmp_path):
   checkpoint = hf.load(FIXTURES / "llama1")
   tokenizer = train_bpe(TEXTS, 280)
-  hf.save(tmp_path, checkpoint.config, checkpoint.params, tokenizer, template="qa")
+  hf.save(tmp_path, checkpoint.config, checkpoint.params, tokenizer, template=TEMPLATES["qa"])
   return tmp_path, tokenizer
 
 

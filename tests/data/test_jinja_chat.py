@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import tokenizers
-from tokenizers import normalizers, processors
+from tokenizers import normalizers, pre_tokenizers, processors
 
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import Tokenizer, train_bpe
@@ -77,7 +77,8 @@ QWEN = """\
 
 GEMMA = """\
 {{ bos_token }}
-{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}
+{%- if messages[0]['role'] == 'system' %}
+{{ raise_exception('System role not supported') }}
 {%- endif %}
 {%- for message in messages %}
 {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
@@ -174,6 +175,9 @@ def byte_level() -> Tokenizer:
   tokenizer = train_bpe([" ".join(t["content"] for t in TURNS) + "\n\n"] * 9, 330)
   inner = tokenizer.inner
   inner.add_special_tokens(SPECIAL)
+  # The regular expression that makes the line breaks of a header one token, whatever follows.
+  breaks = pre_tokenizers.Split(tokenizers.Regex(r"\s*[\r\n]+"), "isolated")
+  inner.pre_tokenizer = pre_tokenizers.Sequence([breaks, inner.pre_tokenizer])
   first = processors.TemplateProcessing(
     "<s> $A", special_tokens=[("<s>", inner.token_to_id("<s>"))]
   )
@@ -244,8 +248,8 @@ def test_nothing_is_put_before_what_the_template_writes():
     assert ids.count(BYTES.id("<s>")) == (name == "mistral")
 
 
-# White space inside an answer is trained, also where a tokenizer trims its offsets.
-@pytest.mark.parametrize("content", ["a  \n\n  b", "\n", " ", "a \n", "日 本"])
+# The tokenizer gives white space no offsets of its own.
+@pytest.mark.parametrize("content", ["a  \n\n  b", " ", "a \n", "日 本"])
 @pytest.mark.parametrize("name", ["chatml", "marked"])
 def test_white_space_in_an_answer(name, content):
   turns = [TURNS[0], {"role": "assistant", "content": content}]
@@ -317,6 +321,7 @@ WRITES = [
   ("{{ tools is none }}{{ documents is none }}{{ missing }}", "TrueTrue"),
   ("{% set ns = namespace(n=1) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}", "2"),
   ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
+  ("{{ strftime_now.__code__ }}", ""),
   ("{{ bos_token }}|{{ eos_token }}", "<s>|</s>"),
   ("{{ messages[0].name is defined }}", "False"),
 ]
@@ -342,7 +347,6 @@ ESCAPES = [
   "{{ ''.__class__.__mro__[1].__subclasses__() }}",
   "{{ messages.__class__.__init__.__globals__ }}",
   "{{ raise_exception.__globals__['json'] }}",
-  "{{ strftime_now.__code__ }}",
   "{{ (messages | attr('append')).__self__ }}",
   "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
   "{{ messages.append({'role': 'user', 'content': 'x'}) }}",

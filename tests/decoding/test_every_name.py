@@ -22,6 +22,7 @@ from jax import Array
 from specjax import speculate
 from specjax.base import Drafter
 from specjax.checkpoints import heads, hf, parts
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding import catalogue, spec
 from specjax.decoding.decoder import Decoder
@@ -71,8 +72,8 @@ def home(tmp_path_factory):
     if name == "small":  # a draft model that is right now and then
       written["near"] = jax.tree.map(lambda x: x + noise.normal(size=x.shape) / 4, params)
     for kind, weights in written.items():
-      hf.save(path / kind, config, weights, TOKENIZER, template="plain", dtype=jnp.float32,
-              mask=None if config.causal else TOKENIZER.id(MASK))  # fmt: skip
+      hf.save(path / kind, config, weights, TOKENIZER, template=TEMPLATES["plain"],
+              mask=None if config.causal else TOKENIZER.id(MASK), dtype=jnp.float32)  # fmt: skip
   target = load(str(path / "target"))
   for name, (build, config) in HEADS.items():
     head = build(target.target, config())

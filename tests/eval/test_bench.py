@@ -9,6 +9,7 @@ import pytest
 
 import specjax
 from specjax.checkpoints import hf
+from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import train_bpe
 from specjax.eval import bench, divergence, prompts, verify_cost
 from specjax.models.config import Config
@@ -23,7 +24,7 @@ def model(tmp_path_factory):
   z = jnp.zeros((1, 2), jnp.int32)
   params = jax.jit(Transformer(config).init)(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
   path = tmp_path_factory.mktemp("tiny")
-  hf.save(path, config, params, tokenizer, template="qa", dtype=jnp.float32)
+  hf.save(path, config, params, tokenizer, template=TEMPLATES["qa"], dtype=jnp.float32)
   return specjax.load(str(path))
 
 

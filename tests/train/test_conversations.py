@@ -1,0 +1,112 @@
+"""Conversations of several turns in JSONL: what is trained of them, and what is answered."""
+
+import json
+
+import pytest
+from options import changed
+
+import specjax
+from specjax.checkpoints import hf
+from specjax.data.chat import TEMPLATES
+from specjax.data.jinja_chat import JinjaTemplate
+from specjax.train import denoiser, heads, lm
+from specjax.train.recipe import answers
+
+TURNS = [
+  {"role": "user", "content": "3 pens and 4?"}, {"role": "assistant", "content": "3 + 4 = 7."},
+  {"role": "user", "content": "and 5?"}, {"role": "assistant", "content": "7 + 5 = 12."},
+]  # fmt: skip
+SHARE = [{"from": f, "value": t["content"]} for f, t in zip(["human", "gpt"] * 2, TURNS)]  # noqa: B905
+MESSAGES = {"messages": TURNS}
+CONVERSATIONS = {"conversations": SHARE}
+PAIR = {"question": "3 pens and 4?", "answer": "3 + 4 = 7."}
+SOURCE = """\
+{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}|
+{% endfor %}{{ '<a>' if add_generation_prompt }}"""
+TEXT = "<u>3 pens and 4?|\n<a>3 + 4 = 7.|\n<u>and 5?|\n<a>7 + 5 = 12.|\n"
+SAID = "3 + 4 = 7.|7 + 5 = 12.|"
+
+
+def write(path, *records):
+  path.write_text("".join(json.dumps(r) + "\n" for r in records))
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def talker(tiny, tmp_path_factory):
+  """A language model that is trained on conversations; its directory."""
+  home = tmp_path_factory.mktemp("talker")
+  data = write(home / "data.jsonl", *[MESSAGES, CONVERSATIONS, PAIR] * 8)
+  lm.main(changed(tiny, data=data, out=str(home / "run"), steps=2, batch=1, length=192,
+                  template="chatml"))  # fmt: skip
+  return home / "run" / "model"
+
+
+@pytest.fixture(scope="module")
+def model(talker, tmp_path_factory):
+  """The same with a template in Jinja."""
+  path, old = tmp_path_factory.mktemp("jinja"), hf.load(talker)
+  hf.save(path, old.config, old.params, old.tokenizer, template=JinjaTemplate(SOURCE))
+  return specjax.load(str(path))
+
+
+def text_of(model, ids) -> str:
+  return model.tokenizer.inner.decode(list(ids), skip_special_tokens=False)
+
+
+def test_a_language_model_learns_from_conversations(talker):
+  model = specjax.load(str(talker))
+  assert model.template == TEMPLATES["chatml"]
+  config = lm.Config(data="", out="", template="chatml")
+  documents = [lm.documents(turns, config, model.tokenizer) for turns in (TURNS, TURNS[:2])]
+  ((ids, mask),), ((pair, _),) = documents
+  assert all(mask) and text_of(model, ids).count("<|im_start|>") == 4 and ids[: len(pair)] == pair
+  result = specjax.generate(model, [model.chat([{"role": "system", "content": "3"}, *TURNS[:3]])],
+                            max_new_tokens=3)  # fmt: skip
+  assert result[0].emitted
+
+
+@pytest.mark.parametrize("record", [MESSAGES, CONVERSATIONS])
+def test_every_answer_of_a_conversation_is_trained(model, tmp_path, record):
+  data = write(tmp_path / "data.jsonl", record, PAIR)
+  config = heads.Config(model="", data=data, out="")
+  (ids, mask), (pair, spoken) = answers.given(model, config, "answer")
+  assert text_of(model, ids) == TEXT
+  assert text_of(model, [i for i, m in zip(ids, mask, strict=True) if m]) == SAID
+  assert pair == ids[: len(pair)] and spoken == mask[: len(pair)]
+
+
+@pytest.mark.parametrize("record", [MESSAGES, CONVERSATIONS])
+def test_the_last_question_of_a_conversation_is_asked(model, tmp_path, record):
+  config = heads.Config(model="", data=write(tmp_path / "data.jsonl", record, PAIR), out="")
+  asked, alone = answers.ask(model, config)
+  assert text_of(model, asked) == TEXT[: TEXT.rindex("7 +")]
+  assert alone == model.chat(PAIR["question"])
+
+
+def test_a_denoiser_reads_the_template_of_its_start(model):
+  end = 0
+  rows = denoiser.rows_of([TURNS], 64, model.template, model.tokenizer, end)
+  spoken = [i for i, m in zip(rows.tokens[0], rows.maskable[0], strict=True) if m and i != end]
+  assert text_of(model, spoken) == SAID
+  assert rows.maskable[0, -1] and rows.tokens[0, -1] == end
+
+
+BAD = [
+  ({"messages": [TURNS[0], 7]}, r"record 2: messages\[1\]=7: accepted is an object"),
+  ({"messages": [{"role": "robot", "content": "x"}]}, "record 2: .*role='robot'"),
+  ({"conversations": [{"from": "gpt"}]}, r"record 2: conversations\[0\] lacks 'value'"),
+  ({"messages": {}}, "record 2: messages={}: accepted is a list of turns"),
+  ({"message": TURNS}, "record 2 has no text in field 'question'"),
+]
+
+
+@pytest.mark.parametrize(("record", "words"), BAD)
+def test_bad_rows_are_named_by_their_number(tiny, talker, tmp_path, record, words):
+  data = write(tmp_path / "data.jsonl", MESSAGES, record)
+  with pytest.raises(ValueError, match=words):
+    lm.main(changed(tiny, data=data, out=str(tmp_path / "out")))
+  model = specjax.load(str(talker))
+  for read in (answers.ask, lambda *a: answers.given(*a, "answer")):
+    with pytest.raises(ValueError, match=words):
+      read(model, heads.Config(model="", data=data, out=""))
