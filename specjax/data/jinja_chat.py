@@ -129,8 +129,11 @@ class JinjaTemplate:
     for i in assistants:
       before = self._text(turns[:i], prompt=True)
       after = self._text(turns[: i + 1]).rstrip()
-      if after.startswith(before) and whole.startswith(after):
-        said[len(before) : len(after)] = [True] * (len(after) - len(before))
+      # Some templates write a last token after all turns, which no turn in the middle has.
+      for end in (after, after.removesuffix(self.eos_token).rstrip()):
+        if end.startswith(before) and whole.startswith(end):
+          said[len(before) : len(end)] = [True] * (len(end) - len(before))
+          break
     if assistants and not any(said):
       raise ValueError("the chat template has no {% generation %}, and its assistant's turns do "
                        "not go on from its generation prompt: they cannot be "

@@ -264,6 +264,18 @@ def test_thinking_that_is_left_out_later_is_trained_in_the_last_turn_only():
   assert text.endswith("<|im_start|>assistant\n[[<think>\nHm.\n</think>\n\n= 42<|im_end|>]]\n")
 
 
+def test_a_token_after_the_last_turn_is_in_no_other():
+  source = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + m.content + '<|im_end|>' }}"
+    "{% endfor %}{{ '<|im_start|>assistant ' if add_generation_prompt else eos_token }}"
+  )
+  text = marked(*JinjaTemplate(source, "", "<eos>").encode(BYTES, TURNS[2:]))
+  assert text == (
+    "<|im_start|>user assistant\nand {% if %}?<|im_end|><|im_start|>assistant[[ No.<|im_end|>]]"
+    "<|im_start|>user 12 + 30<|im_end|><|im_start|>assistant[[ = 42<|im_end|><eos>]]"
+  )
+
+
 def test_a_template_that_cannot_be_trained_says_so():
   source = "{% for m in messages %}{{ m.content }};{% endfor %}{{ '...' if add_generation_prompt }}"
   template = JinjaTemplate(source)
