@@ -16,7 +16,7 @@ from rich.table import Table
 
 from specjax import checks
 from specjax.arguments import Bench, Convert, Decode, Denoise, Generate, Info, List, Tune
-from specjax.checkpoints import formats, hf, llama2c
+from specjax.checkpoints import formats, hf, llama2c, templates
 from specjax.decoding import catalogue
 from specjax.decoding.batching import Result, check_model
 from specjax.decoding.decoder import Decoder
@@ -246,7 +246,9 @@ def run_info(args: Info) -> None:
   model = _load(args.model)
   size = sum(x.size for x in jax.tree.leaves(model.params))
   rows = [("parameters", f"{size:,}"), *((k, str(v)) for k, v in vars(model.config).items())]
-  rows += [(k, str(getattr(model, k))) for k in ("template", "stop", "start")]
+  own = "none" if model.template is None else "its own, in Jinja"
+  rows += [("template", templates.known(model.template) or own)]
+  rows += [(k, str(getattr(model, k))) for k in ("stop", "start")]
   rows += [("tokenizer", "yes" if model.tokenizer else "none")]
   console = Console(highlight=False, markup=False)
   console.print(_grid(model.name, ("field", "value"), rows))
