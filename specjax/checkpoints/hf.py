@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import hf_config, templates
 from specjax.checkpoints.families import FAMILIES
-from specjax.checkpoints.files import read_config, write
+from specjax.checkpoints.files import Shapes, read_config, write
 from specjax.checkpoints.hf_layout import HF, Layout, layout, scatter
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.tokenizer import END, Tokenizer
@@ -89,20 +89,49 @@ def shards(index: pathlib.Path) -> list[pathlib.Path]:
   return [index.parent / shard for shard in sorted(set(table.values()))]
 
 
-def _check_names(found: set[str], table: Layout, spare: frozenset[str]) -> None:
+def _check_names(found: Set[str], table: Layout, spare: frozenset[str], config: str) -> None:
   expected = {part.name: part.shape for parts in table.values() for part in parts}
   for name, shape in expected.items():
     if name not in found:
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
   for name in sorted(found - expected.keys() - spare):
     if not name.endswith("rotary_emb.inv_freq"):
-      raise ValueError(f"the checkpoint has tensor {name}, for which config.json has no place.")
+      raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
+
+
+def assemble(
+  table: Layout, spare: frozenset[str], shapes: Shapes, read: Callable[[str], np.ndarray],
+  dtype: DTypeLike, config: str = "config.json",
+) -> Params:  # fmt: skip
+  """Params, read one tensor at a time, so that the host never holds the model twice.
+
+  Args:
+    table: the parameters, and the tensors that make each of them.
+    spare: names of tensors that may be there and are not read.
+    shapes: of the tensors that are there, by name.
+    read: a tensor by its name; ValueError where its dtype is not accepted.
+    dtype: of the parameters.
+    config: what calls for the tensors, for errors.
+
+  Raises:
+    ValueError: naming the first tensor that is missing, extra or misshapen.
+  """
+  _check_names(shapes.keys(), table, spare, config)
+  params = {}
+  for path, parts in table.items():
+    for name, shape in parts:
+      if tuple(shapes[name]) != shape:
+        raise ValueError(
+          f"tensor {name} has shape {tuple(shapes[name])}, {config} calls for {shape}."
+        )
+    whole = np.concatenate([read(part.name) for part in parts])
+    params[path] = jnp.asarray(whole.astype(jnp.dtype(dtype), copy=False))
+  return {"params": unflatten_dict(params)}
 
 
 def _read_params(
   directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike
 ) -> Params:
-  """Params, read one at a time, so that the host never holds the model twice."""
   single, index = directory / "model.safetensors", directory / _INDEX
   if not single.exists() and not index.exists():
     raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
@@ -114,22 +143,15 @@ def _read_params(
       except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
       home |= dict.fromkeys(file.keys(), file)
-    _check_names(set(home), table, spare)
-    params = {}
-    for path, parts in table.items():
-      for name, shape in parts:
-        view = home[name].get_slice(name)
-        if tuple(view.get_shape()) != shape:
-          raise ValueError(
-            f"tensor {name} has shape {tuple(view.get_shape())}, config.json calls for {shape}."
-          )
-        if view.get_dtype() not in _FLOATS:
-          raise ValueError(
-            f"tensor {name} has dtype {view.get_dtype()}; accepted are {', '.join(_FLOATS)}."
-          )
-      whole = np.concatenate([home[part.name].get_tensor(part.name) for part in parts])
-      params[path] = jnp.asarray(whole.astype(jnp.dtype(dtype), copy=False))
-  return {"params": unflatten_dict(params)}
+
+    def read(name: str) -> np.ndarray:
+      found = home[name].get_slice(name).get_dtype()
+      if found not in _FLOATS:
+        raise ValueError(f"tensor {name} has dtype {found}; accepted are {', '.join(_FLOATS)}.")
+      return home[name].get_tensor(name)
+
+    shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in home.items()}
+    return assemble(table, spare, shapes, read, dtype)
 
 
 def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

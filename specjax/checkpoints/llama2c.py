@@ -3,6 +3,7 @@
 import math
 import pathlib
 import struct
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,9 +56,9 @@ def _tables(c: Config) -> dict[str, tuple[int, ...]]:
   return tables if c.tied else tables | {"wcls": (c.vocab_size, E)}
 
 
-def _halves(w: np.ndarray, heads: int) -> np.ndarray:
-  """Rows of w [heads * C, E], per head, from rotary pairs (2i, 2i + 1) to (i, i + C / 2)."""
-  return w.reshape(heads, -1, 2, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
+def halves(w: np.ndarray, heads: int) -> np.ndarray:
+  """Rows of w [heads * C, ...], per head, from rotary pairs (2i, 2i + 1) to (i, i + C / 2)."""
+  return w.reshape(heads, -1, 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
 def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]:
@@ -81,12 +82,24 @@ def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]
   return pieces
 
 
+def scored_merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+  """The merges of a vocabulary whose tokens have scores.
+
+  Such a tokenizer joins, again and again, the adjacent pair whose joint text has the highest score,
+  so every way to split a token into two is a merge, ranked by the token's score.
+  """
+  merges = []
+  for text in sorted(scores, key=lambda text: -scores[text]):
+    splits = ((text[:k], text[k:]) for k in range(1, len(text)))
+    merges += [pair for pair in splits if all(part in scores for part in pair)]
+  return merges
+
+
 def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
   """A tokenizer with llama2.c's ids; ValueError where the file has not `vocab_size` tokens.
 
-  llama2.c joins, again and again, the adjacent pair whose joint text has the highest score, so
-  every way to split a token is a merge, ranked by the token's score. Encoding puts one more space
-  before a text; decoding drops it after `<s>` only, so that a continuation keeps its own.
+  Encoding puts one more space before a text; decoding drops it after `<s>` only, so that a
+  continuation keeps its own.
   """
   path = pathlib.Path(path)
   pieces = _read_pieces(path, vocab_size)
@@ -96,10 +109,7 @@ def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
   if len(vocab) != vocab_size:
     raise ValueError(f"{path} has {len(vocab)} different tokens, and the model {vocab_size}.")
 
-  merges = []
-  for i in sorted(range(first, vocab_size), key=lambda i: -pieces[i][0]):
-    splits = ((names[i][:k], names[i][k:]) for k in range(1, len(names[i])))
-    merges += [pair for pair in splits if all(vocab.get(part, 0) >= first for part in pair)]
+  merges = scored_merges({names[i]: pieces[i][0] for i in range(first, vocab_size)})
   inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
   inner.normalizer = normalizers.Prepend(" ")
   bos = _SPECIAL[_BOS]
@@ -143,7 +153,7 @@ def load(
   if not c.tied:
     params["lm_head"] = array(t["wcls"])
   for i in range(c.layers):
-    q, k = _halves(t["wq"][i], c.heads), _halves(t["wk"][i], c.kv_heads)
+    q, k = halves(t["wq"][i], c.heads), halves(t["wk"][i], c.kv_heads)
     params[f"layer_{i}"] = {
       "attention_norm": {"weight": array(t["attention_norm"][i])},
       "qkv": array(q, k, t["wv"][i]),

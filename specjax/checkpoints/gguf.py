@@ -1,0 +1,182 @@
+"""GGUF files: sizes, weights, tokenizer and chat template in one file, as llama.cpp reads it."""
+
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from gguf import GGUFReader, ReaderTensor, get_tensor_name_map, quants
+from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+from jax.typing import DTypeLike
+
+from specjax import checks, schema
+from specjax.checkpoints import gguf_tokenizer
+from specjax.checkpoints.families import FAMILIES
+from specjax.checkpoints.hf import Checkpoint, assemble
+from specjax.checkpoints.hf_layout import Fusion
+from specjax.checkpoints.llama2c import halves
+from specjax.models.config import Config, rope_frequencies
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+  "llama": {"model_type": "llama"},
+  "qwen2": {"model_type": "qwen2"},
+  "qwen3": {"model_type": "qwen3"},
+  "llada": {"model_type": "llama", "is_causal": False},
+  "dream": {"model_type": "Dream"},
+}
+"""What says the same in a config.json."""
+
+_PAIRED = ("llama", "llada")  # their rows of q and k lie in rotary pairs (2i, 2i + 1)
+_STRETCH = "rope_freqs.weight"  # by what Llama 3.1 divides each rotary frequency
+_LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+_SIZE = functools.partial(checks.whole, least=1)
+# Keys after the architecture's name: what they accept, and their names in a config.json.
+_KEYS: dict[str, tuple[Any, str]] = {
+  "block_count": (_SIZE, "num_hidden_layers"),
+  "embedding_length": (_SIZE, "hidden_size"),
+  "feed_forward_length": (_SIZE, "intermediate_size"),
+  "attention.head_count": (_SIZE, "num_attention_heads"),
+  "attention.head_count_kv": (_SIZE, "num_key_value_heads"),
+  "attention.key_length": (_SIZE, "head_dim"),
+  "attention.layer_norm_rms_epsilon": (float, "rms_norm_eps"),
+  "attention.sliding_window": (_SIZE, "sliding_window"),
+  "attention.causal": (bool, "is_causal"),
+  "context_length": (_SIZE, "max_position_embeddings"),
+  "rope.freq_base": (float, "rope_theta"),
+  "vocab_size": (_SIZE, "vocab_size"),
+}
+_NEEDED = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+_OTHERS = {
+  "attention.value_length": _SIZE, "rope.dimension_count": _SIZE, "rope.scaling.type": str,
+  "rope.scaling.factor": float, "expert_count": functools.partial(checks.whole, most=0),
+}  # fmt: skip
+
+
+def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
+  """Metadata by key, and tensors by name, mapped into memory and not yet read.
+
+  Raises:
+    ValueError: the file is absent, damaged or no GGUF file.
+  """
+  schema.contents(path, 1)
+  try:
+    reader = GGUFReader(path)
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+  except (ValueError, LookupError, OverflowError, TypeError) as error:
+    raise ValueError(f"{path} is truncated or no GGUF file: {error}.") from error
+  for key, value in metadata.items():
+    if isinstance(value, float):  # a float32, whose shortest decimal is what was meant
+      metadata[key] = float(str(np.float32(value)))
+  return metadata, {tensor.name: tensor for tensor in reader.tensors}
+
+
+def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
+  return tuple(int(n) for n in reversed(tensor.shape))
+
+
+def _values(tensor: ReaderTensor) -> np.ndarray:
+  """The values of a tensor in float32; ValueError where its type cannot be dequantised."""
+  try:
+    plain = np.asarray(tensor.data)  # slices of a memmap take twice as long
+    return quants.dequantize(plain, tensor.tensor_type).reshape(_shape(tensor))
+  except NotImplementedError:
+    checks.refuse(
+      f"type of tensor {tensor.name}",
+      tensor.tensor_type.name,
+      "one that the package gguf dequantises, such as F32, F16, BF16, Q8_0 or Q4_K",
+    )
+
+
+def _config_json(
+  metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], where: str
+) -> tuple[str, dict[str, Any]]:
+  """(architecture, the config.json that says the same)."""
+  name = f"{where}: general.architecture"
+  kind = checks.choice(name, metadata.get("general.architecture"), ARCHITECTURES)
+  known = {f"{kind}.{k}": check for k, (check, _) in _KEYS.items()}
+  known |= {f"{kind}.{k}": check for k, check in _OTHERS.items()}
+  values = schema.fields(metadata, known, where, [f"{kind}.{k}" for k in _NEEDED])
+  found = {k.removeprefix(f"{kind}."): v for k, v in values.items()}
+  raw = {theirs: found[k] for k, (_, theirs) in _KEYS.items() if k in found}
+  raw |= ARCHITECTURES[kind]
+  if "vocab_size" not in raw and isinstance(tokens := metadata.get("tokenizer.ggml.tokens"), list):
+    raw["vocab_size"] = len(tokens)
+  if kind == "llama" and "sliding_window" in raw:
+    raw["model_type"] = "mistral"
+  if kind != "qwen2":
+    raw["attention_bias"] = "blk.0.attn_q.bias" in tensors
+  raw["tie_word_embeddings"] = "output.weight" not in tensors
+
+  head = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
+  if found.get("attention.value_length", head) != head:
+    checks.refuse(f"{where}: {kind}.attention.value_length", found["attention.value_length"],
+                  f"the length of keys, {head}")  # fmt: skip
+  if head and found.get("rope.dimension_count", head) != head:
+    raw["partial_rotary_factor"] = found["rope.dimension_count"] / head
+  if found.get("rope.scaling.type", "none") != "none":
+    raw["rope_scaling"] = {"rope_type": found["rope.scaling.type"],
+                           "factor": found.get("rope.scaling.factor")}  # fmt: skip
+  if _STRETCH in tensors:
+    stretch = float(_values(tensors[_STRETCH]).max())
+    raw["rope_scaling"] = {"rope_type": "llama3", "factor": stretch, **_LLAMA3}
+  return kind, raw
+
+
+def _check_stretch(config: Config, tensor: ReaderTensor, theta: float, where: str) -> None:
+  """Raises ValueError unless the frequencies are divided as Llama 3.1's are."""
+  exponent = np.arange(0, config.head_dim, 2) / config.head_dim
+  stretch = _values(tensor)
+  wanted = rope_frequencies(config)
+  if stretch.shape != wanted.shape or not np.allclose(theta**-exponent / stretch, wanted, 1e-4):
+    raise ValueError(f"{where}: {_STRETCH} stretches rotary frequencies by other limits than "
+                     f"those of Llama 3.1, {_LLAMA3}.")  # fmt: skip
+
+
+def load(path: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint:
+  """Reads a GGUF file, tensor by tensor.
+
+  Args:
+    path: of one whole file; shards are to be joined first.
+    dtype: of the parameters in memory, whatever the file has.
+
+  Raises:
+    ValueError: an unknown architecture, feature or tokenizer; a value of a wrong type or range; a
+      missing, surplus or misshapen tensor; a file that is damaged or absent.
+  """
+  path = pathlib.Path(path)
+  metadata, tensors = _open(path)
+  kind, raw = _config_json(metadata, tensors, str(path))
+  family = FAMILIES[raw["model_type"]]
+  config = family.from_json(raw, str(path))
+  if _STRETCH in tensors:
+    _check_stretch(config, tensors[_STRETCH], config.rope_theta, str(path))
+
+  architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind)
+  names = get_tensor_name_map(MODEL_ARCH(architecture), config.layers)
+
+  def theirs(name: str) -> str:
+    return names.get_name(name, (".weight", ".bias")) or name
+
+  table = {
+    ours: [Fusion(theirs(part.name), part.shape) for part in parts]
+    for ours, parts in family.layout(config).items()
+  }
+  spare = frozenset(map(theirs, family.spare(config))) | {_STRETCH}
+  heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if kind in _PAIRED else {}
+
+  def read(name: str) -> np.ndarray:
+    values = _values(tensors[name])
+    part = name.split(".")[-2]
+    return halves(values, heads[part]) if part in heads else values
+
+  shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
+  params = assemble(table, spare, shapes, read, dtype, f"the metadata of {path.name}")
+  text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
+  return Checkpoint(
+    config=config, params=params, tokenizer=text.tokenizer, stop=text.stop, template=None,
+    start=text.start, mask=text.mask,
+    shift=metadata.get("diffusion.shift_logits", kind == "dream"),
+  )  # fmt: skip
