@@ -11,7 +11,8 @@ class Decode:
   """What both ways to decode prompts take.
 
   Attributes:
-    model: zoo name or directory; by default the zoo's.
+    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
+    revision: branch, tag or commit of a model on the hub.
     prompt: one text.
     prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question` or `turns`.
     chat: write --prompt in the model's chat template, as a question.
@@ -23,6 +24,7 @@ class Decode:
   """
 
   model: str | None = None
+  revision: str | None = None
   prompt: str | None = None
   prompts: str | None = None
   chat: bool = False
@@ -82,7 +84,8 @@ class Bench(options.Bench):
   An option that the suite does not read is refused.
 
   Attributes:
-    model: zoo name or directory; by default the zoo's.
+    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
+    revision: branch, tag or commit of a model on the hub.
     suite: prompts, for an autoregressive model; or parallelbench: operations on lists, for a masked
       diffusion model, by default the zoo's. It does not read --drafters, --prompts and --verifier,
       and its --limit counts questions per task and length.
@@ -97,6 +100,7 @@ class Bench(options.Bench):
 
   max_new_tokens: int | None = None  # type: ignore[assignment]  # the suite decides
   model: str | None = None
+  revision: str | None = None
   suite: Literal["prompts", "parallelbench"] = "prompts"
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   published: str | None = None
@@ -110,12 +114,14 @@ class Tune(options.Tune):
   """Choose the tree of a head, a chain or no speculation by speed on this machine, and check it.
 
   Attributes:
-    model: zoo name or directory; by default the zoo's.
+    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
+    revision: branch, tag or commit of a model on the hub.
     out: directory for tree.json (named as in medusa/tree[FILE]), summary.json, table.md and
       tune.png.
   """
 
   model: str | None = None
+  revision: str | None = None
   out: str = "results/tune"
 
 
@@ -126,7 +132,8 @@ class Convert:
   A model becomes the Hugging Face directory that --model takes.
 
   Attributes:
-    format: what --model is: a llama2.c checkpoint file, a Hugging Face directory or a draft head.
+    format: what --model is: a llama2.c checkpoint, a GGUF file, a Hugging Face directory or a draft
+      head.
     model: the file or directory; of a head, ours or as it was published.
     out: directory to write, in which no model or head is yet.
     tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
@@ -134,7 +141,7 @@ class Convert:
     to: format of a head: ours, or that in which heads of its method are published.
   """
 
-  format: Literal["llama2c", "hf", "head"]
+  format: Literal["llama2c", "gguf", "hf", "head"]
   model: str
   out: str
   tokenizer: str | None = None
@@ -152,10 +159,12 @@ class Info:
   """Describe a model.
 
   Attributes:
-    model: zoo name or directory; by default the zoo's.
+    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
+    revision: branch, tag or commit of a model on the hub.
   """
 
   model: str | None = None
+  revision: str | None = None
 
 
 _DRAFTER = {

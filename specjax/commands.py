@@ -16,7 +16,7 @@ from rich.table import Table
 
 from specjax import checks
 from specjax.arguments import Bench, Convert, Decode, Denoise, Generate, Info, List, Tune
-from specjax.checkpoints import formats, hf, llama2c, templates
+from specjax.checkpoints import formats, gguf, hf, hub, llama2c, templates
 from specjax.decoding import catalogue
 from specjax.decoding.batching import Result, check_model
 from specjax.decoding.decoder import Decoder
@@ -31,10 +31,10 @@ JSON_KEYS = (
 )  # fmt: skip
 
 
-def _load(name: str | None, causal: bool | None = None) -> Model:
+def _load(name: str | None, causal: bool | None = None, revision: str | None = None) -> Model:
   """The model of a name, by default the zoo's, causal or not where that matters."""
   default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
-  model = load(default if name is None else name)
+  model = load(default if name is None else name, revision=revision)
   if causal is not None:
     check_model(model, causal)
   return model
@@ -56,7 +56,7 @@ def _items(args: Decode, model):
 
 
 def run_generate(args: Generate) -> None:
-  model = _load(args.model, causal=True)
+  model = _load(args.model, True, args.revision)
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors,
@@ -129,7 +129,7 @@ def _check_picture(file: str) -> None:
 def run_denoise(args: Denoise) -> None:
   if args.picture is not None:
     _check_picture(args.picture)
-  model = _load(args.model, causal=False)
+  model = _load(args.model, False, args.revision)
   items = _items(args, model)
   decoder = DiffusionDecoder(
     model, args.policy, temperature=args.temperature, seed=args.seed, batch=args.batch
@@ -149,7 +149,7 @@ def _parallelbench(args: Bench) -> None:
                      "choose among our own questions.")  # fmt: skip
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(_load(args.model, causal=False), config, args.out)
+  summary = parallelbench.run(_load(args.model, False, args.revision), config, args.out)
   print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
 
 
@@ -165,7 +165,7 @@ def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
     value, name = getattr(args, field.name), names.get(field.name, field.name)
     if name in known:
       found[name] = value
-    elif field.name not in ("model", "suite", "out") and value != field.default:
+    elif field.name not in ("model", "revision", "suite", "out") and value != field.default:
       flag = field.name.replace("_", "-")
       raise ValueError(f"--{flag} {value!r}: --suite {args.suite} does not read this option.")
   return found
@@ -177,7 +177,7 @@ def run_bench(args: Bench) -> None:
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  summary = bench.run(_load(args.model, causal=True), bench.Config(**fields), args.out)
+  summary = bench.run(_load(args.model, True, args.revision), bench.Config(**fields), args.out)
   console = Console(highlight=False)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
   console.print(report.contents(args.out), markup=False)
@@ -185,8 +185,8 @@ def run_bench(args: Bench) -> None:
 
 def run_tune(args: Tune) -> None:
   fields = dataclasses.asdict(args)
-  name, out = fields.pop("model"), fields.pop("out")
-  summary = tune.run(_load(name, causal=True), tune.Config(**fields), out)
+  name, revision, out = (fields.pop(key) for key in ("model", "revision", "out"))
+  summary = tune.run(_load(name, True, revision), tune.Config(**fields), out)
   console = Console(highlight=False)
   console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)
@@ -213,6 +213,8 @@ def run_convert(args: Convert) -> None:
                 dtype=jnp.float32)  # fmt: skip
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
     return
+  elif args.format == "gguf":
+    c = gguf.load(resolve(args.model))
   else:
     c = hf.load(args.model)
   # float32 holds every accepted dtype, so the converted model decodes as the original does.
@@ -239,11 +241,11 @@ def run_list(args: List) -> None:
   console.width = max(console.width, 160)  # a part is one line, which a terminal may wrap
   for title, rows in catalogue.parts().items():
     console.print(_grid(title, ("name", "knobs", "label", "source", ""), rows), "")
-  console.print(_grid("zoo", ("name", "kind"), catalogue.zoo()))
+  console.print(_grid("zoo", ("name", "kind"), [*catalogue.zoo(), *hub.rows()]))
 
 
 def run_info(args: Info) -> None:
-  model = _load(args.model)
+  model = _load(args.model, revision=args.revision)
   size = sum(x.size for x in jax.tree.leaves(model.params))
   rows = [("parameters", f"{size:,}"), *((k, str(v)) for k, v in vars(model.config).items())]
   own = "none" if model.template is None else "its own, in Jinja"
@@ -252,7 +254,7 @@ def run_info(args: Info) -> None:
   rows += [("tokenizer", "yes" if model.tokenizer else "none")]
   console = Console(highlight=False, markup=False)
   console.print(_grid(model.name, ("field", "value"), rows))
-  for card in sorted(resolve(model.name).glob("*.md")):
+  for card in sorted(resolve(model.name, args.revision).glob("*.md")):
     console.print("", card.read_text(), sep="\n")
 
 

@@ -82,7 +82,7 @@ class Text(NamedTuple):
 
 
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_SCHEMA = {
+_SCHEMA: dict[str, Any] = {
   "model": str, "pre": str, "tokens": tuple[str, ...], "scores": tuple[float, ...],
   "token_type": tuple[int, ...], "merges": tuple[str, ...], "add_bos_token": bool,
   "add_space_prefix": bool,
@@ -189,8 +189,12 @@ def _sentence_piece(found: Mapping[str, Any], where: str) -> tuple[tokenizers.To
       unk_token=unknown, fuse_unk=True, byte_fallback=True,
     )
   )  # fmt: skip
-  spaces = [normalizers.Replace(" ", _SPACE)]
-  steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+  spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
+  steps: list[decoders.Decoder] = [
+    decoders.Replace(_SPACE, " "),
+    decoders.ByteFallback(),
+    decoders.Fuse(),
+  ]
   if found.get("add_space_prefix", True):
     spaces.insert(0, normalizers.Prepend(_SPACE))
     steps.append(decoders.Strip(" ", 1, 0))

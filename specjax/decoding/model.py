@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks
 from specjax.base import Params, Target
-from specjax.checkpoints import families, hf
+from specjax.checkpoints import families, gguf, hf, hub
 from specjax.data.chat import ChatTemplate, Turns
 from specjax.data.tokenizer import Tokenizer
 from specjax.diffusion.base import Denoiser
@@ -31,7 +31,7 @@ class Model:
   """A loaded language model.
 
   Attributes:
-    name: zoo name or directory.
+    name: as `load` took it.
     config: its network.
     params: its weights.
     tokenizer: None for a model that takes ids only.
@@ -111,29 +111,46 @@ class Model:
     return self.tokenizer.decode(ids) if self.tokenizer else ""
 
 
-def resolve(name: str) -> pathlib.Path:
-  """The directory of a zoo name, or the directory itself.
+def resolve(name: str, revision: str | None = None) -> pathlib.Path:
+  """The directory or GGUF file of a name: of the zoo, a path, in `hub.MODELS`, or of the hub.
+
+  Args:
+    name: a path that exists wins over the hub.
+    revision: of a repository of the hub, see `hub.snapshot`.
 
   Raises:
-    ValueError: neither exists.
+    ValueError: nothing has this name, or it cannot be downloaded.
   """
   checks.text("name", name)
+  if revision is not None and not hub.is_repository(checks.text("revision", revision) and name):
+    checks.refuse("revision", revision, f"one of a model ORG/NAME of the hub, not of {name!r}")
   for path in (ZOO / name, pathlib.Path(name)):
     if name and os.path.isfile(path / "config.json"):  # pathlib's raises for a name too long
       return path
-  known = ", ".join(sorted(p.parent.name for p in ZOO.glob("*/config.json")))
+  if name.endswith(".gguf") and os.path.isfile(name):
+    return pathlib.Path(name)
+  if name in hub.MODELS:
+    return hub.fetch(name)
+  if hub.is_repository(name):
+    return hub.snapshot(name, revision)
+  known = ", ".join(sorted(p.parent.name for p in ZOO.glob("*/config.json")) + list(hub.MODELS))
   raise ValueError(
-    f"{checks.shown(name)} is no directory with a config.json, nor in the zoo ({known})."
+    f"{checks.shown(name)} is no directory with a config.json, no GGUF file, nor in the zoo "
+    f"({known})."
   )
 
 
-def load(name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32) -> Model:
-  """Loads a model by zoo name or from a Hugging Face directory.
+def load(
+  name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None
+) -> Model:
+  """Loads a model by name, from a Hugging Face directory or from a GGUF file.
 
   Args:
-    name: for example "gsm8k-7m" or "path/to/llama"; `specjax convert` makes a directory of
-      other formats.
+    name: for example "gsm8k-7m" of the zoo, "smollm2-135m" or "ORG/NAME" of the hub, which are
+      downloaded once, "path/to/llama" or "model.gguf"; `specjax convert` makes a directory of other
+      formats.
     dtype: that of the weights in memory, and so of the arithmetic.
+    revision: branch, tag or commit of a repository of the hub.
 
   Raises:
     ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.
@@ -144,4 +161,6 @@ def load(name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32) -> Model:
     floating = False
   if dtype is None or not floating:
     checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
-  return Model(name, **hf.load(resolve(name), dtype)._asdict())
+  path = resolve(name, revision)
+  read = gguf.load if path.suffix == ".gguf" else hf.load
+  return Model(name, **read(path, dtype)._asdict())
