@@ -1,0 +1,324 @@
+"""GGUF files written here, against the Hugging Face directories that they were made from.
+
+Names of tensors, the order of rotary rows and the stretch of frequencies are those of llama.cpp's
+converter, stated anew.
+"""
+
+import json
+import pathlib
+import shutil
+
+import gguf as package
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from gguf import GGMLQuantizationType as Kind
+from gguf import quants
+
+import specjax
+from specjax.checkpoints import gguf, hf
+from specjax.cli import main
+
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
+NAMES = {
+  "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+  "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+  "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+  "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+  "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+  "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+KEYS = {
+  "num_hidden_layers": "block_count", "hidden_size": "embedding_length",
+  "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+  "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+  "max_position_embeddings": "context_length", "vocab_size": "vocab_size",
+}  # fmt: skip
+Q, DOWN = "blk.0.attn_q.weight", "blk.1.ffn_down.weight"
+
+
+def name_of(theirs: str) -> str:
+  stem, _, kind = theirs.rpartition(".")
+  if stem.startswith("model.layers."):
+    number, _, part = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{number}.{NAMES[part]}.{kind}"
+  return f"{NAMES[stem]}.{kind}"
+
+
+def in_pairs(w: np.ndarray, heads: int) -> np.ndarray:
+  """Rows i and i + C / 2 of every head side by side."""
+  out, size = np.empty_like(w), len(w) // heads
+  for row in range(len(w)):
+    head, i = divmod(row, size)
+    half, pair = divmod(i, size // 2)
+    out[head * size + 2 * pair + half] = w[row]
+  return out
+
+
+def read_directory(directory: pathlib.Path, arch: str):
+  """(metadata after the architecture's name, tensors) of the file that says the same."""
+  raw = json.loads((directory / "config.json").read_text())
+  tensors = {}
+  for file in directory.glob("*.safetensors"):
+    for name, w in safetensors.numpy.load_file(file).items():
+      heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+      part = name_of(name).split(".")[-2]
+      paired = arch in ("llama", "llada") and part in heads
+      tensors[name_of(name)] = in_pairs(w, raw[heads[part]]) if paired else w
+  metadata = {ours: raw[key] for key, ours in KEYS.items() if key in raw}
+  rope = raw.get("rope_parameters") or {}
+  metadata["attention.layer_norm_rms_epsilon"] = raw["rms_norm_eps"]
+  metadata["rope.freq_base"] = float(rope.get("rope_theta", raw.get("rope_theta", 1e4)))
+  if raw["model_type"] == "mistral":
+    metadata["attention.sliding_window"] = raw["sliding_window"]
+  if rope.get("rope_type") == "linear":
+    metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+  if rope.get("rope_type") == "llama3":
+    tensors["rope_freqs.weight"] = stretch(rope, raw["hidden_size"] // raw["num_attention_heads"])
+  return metadata, tensors
+
+
+def stretch(rope, head_dim: int) -> np.ndarray:
+  """Llama 3.1's: by wavelength, long ones by the factor, short ones not, others in between."""
+  factors = []
+  for i in range(0, head_dim, 2):
+    wavelength = 2 * np.pi * rope["rope_theta"] ** (i / head_dim)
+    turns = rope["original_max_position_embeddings"] / wavelength
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = (turns - low) / (high - low)
+    inside = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    factors.append(rope["factor"] if turns < low else 1.0 if turns > high else inside)
+  return np.array(factors, np.float32)
+
+
+def write(file, arch, metadata, tensors, kinds=lambda name, w: Kind.F32):
+  writer = package.GGUFWriter(file, arch)
+  add = {bool: writer.add_bool, str: writer.add_string, float: writer.add_float32,
+         int: writer.add_uint32, list: writer.add_array}  # fmt: skip
+  for key, value in metadata.items():
+    whole = key if key.startswith(("tokenizer.", "diffusion.")) else f"{arch}.{key}"
+    add[type(value)](whole, value)
+  for name, w in tensors.items():
+    kind = kinds(name, w)
+    raw = w if w.dtype != np.float32 else quants.quantize(w, kind)
+    plain = raw.dtype in (np.float32, np.float16, np.float64, np.int32)
+    writer.add_tensor(name, raw, raw_dtype=None if plain else kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  return file
+
+
+def equal(a, b) -> bool:
+  return jax.tree.all(jax.tree.map(jnp.array_equal, a, b))
+
+
+@pytest.fixture
+def edited(tmp_path):
+  """Copies a fixture with other config values and more tensors."""
+
+  def copy(name, more=None, **config):
+    directory = shutil.copytree(FIXTURES / name, tmp_path / name)
+    raw = json.loads((directory / "config.json").read_text()) | config
+    (directory / "config.json").write_text(json.dumps(raw))
+    file = directory / "model.safetensors"
+    if more:
+      safetensors.numpy.save_file(safetensors.numpy.load_file(file) | more, file)
+    return directory
+
+  return copy
+
+
+@pytest.mark.parametrize(
+  ("name", "arch"),
+  [("llama1", "llama"), ("linear", "llama"), ("mistral", "llama"), ("qwen2", "qwen2"),
+   ("qwen3", "qwen3")],
+)  # fmt: skip
+def test_a_file_is_the_directory_it_was_made_of(name, arch, tmp_path):
+  file = write(tmp_path / "m.gguf", arch, *read_directory(FIXTURES / name, arch))
+  got, want = gguf.load(file), hf.load(FIXTURES / name)
+  assert got.config == want.config
+  assert equal(got.params, want.params)
+  assert (got.tokenizer, got.stop, got.start, got.mask) == (None, (), (), None)
+  assert gguf.load(file, jnp.bfloat16).params["params"]["layer_0"]["qkv"].dtype == jnp.bfloat16
+
+
+def test_the_frequencies_of_llama_3_1(edited, tmp_path):
+  rope = json.loads((FIXTURES / "llama3" / "config.json").read_text())["rope_parameters"]
+  rope |= {"rope_theta": 5e5, "original_max_position_embeddings": 8192}
+  directory = edited("llama3", rope_parameters=rope)
+  file = write(tmp_path / "m.gguf", "llama", *read_directory(directory, "llama"))
+  assert gguf.load(file).config == hf.load(directory).config
+
+
+def test_biases_of_rotated_rows(edited, tmp_path):
+  rng, sizes = np.random.default_rng(0), {"q": 32, "k": 16, "v": 16}
+  more = {
+    f"model.layers.{i}.self_attn.{x}_proj.bias": rng.normal(size=n).astype(np.float32)
+    for i in range(2)
+    for x, n in sizes.items()
+  }
+  directory = edited("linear", more, attention_bias=True)
+  file = write(tmp_path / "m.gguf", "llama", *read_directory(directory, "llama"))
+  got, want = gguf.load(file), hf.load(directory)
+  assert got.config == want.config and got.config.qkv_bias
+  assert equal(got.params, want.params)
+
+
+@pytest.mark.parametrize(
+  ("name", "arch", "more", "shift"),
+  [("llama1", "llada", {"diffusion.shift_logits": False}, False), ("qwen2", "dream", {}, True)],
+)
+def test_masked_diffusion_models(name, arch, more, shift, edited, tmp_path):
+  metadata, tensors = read_directory(FIXTURES / name, arch)
+  more = more | {"tokenizer.ggml.mask_token_id": 95}
+  got = gguf.load(write(tmp_path / "m.gguf", arch, metadata | more, tensors))
+  want = hf.load(edited(name, is_causal=False))
+  assert got.config == want.config and not got.config.causal
+  assert equal(got.params, want.params)
+  assert (got.mask, got.shift) == (95, shift)
+
+
+WIDE = {
+  "block_count": 1, "embedding_length": 256, "feed_forward_length": 256, "context_length": 64,
+  "attention.head_count": 4, "attention.head_count_kv": 2, "vocab_size": 8,
+  "attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
+SHAPES = {
+  "token_embd": (8, 256), "output": (8, 256), "output_norm": (256,), "blk.0.attn_norm": (256,),
+  "blk.0.ffn_norm": (256,), "blk.0.attn_q": (256, 256), "blk.0.attn_k": (128, 256),
+  "blk.0.attn_v": (128, 256), "blk.0.attn_output": (256, 256), "blk.0.ffn_gate": (256, 256),
+  "blk.0.ffn_up": (256, 256), "blk.0.ffn_down": (256, 256),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("kind", "error"),
+  [(Kind.F16, 2e-3), (Kind.BF16, 0.02), (Kind.Q8_0, 0.02), (Kind.Q4_0, 0.4), (Kind.Q4_1, 0.3),
+   (Kind.Q5_0, 0.2), (Kind.Q5_1, 0.15)],
+  ids=lambda value: getattr(value, "name", ""),
+)  # fmt: skip
+def test_types_of_tensors(kind, error, tmp_path):
+  rng = np.random.default_rng(1)
+  tensors = {f"{k}.weight": rng.normal(size=s).astype(np.float32) for k, s in SHAPES.items()}
+  kinds = lambda name, w: kind if w.ndim > 1 else Kind.F32  # noqa: E731
+  file = write(tmp_path / "m.gguf", "qwen2", WIDE | {"attention.head_count_kv": 2}, tensors, kinds)
+  with pytest.raises(ValueError, match=r"lacks tensor blk\.0\.attn_q\.bias of shape \(256,\)"):
+    gguf.load(file)
+  file = write(tmp_path / "n.gguf", "llama", WIDE, tensors, kinds)
+  got = gguf.load(file).params["params"]
+  for ours, name in {"down": "ffn_down", "out": "attn_output"}.items():
+    w = tensors[f"blk.0.{name}.weight"]
+    assert 0 < np.abs(got["layer_0"][ours] - w).max() < error
+    again = quants.dequantize(quants.quantize(w, kind), kind)
+    np.testing.assert_array_equal(got["layer_0"][ours], again)
+  w = quants.dequantize(quants.quantize(tensors["blk.0.attn_k.weight"], kind), kind)
+  np.testing.assert_array_equal(in_pairs(np.asarray(got["layer_0"]["qkv"][256:384]), 2), w)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K],
+                         ids=lambda kind: kind.name)  # fmt: skip
+def test_types_with_groups_of_groups(kind, tmp_path):
+  rng = np.random.default_rng(2)
+  tensors = {f"{k}.weight": rng.normal(size=s).astype(np.float32) for k, s in SHAPES.items()}
+  size = package.GGML_QUANT_SIZES[kind][1]  # bytes below 0x3C make every scale finite
+  raw = rng.integers(0x3C, size=(256, size)).astype(np.uint8)
+  tensors["blk.0.ffn_down.weight"] = raw
+  file = write(tmp_path / "m.gguf", "llama", WIDE, tensors,
+               lambda name, w: kind if w.dtype == np.uint8 else Kind.F32)  # fmt: skip
+  got = gguf.load(file).params["params"]["layer_0"]["down"]
+  assert got.shape == (256, 256) and len(np.unique(got)) > 50
+  np.testing.assert_array_equal(got, quants.dequantize(raw, kind))
+
+
+WORDS = {
+  "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "llama-bpe",
+  "tokenizer.ggml.tokens": ["a", "b", "<s>", "</s>", "\u0120", "ab"],
+  "tokenizer.ggml.token_type": [1, 1, 3, 3, 1, 1], "tokenizer.ggml.merges": ["a b"],
+  "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.eos_token_id": 3,
+}  # fmt: skip
+
+
+def test_a_converted_file_is_the_same_model(tmp_path, capsys):
+  metadata, tensors = read_directory(FIXTURES / "qwen3", "qwen3")
+  file = write(tmp_path / "m.gguf", "qwen3", metadata | WORDS, tensors)
+  out = tmp_path / "out"
+  assert main(["convert", "--format", "gguf", "--model", str(file), "--out", str(out)]) == 0
+  assert capsys.readouterr().out == f"wrote {out}\n"
+  got, want = specjax.load(str(out)), specjax.load(str(file))
+  assert got.config == want.config and equal(got.params, want.params)
+  assert (got.stop, got.start) == (want.stop, want.start) == ((3,), (2,))
+  assert got.encode("ab a<s>") == want.encode("ab a<s>") == [2, 5, 4, 0, 2]
+  assert got.decode([2, 5, 4, 0, 3]) == want.decode([2, 5, 4, 0, 3]) == "ab a"
+
+
+def without(name):
+  return lambda tensors: {k: v for k, v in tensors.items() if k != name}
+
+
+def put(name, value):
+  return lambda tensors: tensors | {name: value}
+
+
+@pytest.mark.parametrize(
+  ("metadata", "tensors", "words"),
+  [
+    ({}, without(DOWN), r"lacks tensor blk\.1\.ffn_down\.weight of shape \(32, 48\)"),
+    ({}, put("blk.0.attn_q_norm.weight", np.ones(8, np.float32)),
+     r"has tensor blk\.0\.attn_q_norm\.weight, for which the metadata of m\.gguf has no place"),
+    ({}, put(Q, np.ones((32, 16), np.float32)),
+     r"tensor blk\.0\.attn_q\.weight has shape \(32, 16\), the metadata of m.gguf calls for"),
+    ({}, put(Q, np.ones((32, 32), np.int32)), r"type of tensor blk\.0\.attn_q\.weight='I32'"),
+    ({}, put(Q, np.ones((32, 32))), r"type of tensor blk\.0\.attn_q\.weight='F64'"),
+    ({}, put("rope_freqs.weight", np.full(4, 2, np.float32)), "rope_freqs.weight stretches"),
+    ({}, put("rope_freqs.weight", np.ones(3, np.float32)), "rope_freqs.weight stretches"),
+    ({"block_count": 0}, None, r"llama\.block_count=0: accepted is a whole number from 1"),
+    ({"block_count": 9999}, None, "num_hidden_layers=9999"),
+    ({"block_count": None}, None, r"m\.gguf lacks 'llama\.block_count'"),
+    ({"vocab_size": None}, None, r"m\.gguf lacks 'vocab_size'"),
+    ({"vocab_size": 95}, None, r"token_embd.weight has shape \(96, 32\).*\(95, 32\)"),
+    ({"attention.head_count": "4"}, None, r"llama\.attention\.head_count='4'"),
+    ({"attention.head_count": [4, 4]}, None, r"llama\.attention\.head_count=\[4, 4\]"),
+    ({"attention.value_length": 16}, None, r"value_length=16: accepted is the length of keys, 8"),
+    ({"rope.dimension_count": 4}, None, "partial_rotary_factor=0.5"),
+    ({"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, None, "rope_type='yarn'"),
+    ({"rope.scaling.type": "linear"}, None, "linear rope scaling lacks 'factor'"),
+    ({"expert_count": 8}, None, r"llama\.expert_count=8"),
+  ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(metadata, tensors, words, tmp_path):
+  known, weights = read_directory(FIXTURES / "llama1", "llama")
+  known = {k: v for k, v in (known | metadata).items() if v is not None}
+  file = write(tmp_path / "m.gguf", "llama", known, tensors(weights) if tensors else weights)
+  with pytest.raises(ValueError, match=words):
+    gguf.load(file)
+
+
+def test_an_unknown_architecture_is_named(tmp_path):
+  file = write(tmp_path / "m.gguf", "gpt2", {}, {})
+  with pytest.raises(
+    ValueError, match=r"general\.architecture='gpt2': accepted is one of llama, q"
+  ):
+    specjax.load(str(file))
+
+
+@pytest.mark.parametrize("keep", [0, 3, 4, 20, 100, 1000, 5000, -1])
+def test_a_truncated_file_is_named(keep, tmp_path):
+  file = write(tmp_path / "m.gguf", "llama", *read_directory(FIXTURES / "llama1", "llama"))
+  file.write_bytes(file.read_bytes()[:keep])
+  with pytest.raises(ValueError, match=r"m\.gguf is truncated or no GGUF file"):
+    gguf.load(file)
+
+
+def test_other_files_are_named(tmp_path):
+  file = tmp_path / "m.gguf"
+  with pytest.raises(ValueError, match=r"m\.gguf' is no directory with a config\.json, no GGUF"):
+    specjax.load(str(file))
+  file.write_bytes(b"PK\3\4" * 100)
+  with pytest.raises(ValueError, match=r"m\.gguf is truncated or no GGUF file: .*magic"):
+    specjax.load(str(file))
+  with pytest.raises(ValueError, match=r"absent\.gguf' cannot be read"):
+    gguf.load(tmp_path / "absent.gguf")
