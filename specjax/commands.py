@@ -205,7 +205,7 @@ def run_convert(args: Convert) -> None:
   if args.format == "llama2c":
     c = llama2c.load(args.model, args.tokenizer)
   elif args.tokenizer is not None:
-    raise ValueError(f"tokenizer={args.tokenizer!r}: a Hugging Face directory brings its own.")
+    raise ValueError(f"tokenizer={args.tokenizer!r}: a model in this format brings its own.")
   elif args.format == "head":
     target = _load(args.target, causal=True)
     head = formats.load(source, target.config)
@@ -219,7 +219,7 @@ def run_convert(args: Convert) -> None:
     c = hf.load(args.model)
   # float32 holds every accepted dtype, so the converted model decodes as the original does.
   hf.save(args.out, c.config, c.params, c.tokenizer, template=c.template, stop=c.stop,
-          start=c.start, dtype=jnp.float32)  # fmt: skip
+          start=c.start, mask=c.mask, shift=c.shift, dtype=jnp.float32)  # fmt: skip
   back = hf.load(args.out)
   if c.tokenizer is not None and back.start != c.start:
     raise ValueError(f"{args.out}: prompts started with the ids {list(c.start)} and now with "

@@ -48,7 +48,10 @@ _KEYS: dict[str, tuple[Any, str]] = {
   "rope.freq_base": (float, "rope_theta"),
   "vocab_size": (_SIZE, "vocab_size"),
 }
-_NEEDED = ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+_NEEDED = (
+  "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
+  "attention.layer_norm_rms_epsilon", "context_length",
+)  # fmt: skip
 _OTHERS = {
   "attention.value_length": _SIZE, "rope.dimension_count": _SIZE, "rope.scaling.type": str,
   "rope.scaling.factor": float, "expert_count": functools.partial(checks.whole, most=0),
@@ -83,11 +86,8 @@ def _values(tensor: ReaderTensor) -> np.ndarray:
     plain = np.asarray(tensor.data)  # slices of a memmap take twice as long
     return quants.dequantize(plain, tensor.tensor_type).reshape(_shape(tensor))
   except NotImplementedError:
-    checks.refuse(
-      f"type of tensor {tensor.name}",
-      tensor.tensor_type.name,
-      "one that the package gguf dequantises, such as F32, F16, BF16, Q8_0 or Q4_K",
-    )
+    checks.refuse(f"type of tensor {tensor.name}", tensor.tensor_type.name,
+                  "one that the package gguf dequantises, such as F32, BF16 or Q4_K")  # fmt: skip
 
 
 def _config_json(
@@ -175,8 +175,8 @@ def load(path: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint
   shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
   params = assemble(table, spare, shapes, read, dtype, f"the metadata of {path.name}")
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
+  own = schema.fields(metadata, {"diffusion.shift_logits": bool}, str(path))
   return Checkpoint(
     config=config, params=params, tokenizer=text.tokenizer, stop=text.stop, template=None,
-    start=text.start, mask=text.mask,
-    shift=metadata.get("diffusion.shift_logits", kind == "dream"),
+    start=text.start, mask=text.mask, shift=own.get("diffusion.shift_logits", kind == "dream"),
   )  # fmt: skip
