@@ -186,7 +186,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(tmp_path, monkeypatch):
   """A hub on this machine, and an empty cache; what it was asked for."""
   with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    threading.Thread(target=listening.serve_forever, args=[0.01], daemon=True).start()
     url = f"http://127.0.0.1:{listening.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", url)
     template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
