@@ -14,7 +14,8 @@ class Decode:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
     prompt: one text.
-    prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question` or `turns`.
+    prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question`, `turns`,
+      `messages` or `conversations`.
     chat: write --prompt in the model's chat template, as a question.
     max_new_tokens: budget per prompt: new tokens, or slots after it.
     temperature: 0 takes the likeliest token.

@@ -1,4 +1,4 @@
-"""GGUF files: sizes, weights, tokenizer and chat template in one file, as llama.cpp reads it."""
+"""GGUF files, as llama.cpp reads them: sizes, weights, tokenizer and chat template in one file."""
 
 import functools
 import pathlib
@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 from specjax import checks, schema
 from specjax.checkpoints import gguf_tokenizer
 from specjax.checkpoints.families import FAMILIES
-from specjax.checkpoints.hf import Checkpoint, assemble
-from specjax.checkpoints.hf_layout import Fusion
+from specjax.checkpoints.hf import Checkpoint
+from specjax.checkpoints.hf_layout import Fusion, assemble
 from specjax.checkpoints.llama2c import halves
 from specjax.models.config import Config, rope_frequencies
 
@@ -26,10 +26,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
   "llada": {"model_type": "llama", "is_causal": False},
   "dream": {"model_type": "Dream"},
 }
-"""What says the same in a config.json."""
+"""The architectures that are read, each with what a config.json would say of it."""
 
 _PAIRED = ("llama", "llada")  # their rows of q and k lie in rotary pairs (2i, 2i + 1)
-_STRETCH = "rope_freqs.weight"  # by what Llama 3.1 divides each rotary frequency
+_STRETCH = "rope_freqs.weight"  # Llama 3.1's divisors of the rotary frequencies
 _LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 _SIZE = functools.partial(checks.whole, least=1)
@@ -59,10 +59,9 @@ _OTHERS = {
 
 
 def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
-  """Metadata by key, and tensors by name, mapped into memory and not yet read.
+  """Metadata by key, and tensors by name, which are mapped into memory and not yet read.
 
-  Raises:
-    ValueError: the file is absent, damaged or no GGUF file.
+  It raises ValueError where the file is absent, damaged or no GGUF file.
   """
   schema.contents(path, 1)
   try:
@@ -71,7 +70,7 @@ def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
   except (ValueError, LookupError, OverflowError, TypeError) as error:
     raise ValueError(f"{path} is truncated or no GGUF file: {error}.") from error
   for key, value in metadata.items():
-    if isinstance(value, float):  # a float32, whose shortest decimal is what was meant
+    if isinstance(value, float):  # a float32; its shortest decimal is what was meant
       metadata[key] = float(str(np.float32(value)))
   return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
@@ -177,6 +176,7 @@ def load(path: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
   own = schema.fields(metadata, {"diffusion.shift_logits": bool}, str(path))
   return Checkpoint(
-    config=config, params=params, tokenizer=text.tokenizer, stop=text.stop, template=None,
-    start=text.start, mask=text.mask, shift=own.get("diffusion.shift_logits", kind == "dream"),
+    config=config, params=params, tokenizer=text.tokenizer, stop=text.stop,
+    template=text.template, start=text.start, mask=text.mask,
+    shift=own.get("diffusion.shift_logits", kind == "dream"),
   )  # fmt: skip

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from specjax import checks, schema
 from specjax.checkpoints.llama2c import scored_merges
+from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import Tokenizer
 
 _SPACE = "\u2581"
@@ -65,20 +66,13 @@ PRE_TOKENIZERS = {
 
 
 class Text(NamedTuple):
-  """What a file says about text.
-
-  Attributes:
-    tokenizer: the tokenizer, or None.
-    start, stop, mask: as in `hf.Checkpoint`.
-    chat: source of the Jinja chat template with the texts of `bos` and `eos`, "" where the file
-      has none, or None without a template.
-  """
+  """What a file says about text; the fields are those of `hf.Checkpoint`."""
 
   tokenizer: Tokenizer | None
   start: tuple[int, ...]
   stop: tuple[int, ...]
   mask: int | None
-  chat: tuple[str, str, str] | None
+  template: JinjaTemplate | None
 
 
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -95,11 +89,11 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
   Args:
     metadata: of the file, by key.
     vocab_size: V of the model.
-    where: the file, for errors.
+    where: the file that errors name.
 
   Raises:
-    ValueError: a tokenizer or pre-tokenizer that is not known here, or values that do not fit each
-      other.
+    ValueError: an unknown tokenizer or pre-tokenizer, values that do not fit each other, or a chat
+      template that is no Jinja.
   """
   prefix = "tokenizer.ggml."
   token_id = functools.partial(checks.whole, most=vocab_size - 1)
@@ -139,15 +133,18 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
     inner.post_processor = processors.TemplateProcessing(
       single=[bos, "$A"], special_tokens=[(bos, start[0])]
     )
-  return Text(Tokenizer(inner), start, stop, mask, _chat(found))
+  return Text(Tokenizer(inner), start, stop, mask, _template(found, where))
 
 
-def _chat(found: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _template(found: Mapping[str, Any], where: str) -> JinjaTemplate | None:
   if "tokenizer.chat_template" not in found:
     return None
-  ids = [found.get(key, -1) for key in ("bos_token_id", "eos_token_id")]
-  bos, eos = (found["tokens"][i] if 0 <= i < len(found["tokens"]) else "" for i in ids)
-  return found["tokenizer.chat_template"], bos, eos
+  text = dict(enumerate(found["tokens"]))
+  bos, eos = (text.get(found.get(key, -1), "") for key in ("bos_token_id", "eos_token_id"))
+  try:
+    return JinjaTemplate(found["tokenizer.chat_template"], bos, eos)
+  except ValueError as error:
+    raise ValueError(f"{where}: {error}") from None
 
 
 def _byte_level(found: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, bool]:

@@ -4,21 +4,20 @@ import contextlib
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import hf_config, templates
 from specjax.checkpoints.families import FAMILIES
-from specjax.checkpoints.files import Shapes, read_config, write
-from specjax.checkpoints.hf_layout import HF, Layout, layout, scatter
+from specjax.checkpoints.files import read_config, write
+from specjax.checkpoints.hf_layout import HF, Layout, assemble, layout, scatter
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
@@ -87,46 +86,6 @@ def shards(index: pathlib.Path) -> list[pathlib.Path]:
     if not (index.parent / shard).is_file():
       raise ValueError(f"{index} names {shard}, which is not in {index.parent}.")
   return [index.parent / shard for shard in sorted(set(table.values()))]
-
-
-def _check_names(found: Set[str], table: Layout, spare: frozenset[str], config: str) -> None:
-  expected = {part.name: part.shape for parts in table.values() for part in parts}
-  for name, shape in expected.items():
-    if name not in found:
-      raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
-  for name in sorted(found - expected.keys() - spare):
-    if not name.endswith("rotary_emb.inv_freq"):
-      raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
-
-
-def assemble(
-  table: Layout, spare: frozenset[str], shapes: Shapes, read: Callable[[str], np.ndarray],
-  dtype: DTypeLike, config: str = "config.json",
-) -> Params:  # fmt: skip
-  """Params, read one tensor at a time, so that the host never holds the model twice.
-
-  Args:
-    table: the parameters, and the tensors that make each of them.
-    spare: names of tensors that may be there and are not read.
-    shapes: of the tensors that are there, by name.
-    read: a tensor by its name; ValueError where its dtype is not accepted.
-    dtype: of the parameters.
-    config: what calls for the tensors, for errors.
-
-  Raises:
-    ValueError: naming the first tensor that is missing, extra or misshapen.
-  """
-  _check_names(shapes.keys(), table, spare, config)
-  params = {}
-  for path, parts in table.items():
-    for name, shape in parts:
-      if tuple(shapes[name]) != shape:
-        raise ValueError(
-          f"tensor {name} has shape {tuple(shapes[name])}, {config} calls for {shape}."
-        )
-    whole = np.concatenate([read(part.name) for part in parts])
-    params[path] = jnp.asarray(whole.astype(jnp.dtype(dtype), copy=False))
-  return {"params": unflatten_dict(params)}
 
 
 def _read_params(

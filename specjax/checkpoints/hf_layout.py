@@ -1,15 +1,15 @@
 """The tensors on disk that make up our parameters, by the names that each family gives them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
 from specjax.base import Params
-from specjax.checkpoints.files import Tensors
+from specjax.checkpoints.files import Shapes, Tensors
 from specjax.models.config import Config
 
 
@@ -89,6 +89,36 @@ def block(
   if c.qk_norm:
     table |= {(*ours, x, "weight"): [of(f"self_attn.{x}", C)] for x in ("q_norm", "k_norm")}
   return table
+
+
+def assemble(
+  layout: Layout, spare: frozenset[str], shapes: Shapes, read: Callable[[str], np.ndarray],
+  dtype: DTypeLike, config: str = "config.json",
+) -> Params:  # fmt: skip
+  """Parameters of tensors that `read` gives one at a time; the host never holds the model twice.
+
+  Args:
+    spare: names of tensors that may be there and are not read.
+    shapes: of all tensors that are there, by name.
+    config: what the errors name as the source of the layout.
+
+  Raises:
+    ValueError: a tensor is missing, extra or misshapen; the first is named.
+  """
+  wanted = {part.name: part.shape for parts in layout.values() for part in parts}
+  for name, shape in wanted.items():
+    if name not in shapes:
+      raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
+    if shapes[name] != shape:
+      raise ValueError(f"tensor {name} has shape {shapes[name]}, {config} calls for {shape}.")
+  for name in sorted(shapes.keys() - wanted.keys() - spare):
+    if not name.endswith("rotary_emb.inv_freq"):
+      raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
+  params = {}
+  for path, parts in layout.items():
+    whole = np.concatenate([read(part.name) for part in parts])
+    params[path] = jnp.asarray(whole.astype(jnp.dtype(dtype), copy=False))
+  return {"params": unflatten_dict(params)}
 
 
 def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:

@@ -239,6 +239,7 @@ WORDS = {
   "tokenizer.ggml.tokens": ["a", "b", "<s>", "</s>", "\u0120", "ab"],
   "tokenizer.ggml.token_type": [1, 1, 3, 3, 1, 1], "tokenizer.ggml.merges": ["a b"],
   "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.eos_token_id": 3,
+  "tokenizer.chat_template": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
 }  # fmt: skip
 
 
@@ -252,6 +253,7 @@ def test_a_converted_file_is_the_same_model(tmp_path, capsys):
   assert got.config == want.config and equal(got.params, want.params)
   assert (got.stop, got.start) == (want.stop, want.start) == ((3,), (2,))
   assert got.encode("ab a<s>") == want.encode("ab a<s>") == [2, 5, 4, 0, 2]
+  assert got.chat("ab a") == want.chat("ab a") == [2, 5, 4, 0]
   assert got.decode([2, 5, 4, 0, 3]) == want.decode([2, 5, 4, 0, 3]) == "ab a"
 
 

@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import specjax
 from specjax.checkpoints import gguf_tokenizer
 from specjax.checkpoints.hub import MODELS
+from specjax.data.jinja_chat import JinjaTemplate
 
 TEXTS = [
   "", " ", "a", "The cat's on the mat, isn't it? DON'T!", "  two   spaces ", "1234567 and ¾ or ١٢",
@@ -54,7 +55,7 @@ def test_ids_are_those_of_the_trained_tokenizer(pre):
   types = [4 if t == "<tool>" else 3 if t.startswith("<|im") else 1 for t in tokens]
   raw = metadata(model="gpt2", pre=pre, tokens=tokens, token_type=types, merges=merges)
   text = gguf_tokenizer.read(raw, len(tokens), "m.gguf")
-  assert (text.start, text.stop, text.chat) == ((), (), None)
+  assert (text.start, text.stop, text.template) == ((), (), None)
   for each in TEXTS:
     ids = inner.encode(each).ids
     assert text.tokenizer.encode(each) == ids
@@ -96,7 +97,7 @@ def test_special_tokens_and_the_template():
   raw["tokenizer.chat_template"] = "{{ bos_token }}"
   text = gguf_tokenizer.read(raw, 10, "m.gguf")
   assert (text.start, text.stop) == ((5,), (6, 7))
-  assert text.chat == ("{{ bos_token }}", "<s>", "</s>")
+  assert text.template == JinjaTemplate("{{ bos_token }}", "<s>", "</s>")
   assert text.tokenizer.encode("abc<e>ab") == [4, 7, 3]  # a word that is a token needs no merges
   assert text.tokenizer.inner.encode("c").ids == [5, 2]
   silent = gguf_tokenizer.read(raw | metadata(pre="gpt-2"), 10, "m.gguf")
@@ -193,6 +194,12 @@ def test_sentence_piece_is_as_defined(prefix, pieces):
 def test_what_cannot_be_read_is_named(change, words):
   with pytest.raises(ValueError, match=words):
     gguf_tokenizer.read(metadata(**(BYTE_LEVEL | change)), 9, "m.gguf")
+
+
+def test_a_template_that_is_no_jinja_is_named():
+  raw = metadata(**BYTE_LEVEL) | {"tokenizer.chat_template": "{{ 1 +"}
+  with pytest.raises(ValueError, match=r"^m\.gguf: the chat template has an error in line 1"):
+    gguf_tokenizer.read(raw, 9, "m.gguf")
 
 
 SMOLLM2 = {
