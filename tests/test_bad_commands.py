@@ -37,6 +37,7 @@ FILES = {
   "outside.jsonl": '{"tokens": [1]}\n{"tokens": [4096]}\n', "nested.jsonl": '{"tokens": [[1]]}\n',
   "long.jsonl": json.dumps({"tokens": [1] * 200}) + "\n", "blank_prompt.jsonl": '{"prompt": ""}\n',
   "tree.json": '{"static": {"choices": [[0, 0]]}}', "short.bin": b"abc", "noise.bin": b"\x07" * 400,
+  "noise.gguf": b"GGUF" * 100,
   "file": "mine\n", "copy.jsonl": '{"messages": [], "label": 7}\n', "riddle.jsonl": "{}\n",
   "deep/config.json": DEEP, "nothing/config.json": "", "listed/config.json": "[1]",
   "family/config.json": '{"model_type": "bert"}', "bytes/config.json": b"\xff\xfe",
@@ -294,7 +295,11 @@ TUNE = [
 ]  # fmt: skip
 CONVERT = [
   ("", "Missing from specjax convert: --format"),
-  ("--format gguf --model causal --out new", "invalid choice 'gguf' for argument '--format'"),
+  ("--format onnx --model causal --out new", "invalid choice 'onnx' for argument '--format'"),
+  ("--format gguf --model causal --out new", "causal' cannot be read"),
+  ("--format gguf --model no_such.gguf --out new", "'no_such.gguf' is no directory with"),
+  ("--format gguf --model noise.gguf --out new", "noise.gguf is truncated or no GGUF file"),
+  ("--format gguf --model noise.gguf --tokenizer file --out new", "brings its own"),
   ("--format hf --model no_such --out new", "no_such has no config.json: this is no model"),
   ("--format hf --model file --out new", "file has no config.json: this is no model"),
   ("--format hf --model medusa --out new", "model_type=None"),
@@ -333,7 +338,9 @@ CONVERT = [
   ("--format head --model medusa --target causal --out medusa", "is the model itself"),
 ]  # fmt: skip
 INFO = [
-  ("--model no_such", "'no_such' is no directory with a config.json, nor in the zoo"),
+  ("--model no_such", "'no_such' is no directory with a config.json, no GGUF file, nor in the"),
+  ("--model noise.gguf", "noise.gguf is truncated or no GGUF file"),
+  ("--model causal --revision main", "revision='main': accepted is one of a model ORG/NAME"),
   ("--model file", "'file' is no directory with a config.json"),
   ("--model .", "'.' is no directory with a config.json"),
   (("--model", ""), "'' is no directory with a config.json"),
