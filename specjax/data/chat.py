@@ -78,7 +78,7 @@ class Template:
     return self.encode(tokenizer, turns)[0] + tokenizer.encode(header)
 
   def _pieces(self, turn: Mapping[str, Any], i: int) -> list[tuple[str, bool]]:
-    """The texts of turn `i` and whether the assistant says them."""
+    """The texts of turn `i`, each with whether the assistant says it."""
     role, content = turn["role"], turn["content"]
     patterns = {"user": self.user, "assistant": self.assistant, "system": self.system}
     pattern = patterns.get(role)

@@ -22,8 +22,8 @@ from specjax import checks
 from specjax.data.chat import Turns, checked
 from specjax.data.tokenizer import Tokenizer
 
-# They stand around what a generation block writes. UTF-8 has no lone surrogates, so that no
-# tokenizer knows them and no turn holds them.
+# These characters enclose what a generation block writes. As lone surrogates they are in no UTF-8
+# text, so no turn holds them.
 _OPEN, _CLOSE = "\ud800", "\udfff"
 _MARKS = f"([{_OPEN}{_CLOSE}])"
 
@@ -107,7 +107,7 @@ class JinjaTemplate:
     _compiled(self.source)
 
   def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
-    """See `ChatTemplate`; it also refuses a conversation of which no turn can be trained."""
+    """See `ChatTemplate`; a conversation without a turn that can be trained is refused too."""
     pieces = re.split(_MARKS, self._render(turns))
     texts, marks = pieces[::2], ["", *pieces[1::2]]
     whole = "".join(texts)

@@ -93,12 +93,8 @@ class Model:
   def chat(self, question: str | Turns) -> list[int]:
     """The ids of a question in the model's chat template, ready for `generate`.
 
-    Args:
-      question: a text, or turns of `role` and `content`: a system prompt where there is one, the
-        earlier questions with their answers, and the question.
-
-    Raises:
-      ValueError: the model has no chat template, or the template refuses the turns.
+    `question` is a text or a conversation: turns of `role` and `content`, the question the last.
+    ValueError is raised where the model has no chat template or the template refuses the turns.
     """
     if self.template is None or self.tokenizer is None:
       raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
