@@ -87,9 +87,11 @@ class Bench(options.Bench):
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
-    suite: prompts, for an autoregressive model; or parallelbench: operations on lists, for a masked
-      diffusion model, by default the zoo's. It does not read --drafters, --prompts and --verifier,
-      and its --limit counts questions per task and length.
+    suite: prompts or specbench, for an autoregressive model; or parallelbench: operations on lists,
+      for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's questions with
+      their turns: --prompts is their file, --limit takes evenly from categories, and a run that was
+      killed goes on. parallelbench does not read --drafters, --prompts and --verifier, and its
+      --limit counts questions per task and length.
     methods: denoising policies for parallelbench, such as threshold-0.9/dual or
       learned/end_of_text_prediction.
     published: file or directory of ParallelBench's own questions, in place of ours.
@@ -102,7 +104,7 @@ class Bench(options.Bench):
   max_new_tokens: int | None = None  # type: ignore[assignment]  # the suite decides
   model: str | None = None
   revision: str | None = None
-  suite: Literal["prompts", "parallelbench"] = "prompts"
+  suite: Literal["prompts", "specbench", "parallelbench"] = "prompts"
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   published: str | None = None
   tasks: tuple[str, ...] | None = None

@@ -22,7 +22,16 @@ from specjax.decoding.batching import Result, check_model
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load, resolve
-from specjax.eval import bench, parallelbench, prompts, report, table, tune
+from specjax.eval import (
+  bench,
+  parallelbench,
+  prompts,
+  report,
+  specbench,
+  specbench_report,
+  table,
+  tune,
+)
 from specjax.eval.plots import denoising
 
 # Fields of a Result in the output of --json, after the prompt.
@@ -177,9 +186,14 @@ def run_bench(args: Bench) -> None:
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  summary = bench.run(_load(args.model, True, args.revision), bench.Config(**fields), args.out)
+  model, config = _load(args.model, True, args.revision), bench.Config(**fields)
   console = Console(highlight=False)
-  console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
+  if args.suite == "specbench":
+    for shown in specbench_report.terminal(specbench.run(model, config, args.out)):
+      console.print(shown)
+  else:
+    summary = bench.run(model, config, args.out)
+    console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
   console.print(report.contents(args.out), markup=False)
 
 

@@ -38,10 +38,15 @@ class Runs:
     return self.decoder.method.verifier.exactness.startswith("LOSSY")
 
 
-def turns(names: Sequence[str], count: int, repeats: int) -> Iterator[tuple[int, int, str]]:
-  """(repeat, item, name) of every turn; the first name changes from item to item."""
+def turns(
+  names: Sequence[str], count: int, repeats: int, done: int = 0
+) -> Iterator[tuple[int, int, str]]:
+  """(repeat, item, name) of every turn after the first `done` items of all repeats.
+
+  The name that begins changes from item to item.
+  """
   cells = [(r, i) for r in range(repeats) for i in range(count)]
-  for r, i in report.progress(cells, "measuring"):
+  for r, i in report.progress(cells, "measuring", done):
     first = (r + i) % len(names)
     for name in (*names[first:], *names[:first]):
       yield r, i, name

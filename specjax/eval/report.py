@@ -34,9 +34,10 @@ def check(config: Any, *names: str) -> None:
       checks.whole(name, each, 1)
 
 
-def progress(items: Sequence[Any], description: str) -> Iterable[Any]:
-  """The items one by one, with a bar on stderr that says how many are done."""
-  return track(items, description, console=Console(stderr=True), transient=True)
+def progress(items: Sequence[Any], description: str, done: int = 0) -> Iterable[Any]:
+  """The items after the first `done`, with a bar on stderr that says how many are done."""
+  console = Console(stderr=True)
+  return track(items[done:], description, len(items), done, console=console, transient=True)
 
 
 def directory(out: str | pathlib.Path) -> pathlib.Path:

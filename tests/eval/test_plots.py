@@ -9,7 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from specjax.decoding.batching import Filling, Result
-from specjax.eval.plots import denoising, speed, trees
+from specjax.eval import specbench_report
+from specjax.eval.plots import categories, denoising, speed, trees
 
 
 def method(speed_up, interval, tau, depths, nodes, lossy=False):
@@ -119,6 +120,43 @@ def test_a_method_gains_above_the_line_of_costs():
   assert lines["cost of N nodes"] == [[1, 1], [2, 1.1], [4, 1.3], [8, 2], [16, 3.5]]
   assert lines["τ of medusa-16"] == [[16, 2.93]]
   assert {"1", "2", "4", "8", "16"} <= legible(figure)
+
+
+def test_categories_have_a_bar_per_method_beside_the_published_ones():
+  kinds = ("overall", "MT-Bench", "translation", "summarization", "QA", "math", "RAG")
+
+  def figures(i):
+    return {
+      c: {"tau": 1 + i + k / 10, "tau_interval": (1 + i, 2 + i), "speed_up": i + k / 10,
+          "speed_up_interval": None}
+      for k, c in enumerate(kinds)
+    }  # fmt: skip
+
+  labels = ("none", "prompt_lookup", "medusa-16", "eagle/tree[results/tree.json]", "eagle-8")
+  published = specbench_report.PUBLISHED
+  summary = ABOUT | {
+    "questions": dict.fromkeys(kinds, 80),
+    "methods": {k: {"lossy": k == "eagle-8", "figures": figures(i)} for i, k in enumerate(labels)},
+    "published": {"on": specbench_report.PUBLISHED_ON, "figures": published},
+  }  # fmt: skip
+  for draw, key in ((categories.speed_up, "speed_up"), (categories.tau, "tau")):
+    figure = draw(summary)
+    ours, theirs = figure.axes
+    drawn = [[bar.get_height() for bar in bars] for bars in ours.containers]
+    assert drawn == [[figures(i)[c][key] for c in kinds] for i in (1, 2, 3, 4)]
+    intervals = [tuple(line.get_ydata()) for line in ours.lines if line.get_linestyle() == "-"]
+    assert intervals == [(1 + i, 2 + i) for i in (1, 2, 3, 4) for _ in kinds if key == "tau"]
+    heights = [[bar.get_height() for bar in bars] for bars in theirs.containers]
+    assert heights == (
+      [[m["tau"] for m in published.values()]] if key == "tau"
+      else [[x for c, x in m.items() if c != "tau"] for m in published.values()]
+    )  # fmt: skip
+    assert ours.get_ylim() == theirs.get_ylim()
+    said = legible(figure)
+    assert {"RAG (80)", "eagle-8 LOSSY", "eagle/tree[tree.json]", "4.58"} - said <= {"4.58"}
+    assert any("published" in text and "Vicuna-7B-v1.3" in text for text in said)
+  alone = summary | {"methods": {"none": summary["methods"]["none"]}}
+  legible(categories.speed_up(alone))
 
 
 def candidate(nodes, expected, measured=None):

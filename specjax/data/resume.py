@@ -1,0 +1,61 @@
+"""The files of a run that may be killed at any moment and started again."""
+
+import hashlib
+import itertools
+import json
+import pathlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from specjax import schema
+
+
+def write_json(file: pathlib.Path, content: Any) -> None:
+  """Writes a file that is whole or absent, whenever the process is killed."""
+  unfinished = file.with_suffix(".tmp")
+  unfinished.write_text(json.dumps(content, indent=2) + "\n")
+  unfinished.replace(file)
+
+
+def digest(parts: Iterable[Any]) -> str:
+  """A short hash of texts and arrays in order."""
+  sha = hashlib.sha256()
+  for part in parts:
+    sha.update(part.encode() if isinstance(part, str) else np.asarray(part).tobytes())
+  return sha.hexdigest()[:16]
+
+
+def claim(directory: pathlib.Path, options: Mapping[str, Any], free: Collection[str] = ()) -> None:
+  """Ties a directory to a run with these options, so that starting it again cannot mix two.
+
+  The options are kept in run.json; a directory without that file is accepted. Those in `free` may
+  change.
+
+  Raises:
+    ValueError: the directory holds a run with other options.
+  """
+  file, here = directory / "run.json", json.loads(json.dumps(options))
+  if file.exists():
+    there = schema.read(file)
+    keys = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
+    changed = [k for k in keys if k not in free]
+    if changed:
+      values = ", ".join(f"{k}={there.get(k)!r} (now {here.get(k)!r})" for k in changed)
+      raise ValueError(f"out={str(directory)!r} holds a run with {values}: continue it with the "
+                       "same settings and data, or choose another directory.")  # fmt: skip
+  write_json(file, here)
+
+
+def count_lines(path: pathlib.Path) -> int:
+  """The number of whole lines of a file, 0 where it is absent; a kill may leave half a line."""
+  return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def keep_lines(path: pathlib.Path, count: int) -> None:
+  """Cuts a file after `count` lines, and makes it where it is absent."""
+  with path.open("a+b") as file:
+    file.seek(0)
+    size = sum(map(len, itertools.islice(file, count)))
+    file.truncate(size)
