@@ -17,7 +17,7 @@ Bars = Mapping[str, tuple[float, Sequence[float] | None]]  # value and interval 
 
 def _grouped(axes: Axes, groups: Sequence[str], series: Mapping[str, tuple[Any, Bars]]) -> None:
   """Draws a bar for each of `series`, by label a colour and its bars, in every group."""
-  width = 0.84 / len(series)
+  width = 0.84 / max(len(series), 1)
   for i, (label, (colour, bars)) in enumerate(series.items()):
     places = {g: x + (i - (len(series) - 1) / 2) * width for x, g in enumerate(groups) if g in bars}
     axes.bar(list(places.values()), [bars[g][0] for g in places], 0.92 * width, color=colour,
@@ -51,16 +51,14 @@ def _figure(
 ) -> Figure:  # fmt: skip
   """Our bars of the figure `key` above, and published bars below."""
   figure, (ours, theirs) = style.panels(12, 6.8, rows=2, ruled=True)
-  measured = _measured(summary, key)
-  if measured:
-    _grouped(ours, list(summary["questions"]), measured)
-    ours.set_xticklabels([f"{c} ({n})" for c, n in summary["questions"].items()])
+  _grouped(ours, list(summary["questions"]), _measured(summary, key))
+  ours.set_xticklabels([f"{c} ({n})" for c, n in summary["questions"].items()])
   _grouped(theirs, groups, series)
   top = max(axes.get_ylim()[1] for axes in (ours, theirs))
   for axes, title in zip((ours, theirs), titles, strict=True):
     style.title(axes, title, ylim=(0, top))
   style.legend(ours)
-  figure.get_layout_engine().set(hspace=0.08)
+  figure.set_layout_engine("constrained", hspace=0.08)
   return style.source(figure, summary)
 
 
