@@ -89,9 +89,10 @@ class Bench(options.Bench):
     revision: branch, tag or commit of a model on the hub.
     suite: prompts or specbench, for an autoregressive model; or parallelbench: operations on lists,
       for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's questions with
-      their turns: --prompts is their file, --limit takes evenly from categories, and a run that was
-      killed goes on. parallelbench does not read --drafters, --prompts and --verifier, and its
-      --limit counts questions per task and length.
+      their turns: --prompts is their file, by default ../shared/data/spec_bench.jsonl beside the
+      checkout, --limit takes evenly from categories, and a run that was killed goes on.
+      parallelbench does not read --drafters, --prompts and --verifier, and its --limit counts
+      questions per task and length.
     methods: denoising policies for parallelbench, such as threshold-0.9/dual or
       learned/end_of_text_prediction.
     published: file or directory of ParallelBench's own questions, in place of ours.
