@@ -23,9 +23,9 @@ PUBLISHED = {
 }  # fmt: skip
 FOOTNOTE = (
   "Speed-up is tokens per second over those of plain decoding, without prefill unless the column "
-  "says so; intervals are 95 % intervals over questions, or over batches of them. Differ: questions "
-  "whose ids differ from those of plain decoding, as they may where a rule keeps only the "
-  "distribution or is LOSSY; a second answer counts where both methods read the same prompt. "
+  "says so; intervals are 95 % intervals over questions, or over batches of them. Differ: the "
+  "questions whose ids differ from those of plain decoding, as they may where a rule keeps only "
+  "the distribution or is LOSSY; a second answer counts where both methods read the same prompt. "
   "Largest margin: that of the two best logits where greedy ids first differ."
 )
 
