@@ -61,14 +61,6 @@ def decode(
   batches = [prompts[i : i + B] for i in range(0, len(prompts), B)]
   shape = (repeats, len(batches))
   runs = {k: Runs(d, [], np.zeros(shape), np.zeros(shape)) for k, d in decoders.items()}
-
-  # Two rounds of every batch compile all shapes before a clock runs. A DiffusionDecoder compiles
-  # outside its clock by itself.
-  for part in report.progress(batches, "warming"):
-    for decoder in decoders.values():
-      if isinstance(decoder, Decoder):
-        next(decoder.stream(part, max_new_tokens, rounds=2))
-
   for r, i, name in turns(list(decoders), len(batches), repeats):
     run = runs[name]
     results = run.decoder(batches[i], max_new_tokens, first=i * B)
