@@ -1,6 +1,5 @@
 """Spec-Bench on a tiny random model: conversations, counts, and runs that are killed."""
 
-import collections
 import dataclasses
 import json
 import os
@@ -21,7 +20,6 @@ from specjax.checkpoints import hf
 from specjax.cli import main
 from specjax.data import spec_bench
 from specjax.data.resume import count_lines
-from specjax.data.spec_bench import Question
 from specjax.data.tokenizer import train_bpe
 from specjax.decoding.decoder import Decoder
 from specjax.eval import divergence, prompts, specbench, specbench_report
@@ -76,58 +74,10 @@ def untimed(directory) -> list[Answer]:
 # --- Questions
 
 
-def test_the_published_file_has_six_categories_of_eighty(shared_data):
-  asked = spec_bench.read(str(shared_data / "spec_bench.jsonl"))
-  assert collections.Counter(q.category for q in asked) == dict.fromkeys(
-    ("MT-Bench", "translation", "summarization", "QA", "math", "RAG"), 80
-  )
-  assert all(len(q.turns) == (2 if q.category == "MT-Bench" else 1) for q in asked)
-
-
-@pytest.mark.parametrize(
-  ("sizes", "limit", "shares"),
-  [
-    ({"MT-Bench": 80, "QA": 80, "RAG": 80}, 6, {"MT-Bench": 2, "QA": 2, "RAG": 2}),
-    ({"MT-Bench": 80, "QA": 80, "RAG": 80}, 8, {"MT-Bench": 3, "QA": 3, "RAG": 2}),
-    ({"MT-Bench": 1, "QA": 80, "RAG": 3}, 12, {"MT-Bench": 1, "QA": 8, "RAG": 3}),
-    ({"MT-Bench": 2, "QA": 1}, None, {"MT-Bench": 2, "QA": 1}),
-    ({"MT-Bench": 2, "QA": 1}, 99, {"MT-Bench": 2, "QA": 1}),
-    ({"MT-Bench": 2, "QA": 1}, 1, {"MT-Bench": 1}),
-  ],
-)
-def test_a_limit_takes_evenly(sizes, limit, shares):
-  asked = [Question(i, c, ("x",)) for c, n in sizes.items() for i in range(n)]
-  taken = spec_bench.evenly(asked[::-1], limit)
-  assert collections.Counter(q.category for q in taken) == shares
-  assert len(set(taken)) == len(taken)
-
-
-def test_a_limit_asks_each_subject():
-  asked = [Question(i, "MT-Bench", (name,)) for i, name in enumerate(np.repeat([*"abcdefgh"], 10))]
-  assert "".join(q.turns[0] for q in spec_bench.evenly(asked, 8)) == "abcdefgh"
-
-
 def test_without_a_file_one_sentence_says_where_to_get_it(model, small, tmp_path, monkeypatch):
   monkeypatch.setattr(spec_bench, "LOCAL", tmp_path / "none.jsonl")
   with pytest.raises(ValueError, match=r"prompts=None: .*question\.jsonl.*hemingkx/Spec-Bench"):
     specbench.run(model, dataclasses.replace(small, prompts=None), tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-  ("record", "words"),
-  [
-    ({"turns": ["x"]}, "record 1 lacks 'category'"),
-    ({"category": "qa"}, "record 1 lacks 'turns'"),
-    ({"category": "poem", "turns": ["x"]}, "record 1: category='poem': accepted is one of writing"),
-    ({"category": "qa", "turns": "x"}, "record 1: turns='x': accepted is a list of texts"),
-    ({"category": "qa", "turns": [""]}, "record 1: turns"),
-    ({"category": "qa", "turns": []}, "record 1: turns=.*: accepted is a list of one text or more"),
-  ],
-)
-def test_a_bad_record_is_named(tmp_path, record, words):
-  (tmp_path / "bad.jsonl").write_text(json.dumps(record) + "\n")
-  with pytest.raises(ValueError, match=words):
-    spec_bench.read(str(tmp_path / "bad.jsonl"))
 
 
 def test_questions_without_room_are_left_out(model, small, tmp_path):
