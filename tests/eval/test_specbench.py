@@ -19,6 +19,7 @@ import specjax
 from specjax.checkpoints import hf
 from specjax.cli import main
 from specjax.data import spec_bench
+from specjax.data.chat import TEMPLATES
 from specjax.data.resume import count_lines
 from specjax.data.tokenizer import train_bpe
 from specjax.decoding.decoder import Decoder
@@ -43,7 +44,7 @@ def model(tmp_path_factory):
   z = jnp.zeros((1, 2), jnp.int32)
   params = jax.jit(Transformer(config).init)(jax.random.key(0), z, z, jnp.ones((1, 2, 2), bool))
   path = tmp_path_factory.mktemp("tiny")
-  hf.save(path, config, params, tokenizer, template="qa", dtype=jnp.float32)
+  hf.save(path, config, params, tokenizer, template=TEMPLATES["qa"], dtype=jnp.float32)
   return specjax.load(str(path))
 
 
