@@ -64,6 +64,29 @@ class Generate(Decode):
 
 
 @dataclasses.dataclass(frozen=True)
+class Chat:
+  """Talk with a model, line by line; /help lists what else can be typed.
+
+  Attributes:
+    model: as for `generate`, with a chat template; by default the zoo's.
+    revision: branch, tag or commit of a model on the hub.
+    drafter: how to guess, as for `generate`.
+    temperature: 0 takes the likeliest token.
+    max_new_tokens: budget of an answer.
+    system: what the model is told before the first turn.
+    seed: seed of the sampling noise.
+  """
+
+  model: str | None = None
+  revision: str | None = None
+  drafter: str = "none"
+  temperature: float = 0.0
+  max_new_tokens: int = 512
+  system: str | None = None
+  seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Denoise(Decode):
   """Fill texts with a masked diffusion model.
 

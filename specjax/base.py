@@ -194,6 +194,8 @@ class Drafter(NamedTuple):
     depth: D, the longest draft (static).
     evaluate: None, or what replaces `Target.evaluate`, for methods that add nodes to its pass.
     hidden_layers: layers of the target whose input the drafter reads, see `Features` (static).
+    read: what replaces `update` after a chain of any depth that was not proposed but given, such as
+      a user's next turn. None is `update`, for a drafter that reads the accepted path alone.
   """
 
   name: str
@@ -205,6 +207,7 @@ class Drafter(NamedTuple):
   update: UpdateDrafter
   evaluate: EvaluateDraft | None = None
   hidden_layers: tuple[int, ...] = ()
+  read: UpdateDrafter | None = None
 
 
 class InitProcessor(Protocol):

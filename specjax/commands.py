@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax import checks
-from specjax.arguments import Bench, Convert, Decode, Denoise, Generate, Info, List, Tune
+from specjax.arguments import Bench, Chat, Convert, Decode, Denoise, Generate, Info, List, Tune
+from specjax.chat import chat
 from specjax.checkpoints import formats, gguf, hf, hub, llama2c, templates
-from specjax.decoding import catalogue
+from specjax.decoding import catalogue, terminal
 from specjax.decoding.batching import Result, check_model
+from specjax.decoding.conversation import Conversation
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load, resolve
@@ -81,6 +82,10 @@ def run_generate(args: Generate) -> None:
     _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
 
 
+def run_chat(args: Chat) -> None:
+  chat(_load(args.model, causal=True, revision=args.revision), args)
+
+
 def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
   """Each prompt with its result as soon as its batch is done, so that a failure loses no text."""
   for first in range(0, len(items), args.batch):
@@ -104,25 +109,12 @@ def _print(
   console.print(summary, style="cyan")
 
 
-def _stream(decoder, item, max_new_tokens: int) -> None:
+def _stream(decoder: Decoder, item: prompts.Item, max_new_tokens: int) -> None:
   """Prints a text as it comes, a round at a time."""
-  ids, shown, forwards, first, begin = [], "", 0, 0, 0.0
-  known = decoder.model.tokenizer is not None
-  print(item.given, end="" if known else " ", flush=True)
-  for (piece,) in decoder.stream([item.ids], max_new_tokens, rounds=1):
-    ids += piece
-    if not forwards:  # the first round includes compiling, so the clock starts after it
-      first, begin = len(ids), time.perf_counter()
-    forwards += 1
-    # A character of which only the first bytes have come waits for the others.
-    text = decoder.model.decode(ids).rstrip("\ufffd") if known else " ".join(map(str, ids))
-    print(text[len(shown) :], end="", flush=True)
-    shown = text
-  seconds = time.perf_counter() - begin
-  rate = f", {(len(ids) - first) / seconds:.0f} tokens/s" if len(ids) > first else ""
-  summary = f"{len(ids)} tokens, {len(ids) / forwards:.2f} per forward{rate}, {decoder.label}"
-  print()
-  Console(highlight=False, markup=False).print(summary, style="cyan")
+  print(item.given, end="" if decoder.model.tokenizer else " ", flush=True)
+  answer = terminal.show(decoder.model, Conversation(decoder).ask(item.ids, max_new_tokens))
+  console = Console(highlight=False, markup=False)
+  console.print(terminal.summary(answer, decoder.label), style="cyan")
 
 
 def _check_picture(file: str) -> None:
@@ -273,6 +265,6 @@ def run_info(args: Info) -> None:
 
 
 COMMANDS: dict[type, Callable] = {
-  Generate: run_generate, Denoise: run_denoise, Bench: run_bench, Tune: run_tune,
+  Generate: run_generate, Chat: run_chat, Denoise: run_denoise, Bench: run_bench, Tune: run_tune,
   Convert: run_convert, List: run_list, Info: run_info,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a user may do wrong with `denoise`, `bench`, `tune`, `convert` and `info`.
+"""What a user may do wrong with `chat`, `denoise`, `bench`, `tune`, `convert` and `info`.
 
 Every row is refused with one sentence and exit status 2 before anything is decoded or compiled, and
 leaves every file as it was. `generate` has its rows in test_cli.py and test_bad_arguments.py.
@@ -18,6 +18,7 @@ from specjax.checkpoints import heads, hf
 from specjax.cli import main
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
+from specjax.decoding.conversation import Conversation
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.drafters.eagle import EagleConfig, eagle
@@ -105,7 +106,7 @@ def refused(place, capsys, monkeypatch):
 
   for owner, name in (
     (Decoder, "__call__"), (Decoder, "stream"), (DiffusionDecoder, "__call__"),
-    (tune, "costs"),
+    (Conversation, "ask"), (tune, "costs"),
   ):  # fmt: skip
     monkeypatch.setattr(owner, name, never)
 
@@ -177,6 +178,21 @@ DENOISE = [
   (("--prompt", "Ann", "--picture", ""), "picture='': accepted is"),
   (("--prompt", "Ann", "--picture", "a\0b.png"), "picture='a\\x00b.png': accepted is"),
   ("--prompt Ann --policy threshold/reweighted[both]", "reweighted[both] sees both sides"),
+]  # fmt: skip
+CHAT = [
+  ("--model no_such", "'no_such' is no directory with a config.json"),
+  ("--model both", "model='both' sees both sides of a token"),
+  ("--model ids", "ids has no chat template"),
+  ("--drafter oracle", "drafter='oracle': accepted are none, prompt_lookup"),
+  ("--drafter draft_model[other]", "they must share one"),
+  ("--temperature nan", "temperature=nan: accepted is a finite number 0 or more"),
+  ("--temperature x", "Error parsing --temperature"),
+  ("--max-new-tokens 0", "max_new_tokens=0: accepted is a whole number from 1"),
+  (f"--max-new-tokens {HUGE}", "max_new_tokens=1099511627776: accepted is a whole number"),
+  (f"--seed {2**64}", "seed=18446744073709551616"),
+  ("--system Ann", "role='system': this template has turns of user, assistant"),
+  (("--system", SURROGATE), "accepted is text without lone surrogates"),
+  ("--prompt Ann", "--prompt"),
 ]  # fmt: skip
 BENCH = [
   ("--model both", "model='both' sees both sides of a token"),
@@ -392,7 +408,7 @@ INFO = [
   ("--model lists-3m-filter", "model_type=None"),
 ]  # fmt: skip
 DOORS = {
-  "denoise": ("denoise --model both", DENOISE),
+  "chat": ("chat --model causal", CHAT), "denoise": ("denoise --model both", DENOISE),
   "bench": ("bench --model causal --drafters prompt_lookup --max-new-tokens 4 --out new", BENCH),
   "specbench": ("bench --suite specbench --model causal --drafters prompt_lookup --prompts "
                 "asked.jsonl --max-new-tokens 4 --out new", SPECBENCH),

@@ -79,6 +79,13 @@ class Decoder:
     """The verifier and its exactness."""
     return f"{self.verifier} [{self.method.verifier.exactness}]"
 
+  def request(self, first: int, limit: np.ndarray) -> speculate.Request:
+    """What B rows ask for: row 0 has number `first`, and row b ends at length limit[b] i32[B]."""
+    keys = request_keys(self.seed, np.arange(first, first + self.batch))
+    return speculate.Request(
+      self._settings, keys, jnp.asarray(limit, jnp.int32), self._stop, self._processors
+    )
+
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """(request, state, seconds) after the prefill of up to B prompts; missing rows are done."""
     B = self.batch
@@ -90,10 +97,7 @@ class Decoder:
     for b, (ids, budget) in enumerate(zip(prompts, budgets, strict=True)):
       tokens[b, : len(ids)] = ids
       length[b], end[b] = len(ids), len(ids) + budget
-    request = speculate.Request(
-      self._settings, request_keys(self.seed, np.arange(first, first + B)), jnp.asarray(end),
-      self._stop, self._processors,
-    )  # fmt: skip
+    request = self.request(first, end)
     arguments = (self.method, self.weights, jnp.asarray(tokens), jnp.asarray(length), request)
     if (T, capacity) not in self._warm:  # compile outside the clock: first rounds are slow
       state = speculate.compiled_start(*arguments, capacity)
@@ -104,7 +108,8 @@ class Decoder:
   def _advance(self, request, state, rounds: int):
     return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
 
-  def _check_logits(self, state, first: int) -> None:
+  def check_logits(self, state: speculate.State, first: int) -> None:
+    """Raises FloatingPointError where a row of request `first` on has failed."""
     for b in np.flatnonzero(state.failed):
       raise FloatingPointError(
         f"prompt {first + b}: the logits of {self.model.name} became NaN after "
@@ -129,7 +134,7 @@ class Decoder:
       request, state, prefill = self._start(ids[part], budgets[part], first + begin)
       state, seconds = timed(self._advance, request, state, np.iinfo(np.int32).max)
       state = jax.device_get(state._replace(cache=None, drafter=None))
-      self._check_logits(state, first + begin)
+      self.check_logits(state, first + begin)
       results += [
         self._result(prompt, len(row), state, b, seconds, prefill)
         for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
@@ -166,7 +171,7 @@ class Decoder:
       text = np.asarray(state.context.tokens)
       yield [text[b, shown[b] : length[b]].tolist() for b in range(len(ids))]
       shown = length.tolist()
-      self._check_logits(state, 0)
+      self.check_logits(state, 0)
 
 
 def generate(

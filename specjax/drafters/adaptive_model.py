@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from specjax.base import Cache, Draft, Drafter, Evaluation, Proposal, Target
 from specjax.draft_length.base import DraftLength, Observation, kept
-from specjax.drafters.memory import prefilled
+from specjax.drafters.memory import prefilled, reread
 from specjax.models.cache import append_one
 from specjax.sampling import DRAFT, warp
 from specjax.trees.structure import chain, rows_where
@@ -90,5 +90,8 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
     cache = state.cache._replace(length=state.cache.length - (depth + 1) + rows)
     return State(cache, rows_where(rows > 0, after, state.policy))
 
+  def read(params, target_params, state: State, draft, evaluation, verdict, rows):
+    return State(reread(lm, params[0], state.cache, draft, verdict, rows), state.policy)
+
   proposal: Proposal = "truncated" if policy.drops else "chain"
-  return Drafter("adaptive_model", proposal, depth + 1, depth, init, propose, update)
+  return Drafter("adaptive_model", proposal, depth + 1, depth, init, propose, update, read=read)

@@ -5,7 +5,7 @@ import functools
 import jax.numpy as jnp
 
 from specjax.base import Cache, Drafter, Target
-from specjax.drafters.memory import prefilled
+from specjax.drafters.memory import prefilled, reread
 from specjax.models.cache import append_one
 from specjax.sampling import DRAFT, warp
 from specjax.trees.structure import chain
@@ -43,4 +43,7 @@ def draft_model(lm: Target, depth: int = 4) -> Drafter:
   def update(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
     return cache._replace(length=cache.length - (depth + 1) + rows)
 
-  return Drafter("draft_model", "chain", depth + 1, depth, init, propose, update)
+  def read(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
+    return reread(lm, params, cache, draft, verdict, rows)
+
+  return Drafter("draft_model", "chain", depth + 1, depth, init, propose, update, read=read)

@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Drafter, Target
-from specjax.drafters.memory import prefilled
+from specjax.drafters.memory import prefilled, reread
 from specjax.trees.base import Guesser, Sampling, Tree
-from specjax.trees.structure import at
 
 
 @functools.cache
@@ -44,11 +43,6 @@ def draft_tree(lm: Target, tree: Tree) -> Drafter:
     return tree.fill(context.root, Guesser(step, (), None, None, sampling)), cache
 
   def update(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
-    B, A = verdict.path.shape
-    tokens = at(draft.tokens, verdict.path)
-    step = jnp.broadcast_to(jnp.arange(A, dtype=jnp.int32), (B, A))
-    mask = jnp.broadcast_to(jnp.tril(jnp.ones((A, A), bool)), (B, A, A))
-    accepted = lm.evaluate(params, cache, tokens, step, mask)
-    return lm.commit(cache, accepted.kv, step, rows)
+    return reread(lm, params, cache, draft, verdict, rows)
 
   return Drafter("draft_tree", tree.proposal, tree.nodes, tree.depth, init, propose, update)

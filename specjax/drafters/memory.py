@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Context, Evaluation, Features, Params, Target, Verdict
+from specjax.base import KV, Cache, Context, Draft, Evaluation, Features, Params, Target, Verdict
 from specjax.drafters.base import Examples, Head
 from specjax.models import cache as kv_cache
 from specjax.trees.structure import at, take_rows
@@ -21,6 +21,17 @@ def prefilled(
   """The cache of a small LM that has read the prompt, for the arguments of `InitDrafter`."""
   prompt = context.tokens[:, : features.hidden.shape[1]]
   return lm.prefill(params, prompt, context.length, capacity)[0]
+
+
+def reread(
+  lm: Target, params: Params, cache: Cache, draft: Draft, verdict: Verdict, rows: Array
+) -> Cache:
+  """The cache of a small LM after a pass over the accepted path, `rows` i32[B] of it."""
+  B, A = verdict.path.shape
+  step = jnp.broadcast_to(jnp.arange(A, dtype=jnp.int32), (B, A))
+  mask = jnp.broadcast_to(jnp.tril(jnp.ones((A, A), bool)), (B, A, A))
+  evaluation = lm.evaluate(params, cache, at(draft.tokens, verdict.path), step, mask)
+  return lm.commit(cache, evaluation.kv, step, rows)
 
 
 def before_root(x: Array, context: Context) -> Array:

@@ -153,7 +153,10 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
   def update(params, target_params, guesses, draft, evaluation, verdict, rows):
     return newest(evaluation.aux, counts, verdict, rows, guesses)
 
-  return Drafter(head.name, tree.proposal, nodes, depth, init, propose, update, evaluate)
+  def read(params, target_params, guesses, draft, evaluation, verdict, rows):
+    return guesses._replace(known=jnp.where(rows > 0, 0, guesses.known))  # as after a prefill
+
+  return Drafter(head.name, tree.proposal, nodes, depth, init, propose, update, evaluate, read=read)
 
 
 def unroll(head: Head, params: Params, target_params: Params, examples: Examples):

@@ -87,7 +87,11 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
     length = state.cache.length - (D + 1) + rows
     return Rescored(hidden, state.cache._replace(length=length))
 
-  return Drafter(f"{head.name}_local", "deterministic", D + 1, D, init, propose, update)
+  def read(params, target_params, state: Rescored, draft, evaluation, verdict, rows):
+    hidden = memory.newest(evaluation.features.hidden, verdict, rows, state.hidden)
+    return Rescored(hidden, memory.reread(lm, params["lm"], state.cache, draft, verdict, rows))
+
+  return Drafter(f"{head.name}_local", "deterministic", D + 1, D, init, propose, update, read=read)
 
 
 @functools.cache
