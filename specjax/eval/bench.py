@@ -37,6 +37,16 @@ def make_decoder(model: Model, name: str, config: Config) -> Decoder:
   )  # fmt: skip
 
 
+def make_decoders(model: Model, config: Config) -> dict[str, Decoder]:
+  """Plain decoding and `config.drafters` by name; ValueError where a method is there twice."""
+  labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
+  made = (make_decoder(model, label, config) for label in labels)
+  decoders = {decoder.name: decoder for decoder in made}
+  if len(decoders) < len(labels):
+    raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
+  return decoders
+
+
 def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> dict[str, Any]:
   """The metrics of one method, ready for JSON."""
   decoder, results = run.decoder, run.results
@@ -148,11 +158,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   """
   report.check(config, "repeats")
   items = read(config.prompts, model, config.max_new_tokens, config.limit)
-  labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
-  made = (make_decoder(model, label, config) for label in labels)
-  decoders = {decoder.name: decoder for decoder in made}
-  if len(decoders) < len(labels):
-    raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
+  decoders = make_decoders(model, config)
   directory = report.directory(out)
   ids = [item.ids for item in items]
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)

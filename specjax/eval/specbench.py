@@ -23,7 +23,7 @@ from specjax.data.spec_bench import Question
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.eval import interleaved, metrics, report
-from specjax.eval.bench import PLAIN, make_decoder
+from specjax.eval.bench import PLAIN, make_decoders
 from specjax.eval.divergence import divergences
 from specjax.eval.interleaved import Runs
 from specjax.eval.options import Bench as Config
@@ -210,11 +210,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
                      f"leaves room for it in the {model.config.max_length} positions of "
                      f"{model.name}.")  # fmt: skip
   asked = spec_bench.evenly(fit, config.limit)
-  labels = [PLAIN, *(x for x in config.drafters if x != PLAIN)]
-  made = (make_decoder(model, label, config) for label in labels)
-  decoders = {decoder.name: decoder for decoder in made}
-  if len(decoders) < len(labels):
-    raise ValueError(f"drafters={' '.join(config.drafters)}: a method is there twice.")
+  decoders = make_decoders(model, config)
 
   directory = report.directory(out)
   about = report.summary(config, {
