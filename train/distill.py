@@ -14,7 +14,7 @@ Letters: R rows, B batch, T row length.
 import dataclasses
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import jax
@@ -146,9 +146,11 @@ def main(config: Config) -> None:
     seed=config.training.seed,
   )  # fmt: skip
 
-  def reply(part: list[list[int]], first: int) -> list[list[int]]:
-    results = decoder(part, config.new, first=first)
-    return [r.filling.canvas[len(p) :] for p, r in zip(part, results, strict=True)]
+  def reply(left: list[list[int]], first: int) -> Iterator[list[int]]:
+    for i in range(0, len(left), decoder.batch):
+      part = left[i : i + decoder.batch]
+      results = decoder(part, config.new, first=first + i)
+      yield from (r.filling.canvas[len(p) :] for p, r in zip(part, results, strict=True))
 
   rows = rows_of(answers.written(out / "answers.jsonl", prompts, reply, config.answer_batch))
   if config.data.startswith("lists:"):

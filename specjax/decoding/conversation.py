@@ -122,7 +122,7 @@ class Conversation:
     method, B = self.decoder.method, self.decoder.batch
     limit = np.ones(B, np.int32)  # the other rows have a token each and are done
     limit[0] = len(ids) + budget
-    request = self.decoder.request(self._number, limit)
+    request = self.decoder.request(np.arange(self._number, self._number + B), limit)
     state = self._read(ids, budget, request)
     pairs = zip(method.processors, request.processors, strict=True)
     self._state = state._replace(
@@ -174,7 +174,7 @@ class Conversation:
     # A round overwrites its state. Where it breaks off, the next prompt is read from its beginning.
     self._state, weights = None, self.decoder.weights
     state = speculate.compiled_advance(method, weights, request, state, jnp.int32(rounds))
-    self.decoder.check_logits(state, 0)
+    self.decoder.check_logits(state, np.zeros(self.decoder.batch, int))
     self._state = state
     return state
 

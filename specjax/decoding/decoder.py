@@ -17,6 +17,11 @@ from specjax.decoding.model import Model, Prompt
 from specjax.sampling import Settings, request_keys
 
 
+def padded(length: int) -> int:
+  """T, to which a prompt of `length` tokens is padded, so that few shapes are compiled."""
+  return max(32, 1 << (length - 1).bit_length())
+
+
 class Decoder:
   """A method ready to decode batches of one causal model; it compiles once per shape.
 
@@ -63,7 +68,7 @@ class Decoder:
     self.verifier, rule, judge, target = build_verifier(model, verifier, guess, temperature)
     self._stop = jnp.asarray([*model.stop, *stop, -1], jnp.int32)
     used, self._stop_words = build_processors(
-      model, processors, batch, regex, [*model.stop, *stop], stop_words
+      model, processors, regex, [*model.stop, *stop], stop_words
     )
     self._processors = tuple(params for _, params in used)
     self.method = method(target, guess, rule, tuple(p for p, _ in used))
@@ -79,40 +84,50 @@ class Decoder:
     """The verifier and its exactness."""
     return f"{self.verifier} [{self.method.verifier.exactness}]"
 
-  def request(self, first: int, limit: np.ndarray) -> speculate.Request:
-    """What B rows ask for: row 0 has number `first`, and row b ends at length limit[b] i32[B]."""
-    keys = request_keys(self.seed, np.arange(first, first + self.batch))
+  def request(self, numbers: np.ndarray, limit: np.ndarray) -> speculate.Request:
+    """What rows ask for: row b, of number numbers[b] i[B], ends at length limit[b] i32[B].
+
+    There are as many rows as numbers, up to `batch`.
+    """
+    settings = Settings(*(x[: len(numbers)] for x in self._settings))
+    keys = request_keys(self.seed, numbers)
     return speculate.Request(
-      self._settings, keys, jnp.asarray(limit, jnp.int32), self._stop, self._processors
+      settings, keys, jnp.asarray(limit, jnp.int32), self._stop, self._processors
     )
 
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """(request, state, seconds) after the prefill of up to B prompts; missing rows are done."""
     B = self.batch
-    T = max(32, 1 << (max(map(len, prompts)) - 1).bit_length())
-    capacity = speculate.capacity_for(T, max(budgets), self.method.drafter.depth)
-    capacity = -(-capacity // 64) * 64
+    T = padded(max(map(len, prompts)))
+    capacity = self.capacity(T, max(budgets))
     tokens = np.zeros((B, T), np.int32)
     length, end = np.ones(B, np.int32), np.ones(B, np.int32)
     for b, (ids, budget) in enumerate(zip(prompts, budgets, strict=True)):
       tokens[b, : len(ids)] = ids
       length[b], end[b] = len(ids), len(ids) + budget
-    request = self.request(first, end)
+    request = self.request(np.arange(first, first + B), end)
     arguments = (self.method, self.weights, jnp.asarray(tokens), jnp.asarray(length), request)
     if (T, capacity) not in self._warm:  # compile outside the clock: first rounds are slow
       state = speculate.compiled_start(*arguments, capacity)
-      jax.block_until_ready(self._advance(request, state, 2))
+      jax.block_until_ready(self.advance(request, state, 2))
       self._warm.add((T, capacity))
     return request, *timed(speculate.compiled_start, *arguments, capacity)
 
-  def _advance(self, request, state, rounds: int):
+  def capacity(self, length: int, budget: int) -> int:
+    """S of caches for prompts of `length` tokens and `budget` new ones."""
+    return -(-speculate.capacity_for(length, budget, self.method.drafter.depth) // 64) * 64
+
+  def advance(
+    self, request: speculate.Request, state: speculate.State, rounds: int
+  ) -> speculate.State:
+    """`rounds` rounds at most; `state` is used up."""
     return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
 
-  def check_logits(self, state: speculate.State, first: int) -> None:
-    """Raises FloatingPointError where a row of request `first` on has failed."""
+  def check_logits(self, state: speculate.State, numbers: np.ndarray) -> None:
+    """Raises FloatingPointError where a row, of number numbers[b] i[B], has failed."""
     for b in np.flatnonzero(state.failed):
       raise FloatingPointError(
-        f"prompt {first + b}: the logits of {self.model.name} became NaN after "
+        f"prompt {numbers[b]}: the logits of {self.model.name} became NaN after "
         f"{int(state.stats.emitted[b])} new tokens."
       )
 
@@ -132,18 +147,19 @@ class Decoder:
     for begin in range(0, len(ids), self.batch):
       part = slice(begin, begin + self.batch)
       request, state, prefill = self._start(ids[part], budgets[part], first + begin)
-      state, seconds = timed(self._advance, request, state, np.iinfo(np.int32).max)
+      state, seconds = timed(self.advance, request, state, np.iinfo(np.int32).max)
       state = jax.device_get(state._replace(cache=None, drafter=None))
-      self.check_logits(state, first + begin)
+      self.check_logits(state, np.arange(first + begin, first + begin + self.batch))
       results += [
-        self._result(prompt, len(row), state, b, seconds, prefill)
+        self.result(prompt, len(row), state, b, seconds, prefill)
         for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
       ]
     return results
 
-  def _result(
+  def result(
     self, prompt: Prompt, given: int, state: speculate.State, b: int, seconds: float, prefill: float
   ) -> Result:
+    """What row b of a state, on the host, says to a prompt of `given` tokens."""
     new = slice(given, int(state.context.length[b]))
     tokens = state.context.tokens[b, new].tolist()
     text = self.model.decode(tokens)
@@ -166,12 +182,12 @@ class Decoder:
     request, state, _ = self._start(ids, budgets, 0)
     shown = [len(x) for x in ids]
     while not bool(state.done.all()):
-      state = self._advance(request, state, rounds)
+      state = self.advance(request, state, rounds)
       length = np.asarray(state.context.length)
       text = np.asarray(state.context.tokens)
       yield [text[b, shown[b] : length[b]].tolist() for b in range(len(ids))]
       shown = length.tolist()
-      self.check_logits(state, 0)
+      self.check_logits(state, np.arange(self.batch))
 
 
 def generate(

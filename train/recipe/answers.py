@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 
-from rich.progress import track
+from rich.progress import Progress, TextColumn
 
 from specjax.data.chat import Turns, question
 from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model, load
+from specjax.decoding.refill import in_order, refilled
 from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines
 from specjax.train.recipe.texts import Document, turns_of
@@ -47,12 +49,14 @@ class AnswersConfig(Config):
     held_out: number of questions, the first, on which the trained part is measured.
     max_new_tokens: largest number of tokens of an answer.
     answers: file of answers, made where it is absent; runs may share one. By default in `out`.
+    answer_batch: number of answers that are written at a time.
     length: T, number of tokens of a row.
   """
 
   held_out: Count = 100
   max_new_tokens: Count = 160
   answers: str | None = None
+  answer_batch: Count = 16
   length: Length = 384
 
 
@@ -110,11 +114,12 @@ def check_held_out(held_out: int, count: int, least: int = 1) -> None:
 
 def written(
   path: pathlib.Path, prompts: list[list[int]],
-  reply: Callable[[list[list[int]], int], list[list[int]]], batch: int,
+  reply: Callable[[list[list[int]], int], Iterable[list[int]]], batch: int = 1,
 ) -> list[Document]:  # fmt: skip
   """Answers to prompts, each a line of a JSONL file that a killed run continues.
 
-  `reply` is given `batch` prompts and the number of the first, and returns the ids of each answer.
+  `reply` is given the prompts from a number on, a multiple of `batch`, and this number; it returns
+  the ids of each answer in turn.
 
   Raises:
     ValueError: the file holds answers to other questions.
@@ -123,12 +128,16 @@ def written(
   if done < len(prompts):
     done -= done % batch  # so that the batches are those of an uninterrupted run
     keep_lines(path, done)
-    with path.open("a") as sink:
-      for first in track(range(done, len(prompts), batch), description="answers"):
-        part = prompts[first : first + batch]
-        for prompt, ids in zip(part, reply(part, first), strict=True):
-          sink.write(json.dumps({"prompt": prompt, "answer": ids}) + "\n")
+    rate = TextColumn("{task.fields[rate]}")
+    with path.open("a") as sink, Progress(*Progress.get_default_columns(), rate) as progress:
+      bar = progress.add_task("answers", total=len(prompts), completed=done, rate="")
+      left, tokens, begin = prompts[done:], 0, time.perf_counter()
+      for prompt, ids in zip(left, reply(left, done), strict=True):
+        sink.write(json.dumps({"prompt": prompt, "answer": ids}) + "\n")
         sink.flush()
+        tokens += len(ids)
+        rate = f"{tokens / (time.perf_counter() - begin):.0f} tokens/s"
+        progress.update(bar, advance=1, rate=rate)
   records, documents = JsonlSource(path), []
   for i, prompt in enumerate(prompts):
     said = records[i].get("answer")
@@ -144,10 +153,13 @@ def answered(
 ) -> list[Document]:
   """The answers of a causal model, see `written`; they end at the model's last position."""
   path = pathlib.Path(config.answers or f"{config.out}/answers.jsonl")
-  decoder = Decoder(model, temperature=temperature, seed=config.training.seed, batch=16)
+  seed, batch = config.training.seed, config.answer_batch
+  decoder = Decoder(model, temperature=temperature, seed=seed, batch=batch)
 
-  def reply(part: list[list[int]], first: int) -> list[list[int]]:
-    budgets = [min(config.max_new_tokens, model.config.max_length - len(p)) for p in part]
-    return [result.tokens for result in decoder(part, budgets, first=first)]
+  def reply(left: list[list[int]], first: int) -> Iterator[list[int]]:
+    budgets = [min(config.max_new_tokens, model.config.max_length - len(p)) for p in left]
+    numbers = range(first, first + len(left))
+    for result in in_order(refilled(decoder, left, budgets, numbers=numbers)):
+      yield result.tokens
 
-  return written(path, prompts, reply, decoder.batch)
+  return written(path, prompts, reply)

@@ -23,6 +23,7 @@ Length = Annotated[int, Bounds(2)]
 Amount = Annotated[float, Bounds(0)]
 Positive = Annotated[float, Bounds(1e-3)]
 Share = Annotated[float, Bounds(0, 1)]
+Seed = Annotated[int, Bounds(0, 2**32 - 1)]
 
 
 def check(options: Any) -> None:
@@ -84,7 +85,7 @@ class Training:
   clip: Amount = 1.0
   save_every: Count = 100
   devices: Natural = 0
-  seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
+  seed: Seed = 0
 
   def shardings(self) -> tuple[NamedSharding, NamedSharding]:
     """(the sharding of a batch, whose rows are split over the devices; that of everything else).

@@ -16,13 +16,14 @@ _FREE = ("out", "data", "answers", "features", "save_every", "devices")
 
 
 def begin(config: Any) -> pathlib.Path:
-  """Checks the numbers among a trainer's options and makes the directory of its run.
+  """Checks the numbers among the options, and those of `training`, and makes the run's directory.
 
   Raises:
     ValueError: a number is not accepted, or nothing can be written to the directory.
   """
   check(config)
-  config.training.shardings()
+  if hasattr(config, "training"):
+    config.training.shardings()
   path = pathlib.Path(config.out)
   try:
     path.mkdir(parents=True, exist_ok=True)

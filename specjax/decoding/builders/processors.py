@@ -18,7 +18,7 @@ def knobs(name: str) -> dict[str, spec.Number | None]:
 
 
 def build_processors(
-  model: Model, given: Sequence[Any], batch: int, regex: str | None, stop: Sequence[int],
+  model: Model, given: Sequence[Any], regex: str | None, stop: Sequence[int],
   stop_words: Sequence[str],
 ) -> tuple[list[tuple[Processor, Params]], list[str]]:  # fmt: skip
   """The processors with their params, and the words that end a text.
@@ -48,7 +48,7 @@ def build_processors(
       strength = Penalties(**numbers)
       if strength.repetition <= 0:
         raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")
-      used.append((builder(V), Penalties(*(jnp.full(batch, x, jnp.float32) for x in strength))))
+      used.append((builder(V), Penalties(*(jnp.full(1, x, jnp.float32) for x in strength))))
     elif part.text is None:
       raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
     elif model.tokenizer is None:

@@ -1,0 +1,110 @@
+"""Many prompts through one batch, in which a row that is done takes the next prompt.
+
+A fixed batch waits for its longest answer. Here the loop pauses every few rounds, hands out what is
+done and fills each free row: a prompt is prefilled alone, and its state takes the row's place. The
+rounds are those of `speculate.advance`, whatever the drafter is.
+
+Letters: B batch.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import checks, speculate
+from specjax.decoding.batching import Result, read, timed
+from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.model import Prompt
+
+
+class _Held(NamedTuple):
+  """What a row is busy with: the index of a prompt, its prefill in seconds, when it was done."""
+
+  prompt: int
+  prefill: float
+  begun: float
+
+
+@jax.jit(donate_argnums=0)
+def _replaced(state: speculate.State, alone: speculate.State, b: jax.Array) -> speculate.State:
+  """`state`, of B rows, with the one of `alone` as row b."""
+  return jax.tree.map(lambda x, row: x.at[b].set(row[0]), state, alone)
+
+
+def refilled(
+  decoder: Decoder, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *,
+  numbers: Sequence[int] | None = None, rounds: int = 8,
+) -> Iterator[tuple[int, Result]]:  # fmt: skip
+  """Decodes prompts and yields (index of the prompt, its result) as they are done.
+
+  A request draws the tokens that it draws alone, whoever its neighbours are and whenever it is
+  admitted. Its `seconds` are those between its prefill and the end of the rounds in which it ended.
+
+  Args:
+    max_new_tokens: a budget for all, or one per prompt.
+    numbers: of each prompt among all requests, which decides its noise; by default its index.
+    rounds: rounds between two looks at what is done.
+
+  Raises:
+    ValueError: prompts or budgets that the decoder refuses.
+    FloatingPointError: the model's logits became NaN.
+  """
+  ids, budgets = read(decoder.model, prompts, max_new_tokens)
+  checks.whole("rounds", rounds, 1)
+  own = list(range(len(ids)) if numbers is None else numbers)
+  if len(own) != len(ids):
+    checks.refuse("len(numbers)", len(own), f"one per prompt ({len(ids)})")
+  return _run(decoder, prompts, ids, budgets, own, rounds)
+
+
+def _run(
+  decoder: Decoder, prompts: Sequence[Prompt], ids: list[list[int]], budgets: list[int],
+  numbers: list[int], rounds: int,
+) -> Iterator[tuple[int, Result]]:  # fmt: skip
+  needs = (decoder.capacity(padded(len(x)), n) for x, n in zip(ids, budgets, strict=True))
+  capacity, B = max(needs), decoder.batch
+
+  def start(prompt: list[int], number: np.ndarray, limit: np.ndarray) -> speculate.State:
+    tokens = np.zeros((len(number), padded(len(prompt))), np.int32)
+    tokens[:, : len(prompt)] = prompt
+    length = jnp.full(len(number), len(prompt), jnp.int32)
+    return speculate.compiled_start(
+      decoder.method, decoder.weights, jnp.asarray(tokens), length, decoder.request(number, limit),
+      capacity,
+    )  # fmt: skip
+
+  # A free row holds a text of one token, which has reached its limit.
+  number, limit = np.zeros(B, int), np.ones(B, np.int32)
+  state, held = start([0], number, limit), dict[int, _Held]()
+  waiting = iter(range(len(ids)))
+  while True:
+    for b in sorted(set(range(B)) - held.keys()):
+      if (i := next(waiting, None)) is None:
+        break
+      number[b], limit[b] = numbers[i], len(ids[i]) + budgets[i]
+      alone, prefill = timed(start, ids[i], number[b : b + 1], limit[b : b + 1])
+      state = _replaced(state, alone, jnp.int32(b))
+      held[b] = _Held(i, prefill, time.perf_counter())
+    if not held:
+      return
+    state = decoder.advance(decoder.request(number, limit), state, rounds)
+    seen = jax.device_get(state._replace(cache=None, drafter=None, processors=()))
+    decoder.check_logits(seen, number)
+    now = time.perf_counter()
+    for b in [b for b in held if seen.done[b]]:
+      i, prefill, begun = held.pop(b)
+      yield i, decoder.result(prompts[i], len(ids[i]), seen, b, now - begun, prefill)
+
+
+def in_order(found: Iterable[tuple[int, Result]]) -> Iterator[Result]:
+  """The results by the index of their prompt, each as soon as those before it are there."""
+  early, following = dict[int, Result](), 0
+  for i, result in found:
+    early[i] = result
+    while following in early:
+      yield early.pop(following)
+      following += 1

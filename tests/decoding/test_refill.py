@@ -1,0 +1,57 @@
+"""A refilled batch gives each request what a decoder of its own gives."""
+
+import pytest
+from test_conversation import METHODS, MODEL
+
+from specjax import Decoder
+from specjax.decoding.refill import in_order, refilled
+
+PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4], [5, 6] * 20, [7, 8, 9], [2, 2, 5], [3] * 9]
+BUDGETS = [12, 3, 5, 1, 9, 14]
+SAME = ("tokens", "forwards", "rounds", "text", "method", "verifier", "exactness", "prompt")
+QUICK = ["none-sampled", "penalties-greedy", "eagle3-sampled"]
+
+
+@pytest.mark.full(but=QUICK)
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", METHODS)
+def test_requests_are_decoded_as_alone(name, temperature):
+  drafter, options = METHODS[name]
+  options = options | {"temperature": temperature, "seed": 3}
+  both = Decoder(MODEL, drafter(), **options | {"batch": 2})
+  together = dict(refilled(both, PROMPTS, BUDGETS, rounds=3))
+  alone = Decoder(MODEL, drafter(), **options | {"batch": 1})
+  for i, (prompt, budget) in enumerate(zip(PROMPTS, BUDGETS, strict=True)):
+    (expected,) = alone([prompt], budget, first=i)
+    for field in SAME:
+      assert getattr(together[i], field) == getattr(expected, field), (i, field)
+    assert together[i].log_probs == pytest.approx(expected.log_probs, abs=1e-4)
+
+
+def test_a_request_has_its_own_noise():
+  decoder = Decoder(MODEL, temperature=1.0, batch=2)
+  (alone,) = Decoder(MODEL, temperature=1.0)([PROMPTS[0]], 12, first=7)
+  found = dict(refilled(decoder, [PROMPTS[0]] * 3, 12, numbers=[1, 7, 7]))
+  assert found[1].tokens == found[2].tokens == alone.tokens != found[0].tokens
+
+
+def test_results_are_put_in_order_as_soon_as_they_can():
+  def finished():
+    for i in (2, 0, 1, 3):
+      done.append(i)
+      yield i, str(i)
+
+  done = []
+  assert [(r, list(done)) for r in in_order(finished())] == [
+    ("0", [2, 0]), ("1", [2, 0, 1]), ("2", [2, 0, 1]), ("3", [2, 0, 1, 3])
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong, message", [
+  ({"rounds": 0}, "rounds=0: accepted is 1 or more"),
+  ({"numbers": [1]}, r"len\(numbers\)=1: accepted is one per prompt \(6\)"),
+  ({"max_new_tokens": [1, 2]}, r"len\(max_new_tokens\)=2"),
+])  # fmt: skip
+def test_bad_requests_are_refused(wrong, message):
+  with pytest.raises(ValueError, match=message):
+    refilled(Decoder(MODEL), PROMPTS, **{"max_new_tokens": 8} | wrong)
