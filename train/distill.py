@@ -146,11 +146,12 @@ def main(config: Config) -> None:
     seed=config.training.seed,
   )  # fmt: skip
 
-  def reply(left: list[list[int]], first: int) -> Iterator[list[int]]:
+  def reply(left: list[int]) -> Iterator[tuple[int, list[int]]]:
     for i in range(0, len(left), decoder.batch):
       part = left[i : i + decoder.batch]
-      results = decoder(part, config.new, first=first + i)
-      yield from (r.filling.canvas[len(p) :] for p, r in zip(part, results, strict=True))
+      results = decoder([prompts[k] for k in part], config.new, first=part[0])
+      for k, r in zip(part, results, strict=True):
+        yield k, r.filling.canvas[len(prompts[k]) :]
 
   rows = rows_of(answers.written(out / "answers.jsonl", prompts, reply, config.answer_batch))
   if config.data.startswith("lists:"):

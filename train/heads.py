@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import jax
 import numpy as np
 import tyro
+from flax.traverse_util import flatten_dict
 
 from specjax import script
+from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
 from specjax.drafters import HEADS, draft_vocabulary
+from specjax.drafters.base import Head
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
 from specjax.train.recipe import answers, losses, run
@@ -66,7 +69,8 @@ class Config(answers.AnswersConfig):
     features: directory of hidden states, made where it is absent; runs may share one. By default in
       `out`.
     layers: layers that are kept there besides those that the head reads, for other heads.
-    draft_vocab: W, number of the most frequent tokens among which the head guesses; 0 for all.
+    draft_vocab: W, number of the most frequent tokens among which the head guesses, where the
+      target has more; 0 for all.
     init: directory of a head of the same shape, with which the training begins.
     noise: width of uniform noise on the hidden states while training.
     points: M, number of positions of a row from which the head drafts.
@@ -78,7 +82,7 @@ class Config(answers.AnswersConfig):
   temperature: Amount = 0.0
   features: str | None = None
   layers: tuple[int, ...] = ()
-  draft_vocab: Natural = 0
+  draft_vocab: Natural = 8192
   init: str | None = None
   loss: Annotated[tuple[float, ...] | None, tyro.conf.arg(help=_LOSS)] = None
   noise: Amount = 0.0
@@ -98,6 +102,15 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Ro
   return pack(documents[cut:], config.length), pack(documents[:cut], config.length)
 
 
+def sizes(head: Head, params: Params) -> str:
+  """What the training of a head will hold, before anything is computed; params may be abstract."""
+  parts = {"/".join(path): x.size for path, x in flatten_dict(params["params"]).items()}
+  largest = max(parts, key=lambda name: parts[name])
+  total = sum(parts.values())
+  return (f"{head.name}: {total / 1e6:.2f}M parameters, {parts[largest] / 1e6:.2f}M of them in "
+          f"{largest}; {16 * total / 1e6:.0f} MB with gradient and moments.")  # fmt: skip
+
+
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
@@ -106,6 +119,9 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = heads[name][0](model.target, config.head)
   weights = losses.chosen(config.loss) if config.loss else head.loss
+  V = model.config.vocab_size
+  W = config.draft_vocab if 0 < config.draft_vocab < V else None
+  print(sizes(head, checkpoint.abstract(head, model.config, W)))
 
   rows, held_out = texts(model, config, name, out)
   states = pathlib.Path(config.features or out / "features")
@@ -120,9 +136,11 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   order = shuffled(len(rows.tokens), training)
 
   vocabulary = None
-  if config.draft_vocab:
-    counts = np.bincount(rows.tokens[rows.mask], minlength=model.config.vocab_size)
-    vocabulary = draft_vocabulary.choose(counts, config.draft_vocab)
+  if W is not None:
+    counts = np.bincount(rows.tokens[rows.mask], minlength=V)
+    vocabulary = draft_vocabulary.choose(counts, W)
+    share = counts[vocabulary].sum() / counts.sum()
+    print(f"The draft vocabulary is {W} of {V} tokens, {share:.2%} of the answers.")
   objective = Objective(head, vocabulary)
   params = jax.jit(head.init)(jax.random.key(training.seed), model.params, vocabulary)
   if config.init is not None:
@@ -139,7 +157,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     frozen=(model.params, fixed),
   )  # fmt: skip
 
-  ranks = min(RANKS, config.draft_vocab or RANKS)
+  ranks = min(RANKS, W or V)
   hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
   measure, (dealt, copied) = jax.jit(objective.hits), training.shardings()
   params = jax.device_put(fixed | {"params": trained}, copied)

@@ -4,8 +4,8 @@
 
 Given the chat template up to the user's turn, a chat model writes a question. It answers some of
 them, and the answers become texts to summarise, to translate and to answer questions from, or the
-first turn of a conversation whose second question the model writes too. What was cut, repeats
-another prompt or repeats a benchmark is left out. `prompts.jsonl` has one prompt a line, shuffled,
+first turn of a conversation whose second question the model writes too. A question that was cut,
+repeats another or repeats a benchmark is left out. `prompts.jsonl` has one prompt a line, shuffled,
 with `kind` and with `question` or `messages`, as `train.heads --data` reads them. The same command
 again continues a run that was killed.
 """
@@ -24,7 +24,7 @@ from specjax import script
 from specjax.data.sources import open_source, text_of
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.decoding.refill import in_order, refilled
+from specjax.decoding.refill import refilled
 from specjax.train.recipe import answers, run
 from specjax.train.recipe.config import Count, Length, Natural, Positive, Seed
 from specjax.train.recipe.questions import TASKS, Seen, spoken, task, texts_in, until_user
@@ -75,19 +75,23 @@ class _Writer:
     )
     self.asked = 0  # in all stages, so that each request has noise of its own
 
-  def continued(self, name: str, prompts: list[list[int]], budget: int) -> list[str | None]:
+  def continued(
+    self, name: str, prompts: list[list[int]], budget: int, *, cut: bool = False
+  ) -> list[str | None]:
     """The turn that follows each prompt, see `spoken`."""
+    if not prompts:
+      return []
     before, self.asked = self.asked, self.asked + len(prompts)
 
-    def reply(left: list[list[int]], first: int) -> Iterator[list[int]]:
-      numbers = range(before + first, before + len(prompts))
-      for result in in_order(refilled(self.decoder, left, budget, numbers=numbers)):
-        yield result.tokens
+    def reply(left: list[int]) -> Iterator[tuple[int, list[int]]]:
+      asked, numbers = [prompts[i] for i in left], [before + i for i in left]
+      for k, result in refilled(self.decoder, asked, budget, numbers=numbers):
+        yield left[k], result.tokens
 
     print(f"{name}:")
     documents = answers.written(self.out / f"{name}.jsonl", prompts, reply)
     pairs = zip(prompts, documents, strict=True)
-    return [spoken(self.model, ids[len(prompt) :]) for prompt, (ids, _) in pairs]
+    return [spoken(self.model, ids[len(prompt) :], cut=cut) for prompt, (ids, _) in pairs]
 
 
 def _user(text: str) -> dict[str, str]:
@@ -100,10 +104,14 @@ def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[d
   start = until_user(model)
   written = writer.continued("questions", [start] * config.questions, config.longest_question)
   kept = [text for text in written if text is not None and seen.is_new(text)]
+  if not kept:
+    raise ValueError(f"model={model.name!r} wrote no question that ended by itself: accepted is a "
+                     "chat model that was trained on what users say, too.")  # fmt: skip
   records = [{"kind": "question", "question": text} for text in kept]
 
   asked = [[_user(text)] for text in kept[: config.texts]]
-  said = writer.continued("texts", [model.chat(turns) for turns in asked], config.longest_text)
+  questions = [model.chat(turns) for turns in asked]
+  said = writer.continued("texts", questions, config.longest_text, cut=True)
   pairs = [(turns, text) for turns, text in zip(asked, said, strict=True) if text is not None]
   talks: list[list[dict[str, str]]] = []
   for (turns, text), kind in zip(pairs, itertools.cycle([*TASKS, "second"]), strict=False):

@@ -2,13 +2,15 @@
 
 A fixed batch waits for its longest answer. Here the loop pauses every few rounds, hands out what is
 done and fills each free row: a prompt is prefilled alone, and its state takes the row's place. The
-rounds are those of `speculate.advance`, whatever the drafter is.
+rounds are those of `speculate.advance`, whatever the drafter is. Prompts that need caches of one
+size go together, short ones first, since a pass reads whole caches.
 
 Letters: B batch.
 """
 
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,6 +21,15 @@ from specjax import checks, speculate
 from specjax.decoding.batching import Result, read, timed
 from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.model import Prompt
+
+
+class _Asked(NamedTuple):
+  """A prompt, its ids, how many tokens it may get, and its number among all requests."""
+
+  prompt: Prompt
+  ids: list[int]
+  budget: int
+  number: int
 
 
 class _Held(NamedTuple):
@@ -39,7 +50,7 @@ def refilled(
   decoder: Decoder, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *,
   numbers: Sequence[int] | None = None, rounds: int = 8,
 ) -> Iterator[tuple[int, Result]]:  # fmt: skip
-  """Decodes prompts and yields (index of the prompt, its result) as they are done.
+  """Decodes prompts and yields (index of the prompt, its result) as they are done, in any order.
 
   A request draws the tokens that it draws alone, whoever its neighbours are and whenever it is
   admitted. Its `seconds` are those between its prefill and the end of the rounds in which it ended.
@@ -58,15 +69,19 @@ def refilled(
   own = list(range(len(ids)) if numbers is None else numbers)
   if len(own) != len(ids):
     checks.refuse("len(numbers)", len(own), f"one per prompt ({len(ids)})")
-  return _run(decoder, prompts, ids, budgets, own, rounds)
+  groups = dict[int, dict[int, _Asked]]()
+  for i, asked in enumerate(map(_Asked, prompts, ids, budgets, own)):
+    capacity = decoder.capacity(padded(len(asked.ids)), asked.budget)
+    groups.setdefault(capacity, {})[i] = asked
+  return itertools.chain.from_iterable(
+    _run(decoder, capacity, group, rounds) for capacity, group in sorted(groups.items())
+  )
 
 
 def _run(
-  decoder: Decoder, prompts: Sequence[Prompt], ids: list[list[int]], budgets: list[int],
-  numbers: list[int], rounds: int,
-) -> Iterator[tuple[int, Result]]:  # fmt: skip
-  needs = (decoder.capacity(padded(len(x)), n) for x, n in zip(ids, budgets, strict=True))
-  capacity, B = max(needs), decoder.batch
+  decoder: Decoder, capacity: int, group: Mapping[int, _Asked], rounds: int
+) -> Iterator[tuple[int, Result]]:
+  B = decoder.batch
 
   def start(prompt: list[int], number: np.ndarray, limit: np.ndarray) -> speculate.State:
     tokens = np.zeros((len(number), padded(len(prompt))), np.int32)
@@ -80,13 +95,14 @@ def _run(
   # A free row holds a text of one token, which has reached its limit.
   number, limit = np.zeros(B, int), np.ones(B, np.int32)
   state, held = start([0], number, limit), dict[int, _Held]()
-  waiting = iter(range(len(ids)))
+  waiting = iter(group)
   while True:
     for b in sorted(set(range(B)) - held.keys()):
       if (i := next(waiting, None)) is None:
         break
-      number[b], limit[b] = numbers[i], len(ids[i]) + budgets[i]
-      alone, prefill = timed(start, ids[i], number[b : b + 1], limit[b : b + 1])
+      _, ids, budget, number[b] = group[i]
+      limit[b] = len(ids) + budget
+      alone, prefill = timed(start, ids, number[b : b + 1], limit[b : b + 1])
       state = _replaced(state, alone, jnp.int32(b))
       held[b] = _Held(i, prefill, time.perf_counter())
     if not held:
@@ -97,14 +113,5 @@ def _run(
     now = time.perf_counter()
     for b in [b for b in held if seen.done[b]]:
       i, prefill, begun = held.pop(b)
-      yield i, decoder.result(prompts[i], len(ids[i]), seen, b, now - begun, prefill)
-
-
-def in_order(found: Iterable[tuple[int, Result]]) -> Iterator[Result]:
-  """The results by the index of their prompt, each as soon as those before it are there."""
-  early, following = dict[int, Result](), 0
-  for i, result in found:
-    early[i] = result
-    while following in early:
-      yield early.pop(following)
-      following += 1
+      prompt, ids, *_ = group[i]
+      yield i, decoder.result(prompt, len(ids), seen, b, now - begun, prefill)

@@ -4,7 +4,7 @@ import pytest
 from test_conversation import METHODS, MODEL
 
 from specjax import Decoder
-from specjax.decoding.refill import in_order, refilled
+from specjax.decoding.refill import refilled
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4], [5, 6] * 20, [7, 8, 9], [2, 2, 5], [3] * 9]
 BUDGETS = [12, 3, 5, 1, 9, 14]
@@ -35,20 +35,8 @@ def test_a_request_has_its_own_noise():
   assert found[1].tokens == found[2].tokens == alone.tokens != found[0].tokens
 
 
-def test_results_are_put_in_order_as_soon_as_they_can():
-  def finished():
-    for i in (2, 0, 1, 3):
-      done.append(i)
-      yield i, str(i)
-
-  done = []
-  assert [(r, list(done)) for r in in_order(finished())] == [
-    ("0", [2, 0]), ("1", [2, 0, 1]), ("2", [2, 0, 1]), ("3", [2, 0, 1, 3])
-  ]  # fmt: skip
-
-
 @pytest.mark.parametrize("wrong, message", [
-  ({"rounds": 0}, "rounds=0: accepted is 1 or more"),
+  ({"rounds": 0}, "rounds=0: accepted is a whole number from 1"),
   ({"numbers": [1]}, r"len\(numbers\)=1: accepted is one per prompt \(6\)"),
   ({"max_new_tokens": [1, 2]}, r"len\(max_new_tokens\)=2"),
 ])  # fmt: skip

@@ -356,7 +356,6 @@ def test_what_cannot_be_trained_is_refused_before_answering(tiny_heads, tmp_path
   ("change", "words"),
   [
     ({"batch": 1000}, r"batch=1000: accepted is 1 to \d+, the rows"),
-    ({"draft_vocab": 301}, r"draft_vocab=301: accepted is 1 to \d+, the target's"),
     ({"layers": (0,)}, r"were computed with layers=\[\] \(now \[0\]\): choose another directory"),
     ({"seed": 1, "held_out": 25}, "were computed with rows="),
   ],

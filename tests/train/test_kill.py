@@ -78,6 +78,8 @@ def test_heads_and_the_sampled_answers_they_learn_from(tiny_heads, tmp_path, fin
     sink.write('{"prompt": [1, 2')  # as a kill in the middle of a write leaves it
   kill("heads", config, killed, file="metrics.jsonl", lines=13)
   finish("heads", config, killed)
-  answers = [(d / "answers.jsonl").read_text() for d in (tmp_path / "whole", killed)]
+  answers = [
+    sorted((d / "answers.jsonl").read_text().splitlines()) for d in (tmp_path / "whole", killed)
+  ]
   assert answers[0] == answers[1]
   assert_same_run(tmp_path / "whole", killed, final_state)

@@ -12,7 +12,7 @@ from specjax.data.chat import Turns, question
 from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model, load
-from specjax.decoding.refill import in_order, refilled
+from specjax.decoding.refill import refilled
 from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines
 from specjax.train.recipe.texts import Document, turns_of
@@ -114,38 +114,50 @@ def check_held_out(held_out: int, count: int, least: int = 1) -> None:
 
 def written(
   path: pathlib.Path, prompts: list[list[int]],
-  reply: Callable[[list[list[int]], int], Iterable[list[int]]], batch: int = 1,
+  reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]], batch: int = 1,
 ) -> list[Document]:  # fmt: skip
   """Answers to prompts, each a line of a JSONL file that a killed run continues.
 
-  `reply` is given the prompts from a number on, a multiple of `batch`, and this number; it returns
-  the ids of each answer in turn.
+  `reply` is given the numbers of the prompts that have no answer, and yields (number, ids of the
+  answer). Where its answers come in batches, a multiple of `batch` is kept.
 
   Raises:
     ValueError: the file holds answers to other questions.
   """
   done = count_lines(path)
   if done < len(prompts):
-    done -= done % batch  # so that the batches are those of an uninterrupted run
-    keep_lines(path, done)
-    rate = TextColumn("{task.fields[rate]}")
-    with path.open("a") as sink, Progress(*Progress.get_default_columns(), rate) as progress:
-      bar = progress.add_task("answers", total=len(prompts), completed=done, rate="")
-      left, tokens, begin = prompts[done:], 0, time.perf_counter()
-      for prompt, ids in zip(left, reply(left, done), strict=True):
-        sink.write(json.dumps({"prompt": prompt, "answer": ids}) + "\n")
+    keep_lines(path, done - done % batch)  # so that batches are those of an uninterrupted run
+    answered = _answers(path, prompts)
+    left = [i for i in range(len(prompts)) if i not in answered]
+    note = TextColumn("{task.fields[rate]}")
+    with path.open("a") as sink, Progress(*Progress.get_default_columns(), note) as progress:
+      bar = progress.add_task("answers", total=len(prompts), completed=len(answered), rate="")
+      tokens, begin = 0, time.perf_counter()
+      for i, ids in reply(left):
+        sink.write(json.dumps({"number": i, "prompt": prompts[i], "answer": ids}) + "\n")
         sink.flush()
         tokens += len(ids)
         rate = f"{tokens / (time.perf_counter() - begin):.0f} tokens/s"
         progress.update(bar, advance=1, rate=rate)
-  records, documents = JsonlSource(path), []
-  for i, prompt in enumerate(prompts):
-    said = records[i].get("answer")
-    if records[i].get("prompt") != prompt or not isinstance(said, list):
-      raise ValueError(f"answers={str(path)!r} answers another question in line {i + 1}: "
+  answered = _answers(path, prompts)
+  return [
+    (prompt + answered[i], [False] * len(prompt) + [True] * len(answered[i]))
+    for i, prompt in enumerate(prompts)
+  ]
+
+
+def _answers(path: pathlib.Path, prompts: list[list[int]]) -> dict[int, list[int]]:
+  """The answers of a file by the number of their prompt; a line without one answers in turn."""
+  found = {}
+  source = JsonlSource(path) if count_lines(path) else ()
+  for line, record in enumerate(source[k] for k in range(len(source))):
+    i, said = record.get("number", line), record.get("answer")
+    known = isinstance(i, int) and 0 <= i < len(prompts)
+    if not known or record.get("prompt") != prompts[i] or not isinstance(said, list):
+      raise ValueError(f"answers={str(path)!r} answers another question in line {line + 1}: "
                        "choose another file.")  # fmt: skip
-    documents.append((prompt + said, [False] * len(prompt) + [True] * len(said)))
-  return documents
+    found[i] = said
+  return found
 
 
 def answered(
@@ -156,10 +168,10 @@ def answered(
   seed, batch = config.training.seed, config.answer_batch
   decoder = Decoder(model, temperature=temperature, seed=seed, batch=batch)
 
-  def reply(left: list[list[int]], first: int) -> Iterator[list[int]]:
-    budgets = [min(config.max_new_tokens, model.config.max_length - len(p)) for p in left]
-    numbers = range(first, first + len(left))
-    for result in in_order(refilled(decoder, left, budgets, numbers=numbers)):
-      yield result.tokens
+  def reply(left: list[int]) -> Iterator[tuple[int, list[int]]]:
+    asked = [prompts[i] for i in left]
+    budgets = [min(config.max_new_tokens, model.config.max_length - len(p)) for p in asked]
+    for k, result in refilled(decoder, asked, budgets, numbers=left):
+      yield left[k], result.tokens
 
   return written(path, prompts, reply)

@@ -30,20 +30,28 @@ def until_user(model: Model, turns: Turns = ()) -> list[int]:
   return a[: next(same, min(len(a), len(b)))]
 
 
-def spoken(model: Model, ids: Sequence[int]) -> str | None:
-  """The text of a turn that ended by itself; None where it was cut, is empty or is not text."""
-  if not ids or ids[-1] not in model.stop:
+def spoken(model: Model, ids: Sequence[int], *, cut: bool = False) -> str | None:
+  """The text of a turn, None where there is none; `cut` keeps the whole sentences of a cut turn.
+
+  A turn that holds markers of the template, or ids that no text has, is none.
+  """
+  ended = bool(ids) and ids[-1] in model.stop
+  if not ended and not cut:
     return None
-  text = model.decode(ids[:-1])
-  whole = model.tokenizer is not None and model.tokenizer.encode(text) == list(ids[:-1])
-  clean = whole and "\ufffd" not in text and not re.search(r"<\|\w+\|>", text)
+  said = list(ids[:-1] if ended else ids)
+  text = model.decode(said)
+  if ended and (model.tokenizer is None or model.tokenizer.encode(text) != said):
+    return None
+  if not ended:
+    text = text[: max(text.rfind(mark) for mark in (". ", "! ", "? ", ".\n")) + 1]
+  clean = "\ufffd" not in text and not re.search(r"<\|\w+\|>", text)
   return text.strip() or None if clean else None
 
 
 def first_sentence(text: str, least: int = 5) -> str | None:
   """The first sentence of at least `least` words that stands in one line."""
   for line in text.splitlines():
-    for sentence in re.findall(r"[A-Z][^.!?]*[.!?](?=\s|$)", line):
+    for sentence in re.findall(r"[A-Z].*?[.!?](?=\s|$)", line):
       if len(sentence.split()) >= least:
         return sentence
   return None

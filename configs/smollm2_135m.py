@@ -1,0 +1,52 @@
+"""Draft heads for smollm2-135m, which learn from what the model itself asks and answers.
+
+    python -m specjax.train.prompts --model smollm2-135m --out runs/smollm2-135m/prompts \\
+        --questions 1600 --texts 450 --longest-text 224 --join gsm8k_train.jsonl --joined 500 \\
+        --avoid spec_bench.jsonl
+    python -m specjax.configs.smollm2_135m eagle3
+
+The first head computes the answers and the target's states, which all share. Every head guesses
+among the 4096 most frequent tokens of the answers and learns from the target's distributions.
+"""
+
+import dataclasses
+import sys
+from typing import Any
+
+import tyro
+
+from specjax import script
+from specjax.drafters import HEADS
+from specjax.train.heads import Config, main
+from specjax.train.recipe.config import Training
+
+_TRAINING = Training(batch=8, steps=600, rate=1e-3, warmup=30, save_every=50, devices=1)
+_SAME = Config(
+  model="smollm2-135m", data="runs/smollm2-135m/prompts/prompts.jsonl", out="",
+  answers="runs/smollm2-135m/answers.jsonl", features="runs/smollm2-135m/features",
+  layers=(2, 15, 22, 27), questions=100_000, held_out=60, max_new_tokens=160, answer_batch=32,
+  length=512, draft_vocab=4096, points=256, training=_TRAINING,
+)  # fmt: skip
+
+_FOUR, _SHARED, _SOFT = {"depth": 4}, {"depth": 4, "shared": True}, (0.0, 1.0, 0.0, 0.8)
+# The head of each run, its shape, and the other options that differ.
+_RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+  "eagle3": ("eagle3", _FOUR, {}),
+  "eagle": ("eagle", _FOUR, {}),
+  "medusa": ("medusa", _SHARED, {"loss": _SOFT}),
+  "hydra_pp": ("hydra", _SHARED | {"prefix": True, "blocks": 4}, {}),
+  "mlp_speculator": ("mlp_speculator", _FOUR, {}),
+  "clover": ("clover", _FOUR, {}),
+  "hidden_transfer": ("hidden_transfer", {"depth": 3, "layers": (22, 22, 22)},
+                      {"points": 64, "training": dataclasses.replace(_TRAINING, batch=2)}),
+}  # fmt: skip
+CONFIGS: dict[str, Config] = {
+  name: dataclasses.replace(_SAME, out=f"runs/smollm2-135m/{name}", head=HEADS[kind][1](**shape),
+                            **rest)
+  for name, (kind, shape, rest) in _RUNS.items()
+}  # fmt: skip
+
+if __name__ == "__main__":
+  heads = {name: repr(config.head) for name, config in CONFIGS.items()}
+  choice = tyro.extras.subcommand_type_from_defaults(CONFIGS, heads)
+  sys.exit(script.run(main, choice, __doc__, markers=(tyro.conf.AvoidSubcommands,)))
