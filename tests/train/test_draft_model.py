@@ -1,0 +1,74 @@
+"""A draft model cut out of its target: what is kept, what is learned, and that it drafts."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from options import changed
+
+import specjax
+from specjax import Decoder
+from specjax.train import draft_model
+from specjax.train.draft_model import cut
+
+
+@pytest.fixture(scope="module")
+def done(tiny_heads, tmp_path_factory):
+  """The options of a finished run."""
+  fields = {f.name for f in dataclasses.fields(draft_model.Config)}
+  shared = {k: getattr(tiny_heads, k) for k in fields if hasattr(tiny_heads, k)}
+  config = draft_model.Config(**shared | {"keep": 1, "out": str(tmp_path_factory.mktemp("small"))})
+  draft_model.main(config)
+  return config
+
+
+@pytest.mark.parametrize(
+  "keep, kept", [(1, [0]), (2, [0, 7]), (3, [0, 4, 7]), (7, [0, 1, 2, 4, 5, 6, 7])]
+)
+def test_layers_are_kept_at_equal_distances(keep, kept):
+  model = specjax.load("gsm8k-7m")
+  config, params = cut(model.config, model.params, keep)
+  assert config == dataclasses.replace(model.config, layers=keep)
+  own = params["params"]
+  for i, k in enumerate(kept):
+    assert own[f"layer_{i}"] is model.params["params"][f"layer_{k}"]
+  assert f"layer_{keep}" not in own and own["embedding"] is model.params["params"]["embedding"]
+
+
+@pytest.mark.parametrize("keep", [8, 9])
+def test_a_target_without_so_many_layers_is_refused(keep):
+  model = specjax.load("gsm8k-7m")
+  with pytest.raises(ValueError, match=f"keep={keep}: accepted is 1 to 7, fewer than the target's"):
+    cut(model.config, model.params, keep)
+
+
+def test_it_learns_and_the_embedding_stays(done):
+  out = pathlib.Path(done.out)
+  losses = [json.loads(x)["loss"] for x in (out / "metrics.jsonl").read_text().splitlines()]
+  assert 0 < np.mean(losses[-10:]) < 0.5 * np.mean(losses[:3])
+  report = json.loads((out / "report.json").read_text())
+  assert report["layers"] == 1 and 0.3 < report["agreement"] <= 1
+  target, small = specjax.load(done.model), specjax.load(f"{done.out}/model")
+  for name in ("embedding", "lm_head"):
+    if name in target.params["params"]:
+      np.testing.assert_array_equal(small.params["params"][name], target.params["params"][name])
+  assert small.stop == target.stop
+
+
+def test_it_drafts(done):
+  target = specjax.load(done.model)
+  prompts = [target.chat(f"{i} pens and 3?") for i in range(4)]
+  plain, drafted = (
+    Decoder(target, drafter)(prompts, 16)
+    for drafter in ("none", f"draft_model-3[{done.out}/model]")
+  )
+  assert [r.tokens for r in plain] == [r.tokens for r in drafted]
+  assert sum(r.forwards for r in drafted) < 0.8 * sum(r.forwards for r in plain)
+
+
+def test_a_finished_run_goes_no_further_and_others_are_refused(done):
+  draft_model.main(done)
+  with pytest.raises(ValueError, match=r"holds a run with points=32 \(now 16\)"):
+    draft_model.main(changed(done, points=16))

@@ -1,0 +1,155 @@
+"""Cuts a small draft model out of a target and trains it on the target's answers.
+
+    python -m specjax.train.draft_model --model smollm2-135m --data prompts.jsonl --out runs/small
+
+The draft model has the target's embedding, LM head and tokenizer, which stay as they are, and some
+of its layers, which learn the target's distribution of the next token (DistillSpec, Zhou et al.
+2023, arXiv 2310.08461, section 3, with the forward divergence on the target's own text). The same
+command again continues a run that was killed. `--drafter draft_model[runs/small/model]` drafts
+with it.
+
+Letters: B rows of a batch, T row length, M positions of a row, E width.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from specjax import script
+from specjax.base import Params
+from specjax.checkpoints import hf
+from specjax.data.packing import Rows, pack
+from specjax.models.config import Config as Network
+from specjax.models.transformer import Transformer
+from specjax.train.recipe import answers, forward, losses, run
+from specjax.train.recipe.config import Count
+from specjax.train.recipe.features import compute
+from specjax.train.recipe.fit import fit, shuffled
+from specjax.trees.structure import at
+
+FROZEN = ("embedding", "lm_head")  # of the target
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(answers.AnswersConfig):
+  """A draft model for a target.
+
+  Attributes:
+    keep: number of layers, taken from the target at equal distances, the first and the last among
+      them.
+    features: directory of hidden states, made where it is absent. By default in `out`.
+    points: M, number of positions of a row from which the next token is learned.
+  """
+
+  keep: Count = 3
+  features: str | None = None
+  points: Count = 128
+
+
+class Batch(NamedTuple):
+  """A step's examples: rows [B, T], positions whose next token is learned, the target's states."""
+
+  rows: Rows
+  at: np.ndarray  # i32[B, M]
+  weight: np.ndarray  # f32[B, M], 0 where a row has fewer positions
+  hidden: np.ndarray  # [B, M, E]
+
+
+def cut(config: Network, params: Params, keep: int) -> tuple[Network, Params]:
+  """The network of `keep` layers of a target, and its weights.
+
+  Raises:
+    ValueError: the target does not have so many layers.
+  """
+  if not 1 <= keep < config.layers:
+    raise ValueError(f"keep={keep}: accepted is 1 to {config.layers - 1}, fewer than the target's.")
+  kept = np.linspace(0, config.layers - 1, keep).round().astype(int) if keep > 1 else [0]
+  own = params["params"]
+  layers = {f"layer_{i}": own[f"layer_{k}"] for i, k in enumerate(kept)}
+  rest = {name: x for name, x in own.items() if not name.startswith("layer_")}
+  return dataclasses.replace(config, layers=keep), {"params": rest | layers}
+
+
+def loss_of(network: Transformer, params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
+  """Divergence from the target's distribution, in nats, and the share of equal best tokens."""
+  states = at(forward.read(network, params, batch.rows).hidden, batch.at)
+  weight = jnp.asarray(batch.weight).reshape(-1)
+
+  @jax.checkpoint
+  def compare(states: Array, target: Array) -> tuple[Array, Array]:
+    said, wanted = (
+      jnp.asarray(network.apply(params, x, method="head")).reshape(len(weight), -1)
+      for x in (states, target.astype(states.dtype))
+    )
+    same = (said.argmax(-1) == wanted.argmax(-1)).astype(jnp.float32)
+    apart = optax.losses.kl_divergence(jax.nn.log_softmax(said), jax.nn.softmax(wanted))
+    return losses.mean(apart, weight), losses.mean(same, weight)
+
+  loss, same = compare(states, jnp.asarray(batch.hidden))
+  return loss, {"agreement": same}
+
+
+def main(config: Config) -> None:
+  out, training = run.begin(config), config.training
+  model = answers.teacher(config.model, causal=True)
+  small, params = cut(model.config, model.params, config.keep)
+  prompts, first = answers.ask(model, config), config.held_out
+  answers.check_held_out(first, len(prompts))
+  run.claim(out, config, prompts)
+  documents = answers.answered(model, prompts, config)
+  directory = pathlib.Path(config.features or out / "features")
+
+  def examples(part: list, name: str):
+    rows = pack(part, config.length)
+    hidden = compute(model, rows, (), directory / name).hidden
+    # The state before a trained token predicts it.
+    useful = [np.flatnonzero(mask[1:]) for mask in rows.mask]
+
+    def batch(chosen: np.ndarray, step: int) -> Batch:
+      rng = np.random.default_rng([training.seed, step])
+      place, weight = (
+        np.zeros((len(chosen), config.points), kind) for kind in (np.int32, np.float32)
+      )
+      for b, r in enumerate(chosen):
+        count = min(config.points, len(useful[r]))
+        place[b, :count] = np.sort(rng.choice(useful[r], count, replace=False))
+        weight[b, :count] = 1
+      some = Rows(*(x[chosen] for x in rows))
+      return Batch(some, place, weight, np.asarray(hidden[chosen[:, None], place]))
+
+    return rows, batch
+
+  (rows, batch), (held_out, of_held_out) = (
+    examples(part, name)
+    for part, name in ((documents[first:], "train"), (documents[:first], "held_out"))
+  )
+  network, order = Transformer(small), shuffled(len(rows.tokens), training)
+  frozen = {name: x for name, x in params["params"].items() if name in FROZEN}
+  layers = {name: x for name, x in params["params"].items() if name not in FROZEN}
+
+  def loss(trained, frozen, batch: Batch, key):
+    return loss_of(network, {"params": trained | frozen}, batch)
+
+  trained = fit(loss, layers, lambda i: batch(order(i), i), training, out, frozen=frozen)
+  params = {"params": jax.device_get(trained) | jax.device_get(frozen)}
+  measure = jax.jit(lambda params, batch: loss_of(network, params, batch)[1]["agreement"])
+  parts = [of_held_out(np.array([r]), training.steps) for r in range(len(held_out.tokens))]
+  counts = np.array([part.weight.sum() for part in parts])
+  agreed = np.array([float(measure(params, part)) for part in parts])
+  run.report(out, {
+    "layers": config.keep, "trained_parameters": optax.tree.size(trained),
+    "agreement": round(float((agreed * counts).sum() / counts.sum()), 4),
+  })  # fmt: skip
+  hf.save(out / "model", small, params, model.tokenizer, template=model.template, stop=model.stop,
+          start=model.start)  # fmt: skip
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.draft_model"))
