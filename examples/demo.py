@@ -2,28 +2,39 @@
 
     python examples/demo.py [PROMPTS]
 
-An autoregressive model answers questions plainly, by prompt lookup and with Medusa; a masked
-diffusion model answers others with one token per pass and with many. PROMPTS is a JSONL file or
-tfds:NAME:SPLIT. Without it the questions are those of GSM8K's test set, from ../shared/data or else
-from the TFDS catalogue; without that file and a network they are our own.
+A chat model of 135M parameters, fetched once, answers a question plainly and with a draft head at
+the same time, then six of Spec-Bench. Where it cannot be fetched, the zoo's small model answers
+questions plainly, by prompt lookup and with Medusa: those of PROMPTS, a JSONL file or
+tfds:NAME:SPLIT, by default GSM8K's test set from ../shared/data or the TFDS catalogue, or else our
+own. A masked diffusion model answers others with one token per pass and with many.
 """
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 import socket
 import sys
+import time
+from collections.abc import Sequence
 
 import tyro
+from rich.columns import Columns
 from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
 
 import specjax
-from specjax import script
+from specjax import checks, script
+from specjax.data import spec_bench
 from specjax.decoding.model import DEFAULT_DENOISER
 from specjax.eval import bench, parallelbench, prompts, report, table
 from specjax.eval.plots import denoising
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
+CHAT, DRAFTER = "smollm2-135m", "eagle3"
+QUESTION = "Give me three tips for a good night's sleep."
 LISTS = parallelbench.Config(
   methods=("confidence", "threshold", "learned", "threshold-0.95/student"), count=2, batch=80,
 )  # fmt: skip
@@ -33,8 +44,9 @@ LISTS = parallelbench.Config(
 class Config:
   """What is decoded, and where the results go."""
 
-  prompts: tyro.conf.Positional[str | None] = None  # JSONL file or tfds:NAME:SPLIT
-  limit: int = 12  # questions for each method
+  # JSONL file or tfds:NAME:SPLIT, whose questions the zoo's small model answers
+  prompts: tyro.conf.Positional[str | None] = None
+  limit: int = 12  # number of them, for each method
   out: str = "results/demo"  # directory for a folder of each half
 
 
@@ -67,6 +79,74 @@ def speculation(console: Console, config: Config) -> None:
   console.print(report.contents(out), markup=False)
 
 
+def race(
+  console: Console, model: specjax.Model, drafters: Sequence[str], question: str, budget: int
+) -> None:
+  """Streams one answer by several drafters, each in a column.
+
+  The next round is that of the drafter that has used the least time, so that the columns stand at
+  any moment as they would if each had the machine to itself.
+  """
+  ids = model.chat(question)
+  streams = {d: specjax.Decoder(model, d).stream([ids], budget, rounds=1) for d in drafters}
+  said = {d: list(next(stream)[0]) for d, stream in streams.items()}  # compiles
+  passes, seconds = dict.fromkeys(drafters, 1), dict.fromkeys(drafters, 0.0)
+
+  def columns() -> Columns:
+    panels = []
+    for d in drafters:
+      rate = len(said[d]) / seconds[d] if seconds[d] else 0
+      note = f"{len(said[d])} tokens, {passes[d]} passes, {rate:.0f} tokens/s"
+      text = Text(model.decode(said[d]).rstrip("\ufffd"))
+      panels.append(Panel(text, title="plain" if d == "none" else d, subtitle=note))
+    return Columns(panels, equal=True, expand=True, width=console.width // len(panels) - 1)
+
+  with Live(columns(), console=console, auto_refresh=False) as live:
+    while streams:
+      d = min(streams, key=lambda d: seconds[d])
+      begin = time.perf_counter()
+      piece = next(streams[d], None)
+      if piece is None:
+        del streams[d]
+        continue
+      seconds[d] += time.perf_counter() - begin
+      said[d] += piece[0]
+      passes[d] += 1
+      live.update(columns(), refresh=True)
+
+
+def some_questions(model: specjax.Model, file: pathlib.Path) -> str | None:
+  """A file of six questions of Spec-Bench whose prompts compile alike; None without Spec-Bench."""
+  if not spec_bench.LOCAL.is_file():
+    return None
+  known = spec_bench.read(None)
+  alike = [q for q in known if 64 < len(model.chat(q.turns[0])) <= 128]
+  chosen = [{"turns": q.turns, "category": q.category} for q in spec_bench.evenly(alike, 6)]
+  file.parent.mkdir(parents=True, exist_ok=True)
+  file.write_text("".join(json.dumps(record) + "\n" for record in chosen))
+  return str(file)
+
+
+def chat(console: Console, config: Config) -> bool:
+  """Shows the chat model; False where it cannot be had."""
+  try:
+    model = specjax.load(CHAT)
+  except ValueError as error:
+    console.print(f"{script.sentence(error)}\n", markup=False)
+    return False
+  console.print(f"model [bold]{model.name}[/], greedy, float32, batch 1: {QUESTION!r}\n")
+  race(console, model, ("none", DRAFTER), QUESTION, 128)
+  out = f"{config.out}/chat"
+  source = some_questions(model, pathlib.Path(out) / "questions.jsonl")
+  settings = bench.Config(
+    prompts=source, limit=6, max_new_tokens=64, repeats=1, drafters=("prompt_lookup", DRAFTER)
+  )
+  summary = bench.run(model, settings, out)
+  console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
+  console.print(report.contents(out), markup=False)
+  return True
+
+
 def canvases(console: Console, config: Config) -> None:
   """Prints a canvas pass by pass, and measures every method on the same questions."""
   model = specjax.load(DEFAULT_DENOISER)
@@ -94,8 +174,10 @@ def canvases(console: Console, config: Config) -> None:
 
 
 def main(config: Config) -> None:
+  checks.whole("limit", config.limit, 1)
   console = Console()
-  speculation(console, config)
+  if config.prompts is not None or not chat(console, config):
+    speculation(console, config)
   canvases(console, config)
 
 

@@ -12,6 +12,7 @@ SCRIPTS = {
   "acceptance": ("--model", "gsm8k-7m", "--draft", "gsm8k-7m"), "filter": ("--model", "lists-3m"),
   "distill": ("--model", "lists-3m"), "draft_model": ("--model", "gsm8k-7m"),
 }  # fmt: skip
+DRAFTING = ("heads", "acceptance", "draft_model")  # which learn from answers of their own making
 ASKING = ("heads", "judge", "acceptance", "draft_model", "filter", "distill")
 
 # What is wrong for every script of a group: options after the good ones, and the sentence.
@@ -28,7 +29,7 @@ WRONG = {
   "unknown draft": (("acceptance",), "--draft nowhere", "'nowhere' is no directory with a config"),
   "unknown start": (("denoiser",), "--start nowhere", "'nowhere' is no directory with a config"),
   "another vocabulary": (("acceptance",), "--draft lists-3m", "they must share one"),
-  "a denoiser": (("heads", "judge", "acceptance", "draft_model"), "--model lists-3m", "diffusion"),
+  "a denoiser": ((*DRAFTING, "judge"), "--model lists-3m", "diffusion"),
   "no denoiser": (("filter", "distill"), "--model gsm8k-7m", "is no masked diffusion model"),
   "no denoiser to start": (("denoiser",), "--start gsm8k-7m", "is no masked diffusion model"),
   "template": (("lm", "denoiser"), "--template alpaca", "template='alpaca': accepted are plain"),
@@ -50,9 +51,9 @@ WRONG = {
   "heads": (("lm",), "--heads 3 --kv-heads 2 --batch 1", "heads=3 must be a multiple of kv_heads"),
   "vocab_size": (("lm", "denoiser"), "--vocab-size 0", "vocab_size=0: accepted is 2 or more"),
   "questions": (ASKING, "--questions 0", "questions=0: accepted is 1 or more"),
-  "held_out": (("heads", "judge", "acceptance", "draft_model", "filter"), "--held-out 99", "fewer than the 12"),
+  "held_out": ((*DRAFTING, "judge", "filter"), "--held-out 99", "fewer than the 12"),
   "none held out": (("heads", "judge", "acceptance", "filter"), "--held-out 0", "held_out=0: acc"),
-  "max_new_tokens": (("heads", "acceptance"), "--max-new-tokens 0", "max_new_tokens=0: accepted"),
+  "max_new_tokens": (DRAFTING, "--max-new-tokens 0", "max_new_tokens=0: accepted"),
   "temperature": (("heads", "judge", "distill"), "--temperature -1", "temperature=-1.0: accepted"),
   "top_k": (("judge",), "--top-k 0", "top_k=0: accepted is 1 or more"),
   "large top_k": (("judge",), "--top-k 5000 --held-out 2", "top_k=5000: accepted is 1 to 4096"),
@@ -67,7 +68,7 @@ WRONG = {
   "no such disk": (SCRIPTS, "--out /proc/nothing", "out='/proc/nothing': nothing can be written"),
   "another run": (SCRIPTS, "--out DIR/taken --batch 1 --held-out 2", "holds a run with "),
   "a damaged run": (SCRIPTS, "--out DIR/damaged --batch 1 --held-out 2", "run.json is not JSON"),
-  "other answers": (("heads", "acceptance", "draft_model"), "--answers DIR/other.jsonl --held-out 2", "line 1"),
+  "other answers": (DRAFTING, "--answers DIR/other.jsonl --held-out 2", "line 1"),
 }  # fmt: skip
 CASES = [
   pytest.param(name, words, sentence, id=f"{name}, {wrong}")
