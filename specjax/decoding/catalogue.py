@@ -69,6 +69,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     }),
     "ensembles, after draft_model": ("/", _plain(drafter.ENSEMBLES)),
     "rescoring, after a head": ("/", _plain(drafter.RESCORINGS)),
+    "pseudo rows, after hidden_transfer or ppd": ("/", _plain(drafter.ROWS)),
     "verifiers": ("", {
       name: (build, spec.knobs(build), build().exactness) for name, build in VERIFIERS.items()
     }),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specjax import checks
 from specjax.trees.static import Choices, from_choices
 
 
@@ -63,8 +64,8 @@ def expected_length(choices: Choices, hit_rates: np.ndarray, counts: Sequence[in
   return float(_lengths(np.array([counts]), last, from_choices(choices).depth)[0])
 
 
-def allocate(choices: Choices, hit_rates: np.ndarray, budget: int) -> tuple[int, ...]:
-  """Guesses per node, `budget` in all: N numbers of 0 to D in the order of `from_choices`.
+def allocate(choices: Choices, hit_rates: np.ndarray, budget: int = 24) -> tuple[int, ...]:
+  """Shares `budget` guesses out to the nodes: N numbers of 0 to D in the order of `from_choices`.
 
   From all possible guesses the one is removed, again and again, without which `expected_length`
   stays longest, of the last node among equals. This greedy search may miss the best allocation.
@@ -73,8 +74,7 @@ def allocate(choices: Choices, hit_rates: np.ndarray, budget: int) -> tuple[int,
     hit_rates: see `accepted_last`.
     budget: 1 or more; the root keeps at least one, or nothing would ever be drafted.
   """
-  if budget < 1:
-    raise ValueError(f"budget={budget}: the root needs one guess.")
+  checks.whole("budget", budget, 1, note="the root needs one guess")
   last, depth = accepted_last(choices, hit_rates), from_choices(choices).depth
   counts = np.full(len(depth), depth.max())
   least = (np.arange(len(depth)) == 0) * min(1, depth.max())

@@ -79,7 +79,10 @@ def home(tmp_path_factory):
     head = build(target.target, config())
     choices = [[0] * d for d in range(1, head.depth + 1)] + [[1], [2], [3], [4], [5], [6], [7], [8]]
     params = weights_of(head.init, jax.random.key(0), target.params, None)
-    heads.save(path / name, name, config(), params, choices, None, base="target", dtype=jnp.float32)
+    rates = np.tile(0.5 ** np.arange(1, 11), (head.depth, 1))
+    heads.save(
+      path / name, name, config(), params, choices, rates, base="target", dtype=jnp.float32
+    )
   E = CONFIG.width
   parts.save(path / "judge", Judge(jnp.ones(E), jnp.float32(0.1)), base="target")
   params = weights_of(AcceptanceHead(1).init, jax.random.key(0), jnp.zeros((1, E)))
@@ -156,7 +159,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0):
     return re.sub(rf"\[({files})\]", lambda m: f"[{home / m[1]}]", name)
 
   def causal(drafter: str, verifier: str = "", temperature: float = temperature, **more):
-    name = "target" if door in ("heads", "rescoring", "processors") else "small"
+    name = "target" if door in ("heads", "rescoring", "pseudo rows", "processors") else "small"
     model = loaded(str(home / name))
     model = dataclasses.replace(model, stop=())
     rule = placed(verifier) or None
@@ -178,6 +181,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0):
     return causal(f"draft_model-{8 if bare == 'heuristic' else 4}[near]/{part}")
   if door == "rescoring":
     return causal(f"medusa[medusa]/{part}")
+  if door == "pseudo rows":
+    return causal(f"hidden_transfer-12[hidden_transfer]/{part}")
   if door == "verifiers":
     return causal(DRAFTER_OF.get(bare, "prompt_lookup"), part, temperature * (bare != "greedy"))
   if door == "reflection":
@@ -342,7 +347,7 @@ def decoded(decoder) -> dict[str, Any]:
   decoder.method = decoder.method._replace(drafter=recorded(decoder.method.drafter))
   ids = decoder.model.encode(REPEATS)
   request, state, _ = decoder._start([ids], [NEW], 0)
-  state = decoder._advance(request, state, NEW)
+  state = decoder.advance(request, state, NEW)
   log = state.drafter[1]
   return {
     "tokens": state.context.tokens[0, len(ids) : int(state.context.length[0])].tolist(),
@@ -366,8 +371,9 @@ PAIRS = {
   "adaedl": "0.5:0.9 0.5-0:0.5-2 0.9-0.2-0-9:0.9-0.2-2-9 0.9-0.2-0.9-0:0.9-0.2-0.9-9 "
             "0.9-0.2-0.9-0-1:0.9-0.2-0.9-0-3",
   "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
-  "ensemble": "0.1:0.9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3", "judge": "0.2:0.99",
-  "reflective": "0.1:0.9", "penalties": "1:3 1-0:1-5 1-0-0:1-0-5", "entropy_bound": "0.1:2.0",
+  "ensemble": "0.1:0.9", "rows": "2:9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
+  "judge": "0.2:0.99", "reflective": "0.1:0.9", "penalties": "1:3 1-0:1-5 1-0-0:1-0-5",
+  "entropy_bound": "0.1:2.0",
   "local_leap": "0.9:0.45 0.6-0.6:0.6-0.1 0.6-0.1-4:0.6-0.1-0",
   "hierarchy": "0.92:0.46 0.92-0.99:0.92-0.01",
   "frechet": "0.25:0.9", "entropy_threshold": "0.5:2.0",
@@ -392,7 +398,7 @@ PEERS = {
 }  # fmt: skip
 # Knobs that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
-LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "rescoring")
+LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "rescoring", "pseudo rows")
 
 
 def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:

@@ -29,16 +29,21 @@ from specjax.drafters.union import union
 from specjax.models.ensemble import ensemble
 from specjax.trees import IID, TREES, Static
 from specjax.trees import load as load_tree
+from specjax.trees.prompt_token_budget import allocate
+from specjax.trees.static import Choices
 
 DEFAULT_NODES = 8
 MOST_NODES = 4096
 ANY_HEAD = "head"  # of the kind that its directory holds
 HEAD_NAMES = (*HEADS, ANY_HEAD)
 RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
+ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 # What may follow a name with a slash, by kind; nothing may follow the other drafters.
 OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
-OF_HEADS: dict[str, Mapping[str, Any]] = {"tree": OF_TREES, "rescoring": RESCORINGS}
+OF_HEADS: dict[str, Mapping[str, Any]] = {
+  "tree": OF_TREES, "rescoring": RESCORINGS, "pseudo rows": ROWS,
+}  # fmt: skip
 OF_MODELS: dict[str, Mapping[str, Any]] = {
   "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS,
 }  # fmt: skip
@@ -163,8 +168,12 @@ def _head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   """A trained head with its tree, or rescored."""
   _refuse(part.name, None, draft_length)
   found = spec.decorations(part, OF_HEADS)
+  rows = found.pop("pseudo rows", None)
   tree = _either(part, found, "tree", tree)
   name, arguments = _settle(part)
+  if rows is not None and (found or tree is not None):
+    raise ValueError(f"drafter={spec.show([part])!r}: rows are shared out to the nodes of the "
+                     "head's own tree, without another tree or a rescoring.")  # fmt: skip
   if arguments and (found or tree is not None):
     raise ValueError(f"drafter={spec.show([part])!r}: its tree or rescoring decides the nodes.")
   path, loaded = load_head(model, part)
@@ -176,11 +185,25 @@ def _head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
     choices = loaded.choices or chain(loaded.head.depth)  # in order of worth
     if arguments and depth > len(choices):
       raise ValueError(f"nodes={depth + 1}: {path} has a tree of {len(choices) + 1} nodes at most.")
+    if rows is not None:
+      name, counts = _shared_rows(name, path, loaded, choices[:depth], rows)
+      return name, drafting.drafter(loaded.head, Static(choices[:depth]), counts), loaded.params
     return name, drafting.drafter(loaded.head, Static(choices[:depth])), loaded.params
   suffix, shape = build_tree(tree)
   if shape.depth == 0:
     return "none", none(), ()
   return name + suffix, drafting.drafter(loaded.head, shape), loaded.params
+
+
+def _shared_rows(
+  name: str, path: str, loaded: Loaded, choices: Choices, part: Part
+) -> tuple[str, tuple[int, ...]]:
+  """(name, pseudo rows of each node), by the hit rates of the head."""
+  label, budget = spec.settle("drafter", part, spec.knobs(allocate))
+  if loaded.head.pseudo is None or loaded.hit_rates is None:
+    raise ValueError(f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
+                     "are shared out: accepted after hidden_transfer and ppd.")  # fmt: skip
+  return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
 
 
 def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
