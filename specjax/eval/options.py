@@ -53,10 +53,10 @@ class Tune(_Measurement):
       often a child of each rank is accepted.
     temperature: of the distribution; 0 for best_first, more for sequoia.
     batch: prompts decoded together, for which the choice is made.
-    decode: how many candidates to decode besides plain, the most promising; by default all. The
-      choice does not depend on it.
+    decode: how many candidates to decode besides plain, the most promising, each of which compiles
+      anew; None for all. The choice does not depend on it.
   """
 
   drafter: str
   method: Literal["best_first", "sequoia"] = "best_first"
-  decode: int | None = None
+  decode: int | None = 3

@@ -52,6 +52,6 @@ def acceptance(
   drafter, B = counting(fill(as_tuples(k_config([WIDTH])))), len(prompts)
   decoder = Decoder(model, (drafter, params), "recursive", temperature=temperature, batch=B)
   request, state, _ = decoder._start(list(prompts), [max_new_tokens] * B, 0)
-  state = decoder._advance(request, state, max_new_tokens)
+  state = decoder.advance(request, state, max_new_tokens)
   counts = np.asarray(state.drafter[1]).sum(0)
   return counts[1:] / counts.sum(), int(counts.sum())  # entry 0: rounds that accepted none

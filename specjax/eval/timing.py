@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Cache, Features, Params, Target
+from specjax.eval import report
 
 _SECONDS = 0.02  # of one timing, of which the start of a loop is a small part
 MOST = 64  # passes in one timing
@@ -38,9 +39,9 @@ def per_pass(loops: Sequence[Callable[[int], Any]], repeats: int) -> np.ndarray:
     jax.block_until_ready(loop(count))
     return (time.perf_counter() - begin) / count
 
-  counts = []
-  for loop in loops:
-    timed(loop, 1)  # compiles
+  counts: list[int] = []
+  for loop in report.progress(loops, "compiling"):
+    timed(loop, 1)
     counts.append(max(1, min(MOST, round(_SECONDS / timed(loop, 1)))))
   turns = [[timed(*each) for each in zip(loops, counts, strict=True)] for _ in range(repeats)]
   return np.array(turns).reshape(repeats, len(loops))
