@@ -64,7 +64,7 @@ def measure(
       seen: Any = _root(decoder.method, decoder.weights, request, state)
       of_row = jax.tree.map(lambda x: x[0], jax.device_get(seen))
       optima.append(_optimum(decoder.method.drafter, *of_row))
-      state = decoder._advance(request, state, 1)
+      state = decoder.advance(request, state, 1)
     accepted += int(np.asarray(state.stats.accepted[0])[1:].sum())
   share, optimum = accepted / len(optima), float(np.mean(optima))
   return {"accepted": share, "optimum": optimum, "reached": share / optimum if optimum else 1.0}
