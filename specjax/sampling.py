@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from specjax.kernels.platform import platform
+
 
 class Settings(NamedTuple):
   """The sampling settings of each row, which are traced, so that changing them never recompiles.
@@ -68,6 +70,31 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
   return (order > last) | lax.cond(several, some_of_the_tied, lambda _: tied, None)
 
 
+_GROUP = 256  # tokens of which a vocabulary is searched, or noise is drawn, together
+
+
+def _grouped(scores: Array) -> Array:
+  """[..., V] -> [..., V / 256, 256], filled up with -inf."""
+  fill = -scores.shape[-1] % _GROUP
+  filled = jnp.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(0, fill)], constant_values=-jnp.inf)
+  return filled.reshape(*scores.shape[:-1], -1, _GROUP)
+
+
+def most_likely(scores: Array) -> Array:
+  """i32[...], the token of the highest of scores f32[..., V]; the first one where several are.
+
+  On CPU XLA reads a vocabulary number by number to find the place of its maximum, but many numbers
+  at once to find the maximum, here of each group. For 16 nodes and 49152 tokens this takes 0.2 ms
+  instead of 2.
+  """
+  if platform() != "cpu" or scores.shape[-1] < 4 * _GROUP:
+    return jnp.argmax(scores, -1).astype(jnp.int32)
+  groups = _grouped(scores)
+  group = jnp.argmax(groups.max(-1), -1)
+  members = jnp.take_along_axis(groups, group[..., None, None], -2)[..., 0, :]
+  return (group * _GROUP + jnp.argmax(members, -1)).astype(jnp.int32)
+
+
 def warp(logits: Array, settings: Settings) -> Array:
   """The log-probabilities f32[B, N, V] that tokens are drawn from, of logits f32[B, N, V].
 
@@ -93,14 +120,18 @@ def warp(logits: Array, settings: Settings) -> Array:
     in_k = first(jnp.ones(x.shape, jnp.int32), top_k, top_k == 0)
     p = jax.nn.softmax(jnp.where(in_k, x, -jnp.inf))
     keep = in_k & first(p, top_p, top_p >= 1) & (p >= min_p * p.max(-1, keepdims=True))
-    best = jnp.arange(x.shape[-1])[None, None] == jnp.argmax(x, -1, keepdims=True)
+    best = jnp.arange(x.shape[-1])[None, None] == most_likely(x)[..., None]
     return jnp.where(keep | best, x, -jnp.inf)
 
-  best = jnp.argmax(logits, -1, keepdims=True)
-  most_likely = jnp.where(jnp.arange(logits.shape[-1])[None, None] == best, 0.0, -jnp.inf)
+  best = most_likely(logits)[..., None]
+
+  def one_hot() -> Array:
+    return jnp.where(jnp.arange(logits.shape[-1])[None, None] == best, 0.0, -jnp.inf)
+
   # Rows may differ; a branch that no row needs is not run.
-  some_sampled = lax.cond((~greedy).any(), sampled, jnp.zeros_like, logits)
-  return jnp.where(greedy, most_likely, some_sampled)
+  return lax.cond(
+    greedy.all(), lambda _: one_hot(), lambda x: jnp.where(greedy, one_hot(), sampled(x)), logits
+  )
 
 
 class Source(Protocol):
@@ -116,8 +147,6 @@ class Source(Protocol):
 # Streams within a round, all apart: draft steps use DRAFT + step, coins COIN + node.
 RESIDUAL, DRAFT, COIN = 0, 1, 1 << 16
 
-_GROUP = 256  # tokens that share a draw: noise for V / 256 groups and one group, not for V tokens
-
 
 def categorical(key: Array, log_probs: Array) -> Array:
   """i32[], a draw from log_probs f32[V], whose probabilities need not sum to 1.
@@ -127,12 +156,10 @@ def categorical(key: Array, log_probs: Array) -> Array:
   Rounding changes the choice only where two perturbed scores are as close as the rounding. An
   inverse cumulative sum would be as cheap, but rounding moves each of its V steps.
   """
-  groups = -(-log_probs.size // _GROUP)
-  members = jnp.pad(log_probs, (0, groups * _GROUP - log_probs.size), constant_values=-jnp.inf)
-  members = members.reshape(groups, _GROUP)
+  members = _grouped(log_probs)
   of_group, of_member = jax.random.split(key)
   mass = jnp.log(jnp.exp(members).sum(1))
-  group = jnp.argmax(mass + jax.random.gumbel(of_group, (groups,)))
+  group = jnp.argmax(mass + jax.random.gumbel(of_group, mass.shape))
   member = jnp.argmax(members[group] + jax.random.gumbel(of_member, (_GROUP,)))
   return (group * _GROUP + member).astype(jnp.int32)
 

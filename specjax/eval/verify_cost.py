@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax import sampling
 from specjax.base import Cache, Params, Target
 from specjax.eval import table, timing
 
@@ -68,7 +69,7 @@ def passes(target: Target, params: Params, cache: Cache, tokens: Array, count: A
   def body(_, carry):
     cache, tokens = carry
     evaluation = target.evaluate(params, cache, tokens, node, mask)
-    following = jnp.argmax(evaluation.logits, -1).astype(jnp.int32)
+    following = sampling.most_likely(evaluation.logits)
     one = jnp.minimum(following[:, 0], 0) + 1  # 1, but unlike a constant it waits for the logits
     written = target.commit(cache, evaluation.kv, node[:, :_PATH], one)
     return written._replace(length=cache.length), following

@@ -14,13 +14,16 @@ def linear(x: Array, w: Array) -> Array:
 
   On CPU the weight is the left operand when there are few rows, and the small result is
   transposed, which is two to three times as fast for 2 to 32 rows. One row is a matrix-vector
-  product either way.
+  product either way. 5 to 15 rows are filled up to 8 or 16: XLA's kernel has columns of 8, and 15
+  rows take 1.3 times as long as 16.
   """
   rows = x.size // x.shape[-1]
   if platform() == "cpu" and 1 < rows <= 64:
-    y = lax.dot_general(w, x.reshape(rows, -1), (((1,), (1,)), ((), ())))
+    fill = -rows % 8 if 4 < rows < 16 else 0
+    filled = jnp.pad(x.reshape(rows, -1), ((0, fill), (0, 0)))
+    y = lax.dot_general(w, filled, (((1,), (1,)), ((), ())))
     # Without the barrier XLA folds the transpose into the product and swaps the operands back.
-    return lax.optimization_barrier(y).T.reshape(*x.shape[:-1], w.shape[0])
+    return lax.optimization_barrier(y).T[:rows].reshape(*x.shape[:-1], w.shape[0])
   return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
 
 

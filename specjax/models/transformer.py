@@ -39,8 +39,8 @@ class RMSNorm(nn.Module):
 
 
 def _rotate(x: Array, angle: Array) -> Array:
-  """Rotary embedding. x [B, H, N, C], angle f32[B, N, C / 2]; pairs are (i, i + C / 2)."""
-  cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+  """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2)."""
+  cos, sin = angle[0][:, None], angle[1][:, None]
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
@@ -126,8 +126,10 @@ class Block(nn.Module):
 
 
 def angles(config: Config, position: Array) -> Array:
-  """f32[B, N, C / 2], in radians; position i32[B, N]."""
-  return position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
+  """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N]."""
+  angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
+  # As one array behind a barrier; otherwise XLA on CPU computes both anew for every layer and head.
+  return jax.lax.optimization_barrier(jnp.stack([jnp.cos(angle), jnp.sin(angle)]))
 
 
 class Layers(nn.Module):

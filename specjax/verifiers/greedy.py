@@ -2,10 +2,10 @@
 
 import functools
 
-import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import PROPOSALS, Draft, Verifier
+from specjax.sampling import most_likely
 from specjax.trees.structure import match
 
 
@@ -17,6 +17,6 @@ def greedy() -> Verifier:
   """
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
-    return match(draft, jnp.argmax(log_probs, -1).astype(jnp.int32), depth)
+    return match(draft, most_likely(log_probs), depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)
