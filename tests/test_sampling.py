@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specjax.sampling import COIN, DRAFT, RESIDUAL, Noise, Settings, request_keys, warp
+from specjax.sampling import (
+  COIN,
+  DRAFT,
+  RESIDUAL,
+  Noise,
+  Settings,
+  most_likely,
+  request_keys,
+  warp,
+)  # fmt: skip
 from specjax.testing.enumerate import next_distribution
 
 V = 12
@@ -72,6 +81,14 @@ def test_ties_go_to_the_lower_id():
   np.testing.assert_allclose(log_probs_of(tied, 1.0, 0, 0.5, 0.0), [1 / 3] * 3 + [0, 0], atol=1e-7)
   np.testing.assert_allclose(log_probs_of(tied, 0.0, 0, 1.0, 0.0), [1, 0, 0, 0, 0])
   np.testing.assert_allclose(log_probs_of(tied, 1.0, 0, 1.0, 1.0), [0.2] * 5, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [12, 1024, 1500])  # none, whole and filled groups
+def test_the_first_of_equals_is_the_most_likely(size):
+  scores = np.random.default_rng(0).integers(0, 9, (2, 3, size)).astype(np.float32)
+  scores[0, 0] = -np.inf
+  scores[0, 1, [300 % size, size - 1]] = 99
+  np.testing.assert_array_equal(jax.jit(most_likely)(scores), scores.argmax(-1))
 
 
 def test_a_row_does_not_see_the_settings_of_others():
