@@ -5,6 +5,9 @@ from typing import Literal
 
 from specjax.eval import options
 
+Dtype = Literal["float32", "bfloat16", "float16"]
+Weights = Literal["float", "int8"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
@@ -13,6 +16,8 @@ class Decode:
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
+    dtype: of the arithmetic, and of weights that are not in 8 bits.
+    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     prompt: one text.
     prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question`, `turns`,
       `messages` or `conversations`.
@@ -26,6 +31,8 @@ class Decode:
 
   model: str | None = None
   revision: str | None = None
+  dtype: Dtype = "float32"
+  weights: Weights = "float"
   prompt: str | None = None
   prompts: str | None = None
   chat: bool = False
@@ -70,6 +77,8 @@ class Chat:
   Attributes:
     model: as for `generate`, with a chat template; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
+    dtype: of the arithmetic, and of weights that are not in 8 bits.
+    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     drafter: how to guess, as for `generate`.
     temperature: 0 takes the likeliest token.
     max_new_tokens: budget of an answer.
@@ -79,6 +88,8 @@ class Chat:
 
   model: str | None = None
   revision: str | None = None
+  dtype: Dtype = "float32"
+  weights: Weights = "float"
   drafter: str = "none"
   temperature: float = 0.0
   max_new_tokens: int = 512
@@ -110,6 +121,8 @@ class Bench(options.Bench):
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
+    dtype: of the arithmetic, and of weights that are not in 8 bits.
+    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     suite: prompts or specbench, for an autoregressive model; or parallelbench: operations on lists,
       for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's questions with
       their turns: --prompts is their file, by default ../shared/data/spec_bench.jsonl beside the
@@ -128,6 +141,8 @@ class Bench(options.Bench):
   max_new_tokens: int | None = None  # type: ignore[assignment]  # the suite decides
   model: str | None = None
   revision: str | None = None
+  dtype: Dtype = "float32"
+  weights: Weights = "float"
   suite: Literal["prompts", "specbench", "parallelbench"] = "prompts"
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   published: str | None = None
@@ -143,12 +158,16 @@ class Tune(options.Tune):
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
+    dtype: of the arithmetic, and of weights that are not in 8 bits.
+    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     out: directory for tree.json (named as in medusa/tree[FILE]), summary.json, table.md and
       tune.png.
   """
 
   model: str | None = None
   revision: str | None = None
+  dtype: Dtype = "float32"
+  weights: Weights = "float"
   out: str = "results/tune"
 
 
@@ -166,6 +185,7 @@ class Convert:
     tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
     target: the model that a head is for, zoo name or directory; by default the zoo's.
     to: format of a head: ours, or that in which heads of its method are published.
+    weights: int8 writes the large matrices of a head in our format in 8 bits.
   """
 
   format: Literal["llama2c", "gguf", "hf", "head"]
@@ -174,6 +194,7 @@ class Convert:
   tokenizer: str | None = None
   target: str | None = None
   to: Literal["specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator"] = "specjax"
+  weights: Weights = "float"
 
 
 @dataclasses.dataclass(frozen=True)

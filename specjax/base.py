@@ -122,7 +122,7 @@ class Target(NamedTuple):
     norm_epsilon: the epsilon of its norms.
     embed: (params, tokens i32[B, N]) -> [B, N, E].
     norm: (params, x [..., E]) -> [..., E], the final norm.
-    lm_head: (params) -> [V, E], the matrix that `head` multiplies with.
+    lm_head: (params) -> [V, E], the matrix that `head` multiplies with, an array or an Int8.
     last_layer: (params) -> (params of its last layer, params of its final norm), from which the
       training of layers by `make_layers` and of a norm may start.
   """

@@ -41,13 +41,24 @@ JSON_KEYS = (
 )  # fmt: skip
 
 
-def _load(name: str | None, causal: bool | None = None, revision: str | None = None) -> Model:
+OF_MODEL = ("model", "revision", "dtype", "weights")  # options that say what is loaded
+
+
+def _load(
+  name: str | None, causal: bool | None = None, revision: str | None = None,
+  dtype: str = "float32", weights: str = "float",
+) -> Model:  # fmt: skip
   """The model of a name, by default the zoo's, causal or not where that matters."""
   default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
-  model = load(default if name is None else name, revision=revision)
+  model = load(default if name is None else name, dtype, revision=revision, weights=weights)
   if causal is not None:
     check_model(model, causal)
   return model
+
+
+def _asked(args: Decode | Chat | Bench | Tune, causal: bool) -> Model:
+  """The model of a command's options."""
+  return _load(args.model, causal, args.revision, args.dtype, args.weights)
 
 
 def _items(args: Decode, model):
@@ -66,7 +77,7 @@ def _items(args: Decode, model):
 
 
 def run_generate(args: Generate) -> None:
-  model = _load(args.model, True, args.revision)
+  model = _asked(args, True)
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors,
@@ -83,7 +94,7 @@ def run_generate(args: Generate) -> None:
 
 
 def run_chat(args: Chat) -> None:
-  chat(_load(args.model, causal=True, revision=args.revision), args)
+  chat(_asked(args, True), args)
 
 
 def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
@@ -130,7 +141,7 @@ def _check_picture(file: str) -> None:
 def run_denoise(args: Denoise) -> None:
   if args.picture is not None:
     _check_picture(args.picture)
-  model = _load(args.model, False, args.revision)
+  model = _asked(args, False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
     model, args.policy, temperature=args.temperature, seed=args.seed, batch=args.batch
@@ -150,7 +161,7 @@ def _parallelbench(args: Bench) -> None:
                      "choose among our own questions.")  # fmt: skip
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(_load(args.model, False, args.revision), config, args.out)
+  summary = parallelbench.run(_asked(args, False), config, args.out)
   print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
 
 
@@ -166,7 +177,7 @@ def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
     value, name = getattr(args, field.name), names.get(field.name, field.name)
     if name in known:
       found[name] = value
-    elif field.name not in ("model", "revision", "suite", "out") and value != field.default:
+    elif field.name not in (*OF_MODEL, "suite", "out") and value != field.default:
       flag = field.name.replace("_", "-")
       raise ValueError(f"--{flag} {value!r}: --suite {args.suite} does not read this option.")
   return found
@@ -178,7 +189,7 @@ def run_bench(args: Bench) -> None:
     return
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  model, config = _load(args.model, True, args.revision), bench.Config(**fields)
+  model, config = _asked(args, True), bench.Config(**fields)
   console = Console(highlight=False)
   if args.suite == "specbench":
     for shown in specbench_report.terminal(specbench.run(model, config, args.out)):
@@ -190,18 +201,19 @@ def run_bench(args: Bench) -> None:
 
 
 def run_tune(args: Tune) -> None:
-  fields = dataclasses.asdict(args)
-  name, revision, out = (fields.pop(key) for key in ("model", "revision", "out"))
-  summary = tune.run(_load(name, True, revision), tune.Config(**fields), out)
+  fields = {k: v for k, v in vars(args).items() if k not in (*OF_MODEL, "out")}
+  summary = tune.run(_asked(args, True), tune.Config(**fields), args.out)
   console = Console(highlight=False)
   console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)
-  console.print(report.contents(out), markup=False)
+  console.print(report.contents(args.out), markup=False)
 
 
 def run_convert(args: Convert) -> None:
   if args.format != "head" and (args.target is not None or args.to != "specjax"):
     raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
+  if args.weights != "float" and (args.format != "head" or args.to != "specjax"):
+    raise ValueError(f"weights={args.weights!r}: accepted for --format head --to specjax.")
   out = checks.directory("out", args.out)
   source = resolve(args.model) if args.format == "head" else pathlib.Path(args.model)
   if out.resolve() == source.resolve():
@@ -216,7 +228,7 @@ def run_convert(args: Convert) -> None:
     target = _load(args.target, causal=True)
     head = formats.load(source, target.config)
     formats.save(args.out, args.to, head, target.config, target.params, base=target.name,
-                dtype=jnp.float32)  # fmt: skip
+                dtype=jnp.int8 if args.weights == "int8" else jnp.float32)  # fmt: skip
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
     return
   elif args.format == "gguf":

@@ -180,6 +180,7 @@ DENOISE = [
   ("--prompt Ann --policy threshold/reweighted[both]", "reweighted[both] sees both sides"),
 ]  # fmt: skip
 CHAT = [
+  ("--model causal --weights int4", "invalid choice 'int4' for argument '--weights'"),
   ("--model no_such", "'no_such' is no directory with a config.json"),
   ("--model both", "model='both' sees both sides of a token"),
   ("--model ids", "ids has no chat template"),
@@ -195,6 +196,7 @@ CHAT = [
   ("--prompt Ann", "--prompt"),
 ]  # fmt: skip
 BENCH = [
+  ("--model causal --dtype int8", "invalid choice 'int8' for argument '--dtype'"),
   ("--model both", "model='both' sees both sides of a token"),
   ("--model ids", "has no tokenizer"),
   ("--model no_such", "'no_such' is no directory with a config.json"),
@@ -382,6 +384,7 @@ CONVERT = [
   ("--format head --model medusa --target causal --out new --to eagle", "to='eagle': accepted"),
   ("--format head --model medusa --target causal --out new --to gguf", "invalid choice 'gguf'"),
   ("--format head --model eagle --target causal --out causal", "out='causal': accepted is a"),
+  ("--format hf --model causal --out new --weights int8", "weights='int8': accepted for --format"),
   ("--format head --model medusa --target causal --out medusa", "is the model itself"),
 ]  # fmt: skip
 INFO = [

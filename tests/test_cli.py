@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import processors
 
 import specjax
+from specjax import commands
 from specjax.checkpoints import heads, hf, parts
 from specjax.cli import main
 from specjax.data.chat import TEMPLATES
@@ -491,3 +492,30 @@ def test_damaged_weights(ids_model, refused, tmp_path, write):
   weights = cut / "model.safetensors"
   weights.write_bytes(weights.read_bytes()[:-8])
   assert "model.safetensors" in sentence(cut)
+
+
+def test_generate_with_weights_in_8_bits(ids_model, write, run):
+  prompts = [[1, 2, 3, 1, 2, 3, 1], [7]]
+  path = write(*({"tokens": p} for p in prompts))
+  code, out, _ = run(
+    "generate", "--model", ids_model, "--prompts", path, "--max-new-tokens", 6, "--json",
+    "--weights", "int8", "--dtype", "bfloat16",
+  )  # fmt: skip
+  model = specjax.load(ids_model, jnp.bfloat16, weights="int8")
+  expected = specjax.generate(model, prompts, max_new_tokens=6)
+  assert code == 0
+  assert [json.loads(line)["tokens"] for line in out.splitlines()] == [r.tokens for r in expected]
+
+
+@pytest.mark.parametrize(
+  "command",
+  ["generate --prompt a", "chat", "denoise --prompt a", "bench", "bench --suite specbench",
+   "bench --suite parallelbench", "tune --drafter eagle"],
+)  # fmt: skip
+def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
+  def load(name, dtype, *, revision, weights):
+    raise ValueError(f"{name} {dtype} {weights}.")
+
+  monkeypatch.setattr(commands, "load", load)
+  options = ["--model", "x", "--weights", "int8", "--dtype", "float16"]
+  assert refused(*command.split(), *options) == "error: x float16 int8.\n"

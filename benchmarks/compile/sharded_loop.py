@@ -2,6 +2,8 @@ r"""The whole generation loop of an 8B model, compiled for chips that this machi
 
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies h100:1
+    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies v5e:1 --weights int8 \
+      --batch 1
 
 The report has for each topology the bytes per chip, the number of copies of the cache, which should
 be 0, and of collectives, which should be two a layer and a few more. Nothing is executed or timed.
@@ -11,9 +13,11 @@ The script needs the compilers (pip install .[aot]).
 import collections
 import dataclasses
 import functools
+import math
 import re
 import sys
 import time
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +30,12 @@ from specjax.eval import report, table
 from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.config import Config as ModelConfig
+from specjax.models.int8 import parameter
 from specjax.sampling import Settings, request_keys
 from specjax.verifiers import target_only
 
 MESHES = {  # chips along "data" and "model"
-  "v5e:2x2": (1, 4), "v5e:4x4": (2, 8), "h100:1": (1, 1), "h100:4": (1, 4),
+  "v5e:1": (1, 1), "v5e:2x2": (1, 4), "v5e:4x4": (2, 8), "h100:1": (1, 1), "h100:4": (1, 4),
 }  # fmt: skip
 
 
@@ -43,6 +48,7 @@ class Config:
   batch: int = 8  # B, texts decoded together
   capacity: int = 8192  # S, capacity of the cache
   drafted: int = 15  # number of tokens that prompt lookup drafts
+  weights: Literal["float", "int8"] = "float"  # matrices in bfloat16, or in 8 bits
   out: str = "results/sharded_loop"  # directory of the report
 
 
@@ -55,10 +61,11 @@ def abstract(tree, place):
 
 def compiled_for(name: str, config: Config) -> dict:
   """Compiles the loop for one topology."""
+  # The smallest topology of TPUs has four chips, of which one may do.
+  chips = topology.devices("v5e:2x2" if name == "v5e:1" else name)[: math.prod(MESHES[name])]
   mesh = Mesh(
-    np.array(topology.devices(name)).reshape(MESHES[name]), ("data", "model"),
-    axis_types=(AxisType.Auto,) * 2,
-  )  # fmt: skip
+    np.array(chips).reshape(MESHES[name]), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+  )
   everywhere = NamedSharding(mesh, PartitionSpec())
   model = ModelConfig(
     vocab_size=128256, width=4096, layers=config.layers, heads=32, kv_heads=8, head_dim=128,
@@ -67,8 +74,8 @@ def compiled_for(name: str, config: Config) -> dict:
   B = config.batch
 
   def weights():
-    params = transformer.init(model, jax.random.key(0))
-    return sharding.split(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+    params = sharding.split(transformer.init(model, jax.random.key(0)))
+    return jax.tree.map(lambda x: parameter(x, jnp.bfloat16, config.weights), params)
 
   def request():
     one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)

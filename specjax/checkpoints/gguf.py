@@ -134,12 +134,15 @@ def _check_stretch(config: Config, tensor: ReaderTensor, theta: float, where: st
                      f"those of Llama 3.1, {_LLAMA3}.")  # fmt: skip
 
 
-def load(path: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint:
+def load(
+  path: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float"
+) -> Checkpoint:
   """Reads a GGUF file, tensor by tensor.
 
   Args:
     path: of one whole file; shards are to be joined first.
     dtype: of the parameters in memory, whatever the file has.
+    weights: how matrices lie in memory, see `int8.parameter`.
 
   Raises:
     ValueError: an unknown architecture, feature or tokenizer; a value of a wrong type or range; a
@@ -172,7 +175,7 @@ def load(path: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint
     return halves(values, heads[part]) if part in heads else values
 
   shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
-  params = assemble(table, spare, shapes, read, dtype, f"the metadata of {path.name}")
+  params = assemble(table, spare, shapes, read, dtype, f"the metadata of {path.name}", weights)
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
   own = schema.fields(metadata, {"diffusion.shift_logits": bool}, str(path))
   return Checkpoint(

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import families
+from specjax.checkpoints import eight_bits, families
 from specjax.checkpoints.files import check, read_config, read_tensors, write
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
@@ -110,7 +110,7 @@ def load(
     checks.whole(f"{file}: draft_vocab", draft_vocab, 1, model.vocab_size)
   head = build(families.target(model), config)
   leaves = flatten_dict(abstract(head, model, draft_vocab), sep="/")
-  tensors = read_tensors(path)
+  tensors = eight_bits.widen(read_tensors(path), path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)
   for key, leaf in leaves.items():
     if (tensors[key].dtype.kind == "i") != jnp.issubdtype(leaf.dtype, jnp.integer):
@@ -148,15 +148,16 @@ def save(
   Args:
     name: of the head, as `drafters.named` takes it.
     base: names the target.
+    dtype: of the weights on disk; int8 is that of `eight_bits.narrow`.
 
   Raises:
     ValueError: a weight is not finite in `dtype`.
   """
-  tensors = {}
-  for key, value in flatten_dict(params, sep="/").items():
-    value = np.asarray(value)
-    with np.errstate(over="ignore"):
-      tensors[key] = value if value.dtype.kind == "i" else value.astype(jnp.dtype(dtype))
+  tensors = {key: np.asarray(x) for key, x in flatten_dict(params, sep="/").items()}
+  if jnp.dtype(dtype) == jnp.int8:
+    tensors = eight_bits.narrow(tensors)
+  else:
+    tensors = eight_bits.cast(tensors, dtype)
   vocabulary = draft_vocabulary.ids(params)
   raw = {
     "head": name,

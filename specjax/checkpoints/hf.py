@@ -89,7 +89,7 @@ def shards(index: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read_params(
-  directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike
+  directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike, weights: str
 ) -> Params:
   single, index = directory / "model.safetensors", directory / _INDEX
   if not single.exists() and not index.exists():
@@ -110,7 +110,7 @@ def _read_params(
       return home[name].get_tensor(name)
 
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in home.items()}
-    return assemble(table, spare, shapes, read, dtype)
+    return assemble(table, spare, shapes, read, dtype, weights=weights)
 
 
 def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -133,12 +133,15 @@ def _start(tokenizer: Tokenizer | None, known: Mapping[str, Any]) -> tuple[int, 
   return (bos,)
 
 
-def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Checkpoint:
+def load(
+  directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float"
+) -> Checkpoint:
   """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA or Dream directory.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
     dtype: of the parameters in memory, whatever the file has.
+    weights: how matrices lie in memory, see `int8.parameter`.
 
   Raises:
     ValueError: an unknown family or feature; a value of a wrong type or range; a missing, surplus
@@ -159,9 +162,10 @@ def load(directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> Check
   known = _optional(directory / "special_tokens_map.json", _TOKENS)
   known |= _optional(directory / "tokenizer_config.json", _TOKENIZER)
   named = own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
+  params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights)
   return Checkpoint(
-    config=config, params=_read_params(directory, kind.layout(config), kind.spare(config), dtype),
-    tokenizer=tokenizer, stop=written.get("eos_token_id", own.get("eos_token_id", ())),
+    config=config, params=params, tokenizer=tokenizer,
+    stop=written.get("eos_token_id", own.get("eos_token_id", ())),
     template=templates.read(directory, known) or (TEMPLATES[named] if named else None),
     start=_start(tokenizer, known), mask=mask, shift=own.get("specjax_shift", family == "Dream"),
   )  # fmt: skip

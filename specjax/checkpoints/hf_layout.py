@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.models.config import Config
+from specjax.models.int8 import parameter
 
 
 class Fusion(NamedTuple):
@@ -93,7 +94,7 @@ def block(
 
 def assemble(
   layout: Layout, spare: frozenset[str], shapes: Shapes, read: Callable[[str], np.ndarray],
-  dtype: DTypeLike, config: str = "config.json",
+  dtype: DTypeLike, config: str = "config.json", weights: str = "float",
 ) -> Params:  # fmt: skip
   """Parameters of tensors that `read` gives one at a time; the host never holds the model twice.
 
@@ -101,6 +102,7 @@ def assemble(
     spare: names of tensors that may be there and are not read.
     shapes: of all tensors that are there, by name.
     config: what the errors name as the source of the layout.
+    weights: how matrices lie in memory, see `int8.parameter`.
 
   Raises:
     ValueError: a tensor is missing, extra or misshapen; the first is named.
@@ -117,7 +119,7 @@ def assemble(
   params = {}
   for path, parts in layout.items():
     whole = np.concatenate([read(part.name) for part in parts])
-    params[path] = jnp.asarray(whole.astype(jnp.dtype(dtype), copy=False))
+    params[path] = parameter(whole, dtype, weights)
   return {"params": unflatten_dict(params)}
 
 

@@ -18,6 +18,7 @@ from specjax.diffusion.base import Denoiser
 from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
+from specjax.models.int8 import WEIGHTS
 
 ZOO = pathlib.Path(__file__).parents[1] / "zoo"
 DEFAULT_MODEL = "gsm8k-7m"
@@ -39,6 +40,8 @@ class Model:
     start: ids before every text prompt.
     template: chat template, or None.
     mask, shift: for a masked diffusion model, see `checkpoints.hf.Checkpoint`.
+    dtype: that of the arithmetic.
+    weights: how matrices lie in memory, see `load`.
   """
 
   name: str
@@ -50,6 +53,17 @@ class Model:
   template: ChatTemplate | None
   mask: int | None = None
   shift: bool = False
+  dtype: DTypeLike = jnp.float32
+  weights: str = "float"
+
+  @property
+  def label(self) -> str:
+    """The name, with the dtype and the weights where these are not the default."""
+    dtype = jnp.dtype(self.dtype).name
+    return ", ".join(
+      [self.name, *([dtype] if dtype != "float32" else []),
+       *([self.weights] if self.weights != "float" else [])]
+    )  # fmt: skip
 
   @property
   def target(self) -> Target:
@@ -137,16 +151,19 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
 
 
 def load(
-  name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None
-) -> Model:
+  name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None,
+  weights: str = "float",
+) -> Model:  # fmt: skip
   """Loads a model by name, from a Hugging Face directory or from a GGUF file.
 
   Args:
     name: for example "gsm8k-7m" of the zoo, "smollm2-135m" or "ORG/NAME" of the hub, which are
       downloaded once, "path/to/llama" or "model.gguf"; `specjax convert` makes a directory of other
       formats.
-    dtype: that of the weights in memory, and so of the arithmetic.
+    dtype: that of the arithmetic, and so of weights that are not in 8 bits.
     revision: branch, tag or commit of a repository of the hub.
+    weights: "float", or "int8" for matrices of 8 bits with a scale for each output. This changes
+      the model's distribution; speculation follows that of the model as it is loaded.
 
   Raises:
     ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.
@@ -157,6 +174,8 @@ def load(
     floating = False
   if dtype is None or not floating:
     checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
+  checks.choice("weights", weights, WEIGHTS)
   path = resolve(name, revision)
   read = gguf.load if path.suffix == ".gguf" else hf.load
-  return Model(name, **read(path, dtype)._asdict())
+  found = read(path, dtype, weights)
+  return Model(name, **found._asdict(), dtype=dtype, weights=weights)

@@ -15,7 +15,7 @@ from jax import Array
 from specjax.base import Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
-from specjax.models.linear import linear
+from specjax.models.linear import linear, lookup
 from specjax.models.transformer import RMSNorm
 
 NOISE = 0.01  # starting weights lie up to this above 0 or above the identity
@@ -153,7 +153,7 @@ def clover2(target: Target, config: Clover2Config) -> Head:
     return module.apply({"params": params["params"]}, *arguments, method=method)
 
   def vector(target_params, tokens: Array) -> Array:
-    return jnp.take(target.lm_head(target_params), tokens, axis=0)
+    return lookup(target.lm_head(target_params), tokens)
 
   def memory(params, target_params, features, following, *rest):
     stream, token = features.hidden_layers[0], vector(target_params, following)

@@ -12,7 +12,8 @@ from jax import Array
 
 from specjax.base import Params, Target
 from specjax.drafters.base import Read
-from specjax.models.linear import linear
+from specjax.models.int8 import Int8
+from specjax.models.linear import linear, take
 
 KEY = "vocabulary"  # of the collection in a head's params
 
@@ -36,9 +37,9 @@ def ids(params: Params) -> Array | None:
   return params.get(KEY)
 
 
-def rows(matrix: Array, vocabulary: Array | None) -> Array:
+def rows(matrix: Array | Int8, vocabulary: Array | None) -> Array | Int8:
   """[V, E] -> [W, E]."""
-  return matrix if vocabulary is None else jnp.take(matrix, vocabulary, axis=0)
+  return matrix if vocabulary is None else take(matrix, vocabulary)
 
 
 def collection(vocabulary: Array | np.ndarray | None) -> Params:

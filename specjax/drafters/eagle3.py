@@ -13,6 +13,7 @@ from jax import Array
 from specjax.base import KV, Cache, Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
+from specjax.models.int8 import dense
 from specjax.models.linear import linear
 from specjax.models.transformer import RMSNorm
 
@@ -104,7 +105,7 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
     params = module.init(key, inputs, x, position, mask)["params"]
     params = params | {
       "norm": norm.init(key, x)["params"],
-      "lm_head": draft_vocabulary.rows(target.lm_head(target_params), vocabulary),
+      "lm_head": dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary)),
     }
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 

@@ -14,6 +14,7 @@ from jax import Array
 from specjax.base import KV, Cache, Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
+from specjax.models.int8 import dense
 from specjax.models.linear import linear
 from specjax.models.transformer import RMSNorm
 
@@ -96,7 +97,7 @@ def hydra(target: Target, config: HydraConfig) -> Head:
     for d in range(1, D + 1):
       own = head.init(keys[d], jnp.zeros((1, (d + 1) * E)))["params"]
       if not config.shared:
-        matrix = draft_vocabulary.rows(target.lm_head(target_params), vocabulary)
+        matrix = dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary))
         bias = jnp.zeros(matrix.shape[0], matrix.dtype)
         own = own | {"lm_head": jnp.array(matrix), "lm_bias": bias}  # a buffer of its own
       params[f"head_{d}"] = own

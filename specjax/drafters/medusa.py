@@ -13,6 +13,7 @@ from jax import Array
 from specjax.base import Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
+from specjax.models.int8 import dense
 from specjax.models.linear import linear, linear_each
 
 
@@ -62,7 +63,7 @@ def medusa(target: Target, config: MedusaConfig) -> Head:
   def init(key, target_params, vocabulary=None):
     params = module.init(key, jnp.zeros((1, target.width)))["params"]
     if not config.shared:
-      matrix = draft_vocabulary.rows(target.lm_head(target_params), vocabulary)
+      matrix = dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary))
       params = params | {"lm_head": jnp.broadcast_to(matrix, (D, *matrix.shape))}
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 

@@ -169,7 +169,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     for k, x in runs.items()
   }
   summary = report.summary(config, {
-    "model": model.name, "network": dataclasses.asdict(model.config),
+    "model": model.label, "network": dataclasses.asdict(model.config),
     "parameters": optax.tree.size(model.params), "prompts": len(items), "methods": methods,
     "verify_cost": cost._asdict(),
   })  # fmt: skip

@@ -153,7 +153,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
 
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   summary = report.summary(config, {
-    "model": model.name, "prompts": len(asked),
+    "model": model.label, "prompts": len(asked),
     "methods": {label: figures(model, asked, x) for label, x in runs.items()},
   })  # fmt: skip
   curves = {

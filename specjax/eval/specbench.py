@@ -214,13 +214,13 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
 
   directory = report.directory(out)
   about = report.summary(config, {
-    "model": model.name, "network": dataclasses.asdict(model.config),
+    "model": model.label, "network": dataclasses.asdict(model.config),
     "parameters": optax.tree.size(model.params), "prompts": len(asked),
     "left_out": len(known) - len(fit),
   })  # fmt: skip
   machine = {k: v for k, v in about["machine"].items() if k != "load"}
   resume.claim(directory, {
-    **about["config"], "model": model.name, "machine": machine,
+    **about["config"], "model": model.label, "machine": machine,
     "data_digest": resume.digest([json.dumps(asked)]),
   }, free=("prompts",))  # fmt: skip
   batches = batched(asked, config.batch)

@@ -178,14 +178,14 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     for c, v, d in zip(options, target, draft, strict=True)
   }  # fmt: skip
   summary = report.summary(config, {
-    "model": model.name, "parameters": optax.tree.size(model.params), "drafter": config.drafter,
+    "model": model.label, "parameters": optax.tree.size(model.params), "drafter": config.drafter,
     "head": filler.name, "prompts": len(ids), "context": context, **about, "candidates": figures,
     "chosen": chosen.name,
   })  # fmt: skip
   text = "\n\n".join([report.caption(summary), table.markdown(rows(summary)), verdict(summary)])
   report.save(directory, summary, text, {"tune": plots.choice(summary)})
   about = {  # what the tree was chosen for, and the tokens per second that it gave
-    "drafter": config.drafter, "head": filler.name, "model": model.name, "method": config.method,
+    "drafter": config.drafter, "head": filler.name, "model": model.label, "method": config.method,
     "temperature": config.temperature, "batch": config.batch,
     "machine": {k: summary["machine"][k] for k in ("cpu", "cores", "device", "backend")},
     "expected": figures[chosen.name]["expected"],

@@ -1,15 +1,17 @@
 """Matrix products: the one place that decides how they are laid out."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from specjax.kernels.platform import platform
+from specjax.models.int8 import Int8, dense, product
 
 
-def linear(x: Array, w: Array) -> Array:
+def linear(x: Array, w: Array | Int8) -> Array:
   """x [..., in] times w [out, in] -> [..., out].
 
   On CPU the weight is the left operand when there are few rows, and the small result is
@@ -17,6 +19,8 @@ def linear(x: Array, w: Array) -> Array:
   product either way. 5 to 15 rows are filled up to 8 or 16: XLA's kernel has columns of 8, and 15
   rows take 1.3 times as long as 16.
   """
+  if isinstance(w, Int8):
+    return product(x, w)
   rows = x.size // x.shape[-1]
   if platform() == "cpu" and 1 < rows <= 64:
     fill = -rows % 8 if 4 < rows < 16 else 0
@@ -28,10 +32,13 @@ def linear(x: Array, w: Array) -> Array:
 
 
 class Fused(NamedTuple):
-  """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each."""
+  """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each.
+
+  Those of a product may be `Int8`.
+  """
 
   rows: tuple[int, ...]
-  weights: tuple[Array, ...]
+  weights: tuple[Any, ...]
 
   def parts(self, first: int = 0) -> list[Array]:
     """The weights, from number `first` (static) on."""
@@ -57,3 +64,13 @@ def linear_each(x: Array, w: Array) -> Array:
     y = lax.dot_general(w, x, (((2,), (2,)), ((0,), (1,))))
     return lax.optimization_barrier(y).transpose(2, 0, 1)
   return lax.dot_general(x, w, (((2,), (2,)), ((1,), (0,)))).swapaxes(0, 1)
+
+
+def take(w: Array | Int8, ids: Array) -> Array | Int8:
+  """The rows [..., E] of w [V, E] at ids i32[...]."""
+  return jax.tree.map(lambda x: jnp.take(x, ids, axis=0), w)
+
+
+def lookup(w: Array | Int8, ids: Array) -> Array:
+  """The values of the rows [..., E] of w [V, E] at ids i32[...]."""
+  return dense(take(w, ids))

@@ -5,13 +5,14 @@ every product with spread columns is followed by one with spread rows. After the
 device holds some of the nodes, each with its whole vocabulary.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import DictKey
 
 from specjax.base import Params
 from specjax.kernels.platform import mesh_axis
@@ -47,11 +48,13 @@ def split(params: Params) -> Params:
   rest = dict(params)
   queries = params["out"].shape[1]
   gate_up = rest.pop("gate_up")
-  rest["gate"], rest["up"] = jnp.split(gate_up, 2)
+  half = gate_up.shape[0] // 2
+  rest["gate"], rest["up"] = gate_up[:half], gate_up[half:]
   for name in ("", "_bias"):
     if f"qkv{name}" in rest:
       qkv = rest.pop(f"qkv{name}")
-      parts = jnp.split(qkv, (queries, (queries + len(qkv)) // 2))
+      ends = (0, queries, (queries + qkv.shape[0]) // 2, qkv.shape[0])
+      parts = [qkv[a:b] for a, b in itertools.pairwise(ends)]
       rest |= {f"{each}{name}": part for each, part in zip("qkv", parts, strict=True)}
   return rest
 
@@ -60,7 +63,8 @@ def of_params(params: Params, mesh: Mesh) -> Any:
   """A NamedSharding for each weight of `split`; norms and odd sizes lie whole on every device."""
 
   def of_weight(path, x) -> NamedSharding:
-    spec = _OF_WEIGHT.get(path[-1].key, PartitionSpec())
+    names = [step.key for step in path if isinstance(step, DictKey)]
+    spec = PartitionSpec(*_OF_WEIGHT.get(names[-1], ())[: x.ndim])  # a scale has the outputs alone
     sizes = zip(spec, x.shape, strict=False)  # a spec may be short
     divides = all(axis is None or n % mesh.shape[axis] == 0 for axis, n in sizes)
     return NamedSharding(mesh, spec if divides else PartitionSpec())

@@ -19,7 +19,7 @@ from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
-from specjax.models.linear import Fused, linear
+from specjax.models.linear import Fused, linear, lookup
 from specjax.models.sharding import spread_nodes
 
 _INIT = nn.initializers.normal(0.02)
@@ -206,7 +206,7 @@ class Transformer(nn.Module):
 
   def embed(self, tokens: Array) -> Array:
     """i32[B, N] -> [B, N, E]."""
-    return jnp.take(self.embedding, tokens, axis=0)
+    return lookup(self.embedding, tokens)
 
   def head(self, hidden: Array) -> Array:
     """[..., E] after the final norm -> logits f32[..., V]."""

@@ -1,5 +1,6 @@
 """Draft heads of any kind on disk: what is kept, which format is which, and what is refused."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from specjax.checkpoints import formats, heads
+from specjax.checkpoints import formats, heads, hf
+from specjax.cli import main
 from specjax.drafters import HEADS
 from specjax.drafters.medusa import MedusaConfig
 from specjax.models.config import Config
-from specjax.models.transformer import target
+from specjax.models.transformer import init, target
 
 MODEL = Config(
   vocab_size=32, width=16, layers=4, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128
@@ -179,3 +181,58 @@ def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
   heads.save(*arguments, base="x", dtype=jnp.bfloat16)
   loaded = heads.load(tmp_path, MODEL).params
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), loaded, params)
+
+
+LARGE = dataclasses.replace(MODEL, vocab_size=1024)  # its vocabulary matrices are worth 8 bits
+
+
+def save_in_8_bits(directory):
+  rng = np.random.default_rng(0)
+  shapes = heads.abstract(HEADS["medusa"][0](target(LARGE), SMALL), LARGE, None)
+  params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+  heads.save(directory, "medusa", SMALL, params, CHOICES, RATES, base="x", dtype=jnp.int8)
+  return params["params"]
+
+
+def test_round_trip_in_8_bits(tmp_path):
+  params = save_in_8_bits(tmp_path)
+  loaded = heads.load(tmp_path, LARGE).params["params"]
+  matrix, back = np.asarray(params.pop("lm_head")), np.asarray(loaded.pop("lm_head"))
+  half_step = np.abs(matrix).max(-1, keepdims=True) / 127 / 2
+  error = np.abs(matrix - back) / half_step
+  assert 0.99 < error.max() < 1 + 1e-5
+  assert back.dtype == np.float32
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2**-11), params, loaded)
+  tensors = load_file(tmp_path / WEIGHTS)
+  assert {name: x.dtype for name, x in tensors.items() if "lm_head" in name} == {
+    "params/lm_head": np.int8, "params/lm_head.scale": np.float32,
+  }  # fmt: skip
+  assert {x.dtype for name, x in tensors.items() if "lm_head" not in name} == {np.dtype("f2")}
+  assert (tmp_path / WEIGHTS).stat().st_size < 1.5 * matrix.size
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    (lambda t: t.update({"params/lm_head.scale": np.ones(3, "f4")}), "scale=(3,): accepted is"),
+    (lambda t: t.pop("params/lm_head"), "lm_head.scale=(2, 1024): accepted is that of a tensor"),
+    (lambda t: t.pop("params/lm_head.scale"), "dtype of tensor params/lm_head='int8'"),
+  ],
+)  # fmt: skip
+def test_a_scale_belongs_to_a_tensor(tmp_path, change, words):
+  save_in_8_bits(tmp_path)
+  tensors = load_file(tmp_path / WEIGHTS)
+  change(tensors)
+  save_file(tensors, tmp_path / WEIGHTS)
+  assert words in sentence(heads.load, tmp_path, LARGE)
+
+
+def test_convert_writes_8_bits(tmp_path):
+  hf.save(tmp_path / "model", LARGE, init(LARGE, jax.random.key(0)))
+  save_in_8_bits(tmp_path / "head")
+  options = ["--target", tmp_path / "model", "--weights", "int8", "--out", tmp_path / "new"]
+  words = ["convert", "--format", "head", "--model", tmp_path / "head", *options]
+  assert main([str(x) for x in words]) == 0
+  old, new = (load_file(tmp_path / x / WEIGHTS) for x in ("head", "new"))
+  assert {k: x.dtype for k, x in new.items()} == {k: x.dtype for k, x in old.items()}
+  np.testing.assert_array_equal(new["params/lm_head"], old["params/lm_head"])

@@ -13,13 +13,13 @@ from specjax.kernels import topology
 SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "compile" / "sharded_loop.py"
 
 
-def report(topology_name, out):
+def report(topology_name, out, *options):
   """What the script finds for one layer, batch 2 and 8 nodes."""
   reason = topology.absent(topology_name)
   if reason is not None:
     pytest.skip(reason)
   small = ["--topologies", topology_name, "--layers", "1", "--batch", "2", "--drafted", "7",
-           "--out", str(out)]  # fmt: skip
+           "--out", str(out), *options]  # fmt: skip
   ran = subprocess.run(
     [sys.executable, SCRIPT, *small], env=os.environ | {"JAX_PLATFORMS": "cpu"},
     capture_output=True, text=True,
@@ -44,3 +44,12 @@ def test_a_gpu_layer_copies_no_cache(tmp_path):
   row = report("h100:1", tmp_path)
   assert row["cache_copies"] == 0
   assert row["temp_bytes"] < row["cache_bytes"]
+
+
+@pytest.mark.full
+def test_one_chip_reads_weights_of_8_bits(tmp_path):
+  """No product writes a matrix in bfloat16 to memory first: the LM head alone would be 1 GB."""
+  row = report("v5e:1", tmp_path, "--weights", "int8")
+  weights = 2 * 128256 * 4096 + 4096 * (6144 + 4096 + 3 * 14336)
+  assert weights < row["argument_bytes"] - row["cache_bytes"] < 1.01 * weights
+  assert row["temp_bytes"] < 0.2e9

@@ -158,7 +158,7 @@ def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
     path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
   else:
     path = spec.text_of(part, "a trained head")
-  loaded = formats.load(resolve(path), model.config, called=part.name)
+  loaded = formats.load(resolve(path), model.config, model.dtype, part.name)
   if part.name in HEADS and part.name != loaded.head.name:
     raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
   return path, loaded
@@ -224,12 +224,15 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
 
 
 def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
-  """The model that a part names, which must share the vocabulary of `model`.
+  """The model that a part names, loaded as `model` is, whose vocabulary it must share.
 
   Raises:
     ValueError: it does not, or it is of masked diffusion and no denoiser is asked for.
   """
-  small = given or load(spec.text_of(part, "a model", hint=", a zoo name or directory"))
+  if given is None:
+    name = spec.text_of(part, "a model", hint=", a zoo name or directory")
+    given = load(name, model.dtype, weights=model.weights)
+  small = given
   if part.name != "denoiser" and not small.config.causal:
     raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
                      "accepted is a causal model.")  # fmt: skip

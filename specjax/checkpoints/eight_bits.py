@@ -1,0 +1,52 @@
+"""Tensors on disk in 8 bits: NAME holds whole numbers, and NAME.scale the step of each row.
+
+The step is 1/127 of the row's largest magnitude, so that a value is off by at most half a step.
+"""
+
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from specjax import checks
+from specjax.checkpoints.files import Tensors
+from specjax.models.int8 import Int8, dense, quantise
+
+_SCALE = ".scale"
+_LEAST = 2**14  # values of a tensor that is worth it; biases have fewer
+
+
+def cast(tensors: Tensors, dtype: DTypeLike) -> Tensors:
+  """The tensors with floats in a dtype; `files.write` refuses what is not finite in it."""
+  with np.errstate(over="ignore"):
+    return {k: x if x.dtype.kind == "i" else x.astype(jnp.dtype(dtype)) for k, x in tensors.items()}
+
+
+def narrow(tensors: Tensors) -> Tensors:
+  """The tensors with large ones, such as matrices [..., out, in], in 8 bits; others in float16."""
+  found: Tensors = {}
+  for name, x in tensors.items():
+    if x.dtype.kind != "i" and x.ndim > 1 and x.size >= _LEAST and np.isfinite(x).all():
+      small = quantise(jnp.asarray(x), jnp.dtype(jnp.float32))
+      found |= {name: np.asarray(small.rows), name + _SCALE: np.asarray(small.scale)}
+    else:
+      found |= cast({name: x}, jnp.float16)
+  return found
+
+
+def widen(tensors: Tensors, path: pathlib.Path) -> Tensors:
+  """The tensors of a file in float32 where they are in 8 bits.
+
+  It raises ValueError, which names the file, for a scale that is no float of each row of a tensor.
+  """
+  found = dict(tensors)
+  for name in tensors:
+    if name.endswith(_SCALE):
+      scale, rows = found.pop(name), tensors.get(name.removesuffix(_SCALE))
+      if rows is None or rows.dtype != np.int8 or scale.shape != rows.shape[:-1]:
+        checks.refuse(f"{path}: shape of tensor {name}", scale.shape,
+                      "that of a tensor of int8 beside it, without its last axis")  # fmt: skip
+      values = Int8(jnp.asarray(rows), jnp.asarray(scale, jnp.float32))
+      found[name.removesuffix(_SCALE)] = np.asarray(dense(values))
+  return found
