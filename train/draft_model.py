@@ -79,7 +79,7 @@ def cut(config: Network, params: Params, keep: int) -> tuple[Network, Params]:
 
 def loss_of(network: Transformer, params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
   """Divergence from the target's distribution, in nats, and the share of equal best tokens."""
-  states = at(forward.read(network, params, batch.rows).hidden, batch.at)
+  states = at(forward.read(network, params, batch.rows).hidden, jnp.asarray(batch.at))
   weight = jnp.asarray(batch.weight).reshape(-1)
 
   @jax.checkpoint

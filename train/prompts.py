@@ -107,7 +107,7 @@ def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[d
   if not kept:
     raise ValueError(f"model={model.name!r} wrote no question that ended by itself: accepted is a "
                      "chat model that was trained on what users say, too.")  # fmt: skip
-  records = [{"kind": "question", "question": text} for text in kept]
+  records: list[dict[str, Any]] = [{"kind": "question", "question": text} for text in kept]
 
   asked = [[_user(text)] for text in kept[: config.texts]]
   questions = [model.chat(turns) for turns in asked]
@@ -122,9 +122,9 @@ def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[d
 
   prefixes = [until_user(model, talk) for talk in talks]
   more = writer.continued("seconds", prefixes, config.longest_question)
-  for talk, text in zip(talks, more, strict=True):
-    if text is not None and not seen.repeats(text):
-      records.append({"kind": "second", "messages": [*talk, _user(text)]})
+  for talk, second in zip(talks, more, strict=True):
+    if second is not None and not seen.repeats(second):
+      records.append({"kind": "second", "messages": [*talk, _user(second)]})
   return records
 
 
