@@ -2,7 +2,7 @@
 
     python examples/demo.py [PROMPTS]
 
-A chat model of 135M parameters, fetched once, answers a question plainly and with a draft head at
+A chat model of 135M parameters, fetched once, answers a question plainly and by prompt lookup at
 the same time, then six of Spec-Bench. Where it cannot be fetched, the zoo's small model answers
 questions plainly, by prompt lookup and with Medusa: those of PROMPTS, a JSONL file or
 tfds:NAME:SPLIT, by default GSM8K's test set from ../shared/data or the TFDS catalogue, or else our
@@ -33,8 +33,11 @@ from specjax.eval import bench, parallelbench, prompts, report, table
 from specjax.eval.plots import denoising
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
-CHAT, DRAFTER = "smollm2-135m", "eagle3"
-QUESTION = "Give me three tips for a good night's sleep."
+CHAT, DRAFTER = "smollm2-135m", "prompt_lookup"
+QUESTION = (
+  "Rewrite this in the past tense: The river rises in the hills. It flows past three villages, and "
+  "it turns the wheel of an old mill. The miller sells flour in the town."
+)
 LISTS = parallelbench.Config(
   methods=("confidence", "threshold", "learned", "threshold-0.95/student"), count=2, batch=80,
 )  # fmt: skip
@@ -139,7 +142,7 @@ def chat(console: Console, config: Config) -> bool:
   out = f"{config.out}/chat"
   source = some_questions(model, pathlib.Path(out) / "questions.jsonl")
   settings = bench.Config(
-    prompts=source, limit=6, max_new_tokens=64, repeats=1, drafters=("prompt_lookup", DRAFTER)
+    prompts=source, limit=6, max_new_tokens=64, repeats=1, drafters=(DRAFTER,)
   )
   summary = bench.run(model, settings, out)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
