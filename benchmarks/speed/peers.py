@@ -1,223 +1,289 @@
-"""Greedy decoding of the same weights by transformers, llama.cpp and specjax, in one run.
+"""Greedy decoding of one model by transformers, llama.cpp and specjax, in one run.
 
-    python benchmarks/speed/peers.py
-    python benchmarks/speed/peers.py --model DIR --gguf model-f32.gguf
+    python benchmarks/speed/peers.py --model smollm2-135m --suite specbench --limit 60
+    python benchmarks/speed/peers.py --drafters prompt_lookup eagle3[runs/eagle3/model]/dynamic-16
 
-All decode as many new tokens of the same prompts (token ids) in float32, at batch 1, on all cores,
-without a stop token. After a warm-up they take turns prompt by prompt, in an order that rotates;
-the median over repeats counts. The time of a token leaves out the prompt's own pass and the token
-that the others take from it; the time of the whole call is reported too.
+All answer the same questions with the same ids of prompts, stop ids and budget, at batch 1 on all
+cores. They take turns question by question, in an order that rotates. The time of a token leaves
+out the prompt's own pass and the token that the others take from it; the time of the whole call is
+reported too. All compute in float32 with the same weights, which a GGUF file gives them
+dequantised; llama.cpp also decodes that file as it is. Answers are compared with those of specjax's
+plain decoding, and where they part, with the margin of the two tokens in the logits. A question of
+Spec-Bench is its first turn; `specjax bench --suite specbench` asks the others.
 
-Without --model the script makes a random Llama of 134M parameters (vocabulary 32000, untied head).
-llama.cpp takes part where its Python package is installed and --gguf gives the same weights in its
-format. The script needs torch and transformers.
+A run that was killed goes on after its last whole question. The other programs are no dependencies
+of specjax, and one that is not installed is left out. The figures in docs/results.md are those of
+torch 2.13.0, transformers 5.23.0 and llama-cpp-python 0.3.36, whose only draft is prompt lookup.
 """
 
+import collections
 import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import shutil
 import sys
-import tempfile
-import time
-import types
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import specjax
 from specjax import checks, script
-from specjax.checkpoints import hf
-from specjax.eval import interleaved, report, table
-from specjax.eval.divergence import divergences
-from specjax.eval.verify_cost import measure
-from specjax.models import transformer
-from specjax.models.config import Config as ModelConfig
+from specjax.checkpoints import gguf_float32, hf, hub
+from specjax.data import resume, spec_bench
+from specjax.decoding.model import resolve
+from specjax.eval import interleaved, metrics, peers, prompts, report, specbench, table
+from specjax.eval.peers import Contenders, Run
+from specjax.eval.plots import peers as plots
 
-try:
-  import torch
-  import transformers
-except ImportError:
-  torch = None  # type: ignore[assignment]
-
-NODES = (1, 2, 4, 8, 16)
+OURS = "specjax"
+TIE = 1e-3  # in logits; the sums of float32 programs differ by less
+PACKAGES = ("torch", "transformers", "llama-cpp-python")
+FOOTNOTE = (
+  "ms/token: without the prompt, [95 % interval over questions]; median: of the questions, "
+  "[quartiles]; over its own plain, over ours: tokens per second over those of the program's plain "
+  "decoding and of specjax's; same ids: questions whose ids are those of plain decoding."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
   """What is measured."""
 
-  model: str | None = None  # Hugging Face directory; by default a random 134M Llama
-  gguf: str | None = None  # the same weights for llama.cpp, float32
-  prompts: int = 3  # number of prompts
-  # length of each prompt, whose second half repeats the random ids of the first
-  prompt_tokens: int = 32
-  new_tokens: int = 64  # number of new tokens of each
-  draft: int = 7  # number of tokens drafted by prompt lookup, here and in transformers
-  repeats: int = 5  # times everything is decoded
-  seed: int = 0  # seed of weights and prompts
+  model: str = "smollm2-135m"  # as specjax.load takes it; llama.cpp needs a GGUF file
+  suite: Literal["specbench", "prompts"] = "specbench"  # whose questions
+  prompts: str | None = None  # their file; by default that of the suite, or our own questions
+  limit: int | None = 60  # number of questions, of Spec-Bench taken evenly from its categories
+  max_new_tokens: int = 128  # budget per question
+  drafters: tuple[str, ...] = ("prompt_lookup",)  # ours, such as eagle3[PATH]
+  draft_model: str | None = None  # a small model that drafts for specjax and transformers
+  lookup: int = 7  # tokens drafted by prompt lookup in the other programs; ours has its own knob
+  repeats: int = 1  # times everything is decoded
   out: str = "results/peers"  # directory of the report
 
 
-class Run(NamedTuple):
-  """One decoded prompt."""
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """A question as it is read: ids, and the text where it is asked in the chat template."""
 
-  tokens: list[int]  # new ids
-  timed: int  # number of those that came after the prompt's own pass
-  seconds: float  # time of these
-  forwards: int | None  # target passes of these, None where they are not known
-  total: float  # seconds of the whole call
+  ids: list[int]
+  text: str | None
 
 
-RANDOM = ModelConfig(
-  vocab_size=32000, width=768, layers=12, heads=12, kv_heads=12, head_dim=64, mlp_width=2048,
-  tied=False,
-)  # fmt: skip
-Contender = Callable[[list[int]], Run]
+def questions(model: specjax.Model, config: Config) -> list[Question]:
+  if config.suite == "prompts":
+    items = prompts.read(config.prompts, model, config.max_new_tokens, config.limit)
+    return [Question(item.ids, None) for item in items]
+  known = specbench.fitting(model, spec_bench.read(config.prompts), config.max_new_tokens)
+  texts = [q.turns[0] for q in spec_bench.evenly(known, config.limit)]
+  return [Question(model.chat(text), text) for text in texts]
 
 
-def ours(model: specjax.Model, drafter: str, config: Config) -> Contender:
-  decoder = specjax.Decoder(model, drafter)
+def files(name: str, model: specjax.Model) -> tuple[pathlib.Path, dict[str, pathlib.Path]]:
+  """A Hugging Face directory of a model, and its GGUF files: in float32, and as it came.
 
-  def run(ids: list[int]) -> Run:
-    (r,) = decoder([ids], config.new_tokens)
-    return Run(r.tokens, r.emitted, r.seconds, r.forwards, r.prefill_seconds + r.seconds)
-
-  return run
-
-
-def theirs(model, config: Config, **options) -> Contender:
-  """The `generate` of transformers."""
-
-  def run(ids: list[int]) -> Run:
-    tokens = torch.tensor([ids])
-    came: list[tuple[float, int]] = []  # when, and how many tokens; the prompt comes first
-    clock = types.SimpleNamespace(
-      put=lambda ids: came.append((time.perf_counter(), ids.numel())), end=lambda: None
-    )
-    passes: list[None] = []
-    hook = model.register_forward_hook(lambda *_: passes.append(None))
-    begin = time.perf_counter()
-    with torch.inference_mode():
-      out = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=config.new_tokens,
-        do_sample=False, streamer=clock, **options,
-      )  # fmt: skip
-    total = time.perf_counter() - begin
-    hook.remove()
-    new, timed = out[0, len(ids) :].tolist(), sum(count for _, count in came[2:])
-    return Run(new, timed, came[-1][0] - came[1][0], len(passes) - 1, total)
-
-  return run
+  What is not there is written into the cache, float32 and whole.
+  """
+  source = resolve(name)
+  if source.is_dir():
+    return source, {}
+  with source.open("rb") as file:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+  cache = hub.home() / "peers" / f"{source.stem}-{digest}"
+  cache.mkdir(parents=True, exist_ok=True)
+  directory, float32 = cache / "hf", cache / "float32.gguf"
+  if not float32.exists():
+    gguf_float32.write(source, float32)
+  if not directory.exists():
+    unfinished = cache / "hf.part"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    hf.save(unfinished, model.config, model.params, model.tokenizer, template=model.template,
+            stop=model.stop, start=model.start, dtype=jnp.float32)  # fmt: skip
+    os.replace(unfinished, directory)
+  return directory, {"float32": float32, "own": source}
 
 
-def llama_cpp(config: Config) -> Contender | str:
-  """llama.cpp with float32 keys and values, or the reason why it takes no part."""
-  if config.gguf is None:
-    return "no --gguf"
+def gather(
+  model: specjax.Model, config: Config, positions: int
+) -> tuple[Contenders, dict[str, str]]:
+  """Who takes part, and why others do not. `positions` is the longest prompt with its answer."""
+  directory, ggufs = files(config.model, model)
+  draft, drafters, left_out = None, config.drafters, {}
+  if config.draft_model is not None:
+    draft = str(files(config.draft_model, specjax.load(config.draft_model))[0])
+    drafters += (f"draft_model[{config.draft_model}]",)
+  found = peers.specjax(model, drafters)
   try:
-    import llama_cpp as package
+    found |= peers.transformers(directory, model.stop, config.lookup, draft)
   except ImportError:
-    return "llama_cpp is not installed"
-  llama = package.Llama(
-    config.gguf, n_ctx=config.prompt_tokens + config.new_tokens, n_threads=report.cores(),
-    n_threads_batch=report.cores(), type_k=package.GGML_TYPE_F32, type_v=package.GGML_TYPE_F32,
-    verbose=False,
-  )  # fmt: skip
-
-  def run(ids: list[int]) -> Run:
-    llama.reset()
-    tokens, times = [], []
-    begin = time.perf_counter()
-    for token in llama.generate(ids, temp=0.0, repeat_penalty=1.0):
-      tokens.append(token)
-      times.append(time.perf_counter())
-      if len(tokens) == config.new_tokens:
-        break
-    return Run(tokens, len(tokens) - 1, times[-1] - times[0], None, times[-1] - begin)
-
-  return run
+    left_out["transformers"] = "pip install torch transformers"
+  try:
+    if ggufs:
+      fixed = (model.stop, config.lookup, positions)
+      found |= peers.llama_cpp(ggufs["float32"], *fixed)
+      found |= peers.llama_cpp(
+        ggufs["own"], *fixed, f"llama.cpp {gguf_float32.main_type(ggufs['own'])}", float32=False
+      )
+    else:
+      left_out["llama.cpp"] = f"it reads GGUF files, and {config.model} is none"
+  except ImportError:
+    left_out["llama.cpp"] = "pip install llama-cpp-python"
+  return found, left_out
 
 
-def summarise(runs: list[list[Run]]) -> dict:
-  """Figures of one contender from its runs [repeats][prompts]."""
-  per_token = [1e3 * sum(r.seconds for r in x) / sum(r.timed for r in x) for x in runs]
-  emitted = sum(len(r.tokens) for r in runs[0])
-  forwards = [r.forwards for r in runs[0] if r.forwards is not None]
-  whole = [1e3 * sum(r.total for r in x) / emitted for x in runs]
-  return {
-    "ms_per_token": float(np.median(per_token)), "ms_per_token_repeats": per_token,
-    "ms_per_token_with_prompt": float(np.median(whole)), "tokens": emitted,
-    "tokens_per_forward": sum(r.timed for r in runs[0]) / sum(forwards) if forwards else None,
+def measure(
+  contenders: Contenders, asked: Sequence[Question], config: Config, file: pathlib.Path
+) -> dict[str, list[list[Run]]]:
+  """Runs [repeats][questions] by contender, of which those not yet in the file are added to it."""
+  done = resume.count_lines(file) // len(contenders)
+  resume.keep_lines(file, done * len(contenders))
+  if done < config.repeats * len(asked):
+    for contender in contenders.values():
+      contender.run(min((q.ids for q in asked), key=len), min(4, config.max_new_tokens))
+  with file.open("a") as sink:
+    for repeat, i, name in interleaved.turns(list(contenders), len(asked), config.repeats, done):
+      run = contenders[name].run(asked[i].ids, config.max_new_tokens)
+      where = {"name": name, "repeat": repeat, "question": i}
+      sink.write(json.dumps(where | run._asdict()) + "\n")
+      sink.flush()
+  runs: dict[str, list[list[Run]]] = {k: [[] for _ in range(config.repeats)] for k in contenders}
+  for line in file.read_text().splitlines():
+    record = json.loads(line)
+    name, repeat, _ = (record.pop(key) for key in ("name", "repeat", "question"))
+    runs[name][repeat].append(Run(**record))
+  return runs
+
+
+def divergences(
+  contenders: Contenders, name: str, asked: Sequence[Question], mine: Sequence[Run],
+  ours: Sequence[Run],
+) -> list[dict[str, Any]]:  # fmt: skip
+  """Where answers part from ours; in float32 with the margin of the tokens in both logits.
+
+  A margin is what a program gives its own token more than the other's.
+  """
+  found = []
+  for i, (a, b) in enumerate(zip(mine, ours, strict=True)):
+    index = metrics.first_divergence(a.tokens, b.tokens)
+    if index is None:
+      continue
+    here: dict[str, Any] = {"question": i, "index": index}
+    if contenders[name].float32 and index < min(len(a.tokens), len(b.tokens)):
+      theirs, own = a.tokens[index], b.tokens[index]
+      text = asked[i].ids + b.tokens[:index]
+      x, y = contenders[OURS].logits(text), contenders[name].logits(text)
+      here |= {"ours": own, "theirs": theirs, "margin": float(x[own] - x[theirs]),
+               "their_margin": float(y[theirs] - y[own])}  # fmt: skip
+    found.append(here)
+  return found
+
+
+def figures(runs: Mapping[str, list[list[Run]]], name: str) -> dict[str, Any]:
+  """The figures of one contender, ready for JSON."""
+
+  def columns(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    repeats = [[(r.seconds, r.total) for r in x] for x in runs[name]]
+    return np.array([r.timed for r in runs[name][0]]), *np.median(repeats, 0).T
+
+  def milliseconds(tokens, seconds):
+    return 1e3 * seconds / tokens
+
+  timed, seconds, total = columns(name)
+  plain = name.partition(",")[0]
+  first, before = runs[name][0], runs[plain][0]
+  emitted = sum(len(r.tokens) for r in first)
+  each = milliseconds(timed[timed > 0], seconds[timed > 0])
+  found: dict[str, Any] = {
+    "ms_per_token": float(milliseconds(timed.sum(), seconds.sum())),
+    "ms_per_token_interval": metrics.bootstrap_interval(milliseconds, timed, seconds),
+    "ms_per_token_quartiles": np.percentile(each, (25, 50, 75)).tolist(),
+    "ms_per_token_with_prompt": float(milliseconds(emitted, total.sum())),
+    "tokens": emitted, "tau": float(timed.sum() / sum(r.forwards for r in first)),
+    "same_as_own_plain": sum(a.tokens == b.tokens for a, b in zip(first, before, strict=True)),
+    "unstable": sum(len({tuple(x[i].tokens) for x in runs[name]}) > 1 for i in range(len(first))),
   }  # fmt: skip
+  for key, other in (("over_own_plain", plain), ("over_ours", OURS)):
+    paired = (timed, seconds, *columns(other)[:2])
+    found[key] = float(metrics.speed_up(*(x.sum() for x in paired)))
+    found[f"{key}_interval"] = metrics.bootstrap_interval(metrics.speed_up, *paired)
+  return found
+
+
+def rows(summary: Mapping[str, Any]) -> table.Rows:
+  """The table, plain decoding first of every program."""
+  found = []
+  for name, m in summary["contenders"].items():
+    margins = [d["margin"] for d in m["divergences"] if "margin" in d]
+    low, middle, high = m["ms_per_token_quartiles"]
+    cells = {k: table.estimate(m[k], m[f"{k}_interval"]) for k in ("over_own_plain", "over_ours")}
+    found.append({
+      "": name, "ms/token": table.estimate(m["ms_per_token"], m["ms_per_token_interval"]),
+      "median": table.estimate(middle, (low, high)),
+      "with the prompt": f"{m['ms_per_token_with_prompt']:.2f}",
+      "tokens/forward": f"{m['tau']:.2f}",
+      "over its own plain": cells["over_own_plain"] if "," in name else "",
+      "over ours": cells["over_ours"] if name != OURS else "",
+      "same ids as its plain": m["same_as_own_plain"] if "," in name else "",
+      "same ids as ours": summary["prompts"] - len(m["divergences"]),
+      "largest margin": f"{max(margins):.1e}" if margins else "",
+    })  # fmt: skip
+  return found
+
+
+def text(summary: Mapping[str, Any]) -> str:
+  """The report in Markdown."""
+  config = summary["config"]
+  parts = [f"{report.decoding(summary)}, up to {config['max_new_tokens']} new tokens, median of "
+           f"{config['repeats']}; {report.machine(summary)}.", table.markdown(rows(summary)),
+           FOOTNOTE]  # fmt: skip
+  parts += [f"{k} reads {n} of {summary['prompts']} questions as the same ids."
+            for k, n in summary["same_prompts"].items()]  # fmt: skip
+  for name, m in summary["contenders"].items():
+    far = [d for d in m["divergences"] if m["float32"] and d.get("margin", np.inf) > TIE]
+    if far:
+      parts.append(f"{name} parts from specjax by more than a tie in {len(far)} answers.")
+  return "\n\n".join(parts + [f"Left out: {k} ({why})." for k, why in summary["left_out"].items()])
 
 
 def main(config: Config) -> None:
-  if torch is None:
-    raise ValueError("torch or transformers is not installed: pip install torch transformers.")
-  report.check(config, "prompts", "prompt_tokens", "draft", "repeats")
-  checks.whole("new_tokens", config.new_tokens, 2)
-  report.directory(config.out)
-  with tempfile.TemporaryDirectory() as scratch:
-    if config.model is None:
-      params = jax.jit(transformer.init, static_argnums=0)(RANDOM, jax.random.key(config.seed))
-      hf.save(scratch, RANDOM, params, dtype=jnp.float32)
-    directory = config.model or scratch
-    model = specjax.load(directory)
-    torch.set_num_threads(report.cores())
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    kind = transformers.AutoModelForCausalLM
-    torch_model = kind.from_pretrained(directory, dtype=torch.float32).eval()
-  torch_model.generation_config = transformers.GenerationConfig(pad_token_id=0)  # no stop token
-  model = dataclasses.replace(model, stop=())  # nobody stops early
+  report.check(config, "max_new_tokens", "lookup", "repeats")
+  if config.limit is not None:
+    checks.whole("limit", config.limit, 1)
+  model = specjax.load(config.model)
+  asked = questions(model, config)
+  positions = max(len(q.ids) for q in asked) + config.max_new_tokens
+  contenders, left_out = gather(model, config, positions)
+  directory = report.directory(config.out)
+  options = dataclasses.asdict(config)
+  machine = {k: v for k, v in report.environment()["machine"].items() if k != "load"}
+  resume.claim(directory, {
+    **options, "machine": machine, "contenders": list(contenders),
+    "data_digest": resume.digest([json.dumps([q.ids for q in asked])]),
+  }, free=("prompts", "out"))  # fmt: skip
 
-  contenders = {
-    "specjax": ours(model, "none", config),
-    "specjax, prompt lookup": ours(model, f"prompt_lookup-{config.draft + 1}", config),
-    "transformers": theirs(torch_model, config),
-    "transformers, prompt lookup":
-      theirs(torch_model, config, prompt_lookup_num_tokens=config.draft),
-  }  # fmt: skip
-  third = llama_cpp(config)
-  left_out = {"llama.cpp": third} if isinstance(third, str) else {}
-  if not isinstance(third, str):
-    contenders["llama.cpp"] = third
-
-  shape = (config.prompts, (config.prompt_tokens + 1) // 2)
-  ids = np.random.default_rng(config.seed).integers(model.config.vocab_size, size=shape)
-  prompts = np.tile(ids, 2)[:, : config.prompt_tokens].tolist()
-  for run in contenders.values():
-    run(prompts[0])
-  runs: dict[str, list[list[Run]]] = {k: [[] for _ in range(config.repeats)] for k in contenders}
-  for repeat, i, name in interleaved.turns(list(contenders), len(prompts), config.repeats):
-    runs[name][repeat].append(contenders[name](prompts[i]))
-  context = config.prompt_tokens + config.new_tokens
-  cost = measure(model.target, model.params, context, nodes=NODES)
-  plain = runs["specjax"][0]
+  runs = measure(contenders, asked, config, directory / "answers.jsonl")
+  same = collections.Counter[str]()
+  for name, contender in contenders.items():
+    if name == name.partition(",")[0] != OURS and (read := contender.read) is not None:
+      same[name] += sum(q.text is not None and read(q.text) == q.ids for q in asked)
   found = {
-    name: summarise(r) | {"divergences": divergences(model, prompts, r[0], plain, True)}
-    for name, r in runs.items()
-  }
-  rows = [
-    {
-      "": name, "ms/token": f"{r['ms_per_token']:.2f}",
-      "low-high": "{:.2f}-{:.2f}".format(*np.percentile(r["ms_per_token_repeats"], (0, 100))),
-      "with the prompt": f"{r['ms_per_token_with_prompt']:.2f}",
-      "tokens/forward": f"{tau:.2f}" if (tau := r["tokens_per_forward"]) else "",
-      "ids not ours": f"{len(r['divergences'])} of {config.prompts}",
-    }
-    for name, r in found.items()
-  ]  # fmt: skip
-  texts = [table.markdown(rows)]
-  texts += [f"Left out: {name} ({why})." for name, why in left_out.items()]
-  report.publish(config, {
-    "network": dataclasses.asdict(model.config), "parameters": optax.tree.size(model.params),
-    "threads": {"torch": torch.get_num_threads(), "xla": report.cores()}, "contenders": found,
-    "left_out": left_out, "verify_cost": cost._asdict(),
-  }, "\n\n".join([*texts, cost.markdown]),
-    packages=("torch", "transformers", "llama-cpp-python"))  # fmt: skip
+    name: figures(runs, name) | {
+      "float32": contenders[name].float32,
+      "divergences": divergences(contenders, name, asked, runs[name][0], runs[OURS][0]),
+    } for name in runs
+  }  # fmt: skip
+  summary = {
+    "config": options | {"batch": 1, "temperature": 0.0}, "model": config.model,
+    "prompts": len(asked), "network": dataclasses.asdict(model.config),
+    "parameters": optax.tree.size(model.params), "threads": report.cores(), "contenders": found,
+    "same_prompts": dict(same), "left_out": left_out,
+  }  # fmt: skip
+  whole = report.summary(config, summary, PACKAGES)
+  report.publish(config, summary, text(whole), {"peers": plots.bars(whole)}, PACKAGES)
 
 
 if __name__ == "__main__":

@@ -53,11 +53,16 @@ def rows() -> list[tuple[str, str]]:
   ]
 
 
+def home() -> pathlib.Path:
+  """The folder of what is kept for later runs; $XDG_CACHE_HOME is ~/.cache by default."""
+  cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  return pathlib.Path(cache) / "specjax"
+
+
 def path(name: str) -> pathlib.Path:
-  """Where the file of a named model is kept; $XDG_CACHE_HOME is ~/.cache by default."""
-  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  """Where the file of a named model is kept."""
   suffix = pathlib.PurePath(MODELS[name].member).suffix
-  return pathlib.Path(home) / "specjax" / "models" / f"{name}{suffix}"
+  return home() / "models" / f"{name}{suffix}"
 
 
 def fetch(name: str) -> pathlib.Path:

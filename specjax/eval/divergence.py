@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax.base import Params, Target
@@ -14,19 +15,25 @@ from specjax.eval.metrics import first_divergence
 
 
 @functools.partial(jax.jit, static_argnames="target")
-def _margin(target: Target, params: Params, tokens: Array, length: Array) -> Array:
+def _logits(target: Target, params: Params, tokens: Array, length: Array) -> Array:
   cache, _ = target.prefill(params, tokens, length, tokens.shape[1])
   root = jnp.take_along_axis(tokens, length[:, None] - 1, 1)
   evaluation = target.evaluate(params, cache, root, jnp.zeros_like(root), jnp.ones((1, 1, 1), bool))
-  best = jax.lax.top_k(evaluation.logits[0, 0], 2)[0]
-  return best[0] - best[1]
+  return evaluation.logits[0, 0]
+
+
+def logits(model: Model, ids: Sequence[int]) -> np.ndarray:
+  """The logits f32[V] after `ids`, by a plain forward."""
+  width = max(32, 1 << (len(ids) - 1).bit_length())  # few shapes, so few compilations
+  tokens = jnp.zeros((1, width), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids, jnp.int32))
+  length = jnp.asarray([len(ids)], jnp.int32)
+  return np.asarray(_logits(model.target, model.params, tokens, length), np.float32)
 
 
 def margin(model: Model, ids: Sequence[int]) -> float:
-  """The difference of the two largest logits after `ids`, by a plain forward; tiny at a tie."""
-  width = max(32, 1 << (len(ids) - 1).bit_length())  # few shapes, so few compilations
-  tokens = jnp.zeros((1, width), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids, jnp.int32))
-  return float(_margin(model.target, model.params, tokens, jnp.asarray([len(ids)], jnp.int32)))
+  """The difference of the two largest logits after `ids`; tiny at a tie."""
+  low, high = np.partition(logits(model, ids), -2)[-2:]
+  return float(high - low)
 
 
 def divergences(
