@@ -176,12 +176,13 @@ def llama_cpp(
 
   def loaded(**options: Any) -> Any:
     return package.Llama(
-      str(file), n_ctx=positions, n_threads=report.cores(), n_threads_batch=report.cores(),
+      str(file), n_ctx=positions + lookup, n_threads=report.cores(), n_threads_batch=report.cores(),
       verbose=False, **cached, **options,
     )  # fmt: skip
 
   plain = loaded()
-  # A draft needs the logits of all positions, for which only logits_all makes room.
+  # A draft needs the logits of all positions, for which only logits_all makes room. The package
+  # does not cut a draft at the end of its room, so there is place for a whole one.
   lookups = llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=lookup)
   guessing = loaded(draft_model=lookups, logits_all=True)
 

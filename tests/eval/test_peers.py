@@ -141,7 +141,7 @@ def test_llama_cpp_stops_as_ours_and_counts_its_passes(float32, kept, monkeypatc
   assert list(found) == ["llama.cpp X", "llama.cpp X, prompt lookup"]
   assert [m.options.get("draft_model") for m in made] == [None, {"num_pred_tokens": 3}]
   for m in made:
-    assert m.file == "m.gguf" and m.options["n_ctx"] == 64
+    assert m.file == "m.gguf" and m.options["n_ctx"] == 64 + 3
     assert {k: v for k, v in m.options.items() if k.startswith("type_")} == kept
   for contender, passes in zip(found.values(), (4, 2), strict=True):
     run = contender.run([1, 2], 8)
