@@ -7,9 +7,10 @@ All answer the same questions with the same ids of prompts, stop ids and budget,
 cores. They take turns question by question, in an order that rotates. The time of a token leaves
 out the prompt's own pass and the token that the others take from it; the time of the whole call is
 reported too. All compute in float32 with the same weights, which a GGUF file gives them
-dequantised; llama.cpp also decodes that file as it is. Answers are compared with those of specjax's
-plain decoding, and where they part, with the margin of the two tokens in the logits. A question of
-Spec-Bench is its first turn; `specjax bench --suite specbench` asks the others.
+dequantised; llama.cpp also decodes that file as it is, and specjax with weights in 8 bits. Answers
+are compared with those of specjax's plain decoding, and where they part, with the margin of the two
+tokens in the logits. A question of Spec-Bench is its first turn; `specjax bench --suite specbench`
+asks the others.
 
 A run that was killed goes on after its last whole question. The other programs are no dependencies
 of specjax, and one that is not installed is left out. The figures in docs/results.md are those of
@@ -117,6 +118,7 @@ def gather(
     draft = str(files(config.draft_model, specjax.load(config.draft_model))[0])
     drafters += (f"draft_model[{config.draft_model}]",)
   found = peers.specjax(model, drafters)
+  found |= peers.specjax(specjax.load(config.model, weights="int8"), drafters, f"{OURS} int8")
   try:
     found |= peers.transformers(directory, model.stop, config.lookup, draft)
   except ImportError:

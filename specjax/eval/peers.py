@@ -81,7 +81,7 @@ def specjax(model: Model, drafters: Sequence[str], label: str = "specjax") -> Co
       return Run(r.tokens, r.emitted, r.seconds, r.forwards, r.prefill_seconds + r.seconds)
 
     read = model.chat if model.template is not None else None
-    return Contender(run, lambda ids: divergence.logits(model, ids), read)
+    return Contender(run, lambda ids: divergence.logits(model, ids), read, model.weights == "float")
 
   decoders = [Decoder(model, drafter) for drafter in drafters]
   return {label: contender(Decoder(model))} | {f"{label}, {d.name}": contender(d) for d in decoders}
@@ -144,7 +144,8 @@ def transformers(
   def chat(question: str) -> list[int]:
     assert tokenizer is not None
     turns = [{"role": "user", "content": question}]
-    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    read: Any = tokenizer.apply_chat_template
+    return read(turns, add_generation_prompt=True, return_dict=False)
 
   read = chat if tokenizer is not None and tokenizer.chat_template else None
   found = {
@@ -201,7 +202,7 @@ def llama_cpp(
     return plain.tokenize(found.prompt.encode(), add_bos=not found.added_special, special=True)
 
   def contender(llama: Any) -> Contender:
-    evaluate, passes = llama.eval, []
+    evaluate, passes = llama.eval, list[None]()
 
     def counted(tokens: Sequence[int]) -> None:
       evaluate(tokens)

@@ -66,20 +66,21 @@ def test_a_killed_run_goes_on_and_absent_programs_are_named(model, config, monke
   assert "| specjax, prompt_lookup |" in out
   file = SCRIPT.pathlib.Path(config.out) / "answers.jsonl"
   lines = file.read_bytes().splitlines(keepends=True)
-  assert len(lines) == 2 * 3
+  assert len(lines) == 4 * 3
   first = [json.loads(line) for line in lines]
-  assert {r["name"] for r in first} == {"specjax", "specjax, prompt_lookup"}
+  drafted = "specjax, prompt_lookup", "specjax int8, prompt_lookup"
+  assert {r["name"] for r in first} == {"specjax", "specjax int8", *drafted}
   for r in first:
     assert len(r["tokens"]) == 10 or r["tokens"][-1] == 7
     assert r["timed"] == len(r["tokens"]) and 0 < r["seconds"] < r["total"]
 
-  file.write_bytes(b"".join(lines[:3]) + lines[3][:20])
+  file.write_bytes(b"".join(lines[:5]) + lines[5][:20])
   SCRIPT.main(config)
   again = file.read_bytes().splitlines(keepends=True)
-  assert again[:2] == lines[:2]  # of the first question; the second was not whole
+  assert again[:4] == lines[:4]  # of the first question; the second was not whole
   assert [json.loads(line)["tokens"] for line in again] == [r["tokens"] for r in first]
   summary = json.loads((file.parent / "summary.json").read_text())
-  assert summary["contenders"]["specjax, prompt_lookup"]["same_as_own_plain"] == 3
+  assert all(summary["contenders"][name]["same_as_own_plain"] == 3 for name in drafted)
   assert summary["prompts"] == 3 and "llama-cpp-python" in summary["versions"]
   with pytest.raises(ValueError, match="max_new_tokens=10"):
     SCRIPT.main(dataclasses.replace(config, max_new_tokens=9))
