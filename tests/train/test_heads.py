@@ -366,9 +366,11 @@ def test_what_cannot_be_trained_is_refused(like, change, words):
 
 
 def test_answers_to_other_questions_are_refused(run, like, tmp_path):
-  lines = pathlib.Path(run.out, "answers.jsonl").read_text().splitlines(keepends=True)
+  lines = pathlib.Path(run.out, "answers.jsonl").read_text().splitlines()
+  records = [json.loads(line) for line in lines]
+  records[3]["number"], records[4]["number"] = records[4]["number"], records[3]["number"]
   other = tmp_path / "other.jsonl"
-  other.write_text("".join([*lines[:3], lines[4], lines[3], *lines[5:]]))
+  other.write_text("".join(json.dumps(record) + "\n" for record in records))
   with pytest.raises(ValueError, match="answers another question in line 4: choose another file"):
     heads.main(dataclasses.replace(like("out"), answers=str(other)))
 
