@@ -9,7 +9,7 @@ from specjax.decoding.refill import refilled
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4], [5, 6] * 20, [7, 8, 9], [2, 2, 5], [3] * 9]
 BUDGETS = [12, 3, 5, 1, 9, 14]
 SAME = ("tokens", "forwards", "rounds", "text", "method", "verifier", "exactness", "prompt")
-QUICK = ["none-sampled", "penalties-greedy", "eagle3-sampled"]
+QUICK = ["penalties-greedy"]
 
 
 @pytest.mark.full(but=QUICK)

@@ -118,6 +118,7 @@ def test_the_second_turn_holds_the_first_answer(model, whole):
   assert holds_the_first_answers(model, found) == 2 * 2 * 2
 
 
+@pytest.mark.full
 def test_each_method_continues_its_own_sample(model, small, tmp_path):
   """The rule draws with other noise than plain decoding, so the first answers differ."""
   drafter = f"draft_model-3[{model.name}]"
