@@ -365,6 +365,16 @@ def test_what_cannot_be_trained_is_refused(like, change, words):
     heads.main(like("out", **change))
 
 
+def test_answers_of_a_run_with_more_questions_serve_fewer(run, tmp_path):
+  model = specjax.load(run.model)
+  prompts = ask(model, run)
+  few = changed(run, answers=str(tmp_path / "few.jsonl"))
+  lines = pathlib.Path(run.out, "answers.jsonl").read_text().splitlines(keepends=True)
+  pathlib.Path(few.answers).write_text("".join(lines[::-1]))
+  assert answered(model, prompts[:9], few) == answered(model, prompts, few)[:9]
+  assert len(pathlib.Path(few.answers).read_text().splitlines()) == len(prompts)
+
+
 def test_answers_to_other_questions_are_refused(run, like, tmp_path):
   lines = pathlib.Path(run.out, "answers.jsonl").read_text().splitlines()
   records = [json.loads(line) for line in lines]

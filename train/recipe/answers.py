@@ -125,35 +125,40 @@ def written(
     ValueError: the file holds answers to other questions.
   """
   done = count_lines(path)
-  if done < len(prompts):
-    keep_lines(path, done - done % batch)  # so that batches are those of an uninterrupted run
-    answered = _answers(path, prompts)
-    left = [i for i in range(len(prompts)) if i not in answered]
+  # What is cut is half a line, or half a batch: batches are those of an uninterrupted run.
+  keep_lines(path, done - done % batch if done < len(prompts) else done)
+  answers = _answers(path, prompts)
+  left = [i for i in range(len(prompts)) if i not in answers]
+  if left:
     note = TextColumn("{task.fields[rate]}")
     with path.open("a") as sink, Progress(*Progress.get_default_columns(), note) as progress:
-      bar = progress.add_task("answers", total=len(prompts), completed=len(answered), rate="")
+      bar = progress.add_task("answers", total=len(prompts), completed=len(answers), rate="")
       tokens, begin = 0, time.perf_counter()
       for i, ids in reply(left):
         sink.write(json.dumps({"number": i, "prompt": prompts[i], "answer": ids}) + "\n")
         sink.flush()
+        answers[i] = ids
         tokens += len(ids)
         rate = f"{tokens / (time.perf_counter() - begin):.0f} tokens/s"
         progress.update(bar, advance=1, rate=rate)
-  answered = _answers(path, prompts)
   return [
-    (prompt + answered[i], [False] * len(prompt) + [True] * len(answered[i]))
+    (prompt + answers[i], [False] * len(prompt) + [True] * len(answers[i]))
     for i, prompt in enumerate(prompts)
   ]
 
 
 def _answers(path: pathlib.Path, prompts: list[list[int]]) -> dict[int, list[int]]:
-  """The answers of a file by the number of their prompt; a line without one answers in turn."""
+  """The answers of a file by the number of their prompt; a line without one answers in turn.
+
+  The file may be that of a run with more prompts, whose answers are left out.
+  """
   found = {}
-  source = JsonlSource(path) if count_lines(path) else ()
+  source = JsonlSource(path)
   for line, record in enumerate(source[k] for k in range(len(source))):
     i, said = record.get("number", line), record.get("answer")
-    known = isinstance(i, int) and 0 <= i < len(prompts)
-    if not known or record.get("prompt") != prompts[i] or not isinstance(said, list):
+    if isinstance(i, int) and i >= len(prompts):
+      continue
+    if not isinstance(i, int) or record.get("prompt") != prompts[i] or not isinstance(said, list):
       raise ValueError(f"answers={str(path)!r} answers another question in line {line + 1}: "
                        "choose another file.")  # fmt: skip
     found[i] = said
