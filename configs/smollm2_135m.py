@@ -6,7 +6,7 @@
     python -m specjax.configs.smollm2_135m eagle3
 
 The first head computes the answers and the target's states, which all share. Every head guesses
-among the 4096 most frequent tokens of the answers and learns from the target's distributions.
+among the 6000 most frequent tokens of the answers and learns from the target's distributions.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _SAME = Config(
   model="smollm2-135m", data="runs/smollm2-135m/prompts/prompts.jsonl", out="",
   answers="runs/smollm2-135m/answers.jsonl", features="runs/smollm2-135m/features",
   layers=(2, 15, 22, 27), questions=100_000, held_out=60, max_new_tokens=160, answer_batch=32,
-  length=512, draft_vocab=4096, points=256, training=_TRAINING,
+  length=512, draft_vocab=6000, points=256, training=_TRAINING,
 )  # fmt: skip
 
 _FOUR, _SHARED, _SOFT = {"depth": 4}, {"depth": 4, "shared": True}, (0.0, 1.0, 0.0, 0.8)

@@ -59,7 +59,7 @@ def test_trained_heads_change_no_token(model, plain, name, temperature, batch):
   assert sum(r.emitted for r in results) > 1.5 * sum(r.forwards for r in results)
 
 
-@pytest.mark.full(but=["eagle3"])
+@pytest.mark.full
 @pytest.mark.parametrize("name", HEADS)
 def test_what_is_carried_is_that_of_the_text_from_scratch(model, name):
   decode = specjax.Decoder(model, name, batch=4)

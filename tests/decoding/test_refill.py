@@ -9,10 +9,9 @@ from specjax.decoding.refill import refilled
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4], [5, 6] * 20, [7, 8, 9], [2, 2, 5], [3] * 9]
 BUDGETS = [12, 3, 5, 1, 9, 14]
 SAME = ("tokens", "forwards", "rounds", "text", "method", "verifier", "exactness", "prompt")
-QUICK = ["penalties-greedy"]
 
 
-@pytest.mark.full(but=QUICK)
+@pytest.mark.full(but=["none-greedy"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", METHODS)
 def test_requests_are_decoded_as_alone(name, temperature):

@@ -92,7 +92,7 @@ def lengths_by_hand(draft, least: float, keep: bool) -> list[int]:
   return lengths
 
 
-@pytest.mark.full(but=["0.2-True"])
+@pytest.mark.full
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
 def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
@@ -179,7 +179,7 @@ def test_a_finished_row_keeps_its_policys_state():
   assert len({int(x[2]) for x in lengths}) > 1
 
 
-@pytest.mark.full(but=["True"])
+@pytest.mark.full
 @pytest.mark.parametrize("keep", [True, False])
 def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
   traces = []

@@ -177,6 +177,7 @@ def test_tokens_are_those_of_plain_decoding(name):
     assert got.context.tokens[b, :n].tolist() == plain.context.tokens[b, :n].tolist()
 
 
+@pytest.mark.full
 def test_the_target_as_its_own_lm_drafts_what_it_will_say():
   accepted = rounds("itself")[-1].stats.accepted[GREEDY]
   assert accepted.tolist() == [[0] * D + [BUDGET // (D + 1)]] * 2

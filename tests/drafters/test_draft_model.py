@@ -42,7 +42,7 @@ def request_of(temperature: float = 0.8) -> speculate.Request:
   return speculate.Request(settings, keys, jnp.array([26, 4, 30]), jnp.array([-1]))
 
 
-@pytest.mark.full(but=["token"])
+@pytest.mark.full
 @pytest.mark.parametrize("verifier", [target_only(), token()], ids=lambda v: v.name)
 def test_its_cache_is_that_of_the_committed_text(verifier):
   method = pair(TARGET, draft_model(target(SMALL), DEPTH), verifier)
