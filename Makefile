@@ -1,4 +1,4 @@
-# make demo       plain, prompt-lookup and Medusa decoding side by side
+# make demo       a chat model and a denoiser, plainly and in parallel, side by side
 # make test       lint, types and the quick tier of the tests
 # make test-all   every test, compiled as a user's program is
 #                 PYTHON=python3.12 for another Python,

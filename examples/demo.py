@@ -2,9 +2,9 @@
 
     python examples/demo.py [PROMPTS]
 
-A chat model of 135M parameters, fetched once, answers a question plainly and by prompt lookup at
-the same time, then six of Spec-Bench. Where it cannot be fetched, the zoo's small model answers
-questions plainly, by prompt lookup and with Medusa: those of PROMPTS, a JSONL file or
+A chat model of 135M parameters, fetched once, answers a question plainly, by prompt lookup and
+with EAGLE-3 at the same time, then six of Spec-Bench. Where it cannot be fetched, the zoo's small
+model answers questions plainly, by prompt lookup and with Medusa: those of PROMPTS, a JSONL file or
 tfds:NAME:SPLIT, by default GSM8K's test set from ../shared/data or the TFDS catalogue, or else our
 own. A masked diffusion model answers others with one token per pass and with many.
 """
@@ -33,7 +33,7 @@ from specjax.eval import bench, parallelbench, prompts, report, table
 from specjax.eval.plots import denoising
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
-CHAT, DRAFTER = "smollm2-135m", "prompt_lookup"
+CHAT, DRAFTERS = "smollm2-135m", ("prompt_lookup-4", "eagle3-4")
 QUESTION = (
   "Rewrite this in the past tense: The river rises in the hills. It flows past three villages, and "
   "it turns the wheel of an old mill. The miller sells flour in the town."
@@ -138,12 +138,10 @@ def chat(console: Console, config: Config) -> bool:
     console.print(f"{script.sentence(error)}\n", markup=False)
     return False
   console.print(f"model [bold]{model.name}[/], greedy, float32, batch 1: {QUESTION!r}\n")
-  race(console, model, ("none", DRAFTER), QUESTION, 128)
+  race(console, model, ("none", *DRAFTERS), QUESTION, 128)
   out = f"{config.out}/chat"
   source = some_questions(model, pathlib.Path(out) / "questions.jsonl")
-  settings = bench.Config(
-    prompts=source, limit=6, max_new_tokens=64, repeats=1, drafters=(DRAFTER,)
-  )
+  settings = bench.Config(prompts=source, limit=6, max_new_tokens=64, repeats=1, drafters=DRAFTERS)
   summary = bench.run(model, settings, out)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
   console.print(report.contents(out), markup=False)

@@ -16,7 +16,7 @@ QUESTIONS = (
   "Ann reads 20 pages a day for 2 weeks. How many pages is that?",
   "A pen costs $2. How much are 7 pens?",
 )
-HEADS = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
+HEADS = catalogue.heads("gsm8k-7m")
 BUDGET = 40
 LONG = 80  # more than nine rounds give
 

@@ -41,8 +41,8 @@ class Config(prompts.Questions):
 
 def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
   """The drafters by name, plain decoding first."""
-  heads = [kind.removesuffix(" head") for _, kind in catalogue.zoo() if kind.endswith(" head")]
-  names = ["none", "prompt_lookup", *(f"{name}-{nodes}" for name in heads for nodes in (8, 16))]
+  heads = [f"{name}-{nodes}" for name in catalogue.heads(model.name) for nodes in (8, 16)]
+  names = ["none", "prompt_lookup", *heads]
   found: dict[str, Any] = {name: name for name in names}
   trained = sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else []
   if config.heads and not trained:

@@ -113,3 +113,9 @@ def zoo() -> list[tuple[str, str]]:
       kind = "filter of the policy learned"
     rows.append((path.parent.name, kind))
   return rows
+
+
+def heads(model: str) -> list[str]:
+  """The trained heads that ship for a model, by the names that decode with it."""
+  own, ending = f"{model}-", " head"
+  return [k.removesuffix(ending) for n, k in zoo() if n.startswith(own) and k.endswith(ending)]
