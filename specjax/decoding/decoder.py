@@ -72,7 +72,8 @@ class Decoder:
     )
     self._processors = tuple(params for _, params in used)
     self.method = method(target, guess, rule, tuple(p for p, _ in used))
-    self.weights = speculate.Weights(model.params, weights, judge)
+    params = model.params_for(batch * guess.nodes)
+    self.weights = speculate.Weights(params, weights, judge)
     self._settings = Settings(
       jnp.full(batch, temperature, jnp.float32), jnp.full(batch, top_k, jnp.int32),
       jnp.full(batch, top_p, jnp.float32), jnp.full(batch, min_p, jnp.float32),

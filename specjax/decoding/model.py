@@ -1,6 +1,7 @@
 """A language model with its tokenizer, by name."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.int8 import WEIGHTS
+from specjax.models.turned import FEW
 
 ZOO = pathlib.Path(__file__).parents[1] / "zoo"
 DEFAULT_MODEL = "gsm8k-7m"
@@ -68,6 +70,14 @@ class Model:
   @property
   def target(self) -> Target:
     return families.target(self.config)
+
+  @functools.cached_property
+  def _few_rows(self) -> Params:
+    return self.target.few_rows(self.params)
+
+  def params_for(self, rows: int) -> Params:
+    """The weights as they lie best in memory for passes over so many rows, see `models.turned`."""
+    return self._few_rows if rows in FEW else self.params
 
   @property
   def denoiser(self) -> Denoiser:

@@ -8,10 +8,12 @@ import numpy as np
 from jax import Array, lax
 
 from specjax.kernels.platform import platform
+from specjax.models import turned
 from specjax.models.int8 import Int8, dense, product
+from specjax.models.turned import Turned
 
 
-def linear(x: Array, w: Array | Int8) -> Array:
+def linear(x: Array, w: Array | Int8 | Turned) -> Array:
   """x [..., in] times w [out, in] -> [..., out].
 
   On CPU the weight is the left operand when there are few rows, and the small result is
@@ -21,6 +23,8 @@ def linear(x: Array, w: Array | Int8) -> Array:
   """
   if isinstance(w, Int8):
     return product(x, w)
+  if isinstance(w, Turned):
+    return turned.product(x, w)
   rows = x.size // x.shape[-1]
   if platform() == "cpu" and 1 < rows <= 64:
     fill = -rows % 8 if 4 < rows < 16 else 0
@@ -34,7 +38,7 @@ def linear(x: Array, w: Array | Int8) -> Array:
 class Fused(NamedTuple):
   """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each.
 
-  Those of a product may be `Int8`.
+  Those of a product may be `Int8` or `Turned`.
   """
 
   rows: tuple[int, ...]

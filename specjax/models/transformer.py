@@ -21,6 +21,7 @@ from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.linear import Fused, linear, lookup
 from specjax.models.sharding import spread_nodes
+from specjax.models.turned import turn, weight
 
 _INIT = nn.initializers.normal(0.02)
 
@@ -66,18 +67,18 @@ class Block(nn.Module):
       self.qkv_bias = self._fused("qkv_bias", of_bias, nn.initializers.zeros)
     if c.qk_norm:
       self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
-    self.out = self.param("out", out_init, (c.width, H * C))
+    self.out = weight(self, "out", out_init, (c.width, H * C))
     self.mlp_norm = RMSNorm(c.norm_epsilon)
     of_mlp = {"gate": c.mlp_width, "up": c.mlp_width}
     self.gate_up = self._fused("gate_up", of_mlp, _INIT, c.width)
-    self.down = self.param("down", out_init, (c.width, c.mlp_width))
+    self.down = weight(self, "down", out_init, (c.width, c.mlp_width))
 
   def _fused(self, name: str, rows: dict[str, int], init, *inputs: int) -> Fused:
     """The weight `name`, or its parts where the params hold them apart."""
     if self.has_variable("params", next(iter(rows))):
-      weights = [self.param(part, init, (size, *inputs)) for part, size in rows.items()]
+      weights = [weight(self, part, init, (size, *inputs)) for part, size in rows.items()]
     else:
-      weights = [self.param(name, init, (sum(rows.values()), *inputs))]
+      weights = [weight(self, name, init, (sum(rows.values()), *inputs))]
     return Fused(tuple(rows.values()), tuple(weights))
 
   def _heads(self, h: Array, first: int = 0) -> list[Array]:
@@ -294,5 +295,5 @@ def target(config: Config) -> Target:
     embed=functools.partial(apply, method="embed"),
     run_layers=functools.partial(apply, method="run_layers"),
     norm=functools.partial(apply, method="final_norm"), lm_head=lm_head, make_layers=make_layers,
-    last_layer=last_layer,
+    last_layer=last_layer, few_rows=turn,
   )  # fmt: skip
