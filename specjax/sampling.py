@@ -95,6 +95,24 @@ def most_likely(scores: Array) -> Array:
   return (group * _GROUP + jnp.argmax(members, -1)).astype(jnp.int32)
 
 
+def likeliest(scores: Array, count: int) -> Array:
+  """i32[..., count], the tokens of the highest of scores f32[..., V], best first, as `lax.top_k`.
+
+  On CPU a search through whole vocabularies is slow. The `count` best tokens are in the `count`
+  groups with the highest maxima, so these alone are searched: for 8 of 49152 tokens and 8 nodes
+  this takes 0.1 ms instead of 0.7, and for 32 nodes 0.6 instead of 2.8.
+  """
+  if platform() != "cpu" or scores.shape[-1] < 4 * count * _GROUP:
+    return lax.top_k(scores, count)[1].astype(jnp.int32)
+  groups = _grouped(scores)
+  # In rising order, so that of equal scores the lower token still comes first.
+  chosen = jnp.sort(lax.top_k(groups.max(-1), count)[1])
+  members = jnp.take_along_axis(groups, chosen[..., None], -2)
+  best = lax.top_k(members.reshape(*members.shape[:-2], -1), count)[1]
+  group = jnp.take_along_axis(chosen, best // _GROUP, -1)
+  return (group * _GROUP + best % _GROUP).astype(jnp.int32)
+
+
 def warp(logits: Array, settings: Settings) -> Array:
   """The log-probabilities f32[B, N, V] that tokens are drawn from, of logits f32[B, N, V].
 

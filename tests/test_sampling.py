@@ -14,6 +14,7 @@ from specjax.sampling import (
   RESIDUAL,
   Noise,
   Settings,
+  likeliest,
   most_likely,
   request_keys,
   warp,
@@ -89,6 +90,15 @@ def test_the_first_of_equals_is_the_most_likely(size):
   scores[0, 0] = -np.inf
   scores[0, 1, [300 % size, size - 1]] = 99
   np.testing.assert_array_equal(jax.jit(most_likely)(scores), scores.argmax(-1))
+
+
+@pytest.mark.parametrize("size", [12, 4096, 4321])  # none, whole and filled groups
+def test_the_likeliest_are_in_order_and_of_equals_the_first_comes_first(size):
+  scores = np.random.default_rng(0).integers(0, size // 3, (2, 3, size)).astype(np.float32)
+  scores[0, 0] = 5
+  want = np.argsort(-scores, -1, kind="stable")[..., :4]
+  got = jax.jit(likeliest, static_argnums=1)(scores, 4)
+  np.testing.assert_array_equal(got, want)
 
 
 def test_a_row_does_not_see_the_settings_of_others():
