@@ -65,6 +65,7 @@ METHODS = {
   for name, drafter, verifier, params in (
     ("none", drafters.none(), TARGET_ONLY, ()),
     ("prompt_lookup", drafters.prompt_lookup(4), TARGET_ONLY, ()),
+    ("token_recycling", drafters.token_recycling(target(CONFIG), 4), TARGET_ONLY, ()),
     ("draft_model", SAMPLED, TARGET_ONLY, OTHER_PARAMS),
     # Its own draft model: most of what it says is accepted, to full depth.
     ("itself", SAMPLED, TARGET_ONLY, PARAMS),
@@ -89,6 +90,7 @@ PLAIN = "none"
 QUICK = [
   "none",
   "prompt_lookup",
+  "token_recycling",
   "draft_model",
   "itself",
   "medusa",
@@ -235,7 +237,7 @@ def test_tokens_are_those_of_plain_decoding(name):
   assert got == want
   assert [len(tokens) for tokens in got] == [row.budget for row in ROWS]
   chex.assert_trees_all_equal(state.failed, jnp.zeros(len(ROWS), bool))
-  if name in ("prompt_lookup", "itself"):
+  if name in ("prompt_lookup", "token_recycling", "itself"):
     assert state.stats.forwards.sum() < plain.stats.forwards.sum()
 
 
@@ -329,12 +331,18 @@ def test_a_python_loop_is_the_compiled_loop():
   chex.assert_trees_all_equal(state.stats, whole.stats)
 
 
-def test_twenty_prompts_are_one_trace():
+@pytest.mark.parametrize("name", ["prompt_lookup", "token_recycling"])
+def test_twenty_prompts_are_one_trace(name):
+  drafter = {
+    "prompt_lookup": drafters.prompt_lookup(4),
+    "token_recycling": drafters.token_recycling(TABLE, tree=Static([[0], [1]])),
+  }[name]  # fmt: skip
+
   @chex.assert_max_traces(n=1)
   def evaluate(*arguments, hidden_layers):
     return TABLE.evaluate(*arguments, hidden_layers=hidden_layers)
 
-  method = pair(TABLE._replace(evaluate=evaluate), drafters.prompt_lookup(4), TARGET_ONLY)
+  method = pair(TABLE._replace(evaluate=evaluate), drafter, TARGET_ONLY)
   weights = speculate.Weights(random_table(0, 8), ())
   for i in range(20):
     rows = [Row(random_prompt(i, 1 + i % T), 3 + i, 0.1 * i, request=i)]

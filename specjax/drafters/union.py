@@ -87,8 +87,9 @@ def union(*drafters: Drafter) -> Drafter:
 
   N = 1 + sum (N_i - 1) and D = max D_i. Params and state are tuples, one entry per source. After
   verification each source gets the union's draft and verdict, in the union's node numbers, and the
-  layers it asked for; its `update` may read the accepted path, whichever source guessed it, and
-  nothing else. All heads, `draft_tree` and `prompt_lookup` do so. A source that writes its state
+  layers it asked for; its `update` may read the accepted path, whichever source guessed it, and the
+  tokens and logits of valid nodes, but may not take any node for its own. All heads, `draft_tree`,
+  `prompt_lookup` and `token_recycling` do so. A source that writes its state
   while it drafts, as `draft_model` does, relies on its own chain being accepted and is refused when
   it is traced; `draft_tree` with a chain for a tree drafts the same.
 

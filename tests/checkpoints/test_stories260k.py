@@ -39,7 +39,8 @@ def pair(name: str, model):
   if name == "medusa":
     head = medusa(model.target, MedusaConfig(depth=3))
     return drafting.drafter(head, CHOICES), head.init(jax.random.key(0), model.params)
-  return drafters.DRAFTERS[name](), ()
+  target = (model.target,) if name == "token_recycling" else ()
+  return drafters.DRAFTERS[name](*target), ()
 
 
 @pytest.mark.full(but=["prompt_lookup", "medusa"])

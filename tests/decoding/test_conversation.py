@@ -1,7 +1,8 @@
 """Turns of a conversation have the tokens, and the rounds, of a decoder that is given all of it.
 
 Rounds show what tokens cannot: a drafter whose memory misses a turn guesses worse, and no rule lets
-that change a token.
+that change a token. A drafter that also remembers what it guessed in vain has learned more from a
+conversation than a new decoder learns from its text, so its rounds may differ.
 """
 
 import dataclasses
@@ -64,6 +65,7 @@ TREE = [[0], [1], [2], [3], [0, 0]]
 METHODS = {
   "none": (lambda: "none", {}),
   "prompt_lookup": (lambda: "prompt_lookup-4", {}),
+  "token_recycling": (lambda: "token_recycling-8", {}),
   "draft_model": (lambda: NEAR, {}),
   "draft_model, token": (lambda: NEAR, {"verifier": "token"}),
   "draft_model, policy": (lambda: NEAR, {"draft_length": confidence(0.3, 3)}),
@@ -101,7 +103,8 @@ def test_turns_equal_a_new_decoder(name, small):
     for turn in range(3):
       (expected,) = decoder([text], NEW)
       tokens, rounds = answer(talk, text)
-      assert tokens == expected.tokens and rounds == expected.forwards
+      assert tokens == expected.tokens
+      assert rounds == expected.forwards or name == "token_recycling"
       assert talk.ids == text + tokens
       assert talk.read == (3 if turn else 32)
       saved += len(tokens) - rounds

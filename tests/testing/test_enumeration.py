@@ -15,7 +15,14 @@ from specjax import speculate, trees
 from specjax.base import Verdict, Verifier
 from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
-from specjax.drafters import adaptive_model, draft_model, draft_tree, none, prompt_lookup
+from specjax.drafters import (
+  adaptive_model,
+  draft_model,
+  draft_tree,
+  none,
+  prompt_lookup,
+  token_recycling,
+)
 from specjax.sampling import COIN, RESIDUAL
 from specjax.testing import (
   Case,
@@ -27,7 +34,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees import DySpec
+from specjax.trees import DySpec, Static
 from specjax.trees.structure import match
 from specjax.verifiers import (
   block,
@@ -58,6 +65,7 @@ TREES = {
   "padding": fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 2, 0, 1], [True, False, False, True]),
   "garbage": random_draft([[0], [1], [0, 0]], V),
   "prompt lookup": prompt_lookup(2),
+  "token recycling": token_recycling(table_model(V), tree=Static([[0], [1], [0, 0]])),
 }  # fmt: skip
 SAMPLED = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3)}
 P_MIN = confidence(0.4, keep=False, step=0.0)
@@ -99,6 +107,10 @@ METHODS = {
   **{f"{name}, greedy": (TREES[name], GREEDY, 2) for name in ("2,2", "unbalanced", "padding")},
   "chain of 2, target_only, 2 rounds": (TREES["chain of 2"], TARGET_ONLY, 2),
   "2,1, target_only, 2 rounds": (TREES["2,1"], TARGET_ONLY, 2),
+  **{
+    f"token recycling, {r.name}, 2 rounds": (TREES["token recycling"], r, 2)
+    for r in (TARGET_ONLY, GREEDY, RECURSIVE)
+  },
   **{f"draft model {d}, token": (SAMPLED[d], TOKEN, 1) for d in SAMPLED},
   **{f"draft model {d}, target_only": (SAMPLED[d], TARGET_ONLY, 1) for d in SAMPLED},
   **{

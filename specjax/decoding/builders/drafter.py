@@ -25,6 +25,7 @@ from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.named import is_file
 from specjax.drafters.rescored import local, ngram
 from specjax.drafters.stateless import none
+from specjax.drafters.token_recycling import token_recycling
 from specjax.drafters.union import union
 from specjax.models.ensemble import ensemble
 from specjax.trees import IID, TREES, Static
@@ -47,6 +48,7 @@ OF_HEADS: dict[str, Mapping[str, Any]] = {
 OF_MODELS: dict[str, Mapping[str, Any]] = {
   "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS,
 }  # fmt: skip
+OF_RECYCLING: dict[str, Mapping[str, Any]] = {"tree": {FILE: load_tree, "static": Static}}
 
 Built = tuple[str, Drafter, Params]
 
@@ -118,7 +120,8 @@ def _settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]
     if not 2 <= nodes <= MOST_NODES:
       raise ValueError(f"drafter={spec.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; for "
                        "none use drafter='none'.")  # fmt: skip
-    given = {"depth": nodes - 1, **given}
+    key, count = ("nodes", nodes) if part.name == "token_recycling" else ("depth", nodes - 1)
+    given = {key: count, **given}
   return name, given
 
 
@@ -131,6 +134,8 @@ def _single(
   builder = spec.look_up("drafter", part, DRAFTERS, HEADS, {ANY_HEAD: load_head})
   if part.name == "draft_model":
     return _draft_model(model, part, tree, draft_length, joined=joined)
+  if part.name == "token_recycling":
+    return _token_recycling(model, part, tree, draft_length)
   _refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = _settle(part)
@@ -221,6 +226,24 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
   table = bigrams.bigram(texts, model.config.vocab_size, vocabulary)
   weights = {"head": loaded.params, "ngram": jnp.asarray(table)}
   return f"{name}/{label}", builder(loaded.head, **arguments), weights
+
+
+def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
+  """Token Recycling with the published tree, or a static one."""
+  _refuse(part.name, None, draft_length)
+  tree = _either(part, spec.decorations(part, OF_RECYCLING), "tree", tree)
+  name, arguments = _settle(part)
+  if tree is None:
+    return name, token_recycling(model.target, **arguments), ()
+  if arguments:
+    raise ValueError(f"drafter={spec.show([part])!r}: its tree decides the nodes.")
+  suffix, shape = build_tree(tree)
+  if not isinstance(shape, Static):
+    raise ValueError(f"drafter={name + suffix!r}: it keeps no probabilities: accepted is a static "
+                     "tree.")  # fmt: skip
+  if shape.depth == 0:
+    return "none", none(), ()
+  return name + suffix, token_recycling(model.target, tree=shape), ()
 
 
 def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
