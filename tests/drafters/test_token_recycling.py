@@ -227,7 +227,7 @@ def test_names():
     assert (decoder.name, decoder.method.drafter.nodes) == (shown, nodes)
   for name, tree, words in (
     ("token_recycling/dynamic-6-2-3", None, "accepted after token_recycling/ are tree, static"),
-    ("token_recycling", Dynamic(6, 2, 3), "it keeps no probabilities: accepted is a static tree"),
+    ("token_recycling", Dynamic(6, 2, 3), "has no probabilities: it takes a static tree"),
     ("token_recycling-8/static-2-1", None, "its tree decides the nodes"),
     ("token_recycling-100", None, "2 to 81 nodes"),
   ):

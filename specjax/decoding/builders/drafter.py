@@ -239,8 +239,7 @@ def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> 
     raise ValueError(f"drafter={spec.show([part])!r}: its tree decides the nodes.")
   suffix, shape = build_tree(tree)
   if not isinstance(shape, Static):
-    raise ValueError(f"drafter={name + suffix!r}: it keeps no probabilities: accepted is a static "
-                     "tree.")  # fmt: skip
+    raise ValueError(f"drafter={name + suffix!r} has no probabilities: it takes a static tree.")
   if shape.depth == 0:
     return "none", none(), ()
   return name + suffix, token_recycling(model.target, tree=shape), ()
