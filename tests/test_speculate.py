@@ -338,6 +338,8 @@ def test_twenty_prompts_are_one_trace(name):
     "token_recycling": drafters.token_recycling(TABLE, tree=Static([[0], [1]])),
   }[name]  # fmt: skip
 
+  chex.clear_trace_counter()
+
   @chex.assert_max_traces(n=1)
   def evaluate(*arguments, hidden_layers):
     return TABLE.evaluate(*arguments, hidden_layers=hidden_layers)

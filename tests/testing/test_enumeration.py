@@ -198,6 +198,7 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
     "2,1 without_replacement, *",
     "2 distinct, *",
     "2,1 distinct, target_only",
+    "token recycling, recursive*",
     "DySpec, traversal",
     "kept 2, *",
   ]
