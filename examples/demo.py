@@ -99,9 +99,10 @@ def race(
     panels = []
     for d in drafters:
       rate = len(said[d]) / seconds[d] if seconds[d] else 0
-      note = f"{len(said[d])} tokens, {passes[d]} passes, {rate:.0f} tokens/s"
+      title = f"{'plain' if d == 'none' else d}, {rate:.0f}/s"
+      note = f"{len(said[d])} tokens, {passes[d]} passes"
       text = Text(model.decode(said[d]).rstrip("\ufffd"))
-      panels.append(Panel(text, title="plain" if d == "none" else d, subtitle=note))
+      panels.append(Panel(text, title=title, subtitle=note))
     return Columns(panels, equal=True, expand=True, width=console.width // len(panels) - 1)
 
   with Live(columns(), console=console, auto_refresh=False) as live:
