@@ -143,7 +143,7 @@ def watching(stops: int) -> DraftLength:
   )  # fmt: skip
 
 
-@pytest.mark.full(but=["0.0"])
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 def test_greedy_rows_are_seen_at_temperature_1(temperature):
   table = random_table(7, V)
@@ -164,6 +164,7 @@ def test_what_a_row_sees_after_its_end_is_not_remembered():
   assert not (last_seen(2, D) == last_seen(0, D)).all()
 
 
+@pytest.mark.full
 def test_a_finished_row_keeps_its_policys_state():
   drafter = adaptive_model(TABLE, heuristic(3, D), D)
   weights = speculate.Weights(random_table(0, V), (random_table(7, V), ()))

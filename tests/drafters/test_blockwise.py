@@ -185,7 +185,7 @@ def test_the_target_as_its_own_lm_drafts_what_it_will_say():
   assert (rounds("local")[-1].stats.accepted[GREEDY, D] < BUDGET // (D + 1)).all()
 
 
-@pytest.mark.full(but=["0.0"])
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", [0.0, ALPHA])
 def test_local_is_head_and_lm_together(alpha):
   swayed, rows = 0, np.arange(B)

@@ -61,6 +61,7 @@ def test_its_cache_is_that_of_the_committed_text(verifier):
   assert len(np.flatnonzero(state.stats.accepted.sum(0))) > 1  # cut back to several lengths
 
 
+@pytest.mark.full
 def test_its_distribution_is_what_its_tokens_were_drawn_from():
   drafter = draft_model(target(SMALL), DEPTH)
   tokens = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)

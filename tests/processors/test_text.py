@@ -114,7 +114,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.full(but=["regex-0.0", "stop words-0.8"])
+@pytest.mark.full(but=["regex-0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafts_change_nothing(name, temperature):
