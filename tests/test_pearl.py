@@ -152,7 +152,7 @@ def test_the_rate_in_closed_form(alpha, block, want):
     np.testing.assert_allclose(got, (1 - a**g) / ((1 - a**g + a) * (1 - a)))
 
 
-@pytest.mark.full(but=["0.8-5"])
+@pytest.mark.full
 @pytest.mark.parametrize(("alpha", "block"), [(0.6, 5), (0.8, 5), (0.9, 5)])
 def test_ticks_commit_as_much_as_the_closed_form_says(alpha, block):
   assert abs(simulated(alpha, block) / pearl.rate(alpha, block) - 1) < 0.015

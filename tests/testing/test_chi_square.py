@@ -29,7 +29,7 @@ def p_of(drafter, verifier, source=Noise) -> float:
   return p_value(CASE, method, DRAFT_TABLE, source=source)
 
 
-@pytest.mark.full(but=["draft_model-target_only", "draft_model-block", "draft_tree-recursive1"])
+@pytest.mark.full(but=["draft_model-target_only", "draft_tree-recursive1"])
 @pytest.mark.parametrize(
   ("drafter", "verifier"),
   [
@@ -93,6 +93,7 @@ def off_by_one(key, position):
   return Noise(key, position - jnp.asarray(position > len(CASE.prompt), jnp.int32))
 
 
+@pytest.mark.full(but=["*-target_only-the_same_in_every_round", "*-CoinReusesTheDraft"])
 @pytest.mark.parametrize(
   ("drafter", "verifier", "source"),
   [

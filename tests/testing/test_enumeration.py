@@ -134,6 +134,7 @@ METHODS = {
     for d in KEPT
     for rule in (TOKEN, BLOCK, TARGET_ONLY)
   },
+  "kept 1, greedy": (KEPT[1], GREEDY, 2),
   "kept 2, greedy": (KEPT[2], GREEDY, 2),
   "kept 2, block, 2 rounds": (KEPT[2], BLOCK, 2),
   "unbalanced, judge that finds nothing right": (TREES["unbalanced"], NEVER, 1),
@@ -142,6 +143,7 @@ METHODS = {
   "2 distinct, recursive, 2 rounds": (DRAWN["2 without_replacement"], RECURSIVE, 2),
   "2 distinct, traversal, 2 rounds": (DRAWN["2 without_replacement"], TRAVERSAL, 2),
   "draft model 2, block, 2 rounds": (SAMPLED[2], BLOCK, 2),
+  "draft model 1, greedy": (SAMPLED[1], GREEDY, 2),
   "draft model 2, greedy": (SAMPLED[2], GREEDY, 2),
   "draft model 1, token, 2 rounds": (SAMPLED[1], TOKEN, 2),
   "draft model 2, token, 2 rounds": (SAMPLED[2], TOKEN, 2),
@@ -186,21 +188,32 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
 
 @pytest.mark.full(
   but=[
-    "plain, *",
+    "plain, greedy",
+    "plain, target_only",
+    "plain, token",
     "unbalanced, *",
     "repeated sibling, target_only",
     "padding, target_only",
     "prompt lookup, *",
-    "2,1, target_only*",
-    "draft model 2, *",
+    "2,1, target_only",
+    "draft model 1, greedy",
+    "draft model 1, token, 2 rounds",
+    "draft model 2, token",
+    "draft model 2, block",
+    "draft model 2, recursive",
+    "draft model 2, traversal",
+    "draft model 2, target_only",
+    "draft model 2, judge *",
     "2 iid, *",
     "2 mixed, *",
-    "2,1 without_replacement, *",
-    "2 distinct, *",
+    "2 without_replacement, *",
+    "2 distinct, recursive*",
     "2,1 distinct, target_only",
     "token recycling, recursive*",
-    "DySpec, traversal",
-    "kept 2, *",
+    "kept 1, greedy",
+    "kept 1, token",
+    "kept 2, block",
+    "kept 2, target_only",
   ]
 )
 @pytest.mark.parametrize("name", METHODS)

@@ -120,7 +120,7 @@ def test_trees(widths, how, verifier, want):
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
 
 
-@pytest.mark.full(but=["0"])
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(4))
 def test_weighing_all_of_a_draft_accepts_no_less(seed):
   p, q = np.random.default_rng(seed).dirichlet(np.ones(4), 2)
