@@ -198,6 +198,7 @@ class Drafter(NamedTuple):
     hidden_layers: layers of the target whose input the drafter reads, see `Features` (static).
     read: what replaces `update` after a chain of any depth that was not proposed but given, such as
       a user's next turn. None is `update`, for a drafter that reads the accepted path alone.
+    varies: whether drafts often hold fewer than N nodes, so that narrower passes pay (static).
   """
 
   name: str
@@ -210,6 +211,7 @@ class Drafter(NamedTuple):
   evaluate: EvaluateDraft | None = None
   hidden_layers: tuple[int, ...] = ()
   read: UpdateDrafter | None = None
+  varies: bool = False
 
 
 class InitProcessor(Protocol):

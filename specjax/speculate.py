@@ -5,13 +5,14 @@ counting. Nothing returns to the host between rounds; a caller streams by callin
 few rounds at a time. The letters of shapes are those of `specjax.base`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import narrow
 from specjax.base import Context, Draft, Drafter, Evaluation, Params, Processor, Target, Verifier
 from specjax.sampling import Noise, Settings, Source, warp
 from specjax.trees.structure import ancestors, at
@@ -30,11 +31,17 @@ class Method(NamedTuple):
 
 
 class Weights(NamedTuple):
-  """The parameters of a method; () for a drafter or verifier that has none."""
+  """The parameters of a method; () for a drafter or verifier that has none.
+
+  Attributes:
+    narrow: the numbers of nodes, below N, for which a pass is compiled too (static), each with the
+      target's weights as they lie best for it. See `specjax.narrow`.
+  """
 
   target: Params
   drafter: Params
   verifier: Params = ()
+  narrow: Mapping[int, Params] = {}
 
 
 class Request(NamedTuple):
@@ -144,12 +151,13 @@ def guess(
     weights.drafter, weights.target, state.drafter,
     context=state.context, settings=request.settings, noise=noise,
   )  # fmt: skip
+  if weights.narrow:
+    draft = narrow.compact(draft, drafter.depth)
   mask = ancestors(draft.parent, drafter.depth)
   if drafter.evaluate is None:
-    evaluation = target.evaluate(
-      weights.target, state.cache, draft.tokens, draft.depth, mask,
-      hidden_layers=drafter.hidden_layers,
-    )  # fmt: skip
+    evaluation = narrow.evaluate(
+      target, weights.target, weights.narrow, state.cache, draft, mask, drafter.hidden_layers
+    )
   else:
     evaluation = drafter.evaluate(
       weights.drafter, weights.target, memory, cache=state.cache, draft=draft, mask=mask

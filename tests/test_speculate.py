@@ -60,8 +60,13 @@ TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
 BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
 CHAIN = drafters.draft_tree(target(CONFIG), IID(((0,), (0, 0))))
 ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
+FIRST = drafters.first_of(drafters.prompt_lookup(4, 3, 2), MEDUSA)
+NARROW = {"first_of": (1, 2), "adaptive_model, block": (2,)}  # widths of passes
 METHODS = {
-  name: (pair(target(CONFIG), drafter, verifier), speculate.Weights(PARAMS, params))
+  name: (
+    pair(target(CONFIG), drafter, verifier),
+    speculate.Weights(PARAMS, params, (), dict.fromkeys(NARROW.get(name, ()), PARAMS)),
+  )
   for name, drafter, verifier, params in (
     ("none", drafters.none(), TARGET_ONLY, ()),
     ("prompt_lookup", drafters.prompt_lookup(4), TARGET_ONLY, ()),
@@ -79,6 +84,7 @@ METHODS = {
     ),
     ("random_draft", random_draft(TREE, V), TARGET_ONLY, ()),
     ("union", TWO_CHOSEN, TARGET_ONLY, ((), HEAD_PARAMS)),
+    ("first_of", FIRST, TARGET_ONLY, ((), HEAD_PARAMS)),
     ("union, recursive", ONE_DRAWN, recursive(), ((), OTHER_PARAMS)),
     ("draft_model, token", SAMPLED, token(), OTHER_PARAMS),
     ("adaptive_model, block", KEPT, block(), (OTHER_PARAMS, ())),
@@ -95,6 +101,7 @@ QUICK = [
   "itself",
   "medusa",
   "denoiser",
+  "first_of",
   "draft_model, token",
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from specjax.checkpoints.formats import format_of
 from specjax.decoding import spec
-from specjax.decoding.builders import denoising, draft_length, drafter, processors
+from specjax.decoding.builders import denoising, draft_length, drafters, head, processors
 from specjax.decoding.builders.denoising import DECORATIONS
 from specjax.decoding.builders.verifier import REFLECTIONS
 from specjax.decoding.model import ZOO
@@ -56,23 +56,23 @@ def kinds() -> dict[str, tuple[str, Rows]]:
   """By kind, (what precedes a name in the list, {name: (builder, knobs, label)})."""
   return {
     "drafters": ("", {
-      name: (build, drafter.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
+      name: (build, drafters.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
       for name, build in DRAFTERS.items()
     }),
     "heads": ("", {
-      name: (HEADS[name][0] if name in HEADS else drafter.load_head, drafter.knobs(name), "")
-      for name in drafter.HEAD_NAMES
+      name: (HEADS[name][0] if name in HEADS else head.load_head, drafters.knobs(name), "")
+      for name in drafters.HEAD_NAMES
     }),
     "trees, after a head or draft_model": ("/", {
-      name: (tree, _fields(tree), "") for name, tree in drafter.OF_TREES.items()
+      name: (tree, _fields(tree), "") for name, tree in drafters.OF_TREES.items()
     }),
     "draft lengths, after draft_model": ("/", {
       name: (build, draft_length.knobs(name), "truncated" if build().drops else "chain")
       for name, build in DRAFT_LENGTHS.items()
     }),
-    "ensembles, after draft_model": ("/", _plain(drafter.ENSEMBLES)),
-    "rescoring, after a head": ("/", _plain(drafter.RESCORINGS)),
-    "pseudo rows, after hidden_transfer or ppd": ("/", _plain(drafter.ROWS)),
+    "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
+    "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
+    "pseudo rows, after hidden_transfer or ppd": ("/", _plain(drafters.ROWS)),
     "verifiers": ("", {
       name: (build, spec.knobs(build), build().exactness) for name, build in VERIFIERS.items()
     }),

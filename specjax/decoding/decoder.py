@@ -73,7 +73,7 @@ class Decoder:
     self._processors = tuple(params for _, params in used)
     self.method = method(target, guess, rule, tuple(p for p, _ in used))
     params = model.params_for(batch * guess.nodes)
-    self.weights = speculate.Weights(params, weights, judge)
+    self.weights = speculate.Weights(params, weights, judge, model.narrow_passes(guess, batch))
     self._settings = Settings(
       jnp.full(batch, temperature, jnp.float32), jnp.full(batch, top_k, jnp.int32),
       jnp.full(batch, top_p, jnp.float32), jnp.full(batch, min_p, jnp.float32),

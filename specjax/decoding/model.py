@@ -6,22 +6,26 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax import checks
-from specjax.base import Params, Target
+from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import families, gguf, hf, hub
 from specjax.data.chat import ChatTemplate, Turns
 from specjax.data.tokenizer import Tokenizer
 from specjax.diffusion.base import Denoiser
+from specjax.kernels.platform import platform
 from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.int8 import WEIGHTS
 from specjax.models.turned import FEW
 
+LARGE = 2**25  # parameters
+WIDTHS = (1, 2, 4, 8, 16, 32)
 ZOO = pathlib.Path(__file__).parents[1] / "zoo"
 DEFAULT_MODEL = "gsm8k-7m"
 DEFAULT_DENOISER = "lists-3m"
@@ -68,6 +72,11 @@ class Model:
     )  # fmt: skip
 
   @property
+  def size(self) -> int:
+    """Parameters."""
+    return sum(x.size for x in jax.tree.leaves(self.params))
+
+  @property
   def target(self) -> Target:
     return families.target(self.config)
 
@@ -78,6 +87,16 @@ class Model:
   def params_for(self, rows: int) -> Params:
     """The weights as they lie best in memory for passes over so many rows, see `models.turned`."""
     return self._few_rows if rows in FEW else self.params
+
+  def narrow_passes(self, drafter: Drafter, batch: int) -> dict[int, Params]:
+    """The widths below N that pay for a batch of B rows, with the weights for each.
+
+    That is on a CPU, where the time of a pass grows with its nodes, and for a model whose passes
+    take so long that a round's other work does not count. See `specjax.narrow`.
+    """
+    if not drafter.varies or platform() != "cpu" or self.size < LARGE:
+      return {}
+    return {w: self.params_for(batch * w) for w in WIDTHS if w < drafter.nodes}
 
   @property
   def denoiser(self) -> Denoiser:

@@ -4,6 +4,7 @@
     medusa-16[runs/my-head]       [..] says where its weights or its file are, or what text it takes
     draft_model-8[lm]/adaedl-0.7  a/b: b decorates a
     eagle+prompt_lookup           a+b: a and b together; / binds tighter
+    prompt_lookup|eagle           a|b: b where a has nothing to say; + binds tighter
     my_file.py:my_head-16[run]    a head of one's own: its file and function, and its weights
 
 Knobs are the arguments of a builder whose default is a number: the signature is their only table.
@@ -75,6 +76,13 @@ def parse(what: str, text: str) -> tuple[Part, ...]:
     if text[at] == "+":
       terms.append([])
     at += 1
+
+
+def alternatives(text: str) -> list[str]:
+  """The names that a name joins by |, outside brackets."""
+  depths = itertools.accumulate((c == "[") - (c == "]") for c in text)
+  cuts = [i for i, depth in enumerate(depths) if text[i] == "|" and not depth]
+  return [text[i + 1 : j] for i, j in itertools.pairwise([-1, *cuts, len(text)])]
 
 
 def parse_one(what: str, text: str) -> Part:

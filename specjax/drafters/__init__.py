@@ -16,6 +16,7 @@ from specjax.drafters.draft_model import draft_model
 from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3
+from specjax.drafters.first_of import first_of
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.hydra import HydraConfig, hydra
 from specjax.drafters.medusa import MedusaConfig, medusa
@@ -28,8 +29,8 @@ from specjax.drafters.token_recycling import token_recycling
 from specjax.drafters.union import union
 
 __all__ = [
-  "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "none",
-  "prompt_lookup", "stateless", "token_recycling", "union",
+  "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "first_of",
+  "none", "prompt_lookup", "stateless", "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {

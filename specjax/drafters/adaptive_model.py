@@ -94,4 +94,6 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
     return State(reread(lm, params[0], state.cache, draft, verdict, rows), state.policy)
 
   proposal: Proposal = "truncated" if policy.drops else "chain"
-  return Drafter("adaptive_model", proposal, depth + 1, depth, init, propose, update, read=read)
+  return Drafter(
+    "adaptive_model", proposal, depth + 1, depth, init, propose, update, read=read, varies=True
+  )

@@ -27,7 +27,9 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
 
 
 @functools.cache
-def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafter:
+def prompt_lookup(
+  depth: int = 7, longest: int = 3, shortest: int = 1, per_match: int = 0
+) -> Drafter:
   """Copies a chain from behind the longest, then latest, earlier occurrence of the last tokens.
 
   This is prompt lookup decoding (Saxena 2023). A continuation that reaches the end of the text is
@@ -37,10 +39,14 @@ def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafte
     depth: D, tokens drafted.
     longest: n-gram length that counts as a full match.
     shortest: matches shorter than this are not used.
+    per_match: tokens drafted for each token that matched, as in suffix decoding (Oliaro et al.
+      2024, arXiv 2411.04975); 0 drafts D whatever matched.
   """
   if not 1 <= shortest <= longest or depth < 1:
     raise ValueError(f"depth={depth}, shortest={shortest}, longest={longest}: expected depth >= 1 "
                      "and 1 <= shortest <= longest.")  # fmt: skip
+  if per_match < 0:
+    raise ValueError(f"per_match={per_match}: accepted is 0 or more tokens.")
 
   def guess(context: Context) -> Array:
     tokens, length = context
@@ -48,10 +54,12 @@ def prompt_lookup(depth: int = 7, longest: int = 3, shortest: int = 1) -> Drafte
     matched = suffix_match(tokens, length, longest)
     score = matched * S + jnp.arange(S, dtype=jnp.int32)[None]
     best = jnp.argmax(score, 1).astype(jnp.int32)[:, None]
-    found = at(matched, best) >= shortest
+    sure = at(matched, best)
+    found = sure >= shortest
     best = jnp.where(found, best, 0)
     period = jnp.maximum(length[:, None] - 1 - best, 1)
-    copied = at(tokens, best + 1 + jnp.arange(depth, dtype=jnp.int32)[None] % period)
-    return jnp.where(found, copied, -1)
+    step = jnp.arange(depth, dtype=jnp.int32)[None]
+    copied = at(tokens, best + 1 + step % period)
+    return jnp.where(found & (step < (per_match * sure if per_match else depth)), copied, -1)
 
   return stateless("prompt_lookup", depth, guess)

@@ -24,7 +24,7 @@ def from_draft(
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return state
 
-  return Drafter(name, "deterministic", nodes, depth, init, propose, update)
+  return Drafter(name, "deterministic", nodes, depth, init, propose, update, varies=nodes > 1)
 
 
 @functools.cache

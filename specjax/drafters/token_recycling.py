@@ -159,5 +159,6 @@ def token_recycling(
     return remember(memory, draft.tokens, evaluation.logits, order, keep)
 
   return Drafter(
-    "token_recycling", "deterministic", filled.nodes, filled.depth, init, propose, update, read=read
-  )
+    "token_recycling", "deterministic", filled.nodes, filled.depth, init, propose, update,
+    read=read, varies=True,
+  )  # fmt: skip

@@ -24,7 +24,8 @@ import optax
 from specjax import checks
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
-from specjax.decoding.builders.drafter import HEAD_NAMES, is_head, load_head, load_small
+from specjax.decoding.builders.drafters import HEAD_NAMES, is_head, load_small
+from specjax.decoding.builders.head import load_head
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.drafters import drafting

@@ -13,7 +13,7 @@ from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import parts as trained
 from specjax.decoding import spec
-from specjax.decoding.builders.drafter import load_small
+from specjax.decoding.builders.drafters import load_small
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.diffusion import denoise, draft_verify

@@ -1,0 +1,57 @@
+"""Draft models from names: with a chain, a tree, or a chain that a policy ends."""
+
+from typing import Any
+
+from specjax.decoding import spec
+from specjax.decoding.builders.draft_length import build_draft_length
+from specjax.decoding.builders.drafters import (
+  OF_MODELS,
+  Built,
+  either,
+  knobs,
+  load_small,
+  settle,
+)
+from specjax.decoding.builders.tree import build_tree, chain
+from specjax.decoding.model import Model
+from specjax.decoding.spec import Part
+from specjax.drafters import DRAFTERS
+from specjax.drafters.adaptive_model import adaptive_model
+from specjax.drafters.draft_tree import draft_tree
+from specjax.drafters.stateless import none
+from specjax.models.ensemble import ensemble
+from specjax.trees import IID
+
+
+def build_draft_model(
+  model: Model, part: Part, tree: Any, draft_length: Any, given: Model | None = None,
+  joined: bool = False,
+) -> Built:  # fmt: skip
+  """A small LM, or two as one, with a chain, a tree, or a chain that a policy ends."""
+  found = spec.decorations(part, OF_MODELS)
+  tree = either(part, found, "tree", tree)
+  length = either(part, found, "draft_length", draft_length)
+  small = load_small(model, part, given)
+  name, arguments = settle(part._replace(text=small.name), length is not None)
+  if tree is not None and (arguments or length is not None):
+    raise ValueError(f"drafter={spec.show([part])!r}: accepted is one of nodes, a tree, or a draft "
+                     "length with nodes as its most.")  # fmt: skip
+  target, weights, width = small.target, small.params, small.config.width
+  if "ensemble" in found:
+    second = found["ensemble"]
+    other = load_small(model, second)
+    label, knob = spec.settle("drafter", second, spec.knobs(ensemble))
+    target = ensemble(target, other.target, **knob)
+    name, weights, width = f"{name}/{label}", (weights, other.params), model.config.vocab_size
+  depth = arguments.get("depth", int(knobs(part.name, length is not None)["nodes"] or 0) - 1)
+  if tree is not None:
+    suffix, shape = build_tree(tree)
+    if shape.depth == 0:
+      return "none", none(), ()
+    return name + suffix, draft_tree(target, shape), weights
+  if length is not None:
+    label, policy, own = build_draft_length(length, width, depth)
+    return f"{name}/{label}", adaptive_model(target, policy, depth), (weights, own)
+  if joined:  # a union takes sources that write nothing while they draft
+    return name, draft_tree(target, IID(chain(depth))), weights
+  return name, DRAFTERS[part.name](target, depth), weights

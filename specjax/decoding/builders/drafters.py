@@ -1,0 +1,112 @@
+"""What the builders of drafters share: which names there are, their knobs, and small models.
+
+A trained head is built by `builders.head`, a draft model by `builders.draft_model`, and all others
+with their unions and choices by `builders.drafter`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specjax.base import Drafter, Params, Target
+from specjax.decoding import spec
+from specjax.decoding.builders.tree import FILE
+from specjax.decoding.model import Model, load
+from specjax.decoding.spec import Part
+from specjax.draft_length import DRAFT_LENGTHS
+from specjax.drafters import DRAFTERS, HEADS
+from specjax.drafters.adaptive_model import adaptive_model
+from specjax.drafters.named import is_file
+from specjax.drafters.rescored import local, ngram
+from specjax.models.ensemble import ensemble
+from specjax.trees import TREES, Static
+from specjax.trees import load as load_tree
+from specjax.trees.prompt_token_budget import allocate
+
+DEFAULT_NODES = 8
+MOST_NODES = 4096
+ANY_HEAD = "head"  # of the kind that its directory holds
+HEAD_NAMES = (*HEADS, ANY_HEAD)
+RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
+ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
+ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
+# What may follow a name with a slash, by kind; nothing may follow the other drafters.
+OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
+OF_HEADS: dict[str, Mapping[str, Any]] = {
+  "tree": OF_TREES, "rescoring": RESCORINGS, "pseudo rows": ROWS,
+}  # fmt: skip
+OF_MODELS: dict[str, Mapping[str, Any]] = {
+  "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS,
+}  # fmt: skip
+OF_RECYCLING: dict[str, Mapping[str, Any]] = {"tree": {FILE: load_tree, "static": Static}}
+
+Built = tuple[str, Drafter, Params]
+
+
+def refuse(name: str, tree: Any, draft_length: Any) -> None:
+  for what, given, of in (("tree", tree, "a head or draft_model"),
+                          ("draft_length", draft_length, "draft_model")):  # fmt: skip
+    if given is not None:
+      raise ValueError(f"drafter={name!r}, {what}={given!r:.40}: accepted for {of} only.")
+
+
+def is_head(name: str) -> bool:
+  """Whether a part of this name is a trained head."""
+  return name in HEAD_NAMES or is_file(name)
+
+
+def knobs(name: str, draft_length: bool = False) -> dict[str, spec.Number | None]:
+  """The knobs of a drafter or a head, `nodes` the first.
+
+  Args:
+    draft_length: whether a draft-length policy ends the chain of a draft model.
+  """
+  if is_head(name):
+    return {"nodes": DEFAULT_NODES}
+  found = spec.knobs(adaptive_model if draft_length else DRAFTERS[name])
+  depth = found.pop("depth", None)  # a builder counts tokens, a name nodes, the root included
+  return found if depth is None else {"nodes": 1 + int(depth), **found}
+
+
+def settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:
+  """(canonical name, arguments of the builder) of a drafter.
+
+  Raises:
+    ValueError: a draft of less than 2 nodes, or more than MOST_NODES.
+  """
+  name, given = spec.settle("drafter", part, knobs(part.name, draft_length))
+  if (nodes := given.pop("nodes", None)) is not None:
+    if not 2 <= nodes <= MOST_NODES:
+      raise ValueError(f"drafter={spec.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; for "
+                       "none use drafter='none'.")  # fmt: skip
+    counts_nodes = part.name in DRAFTERS and "nodes" in spec.knobs(DRAFTERS[part.name])
+    given = {**({"nodes": nodes} if counts_nodes else {"depth": nodes - 1}), **given}
+  return name, given
+
+
+def either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
+  """The part of a kind that the name holds, or else the argument of that kind."""
+  if given is not None and kind in found:
+    raise ValueError(f"drafter={spec.show([part])!r}, {kind}={given!r:.40}: accepted is one of the "
+                     "two.")  # fmt: skip
+  return found.get(kind, given)
+
+
+def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
+  """The model that a part names, loaded as `model` is, whose vocabulary it must share.
+
+  Raises:
+    ValueError: it does not, or it is of masked diffusion and no denoiser is asked for.
+  """
+  if given is None:
+    name = spec.text_of(part, "a model", hint=", a zoo name or directory")
+    given = load(name, model.dtype, weights=model.weights)
+  small = given
+  if part.name != "denoiser" and not small.config.causal:
+    raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
+                     "accepted is a causal model.")  # fmt: skip
+  if small.config.vocab_size != model.config.vocab_size:
+    raise ValueError(
+      f"{part.name}[{small.name}] has a vocabulary of {small.config.vocab_size}, "
+      f"{model.name} one of {model.config.vocab_size}: they must share one."
+    )
+  return small

@@ -1,0 +1,105 @@
+"""Trained heads from names: with a tree, with shared pseudo rows, or rescored."""
+
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints import formats
+from specjax.checkpoints.heads import Loaded
+from specjax.data import ngram as bigrams
+from specjax.data import sources
+from specjax.decoding import spec
+from specjax.decoding.builders.drafters import (
+  DEFAULT_NODES,
+  OF_HEADS,
+  RESCORINGS,
+  Built,
+  either,
+  load_small,
+  refuse,
+  settle,
+)
+from specjax.decoding.builders.tree import build_tree, chain
+from specjax.decoding.model import Model, resolve
+from specjax.decoding.spec import Part
+from specjax.drafters import HEADS, draft_vocabulary, drafting
+from specjax.drafters.stateless import none
+from specjax.trees import Static
+from specjax.trees.prompt_token_budget import allocate
+from specjax.trees.static import Choices
+
+
+def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
+  """A trained head that a part names, by default the zoo's for the model: (its path, the head).
+
+  It raises ValueError for no such head, and for one in a Python file that the part does not name.
+  """
+  if part.name in HEADS:
+    path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
+  else:
+    path = spec.text_of(part, "a trained head")
+  loaded = formats.load(resolve(path), model.config, model.dtype, part.name)
+  if part.name in HEADS and part.name != loaded.head.name:
+    raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
+  return path, loaded
+
+
+def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
+  """A trained head with its tree, or rescored."""
+  refuse(part.name, None, draft_length)
+  found = spec.decorations(part, OF_HEADS)
+  rows = found.pop("pseudo rows", None)
+  tree = either(part, found, "tree", tree)
+  name, arguments = settle(part)
+  if rows is not None and (found or tree is not None):
+    raise ValueError(f"drafter={spec.show([part])!r}: rows are shared out to the nodes of the "
+                     "head's own tree, without another tree or a rescoring.")  # fmt: skip
+  if arguments and (found or tree is not None):
+    raise ValueError(f"drafter={spec.show([part])!r}: its tree or rescoring decides the nodes.")
+  path, loaded = load_head(model, part)
+  if "rescoring" in found:
+    refuse(part.name, tree, None)
+    return _rescored(model, name, loaded, found["rescoring"])
+  if tree is None:
+    depth = arguments.get("depth", DEFAULT_NODES - 1)
+    choices = loaded.choices or chain(loaded.head.depth)  # in order of worth
+    if arguments and depth > len(choices):
+      raise ValueError(f"nodes={depth + 1}: {path} has a tree of {len(choices) + 1} nodes at most.")
+    if rows is not None:
+      name, counts = _shared_rows(name, path, loaded, choices[:depth], rows)
+      return name, drafting.drafter(loaded.head, Static(choices[:depth]), counts), loaded.params
+    return name, drafting.drafter(loaded.head, Static(choices[:depth])), loaded.params
+  suffix, shape = build_tree(tree)
+  if shape.depth == 0:
+    return "none", none(), ()
+  return name + suffix, drafting.drafter(loaded.head, shape), loaded.params
+
+
+def _shared_rows(
+  name: str, path: str, loaded: Loaded, choices: Choices, part: Part
+) -> tuple[str, tuple[int, ...]]:
+  """(name, pseudo rows of each node), by the hit rates of the head."""
+  label, budget = spec.settle("drafter", part, spec.knobs(allocate))
+  if loaded.head.pseudo is None or loaded.hit_rates is None:
+    raise ValueError(f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
+                     "are shared out: accepted after hidden_transfer and ppd.")  # fmt: skip
+  return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
+
+
+def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
+  """A trained head whose guesses a bigram table or a small LM rescores."""
+  builder = RESCORINGS[part.name]
+  label, arguments = spec.settle("drafter", part, spec.knobs(builder))
+  if part.name == "local":
+    small = load_small(model, part)
+    drafter = builder(loaded.head, small.target, **arguments)
+    return f"{name}/{label}", drafter, {"head": loaded.params, "lm": small.params}
+  source = sources.open_source(spec.text_of(part, "texts", "FILE.jsonl"))
+  texts = [model.encode(sources.text_of(source[i], "text", i)) for i in range(len(source))]
+  ids = draft_vocabulary.ids(loaded.params)
+  vocabulary = None if ids is None else np.asarray(ids)
+  table = bigrams.bigram(texts, model.config.vocab_size, vocabulary)
+  weights = {"head": loaded.params, "ngram": jnp.asarray(table)}
+  return f"{name}/{label}", builder(loaded.head, **arguments), weights

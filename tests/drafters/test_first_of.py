@@ -1,0 +1,117 @@
+"""The first source that has something to say: exact, per row, and no later source is run for it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import Decoder, load
+from specjax.base import Context
+from specjax.decoding.method import method as pair
+from specjax.drafters import draft_tree, first_of, none, prompt_lookup, union
+from specjax.sampling import Noise, Settings, request_keys
+from specjax.testing import (
+  Case,
+  emitted_distribution,
+  fixed_draft,
+  random_table,
+  table_model,
+  target_distribution,
+  total_variation,
+)
+from specjax.trees import IID, WithoutReplacement
+from specjax.verifiers import recursive, target_only, traversal
+
+V = 3
+TABLE = table_model(V)
+ONE = draft_tree(TABLE, IID(((0,),)))
+TWO = draft_tree(TABLE, IID(((0,), (1,))))
+FORK = fixed_draft([[0], [1], [0, 0]], [1, 2, 1])
+SURE = prompt_lookup(3, 3, 2)  # two tokens must match
+DRAFT = random_table(100, V)
+EXACT_FOR = {
+  "both chosen": (first_of(SURE, FORK), ((), ()), (target_only(), recursive())),
+  "chosen, then drawn": (first_of(SURE, ONE), ((), DRAFT), (recursive(), traversal())),
+  "three": (first_of(SURE, prompt_lookup(1), TWO), ((), (), DRAFT), (recursive(),)),
+  "in a union": (union(first_of(SURE, prompt_lookup(1)), FORK), (((), ()), ()), (target_only(),)),
+}
+PROMPTS = ((0, 2, 0), (0, 2, 0, 2), (1, 1, 2))  # what matches: one token, two, none
+
+
+@pytest.mark.parametrize(
+  ("name", "rule"), [(name, i) for name, row in EXACT_FOR.items() for i in range(len(row[2]))]
+)
+def test_the_emitted_distribution_is_the_targets(name, rule):
+  drafter, params, rules = EXACT_FOR[name]
+  method = pair(TABLE, drafter, rules[rule])
+  for seed, settings in enumerate(({"temperature": 0.8}, {"temperature": 0.0}, {"stop": (1,)})):
+    logits = np.asarray(random_table(seed, V)["logits"])
+    case = Case(logits, prompt=PROMPTS[seed], **settings)
+    found = emitted_distribution(case, method, params)
+    assert total_variation(found, target_distribution(case)) < 1e-6
+
+
+def propose(drafter, params, texts):
+  tokens = np.zeros((len(texts), 8), np.int32)
+  for b, text in enumerate(texts):
+    tokens[b, : len(text)] = text
+  length = jnp.array([len(text) for text in texts], jnp.int32)
+  f, i = jnp.zeros(len(texts)), jnp.zeros(len(texts), jnp.int32)
+  settings, noise = Settings(f, i, f + 1, f), Noise(request_keys(0, range(len(texts))), length)
+  run = jax.jit(drafter.propose)
+  return run(params, (), params, Context(jnp.asarray(tokens), length), settings, noise)
+
+
+def test_each_row_has_the_draft_of_its_first_source_that_speaks():
+  first, second = prompt_lookup(4, 3, 2), prompt_lookup(2)
+  texts = [[0, 2, 0, 2], [0, 2, 0], [0, 1, 2]]  # two tokens match, one, none
+  got, _ = propose(first_of(first, second), ((), ()), texts)
+  a, _ = propose(first, (), texts)
+  b, _ = propose(second, (), texts)
+  assert got.tokens.shape == (3, 5)
+  assert got.valid.sum(1).tolist() == [5, 3, 1]
+  for row, want in enumerate((a, b, b)):
+    n = int(want.valid[row].sum())
+    assert got.tokens[row, :n].tolist() == want.tokens[row, :n].tolist()
+    assert got.parent[row, :n].tolist() == want.parent[row, :n].tolist()
+
+
+def test_a_later_source_is_run_only_where_a_row_needs_it():
+  runs = []
+
+  def counted(params, target_params, state, context, settings, noise):
+    jax.debug.callback(lambda: runs.append(1))
+    return FORK.propose(params, target_params, state, context, settings, noise)
+
+  drafter = first_of(SURE, FORK._replace(propose=counted))
+  propose(drafter, ((), ()), [[0, 2, 0, 2], [1, 0, 1, 0]])
+  jax.effects_barrier()
+  assert not runs
+  propose(drafter, ((), ()), [[0, 2, 0, 2], [0, 1, 2]])
+  jax.effects_barrier()
+  assert runs
+
+
+@pytest.mark.parametrize(
+  ("sources", "words"),
+  [
+    ((), "a choice has one source or more"),
+    ((ONE, SURE), "drafter='draft_tree' draws its tokens: only the last"),
+    ((SURE, draft_tree(TABLE, WithoutReplacement(((0,), (1,))))), "a choice takes chain, determin"),
+    ((SURE, none()._replace(evaluate=TABLE.evaluate)), "replaces the target's evaluation"),
+  ],
+)
+def test_what_cannot_be_joined_is_refused(sources, words):
+  with pytest.raises(ValueError, match=words):
+    first_of(*sources)
+
+
+def test_names():
+  name = "prompt_lookup-16-8-3-1|token_recycling-4+prompt_lookup-4"
+  decoder = Decoder(load(), name)
+  assert decoder.name == name
+  assert decoder.method.drafter.nodes == 16 and decoder.method.drafter.depth == 15
+  with pytest.raises(ValueError, match="accepted is NAME"):
+    Decoder(load(), "prompt_lookup|")
+  with pytest.raises(ValueError, match=r"tree=.*accepted for"):
+    Decoder(load(), "prompt_lookup|medusa", tree=[[0]])
