@@ -186,6 +186,12 @@ class EvaluateDraft(Protocol):
   ) -> Evaluation: ...  # fmt: skip
 
 
+class KeepLearned(Protocol):
+  """A drafter's weights after a batch of requests, from its state when they are done."""
+
+  def __call__(self, params: Params, state: Any, /) -> Params: ...
+
+
 class Drafter(NamedTuple):
   """A way of guessing, whose state is a fixed-shape pytree that rides in the loop.
 
@@ -198,6 +204,8 @@ class Drafter(NamedTuple):
     hidden_layers: layers of the target whose input the drafter reads, see `Features` (static).
     read: what replaces `update` after a chain of any depth that was not proposed but given, such as
       a user's next turn. None is `update`, for a drafter that reads the accepted path alone.
+    keep: None, or what makes the weights with which the next requests begin, for a drafter that
+      learns from one request for the next.
     varies: whether drafts often hold fewer than N nodes, so that narrower passes pay (static).
   """
 
@@ -211,6 +219,7 @@ class Drafter(NamedTuple):
   evaluate: EvaluateDraft | None = None
   hidden_layers: tuple[int, ...] = ()
   read: UpdateDrafter | None = None
+  keep: KeepLearned | None = None
   varies: bool = False
 
 

@@ -26,7 +26,8 @@ class Decoder:
   """A method ready to decode batches of one causal model; it compiles once per shape.
 
   A part is given by name, see `decoding.spec` and `specjax list`, as a pair of the part and its
-  weights, or as itself.
+  weights, or as itself. A drafter that learns from one call for the next, such as
+  `token_recycling-8-1-1`, changes `weights`, and so what later calls cost, never what they say.
 
   Args:
     model: the target.
@@ -124,6 +125,12 @@ class Decoder:
     """`rounds` rounds at most; `state` is used up."""
     return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
 
+  def _learn(self, state: speculate.State) -> None:
+    """Keeps what the drafter has learnt of requests that are done, if it keeps anything."""
+    if (keep := self.method.drafter.keep) is not None:
+      left = jax.jit(keep)(self.weights.drafter, state.drafter)
+      self.weights = self.weights._replace(drafter=left)
+
   def check_logits(self, state: speculate.State, numbers: np.ndarray) -> None:
     """Raises FloatingPointError where a row, of number numbers[b] i[B], has failed."""
     for b in np.flatnonzero(state.failed):
@@ -149,6 +156,7 @@ class Decoder:
       part = slice(begin, begin + self.batch)
       request, state, prefill = self._start(ids[part], budgets[part], first + begin)
       state, seconds = timed(self.advance, request, state, np.iinfo(np.int32).max)
+      self._learn(state)
       state = jax.device_get(state._replace(cache=None, drafter=None))
       self.check_logits(state, np.arange(first + begin, first + begin + self.batch))
       results += [
@@ -189,6 +197,7 @@ class Decoder:
       yield [text[b, shown[b] : length[b]].tolist() for b in range(len(ids))]
       shown = length.tolist()
       self.check_logits(state, np.arange(self.batch))
+    self._learn(state)
 
 
 def generate(

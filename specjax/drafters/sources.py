@@ -139,7 +139,13 @@ def together(
     writes = [source.read or source.update for source in drafters]
     return after(writes, params, target_params, state, draft, evaluation, verdict, rows)
 
+  def keep(params, state):
+    triples = zip(drafters, params, state, strict=True)
+    return tuple(own if s.keep is None else s.keep(own, left) for s, own, left in triples)
+
+  learns = any(source.keep for source in drafters)
   return Drafter(
     name, proposal, nodes, max(source.depth for source in drafters), init, propose, update,
-    hidden_layers=hidden_layers, read=read, varies=any(source.varies for source in drafters),
+    hidden_layers=hidden_layers, read=read, keep=keep if learns else None,
+    varies=any(source.varies for source in drafters),
   )  # fmt: skip

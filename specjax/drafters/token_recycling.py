@@ -96,10 +96,25 @@ def committed(verdict: Verdict, rows: Array, nodes: int) -> Array:
   return (on_path & (step < rows[:, None])[..., None]).any(1)
 
 
+def part_of_published(nodes: int) -> Static:
+  """The most valuable part of the published tree, of N nodes; ValueError where it has fewer."""
+  paths: Choices = published()
+  if not 2 <= nodes <= 1 + len(paths):
+    raise ValueError(f"nodes={nodes}: the published tree of token_recycling has 2 to "
+                     f"{1 + len(paths)} nodes; a larger one is given as a tree.")  # fmt: skip
+  return Static(paths[: nodes - 1])
+
+
+def nothing(size: int, tree: Static) -> Array:
+  """i32[V, R], a memory of nothing."""
+  return jnp.full((size, 1 + int(tree.shape.rank.max())), -1, jnp.int32)
+
+
 @functools.cache
 def token_recycling(
-  target: Target, nodes: int = 8, seeded: bool = True, tree: Static | None = None
-) -> Drafter:
+  target: Target, nodes: int = 8, seeded: bool = True, kept: bool = False,
+  tree: Static | None = None,
+) -> Drafter:  # fmt: skip
   """Looks up a tree of the tokens that the target found likeliest when it last met each token.
 
   This is Token Recycling (Luo et al. 2024, arXiv 2408.08696). The memory belongs to one text and
@@ -111,23 +126,22 @@ def token_recycling(
     nodes: N; the most valuable part of the published tree, which has 81 nodes, root included.
     seeded: whether the memory begins with the prompt. That runs the vocabulary projection once for
       every token of the prompt, CHUNK tokens at a time.
+    kept: whether it begins with what earlier requests left, as published; then the drafter's
+      weights are that memory i32[V, R], at first `nothing`.
     tree: rank paths of one's own in place of `nodes`.
 
   Raises:
     ValueError: more nodes than the published tree has, or a rank that the vocabulary lacks.
   """
-  paths: Choices = published()
-  if not 2 <= nodes <= 1 + len(paths):
-    raise ValueError(f"nodes={nodes}: the published tree of token_recycling has 2 to "
-                     f"{1 + len(paths)} nodes; a larger one is given as a tree.")  # fmt: skip
-  filled = Static(paths[: nodes - 1]) if tree is None else tree
+  filled = part_of_published(nodes) if tree is None else tree
   ranks, V = 1 + int(filled.shape.rank.max()), target.vocab_size
   if ranks > V:
     raise ValueError(f"tree has rank {ranks - 1}: the target has {V} tokens.")
 
   def init(params, target_params, /, context, features, capacity):
     B, T, _ = features.hidden.shape
-    memory = jnp.full((B, V, ranks), -1, jnp.int32)
+    start = params if kept else nothing(V, filled)
+    memory = jnp.broadcast_to(start[None], (B, V, ranks))
     if not seeded:
       return memory
     size = min(CHUNK, T)
@@ -158,7 +172,12 @@ def token_recycling(
     keep = committed(verdict, rows, N)
     return remember(memory, draft.tokens, evaluation.logits, order, keep)
 
+  def keep(params, memory):
+    # Of the rows that changed what follows a token, the first.
+    first = jnp.argmax((memory != params[None]).any(2), 0)[None, :, None]
+    return jnp.take_along_axis(memory, first, 0)[0]
+
   return Drafter(
     "token_recycling", "deterministic", filled.nodes, filled.depth, init, propose, update,
-    read=read, varies=True,
+    read=read, varies=True, keep=keep if kept else None,
   )  # fmt: skip

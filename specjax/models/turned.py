@@ -67,7 +67,9 @@ def turn(params: Params) -> Params:
       return {key: of(key, part) for key, part in x.items()}
     if name not in _MATRICES or not isinstance(x, Array) or x.dtype != jnp.float32:
       return x
-    whole = len(x.sharding.device_set) == 1
-    return Turned(jax.device_put(np.asarray(x).T.copy(), x.sharding)) if whole else x
+    if len(x.sharding.device_set) > 1:
+      return x
+    # On the same device, and bound to it only where x is: else whatever is computed from it is.
+    return Turned(jax.device_put(np.asarray(x).T.copy(), x.sharding if x.committed else None))
 
   return of("", params) if platform() == "cpu" else params

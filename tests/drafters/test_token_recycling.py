@@ -214,11 +214,41 @@ def test_impossible_trees_are_an_error(settings, words):
     token_recycling(TARGET, **settings)
 
 
+def test_what_a_request_left_starts_the_next():
+  model = load()
+  decoder = Decoder(model, "token_recycling-8-0-1+prompt_lookup-4", batch=2)
+  prompts = ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
+  first = decoder(prompts, 24)
+  memory, _ = decoder.weights.drafter
+  text = {t for r in first for t in r.tokens[:-1]}
+  known = np.flatnonzero(np.asarray(memory[:, 0]) >= 0)
+  assert text - set(model.stop) <= set(known.tolist()) and len(known) < model.config.vocab_size
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+  again = decoder(prompts, 24)
+  jax.monitoring.clear_event_listeners()
+  assert [r.tokens for r in again] == [r.tokens for r in first]
+  assert sum(r.forwards for r in again) < sum(r.forwards for r in first)
+  assert not any("compile" in name for name in compiled)
+  fresh = Decoder(model, "token_recycling-8-0", batch=2)
+  assert fresh(prompts, 24) and fresh.weights.drafter == ()
+
+
+def test_of_rows_that_learnt_about_a_token_the_first_is_kept():
+  drafter = token_recycling(TARGET, kept=True, tree=Static([[0], [1]]))
+  before = np.array([[-1, -1], [5, 6], [7, 8], [2, 3]], np.int32)
+  rows = np.stack([before, before, before])
+  rows[1, 0], rows[2, 0], rows[2, 1] = (1, 2), (3, 4), (5, 9)
+  got = drafter.keep(jnp.asarray(before), jnp.asarray(rows))
+  assert got.tolist() == [[1, 2], [5, 9], [7, 8], [2, 3]]
+
+
 def test_names():
   model = load()
   for name, tree, shown, nodes in (
     ("token_recycling-16-0", None, "token_recycling-16-0", 16),
     ("token_recycling-8-1", None, "token_recycling", 8),
+    ("token_recycling-8-1-1", None, "token_recycling-8-1-1", 8),
     ("token_recycling/static-2-1", None, "token_recycling/static-2-1", 5),
     ("token_recycling", [[0], [1]], "token_recycling/static", 3),
     ("prompt_lookup-4+token_recycling-12", None, "prompt_lookup-4+token_recycling-12", 15),

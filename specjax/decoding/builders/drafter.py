@@ -22,7 +22,7 @@ from specjax.decoding.spec import Part
 from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, union
 from specjax.drafters.base import Head
 from specjax.drafters.stateless import none
-from specjax.drafters.token_recycling import token_recycling
+from specjax.drafters.token_recycling import nothing, part_of_published, token_recycling
 from specjax.trees import Static
 
 
@@ -95,13 +95,15 @@ def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> 
   refuse(part.name, None, draft_length)
   tree = either(part, spec.decorations(part, OF_RECYCLING), "tree", tree)
   name, arguments = settle(part)
-  if tree is None:
-    return name, token_recycling(model.target, **arguments), ()
-  if arguments:
+  suffix, shape = ("", None) if tree is None else build_tree(tree)
+  if tree is not None and arguments:
     raise ValueError(f"drafter={spec.show([part])!r}: its tree decides the nodes.")
-  suffix, shape = build_tree(tree)
-  if not isinstance(shape, Static):
+  if shape is not None and not isinstance(shape, Static):
     raise ValueError(f"drafter={name + suffix!r} has no probabilities: it takes a static tree.")
-  if shape.depth == 0:
+  if shape is not None and shape.depth == 0:
     return "none", none(), ()
-  return name + suffix, token_recycling(model.target, tree=shape), ()
+  drafter = token_recycling(model.target, **arguments, tree=shape)
+  if drafter.keep is None:
+    return name + suffix, drafter, ()
+  shape = shape or part_of_published(drafter.nodes)
+  return name + suffix, drafter, nothing(model.config.vocab_size, shape)
