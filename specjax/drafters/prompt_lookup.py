@@ -5,9 +5,9 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Context, Drafter
-from specjax.drafters.stateless import stateless
-from specjax.trees.structure import at
+from specjax.base import Context, Draft, Drafter, Params
+from specjax.drafters.stateless import from_draft
+from specjax.trees.structure import at, chain, side_by_side
 
 
 def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
@@ -28,7 +28,7 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
 
 @functools.cache
 def prompt_lookup(
-  depth: int = 7, longest: int = 3, shortest: int = 1, per_match: int = 0
+  depth: int = 7, longest: int = 3, shortest: int = 1, per_match: int = 0, branches: int = 1
 ) -> Drafter:
   """Copies a chain from behind the longest, then latest, earlier occurrence of the last tokens.
 
@@ -36,30 +36,40 @@ def prompt_lookup(
   repeated periodically, so loops are drafted to full depth. Without a match nothing is drafted.
 
   Args:
-    depth: D, tokens drafted.
+    depth: D, tokens drafted in a branch.
     longest: n-gram length that counts as a full match.
     shortest: matches shorter than this are not used.
     per_match: tokens drafted for each token that matched, as in suffix decoding (Oliaro et al.
       2024, arXiv 2411.04975); 0 drafts D whatever matched.
+    branches: of the best occurrences that differ in the next token, how many are copied.
   """
   if not 1 <= shortest <= longest or depth < 1:
     raise ValueError(f"depth={depth}, shortest={shortest}, longest={longest}: expected depth >= 1 "
                      "and 1 <= shortest <= longest.")  # fmt: skip
   if per_match < 0:
     raise ValueError(f"per_match={per_match}: accepted is 0 or more tokens.")
+  if branches < 1:
+    raise ValueError(f"branches={branches}: accepted is 1 or more.")
 
-  def guess(context: Context) -> Array:
+  def draft(params: Params, context: Context) -> Draft:
     tokens, length = context
     S = tokens.shape[1]
     matched = suffix_match(tokens, length, longest)
-    score = matched * S + jnp.arange(S, dtype=jnp.int32)[None]
-    best = jnp.argmax(score, 1).astype(jnp.int32)[:, None]
-    sure = at(matched, best)
-    found = sure >= shortest
-    best = jnp.where(found, best, 0)
-    period = jnp.maximum(length[:, None] - 1 - best, 1)
+    following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     step = jnp.arange(depth, dtype=jnp.int32)[None]
-    copied = at(tokens, best + 1 + step % period)
-    return jnp.where(found & (step < (per_match * sure if per_match else depth)), copied, -1)
+    chains = []
+    for _ in range(branches):
+      score = matched * S + jnp.arange(S, dtype=jnp.int32)[None]
+      best = jnp.argmax(score, 1).astype(jnp.int32)[:, None]
+      sure = at(matched, best)
+      found = sure >= shortest
+      best = jnp.where(found, best, 0)
+      period = jnp.maximum(length[:, None] - 1 - best, 1)
+      copied = at(tokens, best + 1 + step % period)
+      valid = found & (step < (per_match * sure if per_match else depth))
+      nodes = jnp.concatenate([context.root, copied], 1)
+      chains.append(chain(nodes, jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)))
+      matched = jnp.where(following == at(following, best), 0, matched)
+    return side_by_side(chains)
 
-  return stateless("prompt_lookup", depth, guess)
+  return from_draft("prompt_lookup", 1 + branches * depth, depth, draft)

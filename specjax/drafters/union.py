@@ -4,24 +4,12 @@ Letters: B batch, N nodes, D depth, V vocabulary.
 """
 
 import functools
-from collections.abc import Sequence
 
 import jax.numpy as jnp
 
 from specjax.base import Draft, Drafter
 from specjax.drafters.sources import check, own_log_probs, together
-from specjax.trees.structure import at, below, connected, upwards
-
-
-def side_by_side(drafts: Sequence[Draft]) -> Draft:
-  """One draft of all nodes below one root, source after source, without their distributions."""
-  columns, first = [], 0
-  for tokens, parent, depth, valid, *_ in drafts:
-    parent = jnp.where(parent > 0, parent + first, 0)
-    columns.append([x[:, 1:] for x in (tokens, parent, depth, valid)])
-    first += tokens.shape[1] - 1
-  parts = (jnp.concatenate(x, 1) for x in zip(*columns, strict=True))
-  return below(drafts[0].tokens[:, :1], *parts)
+from specjax.trees.structure import at, connected, side_by_side, upwards
 
 
 def merge(draft: Draft, depth: int) -> Draft:

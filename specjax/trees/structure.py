@@ -4,6 +4,7 @@ Letters: B batch, N nodes (node 0 is the root), D maximum depth, A = D + 1. Ever
 vectorised over nodes and unrolled over depth.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,6 +48,17 @@ def below(root: Array, tokens: Array, parent: Array, depth: Array, valid: Array)
   top = jnp.zeros_like(root)
   columns = ((root, tokens), (top, parent), (top, depth), (top == 0, valid))
   return Draft(*(jnp.concatenate(pair, 1) for pair in columns))
+
+
+def side_by_side(drafts: Sequence[Draft]) -> Draft:
+  """One draft of all nodes below one root, source after source, without their distributions."""
+  columns, first = [], 0
+  for tokens, parent, depth, valid, *_ in drafts:
+    parent = jnp.where(parent > 0, parent + first, 0)
+    columns.append([x[:, 1:] for x in (tokens, parent, depth, valid)])
+    first += tokens.shape[1] - 1
+  parts = (jnp.concatenate(x, 1) for x in zip(*columns, strict=True))
+  return below(drafts[0].tokens[:, :1], *parts)
 
 
 def ancestors(parent: Array, depth: int) -> Array:

@@ -1,5 +1,7 @@
 """Prompt lookup against a search in plain Python."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,20 +44,38 @@ def propose(tokens, length, **settings):
   return draft
 
 
-@pytest.mark.parametrize(("longest", "shortest"), [(3, 1), (2, 2), (4, 3)])
-def test_the_draft_is_what_came_after_the_best_match(longest, shortest):
+@pytest.mark.parametrize(
+  ("longest", "shortest", "per_match", "branches"),
+  [(3, 1, 0, 1), (2, 2, 0, 1), (4, 3, 0, 1), (3, 1, 1, 1), (4, 2, 2, 2), (3, 1, 0, 3)],
+)
+def test_the_draft_is_what_came_after_the_best_matches(longest, shortest, per_match, branches):
   tokens, length = random_texts(200)
-  draft = propose(tokens, length, depth=5, longest=longest, shortest=shortest)
+  depth, drafted = 5, collections.Counter()
+  draft = propose(
+    tokens, length, depth=depth, longest=longest, shortest=shortest, per_match=per_match,
+    branches=branches,
+  )  # fmt: skip
+  assert draft.tokens.shape == (200, 1 + branches * depth)
   for b, n in enumerate(length):
     text = tokens[b, :n].tolist()
-    best = max(range(n - 1), key=lambda i: (matched(text, i, longest), i), default=0)
-    found = n > 1 and matched(text, best, longest) >= shortest
-    assert draft.valid[b].tolist() == [True, *[found] * 5]
-    assert draft.tokens[b, 0] == text[-1]
-    if found:
-      for i in range(best + 1, best + 6):
-        text.append(text[i])  # what was drafted continues the text
-      assert draft.tokens[b, 1:].tolist() == text[n:]
+    found = {i: matched(text, i, longest) for i in range(n - 1)}
+    assert draft.tokens[b, 0] == text[-1] and draft.valid[b, 0]
+    for branch in range(branches):
+      nodes = slice(1 + branch * depth, 1 + (branch + 1) * depth)
+      best = max(found, key=lambda i: (found[i], i), default=0)
+      sure = found.get(best, 0)
+      many = 0 if sure < shortest else min(depth, per_match * sure or depth)
+      drafted[many] += 1
+      assert draft.valid[b, nodes].tolist() == [i < many for i in range(depth)]
+      assert draft.parent[b, nodes].tolist() == [0, *range(nodes.start, nodes.stop - 1)]
+      assert draft.depth[b, nodes].tolist() == [1, 2, 3, 4, 5]
+      longer = list(text)
+      for i in range(best + 1, best + 1 + many):
+        longer.append(longer[i])  # what was drafted continues the text
+      assert draft.tokens[b, nodes][:many].tolist() == longer[n:]
+      if many:
+        found = {i: m for i, m in found.items() if text[i + 1] != text[best + 1]}
+  assert len(drafted) > 1
 
 
 def test_a_loop_is_drafted_to_full_depth():
@@ -64,6 +84,12 @@ def test_a_loop_is_drafted_to_full_depth():
   draft = propose(tokens, np.array([7], np.int32), depth=7)
   assert draft.tokens[0].tolist() == [6, 4, 5, 6, 4, 5, 6, 4]
   assert draft.parent[0].tolist() == [0, 0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("settings", [{"per_match": -1}, {"branches": 0}])
+def test_impossible_numbers_are_an_error(settings):
+  with pytest.raises(ValueError, match=r"accepted is [01] or more"):
+    prompt_lookup(**settings)
 
 
 @pytest.mark.parametrize("settings", [{"depth": 0}, {"shortest": 0}, {"shortest": 4, "longest": 3}])
