@@ -198,6 +198,26 @@ class Convert:
 
 
 @dataclasses.dataclass(frozen=True)
+class Corpus:
+  """Write the datastore in which the drafter rest[FILE.npz] searches.
+
+  Attributes:
+    data: a JSONL file, tfds:NAME:SPLIT or lists:SEED:COUNT, whose records have a text in `field`;
+      of the answers that `specjax.train` decodes, which are ids, the prompts and answers are taken.
+    out: FILE.npz to write.
+    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
+    field: the field that has the text.
+    limit: take the first this many records.
+  """
+
+  data: str
+  out: str
+  model: str | None = None
+  field: str = "text"
+  limit: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class List:
   """Show every part that has a name, with its knobs, exactness and source, and the zoo."""
 

@@ -1,4 +1,4 @@
-"""The command line: generate, chat, denoise, bench, tune, convert, list, info.
+"""The command line: generate, chat, denoise, bench, tune, convert, corpus, list, info.
 
 `commands`, which imports jax, is imported when a command runs, so that `--help` answers at once.
 """
@@ -9,7 +9,18 @@ from collections.abc import Sequence
 import tyro
 
 from specjax import script
-from specjax.arguments import MOVED, Bench, Chat, Convert, Denoise, Generate, Info, List, Tune
+from specjax.arguments import (
+  MOVED,
+  Bench,
+  Chat,
+  Convert,
+  Corpus,
+  Denoise,
+  Generate,
+  Info,
+  List,
+  Tune,
+)
 
 
 def _run(args) -> None:
@@ -28,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       return 2
   return script.run(
     _run,
-    Generate | Chat | Denoise | Bench | Tune | Convert | List | Info,
+    Generate | Chat | Denoise | Bench | Tune | Convert | Corpus | List | Info,
     "Parallel decoding of language models in JAX.",
     prog="specjax",
     argv=argv,

@@ -8,15 +8,25 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from specjax import checks
-from specjax.arguments import Bench, Chat, Convert, Decode, Denoise, Generate, Info, List, Tune
+from specjax.arguments import (
+  Bench,
+  Chat,
+  Convert,
+  Corpus,
+  Decode,
+  Denoise,
+  Generate,
+  Info,
+  List,
+  Tune,
+)
 from specjax.chat import chat
-from specjax.checkpoints import formats, gguf, hf, hub, llama2c, templates
+from specjax.checkpoints import hub, templates
 from specjax.decoding import catalogue, terminal
 from specjax.decoding.batching import Result, check_model
 from specjax.decoding.conversation import Conversation
@@ -34,6 +44,7 @@ from specjax.eval import (
   tune,
 )
 from specjax.eval.plots import denoising
+from specjax.writing import run_convert, run_corpus
 
 # Fields of a Result in the output of --json, after the prompt.
 JSON_KEYS = (
@@ -209,42 +220,6 @@ def run_tune(args: Tune) -> None:
   console.print(report.contents(args.out), markup=False)
 
 
-def run_convert(args: Convert) -> None:
-  if args.format != "head" and (args.target is not None or args.to != "specjax"):
-    raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
-  if args.weights != "float" and (args.format != "head" or args.to != "specjax"):
-    raise ValueError(f"weights={args.weights!r}: accepted for --format head --to specjax.")
-  out = checks.directory("out", args.out)
-  source = resolve(args.model) if args.format == "head" else pathlib.Path(args.model)
-  if out.resolve() == source.resolve():
-    raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
-  if (out / "config.json").exists():
-    checks.refuse("out", args.out, "a directory without a config.json; a model or a head is there")
-  if args.format == "llama2c":
-    c = llama2c.load(args.model, args.tokenizer)
-  elif args.tokenizer is not None:
-    raise ValueError(f"tokenizer={args.tokenizer!r}: a model in this format brings its own.")
-  elif args.format == "head":
-    target = _load(args.target, causal=True)
-    head = formats.load(source, target.config)
-    formats.save(args.out, args.to, head, target.config, target.params, base=target.name,
-                dtype=jnp.int8 if args.weights == "int8" else jnp.float32)  # fmt: skip
-    print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
-    return
-  elif args.format == "gguf":
-    c = gguf.load(resolve(args.model))
-  else:
-    c = hf.load(args.model)
-  # float32 holds every accepted dtype, so the converted model decodes as the original does.
-  hf.save(args.out, c.config, c.params, c.tokenizer, template=c.template, stop=c.stop,
-          start=c.start, mask=c.mask, shift=c.shift, dtype=jnp.float32)  # fmt: skip
-  back = hf.load(args.out)
-  if c.tokenizer is not None and back.start != c.start:
-    raise ValueError(f"{args.out}: prompts started with the ids {list(c.start)} and now with "
-                     f"{list(back.start)}; tokenizer.json needs a post-processor.")  # fmt: skip
-  print(f"wrote {args.out}")
-
-
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
   table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
   for i, column in enumerate(columns):
@@ -278,5 +253,5 @@ def run_info(args: Info) -> None:
 
 COMMANDS: dict[type, Callable] = {
   Generate: run_generate, Chat: run_chat, Denoise: run_denoise, Bench: run_bench, Tune: run_tune,
-  Convert: run_convert, List: run_list, Info: run_info,
+  Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
 }  # fmt: skip

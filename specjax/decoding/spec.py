@@ -24,10 +24,10 @@ Number = int | float
 
 # What a name takes in brackets; heads, filters and students have a default, the zoo's.
 BRACKETS = {
-  "draft_model": "MODEL", "denoiser": "MODEL", "ngram": "FILE.jsonl", "local": "MODEL",
-  "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD", "judge": "HEAD", "head": "HEAD",
-  "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT", "learned": "FILTER",
-  "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
+  "draft_model": "MODEL", "denoiser": "MODEL", "rest": "FILE.npz", "ngram": "FILE.jsonl",
+  "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
+  "judge": "HEAD", "head": "HEAD", "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT",
+  "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _HEAD = re.compile(rf"([^\[\]+:]+\.py:[A-Za-z_]\w*|[a-z]\w*)((?:{_NUMBER})*)")

@@ -24,18 +24,19 @@ from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
+from specjax.drafters.rest import rest
 from specjax.drafters.stateless import none, stateless
 from specjax.drafters.token_recycling import token_recycling
 from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "first_of",
-  "none", "prompt_lookup", "stateless", "token_recycling", "union",
+  "none", "prompt_lookup", "rest", "stateless", "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
-  "denoiser": denoiser, "token_recycling": token_recycling,
+  "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest,
 }  # fmt: skip
 
 # name: (build, config class); build(target, config) -> Head

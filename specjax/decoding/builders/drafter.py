@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from specjax.base import Drafter, Params
+from specjax.data import datastore
 from specjax.decoding import spec
 from specjax.decoding.builders.draft_model import build_draft_model
 from specjax.decoding.builders.drafters import (
@@ -83,6 +86,10 @@ def _single(
   refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = settle(part)
+  if part.name == "rest":
+    file = spec.text_of(part, "a datastore", "FILE.npz")
+    store = datastore.load(file, model.config.vocab_size)
+    return name, builder(**arguments), tuple(map(jnp.asarray, store))
   if part.name != "denoiser":
     return name, builder(*arguments.values()), ()
   small = load_small(model, part)

@@ -1,0 +1,130 @@
+"""REST copies from a datastore of texts what followed the last tokens there.
+
+He et al. 2023 (arXiv 2311.08252). The datastore and its suffix array lie on the device, so the
+search is part of the compiled loop: two bisections for each length of the match.
+
+Letters: B batch, M tokens of the datastore, K continuations, D depth, N nodes.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Context, Draft, Drafter
+from specjax.data.datastore import SEPARATOR
+from specjax.drafters.stateless import from_draft
+from specjax.trees.structure import at, below
+
+CONTINUATIONS = 32  # K, spread evenly over all occurrences
+
+
+def occurrences(store: tuple[Array, Array], query: Array, count: Array) -> tuple[Array, Array]:
+  """Where among the sorted suffixes those lie that begin with the first tokens of a query.
+
+  Args:
+    store: (tokens i32[M], order i32[M]), see `data.datastore.Datastore`.
+    query: i32[Q, L].
+    count: i32[Q], how many tokens of it must agree, 1 to L.
+
+  Returns:
+    (first, end), i32[Q] each; equal where there is none.
+  """
+  tokens, order = store
+  M, (Q, L) = len(tokens), query.shape
+  step = jnp.arange(L, dtype=jnp.int32)[None]
+  query, count = jnp.tile(query, (2, 1)), jnp.tile(count, 2)[:, None]
+  upper = jnp.arange(2 * Q) >= Q  # the second half looks for the end
+
+  def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+    low, high = bounds
+    middle = low + (high - low) // 2
+    index = order[jnp.minimum(middle, M - 1)][:, None] + step
+    suffix = jnp.where(index < M, tokens[jnp.minimum(index, M - 1)], SEPARATOR)
+    differs = (suffix != query) & (step < count)
+    first = jnp.argmax(differs, 1).astype(jnp.int32)[:, None]
+    less = (at(suffix, first) < at(query, first))[:, 0]
+    right = jnp.where(differs.any(1), less, upper) & (low < high)
+    return jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
+
+  bounds = jnp.zeros(2 * Q, jnp.int32), jnp.full(2 * Q, M, jnp.int32)
+  found, _ = jax.lax.fori_loop(0, M.bit_length() + 1, halve, bounds)
+  return found[:Q], found[Q:]
+
+
+def tree_of(rows: Array, root: Array, nodes: int) -> Draft:
+  """The N - 1 likeliest prefixes of continuations, as a tree below the root i32[B, 1].
+
+  Args:
+    rows: i32[B, K, D], sorted; a row ends at its first negative token.
+  """
+  B, K, D = rows.shape
+  real = jnp.cumprod(rows >= 0, 2, dtype=jnp.int32) > 0
+  same = jnp.cumprod(rows[:, :, None] == rows[:, None], 3, dtype=jnp.int32) > 0  # [B, K, K, D]
+  same = same & real[:, :, None] & real[:, None]
+  first = jnp.argmax(same, 2).astype(jnp.int32)  # [B, K, D], the first row with this prefix
+  own = real & (first == jnp.arange(K, dtype=jnp.int32)[None, :, None])
+  depth = jnp.arange(D, dtype=jnp.int32)[None, None]
+  score = jnp.where(own, same.sum(2, dtype=jnp.int32) * (D + 1) - depth, 0)  # parents above
+  best, index = jax.lax.top_k(score.reshape(B, K * D), min(nodes - 1, K * D))
+  index = jnp.sort(jnp.where(best > 0, index, K * D), 1).astype(jnp.int32)  # parents first
+  valid = index < K * D
+  index = jnp.where(valid, index, 0)
+  step = jnp.where(valid, index % D + 1, 0)
+  # The parent is in the first row that has its prefix.
+  above = at(first.reshape(B, K * D), jnp.maximum(index - 1, 0)) * D + index % D - 1
+  is_parent = (index[:, None] == above[:, :, None]) & valid[:, None] & (step > 1)[:, :, None]
+  parent = jnp.where(is_parent.any(2), jnp.argmax(is_parent, 2).astype(jnp.int32) + 1, 0)
+  tokens = jnp.where(valid, at(rows.reshape(B, K * D), index), 0)
+  return below(root, tokens, parent, step, valid)
+
+
+@functools.cache
+def rest(nodes: int = 8, longest: int = 8, shortest: int = 2, ahead: int = 7) -> Drafter:
+  """Copies a tree of what followed the longest match of the last tokens in a datastore.
+
+  This is REST (He et al. 2023, arXiv 2311.08252). Its weights are (tokens i32[M], order i32[M]) of
+  `data.datastore`, 8 bytes for a token. Of many occurrences, continuations are read at even
+  distances, and the prefixes that most of them share are drafted. No match crosses the border of
+  two texts. Without a match nothing is drafted.
+
+  Args:
+    nodes: N.
+    longest, shortest: how many of the last tokens may match, and must.
+    ahead: D, tokens of a continuation.
+  """
+  if nodes < 2 or not 1 <= shortest <= longest <= 16 or not 1 <= ahead <= 16:
+    raise ValueError(
+      f"nodes={nodes}, longest={longest}, shortest={shortest}, ahead={ahead}: expected nodes >= 2, "
+      "1 <= shortest <= longest <= 16 and 1 <= ahead <= 16."
+    )
+  K = min(CONTINUATIONS, 4 * nodes)
+
+  counts = jnp.arange(shortest, longest + 1, dtype=jnp.int32)[:, None]  # C lengths of a match
+
+  def draft(params: tuple[Array, Array], context: Context) -> Draft:
+    tokens, order = params
+    M, (B, S), C = len(tokens), context.tokens.shape, len(counts)
+    begin = context.length[None] - counts
+    index = begin[..., None] + jnp.arange(longest, dtype=jnp.int32)[None, None]
+    index = jnp.clip(index, 0, S - 1).transpose(1, 0, 2).reshape(B, -1)
+    query = at(context.tokens, index).reshape(B, C, longest).transpose(1, 0, 2)
+    each = jnp.broadcast_to(counts, (C, B)).reshape(-1)
+    low, high = occurrences(params, query.reshape(C * B, longest), each)
+    low, high = low.reshape(C, B), jnp.where(begin >= 0, high.reshape(C, B), 0)
+    best = jnp.argmax(jnp.where(high > low, counts, 0), 0)[None]  # the longest match
+    first, many, matched = (
+      jnp.take_along_axis(x, best, 0)[0]
+      for x in (low, jnp.maximum(high - low, 0), jnp.broadcast_to(counts, (C, B)))
+    )
+    share = (jnp.arange(K, dtype=jnp.float32)[None] + 0.5) / K
+    place = first[:, None] + (share * many[:, None].astype(jnp.float32)).astype(jnp.int32)
+    repeated = jnp.pad(place[:, 1:] == place[:, :-1], ((0, 0), (1, 0)))
+    index = order[jnp.minimum(place, M - 1)] + matched[:, None]
+    index = index[..., None] + jnp.arange(ahead, dtype=jnp.int32)[None, None]
+    rows = jnp.where(index < M, tokens[jnp.minimum(index, M - 1)], SEPARATOR)
+    silent = repeated | (many == 0)[:, None]
+    return tree_of(jnp.where(silent[..., None], SEPARATOR, rows), context.root, nodes)
+
+  return from_draft("rest", nodes, ahead, draft)
