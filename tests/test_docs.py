@@ -128,7 +128,8 @@ def test_a_command_is_understood(words, monkeypatch, tmp_path):
     for option in ("drafter", "drafters", "verifier", "processors", "policy", "methods"):
       names = getattr(options, option, None) or ()
       for name in (names,) if isinstance(names, str) else names:
-        spec.parse(option, name)
+        for one in spec.alternatives(name):
+          spec.parse(option, one)
 
 
 def parsed(words, monkeypatch, tmp_path) -> list:
@@ -166,8 +167,9 @@ def named(page: str) -> set[Part]:
   for title, before in NAMES.items():
     for first, *_ in table_rows(PAGES[page], title):
       for code in CODE.findall(first):
-        for part in spec.parse("name", before + code):
-          found |= {part._replace(decorations=()), *part.decorations}
+        for one in spec.alternatives(code.replace(r"\|", "|")):
+          for part in spec.parse("name", before + one):
+            found |= {part._replace(decorations=()), *part.decorations}
   return found
 
 
@@ -309,7 +311,7 @@ def test_docstrings_describe_what_there_is():
 
 def test_the_reference_is_whole():
   # Of the command line, --help is the reference.
-  own = {"__init__", "zoo", "arguments", "commands", "chat", "cli", "script"}
+  own = {"__init__", "zoo", "arguments", "commands", "chat", "cli", "script", "writing"}
   api = "".join(text for page, text in PAGES.items() if page.startswith("docs/api/"))
   there = {path.stem for path in (ROOT / "specjax").iterdir() if not path.stem.startswith("__py")}
   assert set(re.findall(r"^::: specjax\.(\w+)$", api, re.MULTILINE)) == there - own

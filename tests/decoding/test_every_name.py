@@ -22,6 +22,7 @@ from jax import Array
 from specjax import speculate
 from specjax.base import Drafter
 from specjax.checkpoints import heads, hf, parts
+from specjax.data import datastore
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding import catalogue, spec
@@ -92,13 +93,15 @@ def home(tmp_path_factory):
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "wide.json").write_text(json.dumps({"static": {"choices": [[0], [1], [2]]}}))
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
+  datastore.save(path / "store.npz", datastore.build([target.encode(REPEATS)]), V)
   return path
 
 
 # What a part is given in brackets: its own entry, or that of the word `specjax list` shows there.
 TEXTS = {
   "MODEL": "near", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
-  "FILE.jsonl": "texts.jsonl", "TEXT": "Ann", "REGEX": "Ann( Bob)*", "DELIMITER": ".",
+  "FILE.jsonl": "texts.jsonl", "FILE.npz": "store.npz", "TEXT": "Ann",
+  "REGEX": "Ann( Bob)*", "DELIMITER": ".",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
   "student": "denoiser-student", "ensemble": "target",
 }  # fmt: skip

@@ -40,6 +40,11 @@ def test_what_is_printed_is_read_again():
       ]
 
 
+def test_alternatives_are_cut_outside_brackets():
+  assert spec.alternatives("a-1[x|y]/b[z]+c|d|e") == ["a-1[x|y]/b[z]+c", "d", "e"]
+  assert spec.alternatives("a") == ["a"] and spec.alternatives("a|") == ["a", ""]
+
+
 def test_precedence():
   assert spec.parse("x", "a-1[p]/b-2.5+c/d/e") == (
     Part("a", (1,), "p", (Part("b", (2.5,)),)),
