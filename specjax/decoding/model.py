@@ -25,7 +25,7 @@ from specjax.models.int8 import WEIGHTS
 from specjax.models.turned import FEW
 
 LARGE = 2**25  # parameters
-WIDTHS = (1, 2, 4, 8, 16, 32)
+WIDTHS = (1, 4, 8, 16, 32)
 ZOO = pathlib.Path(__file__).parents[1] / "zoo"
 DEFAULT_MODEL = "gsm8k-7m"
 DEFAULT_DENOISER = "lists-3m"
