@@ -187,9 +187,9 @@ class EvaluateDraft(Protocol):
 
 
 class KeepLearned(Protocol):
-  """A drafter's weights after a batch of requests, from its state when they are done."""
+  """A drafter's weights after a batch of requests, from its state and their texts when they end."""
 
-  def __call__(self, params: Params, state: Any, /) -> Params: ...
+  def __call__(self, params: Params, state: Any, /, context: Context) -> Params: ...
 
 
 class Drafter(NamedTuple):

@@ -128,7 +128,7 @@ class Decoder:
   def _learn(self, state: speculate.State) -> None:
     """Keeps what the drafter has learnt of requests that are done, if it keeps anything."""
     if (keep := self.method.drafter.keep) is not None:
-      left = jax.jit(keep)(self.weights.drafter, state.drafter)
+      left = jax.jit(keep)(self.weights.drafter, state.drafter, state.context)
       self.weights = self.weights._replace(drafter=left)
 
   def check_logits(self, state: speculate.State, numbers: np.ndarray) -> None:

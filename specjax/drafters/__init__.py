@@ -18,6 +18,7 @@ from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.drafters.first_of import first_of
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
+from specjax.drafters.history import history
 from specjax.drafters.hydra import HydraConfig, hydra
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
@@ -31,12 +32,12 @@ from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "first_of",
-  "none", "prompt_lookup", "rest", "stateless", "token_recycling", "union",
+  "history", "none", "prompt_lookup", "rest", "stateless", "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
-  "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest,
+  "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest, "history": history,
 }  # fmt: skip
 
 # name: (build, config class); build(target, config) -> Head

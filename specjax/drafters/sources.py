@@ -139,9 +139,9 @@ def together(
     writes = [source.read or source.update for source in drafters]
     return after(writes, params, target_params, state, draft, evaluation, verdict, rows)
 
-  def keep(params, state):
+  def keep(params, state, context):
     triples = zip(drafters, params, state, strict=True)
-    return tuple(own if s.keep is None else s.keep(own, left) for s, own, left in triples)
+    return tuple(own if s.keep is None else s.keep(own, left, context) for s, own, left in triples)
 
   learns = any(source.keep for source in drafters)
   return Drafter(

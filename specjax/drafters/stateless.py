@@ -27,6 +27,13 @@ def from_draft(
   return Drafter(name, "deterministic", nodes, depth, init, propose, update, varies=nodes > 1)
 
 
+def chain_of(context: Context, guesses: Array) -> Draft:
+  """The chain of guesses i32[B, D] after the root; a negative one ends it."""
+  tokens = jnp.concatenate([context.root, guesses], 1)
+  valid = jnp.cumprod(tokens >= 0, 1, dtype=jnp.int32) > 0
+  return chain(jnp.maximum(tokens, 0), valid)
+
+
 @functools.cache
 def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Drafter:
   """A chain of guesses that follow from the text, with no weights.
@@ -38,9 +45,7 @@ def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Draft
   """
 
   def draft(params: Params, context: Context) -> Draft:
-    tokens = jnp.concatenate([context.root, guess(context)], 1)
-    valid = jnp.cumprod(tokens >= 0, 1, dtype=jnp.int32) > 0
-    return chain(jnp.maximum(tokens, 0), valid)
+    return chain_of(context, guess(context))
 
   return from_draft(name, depth + 1, depth, draft)
 

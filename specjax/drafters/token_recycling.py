@@ -172,7 +172,7 @@ def token_recycling(
     keep = committed(verdict, rows, N)
     return remember(memory, draft.tokens, evaluation.logits, order, keep)
 
-  def keep(params, memory):
+  def keep(params, memory, context):
     # Of the rows that changed what follows a token, the first.
     first = jnp.argmax((memory != params[None]).any(2), 0)[None, :, None]
     return jnp.take_along_axis(memory, first, 0)[0]

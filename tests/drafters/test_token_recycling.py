@@ -239,7 +239,7 @@ def test_of_rows_that_learnt_about_a_token_the_first_is_kept():
   before = np.array([[-1, -1], [5, 6], [7, 8], [2, 3]], np.int32)
   rows = np.stack([before, before, before])
   rows[1, 0], rows[2, 0], rows[2, 1] = (1, 2), (3, 4), (5, 9)
-  got = drafter.keep(jnp.asarray(before), jnp.asarray(rows))
+  got = drafter.keep(jnp.asarray(before), jnp.asarray(rows), None)
   assert got.tolist() == [[1, 2], [5, 9], [7, 8], [2, 3]]
 
 

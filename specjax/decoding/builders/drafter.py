@@ -1,5 +1,6 @@
 """Drafters from names: of one part, or of several that are joined."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from specjax.decoding.builders.drafters import (
   Built,
   either,
   is_head,
+  knobs,
   load_small,
   refuse,
   settle,
@@ -24,6 +26,7 @@ from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
 from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, union
 from specjax.drafters.base import Head
+from specjax.drafters.history import empty
 from specjax.drafters.stateless import none
 from specjax.drafters.token_recycling import nothing, part_of_published, token_recycling
 from specjax.trees import Static
@@ -86,15 +89,23 @@ def _single(
   refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = settle(part)
-  if part.name == "rest":
-    file = spec.text_of(part, "a datastore", "FILE.npz")
-    store = datastore.load(file, model.config.vocab_size)
-    return name, builder(**arguments), tuple(map(jnp.asarray, store))
   if part.name != "denoiser":
-    return name, builder(*arguments.values()), ()
+    weights = WEIGHTS[part.name](model, part, knobs(part.name) | arguments)
+    return name, builder(**arguments), weights
   small = load_small(model, part)
-  made = builder(small.denoiser, model.target, *arguments.values())
-  return name, made, small.params
+  return name, builder(small.denoiser, model.target, **arguments), small.params
+
+
+def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  file = spec.text_of(part, "a datastore", "FILE.npz")
+  return tuple(map(jnp.asarray, datastore.load(file, model.config.vocab_size)))
+
+
+# What a drafter of text alone searches, besides the text.
+WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
+  "none": lambda *_: (), "prompt_lookup": lambda *_: (), "rest": _datastore,
+  "history": lambda model, part, arguments: empty(int(arguments["kept"])),
+}  # fmt: skip
 
 
 def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
