@@ -19,23 +19,28 @@ from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.drafters.first_of import first_of
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.hydra import HydraConfig, hydra
+from specjax.drafters.jacobi import jacobi
+from specjax.drafters.lookahead import lookahead
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
+from specjax.drafters.speculative_jacobi import speculative_jacobi
 from specjax.drafters.stateless import none, stateless
 from specjax.drafters.token_recycling import token_recycling
 from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "first_of",
-  "none", "prompt_lookup", "stateless", "token_recycling", "union",
+  "jacobi", "lookahead", "none", "prompt_lookup", "speculative_jacobi", "stateless",
+  "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
-  "denoiser": denoiser, "token_recycling": token_recycling,
+  "denoiser": denoiser, "token_recycling": token_recycling, "jacobi": jacobi,
+  "lookahead": lookahead, "speculative_jacobi": speculative_jacobi,
 }  # fmt: skip
 
 # name: (build, config class); build(target, config) -> Head

@@ -83,6 +83,8 @@ def _single(
   refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = settle(part)
+  if part.name == "speculative_jacobi":
+    return name, builder(model.target, *arguments.values()), ()
   if part.name != "denoiser":
     return name, builder(*arguments.values()), ()
   small = load_small(model, part)
