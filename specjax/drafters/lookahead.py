@@ -61,14 +61,42 @@ def newest(pool: Array, root: Array, count: int) -> tuple[Array, Array]:
   return at(pool, jnp.maximum(place, 0))[:, :, 1:], place >= 0
 
 
-def paths(level: int, window: int) -> np.ndarray:
-  """i32[W, W + N - 3]: where the flat window [W (N - 1)] holds the way below the root to the newest
-  token of each column: row 0 up to the column, then the column. -1 behind its end."""
-  found = np.full((window, max(window + level - 3, 0)), -1, np.int32)
+class Shape(NamedTuple):
+  """The nodes of a draft, static.
+
+  Attributes:
+    cell: i32[M], where the flat window [W (N - 1)] holds each of its M nodes but the root.
+    way: i32[W, W + N - 3], of each column, the cells below the root on the way to its newest token:
+      row 0 up to the column, then the column. -1 behind the end.
+    parent, depth: i32[M + G (N - 1)], of the nodes below the root: row 0 of the window, its other
+      rows, then the guesses one after the other.
+  """
+
+  cell: np.ndarray
+  way: np.ndarray
+  parent: np.ndarray
+  depth: np.ndarray
+
+
+def shape_of(level: int, window: int, guesses: int) -> Shape:
+  """The nodes of N = `level`, W = `window` and G = `guesses`."""
+  rows = level - 1
+  cells = [(i, 0) for i in range(1, window)]
+  cells += [(i, row) for row in range(1, rows) for i in range(window)]
+  node = {cell: k for k, cell in enumerate([(0, 0), *cells])}
+  parent = [node[(i, row - 1) if row else (i - 1, 0)] for i, row in cells]
+  depth = [i + row for i, row in cells]
+  for first in range(1 + len(cells), 1 + len(cells) + guesses * rows, rows):
+    parent += [0, *range(first, first + rows - 1)]
+    depth += range(1, level)
+  way = np.full((window, max(window + level - 3, 0)), -1, np.int32)
   for i in range(window):
-    cells = [(c, 0) for c in range(1, i + 1)] + [(i, row) for row in range(1, level - 1)]
-    found[i, : len(cells)] = [c * (level - 1) + row for c, row in cells]
-  return found
+    own = [*((c, 0) for c in range(1, i + 1)), *((i, row) for row in range(1, rows))]
+    way[i, : len(own)] = [c * rows + row for c, row in own]
+  return Shape(
+    np.array([i * rows + row for i, row in cells], np.int32), way,
+    np.array(parent, np.int32), np.array(depth, np.int32),
+  )  # fmt: skip
 
 
 @functools.cache
@@ -101,27 +129,17 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
   if level < 2 or window < 1 or not 1 <= guesses <= SLOTS:
     raise ValueError(f"{shown}: lookahead takes a level of 2 or more, a window of 1 or more and 1 "
                      f"to {SLOTS} guesses.")  # fmt: skip
-  nodes, rows_ahead = (window + guesses) * (level - 1), level - 1
-  extra = nodes - window * rows_ahead  # those of the guesses
+  nodes = (window + guesses) * (level - 1)
   if nodes > MOST_NODES:
     raise ValueError(f"{shown}: lookahead has (window + guesses) (level - 1) nodes, here {nodes}; "
                      f"accepted are {MOST_NODES} at most.")  # fmt: skip
-  depth, way = max(window + level - 3, level - 1), paths(level, window)
-  # Nodes below the root: row 0, the other rows, then the guesses one after the other.
-  cells = [(i, 0) for i in range(1, window)]
-  cells += [(i, row) for row in range(1, rows_ahead) for i in range(window)]
-  node = {(0, 0): 0} | {cell: 1 + k for k, cell in enumerate(cells)}
-  parent = [node[(i, row - 1) if row else (i - 1, 0)] for i, row in cells]
-  depths = [i + row for i, row in cells]
-  for k in range(len(cells) + 1, nodes, rows_ahead):
-    parent += [0, *range(k, k + rows_ahead - 1)]
-    depths += range(1, level)
-  place = np.array([i * rows_ahead + row for i, row in cells], np.int32)
+  shape = shape_of(level, window, guesses)
+  depth = int(shape.depth.max())
 
   def init(params, target_params, /, context, features, capacity):
     B = len(context.length)
     ahead = repeated(context, max(window + level - 3, 1))
-    column = np.arange(window)[:, None] + np.arange(rows_ahead)[None]
+    column = np.arange(window)[:, None] + np.arange(level - 1)[None]
     first = ahead[:, np.maximum(column - 1, 0)]
     pool = jnp.full((B, SLOTS, level), -1, jnp.int32)
     if not seeded:
@@ -137,16 +155,16 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
   def propose(params, target_params, state: Lookahead, /, context, settings, noise):
     B = len(context.length)
     follow, known = newest(state.pool, context.root, guesses)
-    flat = state.window.reshape(B, -1)
-    tokens = jnp.concatenate([flat[:, place], jnp.maximum(follow, 0).reshape(B, extra)], 1)
-    valid = jnp.concatenate([jnp.ones((B, len(cells)), bool), jnp.repeat(known, rows_ahead, 1)], 1)
-    draft = below(context.root, tokens, rows_of(parent, B), rows_of(depths, B), valid)
-    return merge(draft, depth), state
+    ahead = state.window.reshape(B, -1)[:, shape.cell]
+    tokens = jnp.concatenate([ahead, jnp.maximum(follow, 0).reshape(B, -1)], 1)
+    valid = jnp.concatenate([ahead >= 0, jnp.repeat(known, level - 1, 1)], 1)
+    parent, place = (rows_of(x, B) for x in (shape.parent, shape.depth))
+    return merge(below(context.root, tokens, parent, place, valid), depth), state
 
   def update(params, target_params, state: Lookahead, /, draft, evaluation, verdict, rows):
     B = len(rows)
     flat = state.window.reshape(B, -1)
-    wanted = jnp.where(way[None] >= 0, flat[:, np.maximum(way, 0)], -1)
+    wanted = jnp.where(shape.way[None] >= 0, flat[:, np.maximum(shape.way, 0)], -1)
     nodes, there = jax.vmap(spelled, (None, 1), 1)(draft, wanted)
     end = np.arange(window) + level - 2  # the depth of each column's newest guess
     node, ran = (x[:, np.arange(window), end] for x in (nodes, there))

@@ -81,6 +81,9 @@ def compare(state: Lookahead, b: int, row: Row) -> None:
 @pytest.mark.full(but=["3-4-2-1"])
 @pytest.mark.parametrize("name", ["5-7-7-1", "3-4-2-1", "4-2-3-0", "2-3-2-1", "3-1-2-0", "2-1-1-1"])
 def test_windows_and_pools_of_many_rounds(name):
+  """The published window moves by one column whatever was accepted, so it lags behind the text, and
+  the last accepted token is taken for all of them where the pool learns; the oracle does neither.
+  """
   N, W, G, seeded = map(int, name.split("-"))
   rows = [Row(N, W, G, prompt, bool(seeded)) for prompt in PROMPTS]
   states = rounds(lookahead(N, W, G, bool(seeded)), greedy())
