@@ -7,7 +7,8 @@ from jax import Array
 
 Params = Any  # a pytree of arrays
 Proposal = Literal[
-  "deterministic", "chain", "iid", "without_replacement", "mixed", "independent", "truncated"
+  "deterministic", "chain", "iid", "without_replacement", "mixed", "independent", "truncated",
+  "coupled",
 ]  # fmt: skip
 """How a drafter's tokens came about, which decides what a verifier may assume.
 
@@ -22,6 +23,9 @@ Proposal = Literal[
 "truncated": a chain that may end early, depending on the token that was drawn. Row i of
   `Draft.log_probs` gives the probability that a token is drawn and kept; the draft ends at node i
   with the probability that is missing from 1. Rows are -inf where nothing was drawn.
+"coupled": a chain like "chain", but a row of `Draft.log_probs` may tell about the tokens above it.
+  Each token has its distribution given those before it and the rows up to its own, not given all
+  rows.
 
 Siblings are in the order of their node numbers, which is the order they were drawn in.
 """

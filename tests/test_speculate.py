@@ -71,6 +71,8 @@ METHODS = {
     ("none", drafters.none(), TARGET_ONLY, ()),
     ("prompt_lookup", drafters.prompt_lookup(4), TARGET_ONLY, ()),
     ("token_recycling", drafters.token_recycling(target(CONFIG), 4), TARGET_ONLY, ()),
+    ("jacobi", drafters.jacobi(4), TARGET_ONLY, ()),
+    ("lookahead", drafters.lookahead(3, 4, 2), TARGET_ONLY, ()),
     ("draft_model", SAMPLED, TARGET_ONLY, OTHER_PARAMS),
     # Its own draft model: most of what it says is accepted, to full depth.
     ("itself", SAMPLED, TARGET_ONLY, PARAMS),
@@ -87,6 +89,7 @@ METHODS = {
     ("first_of", FIRST, TARGET_ONLY, ((), HEAD_PARAMS)),
     ("union, recursive", ONE_DRAWN, recursive(), ((), OTHER_PARAMS)),
     ("draft_model, token", SAMPLED, token(), OTHER_PARAMS),
+    ("speculative_jacobi, token", drafters.speculative_jacobi(target(CONFIG), 3), token(), ()),
     ("adaptive_model, block", KEPT, block(), (OTHER_PARAMS, ())),
     ("medusa, greedy", MEDUSA, greedy(), HEAD_PARAMS),
   )
@@ -244,14 +247,16 @@ def test_tokens_are_those_of_plain_decoding(name):
   assert got == want
   assert [len(tokens) for tokens in got] == [row.budget for row in ROWS]
   chex.assert_trees_all_equal(state.failed, jnp.zeros(len(ROWS), bool))
-  if name in ("prompt_lookup", "token_recycling", "itself"):
+  if name in ("prompt_lookup", "token_recycling", "lookahead", "itself"):
     assert state.stats.forwards.sum() < plain.stats.forwards.sum()
 
 
 @pytest.mark.full(but=["draft_model, token"])
 @pytest.mark.parametrize(
-  "name", ["medusa, greedy", "draft_model, token", "adaptive_model, block", "union, recursive"]
-)
+  "name",
+  ["medusa, greedy", "draft_model, token", "adaptive_model, block", "union, recursive",
+   "speculative_jacobi, token"],
+)  # fmt: skip
 def test_greedy_rows_are_those_of_plain_decoding(name):
   rows = tuple(dataclasses.replace(row, temperature=0.0) for row in ROWS)
   assert decode(name, rows)[0] == decode(PLAIN, rows)[0]

@@ -51,7 +51,7 @@ class Config:
 
 def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:
   """A draft of 8 nodes from q f32[1, 1, V], of a kind that the rule accepts."""
-  chain = VERIFIERS[name]().accepts <= {"chain", "truncated"}
+  chain = VERIFIERS[name]().accepts <= {"chain", "truncated", "coupled"}
   tree = (IID if name == "k_seq" else WithoutReplacement)(CHAIN if chain else TREE)
   root, sampling = jnp.zeros((1, 1), jnp.int32), Sampling(SETTINGS, noise, q.shape[-1])
   draft = tree.fill(root, Guesser(lambda *_: (q, (), ()), sampling=sampling))

@@ -30,7 +30,7 @@ _SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
 _TARGET = target(_CONFIG)
 _EXAMPLES = {
   "draft_model": (_TARGET,), "denoiser": (network(_SEES_BOTH, 7, False), _TARGET),
-  "token_recycling": (_TARGET,),
+  "token_recycling": (_TARGET,), "speculative_jacobi": (_TARGET,),
 }  # fmt: skip
 
 Row = tuple[str, str, str, str, str]

@@ -20,24 +20,29 @@ from specjax.drafters.first_of import first_of
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.history import history
 from specjax.drafters.hydra import HydraConfig, hydra
+from specjax.drafters.jacobi import jacobi
+from specjax.drafters.lookahead import lookahead
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
 from specjax.drafters.rest import rest
+from specjax.drafters.speculative_jacobi import speculative_jacobi
 from specjax.drafters.stateless import none, stateless
 from specjax.drafters.token_recycling import token_recycling
 from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "denoiser", "draft_model", "draft_tree", "first_of",
-  "history", "none", "prompt_lookup", "rest", "stateless", "token_recycling", "union",
+  "history", "jacobi", "lookahead", "none", "prompt_lookup", "rest", "speculative_jacobi",
+  "stateless", "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
   "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest, "history": history,
+  "jacobi": jacobi, "lookahead": lookahead, "speculative_jacobi": speculative_jacobi,
 }  # fmt: skip
 
 # name: (build, config class); build(target, config) -> Head

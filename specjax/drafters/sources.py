@@ -85,9 +85,9 @@ def together(
   After verification each source gets the joint draft and verdict, in the joint node numbers, and
   the layers it asked for; its `update` may read the accepted path, whichever source guessed it, and
   the tokens and logits of valid nodes, but may not take any node for its own. All heads,
-  `draft_tree`, `prompt_lookup` and `token_recycling` do so. A source that writes its state while it
-  drafts, as `draft_model` does, relies on its own chain being accepted and is refused when it is
-  traced; `draft_tree` with a chain for a tree drafts the same.
+  `draft_tree`, `prompt_lookup`, `token_recycling`, `jacobi` and `lookahead` do so. A source that
+  writes its state while it drafts, as `draft_model` does, relies on its own chain being accepted
+  and is refused when it is traced; `draft_tree` with a chain for a tree drafts the same.
   """
   hidden_layers = tuple(sorted({layer for source in drafters for layer in source.hidden_layers}))
 

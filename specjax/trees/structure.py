@@ -99,6 +99,21 @@ def connected(hit: Array, parent: Array, depth: int) -> Array:
   return ok
 
 
+def spelled(draft: Draft, tokens: Array) -> tuple[Array, Array]:
+  """Where a draft has the chain tokens i32[B, D] below its root, whoever drafted it.
+
+  Returns:
+    (i32[B, A] the node at each depth, bool[B, A] whether it is there and valid), the root first. A
+    negative token is nowhere.
+  """
+  D = tokens.shape[1]
+  wanted = jnp.pad(tokens, ((0, 0), (1, 1)), constant_values=-1)  # none for the root or below D
+  hit = draft.valid & (draft.tokens == at(wanted, jnp.minimum(draft.depth, D + 1)))
+  ok = connected(hit, draft.parent, D)
+  there = ok[:, None] & (draft.depth[:, None] == jnp.arange(D + 1, dtype=jnp.int32)[None, :, None])
+  return jnp.argmax(there, 2).astype(jnp.int32), there.any(2)
+
+
 def follow(draft: Draft, ok: Array, score: Array, after: Array, depth: int) -> Verdict:
   """Accepts the path to the deepest node of `ok`; among equals the best score, then the first.
 

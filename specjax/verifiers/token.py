@@ -18,10 +18,12 @@ def token() -> Verifier:
   A token that was dropped after a look counts as a refused token outside the vocabulary (derived).
   So the row of q at the last node of a "truncated" draft is subtracted from p even without a child
   there; where nothing was drawn it is 0, and the token comes from p.
+
+  A position is decided by what is at and before it, so the chain may be "coupled" (derived).
   """
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     passed = chain.coins(draft, log_probs, noise)
     return chain.leave(draft, log_probs, passed, noise, proposal)
 
-  return Verifier("token", "EXACT", frozenset({"chain", "truncated"}), "any", verify)
+  return Verifier("token", "EXACT", frozenset({"chain", "truncated", "coupled"}), "any", verify)

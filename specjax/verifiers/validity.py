@@ -11,6 +11,7 @@ WHY = {
   "mixed": "some of its siblings are chosen and the others drawn from what is left",
   "independent": "each of its siblings has a distribution of its own",
   "truncated": "it drops tokens after looking at them, so p must be reduced where it has none, too",
+  "coupled": "its distributions tell about the tokens before them, so no rule may look ahead",
 }
 
 

@@ -39,7 +39,7 @@ def pair(name: str, model):
   if name == "medusa":
     head = medusa(model.target, MedusaConfig(depth=3))
     return drafting.drafter(head, CHOICES), head.init(jax.random.key(0), model.params)
-  target = (model.target,) if name == "token_recycling" else ()
+  target = (model.target,) if name in ("token_recycling", "speculative_jacobi") else ()
   return drafters.DRAFTERS[name](*target), ()
 
 

@@ -19,8 +19,11 @@ from specjax.drafters import (
   adaptive_model,
   draft_model,
   draft_tree,
+  jacobi,
+  lookahead,
   none,
   prompt_lookup,
+  speculative_jacobi,
   token_recycling,
 )
 from specjax.sampling import COIN, RESIDUAL
@@ -66,6 +69,8 @@ TREES = {
   "garbage": random_draft([[0], [1], [0, 0]], V),
   "prompt lookup": prompt_lookup(2),
   "token recycling": token_recycling(table_model(V), tree=Static([[0], [1], [0, 0]])),
+  "jacobi": jacobi(2),
+  "lookahead": lookahead(2, 2, 2),
 }  # fmt: skip
 SAMPLED = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3)}
 P_MIN = confidence(0.4, keep=False, step=0.0)
@@ -111,6 +116,12 @@ METHODS = {
     f"token recycling, {r.name}, 2 rounds": (TREES["token recycling"], r, 2)
     for r in (TARGET_ONLY, GREEDY, RECURSIVE)
   },
+  **{
+    f"{name}, {r.name}, 2 rounds": (TREES[name], r, 2)
+    for name in ("jacobi", "lookahead")
+    for r in (TARGET_ONLY, GREEDY, RECURSIVE)
+  },
+  "speculative jacobi, token, 2 rounds": (speculative_jacobi(table_model(V), 2), TOKEN, 2),
   **{f"draft model {d}, token": (SAMPLED[d], TOKEN, 1) for d in SAMPLED},
   **{f"draft model {d}, target_only": (SAMPLED[d], TARGET_ONLY, 1) for d in SAMPLED},
   **{
@@ -210,6 +221,7 @@ def distance(case: Case, method: speculate.Method, params, rounds: int = 1) -> f
     "2 distinct, recursive*",
     "2,1 distinct, target_only",
     "token recycling, recursive*",
+    "speculative jacobi, *",
     "kept 1, greedy",
     "kept 1, token",
     "kept 2, block",

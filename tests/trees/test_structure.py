@@ -16,6 +16,7 @@ from specjax.trees.structure import (
   match,
   path_to,
   rows_where,
+  spelled,
 )
 
 B, N, D, V = 50, 9, 5, 3
@@ -128,3 +129,23 @@ def test_rows_of_a_pytree_are_chosen_one_by_one():
   new, old = ({"a": x * jnp.ones((2, 3)), "b": x * jnp.ones(2)} for x in (1, 0))
   got = rows_where(jnp.array([True, False]), new, old)
   assert got["a"].tolist() == [[1] * 3, [0] * 3] and got["b"].tolist() == [1, 0]
+
+
+def test_spelled_finds_a_chain_of_tokens():
+  rng, (parent, depth) = np.random.default_rng(4), random_trees(4)
+  tokens, valid = rng.integers(V, size=(B, N)).astype(np.int32), rng.random((B, N)) < 0.8
+  valid[:, 0] = True
+  wanted = rng.integers(-1, V, size=(B, D - 1)).astype(np.int32)
+  draft = Draft(*map(jnp.asarray, (tokens, parent, depth, valid)))
+  node, there = map(np.asarray, jax.jit(spelled)(draft, jnp.asarray(wanted)))
+  for b in range(B):
+    ways = {}
+    for i in range(N):
+      way = upward(parent[b], i)[::-1]
+      if all(valid[b, way]):
+        ways.setdefault(tuple(tokens[b, way[1:]].tolist()), i)
+    for d in range(D):
+      found = ways.get(tuple(wanted[b, :d].tolist()))
+      assert there[b, d] == (found is not None)
+      assert found is None or node[b, d] == found
+  assert 10 < there[:, 1:].sum() < there[:, 1:].size

@@ -15,10 +15,10 @@ TABLE = {
   "target_only": PROPOSALS,
   "typical": PROPOSALS,  # lossy for all of them
   "judge": PROPOSALS,
-  "token": {"chain", "truncated"},
+  "token": {"chain", "truncated", "coupled"},
   "block": {"chain", "truncated"},
-  "recursive": PROPOSALS - {"truncated"},
-  "traversal": PROPOSALS - {"truncated"},
+  "recursive": PROPOSALS - {"truncated", "coupled"},
+  "traversal": PROPOSALS - {"truncated", "coupled"},
   "k_seq": {"chain", "iid"},
 }
 

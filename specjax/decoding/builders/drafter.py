@@ -89,6 +89,8 @@ def _single(
   refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = settle(part)
+  if part.name == "speculative_jacobi":
+    return name, builder(model.target, **arguments), ()
   if part.name != "denoiser":
     weights = WEIGHTS[part.name](model, part, knobs(part.name) | arguments)
     return name, builder(**arguments), weights

@@ -17,7 +17,9 @@ def exact_rule(drafter: Drafter, temperature: float) -> str:
   """The exact rule that accepts the most; at temperature 0 it is greedy."""
   if temperature == 0:
     return "greedy"
-  rules = {"deterministic": "target_only", "chain": "block", "truncated": "block"}
+  rules = {
+    "deterministic": "target_only", "chain": "block", "truncated": "block", "coupled": "token",
+  }  # fmt: skip
   return rules.get(drafter.proposal, "recursive") if drafter.depth else "target_only"
 
 
