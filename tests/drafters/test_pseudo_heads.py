@@ -259,7 +259,7 @@ def onward(name: str | None, request, state, rounds: int):
 @functools.cache
 def one_pass(name: str):
   """Compiled (request, state, weights of the rows) -> (draft, its evaluation, the target's own)."""
-  (_, drafter, *_), (target_params, params, _) = method(name)
+  (_, drafter, *_), (target_params, params, *_) = method(name)
 
   @jax.jit
   def run(request, state, weights=params):

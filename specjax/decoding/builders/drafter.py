@@ -92,8 +92,8 @@ def _single(
   if part.name == "speculative_jacobi":
     return name, builder(model.target, **arguments), ()
   if part.name != "denoiser":
-    weights = WEIGHTS[part.name](model, part, knobs(part.name) | arguments)
-    return name, builder(**arguments), weights
+    searched = WEIGHTS.get(part.name, lambda *_: ())
+    return name, builder(**arguments), searched(model, part, knobs(part.name) | arguments)
   small = load_small(model, part)
   return name, builder(small.denoiser, model.target, **arguments), small.params
 
@@ -105,9 +105,9 @@ def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params
 
 # What a drafter of text alone searches, besides the text.
 WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
-  "none": lambda *_: (), "prompt_lookup": lambda *_: (), "rest": _datastore,
+  "rest": _datastore,
   "history": lambda model, part, arguments: empty(int(arguments["kept"])),
-}  # fmt: skip
+}
 
 
 def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
