@@ -32,7 +32,7 @@ docs: $(VENV)/.with-docs
 
 $(VENV)/.with-%: setup.py pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .[$*]
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e .[$*]
 	touch $@
 
 clean:

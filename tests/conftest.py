@@ -26,7 +26,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 TIER = pytest.StashKey[str]()
 FAST_COMPILE = ["--xla_backend_optimization_level=0"]
 if jax.__version_info__ < (0, 11):  # later compilers have one kind of emitter
-  FAST_COMPILE.append("--xla_cpu_use_fusion_emitters=false")
+  FAST_COMPILE += [
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+  ]
 
 
 def pytest_addoption(parser):

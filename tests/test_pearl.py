@@ -158,6 +158,7 @@ def test_ticks_commit_as_much_as_the_closed_form_says(alpha, block):
   assert abs(simulated(alpha, block) / pearl.rate(alpha, block) - 1) < 0.015
 
 
+@pytest.mark.full
 def test_a_coin_of_the_tick_before_would_be_noticed():
   # The fault of the published code: the first token of a tick is tested with a coin that the last
   # tick has used. Here on purpose, by a source that forgets the position.

@@ -364,7 +364,8 @@ def decoded(decoder) -> dict[str, Any]:
 # Of a part, for each of its knobs in order, numbers of its name that differ in this knob alone, so
 # far apart that a decoding of a few tokens shows it. Others differ as in `numbers_of`.
 PAIRS = {
-  "prompt_lookup": "8:4 8-3:8-1 8-3-1:8-3-2", "denoiser": "9:4 9-14:9-20",
+  "prompt_lookup": "8:4 8-3:8-1 8-3-1:8-3-2 8-3-1-0:8-3-1-1 8-3-1-0-1:8-3-1-0-2",
+  "rest": "8:2 8-3-1:8-1-1 8-8-1:8-8-5 8-3-1-7:8-3-1-1", "denoiser": "9:4 9-14:9-20",
   "token_recycling": "8:4 8-1:8-0", "jacobi": "8:2", "speculative_jacobi": "8:2",
   "lookahead": "3-3-2:2-3-2 3-3-2:3-1-2 3-3-2:3-3-1 3-3-2-1:3-3-2-0",
   "dynamic": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-2", "beam": "6-3-3:4-3-3 6-3-3:6-2-3 6-3-3:6-3-2",
@@ -404,6 +405,8 @@ PEERS = {
 }  # fmt: skip
 # Knobs that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
+# What a decoder learns shows in its next call, see the tests of these drafters.
+SILENT += [("history", knob) for knob in ("longest", "shortest", "per_match", "kept")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "rescoring", "pseudo rows")
 
 
@@ -422,7 +425,7 @@ def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:
 
 QUICK = (
   "drafters: prompt_lookup", "heads: medusa", "trees: tree", "draft lengths: constant",
-  "rescoring: local", "verifiers: judge", "reflection: *", "processors: penalties",
+  "reflection: *", "processors: penalties",
   "denoising policies: threshold", "cache: dual", "stopping: sure_end", "transform: *",
 )  # fmt: skip
 

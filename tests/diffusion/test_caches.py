@@ -111,7 +111,7 @@ def test_reading_all_in_every_pass_is_no_cache(name, shift):
   np.testing.assert_array_equal(got.log_prob, wanted.log_prob)  # bit for bit
 
 
-@pytest.mark.full(but=["True-*"])
+@pytest.mark.full(but=["True-dual", "True-prefix"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 @pytest.mark.parametrize("shift", [False, True])
 def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):

@@ -29,7 +29,7 @@ def p_of(drafter, verifier, source=Noise) -> float:
   return p_value(CASE, method, DRAFT_TABLE, source=source)
 
 
-@pytest.mark.full(but=["draft_model-target_only", "draft_tree-recursive1"])
+@pytest.mark.full(but=["draft_model-target_only"])
 @pytest.mark.parametrize(
   ("drafter", "verifier"),
   [
@@ -110,6 +110,7 @@ def test_shared_randomness_is_seen(drafter, verifier, source):
   assert p_of(drafter, verifier, source) < SUSPICIOUS
 
 
+@pytest.mark.full
 def test_siblings_of_a_beam_must_be_in_the_order_of_their_draws():
   def propose(params, target_params, state, context, settings, noise):
     draft, state = BEAM.propose(params, target_params, state, context, settings, noise)

@@ -29,7 +29,7 @@ SEEN = {
 }  # fmt: skip
 
 
-@pytest.mark.full(but=["recursive", "target_only"])
+@pytest.mark.full(but=["target_only"])
 @pytest.mark.parametrize("name", SEEN)
 def test_a_fault_is_seen_where_the_rule_looks(name):
   drafter, rule, seen, harmless = SEEN[name]
