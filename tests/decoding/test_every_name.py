@@ -93,7 +93,8 @@ def home(tmp_path_factory):
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "wide.json").write_text(json.dumps({"static": {"choices": [[0], [1], [2]]}}))
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
-  datastore.save(path / "store.npz", datastore.build([target.encode(REPEATS)]), V)
+  texts = [target.encode(REPEATS), *noise.integers(V, size=(20, 8)).tolist()]
+  datastore.save(path / "store.npz", datastore.build(texts), V)
   return path
 
 
