@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     data=str(home / "data.jsonl"), out=str(home / "run"), words=True, length=10,
     network=Network(width=32, layers=2, heads=2, kv_heads=2, head_dim=16, mlp_width=64),
     training=Training(
-      batch=64, steps=150, rate=1e-2, warmup=10, save_every=75, decay=0.1, devices=1
+      batch=64, steps=300, rate=5e-3, warmup=10, save_every=75, decay=0.1, devices=1
     ),
   )  # fmt: skip
   script.main(config)
