@@ -41,13 +41,16 @@ def evaluate(
     mask: bool[B, N, N], see `base.Evaluate`.
   """
 
+  if not narrow:
+    return target.evaluate(
+      params, cache, draft.tokens, draft.depth, mask, hidden_layers=hidden_layers
+    )
+
   def run(params: Params, width: int) -> Evaluation:
     part = (draft.tokens[:, :width], draft.depth[:, :width], mask[:, :width, :width])
     return target.evaluate(params, cache, *part, hidden_layers=hidden_layers)
 
   N = draft.tokens.shape[1]
-  if not narrow:
-    return run(params, N)
   whole = jax.eval_shape(functools.partial(run, width=N), params)
 
   def padded(params: Params, width: int) -> Evaluation:

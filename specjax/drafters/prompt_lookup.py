@@ -55,10 +55,9 @@ def prompt_lookup(
     tokens, length = context
     S = tokens.shape[1]
     matched = suffix_match(tokens, length, longest)
-    following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
     step = jnp.arange(depth, dtype=jnp.int32)[None]
     chains = []
-    for _ in range(branches):
+    for branch in range(branches):
       score = matched * S + jnp.arange(S, dtype=jnp.int32)[None]
       best = jnp.argmax(score, 1).astype(jnp.int32)[:, None]
       sure = at(matched, best)
@@ -69,7 +68,9 @@ def prompt_lookup(
       valid = found & (step < (per_match * sure if per_match else depth))
       nodes = jnp.concatenate([context.root, copied], 1)
       chains.append(chain(nodes, jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)))
-      matched = jnp.where(following == at(following, best), 0, matched)
-    return side_by_side(chains)
+      if branch + 1 < branches:
+        following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
+        matched = jnp.where(following == at(following, best), 0, matched)
+    return chains[0] if branches == 1 else side_by_side(chains)
 
   return from_draft("prompt_lookup", 1 + branches * depth, depth, draft)

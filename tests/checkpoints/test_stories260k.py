@@ -7,9 +7,11 @@ from llama2c_reference import greedy
 
 from specjax import drafters
 from specjax.checkpoints import hf, llama2c
+from specjax.data import datastore
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import load
 from specjax.drafters import drafting
+from specjax.drafters.history import empty
 from specjax.drafters.medusa import MedusaConfig, medusa
 
 STEPS = 200
@@ -39,6 +41,11 @@ def pair(name: str, model):
   if name == "medusa":
     head = medusa(model.target, MedusaConfig(depth=3))
     return drafting.drafter(head, CHOICES), head.init(jax.random.key(0), model.params)
+  if name == "history":
+    return drafters.history(), empty(2**15)
+  if name == "rest":  # begins as the story does
+    store = datastore.build([model.encode("Once upon a time, there was a little girl. She had a")])
+    return drafters.rest(), tuple(map(jnp.asarray, store))
   target = (model.target,) if name in ("token_recycling", "speculative_jacobi") else ()
   return drafters.DRAFTERS[name](*target), ()
 
@@ -53,7 +60,7 @@ def test_text_is_that_of_llama2c(name, model, reference):
   assert result.tokens == reference
   assert result.emitted == STEPS
   assert result.text.startswith(", there was a little girl named Lily.")
-  if name == "none":
+  if name in ("none", "history"):  # there is no earlier request
     assert result.forwards == STEPS
   else:
     assert result.forwards < STEPS
