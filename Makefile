@@ -30,6 +30,7 @@ lint: $(VENV)/.with-$(EXTRAS)
 docs: $(VENV)/.with-docs
 	$(BIN)/mkdocs build --strict
 
+# Python compiles what it imports; pip would compile all of every package.
 $(VENV)/.with-%: setup.py pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -e .[$*]

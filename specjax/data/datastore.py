@@ -28,14 +28,17 @@ class Datastore(NamedTuple):
   order: np.ndarray
 
 
-def ids(record: dict[str, Any], encode: Callable[[str], list[int]], field: str, index: int) -> list:
+def ids(
+  record: dict[str, Any], encode: Callable[[str | Sequence[int]], list[int]], field: str, index: int
+) -> list[int]:
   """The ids of record `index`: those of an answer as training writes it, or of a text.
 
   Raises:
-    ValueError: it is no answer and has no text in `field`.
+    ValueError: it is no answer and has no text in `field`, or `encode` refuses its ids.
   """
   if isinstance(record.get("answer"), list) and isinstance(record.get("prompt"), list):
-    return [*record["prompt"], *record["answer"]]
+    with sources.numbered(index):
+      return encode([*record["prompt"], *record["answer"]])
   return encode(sources.text_of(record, field, index))
 
 

@@ -125,6 +125,9 @@ def test_the_command_writes_texts_and_answers(tmp_path, capsys):
   assert f"2 texts of {len(want) - 2} tokens" in capsys.readouterr().out
   assert cli.main(["corpus", "--data", str(data), "--out", str(out), "--field", "x"]) == 2
   assert "record 1 has no text in field 'x'" in capsys.readouterr().err
+  data.write_text(json.dumps({"prompt": [5, "six"], "answer": [7]}))
+  assert cli.main(["corpus", "--data", str(data), "--out", str(out)]) == 2
+  assert "record 1: prompt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
