@@ -425,7 +425,7 @@ def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:
 
 
 QUICK = (
-  "drafters: prompt_lookup", "heads: medusa", "trees: tree", "draft lengths: constant",
+  "drafters: history", "heads: medusa", "trees: tree", "draft lengths: constant",
   "reflection: *", "processors: penalties",
   "denoising policies: threshold", "cache: dual", "stopping: sure_end", "transform: *",
 )  # fmt: skip

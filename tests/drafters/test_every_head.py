@@ -137,7 +137,6 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
   but=[
     "medusa-all tokens",
     "hydra-all tokens",
-    "clover2-all tokens",
     "hidden_transfer-all tokens",
     "eagle3-reduced",
   ]

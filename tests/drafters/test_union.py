@@ -159,6 +159,7 @@ def test_merged_trees_hold_every_path_once():
   assert merged_some
 
 
+@pytest.mark.full
 def test_every_source_knows_the_committed_text():
   """The state after some rounds is what a prefill of the text so far gives, whoever won."""
   names, tree = ("eagle3", "hydra", "medusa"), ((0,), (1,), (0, 0))

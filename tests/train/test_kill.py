@@ -69,6 +69,7 @@ def test_language_model(tiny, tmp_path, final_state):
   assert_same_run(tmp_path / "whole", killed, final_state)
 
 
+@pytest.mark.full
 def test_heads_and_the_sampled_answers_they_learn_from(tiny_heads, tmp_path, final_state):
   config = changed(tiny_heads, steps=40, save_every=10, temperature=0.8, noise=0.1, draft_vocab=100)
   finish("heads", config, tmp_path / "whole")
