@@ -34,6 +34,7 @@ from specjax.eval.plots import denoising
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 CHAT, DRAFTERS = "smollm2-135m", ("prompt_lookup-4", "eagle3-4")
+NEW = 64  # tokens at most; the column and the table compile one program for a method
 QUESTION = (
   "Rewrite this in the past tense: The river rises in the hills. It flows past three villages, and "
   "it turns the wheel of an old mill. The miller sells flour in the town."
@@ -139,10 +140,10 @@ def chat(console: Console, config: Config) -> bool:
     console.print(f"{script.sentence(error)}\n", markup=False)
     return False
   console.print(f"model [bold]{model.name}[/], greedy, float32, batch 1: {QUESTION!r}\n")
-  race(console, model, ("none", *DRAFTERS), QUESTION, 128)
+  race(console, model, ("none", *DRAFTERS), QUESTION, NEW)
   out = f"{config.out}/chat"
   source = some_questions(model, pathlib.Path(out) / "questions.jsonl")
-  settings = bench.Config(prompts=source, limit=6, max_new_tokens=64, repeats=1, drafters=DRAFTERS)
+  settings = bench.Config(prompts=source, limit=6, max_new_tokens=NEW, repeats=1, drafters=DRAFTERS)
   summary = bench.run(model, settings, out)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
   console.print(report.contents(out), markup=False)

@@ -71,6 +71,8 @@ def kinds() -> dict[str, tuple[str, Rows]]:
       for name, build in DRAFT_LENGTHS.items()
     }),
     "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
+    "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
+    "sources, of a union": ("/", _plain(drafters.OF_SOURCES)),
     "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
     "pseudo rows, after hidden_transfer or ppd": ("/", _plain(drafters.ROWS)),
     "verifiers": ("", {

@@ -2,8 +2,9 @@
 
 A fixed batch waits for its longest answer. Here the loop pauses every few rounds, hands out what is
 done and fills each free row: a prompt is prefilled alone, and its state takes the row's place. The
-rounds are those of `speculate.advance`, whatever the drafter is. Prompts that need caches of one
-size go together, short ones first, since a pass reads whole caches.
+rounds are those of `speculate.advance`, whatever the drafter is. Prompts that are padded to one
+length and need caches of one size go together, short ones first: a pass reads whole caches, and
+what a drafter keeps may be as long as the prompt.
 
 Letters: B batch.
 """
@@ -69,22 +70,22 @@ def refilled(
   own = list(range(len(ids)) if numbers is None else numbers)
   if len(own) != len(ids):
     checks.refuse("len(numbers)", len(own), f"one per prompt ({len(ids)})")
-  groups = dict[int, dict[int, _Asked]]()
+  groups = dict[tuple[int, int], dict[int, _Asked]]()
   for i, asked in enumerate(map(_Asked, prompts, ids, budgets, own)):
-    capacity = decoder.capacity(padded(len(asked.ids)), asked.budget)
-    groups.setdefault(capacity, {})[i] = asked
+    T = padded(len(asked.ids))
+    groups.setdefault((decoder.capacity(T, asked.budget), T), {})[i] = asked
   return itertools.chain.from_iterable(
-    _run(decoder, capacity, group, rounds) for capacity, group in sorted(groups.items())
+    _run(decoder, *shape, group, rounds) for shape, group in sorted(groups.items())
   )
 
 
 def _run(
-  decoder: Decoder, capacity: int, group: Mapping[int, _Asked], rounds: int
+  decoder: Decoder, capacity: int, T: int, group: Mapping[int, _Asked], rounds: int
 ) -> Iterator[tuple[int, Result]]:
   B = decoder.batch
 
   def start(prompt: list[int], number: np.ndarray, limit: np.ndarray) -> speculate.State:
-    tokens = np.zeros((len(number), padded(len(prompt))), np.int32)
+    tokens = np.zeros((len(number), T), np.int32)
     tokens[:, : len(prompt)] = prompt
     length = jnp.full(len(number), len(prompt), jnp.int32)
     return speculate.compiled_start(

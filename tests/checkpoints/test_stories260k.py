@@ -46,6 +46,8 @@ def pair(name: str, model):
   if name == "rest":  # begins as the story does
     store = datastore.build([model.encode("Once upon a time, there was a little girl. She had a")])
     return drafters.rest(), tuple(map(jnp.asarray, store))
+  if name == "aggressive":
+    return drafters.aggressive(), jnp.asarray(model.encode(", there was a little girl. She had a"))
   target = (model.target,) if name in ("token_recycling", "speculative_jacobi") else ()
   return drafters.DRAFTERS[name](*target), ()
 

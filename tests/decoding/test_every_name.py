@@ -93,6 +93,7 @@ def home(tmp_path_factory):
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "wide.json").write_text(json.dumps({"static": {"choices": [[0], [1], [2]]}}))
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
+  (path / "source.txt").write_text("Ann Bob Cy Dan Ann Bob Bob Ann")
   texts = [target.encode(REPEATS), *noise.integers(V, size=(20, 8)).tolist()]
   datastore.save(path / "store.npz", datastore.build(texts), V)
   return path
@@ -101,18 +102,20 @@ def home(tmp_path_factory):
 # What a part is given in brackets: its own entry, or that of the word `specjax list` shows there.
 TEXTS = {
   "MODEL": "near", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
-  "FILE.jsonl": "texts.jsonl", "FILE.npz": "store.npz", "TEXT": "Ann",
+  "FILE.jsonl": "texts.jsonl", "FILE.npz": "store.npz", "FILE.txt": "source.txt", "TEXT": "Ann",
   "REGEX": "Ann( Bob)*", "DELIMITER": ".",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
   "student": "denoiser-student", "ensemble": "target",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
-DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge"), DRAWN)
+DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge", "transfer"), DRAWN)
 DRAFTER_OF |= dict.fromkeys(("recursive", "traversal", "k_seq"), f"{DRAWN}/iid-2-1")
 TREES = {
   "static": (2, 1), "dynamic": (6, 2, 3), "beam": (6, 3, 3), "graph": (6, 2, 3), "iid": (2, 1),
   "without_replacement": (2, 1), "mixed": (2, 1), "stochastic_beam": (3, 2), "dyspec": (3, 2, 3),
 }  # fmt: skip
+# Numbers that have no default, or whose defaults change nothing of what is traced here.
+NEEDED = TREES | {"rapid": (3, 1)}
 OTHER = {
   "threshold": 0.4,
   "weight": 0.6,
@@ -139,7 +142,7 @@ def changed(knob: str, value):
 def numbers_of(kind: str, name: str) -> tuple[list, list]:
   """(the numbers of a name at their defaults, each with one of them changed)."""
   known = KINDS[kind][1][name][1]
-  needed = list(TREES[name]) if kind.startswith("trees") and name in TREES else []
+  needed = list(NEEDED.get(name, ()))
   optional = list(known.items())[len(needed) :]
   defaults = [*needed, *(int(v) if isinstance(v, bool) else v for k, v in optional)]
   if kind.startswith("trees") and len(known) < len(needed):
@@ -180,8 +183,10 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0):
     return causal("")
   if door in ("drafters", "heads"):
     return causal(part)
-  if door in ("trees", "ensembles"):
+  if door in ("trees", "ensembles", "prompts"):
     return causal(f"{DRAWN}/{part}")
+  if door == "sources":
+    return causal(f"jacobi-3+prompt_lookup/{part}")
   if door == "draft lengths":
     return causal(f"draft_model-{8 if bare == 'heuristic' else 4}[near]/{part}")
   if door == "rescoring":
@@ -296,7 +301,7 @@ def test_every_knob_counts(home, kind, name):
   defaults, others = numbers_of(kind, name)
   written = decoder(defaults)
   base, label = fingerprint(written), (written.name, getattr(written, "verifier", ""))
-  if not (kind.startswith("trees") and name in TREES):  # these have fields without defaults
+  if name not in NEEDED:
     bare = decoder(())
     assert (bare.name, getattr(bare, "verifier", "")) == label
   for numbers in others:
@@ -379,7 +384,8 @@ PAIRS = {
   "adaedl": "0.5:0.9 0.5-0:0.5-2 0.9-0.2-0-9:0.9-0.2-2-9 0.9-0.2-0.9-0:0.9-0.2-0.9-9 "
             "0.9-0.2-0.9-0-1:0.9-0.2-0.9-0-3",
   "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
-  "ensemble": "0.1:0.9", "rows": "2:9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
+  "ensemble": "0.1:0.9", "rapid": "3-1:7-1 3-1:3-2",
+  "transfer": "0:9 90-0:90-1", "rows": "2:9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
   "judge": "0.2:0.99", "reflective": "0.1:0.9", "penalties": "1:3 1-0:1-5 1-0-0:1-0-5",
   "entropy_bound": "0.1:2.0",
   "local_leap": "0.9:0.45 0.6-0.6:0.6-0.1 0.6-0.1-4:0.6-0.1-0",
@@ -401,14 +407,15 @@ PEERS = {
   "tree": "tree[wide.json]", "constraint": "constraint[Cy( Dan)*]", "stop_text": "stop_text[Cy]",
   "greedy": "", "target_only": "token", "token": "block", "block": "token",
   "recursive": "traversal", "traversal": "recursive", "k_seq": "recursive", "none": "dual",
-  "dual": "none", "whole": "after_end", "after_end": "whole", "student": "",
+  "dual": "none", "pruned": "", "whole": "after_end", "after_end": "whole", "student": "",
   "end_of_text_prediction": "after_end",
 }  # fmt: skip
 # Knobs that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
 # What a decoder learns shows in its next call, see the tests of these drafters.
 SILENT += [("history", knob) for knob in ("longest", "shortest", "per_match", "kept")]
-LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "rescoring", "pseudo rows")
+LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "prompts", "sources",
+            "rescoring", "pseudo rows")  # fmt: skip
 
 
 def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:

@@ -7,8 +7,10 @@ import pytest
 from test_every_head import TARGET, T, V, head, start, target_params
 
 from specjax import speculate
-from specjax.base import Draft
+from specjax.base import Context, Draft
+from specjax.decoding.decoder import Decoder
 from specjax.decoding.method import method as pair
+from specjax.decoding.model import load
 from specjax.drafters import draft_model, draft_tree, drafting, none, prompt_lookup, union
 from specjax.drafters.union import merge
 from specjax.sampling import DRAFT, Noise
@@ -227,3 +229,37 @@ def test_a_source_that_counts_on_winning_is_refused():
   method = pair(TABLE, union(prompt_lookup(2), draft_model(TABLE, 2)), target_only())
   with pytest.raises(ValueError, match="drafter='draft_model' writes its state while it drafts"):
     emitted_distribution(Case(np.asarray(DRAFTS[0]["logits"])), method, ((), DRAFTS[1]))
+
+
+def test_of_a_pruned_source_stay_the_branches_that_another_starts_too():
+  leading = fixed_draft([[0], [1], [0, 0]], [1, 2, 0])
+  context = Context(jnp.asarray([[0, 0, 0]]), jnp.asarray([1]))
+  found = fixed_draft([[0], [1], [0, 0], [1, 0], [1, 0, 0]], [3, 2, 1, 0, 1])
+
+  def ways(*drafters, **more):
+    joined = union(*drafters, **more)
+    draft, _ = joined.propose(((),) * len(drafters), (), ((),) * len(drafters), context=context,
+                              settings=None, noise=None)  # fmt: skip
+    return {way for way in paths(draft, 0) if way}
+
+  own = {(1,), (2,), (1, 0)}
+  assert ways(leading, found, pruned=(1,)) == own | {(2, 0), (2, 0, 1)}
+  assert ways(leading, found) == own | {(2, 0), (2, 0, 1), (3,), (3, 1)}
+  assert ways(found, leading, pruned=(0,)) == own | {(2, 0), (2, 0, 1)}
+  silent = fixed_draft([[0]], [1], [False])
+  assert ways(silent, found, pruned=(1,)) == {(2,), (2, 0), (2, 0, 1), (3,), (3, 1)}
+  for sources, pruned in (((found,), (0,)), ((ONE, found), (1,))):
+    with pytest.raises(ValueError, match="/pruned: accepted in a union"):
+      union(*sources, pruned=pruned)
+
+
+def test_a_pruned_source_is_named_and_changes_no_token():
+  model, prompt = load(), "Q: Ann has 3 apples and buys 4.\nA:"
+  plain = Decoder(model)([prompt], 24)[0].tokens
+  decoder = Decoder(model, "medusa-8+prompt_lookup-6/pruned")
+  assert decoder.name == "medusa+prompt_lookup-6/pruned"
+  (got,) = decoder([prompt], 24)
+  assert got.tokens == plain and got.forwards < 24
+  for name in ("prompt_lookup/pruned", "prompt_lookup/pruned|medusa"):
+    with pytest.raises(ValueError, match="prompt_lookup/pruned: accepted in a union"):
+      Decoder(model, name)

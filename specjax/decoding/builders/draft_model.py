@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from specjax.base import Drafter, Params
 from specjax.decoding import spec
 from specjax.decoding.builders.draft_length import build_draft_length
 from specjax.decoding.builders.drafters import (
@@ -18,6 +19,7 @@ from specjax.decoding.spec import Part
 from specjax.drafters import DRAFTERS
 from specjax.drafters.adaptive_model import adaptive_model
 from specjax.drafters.draft_tree import draft_tree
+from specjax.drafters.rapid import rapid
 from specjax.drafters.stateless import none
 from specjax.models.ensemble import ensemble
 from specjax.trees import IID
@@ -27,7 +29,10 @@ def build_draft_model(
   model: Model, part: Part, tree: Any, draft_length: Any, given: Model | None = None,
   joined: bool = False,
 ) -> Built:  # fmt: skip
-  """A small LM, or two as one, with a chain, a tree, or a chain that a policy ends."""
+  """A small LM, or two as one, with a chain, a tree, or a chain that a policy ends.
+
+  It reads the prompt, or what `rapid` leaves of it.
+  """
   found = spec.decorations(part, OF_MODELS)
   tree = either(part, found, "tree", tree)
   length = either(part, found, "draft_length", draft_length)
@@ -43,15 +48,22 @@ def build_draft_model(
     label, knob = spec.settle("drafter", second, spec.knobs(ensemble))
     target = ensemble(target, other.target, **knob)
     name, weights, width = f"{name}/{label}", (weights, other.params), model.config.vocab_size
+
+  def built(suffix: str, drafter: Drafter, weights: Params) -> Built:
+    if "prompt" in found:
+      label, knob = spec.settle("drafter", found["prompt"], spec.knobs(rapid))
+      suffix, drafter = f"{suffix}/{label}", rapid(drafter, **knob)
+    return name + suffix, drafter, weights
+
   depth = arguments.get("depth", int(knobs(part.name, length is not None)["nodes"] or 0) - 1)
   if tree is not None:
     suffix, shape = build_tree(tree)
     if shape.depth == 0:
       return "none", none(), ()
-    return name + suffix, draft_tree(target, shape), weights
+    return built(suffix, draft_tree(target, shape), weights)
   if length is not None:
     label, policy, own = build_draft_length(length, width, depth)
-    return f"{name}/{label}", adaptive_model(target, policy, depth), (weights, own)
+    return built(f"/{label}", adaptive_model(target, policy, depth), (weights, own))
   if joined:  # a union takes sources that write nothing while they draft
-    return name, draft_tree(target, IID(chain(depth))), weights
-  return name, DRAFTERS[part.name](target, depth), weights
+    return built("", draft_tree(target, IID(chain(depth))), weights)
+  return built("", DRAFTERS[part.name](target, depth), weights)

@@ -1,5 +1,6 @@
 """Drafters from names: of one part, or of several that are joined."""
 
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from specjax.decoding.builders.draft_model import build_draft_model
 from specjax.decoding.builders.drafters import (
   ANY_HEAD,
   OF_RECYCLING,
+  OF_SOURCES,
   Built,
   either,
   is_head,
@@ -31,6 +33,8 @@ from specjax.drafters.stateless import none
 from specjax.drafters.token_recycling import nothing, part_of_published, token_recycling
 from specjax.trees import Static
 
+(PRUNED,) = map(Part, OF_SOURCES)
+
 
 def make_drafter(
   model: Model, drafter: Any, *, tree: Any = None, draft_length: Any = None
@@ -47,7 +51,7 @@ def build_drafter(model: Model, given: Any, tree: Any = None, draft_length: Any 
   """(canonical name, drafter, weights), otherwise as `make_drafter`."""
   if isinstance(given, str):
     sources = [spec.parse("drafter", text) for text in spec.alternatives(given)]
-    if len(sources) == 1 == len(sources[0]):
+    if len(sources) == 1 == len(sources[0]) and PRUNED not in sources[0][0].decorations:
       return _single(model, sources[0][0], tree, draft_length)
     refuse(given, tree, draft_length)
     built = [_union(model, parts) for parts in sources]
@@ -68,11 +72,16 @@ def build_drafter(model: Model, given: Any, tree: Any = None, draft_length: Any 
 
 def _union(model: Model, parts: tuple[Part, ...]) -> Built:
   """Parts that are joined by +, one of several drafters or the whole."""
-  built = [_single(model, part, joined=True) for part in parts]
-  if len(built) == 1:
+  pruned = tuple(i for i, part in enumerate(parts) if PRUNED in part.decorations)
+  bare = [
+    part._replace(decorations=tuple(x for x in part.decorations if x != PRUNED)) for part in parts
+  ]
+  built = [_single(model, part, joined=True) for part in bare]
+  if len(built) == 1 and not pruned:
     return built[0]
   names, drafters, weights = zip(*built, strict=True)
-  return "+".join(names), union(*drafters), weights
+  shown = (f"{name}/{PRUNED.name}" if i in pruned else name for i, name in enumerate(names))
+  return "+".join(shown), union(*drafters, pruned=pruned), weights
 
 
 def _single(
@@ -103,9 +112,23 @@ def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params
   return tuple(map(jnp.asarray, datastore.load(file, model.config.vocab_size)))
 
 
+def _source(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  """The ids of a text in a file; () is the prompt."""
+  if part.text is None:
+    return ()
+  try:
+    text = pathlib.Path(part.text).read_text(encoding="utf-8")
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f"{spec.show([part])}: accepted is a file of text ({error}).") from error
+  if not text:
+    raise ValueError(f"{spec.show([part])}: the file has no text.")
+  return jnp.asarray(model.encode(text), jnp.int32)
+
+
 # What a drafter of text alone searches, besides the text.
 WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
   "rest": _datastore,
+  "aggressive": _source,
   "history": lambda model, part, arguments: empty(int(arguments["kept"])),
 }
 

@@ -16,7 +16,9 @@ from specjax.draft_length import DRAFT_LENGTHS
 from specjax.drafters import DRAFTERS, HEADS
 from specjax.drafters.adaptive_model import adaptive_model
 from specjax.drafters.named import is_file
+from specjax.drafters.rapid import rapid
 from specjax.drafters.rescored import local, ngram
+from specjax.drafters.union import agreeing
 from specjax.models.ensemble import ensemble
 from specjax.trees import TREES, Static
 from specjax.trees import load as load_tree
@@ -29,14 +31,16 @@ HEAD_NAMES = (*HEADS, ANY_HEAD)
 RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
 ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
+PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}
 # What may follow a name with a slash, by kind; nothing may follow the other drafters.
 OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
 OF_HEADS: dict[str, Mapping[str, Any]] = {
   "tree": OF_TREES, "rescoring": RESCORINGS, "pseudo rows": ROWS,
 }  # fmt: skip
 OF_MODELS: dict[str, Mapping[str, Any]] = {
-  "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS,
+  "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS, "prompt": PROMPTS,
 }  # fmt: skip
+OF_SOURCES: dict[str, Callable] = {"pruned": agreeing}  # of a union, see `union`
 OF_RECYCLING: dict[str, Mapping[str, Any]] = {"tree": {FILE: load_tree, "static": Static}}
 
 Built = tuple[str, Drafter, Params]
@@ -99,7 +103,7 @@ def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
   """
   if given is None:
     name = spec.text_of(part, "a model", hint=", a zoo name or directory")
-    given = load(name, model.dtype, weights=model.weights)
+    given = model if name == model.name else load(name, model.dtype, weights=model.weights)
   small = given
   if part.name != "denoiser" and not small.config.causal:
     raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
