@@ -24,15 +24,16 @@ from specjax.trees.paths import from_paths
 from specjax.trees.structure import at, chain
 
 
-def _best(head: Head, params: Params, target_params: Params, hidden: Array, top: int):
-  """(logits f32[B, D, K], ranks in the draft vocabulary i32[B, D, K]) from hidden [B, E]."""
+def best_guesses(head: Head, params: Params, target_params: Params, hidden: Array, top: int):
+  """A head's guesses from hidden [B, E]: (logits f32[B, D, K], ranks i32[B, D, K] in its draft
+  vocabulary), K = `top` or all it has."""
   states = head.first(params, target_params, hidden[:, None])[:, 0]
   logits = head.read(params, target_params, states, None)
   score, ranks = jax.lax.top_k(logits, min(top, logits.shape[-1]))
   return score, ranks.astype(jnp.int32)
 
 
-def _named(params: Params, ranks: Array) -> Array:
+def named(params: Params, ranks: Array) -> Array:
   """Target ids of ranks in the draft vocabulary."""
   ids = draft_vocabulary.ids(params)
   return ranks if ids is None else jnp.take(ids, ranks, axis=0)
@@ -68,8 +69,8 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
     return Rescored(memory.before_root(features.hidden, context), cache)
 
   def propose(params, target_params, state: Rescored, context, settings, noise):
-    own, ranks = _best(head, params["head"], target_params, state.hidden, top)
-    guesses = _named(params["head"], ranks)
+    own, ranks = best_guesses(head, params["head"], target_params, state.hidden, top)
+    guesses = named(params["head"], ranks)
     token, cache = context.root, state.cache
     zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
     tokens = [token]
@@ -122,8 +123,8 @@ def ngram(
   def propose(params, target_params, hidden, context, settings, noise):
     root = context.root
     table = params["ngram"]
-    score, ranks = _best(head, params["head"], target_params, hidden, top)
-    every = _named(params["head"], jnp.arange(len(table), dtype=jnp.int32))
+    score, ranks = best_guesses(head, params["head"], target_params, hidden, top)
+    every = named(params["head"], jnp.arange(len(table), dtype=jnp.int32))
     is_root = every[None] == root
     row = jnp.take(table, jnp.argmax(is_root, 1), axis=0)
     first = jnp.where(is_root.any(1, keepdims=True), at(row, ranks[:, 0]), 0)
@@ -131,7 +132,7 @@ def ngram(
     between = table[ranks[:, :-1, :, None], ranks[:, 1:, None, :]]
     best, _ = p_best(score, alpha * between, paths)
     chosen = jnp.take_along_axis(ranks, best.swapaxes(1, 2), axis=2).swapaxes(1, 2)
-    return from_paths(_named(params["head"], chosen), root, tree_nodes), hidden
+    return from_paths(named(params["head"], chosen), root, tree_nodes), hidden
 
   def update(params, target_params, hidden, draft, evaluation, verdict, rows):
     return memory.newest(evaluation.features.hidden, verdict, rows, hidden)

@@ -21,6 +21,7 @@ from specjax.decoding.conversation import Conversation
 from specjax.draft_length import confidence
 from specjax.drafters import HEADS, draft_model
 from specjax.drafters.rapid import rapid
+from specjax.drafters.recycled import recycled
 from specjax.drafters.rescored import local
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
@@ -61,6 +62,11 @@ def rescored():
   return local(medusa, NEAR.target), {"head": params, "lm": NEAR.params}
 
 
+def memorised():
+  medusa, params = head("medusa")
+  return recycled(medusa), params
+
+
 TREE = [[0], [1], [2], [3], [0, 0]]
 # name: (makes the drafter, options of the decoder)
 METHODS = {
@@ -81,13 +87,14 @@ METHODS = {
   "draft_model, policy": (lambda: NEAR, {"draft_length": confidence(0.3, 3)}),
   "draft_model, tree": (lambda: NEAR, {"tree": [[0], [1], [0, 0]]}),
   "rescored": (rescored, {}),
+  "recycled": (memorised, {}),
   "penalties": (lambda: "prompt_lookup-4", {"processors": ["penalties-1.3-0.4"]}),
   "second row": (lambda: "prompt_lookup-4", {"batch": 2}),
 } | {name: (functools.partial(head, name), {"tree": TREE}) for name in HEADS}
 # What these keep depends on the passes before, which read a new turn and an old one differently,
 # or on what the first prompt was.
-OF_PASSES = ("token_recycling", "jacobi", "lookahead", "speculative_jacobi", "aggressive", "pruned",
-             "rapid")  # fmt: skip
+OF_PASSES = ("token_recycling", "recycled", "jacobi", "lookahead", "speculative_jacobi",
+             "aggressive", "pruned", "rapid")  # fmt: skip
 
 
 def answer(talk: Conversation, ids: list[int], new: int = NEW) -> tuple[list[int], int]:

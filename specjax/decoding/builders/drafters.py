@@ -17,6 +17,7 @@ from specjax.drafters import DRAFTERS, HEADS
 from specjax.drafters.adaptive_model import adaptive_model
 from specjax.drafters.named import is_file
 from specjax.drafters.rapid import rapid
+from specjax.drafters.recycled import recycled
 from specjax.drafters.rescored import local, ngram
 from specjax.drafters.union import agreeing
 from specjax.models.ensemble import ensemble
@@ -28,7 +29,9 @@ DEFAULT_NODES = 8
 MOST_NODES = 4096
 ANY_HEAD = "head"  # of the kind that its directory holds
 HEAD_NAMES = (*HEADS, ANY_HEAD)
-RESCORINGS: dict[str, Callable[..., Drafter]] = {"ngram": ngram, "local": local}
+RESCORINGS: dict[str, Callable[..., Drafter]] = {
+  "ngram": ngram, "local": local, "recycled": recycled,
+}  # fmt: skip
 ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}

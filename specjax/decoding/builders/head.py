@@ -89,13 +89,15 @@ def _shared_rows(
 
 
 def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
-  """A trained head whose guesses a bigram table or a small LM rescores."""
+  """A trained head whose guesses a bigram table, a memory or a small LM rescores."""
   builder = RESCORINGS[part.name]
   label, arguments = spec.settle("drafter", part, spec.knobs(builder))
   if part.name == "local":
     small = load_small(model, part)
     drafter = builder(loaded.head, small.target, **arguments)
     return f"{name}/{label}", drafter, {"head": loaded.params, "lm": small.params}
+  if part.name == "recycled":
+    return f"{name}/{label}", builder(loaded.head, **arguments), loaded.params
   source = sources.open_source(spec.text_of(part, "texts", "FILE.jsonl"))
   texts = [model.encode(sources.text_of(source[i], "text", i)) for i in range(len(source))]
   ids = draft_vocabulary.ids(loaded.params)
