@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from specjax.base import Drafter
 from specjax.drafters.adaptive_model import adaptive_model
+from specjax.drafters.aded import aded
 from specjax.drafters.aggressive import aggressive
 from specjax.drafters.base import Head
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
@@ -35,15 +36,15 @@ from specjax.drafters.token_recycling import token_recycling
 from specjax.drafters.union import union
 
 __all__ = [
-  "DRAFTERS", "HEADS", "adaptive_model", "aggressive", "denoiser", "draft_model", "draft_tree",
-  "first_of", "history", "jacobi", "lookahead", "none", "prompt_lookup", "rest",
+  "DRAFTERS", "HEADS", "adaptive_model", "aded", "aggressive", "denoiser", "draft_model",
+  "draft_tree", "first_of", "history", "jacobi", "lookahead", "none", "prompt_lookup", "rest",
   "speculative_jacobi", "stateless", "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
   "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest, "history": history,
-  "aggressive": aggressive,
+  "aggressive": aggressive, "aded": aded,
   "jacobi": jacobi, "lookahead": lookahead, "speculative_jacobi": speculative_jacobi,
 }  # fmt: skip
 

@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from llama2c_reference import greedy
 
 from specjax import drafters
 from specjax.checkpoints import hf, llama2c
-from specjax.data import datastore
+from specjax.data import datastore, trigrams
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import load
 from specjax.drafters import drafting
@@ -15,6 +16,7 @@ from specjax.drafters.history import empty
 from specjax.drafters.medusa import MedusaConfig, medusa
 
 STEPS = 200
+BEGINNING = "Once upon a time, there was a little girl. She had a"
 CHOICES = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))
 
 
@@ -44,10 +46,12 @@ def pair(name: str, model):
   if name == "history":
     return drafters.history(), empty(2**15)
   if name == "rest":  # begins as the story does
-    store = datastore.build([model.encode("Once upon a time, there was a little girl. She had a")])
-    return drafters.rest(), tuple(map(jnp.asarray, store))
+    return drafters.rest(), tuple(map(jnp.asarray, datastore.build([model.encode(BEGINNING)])))
+  if name == "aded":
+    table = trigrams.count(np.asarray(model.encode(BEGINNING)), model.config.vocab_size)
+    return drafters.DRAFTERS[name](), jax.tree.map(jnp.asarray, table)
   if name == "aggressive":
-    return drafters.aggressive(), jnp.asarray(model.encode(", there was a little girl. She had a"))
+    return drafters.aggressive(), jnp.asarray(model.encode(BEGINNING))
   target = (model.target,) if name in ("token_recycling", "speculative_jacobi") else ()
   return drafters.DRAFTERS[name](*target), ()
 

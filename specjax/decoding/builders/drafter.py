@@ -4,10 +4,11 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from specjax.base import Drafter, Params
-from specjax.data import datastore
+from specjax.data import datastore, trigrams
 from specjax.decoding import spec
 from specjax.decoding.builders.draft_model import build_draft_model
 from specjax.decoding.builders.drafters import (
@@ -107,9 +108,18 @@ def _single(
   return name, builder(small.denoiser, model.target, **arguments), small.params
 
 
-def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> datastore.Datastore:
   file = spec.text_of(part, "a datastore", "FILE.npz")
-  return tuple(map(jnp.asarray, datastore.load(file, model.config.vocab_size)))
+  return datastore.load(file, model.config.vocab_size)
+
+
+def _suffixes(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  return tuple(map(jnp.asarray, _datastore(model, part, arguments)))
+
+
+def _trigrams(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  texts = _datastore(model, part, arguments).tokens
+  return jax.tree.map(jnp.asarray, trigrams.count(texts, model.config.vocab_size))
 
 
 def _source(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
@@ -127,7 +137,8 @@ def _source(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
 
 # What a drafter of text alone searches, besides the text.
 WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
-  "rest": _datastore,
+  "rest": _suffixes,
+  "aded": _trigrams,
   "aggressive": _source,
   "history": lambda model, part, arguments: empty(int(arguments["kept"])),
 }
