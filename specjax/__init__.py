@@ -19,6 +19,7 @@ _HOMES = {
     "decoding.batching": ("Result",),
     "decoding.builders.drafter": ("make_drafter",),
     "decoding.model": ("Model", "load"),
+    "decoding.superposed": ("superposed",),
     "models.sharding": ("mesh",),
   }.items()
   for name in names
