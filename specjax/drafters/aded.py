@@ -66,7 +66,9 @@ def followers(
 
 
 @functools.cache
-def aded(nodes: int = 24, beam: int = 12, ahead: int = 4, gain: float = 0.3) -> Drafter:
+def aded(
+  nodes: int = 24, beam: int = 12, ahead: int = 4, gain: float = 0.3, least: float = 0.0
+) -> Drafter:
   """Drafts the likeliest paths through a table of trigrams, adapted by those of the text.
 
   ADED (Liu et al. 2024, arXiv 2407.12021). Its weights are the table of `data.trigrams`. A pair of
@@ -81,16 +83,20 @@ def aded(nodes: int = 24, beam: int = 12, ahead: int = 4, gain: float = 0.3) -> 
     beam: W, paths that are followed at each depth.
     ahead: D.
     gain: see above; 0 leaves the corpus alone.
+    least: probability of the likeliest next token below which nothing is drafted, so that in a
+      choice another drafter does.
 
   Raises:
-    ValueError: less than 2 nodes, no beam or depth, a negative gain, or more nodes than a search
-      finds.
+    ValueError: less than 2 nodes, no beam or depth, a negative gain, a probability outside 0 to 1,
+      or more nodes than a search finds.
   """
   C = FOLLOWERS + ADDED
   most = 1 + C + (ahead - 1) * beam * C
-  if beam < 1 or ahead < 1 or gain < 0 or not 2 <= nodes <= most:
-    raise ValueError(f"nodes={nodes}, beam={beam}, ahead={ahead}, gain={gain:g}: expected beam and "
-                     f"ahead >= 1, gain >= 0 and 2 <= nodes <= {most}.")  # fmt: skip
+  if min(beam, ahead) < 1 or gain < 0 or not 0 <= least <= 1 or not 2 <= nodes <= most:
+    raise ValueError(
+      f"nodes={nodes}, beam={beam}, ahead={ahead}, gain={gain:g}, least={least:g}: expected beam "
+      f"and ahead >= 1, gain >= 0, 0 <= least <= 1 and 2 <= nodes <= {most}."
+    )
 
   def draft(params: Trigrams, context: Context) -> Draft:
     text, length = context.tokens, context.length
@@ -110,7 +116,8 @@ def aded(nodes: int = 24, beam: int = 12, ahead: int = 4, gain: float = 0.3) -> 
       before, last = at(last, kept // K), jnp.maximum(at(flat, kept), 0)
       parent, seen = seen + kept, seen + width * K
     tree, scores = likeliest(nodes, context.root, pool)
-    valid = tree.valid.at[:, 1:].set(scores > -jnp.inf)
+    sure = jnp.exp(pool[0][1].max(1, keepdims=True)) >= least
+    valid = tree.valid.at[:, 1:].set((scores > -jnp.inf) & sure)
     return tree._replace(tokens=jnp.maximum(tree.tokens, 0), valid=valid)
 
   return from_draft("aded", nodes, ahead, draft)

@@ -371,7 +371,8 @@ def decoded(decoder) -> dict[str, Any]:
 # far apart that a decoding of a few tokens shows it. Others differ as in `numbers_of`.
 PAIRS = {
   "prompt_lookup": "8:4 8-3:8-1 8-3-1:8-3-2 8-3-1-0:8-3-1-1 8-3-1-0-1:8-3-1-0-2",
-  "aded": "5:8 5-1:5-3 5-2-1:5-2-3 9-2-4-0:9-2-4-0.9",
+  "aded": "5:8 5-1:5-3 5-2-1:5-2-3 9-2-4-0:9-2-4-0.9 "
+          "9-2-4-0.3-0:9-2-4-0.3-1",
   "rest": "8:2 8-3-1:8-1-1 8-2-1:8-2-2 8-3-1-7:8-3-1-1", "denoiser": "9:4 9-14:9-20",
   "token_recycling": "8:4 8-1:8-0", "jacobi": "8:2", "speculative_jacobi": "8:2",
   "lookahead": "3-3-2:2-3-2 3-3-2:3-1-2 3-3-2:3-3-1 3-3-2-1:3-3-2-0",

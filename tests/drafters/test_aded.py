@@ -63,16 +63,16 @@ def law(corpus, text, pair, gain):
   return {c: x / mass for c, x in total.items()} if mass else {}
 
 
-@pytest.mark.parametrize("gain", [0.0, 0.3])
-def test_the_likeliest_paths_are_drafted(gain):
+@pytest.mark.parametrize(("gain", "least"), [(0.0, 0.0), (0.3, 0.5)])
+def test_the_likeliest_paths_are_drafted(gain, least):
   corpus, nodes, depth = counted(TEXTS), 8, 3
   length = RNG.integers(1, S, size=B).astype(np.int32)
   tokens = RNG.integers(V, size=(B, S)).astype(np.int32)
-  drafter = aded(nodes, V**depth, depth, gain)  # no path leaves the beam
+  drafter = aded(nodes, V**depth, depth, gain, least)  # no path leaves the beam
   params = jax.tree.map(jnp.asarray, table_of(TEXTS))
   context = Context(jnp.asarray(tokens), jnp.asarray(length))
   draft = jax.jit(lambda c: drafter.propose(params, (), (), c, None, None)[0])(context)
-  drafted = 0
+  drafted = silent = 0
   for b, n in enumerate(length):
     text = tokens[b, :n].tolist()
     paths = {(): 1.0}
@@ -81,6 +81,9 @@ def test_the_likeliest_paths_are_drafted(gain):
         pair = tuple([*text, *way][-2:])
         for c, p in law(corpus, text, pair, gain).items() if len(pair) == 2 else ():
           paths[*way, c] = paths[way] * p
+    if max((p for way, p in paths.items() if len(way) == 1), default=0.0) < least:
+      silent += 1
+      paths = {(): 1.0}
     values = sorted((p for way, p in paths.items() if way and p > 0), reverse=True)[: nodes - 1]
     ways = {0: ()}
     for i in range(1, nodes):
@@ -91,7 +94,7 @@ def test_the_likeliest_paths_are_drafted(gain):
     assert len(set(got)) == len(got) == len(values)
     np.testing.assert_allclose(sorted((paths[w] for w in got), reverse=True), values, rtol=1e-5)
     drafted += len(got)
-  assert drafted > 4 * B
+  assert drafted > 3 * B and (silent > 0) == (least > 0)
 
 
 def test_a_corpus_of_answers_drafts_them(tmp_path):
@@ -106,6 +109,6 @@ def test_a_corpus_of_answers_drafts_them(tmp_path):
 
 
 def test_impossible_numbers_are_an_error():
-  for bad in ({"nodes": 1}, {"beam": 0}, {"gain": -1.0}, {"nodes": 99, "ahead": 1}):
-    with pytest.raises(ValueError, match="expected beam and ahead >= 1, gain >= 0"):
+  for bad in ({"nodes": 1}, {"beam": 0}, {"gain": -1.0}, {"least": 1.1}, {"nodes": 99, "ahead": 1}):
+    with pytest.raises(ValueError, match="expected beam and ahead >= 1, gain >= 0, 0 <="):
       aded(**bad)
