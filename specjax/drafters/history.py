@@ -78,6 +78,6 @@ def history(
     return chain_of(context, jnp.where(step < many, copied, -1))
 
   def keep(params, state, context):
-    return append(params, *context)
+    return append(params, context.tokens, context.length)
 
   return from_draft("history", 1 + depth, depth, draft)._replace(keep=keep)
