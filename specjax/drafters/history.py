@@ -60,7 +60,7 @@ def history(
     raise ValueError(f"kept={kept}: accepted is less than 2**31 / (longest + 1) tokens.")
 
   def draft(params: Params, context: Context) -> Draft:
-    ring, (tokens, length) = params, context
+    ring, tokens, length = params, context.tokens, context.length
     run = jnp.ones((len(length), kept), bool)
     matched = jnp.zeros(run.shape, jnp.int32)
     for j in range(longest):
