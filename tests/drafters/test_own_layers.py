@@ -20,6 +20,7 @@ from specjax.drafters import (
   skipped_layers,
   swift,
 )
+from specjax.drafters.dynamic_exit import expected_tokens_per_layer
 from specjax.drafters.layerskip import finished, first_layers
 from specjax.drafters.swift import begin
 from specjax.models.config import Config
@@ -88,6 +89,7 @@ def test_a_draft_is_what_these_layers_find_likeliest(run):
   np.testing.assert_allclose(OWN.norm(PARAMS, rows.stream), want.features.hidden, atol=1e-3)
 
 
+@pytest.mark.full
 def test_a_row_ends_after_a_token_that_is_not_sure():
   whole, _ = draft_of(PARAMS, text(), jnp.asarray(RUN))
   p = jax.nn.softmax(chain_pass(without(RUN), whole).logits).max(-1)[:, :-1]
@@ -118,7 +120,7 @@ def counted(run):
   return len(passes), len(heads), result
 
 
-@pytest.mark.full(but=["2-whole"])
+@pytest.mark.full
 @pytest.mark.parametrize("whole", [False, True], ids=["", "whole"])
 @pytest.mark.parametrize("longest", [0, 2, D])
 def test_layers_run_for_the_longest_row_and_once_more_where_rows_are_used_again(longest, whole):
@@ -131,6 +133,7 @@ def test_layers_run_for_the_longest_row_and_once_more_where_rows_are_used_again(
   assert draft.valid.sum(1).tolist() == [1 + longest] * B
 
 
+@pytest.mark.full
 def test_agreement_counts_the_tokens_of_a_window():
   context, end, width = text(), jnp.array([7, 0, 4]), 3
   got = jax.jit(own_layers.agreement, static_argnums=(0, 4))(
@@ -173,7 +176,7 @@ def decode(name: str, temperature: float):
   return [state.context.tokens[b, :n].tolist() for b, n in enumerate(LIMIT)], state
 
 
-@pytest.mark.full(but=["layerskip-0.8"])
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", METHODS)
 def test_texts_are_those_of_plain_decoding(name, temperature):
@@ -185,6 +188,7 @@ def test_texts_are_those_of_plain_decoding(name, temperature):
   assert fewer or name in ("swift", "del") or temperature > 0
 
 
+@pytest.mark.full
 def test_all_layers_draft_what_the_target_says():
   _, state = decode("self_speculative, all", 0.0)
   accepted, offered = np.asarray(state.stats.accepted), np.asarray(state.stats.offered)
@@ -193,6 +197,7 @@ def test_all_layers_draft_what_the_target_says():
   assert (accepted @ depth >= offered @ depth - 3).all() and (accepted @ depth > 3).all()
 
 
+@pytest.mark.full
 def test_the_threshold_follows_each_row_alone():
   _, state = decode("self_speculative", 0.8)
   limit = np.asarray(state.drafter.limit.value)
@@ -207,6 +212,7 @@ def drafted_rows(exit: int, longest: int = D):
   return draft_of(PARAMS, text(), early, longest=jnp.int32(longest), whole=True)
 
 
+@pytest.mark.full
 def test_the_pass_that_verifies_reads_the_late_layers_alone():
   """And gives what a whole pass gives."""
   exit = 2
@@ -226,6 +232,7 @@ def test_the_pass_that_verifies_reads_the_late_layers_alone():
     np.testing.assert_allclose(one, other, atol=1e-3)
 
 
+@pytest.mark.full
 def test_nodes_that_were_not_drafted_are_finite_and_change_nothing():
   (some, rows), (all_, every) = drafted_rows(3, 1), drafted_rows(3)
   mask = ancestors(some.parent, D)
@@ -235,6 +242,7 @@ def test_nodes_that_were_not_drafted_are_finite_and_change_nothing():
   np.testing.assert_allclose(got.logits[:, :2], want.logits[:, :2], atol=1e-4)
 
 
+@pytest.mark.full
 def test_shadow_tokens_are_what_each_exit_would_have_said():
   drafter = dynamic_exit(OWN, D, 2)
   state = drafter.init((), PARAMS, context=text(), features=None, capacity=24)
@@ -265,8 +273,6 @@ def test_shadow_tokens_are_what_each_exit_would_have_said():
 
 
 def test_expected_tokens_per_loaded_layer():
-  from specjax.drafters.dynamic_exit import expected_tokens_per_layer
-
   rate, exits = jnp.array([0.5, 0.9]), jnp.array([2.0, 4.0])
   got = expected_tokens_per_layer(rate, exits, 6, 3)
   for x in range(2):

@@ -109,7 +109,7 @@ def test_the_search_ends_as_published(field, value, goes_on):
   assert bool(unfinished(search)) == goes_on
 
 
-@pytest.mark.full(but=["ended"])
+@pytest.mark.full
 @pytest.mark.parametrize("ended", [False, True], ids=["searching", "ended"])
 def test_a_search_that_has_ended_costs_nothing(ended):
   """The passes that run some layers over several rows are those of the search."""
@@ -131,6 +131,7 @@ def test_a_search_that_has_ended_costs_nothing(ended):
     np.testing.assert_array_equal(now.run, np.asarray(search.run))
 
 
+@pytest.mark.full
 def test_later_requests_and_rows_go_on_with_what_was_found():
   drafter = method().drafter
   weights, begun = start()
@@ -152,6 +153,7 @@ def test_later_requests_and_rows_go_on_with_what_was_found():
   assert both[0].tried == both[1].tried >= found.tried
 
 
+@pytest.mark.full
 def test_a_new_turn_begins_its_own_window():
   drafter = method().drafter
   weights, begun = start()

@@ -76,7 +76,7 @@ def passed(params, run, given=None, config=CONFIG):
   return compiled(config)(params, x, position, mask, cached(config), jnp.asarray(run), given=given)
 
 
-@pytest.mark.full(but=["change0-*"])
+@pytest.mark.full(but=["change0-mixed"])
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("change", [{}, {"qkv_bias": True, "qk_norm": True, "tied": False}])
 def test_what_does_not_run_adds_nothing(change, run):
@@ -94,7 +94,7 @@ def test_what_does_not_run_adds_nothing(change, run):
       np.testing.assert_allclose(got, expected * np.float32(attention), atol=1e-4)
 
 
-@pytest.mark.full(but=["turned"])
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["int8", "turned", "split"])
 def test_weights_of_every_kind(kind):
   params = weights(CONFIG)
@@ -109,6 +109,7 @@ def test_weights_of_every_kind(kind):
   np.testing.assert_allclose(got, want, atol=0.1 if kind == "int8" else 1e-4)
 
 
+@pytest.mark.full
 def test_given_rows_stand_where_attention_does_not_run():
   params = weights(CONFIG)
   _, given, _ = passed(params, RUNS["all"])
@@ -120,6 +121,7 @@ def test_given_rows_stand_where_attention_does_not_run():
   assert np.array_equal(again.k[0], given.k[0])
 
 
+@pytest.mark.full
 def test_rows_one_by_one_are_rows_at_once():
   params, own, run = weights(CONFIG), target(CONFIG), jnp.asarray(RUNS["mixed"])
   tokens, _, position, _ = fresh()
@@ -136,6 +138,7 @@ def test_rows_one_by_one_are_rows_at_once():
     earlier = jax.tree.map(lambda old, x, j=j: old.at[:, :, j].set(x[:, :, 0]), earlier, new)
 
 
+@pytest.mark.full
 def test_one_program_serves_every_set():
   traces = []
 
@@ -151,6 +154,7 @@ def test_one_program_serves_every_set():
   np.testing.assert_array_equal(streams[1], x)
 
 
+@pytest.mark.full
 def test_what_does_not_run_is_not_read():
   """A matrix of NaN in a sublayer that does not run changes nothing."""
   params, run = weights(CONFIG), RUNS["mixed"]

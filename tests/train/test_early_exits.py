@@ -51,7 +51,7 @@ def nll(layer: int) -> float:
   return float((each * keep).sum() / keep.sum())
 
 
-@pytest.mark.full(but=["2"])
+@pytest.mark.full
 @pytest.mark.parametrize("every", [1, 2, 3, 8])
 def test_the_loss_is_the_weighted_one_of_every_so_many_exits(every):
   options = EarlyExits(exit_loss=0.5, exit_every=every)
@@ -81,6 +81,7 @@ def test_a_dropped_layer_leaves_its_rows_as_they_were():
   assert not np.allclose(behind[3, 0], whole[3, 0], atol=1e-3)
 
 
+@pytest.mark.full
 def test_a_model_goes_on_and_its_exits_learn(lm_run, tmp_path):
   options = changed(
     lm_run, out=str(tmp_path), start=f"{lm_run.out}/model", exit_loss=1.0, layer_dropout=0.1,
