@@ -161,7 +161,7 @@ class Tune(options.Tune):
     dtype: of the arithmetic, and of weights that are not in 8 bits.
     weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     out: directory for tree.json (named as in medusa/tree[FILE]), summary.json, table.md and
-      tune.png.
+      tune.png; of skipped_layers for skipped.json (as in self_speculative[FILE]) and the tables.
   """
 
   model: str | None = None

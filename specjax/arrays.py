@@ -124,10 +124,13 @@ class Context(NamedTuple):
   Attributes:
     tokens: i32[B, S]. Entries from `length` on are garbage.
     length: i32[B]. Committed tokens n, the root included; the root is tokens[n - 1].
+    cache: the target's cache of the committed tokens but for the root, where a draft is made; None
+      elsewhere.
   """
 
   tokens: Array
   length: Array
+  cache: Any = None
 
   @property
   def root(self) -> Array:

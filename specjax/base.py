@@ -18,7 +18,7 @@ One round of decoding, for a row whose committed text is "the cat sat" (n = 3 to
                 path = [0, 1, 3], count = 2, tokens = [on, the, mat]
     commit      the cache gains the rows of path: sat, on, the. Committed: n = 6, root = mat.
 
-Of the package this file imports `arrays`, which it hands on, and `sampling`.
+Of the package this file imports `arrays` and `pieces`, which it hands on, and `sampling`.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,7 @@ from specjax.arrays import (
   Proposal,
   Verdict,
 )
+from specjax.pieces import MakeLayers, RunLayers, RunSome
 from specjax.sampling import Settings, Source
 
 __all__ = [
@@ -77,36 +78,9 @@ class Commit(Protocol):
   def __call__(self, cache: Any, kv: Any, path: Array, rows: Array) -> Any: ...
 
 
-class RunLayers(Protocol):
-  """Runs layers start..stop (static) over the residual stream x [B, N, E]: (x, their KV)."""
-
-  def __call__(
-    self, params: Params, x: Array, position: Array, mask: Array, cache: Any = None, *,
-    start: int = 0, stop: int | None = None,
-  ) -> tuple[Array, KV]: ...  # fmt: skip
-
-
-class MakeLayers(Protocol):
-  """A Linen module of `count` layers shaped like the target's, for drafters that have their own.
-
-  It is called with (x [B, N, E], position i32[B, N], mask, cache=None, earlier=None,
-  attention_input=None) and returns x, the KV, and more; see `models.transformer.Layers`.
-
-  Args:
-    mlp_width: 0 is the target's.
-    attention_width: the width of `attention_input`, where one is given.
-    window, qk_norm: False leaves out the target's sliding window, or its norms on q and k.
-  """
-
-  def __call__(
-    self, count: int = 1, *, mlp_width: int = 0, attention_width: int | None = None,
-    window: bool = True, qk_norm: bool = True,
-  ) -> Any: ...  # fmt: skip
-
-
 def _absent(*args: Any, **kwargs: Any) -> Any:
-  raise ValueError("this target lacks a piece of a transformer (embed, run_layers, norm, lm_head, "
-                   "make_layers or last_layer) that the drafter is made of.")  # fmt: skip
+  raise ValueError("this target lacks a piece of a transformer (embed, run_layers, run_some, norm, "
+                   "lm_head, make_layers or last_layer) that the drafter is made of.")  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -140,6 +114,7 @@ class Target(NamedTuple):
   norm_epsilon: float = 0.0
   embed: Callable[[Params, Array], Array] = _absent
   run_layers: RunLayers = _absent
+  run_some: RunSome = _absent
   norm: Callable[[Params, Array], Array] = _absent
   lm_head: Callable[[Params], Array] = _absent
   make_layers: MakeLayers = _absent

@@ -38,6 +38,7 @@ from specjax.eval import (
   parallelbench,
   prompts,
   report,
+  skip_search,
   specbench,
   specbench_report,
   table,
@@ -213,8 +214,12 @@ def run_bench(args: Bench) -> None:
 
 def run_tune(args: Tune) -> None:
   fields = {k: v for k, v in vars(args).items() if k not in (*OF_MODEL, "out")}
-  summary = tune.run(_asked(args, True), tune.Config(**fields), args.out)
   console = Console(highlight=False)
+  if args.method == "skipped_layers":
+    found = skip_search.run(_asked(args, True), tune.Config(**fields), args.out)
+    console.print(skip_search.verdict(found), report.contents(args.out), sep="\n", markup=False)
+    return
+  summary = tune.run(_asked(args, True), tune.Config(**fields), args.out)
   console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)
   console.print(report.contents(args.out), markup=False)

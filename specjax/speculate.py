@@ -149,7 +149,7 @@ def guess(
   target, drafter, _, processors = method
   draft, memory = drafter.propose(
     weights.drafter, weights.target, state.drafter,
-    context=state.context, settings=request.settings, noise=noise,
+    context=state.context._replace(cache=state.cache), settings=request.settings, noise=noise,
   )  # fmt: skip
   if weights.narrow:
     draft = narrow.compact(draft, drafter.depth)

@@ -61,6 +61,7 @@ BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
 CHAIN = drafters.draft_tree(target(CONFIG), IID(((0,), (0, 0))))
 ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
 FIRST = drafters.first_of(drafters.prompt_lookup(4, 3, 2), MEDUSA)
+OWN = drafters.self_speculative(target(CONFIG), 3, 0.1)
 NARROW = {"first_of": (1, 2), "adaptive_model, block": (2,)}  # widths of passes
 METHODS = {
   name: (
@@ -73,6 +74,8 @@ METHODS = {
     ("token_recycling", drafters.token_recycling(target(CONFIG), 4), TARGET_ONLY, ()),
     ("jacobi", drafters.jacobi(4), TARGET_ONLY, ()),
     ("lookahead", drafters.lookahead(3, 4, 2), TARGET_ONLY, ()),
+    ("self_speculative", OWN, TARGET_ONLY, jnp.array([[True, True], [True, False]])),
+    ("layerskip", drafters.layerskip(target(CONFIG), 3), TARGET_ONLY, ()),
     ("draft_model", SAMPLED, TARGET_ONLY, OTHER_PARAMS),
     # Its own draft model: most of what it says is accepted, to full depth.
     ("itself", SAMPLED, TARGET_ONLY, PARAMS),
@@ -377,8 +380,10 @@ def test_nothing_returns_to_the_host():
 
 @pytest.mark.full(but=["none", "draft_model", "medusa"])
 @pytest.mark.parametrize(
-  "name", ["none", "prompt_lookup", "draft_model", "adaptive_model", "medusa"]
-)
+  "name",
+  ["none", "prompt_lookup", "self_speculative", "layerskip", "draft_model", "adaptive_model",
+   "medusa"],
+)  # fmt: skip
 def test_the_loop_does_not_copy_a_cache(name):
   method, weights = METHODS[name]
   long, B = 8192, 2

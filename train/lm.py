@@ -20,16 +20,22 @@ from specjax.data.chat import TEMPLATES
 from specjax.data.packing import Rows, pack
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
+from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import forward, losses, run, texts
+from specjax.train.recipe import early_exits, forward, losses, run, texts
 from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(texts.Config):
-  """A causal language model from text."""
+class Config(texts.Config, early_exits.EarlyExits):
+  """A causal language model from text.
 
+  Attributes:
+    start: a model to go on from, by name, in place of a new tokenizer and random weights.
+  """
+
+  start: str | None = None
   template: str = "qa"
   network: Network = Network(width=256, layers=8, heads=4, kv_heads=2, head_dim=64, mlp_width=768)
   length: Length = 384
@@ -56,12 +62,27 @@ def loss_fn(params, model: Transformer, rows: Rows) -> tuple[Array, dict[str, Ar
   return losses.mean(nll, weight), {"accuracy": losses.mean(right, weight)}
 
 
+def begun(name: str, length: int) -> Model:
+  """The model to go on from.
+
+  Raises:
+    ValueError: no such model, or it has no tokenizer, sees both sides, or has too few positions.
+  """
+  model = load(name)
+  if model.tokenizer is None or not model.config.causal or model.config.max_length < length:
+    raise ValueError(f"start={name!r}: accepted is a causal model with a tokenizer and {length} "
+                     "positions or more.")  # fmt: skip
+  return model
+
+
 def main(config: Config) -> None:
   out = run.begin(config)
 
   records = texts.read(config)
+  model = None if config.start is None else begun(config.start, config.length)
   tokenizer = texts.kept_tokenizer(
-    out, lambda: train_bpe(texts.contents(records), config.vocab_size)
+    out,
+    lambda: model.tokenizer if model else train_bpe(texts.contents(records), config.vocab_size),
   )
   parts = []
   for i, record in enumerate(records):
@@ -72,12 +93,18 @@ def main(config: Config) -> None:
   run.claim(out, config, rows)
   texts.keep_tokenizer(out, tokenizer)
 
-  network, params = texts.new_network(config, tokenizer, max_length=config.length)
-  model = Transformer(network)
+  if model is None:
+    network, params = texts.new_network(config, tokenizer, max_length=config.length)
+  else:
+    network, params = model.config, model.params
   print(f"{rows.mask.sum() / 1e6:.2f}M tokens fill {len(rows.tokens)} rows.")
-  params = fit(
-    lambda params, _, rows, key: loss_fn(params, model, rows), params, batch, config.training, out
-  )
+
+  def loss(params, frozen, rows: Rows, key: Array) -> tuple[Array, dict[str, Array]]:
+    if config.layer_dropout or config.exit_loss:
+      return early_exits.loss_fn(params, Transformer(network), rows, key, config)
+    return loss_fn(params, Transformer(network), rows)
+
+  params = fit(loss, params, batch, config.training, out)
 
   template = None if all(isinstance(r, str) for r in records) else TEMPLATES[config.template]
   hf.save(out / "model", network, params, tokenizer, template=template)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specjax.base import Drafter
 from specjax.checkpoints.formats import format_of
 from specjax.decoding import spec
 from specjax.decoding.builders import denoising, draft_length, drafters, head, processors
@@ -28,10 +29,7 @@ _SOURCE = re.compile(r"\d{4}\.\d{5}")
 _CONFIG = Config(8, 8, 4, 1, 1, 8, 8)
 _SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
 _TARGET = target(_CONFIG)
-_EXAMPLES = {
-  "draft_model": (_TARGET,), "denoiser": (network(_SEES_BOTH, 7, False), _TARGET),
-  "token_recycling": (_TARGET,), "speculative_jacobi": (_TARGET,),
-}  # fmt: skip
+_EXAMPLES = {"draft_model": (_TARGET,), "denoiser": (network(_SEES_BOTH, 7, False),)}
 
 Row = tuple[str, str, str, str, str]
 Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
@@ -52,11 +50,15 @@ def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, pre
   )
 
 
+def _example(name: str, build: Callable[..., Drafter]) -> Drafter:
+  return build(*_EXAMPLES.get(name, ()), *drafters.target_of(build, _TARGET))
+
+
 def kinds() -> dict[str, tuple[str, Rows]]:
   """By kind, (what precedes a name in the list, {name: (builder, knobs, label)})."""
   return {
     "drafters": ("", {
-      name: (build, drafters.knobs(name), build(*_EXAMPLES.get(name, ())).proposal)
+      name: (build, drafters.knobs(name), _example(name, build).proposal)
       for name, build in DRAFTERS.items()
     }),
     "heads": ("", {

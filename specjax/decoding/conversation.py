@@ -85,8 +85,8 @@ class Conversation:
     """The text so far: the last prompt, and what has been said of its answer."""
     if self._state is None:
       return []
-    tokens, length = self._state.context
-    return np.asarray(tokens)[0, : int(length[0])].tolist()
+    text = self._state.context
+    return np.asarray(text.tokens)[0, : int(text.length[0])].tolist()
 
   def reset(self) -> None:
     """Forgets the text; what follows is another request, whose noise is its own."""

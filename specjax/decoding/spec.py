@@ -25,7 +25,7 @@ Number = int | float
 # What a name takes in brackets; heads, filters and students have a default, the zoo's.
 BRACKETS = {
   "draft_model": "MODEL", "denoiser": "MODEL", "rest": "FILE.npz", "aded": "FILE.npz",
-  "aggressive": "FILE.txt", "ngram": "FILE.jsonl",
+  "aggressive": "FILE.txt", "self_speculative": "FILE.json", "ngram": "FILE.jsonl",
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",

@@ -16,6 +16,7 @@ from specjax.drafters.clover2 import Clover2Config, clover2
 from specjax.drafters.denoiser import denoiser
 from specjax.drafters.draft_model import draft_model
 from specjax.drafters.draft_tree import draft_tree
+from specjax.drafters.dynamic_exit import dynamic_exit
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.drafters.first_of import first_of
@@ -23,6 +24,7 @@ from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transf
 from specjax.drafters.history import history
 from specjax.drafters.hydra import HydraConfig, hydra
 from specjax.drafters.jacobi import jacobi
+from specjax.drafters.layerskip import layerskip
 from specjax.drafters.lookahead import lookahead
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
@@ -30,15 +32,18 @@ from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
 from specjax.drafters.rest import rest
+from specjax.drafters.self_speculative import self_speculative
 from specjax.drafters.speculative_jacobi import speculative_jacobi
 from specjax.drafters.stateless import none, stateless
+from specjax.drafters.swift import swift
 from specjax.drafters.token_recycling import token_recycling
 from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "aded", "aggressive", "denoiser", "draft_model",
-  "draft_tree", "first_of", "history", "jacobi", "lookahead", "none", "prompt_lookup", "rest",
-  "speculative_jacobi", "stateless", "token_recycling", "union",
+  "draft_tree", "dynamic_exit", "first_of", "history", "jacobi", "layerskip", "lookahead", "none",
+  "prompt_lookup", "rest", "self_speculative", "speculative_jacobi", "stateless", "swift",
+  "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
@@ -46,6 +51,8 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest, "history": history,
   "aggressive": aggressive, "aded": aded,
   "jacobi": jacobi, "lookahead": lookahead, "speculative_jacobi": speculative_jacobi,
+  "self_speculative": self_speculative, "swift": swift, "layerskip": layerskip,
+  "del": dynamic_exit,
 }  # fmt: skip
 
 # name: (build, config class); build(target, config) -> Head

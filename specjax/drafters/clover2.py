@@ -16,7 +16,7 @@ from specjax.base import Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear, lookup
-from specjax.models.transformer import RMSNorm
+from specjax.models.norm import RMSNorm
 
 NOISE = 0.01  # starting weights lie up to this above 0 or above the identity
 

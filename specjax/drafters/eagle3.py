@@ -15,7 +15,7 @@ from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
 from specjax.models.int8 import dense
 from specjax.models.linear import linear
-from specjax.models.transformer import RMSNorm
+from specjax.models.norm import RMSNorm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ def history(
     raise ValueError(f"kept={kept}: accepted is less than 2**31 / (longest + 1) tokens.")
 
   def draft(params: Params, context: Context) -> Draft:
-    ring, (tokens, length) = params, context
+    ring, tokens, length = params, context.tokens, context.length
     run = jnp.ones((len(length), kept), bool)
     matched = jnp.zeros(run.shape, jnp.int32)
     for j in range(longest):
@@ -78,6 +78,6 @@ def history(
     return chain_of(context, jnp.where(step < many, copied, -1))
 
   def keep(params, state, context):
-    return append(params, *context)
+    return append(params, context.tokens, context.length)
 
   return from_draft("history", 1 + depth, depth, draft)._replace(keep=keep)

@@ -15,7 +15,7 @@ from specjax.base import Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear
-from specjax.models.transformer import RMSNorm
+from specjax.models.norm import RMSNorm
 
 _EPSILON = 1e-6  # of the published norms, whatever the target's
 

@@ -52,7 +52,7 @@ def prompt_lookup(
     raise ValueError(f"branches={branches}: accepted is 1 or more.")
 
   def draft(params: Params, context: Context) -> Draft:
-    tokens, length = context
+    tokens, length = context.tokens, context.length
     S = tokens.shape[1]
     matched = suffix_match(tokens, length, longest)
     step = jnp.arange(depth, dtype=jnp.int32)[None]

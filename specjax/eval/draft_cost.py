@@ -48,7 +48,8 @@ def _rounds(
   def body(_, carry):
     context, state = carry
     noise = Noise(request_keys(0, np.arange(B)), context.length)
-    draft, state = drafter.propose(params, target_params, state, context, settings, noise)
+    text = context._replace(cache=cache)
+    draft, state = drafter.propose(params, target_params, state, text, settings, noise)
     said = draft.tokens.sum(1) % target.vocab_size
     if drafter.evaluate is None:
       hair = 1e-6 * said[:, None, None].astype(jnp.float32)
@@ -59,8 +60,8 @@ def _rounds(
       seen = drafter.evaluate(params, target_params, state, cache, draft, mask)
     verdict = Verdict(path, zero, jnp.broadcast_to(said[:, None], path.shape))
     state = drafter.update(params, target_params, state, draft, seen, verdict, one)
-    text = context.tokens.at[row, context.length].set(said)
-    return Context(text, context.length + one), state
+    tokens = context.tokens.at[row, context.length].set(said)
+    return Context(tokens, context.length + one), state
 
   return jax.lax.fori_loop(0, count, body, (context, state))
 

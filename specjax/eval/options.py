@@ -47,16 +47,19 @@ class Tune(_Measurement):
 
   Attributes:
     drafter: name of a head with hit rates, such as medusa or medusa[PATH]; for the method sequoia
-      of any head, or draft_model[PATH].
+      of any head, or draft_model[PATH]; for skipped_layers self_speculative.
     method: best_first takes the best guesses by the head's hit rates; sequoia draws children and
       takes the trees of Sequoia's dynamic program, after it has measured on 8 more prompts how
-      often a child of each rank is accepted.
+      often a child of each rank is accepted; skipped_layers searches which sublayers the target's
+      own drafts leave out.
     temperature: of the distribution; 0 for best_first, more for sequoia.
     batch: prompts decoded together, for which the choice is made.
     decode: how many candidates to decode besides plain, the most promising, each of which compiles
       anew; None for all. The choice does not depend on it.
+    tries: how many sets of sublayers skipped_layers tries.
   """
 
   drafter: str
-  method: Literal["best_first", "sequoia"] = "best_first"
+  method: Literal["best_first", "sequoia", "skipped_layers"] = "best_first"
   decode: int | None = 3
+  tries: int = 200

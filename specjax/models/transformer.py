@@ -20,23 +20,12 @@ from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.linear import Fused, linear, lookup
+from specjax.models.norm import RMSNorm
 from specjax.models.sharding import spread_nodes
+from specjax.models.some_layers import run_some
 from specjax.models.turned import turn, weight
 
 _INIT = nn.initializers.normal(0.02)
-
-
-class RMSNorm(nn.Module):
-  """Scales the last axis to unit root mean square, in float32."""
-
-  epsilon: float
-
-  @nn.compact
-  def __call__(self, x: Array) -> Array:
-    weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-    y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
-    return y.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)
 
 
 def _rotate(x: Array, angle: Array) -> Array:
@@ -112,8 +101,8 @@ class Block(nn.Module):
     gate, up = self.gate_up.linear(self.mlp_norm(x))
     return linear(nn.silu(gate) * up, self.down)
 
-  def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
-    """x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
+  def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None):
+    """Attention's half: x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
 
     `earlier` (k, v) are more fresh rows, before the block's own in the mask. `attention_input`
     [B, N, any] is attended from in place of the normed x.
@@ -122,7 +111,11 @@ class Block(nn.Module):
     keys, values = k, v
     if earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
-    x = x + self.attention(q, keys, values, mask, prefix)
+    return x + self.attention(q, keys, values, mask, prefix), k, v
+
+  def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
+    """The layer, for the arguments of `attended`: (x [B, N, E], k [B, K, N, C], v)."""
+    x, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input)
     return x + self.mlp(x), k, v
 
 
@@ -296,4 +289,5 @@ def target(config: Config) -> Target:
     run_layers=functools.partial(apply, method="run_layers"),
     norm=functools.partial(apply, method="final_norm"), lm_head=lm_head, make_layers=make_layers,
     last_layer=last_layer, few_rows=turn,
+    run_some=functools.partial(run_some, Block(config), functools.partial(angles, config)),
   )  # fmt: skip

@@ -9,11 +9,14 @@ from llama2c_reference import greedy
 from specjax import drafters
 from specjax.checkpoints import hf, llama2c
 from specjax.data import datastore, trigrams
+from specjax.decoding.builders.drafters import target_of
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import load
 from specjax.drafters import drafting
 from specjax.drafters.history import empty
 from specjax.drafters.medusa import MedusaConfig, medusa
+from specjax.drafters.skipped_layers import every_second
+from specjax.drafters.swift import begin
 
 STEPS = 200
 BEGINNING = "Once upon a time, there was a little girl. She had a"
@@ -52,8 +55,10 @@ def pair(name: str, model):
     return drafters.DRAFTERS[name](), jax.tree.map(jnp.asarray, table)
   if name == "aggressive":
     return drafters.aggressive(), jnp.asarray(model.encode(BEGINNING))
-  target = (model.target,) if name in ("token_recycling", "speculative_jacobi") else ()
-  return drafters.DRAFTERS[name](*target), ()
+  build = drafters.DRAFTERS[name]
+  begun = {"self_speculative": jnp.asarray(every_second(model.config.layers)),
+           "swift": begin(model.config.layers)}  # fmt: skip
+  return build(*target_of(build, model.target)), begun.get(name, ())
 
 
 @pytest.mark.full(but=["prompt_lookup", "medusa"])

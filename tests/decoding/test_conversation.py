@@ -19,10 +19,11 @@ from specjax.data.tokenizer import train_bpe
 from specjax.decoding import conversation
 from specjax.decoding.conversation import Conversation
 from specjax.draft_length import confidence
-from specjax.drafters import HEADS, draft_model
+from specjax.drafters import HEADS, draft_model, self_speculative, swift
 from specjax.drafters.rapid import rapid
 from specjax.drafters.recycled import recycled
 from specjax.drafters.rescored import local
+from specjax.drafters.swift import begin
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, target
 
@@ -67,6 +68,7 @@ def memorised():
   return recycled(medusa), params
 
 
+RUN = jnp.ones((CONFIG.layers, 2), bool).at[2, 1].set(False)
 TREE = [[0], [1], [2], [3], [0, 0]]
 # name: (makes the drafter, options of the decoder)
 METHODS = {
@@ -82,6 +84,10 @@ METHODS = {
   "jacobi": (lambda: "jacobi-4", {}),
   "lookahead": (lambda: "lookahead-3-4-2", {}),
   "speculative_jacobi": (lambda: "speculative_jacobi-4", {}),
+  "self_speculative": (lambda: (self_speculative(MODEL.target, 3, 0.1), RUN), {}),
+  "swift": (lambda: (swift(MODEL.target, 3, 4), begin(CONFIG.layers)), {}),
+  "layerskip": (lambda: "layerskip-4-3", {}),
+  "del": (lambda: "del-4-1", {}),
   "draft_model": (lambda: NEAR, {}),
   "draft_model, token": (lambda: NEAR, {"verifier": "token"}),
   "draft_model, policy": (lambda: NEAR, {"draft_length": confidence(0.3, 3)}),
@@ -94,7 +100,9 @@ METHODS = {
 # What these keep depends on the passes before, which read a new turn and an old one differently,
 # or on what the first prompt was.
 OF_PASSES = ("token_recycling", "recycled", "jacobi", "lookahead", "speculative_jacobi",
-             "aggressive", "pruned", "rapid")  # fmt: skip
+             "aggressive", "pruned", "rapid", "self_speculative", "swift", "del")  # fmt: skip
+# What these learn they share among the rows of a batch.
+OF_BATCH = ("swift", "del")
 
 
 def answer(talk: Conversation, ids: list[int], new: int = NEW) -> tuple[list[int], int]:

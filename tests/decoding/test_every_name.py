@@ -33,7 +33,7 @@ from specjax.diffusion import denoise, draft_verify
 from specjax.diffusion.guidance import Guided
 from specjax.diffusion.policies import Filter
 from specjax.draft_length.specdecpp import AcceptanceHead
-from specjax.drafters import HEADS, none
+from specjax.drafters import HEADS, none, skipped_layers
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.sampling import Noise, request_keys
@@ -92,6 +92,9 @@ def home(tmp_path_factory):
   parts.save(path / "filter", Filter(eye, zeros, eye, zeros, jnp.float32(0.55)), base="denoiser")
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "wide.json").write_text(json.dumps({"static": {"choices": [[0], [1], [2]]}}))
+  run = np.ones((CONFIG.layers, 2), bool)
+  run[2], run[1, 0] = False, False
+  skipped_layers.save(path / "skipped.json", run, {})
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
   (path / "source.txt").write_text("Ann Bob Cy Dan Ann Bob Bob Ann")
   texts = [target.encode(REPEATS), *noise.integers(V, size=(20, 8)).tolist()]
@@ -105,7 +108,7 @@ TEXTS = {
   "FILE.jsonl": "texts.jsonl", "FILE.npz": "store.npz", "FILE.txt": "source.txt", "TEXT": "Ann",
   "REGEX": "Ann( Bob)*", "DELIMITER": ".",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
-  "student": "denoiser-student", "ensemble": "target",
+  "student": "denoiser-student", "ensemble": "target", "self_speculative": "skipped.json",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
 DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge", "transfer"), DRAWN)
@@ -126,6 +129,7 @@ OTHER = {
   "top": 4,
   "paths": 4,
   "seeded": 0,
+  "exit": 3,
 }
 KINDS, ROWS = catalogue.kinds(), catalogue.parts()
 DECORATING = ("additions to a policy", "blocks", "cache", "stopping", "transform", "guidance",
@@ -158,8 +162,15 @@ def numbers_of(kind: str, name: str) -> tuple[list, list]:
 loaded = functools.cache(load)
 
 
-def decoder_of(home, kind: str, part: str, temperature: float = 1.0):
-  """The decoder of a method that has the part; on an empty one, that of the method without it."""
+OWN_LAYERS = ("self_speculative", "swift", "layerskip", "del")
+
+
+def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = ""):
+  """The decoder of a method that has the part; on an empty one, that of the method without it.
+
+  Args:
+    of: the part that is tested, whose model is also that of the method without it.
+  """
   door, bare = kind.split(",")[0], re.match(r"\w*", part)[0]
   files = "|".join(re.escape(p.name) for p in home.iterdir())
 
@@ -167,7 +178,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0):
     return re.sub(rf"\[({files})\]", lambda m: f"[{home / m[1]}]", name)
 
   def causal(drafter: str, verifier: str = "", temperature: float = temperature, **more):
-    name = "target" if door in ("heads", "rescoring", "pseudo rows", "processors") else "small"
+    large = door in ("heads", "rescoring", "pseudo rows", "processors") or of in OWN_LAYERS
+    name = "target" if large else "small"
     model = loaded(str(home / name))
     model = dataclasses.replace(model, stop=())
     rule = placed(verifier) or None
@@ -296,7 +308,7 @@ def test_every_knob_counts(home, kind, name):
   text = f"[{text}]" if brackets else ""
 
   def decoder(numbers):
-    return decoder_of(home, kind, "-".join([name, *map(repr, numbers)]) + text)
+    return decoder_of(home, kind, "-".join([name, *map(repr, numbers)]) + text, of=name)
 
   defaults, others = numbers_of(kind, name)
   written = decoder(defaults)
@@ -376,6 +388,8 @@ PAIRS = {
   "rest": "8:2 8-3-1:8-1-1 8-2-1:8-2-2 8-3-1-7:8-3-1-1", "denoiser": "9:4 9-14:9-20",
   "token_recycling": "8:4 8-1:8-0", "jacobi": "8:2", "speculative_jacobi": "8:2",
   "lookahead": "3-3-2:2-3-2 3-3-2:3-1-2 3-3-2:3-3-1 3-3-2-1:3-3-2-0",
+  "self_speculative": "8:3 8-0.05:8-0.9", "swift": "8:2 8-2:8-5 8-2-0.3:8-2-0.9",
+  "layerskip": "7:3 7-1:7-3", "del": "8:2 8-1:8-2",
   "dynamic": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-2", "beam": "6-3-3:4-3-3 6-3-3:6-2-3 6-3-3:6-3-2",
   "graph": "6-2-3:4-2-3 6-2-3:6-3-3 6-2-3:6-2-2 9-3-3-0:9-3-3-2 6-2-3-1-0:6-2-3-1-0.5 "
            "6-2-3-1-0-0:6-2-3-1-0-0.5",
@@ -416,6 +430,8 @@ PEERS = {
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
 # What a decoder learns shows in its next call, see the tests of these drafters.
 SILENT += [("history", knob) for knob in ("longest", "shortest", "per_match", "kept")]
+# What a search has found shows later than in a few tokens, see the tests of the drafter.
+SILENT += [("swift", knob) for knob in ("window", "skip")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "prompts", "sources",
             "rescoring", "pseudo rows")  # fmt: skip
 
@@ -449,7 +465,7 @@ def test_every_part_decodes(home, kind, name):
 
   @functools.cache
   def shown(part: str, temperature: float = 0.0) -> dict[str, Any]:
-    return decoded(decoder_of(home, kind, part, temperature))
+    return decoded(decoder_of(home, kind, part, temperature, name))
 
   pairs, wrong = pairs_of(kind, name), []
   for i, (one, other) in enumerate(pairs):

@@ -1,7 +1,7 @@
 """A refilled batch gives each request what a decoder of its own gives."""
 
 import pytest
-from test_conversation import METHODS, MODEL
+from test_conversation import METHODS, MODEL, OF_BATCH
 
 from specjax import Decoder
 from specjax.decoding.refill import refilled
@@ -22,7 +22,7 @@ def test_requests_are_decoded_as_alone(name, temperature):
   alone = Decoder(MODEL, drafter(), **options | {"batch": 1})
   for i, (prompt, budget) in enumerate(zip(PROMPTS, BUDGETS, strict=True)):
     (expected,) = alone([prompt], budget, first=i)
-    for field in SAME:
+    for field in (x for x in SAME if name not in OF_BATCH or x not in ("forwards", "rounds")):
       assert getattr(together[i], field) == getattr(expected, field), (i, field)
     assert together[i].log_probs == pytest.approx(expected.log_probs, abs=1e-4)
 

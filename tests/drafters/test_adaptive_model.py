@@ -72,7 +72,7 @@ def test_its_cache_is_that_of_the_committed_text(policy):
   prefill = jax.jit(target(SMALL).prefill, static_argnums=3)
   for _ in range(4):
     state = speculate.compiled_advance(method, WEIGHTS, request, state, jnp.int32(2))
-    text, length = state.context
+    text, length, _ = state.context
     want, _ = prefill(SMALL_PARAMS, text, length, capacity)
     cache = state.drafter.cache
     np.testing.assert_array_equal(cache.length, length - 1)

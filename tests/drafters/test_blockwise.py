@@ -142,7 +142,7 @@ def drafts(name: str, alpha: float):
   build, params = RESCORED[name]
   propose = jax.jit(build(alpha).propose)
   for state in rounds(name):
-    text, length = state.context
+    text, length, _ = state.context
     draft, _ = propose(params, PARAMS, state.drafter, state.context, REQUEST.settings, ())
     hidden = states_of(text)[np.arange(B), np.maximum(length - 2, 0)]
     logits = np.stack([formula(HEAD, h)[1] for h in hidden])

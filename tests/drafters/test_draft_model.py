@@ -51,7 +51,7 @@ def test_its_cache_is_that_of_the_committed_text(verifier):
   state = speculate.compiled_start(method, WEIGHTS, tokens, LENGTH, request, capacity)
   for _ in range(4):
     state = speculate.compiled_advance(method, WEIGHTS, request, state, jnp.int32(2))
-    text, length = state.context
+    text, length, _ = state.context
     want, _ = target(SMALL).prefill(SMALL_PARAMS, text, length, capacity)
     np.testing.assert_array_equal(state.drafter.length, length - 1)
     pairs = zip(jax.tree.leaves(state.drafter.kv), jax.tree.leaves(want.kv), strict=True)

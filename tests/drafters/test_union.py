@@ -178,7 +178,7 @@ def test_every_source_knows_the_committed_text():
 
   @jax.jit
   def recomputed(context):
-    text, length = context
+    text, length, _ = context
     S = text.shape[1]
     _, features = TARGET.prefill(
       target_params(), text[:, :-1], length, S, hidden_layers=drafter.hidden_layers

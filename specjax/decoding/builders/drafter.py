@@ -22,15 +22,17 @@ from specjax.decoding.builders.drafters import (
   load_small,
   refuse,
   settle,
+  target_of,
 )
 from specjax.decoding.builders.head import build_head, load_head
 from specjax.decoding.builders.tree import build_tree, chain
 from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
-from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, union
+from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, skipped_layers, union
 from specjax.drafters.base import Head
 from specjax.drafters.history import empty
 from specjax.drafters.stateless import none
+from specjax.drafters.swift import begin
 from specjax.drafters.token_recycling import nothing, part_of_published, token_recycling
 from specjax.trees import Static
 
@@ -99,13 +101,12 @@ def _single(
   refuse(part.name, tree, draft_length)
   spec.decorations(part, {})
   name, arguments = settle(part)
-  if part.name == "speculative_jacobi":
-    return name, builder(model.target, **arguments), ()
+  read = target_of(builder, model.target)
   if part.name != "denoiser":
-    searched = WEIGHTS.get(part.name, lambda *_: ())
-    return name, builder(**arguments), searched(model, part, knobs(part.name) | arguments)
+    weights = WEIGHTS.get(part.name, lambda *_: ())
+    return name, builder(*read, **arguments), weights(model, part, knobs(part.name) | arguments)
   small = load_small(model, part)
-  return name, builder(small.denoiser, model.target, **arguments), small.params
+  return name, builder(small.denoiser, *read, **arguments), small.params
 
 
 def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> datastore.Datastore:
@@ -135,13 +136,20 @@ def _source(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
   return jnp.asarray(model.encode(text), jnp.int32)
 
 
-# What a drafter of text alone searches, besides the text.
+def _skipped_layers(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  file = spec.text_of(part, "a set of layers to skip", "FILE.json")
+  return jnp.asarray(skipped_layers.load(file, model.config.layers))
+
+
+# What a drafter that is not trained begins with: what it searches, skips or has learned.
 WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
   "rest": _suffixes,
   "aded": _trigrams,
   "aggressive": _source,
+  "self_speculative": _skipped_layers,
   "history": lambda model, part, arguments: empty(int(arguments["kept"])),
-}
+  "swift": lambda model, part, arguments: begin(model.config.layers),
+}  # fmt: skip
 
 
 def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:

@@ -4,6 +4,7 @@ A trained head is built by `builders.head`, a draft model by `builders.draft_mod
 with their unions and choices by `builders.drafter`.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,6 +73,11 @@ def knobs(name: str, draft_length: bool = False) -> dict[str, spec.Number | None
   found = spec.knobs(adaptive_model if draft_length else DRAFTERS[name])
   depth = found.pop("depth", None)  # a builder counts tokens, a name nodes, the root included
   return found if depth is None else {"nodes": 1 + int(depth), **found}
+
+
+def target_of(builder: Callable[..., Drafter], target: Target) -> tuple[Target, ...]:
+  """What a builder in DRAFTERS takes of the target: itself where it has an argument `target`."""
+  return (target,) if "target" in inspect.signature(builder).parameters else ()
 
 
 def settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,19 @@
+"""Normalisation of the residual stream."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+class RMSNorm(nn.Module):
+  """Scales the last axis to unit root mean square, in float32."""
+
+  epsilon: float
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.epsilon)
+    return y.astype(x.dtype) * jnp.broadcast_to(weight, x.shape)

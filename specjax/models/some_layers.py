@@ -1,0 +1,57 @@
+"""Some of a transformer's sublayers, chosen while the program runs.
+
+A layer has two sublayers, attention and MLP. Each stands behind a condition, so that on a CPU one
+that does not run costs nothing: its weights are not read. One program serves every choice.
+
+Letters: B batch, N rows, M earlier rows, E width, L layers, K key/value heads, C head dimension.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from specjax.arrays import KV, Params
+
+
+def run_some(
+  block: Any, angles: Callable[[Array], Array], params: Params, x: Array, position: Array,
+  mask: Array, cache: Any, run: Array, *, earlier: KV | None = None, given: KV | None = None,
+) -> tuple[Array, KV, tuple[Array, ...]]:  # fmt: skip
+  """`pieces.RunSome` for a network of blocks `layer_0`, `layer_1`, ...
+
+  Args:
+    block: a `transformer.Block`.
+    angles: position i32[B, N] -> the rotary angles.
+
+  Raises:
+    ValueError: a model with a sliding window, for which earlier rows are not masked here.
+  """
+  config = block.config
+  if config.window is not None:
+    raise ValueError(f"window={config.window}: accepted for drafts by a model's own layers is a "
+                     "model without a sliding window.")  # fmt: skip
+  rotary = angles(position)
+  absent = jnp.zeros((x.shape[0], config.kv_heads, x.shape[1], config.head_dim), x.dtype)
+  ks, vs, inputs = [], [], []
+  for i in range(config.layers):
+    own = {"params": params["params"][f"layer_{i}"]}
+    prefix = None if cache is None else (cache.kv.k[i], cache.kv.v[i], cache.length)
+    before = None if earlier is None else (earlier.k[i], earlier.v[i])
+
+    def attend(x: Array, own=own, prefix=prefix, before=before) -> tuple[Array, Array, Array]:
+      return block.apply(own, x, rotary, mask, prefix, before, method="attended")
+
+    def leave(x: Array, i: int = i) -> tuple[Array, Array, Array]:
+      return (x, absent, absent) if given is None else (x, given.k[i], given.v[i])
+
+    def mlp(x: Array, own=own) -> Array:
+      return x + block.apply(own, x, method="mlp")
+
+    inputs.append(x)
+    x, k, v = lax.cond(run[i, 0], attend, leave, x)
+    x = lax.cond(run[i, 1], mlp, lambda x: x, x)
+    ks.append(k)
+    vs.append(v)
+  return x, KV(tuple(ks), tuple(vs)), tuple(inputs)
