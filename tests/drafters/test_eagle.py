@@ -166,7 +166,7 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
   for _ in range(3):
     state = speculate.compiled_advance(method, weights, request, state, jnp.int32(2))
     got = jax.device_get(state.drafter)
-    want = jax.device_get(from_scratch(*state.context))
+    want = jax.device_get(from_scratch(state.context.tokens, state.context.length))
     np.testing.assert_array_equal(got.cache.length, state.context.length - 1)
     np.testing.assert_allclose(got.last, want.last, rtol=1e-3, atol=1e-4)
     for a, b in zip(jax.tree.leaves(got.cache.kv), jax.tree.leaves(want.cache.kv), strict=True):
