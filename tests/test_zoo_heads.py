@@ -79,7 +79,9 @@ def test_what_is_carried_is_that_of_the_text_from_scratch(model, name):
 
   for _ in range(3):
     state = decode.advance(request, state, 3)
-    got, want = jax.device_get((state.drafter, from_scratch(state.context.tokens, state.context.length)))
+    got, want = jax.device_get(
+      (state.drafter, from_scratch(state.context.tokens, state.context.length))
+    )
     if isinstance(got, TextMemory):
       rows = np.arange(got.cache.kv.k[0].shape[2]) < (np.asarray(state.context.length)[:, None] - 1)
       seen = rows[:, None, :, None]
