@@ -71,7 +71,8 @@ def test_text_is_that_of_llama2c(name, model, reference):
   assert result.tokens == reference
   assert result.emitted == STEPS
   assert result.text.startswith(", there was a little girl named Lily.")
-  if name in ("none", "history"):  # there is no earlier request
+  # There is no earlier request, and no exit is right so often that del drafts.
+  if name in ("none", "history", "del"):
     assert result.forwards == STEPS
   else:
     assert result.forwards < STEPS

@@ -71,6 +71,7 @@ def test_the_loss_is_the_weighted_one_of_every_so_many_exits(every):
   assert len(found) > 1 or every == 1
 
 
+@pytest.mark.full
 def test_a_dropped_layer_leaves_its_rows_as_they_were():
   drop = jnp.zeros((L, B), bool).at[2, 0].set(True).at[1:, 1].set(True)
   behind = early_exits.streams(NETWORK, PARAMS, ROWS, drop)
