@@ -102,7 +102,7 @@ def _executables_end_in_time():
   More than that is no error but a crash of the process.
   """
   yield
-  if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 50_000:
+  if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 30_000:
     jax.clear_caches()
 
 

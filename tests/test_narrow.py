@@ -113,6 +113,7 @@ def compacted(drafter):
   return drafter._replace(propose=propose)
 
 
+@pytest.mark.full
 def test_drafts_that_were_made_compact_stay_exact():
   small = table_model(3)
   fork = fixed_draft([[0], [1], [0, 0]], [1, 2, 1])

@@ -34,7 +34,7 @@ def filled(label: str, tasks=None):
   return asked, results, np.array(right)
 
 
-@pytest.mark.full(but=["dual"])
+@pytest.mark.full
 @pytest.mark.parametrize("cache", ["none", "dual"])
 def test_four_devices_change_no_token(mesh, cache):
   prompts = [model().chat(f"{task} : Ada Bob Kim Leo =") for task in ("reverse", "sort")]

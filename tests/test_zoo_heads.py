@@ -36,7 +36,7 @@ def plain(model):
   }
 
 
-@pytest.mark.full(but=["medusa"])
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["prompt_lookup", "medusa", "hidden_transfer"])
 def test_four_devices_change_no_token(model, plain, mesh, name):
   prompts, tokens = plain

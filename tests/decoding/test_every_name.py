@@ -450,7 +450,7 @@ def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:
 
 
 QUICK = (
-  "drafters: history", "heads: medusa", "trees: tree", "draft lengths: constant",
+  "drafters: jacobi", "heads: medusa", "trees: tree", "draft lengths: constant",
   "reflection: *", "processors: penalties",
   "denoising policies: threshold", "cache: dual", "stopping: sure_end", "transform: *",
 )  # fmt: skip

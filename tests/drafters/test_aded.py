@@ -97,6 +97,7 @@ def test_the_likeliest_paths_are_drafted(gain, least):
   assert drafted > 3 * B and (silent > 0) == (least > 0)
 
 
+@pytest.mark.full
 def test_a_corpus_of_answers_drafts_them(tmp_path):
   model, prompt = load(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0]

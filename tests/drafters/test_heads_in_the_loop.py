@@ -68,7 +68,7 @@ def plain():
   return decode(drafters.none(), (), list(range(B)))[0]
 
 
-@pytest.mark.full(but=["eagle", "ppd"])
+@pytest.mark.full(but=["eagle"])
 @pytest.mark.parametrize("name", HEADS)
 def test_tokens_are_those_of_plain_decoding_together_and_alone(name):
   drafter, params = drafter_of(name, "static"), head(name)[1]

@@ -63,6 +63,7 @@ def test_the_text_is_the_best_chunks_in_their_order(width):
   assert left_out > 100
 
 
+@pytest.mark.full
 def test_a_prompt_changes_what_is_drafted_and_no_token():
   model = load()
   prompt = "Q: Ann has 3 apples and Bob has 12 pears. Bob buys 4 pears. How many pears?\nA:"
@@ -78,6 +79,7 @@ def test_a_prompt_changes_what_is_drafted_and_no_token():
   assert whole.weights.drafter is model.params  # not loaded twice
 
 
+@pytest.mark.full
 def test_its_cache_is_that_of_the_shortened_prompt():
   model = load()
   ids = model.encode("Q: Ann has 3 apples and Bob has 12 pears. How many pears?\nA:")

@@ -214,6 +214,7 @@ def test_impossible_trees_are_an_error(settings, words):
     token_recycling(TARGET, **settings)
 
 
+@pytest.mark.full
 def test_what_a_request_left_starts_the_next():
   model = load()
   decoder = Decoder(model, "token_recycling-8-0-1+prompt_lookup-4", batch=2)

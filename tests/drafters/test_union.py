@@ -72,7 +72,6 @@ def distances(drafter, rule, params) -> list[float]:
 @pytest.mark.full(
   but=[
     "copied, then drawn-recursive",
-    "two models-traversal",
     "a union of unions*",
     "independent draws*",
     "all chosen-target_only",

@@ -56,6 +56,7 @@ def config(model, tmp_path):
   )
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_and_absent_programs_are_named(model, config, monkeypatch, capsys):
   for name in ("torch", "llama_cpp"):
     monkeypatch.setitem(sys.modules, name, None)  # importing it fails

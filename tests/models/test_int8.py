@@ -96,6 +96,7 @@ def in_int8(params, dtype=jnp.float32):
   )
 
 
+@pytest.mark.full(but=["change2"])
 @pytest.mark.parametrize("change", [{}, {"qkv_bias": True}, {"tied": False, "qk_norm": True}])
 def test_a_network_in_8_bits_is_that_of_its_values(change):
   config = dataclasses.replace(CONFIG, **change)

@@ -135,6 +135,7 @@ def losses(config) -> list[float]:
     return [json.loads(line)["loss"] for line in file]
 
 
+@pytest.mark.full
 def test_the_loss_falls_and_the_report_adds_up(run):
   found = losses(run)
   assert len(found) == run.training.steps and np.mean(found[-5:]) < 0.9 * np.mean(found[:5])
@@ -149,6 +150,7 @@ def test_the_loss_falls_and_the_report_adds_up(run):
   assert report["without_weight"]["ece"] < report["predicted"]["ece"]
 
 
+@pytest.mark.full
 def test_what_is_written_is_read_back(run, final_state):
   small = specjax.load(run.draft)
   loaded = parts.load_acceptance(f"{run.out}/model", small.config.width)
@@ -160,6 +162,7 @@ def test_what_is_written_is_read_back(run, final_state):
     parts.load_acceptance(run.draft, 16)
 
 
+@pytest.mark.full
 def test_a_run_goes_on_where_it_was_cut(run, tmp_path):
   again = changed(run, out=str(tmp_path / "run"))
   shutil.copytree(run.out, again.out)
@@ -170,6 +173,7 @@ def test_a_run_goes_on_where_it_was_cut(run, tmp_path):
   assert (tmp_path / "run" / name).read_bytes() == pathlib.Path(run.out, name).read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   ("change", "words"),
   [

@@ -20,6 +20,7 @@ TABLE = {
   "recursive": PROPOSALS - {"truncated", "coupled"},
   "traversal": PROPOSALS - {"truncated", "coupled"},
   "k_seq": {"chain", "iid"},
+  "transfer": {"chain", "truncated"},
 }
 
 
