@@ -19,6 +19,7 @@ _HOMES = {
     "decoding.batching": ("Result",),
     "decoding.builders.drafter": ("make_drafter",),
     "decoding.model": ("Model", "load"),
+    "decoding.pearl_decoder": ("PearlDecoder",),
     "decoding.superposed": ("superposed",),
     "models.sharding": ("mesh",),
   }.items()

@@ -153,15 +153,15 @@ class Bench(options.Bench):
 
 @dataclasses.dataclass(frozen=True)
 class Tune(options.Tune):
-  """Choose the tree of a head, a chain or no speculation by speed on this machine, and check it.
+  """Choose among drafters, and the size of their drafts, by speed on this machine.
 
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
     dtype: of the arithmetic, and of weights that are not in 8 bits.
     weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
-    out: directory for tree.json (named as in medusa/tree[FILE]), summary.json, table.md and
-      tune.png; of skipped_layers for skipped.json (as in self_speculative[FILE]) and the tables.
+    out: directory for summary.json, table.md, the plots and tree.json (the chosen tree, named as in
+      medusa/tree[FILE]); of skipped_layers for skipped.json (as in self_speculative[FILE]).
   """
 
   model: str | None = None
@@ -238,7 +238,7 @@ class Info:
 _DRAFTER = {
   "--nodes": "--drafter NAME-NODES",
   "--tree": "--drafter NAME/TREE, for a file NAME/tree[FILE.json]",
-  "--head": "--drafter 'NAME[PATH]'",
+  "--head": "--drafters 'NAME[PATH]'",
   "--draft-model": "--drafter 'draft_model[PATH]'",
   "--acceptance": "--drafter 'draft_model[PATH]/specdecpp[PATH]'",
   "--judge": "--verifier 'judge[PATH]'",
@@ -260,5 +260,5 @@ MOVED: dict[str, dict[str, str]] = {
   "bench": {k.replace("--drafter", "--drafters"): v.replace("--drafter", "--drafters")
             for k, v in _DRAFTER.items()}
   | {"--filter": "--methods 'learned[PATH]'", "--student": "--methods 'NAME/student[PATH]'"},
-  "tune": {"--head": "--drafter 'NAME[PATH]'"},
+  "tune": {"--head": "--drafters 'NAME[PATH]'", "--drafter": "--drafters"},
 }  # fmt: skip

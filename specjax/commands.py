@@ -202,6 +202,8 @@ def run_bench(args: Bench) -> None:
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
   model, config = _asked(args, True), bench.Config(**fields)
+  if config.tune:
+    config = tune.tuned(model, config, pathlib.Path(args.out))
   console = Console(highlight=False)
   if args.suite == "specbench":
     for shown in specbench_report.terminal(specbench.run(model, config, args.out)):
@@ -220,7 +222,8 @@ def run_tune(args: Tune) -> None:
     console.print(skip_search.verdict(found), report.contents(args.out), sep="\n", markup=False)
     return
   summary = tune.run(_asked(args, True), tune.Config(**fields), args.out)
-  console.print(table.terminal(tune.rows(summary), report.caption(summary), bold=summary["chosen"]))
+  decoded = [row for row in tune.rows(summary) if row["tokens/s"]]
+  console.print(table.terminal(decoded, report.caption(summary), columns=5, bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)
   console.print(report.contents(args.out), markup=False)
 

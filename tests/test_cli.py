@@ -210,12 +210,12 @@ def medusa_head(ids_model, tmp_path_factory):
 def test_tune_chooses_prints_and_writes(ids_model, medusa_head, write, run, tmp_path):
   path = write({"tokens": [1, 2, 3]})
   code, out, err = run(
-    "tune", "--drafter", f"medusa[{medusa_head}]", "--model", ids_model, "--prompts", path,
-    "--max-new-tokens", 8, "--decode", 0, "--repeats", 1, "--out", tmp_path / "out",
+    "tune", "--drafters", f"medusa[{medusa_head}]", "--model", ids_model, "--prompts", path,
+    "--max-new-tokens", 8, "--decode", 1, "--repeats", 1, "--out", tmp_path / "out",
   )  # fmt: skip
   assert code == 0, err
-  assert "chain 1" in out and "chosen: " in out and "tune.png" in out
-  assert (tmp_path / "out" / "tree.json").exists()
+  assert "static-1" in out and "chosen: --drafter" in out and "tune.png" in out
+  assert (tmp_path / "out" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,8 @@ def test_a_tree_is_refused(ids_model, medusa_head, write, refused, tree, message
     ("denoise", "--filter", "--policy 'learned[PATH]'"),
     ("bench", "--draft-model", "--drafters 'draft_model[PATH]'"),
     ("bench", "--student", "--methods 'NAME/student[PATH]'"),
-    ("tune", "--head=x", "--drafter 'NAME[PATH]'"),
+    ("tune", "--head=x", "--drafters 'NAME[PATH]'"),
+    ("tune", "--drafter=x", "--drafters"),
   ],
 )
 def test_an_option_of_old_is_told_its_new_name(refused, command, flag, now):
@@ -297,9 +298,9 @@ def test_each_half_refuses_the_models_of_the_other(refused):
 
 
 def test_tune_refuses(ids_model, medusa_head, refused, write):
-  assert "came without the hit rates" in refused("tune", "--drafter", "medusa")
-  assert "has no tree to choose" in refused("tune", "--drafter", "none")
-  common = ("tune", "--model", ids_model, "--drafter", f"medusa[{medusa_head}]")
+  assert "came without the hit rates" in refused("tune", "--drafters", "medusa")
+  assert "none is always there" in refused("tune", "--drafters", "none")
+  common = ("tune", "--model", ids_model, "--drafters", f"medusa[{medusa_head}]")
   assert "has no tokenizer" in refused(*common)
   path = write({"tokens": [1]})
   assert "batch=0" in refused(*common, "--prompts", path, "--batch", 0)
@@ -510,7 +511,7 @@ def test_generate_with_weights_in_8_bits(ids_model, write, run):
 @pytest.mark.parametrize(
   "command",
   ["generate --prompt a", "chat", "denoise --prompt a", "bench", "bench --suite specbench",
-   "bench --suite parallelbench", "tune --drafter eagle"],
+   "bench --suite parallelbench", "tune --drafters eagle"],
 )  # fmt: skip
 def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
   def load(name, dtype, *, revision, weights):

@@ -14,6 +14,7 @@ from specjax.eval import interleaved, metrics, optimal, report, table
 from specjax.eval.divergence import divergences
 from specjax.eval.interleaved import Runs
 from specjax.eval.options import Bench as Config
+from specjax.eval.options import Tune
 from specjax.eval.plots import speed, trees
 from specjax.eval.prompts import Item, read
 from specjax.eval.verify_cost import measure
@@ -47,7 +48,7 @@ def make_decoders(model: Model, config: Config) -> dict[str, Decoder]:
   return decoders
 
 
-def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config) -> dict[str, Any]:
+def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config | Tune) -> dict[str, Any]:
   """The metrics of one method, ready for JSON."""
   decoder, results = run.decoder, run.results
   drafter, verifier = decoder.method.drafter, decoder.method.verifier

@@ -34,32 +34,37 @@ class Bench(_Measurement):
     drafters: names such as medusa-16, eagle/tree[FILE.json] or draft_model[PATH]/adaedl.
     seed: seed of the sampling noise.
     verifier: rule for the drafters, such as judge[PATH]; by default the exact one.
+    tune: whether drafters that are named without numbers are first tuned on our own questions, as
+      by `specjax tune`; a drafter that loses to plain decoding is then left out.
   """
 
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   seed: int = 0
   verifier: str | None = None
+  tune: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tune(_Measurement):
-  """For what a tree is chosen, and on what the choice is checked.
+  """Among what a draft is chosen, and on what.
 
   Attributes:
-    drafter: name of a head with hit rates, such as medusa or medusa[PATH]; for the method sequoia
-      of any head, or draft_model[PATH]; for skipped_layers self_speculative.
+    drafters: named whole, such as prompt_lookup-8 or "prompt_lookup|eagle3-8", each is one draft;
+      without numbers, as token_recycling, it is tried with 4, 8 and 16 nodes; of a head with hit
+      rates, such as medusa or medusa[PATH], chains and trees of all sizes are considered. For the
+      method sequoia, heads and draft_model[PATH]; for skipped_layers self_speculative.
     method: best_first takes the best guesses by the head's hit rates; sequoia draws children and
       takes the trees of Sequoia's dynamic program, after it has measured on 8 more prompts how
       often a child of each rank is accepted; skipped_layers searches which sublayers the target's
       own drafts leave out.
-    temperature: of the distribution; 0 for best_first, more for sequoia.
+    temperature: of the distribution; more than 0 for sequoia.
     batch: prompts decoded together, for which the choice is made.
-    decode: how many candidates to decode besides plain, the most promising, each of which compiles
-      anew; None for all. The choice does not depend on it.
+    decode: how many trees of a head are decoded, the most promising, each of which compiles anew;
+      None for all.
     tries: how many sets of sublayers skipped_layers tries.
   """
 
-  drafter: str
+  drafters: tuple[str, ...]
   method: Literal["best_first", "sequoia", "skipped_layers"] = "best_first"
   decode: int | None = 3
   tries: int = 200

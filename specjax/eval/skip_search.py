@@ -85,10 +85,11 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     ValueError: another drafter than self_speculative, a temperature, or prompts that cannot be
       decoded.
   """
-  part = spec.parse_one("drafter", config.drafter)
-  if part.name != "self_speculative" or config.temperature:
-    raise ValueError(f"drafter={config.drafter!r}, temperature={config.temperature:g}: accepted "
-                     "for method='skipped_layers' are self_speculative and 0.")  # fmt: skip
+  drafter = " ".join(config.drafters)
+  part = spec.parse_one("drafter", config.drafters[0])
+  if part.name != "self_speculative" or config.temperature or len(config.drafters) > 1:
+    raise ValueError(f"drafters={drafter!r}, temperature={config.temperature:g}: accepted for "
+                     "method='skipped_layers' are self_speculative and 0.")  # fmt: skip
   checks.whole("tries", config.tries, CANDIDATES)
   checks.whole("max_new_tokens", config.max_new_tokens, WINDOW + 1)
   depth = settle(part)[1].get("depth", 7)
@@ -121,7 +122,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   best, most = search(value, model.config.layers, config.tries, seed=0)
   chosen = {"rate": rate(best), "share": share(best)}
   found = {
-    "model": model.label, "drafter": config.drafter, "prompts": len(texts), **chosen,
+    "model": model.label, "drafter": drafter, "prompts": len(texts), **chosen,
     "tokens_per_pass": most, "length": worth(**chosen, depth=depth)[1],
     "attention": np.flatnonzero(~best[:, 0]).tolist(), "mlp": np.flatnonzero(~best[:, 1]).tolist(),
   }  # fmt: skip

@@ -273,7 +273,7 @@ def test_a_head_of_ones_own_has_a_name(home):
   mine = f"{home}/mine.py:mine"
   (home / "mine.py").write_text(OWN)
   head = heads.load(home / "medusa", model.config)
-  heads.save(own, mine, head.config, head.params, head.choices, None,
+  heads.save(own, mine, head.config, head.params, head.choices, head.hit_rates,
              base="target", dtype=jnp.float32)  # fmt: skip
   decoder, known = Decoder(model, f"{mine}-4[{own}]"), Decoder(model, f"medusa-4[{home}/medusa]")
   assert (decoder.name, decoder.method.drafter.name) == (f"{mine}-4[{own}]", "mine")

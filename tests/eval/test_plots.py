@@ -159,23 +159,26 @@ def test_categories_have_a_bar_per_method_beside_the_published_ones():
   legible(categories.speed_up(alone))
 
 
-def candidate(nodes, expected, measured=None):
-  return {"nodes": nodes, "expected": expected} | ({"measured": measured} if measured else {})
+def candidate(nodes, expected=None, measured=None, drafter="eagle[runs/a]"):
+  found = {"expected": expected, "tokens_per_second": measured}
+  return {"nodes": nodes, "drafter": drafter} | {k: v for k, v in found.items() if v}
 
 
 def test_the_choice_is_ringed():
   figures = {
-    "plain": candidate(1, 100.0, 98.0), "chain 1": candidate(2, 140.0),
-    "chain 2": candidate(3, 150.0, 141.0), "tree 4": candidate(4, 190.0, 170.0),
-    "tree 8": candidate(8, 160.0, 166.0),
+    "none": candidate(1, None, 98.0, "none"), "eagle/static-1[runs/a]": candidate(2, 140.0),
+    "eagle-4[runs/a]": candidate(4, 190.0, 170.0), "eagle-8[runs/a]": candidate(8, 160.0, 166.0),
+    "jacobi-4": candidate(4, None, 90.0, "jacobi-4"),
   }  # fmt: skip
-  figure = trees.choice(ABOUT | {"candidates": figures, "chosen": "tree 4"})
-  left, right = figure.axes
-  (ring,) = [line for line in left.lines if line.get_markersize() == 15]
-  assert ring.get_xydata().tolist() == [[190.0, 170.0]]
-  assert {t.get_text() for t in left.texts} == {"1", "3", "4", "8"}  # those that were decoded
-  lines = {line.get_label(): line.get_xydata().tolist() for line in right.lines}
-  assert lines["chain, expected"] == [[2, 140], [3, 150]] and lines["chain, measured"] == [[3, 141]]
+  about = ABOUT | {"config": ABOUT["config"] | {"drafters": ["eagle[runs/a]", "jacobi-4"]}}
+  figure = trees.choice(about | {"candidates": figures, "chosen": "eagle-4[runs/a]"})
+  (axes,) = figure.axes
+  (ring,) = [line for line in axes.lines if line.get_markersize() == 15]
+  assert ring.get_xydata().tolist() == [[4, 170.0]]
+  lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+  assert lines["eagle[a], expected"] == [[2, 140], [4, 190], [8, 160]]
+  assert lines["eagle[a], measured"] == [[4, 170], [8, 166]]
+  assert lines["plain, measured"] == [[1, 98]] and lines["jacobi-4, measured"] == [[4, 90]]
   legible(figure)
 
 

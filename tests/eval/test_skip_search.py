@@ -59,7 +59,7 @@ def test_what_adds_nothing_is_skipped(model, tmp_path, capsys):
     "".join(json.dumps({"tokens": t}) + "\n" for t in ([5, 6, 7], [9]))
   )
   config = Tune(
-    drafter="self_speculative", method="skipped_layers", prompts=str(tmp_path / "ids.jsonl"),
+    drafters=("self_speculative",), method="skipped_layers", prompts=str(tmp_path / "ids.jsonl"),
     max_new_tokens=40, batch=2, tries=48,
   )  # fmt: skip
   summary = skip_search.run(model, config, tmp_path / "out")
@@ -74,10 +74,10 @@ def test_what_adds_nothing_is_skipped(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("change, words", [
-  ({"drafter": "medusa"}, "drafter='medusa'"), ({"temperature": 1.0}, "temperature=1"),
+  ({"drafters": ("medusa",)}, "drafters='medusa'"), ({"temperature": 1.0}, "temperature=1"),
   ({"tries": 0}, "tries=0"), ({"max_new_tokens": 9}, "max_new_tokens=9"),
 ])  # fmt: skip
 def test_other_searches_are_refused(model, tmp_path, change, words):
-  config = Tune(**{"drafter": "self_speculative", "method": "skipped_layers"} | change)
+  config = Tune(**{"drafters": ("self_speculative",), "method": "skipped_layers"} | change)
   with pytest.raises(ValueError, match=words):
     skip_search.run(model, config, tmp_path)

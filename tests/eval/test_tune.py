@@ -13,15 +13,18 @@ import pytest
 import specjax
 from specjax.base import Draft, Drafter, Evaluation, Features
 from specjax.checkpoints import heads, hf
+from specjax.decoding import spec
 from specjax.drafters import draft_tree, drafting, medusa
 from specjax.drafters.medusa import MedusaConfig
 from specjax.eval import bench, choice, draft_cost, sequoia, tune
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.trees import Dynamic, WithoutReplacement, files
+from specjax.trees.static import expected_length
 
 RATES = np.array([[0.5, 0.2, 0.1], [0.4, 0.3, 0.0]])
 HEAD = MedusaConfig(depth=2, shared=True)
+EAGLE = spec.parse_one("drafter", "eagle")
 
 
 @pytest.fixture(scope="module")
@@ -97,36 +100,49 @@ COSTS = {
 
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("table", TABLES)
-def test_the_choice_is_the_best_of_all_trees(table, cost):
-  """Of all trees, drawn or not, that have the size of a candidate."""
+def test_the_most_promising_is_the_best_of_all_trees(table, cost):
+  """Of all trees, drawn or not, that have the size of a candidate that is no chain."""
   rates, seconds = TABLES[table], COSTS[cost]
-  options = choice.candidates(rates)
-  chosen = choice.choose(options, [seconds(c.nodes) for c in options], batch=3)
+  options = [c for c in choice.candidates(EAGLE, rates) if "static" not in c.name]
+  if not options:
+    return
+  most = max(choice.expected(c, seconds(c.nodes), 3) for c in options)
   best = best_of_all(as_tuple(rates))
   known = max((1 + best[c.nodes]) / seconds(c.nodes) for c in options)
-  assert choice.expected(chosen, seconds(chosen.nodes), 3) == pytest.approx(3 * known)
-  if cost == "free":
-    assert chosen.nodes == max(c.nodes for c in options)
-  if cost == "proportional":
-    assert chosen.name == "plain"
-
-
-@pytest.mark.parametrize("cost", COSTS)
-def test_without_hits_nothing_is_drafted(cost):
-  options = choice.candidates(np.zeros((3, 10)))
-  assert choice.choose(options, [COSTS[cost](c.nodes) for c in options]).tree == ()
+  assert most == pytest.approx(3 * known)
 
 
 def test_the_candidates_reach_as_far_as_the_table():
-  sizes = {c.name: c.nodes for c in choice.candidates(RATES[:, :2])}
-  assert sizes == {"plain": 1, "chain 1": 2, "chain 2": 3, "tree 4": 4, "tree 6": 6}
-  many = choice.candidates(np.linspace(0.5, 0.01, 40).reshape(4, 10))
-  assert [c.name for c in many[-9:]] == [f"tree {n}" for n in (4, 6, 8, 12, 16, 24, 32, 48, 64)]
+  sizes = {c.name: c.nodes for c in choice.candidates(EAGLE, RATES[:, :2])}
+  assert sizes == {"eagle/static-1": 2, "eagle/static-1-1": 3, "eagle-4": 4, "eagle-6": 6}
+  many = choice.candidates(EAGLE, np.linspace(0.5, 0.01, 40).reshape(4, 10))
+  assert [c.name for c in many[4:]] == [f"eagle-{n}" for n in (4, 6, 8, 12, 16, 24, 32, 48, 64)]
   for c in many:
     assert len(set(c.tree)) == c.nodes - 1 and len(c.tree) == c.nodes - 1
   # Four deep and one wide there is nothing but chains, and none is there twice.
-  names = [c.name for c in choice.candidates(np.full((4, 1), 0.5))]
-  assert names == ["plain", "chain 1", "chain 2", "chain 3", "chain 4"]
+  names = [c.name for c in choice.candidates(EAGLE, np.full((4, 1), 0.5))]
+  assert names == ["eagle/static" + "-1" * d for d in range(1, 5)]
+
+
+def test_pseudo_rows_are_shared_out():
+  """Fewer rows never expect more, and all of them as much as where guesses cost nothing."""
+  head = spec.parse_one("drafter", "ppd[runs/a]")
+  options = {c.name: c for c in choice.candidates(head, np.full((3, 4), 0.2), pseudo=True)}
+  tree = [options[f"ppd-8{rows}"] for rows in ("[runs/a]/rows-8", "[runs/a]/rows-12", "[runs/a]")]
+  assert [sum(c.guesses) for c in tree] == [8, 12, 16]
+  assert tree[0].accepted < tree[1].accepted <= tree[2].accepted
+  assert tree[2].accepted == pytest.approx(expected_length(tree[2].tree, np.full((3, 4), 0.2)))
+
+
+def test_times_between_measured_sizes():
+  """Exact where the time is linear in depth and nodes."""
+  options = choice.candidates(EAGLE, np.linspace(0.5, 0.01, 40).reshape(4, 10))
+  seconds = [0.1 + 0.2 * c.depth + 0.01 * c.nodes for c in options]
+  known = choice.spread(range(len(options)), 4)
+  assert known[0] == 0 and known[-1] == len(options) - 1 and len(known) == 4
+  found = choice.fitted([options[i] for i in known], [seconds[i] for i in known], options)
+  assert found == pytest.approx(seconds)
+  assert choice.spread([7], 4) == [7]
 
 
 def busy(products: int, verifying: int | None = None) -> Drafter:
@@ -175,57 +191,78 @@ def tuned(model, head, prompt_file, tmp_path_factory):
   """(directory, summary)."""
   out = tmp_path_factory.mktemp("tune")
   config = tune.Config(
-    f"medusa[{head}]", prompts=prompt_file, max_new_tokens=12, batch=2, decode=1, repeats=1
-  )
+    drafters=(f"medusa[{head}]", "prompt_lookup-4"), prompts=prompt_file, max_new_tokens=12,
+    batch=2, decode=1, repeats=1,
+  )  # fmt: skip
   return out, tune.run(model, config, out)
 
 
-def test_the_choice_is_that_of_the_measured_times(tuned):
-  figures, chosen = tuned[1]["candidates"], tuned[1]["chosen"]
-  assert list(figures) == ["plain", "chain 1", "tree 4"]
-  best = best_of_all(as_tuple(RATES[:1]))
-  for name, f in figures.items():
-    seconds = f["target_seconds"] + f["draft_seconds"]
-    assert f["tau"] == pytest.approx(1 + best[f["nodes"]], abs=1e-4)
-    assert f["expected"] == pytest.approx(2 * f["tau"] / seconds)
-    assert (f["draft_seconds"] > 0) == (name != "plain") and f["target_seconds"] > 0
-  assert figures[chosen]["expected"] == max(f["expected"] for f in figures.values())
-
-
-def test_the_most_promising_is_decoded_as_plain(tuned):
+def test_what_is_expected_follows_from_the_measured_times(tuned, head):
   figures = tuned[1]["candidates"]
-  drafted = sorted(list(figures)[1:], key=lambda k: -figures[k]["expected"])
-  assert {k for k, f in figures.items() if "measured" in f} == {"plain", drafted[0]}
-  for name in ("plain", drafted[0]):
-    assert figures[name]["differ"] == 0 and figures[name]["measured"] > 0
-    assert figures[name]["measured_tau"] >= 1
-  assert figures["plain"]["measured_tau"] == 1
+  names = [f"medusa[{head}]/static-1", f"medusa-4[{head}]"]
+  assert list(figures) == ["none", *names, "prompt_lookup-4"]
+  best = best_of_all(as_tuple(RATES[:1]))
+  for name in names:
+    f = figures[name]
+    seconds = f["target_seconds"] + f["draft_seconds"]
+    assert f["expected_tau"] == pytest.approx(1 + best[f["nodes"]], abs=1e-4)
+    assert f["expected"] == pytest.approx(2 * f["expected_tau"] / seconds)
+    assert f["draft_seconds"] > 0 and f["target_seconds"] > 0
+
+
+def test_the_fastest_that_was_decoded_is_chosen(tuned, head):
+  figures = tuned[1]["candidates"]
+  drafted = sorted(list(figures)[1:3], key=lambda k: -figures[k]["expected"])
+  decoded = {k: f for k, f in figures.items() if "tokens_per_second" in f}
+  assert set(decoded) == {"none", drafted[0], "prompt_lookup-4"}
+  for f in decoded.values():
+    assert f["divergences"] == [] and f["tau"] >= 1
+  assert figures["none"]["tau"] == 1
+  most = max(f["tokens_per_second"] for f in decoded.values())
+  assert figures[tuned[1]["chosen"]]["tokens_per_second"] == most
 
 
 def test_what_a_run_writes(tuned):
   out, summary = tuned
-  assert {p.name for p in out.iterdir()} == {
-    "tree.json", "summary.json", "table.md", "tune.png",
+  chosen = summary["candidates"][summary["chosen"]]
+  own = {"tree.json"} if "choices" in chosen else set()
+  assert {p.name for p in out.iterdir()} == own | {
+    "summary.json", "table.md", "tune.png", "speedup.png",
   }  # fmt: skip
   assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(summary))
-  chosen = summary["candidates"][summary["chosen"]]
-  assert files.load(out / "tree.json").choices == chosen["choices"]
-  about = json.loads((out / "tree.json").read_text())["about"]
-  assert about["drafter"].startswith("medusa[") and about["batch"] == 2
-  assert about["expected"] == chosen["expected"] and about["machine"]["backend"] == "cpu"
+  for path in (out / name for name in own):
+    assert files.load(path).choices == chosen["choices"]
+    about = json.loads(path.read_text())["about"]
+    assert about["drafter"] == summary["chosen"] and about["batch"] == 2
 
 
-def test_the_verdict_names_the_choice_and_the_fastest(tuned):
-  plain, tree = ({"expected": 9.6, "measured": m} for m in (8.0, 10.0))
-  summary = {"chosen": "tree 4", "candidates": {"plain": plain, "tree 4": tree}}
-  said = "chosen: tree 4, 10 tokens/s expected, 10 measured, 1.25 of plain decoding"
-  assert tune.verdict(summary) == said
-  slower = {"chosen": "plain", "candidates": summary["candidates"]}
-  assert tune.verdict(slower).endswith("; fastest as measured: tree 4, 10")
-  rows = tune.rows(tuned[1])
-  assert [row["draft"] for row in rows] == list(tuned[1]["candidates"])
-  tau = [float(str(row["expected tokens/forward"])) for row in rows]
-  assert tau == pytest.approx([1, 1.5, 1.8])
+def test_the_choice_is_a_name(tuned, model):
+  """As it is printed, and with the tree that was measured."""
+  _, summary = tuned
+  said = tune.verdict(summary)
+  name = said.removeprefix('chosen: --drafter "').partition('"')[0]
+  assert name == summary["chosen"] and "of plain decoding" in said
+  for label, f in summary["candidates"].items():
+    assert specjax.Decoder(model, label).method.drafter.nodes == f["nodes"]
+  rows = tune.rows(summary)
+  assert [row["draft"] for row in rows] == list(summary["candidates"])
+  tau = [str(row["expected tokens/forward"]) for row in rows]
+  assert tau == ["", "1.50", "1.80", ""]
+
+
+def test_a_benchmark_is_tuned_first(model, head, prompt_file, tmp_path, monkeypatch):
+  """What leaves its size open is replaced by the choice, or left out where plain is faster."""
+  asked = []
+
+  def run(model, config, out):
+    asked.append((config.drafters, config.batch, out))
+    return {"chosen": "none" if "token_recycling" in config.drafters else "prompt_lookup-16"}
+
+  monkeypatch.setattr(tune, "run", run)
+  config = bench.Config(drafters=("prompt_lookup", "token_recycling", "jacobi-4"), batch=2)
+  assert tune.tuned(model, config, tmp_path).drafters == ("prompt_lookup-16", "jacobi-4")
+  assert [a[:2] for a in asked] == [(("prompt_lookup",), 2), (("token_recycling",), 2)]
+  assert len({a[2] for a in asked}) == 2
 
 
 def test_sequoia_counts_which_child_was_accepted(model):
@@ -245,17 +282,19 @@ def test_sequoia_chooses_a_drawn_tree(model, tmp_path, monkeypatch):
   monkeypatch.setattr(tune, "DEPTH", 2)
   path = tmp_path / "ids.jsonl"
   path.write_text("".join(json.dumps({"tokens": [i, i + 1]}) + "\n" for i in range(9)))
+  name = f"draft_model[{model.name}]"
   config = tune.Config(
-    f"draft_model[{model.name}]", "sequoia", prompts=str(path), max_new_tokens=6, temperature=1.0,
+    drafters=(name,), method="sequoia", prompts=str(path), max_new_tokens=6, temperature=1.0,
     decode=1, repeats=1,
   )  # fmt: skip
   summary = tune.run(model, config, tmp_path / "out")
-  assert summary["acceptance"][0] == 1.0 and summary["prompts"] == 1
-  assert list(summary["candidates"]) == ["plain", "chain 1", "chain 2", "tree 4"]
-  assert summary["candidates"]["chain 2"]["tau"] == 3
-  tree = files.load(tmp_path / "out" / "tree.json")
-  chosen = summary["candidates"][summary["chosen"]]["choices"]
-  assert tree == WithoutReplacement(chosen) if chosen else tree.choices == ()
+  assert summary["rates"][name]["acceptance"][0] == 1.0 and summary["prompts"] == 1
+  found = summary["candidates"]
+  assert [f.get("nodes") for f in found.values()] == [1, 2, 3, 4]
+  assert list(found.values())[2]["expected_tau"] == 3
+  (label,) = (k for k, f in found.items() if "tau" in f and k != "none")
+  tree = specjax.Decoder(model, label, temperature=1.0).method.drafter
+  assert (tree.proposal, tree.nodes) == ("without_replacement", found[label]["nodes"])
 
 
 @pytest.mark.parametrize(
@@ -292,28 +331,33 @@ def test_a_benchmark_takes_a_tree_by_name(model, head):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"drafter": "prompt_lookup"}, "drafter='prompt_lookup' has no tree to choose: accepted are m"),
-    ({"drafter": "eagle[HEAD]"}, "is a head of medusa"),
-    ({"drafter": "medusa[no_such]"}, "'no_such' is no directory"),
+    ({"drafters": ("no_such",)}, "drafter='no_such'"),
+    ({"drafters": ("rest",)}, "rest: it needs a datastore"),
+    ({"drafters": ("none",)}, "drafters='none': accepted is one or more, each once; none is alw"),
+    ({"drafters": ()}, "drafters='': accepted is one or more"),
+    ({"drafters": ("eagle[HEAD]",)}, "is a head of medusa"),
+    ({"drafters": ("medusa[no_such]",)}, "'no_such' is no directory"),
     ({"repeats": 0}, "repeats=0"),
     ({"batch": 0}, "batch=0"),
-    ({"decode": -1}, "decode=-1"),
+    ({"decode": 0}, "decode=0"),
     ({"max_new_tokens": 127}, "together at most 128"),
-    ({"temperature": 0.5}, "temperature=0.5: accepted is 0 for method='best_first'"),
+    ({"temperature": -0.5}, "temperature=-0.5"),
+    ({"method": "sequoia", "temperature": 1.0, "drafters": ("jacobi",)}, "are heads and draft"),
     ({"method": "sequoia"}, "temperature=0.0: accepted is more than 0 for method='sequoia'"),
     ({"method": "sequoia", "temperature": 1.0}, "has 3: accepted are more than the 8"),
-    ({"method": "sequoia", "temperature": 1.0, "drafter": "draft_model"}, "it needs a model"),
+    ({"method": "sequoia", "temperature": 1.0, "drafters": ("draft_model",)}, "it needs a model"),
   ],
 )
 def test_bad_config(model, head, prompt_file, tmp_path, change, message):
-  config = tune.Config(f"medusa[{head}]", prompts=prompt_file, max_new_tokens=8)
-  change = {k: v.replace("HEAD", head) if isinstance(v, str) else v for k, v in change.items()}
+  config = tune.Config(drafters=(f"medusa[{head}]",), prompts=prompt_file, max_new_tokens=8)
+  if names := change.get("drafters"):
+    change = {**change, "drafters": tuple(name.replace("HEAD", head) for name in names)}
   with pytest.raises(ValueError, match=message):
     tune.run(model, dataclasses.replace(config, **change), tmp_path / "out")
   assert not (tmp_path / "out").exists()
 
 
 def test_a_head_without_hit_rates_is_refused(tmp_path):
-  config = tune.Config("medusa")
+  config = tune.Config(drafters=("medusa",))
   with pytest.raises(ValueError, match=r"'gsm8k-7m-medusa' came without the hit rates .* measures"):
     tune.run(specjax.load(), config, tmp_path / "out")

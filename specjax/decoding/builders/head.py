@@ -28,7 +28,7 @@ from specjax.drafters import HEADS, draft_vocabulary, drafting
 from specjax.drafters.stateless import none
 from specjax.trees import Static
 from specjax.trees.prompt_token_budget import allocate
-from specjax.trees.static import Choices
+from specjax.trees.static import Choices, best_first
 
 
 def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
@@ -65,6 +65,8 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   if tree is None:
     depth = arguments.get("depth", DEFAULT_NODES - 1)
     choices = loaded.choices or chain(loaded.head.depth)  # in order of worth
+    if loaded.hit_rates is not None:
+      choices = best_first(np.asarray(loaded.hit_rates), 1 + depth)
     if arguments and depth > len(choices):
       raise ValueError(f"nodes={depth + 1}: {path} has a tree of {len(choices) + 1} nodes at most.")
     if rows is not None:

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specjax.eval.plots import style
 from specjax.eval.plots.speed import name
-from specjax.eval.plots.style import COLOURS, INK, PLAIN, RULE
+from specjax.eval.plots.style import INK, RULE
 
 
 def acceptance(summary: Mapping[str, Any]) -> Figure:
@@ -51,54 +50,26 @@ def verify_cost(summary: Mapping[str, Any]) -> Figure:
   return style.source(figure, summary)
 
 
-def _of_kind(figures: Mapping[str, Any]) -> list[tuple[str, str, str, list[Mapping[str, Any]]]]:
-  """(kind, colour, marker, figures of its drafts) for "plain", "chain D" and "tree N"."""
-  kinds = (("plain", PLAIN, "o"), ("chain", COLOURS[1], "s"), ("tree", COLOURS[0], "o"))
-  return [(k, c, m, [f for n, f in figures.items() if n.split()[0] == k]) for k, c, m in kinds]
-
-
-def _agreement(axes: Axes, summary: Mapping[str, Any]) -> None:
-  """Measured over expected tokens per second; points are labelled with their nodes."""
-  decoded = {k: f for k, f in summary["candidates"].items() if "measured" in f}
-  chosen = decoded.get(summary["chosen"])
-  speeds = [f[k] for f in decoded.values() for k in ("expected", "measured")]
-  ends = (0.92 * min(speeds), 1.08 * max(speeds))
-  axes.plot(ends, ends, color=PLAIN, linewidth=1, linestyle=style.DASHED)
-  for _, colour, marker, figures in _of_kind(decoded):
-    x, y = ([f[k] for f in figures] for k in ("expected", "measured"))
-    axes.plot(x, y, marker, color=colour, markersize=8, markeredgecolor="white")
-    for f in figures:
-      axes.annotate(str(f["nodes"]), (f["expected"], f["measured"]), (5, -9), fontsize=9, color=INK,
-                    textcoords="offset points",
-                    fontweight="bold" if f is chosen else "normal")  # fmt: skip
-  if chosen:
-    axes.plot(chosen["expected"], chosen["measured"], "o", markersize=15, markerfacecolor="none",
-              markeredgecolor=INK)  # fmt: skip
-  axes.grid(axis="x", color=RULE, linewidth=0.8)
-  style.title(axes, "Each draft by its nodes, the choice ringed", xlim=ends, ylim=ends,
-              xlabel="expected tokens/s", ylabel="measured tokens/s")  # fmt: skip
-
-
-def _by_nodes(axes: Axes, summary: Mapping[str, Any]) -> None:
-  """Tokens per second over nodes: expected hollow and dotted, measured solid."""
-  nodes = sorted({f["nodes"] for f in summary["candidates"].values()})
-  for kind, colour, marker, figures in _of_kind(summary["candidates"]):
-    for key, line, face in (("expected", ":", "white"), ("measured", "-", colour)):
-      points = [(f["nodes"], f[key]) for f in figures if key in f]
+def choice(summary: Mapping[str, Any]) -> Figure:
+  """Tokens per second over nodes of the drafts of `eval.tune`, the choice ringed."""
+  candidates, styles = summary["candidates"], style.of_methods(summary["config"]["drafters"])
+  figure, (axes,) = style.panels(8, 4.2, ruled=True)
+  nodes = sorted({f["nodes"] for f in candidates.values()})
+  for drafter, (colour, marker) in styles.items():
+    drafts = sorted((f for f in candidates.values() if f["drafter"] == drafter),
+                    key=lambda f: f["nodes"])  # fmt: skip
+    shown = name(drafter, {"lossy": False})
+    for key, face in (("expected", "white"), ("tokens_per_second", colour)):
+      points = [(f["nodes"], f[key]) for f in drafts if key in f]
       if points:
-        axes.plot(*zip(*points, strict=True), marker + line, color=colour, linewidth=1.8,
-                  markersize=7, markerfacecolor=face, label=f"{kind}, {key}")  # fmt: skip
-  chosen = summary["candidates"][summary["chosen"]]["nodes"]
-  axes.axvline(chosen, color=RULE, linewidth=8, zorder=0)
+        axes.plot(*zip(*points, strict=True), marker, color=colour, markersize=8,
+                  linestyle="none", markerfacecolor=face,
+                  label=f"{shown}, {'expected' if key == 'expected' else 'measured'}")  # fmt: skip
+  chosen = candidates[summary["chosen"]]
+  axes.plot(chosen["nodes"], chosen["tokens_per_second"], "o", markersize=15,
+            markerfacecolor="none", markeredgecolor=INK)  # fmt: skip
   style.powers(axes, [n for n in nodes if n & (n - 1) == 0])
   style.legend(axes)
-  style.title(axes, "Tokens per second by size", xlabel="nodes N of the draft, root included",
-              ylim=(0, None))  # fmt: skip
-
-
-def choice(summary: Mapping[str, Any]) -> Figure:
-  """Measured over expected speed, and both over nodes, from a summary of `eval.tune`."""
-  figure, (left, right) = style.panels(12, 4.6, columns=2, ruled=True)
-  _agreement(left, summary)
-  _by_nodes(right, summary)
+  style.title(axes, "Tokens per second by the size of the draft, the choice ringed",
+              xlabel="nodes N of the draft, root included", ylim=(0, None))  # fmt: skip
   return style.source(figure, summary)
