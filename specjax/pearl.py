@@ -11,7 +11,7 @@ of G tokens after all it wrote before, while the target reads what was pending w
 
 If all that is tested is accepted, it is committed and the rest of the fresh block is pending. At a
 refusal the target's own token is committed, all else is dropped, and the next tick has nothing
-pending. `tick` is a pure function; to run both models at once is left to the caller.
+pending. `tick` is a pure function; `decoding.pearl_decoder` runs both models at once.
 """
 
 from collections.abc import Callable

@@ -26,11 +26,12 @@ class MakeLayers(Protocol):
     mlp_width: 0 is the target's.
     attention_width: the width of `attention_input`, where one is given.
     window, qk_norm: False leaves out the target's sliding window, or its norms on q and k.
+    qkv_bias: whether q, k and v have biases; None is as in the target.
   """
 
   def __call__(
     self, count: int = 1, *, mlp_width: int = 0, attention_width: int | None = None,
-    window: bool = True, qk_norm: bool = True,
+    window: bool = True, qk_norm: bool = True, qkv_bias: bool | None = None,
   ) -> Any: ...  # fmt: skip
 
 

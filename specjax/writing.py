@@ -31,7 +31,7 @@ def run_convert(args: Convert) -> None:
   elif args.format == "head":
     target = load(args.target or DEFAULT_MODEL)
     check_model(target, causal=True)
-    head = formats.load(source, target.config)
+    head = formats.load(source, target.config, target_params=target.params)
     formats.save(args.out, args.to, head, target.config, target.params, base=target.name,
                 dtype=jnp.int8 if args.weights == "int8" else jnp.float32)  # fmt: skip
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")

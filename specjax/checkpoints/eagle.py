@@ -1,7 +1,8 @@
 """EAGLE-1 heads on disk, as SafeAILab publishes them; EAGLE-2 drafts other trees with them.
 
 config.json is that of a Llama with one layer. `fc` joins embedding and state, `layers.0` is the
-layer, which has no norm before attention, and `embed_tokens` repeats the target's embedding.
+layer, which has no norm before attention, and `embed_tokens` is the embedding, as a rule the
+target's.
 """
 
 from collections.abc import Mapping
@@ -19,11 +20,11 @@ from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.eagle import eagle as build
+from specjax.drafters.embedding import of_target
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-_EMBEDDING = "embed_tokens.weight"
 _SCHEMA = {"qkv_bias": bool, "bias": bool, "specjax_depth": published.COUNT}
 
 
@@ -32,6 +33,8 @@ def _layout(c: EagleConfig, network: Config) -> published.Layout:
   layout: published.Layout = {("fc",): [Fusion("fc.weight", (E, 2 * E))]}
   if c.bias:
     layout["fc_bias",] = [Fusion("fc.bias", (E,))]
+  if c.own_embedding:
+    layout["embedding",] = [Fusion(published.EMBEDDING, (network.vocab_size, E))]
   layer = published.layer_of(network, c.mlp_width)
   return layout | block(layer, ("layers", "layer_0"), "layers.0", norm=False)
 
@@ -39,26 +42,30 @@ def _layout(c: EagleConfig, network: Config) -> published.Layout:
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """A head for the target `model`.
 
-  A file may have the target's embedding: its shape is checked and its values are dropped, for the
-  target has them. Published files do not say how deep the head drafts: `specjax_depth` does, which
-  `encode` writes, and otherwise the depth is that of the published code.
+  Published files do not say how deep the head drafts: `specjax_depth` does, which `encode` writes,
+  and otherwise the depth and the tree are those of the published code.
   """
   published.check_architecture(raw, _ARCHITECTURES)
   own = schema.fields(raw, _SCHEMA, f"{directory}/config.json")
   network, mlp_width = published.network_of(raw, model, own.get("qkv_bias", False))
-  config = EagleConfig(own.get("specjax_depth", published.DEPTH), own.get("bias", True), mlp_width)
   path, tensors = published.read(directory, published.FILES)
-  unused = {_EMBEDDING: (model.vocab_size, model.width)}
-  params = published.gather(tensors, _layout(config, network), path, dtype, unused=unused)
-  return Loaded(build(target(network), config), {"params": params}, (), None, config, network)
+  config = EagleConfig(
+    own.get("specjax_depth", published.TREE.depth), own.get("bias", True), mlp_width,
+    own_embedding=published.EMBEDDING in tensors,
+  )  # fmt: skip
+  params = published.gather(tensors, _layout(config, network), path, dtype)
+  head = build(target(network), config)
+  tree = None if "specjax_depth" in own else published.TREE
+  return Loaded(head, {"params": params}, (), None, config, network, tree)
 
 
 def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
-  """A head, with the target's embedding, which the published code needs."""
+  """A head, with its own embedding or the target's, since the published code needs one."""
   config, network = loaded.config, loaded.network
   tensors = scatter(loaded.params, _layout(config, network), dtype)
-  embedding = target(network).embed(target_params, jnp.arange(network.vocab_size)[None])[0]
-  tensors[_EMBEDDING] = np.asarray(embedding).astype(jnp.dtype(dtype))
+  if not config.own_embedding:
+    embedding = of_target(target(network), target_params)
+    tensors[published.EMBEDDING] = np.asarray(embedding).astype(jnp.dtype(dtype))
   raw = published.layer_json(network, config, dtype)
   raw |= {"bias": config.bias, "qkv_bias": network.qkv_bias}
   return published.FILES[0], tensors, raw

@@ -1,12 +1,14 @@
-"""EAGLE-3 heads on disk, as SafeAILab and SpecForge publish them.
+"""EAGLE-3 heads on disk, as SafeAILab, SpecForge and speculators publish them.
 
 `fc` joins three of the target's layers, `midlayer` is the layer, and `norm` and `lm_head` make its
 output logits of the `draft_vocab_size` draft tokens. Draft token i is the target's token
-i + `d2t`[i]; `t2d` marks the target's tokens that have a draft token.
+i + `d2t`[i]; `t2d` marks the target's tokens that have a draft token. In the format of speculators
+the layer is `layers.0`, and config.json holds that of a Llama as `transformer_layer_config`.
 
 Letters: V vocabulary, W draft vocabulary, L the target's layers.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +28,12 @@ from specjax.drafters.eagle3 import eagle3 as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
-_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
-_OTHER_NETWORKS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_ARCHITECTURES = (
+  "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3Speculator",
+  "Eagle3DraftModel",
+)  # fmt: skip
+_OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3.1
+_SPECULATORS = "speculators_model_type"
 
 
 def _hidden_layer_ids(name: str, value: Any) -> Any:
@@ -40,19 +46,28 @@ _IDS = {"eagle_aux_hidden_state_layer_ids": tuple[int, ...]}
 _SCHEMA = _IDS | {
   "draft_vocab_size": functools.partial(checks.whole, least=1), "attention_bias": bool,
   "specjax_depth": published.COUNT, "specjax_taps": tuple[int, ...],
-  "eagle_config": _hidden_layer_ids,
-}  # fmt: skip
+  "eagle_config": _hidden_layer_ids, "target_hidden_size": published.COUNT,
+} | dict.fromkeys(_OPTIONS, bool)  # fmt: skip
 
 
-def _layout(c: Eagle3Config, network: Config, words: int) -> published.Layout:
-  E, layer = network.width, published.layer_of(network, c.mlp_width)
-  return {
-    ("fc",): [Fusion("fc.weight", (E, len(hidden_layers_of(network.layers, c)) * E))],
-    ("input_norm", "weight"): [Fusion("midlayer.input_layernorm.weight", (E,))],
-    ("hidden_norm", "weight"): [Fusion("midlayer.hidden_norm.weight", (E,))],
+def _layout(c: Eagle3Config, network: Config, words: int, name: str) -> published.Layout:
+  """The parameters; `name` is the layer's."""
+  E, inputs = network.width, len(hidden_layers_of(network.layers, c))
+  layer = dataclasses.replace(published.layer_of(network, c.mlp_width), qkv_bias=c.attention_bias)
+  layout: published.Layout = {
+    ("fc",): [Fusion("fc.weight", (E, inputs * E))],
+    ("input_norm", "weight"): [Fusion(f"{name}.input_layernorm.weight", (E,))],
+    ("hidden_norm", "weight"): [Fusion(f"{name}.hidden_norm.weight", (E,))],
     ("norm", "weight"): [Fusion("norm.weight", (E,))],
     ("lm_head",): [Fusion("lm_head.weight", (words, E))],
-  } | block(layer, ("layers", "layer_0"), "midlayer", inputs=2 * E, norm=False)
+  }
+  if c.norm_before_fc:
+    layout["joint_norm", "weight"] = [Fusion("input_norm.weight", (inputs * E,))]
+  for i in range(inputs if c.fc_norm else 0):
+    layout[f"fc_norm_{i}", "weight"] = [Fusion(f"fc_norm.{i}.weight", (E,))]
+  if c.own_embedding:
+    layout["embedding",] = [Fusion(published.EMBEDDING, (network.vocab_size, E))]
+  return layout | block(layer, ("layers", "layer_0"), name, inputs=2 * E, norm=False)
 
 
 def _published_layers(model: Config) -> tuple[int, ...]:
@@ -62,15 +77,14 @@ def _published_layers(model: Config) -> tuple[int, ...]:
 def _hidden_layers(raw: Mapping[str, Any], model: Config) -> tuple[int, ...]:
   """`Eagle3Config.hidden_layers`: `specjax_taps`, which `encode` writes, or the published layers.
 
-  Engines count `eagle_aux_hidden_state_layer_ids` from the inputs or from the outputs of layers, so
-  only ids that mean the published layers are accepted.
+  `eagle_aux_hidden_state_layer_ids` count the outputs of layers inside `eagle_config`, which
+  SpecForge and SGLang write, and else the inputs, as speculators and vLLM do.
   """
-  ids = (raw.get("eagle_config") or raw).get("eagle_aux_hidden_state_layer_ids")
-  usual = _published_layers(model)
-  if ids is not None and ids not in (usual, tuple(i - 1 for i in usual)):
-    raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(ids)} in config.json: accepted are "
-                     f"the published layers, {list(usual)}.")  # fmt: skip
-  hidden_layers = raw.get("specjax_taps", usual)
+  usual, nested = _published_layers(model), raw.get("eagle_config") or {}
+  found = raw.get("eagle_aux_hidden_state_layer_ids", usual)
+  if ids := nested.get("eagle_aux_hidden_state_layer_ids"):
+    found = tuple(i + 1 for i in ids)
+  hidden_layers = raw.get("specjax_taps", found)
   return () if hidden_layers == hidden_layers_of(model.layers, Eagle3Config()) else hidden_layers
 
 
@@ -89,31 +103,37 @@ def _vocabulary(tensors: published.Tensors, words: int, size: int, path) -> np.n
 
 
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
-  """A head for the target `model`.
+  """A head for the target `model`; the depth is found as in `eagle`.
 
-  The target's embedding and the depth are treated as in `eagle`. `num_hidden_layers` is not read:
-  the head for Vicuna 13B says 40 and holds one layer, as all others do.
+  `num_hidden_layers` is not read: the head for Vicuna 13B says 40 and holds one layer, as all
+  others do.
   """
   published.check_architecture(raw, _ARCHITECTURES)
-  for key in _OTHER_NETWORKS:
-    if raw.get(key):
-      raise ValueError(f"{key}={raw[key]} in config.json: accepted is false.")
+  if raw.get(_SPECULATORS, "eagle3") != "eagle3":
+    raise ValueError(f"{_SPECULATORS}={raw[_SPECULATORS]!r} in config.json: accepted is 'eagle3'.")
+  if isinstance(inner := raw.get("transformer_layer_config"), dict):
+    raw = inner | {k: v for k, v in raw.items() if k not in inner}
   own = schema.fields(raw, _SCHEMA, f"{directory}/config.json", ["draft_vocab_size"])
-  network, mlp_width = published.network_of(raw, model, own.get("attention_bias", False))
-  depth = own.get("specjax_depth", published.DEPTH)
-  config = Eagle3Config(depth, _hidden_layers(own, model), mlp_width)
+  if own.get("target_hidden_size", model.width) != model.width:
+    raise ValueError(f"target_hidden_size={own['target_hidden_size']} in config.json: accepted is "
+                     f"the target's width, {model.width}.")  # fmt: skip
+  network, mlp_width = published.network_of(raw, model, model.qkv_bias)
+  path, tensors = published.read(directory, published.FILES)
+  config = Eagle3Config(
+    own.get("specjax_depth", published.TREE.depth), _hidden_layers(own, model), mlp_width,
+    own.get("attention_bias", False), own_embedding=published.EMBEDDING in tensors,
+    **{name: own.get(name, False) for name in _OPTIONS},
+  )  # fmt: skip
+  name = "layers.0" if any(x.startswith("layers.0.") for x in tensors) else "midlayer"
   words, size = own["draft_vocab_size"], model.vocab_size
   tables: dict[str, tuple[int, ...]] = {"d2t": (words,), "t2d": (size,)}
-  unused: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (size, model.width)}
-  path, tensors = published.read(directory, published.FILES)
   params = published.gather(
-    tensors, _layout(config, network, words), path, dtype,
-    unused=unused | tables if words == size else unused, others={} if words == size else tables,
+    tensors, _layout(config, network, words, name), path, dtype,
+    unused=tables if words == size else {}, others={} if words == size else tables,
   )  # fmt: skip
   vocabulary = draft_vocabulary.collection(_vocabulary(tensors, words, size, path))
-  return Loaded(
-    build(target(network), config), {"params": params} | vocabulary, (), None, config, network
-  )
+  head, tree = build(target(network), config), None if "specjax_depth" in own else published.TREE
+  return Loaded(head, {"params": params} | vocabulary, (), None, config, network, tree)
 
 
 def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
@@ -124,12 +144,13 @@ def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published
   offsets = ids - np.arange(len(ids))
   if len(ids) == size and offsets.any():
     raise ValueError("vocabulary reorders all tokens: the format eagle3 keeps their order.")
-  tensors = scatter(loaded.params, _layout(config, network, len(ids)), dtype)
+  tensors = scatter(loaded.params, _layout(config, network, len(ids), "midlayer"), dtype)
   if len(ids) < size:
     tensors |= {"d2t": offsets, "t2d": np.isin(np.arange(size), ids)}
   raw = published.layer_json(network, config, dtype)
-  raw |= {"architectures": list(_ARCHITECTURES[:1]), "attention_bias": network.qkv_bias,
+  raw |= {"architectures": list(_ARCHITECTURES[:1]), "attention_bias": config.attention_bias,
           "draft_vocab_size": len(ids)}  # fmt: skip
+  raw |= {name: True for name in _OPTIONS if getattr(config, name)}
   hidden_layers = hidden_layers_of(network.layers, config)
   if hidden_layers != _published_layers(network):
     raw["specjax_taps"] = list(hidden_layers)

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.checkpoints import eagle, eagle3, heads, hf_config, hydra, medusa, mlp_speculator
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
-from specjax.drafters import draft_vocabulary
+from specjax.drafters import HEADS, draft_vocabulary, embedding
 from specjax.drafters.named import is_file
 from specjax.models.config import Config
+from specjax.models.transformer import target
 
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
@@ -29,7 +31,7 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
   if found := [form for key, form in marks.items() if key in raw]:
     return found[0]
   if "draft_vocab_size" in raw:
-    return None if "speculators_model_type" in raw else "eagle3"
+    return "eagle3" if raw.get("speculators_model_type", "eagle3") == "eagle3" else None
   family = raw.get("model_type")
   if family in hf_config.FAMILIES and raw.get("num_hidden_layers") == 1:
     return "eagle"
@@ -37,9 +39,12 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
 
 
 def load(
-  directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = ""
-) -> Loaded:
+  directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = "", *,
+  target_params: Params | None = None,
+) -> Loaded:  # fmt: skip
   """A head for the target `model`; config.json tells the format, `called` is as in `heads.load`.
+
+  An embedding that the file brings is kept, unless it is that of `target_params`.
 
   It raises ValueError where the directory has no known format, or its format refuses it.
   """
@@ -49,7 +54,25 @@ def load(
     raise ValueError(f"{directory}/config.json is of no known format: {', '.join(FORMATS)} are.")
   if form == "specjax" or is_file(called):
     return heads.load(directory, model, dtype, called)
-  return PUBLISHED[form].decode(raw, pathlib.Path(directory), model, dtype)
+  loaded = PUBLISHED[form].decode(raw, pathlib.Path(directory), model, dtype)
+  return loaded if target_params is None else _without_copy(loaded, target_params)
+
+
+def _without_copy(loaded: Loaded, target_params: Params) -> Loaded:
+  """The head, without an embedding that repeats the target's but for rounding."""
+  own = loaded.params["params"].get("embedding")
+  if own is None:
+    return loaded
+  network = target(loaded.network)
+  ours, theirs = (
+    np.asarray(x, np.float32) for x in (own, embedding.of_target(network, target_params))
+  )
+  if not np.allclose(ours, theirs, rtol=2**-8, atol=1e-6):
+    return loaded
+  config = dataclasses.replace(loaded.config, own_embedding=False)
+  params = {k: v for k, v in loaded.params["params"].items() if k != "embedding"}
+  head = HEADS[loaded.head.name][0](network, config)
+  return loaded._replace(head=head, config=config, params={**loaded.params, "params": params})
 
 
 def save(

@@ -23,6 +23,7 @@ from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
 from specjax.drafters.named import is_file, named
 from specjax.models.config import Config
+from specjax.trees.dynamic import Dynamic
 from specjax.trees.static import Choices, from_choices
 
 _WEIGHTS = "head.safetensors"
@@ -39,6 +40,7 @@ class Loaded(NamedTuple):
       held-out text; None where the format has none.
     config: the config of its method.
     network: the target's config, with what is different in the layer of a published head.
+    tree: that of the published code, for a head without choices and hit rates, or None.
   """
 
   head: Head
@@ -47,6 +49,7 @@ class Loaded(NamedTuple):
   hit_rates: np.ndarray | None
   config: Any
   network: Config
+  tree: Dynamic | None = None
 
 
 def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:

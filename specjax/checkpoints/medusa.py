@@ -1,7 +1,8 @@
 """Medusa heads on disk, with the tensor names of FasterDecoding's checkpoints.
 
 `{h}.{l}.linear.weight` and `.bias` are residual block l of head h, `{h}.{L}.weight` its vocabulary
-matrix; heads that share the target's LM head, as Medusa's legacy trainer writes them, have no
+matrix. The blocks of a head are one module there, which files repeat with equal values. Heads that
+share the target's LM head, as Medusa's legacy trainer writes them, have no
 vocabulary matrix.
 """
 
@@ -10,7 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from specjax.base import Params
@@ -40,6 +43,16 @@ def _layout(c: MedusaConfig, model: Config) -> Layout:
   return layout
 
 
+def _check_one_block(params: Params, c: MedusaConfig) -> None:
+  """Raises ValueError for blocks that differ, of which the published code would keep the last."""
+  for i in range(1, c.blocks):
+    for kind in ("block", "bias"):
+      first, other = jax.tree.leaves(params[f"{kind}_0"]), jax.tree.leaves(params[f"{kind}_{i}"])
+      if not all(map(np.array_equal, first, other)):
+        raise ValueError(f"blocks={c.blocks}: the blocks of a head differ, which the format medusa "
+                         "has as one.")  # fmt: skip
+
+
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """Heads for the target `model`, and their tree where `medusa_choices` has one.
 
@@ -60,6 +73,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
     raise ValueError(f"{directory}/config.json says medusa_num_heads={config.depth}, and "
                      f"{path.name} holds {held} heads.")  # fmt: skip
   apart = published.gather(tensors, _layout(config, model), path, dtype)
+  _check_one_block(apart, config)
   params = {k: jnp.stack([x[str(h)] for h in range(config.depth)]) for k, x in apart.items()}
   choices = own.get("medusa_choices", ())
   return Loaded(build(target(model), config), {"params": params}, choices, None, config, model)
@@ -68,6 +82,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
 def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """Heads with their tree."""
   config = loaded.config
+  _check_one_block(loaded.params["params"], config)
   apart = {k: {str(h): x[h] for h in range(config.depth)}
            for k, x in loaded.params["params"].items()}  # fmt: skip
   tensors = scatter({"params": apart}, _layout(config, loaded.network), dtype)

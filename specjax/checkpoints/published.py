@@ -29,6 +29,7 @@ from specjax.checkpoints.heads import MOST
 from specjax.checkpoints.hf import shards
 from specjax.checkpoints.hf_layout import Layout
 from specjax.models.config import Config
+from specjax.trees.dynamic import Dynamic
 
 Encoded = tuple[str, Tensors, dict[str, Any]]
 
@@ -36,7 +37,8 @@ COUNT = functools.partial(checks.whole, least=1, most=MOST)
 """The check of a number of heads or blocks in a config.json."""
 
 FILES = ("model.safetensors", "pytorch_model.bin")  # where transformers keeps weights
-DEPTH = 7  # of the trees that EAGLE's published code draws
+TREE = Dynamic(60, 8, 10)  # of EAGLE's published code, whose depth of 7 leaves out the first level
+EMBEDDING = "embed_tokens.weight"  # that a head of EAGLE may bring
 
 
 def read(directory: pathlib.Path, names: Sequence[str]) -> tuple[pathlib.Path, Tensors]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Target
-from specjax.drafters import draft_vocabulary
+from specjax.drafters import draft_vocabulary, embedding
 from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear
 
@@ -24,11 +24,13 @@ class EagleConfig:
     depth: D, how far ahead it may guess.
     bias: of the projection before the layer.
     mlp_width: of the layer; 0 is the target's.
+    own_embedding: whether the head has an embedding of its own, which starts as the target's.
   """
 
   depth: int = 5
   bias: bool = True
   mlp_width: int = 0
+  own_embedding: bool = False
 
 
 class EagleLayer(nn.Module):
@@ -70,10 +72,11 @@ def eagle(target: Target, config: EagleConfig) -> Head:
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
+    params = params | embedding.collection(target, target_params, config.own_embedding)
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
   def attend(params, target_params, state, following, *rest):
-    embedded = target.embed(target_params, following)
+    embedded = embedding.embed(target, target_params, params, following)
     return module.apply({"params": params["params"]}, state, embedded, *rest)
 
   def memory(params, target_params, features, *rest):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Target
-from specjax.drafters import draft_vocabulary
+from specjax.drafters import draft_vocabulary, embedding
 from specjax.drafters.base import Head, LossWeights
 from specjax.models.int8 import dense
 from specjax.models.linear import linear
@@ -27,11 +27,23 @@ class Eagle3Config:
     hidden_layers: layers of the target whose input is read, 0 to L; () is an early, a middle and a
       late one.
     mlp_width: of the layer; 0 is the target's.
+    attention_bias: whether q, k and v have biases. No published loader of EAGLE-3 reads any.
+    own_embedding: whether the head has an embedding of its own, which starts as the target's.
+    norm_before_residual: whether the residual stream starts from the normed state.
+    norm_before_fc, fc_norm: whether the target's states are normed before the projection, all as
+      one vector, or each by itself; these and the next are the options of EAGLE-3.1.
+    norm_output: whether the head goes on from its states after the final norm.
   """
 
   depth: int = 5
   hidden_layers: tuple[int, ...] = ()
   mlp_width: int = 0
+  attention_bias: bool = False
+  own_embedding: bool = False
+  norm_before_residual: bool = False
+  norm_before_fc: bool = False
+  fc_norm: bool = False
+  norm_output: bool = False
 
 
 def hidden_layers_of(L: int, config: Eagle3Config) -> tuple[int, ...]:
@@ -54,19 +66,26 @@ class Eagle3Layer(nn.Module):
   width: int
   epsilon: float
   inputs: int
+  config: Eagle3Config
 
   def setup(self):
-    E = self.width
+    E, c = self.width, self.config
     self.fc = self.param("fc", nn.initializers.normal(0.02), (E, self.inputs * E))
     self.input_norm = RMSNorm(self.epsilon)
     self.hidden_norm = RMSNorm(self.epsilon)
+    self.fc_norm = [RMSNorm(self.epsilon) for _ in range(self.inputs if c.fc_norm else 0)]
+    if c.norm_before_fc:
+      self.joint_norm = RMSNorm(self.epsilon)
 
   def __call__(
     self, hidden_layers: tuple[Array, ...], embedded: Array, position: Array, mask: Array,
     cache: Cache | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
     """As `guess`, with the target's states, arrays [B, N, E], in place of g."""
-    state = linear(jnp.concatenate(hidden_layers, -1), self.fc)
+    if self.config.fc_norm:
+      hidden_layers = tuple(n(x) for n, x in zip(self.fc_norm, hidden_layers, strict=True))
+    joint = jnp.concatenate(hidden_layers, -1)
+    state = linear(self.joint_norm(joint) if self.config.norm_before_fc else joint, self.fc)
     return self.guess(state, embedded, position, mask, cache)
 
   def guess(
@@ -75,8 +94,10 @@ class Eagle3Layer(nn.Module):
   ) -> tuple[Array, KV]:  # fmt: skip
     """States g and embeddings e of the next tokens, [B, N, E] -> (the next states [B, N, E] before
     the final norm, KV); see `models.transformer.Layers` for the rest."""
-    x = jnp.concatenate([self.input_norm(embedded), self.hidden_norm(state)], -1)
-    return self.layers(state, position, mask, cache, earlier, attention_input=x)[:2]
+    normed = self.hidden_norm(state)
+    x = jnp.concatenate([self.input_norm(embedded), normed], -1)
+    stream = normed if self.config.norm_before_residual else state
+    return self.layers(stream, position, mask, cache, earlier, attention_input=x)[:2]
 
 
 @functools.cache
@@ -86,18 +107,18 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
   Li et al. 2025 (arXiv 2503.01840, section 3). Its states need not be like the target's, so it has
   its own final norm and LM head [W', E], usually over a reduced vocabulary, and no loss on states.
   Depth d is trained on the layer's own states at depths 1 to d - 1, the training-time test.
-  Embeddings are the target's.
 
-  The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
+  The layer has the target's heads and rotary embedding, but neither biases, norms on q and k nor a
   sliding window, which the published layer lacks. The LM head starts as the target's rows, which
   the paper leaves open.
   """
   E, epsilon = target.width, target.norm_epsilon
   hidden_layers = hidden_layers_of(target.layers, config)
   layers = target.make_layers(
-    mlp_width=config.mlp_width, attention_width=2 * E, window=False, qk_norm=False
-  )
-  module, norm = Eagle3Layer(layers, E, epsilon, len(hidden_layers)), RMSNorm(epsilon)
+    mlp_width=config.mlp_width, attention_width=2 * E, window=False, qk_norm=False,
+    qkv_bias=config.attention_bias,
+  )  # fmt: skip
+  module, norm = Eagle3Layer(layers, E, epsilon, len(hidden_layers), config), RMSNorm(epsilon)
 
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
@@ -106,18 +127,23 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
     params = params | {
       "norm": norm.init(key, x)["params"],
       "lm_head": dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary)),
+      **embedding.collection(target, target_params, config.own_embedding),
     }
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
+  def normed(params, state):
+    return norm.apply({"params": params["params"]["norm"]}, state)
+
   def apply(params, target_params, x, following, *rest, method):
-    embedded = target.embed(target_params, following)
-    return module.apply({"params": params["params"]}, x, embedded, *rest, method=method)
+    embedded = embedding.embed(target, target_params, params, following)
+    state, kv = module.apply({"params": params["params"]}, x, embedded, *rest, method=method)
+    return normed(params, state) if config.norm_output else state, kv
 
   def memory(params, target_params, features, *rest):
     return apply(params, target_params, features.hidden_layers, *rest, method="__call__")
 
   def read(params, target_params, state, d):
-    hidden = norm.apply({"params": params["params"]["norm"]}, state)
+    hidden = state if config.norm_output else normed(params, state)
     return linear(hidden, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=0.8)

@@ -269,10 +269,13 @@ def target(config: Config) -> Target:
   def lm_head(params: Params) -> Array:
     return params["params"]["embedding" if config.tied else "lm_head"]
 
-  def make_layers(count=1, *, mlp_width=0, attention_width=None, window=True, qk_norm=True):
+  def make_layers(
+    count=1, *, mlp_width=0, attention_width=None, window=True, qk_norm=True, qkv_bias=None
+  ):
     own = dataclasses.replace(
       config, layers=count, mlp_width=mlp_width or config.mlp_width,
       window=config.window if window else None, qk_norm=config.qk_norm and qk_norm,
+      qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
     )  # fmt: skip
     return Layers(own, attention_width)
 

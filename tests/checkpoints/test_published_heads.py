@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from specjax.base import Features
 from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded, abstract
+from specjax.decoding.builders.drafter import make_drafter
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.drafters import HEADS, drafting
@@ -153,23 +154,41 @@ CASES = {
   ),
   "eagle": Case(
     "eagle", "model.safetensors", LLAMA, EAGLE | {"fc.bias": (E,)} | layer("layers.0"),
-    EagleConfig(7),
+    EagleConfig(8),
   ),
   "eagle, as for Qwen2": Case(
     "eagle", "model.safetensors",
     LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "qkv_bias": True,
              "bias": False, "intermediate_size": 8, "rope_theta": 1e6},
-    EAGLE | layer("layers.0", mlp=8, bias=True), EagleConfig(7, bias=False, mlp_width=8),
+    EAGLE | layer("layers.0", mlp=8, bias=True), EagleConfig(8, bias=False, mlp_width=8),
   ),
   "eagle3": Case(
     "eagle3", "model.safetensors", EAGLE3,
     EAGLE3_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
-    Eagle3Config(7, mlp_width=8),
+    Eagle3Config(8, mlp_width=8),
   ),
   "eagle3, all tokens": Case(
     "eagle3", "model.safetensors", EAGLE3 | {"draft_vocab_size": V},
     EAGLE3_SHAPES | {"lm_head.weight": (V, E), "embed_tokens.weight": (V, E)},
-    Eagle3Config(7, mlp_width=8), unused=("embed_tokens.weight",),
+    Eagle3Config(8, mlp_width=8), unused=("embed_tokens.weight",),
+  ),
+  "eagle, its own embedding": Case(
+    "eagle", "model.safetensors", LLAMA, EAGLE | {"fc.bias": (E,)} | layer("layers.0"),
+    EagleConfig(8, own_embedding=True),
+  ),
+  "eagle3.1": Case(
+    "eagle3", "model.safetensors",
+    EAGLE3 | {"norm_before_residual": True, "fc_norm": True, "norm_output": True},
+    EAGLE3_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)}
+    | {f"fc_norm.{i}.weight": (E,) for i in range(3)},
+    Eagle3Config(8, mlp_width=8, norm_before_residual=True, fc_norm=True, norm_output=True),
+  ),
+  "eagle3, one norm, biases, its own embedding": Case(
+    "eagle3", "model.safetensors", EAGLE3 | {"norm_before_fc": True, "attention_bias": True},
+    EAGLE3_SHAPES | layer("midlayer", 3, 1, 4, 2 * E, 8, EAGLE3_NORMS, bias=True)
+    | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,), "input_norm.weight": (3 * E,),
+       "embed_tokens.weight": (V, E)},
+    Eagle3Config(8, mlp_width=8, attention_bias=True, own_embedding=True, norm_before_fc=True),
   ),
   "mlp_speculator": Case(
     "mlp_speculator", "model.safetensors", MLP, mlp_shapes(2, 8),
@@ -194,7 +213,7 @@ def tensors_of(name: str) -> dict[str, np.ndarray]:
   tensors |= {k: tensors[v] for k, v in case.copies.items()}
   if "d2t" in tensors:
     tensors |= {"d2t": IDS - np.arange(W), "t2d": np.isin(np.arange(V), IDS)}
-  if "embed_tokens.weight" in tensors:
+  if "embed_tokens.weight" in tensors and not case.config.own_embedding:
     tensors["embed_tokens.weight"] = np.asarray(target_params()["params"]["embedding"])
   return tensors
 
@@ -205,6 +224,10 @@ def write(directory, name: str, tensors=None, raw=None):
   save_file(tensors_of(name) if tensors is None else tensors, directory / case.file)
   (directory / "config.json").write_text(json.dumps(case.raw if raw is None else raw))
   return directory
+
+
+def load(directory, dtype=jnp.float32) -> Loaded:
+  return formats.load(directory, MODEL, dtype, target_params=target_params())
 
 
 def save(directory, loaded: Loaded, form: str):
@@ -296,23 +319,30 @@ def hydra_logits(t, raw, target, hidden, hidden_layers, tokens, at):
 def eagle_logits(t, raw, target, hidden, hidden_layers, tokens, at):
   pairs = list(hidden[: at + 1])
   for _ in range(3):
-    e = target["embedding"][tokens[1 : len(pairs) + 1]]
+    e = t.get("embed_tokens.weight", target["embedding"])[tokens[1 : len(pairs) + 1]]
     x = np.concatenate([e, pairs], -1) @ t["fc.weight"].T + t.get("fc.bias", 0)
     pairs.append(decoder_layer(t, "layers.0", raw, x, x)[-1])
     yield target["lm_head"] @ pairs[-1]
 
 
 def eagle3_logits(t, raw, target, hidden, hidden_layers, tokens, at):
-  epsilon, pairs = (
-    raw["rms_norm_eps"],
-    list(np.concatenate(hidden_layers, -1)[: at + 1] @ t["fc.weight"].T),
-  )
+  epsilon = raw["rms_norm_eps"]
+  if raw.get("fc_norm"):
+    hidden_layers = [rms(x, epsilon, t[f"fc_norm.{i}.weight"]) for i, x in enumerate(hidden_layers)]
+  joint = np.concatenate(hidden_layers, -1)[: at + 1]
+  if raw.get("norm_before_fc"):
+    joint = rms(joint, epsilon, t["input_norm.weight"])
+  pairs = list(joint @ t["fc.weight"].T)
+  embedding = t.get("embed_tokens.weight", target["embedding"])
   for _ in range(3):
-    e, x = target["embedding"][tokens[1 : len(pairs) + 1]], np.stack(pairs)
+    e, x = embedding[tokens[1 : len(pairs) + 1]], np.stack(pairs)
     attended = [rms(e, epsilon, t["midlayer.input_layernorm.weight"])]
     attended += [rms(x, epsilon, t["midlayer.hidden_norm.weight"])]
-    pairs.append(decoder_layer(t, "midlayer", raw, x, np.concatenate(attended, -1))[-1])
-    yield t["lm_head.weight"] @ rms(pairs[-1], epsilon, t["norm.weight"])
+    stream = attended[1] if raw.get("norm_before_residual") else x
+    state = decoder_layer(t, "midlayer", raw, stream, np.concatenate(attended, -1))[-1]
+    normed = rms(state, epsilon, t["norm.weight"])
+    pairs.append(normed if raw.get("norm_output") else state)
+    yield t["lm_head.weight"] @ normed
 
 
 def mlp_speculator_logits(t, raw, target, hidden, hidden_layers, tokens, at):
@@ -330,7 +360,7 @@ def mlp_speculator_logits(t, raw, target, hidden, hidden_layers, tokens, at):
 @pytest.mark.parametrize("name", CASES)
 def test_published_tensors_are_the_published_formula(tmp_path, name):
   case, rng = CASES[name], np.random.default_rng(1)
-  loaded = formats.load(write(tmp_path, name), MODEL)
+  loaded = load(write(tmp_path, name))
   assert loaded.config == case.config and (loaded.choices, loaded.hit_rates) == ((), None)
   assert loaded.head.hidden_layers == ((2, 4, 5) if case.form == "eagle3" else ())
   T, at = 9, 4
@@ -362,7 +392,7 @@ def test_published_tensors_are_the_published_formula(tmp_path, name):
 @pytest.mark.parametrize("name", CASES)
 def test_loaded_then_saved_is_the_file(tmp_path, name):
   case, before = CASES[name], tensors_of(name)
-  loaded = formats.load(write(tmp_path / "a", name), MODEL)
+  loaded = load(write(tmp_path / "a", name))
   after = load_file(save(tmp_path / "b", loaded, case.form) / case.file)
   assert after.keys() == before.keys() - set(case.unused)
   for k, x in after.items():
@@ -375,7 +405,7 @@ def test_loaded_then_saved_is_the_file(tmp_path, name):
   for k in said.keys() - {"architectures", "model_type", "base_model_name_or_path",
                           "top_k_tokens_per_head"}:  # fmt: skip
     assert raw[k] == said[k], k
-  again = formats.load(tmp_path / "b", MODEL)
+  again = load(tmp_path / "b")
   assert (again.config, again.network) == (loaded.config, loaded.network)
 
 
@@ -390,7 +420,7 @@ def made(name: str, config, words=None) -> Loaded:
 
 
 OWN = {
-  "medusa": ("medusa", MedusaConfig(2, blocks=2)),
+  "medusa": ("medusa", MedusaConfig(2)),
   "hydra": ("hydra", HydraConfig(3)),
   "hydra, untied": ("hydra", HydraConfig(2, blocks=2, tied_blocks=False)),
   "hydra++": ("hydra", HydraConfig(2, blocks=3, prefix=True)),
@@ -409,27 +439,27 @@ OWN = {
 def test_saved_then_loaded_is_the_head(tmp_path, name):
   own = made(*OWN[name])
   form, config, *_ = OWN[name]
-  back = formats.load(save(tmp_path, own, form), MODEL)
+  back = load(save(tmp_path, own, form))
   same(back.params, own.params)
   assert back.network == MODEL and back.head.hidden_layers == own.head.hidden_layers
   assert back.head.name == form and back.head.depth == own.head.depth
   if name != "hydra, untied":  # with two blocks there is nothing to tie
     assert back.config == config
-  half = formats.load(tmp_path, MODEL, jnp.bfloat16).params
+  half = load(tmp_path, jnp.bfloat16).params
   assert {x.dtype for x in jax.tree.leaves(half["params"])} == {jnp.dtype("bfloat16")}
 
 
 @pytest.mark.parametrize("name", ["hydra", "hydra++", "eagle", "mlp_speculator, tied"])
 def test_published_heads_become_ours(tmp_path, name):
-  loaded = formats.load(write(tmp_path / "a", name), MODEL)
-  back = formats.load(save(tmp_path / "b", loaded, "specjax"), MODEL)
+  loaded = load(write(tmp_path / "a", name))
+  back = load(save(tmp_path / "b", loaded, "specjax"))
   same(back.params, loaded.params)
   assert (back.config, back.choices, back.hit_rates) == (loaded.config, (), None)
   assert back.head is loaded.head
 
 
 def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
-  loaded = formats.load(write(tmp_path / "a", "eagle3"), MODEL)
+  loaded = load(write(tmp_path / "a", "eagle3"))
   different = {"heads": 3, "kv_heads": 1, "rope_theta": 10000.0, "norm_epsilon": 1e-6}
   assert loaded.network == dataclasses.replace(MODEL, **different)
   words = sentence(save, tmp_path / "b", loaded, "specjax")
@@ -442,7 +472,7 @@ def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
 def test_loaded_heads_change_no_token(tmp_path, name):
   model = Model("tiny", MODEL, target_params(), None, (), (), None)
   prompts = [[1, 2, 3, 4, 5, 1, 2], [7]]
-  loaded = formats.load(write(tmp_path, name), MODEL)
+  loaded = load(write(tmp_path, name))
   drafter = drafting.drafter(loaded.head, ((0,), (1,), (0, 0)))
   drafted = Decoder(model, (drafter, loaded.params), batch=2)(prompts, 20)
   plain = Decoder(model, batch=2)(prompts, 20)
@@ -454,7 +484,7 @@ def test_loaded_heads_change_no_token(tmp_path, name):
 def test_every_tensor_counts(tmp_path, name):
   """One tensor missing, extra or misshapen at a time; copies may be missing but not differ."""
   case, tensors = CASES[name], tensors_of(name)
-  free = {*case.copies, *case.unused, *({"embed_tokens.weight"} if case.form == "eagle" else ())}
+  free = {*case.copies, *case.unused, "embed_tokens.weight"}
   for key, x in tensors.items():
     without = {k: v for k, v in tensors.items() if k != key}
     write(tmp_path, name, without)
@@ -469,14 +499,15 @@ def test_every_tensor_counts(tmp_path, name):
       words = sentence(formats.load, tmp_path, MODEL)
       assert f"tensors {key} and {case.copies[key]} differ" in words
   write(tmp_path, name, {k: v for k, v in tensors.items() if k not in free})
-  lean = formats.load(tmp_path, MODEL)
+  lean = load(tmp_path)
   for extra in ("more.weight", "layers.1.mlp.up_proj.weight", "hydra_mlp.2.0.linear.weight"):
     write(tmp_path, name, tensors | {extra: np.zeros((2, 2), np.float32)})
     assert f"has no place for tensor {extra}." in sentence(formats.load, tmp_path, MODEL)
   key = next(k for k in tensors if k not in free)
   write(tmp_path, name, tensors | {key: tensors[key].astype(np.int32)})
   assert f"tensor {key} has dtype int32" in sentence(formats.load, tmp_path, MODEL)
-  same(lean.params, formats.load(write(tmp_path, name), MODEL).params)
+  if not getattr(case.config, "own_embedding", False):
+    same(lean.params, load(write(tmp_path, name)).params)
 
 
 ABSENT = object()
@@ -497,11 +528,13 @@ CONFIGS = [
   ("eagle", {"num_hidden_layers": 2}, "is of no known format: specjax, medusa, "),
   ("eagle3", {"architectures": ["PEagleDraftModel"]}, "accepted is LlamaForCausalLMEagle3 or"),
   ("eagle3", {"model_type": ABSENT}, "config.json: model_type=None"),
-  ("eagle3", {"norm_before_residual": True}, "norm_before_residual=True in config.json"),
+  ("eagle3", {"norm_before_residual": 3}, "norm_before_residual=3: accepted is true or false"),
+  ("eagle3", {"fc_norm": True}, "lacks tensor fc_norm.0.weight"),
+  ("eagle3", {"target_hidden_size": 24}, "target_hidden_size=24 in config.json: accepted is the"),
   ("eagle3", {"hidden_size": 24}, "hidden_size=24 in config.json: accepted is the target's, 12"),
   ("eagle3", {"draft_vocab_size": 5}, "tensor lm_head.weight has shape (6, 12), expected (5, 12)"),
-  ("eagle3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
-   "eagle_aux_hidden_state_layer_ids=[0, 1, 2] in config.json: accepted are the published"),
+  ("eagle3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 8]}},
+   "hidden_layers=(1, 2, 9): accepted are layers 0 to 8"),
   *(("mlp_speculator", {key: ABSENT}, f"config.json lacks {key}: this is no MLPSpeculator")
     for key in ("n_predict", "emb_dim", "inner_dim", "vocab_size")),
   ("mlp_speculator", {"inner_dim": "8.8"}, "inner_dim='8.8': accepted is a whole number"),
@@ -517,16 +550,56 @@ def test_a_config_that_does_not_fit_is_named(tmp_path, name, change, words):
   assert words in sentence(formats.load, write(tmp_path, name, raw=raw), MODEL)
 
 
-@pytest.mark.parametrize("ids", [[2, 4, 5], [1, 3, 4]], ids=["inputs", "outputs"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_published_layers_may_be_told(tmp_path, ids, nested):
-  raw = {"eagle_aux_hidden_state_layer_ids": ids}
+@pytest.mark.parametrize("ids", [[2, 4, 5], [1, 3, 7]])
+@pytest.mark.parametrize("nested", [False, True], ids=["inputs", "outputs"])
+def test_the_layers_may_be_told(tmp_path, ids, nested):
+  raw = {"eagle_aux_hidden_state_layer_ids": [i - nested for i in ids]}
   raw = EAGLE3 | ({"eagle_config": raw} if nested else raw)
-  assert formats.load(write(tmp_path, "eagle3", raw=raw), MODEL).head.hidden_layers == (2, 4, 5)
+  assert load(write(tmp_path, "eagle3", raw=raw)).head.hidden_layers == tuple(ids)
+
+
+def test_the_format_of_speculators(tmp_path):
+  """Another name of the layer, and a config.json in two parts."""
+  plain = load(write(tmp_path / "a", "eagle3.1"))
+  tensors = {k.replace("midlayer.", "layers.0."): x for k, x in tensors_of("eagle3.1").items()}
+  case = CASES["eagle3.1"]
+  outer = {k: v for k, v in case.raw.items() if k.startswith(("norm_", "fc_", "draft_"))}
+  raw = outer | {
+    "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+    "speculators_version": "0.4", "target_hidden_size": E, "model_type": "speculator_model",
+    "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+    "transformer_layer_config": {k: v for k, v in case.raw.items() if k not in outer},
+  }  # fmt: skip
+  found = load(write(tmp_path / "b", "eagle3.1", tensors, raw))
+  same(found.params, plain.params)
+  assert (found.config, found.network, found.tree) == (plain.config, plain.network, plain.tree)
+  raw["speculators_model_type"] = "peagle"
+  assert "is of no known format" in sentence(load, write(tmp_path / "c", "eagle3.1", tensors, raw))
+
+
+def test_an_embedding_of_its_own_is_kept(tmp_path):
+  """Without the target's weights it cannot be told apart, and stays."""
+  assert formats.load(write(tmp_path, "eagle"), MODEL).config.own_embedding
+  assert not load(tmp_path).config.own_embedding
+  near = tensors_of("eagle") | {
+    "embed_tokens.weight": np.asarray(target_params()["params"]["embedding"]).astype(np.float16)
+  }
+  assert not load(write(tmp_path, "eagle", near)).config.own_embedding
+
+
+def test_a_published_head_drafts_the_published_tree(tmp_path):
+  model = Model("m", MODEL, target_params(), None, (), (), None)
+  path = write(tmp_path, "eagle3")
+  for name, tree in (
+    (f"eagle3[{path}]", (60, 8)), (f"eagle3-8[{path}]", (8, 7)), (f"eagle3-16[{path}]", (16, 8)),
+    (f"eagle3[{path}]/dynamic-60-8-10", (60, 8)), (f"eagle3[{path}]/static-1-1", (3, 2)),
+  ):  # fmt: skip
+    drafter = make_drafter(model, name)[0]
+    assert (drafter.nodes, drafter.depth) == tree
 
 
 def test_a_draft_vocabulary_that_contradicts_itself(tmp_path):
-  loaded = formats.load(write(tmp_path, "eagle3"), MODEL)
+  loaded = load(write(tmp_path, "eagle3"))
   np.testing.assert_array_equal(loaded.params["vocabulary"], IDS)
   tensors = tensors_of("eagle3")
   for change in (
@@ -536,14 +609,14 @@ def test_a_draft_vocabulary_that_contradicts_itself(tmp_path):
     {"d2t": np.where(np.arange(W) == 1, 9 - 1, tensors["d2t"])},  # 9 twice
     {"d2t": np.where(np.arange(W) == 1, V - 1, tensors["d2t"])},  # past the end
   ):
-    words = sentence(formats.load, write(tmp_path, "eagle3", tensors | change), MODEL)
+    words = sentence(load, write(tmp_path, "eagle3", tensors | change))
     assert "d2t and t2d name different tokens" in words
-  words = sentence(formats.load, write(tmp_path, "eagle3", tensors | {"d2t": np.ones(W)}), MODEL)
+  words = sentence(load, write(tmp_path, "eagle3", tensors | {"d2t": np.ones(W)}))
   assert "d2t must hold numbers" in words
 
   name = "eagle3, all tokens"
   tables = {"d2t": np.zeros(V, np.int64), "t2d": np.ones(V, bool)}
-  loaded = formats.load(write(tmp_path, name, tensors_of(name) | tables), MODEL)
+  loaded = load(write(tmp_path, name, tensors_of(name) | tables))
   assert "vocabulary" not in loaded.params
   for change in ({"d2t": np.eye(V, dtype=np.int64)[0]}, {"t2d": np.arange(V) > 0}):
     words = sentence(formats.load, write(tmp_path, name, tensors_of(name) | tables | change), MODEL)
@@ -555,6 +628,7 @@ REFUSED = [
   ("hydra", HydraConfig(2, blocks=3, tied_blocks=False), None, "the blocks after the first as one"),
   ("hydra", HydraConfig(2), IDS, "the format hydra has no place for a draft vocabulary"),
   ("eagle", EagleConfig(2), IDS, "the format eagle has no place for a draft vocabulary"),
+  ("medusa", MedusaConfig(2, blocks=2), None, "blocks=2: the blocks of a head differ"),
   ("medusa", MedusaConfig(2), IDS, "the format medusa has no place for a draft vocabulary"),
   ("mlp_speculator", MLPSpeculatorConfig(2), IDS, "the format mlp_speculator has no place for"),
   ("eagle3", Eagle3Config(2), np.arange(V)[::-1], "the format eagle3 keeps their order"),
@@ -589,8 +663,8 @@ def test_shards_are_read(tmp_path):
   for shard in set(index.values()):
     save_file({k: tensors_of(name)[k] for k in index if index[k] == shard}, tmp_path / shard)
   (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-  whole = formats.load(write(tmp_path / "whole", name), MODEL)
-  same(formats.load(tmp_path, MODEL).params, whole.params)
+  whole = load(write(tmp_path / "whole", name))
+  same(load(tmp_path).params, whole.params)
   (tmp_path / "model-1.safetensors").unlink()
   words = sentence(formats.load, tmp_path, MODEL)
   assert "index.json names model-1.safetensors, which is not in" in words
@@ -626,7 +700,7 @@ def test_medusa_says_how_many_heads_a_file_holds(tmp_path, shared):
   words = sentence(formats.load, tmp_path, MODEL)
   assert "says medusa_num_heads=2, and medusa_lm_head.safetensors holds 5 heads" in words
   (tmp_path / "config.json").write_text(json.dumps(MEDUSA))
-  assert formats.load(tmp_path, MODEL).config == MedusaConfig(5, shared=shared)
+  assert load(tmp_path).config == MedusaConfig(5, shared=shared)
   (tmp_path / "config.json").write_text(json.dumps(MEDUSA | {"medusa_num_heads": 6}))
   assert "lacks tensor 5." in sentence(formats.load, tmp_path, MODEL)
 
@@ -640,17 +714,17 @@ TORCH = {
 @pytest.mark.parametrize("name", TORCH)
 def test_files_of_torch_are_read(tmp_path, name):
   torch = pytest.importorskip("torch")
-  plain = formats.load(write(tmp_path, name), MODEL)
+  plain = load(write(tmp_path, name))
   (tmp_path / CASES[name].file).unlink()
   tensors = {k: torch.tensor(x) for k, x in tensors_of(name).items()}
   torch.save(tensors, tmp_path / TORCH[name])
-  same(formats.load(tmp_path, MODEL).params, plain.params)
+  same(load(tmp_path).params, plain.params)
   half = {k: x.bfloat16() if x.is_floating_point() else x for k, x in tensors.items()}
   torch.save(half, tmp_path / TORCH[name])
   rounded = jax.tree.map(
     lambda x: x.astype(jnp.bfloat16).astype(x.dtype) if x.dtype == jnp.float32 else x, plain.params
   )
-  same(formats.load(tmp_path, MODEL).params, rounded)
+  same(load(tmp_path).params, rounded)
 
 
 def test_files_of_torch_that_are_not_tensors_are_refused(tmp_path):

@@ -63,7 +63,7 @@ def rotate(x, t: int):
 
 def block(w, x, attended):
   """One decoder layer over a whole text: x [T, E], attended from `attended` [T, any]."""
-  qkv = (attended @ w["qkv"].T + w["qkv_bias"]).reshape(len(x), H + 2 * K, C)
+  qkv = (attended @ w["qkv"].T + w.get("qkv_bias", 0)).reshape(len(x), H + 2 * K, C)
   out = x.copy()
   for t in range(len(x)):
     heads = []

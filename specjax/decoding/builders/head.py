@@ -26,7 +26,7 @@ from specjax.decoding.model import Model, resolve
 from specjax.decoding.spec import Part
 from specjax.drafters import HEADS, draft_vocabulary, drafting
 from specjax.drafters.stateless import none
-from specjax.trees import Static
+from specjax.trees import Dynamic, Static, Tree
 from specjax.trees.prompt_token_budget import allocate
 from specjax.trees.static import Choices, best_first
 
@@ -40,7 +40,9 @@ def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
     path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
   else:
     path = spec.text_of(part, "a trained head")
-  loaded = formats.load(resolve(path), model.config, model.dtype, part.name)
+  loaded = formats.load(
+    resolve(path), model.config, model.dtype, part.name, target_params=model.params
+  )
   if part.name in HEADS and part.name != loaded.head.name:
     raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
   return path, loaded
@@ -62,6 +64,10 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   if "rescoring" in found:
     refuse(part.name, tree, None)
     return _rescored(model, name, loaded, found["rescoring"])
+  if tree is None and loaded.tree is not None:  # as the published code drafts
+    nodes = 1 + arguments["depth"] if arguments else loaded.tree.nodes
+    shape: Tree = Dynamic(nodes, min(loaded.tree.depth, nodes - 1), loaded.tree.beam)
+    return name, drafting.drafter(loaded.head, shape), loaded.params
   if tree is None:
     depth = arguments.get("depth", DEFAULT_NODES - 1)
     choices = loaded.choices or chain(loaded.head.depth)  # in order of worth
