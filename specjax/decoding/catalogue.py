@@ -74,6 +74,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     }),
     "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
     "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
+    "vocabularies, after a head or draft_model": ("/", _plain(drafters.VOCABULARIES)),
     "sources, of a union": ("/", _plain(drafters.OF_SOURCES)),
     "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
     "pseudo rows, after hidden_transfer or ppd": ("/", _plain(drafters.ROWS)),

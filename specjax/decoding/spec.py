@@ -26,6 +26,7 @@ Number = int | float
 BRACKETS = {
   "draft_model": "MODEL", "denoiser": "MODEL", "rest": "FILE.npz", "aded": "FILE.npz",
   "aggressive": "FILE.txt", "self_speculative": "FILE.json", "ngram": "FILE.jsonl",
+  "trimmed": "FILE.jsonl",
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",

@@ -18,8 +18,8 @@ from specjax.models.linear import linear, take
 KEY = "vocabulary"  # of the collection in a head's params
 
 
-def choose(counts: np.ndarray, size: int) -> np.ndarray:
-  """i32[W]: the `size` most frequent ids in rising order, ties to the lower id.
+def choose(counts: np.ndarray, size: int = 8192) -> np.ndarray:
+  """The `size` most frequent tokens, i32[W] in rising order; ties go to the lower id.
 
   Args:
     counts: [V], how often each token occurs in text by the target.

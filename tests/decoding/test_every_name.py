@@ -130,6 +130,7 @@ OTHER = {
   "paths": 4,
   "seeded": 0,
   "exit": 3,
+  "size": 5,
 }
 KINDS, ROWS = catalogue.kinds(), catalogue.parts()
 DECORATING = ("additions to a policy", "blocks", "cache", "stopping", "transform", "guidance",
@@ -195,7 +196,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     return causal("")
   if door in ("drafters", "heads"):
     return causal(part)
-  if door in ("trees", "ensembles", "prompts"):
+  if door in ("trees", "ensembles", "prompts", "vocabularies"):
     return causal(f"{DRAWN}/{part}")
   if door == "sources":
     return causal(f"jacobi-3+prompt_lookup/{part}")

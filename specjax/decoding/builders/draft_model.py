@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
 from specjax.decoding.builders.draft_length import build_draft_length
@@ -14,6 +16,7 @@ from specjax.decoding.builders.drafters import (
   settle,
 )
 from specjax.decoding.builders.tree import build_tree, chain
+from specjax.decoding.builders.vocabulary import chosen
 from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
 from specjax.drafters import DRAFTERS
@@ -22,6 +25,7 @@ from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.rapid import rapid
 from specjax.drafters.stateless import none
 from specjax.models.ensemble import ensemble
+from specjax.models.trimmed import trim, trimmed
 from specjax.trees import IID
 
 
@@ -42,6 +46,10 @@ def build_draft_model(
     raise ValueError(f"drafter={spec.show([part])!r}: accepted is one of nodes, a tree, or a draft "
                      "length with nodes as its most.")  # fmt: skip
   target, weights, width = small.target, small.params, small.config.width
+  if "vocabulary" in found:
+    label, ids = chosen(model, found["vocabulary"])
+    target, weights = trimmed(target), trim(target, weights, jnp.asarray(ids))
+    name = f"{name}/{label}"
   if "ensemble" in found:
     second = found["ensemble"]
     other = load_small(model, second)

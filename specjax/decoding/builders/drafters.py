@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from specjax.base import Drafter, Params, Target
 from specjax.decoding import spec
 from specjax.decoding.builders.tree import FILE
@@ -16,6 +18,7 @@ from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
 from specjax.drafters import DRAFTERS, HEADS
 from specjax.drafters.adaptive_model import adaptive_model
+from specjax.drafters.draft_vocabulary import choose
 from specjax.drafters.named import is_file
 from specjax.drafters.rapid import rapid
 from specjax.drafters.recycled import recycled
@@ -34,15 +37,17 @@ RESCORINGS: dict[str, Callable[..., Drafter]] = {
   "ngram": ngram, "local": local, "recycled": recycled,
 }  # fmt: skip
 ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
+VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}
 # What may follow a name with a slash, by kind; nothing may follow the other drafters.
 OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
 OF_HEADS: dict[str, Mapping[str, Any]] = {
-  "tree": OF_TREES, "rescoring": RESCORINGS, "pseudo rows": ROWS,
+  "tree": OF_TREES, "rescoring": RESCORINGS, "pseudo rows": ROWS, "vocabulary": VOCABULARIES,
 }  # fmt: skip
 OF_MODELS: dict[str, Mapping[str, Any]] = {
   "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS, "prompt": PROMPTS,
+  "vocabulary": VOCABULARIES,
 }  # fmt: skip
 OF_SOURCES: dict[str, Callable] = {"pruned": agreeing}  # of a union, see `union`
 OF_RECYCLING: dict[str, Mapping[str, Any]] = {"tree": {FILE: load_tree, "static": Static}}

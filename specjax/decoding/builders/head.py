@@ -22,6 +22,7 @@ from specjax.decoding.builders.drafters import (
   settle,
 )
 from specjax.decoding.builders.tree import build_tree, chain
+from specjax.decoding.builders.vocabulary import trim_head
 from specjax.decoding.model import Model, resolve
 from specjax.decoding.spec import Part
 from specjax.drafters import HEADS, draft_vocabulary, drafting
@@ -52,7 +53,7 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   """A trained head with its tree, or rescored."""
   refuse(part.name, None, draft_length)
   found = spec.decorations(part, OF_HEADS)
-  rows = found.pop("pseudo rows", None)
+  rows, vocabulary = found.pop("pseudo rows", None), found.pop("vocabulary", None)
   tree = either(part, found, "tree", tree)
   name, arguments = settle(part)
   if rows is not None and (found or tree is not None):
@@ -61,6 +62,9 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   if arguments and (found or tree is not None):
     raise ValueError(f"drafter={spec.show([part])!r}: its tree or rescoring decides the nodes.")
   path, loaded = load_head(model, part)
+  if vocabulary is not None:
+    label, loaded = trim_head(model, loaded, vocabulary)
+    name = f"{name}/{label}"
   if "rescoring" in found:
     refuse(part.name, tree, None)
     return _rescored(model, name, loaded, found["rescoring"])

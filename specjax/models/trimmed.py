@@ -1,0 +1,60 @@
+"""A language model that says some tokens only, for drafting: its head multiplies with their rows.
+
+Letters: B batch, N nodes, V vocabulary, W tokens that are said, E width.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Cache, Evaluation, Features, Params, Target
+from specjax.models.int8 import Int8
+from specjax.models.linear import linear, take
+
+
+class Trimmed(NamedTuple):
+  """lm: the model's params; rows: [W, E] of its LM head; ids: i32[W], the tokens they say."""
+
+  lm: Params
+  rows: Array | Int8
+  ids: Array
+
+
+def trim(lm: Target, params: Params, ids: Array) -> Trimmed:
+  """The params of `trimmed(lm)` that says the tokens i32[W]."""
+  return Trimmed(params, take(lm.lm_head(params), ids), ids)
+
+
+@functools.cache
+def trimmed(lm: Target) -> Target:
+  """A transformer with the logits of W tokens, -inf for all others; its params are `Trimmed`.
+
+  VocabTrim (Goel et al. 2025, arXiv 2506.22694). A small model spends most of a pass in its LM
+  head, and hardly ever drafts a rare token rightly.
+  """
+
+  def head(params: Trimmed, hidden: Array) -> Array:
+    said = linear(hidden, params.rows).astype(jnp.float32)
+    every = jnp.full((*hidden.shape[:-1], lm.vocab_size), -jnp.inf)
+    return every.at[..., params.ids].set(said)
+
+  def check(hidden_layers) -> None:
+    if hidden_layers:
+      raise ValueError(f"hidden_layers={hidden_layers}: a trimmed model shows no layers.")
+
+  def prefill(params: Trimmed, tokens: Array, length: Array, capacity: int, hidden_layers=()):
+    check(hidden_layers)
+    return lm.prefill(params.lm, tokens, length, capacity)
+
+  def evaluate(
+    params: Trimmed, cache: Cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()
+  ) -> Evaluation:
+    check(hidden_layers)
+    x = lm.embed(params.lm, tokens)
+    x, kv = lm.run_layers(params.lm, x, cache.length[:, None] + depth, mask, cache)
+    hidden = lm.norm(params.lm, x)
+    return Evaluation(head(params, hidden), Features(hidden), kv)
+
+  return Target(lm.vocab_size, prefill, evaluate, lm.commit, head, width=lm.width)
