@@ -35,7 +35,7 @@ TREES: dict[str, type] = {
 
 
 def _form(name: str) -> str:
-  """What `build` accepts of a tree: dyspec-WIDTH-DEPTH-CHILDREN[-LEAST]."""
+  """What `build` accepts of a tree: dyspec-NODES-DEPTH-CHILDREN[-WIDTH]."""
   fields = dataclasses.fields(TREES[name])
   if fields[0].name == "choices":
     return f"{name}-CHILDREN-CHILDREN-.."

@@ -8,7 +8,7 @@ Letters: B batch, N nodes, D depth, W nodes kept per level, K children of a node
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jax import Array
 from specjax.base import Draft, Proposal
 from specjax.sampling import DRAFT
 from specjax.trees.base import NEVER, Guesser
-from specjax.trees.structure import at, below
+from specjax.trees.structure import at, below, take_rows
 
 
 def level_sizes(width: int, depth: int, children: int) -> list[int]:
@@ -49,11 +49,16 @@ Expand = Callable[[int, Array, Any], Expansion]
 """(level, log_probs f32[B, W, V] of its nodes, their values [B, W]) -> their children."""
 
 
-def draw_levels(tree: Any, expand: Expand, values: Any, root: Array, guesser: Guesser) -> Draft:
-  """N = 1 + sum(level_sizes) nodes, level by level; places that a level leaves empty are not valid.
+def draw_levels(
+  tree: Any, sizes: Sequence[int], expand: Expand, values: Any, root: Array, guesser: Guesser
+) -> tuple[Draft, Array]:
+  """N = 1 + sum(sizes) nodes, level by level, and the keys f32[B, N - 1] of all but the root.
+
+  Places that a level leaves empty are not valid, and their keys are -inf.
 
   Args:
-    tree: `trees.base.Tree` whose field `width` is W (static).
+    tree: the `trees.base.Tree` that is filled.
+    sizes: nodes of every level, see `level_sizes` (static).
     expand: draws the children.
     values: the root's.
     root, guesser: see `trees.base.Tree.fill`.
@@ -62,29 +67,30 @@ def draw_levels(tree: Any, expand: Expand, values: Any, root: Array, guesser: Gu
   tokens, above = root, jnp.ones((B, 1, 1), bool)
   live = jnp.ones((B, 1), bool)
   values = jax.tree.map(lambda x: jnp.full((B, 1), x, jnp.float32), values)
-  parts: list[tuple[Array, ...]] = []  # tokens, parents, valid, distributions of each level
+  parts: list[tuple[Array, ...]] = []  # tokens, parents, keys, distributions of each level
   first = 0  # number of the level's first node
-  for level in range(tree.depth):
+  for level, size in enumerate(sizes):
     logits, guesser = guesser.ask(level, tokens, above)
     W = tokens.shape[1]
     log_probs = guesser.distribution(logits, W, sampling)
     children = expand(level, log_probs, values)
     K = children.tokens.shape[2]
     key = jnp.where(live[..., None], children.key, NEVER).reshape(B, W * K)
-    kept = jnp.sort(jax.lax.top_k(key, min(tree.width, W * K))[1], 1)  # siblings stay in order
+    kept = jnp.sort(jax.lax.top_k(key, size)[1], 1)  # siblings stay in order
     flat = jax.tree.map(lambda x: x.reshape(B, -1), (children.tokens, children.values))
     tokens, values = jax.tree.map(lambda x: at(x, kept), flat)  # noqa: B023
-    live = at(key, kept) > NEVER
-    above_row = kept // K
-    parts.append((tokens, (first + above_row).astype(jnp.int32), live, log_probs))
+    key = at(key, kept)
+    live, above_row = key > NEVER, kept // K
+    parts.append((tokens, (first + above_row).astype(jnp.int32), key, log_probs))
     guesser, above = guesser.below(above_row, above)
     first += W
-  depths = np.repeat(np.arange(1, tree.depth + 1), [p[0].shape[1] for p in parts])
-  every, parent, valid, distributions = (jnp.concatenate(x, 1) for x in zip(*parts, strict=True))
+  depths = np.repeat(np.arange(1, len(parts) + 1), [p[0].shape[1] for p in parts])
+  every, parent, keys, distributions = (jnp.concatenate(x, 1) for x in zip(*parts, strict=True))
   depth = jnp.broadcast_to(jnp.asarray(depths, jnp.int32), every.shape)
   leaves = ((0, 0), (0, 1 + len(depths) - distributions.shape[1]), (0, 0))
   log_probs = jnp.pad(distributions, leaves, constant_values=NEVER)
-  return below(root, every, parent, depth, valid)._replace(log_probs=log_probs)
+  draft = below(root, every, parent, depth, keys > NEVER)
+  return draft._replace(log_probs=log_probs), keys
 
 
 def _log1mexp(x: Array) -> Array:
@@ -115,8 +121,12 @@ class StochasticBeam:
       raise ValueError(f"tree={self}: accepted are numbers of 1 or more.")
 
   @property
+  def _sizes(self) -> list[int]:
+    return level_sizes(self.width, self.depth, self.width)
+
+  @property
   def nodes(self) -> int:
-    return 1 + sum(level_sizes(self.width, self.depth, self.width))
+    return 1 + sum(self._sizes)
 
   def fill(self, root: Array, guesser: Guesser) -> Draft:
     noise = guesser.drawing(self).noise
@@ -136,38 +146,46 @@ class StochasticBeam:
       tokens = tokens.astype(jnp.int32)
       return Expansion(tokens, key, (jnp.take_along_axis(reach, tokens, -1), key))
 
-    return draw_levels(self, expand, (0.0, 0.0), root, guesser)
+    return draw_levels(self, self._sizes, expand, (0.0, 0.0), root, guesser)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class DySpec:
-  """DySpec's batched form (Xiong et al. 2025, arXiv 2410.11744, section 4.3).
+  """DySpec's tree: the N nodes that are likeliest to be reached, whatever their levels.
 
-  A node's next child is drawn while the estimated chance that the node is reached and all elder
-  siblings of the child are refused is above `least`. The estimate is the draft's own distribution:
-  q of the path times the mass that the elder siblings left.
+  Xiong et al. 2025 (arXiv 2410.11744, section 4.2). A node's next child is worth the estimated
+  chance that the node is reached and all elder siblings of the child are refused: q of the path
+  times the mass that the elder siblings left. This is known before the child is drawn, and what is
+  drawn below or after it is worth no more, so to keep the N worthiest looks at no kept token. All
+  of a level are drawn at once, as a loop over single nodes would ask the head N times.
 
   Attributes:
-    width: W, nodes kept per level, the most promising.
-    depth: D; N is 1 + W D, less where K is below W.
+    nodes: N, the root included.
+    depth: D, levels below the root at most.
     children: K of a node at most.
-    least: the threshold, about 1 / N; with 0 every level is filled.
+    width: nodes that a level may have; 0 is N - 1.
   """
 
-  width: int
+  nodes: int
   depth: int
   children: int
-  least: float = 0.0
+  width: int = 0
   proposal: ClassVar[Proposal] = "without_replacement"
 
   def __post_init__(self) -> None:
-    if min(self.width, self.depth, self.children) < 1 or not self.least >= 0:
-      raise ValueError(f"tree={self}: accepted are whole numbers of 1 or more, and a threshold "
-                       "of 0 or more.")  # fmt: skip
+    if min(self.nodes - 1, self.depth, self.children) < 1 or self.width < 0:
+      raise ValueError(
+        f"tree={self}: accepted are 2 nodes or more, and other numbers of 1 or more."
+      )
+    most = 1 + sum(self._sizes)
+    if self.nodes > most:
+      raise ValueError(
+        f"tree={self}: accepted are at most {most} nodes, as many as the levels hold."
+      )
 
   @property
-  def nodes(self) -> int:
-    return 1 + sum(level_sizes(self.width, self.depth, self.children))
+  def _sizes(self) -> list[int]:
+    return level_sizes(self.width or self.nodes - 1, self.depth, self.children)
 
   def fill(self, root: Array, guesser: Guesser) -> Draft:
     noise = guesser.drawing(self).noise
@@ -178,8 +196,21 @@ class DySpec:
       support = (log_probs > NEVER).sum(-1, keepdims=True)
       real = jnp.arange(self.children)[None, None] < support
       q = jnp.where(real, q, 0.0)
-      slot = reached[..., None] * (1 - (jnp.cumsum(q, -1) - q))
-      key = jnp.where(real & (slot > self.least), slot, NEVER)
+      # Rounded, the mass that is left may be below q, and the child's worth below its children's.
+      left = jnp.maximum(1 - (jnp.cumsum(q, -1) - q), q)
+      key = jnp.where(real, reached[..., None] * left, NEVER)
       return Expansion(tokens, key, reached[..., None] * q)
 
-    return draw_levels(self, expand, 1.0, root, guesser)
+    return worthiest(*draw_levels(self, self._sizes, expand, 1.0, root, guesser), self.nodes)
+
+
+def worthiest(draft: Draft, key: Array, nodes: int) -> Draft:
+  """The root and the N - 1 nodes with the highest keys f32[B, any], in their order.
+
+  Keys must not rise from a node to its children; N is `nodes` (static).
+  """
+  chosen = jnp.sort(jax.lax.top_k(key, nodes - 1)[1], 1) + 1
+  chosen = jnp.pad(chosen.astype(jnp.int32), ((0, 0), (1, 0)))
+  parent = at(draft.parent, chosen)
+  place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32)
+  return take_rows(draft, chosen)._replace(parent=place)

@@ -101,7 +101,7 @@ DRAWN = {
     for shape, choices in SHAPES.items()
     for how in ("iid", "without_replacement", "mixed")
   },
-  "DySpec": draft_tree(table_model(V), DySpec(width=2, depth=2, children=2, least=0.1)),
+  "DySpec": draft_tree(table_model(V), DySpec(nodes=4, depth=2, children=2)),
 }
 
 METHODS = {

@@ -37,7 +37,7 @@ from specjax.trees import (
     (IID(((0,),)), {"iid": {"choices": [[0]]}}),
     (Mixed(((0,),)), {"mixed": {"choices": [[0]]}}),
     (StochasticBeam(4, 3), {"stochastic_beam": {"width": 4, "depth": 3}}),
-    (DySpec(4, 3, 2, 0.1), {"dyspec": {"width": 4, "depth": 3, "children": 2, "least": 0.1}}),
+    (DySpec(6, 3, 2, 3), {"dyspec": {"nodes": 6, "depth": 3, "children": 2, "width": 3}}),
     (Static(()), {"static": {"choices": []}}),
   ],
 )
@@ -62,7 +62,7 @@ WORDS = {
   "mixed-2": Mixed(((0,), (1,))),
   "stochastic_beam-4-3": StochasticBeam(4, 3),
   "dyspec-4-3-2": DySpec(4, 3, 2),
-  "dyspec-4-3-2-0.05": DySpec(4, 3, 2, 0.05),
+  "dyspec-6-3-2-3": DySpec(6, 3, 2, 3),
 }
 
 
@@ -88,7 +88,7 @@ def test_shapes_of_equal_numbers_are_not_equal():
   [
     ("dynamic-16-5", "tree='dynamic-16-5': accepted is dynamic-NODES-DEPTH-BEAM"),
     ("without_replacement-2-0", "tree='without_replacement-2-0': a number=0: accepted is a whole"),
-    ("dyspec-4-3-2-1-1", r"accepted is dyspec-WIDTH-DEPTH-CHILDREN\[-LEAST\]"),
+    ("dyspec-4-3-2-1-1", r"accepted is dyspec-NODES-DEPTH-CHILDREN\[-WIDTH\]"),
     ("dyspec-4-3-2.5", "children=2.5: accepted is a whole number"),
     ("iid", "one at least"),
     ("iid-2-a", "accepted is NAME or NAME-NUMBER"),
@@ -130,7 +130,7 @@ def test_other_words_are_refused(words, message):
     ('{"dynamic": {"nodes": "a", "depth": 5, "beam": 4}}', "nodes='a': accepted is a whole number"),
     ('{"dynamic": {"nodes": 4, "depth": 5, "beam": 4}}', "more nodes than depth"),
     ('{"beam": {"nodes": 4, "depth": 5, "width": 1, "beam": 4}}', "has the key 'beam'"),
-    ('{"dyspec": {"width": 4, "depth": 5, "children": 1, "least": NaN}}', "a finite number"),
+    ('{"dyspec": {"nodes": 4, "depth": 5, "children": 1, "width": NaN}}', "a whole number"),
   ],
 )
 def test_a_malformed_file_is_refused(tmp_path, text, message):

@@ -20,7 +20,7 @@ def exact_rule(drafter: Drafter, temperature: float) -> str:
   rules = {
     "deterministic": "target_only", "chain": "block", "truncated": "block", "coupled": "token",
   }  # fmt: skip
-  return rules.get(drafter.proposal, "recursive") if drafter.depth else "target_only"
+  return rules.get(drafter.proposal, "traversal") if drafter.depth else "target_only"
 
 
 def build_verifier(
