@@ -68,7 +68,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "trees, after a head or draft_model": ("/", {
       name: (tree, _fields(tree), "") for name, tree in drafters.OF_TREES.items()
     }),
-    "draft lengths, after draft_model": ("/", {
+    "draft lengths, after a head or draft_model": ("/", {
       name: (build, draft_length.knobs(name), "truncated" if build().drops else "chain")
       for name, build in DRAFT_LENGTHS.items()
     }),

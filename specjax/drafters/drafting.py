@@ -6,6 +6,7 @@ E' width of what a head reads out.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from specjax.base import KV, Drafter, Params
 from specjax.drafters import draft_vocabulary, memory, pseudo
 from specjax.drafters.base import Examples, Head
 from specjax.models.transformer import attention_mask
+from specjax.sampling import Settings, Source
 from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.static import Static
 from specjax.trees.structure import at
@@ -46,27 +48,8 @@ def drafter(
     return memory.start(head, params, target_params, context, features, capacity)
 
   def propose(params, target_params, state, context, settings, noise):
-    ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, head.target.vocab_size)
-    carry = head.first(params, target_params, memory.last(state)[:, None])
-    if head.attend is None and head.step is None:
-      logits = head.read(params, target_params, carry[:, 0, : shape.depth], None)
-      return shape.fill(context.root, Guesser(independent(logits), (), (), ids, sampling)), state
-
-    def step(level, tokens, carry, rows, mask):
-      if head.step is not None:
-        read, carry = head.step(params, target_params, carry, tokens, level + 1)
-      elif head.attend is not None and level:
-        # The root's row is the newest of the cache, so `mask` loses its column.
-        position = jnp.broadcast_to(state.cache.length[:, None] + level - 1, tokens.shape)
-        carry, fresh = head.attend(
-          params, target_params, carry, tokens, position, mask[:, :, 1:], state.cache, rows
-        )
-        read, rows = carry, _join(rows, fresh)
-      else:
-        read = carry
-      return head.read(params, target_params, read, level + 1), carry, rows
-
-    return shape.fill(context.root, Guesser(step, carry, None, ids, sampling)), state
+    asked = guesser(head, params, target_params, state, shape.depth, settings, noise)
+    return shape.fill(context.root, asked), state
 
   def update(params, target_params, state, draft, evaluation, verdict, rows):
     return memory.update(head, params, target_params, state, evaluation, verdict, rows)
@@ -75,6 +58,34 @@ def drafter(
     head.name, shape.proposal, shape.nodes, shape.depth, init, propose, update,
     hidden_layers=head.hidden_layers,
   )  # fmt: skip
+
+
+def guesser(
+  head: Head, params: Params, target_params: Params, state: Any, depth: int, settings: Settings,
+  noise: Source,
+) -> Guesser:  # fmt: skip
+  """The head at the root of a tree of `depth` (static), from what `Head.memory` keeps."""
+  ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, head.target.vocab_size)
+  carry = head.first(params, target_params, memory.last(state)[:, None])
+  if head.attend is None and head.step is None:
+    logits = head.read(params, target_params, carry[:, 0, :depth], None)
+    return Guesser(independent(logits), (), (), ids, sampling)
+
+  def step(level, tokens, carry, rows, mask):
+    if head.step is not None:
+      read, carry = head.step(params, target_params, carry, tokens, level + 1)
+    elif head.attend is not None and level:
+      # The root's row is the newest of the cache, so `mask` loses its column.
+      position = jnp.broadcast_to(state.cache.length[:, None] + level - 1, tokens.shape)
+      carry, fresh = head.attend(
+        params, target_params, carry, tokens, position, mask[:, :, 1:], state.cache, rows
+      )
+      read, rows = carry, _join(rows, fresh)
+    else:
+      read = carry
+    return head.read(params, target_params, read, level + 1), carry, rows
+
+  return Guesser(step, carry, None, ids, sampling)
 
 
 def unroll(

@@ -44,6 +44,7 @@ PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}
 OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
 OF_HEADS: dict[str, Mapping[str, Any]] = {
   "tree": OF_TREES, "rescoring": RESCORINGS, "pseudo rows": ROWS, "vocabulary": VOCABULARIES,
+  "draft_length": DRAFT_LENGTHS,
 }  # fmt: skip
 OF_MODELS: dict[str, Mapping[str, Any]] = {
   "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS, "prompt": PROMPTS,
@@ -57,7 +58,7 @@ Built = tuple[str, Drafter, Params]
 
 def refuse(name: str, tree: Any, draft_length: Any) -> None:
   for what, given, of in (("tree", tree, "a head or draft_model"),
-                          ("draft_length", draft_length, "draft_model")):  # fmt: skip
+                          ("draft_length", draft_length, "a head or draft_model")):  # fmt: skip
     if given is not None:
       raise ValueError(f"drafter={name!r}, {what}={given!r:.40}: accepted for {of} only.")
 

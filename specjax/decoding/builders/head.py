@@ -11,6 +11,7 @@ from specjax.checkpoints.heads import Loaded
 from specjax.data import ngram as bigrams
 from specjax.data import sources
 from specjax.decoding import spec
+from specjax.decoding.builders.draft_length import build_draft_length
 from specjax.decoding.builders.drafters import (
   DEFAULT_NODES,
   OF_HEADS,
@@ -26,6 +27,7 @@ from specjax.decoding.builders.vocabulary import trim_head
 from specjax.decoding.model import Model, resolve
 from specjax.decoding.spec import Part
 from specjax.drafters import HEADS, draft_vocabulary, drafting
+from specjax.drafters.adaptive_head import adaptive_head
 from specjax.drafters.stateless import none
 from specjax.trees import Dynamic, Static, Tree
 from specjax.trees.prompt_token_budget import allocate
@@ -51,8 +53,9 @@ def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
 
 def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   """A trained head with its tree, or rescored."""
-  refuse(part.name, None, draft_length)
   found = spec.decorations(part, OF_HEADS)
+  length = either(part, found, "draft_length", draft_length)
+  found.pop("draft_length", None)
   rows, vocabulary = found.pop("pseudo rows", None), found.pop("vocabulary", None)
   tree = either(part, found, "tree", tree)
   name, arguments = settle(part)
@@ -65,6 +68,13 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   if vocabulary is not None:
     label, loaded = trim_head(model, loaded, vocabulary)
     name = f"{name}/{label}"
+  if length is not None:
+    if found or tree is not None or rows is not None:
+      raise ValueError(f"drafter={spec.show([part])!r}: a draft length ends a chain, without a "
+                       "tree, a rescoring or shared rows.")  # fmt: skip
+    depth = min(arguments.get("depth", DEFAULT_NODES - 1), loaded.head.depth)
+    label, policy, _ = build_draft_length(length, model.config.width, depth)
+    return f"{name}/{label}", adaptive_head(loaded.head, policy, depth), loaded.params
   if "rescoring" in found:
     refuse(part.name, tree, None)
     return _rescored(model, name, loaded, found["rescoring"])
