@@ -390,7 +390,7 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "the", "--drafter", "draft_model"), "it needs a model, draft_model[PATH]"),
     (("--prompt", "the", "--drafter", "medusa[no_such]"), "'no_such' is no directory"),
     (("--prompt", "the", "--drafter", "prompt_lookup-1"), "a draft has 2 to 4096 nodes"),
-    (("--prompt", "the", "--drafter", "medusa/constant"), "accepted after medusa/ are tree"),
+    (("--prompt", "the", "--drafter", "medusa/ensemble"), "accepted after medusa/ are tree"),
     (("--prompt", "the", "--drafter", "prompt_lookup:8"), "is now prompt_lookup-8"),
     (("--prompt", "the", "--drafter", "none[x]"), "none takes nothing in brackets"),
     (("--prompt", "the", "--top-k", str(1 << 40)), "top_k=1099511627776"),
