@@ -596,6 +596,8 @@ def test_a_published_head_drafts_the_published_tree(tmp_path):
   ):  # fmt: skip
     drafter = make_drafter(model, name)[0]
     assert (drafter.nodes, drafter.depth) == tree
+  with pytest.raises(ValueError, match="has no pseudo rows"):
+    make_drafter(model, f"eagle3-8[{path}]/rows-8")
 
 
 def test_a_draft_vocabulary_that_contradicts_itself(tmp_path):

@@ -78,7 +78,7 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   if "rescoring" in found:
     refuse(part.name, tree, None)
     return _rescored(model, name, loaded, found["rescoring"])
-  if tree is None and loaded.tree is not None:  # as the published code drafts
+  if loaded.tree is not None and tree is None and rows is None:  # as the published code drafts
     nodes = 1 + arguments["depth"] if arguments else loaded.tree.nodes
     shape: Tree = Dynamic(nodes, min(loaded.tree.depth, nodes - 1), loaded.tree.beam)
     return name, drafting.drafter(loaded.head, shape), loaded.params
