@@ -4,13 +4,12 @@
     python benchmarks/speed/bakeoff.py --prompts gsm8k_test.jsonl --limit 40
 
 No head may have seen the questions. A head is measured with the best static tree of `nodes` nodes
-by its held-out hit rates, with a dynamic tree of as many nodes, and with the tree that `specjax
-tune` would choose on this machine. All decode the same questions greedily, in turns with plain
-decoding, and ids are compared.
+by its held-out hit rates (and half as many pseudo rows again, where it has them), with a dynamic
+tree of as many nodes, and with the tree that promises most on this machine. All decode the same
+questions greedily, in turns with plain decoding, and ids are compared.
 """
 
 import dataclasses
-import functools
 import pathlib
 import sys
 from typing import Any
@@ -22,12 +21,13 @@ import optax
 import specjax
 from specjax import script
 from specjax.checkpoints import formats
+from specjax.decoding import spec
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.spec import Part
 from specjax.drafters import drafting
 from specjax.eval import bench, choice, interleaved, prompts, report, table, tune
+from specjax.eval.options import Tune
 from specjax.eval.plots import speed
-from specjax.trees import Dynamic, Static
-from specjax.trees.static import best_first
 
 SAME, DYNAMIC, OWN = "same budget", "dynamic", "own best"
 
@@ -45,38 +45,43 @@ class Config(prompts.Questions):
   out: str = "results/bakeoff"
 
 
-def measure(model: specjax.Model, path: str, items, config: Config) -> dict:
+def measure(model: specjax.Model, name: str, path: str, items, config: Config) -> dict:
   """The figures of one head and of plain decoding beside it, ready for JSON."""
   loaded = formats.load(path, model.config)
   if loaded.hit_rates is None:
     raise ValueError(f"{path} came without hit rates, by which its trees are chosen.")
-  rates = np.asarray(loaded.hit_rates)
-  filler = tune.Filler(path, functools.partial(drafting.drafter, loaded.head), loaded.params, rates)
+  rates, pseudo = np.asarray(loaded.hit_rates), loaded.head.pseudo is not None
+  part = Part(loaded.head.name, (), path)
+  filler = tune.Filler(
+    part, lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
+    loaded.params, rates, pseudo,
+  )  # fmt: skip
   context = max(len(item.ids) for item in items) + config.max_new_tokens // 2
-  options = [c for c in choice.candidates(rates) if c.nodes <= 2 * config.nodes]
-  target, draft = tune.costs(model, filler, options, context, config.batch)
+  options = [c for c in choice.candidates(part, rates, pseudo) if c.nodes <= 2 * config.nodes]
+  settings = Tune(drafters=(name,), batch=config.batch)
+  target, draft = tune.costs(model, filler, options, settings, context)
   seconds = np.add(target, draft).tolist()
-  own = choice.choose(options, seconds, config.batch)
+  speeds = [choice.expected(c, s, config.batch) for c, s in zip(options, seconds, strict=True)]
+  own = options[int(np.argmax(speeds))]
   shares = {c.name: d / s for c, d, s in zip(options, draft, seconds, strict=True)}
   jax.clear_caches()  # a process may map 65530 pieces of memory
-  trees: dict[str, Any] = {
-    SAME: Static(best_first(rates, config.nodes)).choices,
-    DYNAMIC: Dynamic(config.nodes, min(len(rates), config.nodes - 1), config.beam),
-    OWN: own.tree,
-  }
-  decoders = {bench.PLAIN: Decoder(model, batch=config.batch)}
-  for kind, tree in trees.items():
-    drafter = (drafting.drafter(loaded.head, tree), loaded.params) if tree else "none"
-    decoders[kind] = Decoder(model, drafter, batch=config.batch)
+  some = (Part("rows", (config.nodes * 3 // 2,)),) if pseudo else ()
+  dynamic = Part("dynamic", (config.nodes, min(len(rates), config.nodes - 1), config.beam))
+  names = {
+    SAME: spec.show([part._replace(numbers=(config.nodes,), decorations=some)]),
+    DYNAMIC: spec.show([part._replace(decorations=(dynamic,))]), OWN: own.name,
+  }  # fmt: skip
+  decoders = {kind: Decoder(model, one, batch=config.batch) for kind, one in names.items()}
+  decoders[bench.PLAIN] = Decoder(model, batch=config.batch)
   ids = [item.ids for item in items]
-  settings = bench.Config(batch=config.batch)  # greedy
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
   jax.clear_caches()
   return {
     "parameters": optax.tree.size(loaded.params["params"]), "hit_rates": rates[:, 0].tolist(),
-    "draft_share": shares.get(f"tree {config.nodes}"),
-    "draft_seconds": dict(zip(shares, draft, strict=True)), "own": own.name,
+    "draft_share": None if pseudo else shares.get(names[SAME]),
+    "draft_seconds": dict(zip(shares, draft, strict=True)),
+    "own": own.name.replace(f"[{path}]", ""),
     "plain": figures.pop(bench.PLAIN), "figures": figures,
   }  # fmt: skip
 
@@ -110,7 +115,7 @@ def main(config: Config) -> None:
                      f"the heads {', '.join(found) or '(none)'}.")  # fmt: skip
   items = config.read(model)
   report.directory(config.out)
-  heads = {name: measure(model, f"{config.heads}/{name}/model", items, config) for name in names}
+  heads = {n: measure(model, n, f"{config.heads}/{n}/model", items, config) for n in names}
   about = {"model": config.model, "prompts": len(items), "heads": heads}
   summary = report.summary(config, about)
   order = sorted(heads, key=lambda k: heads[k]["figures"][SAME]["tau"])
