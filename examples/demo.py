@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from concurrent import futures
 
 import tyro
 from rich.columns import Columns
@@ -34,10 +35,11 @@ from specjax.eval.plots import denoising
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 CHAT, DRAFTERS = "smollm2-135m", ("prompt_lookup-4", "eagle3-4")
-NEW = 64  # tokens at most; the column and the table compile one program for a method
+NEW = 64  # tokens at most
+LONGEST = 64  # tokens of a prompt, so that the columns and the table run the same programs
 QUESTION = (
   "Rewrite this in the past tense: The river rises in the hills. It flows past three villages, and "
-  "it turns the wheel of an old mill. The miller sells flour in the town."
+  "it turns the wheel of an old mill."
 )
 LISTS = parallelbench.Config(
   methods=("confidence", "threshold", "learned", "threshold-0.95/student"), count=2, batch=80,
@@ -93,7 +95,8 @@ def race(
   """
   ids = model.chat(question)
   streams = {d: specjax.Decoder(model, d).stream([ids], budget, rounds=1) for d in drafters}
-  said = {d: list(next(stream)[0]) for d, stream in streams.items()}  # compiles
+  with futures.ThreadPoolExecutor() as pool:  # compiles them at the same time
+    said = {d: list(piece[0]) for d, piece in zip(streams, pool.map(next, streams.values()))}
   passes, seconds = dict.fromkeys(drafters, 1), dict.fromkeys(drafters, 0.0)
 
   def columns() -> Columns:
@@ -125,7 +128,7 @@ def some_questions(model: specjax.Model, file: pathlib.Path) -> str | None:
   if not spec_bench.LOCAL.is_file():
     return None
   known = spec_bench.read(None)
-  alike = [q for q in known if 64 < len(model.chat(q.turns[0])) <= 128]
+  alike = [q for q in known if LONGEST // 2 < len(model.chat(q.turns[0])) <= LONGEST]
   chosen = [{"turns": q.turns, "category": q.category} for q in spec_bench.evenly(alike, 6)]
   file.parent.mkdir(parents=True, exist_ok=True)
   file.write_text("".join(json.dumps(record) + "\n" for record in chosen))
@@ -143,7 +146,9 @@ def chat(console: Console, config: Config) -> bool:
   race(console, model, ("none", *DRAFTERS), QUESTION, NEW)
   out = f"{config.out}/chat"
   source = some_questions(model, pathlib.Path(out) / "questions.jsonl")
-  settings = bench.Config(prompts=source, limit=6, max_new_tokens=NEW, repeats=1, drafters=DRAFTERS)
+  settings = bench.Config(
+    prompts=source, limit=6, max_new_tokens=NEW, repeats=1, drafters=DRAFTERS, verify_cost=False
+  )
   summary = bench.run(model, settings, out)
   console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
   console.print(report.contents(out), markup=False)

@@ -199,6 +199,8 @@ def run_bench(args: Bench) -> None:
   if args.suite == "parallelbench":
     _parallelbench(args)
     return
+  if args.suite == "specbench" and not args.verify_cost:
+    raise ValueError("--no-verify-cost: --suite specbench does not measure this.")
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
   model, config = _asked(args, True), bench.Config(**fields)

@@ -163,8 +163,6 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   directory = report.directory(out)
   ids = [item.ids for item in items]
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
-  context = min(model.config.max_length // 2, 512)
-  cost = measure(model.target, model.params, context, batch=config.batch)
   methods = {
     k: figures(x, runs[PLAIN], items, config) | {"first": shortfall(model, k, x, items, config)}
     for k, x in runs.items()
@@ -172,13 +170,15 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   summary = report.summary(config, {
     "model": model.label, "network": dataclasses.asdict(model.config),
     "parameters": optax.tree.size(model.params), "prompts": len(items), "methods": methods,
-    "verify_cost": cost._asdict(),
   })  # fmt: skip
-  pictures = {
-    "speedup": speed.speed_up, "acceptance": trees.acceptance, "verify_cost": trees.verify_cost,
-  }  # fmt: skip
-  plots = {name: picture(summary) for name, picture in pictures.items()}
-  heading, records = report.caption(summary), _records(runs, items, config.batch)
-  text = "\n\n".join([heading, table.markdown(rows(summary)), FOOTNOTE, cost.markdown])
-  report.save(directory, summary, text, plots, records)
+  texts = [report.caption(summary), table.markdown(rows(summary)), FOOTNOTE]
+  plots = {"speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary)}
+  if config.verify_cost:
+    context = min(model.config.max_length // 2, 512)
+    cost = measure(model.target, model.params, context, batch=config.batch)
+    summary["verify_cost"] = cost._asdict()
+    texts.append(cost.markdown)
+    plots["verify_cost"] = trees.verify_cost(summary)
+  records = _records(runs, items, config.batch)
+  report.save(directory, summary, "\n\n".join(texts), plots, records)
   return summary

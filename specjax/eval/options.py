@@ -36,12 +36,14 @@ class Bench(_Measurement):
     verifier: rule for the drafters, such as judge[PATH]; by default the exact one.
     tune: whether drafters that are named without numbers are first tuned on our own questions, as
       by `specjax tune`; a drafter that loses to plain decoding is then left out.
+    verify_cost: whether passes over 1 to 64 nodes are timed, too.
   """
 
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   seed: int = 0
   verifier: str | None = None
   tune: bool = False
+  verify_cost: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
