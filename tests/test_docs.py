@@ -247,6 +247,16 @@ def test_papers_lead_to_their_files():
   assert cited <= set(re.findall(r"abs/([\d.]+)\)", PAGES["docs/papers.md"]))
 
 
+def test_pitfalls_lead_to_their_tests():
+  named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGES["docs/pitfalls.md"])
+  rows = re.findall(r"^\| (?!habit|-)", PAGES["docs/pitfalls.md"], re.MULTILINE)
+  assert len(named) == len(rows) > 30
+  for path, name in named:
+    defined = {node.name for node in ast.parse((ROOT / path).read_text()).body
+               if isinstance(node, ast.FunctionDef)}  # fmt: skip
+    assert name in defined, f"{path} has no {name}"
+
+
 # --- The README and the reference
 
 

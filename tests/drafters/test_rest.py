@@ -100,6 +100,15 @@ def test_nothing_is_found_across_two_texts():
     assert draft.tokens[0, 1:][draft.valid[0, 1:]].tolist() == want
 
 
+def test_ids_beyond_16_bits_are_kept(tmp_path):
+  path = tmp_path / "store.npz"
+  datastore.save(path, datastore.build([[70000, 1, 2**17]]), 2**18)
+  store = datastore.load(str(path), 2**18)
+  context = Context(jnp.asarray([[70000, 1]]), jnp.asarray([2]))
+  draft = rest(3, 2, 1, 1).propose((*map(jnp.asarray, store),), (), (), context, None, None)[0]
+  assert draft.tokens[0, 1] == 2**17 and draft.valid[0].tolist() == [True, True, False]
+
+
 def test_a_datastore_of_answers_drafts_them(tmp_path):
   model, prompt = load(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0]

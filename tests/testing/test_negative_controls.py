@@ -20,6 +20,7 @@ from specjax.sampling import COIN, DRAFT, RESIDUAL
 from specjax.testing import (
   Case,
   emitted_distribution,
+  fixed_draft,
   random_table,
   table_model,
   target_distribution,
@@ -135,6 +136,25 @@ def best_of_beams() -> Verifier:
   return Verifier("best of beams", "LOSSY", frozenset({"iid"}), "any", verify)
 
 
+def a_draw_per_candidate() -> Verifier:
+  """Every child of the root draws its own target token, and one that drew itself wins.
+
+  REST samples in this way; specjax draws once per node.
+  """
+
+  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
+    children = range(1, draft.tokens.shape[1])
+    hit = [noise.draw(DRAFT + 9 + i, log_probs[:, 0]) == draft.tokens[:, i] for i in children]
+    ok = jnp.stack([jnp.ones_like(hit[0]), *hit], 1)
+    verdict = follow(draft, ok, jnp.zeros(ok.shape), draft.tokens, depth)
+    leaf = at(verdict.path, verdict.count[:, None])
+    extra = noise.draw(RESIDUAL, jnp.take_along_axis(log_probs, leaf[..., None], 1)[:, 0])
+    tokens = jnp.where(verdict.count[:, None] > 0, verdict.tokens, extra[:, None])
+    return verdict._replace(tokens=tokens.at[:, 1].set(extra))
+
+  return Verifier("a draw per candidate", "LOSSY", frozenset({"deterministic"}), "any", verify)
+
+
 def flawed_block(flaw: str) -> Verifier:
   """Block verification with a mistake, or none; token by token."""
 
@@ -172,6 +192,7 @@ def flawed_block(flaw: str) -> Verifier:
 
 
 CHAIN = draft_model(TARGET, 2)
+TWO = fixed_draft([[0], [1]], [0, 1])
 KEPT = adaptive_model(TARGET, confidence(0.4, keep=False, step=0.0), 2)
 CONTROLS = {
   "distinct draws, rule for iid": (
@@ -201,6 +222,7 @@ CONTROLS = {
     }.items()
   },
   "best of beams": (drawn("iid", 2, 1), best_of_beams()),
+  "a draw per candidate": (TWO, a_draw_per_candidate()),
   "repeats dropped, rule for iid": (changed(drawn("iid", 2), repeats_dropped), RECURSIVE),
   "distribution of the exit": (two_exits(mixture=False), token()),
 }
@@ -221,6 +243,7 @@ PROPER = {
   ),
   "kept, token": (KEPT, token()),
   "kept, block": (KEPT, block()),
+  "a draw per node": (TWO, target_only()),
   "repeats dropped, rule for distinct": (
     changed(drawn("iid", 2), repeats_dropped, proposal="without_replacement"), RECURSIVE,
   ),
@@ -235,9 +258,19 @@ def distances(drafter, verifier) -> list[float]:
     case = Case(np.asarray(random_table(seed, V)["logits"]), temperature=temperature)
     params = random_table(100 + seed, V)
     params = (params, ()) if drafter.name == "adaptive_model" else params
+    params = () if drafter is TWO else params
     log_probs = emitted_distribution(case, method, params)
     found.append(total_variation(log_probs, target_distribution(case)))
   return found
+
+
+def test_a_draw_per_candidate_is_biased_as_was_worked_out():
+  """For p = (.4, .4, .2) and the children 0 and 1: .4 + .36 * .4, .24 + .36 * .4 and .36 * .2."""
+  table = np.log(np.tile(np.array([0.4, 0.4, 0.2], np.float32), (V + 1, V, 1)))
+  case = Case(table, length=1)
+  found = emitted_distribution(case, pair(TARGET, TWO, a_draw_per_candidate()), ())
+  first = [found[token,] for token in range(V)]
+  np.testing.assert_allclose(first, [0.544, 0.384, 0.072], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
