@@ -172,6 +172,37 @@ class Tune(options.Tune):
 
 
 @dataclasses.dataclass(frozen=True)
+class Memory:
+  """Say how much of a device's memory a decoder needs, and which batch fits, before it runs.
+
+  Attributes:
+    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
+    revision: branch, tag or commit of a model on the hub.
+    dtype: of the arithmetic, and of weights that are not in 8 bits.
+    weights: int8 keeps matrices in 8 bits with a scale for each output.
+    drafter: how to guess, as for `generate`.
+    verifier: rule of acceptance, as for `generate`.
+    temperature: of the distribution; it decides the rule where none is given.
+    batch: prompts decoded together.
+    prompt_tokens: length of the longest prompt.
+    max_new_tokens: budget per prompt.
+    budget: memory of the device in GB (1e9 bytes); the largest batch that fits is found.
+  """
+
+  model: str | None = None
+  revision: str | None = None
+  dtype: Dtype = "float32"
+  weights: Weights = "float"
+  drafter: str = "none"
+  verifier: str | None = None
+  temperature: float = 0.0
+  batch: int = 1
+  prompt_tokens: int = 128
+  max_new_tokens: int = 128
+  budget: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Convert:
   """Write a model or a draft head in another format, in float32.
 

@@ -1,4 +1,4 @@
-"""The command line: generate, chat, denoise, bench, tune, convert, corpus, list, info.
+"""The command line: generate, chat, denoise, bench, tune, memory, convert, corpus, list, info.
 
 `commands`, which imports jax, is imported when a command runs, so that `--help` answers at once.
 """
@@ -19,6 +19,7 @@ from specjax.arguments import (
   Generate,
   Info,
   List,
+  Memory,
   Tune,
 )
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       return 2
   return script.run(
     _run,
-    Generate | Chat | Denoise | Bench | Tune | Convert | Corpus | List | Info,
+    Generate | Chat | Denoise | Bench | Tune | Memory | Convert | Corpus | List | Info,
     "Parallel decoding of language models in JAX.",
     prog="specjax",
     argv=argv,

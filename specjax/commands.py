@@ -23,6 +23,7 @@ from specjax.arguments import (
   Generate,
   Info,
   List,
+  Memory,
   Tune,
 )
 from specjax.chat import chat
@@ -35,6 +36,7 @@ from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load, resolve
 from specjax.eval import (
   bench,
+  memory,
   parallelbench,
   prompts,
   report,
@@ -68,7 +70,7 @@ def _load(
   return model
 
 
-def _asked(args: Decode | Chat | Bench | Tune, causal: bool) -> Model:
+def _asked(args: Decode | Chat | Bench | Tune | Memory, causal: bool) -> Model:
   """The model of a command's options."""
   return _load(args.model, causal, args.revision, args.dtype, args.weights)
 
@@ -230,6 +232,26 @@ def run_tune(args: Tune) -> None:
   console.print(report.contents(args.out), markup=False)
 
 
+def run_memory(args: Memory) -> None:
+  model, lengths = _asked(args, True), (args.prompt_tokens, args.max_new_tokens)
+
+  def decoder(batch: int) -> Decoder:
+    return Decoder(model, args.drafter, args.verifier, temperature=args.temperature, batch=batch)
+
+  console = Console(highlight=False, markup=False)
+  if args.budget is None:
+    batch, found = args.batch, memory.measure(decoder(args.batch), *lengths)
+  else:
+    checks.number("budget", args.budget, above=0)
+    batch, found = memory.largest_batch(decoder, int(args.budget * 1e9), *lengths)
+  caption = f"{model.label}, {args.drafter}, batch {max(batch, 1)}, on each device"
+  console.print(table.terminal(found.rows, caption))
+  if args.budget is not None and not batch:
+    raise ValueError(f"--budget {args.budget:g}: batch 1 needs {found.total / 1e9:.3g} GB.")
+  if args.budget is not None:
+    console.print(f"The largest batch that fits {args.budget:g} GB is {batch}.")
+
+
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
   table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
   for i, column in enumerate(columns):
@@ -263,5 +285,5 @@ def run_info(args: Info) -> None:
 
 COMMANDS: dict[type, Callable] = {
   Generate: run_generate, Chat: run_chat, Denoise: run_denoise, Bench: run_bench, Tune: run_tune,
-  Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
+  Memory: run_memory, Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
 }  # fmt: skip

@@ -1,0 +1,141 @@
+"""What a decoder needs of a device's memory, before anything is allocated.
+
+SpecMemo (Yildirim and Chen 2025, arXiv 2506.01986) asks this of speculative decoding on small
+devices. Here shapes say what rests between rounds, and the compiler says what a pass needs besides.
+
+Letters: B batch, T prompt, S capacity.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import checks, speculate
+from specjax.decoding.decoder import Decoder, padded
+
+GUESSES = 4  # of a batch, each of which compiles two programs
+
+
+class Memory(NamedTuple):
+  """Bytes per device.
+
+  Attributes:
+    weights: of the target, once for every layout in which its matrices lie.
+    parts: weights of the drafter and of the rule.
+    cache: keys and values of the target.
+    state: what the drafter keeps, texts and log-probabilities.
+    prefill, round: what the compiler sets aside for the prompts, and for a round.
+  """
+
+  weights: int
+  parts: int
+  cache: int
+  state: int
+  prefill: int
+  round: int
+
+  @property
+  def resting(self) -> int:
+    """Bytes between rounds."""
+    return self.weights + self.parts + self.cache + self.state
+
+  @property
+  def total(self) -> int:
+    """Bytes at the worst moment."""
+    return self.resting + max(self.prefill, self.round)
+
+  @property
+  def rows(self) -> list[dict[str, str]]:
+    """A table in MB (1e6 bytes)."""
+    named = {
+      "weights of the target": self.weights, "weights of drafter and rule": self.parts,
+      "cache": self.cache, "texts and the drafter's state": self.state,
+      "between rounds": self.resting, "more for the prefill": self.prefill,
+      "more for a round": self.round, "at most": self.total,
+    }  # fmt: skip
+    return [{"memory": name, "MB": f"{size / 1e6:,.1f}"} for name, size in named.items()]
+
+
+def _bytes(tree: Any) -> int:
+  """Of a device; an array that is in the tree twice counts once."""
+
+  def size(x: Any) -> int:
+    placed = getattr(x, "sharding", None)
+    shape = x.shape if placed is None else placed.shard_shape(x.shape)
+    return math.prod(shape) * x.dtype.itemsize
+
+  return sum(size(x) for x in {id(x): x for x in jax.tree.leaves(tree)}.values())
+
+
+def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory:
+  """The memory in which a decoder answers B prompts of so many tokens.
+
+  Both programs are compiled, and nothing is run. On a mesh it is called under `jax.set_mesh`.
+
+  Raises:
+    ValueError: a number below 1, or a text that is longer than the model's positions.
+  """
+  model, method, weights, B = decoder.model, decoder.method, decoder.weights, decoder.batch
+  checks.whole("prompt_tokens", prompt_tokens, 1)
+  checks.whole("max_new_tokens", max_new_tokens, 1)
+  if prompt_tokens + max_new_tokens > model.config.max_length:
+    raise ValueError(
+      f"prompt_tokens={prompt_tokens} and max_new_tokens={max_new_tokens}: together at most "
+      f"{model.config.max_length}, the positions of {model.name}."
+    )
+  T = padded(prompt_tokens)
+  capacity = decoder.capacity(T, max_new_tokens)
+  request = decoder.request(np.arange(B), np.full(B, prompt_tokens + max_new_tokens))
+  asked = method, weights, jnp.zeros((B, T), jnp.int32), jnp.ones(B, jnp.int32), request
+  start = speculate.compiled_start.lower(*asked, capacity).compile()
+  state = jax.tree.map(
+    lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+    speculate.compiled_start.eval_shape(*asked, capacity), start.output_shardings,
+  )  # fmt: skip
+  advance = speculate.compiled_advance.lower(
+    method, weights, request, state, jnp.int32(1)
+  ).compile()
+  target = model.params, weights.target, dict(weights.narrow)
+  parts = _bytes((target, weights.drafter, weights.verifier)) - _bytes(target)
+  return Memory(
+    _bytes(target), parts, _bytes(state.cache), _bytes(state._replace(cache=())),
+    *(_besides(program) for program in (start, advance)),
+  )  # fmt: skip
+
+
+def _besides(program: Any) -> int:
+  found = program.memory_analysis()
+  return 0 if found is None else found.temp_size_in_bytes
+
+
+def largest_batch(make: Callable[[int], Decoder], budget: int, *lengths: int) -> tuple[int, Memory]:
+  """(the largest batch that fits `budget` bytes, 0 for none; its memory, or that of batch 1).
+
+  From batch 1 and each batch that was measured follows a row's share, and from that the next batch.
+  What is returned was measured, and one more row may fit, since programs grow in steps.
+
+  Args:
+    make: the decoder of a batch of so many rows.
+    lengths: as for `measure`.
+  """
+
+  @functools.cache
+  def of(batch: int) -> Memory:
+    return measure(make(batch), *lengths)
+
+  if of(1).total > budget:
+    return 0, of(1)
+  tried, guess = {1}, 9
+  for _ in range(GUESSES):
+    tried.add(guess)
+    each = max((of(guess).total - of(1).total) / (guess - 1), 1)
+    guess = min(int(1 + (budget - of(1).total) / each), checks.BATCH)
+    if guess in tried:
+      break
+  best = max(batch for batch in tried if of(batch).total <= budget)
+  return best, of(best)

@@ -1,0 +1,77 @@
+"""What a decoder will need, against what it holds."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import Model, cli, load
+from specjax.decoding.decoder import Decoder
+from specjax.eval import memory
+from specjax.models.config import Config
+from specjax.models.transformer import init
+
+PROMPT, NEW = 20, 12
+CONFIG = Config(
+  vocab_size=64, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_length=96
+)
+
+
+@functools.cache
+def small() -> Model:
+  return Model("small", CONFIG, init(CONFIG, jax.random.key(0)), None, (), (), None)
+
+
+def held(*trees) -> int:
+  """Bytes of the arrays, each once."""
+  known = {id(x): x for tree in trees for x in jax.tree.leaves(tree)}
+  return sum(np.asarray(x).nbytes for x in known.values())
+
+
+@pytest.mark.full(but=["medusa-8"])
+@pytest.mark.parametrize("drafter", ["prompt_lookup-4", "medusa-8"])
+def test_what_rests_is_what_a_decoder_holds(drafter):
+  model = load()
+  decoder = Decoder(model, drafter, batch=3)
+  found = memory.measure(decoder, PROMPT, NEW)
+  _, state, _ = decoder._start([[5] * PROMPT] * 3, [NEW] * 3, 0)
+  assert found.cache == held(state.cache)
+  assert found.state == held(state._replace(cache=()))
+  assert found.weights + found.parts == held(model.params, decoder.weights)
+  assert (found.parts > 0) == (drafter == "medusa-8")
+  assert found.total == found.resting + max(found.prefill, found.round) > found.resting
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+  def decoder(batch):
+    return Decoder(small(), batch=batch)
+
+  budget = memory.measure(decoder(40), PROMPT, NEW).total
+  batch, found = memory.largest_batch(decoder, budget, PROMPT, NEW)
+  assert found == memory.measure(decoder(batch), PROMPT, NEW) and found.total <= budget
+  assert 38 <= batch <= 40  # what a program sets aside grows in steps
+  none, one = memory.largest_batch(decoder, 1000, PROMPT, NEW)
+  assert none == 0 and one == memory.measure(decoder(1), PROMPT, NEW)
+
+
+def test_the_command_prints_the_parts(capsys):
+  assert cli.main(["memory", "--max-new-tokens", "8"]) == 0
+  out = capsys.readouterr().out
+  assert "at most" in out and "gsm8k-7m, none, batch 1" in out
+  size = next(line.split()[-1] for line in out.splitlines() if "of the target" in line)
+  assert float(size) == pytest.approx(held(load().params) / 1e6, abs=0.06)
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    (("--budget", "0"), "budget=0"),
+    (("--prompt-tokens", "0"), "prompt_tokens=0"),
+    (("--prompt-tokens", "300"), "prompt_tokens=300 and max_new_tokens=128: together at most 384"),
+    (("--drafter", "nothing"), "nothing"),
+  ],
+)
+def test_bad_numbers_are_one_sentence(words, message, capsys):
+  assert cli.main(["memory", *words]) == 2
+  assert message in capsys.readouterr().err
