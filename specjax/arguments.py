@@ -9,15 +9,30 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["float", "int8"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Decode:
-  """What both ways to decode prompts take.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+  """Which model, and how it lies in memory.
 
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
     dtype: of the arithmetic, and of weights that are not in 8 bits.
     weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
+    mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
+  """
+
+  model: str | None = None
+  revision: str | None = None
+  dtype: Dtype = "float32"
+  weights: Weights = "float"
+  mesh: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decode(Loaded):
+  """What both ways to decode prompts take.
+
+  Attributes:
     prompt: one text.
     prompts: JSONL file; a line has `prompt` (text), `tokens` (ids), `question`, `turns`,
       `messages` or `conversations`.
@@ -29,10 +44,6 @@ class Decode:
     json: print one JSON object per prompt and nothing else.
   """
 
-  model: str | None = None
-  revision: str | None = None
-  dtype: Dtype = "float32"
-  weights: Weights = "float"
   prompt: str | None = None
   prompts: str | None = None
   chat: bool = False
@@ -43,7 +54,7 @@ class Decode:
   json: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Generate(Decode):
   """Decode prompts.
 
@@ -70,15 +81,11 @@ class Generate(Decode):
   stop_words: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Chat:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chat(Loaded):
   """Talk with a model, line by line; /help lists what else can be typed.
 
   Attributes:
-    model: as for `generate`, with a chat template; by default the zoo's.
-    revision: branch, tag or commit of a model on the hub.
-    dtype: of the arithmetic, and of weights that are not in 8 bits.
-    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     drafter: how to guess, as for `generate`.
     temperature: 0 takes the likeliest token.
     max_new_tokens: budget of an answer.
@@ -86,10 +93,6 @@ class Chat:
     seed: seed of the sampling noise.
   """
 
-  model: str | None = None
-  revision: str | None = None
-  dtype: Dtype = "float32"
-  weights: Weights = "float"
   drafter: str = "none"
   temperature: float = 0.0
   max_new_tokens: int = 512
@@ -97,7 +100,7 @@ class Chat:
   seed: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Denoise(Decode):
   """Fill texts with a masked diffusion model.
 
@@ -112,17 +115,13 @@ class Denoise(Decode):
   picture: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Bench(options.Bench):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench(options.Bench, Loaded):
   """Measure methods beside plain decoding, on the same prompts, in one run.
 
   An option that the suite does not read is refused.
 
   Attributes:
-    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
-    revision: branch, tag or commit of a model on the hub.
-    dtype: of the arithmetic, and of weights that are not in 8 bits.
-    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     suite: prompts or specbench, for an autoregressive model; or parallelbench: operations on lists,
       for a masked diffusion model, by default the zoo's. specbench asks Spec-Bench's questions with
       their turns: --prompts is their file, by default ../shared/data/spec_bench.jsonl beside the
@@ -139,10 +138,6 @@ class Bench(options.Bench):
   """
 
   max_new_tokens: int | None = None  # type: ignore[assignment]  # the suite decides
-  model: str | None = None
-  revision: str | None = None
-  dtype: Dtype = "float32"
-  weights: Weights = "float"
   suite: Literal["prompts", "specbench", "parallelbench"] = "prompts"
   methods: tuple[str, ...] = ("confidence", "threshold", "factor")
   published: str | None = None
@@ -151,35 +146,23 @@ class Bench(options.Bench):
   out: str = "results/bench"
 
 
-@dataclasses.dataclass(frozen=True)
-class Tune(options.Tune):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tune(options.Tune, Loaded):
   """Choose among drafters, and the size of their drafts, by speed on this machine.
 
   Attributes:
-    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
-    revision: branch, tag or commit of a model on the hub.
-    dtype: of the arithmetic, and of weights that are not in 8 bits.
-    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     out: directory for summary.json, table.md, the plots and tree.json (the chosen tree, named as in
       medusa/tree[FILE]); of skipped_layers for skipped.json (as in self_speculative[FILE]).
   """
 
-  model: str | None = None
-  revision: str | None = None
-  dtype: Dtype = "float32"
-  weights: Weights = "float"
   out: str = "results/tune"
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory(Loaded):
   """Say how much of a device's memory a decoder needs, and which batch fits, before it runs.
 
   Attributes:
-    model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
-    revision: branch, tag or commit of a model on the hub.
-    dtype: of the arithmetic, and of weights that are not in 8 bits.
-    weights: int8 keeps matrices in 8 bits with a scale for each output.
     drafter: how to guess, as for `generate`.
     verifier: rule of acceptance, as for `generate`.
     temperature: of the distribution; it decides the rule where none is given.
@@ -189,10 +172,6 @@ class Memory:
     budget: memory of the device in GB (1e9 bytes); the largest batch that fits is found.
   """
 
-  model: str | None = None
-  revision: str | None = None
-  dtype: Dtype = "float32"
-  weights: Weights = "float"
   drafter: str = "none"
   verifier: str | None = None
   temperature: float = 0.0

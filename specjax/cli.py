@@ -27,7 +27,7 @@ from specjax.arguments import (
 def _run(args) -> None:
   from specjax import commands
 
-  commands.COMMANDS[type(args)](args)
+  commands.run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

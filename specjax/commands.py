@@ -1,5 +1,6 @@
 """What the commands of the command line do."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,6 +24,7 @@ from specjax.arguments import (
   Generate,
   Info,
   List,
+  Loaded,
   Memory,
   Tune,
 )
@@ -47,6 +49,7 @@ from specjax.eval import (
   tune,
 )
 from specjax.eval.plots import denoising
+from specjax.models import sharding
 from specjax.writing import run_convert, run_corpus
 
 # Fields of a Result in the output of --json, after the prompt.
@@ -55,7 +58,7 @@ JSON_KEYS = (
 )  # fmt: skip
 
 
-OF_MODEL = ("model", "revision", "dtype", "weights")  # options that say what is loaded
+OF_MODEL = ("model", "revision", "dtype", "weights", "mesh")  # options that say what is loaded
 
 
 def _load(
@@ -67,10 +70,11 @@ def _load(
   model = load(default if name is None else name, dtype, revision=revision, weights=weights)
   if causal is not None:
     check_model(model, causal)
-  return model
+  mesh = jax.sharding.get_mesh()  # that of `run`
+  return model if mesh.empty else model.on(mesh)
 
 
-def _asked(args: Decode | Chat | Bench | Tune | Memory, causal: bool) -> Model:
+def _asked(args: Loaded, causal: bool) -> Model:
   """The model of a command's options."""
   return _load(args.model, causal, args.revision, args.dtype, args.weights)
 
@@ -287,3 +291,10 @@ COMMANDS: dict[type, Callable] = {
   Generate: run_generate, Chat: run_chat, Denoise: run_denoise, Bench: run_bench, Tune: run_tune,
   Memory: run_memory, Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
 }  # fmt: skip
+
+
+def run(args: Any) -> None:
+  """Runs the command whose arguments these are."""
+  text = getattr(args, "mesh", None)
+  with contextlib.nullcontext() if text is None else jax.set_mesh(sharding.named_mesh(text)):
+    COMMANDS[type(args)](args)

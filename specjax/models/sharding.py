@@ -37,6 +37,18 @@ def mesh(data: int = 1, model: int = 1) -> Mesh:
   return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices[:count])
 
 
+def named_mesh(text: str) -> Mesh:
+  """The mesh of a text such as data=2,model=4; an axis that is left out has one device.
+
+  ValueError: the text says something else, or there are fewer devices.
+  """
+  sizes = dict(part.partition("=")[::2] for part in text.split(","))
+  sound = all(size.isdecimal() for size in sizes.values()) and sizes.keys() <= {"data", "model"}
+  if not sound or len(sizes) != text.count(",") + 1:
+    raise ValueError(f"mesh={text!r}: accepted is data=ROWS,model=COLUMNS, such as data=2,model=4.")
+  return mesh(**{axis: int(size) for axis, size in sizes.items()})
+
+
 def split(params: Params) -> Params:
   """The weights with q, k, v, gate and up as matrices of their own; `Transformer` takes either.
 

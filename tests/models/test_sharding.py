@@ -1,6 +1,7 @@
 """A loop spread over devices says what it says on one."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from specjax import drafters, speculate
+from specjax import cli, drafters, speculate
 from specjax.decoding.method import method as pair
 from specjax.models import sharding, transformer
 from specjax.models.config import Config
@@ -92,3 +93,35 @@ def test_what_does_not_divide_is_everywhere():
 def test_a_mesh_of_another_kind_is_refused(names, kind):
   with pytest.raises(ValueError, match=r"mesh has axes .*: accepted are"):
     sharding.place(random_params(), two_by(2, names, kind))
+
+
+GENERATE = ("generate", "--drafter", "eagle-4", "--temperature", "0.8", "--json")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", [
+  (*GENERATE, "--prompt", "Q: Ann has 3 apples.", "--max-new-tokens", "20", "--batch", "2"),
+  (*GENERATE, "--weights", "int8", "--prompt", "Q: Ann has 3", "--max-new-tokens", "9"),
+  ("denoise", "--policy", "threshold-0.9/dual", "--chat", "--prompt", "sort : Leo Ada =", "--json"),
+], ids=["generate", "int8", "denoise"])  # fmt: skip
+def test_commands_say_the_same_on_a_mesh(command, capsys):
+  said = []
+  for mesh in ((), ("--mesh", "data=2,model=2")):
+    assert cli.main([*command, *mesh]) == 0
+    said.append(json.loads(capsys.readouterr().out)["tokens"])
+  assert said[0] == said[1]
+  assert jax.sharding.get_mesh().empty
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("data=2,model=9", "as the 8 devices"), ("rows=2", "accepted is data=ROWS,model=COLUMNS"),
+    ("data=2,data=3", "accepted is"), ("data", "accepted is"), ("", "accepted is"),
+    ("model=-1", "accepted is"), ("data=0", "data=0, model=1"),
+  ],
+)  # fmt: skip
+def test_what_is_no_mesh_is_one_sentence(text, message, capsys):
+  assert cli.main(["generate", "--prompt", "1", "--mesh", text]) == 2
+  assert message in capsys.readouterr().err
+  assert dict(sharding.named_mesh("model=4").shape) == {"data": 1, "model": 4}
