@@ -14,8 +14,17 @@ from specjax.base import Drafter, Target
 from specjax.drafters.layerskip import finished, first_layers
 from specjax.drafters.own_layers import Rows, drafted, nothing
 from specjax.sampling import most_likely
+from specjax.trees.structure import rows_where
 
 DECAY = 0.95  # of what was seen in earlier rounds
+
+
+class Shadows(NamedTuple):
+  """f32[X], or [B, X] in the state: how often an exit would have drafted the target's token, and
+  how often that was known; decayed."""
+
+  hit: Array
+  seen: Array
 
 
 class State(NamedTuple):
@@ -24,14 +33,23 @@ class State(NamedTuple):
   Attributes:
     rows: of the draft that is being verified, with the inputs of the exits.
     exit: i32[B], the layers that drafted it, the same in all rows.
-    hit, seen: f32[B, X], how often an exit would have drafted the target's token, and how often
-      that was known; decayed.
+    shadows: what is known of the exits.
   """
 
   rows: Rows
   exit: Array
-  hit: Array
-  seen: Array
+  shadows: Shadows
+
+
+def exits_of(layers: int, every: int) -> tuple[int, ...]:
+  """X numbers of layers behind which a draft may end."""
+  return tuple(range(every, layers, every))
+
+
+def unseen(layers: int, every: int) -> Shadows:
+  """What is known before the first request: nothing."""
+  unknown = jnp.zeros(len(exits_of(layers, every)), jnp.float32)
+  return Shadows(unknown, unknown)
 
 
 def expected_tokens_per_layer(rate: Array, exits: Array, layers: int, depth: int) -> Array:
@@ -51,9 +69,11 @@ def dynamic_exit(target: Target, depth: int = 7, every: int = 2) -> Drafter:
 
   This is DEL (Entezari Zarch et al. 2025, arXiv 2504.05598). Shadow tokens tell what every exit
   would have drafted: the head reads its state at each verified node, up to the first node that the
-  target refused. A round takes the exit and the length with the most expected tokens per loaded
-  layer, by the shares of right shadow tokens of all rows of a batch. The published threshold that
-  ends a draft early is left out.
+  target refused. A round takes the exit with the most expected tokens per loaded layer at its best
+  length, by the shares of right shadow tokens of all rows of a batch and of earlier requests.
+  A draft ends by confidence, as published; the threshold is ours. Another token costs the layers
+  below the exit and is of use if all tokens before it are right. It is drafted while their joint
+  probability, times the exit's share, exceeds what so many layers give on average.
 
   Args:
     depth: D, tokens drafted at most; a round may draft none.
@@ -66,23 +86,26 @@ def dynamic_exit(target: Target, depth: int = 7, every: int = 2) -> Drafter:
   if depth < 1 or not 1 <= every < L:
     raise ValueError(f"depth={depth}, every={every}: del drafts 1 token or more, with an exit "
                      f"every 1 to {L - 1} layers.")  # fmt: skip
-  exits = tuple(range(every, L, every))
+  exits = exits_of(L, every)
   behind = jnp.asarray(np.array(exits, np.int32))
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(params: Shadows, target_params, /, context, features, capacity):
     B = context.length.shape[0]
-    unknown = jnp.zeros((B, len(exits)), jnp.float32)
     rows = nothing(target, target_params, B, depth + 1, len(exits))
-    return State(rows, jnp.full(B, every, jnp.int32), unknown, unknown)
+    shadows = Shadows(*(jnp.broadcast_to(x[None], (B, *x.shape)) for x in params))
+    return State(rows, jnp.full(B, every, jnp.int32), shadows)
 
   def propose(params, target_params, state: State, /, context, settings, noise):
-    rate = (state.hit.sum(0) + 1) / (state.seen.sum(0) + 2)
+    rate = (state.shadows.hit.sum(0) + 1) / (state.shadows.seen.sum(0) + 2)
     worth = expected_tokens_per_layer(rate, behind.astype(jnp.float32), L, depth)
     best = jnp.argmax(worth.reshape(-1)).astype(jnp.int32)
-    exit, longest = behind[best // (depth + 1)], best % (depth + 1)
+    chosen, length = best // (depth + 1), best % (depth + 1)
+    exit = behind[chosen]
+    enough = worth.reshape(-1)[best] * exit.astype(jnp.float32) / rate[chosen]
     draft, rows = drafted(
-      target, target_params, context, first_layers(L, exit), depth, longest=longest, whole=True,
-      layers=exits,
+      target, target_params, context, first_layers(L, exit), depth,
+      longest=jnp.where(length > 0, depth, 0), least=jnp.broadcast_to(enough, context.length.shape),
+      joint=True, whole=True, layers=exits,
     )  # fmt: skip
     return draft, state._replace(rows=rows, exit=jnp.full_like(state.exit, exit))
 
@@ -98,16 +121,20 @@ def dynamic_exit(target: Target, depth: int = 7, every: int = 2) -> Drafter:
   def update(params, target_params, state: State, /, draft, evaluation, verdict, rows):
     known = jnp.arange(depth + 1, dtype=jnp.int32)[None] <= verdict.count[:, None]
     right = known[:, None] & (evaluation.aux == verdict.tokens[:, None])
-    live = (rows > 0)[:, None]
-    hit = DECAY * state.hit + right.sum(2, dtype=jnp.float32)
-    seen = DECAY * state.seen + known.sum(1, dtype=jnp.float32)[:, None]
-    return state._replace(
-      hit=jnp.where(live, hit, state.hit), seen=jnp.where(live, seen, state.seen)
+    live = rows > 0
+    hit, seen = state.shadows
+    more = Shadows(
+      DECAY * hit + right.sum(2, dtype=jnp.float32),
+      DECAY * seen + known.sum(1, dtype=jnp.float32)[:, None],
     )
+    return state._replace(shadows=rows_where(live, more, state.shadows))
 
   def read(params, target_params, state: State, /, draft, evaluation, verdict, rows):
     return state
 
+  def keep(params, state: State, context):
+    return Shadows(*(x.mean(0) for x in state.shadows))
+
   return Drafter(
-    "del", "deterministic", depth + 1, depth, init, propose, update, evaluate, read=read
+    "del", "deterministic", depth + 1, depth, init, propose, update, evaluate, read=read, keep=keep
   )

@@ -48,8 +48,8 @@ def nothing(target: Target, target_params: Params, batch: int, rows: int, layers
 
 def drafted(
   target: Target, target_params: Params, context: Context, run: Array, depth: int, *,
-  longest: Array | int | None = None, least: Array | None = None, whole: bool = False,
-  layers: tuple[int, ...] = (),
+  longest: Array | int | None = None, least: Array | None = None, joint: bool = False,
+  whole: bool = False, layers: tuple[int, ...] = (),
 ) -> tuple[Draft, Rows]:  # fmt: skip
   """A chain of the tokens that some sublayers find likeliest, token by token.
 
@@ -58,6 +58,7 @@ def drafted(
     depth: D (static).
     longest: tokens drafted at most, 0 to D; None is D.
     least: f32[B]; a row ends after a token that is less likely than this. None ends no row.
+    joint: whether `least` is compared with the probability of all tokens so far (static).
     whole: whether the last token of a draft passes the sublayers too (static), as one must whose
       rows are used again.
     layers: those whose inputs are wanted (static).
@@ -76,7 +77,7 @@ def drafted(
     return best, jnp.exp(at(logits, best[:, None])[:, 0] - jax.nn.logsumexp(logits, -1))
 
   def one(carry):
-    step, tokens, valid, going, rows = carry
+    step, tokens, valid, going, before_it, rows = carry
     token = lax.dynamic_slice_in_dim(tokens, step, 1, 1)
     x = target.embed(target_params, token)
     before = jnp.arange(depth + whole, dtype=jnp.int32)[None, None] < step
@@ -97,20 +98,21 @@ def drafted(
     tokens = lax.dynamic_update_slice_in_dim(tokens, token[:, None], step + 1, 1)
     valid = lax.dynamic_update_slice_in_dim(valid, going[:, None], step + 1, 1)
     going = going & (step + 2 <= (depth if longest is None else longest))
+    sure = sure * before_it if joint else sure
     if least is not None:
       going = going & (sure >= least)
-    return step + 1, tokens, valid, going, rows
+    return step + 1, tokens, valid, going, sure, rows
 
   def unfinished(carry) -> Array:
-    step, _, valid, going, _ = carry
+    step, _, valid, going, *_ = carry
     has = lax.dynamic_slice_in_dim(valid, step, 1, 1) if whole else going
     return (step < depth + whole) & has.any()
 
   # One column more than there are nodes, for what the last pass of `whole` rows would draft.
   tokens = jnp.pad(context.root, ((0, 0), (0, depth + 1)))
   valid = jnp.pad(jnp.ones((B, 1), bool), ((0, 0), (0, depth + 1)))
-  carry = (jnp.int32(0), tokens, valid, going, begin)
-  _, tokens, valid, _, rows = lax.while_loop(unfinished, one, carry)
+  carry = (jnp.int32(0), tokens, valid, going, jnp.ones(B, jnp.float32), begin)
+  _, tokens, valid, _, _, rows = lax.while_loop(unfinished, one, carry)
   return chain(tokens[:, : depth + 1], valid[:, : depth + 1]), rows
 
 

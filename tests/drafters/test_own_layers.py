@@ -20,7 +20,7 @@ from specjax.drafters import (
   skipped_layers,
   swift,
 )
-from specjax.drafters.dynamic_exit import expected_tokens_per_layer
+from specjax.drafters.dynamic_exit import Shadows, expected_tokens_per_layer, unseen
 from specjax.drafters.layerskip import finished, first_layers
 from specjax.drafters.swift import begin
 from specjax.models.config import Config
@@ -157,7 +157,7 @@ METHODS = {
   "self_speculative, all": (lambda: self_speculative(OWN, 3, 0.01), jnp.ones((L, 2), bool)),
   "swift": (lambda: swift(OWN, 3, 4), begin(L)),
   "layerskip": (lambda: layerskip(OWN, 3, 5), ()),
-  "del": (lambda: dynamic_exit(OWN, 3, 2), ()),
+  "del": (lambda: dynamic_exit(OWN, 3, 2), unseen(L, 2)),
 }
 LIMIT = np.array([20, 12, 25])
 
@@ -242,14 +242,27 @@ def test_nodes_that_were_not_drafted_are_finite_and_change_nothing():
   np.testing.assert_allclose(got.logits[:, :2], want.logits[:, :2], atol=1e-4)
 
 
+def worth_its_layers(draft, exit: int, rate: float) -> list[int]:
+  """How many nodes each row has: the root, and tokens that are worth the layers below the exit."""
+  average = max(sum(rate**i for i in range(d + 1)) / (d * exit + L) for d in range(D + 1))
+  run = np.arange(L)[:, None].repeat(2, 1) < exit
+  sure = jax.nn.softmax(chain_pass(without(run), draft).logits).max(-1)[:, :-1]
+  joint = np.cumprod(np.asarray(sure), 1)
+  return [
+    2 + next((i for i, p in enumerate(row[:-1]) if p * rate < average * exit), D - 1)
+    for row in joint
+  ]
+
+
 @pytest.mark.full
 def test_shadow_tokens_are_what_each_exit_would_have_said():
   drafter = dynamic_exit(OWN, D, 2)
-  state = drafter.init((), PARAMS, context=text(), features=None, capacity=24)
   # What was seen makes the exit behind 4 layers the best, with a long draft.
-  state = state._replace(hit=jnp.array([[0.0, 30.0]] * B), seen=jnp.full((B, 2), 30.0))
+  known = Shadows(jnp.array([0.0, 30.0]), jnp.full(2, 30.0))
+  state = drafter.init(known, PARAMS, context=text(), features=None, capacity=24)
   draft, state = jax.jit(drafter.propose)((), PARAMS, state, text(), None, None)
   assert state.exit.tolist() == [4] * B and bool(draft.valid[:, 1].all())
+  assert draft.valid.sum(1).tolist() == worth_its_layers(draft, 4, (B * 30 + 1) / (B * 30 + 2))
   mask = ancestors(draft.parent, D)
   seen = jax.jit(drafter.evaluate)((), PARAMS, state, text().cache, draft, mask)
   count = int(draft.valid[0].sum())
@@ -264,12 +277,15 @@ def test_shadow_tokens_are_what_each_exit_would_have_said():
   after = drafter.update(
     (), PARAMS, state, draft=draft, evaluation=seen, verdict=verdict, rows=jnp.array([1, 2, 0])
   )
-  known = np.array([1, 2])
-  np.testing.assert_allclose(after.seen[:2, 0], 0.95 * 30 + known)
-  np.testing.assert_allclose(after.hit[:2, 0], known)
+  known, now = np.array([1, 2]), after.shadows
+  np.testing.assert_allclose(now.seen[:2, 0], 0.95 * 30 + known)
+  np.testing.assert_allclose(now.hit[:2, 0], known)
   both = [(seen.aux[b, 1] == seen.aux[b, 0])[: known[b]].sum() for b in range(2)]
-  np.testing.assert_allclose(after.hit[:2, 1], 0.95 * 30 + np.array(both), rtol=1e-6)
-  np.testing.assert_array_equal(after.seen[2], state.seen[2])
+  np.testing.assert_allclose(now.hit[:2, 1], 0.95 * 30 + np.array(both), rtol=1e-6)
+  np.testing.assert_array_equal(now.seen[2], state.shadows.seen[2])
+  # The next requests begin with the mean of the rows.
+  kept = drafter.keep((), after, text())
+  np.testing.assert_allclose(kept.hit, np.asarray(now.hit).mean(0), rtol=1e-6)
 
 
 def test_expected_tokens_per_loaded_layer():

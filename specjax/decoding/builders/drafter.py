@@ -30,6 +30,7 @@ from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
 from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, skipped_layers, union
 from specjax.drafters.base import Head
+from specjax.drafters.dynamic_exit import unseen
 from specjax.drafters.history import empty
 from specjax.drafters.stateless import none
 from specjax.drafters.swift import begin
@@ -149,6 +150,7 @@ WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
   "self_speculative": _skipped_layers,
   "history": lambda model, part, arguments: empty(int(arguments["kept"])),
   "swift": lambda model, part, arguments: begin(model.config.layers),
+  "del": lambda model, part, arguments: unseen(model.config.layers, int(arguments["every"])),
 }  # fmt: skip
 
 
