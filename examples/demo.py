@@ -96,7 +96,8 @@ def race(
   ids = model.chat(question)
   streams = {d: specjax.Decoder(model, d).stream([ids], budget, rounds=1) for d in drafters}
   with futures.ThreadPoolExecutor() as pool:  # compiles them at the same time
-    said = {d: list(piece[0]) for d, piece in zip(streams, pool.map(next, streams.values()))}
+    first = pool.map(next, streams.values())
+    said = {d: list(piece[0]) for d, piece in zip(streams, first, strict=True)}
   passes, seconds = dict.fromkeys(drafters, 1), dict.fromkeys(drafters, 0.0)
 
   def columns() -> Columns:
