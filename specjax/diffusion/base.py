@@ -64,6 +64,7 @@ class Prediction(NamedTuple):
     block: bool[B, W]. The slots of the block, masked or not.
     step: i32[B]. Rounds spent in the block before this one.
     uniform: f32[B, W]. Noise from [0, 1) of this round.
+    filled: bool[B, W]. The slots that earlier rounds committed; what was given is not among them.
   """
 
   token: Array
@@ -77,6 +78,7 @@ class Prediction(NamedTuple):
   block: Array
   step: Array
   uniform: Array
+  filled: Array
 
 
 class Earlier(NamedTuple):
@@ -84,7 +86,7 @@ class Earlier(NamedTuple):
 
   Attributes:
     kv: keys and values of the whole canvas, a pytree of arrays [B, any, L, any].
-    visible: bool[B, L], which of them may be attended to.
+    visible: bool[B, L], which of them may be attended to; each of the N slots sees them all.
   """
 
   kv: Any
@@ -128,6 +130,9 @@ class Denoiser(NamedTuple):
       be attended to.
     head: (params, states [..., E]) -> logits f32[..., V].
     pieces: `evaluate` layer by layer, or None where it is no stack of layers.
+    block: None where every slot sees every other. Else the denoiser is causal over blocks of so
+      many slots (static): slot i sees slot j of the N where j // block <= i // block. The window
+      then begins and ends with blocks that divide these.
   """
 
   vocab_size: int
@@ -136,6 +141,7 @@ class Denoiser(NamedTuple):
   evaluate: Callable[..., tuple[Array, Any]]
   head: Callable[..., Array]
   pieces: Pieces | None = None
+  block: int | None = None
 
 
 class Cache(NamedTuple):
@@ -199,12 +205,14 @@ class Blocks(NamedTuple):
     size: (params, prediction) -> i32[B], 1..W; asked in a block's first round, where
       `prediction.open` holds all masked slots of the window.
     knobs: class of `params`, a NamedTuple of `Knob`s.
+    length: what `size` gives, where it is always the same (static).
   """
 
   name: str
   window: int
   size: Callable[..., Array]
   knobs: Callable[..., Params] = tuple
+  length: int | None = None
 
 
 class Stopping(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.diffusion.base import Blocks, Knob, Prediction
+from specjax.diffusion.base import Blocks, Denoiser, Knob, Prediction
 
 
 @functools.cache
@@ -26,7 +26,9 @@ def fixed(size: int = 32, ahead: int = 0) -> Blocks:
   """
   checks.whole("size", size, 1, note="slots of a block")
   checks.whole("ahead", ahead, note="slots past the block")
-  return Blocks("fixed", size + ahead, lambda params, seen: jnp.full_like(seen.step, size))
+  return Blocks(
+    "fixed", size + ahead, lambda params, seen: jnp.full_like(seen.step, size), length=size
+  )
 
 
 class Delimiters(NamedTuple):
@@ -69,6 +71,16 @@ def adaptive(window: int = 32) -> Blocks:
     return jnp.minimum(jnp.where(found, best + 1, params.size), window)
 
   return Blocks("adaptive", window, size, Delimiters)
+
+
+def check_blocks(denoiser: Denoiser, blocks: Blocks) -> None:
+  """Raises ValueError where blocks would cross those that the denoiser is causal over."""
+  own = denoiser.block
+  if own is not None and (blocks.length != blocks.window or own % blocks.window):
+    raise ValueError(
+      f"blocks={blocks.name!r} with a window of {blocks.window}: the denoiser is causal over "
+      f"blocks of {own}; accepted are fixed blocks of a length that divides {own}, and none ahead."
+    )
 
 
 BLOCKS: dict[str, Callable[..., Blocks]] = {"fixed": fixed, "adaptive": adaptive}

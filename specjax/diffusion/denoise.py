@@ -13,6 +13,7 @@ from jax import Array
 
 from specjax.diffusion import base
 from specjax.diffusion.base import Canvas, Params, Prediction
+from specjax.diffusion.blocks import check_blocks
 from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
 
@@ -83,6 +84,18 @@ def _first_masked(canvas: Canvas) -> Array:
   return jnp.where(todo.any(1), jnp.argmax(todo, 1).astype(jnp.int32), canvas.end)
 
 
+def _next_block(method: Method, canvas: Canvas) -> Array:
+  """i32[B]: where the next block begins; the end where nothing is left to fill.
+
+  That is the first masked slot. Where the denoiser is causal over blocks, it is the first slot of
+  the block which holds that, so that the window crosses none of the denoiser's blocks.
+  """
+  first = _first_masked(canvas)
+  if method.denoiser.block is None:
+    return first
+  return jnp.where(first < canvas.end, first - first % method.blocks.window, first)
+
+
 def _memories(method: Method, B: int) -> tuple[Any, tuple[Any, ...]]:
   """The memories of the policy and of each transform with which a block begins."""
   shape = B, method.blocks.window, method.denoiser.vocab_size
@@ -95,11 +108,15 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
   Args:
     method: static.
     canvas: its length L must reach W slots past every end, so that no window leaves it.
+
+  Raises:
+    ValueError: blocks that cross those of the denoiser.
   """
+  check_blocks(method.denoiser, method.blocks)
   B, L = canvas.tokens.shape
   tokens = jnp.where(canvas.masked, method.denoiser.mask, canvas.tokens)
   canvas = canvas._replace(tokens=tokens)
-  lo, zero = _first_masked(canvas), jnp.zeros(B, jnp.int32)
+  lo, zero = _next_block(method, canvas), jnp.zeros(B, jnp.int32)
   memory, transforms = _memories(method, B)
   return State(
     canvas=canvas, lo=lo, hi=lo, step=zero, cache=method.cache.init(weights.denoiser, canvas),
@@ -140,6 +157,7 @@ def _predict(
   return Prediction(
     token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, masked, masked,
     jnp.ones_like(masked), state.step, uniform,
+    jnp.take_along_axis(state.when, position, 1) >= 0,
   )  # fmt: skip
 
 
@@ -192,7 +210,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   ended = stopping.end(weights.stopping, canvas, prediction, commit, full)
   canvas = rows_where(live, ended, canvas)
   full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
-  following = _first_masked(canvas)
+  following = _next_block(method, canvas)
   memory, remembered = rows_where(full, _memories(method, B), (memory, tuple(memories)))
   return State(
     canvas=canvas, lo=jnp.where(live & full, following, state.lo), hi=hi,

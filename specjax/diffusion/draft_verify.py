@@ -47,7 +47,7 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> Drafting:
   if not method.cache.steady:
     raise ValueError(
       f"cache={method.cache.name!r}: its passes depend on each other, so that rounds cannot be "
-      "skipped; accepted are none, dual, prefix, free, and vicinity without warm-up."
+      "skipped; accepted are none, dual, prefix, free, committed, and vicinity without warm-up."
     )
   states, state = denoise.read(method, weights, denoise.start(method, weights, canvas))
   return Drafting(state, states, (~state.done).astype(jnp.int32))

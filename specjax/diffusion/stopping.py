@@ -19,13 +19,12 @@ def whole() -> Stopping:
 def after_end() -> Stopping:
   """EXACT: a text ends after its first end-of-text, once the block of it is full."""
 
-  def end(params: Array, canvas: Canvas, prediction: Prediction, commit, full: Array) -> Canvas:
-    slot = jnp.arange(canvas.tokens.shape[1], dtype=jnp.int32)[None]
-    ends = (canvas.tokens[..., None] == params[None, None]).any(-1) & ~canvas.masked
+  def end(params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full: Array):
+    said = jnp.take_along_axis(canvas.tokens, prediction.position, 1)
+    ends = (said[..., None] == params[None, None]).any(-1)
     # Only what was filled ends a text; a prompt may hold end markers of its own.
-    begin, stop = prediction.position[:, :1], prediction.position[:, -1:]
-    ends = ends & (slot >= begin) & (slot <= stop) & canvas.inside
-    first = jnp.argmax(ends, 1).astype(jnp.int32)
+    ends = ends & (prediction.filled | commit) & (prediction.position < canvas.end[:, None])
+    first = jnp.take_along_axis(prediction.position, jnp.argmax(ends, 1)[:, None], 1)[:, 0]
     return canvas._replace(end=jnp.where(full & ends.any(1), first + 1, canvas.end))
 
   return Stopping("after_end", end)

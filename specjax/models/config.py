@@ -39,6 +39,8 @@ class Config:
     qk_norm: whether RMSNorm is applied to each head's q and k (Qwen3).
     window: how many of the last positions a token sees (Mistral v0.1), or None for all.
     causal: False lets every position see every other (masked diffusion).
+    block_length: where causal is False, the length of the blocks that it is causal over (block
+      diffusion): a position sees its own block and those before it. None for no blocks.
   """
 
   vocab_size: int
@@ -57,6 +59,7 @@ class Config:
   qk_norm: bool = False
   window: int | None = None
   causal: bool = True
+  block_length: int | None = None
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -66,6 +69,10 @@ class Config:
       raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}.")
     if self.head_dim % 2:
       raise ValueError(f"head_dim={self.head_dim} must be even: rotary embedding turns pairs.")
+    if self.block_length is not None:
+      checks.whole("block_length", self.block_length, 1, note="positions")
+      if self.causal:
+        raise ValueError(f"block_length={self.block_length}: accepted is None with causal=True.")
 
 
 def rope_frequencies(config: Config) -> np.ndarray:

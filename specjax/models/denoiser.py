@@ -1,4 +1,6 @@
-"""A bidirectional transformer as a denoiser, as in LLaDA or, with shifted states, in Dream."""
+"""A transformer as a denoiser: bidirectional as in LLaDA or, with shifted states, in Dream; or
+causal over blocks and bidirectional within them, as in SDAR or, with shifted states, Fast-dLLM v2.
+"""
 
 import functools
 from collections.abc import Callable
@@ -40,8 +42,17 @@ def _pieces(config: Config) -> Pieces:
 def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   """The network as the functions of the contract; one object per config, so jit caches hit.
 
-  `mask` is the id of the mask token; `Denoiser` describes `shift`. ValueError is raised for a
-  causal config, one with an attention window, and a mask that is no token of it.
+  With `config.block_length` it is a block diffusion model: BD3-LM (Arriola et al. 2025, arXiv
+  2503.09573), Fast-dLLM v2 (Wu et al. 2025, arXiv 2509.26328), SDAR (Cheng et al. 2025, arXiv
+  2510.06303). Blocks begin at multiples of their length, the prompt's last tokens may be part of
+  the first block that is filled.
+
+  Args:
+    mask: id of the mask token.
+    shift: see `Denoiser`.
+
+  Raises:
+    ValueError: a causal config, one with an attention window, or a mask that is no token of it.
   """
   if config.causal:
     raise ValueError("causal=True: a denoiser sees both sides, accepted is causal=False.")
@@ -55,6 +66,9 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
   ):
     B, N = tokens.shape
     sees = jnp.broadcast_to(seen[:, None], (B, N, N))
+    if config.block_length is not None:
+      block = position // config.block_length
+      sees = sees & (block[:, None] <= block[:, :, None])
     cache, visible = None, None
     if earlier is not None:
       cache, visible = Cache(earlier.kv, jnp.zeros(B, jnp.int32)), earlier.visible
@@ -62,4 +76,5 @@ def denoiser(config: Config, mask: int, shift: bool = False) -> Denoiser:
     return features.hidden, kv
 
   head = functools.partial(apply, method="head")
-  return Denoiser(config.vocab_size, mask, shift, evaluate, head, _pieces(config))
+  pieces = None if config.block_length else _pieces(config)
+  return Denoiser(config.vocab_size, mask, shift, evaluate, head, pieces, config.block_length)

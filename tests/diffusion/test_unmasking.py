@@ -41,7 +41,7 @@ def seen_of(seed: int) -> Prediction:
     position=jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32), (B, W)),
     masked=jnp.asarray(masked), open=jnp.asarray(open_), block=jnp.asarray(block),
     step=jnp.asarray(rng.integers(0, 4, B), jnp.int32),
-    uniform=jnp.asarray(rng.random((B, W)), jnp.float32),
+    uniform=jnp.asarray(rng.random((B, W)), jnp.float32), filled=jnp.zeros((B, W), bool),
   )  # fmt: skip
 
 

@@ -98,7 +98,13 @@ def reusing(
     stale: (fresh bool[B], memory, lo) -> bool[B]; True in a row's first pass.
     again: (params, kv, canvas, lo, last, rows bool[B]) -> (states [B, W, E], kv); see `KVState`.
     steady: see `Cache`.
+
+  Raises:
+    ValueError: a denoiser that is causal over blocks: `Earlier` does not part its slots.
   """
+  if denoiser.block is not None:
+    raise ValueError(f"cache={name!r}: the denoiser is causal over blocks of {denoiser.block}, for "
+                     "which accepted are none and committed.")  # fmt: skip
 
   def init(params: Params, canvas: Canvas) -> KVState:
     lo = jnp.zeros(len(canvas.end), jnp.int32)

@@ -143,6 +143,9 @@ def similar(
     ValueError: a denoiser without pieces, or a number out of range.
   """
   pieces, shift = denoiser.pieces, int(denoiser.shift)
+  if denoiser.block is not None:
+    raise ValueError(f"cache='similar': the denoiser is causal over blocks of {denoiser.block}, "
+                     "for which accepted are none and committed.")  # fmt: skip
   if pieces is None:
     raise ValueError("denoiser.pieces=None: the cache similar goes through the layers one by one "
                      "and accepts no guided denoiser, nor one that is no network.")  # fmt: skip

@@ -1,0 +1,137 @@
+"""Finished blocks of a denoiser that is causal over blocks are read once, like a target's prefix.
+
+BD3-LM (Arriola et al. 2025, arXiv 2503.09573), Fast-dLLM v2 (Wu et al. 2025, arXiv 2509.26328),
+SDAR (Cheng et al. 2025, arXiv 2510.06303). No slot sees a later block, so the keys and values of a
+finished block never change: they lie in a cache such as an autoregressive target's, and nothing is
+left out. The published programs commit a finished block by a pass of its own. Here the first pass
+of the next block reads both, so that every round is one pass and no pass is added.
+
+Letters beside those of `base`: D slots of the denoiser's blocks, S rows of the cache, a multiple of
+D.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import base
+from specjax.diffusion.base import Cache, Canvas, Denoiser, Earlier, Params
+from specjax.diffusion.caches.reuse import reading
+from specjax.models import cache as kv_cache
+
+
+class Committed(NamedTuple):
+  """What rides in the loop.
+
+  Attributes:
+    kv: keys and values of the finished blocks, arrays [B, K, S, C].
+    length: i32[B], the slots of these blocks.
+    before: [B, 1, E], the state of the last of these slots, from which a shifted denoiser predicts
+      the first slot of the next block.
+  """
+
+  kv: Any
+  length: Array
+  before: Array
+
+
+def _commit(memory: Committed, new: Any, rows: Array, D: int) -> Any:
+  """The kv after the first D slots of `new` were appended in `rows` bool[B]."""
+  path = jnp.broadcast_to(jnp.arange(D, dtype=jnp.int32), (len(rows), D))
+
+  def append(old: base.KV, new: base.KV) -> base.KV:
+    count = jnp.where(rows, D, 0)
+    return kv_cache.commit(base.Cache(old, memory.length), new, path, count).kv
+
+  # A guided denoiser has two.
+  return jax.tree.map(append, memory.kv, new, is_leaf=lambda x: isinstance(x, base.KV))
+
+
+@functools.cache
+def committed(denoiser: Denoiser, window: int) -> Cache:
+  """EXACT: finished blocks are never read again by a denoiser that is causal over blocks.
+
+  A pass reads the D slots of the block; where the block before has just been finished, the 2 D
+  slots of both; and all of the canvas where more than that is not committed, as in the first pass
+  of a row with a prompt, or where blocks between holes were given. Rows of a batch are independent:
+  where it holds rows of several kinds, several passes are run.
+
+  The states are those of `none` up to rounding, since the passes have other shapes.
+
+  Raises:
+    ValueError: a denoiser without blocks of its own.
+  """
+  D = denoiser.block
+  if D is None:
+    raise ValueError("cache='committed': the denoiser sees the whole canvas, so that no block "
+                     "stays as it is; accepted is one that is causal over blocks.")  # fmt: skip
+
+  def evaluate(params: Params, memory: Committed | None, canvas: Canvas, start: Array, count: int):
+    """(states [B, count, E], kv) of the slots from `start` i32[B] on, after what is committed."""
+    L = canvas.tokens.shape[1]
+    position = start[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
+    # The block that holds the canvas's end may reach past its last slot.
+    tokens = jnp.take_along_axis(canvas.tokens, jnp.minimum(position, L - 1), 1)
+    earlier = None
+    if memory is not None:
+      S = jax.tree.leaves(memory.kv)[0].shape[2]
+      visible = jnp.arange(S, dtype=jnp.int32)[None] < memory.length[:, None]
+      earlier = Earlier(memory.kv, visible)
+    return denoiser.evaluate(params, tokens, position, position < canvas.end[:, None], earlier)
+
+  def capacity(canvas: Canvas) -> int:
+    return -(-canvas.tokens.shape[1] // D) * D
+
+  def init(params: Params, canvas: Canvas) -> Committed:
+    zero = jnp.zeros_like(canvas.end)
+    run = functools.partial(evaluate, count=capacity(canvas))
+    hidden, kv = jax.eval_shape(run, params, None, canvas, zero)
+    kv = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kv)
+    return Committed(kv, zero, jnp.zeros((len(zero), 1, hidden.shape[2]), hidden.dtype))
+
+  def states(params: Params, memory: Committed, canvas: Canvas, lo: Array, fresh: Array):
+    live, begin = lo < canvas.end, lo - lo % D
+    missing, S = begin - memory.length, capacity(canvas)
+
+    def through(count: int, rows: Array):
+      """The pass of `rows` over the `count` slots that end with the block, or over all S."""
+      whole = count == S
+
+      def run(memory: Committed) -> tuple[Array, Committed]:
+        start = jnp.zeros_like(lo) if whole else jnp.maximum(begin + D - count, 0)
+        hidden, new = evaluate(params, None if whole else memory, canvas, start, count)
+        known = jnp.concatenate([memory.before, hidden], 1)  # the state of slot start - 1 is first
+        index = jnp.clip(reading(denoiser, lo, window) - start[:, None] + 1, 0, count)
+        found = jnp.take_along_axis(known, index[..., None], 1)
+        if whole:
+          kv = jax.tree.map(
+            lambda x, old: jnp.where(rows[:, None, None, None], x, old), new, memory.kv
+          )
+        elif count > D:
+          kv = _commit(memory, new, rows, D)
+        else:
+          return found, memory
+        last = jnp.clip(begin - start, 0, count)[:, None, None]
+        before = jnp.take_along_axis(known, last, 1)
+        return found, Committed(
+          kv, jnp.where(rows, begin, memory.length),
+          jnp.where(rows[:, None, None], before, memory.before),
+        )  # fmt: skip
+
+      return run
+
+    def skip(memory: Committed) -> tuple[Array, Committed]:
+      before = memory.before
+      return jnp.zeros((len(lo), window, before.shape[2]), before.dtype), memory
+
+    found, kept = skip(memory)
+    for count, rows in ((S, missing > D), (2 * D, missing == D), (D, missing == 0)):
+      rows = rows & live
+      part, kept = jax.lax.cond(rows.any(), through(count, rows), skip, kept)
+      found = jnp.where(rows[:, None, None], part, found)
+    return found, kept
+
+  return Cache("committed", init, states)
