@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
     template: how a conversation is written, or None.
     start: ids that belong before every text prompt; `Tokenizer.encode` does not add them.
     mask: id of the mask token of a masked diffusion model, or None.
-    shift: whether the state before a masked token predicts it (Dream).
+    shift: whether the state before a masked token predicts it (Dream, Fast-dLLM v2).
   """
 
   config: Config
@@ -59,13 +59,16 @@ def _token(name: str, value: Any) -> str:
 
 
 _IDS = {"eos_token_id": _one_or_more}
-_TOKENS = {"bos_token": _token, "eos_token": _token}
+_TOKENS = {"bos_token": _token, "eos_token": _token, "mask_token": _token}
 _TOKENIZER = _TOKENS | {"add_bos_token": bool, "chat_template": templates.source}
 _OWN = {
   "specjax_template": functools.partial(checks.choice, accepted=TEMPLATES),
   "specjax_shift": bool,
   "mask_token_id": int,
 }
+_SHIFTED = ("Dream", "Fast_dLLM_Qwen")
+# The mask's id in the published programs of families whose config.json need not have it.
+_MASKS = {"sdar": 151669, "Fast_dLLM_Qwen": 151665}
 
 
 def _optional(path: pathlib.Path, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,10 +136,22 @@ def _start(tokenizer: Tokenizer | None, known: Mapping[str, Any]) -> tuple[int, 
   return (bos,)
 
 
+def _mask(
+  family: str, own: Mapping[str, Any], known: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> int | None:
+  """The mask's id, by config.json, or else the tokenizer's files, or else the published program."""
+  if family not in _MASKS or "mask_token_id" in own:
+    return own.get("mask_token_id")
+  found = None
+  if tokenizer is not None and "mask_token" in known:
+    found = tokenizer.id(known["mask_token"])
+  return _MASKS[family] if found is None else found
+
+
 def load(
   directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float"
 ) -> Checkpoint:
-  """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA or Dream directory.
+  """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA, Dream, SDAR or Fast-dLLM v2 directory.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
@@ -153,21 +168,21 @@ def load(
   kind = FAMILIES.get(family, FAMILIES["llama"])  # it refuses an unknown family
   config = kind.from_json(raw, str(file))
   own = schema.fields(raw, _OWN | _IDS, str(file))
-  mask = own.get("mask_token_id")
-  if mask is not None:
-    checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)
   written = _optional(directory / "generation_config.json", _IDS)
   tokens = directory / "tokenizer.json"
   tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
   known = _optional(directory / "special_tokens_map.json", _TOKENS)
   known |= _optional(directory / "tokenizer_config.json", _TOKENIZER)
+  mask = _mask(family, own, known, tokenizer)
+  if mask is not None:
+    checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)
   named = own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
   params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights)
   return Checkpoint(
     config=config, params=params, tokenizer=tokenizer,
     stop=written.get("eos_token_id", own.get("eos_token_id", ())),
     template=templates.read(directory, known) or (TEMPLATES[named] if named else None),
-    start=_start(tokenizer, known), mask=mask, shift=own.get("specjax_shift", family == "Dream"),
+    start=_start(tokenizer, known), mask=mask, shift=own.get("specjax_shift", family in _SHIFTED),
   )  # fmt: skip
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from specjax import checks, schema
 from specjax.models.config import Config, RopeScaling
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "llada", "Dream")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "llada", "Dream", "sdar", "Fast_dLLM_Qwen")
+# Where a family says how long the blocks are that it is causal over, and the published default.
+_BLOCKS = {"sdar": ("block_size", 4), "Fast_dLLM_Qwen": ("bd_size", 32)}
 _SIZE = functools.partial(checks.whole, least=1)
 _POSITIVE = functools.partial(checks.number, above=0)
 _LAYERS = functools.partial(checks.whole, least=1, most=1024)
@@ -91,6 +93,11 @@ def _rope(
   return theta, RopeScaling(kind, rope["factor"], **limits)
 
 
+def _block_length(raw: Mapping[str, Any], family: str, where: str) -> int | None:
+  key, default = _BLOCKS.get(family, ("specjax_block_length", None))
+  return schema.fields(raw, {key: _SIZE}, where).get(key, default)
+
+
 def _window(
   raw: Mapping[str, Any], known: Mapping[str, Any], family: str, where: str
 ) -> int | None:
@@ -137,8 +144,10 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
       head_dim=known.get("head_dim", width // heads), mlp_width=known["intermediate_size"],
       max_length=known.get("max_position_embeddings", 2048), rope_theta=theta, rope_scaling=scaling,
       norm_epsilon=known.get("rms_norm_eps", 1e-6), tied=known.get("tie_word_embeddings", False),
-      qkv_bias=family in ("qwen2", "Dream") or known.get("attention_bias", False),
-      qk_norm=family == "qwen3", window=window, causal=known.get("is_causal", family != "Dream"),
+      qkv_bias=family in ("qwen2", "Dream", "Fast_dLLM_Qwen") or known.get("attention_bias", False),
+      qk_norm=family in ("qwen3", "sdar"), window=window,
+      causal=known.get("is_causal", family not in ("Dream", *_BLOCKS)),
+      block_length=_block_length(raw, family, where),
     )  # fmt: skip
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
@@ -181,4 +190,6 @@ def to_json(config: Config) -> dict[str, Any]:
       raw |= {"use_sliding_window": True, "max_window_layers": 0}
   if not config.causal:
     raw["is_causal"] = False
+  if config.block_length is not None:
+    raw["specjax_block_length"] = config.block_length
   return raw

@@ -27,8 +27,9 @@ class DiffusionDecoder:
   Args:
     model: a masked diffusion model.
     policy: a Policy, which says what slots to commit.
-    blocks: Blocks, or how many slots each has; 32 by default.
-    cache: a Cache, which reuses what earlier passes found, or a function of (denoiser, window).
+    blocks: Blocks, or how many slots each has; by default 32, or those of the model's own blocks.
+    cache: a Cache, which reuses what earlier passes found, or a function of (denoiser, window); by
+      default none, or committed for a model that is causal over blocks.
     stopping: a Stopping, which says where a text ends.
     transform: a Transform of the logits.
     guidance: weight w of classifier-free guidance.

@@ -125,4 +125,5 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
     # Slots past the end stay masked; their logits mean nothing, but must not be NaN.
     return jnp.where((tokens_of_v == states) | (states == denoiser.mask), 0.0, -jnp.inf)
 
-  return denoiser._replace(shift=False, evaluate=evaluate, head=head)
+  # Windows need not end with the denoiser's blocks, since every pass reads the whole canvas.
+  return denoiser._replace(shift=False, evaluate=evaluate, head=head, block=None)

@@ -32,7 +32,8 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
       text is cut in front.
 
   Raises:
-    ValueError: another vocabulary, or a canvas with no slot for the text.
+    ValueError: another vocabulary, a canvas with no slot for the text, or a canvas shorter than the
+      buffer for a model that is causal over blocks.
   """
   if model.vocab_size != target.vocab_size:
     raise ValueError(
@@ -42,6 +43,10 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
   if depth < 1 or (canvas is not None and canvas <= depth):
     raise ValueError(f"depth={depth}, canvas={canvas}: a denoiser drafts 1 token or more, on a "
                      "canvas of more slots than that.")  # fmt: skip
+
+  if model.block is not None and canvas is not None:
+    raise ValueError(f"canvas={canvas}: a text that is cut in front leaves the denoiser's blocks "
+                     f"of {model.block}; accepted is None.")  # fmt: skip
 
   def draft(params: Params, context: Context) -> Draft:
     B, S = context.tokens.shape

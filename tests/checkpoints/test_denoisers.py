@@ -1,6 +1,11 @@
-"""LLaDA and Dream directories of random weights under their real tensor names, against numpy."""
+"""LLaDA, Dream, SDAR and Fast-dLLM v2 directories of random weights under their real tensor names.
+
+Their logits are compared with numpy, and those of block diffusion with transformers as well.
+"""
 
 import json
+import pathlib
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +15,7 @@ import safetensors.numpy
 import specjax
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
+from specjax.data.tokenizer import MASK, train_words
 
 V, E, L, C, F, B, T = 40, 32, 2, 8, 48, 2, 9
 LLADA = {
@@ -29,6 +35,19 @@ DREAM = {
   "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
   "eos_token_id": 2, "pad_token_id": 2, "mask_token_id": 38,
 }  # fmt: skip
+# The keys of SDAR-1.7B-Chat and Fast_dLLM_v2_7B, as far as they are read; both have more.
+SDAR = {k: v for k, v in DREAM.items() if k != "pad_token_id"} | {
+  "model_type": "sdar", "architectures": ["SDARForCausalLM"], "attention_bias": False,
+  "head_dim": 8, "block_size": 4, "use_sliding_window": False, "sliding_window": None,
+  "max_window_layers": 28, "rope_scaling": None,
+}  # fmt: skip
+FAST = {k: v for k, v in DREAM.items() if k != "pad_token_id"} | {
+  "model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"], "bd_size": 3,
+  "use_sliding_window": False, "sliding_window": None, "layer_types": ["full_attention"] * L,
+}  # fmt: skip
+ALL = [LLADA, DREAM, SDAR, FAST]
+NAMES = [raw["model_type"] for raw in ALL]
+BLOCK = {"sdar": 4, "Fast_dLLM_Qwen": 3}
 
 
 def tensors_of(family: str) -> dict[str, np.ndarray]:
@@ -37,8 +56,8 @@ def tensors_of(family: str) -> dict[str, np.ndarray]:
   def normal(*shape):
     return (rng.normal(size=shape) / 4).astype(np.float32)
 
-  def scale():
-    return (1 + rng.normal(size=E) / 8).astype(np.float32)
+  def scale(size=E):
+    return (1 + rng.normal(size=size) / 8).astype(np.float32)
 
   if family == "llada":
     top = "model.transformer"
@@ -58,7 +77,10 @@ def tensors_of(family: str) -> dict[str, np.ndarray]:
     out |= {f"{at}.{n}.weight": scale() for n in ("input_layernorm", "post_attention_layernorm")}
     for name, rows in (("q_proj", 4 * C), ("k_proj", 2 * C), ("v_proj", 2 * C)):
       out[f"{at}.self_attn.{name}.weight"] = normal(rows, E)
-      out[f"{at}.self_attn.{name}.bias"] = normal(rows)
+      if family != "sdar":
+        out[f"{at}.self_attn.{name}.bias"] = normal(rows)
+    if family == "sdar":
+      out |= {f"{at}.self_attn.{n}_norm.weight": scale(C) for n in "qk"}
     out[f"{at}.self_attn.o_proj.weight"] = normal(E, 4 * C)
     out |= {f"{at}.mlp.{n}.weight": normal(F, E) for n in ("gate_proj", "up_proj")}
     out[f"{at}.mlp.down_proj.weight"] = normal(E, F)
@@ -66,11 +88,13 @@ def tensors_of(family: str) -> dict[str, np.ndarray]:
 
 
 def expected(family: str, t: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-  """Logits [B, T, V] at each token, in float64; nothing is causal."""
+  """Logits [B, T, V] at each token, in float64; nothing is causal but over blocks."""
   t = {k: v.astype(np.float64) for k, v in t.items()}
   llada = family == "llada"
   epsilon, theta, groups = (1e-5, 5e5, 4) if llada else (1e-6, 1e6, 2)
   heads = 4
+  block = np.arange(T) // BLOCK.get(family, T)
+  sees = block[None] <= block[:, None]
 
   def norm(x, weight):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
@@ -97,11 +121,13 @@ def expected(family: str, t: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarr
 
     def project(name, count, h=h):
       y = h @ t[name + ".weight"].T + t.get(name + ".bias", 0)
-      return y.reshape(B, T, count, C)
+      y = y.reshape(B, T, count, C)
+      by = t.get(name.replace("_proj", "_norm") + ".weight")
+      return y if by is None else norm(y, by)
 
     Q, K = rotate(project(q, heads)), rotate(project(k, groups))
     K, W = (np.repeat(y, heads // groups, 2) for y in (K, project(v, groups)))
-    score = np.einsum("bthc,bshc->bhts", Q, K) / np.sqrt(C)
+    score = np.where(sees, np.einsum("bthc,bshc->bhts", Q, K) / np.sqrt(C), -np.inf)
     p = np.exp(score - score.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     mixed = np.einsum("bhts,bshc->bthc", p, W).reshape(B, T, heads * C)
@@ -125,7 +151,7 @@ def write(tmp_path):
   return write
 
 
-@pytest.mark.parametrize("raw", [LLADA, DREAM], ids=["llada", "Dream"])
+@pytest.mark.parametrize("raw", ALL, ids=NAMES)
 def test_logits_are_those_of_the_formula(raw, write):
   family = raw["model_type"]
   tensors = tensors_of(family)
@@ -137,11 +163,55 @@ def test_logits_are_those_of_the_formula(raw, write):
   got = model.denoiser.head(model.params, states)
   np.testing.assert_allclose(got, expected(family, tensors, ids), atol=2e-4)
   assert model.denoiser.mask == raw["mask_token_id"] and model.stop == (2,)
-  assert model.denoiser.shift == (family == "Dream")
-  assert model.template == TEMPLATES[{"llada": "llada", "Dream": "dream"}[family]]
+  assert model.denoiser.shift == (family in ("Dream", "Fast_dLLM_Qwen"))
+  assert model.denoiser.block == BLOCK.get(family)
+  named = {"llada": "llada", "Dream": "dream"}.get(family)
+  assert model.template == (TEMPLATES[named] if named else None)
 
 
-@pytest.mark.parametrize("raw", [LLADA, DREAM], ids=["llada", "Dream"])
+@pytest.mark.parametrize("raw", [SDAR, FAST], ids=NAMES[2:])
+def test_logits_are_those_of_transformers_with_a_mask(raw, write):
+  """Qwen's network with a mask of four axes, which is how these families differ from it."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import transformers
+
+    family = raw["model_type"]
+    directory = pathlib.Path(write(raw, tensors_of(family)))
+    ours = specjax.load(str(directory))
+    qwen = {"sdar": "qwen3", "Fast_dLLM_Qwen": "qwen2"}[family]
+    (directory / "config.json").write_text(json.dumps(raw | {"model_type": qwen}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+      directory, dtype=torch.float32, attn_implementation="eager"
+    )
+    ids = np.random.default_rng(2).integers(0, V, (B, T))
+    block = np.arange(T) // BLOCK[family]
+    mask = np.where(block[None] <= block[:, None], 0.0, -1e30)
+    mask = torch.tensor(np.broadcast_to(mask, (B, 1, T, T)).copy(), dtype=torch.float32)
+    with torch.no_grad():
+      wanted = theirs(torch.from_numpy(ids), attention_mask=mask).logits.numpy()
+  position = jnp.broadcast_to(jnp.arange(T), (B, T))
+  tokens, seen = jnp.asarray(ids, jnp.int32), jnp.ones((B, T), bool)
+  states, _ = ours.denoiser.evaluate(ours.params, tokens, position, seen)
+  np.testing.assert_allclose(ours.denoiser.head(ours.params, states), wanted, atol=5e-5)
+
+
+def test_a_mask_that_config_json_does_not_name(write, tmp_path):
+  """It is the tokenizer's, and else that of the published program."""
+  raw = {k: v for k, v in SDAR.items() if k not in ("mask_token_id", "block_size")}
+  directory = write(raw, tensors_of("sdar"))
+  with pytest.raises(ValueError, match="mask_token_id=151669: accepted"):
+    specjax.load(directory)
+  words = train_words(["a b c"])
+  words.inner.add_special_tokens([MASK])
+  words.save(tmp_path / "tokenizer.json")
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": MASK}))
+  model = specjax.load(directory)
+  assert model.mask == words.id(MASK) and model.denoiser.block == 4
+
+
+@pytest.mark.parametrize("raw", ALL, ids=NAMES)
 def test_ours_is_read_back(raw, write, tmp_path):
   first = hf.load(write(raw, tensors_of(raw["model_type"])))
   hf.save(tmp_path / "ours", first.config, first.params, mask=first.mask, shift=first.shift,

@@ -66,6 +66,7 @@ def home(tmp_path_factory):
     "target": CONFIG, "small": dataclasses.replace(CONFIG, layers=1),
     "denoiser": dataclasses.replace(CONFIG, causal=False, layers=2),
     "denoiser-student": dataclasses.replace(CONFIG, causal=False, layers=1),
+    "blocks": dataclasses.replace(CONFIG, causal=False, layers=2, block_length=W),
   }.items()):  # fmt: skip
     params = weights_of(Transformer(config).init, jax.random.key(0), z, z, mask, seed=seed)
     params = jax.tree.map(lambda x: 4 * x, params)  # so that they are sure of some tokens
@@ -189,7 +190,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
   def fills(policy: str):
     # A random model says one of its words often, and hardly ever that the text ends.
     stop = (TOKENIZER.id("="),) if door == "stopping" else ()
-    model = dataclasses.replace(loaded(str(home / "denoiser")), stop=stop)
+    name = "blocks" if of == "committed" else "denoiser"
+    model = dataclasses.replace(loaded(str(home / name)), stop=stop)
     return DiffusionDecoder(model, placed(policy.rstrip("/")))
 
   if not part and door not in DECORATING:

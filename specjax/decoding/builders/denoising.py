@@ -18,7 +18,7 @@ from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.diffusion import denoise, draft_verify
 from specjax.diffusion.base import Blocks, Cache, Denoiser, Policy, Stopping, Transform
-from specjax.diffusion.blocks import BLOCKS
+from specjax.diffusion.blocks import BLOCKS, check_blocks
 from specjax.diffusion.caches import CACHES
 from specjax.diffusion.credit import TRANSFORMS
 from specjax.diffusion.guidance import Guided, guided
@@ -33,7 +33,7 @@ DECORATIONS: dict[str, Mapping[str, Callable]] = {
   "guesses": {"guesses": draft_verify.advance}, "student": {"student": load},
 }  # fmt: skip
 OBJECTS = {"blocks": Blocks, "cache": Cache, "stopping": Stopping, "transform": Transform}
-DEFAULTS = {"blocks": "fixed", "cache": "none", "stopping": "after_end"}
+DEFAULTS = {"blocks": "fixed", "stopping": "after_end"}  # that of the cache depends on the model
 
 
 class Denoising(NamedTuple):
@@ -137,16 +137,23 @@ def _delimiters(model: Model, text: str) -> Array:
   return jnp.asarray(ids, jnp.int32)
 
 
-def _blocks(part: Any, model: Model, policy: Policy, params: Params, batch: int):
-  """(canonical name, blocks, params); a filter decides the window, and `explore` looks ahead."""
+def _blocks(
+  part: Any, model: Model, denoiser: Denoiser, policy: Policy, params: Params, batch: int
+):
+  """(canonical name, blocks, params) of what was asked for.
+
+  By default a filter decides the window, or the blocks that the denoiser is causal over; `explore`
+  looks ahead.
+  """
   if not isinstance(part, Part):
     return _open("blocks", part, Blocks, batch)
   label, _ = spec.settle("blocks", part, knobs(BLOCKS[part.name]))
   window = _window(params)
-  if part == Part("fixed") and window is not None:
-    part = Part("fixed", (window,))
+  if part == Part("fixed") and (length := window or denoiser.block):
+    part = Part("fixed", (length,))
   if part.name == "fixed":
-    if policy.name.startswith("explore") and len(part.numbers) < 2:
+    looks_ahead = policy.name.startswith("explore") and denoiser.block is None
+    if looks_ahead and len(part.numbers) < 2:
       size = part.numbers[0] if part.numbers else spec.knobs(BLOCKS["fixed"])["size"]
       part = Part("fixed", (size, size))  # type: ignore[arg-type]
     traced = {}
@@ -196,8 +203,14 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     model = load(_companion(model, student))
   name, policy, params = _policy(model, given, batch)
   denoiser, wrap = _denoiser(model, chosen, labels, batch)
-  labels["blocks"], blocks, sizes = _blocks(chosen["blocks"], model, policy, params, batch)
+  labels["blocks"], blocks, sizes = _blocks(
+    chosen["blocks"], model, denoiser, policy, params, batch
+  )
   checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
+  check_blocks(denoiser, blocks)
+  defaults = DEFAULTS | {"cache": "none" if denoiser.block is None else "committed"}
+  if chosen["cache"] is None:
+    chosen["cache"] = Part(defaults["cache"])
 
   def plain(kind: str, *fixed: Any):
     value = chosen[kind]
@@ -219,7 +232,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     checks.whole("guesses", guesses, 1, 4096, note="1 is off")
     if guesses > 1 and chosen["guidance"] is not None:
       raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
-  shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != DEFAULTS.get(k)]
+  shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
   return Denoising(
     "/".join((name, *shown)), model,

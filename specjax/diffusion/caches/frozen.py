@@ -54,7 +54,8 @@ def dual(denoiser: Denoiser, window: int) -> Cache:
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1). A shifted denoiser reads the slot before, too.
   """
-  return vicinity(denoiser, window, 0, 0, 0)._replace(name="dual")
+  again = _about(denoiser, window, 0, 0)
+  return reusing("dual", denoiser, window, lambda fresh, memory, lo: fresh, again)
 
 
 @functools.cache

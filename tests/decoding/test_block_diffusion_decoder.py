@@ -1,0 +1,67 @@
+"""The decoder of a model that is causal over blocks: its defaults, its names, what it refuses."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from specjax.data.chat import TEMPLATES
+from specjax.data.tokenizer import END, MASK, train_words
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.decoding.model import Model
+from specjax.drafters.denoiser import denoiser as drafter
+from specjax.models.config import Config
+from specjax.models.transformer import init, target
+
+TOKENIZER = train_words(["copy : Ann Bob Cy Dan = ."])
+TOKENIZER.inner.add_special_tokens([END, MASK])
+CONFIG = Config(
+  vocab_size=TOKENIZER.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=16,
+  mlp_width=24, max_length=64, causal=False, block_length=6,
+)  # fmt: skip
+PROMPTS = ["copy : Ann Bob =", "copy : Cy ="]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+  params = jax.tree.map(
+    lambda x: x * 20 if x.ndim > 1 else x, init(CONFIG, jax.random.key(0))
+  )  # fmt: skip
+  return Model("tiny", CONFIG, params, TOKENIZER, (TOKENIZER.id(END),), (), TEMPLATES["plain"],
+               TOKENIZER.id(MASK))  # fmt: skip
+
+
+def test_its_blocks_and_its_cache_are_the_defaults(model):
+  decoder = DiffusionDecoder(model, "threshold-0.3", stopping="whole", batch=2)
+  assert (decoder.name, decoder.method.cache.name) == ("threshold-0.3/whole", "committed")
+  assert decoder.method.blocks.window == CONFIG.block_length
+  plain = DiffusionDecoder(model, "threshold-0.3/none", stopping="whole", batch=2)
+  assert plain.name == "threshold-0.3/none/whole"
+  for one, other in zip(decoder(PROMPTS, [20, 13]), plain(PROMPTS, [20, 13]), strict=True):
+    assert one.filling.canvas == other.filling.canvas and one.filling.when == other.filling.when
+    assert 1 < one.forwards == other.forwards
+
+
+def test_a_policy_that_looks_ahead_does_not(model):
+  decoder = DiffusionDecoder(model, "explore")
+  assert (decoder.method.blocks.window, decoder.method.blocks.length) == (6, 6)
+
+
+@pytest.mark.parametrize(
+  ("name", "problem"),
+  [
+    ("threshold/dual", "cache='dual': the denoiser is causal over blocks of 6"),
+    ("threshold/fixed-4", "blocks='fixed' with a window of 4: .* a length that divides 6"),
+    ("threshold/fixed-3-3", "blocks='fixed' with a window of 6: .* none ahead"),
+  ],
+)
+def test_what_does_not_go_with_its_blocks_is_refused(model, name, problem):
+  with pytest.raises(ValueError, match=problem):
+    DiffusionDecoder(model, name)
+
+
+def test_it_drafts_for_a_target_without_a_canvas_of_its_own(model):
+  causal = target(dataclasses.replace(CONFIG, causal=True, block_length=None))
+  assert drafter(model.denoiser, causal).depth == 8
+  with pytest.raises(ValueError, match=r"canvas=20: .* blocks of 6; accepted is None"):
+    drafter(model.denoiser, causal, canvas=20)
