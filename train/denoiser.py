@@ -5,8 +5,9 @@
 Records with `text` fill whole rows, and every token of them may be masked. Of records with the two
 fields named by `--fields`, and of conversations in `messages` or `conversations`, only the answers
 are masked. End markers pad the last answer to the end of the row, so that the model learns where to
-stop. With `--start` the training goes on from a finished model, such as LLaDA or Dream. The same
-command again continues a run that was killed.
+stop. With `--start` the training goes on from a finished model, such as LLaDA or Dream, or from a
+causal model, which becomes a denoiser. With `--block-length` the model is causal over blocks (block
+diffusion). The same command again continues a run that was killed.
 """
 
 import dataclasses
@@ -25,9 +26,10 @@ from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import forward, run, texts
-from specjax.train.recipe.config import Length, Network, Training
+from specjax.train.recipe import block_diffusion, forward, run, texts
+from specjax.train.recipe.config import Count, Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
+from specjax.train.recipe.from_causal import as_denoiser
 from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
 
 
@@ -37,11 +39,14 @@ class Config(texts.Config):
 
   Attributes:
     start: zoo name or directory of a model to go on from, by default random weights. It brings its
-      tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read.
+      tokenizer and shift, so that `words`, `vocab_size`, `network` and `shift` are not read; a
+      causal model becomes a shifted one.
     template: name of a chat template, by default that of `start`, or else plain.
     words: whether every word is a token, in place of byte-level BPE.
     shift: whether the state before a token predicts it (Dream), and not its own state (LLaDA).
     context: whether Dream's context-adaptive weights replace 1 / p.
+    block_length: length of the blocks that the model is causal over, by default those of `start`,
+      or else none.
   """
 
   start: str | None = None
@@ -51,6 +56,7 @@ class Config(texts.Config):
   length: Length = 64
   shift: bool = False
   context: bool = False
+  block_length: Count | None = None
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
   )
@@ -109,11 +115,23 @@ def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> M
   return Model(config.out, network, params, tokenizer, (end,), (), None, mask, config.shift)
 
 
+def begun(name: str) -> Model:
+  """The model to go on from, a denoiser; ValueError where there is none."""
+  model = load(name)
+  return as_denoiser(model) if model.config.causal else model
+
+
 def main(config: Config) -> None:
   out = run.begin(config)
 
   records = texts.read(config)
-  model = load(config.start) if config.start else new_model(config, out, records)
+  model = begun(config.start) if config.start else new_model(config, out, records)
+  if config.block_length is not None:
+    blocks = dataclasses.replace(model.config, block_length=config.block_length)
+    model = dataclasses.replace(model, config=blocks)
+  D = model.config.block_length
+  if config.context and D is not None:
+    raise ValueError(f"context=True: accepted is False with block_length={D}.")
   tokenizer, mask = model.tokenizer, model.denoiser.mask
   if tokenizer is None or not model.stop:
     raise ValueError(f"start={config.start!r}: it needs a tokenizer and an end of text.")
@@ -129,10 +147,14 @@ def main(config: Config) -> None:
 
   def loss(params, _, rows: Rows, key: Array):
     tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
-    masked, p = corrupt(key, maskable)
-    everywhere = jnp.ones(tokens.shape, bool)
-    noisy = jnp.where(masked, mask, tokens)
-    logits = forward.predict(network, params, noisy, everywhere, model.shift)
+    if D is None:
+      masked, p = corrupt(key, maskable)
+      noisy, everywhere = jnp.where(masked, mask, tokens), jnp.ones(tokens.shape, bool)
+      logits = forward.predict(network, params, noisy, everywhere, model.shift)
+    else:
+      masked, p = block_diffusion.corrupt(key, maskable, D)
+      noisy = jnp.where(masked, mask, tokens)
+      logits = block_diffusion.predict(network, params, noisy, tokens, model.shift)
     weight = context_weight(masked) if config.context else 1 / p
     return denoising_loss(logits, tokens, masked, maskable, weight)
 

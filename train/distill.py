@@ -138,6 +138,9 @@ def certainty_loss(
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=False)
+  if model.config.block_length is not None:
+    raise ValueError(f"model={config.model!r} is causal over blocks: accepted is one that sees the "
+                     "whole canvas.")  # fmt: skip
 
   prompts = answers.ask(model, config)
   run.claim(out, config, prompts)

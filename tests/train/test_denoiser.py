@@ -1,6 +1,7 @@
 """A denoiser from questions and answers, and from text, end to end and tiny."""
 
 import json
+import pathlib
 
 import chex
 import jax.numpy as jnp
@@ -114,6 +115,7 @@ def test_a_model_goes_on_from_where_it_was(run, tmp_path):
     assert loss < 0.7 * json.loads(file.readline())["loss"]
 
 
-def test_only_a_denoiser_goes_on(run, tmp_path):
-  with pytest.raises(ValueError, match="is no masked diffusion model"):
-    script.main(changed(run, start="gsm8k-7m", out=str(tmp_path)))
+def test_a_model_without_a_tokenizer_does_not_go_on(run, tmp_path):
+  with pytest.raises(ValueError, match="llama3': it needs a tokenizer"):
+    fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "hf" / "llama3"
+    script.main(changed(run, start=str(fixture), out=str(tmp_path)))

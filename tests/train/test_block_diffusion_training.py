@@ -1,0 +1,120 @@
+"""Training of block diffusion: the pass over two halves against one per block, and the script."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.checkpoints import hf
+from specjax.data import lists
+from specjax.data.chat import TEMPLATES
+from specjax.data.tokenizer import END, MASK, train_bpe
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer, init
+from specjax.train import denoiser as script
+from specjax.train.recipe import block_diffusion
+from specjax.train.recipe.config import Network, Training
+from specjax.train.recipe.masking import denoising_loss
+
+V, D, B, T = 20, 4, 3, 14  # the last block of a row is short
+CONFIG = Config(
+  vocab_size=V, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp_width=16, causal=False,
+  block_length=D,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_the_loss_is_that_of_each_noisy_block_after_its_clean_prefix(shift):
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda x: x * 9 if x.ndim > 1 else x, init(CONFIG, jax.random.key(0)))
+  clean = jnp.asarray(rng.integers(0, V - 1, (B, T)), jnp.int32)
+  maskable = jnp.asarray(rng.random((B, T)) < 0.8)
+  masked, p = block_diffusion.corrupt(jax.random.key(1), maskable, D)
+  noisy = jnp.where(masked, V - 1, clean)
+  network = Transformer(CONFIG)
+  got = block_diffusion.predict(network, params, noisy, clean, shift)
+
+  @jax.jit
+  def states(tokens):
+    slot = jnp.arange(T)
+    position = jnp.broadcast_to(slot, tokens.shape)
+    sees = jnp.broadcast_to(slot[None] // D <= slot[:, None] // D, (B, T, T))
+    return network.apply(params, tokens, position, sees)[0]
+
+  hidden = [[None] * T for _ in range(B)]
+  for first in range(0, T, D):
+    block = slice(first, min(first + D, T))
+    found = states(clean.at[:, block].set(noisy[:, block]))
+    for t in range(*block.indices(T)):
+      for b in range(B):
+        hidden[b][t] = found[b, max(t - shift, 0)]
+  logits = network.apply(params, jnp.array(hidden), method="head")
+  np.testing.assert_allclose(got, logits, atol=1e-4)
+
+  nll = -np.asarray(jax.nn.log_softmax(logits))
+  rows = []
+  for b in range(B):
+    terms = [nll[b, t, clean[b, t]] / p[b, t] for t in range(T) if masked[b, t]]
+    rows.append(sum(terms) / int(maskable[b].sum()))
+  loss, _ = denoising_loss(got, clean, masked, maskable, 1 / p)
+  np.testing.assert_allclose(loss, np.mean(rows), rtol=1e-4)
+
+
+def test_every_block_has_its_own_number_of_masks():
+  maskable = jnp.broadcast_to(jnp.arange(T)[None] >= 2, (400, T))
+  masked, p = block_diffusion.corrupt(jax.random.key(0), maskable, D)
+  assert masked.shape == p.shape == (400, T) and not masked[:, :2].any()
+  for first, count in ((0, 2), (4, 4), (8, 4), (12, 2)):
+    block = slice(first, first + D)
+    k = np.asarray(masked[:, block].sum(1))
+    np.testing.assert_allclose(np.bincount(k)[1:] / 400, 1 / count, atol=0.1)
+    np.testing.assert_allclose(p[:, block], np.broadcast_to(k[:, None] / count, p[:, block].shape))
+  k = np.asarray(masked[:, 4:8].sum(1)), np.asarray(masked[:, 8:12].sum(1))
+  assert (k[0] != k[1]).any()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+  """Short copies, a causal model that reads them, and the options of a run."""
+  path = tmp_path_factory.mktemp("blocks")
+  records = lists.records(0, 64, lengths=(2,), tasks=("copy",))
+  (path / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+  tokenizer = train_bpe([r["question"] + " " + r["answer"] for r in records], 280)
+  config = dataclasses.replace(
+    CONFIG, vocab_size=tokenizer.vocab_size, causal=True, block_length=None, tied=False
+  )
+  params = jax.jit(functools.partial(init, config))(jax.random.key(0))
+  hf.save(path / "causal", config, params, tokenizer, template=TEMPLATES["plain"],
+          dtype=jnp.float32)  # fmt: skip
+  options = script.Config(
+    data=str(path / "data.jsonl"), out=str(path / "run"), start=str(path / "causal"), length=40,
+    block_length=D, network=Network(8, 1, 1, 1, 8, 8),
+    training=Training(batch=8, steps=2, rate=1e-9, warmup=1, save_every=2, decay=0.1, devices=1),
+  )  # fmt: skip
+  return path, config, params, options
+
+
+def test_a_causal_model_becomes_one_of_block_diffusion(home):
+  path, before, params, options = home
+  script.main(options)
+  model = specjax.load(str(path / "run" / "model"))
+  assert model.config == dataclasses.replace(
+    before, vocab_size=before.vocab_size + 1, causal=False, block_length=D
+  )
+  assert model.shift and model.mask == before.vocab_size == model.tokenizer.id(MASK)
+  assert model.stop == (model.tokenizer.id(END),) and model.template == TEMPLATES["plain"]
+  for name in ("embedding", "lm_head"):
+    got, old = model.params["params"][name], params["params"][name]
+    np.testing.assert_allclose(got[:-1], old, atol=1e-3)
+    np.testing.assert_allclose(got[-1], old.mean(0), atol=1e-3)
+
+
+def test_what_does_not_go_with_blocks_is_refused(home, tmp_path):
+  options = dataclasses.replace(home[3], out=str(tmp_path), context=True)
+  with pytest.raises(ValueError, match="context=True: accepted is False with block_length=4"):
+    script.main(options)

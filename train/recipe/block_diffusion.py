@@ -1,0 +1,72 @@
+"""All blocks of a row at once: one pass over its noisy half and its clean half.
+
+A block of block diffusion is predicted from its own noisy tokens and the clean ones before it. Rows
+of T tokens are read as 2 T rows of the network, noisy tokens first, both halves at positions 0..T -
+1: a noisy token sees its own block of the noisy half and earlier blocks of the clean one, a clean
+token its own block and earlier ones of the clean half. BD3-LM (Arriola et al. 2025, arXiv
+2503.09573, section 3), as in Fast-dLLM v2 (arXiv 2509.26328) and SDAR (arXiv 2510.06303).
+
+Letters: B batch, T row length, D length of a block, V vocabulary.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Params
+from specjax.models.transformer import Transformer
+from specjax.train.recipe import masking
+
+
+def corrupt(key: Array, maskable: Array, D: int) -> tuple[Array, Array]:
+  """`masking.corrupt` block by block: (masked bool[B, T], p f32[B, T]).
+
+  Each block has a number of masks of its own, as in the published programs. The expected loss is
+  that of one number per row.
+  """
+  B, T = maskable.shape
+  of_order, of_noise = jax.random.split(key)
+  blocks = jnp.pad(maskable, ((0, 0), (0, -T % D))).reshape(-1, D)
+  # Neighbours get neighbouring numbers of masks; those of one row shall differ.
+  order = jax.random.permutation(of_order, len(blocks))
+  masked, p = masking.corrupt(of_noise, blocks[order])
+
+  def rows(x: Array) -> Array:
+    placed = jnp.zeros(blocks.shape, x.dtype).at[order].set(x)
+    return placed.reshape(B, -1)[:, :T]
+
+  return rows(masked), rows(jnp.broadcast_to(p, masked.shape))
+
+
+def halves_mask(T: int, D: int) -> Array:
+  """bool[2 T, 2 T]: what each token of the noisy half, then of the clean half, sees."""
+  block = jnp.tile(jnp.arange(T, dtype=jnp.int32) // D, 2)
+  noisy = jnp.arange(2 * T, dtype=jnp.int32) < T
+  own = noisy[:, None] & noisy[None] & (block[:, None] == block[None])
+  earlier = (block[:, None] - noisy[:, None].astype(jnp.int32)) >= block[None]
+  return own | (~noisy[None] & earlier)
+
+
+def predict(network: Transformer, params: Params, noisy: Array, clean: Array, shift: bool) -> Array:
+  """Logits f32[B, T, V] of every slot, each given its noisy block and the clean ones before it.
+
+  With `shift` the state before a slot predicts it. Before the first slot of a block that is the
+  last of the clean block, as in decoding, where a block begins once the one before is finished;
+  Fast-dLLM v2 trains with the noisy one there. Slot 0 predicts itself.
+
+  Args:
+    noisy, clean: i32[B, T], a row with mask tokens in it, and without.
+  """
+  B, T = clean.shape
+  D = network.config.block_length
+  assert D is not None
+  slot = jnp.arange(T, dtype=jnp.int32)
+  position = jnp.broadcast_to(jnp.tile(slot, 2), (B, 2 * T))
+  mask = jnp.broadcast_to(halves_mask(T, D)[None], (B, 2 * T, 2 * T))
+  hidden: Any = network.apply(params, jnp.concatenate([noisy, clean], 1), position, mask)[0]
+  reading = slot
+  if shift:
+    reading = jnp.maximum(slot - 1, 0) + jnp.where((slot % D == 0) & (slot > 0), T, 0)
+  return jnp.asarray(network.apply(params, hidden[:, reading], method="head"))

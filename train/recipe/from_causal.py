@@ -1,0 +1,42 @@
+"""A causal model as the start of a masked diffusion model.
+
+The weights stay, and the model sees both sides from the first step on. The state before a slot
+predicts it, as it did when the model was causal: DiffuGPT (Gong et al. 2024, arXiv 2410.17891),
+Dream (Ye et al. 2025, arXiv 2508.15487), Fast-dLLM v2 (Wu et al. 2025, arXiv 2509.26328).
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.data.tokenizer import MASK
+from specjax.decoding.model import Model
+
+
+def as_denoiser(model: Model) -> Model:
+  """The causal model with a mask token, which is shifted and sees the whole canvas.
+
+  Where the vocabulary has no row for the mask, one is added, the mean of the others, so that the
+  mask is no unlikely token at first.
+
+  Raises:
+    ValueError: a model without a tokenizer.
+  """
+  if model.tokenizer is None:
+    raise ValueError(f"start={model.name!r}: it needs a tokenizer.")
+  if model.tokenizer.id(MASK) is None:
+    model.tokenizer.inner.add_special_tokens([MASK])
+  mask = model.tokenizer.id(MASK)
+  assert mask is not None
+  V = max(model.config.vocab_size, mask + 1)
+
+  def grown(x: Array) -> Array:
+    mean = jnp.broadcast_to(x.mean(0, keepdims=True), (V - len(x), x.shape[1]))
+    return jnp.concatenate([x, mean.astype(x.dtype)])
+
+  own = model.params["params"]
+  named = ("embedding",) if model.config.tied else ("embedding", "lm_head")
+  params = {"params": own | {name: grown(own[name]) for name in named}}
+  config = dataclasses.replace(model.config, vocab_size=V, causal=False)
+  return dataclasses.replace(model, config=config, params=params, mask=mask, shift=True)
