@@ -1,6 +1,7 @@
 """The decoder of a model that is causal over blocks: its defaults, its names, what it refuses."""
 
 import dataclasses
+import functools
 
 import jax
 import pytest
@@ -24,9 +25,8 @@ PROMPTS = ["copy : Ann Bob =", "copy : Cy ="]
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-  params = jax.tree.map(
-    lambda x: x * 20 if x.ndim > 1 else x, init(CONFIG, jax.random.key(0))
-  )  # fmt: skip
+  params = jax.jit(functools.partial(init, CONFIG))(jax.random.key(0))
+  params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
   return Model("tiny", CONFIG, params, TOKENIZER, (TOKENIZER.id(END),), (), TEMPLATES["plain"],
                TOKENIZER.id(MASK))  # fmt: skip
 
