@@ -4,6 +4,8 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from specjax.data.chat import TEMPLATES
@@ -65,3 +67,29 @@ def test_it_drafts_for_a_target_without_a_canvas_of_its_own(model):
   assert drafter(model.denoiser, causal).depth == 8
   with pytest.raises(ValueError, match=r"canvas=20: .* blocks of 6; accepted is None"):
     drafter(model.denoiser, causal, canvas=20)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_long_prefix_is_read_in_blocks(shift):
+  """The attention over more than 512 rows is another program."""
+  config = dataclasses.replace(
+    CONFIG, heads=2, kv_heads=2, layers=2, block_length=8, max_length=999
+  )
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
+  params = jax.tree.map(
+    lambda x: jnp.asarray(rng.normal(size=x.shape) / 4 if x.ndim > 1 else np.ones(x.shape),
+                          jnp.float32),
+    shapes,
+  )  # fmt: skip
+  mask = TOKENIZER.id(MASK)
+  model = Model("long", config, params, TOKENIZER, (), (), None, mask, shift)
+  prompts = [rng.integers(3, config.vocab_size, n).tolist() for n in (603, 517)]
+  got, wanted = (
+    DiffusionDecoder(model, f"threshold-0.3/{cache}", batch=2)(prompts, 24)
+    for cache in ("committed", "none")
+  )
+  for one, other in zip(got, wanted, strict=True):
+    assert one.tokens == other.tokens and one.forwards == other.forwards
+    np.testing.assert_allclose(one.log_probs, other.log_probs, atol=5e-5)
