@@ -115,7 +115,8 @@ def test_transformers_reads_the_export(name, tmp_path, transformers):
   hf.save(tmp_path, checkpoint.config, checkpoint.params, dtype=jnp.float32)
   expected = np.load(FIXTURES / name / "expected.npz")
   got = torch_logits(transformers, tmp_path, expected["ids"])
-  np.testing.assert_allclose(got, expected["logits"], atol=1e-6)
+  # Both are torch's, of two versions and machines, which round otherwise.
+  np.testing.assert_allclose(got, expected["logits"], atol=5e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
