@@ -1,7 +1,7 @@
 """Decode prompts with a model, a drafter and a verifier."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,24 @@ from specjax.sampling import Settings, request_keys
 def padded(length: int) -> int:
   """T, to which a prompt of `length` tokens is padded, so that few shapes are compiled."""
   return max(32, 1 << (length - 1).bit_length())
+
+
+class Numbers(NamedTuple):
+  """The numbers of `sampling.Settings`, the same for all rows."""
+
+  temperature: float
+  top_k: int
+  top_p: float
+  min_p: float
+
+
+def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -> Numbers:
+  """These numbers; ValueError where `sampling.Settings` does not take one."""
+  checks.number("temperature", temperature, 0, note="0 is greedy")
+  checks.whole("top_k", top_k, note="0 keeps all")
+  checks.number("top_p", top_p, most=1, above=0, note="1 keeps all")
+  checks.number("min_p", min_p, 0, below=1, note="0 keeps all")
+  return Numbers(temperature, top_k, top_p, min_p)
 
 
 class Decoder:
@@ -55,10 +73,7 @@ class Decoder:
     stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1,
   ):  # fmt: skip
     check_model(model, causal=True)
-    checks.number("temperature", temperature, 0, note="0 is greedy")
-    checks.whole("top_k", top_k, note="0 keeps all")
-    checks.number("top_p", top_p, most=1, above=0, note="1 keeps all")
-    checks.number("min_p", min_p, 0, below=1, note="0 keeps all")
+    self.settings = check_settings(temperature, top_k, top_p, min_p)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
     stop = checks.ids("stop", stop, model.config.vocab_size)
@@ -67,18 +82,12 @@ class Decoder:
     self.model, self.batch, self.seed = model, batch, seed
     self.name, guess, weights = build_drafter(model, drafter, tree, draft_length)
     self.verifier, rule, judge, target = build_verifier(model, verifier, guess, temperature)
-    self._stop = jnp.asarray([*model.stop, *stop, -1], jnp.int32)
-    used, self._stop_words = build_processors(
-      model, processors, regex, [*model.stop, *stop], stop_words
-    )
+    self.stop = (*model.stop, *stop)
+    used, self._stop_words = build_processors(model, processors, regex, self.stop, stop_words)
     self._processors = tuple(params for _, params in used)
     self.method = method(target, guess, rule, tuple(p for p, _ in used))
     params = model.params_for(batch * guess.nodes)
     self.weights = speculate.Weights(params, weights, judge, model.narrow_passes(guess, batch))
-    self._settings = Settings(
-      jnp.full(batch, temperature, jnp.float32), jnp.full(batch, top_k, jnp.int32),
-      jnp.full(batch, top_p, jnp.float32), jnp.full(batch, min_p, jnp.float32),
-    )  # fmt: skip
     self._warm: set[tuple[int, int]] = set()
 
   @property
@@ -86,16 +95,23 @@ class Decoder:
     """The verifier and its exactness."""
     return f"{self.verifier} [{self.method.verifier.exactness}]"
 
-  def request(self, numbers: np.ndarray, limit: np.ndarray) -> speculate.Request:
+  def request(
+    self, numbers: np.ndarray, limit: np.ndarray, *, settings: Numbers | None = None,
+    seed: int | None = None,
+  ) -> speculate.Request:  # fmt: skip
     """What rows ask for: row b, of number numbers[b] i[B], ends at length limit[b] i32[B].
 
-    There are as many rows as numbers, up to `batch`.
+    There are as many rows as numbers. `settings` and `seed` stand in place of the decoder's own.
     """
-    settings = Settings(*(x[: len(numbers)] for x in self._settings))
-    keys = request_keys(self.seed, numbers)
-    return speculate.Request(
-      settings, keys, jnp.asarray(limit, jnp.int32), self._stop, self._processors
-    )
+    temperature, top_k, top_p, min_p = self.settings if settings is None else settings
+    B, f32 = len(numbers), jnp.float32
+    arrays = Settings(
+      jnp.full(B, temperature, f32), jnp.full(B, top_k, jnp.int32), jnp.full(B, top_p, f32),
+      jnp.full(B, min_p, f32),
+    )  # fmt: skip
+    keys = request_keys(self.seed if seed is None else seed, numbers)
+    stop = jnp.asarray([*self.stop, -1], jnp.int32)
+    return speculate.Request(arrays, keys, jnp.asarray(limit, jnp.int32), stop, self._processors)
 
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """(request, state, seconds) after the prefill of up to B prompts; missing rows are done."""
@@ -134,10 +150,12 @@ class Decoder:
   def check_logits(self, state: speculate.State, numbers: np.ndarray) -> None:
     """Raises FloatingPointError where a row, of number numbers[b] i[B], has failed."""
     for b in np.flatnonzero(state.failed):
-      raise FloatingPointError(
-        f"prompt {numbers[b]}: the logits of {self.model.name} became NaN after "
-        f"{int(state.stats.emitted[b])} new tokens."
-      )
+      raise self.failure(state, int(b), f"prompt {numbers[b]}")
+
+  def failure(self, state: speculate.State, b: int, what: str) -> FloatingPointError:
+    """The error that says how row b, which is called `what`, has failed."""
+    return FloatingPointError(f"{what}: the logits of {self.model.name} became NaN after "
+                              f"{int(state.stats.emitted[b])} new tokens.")  # fmt: skip
 
   def __call__(
     self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, first: int = 0,

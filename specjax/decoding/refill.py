@@ -1,12 +1,9 @@
 """Many prompts through one batch, in which a row that is done takes the next prompt.
 
 A fixed batch waits for its longest answer. Here the loop pauses every few rounds, hands out what is
-done and fills each free row: a prompt is prefilled alone, and its state takes the row's place. The
-rounds are those of `speculate.advance`, whatever the drafter is. Prompts that are padded to one
-length and need caches of one size go together, short ones first: a pass reads whole caches, and
-what a drafter keeps may be as long as the prompt.
-
-Letters: B batch.
+done and fills each free row, see `decoding.rows`. Prompts that are padded to one length and need
+caches of one size go together, short ones first: a pass reads whole caches, and what a drafter
+keeps may be as long as the prompt. `decoding.engine` takes requests while it decodes.
 """
 
 import itertools
@@ -14,14 +11,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, speculate
-from specjax.decoding.batching import Result, read, timed
+from specjax import checks
+from specjax.decoding.batching import Result, read
 from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.model import Prompt
+from specjax.decoding.rows import Rows
 
 
 class _Asked(NamedTuple):
@@ -39,12 +35,6 @@ class _Held(NamedTuple):
   prompt: int
   prefill: float
   begun: float
-
-
-@jax.jit(donate_argnums=0)
-def _replaced(state: speculate.State, alone: speculate.State, b: jax.Array) -> speculate.State:
-  """`state`, of B rows, with the one of `alone` as row b."""
-  return jax.tree.map(lambda x, row: x.at[b].set(row[0]), state, alone)
 
 
 def refilled(
@@ -82,35 +72,20 @@ def refilled(
 def _run(
   decoder: Decoder, capacity: int, T: int, group: Mapping[int, _Asked], rounds: int
 ) -> Iterator[tuple[int, Result]]:
-  B = decoder.batch
-
-  def start(prompt: list[int], number: np.ndarray, limit: np.ndarray) -> speculate.State:
-    tokens = np.zeros((len(number), T), np.int32)
-    tokens[:, : len(prompt)] = prompt
-    length = jnp.full(len(number), len(prompt), jnp.int32)
-    return speculate.compiled_start(
-      decoder.method, decoder.weights, jnp.asarray(tokens), length, decoder.request(number, limit),
-      capacity,
-    )  # fmt: skip
-
-  # A free row holds a text of one token, which has reached its limit.
-  number, limit = np.zeros(B, int), np.ones(B, np.int32)
-  state, held = start([0], number, limit), dict[int, _Held]()
-  waiting = iter(group)
+  rows, held = Rows(decoder, capacity, T), dict[int, _Held]()
+  numbers, waiting = np.zeros(decoder.batch, int), iter(group)
   while True:
-    for b in sorted(set(range(B)) - held.keys()):
+    for b in sorted(set(range(decoder.batch)) - held.keys()):
       if (i := next(waiting, None)) is None:
         break
-      _, ids, budget, number[b] = group[i]
-      limit[b] = len(ids) + budget
-      alone, prefill = timed(start, ids, number[b : b + 1], limit[b : b + 1])
-      state = _replaced(state, alone, jnp.int32(b))
+      _, ids, budget, numbers[b] = group[i]
+      request = decoder.request(numbers[b : b + 1], np.array([len(ids) + budget]))
+      prefill = rows.admit(b, ids, T, request)
       held[b] = _Held(i, prefill, time.perf_counter())
     if not held:
       return
-    state = decoder.advance(decoder.request(number, limit), state, rounds)
-    seen = jax.device_get(state._replace(cache=None, drafter=None, processors=()))
-    decoder.check_logits(seen, number)
+    seen = rows.advance(rounds)
+    decoder.check_logits(seen, numbers)
     now = time.perf_counter()
     for b in [b for b in held if seen.done[b]]:
       i, prefill, begun = held.pop(b)

@@ -1,0 +1,74 @@
+"""The rows of one compiled loop, each of which is free or holds a request of its own.
+
+Between rounds a prompt is prefilled alone, and its state takes the place of a free row. The rounds
+are those of `speculate.advance`, whatever the drafter is.
+
+Letters: B batch, T padded length of a prompt.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import speculate
+from specjax.decoding.batching import timed
+from specjax.decoding.decoder import Decoder
+
+
+@jax.jit(donate_argnums=0)
+def _replaced(
+  state: speculate.State, request: speculate.Request, alone: speculate.State,
+  own: speculate.Request, b: jax.Array,
+) -> tuple[speculate.State, speculate.Request]:  # fmt: skip
+  """A state and a request of B rows, of which row b is now that of `alone` and `own`."""
+
+  def put(x: jax.Array, row: jax.Array) -> jax.Array:
+    return x.at[b].set(row[0])
+
+  rows = {name: getattr(request, name) for name in ("settings", "key", "limit")}
+  replaced = jax.tree.map(put, rows, {name: getattr(own, name) for name in rows})
+  return jax.tree.map(put, state, alone), request._replace(**replaced)
+
+
+class Rows:
+  """B rows, all of them free at first.
+
+  Args:
+    decoder: the method, the weights and B.
+    capacity: S of the caches.
+    T: to which a text is padded that fills the free rows.
+  """
+
+  def __init__(self, decoder: Decoder, capacity: int, T: int):
+    self.decoder, self.capacity = decoder, capacity
+    B = decoder.batch
+    # A free row holds a text of one token, which has reached its limit.
+    self._request = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
+    self._state = self._start([0], T, self._request)
+
+  def _start(self, prompt: list[int], T: int, request: speculate.Request) -> speculate.State:
+    B, decoder = len(request.limit), self.decoder
+    tokens = np.zeros((B, T), np.int32)
+    tokens[:, : len(prompt)] = prompt
+    length = jnp.full(B, len(prompt), jnp.int32)
+    return speculate.compiled_start(
+      decoder.method, decoder.weights, jnp.asarray(tokens), length, request, self.capacity
+    )
+
+  def admit(self, b: int, prompt: list[int], T: int, request: speculate.Request) -> float:
+    """Puts a request of one row into row b; the seconds of its prefill.
+
+    What a drafter keeps may be as long as T; then all prompts are padded to one T.
+    """
+    alone, seconds = timed(self._start, prompt, T, request)
+    self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
+    return seconds
+
+  def free(self, b: int) -> None:
+    """Ends row b where it is."""
+    self._state = self._state._replace(done=self._state.done.at[b].set(True))
+
+  def advance(self, rounds: int) -> speculate.State:
+    """`rounds` rounds at most; the state on the host, without caches and memories."""
+    self._state = self.decoder.advance(self._request, self._state, rounds)
+    return jax.device_get(self._state._replace(cache=None, drafter=None, processors=()))
