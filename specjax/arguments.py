@@ -83,7 +83,7 @@ class Generate(Decode):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chat(Loaded):
-  """Talk with a model, line by line; /help lists what else can be typed.
+  """Talk with a model that has a chat template, line by line; /help lists what else can be typed.
 
   Attributes:
     drafter: how to guess, as for `generate`.
@@ -98,6 +98,35 @@ class Chat(Loaded):
   max_new_tokens: int = 512
   system: str | None = None
   seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Serve(Loaded):
+  """Answer OpenAI's protocol over HTTP, for chats and completions; needs specjax[serve].
+
+  There is no key and no encryption: beyond this machine, put a proxy before it.
+
+  Attributes:
+    drafter: how to guess, as for `generate`.
+    verifier: rule of acceptance; target_only says at a seed what plain sampling says, and at
+      temperature 0 what greedy decoding says.
+    batch: requests decoded together.
+    max_length: the most tokens of a prompt and its answer together; by default all positions of the
+      model, but not more than 4096.
+    queue: requests that may wait; more are refused.
+    seconds: time limit of an answer, waiting included.
+    host: address to listen at; 0.0.0.0 is every one of this machine.
+    port: 0 takes any that is free.
+  """
+
+  drafter: str = "none"
+  verifier: str = "target_only"
+  batch: int = 8
+  max_length: int | None = None
+  queue: int = 64
+  seconds: float = 300.0
+  host: str = "127.0.0.1"
+  port: int = 8000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The command line: generate, chat, denoise, bench, tune, memory, convert, corpus, list, info.
+"""The command line, whose commands are the classes of `arguments`.
 
 `commands`, which imports jax, is imported when a command runs, so that `--help` answers at once.
 """
@@ -20,6 +20,7 @@ from specjax.arguments import (
   Info,
   List,
   Memory,
+  Serve,
   Tune,
 )
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       return 2
   return script.run(
     _run,
-    Generate | Chat | Denoise | Bench | Tune | Memory | Convert | Corpus | List | Info,
+    Generate | Chat | Serve | Denoise | Bench | Tune | Memory | Convert | Corpus | List | Info,
     "Parallel decoding of language models in JAX.",
     prog="specjax",
     argv=argv,

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from specjax import checks
+from specjax import checks, serve
 from specjax.arguments import (
   Bench,
   Chat,
@@ -26,6 +26,7 @@ from specjax.arguments import (
   List,
   Loaded,
   Memory,
+  Serve,
   Tune,
 )
 from specjax.chat import chat
@@ -113,6 +114,10 @@ def run_generate(args: Generate) -> None:
 
 def run_chat(args: Chat) -> None:
   chat(_asked(args, True), args)
+
+
+def run_serve(args: Serve) -> None:
+  serve.command(args, lambda: _asked(args, True))
 
 
 def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
@@ -288,8 +293,9 @@ def run_info(args: Info) -> None:
 
 
 COMMANDS: dict[type, Callable] = {
-  Generate: run_generate, Chat: run_chat, Denoise: run_denoise, Bench: run_bench, Tune: run_tune,
-  Memory: run_memory, Convert: run_convert, Corpus: run_corpus, List: run_list, Info: run_info,
+  Generate: run_generate, Chat: run_chat, Serve: run_serve, Denoise: run_denoise,
+  Bench: run_bench, Tune: run_tune, Memory: run_memory, Convert: run_convert, Corpus: run_corpus,
+  List: run_list, Info: run_info,
 }  # fmt: skip
 
 

@@ -10,22 +10,20 @@ Letters: B batch, S cache length, T padded length of a prompt.
 
 import atexit
 import collections
+import contextlib
 import itertools
-import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate
-from specjax.decoding.decoder import Decoder, Numbers, check_settings, padded
+from specjax.decoding.decoder import Decoder, check_settings, padded
 from specjax.decoding.model import Prompt
 from specjax.decoding.rows import Rows
-
-Reason = Literal["stop", "length", "cancelled"]
+from specjax.decoding.ticket import Ticket
 
 
 class Busy(RuntimeError):
@@ -34,71 +32,6 @@ class Busy(RuntimeError):
 
 class Closed(RuntimeError):
   """The engine takes no request any more."""
-
-
-class Ticket:
-  """A request that an engine has taken. Iterating over it gives its new ids in pieces.
-
-  Attributes:
-    ids: those of the prompt.
-    tokens: the new ids so far.
-    forwards: passes of the model so far, prefill excluded; a stop id of the request's own is seen
-      after the rounds in which it was said.
-    reason: how the answer ended: with a stop token or a stop word of the decoder's, with its
-      budget, or cancelled; None before that, and where it failed.
-    error: what ended it instead, such as FloatingPointError where the model's logits became NaN.
-  """
-
-  reason: Reason | None
-  error: Exception | None
-
-  def __init__(
-    self, engine: "Engine", ids: list[int], budget: int, settings: Numbers | None, seed: int | None,
-    number: int, stop: frozenset[int], tell: Callable[[], None],
-  ):  # fmt: skip
-    self.ids, self.tokens, self.forwards = ids, list[int](), 0
-    self.reason = self.error = None
-    self._engine, self._budget, self._settings, self._seed = engine, budget, settings, seed
-    self._number, self._stop, self._tell = number, stop, tell
-    self._pieces = queue.SimpleQueue[list[int] | None]()
-    self._given_up = False
-
-  @property
-  def ended(self) -> bool:
-    """Whether nothing more will come."""
-    return self.reason is not None or self.error is not None
-
-  def __iter__(self) -> Iterator[list[int]]:
-    """The pieces as they come; it raises `error` where there is one."""
-    while (piece := self._pieces.get()) is not None:
-      yield piece
-    self._pieces.put(None)
-    if self.error is not None:
-      raise self.error
-
-  def wait(self) -> list[int]:
-    """All new ids, once the answer has ended; it raises `error` where there is one."""
-    collections.deque(self, maxlen=0)
-    return self.tokens
-
-  def cancel(self) -> None:
-    """Gives the request up: it leaves the queue, or its row within a few rounds."""
-    self._engine._give_up(self)
-
-  def _add(self, new: list[int]) -> bool:
-    """Hands out new ids up to a stop id of the request's own, and says whether there was one."""
-    stops = [i for i, token in enumerate(new) if token in self._stop]
-    new = new[: stops[0] + 1] if stops else new
-    self.tokens += new
-    if new:
-      self._pieces.put(new)
-      self._tell()
-    return bool(stops)
-
-  def _end(self, reason: Reason | None, error: Exception | None = None) -> None:
-    self.reason, self.error = reason, error
-    self._pieces.put(None)
-    self._tell()
 
 
 class Engine:
@@ -134,6 +67,7 @@ class Engine:
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
     self._changed = threading.Condition()
     self._closed = self._finishing = False
+    self._mesh = jax.sharding.get_mesh()  # the thread would have none
     # At the interpreter's end a thread that computes must have ended.
     atexit.register(self.close)
     self._thread = threading.Thread(target=self._work, name="specjax engine", daemon=True)
@@ -191,7 +125,7 @@ class Engine:
       checks.whole("seed", seed, 0, checks.SEED)
     checks.whole("number", number)
     ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
-    ticket = Ticket(self, ids, max_new_tokens, settings, seed, number, ends, tell)
+    ticket = Ticket(ids, max_new_tokens, settings, seed, number, ends, tell, self._give_up)
     with self._changed:
       if self.closed:
         raise Closed("the engine is closed: it takes no more requests.")
@@ -221,26 +155,29 @@ class Engine:
 
   def _give_up(self, ticket: Ticket) -> None:
     with self._changed:
-      ticket._given_up = True
+      ticket.given_up = True
       if ticket in self._waiting:
         self._waiting.remove(ticket)
-        ticket._end("cancelled")
+        ticket.end("cancelled")
 
   def _work(self) -> None:
     failure: Exception | None = None
     try:
-      rows = Rows(self.decoder, self.capacity, self.lengths[0])
-      while self._admit(rows):
-        self._hand_out(rows)
+      with contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh):
+        rows = Rows(self.decoder, self.capacity, self.lengths[0])
+        while self._admit(rows):
+          self._hand_out(rows)
     except Exception as error:  # what is not a request's own fault ends all of them
       failure = error
-    with self._changed:
-      self._closed = True
-      left = [*self._held.values(), *self._waiting]
-      self._held.clear()
-      self._waiting.clear()
-    for ticket in left:
-      ticket._end(None if failure else "cancelled", failure)
+      raise
+    finally:
+      with self._changed:
+        self._closed = True
+        left = [*self._held.values(), *self._waiting]
+        self._held.clear()
+        self._waiting.clear()
+      for ticket in left:
+        ticket.end(None if failure else "cancelled", failure)
 
   def _admit(self, rows: Rows) -> bool:
     """Waits until there is something to do and fills the free rows; False is the end."""
@@ -253,9 +190,9 @@ class Engine:
       fresh = [(b, self._waiting.popleft()) for b in free[: len(self._waiting)]]
       self._held.update(fresh)
     for b, ticket in fresh:
-      limit = np.array([len(ticket.ids) + ticket._budget])
+      limit = np.array([len(ticket.ids) + ticket.budget])
       request = self.decoder.request(
-        np.array([ticket._number]), limit, settings=ticket._settings, seed=ticket._seed
+        np.array([ticket.number]), limit, settings=ticket.settings, seed=ticket.seed
       )
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
       rows.admit(b, ticket.ids, T, request)
@@ -267,24 +204,24 @@ class Engine:
     for b, ticket in list(self._held.items()):
       ticket.forwards = int(seen.stats.forwards[b])
       first = len(ticket.ids) + len(ticket.tokens)
-      stopped = ticket._add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
-      if not (stopped or seen.done[b] or ticket._given_up):
+      stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
+      if not (stopped or seen.done[b] or ticket.given_up):
         continue
       if not seen.done[b]:
         rows.free(b)
       with self._changed:
         del self._held[b]
       if seen.failed[b] and not stopped:
-        ticket._end(None, self.decoder.failure(seen, b, f"prompt {ticket._number}"))
+        ticket.end(None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
       elif stopped or (seen.done[b] and self._stopped(ticket)):
-        ticket._end("stop")
+        ticket.end("stop")
       else:
-        ticket._end("length" if seen.done[b] else "cancelled")
+        ticket.end("length" if seen.done[b] else "cancelled")
 
   def _stopped(self, ticket: Ticket) -> bool:
     """Whether a text that is done ended before its budget, or with a stop token at its end."""
     tokens = ticket.tokens
-    return len(tokens) < ticket._budget or tokens[-1] in self.decoder.stop
+    return len(tokens) < ticket.budget or tokens[-1] in self.decoder.stop
 
 
 def _lengths(decoder: Decoder, max_length: int, capacity: int) -> list[int]:

@@ -1,0 +1,35 @@
+"""A server that speaks OpenAI's protocol over one engine.
+
+It needs starlette and uvicorn: `pip install specjax[serve]`. This file imports neither.
+"""
+
+from collections.abc import Callable
+
+from specjax.arguments import Serve
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.engine import Engine
+from specjax.decoding.model import Model
+
+POSITIONS = 4096  # of which a cache has no more, unless it is asked for
+
+
+def command(args: Serve, load: Callable[[], Model]) -> None:
+  """Serves the model that `load` gives, until Ctrl-C or SIGTERM.
+
+  Raises:
+    ValueError: an option that is not accepted, or a package that is not installed.
+  """
+  try:
+    from specjax.serve.run import serve
+  except ModuleNotFoundError as error:
+    if error.name not in ("starlette", "uvicorn"):
+      raise
+    raise ValueError(f"serve needs {error.name}: pip install specjax[serve].") from None
+
+  def make() -> Engine:
+    model = load()
+    most = min(model.config.max_length, POSITIONS) if args.max_length is None else args.max_length
+    decoder = Decoder(model, args.drafter, args.verifier, batch=args.batch)
+    return Engine(decoder, max_length=most, queue=args.queue)
+
+  serve(make, args.host, args.port, args.seconds)
