@@ -32,10 +32,12 @@ _SAME = Config(
 )  # fmt: skip
 
 # The head of each run, its shape, and the other options that differ.
+_ALIKE = (
+  "blockwise", "mlp_speculator", "redrafter", "clover", "clover2", "eagle", "eagle3", "mtp",
+)  # fmt: skip
 _FIVE, _SHARED = {"depth": 5}, {"depth": 5, "shared": True}
 _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-  name: (name, _FIVE, {})
-  for name in ("blockwise", "mlp_speculator", "redrafter", "clover", "clover2", "eagle", "eagle3")
+  name: (name, _FIVE, {}) for name in _ALIKE
 } | {
   "medusa": ("medusa", _SHARED, {}),
   "hydra": ("hydra", _SHARED, {}),

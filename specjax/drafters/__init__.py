@@ -28,6 +28,7 @@ from specjax.drafters.layerskip import layerskip
 from specjax.drafters.lookahead import lookahead
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
+from specjax.drafters.mtp import MTPConfig, mtp
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
@@ -62,5 +63,5 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "hidden_transfer": (hidden_transfer, HiddenTransferConfig), "ppd": (ppd, PPDConfig),
   "eagle": (eagle, EagleConfig), "eagle3": (eagle3, Eagle3Config), "hydra": (hydra, HydraConfig),
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
-  "redrafter": (redrafter, ReDrafterConfig),
+  "redrafter": (redrafter, ReDrafterConfig), "mtp": (mtp, MTPConfig),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-3 against their formulas in NumPy, and their caches against recomputation."""
+"""EAGLE, EAGLE-3 and heads like them: their formulas in NumPy, and caches against recomputation."""
 
 import functools
 
@@ -14,6 +14,7 @@ from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
+from specjax.drafters.mtp import MTPConfig, mtp
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import target
@@ -33,6 +34,7 @@ HEADS = {
   "eagle, no bias": eagle(target(MODEL), EagleConfig(depth=D, bias=False)),
   "eagle3": eagle3(target(MODEL), Eagle3Config(depth=D, mlp_width=10)),
   "eagle3, two hidden_layers": eagle3(target(MODEL), Eagle3Config(depth=D, hidden_layers=(4, 0))),
+  "mtp": mtp(target(MODEL), MTPConfig(depth=D)),
 }
 
 
@@ -61,9 +63,12 @@ def rotate(x, t: int):
   )
 
 
-def block(w, x, attended):
-  """One decoder layer over a whole text: x [T, E], attended from `attended` [T, any]."""
+def attention(w, x, attended):
+  """Attention over a whole text, with the stream x [T, E]; attended from `attended` [T, any]."""
   qkv = (attended @ w["qkv"].T + w.get("qkv_bias", 0)).reshape(len(x), H + 2 * K, C)
+  for first, stop, name in ((0, H, "q_norm"), (H, H + K, "k_norm")):
+    if name in w:
+      qkv[:, first:stop] = norm(qkv[:, first:stop], w[name]["weight"])
   out = x.copy()
   for t in range(len(x)):
     heads = []
@@ -73,8 +78,38 @@ def block(w, x, attended):
       p = np.exp(scores - np.max(scores))
       heads.append(p / p.sum() @ qkv[: t + 1, H + K + g])
     out[t] += w["out"] @ np.concatenate(heads)
-  gate, up = np.split(norm(out, w["mlp_norm"]["weight"]) @ w["gate_up"].T, 2, axis=-1)
-  return out + (gate / (1 + np.exp(-gate)) * up) @ w["down"].T
+  return out
+
+
+def gated(x, gate_up, down):
+  """The MLP of x [T, E], which is normed already."""
+  gate, up = np.split(x @ gate_up.T, 2, axis=-1)
+  return (gate / (1 + np.exp(-gate)) * up) @ down.T
+
+
+def block(w, x, attended):
+  """One decoder layer over a whole text: x [T, E], attended from `attended` [T, any]."""
+  out = attention(w, x, attended)
+  return out + gated(norm(out, w["mlp_norm"]["weight"]), w["gate_up"], w["down"])
+
+
+def eagle_layer(w, state, e):
+  x = np.concatenate([e, state], -1) @ w["fc"].T + w.get("fc_bias", 0)
+  return block(w["layers"]["layer_0"], x, x)
+
+
+def eagle3_layer(w, state, e):
+  normed = norm(e, w["input_norm"]["weight"]), norm(state, w["hidden_norm"]["weight"])
+  return block(w["layers"]["layer_0"], state, np.concatenate(normed, -1))
+
+
+def mtp_layer(w, state, e):
+  normed = norm(e, w["token_norm"]["weight"]), norm(state, w["state_norm"]["weight"])
+  x, layer = np.concatenate(normed, -1) @ w["projection"].T, w["layers"]["layer_0"]
+  return norm(block(layer, x, norm(x, layer["attention_norm"]["weight"])), w["norm"]["weight"])
+
+
+LAYERS = {"eagle": eagle_layer, "eagle3": eagle3_layer, "mtp": mtp_layer}
 
 
 def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray]:
@@ -87,14 +122,7 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
     pairs = list(hidden[: t + 1])
   for _ in range(D):
     state, e = np.stack(pairs), embedding[tokens[1 : len(pairs) + 1]]
-    if name.startswith("eagle3"):
-      x = state
-      attended = np.concatenate(
-        [norm(e, w["input_norm"]["weight"]), norm(state, w["hidden_norm"]["weight"])], -1
-      )
-    else:
-      x = attended = np.concatenate([e, state], -1) @ w["fc"].T + w.get("fc_bias", 0)
-    pairs.append(block(w["layers"]["layer_0"], x, attended)[-1])
+    pairs.append(LAYERS[HEADS[name].name](w, state, e)[-1])
   return pairs[t + 1 :]
 
 
