@@ -23,6 +23,7 @@ class MakeLayers(Protocol):
   attention_input=None) and returns x, the KV, and more; see `models.transformer.Layers`.
 
   Args:
+    mlp: False leaves the MLPs out, for drafters that have others in their place.
     mlp_width: 0 is the target's.
     attention_width: the width of `attention_input`, where one is given.
     window, qk_norm: False leaves out the target's sliding window, or its norms on q and k.
@@ -30,8 +31,9 @@ class MakeLayers(Protocol):
   """
 
   def __call__(
-    self, count: int = 1, *, mlp_width: int = 0, attention_width: int | None = None,
-    window: bool = True, qk_norm: bool = True, qkv_bias: bool | None = None,
+    self, count: int = 1, *, mlp: bool = True, mlp_width: int = 0,
+    attention_width: int | None = None, window: bool = True, qk_norm: bool = True,
+    qkv_bias: bool | None = None,
   ) -> Any: ...  # fmt: skip
 
 

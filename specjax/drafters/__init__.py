@@ -24,6 +24,7 @@ from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transf
 from specjax.drafters.history import history
 from specjax.drafters.hydra import HydraConfig, hydra
 from specjax.drafters.jacobi import jacobi
+from specjax.drafters.jakiro import JakiroConfig, jakiro
 from specjax.drafters.layerskip import layerskip
 from specjax.drafters.lookahead import lookahead
 from specjax.drafters.medusa import MedusaConfig, medusa
@@ -64,4 +65,5 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "eagle": (eagle, EagleConfig), "eagle3": (eagle3, Eagle3Config), "hydra": (hydra, HydraConfig),
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
   "redrafter": (redrafter, ReDrafterConfig), "mtp": (mtp, MTPConfig),
+  "jakiro": (jakiro, JakiroConfig),
 }  # fmt: skip

@@ -119,6 +119,12 @@ class Pseudo(NamedTuple):
   enter: Enter
 
 
+class Feature(Protocol):
+  """What of a state [..., E'] of depth d = 1..D (static) is like the target's state: [..., E]."""
+
+  def __call__(self, state: Array, d: int) -> Array: ...
+
+
 class Head(NamedTuple):
   """A draft head, before its tree is chosen. Heads differ in how a guess depends on those before:
 
@@ -139,6 +145,7 @@ class Head(NamedTuple):
     first: makes the carry at the root of what is kept, by default the same.
     step, attend, pseudo: one of them is given at most.
     hidden_layers: layers of the target whose input `memory` reads, see `Features` (static).
+    feature: what the loss term of that name compares; the whole state by default.
   """
 
   name: str
@@ -153,3 +160,4 @@ class Head(NamedTuple):
   attend: Attend | None = None
   pseudo: Pseudo | None = None
   hidden_layers: tuple[int, ...] = ()
+  feature: Feature = lambda state, d: state

@@ -38,11 +38,13 @@ def _rotate(x: Array, angle: Array) -> Array:
 class Block(nn.Module):
   """Attention and gated MLP, each behind a norm, on the residual stream.
 
-  `attention_width` is that of `attention_input`, where one is given.
+  `attention_width` is that of `attention_input`, where one is given. Without `has_mlp` the layer is
+  attention alone.
   """
 
   config: Config
   attention_width: int | None = None
+  has_mlp: bool = True
 
   def setup(self):
     c = self.config
@@ -57,10 +59,11 @@ class Block(nn.Module):
     if c.qk_norm:
       self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
     self.out = weight(self, "out", out_init, (c.width, H * C))
-    self.mlp_norm = RMSNorm(c.norm_epsilon)
-    of_mlp = {"gate": c.mlp_width, "up": c.mlp_width}
-    self.gate_up = self._fused("gate_up", of_mlp, _INIT, c.width)
-    self.down = weight(self, "down", out_init, (c.width, c.mlp_width))
+    if self.has_mlp:
+      self.mlp_norm = RMSNorm(c.norm_epsilon)
+      of_mlp = {"gate": c.mlp_width, "up": c.mlp_width}
+      self.gate_up = self._fused("gate_up", of_mlp, _INIT, c.width)
+      self.down = weight(self, "down", out_init, (c.width, c.mlp_width))
 
   def _fused(self, name: str, rows: dict[str, int], init, *inputs: int) -> Fused:
     """The weight `name`, or its parts where the params hold them apart."""
@@ -116,7 +119,7 @@ class Block(nn.Module):
   def __call__(self, x, angle, mask, prefix, earlier=None, attention_input=None):
     """The layer, for the arguments of `attended`: (x [B, N, E], k [B, K, N, C], v)."""
     x, k, v = self.attended(x, angle, mask, prefix, earlier, attention_input)
-    return x + self.mlp(x), k, v
+    return x + self.mlp(x) if self.has_mlp else x, k, v
 
 
 def angles(config: Config, position: Array) -> Array:
@@ -134,11 +137,14 @@ class Layers(nn.Module):
 
   config: Config
   attention_width: int | None = None
+  has_mlp: bool = True
 
   def setup(self):
     c = self.config
     widths = [self.attention_width] + [None] * (c.layers - 1)
-    self.blocks = [Block(c, width, name=f"layer_{i}") for i, width in enumerate(widths)]
+    self.blocks = [
+      Block(c, width, self.has_mlp, name=f"layer_{i}") for i, width in enumerate(widths)
+    ]
 
   def __call__(
     self, x, position, mask, cache=None, earlier=None, attention_input=None, visible=None, *,
@@ -270,14 +276,15 @@ def target(config: Config) -> Target:
     return params["params"]["embedding" if config.tied else "lm_head"]
 
   def make_layers(
-    count=1, *, mlp_width=0, attention_width=None, window=True, qk_norm=True, qkv_bias=None
-  ):
+    count=1, *, mlp=True, mlp_width=0, attention_width=None, window=True, qk_norm=True,
+    qkv_bias=None,
+  ):  # fmt: skip
     own = dataclasses.replace(
       config, layers=count, mlp_width=mlp_width or config.mlp_width,
       window=config.window if window else None, qk_norm=config.qk_norm and qk_norm,
       qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
     )  # fmt: skip
-    return Layers(own, attention_width)
+    return Layers(own, attention_width, mlp)
 
   def last_layer(params: Params) -> tuple[Params, Params]:
     own = params["params"]

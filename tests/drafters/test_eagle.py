@@ -14,6 +14,7 @@ from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
+from specjax.drafters.jakiro import JakiroConfig, jakiro
 from specjax.drafters.mtp import MTPConfig, mtp
 from specjax.models import transformer
 from specjax.models.config import Config
@@ -35,6 +36,7 @@ HEADS = {
   "eagle3": eagle3(target(MODEL), Eagle3Config(depth=D, mlp_width=10)),
   "eagle3, two hidden_layers": eagle3(target(MODEL), Eagle3Config(depth=D, hidden_layers=(4, 0))),
   "mtp": mtp(target(MODEL), MTPConfig(depth=D)),
+  "jakiro": jakiro(target(MODEL), JakiroConfig(depth=D)),
 }
 
 
@@ -83,7 +85,7 @@ def attention(w, x, attended):
 
 def gated(x, gate_up, down):
   """The MLP of x [T, E], which is normed already."""
-  gate, up = np.split(x @ gate_up.T, 2, axis=-1)
+  gate, up = np.split(x @ np.transpose(gate_up), 2, axis=-1)
   return (gate / (1 + np.exp(-gate)) * up) @ down.T
 
 
@@ -109,7 +111,26 @@ def mtp_layer(w, state, e):
   return norm(block(layer, x, norm(x, layer["attention_norm"]["weight"])), w["norm"]["weight"])
 
 
-LAYERS = {"eagle": eagle_layer, "eagle3": eagle3_layer, "mtp": mtp_layer}
+def softmax(x):
+  return np.exp(x) / np.exp(x).sum()
+
+
+def jakiro_layer(w, state, e):
+  """The next states and those after them, side by side."""
+  z, mlp = np.concatenate([e, state], -1) @ w["fc"].T + w["fc_bias"], w["experts"]
+  x, rows = attention(w["attention"]["layer_0"], z, z), []
+  for y in norm(x, w["mlp_norm"]["weight"]):
+    experts = [gated(y, *pair) for pair in zip(mlp["gate_up"], mlp["down"], strict=True)]
+    a, b = softmax(mlp["router"][:2] @ y), softmax(mlp["router"][2:] @ y)
+    best = int(a[1] > a[0])
+    contrast = b[0] * experts[best] - b[1] * experts[1 - best]
+    rows.append(np.concatenate([a[0] * experts[0] + a[1] * experts[1], contrast]))
+  return np.concatenate([x, x], -1) + rows
+
+
+LAYERS = {
+  "eagle": eagle_layer, "eagle3": eagle3_layer, "mtp": mtp_layer, "jakiro": jakiro_layer,
+}  # fmt: skip
 
 
 def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray]:
@@ -120,10 +141,14 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
     pairs = list(np.concatenate(hidden_layers, -1)[: t + 1] @ w["fc"].T)
   else:
     pairs = list(hidden[: t + 1])
+  states: list[np.ndarray] = []
   for _ in range(D):
     state, e = np.stack(pairs), embedding[tokens[1 : len(pairs) + 1]]
-    pairs.append(LAYERS[HEADS[name].name](w, state, e)[-1])
-  return pairs[t + 1 :]
+    output = LAYERS[HEADS[name].name](w, state, e)[-1]
+    pairs.append(output[:E])
+    above = states[-1][E : 2 * E] if name == "jakiro" and states else []
+    states.append(np.concatenate([output, above]))
+  return states
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -202,6 +227,42 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
         np.testing.assert_allclose(a[row, :, :n], b[row, :, :n], rtol=1e-3, atol=1e-4)
   assert state.stats.accepted[:, 2:].sum() > 2  # rounds that committed several rows
   assert 0 < state.done.sum() < B
+
+
+def test_what_is_read_of_a_wide_state_and_what_is_like_the_targets():
+  state = np.random.default_rng(4).normal(size=(2, 3 * E)).astype(np.float32)
+  mixture, _, above = np.split(state, 3, -1)
+  for name, d, wide, read, feature in (
+    ("jakiro", 1, state[:, : 2 * E], mixture, mixture), ("jakiro", 2, state, mixture, mixture),
+    ("jakiro", D, state, above, above),
+  ):  # fmt: skip
+    head, (model, own) = HEADS[name], weights_of(name)
+    want = read @ model["params"]["lm_head"].T
+    np.testing.assert_allclose(head.read(own, model, wide, d), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(head.feature(wide, d), feature)
+
+
+def test_the_last_two_depths_of_jakiro_are_one_pass():
+  """Its last row is dead code: nothing but the reading is paid for one more level."""
+  head, (model, own) = HEADS["jakiro"], weights_of("jakiro")
+
+  def flops(depth: int) -> float:
+    drafter = drafting.drafter(head, tuple((0,) * d for d in range(1, depth + 1)))
+    tokens, length = jnp.zeros((1, 8), jnp.int32), jnp.full(1, 5, jnp.int32)
+    features = Features(jnp.zeros((1, 6, E)))
+
+    def draft(own, model):
+      context = Context(tokens, length)
+      state = drafter.init(own, model, context, features, 16)
+      return drafter.propose(own, model, state, context, None, None)[0]
+
+    cost = jax.jit(draft).lower(own, model).compile().cost_analysis()
+    assert cost is not None
+    return cost["flops"]
+
+  one, two, three = map(flops, range(1, D + 1))
+  layer = sum(x.size for x in jax.tree.leaves(own["params"]))
+  assert three - two < layer < two - one
 
 
 def test_eagle3_starts_from_the_targets_head_over_its_own_vocabulary():

@@ -130,8 +130,8 @@ class Objective:
         flat, own = logits.reshape(-1, logits.shape[-1]), own.reshape(-1, own.shape[-1])
         teacher = linear(own, matrix).astype(jnp.float32)
         right = (flat.argmax(-1) == label).astype(jnp.float32)
-        state = state.reshape(-1, state.shape[-1])
-        guess = losses.Guess(state, flat, label, teacher, own)
+        state = self.head.feature(state, d)
+        guess = losses.Guess(state.reshape(-1, state.shape[-1]), flat, label, teacher, own)
         return losses.total(weights, guess, weight), losses.mean(right, weight)
 
       loss, metrics[f"accuracy_{d}"] = at_depth(state, own)

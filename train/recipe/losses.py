@@ -27,7 +27,7 @@ class Guess(NamedTuple):
   """What a term may read.
 
   Attributes:
-    state: [P, E'], the head's state; E' = E where "feature" has a weight.
+    state: [P, E'], the head's `feature`; E' = E where "feature" has a weight.
     logits: f32[P, V], the head's logits.
     labels: i32[P], the tokens of the text.
     teacher: f32[P, V], the target's logits.
