@@ -34,7 +34,7 @@ _SAME = Config(
 # The head of each run, its shape, and the other options that differ.
 _ALIKE = (
   "blockwise", "mlp_speculator", "redrafter", "clover", "clover2", "eagle", "eagle3", "mtp",
-  "jakiro",
+  "jakiro", "griffin",
 )  # fmt: skip
 _FIVE, _SHARED = {"depth": 5}, {"depth": 5, "shared": True}
 _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

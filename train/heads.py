@@ -118,7 +118,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   model = answers.teacher(config.model, causal=True)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = heads[name][0](model.target, config.head)
-  weights = losses.chosen(config.loss) if config.loss else head.loss
+  weights = losses.chosen(config.loss, head.loss) if config.loss else head.loss
   V = model.config.vocab_size
   W = config.draft_vocab if 0 < config.draft_vocab < V else None
   print(sizes(head, checkpoint.abstract(head, model.config, W)))

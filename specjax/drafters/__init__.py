@@ -20,6 +20,7 @@ from specjax.drafters.dynamic_exit import dynamic_exit
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.drafters.first_of import first_of
+from specjax.drafters.griffin import GriffinConfig, griffin
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.history import history
 from specjax.drafters.hydra import HydraConfig, hydra
@@ -65,5 +66,5 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "eagle": (eagle, EagleConfig), "eagle3": (eagle3, Eagle3Config), "hydra": (hydra, HydraConfig),
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
   "redrafter": (redrafter, ReDrafterConfig), "mtp": (mtp, MTPConfig),
-  "jakiro": (jakiro, JakiroConfig),
+  "jakiro": (jakiro, JakiroConfig), "griffin": (griffin, GriffinConfig),
 }  # fmt: skip

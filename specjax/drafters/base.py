@@ -37,11 +37,12 @@ class LossWeights:
   """What the terms of the loss weigh, by their names in `train.recipe.losses.TERMS`.
 
   The weight of "hard" is 1 and that of every other term 0 where it is not given. Depth d = 1..D
-  weighs decay ** (d - 1).
+  weighs decay ** (d - 1). With `within` > 0, a depth learns only where the tokens of all depths
+  before it are among that many best guesses there: later ones would never be reached.
   """
 
-  def __init__(self, *, decay: float = 0.8, **terms: float):
-    self.terms, self.decay = {"hard": 1.0} | terms, decay
+  def __init__(self, *, decay: float = 0.8, within: int = 0, **terms: float):
+    self.terms, self.decay, self.within = {"hard": 1.0} | terms, decay, within
 
 
 class Init(Protocol):

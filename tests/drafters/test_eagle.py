@@ -14,6 +14,7 @@ from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
+from specjax.drafters.griffin import GriffinConfig, griffin
 from specjax.drafters.jakiro import JakiroConfig, jakiro
 from specjax.drafters.mtp import MTPConfig, mtp
 from specjax.models import transformer
@@ -37,6 +38,7 @@ HEADS = {
   "eagle3, two hidden_layers": eagle3(target(MODEL), Eagle3Config(depth=D, hidden_layers=(4, 0))),
   "mtp": mtp(target(MODEL), MTPConfig(depth=D)),
   "jakiro": jakiro(target(MODEL), JakiroConfig(depth=D)),
+  "griffin": griffin(target(MODEL), GriffinConfig(depth=D, mlp_width=10)),
 }
 
 
@@ -128,9 +130,23 @@ def jakiro_layer(w, state, e):
   return np.concatenate([x, x], -1) + rows
 
 
+def griffin_layer(w, state, e):
+  """What the LM head reads and the next states, side by side."""
+  z = np.concatenate([e, state], -1) @ w["fc"].T + w["fc_bias"]
+  normed = norm(z, w["fused_norm"]["weight"]), norm(e, w["token_norm"]["weight"])
+  units = np.concatenate(normed, -1) @ w["fuse_up"].T
+  z = z + units / (1 + np.exp(-units)) @ w["fuse_down"].T
+  x = attention(w["attention"]["layer_0"], z, z)
+  y = gated(norm(x, w["mlp_norm"]["weight"]), w["gate_up"], w["down"])
+  return np.concatenate([x, x], -1) + y
+
+
 LAYERS = {
   "eagle": eagle_layer, "eagle3": eagle3_layer, "mtp": mtp_layer, "jakiro": jakiro_layer,
+  "griffin": griffin_layer,
 }  # fmt: skip
+# Where in a layer's output the next pair's state is.
+STATE = {"griffin": slice(E, None)}
 
 
 def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray]:
@@ -145,7 +161,7 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
   for _ in range(D):
     state, e = np.stack(pairs), embedding[tokens[1 : len(pairs) + 1]]
     output = LAYERS[HEADS[name].name](w, state, e)[-1]
-    pairs.append(output[:E])
+    pairs.append(output[STATE.get(name, slice(E))])
     above = states[-1][E : 2 * E] if name == "jakiro" and states else []
     states.append(np.concatenate([output, above]))
   return states
@@ -231,10 +247,10 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
 
 def test_what_is_read_of_a_wide_state_and_what_is_like_the_targets():
   state = np.random.default_rng(4).normal(size=(2, 3 * E)).astype(np.float32)
-  mixture, _, above = np.split(state, 3, -1)
+  mixture, contrast, above = np.split(state, 3, -1)
   for name, d, wide, read, feature in (
     ("jakiro", 1, state[:, : 2 * E], mixture, mixture), ("jakiro", 2, state, mixture, mixture),
-    ("jakiro", D, state, above, above),
+    ("jakiro", D, state, above, above), ("griffin", D, state[:, : 2 * E], mixture, contrast),
   ):  # fmt: skip
     head, (model, own) = HEADS[name], weights_of(name)
     want = read @ model["params"]["lm_head"].T

@@ -77,17 +77,21 @@ def points(objective, batch, d: int):
     yield b, m, int(place) if (place := objective.place[ids[b, m]]) >= 0 else None
 
 
-@pytest.mark.parametrize("weights", [(0.5, 2.0, 0.25, 0.6), (1.0, 0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+  ("weights", "within"),
+  [((0.5, 2.0, 0.25, 0.6), 0), ((1.0, 0.0, 0.0, 0.0), 0), ((1.0, 0.5, 0.0, 1.0), 9)],
+)
 @REDUCED
-def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
+def test_the_loss_is_that_of_a_plain_loop(reduced, weights, within):
+  """Also where a depth learns only from the positions whose earlier tokens were nearly guessed."""
   objective, params, target_params, batch, states, logits = objective_of(reduced)
-  numbers, weights = weights, losses.chosen(weights)
+  numbers, weights = weights, losses.chosen(weights, LossWeights(within=within))
   call = jax.jit(objective.loss, static_argnums=3)
   total, metrics = call(params, target_params, batch, weights)
   ids = params.get("vocabulary", np.arange(20))
   matrix = np.asarray(target_params["params"]["embedding"])[ids]
   hidden = batch.examples.features.hidden.astype(np.float64)
-  expected = 0.0
+  expected, reached = 0.0, set(np.ndindex(batch.weight.shape[:2]))
   for d in (1, 2, 3):
     terms, right = [], []
     for b, m, label in points(objective, batch, d):
@@ -99,8 +103,14 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights):
       error = np.abs(states[d - 1][b, m] - own)
       smooth = np.where(error < 1, error**2 / 2, error - 0.5).mean()
       teacher = np.exp(log_softmax(matrix @ own))
-      terms.append((-log_probs[label], -(teacher * log_probs).sum(), smooth))
+      if (b, m) in reached:
+        terms.append((-log_probs[label], -(teacher * log_probs).sum(), smooth))
       right.append(log_probs.argmax() == label)
+    assert (len(terms) < len(right)) == (within > 0 and d > 1)
+    for b, m in reached.copy() if within else ():
+      label = objective.place[batch.labels[b, m, d - 1]]
+      if label not in np.argsort(-logits[d - 1][b, m])[:within]:
+        reached.remove((b, m))
     expected += weights.decay ** (d - 1) * np.mean(terms, 0) @ numbers[:3]
     np.testing.assert_allclose(metrics[f"accuracy_{d}"], np.mean(right), rtol=1e-5)
   np.testing.assert_allclose(total, expected, rtol=1e-4)

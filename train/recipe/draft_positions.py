@@ -117,24 +117,28 @@ class Objective:
     )
     T, total, metrics = hidden.shape[1], jnp.zeros(()), {}
     scales = losses.depth_weights(weights.decay, len(states))
+    reached = jnp.ones(examples.at.size, bool)
     for d, (state, scale) in enumerate(zip(states, scales, strict=True), 1):
       label = jnp.asarray(self.place)[batch.labels[:, :, d - 1]]
       # The head cannot guess a token outside the draft vocabulary and is not trained on it.
-      weight = (batch.weight[:, :, d - 1] & (label >= 0)).astype(jnp.float32).reshape(-1)
-      label = jnp.maximum(label, 0).reshape(-1)
+      label, known = jnp.maximum(label, 0).reshape(-1), (label >= 0).reshape(-1)
+      weight = (batch.weight[:, :, d - 1].reshape(-1) & known).astype(jnp.float32)
       own = at(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
 
       @jax.checkpoint
-      def at_depth(state, own, label=label, weight=weight, d=d):
+      def at_depth(state, own, reached, label=label, known=known, weight=weight, d=d):
         logits = self.head.read(params, target_params, state, d)
         flat, own = logits.reshape(-1, logits.shape[-1]), own.reshape(-1, own.shape[-1])
         teacher = linear(own, matrix).astype(jnp.float32)
         right = (flat.argmax(-1) == label).astype(jnp.float32)
         state = self.head.feature(state, d)
         guess = losses.Guess(state.reshape(-1, state.shape[-1]), flat, label, teacher, own)
-        return losses.total(weights, guess, weight), losses.mean(right, weight)
+        loss = losses.total(weights, guess, jnp.where(reached, weight, 0.0))
+        if weights.within:
+          reached = reached & known & losses.within(flat, label, weights.within)
+        return loss, losses.mean(right, weight), reached
 
-      loss, metrics[f"accuracy_{d}"] = at_depth(state, own)
+      loss, metrics[f"accuracy_{d}"], reached = at_depth(state, own, reached)
       if scale:
         total = total + scale * loss
     return total, {"loss": total, **metrics}

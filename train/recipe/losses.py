@@ -65,8 +65,17 @@ def depth_weights(decay: float, depth: int) -> list[float]:
   return [float(decay**d) for d in range(depth)]
 
 
-def chosen(numbers: Sequence[float]) -> LossWeights:
+def within(logits: Array, labels: Array, most: int) -> Array:
+  """bool[P]: whether labels i32[P] are among the `most` best guesses of logits f32[P, V]."""
+  own = jnp.take_along_axis(logits, labels[:, None], 1)
+  return (logits > own).sum(-1) < most
+
+
+def chosen(numbers: Sequence[float], like: LossWeights | None = None) -> LossWeights:
   """The weights of `--loss`: those of the terms in the order of TERMS, then the decay.
+
+  Args:
+    like: gives what these numbers leave open.
 
   Raises:
     ValueError: there is no weight, or there are more than there are terms.
@@ -74,7 +83,8 @@ def chosen(numbers: Sequence[float]) -> LossWeights:
   if not 2 <= len(numbers) <= len(TERMS) + 1:
     raise ValueError(f"loss={' '.join(map(str, numbers))}: accepted are weights of "
                      f"{', '.join(TERMS)}, one or more in this order, then the decay.")  # fmt: skip
-  return LossWeights(decay=numbers[-1], **dict(zip(TERMS, numbers[:-1], strict=False)))
+  terms = dict(zip(TERMS, numbers[:-1], strict=False))
+  return LossWeights(decay=numbers[-1], within=like.within if like else 0, **terms)
 
 
 def total(weights: LossWeights, guess: Guess, weight: Array) -> Array:
