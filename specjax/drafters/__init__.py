@@ -14,6 +14,7 @@ from specjax.drafters.blockwise import BlockwiseConfig, blockwise
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, clover2
 from specjax.drafters.denoiser import denoiser
+from specjax.drafters.dflash import DFlashConfig, dflash
 from specjax.drafters.draft_model import draft_model
 from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.dynamic_exit import dynamic_exit
@@ -67,4 +68,5 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
   "redrafter": (redrafter, ReDrafterConfig), "mtp": (mtp, MTPConfig),
   "jakiro": (jakiro, JakiroConfig), "griffin": (griffin, GriffinConfig),
+  "dflash": (dflash, DFlashConfig),
 }  # fmt: skip

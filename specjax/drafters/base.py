@@ -101,6 +101,22 @@ class Attend(Protocol):
   ) -> tuple[Array, KV]: ...  # fmt: skip
 
 
+class Block(Protocol):
+  """All guesses after M roots at once: states [B, M, D, E'].
+
+  Args:
+    last: [B, M, any], what `Head.memory` keeps there.
+    position: i32[B, M], that of the newest row of text which a root sees.
+    sees: bool[B, M, S], which of the `earlier` rows a root sees; None while drafting, where the
+      text is in the `cache`.
+  """
+
+  def __call__(
+    self, params: Params, target_params: Params, last: Array, position: Array,
+    sees: Array | None = None, cache: Cache | None = None, earlier: KV | None = None,
+  ) -> Array: ...  # fmt: skip
+
+
 class Enter(Protocol):
   """Pseudo rows k = 1..D (static) as they enter, [B, G, E], from the stream [B, G, E] of their G
   nodes."""
@@ -129,7 +145,8 @@ class Feature(Protocol):
 class Head(NamedTuple):
   """A draft head, before its tree is chosen. Heads differ in how a guess depends on those before:
 
-    not at all              `first` gives the states [B, M, D, E'] of all depths
+    not at all              `first` gives the states [B, M, D, E'] of all depths, or `block`,
+                            which attends to the text
     through a carry         `step` takes in one token after the other
     by attention            `attend` sees the rows of guesses above; `memory` gives depth 1
     in the target's pass    `pseudo` rows are guessed while the target verifies
@@ -144,7 +161,7 @@ class Head(NamedTuple):
     memory: layers over the committed text, whose cache and newest output are kept; None keeps the
       target's newest state [B, E] after its final norm.
     first: makes the carry at the root of what is kept, by default the same.
-    step, attend, pseudo: one of them is given at most.
+    block, step, attend, pseudo: one of them is given at most.
     hidden_layers: layers of the target whose input `memory` reads, see `Features` (static).
     feature: what the loss term of that name compares; the whole state by default.
   """
@@ -157,6 +174,7 @@ class Head(NamedTuple):
   read: Read
   memory: TextLayers | None = None
   first: First = lambda params, target_params, last: last
+  block: Block | None = None
   step: Step | None = None
   attend: Attend | None = None
   pseudo: Pseudo | None = None

@@ -66,7 +66,12 @@ def guesser(
 ) -> Guesser:  # fmt: skip
   """The head at the root of a tree of `depth` (static), from what `Head.memory` keeps."""
   ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, head.target.vocab_size)
-  carry = head.first(params, target_params, memory.last(state)[:, None])
+  last = memory.last(state)[:, None]
+  if head.block is None:
+    carry = head.first(params, target_params, last)
+  else:
+    newest = state.cache.length[:, None] - 1
+    carry = head.block(params, target_params, last, newest, cache=state.cache)
   if head.attend is None and head.step is None:
     logits = head.read(params, target_params, carry[:, 0, :depth], None)
     return Guesser(independent(logits), (), (), ids, sampling)
@@ -102,7 +107,12 @@ def unroll(
     return pseudo.unroll(head, params, target_params, examples)
   mask = attention_mask(examples.segment, causal=True)
   text, kv = memory.over_text(head, params, target_params, examples, mask)
-  carry = head.first(params, target_params, at(text, examples.at))
+  last = at(text, examples.at)
+  if head.block is None:
+    carry = head.first(params, target_params, last)
+  else:
+    position, sees = at(examples.position, examples.at), at(mask, examples.at)
+    carry = head.block(params, target_params, last, position, sees, earlier=kv)
   if head.attend is not None:
     attend = functools.partial(head.attend, params, target_params)
     return _attended(attend, head.depth, examples, mask, carry, kv)
