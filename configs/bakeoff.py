@@ -8,8 +8,8 @@ are computed by the first head and shared by all. Every head takes 1500 steps of
 positions with the loss published for it, guesses among the 512 tokens that make up 99.85 % of the
 answers, and reads them out through the target's LM head where the method allows it. Hidden
 Transfer, FIRP and PPD, each of whose guesses passes through layers of the target, take 2 rows a
-step, and PPD, whose guesses pass through all layers, 64 positions of each. DFlash, whose blocks
-pass through its layers whole, does as PPD.
+step, and PPD, whose guesses pass through all layers, 64 positions of each. DFlash and PARD,
+whose blocks pass through their layers whole, do as PPD.
 On 2 CPU cores answers take 40 minutes and states 6; docs/results.md has the minutes of each head.
 """
 
@@ -46,6 +46,7 @@ _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   "hydra_pp": ("hydra", _SHARED | {"prefix": True}, {}),
   "hidden_transfer": ("hidden_transfer", {"depth": 4, "layers": (4, 5, 6, 6)}, {"training": _FEW}),
   "firp": ("hidden_transfer", {"depth": 4}, {"training": _FEW}),
+  "pard": ("pard", _FIVE, {"points": 64, "training": _FEW}),
   "dflash": ("dflash", {"depth": 5, "hidden_layers": (2, 4, 6)}, {"points": 64, "training": _FEW}),
   "ppd": ("ppd", {"depth": 4}, {"points": 64, "training": dataclasses.replace(_FEW, rate=1e-2)}),
 }

@@ -32,6 +32,7 @@ from specjax.drafters.lookahead import lookahead
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.mtp import MTPConfig, mtp
+from specjax.drafters.pard import PARDConfig, pard
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
@@ -68,5 +69,5 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
   "redrafter": (redrafter, ReDrafterConfig), "mtp": (mtp, MTPConfig),
   "jakiro": (jakiro, JakiroConfig), "griffin": (griffin, GriffinConfig),
-  "dflash": (dflash, DFlashConfig),
+  "dflash": (dflash, DFlashConfig), "pard": (pard, PARDConfig),
 }  # fmt: skip

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Target
-from specjax.drafters import draft_vocabulary
+from specjax.drafters import blocks, draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
@@ -64,12 +64,7 @@ class DFlashNet(nn.Module):
     (B, M, E), A = root.shape, depth + 1
     masks = jnp.broadcast_to(self.mask.astype(root.dtype), (B, M, depth, E))
     x = jnp.concatenate([root[:, :, None], masks], 2).reshape(B, M * A, E)
-    ahead = jnp.arange(1, A + 1, dtype=jnp.int32)[None, None]
-    place = (position[:, :, None] + ahead).reshape(B, M * A)
-    mask = jnp.repeat(jnp.repeat(jnp.eye(M, dtype=bool), A, 0), A, 1)
-    mask = jnp.broadcast_to(mask, (B, M * A, M * A))
-    if sees is not None:
-      mask = jnp.concatenate([jnp.repeat(sees, A, 1), mask], 2)
+    place, mask = blocks.laid_out(position, 1, A, sees, causal=False)
     for i, layer in enumerate(self.layers):
       own = None if cache is None else cache._replace(kv=_of_layer(cache.kv, i))
       x, *_ = layer(x, place, mask, own, None if earlier is None else _of_layer(earlier, i))

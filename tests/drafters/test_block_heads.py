@@ -1,4 +1,4 @@
-"""DFlash against its formulas in NumPy, without a cache and one block at a time."""
+"""DFlash and PARD against their formulas in NumPy, without a cache and one block at a time."""
 
 import functools
 
@@ -6,26 +6,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_eagle import MODEL, C, E, H, K, V, gated, norm, rotate
+from test_eagle import MODEL, C, E, H, K, V, block, gated, norm, rotate
 
 from specjax.base import Features
 from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.dflash import DFlashConfig, dflash
+from specjax.drafters.pard import PARDConfig, pard
 from specjax.models import transformer
 from specjax.models.transformer import target
 
-D, T = 3, 18
-CONFIG = DFlashConfig(depth=D, layers=2, hidden_layers=(4, 0))
-HEAD = dflash(target(MODEL), CONFIG)
+D, T, LAYERS = 3, 18, 2
+HEADS = {
+  "dflash": dflash(target(MODEL), DFlashConfig(D, LAYERS, hidden_layers=(4, 0))),
+  "pard": pard(target(MODEL), PARDConfig(D, LAYERS)),
+  "pard, one token": pard(target(MODEL), PARDConfig(1, LAYERS)),
+}
 
 
 @functools.cache
-def weights():
+def weights(name: str):
   """(target params, head params), random."""
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(functools.partial(transformer.init, MODEL), jax.random.key(0))
-  own = jax.eval_shape(HEAD.init, jax.random.key(0), shapes)
+  own = jax.eval_shape(HEADS[name].init, jax.random.key(0), shapes)
   return jax.tree.map(
     lambda x: jnp.asarray(rng.normal(size=x.shape) / 2 + (len(x.shape) == 1), jnp.float32),
     (shapes, own),
@@ -44,17 +48,16 @@ def heads_of(w, x, positions):
   return *turned, v
 
 
-def naive_block(states, root: int):
-  """The D states [D, E] that follow the target's states [n, any] and the token `root`."""
-  model, own = jax.tree.map(np.float64, jax.device_get(weights()))
-  w, n = own["params"], len(states)
+def dflash_block(w, embedding, states, text, depth: int):
+  """The states [D, E] that follow the target's states [n, any] and a text of n + 1 tokens."""
+  n = len(states)
   context = norm(states @ w["fc"].T, w["context_norm"]["weight"])
-  x = np.stack([model["params"]["embedding"][root], *[w["mask"]] * D])
-  for i in range(CONFIG.layers):
+  x = np.stack([embedding[text[-1]], *[w["mask"]] * depth])
+  for i in range(LAYERS):
     layer = w[f"layers_{i}"]["layer_0"]
     _, seen, known = heads_of(layer, context, range(n))
     h = norm(x, layer["attention_norm"]["weight"])
-    q, k, v = heads_of(layer, h, range(n, n + D + 1))
+    q, k, v = heads_of(layer, h, range(n, n + depth + 1))
     k, v, out = np.concatenate([seen, k]), np.concatenate([known, v]), []
     for row in q:
       heads = []
@@ -68,24 +71,42 @@ def naive_block(states, root: int):
   return norm(x, w["norm"]["weight"])[1:]
 
 
-def test_the_published_formulas():
-  model, own = weights()
+def pard_block(w, embedding, states, text, depth: int):
+  """A language model over the text but for its first token, and masks."""
+  x = np.stack([*embedding[text[1:]], *[w["mask"]] * (depth - 1)])
+  for i in range(LAYERS):
+    layer = w["layers"][f"layer_{i}"]
+    x = block(layer, x, norm(x, layer["attention_norm"]["weight"]))
+  return norm(x, w["norm"]["weight"])[-depth:]
+
+
+BLOCKS = {"dflash": dflash_block, "pard": pard_block}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_published_formulas(name):
+  head, (model, own) = HEADS[name], weights(name)
   rng = np.random.default_rng(1)
   segment = np.repeat(np.int32([[0, 1], [2, 2]]), (11, 7), axis=1)  # packed texts
   position = np.stack([[*range(11), *range(7)], range(T)]).astype(np.int32)
   tokens = rng.integers(0, V, (2, T)).astype(np.int32)
   hidden = rng.normal(size=(2, T, E)).astype(np.float32)
-  layers = tuple(rng.normal(size=(2, T, E)).astype(np.float32) for _ in HEAD.hidden_layers)
+  layers = tuple(rng.normal(size=(2, T, E)).astype(np.float32) for _ in head.hidden_layers)
   at = np.array([[7, 0, 12], [0, 14, 2]], np.int32)
   examples = Examples(tokens, position, segment, Features(hidden, layers), at)
-  got = jax.device_get(jax.jit(functools.partial(drafting.unroll, HEAD))(own, model, examples))
-  assert len(got) == D
+  got = jax.device_get(jax.jit(functools.partial(drafting.unroll, head))(own, model, examples))
+  assert len(got) == head.depth
+  w, embedding = (
+    jax.tree.map(np.float64, jax.device_get(x))
+    for x in (own["params"], model["params"]["embedding"])
+  )
   for b, m in np.ndindex(at.shape):
     text = np.flatnonzero(segment[b] == segment[b, at[b, m]])
     seen = text[: at[b, m] - text[0] + 1]
-    states = np.concatenate([x[b, seen] for x in layers], -1).astype(np.float64)
-    want = naive_block(states, tokens[b, at[b, m] + 1])
-    for d in range(D):
+    states = np.concatenate([np.zeros((len(seen), 0)), *(x[b, seen] for x in layers)], -1)
+    text = tokens[b, [*seen, seen[-1] + 1]]
+    want = BLOCKS[head.name](w, embedding, states, text, head.depth)
+    for d in range(head.depth):
       np.testing.assert_allclose(got[d][b, m], want[d], rtol=1e-3, atol=1e-4)
 
 
