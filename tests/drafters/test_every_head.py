@@ -139,6 +139,7 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
     "hydra-all tokens",
     "hidden_transfer-all tokens",
     "eagle3-reduced",
+    "pard-reduced",
   ]
 )
 @pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])

@@ -117,6 +117,20 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights, within):
   assert metrics["loss"] == total
 
 
+def test_a_head_says_what_of_its_states_is_like_the_targets():
+  objective, params, target_params, batch, states, _ = objective_of(False)
+  own = heads.Objective(objective.head._replace(feature=lambda state, d: d * state), None)
+  weights = LossWeights(hard=0.0, feature=1.0, decay=1.0)
+  total, _ = jax.jit(own.loss, static_argnums=3)(params, target_params, batch, weights)
+  expected = 0.0
+  for d in (1, 2, 3):
+    kept = [(b, m) for b, m, _ in points(own, batch, d)]
+    wanted = [batch.examples.features.hidden[b, batch.examples.at[b, m] + d] for b, m in kept]
+    error = np.abs([d * states[d - 1][b, m] for b, m in kept] - np.float64(wanted))
+    expected += np.where(error < 1, error**2 / 2, error - 0.5).mean()
+  np.testing.assert_allclose(total, expected, rtol=1e-4)
+
+
 @REDUCED
 def test_hits_are_those_of_a_plain_loop(reduced):
   objective, params, target_params, batch, _, logits = objective_of(reduced)
