@@ -13,7 +13,7 @@ diffusion). The same command again continues a run that was killed.
 import dataclasses
 import pathlib
 import sys
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +27,7 @@ from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import block_diffusion, forward, run, texts
-from specjax.train.recipe.config import Count, Length, Network, Training
+from specjax.train.recipe.config import Bounds, Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.from_causal import as_denoiser
 from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
@@ -56,7 +56,7 @@ class Config(texts.Config):
   length: Length = 64
   shift: bool = False
   context: bool = False
-  block_length: Count | None = None
+  block_length: Annotated[int | None, Bounds(1)] = None
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
   )
