@@ -3,6 +3,7 @@
 import itertools
 import threading
 
+import jax
 import pytest
 from test_conversation import METHODS, MODEL, NEAR
 
@@ -69,6 +70,15 @@ def test_neighbours_and_the_time_of_admission_do_not_matter(engine, expected):
       tickets[i] = engine.submit(prompt, budget, **asked)
       next(iter(tickets[i]))
     assert [tickets[i].wait() for i in range(len(ASKED))] == expected
+
+
+@pytest.mark.full
+def test_the_thread_has_the_mesh(mesh, expected):
+  with jax.set_mesh(mesh):
+    decoder = Decoder(MODEL.on(mesh), "prompt_lookup-4", "target_only", batch=2, stop=[END])
+    with Engine(decoder, queue=20) as engine:
+      tickets = [engine.submit(prompt, budget, **asked) for prompt, budget, asked in ASKED]
+      assert [ticket.wait() for ticket in tickets] == expected
 
 
 @pytest.mark.full
