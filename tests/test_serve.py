@@ -142,7 +142,7 @@ def test_a_chat(client, model, settings):
   assert parts[-1].choices == [] and parts[-1].usage == found.usage
   assert parts[-2].choices[0].finish_reason == "length"
   texts = [part.choices[0].delta.content or "" for part in parts[:-1]]
-  assert "".join(texts) == expected.text and len(texts) > 3
+  assert "".join(texts) == expected.text and len(texts) >= 3  # a slow reader gets larger pieces
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "sampled", "top_p"])
