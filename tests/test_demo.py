@@ -10,6 +10,7 @@ from rich.console import Console
 
 import specjax
 from specjax.data import spec_bench
+from specjax.decoding.decoder import padded
 
 PATH = pathlib.Path(__file__).parents[1] / "examples" / "demo.py"
 MODEL = specjax.load("gsm8k-7m")
@@ -39,7 +40,7 @@ def test_columns_end_with_the_same_answer_and_their_own_passes(demo):
 def test_questions_compile_alike(demo, tmp_path, monkeypatch):
   assert demo.some_questions.__doc__
   file = tmp_path / "bench.jsonl"
-  texts = ["short", *(f"{i} " * 40 for i in range(9)), "long " * 400]
+  texts = ["short", *(f"{i} " * 20 for i in range(9)), "long " * 400]
   kinds = ["qa", "rag", "translation"]
   records = [{"category": kinds[i % 3], "turns": [text]} for i, text in enumerate(texts)]
   file.write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -47,6 +48,7 @@ def test_questions_compile_alike(demo, tmp_path, monkeypatch):
   out = demo.some_questions(MODEL, tmp_path / "out" / "questions.jsonl")
   chosen = [json.loads(line) for line in pathlib.Path(out).read_text().splitlines()]
   assert len(chosen) == 6 and len({r["category"] for r in chosen}) == 3
-  assert all(64 < len(MODEL.chat(r["turns"][0])) <= 128 for r in chosen)
+  lengths = {padded(len(MODEL.chat(r["turns"][0]))) for r in chosen}
+  assert lengths == {demo.LONGEST}
   monkeypatch.setattr(spec_bench, "LOCAL", tmp_path / "absent")
   assert demo.some_questions(MODEL, tmp_path / "q.jsonl") is None

@@ -36,7 +36,7 @@ from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.drafters import HEADS, none, skipped_layers
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
-from specjax.sampling import Noise, request_keys
+from specjax.sampling import Noise
 from specjax.verifiers.judge import Judge
 
 TOKENIZER = train_words(["copy : Ann Bob Cy Dan = ."])
@@ -227,10 +227,7 @@ def traced(decoder):
   """(the program from the prompt to the end of a round, its weights but the networks')."""
   method = decoder.method
   if isinstance(decoder, Decoder):
-    request = speculate.Request(
-      decoder._settings, request_keys(0, [0]), jnp.array([40], jnp.int32), decoder._stop,
-      decoder._processors,
-    )  # fmt: skip
+    request = decoder.request(np.zeros(1, int), np.array([40]))
 
     def run(weights, request, tokens, length):
       state = speculate.start(method, weights, tokens, length, request, 64)
