@@ -13,6 +13,7 @@ from specjax.decoding.builders.drafters import target_of
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import load
 from specjax.drafters import drafting
+from specjax.drafters.dynamic_exit import unseen
 from specjax.drafters.history import empty
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.skipped_layers import every_second
@@ -57,7 +58,7 @@ def pair(name: str, model):
     return drafters.aggressive(), jnp.asarray(model.encode(BEGINNING))
   build = drafters.DRAFTERS[name]
   begun = {"self_speculative": jnp.asarray(every_second(model.config.layers)),
-           "swift": begin(model.config.layers)}  # fmt: skip
+           "swift": begin(model.config.layers), "del": unseen(model.config.layers, 2)}  # fmt: skip
   return build(*target_of(build, model.target)), begun.get(name, ())
 
 
