@@ -290,6 +290,12 @@ def test_a_suite_refuses_what_it_does_not_read(refused, suite, option, value):
   assert f"{option} " in sentence and f"--suite {suite} does not read this option" in sentence
 
 
+def test_specbench_times_no_passes(refused):
+  assert "--suite specbench does not measure this" in refused(
+    "bench", "--suite", "specbench", "--no-verify-cost"
+  )
+
+
 def test_each_half_refuses_the_models_of_the_other(refused):
   sentence = refused("generate", "--model", "lists-3m", "--prompt", "copy : Ada =")
   assert "sees both sides of a token" in sentence and "DiffusionDecoder" in sentence
