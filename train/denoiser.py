@@ -25,12 +25,18 @@ from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
+from specjax.models.any_order import any_order
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import block_diffusion, forward, run, texts
 from specjax.train.recipe.config import Bounds, Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.from_causal import as_denoiser
-from specjax.train.recipe.masking import context_weight, corrupt, denoising_loss
+from specjax.train.recipe.masking import (
+  context_weight,
+  corrupt,
+  denoising_loss,
+  filling_order,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Config(texts.Config):
     context: whether Dream's context-adaptive weights replace 1 / p.
     block_length: length of the blocks that the model is causal over, by default those of `start`,
       or else none.
+    any_order: whether the model learns any tokens given any others, for any-subset speculative
+      decoding (the policy assd).
   """
 
   start: str | None = None
@@ -57,6 +65,7 @@ class Config(texts.Config):
   shift: bool = False
   context: bool = False
   block_length: Annotated[int | None, Bounds(1)] = None
+  any_order: bool = False
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
   )
@@ -126,15 +135,18 @@ def main(config: Config) -> None:
 
   records = texts.read(config)
   model = begun(config.start) if config.start else new_model(config, out, records)
-  if config.block_length is not None:
-    blocks = dataclasses.replace(model.config, block_length=config.block_length)
-    model = dataclasses.replace(model, config=blocks)
-  D = model.config.block_length
+  shape = {"block_length": config.block_length, "any_order": config.any_order or None}
+  shape = {key: x for key, x in shape.items() if x is not None}
+  model = dataclasses.replace(model, config=dataclasses.replace(model.config, **shape))
+  D, any_subset = model.config.block_length, model.config.any_order
+  if any_subset and (config.context or model.shift):
+    raise ValueError(f"any_order=True: accepted are context=False (it is {config.context}) and a "
+                     f"model that is not shifted (shift is {model.shift}).")  # fmt: skip
   if config.context and D is not None:
     raise ValueError(f"context=True: accepted is False with block_length={D}.")
-  tokenizer, mask = model.tokenizer, model.denoiser.mask
-  if tokenizer is None or not model.stop:
-    raise ValueError(f"start={config.start!r}: it needs a tokenizer and an end of text.")
+  tokenizer, mask = model.tokenizer, model.mask
+  if tokenizer is None or mask is None or not model.stop:
+    raise ValueError(f"start={config.start!r}: it needs a tokenizer, a mask and an end of text.")
   named = None if config.template is None else TEMPLATES[config.template]
   template = named or model.template or TEMPLATES["plain"]
   rows = rows_of(records, config.length, template, tokenizer, model.stop[0])
@@ -147,7 +159,11 @@ def main(config: Config) -> None:
 
   def loss(params, _, rows: Rows, key: Array):
     tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
-    if D is None:
+    if any_subset:
+      masked, p = corrupt(key, maskable)
+      rank = filling_order(masked)
+      logits = any_order(model.config, mask).joint(params, tokens, rank < 0, rank)
+    elif D is None:
       masked, p = corrupt(key, maskable)
       noisy, everywhere = jnp.where(masked, mask, tokens), jnp.ones(tokens.shape, bool)
       logits = forward.predict(network, params, noisy, everywhere, model.shift)

@@ -28,7 +28,8 @@ _SCHEMA = {
   "num_attention_heads": _SIZE, "num_key_value_heads": _SIZE, "head_dim": _SIZE,
   "intermediate_size": _SIZE, "max_position_embeddings": _SIZE, "rope_theta": _POSITIVE,
   "rms_norm_eps": _POSITIVE, "tie_word_embeddings": bool, "mlp_bias": _no_bias,
-  "attention_bias": bool, "hidden_act": _SILU, "is_causal": bool, "partial_rotary_factor": float,
+  "attention_bias": bool, "hidden_act": _SILU, "is_causal": bool, "specjax_any_order": bool,
+  "partial_rotary_factor": float,
   "use_sliding_window": bool, "sliding_window": _SIZE, "max_window_layers": int,
   "layer_types": tuple[str, ...],
 }  # fmt: skip
@@ -148,6 +149,7 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
       qk_norm=family in ("qwen3", "sdar"), window=window,
       causal=known.get("is_causal", family not in ("Dream", *_BLOCKS)),
       block_length=_block_length(raw, family, where),
+      any_order=known.get("specjax_any_order", False),
     )  # fmt: skip
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
@@ -192,4 +194,6 @@ def to_json(config: Config) -> dict[str, Any]:
     raw["is_causal"] = False
   if config.block_length is not None:
     raw["specjax_block_length"] = config.block_length
+  if config.any_order:
+    raw["specjax_any_order"] = True
   return raw

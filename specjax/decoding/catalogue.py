@@ -84,6 +84,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "reflection, after a verifier": ("/", _plain(REFLECTIONS)),
     "processors": ("", {k: (build, processors.knobs(k), "") for k, build in PROCESSORS.items()}),
     "denoising policies": ("", _plain(POLICIES)),
+    "any-subset decoding, in place of a policy": ("", _plain(denoising.ANY_SUBSET)),
     "additions to a policy": ("+", _plain(ADDED)),
     **{f"{kind}, after a policy": ("/", _plain(table)) for kind, table in DECORATIONS.items()},
   }  # fmt: skip

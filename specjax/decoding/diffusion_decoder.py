@@ -12,8 +12,9 @@ from specjax.base import Params
 from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.decoding.builders.denoising import build_denoising
 from specjax.decoding.model import Model, Prompt
-from specjax.diffusion import denoise, draft_verify
+from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
+from specjax.diffusion.loops import Filled
 from specjax.sampling import request_keys
 
 
@@ -56,7 +57,7 @@ class DiffusionDecoder:
       model, policy, batch, blocks=blocks, cache=cache, stopping=stopping, transform=transform,
       guidance=guidance, guesses=guesses,
     )  # fmt: skip
-    self.name, self.model, self.method = self._denoising[:3]
+    self.name, self.model, self.loop = self._denoising[:3]
     self.batch, self.seed = batch, seed
     self._temperature = jnp.full(batch, temperature, jnp.float32)
     self._warm: set[int] = set()
@@ -81,10 +82,10 @@ class DiffusionDecoder:
       part = slice(begin, begin + self.batch)
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
       arguments = self._arguments(ids[part], budgets[part], first + begin, room, rows)
-      (state, passes), seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
-      state, passes = jax.device_get((state._replace(cache=(), memory=(), transforms=()), passes))
+      filled, seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
+      filled = jax.device_get(filled)
       results += [
-        self._result(prompt, len(row), state, b, int(passes[b]), seconds)
+        self._result(prompt, len(row), filled, b, seconds)
         for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
       ]
     return results
@@ -96,7 +97,7 @@ class DiffusionDecoder:
       if budget == 0 and self.model.mask not in prompt:
         checks.refuse("max_new_tokens", 0, "1 or more for a prompt without holes")
     longest = max(len(x) + budget for x, budget in zip(ids, budgets, strict=True))
-    return ids, budgets, -(-longest // 32) * 32 + self.method.blocks.window
+    return ids, budgets, -(-longest // 32) * 32 + self.loop.window
 
   def _arguments(
     self, ids: list[list[int]], budgets: list[int], first: int, room: int, params: Params | None
@@ -126,24 +127,13 @@ class DiffusionDecoder:
 
   def _run(
     self, weights: denoise.Weights, request: denoise.Request, canvas: Canvas, rounds: int
-  ) -> tuple[denoise.State, jax.Array]:
-    """(state, passes i32[B])."""
-    guesses, limit = self._denoising.guesses, jnp.int32(rounds)
-    if guesses == 1:
-      state = denoise.compiled_start(self.method, weights, canvas)
-      state = denoise.compiled_advance(self.method, weights, request, state, limit)
-      return state, state.forwards
-    drafting = draft_verify.compiled_start(self.method, weights, canvas)
-    drafting = draft_verify.compiled_advance(
-      self.method, weights, request, drafting, limit, guesses=guesses
-    )
-    return drafting.state, drafting.passes
+  ) -> Filled:
+    state = self.loop.start(weights, canvas)
+    return self.loop.filled(self.loop.advance(weights, request, state, jnp.int32(rounds)))
 
-  def _result(
-    self, prompt: Prompt, given: int, state: denoise.State, b: int, passes: int, seconds: float
-  ) -> Result:
-    end = int(state.canvas.end[b])
-    row, when = state.canvas.tokens[b], state.when[b]
+  def _result(self, prompt: Prompt, given: int, filled: Filled, b: int, seconds: float) -> Result:
+    end = int(filled.end[b])
+    row, when = filled.tokens[b], filled.when[b]
     new = row[given:end].tolist()
     stops = [i for i, token in enumerate(new) if token in self.model.stop]
     if stops:
@@ -151,7 +141,7 @@ class DiffusionDecoder:
     said = slice(given, given + len(new)) if given < end else slice(0, end)
     useful = set(when[: given + len(new)].tolist()) - {-1}
     size = max(end, int((when >= 0).nonzero()[0].max(initial=0)) + 1)
-    log_probs = state.log_prob[b, :size].tolist()
+    log_probs = filled.log_prob[b, :size].tolist()
     filling = Filling(
       canvas=row[:size].tolist(), when=when[:size].tolist(), log_probs=log_probs,
       filled=int((when >= 0).sum()), wasted=int(when.max(initial=-1)) + 1 - len(useful),
@@ -159,7 +149,7 @@ class DiffusionDecoder:
     tokens = row[said].tolist()
     return Result(
       prompt=prompt, text=self.model.decode(tokens), tokens=tokens, log_probs=log_probs[said],
-      forwards=passes, seconds=seconds, method=self.name, filling=filling,
+      forwards=int(filled.passes[b]), seconds=seconds, method=self.name, filling=filling,
     )  # fmt: skip
 
   def stream(
@@ -169,10 +159,9 @@ class DiffusionDecoder:
     ids, budgets, room = self._read(prompts, max_new_tokens)
     checks.whole("len(prompts)", len(ids), 1, self.batch, "batch is the most")
     checks.whole("rounds", rounds, 1)
-    checks.whole("guesses", self._denoising.guesses, 1, 1, "more do not stream")
     weights, request, canvas = self._arguments(ids, budgets, 0, room, None)
-    state = denoise.compiled_start(self.method, weights, canvas)
-    while not bool(state.done.all()):
-      state = denoise.compiled_advance(self.method, weights, request, state, jnp.int32(rounds))
-      tokens, end = np.asarray(state.canvas.tokens), np.asarray(state.canvas.end)
-      yield [tokens[b, : end[b]].tolist() for b in range(len(ids))]
+    state = self.loop.start(weights, canvas)
+    while not bool((filled := self.loop.filled(state)).done.all()):
+      state = self.loop.advance(weights, request, state, jnp.int32(rounds))
+      filled = jax.device_get(self.loop.filled(state))
+      yield [filled.tokens[b, : filled.end[b]].tolist() for b in range(len(ids))]

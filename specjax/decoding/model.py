@@ -16,9 +16,11 @@ from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import families, gguf, hf, hub
 from specjax.data.chat import ChatTemplate, Turns
 from specjax.data.tokenizer import Tokenizer
+from specjax.diffusion.any_subset import AnyOrder
 from specjax.diffusion.base import Denoiser
 from specjax.kernels.platform import platform
 from specjax.models import sharding
+from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.int8 import WEIGHTS
@@ -104,7 +106,18 @@ class Model:
     if self.config.causal or self.mask is None:
       raise ValueError(f"model={self.name!r} is no masked diffusion model: accepted is one with "
                        "is_causal false and a mask_token_id in config.json.")  # fmt: skip
+    if self.config.any_order:
+      raise ValueError(f"model={self.name!r} knows any slots given any others: accepted is the "
+                       "policy assd.")  # fmt: skip
     return denoiser(self.config, self.mask, self.shift)
+
+  @property
+  def any_order(self) -> AnyOrder:
+    """ValueError where the model is none of any slots given any others."""
+    if not self.config.any_order or self.mask is None:
+      raise ValueError(f"model={self.name!r}: accepted is a model of any slots given any others, "
+                       "as `python -m specjax.train.denoiser --any-order` makes it.")  # fmt: skip
+    return any_order(self.config, self.mask)
 
   def on(self, mesh: Mesh) -> "Model":
     """This model with its weights spread over a mesh, for use under `jax.set_mesh(mesh)`.

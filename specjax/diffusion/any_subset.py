@@ -78,6 +78,9 @@ class State(NamedTuple):
     filled: i32[B], slots filled so far.
     total: i32[B], slots to fill, the filled ones included.
     passes: i32[B], of the model while the row was live.
+    when: i32[B, L], the round that filled a slot; -1 for slots that were given or are empty.
+    log_prob: f32[B, L], nats, of each filled token under the model given the slots filled before
+      it, without the settings; 0 elsewhere.
   """
 
   tokens: Array
@@ -85,6 +88,8 @@ class State(NamedTuple):
   filled: Array
   total: Array
   passes: Array
+  when: Array
+  log_prob: Array
 
 
 def start(canvas: Canvas, order: Array) -> State:
@@ -100,14 +105,15 @@ def start(canvas: Canvas, order: Array) -> State:
   place = jnp.argsort(slots, axis=-1).astype(jnp.int32)
   rank, zero = jnp.where(todo, place, jnp.where(canvas.inside, -1, L)), jnp.zeros(B, jnp.int32)
   tokens, total = jnp.where(todo, 0, canvas.tokens), todo.sum(1, dtype=jnp.int32)
-  return State(tokens, rank, filled=zero, total=total, passes=zero)
+  when, log_prob = jnp.full((B, L), -1, jnp.int32), jnp.zeros((B, L))
+  return State(tokens, rank, zero, total, passes=zero, when=when, log_prob=log_prob)
 
 
 def round_(
   model: AnyOrder, params: Params, request: Request, state: State, guesses: int, noise: Source
 ) -> State:
   """Two passes, one where a single slot is left; finished rows stay as they are."""
-  tokens, rank, filled, total, passes = state
+  tokens, rank, filled, total, passes, when, log_prob = state
   B, L = tokens.shape
   row, left, known = jnp.arange(B)[:, None], total - filled, rank < filled[:, None]
   step = jnp.arange(guesses + 1, dtype=jnp.int32)[None]
@@ -115,18 +121,17 @@ def round_(
   slots = jnp.take_along_axis(by_rank, jnp.minimum(filled[:, None] + step, L - 1), 1)
   column = jnp.where(step < left[:, None], slots, L)  # L is nowhere
 
-  def log_probs(of: Callable[..., Array], tokens: Array, slots: Array) -> Array:
-    return warp(of(params, tokens, known, rank)[row, slots], request.settings)
-
-  q = log_probs(model.draft, tokens, slots[:, :-1])
+  said = model.draft(params, tokens, known, rank)[row, slots[:, :-1]]
+  q = warp(said, request.settings)
   drafted = jnp.stack([noise.draw(DRAFT + j, q[:, j]) for j in range(guesses)], 1)
   guessed = tokens.at[row, column[:, :-1]].set(drafted, mode="drop")
   # Row i is the distribution of the slot after guess i.
-  p = jax.lax.cond(
+  given = jax.lax.cond(
     (left > 1).any(),
-    lambda: log_probs(model.joint, guessed, slots[:, 1:]),
+    lambda: model.joint(params, guessed, known, rank)[row, slots[:, 1:]],
     lambda: jnp.zeros_like(q),
   )
+  p = warp(given, request.settings)
 
   # The root of the chain is the first guess, which is accepted in any case.
   after = jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf)
@@ -136,8 +141,13 @@ def round_(
   new = jnp.concatenate([drafted[:, :1], verdict.tokens], 1)
   column = jnp.where(jnp.arange(guesses + 1)[None] < emitted[:, None], column, L)
   used = jnp.minimum(left, 2)  # a finished row needs no pass, the last slot no joint pass
-  tokens = tokens.at[row, column].set(new, mode="drop")
-  return State(tokens, rank, filled + emitted, total, passes + used)
+  own = jnp.concatenate([said[:, :1], given], 1)
+  own = jnp.take_along_axis(own, new[..., None], -1)[..., 0]
+  return State(
+    tokens.at[row, column].set(new, mode="drop"), rank, filled + emitted, total, passes + used,
+    when.at[row, column].set(passes[:, None] // 2, mode="drop"),  # all rounds before took two
+    log_prob.at[row, column].set(own, mode="drop"),
+  )  # fmt: skip
 
 
 def advance(
@@ -145,9 +155,10 @@ def advance(
   *, guesses: int = 5, while_loop: Callable[..., Any] = jax.lax.while_loop,
   source: Callable[..., Source] = Noise,
 ) -> State:  # fmt: skip
-  """Runs until every slot is filled, `rounds` i32[] rounds at most.
+  """EXACT: slots are filled from left to right, several in two passes, until none is left.
 
   Args:
+    rounds: i32[], rounds at most.
     model, guesses, while_loop, source: static. `guesses` is k >= 1, published 5; with 1 there are
       as many passes as slots, as in plain decoding.
   """

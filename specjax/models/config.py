@@ -41,6 +41,8 @@ class Config:
     causal: False lets every position see every other (masked diffusion).
     block_length: where causal is False, the length of the blocks that it is causal over (block
       diffusion): a position sees its own block and those before it. None for no blocks.
+    any_order: whether the weights are those of a model of any slots given any others, with two
+      rows for every slot, see `models.any_order`.
   """
 
   vocab_size: int
@@ -60,6 +62,7 @@ class Config:
   window: int | None = None
   causal: bool = True
   block_length: int | None = None
+  any_order: bool = False
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -73,6 +76,8 @@ class Config:
       checks.whole("block_length", self.block_length, 1, note="positions")
       if self.causal:
         raise ValueError(f"block_length={self.block_length}: accepted is None with causal=True.")
+    if self.any_order and (self.causal or self.block_length is not None):
+      raise ValueError("any_order=True: accepted is False with causal=True, or with blocks.")
 
 
 def rope_frequencies(config: Config) -> np.ndarray:

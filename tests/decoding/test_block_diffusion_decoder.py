@@ -35,8 +35,8 @@ def model() -> Model:
 
 def test_its_blocks_and_its_cache_are_the_defaults(model):
   decoder = DiffusionDecoder(model, "threshold-0.3", stopping="whole", batch=2)
-  assert (decoder.name, decoder.method.cache.name) == ("threshold-0.3/whole", "committed")
-  assert decoder.method.blocks.window == CONFIG.block_length
+  assert (decoder.name, decoder.loop.method.cache.name) == ("threshold-0.3/whole", "committed")
+  assert decoder.loop.method.blocks.window == CONFIG.block_length
   plain = DiffusionDecoder(model, "threshold-0.3/none", stopping="whole", batch=2)
   assert plain.name == "threshold-0.3/none/whole"
   for one, other in zip(decoder(PROMPTS, [20, 13]), plain(PROMPTS, [20, 13]), strict=True):
@@ -46,7 +46,7 @@ def test_its_blocks_and_its_cache_are_the_defaults(model):
 
 def test_a_policy_that_looks_ahead_does_not(model):
   decoder = DiffusionDecoder(model, "explore")
-  assert (decoder.method.blocks.window, decoder.method.blocks.length) == (6, 6)
+  assert (decoder.loop.method.blocks.window, decoder.loop.method.blocks.length) == (6, 6)
 
 
 @pytest.mark.parametrize(

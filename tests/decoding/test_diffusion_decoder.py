@@ -126,7 +126,7 @@ def test_holes_are_filled(model):
 
 def test_a_filter_decides_the_window(model, learned):
   decoder = DiffusionDecoder(model, learned)
-  assert decoder.method.blocks.window == W and decoder.name == learned
+  assert decoder.loop.window == W and decoder.name == learned
   assert float(decoder._denoising.weights.policy.least[0]) == pytest.approx(0.55)
   bar = DiffusionDecoder(model, learned.replace("learned", "learned-0.7"))
   assert float(bar._denoising.weights.policy.least[0]) == pytest.approx(0.7)
@@ -156,7 +156,7 @@ def test_a_part_and_its_name_are_the_same(model, part):
   else:
     given = DiffusionDecoder(model, "threshold", **{part.split()[0]: thing})
     named = DiffusionDecoder(model, f"threshold/{name}")
-  assert given.method == named.method and given._denoising.guesses == named._denoising.guesses
+  assert given.loop == named.loop
   both = (d._denoising.weights._replace(denoiser=()) for d in (given, named))
   jax.tree.map(np.testing.assert_array_equal, *both)
 
@@ -165,7 +165,7 @@ def test_an_adaptive_block_ends_at_the_delimiter_it_is_told(model):
   decoder = DiffusionDecoder(model, f"threshold/adaptive-{W}-0.2[.]")
   delimiters = decoder._denoising.weights.blocks
   assert delimiters.tokens.tolist() == [TOKENIZER.id(".")]
-  assert float(delimiters.least[0]) == pytest.approx(0.2) and decoder.method.blocks.window == W
+  assert float(delimiters.least[0]) == pytest.approx(0.2) and decoder.loop.window == W
   with pytest.raises(ValueError, match="has no token for the delimiter"):
     DiffusionDecoder(model, "threshold/adaptive")
 

@@ -29,7 +29,6 @@ from specjax.decoding import catalogue, spec
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
-from specjax.diffusion import denoise, draft_verify
 from specjax.diffusion.guidance import Guided
 from specjax.diffusion.policies import Filter
 from specjax.draft_length.specdecpp import AcceptanceHead
@@ -67,6 +66,7 @@ def home(tmp_path_factory):
     "denoiser": dataclasses.replace(CONFIG, causal=False, layers=2),
     "denoiser-student": dataclasses.replace(CONFIG, causal=False, layers=1),
     "blocks": dataclasses.replace(CONFIG, causal=False, layers=2, block_length=W),
+    "any": dataclasses.replace(CONFIG, causal=False, layers=2, any_order=True),
   }.items()):  # fmt: skip
     params = weights_of(Transformer(config).init, jax.random.key(0), z, z, mask, seed=seed)
     params = jax.tree.map(lambda x: 4 * x, params)  # so that they are sure of some tokens
@@ -190,7 +190,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
   def fills(policy: str):
     # A random model says one of its words often, and hardly ever that the text ends.
     stop = (TOKENIZER.id("="),) if door == "stopping" else ()
-    name = "blocks" if of == "committed" else "denoiser"
+    name = {"committed": "blocks", "assd": "any"}.get(of, "denoiser")
     model = dataclasses.replace(loaded(str(home / name)), stop=stop)
     return DiffusionDecoder(model, placed(policy.rstrip("/")))
 
@@ -216,6 +216,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     return causal("prompt_lookup", processors=[part])
   if door == "denoising policies":
     return fills(f"{part}/fixed-{W}")
+  if door == "any-subset decoding":
+    return fills(part)
   if door == "additions to a policy":
     return fills(f"threshold+{part}/fixed-{W}" if part else f"threshold/fixed-{W}")
   if door == "blocks":  # this policy alone looks ahead
@@ -225,9 +227,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
 
 def traced(decoder):
   """(the program from the prompt to the end of a round, its weights but the networks')."""
-  method = decoder.method
   if isinstance(decoder, Decoder):
-    request = decoder.request(np.zeros(1, int), np.array([40]))
+    method, request = decoder.method, decoder.request(np.zeros(1, int), np.array([40]))
 
     def run(weights, request, tokens, length):
       state = speculate.start(method, weights, tokens, length, request, 64)
@@ -237,16 +238,13 @@ def traced(decoder):
     program = jax.make_jaxpr(run)(decoder.weights, request, tokens, length)
     return program, (decoder.weights._replace(target=()), decoder._processors)
 
-  guesses = decoder._denoising.guesses
   ids, budgets, room = decoder._read([PROMPT], 40)
   decoder._warm.add(room)  # so nothing is compiled
   arguments = decoder._arguments(ids, budgets, 0, room, None)
 
   def fill(weights, request, canvas):
-    if guesses == 1:
-      return denoise.round_(method, weights, request, denoise.start(method, weights, canvas))
-    state = draft_verify.start(method, weights, canvas)
-    return draft_verify.round_(method, weights, request, state, guesses)
+    state = decoder.loop.start(weights, canvas)
+    return decoder.loop.advance(weights, request, state, jnp.int32(1))
 
   own = arguments[0].denoiser
   weight = own.weight if isinstance(own, Guided) else ()

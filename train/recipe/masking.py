@@ -29,6 +29,15 @@ def corrupt(key: Array, maskable: Array) -> tuple[Array, Array]:
   return maskable & (place < k), jnp.where(count > 0, k / jnp.maximum(count, 1), 1.0)
 
 
+def filling_order(masked: Array) -> Array:
+  """i32[B, T]: ranks from left to right of the masked tokens, -1 of the others.
+
+  A random subset is given and the rest is filled in one order, so that every text has one
+  factorisation for each subset (Guo and Ermon 2025, arXiv 2504.20456, section 3).
+  """
+  return jnp.where(masked, jnp.cumsum(masked, 1, dtype=jnp.int32) - 1, -1)
+
+
 def context_weight(masked: Array, q: float = 0.3) -> Array:
   """Dream's context-adaptive weights f32[B, T] (Ye et al. 2025, arXiv 2508.15487), for 1 / p.
 

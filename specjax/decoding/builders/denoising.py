@@ -1,7 +1,7 @@
 """Methods of masked diffusion from names: a policy, and what decorates it."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +16,13 @@ from specjax.decoding import spec
 from specjax.decoding.builders.drafters import load_small
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
-from specjax.diffusion import denoise, draft_verify
+from specjax.diffusion import any_subset, denoise, draft_verify
 from specjax.diffusion.base import Blocks, Cache, Denoiser, Policy, Stopping, Transform
 from specjax.diffusion.blocks import BLOCKS, check_blocks
 from specjax.diffusion.caches import CACHES
 from specjax.diffusion.credit import TRANSFORMS
 from specjax.diffusion.guidance import Guided, guided
+from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
 from specjax.diffusion.policies import ADDED, POLICIES, Filter
 from specjax.diffusion.reweight import Reweighted, autoregressive, reweighted
 from specjax.diffusion.stopping import STOPPING
@@ -32,6 +33,7 @@ DECORATIONS: dict[str, Mapping[str, Callable]] = {
   "guidance": {"guidance": Guided}, "reweighting": {"reweighted": reweighted},
   "guesses": {"guesses": draft_verify.advance}, "student": {"student": load},
 }  # fmt: skip
+ANY_SUBSET: dict[str, Callable] = {"assd": any_subset.advance}  # loops in place of a policy
 OBJECTS = {"blocks": Blocks, "cache": Cache, "stopping": Stopping, "transform": Transform}
 DEFAULTS = {"blocks": "fixed", "stopping": "after_end"}  # that of the cache depends on the model
 
@@ -45,15 +47,13 @@ class Denoising(NamedTuple):
     weights: of the method's parts; those of the denoiser are the network's own.
     wrap: (given bool[B, L], key[B]) -> the denoiser's weights for a request whose slots `given`
       hold tokens.
-    guesses: how many canvases are read in a pass.
   """
 
   name: str
   model: Model
-  method: denoise.Method
+  loop: Loop
   weights: denoise.Weights
   wrap: Callable[[Array, Array], Params]
-  guesses: int
 
 
 def knobs(builder: Callable) -> dict[str, spec.Number | None]:
@@ -165,6 +165,20 @@ def _blocks(
   return label, blocks, sizes
 
 
+def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, Any]) -> Denoising:
+  """The loop of a model of any slots given any others; nothing decorates it."""
+  part, *others = parts
+  given = [k for k, x in decorations.items() if x is not None]
+  if others or part.decorations or given:
+    raise ValueError(f"policy={spec.show(parts)!r}: {', '.join(ANY_SUBSET)} is a loop of its own, "
+                     "accepted alone and without blocks, cache or other decorations.")  # fmt: skip
+  known = knobs(ANY_SUBSET[part.name])
+  name, numbers = spec.settle("policy", part, known)
+  guesses = checks.whole("guesses", (known | numbers)["guesses"], 1, 4096)
+  loop = AnySubset(model.any_order, guesses)
+  return Denoising(name, model, loop, denoise.Weights(model.params), lambda _, key: model.params)
+
+
 def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) -> Denoising:
   """A method of masked diffusion.
 
@@ -178,6 +192,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     ValueError: a name that is not known, or parts that do not go together.
   """
   parts = spec.parse("policy", given) if isinstance(given, str) else ()
+  if any(part.name in ANY_SUBSET for part in parts):
+    return _any_subset(model, parts, decorations)
   named = spec.decorations(
     Part("policy", decorations=tuple(d for part in parts for d in part.decorations)), DECORATIONS
   )
@@ -234,12 +250,10 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
       raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
-  return Denoising(
-    "/".join((name, *shown)), model,
-    denoise.Method(denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms)),
-    denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms)),
-    wrap, guesses,
-  )  # fmt: skip
+  method = denoise.Method(denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms))
+  weights = denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms))
+  loop = Denoise(method) if guesses == 1 else DraftVerify(method, guesses)
+  return Denoising("/".join((name, *shown)), model, loop, weights, wrap)
 
 
 def _denoiser(

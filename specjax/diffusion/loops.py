@@ -1,0 +1,124 @@
+"""The loops that fill canvases, behind one contract: start, advance, and what is filled so far.
+
+Letters: B batch, L canvas length.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.diffusion import any_subset, denoise, draft_verify
+from specjax.diffusion.any_subset import AnyOrder
+from specjax.diffusion.base import Canvas
+from specjax.diffusion.denoise import Method, Request, Weights
+from specjax.sampling import Settings
+
+State = Any  # of the loop that made it
+
+
+class Filled(NamedTuple):
+  """What a loop has written, see `denoise.State`.
+
+  Attributes:
+    tokens, end: i32[B, L], i32[B], those of the canvas.
+    when, log_prob: i32[B, L], f32[B, L], the round of each slot and its log-probability there.
+    passes: i32[B], of the network.
+    done: bool[B].
+  """
+
+  tokens: Array
+  end: Array
+  when: Array
+  log_prob: Array
+  passes: Array
+  done: Array
+
+
+def _filled(state: denoise.State, passes: Array) -> Filled:
+  canvas = state.canvas
+  return Filled(canvas.tokens, canvas.end, state.when, state.log_prob, passes, state.done)
+
+
+@dataclasses.dataclass(frozen=True)
+class Denoise:
+  """One canvas per pass, see `denoise`."""
+
+  method: Method
+
+  @property
+  def window(self) -> int:
+    """Slots past the longest end that a canvas must have."""
+    return self.method.blocks.window
+
+  def start(self, weights: Weights, canvas: Canvas) -> State:
+    return denoise.compiled_start(self.method, weights, canvas)
+
+  def advance(self, weights: Weights, request: Request, state: State, rounds: Array) -> State:
+    return denoise.compiled_advance(self.method, weights, request, state, rounds)
+
+  def filled(self, state: State) -> Filled:
+    return _filled(state, state.forwards)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftVerify:
+  """`guesses` canvases per pass, see `draft_verify`."""
+
+  method: Method
+  guesses: int
+
+  @property
+  def window(self) -> int:
+    return self.method.blocks.window
+
+  def start(self, weights: Weights, canvas: Canvas) -> State:
+    return draft_verify.compiled_start(self.method, weights, canvas)
+
+  def advance(self, weights: Weights, request: Request, state: State, rounds: Array) -> State:
+    guesses = self.guesses
+    return draft_verify.compiled_advance(
+      self.method, weights, request, state, rounds, guesses=guesses
+    )
+
+  def filled(self, state: State) -> Filled:
+    return _filled(state.state, state.passes)
+
+
+class Subset(NamedTuple):
+  """The state of `AnySubset`: that of `any_subset`, and the canvas that it began with."""
+
+  state: any_subset.State
+  canvas: Canvas
+
+
+@dataclasses.dataclass(frozen=True)
+class AnySubset:
+  """`guesses` slots in two passes, from left to right, see `any_subset`."""
+
+  model: AnyOrder
+  guesses: int
+  window = 0
+
+  def start(self, weights: Weights, canvas: Canvas) -> State:
+    order = jnp.zeros_like(canvas.tokens)
+    return Subset(any_subset.compiled_start(canvas, order), canvas)
+
+  def advance(self, weights: Weights, request: Request, state: State, rounds: Array) -> State:
+    one = jnp.ones_like(request.temperature)
+    settings = Settings(request.temperature, jnp.zeros_like(state.canvas.end), one, 0 * one)
+    own = any_subset.compiled_advance(
+      self.model, weights.denoiser, any_subset.Request(settings, request.key), state.state, rounds,
+      guesses=self.guesses,
+    )  # fmt: skip
+    return Subset(own, state.canvas)
+
+  def filled(self, state: State) -> Filled:
+    own, canvas = state
+    tokens = jnp.where(own.rank < own.filled[:, None], own.tokens, canvas.tokens)
+    done = own.filled >= own.total
+    return Filled(tokens, canvas.end, own.when, own.log_prob, own.passes, done)
+
+
+Loop = Denoise | DraftVerify | AnySubset
