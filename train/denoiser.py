@@ -135,9 +135,11 @@ def main(config: Config) -> None:
 
   records = texts.read(config)
   model = begun(config.start) if config.start else new_model(config, out, records)
-  shape = {"block_length": config.block_length, "any_order": config.any_order or None}
-  shape = {key: x for key, x in shape.items() if x is not None}
-  model = dataclasses.replace(model, config=dataclasses.replace(model.config, **shape))
+  shape = dataclasses.replace(
+    model.config, block_length=config.block_length or model.config.block_length,
+    any_order=config.any_order or model.config.any_order,
+  )  # fmt: skip
+  model = dataclasses.replace(model, config=shape)
   D, any_subset = model.config.block_length, model.config.any_order
   if any_subset and (config.context or model.shift):
     raise ValueError(f"any_order=True: accepted are context=False (it is {config.context}) and a "
