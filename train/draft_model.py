@@ -8,6 +8,9 @@ of its layers, which learn the target's distribution of the next token (DistillS
 command again continues a run that was killed. `--drafter draft_model[runs/small/model]` drafts
 with it.
 
+With `--exit-every 1` every layer is an exit that learns, and `draft_model[runs/small/model]/sorted`
+drafts by the first that is sure (S2D, Kavehzadeh et al. 2024, arXiv 2407.01955).
+
 Letters: B rows of a batch, T row length, M positions of a row, E width.
 """
 
@@ -27,9 +30,10 @@ from specjax.base import Params
 from specjax.checkpoints import hf
 from specjax.data.packing import Rows, pack
 from specjax.models.config import Config as Network
+from specjax.models.exits import exits_of
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import answers, forward, losses, run
-from specjax.train.recipe.config import Count
+from specjax.train.recipe.config import Count, Natural
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
 from specjax.trees.structure import at
@@ -46,9 +50,11 @@ class Config(answers.AnswersConfig):
       them.
     features: directory of hidden states, made where it is absent. By default in `out`.
     points: M, number of positions of a row from which the next token is learned.
+    exit_every: exits lie behind every so many layers and learn as the last one does; 0 trains none.
   """
 
   keep: Count = 3
+  exit_every: Natural = 0
   features: str | None = None
   points: Count = 128
 
@@ -77,29 +83,39 @@ def cut(config: Network, params: Params, keep: int) -> tuple[Network, Params]:
   return dataclasses.replace(config, layers=keep), {"params": rest | layers}
 
 
-def loss_of(network: Transformer, params: Params, batch: Batch) -> tuple[Array, dict[str, Array]]:
-  """Divergence from the target's distribution, in nats, and the share of equal best tokens."""
-  states = at(forward.read(network, params, batch.rows).hidden, jnp.asarray(batch.at))
+def loss_of(
+  network: Transformer, params: Params, batch: Batch, exits: tuple[int, ...] = ()
+) -> tuple[Array, dict[str, Array]]:
+  """Divergence from the target's distribution, in nats, and the share of equal best tokens.
+
+  The divergence is the mean over the `exits`, numbers of layers (static), and the whole network,
+  whose share it is.
+  """
+  behind = forward.read(network, params, batch.rows, (*exits, network.config.layers)).hidden_layers
   weight = jnp.asarray(batch.weight).reshape(-1)
 
   @jax.checkpoint
-  def compare(states: Array, target: Array) -> tuple[Array, Array]:
+  def compare(stream: Array, target: Array) -> tuple[Array, Array]:
+    states = network.apply(params, stream, method="final_norm")
     said, wanted = (
       jnp.asarray(network.apply(params, x, method="head")).reshape(len(weight), -1)
-      for x in (states, target.astype(states.dtype))
+      for x in (states, target.astype(stream.dtype))
     )
     same = (said.argmax(-1) == wanted.argmax(-1)).astype(jnp.float32)
     apart = optax.losses.kl_divergence(jax.nn.log_softmax(said), jax.nn.softmax(wanted))
     return losses.mean(apart, weight), losses.mean(same, weight)
 
-  loss, same = compare(states, jnp.asarray(batch.hidden))
-  return loss, {"agreement": same}
+  target = jnp.asarray(batch.hidden)
+  each = [compare(at(stream, jnp.asarray(batch.at)), target) for stream in behind]
+  loss = jnp.stack([apart for apart, _ in each]).mean()
+  return loss, {"agreement": each[-1][1]}
 
 
 def main(config: Config) -> None:
   out, training = run.begin(config), config.training
   model = answers.teacher(config.model, causal=True)
   small, params = cut(model.config, model.params, config.keep)
+  exits = exits_of(config.keep, config.exit_every) if config.exit_every else ()
   prompts, first = answers.ask(model, config), config.held_out
   answers.check_held_out(first, len(prompts))
   run.claim(out, config, prompts)
@@ -135,7 +151,7 @@ def main(config: Config) -> None:
   layers = {name: x for name, x in params["params"].items() if name not in FROZEN}
 
   def loss(trained, frozen, batch: Batch, key):
-    return loss_of(network, {"params": trained | frozen}, batch)
+    return loss_of(network, {"params": trained | frozen}, batch, exits)
 
   trained = fit(loss, layers, lambda i: batch(order(i), i), training, out, frozen=frozen)
   params = {"params": jax.device_get(trained) | jax.device_get(frozen)}

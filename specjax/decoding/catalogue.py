@@ -73,6 +73,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
       for name, build in DRAFT_LENGTHS.items()
     }),
     "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
+    "exits, after draft_model": ("/", _plain(drafters.EXITS)),
     "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
     "vocabularies, after a head or draft_model": ("/", _plain(drafters.VOCABULARIES)),
     "sources, of a union": ("/", _plain(drafters.OF_SOURCES)),

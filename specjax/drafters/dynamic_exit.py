@@ -13,6 +13,7 @@ from jax import Array
 from specjax.base import Drafter, Target
 from specjax.drafters.layerskip import finished, first_layers
 from specjax.drafters.own_layers import Rows, drafted, nothing
+from specjax.models.exits import exits_of
 from specjax.sampling import most_likely
 from specjax.trees.structure import rows_where
 
@@ -39,11 +40,6 @@ class State(NamedTuple):
   rows: Rows
   exit: Array
   shadows: Shadows
-
-
-def exits_of(layers: int, every: int) -> tuple[int, ...]:
-  """X numbers of layers behind which a draft may end."""
-  return tuple(range(every, layers, every))
 
 
 def unseen(layers: int, every: int) -> Shadows:

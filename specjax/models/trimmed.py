@@ -4,6 +4,7 @@ Letters: B batch, N nodes, V vocabulary, W tokens that are said, E width.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -57,4 +58,10 @@ def trimmed(lm: Target) -> Target:
     hidden = lm.norm(params.lm, x)
     return Evaluation(head(params, hidden), Features(hidden), kv)
 
-  return Target(lm.vocab_size, prefill, evaluate, lm.commit, head, width=lm.width)
+  def of_lm(function: Callable) -> Callable:
+    return lambda params, *arguments, **more: function(params.lm, *arguments, **more)
+
+  return Target(
+    lm.vocab_size, prefill, evaluate, lm.commit, head, width=lm.width, layers=lm.layers,
+    embed=of_lm(lm.embed), run_layers=of_lm(lm.run_layers), norm=of_lm(lm.norm),
+  )  # fmt: skip

@@ -25,6 +25,7 @@ from specjax.drafters.recycled import recycled
 from specjax.drafters.rescored import local
 from specjax.drafters.swift import begin
 from specjax.models.config import Config
+from specjax.models.exits import sorted_exits
 from specjax.models.transformer import Transformer, target
 
 V, NEW = 12, 8
@@ -91,6 +92,10 @@ METHODS = {
   "draft_model": (lambda: NEAR, {}),
   "draft_model, token": (lambda: NEAR, {"verifier": "token"}),
   "draft_model, policy": (lambda: NEAR, {"draft_length": confidence(0.3, 3)}),
+  "draft_model, exits": (
+    lambda: (draft_model(sorted_exits(NEAR.target, 0.4), 3), NEAR.params),
+    {},
+  ),
   "draft_model, tree": (lambda: NEAR, {"tree": [[0], [1], [0, 0]]}),
   "rescored": (rescored, {}),
   "recycled": (memorised, {}),

@@ -200,6 +200,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     return causal(part)
   if door in ("trees", "ensembles", "prompts", "vocabularies"):
     return causal(f"{DRAWN}/{part}")
+  if door == "exits":  # which need more than one layer
+    return causal(f"draft_model[target]/{part}".rstrip("/"))
   if door == "sources":
     return causal(f"jacobi-3+prompt_lookup/{part}")
   if door == "draft lengths":
@@ -398,7 +400,7 @@ PAIRS = {
   "adaedl": "0.5:0.9 0.5-0:0.5-2 0.9-0.2-0-9:0.9-0.2-2-9 0.9-0.2-0.9-0:0.9-0.2-0.9-9 "
             "0.9-0.2-0.9-0-1:0.9-0.2-0.9-0-3",
   "specdecpp": "0.1:0.9 0.1-1:0.1-3", "marginal": "0.1:0.9 0.1:0.1-0.8 0.5-0-0:0.5-0-1",
-  "ensemble": "0.1:0.9", "rapid": "3-1:7-1 3-1:3-2",
+  "ensemble": "0.1:0.9", "sorted": "0.1:0.99 0-1:0-3", "rapid": "3-1:7-1 3-1:3-2",
   "transfer": "0:9 90-0:90-1", "rows": "2:9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
   "judge": "0.2:0.99", "reflective": "0.1:0.9", "penalties": "1:3 1-0:1-5 1-0-0:1-0-5",
   "entropy_bound": "0.1:2.0",
@@ -430,8 +432,8 @@ SILENT = [("prefix", "lengths"), ("free", "lengths")]
 SILENT += [("history", knob) for knob in ("longest", "shortest", "per_match", "kept")]
 # What a search has found shows later than in a few tokens, see the tests of the drafter.
 SILENT += [("swift", knob) for knob in ("window", "skip")]
-LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "prompts", "sources",
-            "rescoring", "pseudo rows")  # fmt: skip
+LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "exits", "prompts",
+            "sources", "rescoring", "pseudo rows")  # fmt: skip
 
 
 def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:

@@ -10,6 +10,8 @@ from options import changed
 
 import specjax
 from specjax import Decoder
+from specjax.data.packing import Rows
+from specjax.models.transformer import Transformer
 from specjax.train import draft_model
 from specjax.train.draft_model import cut
 
@@ -42,6 +44,24 @@ def test_a_target_without_so_many_layers_is_refused(keep):
   model = specjax.load("gsm8k-7m")
   with pytest.raises(ValueError, match=f"keep={keep}: accepted is 1 to 7, fewer than the target's"):
     cut(model.config, model.params, keep)
+
+
+def test_every_exit_learns_as_the_last():
+  """The loss of a model with an exit is the mean of it and of the layers below the exit."""
+  model, noise = specjax.load("gsm8k-7m"), np.random.default_rng(0)
+  config, params = cut(model.config, model.params, 2)
+  ids, place = noise.integers(4096, size=(2, 6)), np.arange(6)[None].repeat(2, 0)
+  rows = Rows(ids.astype(np.int32), place.astype(np.int32), 0 * place, place > 0)
+  hidden = noise.normal(size=(2, 3, config.width)).astype(np.float32)
+  batch = draft_model.Batch(
+    rows, np.array([[0, 2, 4], [1, 2, 0]], np.int32), np.float32([[1, 1, 1], [1, 1, 0]]), hidden
+  )
+  both, figures = draft_model.loss_of(Transformer(config), params, batch, (1,))
+  last, same = draft_model.loss_of(Transformer(config), params, batch)
+  below = Transformer(dataclasses.replace(config, layers=1))
+  first, _ = draft_model.loss_of(below, params, batch)
+  assert float(both) == pytest.approx((float(first) + float(last)) / 2, rel=1e-5)
+  assert figures == same and abs(float(first - last)) > 1e-3
 
 
 def test_it_learns_and_the_embedding_stays(done):

@@ -25,6 +25,7 @@ from specjax.drafters.draft_tree import draft_tree
 from specjax.drafters.rapid import rapid
 from specjax.drafters.stateless import none
 from specjax.models.ensemble import ensemble
+from specjax.models.exits import sorted_exits
 from specjax.models.trimmed import trim, trimmed
 from specjax.trees import IID
 
@@ -50,6 +51,9 @@ def build_draft_model(
     label, ids = chosen(model, found["vocabulary"])
     target, weights = trimmed(target), trim(target, weights, jnp.asarray(ids))
     name = f"{name}/{label}"
+  if "exits" in found:
+    label, knob = spec.settle("drafter", found["exits"], spec.knobs(sorted_exits))
+    target, name = sorted_exits(target, **knob), f"{name}/{label}"
   if "ensemble" in found:
     second = found["ensemble"]
     other = load_small(model, second)

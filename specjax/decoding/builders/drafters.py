@@ -25,6 +25,7 @@ from specjax.drafters.recycled import recycled
 from specjax.drafters.rescored import local, ngram
 from specjax.drafters.union import agreeing
 from specjax.models.ensemble import ensemble
+from specjax.models.exits import sorted_exits
 from specjax.trees import TREES, Static
 from specjax.trees import load as load_tree
 from specjax.trees.prompt_token_budget import allocate
@@ -38,6 +39,7 @@ RESCORINGS: dict[str, Callable[..., Drafter]] = {
 }  # fmt: skip
 ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
 VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
+EXITS: dict[str, Callable[..., Target]] = {"sorted": sorted_exits}
 ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
 PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}
 # What may follow a name with a slash, by kind; nothing may follow the other drafters.
@@ -48,7 +50,7 @@ OF_HEADS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 OF_MODELS: dict[str, Mapping[str, Any]] = {
   "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS, "prompt": PROMPTS,
-  "vocabulary": VOCABULARIES,
+  "vocabulary": VOCABULARIES, "exits": EXITS,
 }  # fmt: skip
 OF_SOURCES: dict[str, Callable] = {"pruned": agreeing}  # of a union, see `union`
 OF_RECYCLING: dict[str, Mapping[str, Any]] = {"tree": {FILE: load_tree, "static": Static}}
