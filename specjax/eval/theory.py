@@ -94,6 +94,7 @@ def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str)
   """Expected tokens f[...] of a tree in which every node of depth d has branching[d] children.
 
   It is 1 + the sum over depths of the probability of reaching them, a product of `acceptance`.
+  Nodes count by themselves; `k_seq`, which joins those of one text, accepts more.
   """
   tokens = reached = np.ones(())
   for count in branching:

@@ -99,6 +99,19 @@ def connected(hit: Array, parent: Array, depth: int) -> Array:
   return ok
 
 
+def alike(draft: Draft, depth: int) -> Array:
+  """bool[B, N, N]: valid nodes that stand for the same text, as siblings of equal tokens do."""
+  live = draft.valid & connected(draft.valid, draft.parent, depth)
+  equal = live[:, :, None] & live[:, None]
+  for x in (draft.depth, draft.tokens):
+    equal = equal & (x[:, :, None] == x[:, None])
+  same = equal
+  for _ in range(depth):  # so must those above
+    over = at(at(same, draft.parent).swapaxes(1, 2), draft.parent)
+    same = equal & over
+  return same
+
+
 def spelled(draft: Draft, tokens: Array) -> tuple[Array, Array]:
   """Where a draft has the chain tokens i32[B, D] below its root, whoever drafted it.
 

@@ -1,4 +1,4 @@
-"""K-SEQ accepts each of several independent siblings by one fixed ratio."""
+"""K-SEQ accepts each of several independent drafts of a token by one fixed ratio."""
 
 import functools
 
@@ -7,7 +7,7 @@ from jax import Array
 
 from specjax.base import Draft, Verifier
 from specjax.sampling import COIN, RESIDUAL
-from specjax.trees.structure import ending_at
+from specjax.trees.structure import alike, at, ending_at
 from specjax.verifiers import siblings
 
 _BISECTIONS = 40
@@ -36,8 +36,10 @@ def ratio(p: Array, q: Array, count: Array) -> tuple[Array, Array]:
 def k_seq() -> Verifier:
   """EXACT for independent siblings: the first x with a coin below p(x) / (rho q(x)) is accepted.
 
-  SpecTr, Sun et al. 2023 (arXiv 2310.15141, algorithm 3), node by node. If none of the k siblings
-  passes, norm(p - min(q, p / rho) (1 - (1 - beta)^k) / beta) gives the token.
+  SpecTr, Sun et al. 2023 (arXiv 2310.15141, algorithm 3), node by node. If none of the k drafts
+  passes, norm(p - min(q, p / rho) (1 - (1 - beta)^k) / beta) gives the token. Sequences that begin
+  alike stay together: behind a token, k counts the children of all nodes of the same text, also of
+  those that were refused.
   """
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
@@ -46,7 +48,8 @@ def k_seq() -> Verifier:
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
     drafted = draft.valid & (draft.depth > 0)
     child = (draft.parent[:, None] == node) & drafted[:, None]
-    count = child.sum(-1, dtype=jnp.int32)  # [B, N]
+    own, same = child.sum(-1, dtype=jnp.int32), alike(draft, depth)
+    count = jnp.where(same, own[:, None], 0).sum(-1, dtype=jnp.int32)  # [B, N]
     rho, beta = ratio(p, q, count)
     share = jnp.where(
       beta > 0, (1 - (1 - beta) ** count.astype(jnp.float32)) / jnp.where(beta > 0, beta, 1.0), 0.0
@@ -55,12 +58,14 @@ def k_seq() -> Verifier:
     left = siblings.residual(p, jnp.where((count > 0)[..., None], taken, 0.0))
     at_node, reached = jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)
     b = jnp.arange(B)
+    order = jnp.argsort(draft.depth, 1, stable=True).astype(jnp.int32)
+    tokens, parents, valid = (at(x, order) for x in (draft.tokens, draft.parent, draft.valid))
     for n in range(1, N):
-      token = draft.tokens[:, n]
-      tried = draft.valid[:, n] & (draft.parent[:, n] == at_node)
+      token = tokens[:, n]
+      tried = valid[:, n] & same[b, at_node, parents[:, n]]
       have, need = p[b, at_node, token], rho[b, at_node] * q[b, at_node, token]
       passed = tried & noise.accept(COIN + n, have[:, None], need[:, None])[:, 0]
-      at_node, reached = jnp.where(passed, n, at_node), reached + passed.astype(jnp.int32)
+      at_node, reached = jnp.where(passed, order[:, n], at_node), reached + passed.astype(jnp.int32)
     extra = noise.draw(RESIDUAL, jnp.log(left[b, at_node]))
     return ending_at(draft, at_node, reached, extra, depth)
 

@@ -9,6 +9,7 @@ import pytest
 
 from specjax.base import Draft
 from specjax.trees.structure import (
+  alike,
   ancestors,
   chain,
   connected,
@@ -52,6 +53,20 @@ def test_ancestors():
     for i in range(N):
       want[b, i, upward(PARENT[b], i)] = True
   np.testing.assert_array_equal(got, want)
+
+
+def test_alike_are_nodes_of_one_text():
+  rng = np.random.default_rng(2)
+  tokens = rng.integers(2, size=(B, N)).astype(np.int32)
+  valid = rng.random((B, N)) < 0.9
+  valid[:, 0] = True
+  got = jax.jit(alike, static_argnums=1)(Draft(tokens, PARENT, DEPTH, valid), D)
+  for b in range(B):
+    ways = [upward(PARENT[b], i) for i in range(N)]
+    texts = [tuple(tokens[b, w]) if valid[b, w].all() else None for w in ways]
+    want = [[x is not None and x == y for y in texts] for x in texts]
+    np.testing.assert_array_equal(got[b], want)
+  assert got.sum() > valid.sum()
 
 
 def test_path_to():

@@ -3,6 +3,8 @@
 All outcomes of draft and coins are enumerated; the last token, which counts one, is not.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +13,12 @@ import pytest
 from specjax import trees
 from specjax.base import Draft
 from specjax.drafters import draft_model, draft_tree
+from specjax.eval import theory
 from specjax.sampling import DRAFT, Settings
 from specjax.testing import table_model
 from specjax.testing.enumerate import Script, probability
 from specjax.verifiers import block, k_seq, recursive, target_only, token, traversal
+from specjax.verifiers.k_seq import ratio
 
 P, Q = (0.5, 0.3, 0.15, 0.05), (0.2, 0.4, 0.1, 0.3)
 TWO_THIRDS = ((1 / 3, 2 / 3), (2 / 3, 1 / 3))
@@ -118,6 +122,34 @@ def test_trees(widths, how, verifier, want):
   tree = trees.build(how, widths)
   got = expected_tokens(verifier, P, Q, draft_tree(table_model(4), tree), tree)
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-6)
+
+
+def with_multiplicity(p, q, widths, alive: int = 1) -> float:
+  """Expected tokens of K-SEQ where `alive` nodes of one text have widths[0] children each."""
+  if not widths:
+    return 1.0
+  k, tokens = alive * widths[0], 1.0
+  p, q = np.asarray(p, np.float32), np.asarray(q, np.float32)
+  passing = np.minimum(1, p / (float(ratio(p, q, jnp.int32(k))[0]) * q))
+  for drafts in itertools.product(range(len(q)), repeat=k):
+    weight = np.prod(q[list(drafts)])
+    for x in drafts:
+      equal = drafts.count(x)
+      tokens += weight * passing[x] * with_multiplicity(p, q, widths[1:], equal)
+      weight *= 1 - passing[x]
+  return tokens
+
+
+@pytest.mark.full(but=["widths1"])
+@pytest.mark.parametrize("widths", [(2,), (2, 1), (3, 1), (2, 1, 1)])
+def test_k_seq_keeps_equal_beginnings_together(widths):
+  got = expected_tokens(
+    k_seq(), P, Q, draft_tree(table_model(4), trees.build("iid", widths)),
+    trees.build("iid", widths),
+  )  # fmt: skip
+  assert got == pytest.approx(with_multiplicity(P, Q, widths), abs=1e-5)
+  apart = theory.tree_length(P, Q, widths, "k_seq")
+  assert got > apart + 1e-2 if len(widths) > 1 else got == pytest.approx(apart, abs=1e-5)
 
 
 @pytest.mark.full
