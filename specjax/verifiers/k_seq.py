@@ -50,6 +50,8 @@ def k_seq() -> Verifier:
     child = (draft.parent[:, None] == node) & drafted[:, None]
     own, same = child.sum(-1, dtype=jnp.int32), alike(draft, depth)
     count = jnp.where(same, own[:, None], 0).sum(-1, dtype=jnp.int32)  # [B, N]
+    parent = same & (own > 0)[:, None]  # a leaf has no distribution that children came from
+    q = jnp.where(parent.any(-1)[..., None], at(q, jnp.argmax(parent, -1)), q)
     rho, beta = ratio(p, q, count)
     share = jnp.where(
       beta > 0, (1 - (1 - beta) ** count.astype(jnp.float32)) / jnp.where(beta > 0, beta, 1.0), 0.0
