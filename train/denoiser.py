@@ -161,17 +161,15 @@ def main(config: Config) -> None:
 
   def loss(params, _, rows: Rows, key: Array):
     tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
+    masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
+    noisy = jnp.where(masked, mask, tokens)
     if any_subset:
-      masked, p = corrupt(key, maskable)
-      rank = filling_order(masked)
-      logits = any_order(model.config, mask).joint(params, tokens, rank < 0, rank)
+      joint = any_order(model.config, mask).joint
+      logits = joint(params, tokens, ~masked, filling_order(masked))
     elif D is None:
-      masked, p = corrupt(key, maskable)
-      noisy, everywhere = jnp.where(masked, mask, tokens), jnp.ones(tokens.shape, bool)
+      everywhere = jnp.ones(tokens.shape, bool)
       logits = forward.predict(network, params, noisy, everywhere, model.shift)
     else:
-      masked, p = block_diffusion.corrupt(key, maskable, D)
-      noisy = jnp.where(masked, mask, tokens)
       logits = block_diffusion.predict(network, params, noisy, tokens, model.shift)
     weight = context_weight(masked) if config.context else 1 / p
     return denoising_loss(logits, tokens, masked, maskable, weight)

@@ -161,7 +161,8 @@ class DiffusionDecoder:
     checks.whole("rounds", rounds, 1)
     weights, request, canvas = self._arguments(ids, budgets, 0, room, None)
     state = self.loop.start(weights, canvas)
-    while not bool((filled := self.loop.filled(state)).done.all()):
+    filled = self.loop.filled(state)
+    while not filled.done.all():
       state = self.loop.advance(weights, request, state, jnp.int32(rounds))
       filled = jax.device_get(self.loop.filled(state))
       yield [filled.tokens[b, : filled.end[b]].tolist() for b in range(len(ids))]

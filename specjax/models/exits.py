@@ -35,6 +35,20 @@ class Waiting(NamedTuple):
   ready: Array
 
 
+class Text(NamedTuple):
+  """The cache of a model with exits.
+
+  Attributes:
+    kv: of all layers; those behind an exit have their own number of rows, see `Waiting`.
+    waiting: of the layers behind each exit.
+    length: i32[B], rows of the layers before the first exit.
+  """
+
+  kv: KV
+  waiting: tuple[Waiting, ...]
+  length: Array
+
+
 class Passed(NamedTuple):
   """What a pass leaves of the layers between two exits.
 
@@ -100,19 +114,21 @@ def sorted_exits(lm: Target, least: float = 0.5, every: int = 2) -> Target:
     if hidden_layers:
       raise ValueError(f"hidden_layers={hidden_layers}: a model with exits shows no layers.")
 
-  def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
+  def prefill(
+    params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()
+  ) -> tuple[Any, Features]:
     check(hidden_layers)
     cache, features = lm.prefill(params, tokens, length, capacity + WAITING)
     nothing = jnp.zeros((len(length), WAITING, lm.width), features.hidden.dtype)
     waiting = (Waiting(nothing, cache.length),) * len(groups)
-    return Cache((cache.kv, waiting), cache.length), features  # type: ignore[arg-type]
+    return Text(cache.kv, waiting, cache.length), features
 
   def evaluate(
     params: Params, cache: Any, tokens: Array, depth: Array, mask: Array, hidden_layers=()
   ) -> Evaluation:
     check(hidden_layers)
     B, N = tokens.shape
-    text, waiting = cache.kv
+    text, waiting, _ = cache
     place = jnp.broadcast_to(jnp.arange(WAITING, dtype=jnp.int32), (B, WAITING))
     position = cache.length[:, None] + depth
 
@@ -164,8 +180,8 @@ def sorted_exits(lm: Target, least: float = 0.5, every: int = 2) -> Target:
       x, read_now, since = y[:, WAITING:], y[:, :WAITING], ready
     return Evaluation(logits, Features(hidden), (first, tuple(passed)))
 
-  def commit(cache: Any, kv: tuple[KV, tuple[Passed, ...]], path: Array, rows: Array) -> Cache:
-    (text, waiting), (first, passed) = cache.kv, kv
+  def commit(cache: Any, kv: tuple[KV, tuple[Passed, ...]], path: Array, rows: Array) -> Any:
+    (text, waiting, _), (first, passed) = cache, kv
     written = [lm.commit(Cache(_some(text, 0, exits[0]), cache.length), first, path, rows).kv]
     length, still = cache.length + rows, []
     for (start, stop), (_, old), (ran, before, fresh) in zip(groups, waiting, passed, strict=True):
@@ -175,8 +191,8 @@ def sorted_exits(lm: Target, least: float = 0.5, every: int = 2) -> Target:
       part = lm.commit(Cache(_some(text, start, stop), ready), fresh, order, more)
       written.append(part.kv)
       still.append(Waiting(at(before, order[:, :WAITING]), part.length))
-    every = KV(*(tuple(x for part in parts for x in part) for parts in zip(*written, strict=True)))
-    return Cache((every, tuple(still)), length)  # type: ignore[arg-type]
+    whole = KV(*(tuple(x for part in parts for x in part) for parts in zip(*written, strict=True)))
+    return Text(whole, tuple(still), length)
 
   return Target(lm.vocab_size, prefill, evaluate, commit, lm.head, width=lm.width)
 

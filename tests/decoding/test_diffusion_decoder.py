@@ -195,6 +195,13 @@ def test_canvases_are_streamed_as_they_fill(model):
     next(decoder.stream(["copy : Ann ="], 5, rounds=0))
 
 
+def test_several_rounds_of_a_pass_stream_too(model):
+  decoder = DiffusionDecoder(model, "confidence/guesses-3", blocks=W, stopping="whole")
+  (whole,) = decoder(["copy : Ann ="], 5)
+  seen = [canvas for (canvas,) in decoder.stream(["copy : Ann ="], 5)]
+  assert seen[-1] == whole.filling.canvas and len(seen) <= whole.forwards < 5
+
+
 def test_local_leap_as_an_object_has_its_published_knobs(model):
   params = DiffusionDecoder(model, local_leap())._denoising.weights.policy
   assert [float(x[0]) for x in params] == pytest.approx([0.9, 0.75, 4])
