@@ -167,6 +167,12 @@ class KeepLearned(Protocol):
   def __call__(self, params: Params, state: Any, /, context: Context) -> Params: ...
 
 
+class Expects(Protocol):
+  """f32[B], how many guesses of a draft of its own the drafter expects to be accepted."""
+
+  def __call__(self, params: Params, /, context: Context, draft: Draft) -> Array: ...
+
+
 class Drafter(NamedTuple):
   """A way of guessing, whose state is a fixed-shape pytree that rides in the loop.
 
@@ -182,6 +188,7 @@ class Drafter(NamedTuple):
     keep: None, or what makes the weights with which the next requests begin, for a drafter that
       learns from one request for the next.
     varies: whether drafts often hold fewer than N nodes, so that narrower passes pay (static).
+    expects: None, or how much it thinks of a draft, for a choice between several drafters.
   """
 
   name: str
@@ -196,6 +203,7 @@ class Drafter(NamedTuple):
   read: UpdateDrafter | None = None
   keep: KeepLearned | None = None
   varies: bool = False
+  expects: Expects | None = None
 
 
 class InitProcessor(Protocol):

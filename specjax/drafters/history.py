@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Context, Draft, Drafter, Params
+from specjax.drafters.prompt_lookup import expected
 from specjax.drafters.stateless import chain_of, from_draft
 from specjax.trees.structure import at
 
@@ -59,8 +60,9 @@ def history(
   if kept * (longest + 1) >= 2**31:
     raise ValueError(f"kept={kept}: accepted is less than 2**31 / (longest + 1) tokens.")
 
-  def draft(params: Params, context: Context) -> Draft:
-    ring, tokens, length = params, context.tokens, context.length
+  def matches(ring: Array, context: Context) -> Array:
+    """i32[B, H], how many of the last tokens end at each of the history's."""
+    tokens, length = context.tokens, context.length
     run = jnp.ones((len(length), kept), bool)
     matched = jnp.zeros(run.shape, jnp.int32)
     for j in range(longest):
@@ -69,15 +71,24 @@ def history(
       shifted = jnp.pad(ring, (j, 0), constant_values=SEPARATOR)[None, :kept]
       run = run & (shifted == recent)
       matched = matched + run.astype(jnp.int32)
+    return matched
+
+  def draft(params: Params, context: Context) -> Draft:
+    matched = matches(params, context)
     place = jnp.arange(kept, dtype=jnp.int32)[None]
     best = jnp.argmax(matched * kept + place, 1).astype(jnp.int32)[:, None]
     sure = at(matched, best)
     step = jnp.arange(depth, dtype=jnp.int32)[None]
     many = jnp.where(sure >= shortest, per_match * sure if per_match else depth, 0)
-    copied = jnp.pad(ring, (0, depth), constant_values=SEPARATOR)[best + 1 + step]
+    copied = jnp.pad(params, (0, depth), constant_values=SEPARATOR)[best + 1 + step]
     return chain_of(context, jnp.where(step < many, copied, -1))
 
   def keep(params, state, context):
     return append(params, context.tokens, context.length)
 
-  return from_draft("history", 1 + depth, depth, draft)._replace(keep=keep)
+  def expects(params, context, draft):
+    matched = matches(params, context)
+    ring = jnp.broadcast_to(params, matched.shape)
+    return expected(ring, jnp.full(len(ring), kept, jnp.int32), matched, draft)
+
+  return from_draft("history", 1 + depth, depth, draft)._replace(keep=keep, expects=expects)

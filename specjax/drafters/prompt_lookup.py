@@ -26,6 +26,34 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
   return matched
 
 
+def expected(tokens: Array, end: Array, matched: Array, draft: Draft) -> Array:
+  """f32[B], how many tokens of a copied chain will be accepted: suffix decoding's score.
+
+  A guess counts with the share of the longest match's occurrences that went on like the chain up to
+  it (Oliaro et al. 2024, arXiv 2411.04975), times (l / (l + 1))^j for the j-th after a match of l
+  tokens: a long match is likelier to go on. That factor is ours; most matches occur once, where the
+  share says nothing.
+
+  Args:
+    tokens: i32[B, S], where the chain was copied from; i32[B] `end` of them are known, and what
+      would follow is taken to agree.
+    matched: i32[B, S], length of the match that ends at each token.
+    draft: its first D nodes after the root are the chain.
+  """
+  length = matched.max(1, keepdims=True)
+  alike = (matched == length) & (length > 0)
+  many = jnp.maximum(alike.sum(1, dtype=jnp.float32), 1)
+  place = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+  l = length[:, 0].astype(jnp.float32)
+  weight, total = 1 / many, jnp.zeros_like(l)
+  for j in range(1, draft.tokens.shape[1]):
+    later = jnp.pad(tokens[:, j:], ((0, 0), (0, j)))
+    alike = alike & ((later == draft.tokens[:, j, None]) | (place + j >= end[:, None]))
+    weight = weight * l / (l + 1)
+    total += jnp.where(draft.valid[:, j], alike.sum(1, dtype=jnp.float32) * weight, 0)
+  return total
+
+
 @functools.cache
 def prompt_lookup(
   depth: int = 7, longest: int = 3, shortest: int = 1, per_match: int = 0, branches: int = 1
@@ -73,4 +101,10 @@ def prompt_lookup(
         matched = jnp.where(following == at(following, best), 0, matched)
     return chains[0] if branches == 1 else side_by_side(chains)
 
-  return from_draft("prompt_lookup", 1 + branches * depth, depth, draft)
+  def expects(params, context, draft):
+    matched = suffix_match(context.tokens, context.length, longest)
+    first = draft._replace(tokens=draft.tokens[:, : depth + 1], valid=draft.valid[:, : depth + 1])
+    return expected(context.tokens, context.length, matched, first)
+
+  drafter = from_draft("prompt_lookup", 1 + branches * depth, depth, draft)
+  return drafter._replace(expects=expects)

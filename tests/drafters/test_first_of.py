@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from specjax import Decoder, load
-from specjax.base import Context
+from specjax.base import Context, Features
 from specjax.decoding.method import method as pair
-from specjax.drafters import draft_tree, first_of, none, prompt_lookup, union
+from specjax.drafters import draft_tree, first_of, history, none, prompt_lookup, union
+from specjax.drafters.history import append, empty
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.testing import (
   Case,
@@ -52,15 +53,20 @@ def test_the_emitted_distribution_is_the_targets(name, rule):
     assert total_variation(found, target_distribution(case)) < 1e-6
 
 
-def propose(drafter, params, texts):
+def propose(drafter, params, texts, brought=None):
+  """The drafts after texts, where a round of a choice has brought so many tokens until now."""
   tokens = np.zeros((len(texts), 8), np.int32)
   for b, text in enumerate(texts):
     tokens[b, : len(text)] = text
   length = jnp.array([len(text) for text in texts], jnp.int32)
   f, i = jnp.zeros(len(texts)), jnp.zeros(len(texts), jnp.int32)
   settings, noise = Settings(f, i, f + 1, f), Noise(request_keys(0, range(len(texts))), length)
-  run = jax.jit(drafter.propose)
-  return run(params, (), params, Context(jnp.asarray(tokens), length), settings, noise)
+  context = Context(jnp.asarray(tokens), length)
+  features = Features(jnp.zeros((len(texts), 1, 1)), ())
+  state = drafter.init(params, (), context, features, 8)
+  if brought is not None:
+    state = state._replace(tokens=jnp.full_like(state.tokens, brought))
+  return jax.jit(drafter.propose)(params, (), state, context, settings, noise)
 
 
 def test_each_row_has_the_draft_of_its_first_source_that_speaks():
@@ -75,6 +81,59 @@ def test_each_row_has_the_draft_of_its_first_source_that_speaks():
     n = int(want.valid[row].sum())
     assert got.tokens[row, :n].tolist() == want.tokens[row, :n].tolist()
     assert got.parent[row, :n].tolist() == want.parent[row, :n].tolist()
+
+
+@pytest.mark.parametrize(
+  ("brought", "drafts"),
+  [(1, [0, 2, 0, 2]), (2, [1])],  # 2/3 + 4/9 + 8/27 + 16/81 = 1.6 tokens are expected
+)
+def test_a_source_that_expects_less_than_a_round_brings_stands_back(brought, drafts):
+  fork = fixed_draft([[1]], [1])
+  got, _ = propose(first_of(prompt_lookup(4, 3, 2), fork), ((), ()), [[0, 2, 0, 2]], brought)
+  assert got.tokens[0][got.valid[0]].tolist()[1:] == drafts
+
+
+def test_where_the_others_are_silent_a_draft_of_which_little_is_expected_stays():
+  sources = first_of(prompt_lookup(4, 3, 2), prompt_lookup(4, 3, 3), none())
+  got, _ = propose(sources, ((), (), ()), [[0, 2, 0, 2]], 9)
+  assert got.tokens[0].tolist() == [2, 0, 2, 0, 2] and got.valid.all()
+
+
+@pytest.mark.parametrize("longest", [2, 3])
+def test_what_prompt_lookup_and_history_expect(longest):
+  """The score, spelled out over lists."""
+  rng, D, S = np.random.default_rng(longest), 4, 24
+  texts = [rng.integers(0, 3, n).tolist() for n in (2, 7, 12, 20, 24, 24)]
+
+  def score(before, last, chain, known):
+    def match(end):
+      same = [k for k in range(1, longest + 1) if k <= end and before[end - k : end] == last[-k:]]
+      return max(same, default=0)
+
+    lengths = [match(end) for end in range(known + 1)]
+    l = max(lengths)
+    ends = [end for end in range(known + 1) if l and lengths[end] == l]
+    total = 0
+    for j in range(1, len(chain) + 1):
+      agree = [e for e in ends if all(a == b for a, b in zip(before[e:], chain[:j], strict=False))]
+      total += len(agree) / len(ends) * (l / (l + 1)) ** j
+    return total
+
+  tokens = np.stack([np.pad(np.array(t, np.int32), (0, S - len(t))) for t in texts])
+  context = Context(jnp.asarray(tokens), jnp.array([len(t) for t in texts], jnp.int32))
+  lookup, past = prompt_lookup(D, longest, 1), history(D, longest, 1, 0, 32)
+  ring = append(empty(32), jnp.asarray([texts[4]]), jnp.array([24], jnp.int32))
+  own = [(text, len(text) - 1) for text in texts]
+  for drafter, params, places in (
+    (lookup, (), own),
+    (past, ring, [(ring.tolist(), 32)] * len(texts)),
+  ):
+    draft = drafter.propose(params, (), (), context, None, None)[0]
+    got = drafter.expects(params, context, draft)
+    for b, (before, known) in enumerate(places):
+      chain = draft.tokens[b, 1:][draft.valid[b, 1:]].tolist()
+      assert got[b] == pytest.approx(score(before, texts[b], chain, known), abs=1e-5), b
+  assert (got > 0).sum() > 3
 
 
 def test_a_later_source_is_run_only_where_a_row_needs_it():

@@ -101,19 +101,20 @@ def test_guesses_are_found_among_those_of_others(joined):
   """A union numbers its nodes anew and merges equal ones; of a choice one source drafts alone."""
   own = jacobi(D)
   if joined == "union":
-    drafter, place = union(fixed_draft([[0], [1], [0, 0]], [1, 2, 3]), own), 1
+    drafter = union(fixed_draft([[0], [1], [0, 0]], [1, 2, 3]), own)
   else:
-    drafter, place = first_of(prompt_lookup(3, 2, 2), own), 1
+    drafter = first_of(prompt_lookup(3, 2, 2), own)
+  of = (lambda state: state.drafter[1]) if joined == "union" else lambda s: s.drafter.sources[1]
   states = rounds(drafter, greedy(), ((), ()))
   before, seen, kept = next(states), 0, 0
   for after in states:
     for b in np.flatnonzero(~after.done):
-      text, guesses = text_of(before, b), before.drafter[place][b].tolist()
+      text, guesses = text_of(before, b), of(before)[b].tolist()
       count = len(text_of(after, b)) - len(text)
       said = improved(text, guesses)[0]
       new = (said + [said[-1]] * 2 * D)[count:][:D]
       old = (guesses + [guesses[-1]] * 2 * D)[count:][:D]
-      got = after.drafter[place][b].tolist()
+      got = of(after)[b].tolist()
       # A choice may have evaluated a part of them.
       parts = [(said[: k + 1] + guesses[k + 1 :] + [guesses[-1]] * 2 * D) for k in range(D)]
       assert got == new or (joined == "first_of" and any(p[count:][:D] == got for p in parts))

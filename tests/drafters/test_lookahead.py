@@ -110,19 +110,20 @@ def test_the_window_is_found_among_the_nodes_of_others(joined):
     drafter = union(fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 2, 3, 4]), own)
   else:
     drafter = first_of(prompt_lookup(3, 2, 2), own)
+  kept = (lambda state: state.drafter[1]) if joined == "union" else lambda s: s.drafter.sources[1]
   states = rounds(drafter, greedy(), ((), ()))
   before, moved, looked = next(states), 0, 0
   for after in states:
     for b in np.flatnonzero(~after.done):
       row = Row(3, 3, 2, text_of(before, b), False)
-      row.window = before.drafter[1].window[b].T.tolist()
+      row.window = kept(before).window[b].T.tolist()
       row.window[0][0] = row.text[-1]
       count = len(text_of(after, b)) - len(row.text)
       grams = [[*(r[i] for r in row.window), best(row.text + row.way(i))] for i in range(3)]
       root = text_of(after, b)[-1]
       new = [g[1:] if len(set(g)) > 1 else [*g[1:-1], root] for g in grams]
       old = np.array(row.window).T.tolist()
-      got = after.drafter[1].window[b].tolist()
+      got = kept(after).window[b].tolist()
       got[0][0] = -1
       ran, idle = ((x + [x[-1]] * 9)[k:][:3] for x, k in ((new, count - 1), (old, count)))
       for way in (ran, idle):
