@@ -11,6 +11,10 @@ with it.
 With `--exit-every 1` every layer is an exit that learns, and `draft_model[runs/small/model]/sorted`
 drafts by the first that is sure (S2D, Kavehzadeh et al. 2024, arXiv 2407.01955).
 
+With `--boost runs/small/model` it learns the tokens that this other draft model of the target gets
+wrong, and `draft_model[runs/small/model]+draft_model[runs/second/model]` drafts with both (boost
+tuning, SpecInfer, Miao et al. 2023, arXiv 2305.09781, section 3, where whole texts are left out).
+
 Letters: B rows of a batch, T row length, M positions of a row, E width.
 """
 
@@ -29,6 +33,7 @@ from specjax import script
 from specjax.base import Params
 from specjax.checkpoints import hf
 from specjax.data.packing import Rows, pack
+from specjax.decoding.model import Model, load
 from specjax.models.config import Config as Network
 from specjax.models.exits import exits_of
 from specjax.models.transformer import Transformer
@@ -50,6 +55,7 @@ class Config(answers.AnswersConfig):
       them.
     features: directory of hidden states, made where it is absent. By default in `out`.
     points: M, number of positions of a row from which the next token is learned.
+    boost: zoo name or directory of a draft model; tokens that it guesses are not learned.
     exit_every: exits lie behind every so many layers and learn as the last one does; 0 trains none.
   """
 
@@ -57,6 +63,7 @@ class Config(answers.AnswersConfig):
   exit_every: Natural = 0
   features: str | None = None
   points: Count = 128
+  boost: str | None = None
 
 
 class Batch(NamedTuple):
@@ -111,9 +118,40 @@ def loss_of(
   return loss, {"agreement": each[-1][1]}
 
 
+def guessed(model: Model, other: Model, rows: Rows, hidden: np.ndarray) -> np.ndarray:
+  """Where another model's best next token is the target's: bool[R, T].
+
+  Args:
+    hidden: [R, T, E], the target's states.
+
+  Raises:
+    ValueError: the other model has another vocabulary.
+  """
+  if other.config.vocab_size != model.config.vocab_size:
+    raise ValueError(f"boost={other.name!r} has {other.config.vocab_size} tokens: accepted is a "
+                     f"model with the target's {model.config.vocab_size}.")  # fmt: skip
+  small, large = Transformer(other.config), Transformer(model.config)
+
+  @jax.jit
+  def same(own: Params, params: Params, part: Rows, target: Array) -> Array:
+    states = forward.read(small, own, part).hidden
+    said, wanted = (
+      jnp.asarray(network.apply(weights, x, method="head")).argmax(-1)
+      for network, weights, x in ((small, own, states), (large, params, target))
+    )
+    return said == wanted
+
+  found = [
+    same(other.params, model.params, part, jnp.asarray(hidden[i : i + 1], jnp.float32))
+    for i, _, part in forward.parts(rows, 1, "tokens that the other model guesses")
+  ]
+  return np.concatenate([np.asarray(x) for x in found])
+
+
 def main(config: Config) -> None:
   out, training = run.begin(config), config.training
   model = answers.teacher(config.model, causal=True)
+  other = None if config.boost is None else load(config.boost)
   small, params = cut(model.config, model.params, config.keep)
   exits = exits_of(config.keep, config.exit_every) if config.exit_every else ()
   prompts, first = answers.ask(model, config), config.held_out
@@ -126,7 +164,10 @@ def main(config: Config) -> None:
     rows = pack(part, config.length)
     hidden = compute(model, rows, (), directory / name).hidden
     # The state before a trained token predicts it.
-    useful = [np.flatnonzero(mask[1:]) for mask in rows.mask]
+    learned = np.pad(rows.mask[:, 1:], ((0, 0), (0, 1)))
+    if other is not None:
+      learned = learned & ~guessed(model, other, rows, hidden)
+    useful = [np.flatnonzero(row) for row in learned]
 
     def batch(chosen: np.ndarray, step: int) -> Batch:
       rng = np.random.default_rng([training.seed, step])
@@ -140,9 +181,9 @@ def main(config: Config) -> None:
       some = Rows(*(x[chosen] for x in rows))
       return Batch(some, place, weight, np.asarray(hidden[chosen[:, None], place]))
 
-    return rows, batch
+    return rows, batch, learned.sum() / rows.mask.sum()
 
-  (rows, batch), (held_out, of_held_out) = (
+  (rows, batch, left), (held_out, of_held_out, _) = (
     examples(part, name)
     for part, name in ((documents[first:], "train"), (documents[:first], "held_out"))
   )
@@ -161,6 +202,7 @@ def main(config: Config) -> None:
   agreed = np.array([float(measure(params, part)) for part in parts])
   run.report(out, {
     "layers": config.keep, "trained_parameters": optax.tree.size(trained),
+    "left": round(float(left), 4),
     "agreement": round(float((agreed * counts).sum() / counts.sum()), 4),
   })  # fmt: skip
   hf.save(out / "model", small, params, model.tokenizer, template=model.template, stop=model.stop,

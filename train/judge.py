@@ -2,12 +2,14 @@
 
     python -m specjax.train.judge --model gsm8k-7m --data gsm8k_train.jsonl --out runs/judge
 
-Every token of the reference answers of `data` is marked as right or wrong, see
-`recipe.judge_labels`. The first half of the held-out questions decides which step's weights are
-kept, and the second is reported. The same command again continues a run that was killed.
+Every token of the reference answers of `data` is marked as right or wrong: by a rule for sums, see
+`recipe.judge_labels`, or with `--marked` as the records say, see `recipe.judge_marks`. The first
+half of the held-out questions decides which step's weights are kept, and the second is reported.
+The same command again continues a run that was killed.
 """
 
 import dataclasses
+import functools
 import sys
 
 import jax.numpy as jnp
@@ -17,8 +19,8 @@ from jax import Array
 
 from specjax import script
 from specjax.checkpoints import parts
-from specjax.data.packing import pack
-from specjax.train.recipe import answers, calibration, losses, run
+from specjax.data.sources import open_source
+from specjax.train.recipe import answers, calibration, judge_marks, losses, run
 from specjax.train.recipe.config import Count, Length, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.judge_labels import JudgeLabels, mark
@@ -31,13 +33,15 @@ class Config(answers.Config):
 
   Attributes:
     answer_field: name of the reference answer in a record.
-    held_out: number of these, the first, that choose and measure.
-    top_k: number of the likeliest tokens from which the replacement of a word is drawn.
-    temperature: temperature of the distribution from which replacements are drawn.
+    marked: whether the records say which tokens are wrong.
+    held_out: number of questions, the first, that choose and measure.
+    top_k: number of the likeliest tokens from which the rule draws the replacement of a word.
+    temperature: temperature of the distribution from which it draws.
     length: T of the rows that the target reads.
   """
 
   answer_field: str = "answer"
+  marked: bool = False
   questions: Count = 1000
   held_out: Count = 100
   top_k: Count = 20
@@ -70,17 +74,25 @@ def measure(params: Judge, tokens: JudgeLabels) -> dict:
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True)
-  documents = answers.given(model, config, config.answer_field)
-  answers.check_held_out(config.held_out, len(documents), least=2)
-  run.claim(out, config, [ids for ids, _ in documents])
-  half, cut = config.held_out // 2, config.held_out
-  train, chooses, test = (
-    mark(
-      model, pack(part, config.length), top_k=config.top_k, temperature=config.temperature,
+  if config.marked:
+    source = open_source(config.data)
+    records = [
+      judge_marks.marked(model, source[i], i, config.field, config.answer_field)
+      for i in range(min(config.questions, len(source)))
+    ]
+    content = [[(ids, wrong) for (ids, _), wrong in record] for record in records]
+    label = functools.partial(judge_marks.states, model, length=config.length)
+  else:
+    records = answers.given(model, config, config.answer_field)
+    content = [ids for ids, _ in records]
+    label = functools.partial(
+      mark, model, top_k=config.top_k, temperature=config.temperature, length=config.length,
       seed=config.training.seed,
-    )
-    for part in (documents[cut:], documents[:half], documents[half:cut])
-  )  # fmt: skip
+    )  # fmt: skip
+  answers.check_held_out(config.held_out, len(records), least=2)
+  run.claim(out, config, content)
+  half, cut = config.held_out // 2, config.held_out
+  train, chooses, test = map(label, (records[cut:], records[:half], records[half:cut]))
 
   best = fit(
     lambda params, _, batch, key: (loss(params, batch), {}),

@@ -4,14 +4,15 @@ import dataclasses
 import json
 import pathlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from options import changed
 
 import specjax
 from specjax import Decoder
-from specjax.data.packing import Rows
-from specjax.models.transformer import Transformer
+from specjax.data.packing import Rows, pack
+from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import draft_model
 from specjax.train.draft_model import cut
 
@@ -92,3 +93,45 @@ def test_a_finished_run_goes_no_further_and_others_are_refused(done):
   draft_model.main(done)
   with pytest.raises(ValueError, match=r"holds a run with points=32 \(now 16\)"):
     draft_model.main(changed(done, points=16))
+
+
+def test_tokens_that_another_draft_model_guesses(done):
+  model, other = specjax.load(done.model), specjax.load(f"{done.out}/model")
+  texts = [model.chat(f"{i} pens and {j}?") for i, j in ((3, 4), (5, 12))]
+  rows = pack([(text, [True] * len(text)) for text in texts], sum(map(len, texts)) + 2)
+
+  def states(of: specjax.Model, ids: list[int]) -> np.ndarray:
+    position = jnp.arange(len(ids), dtype=jnp.int32)[None]
+    mask = attention_mask(jnp.zeros_like(position), True)
+    return Transformer(of.config).apply(of.params, jnp.asarray([ids], jnp.int32), position, mask)[0]
+
+  def best(of: specjax.Model, ids: list[int]) -> np.ndarray:
+    return np.asarray(of.target.head(of.params, states(of, ids)).argmax(-1))[0]
+
+  hidden = np.zeros((*rows.tokens.shape, model.config.width), np.float32)
+  want = np.zeros(rows.tokens.shape, bool)
+  for s, text in enumerate(sorted(texts, key=len, reverse=True)):
+    place = rows.segment[0] == s
+    hidden[0, place] = states(model, text)[0]
+    want[0, place] = best(model, text) == best(other, text)
+  real = rows.segment >= 0
+  got = draft_model.guessed(model, other, rows, hidden)
+  np.testing.assert_array_equal(got[real], want[real])
+  assert got[real].any() and not got[real].all()
+
+
+def test_a_second_draft_model_learns_what_the_first_does_not_guess(done, tmp_path):
+  second = dataclasses.replace(done, out=str(tmp_path), boost=f"{done.out}/model")
+  draft_model.main(second)
+  shares = [json.loads((pathlib.Path(c.out) / "report.json").read_text()) for c in (done, second)]
+  assert shares[1]["left"] < 0.8 and shares[0]["left"] == 1
+  target = specjax.load(done.model)
+  prompts = [target.chat(f"{i} pens and 3?") for i in range(4)]
+  both = f"draft_model-3[{done.out}/model]+draft_model-3[{second.out}/model]"
+  plain, drafted = (Decoder(target, drafter)(prompts, 16) for drafter in ("none", both))
+  assert [r.tokens for r in plain] == [r.tokens for r in drafted]
+
+
+def test_a_model_of_another_vocabulary_is_refused(done, tmp_path):
+  with pytest.raises(ValueError, match=r"boost='lists-3m' has .* tokens: accepted is a model with"):
+    draft_model.main(dataclasses.replace(done, out=str(tmp_path), boost="lists-3m"))

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from options import changed
 
 from specjax.checkpoints import parts
 from specjax.data.chat import TEMPLATES
-from specjax.data.packing import pack
-from specjax.data.tokenizer import train_bpe
+from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.decoding.model import Model, load
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
@@ -28,6 +28,7 @@ from specjax.train.recipe.judge_labels import (
   mark,
   replaceable,
 )
+from specjax.train.recipe.judge_marks import marked, states
 from specjax.verifiers.judge import Judge, probability
 
 ANSWER = "Ann has 3+4 = <<3+4=7>>7 red pens.\nBob has 2*7 = $<<2*7=14>>14.\n#### 14"
@@ -66,8 +67,8 @@ def test_states_are_those_of_the_text_with_one_token_replaced():
   model, ids = random_model(), TOKENIZER.encode(ANSWER)
   head = TOKENIZER.encode("Ann?")
   text = head + ids
-  rows = pack([(text, [False] * len(head) + [True] * len(ids))], len(text) + 3)
-  got = mark(model, rows, top_k=5, temperature=1.0, seed=0)
+  document = text, [False] * len(head) + [True] * len(ids)
+  got = mark(model, [document], top_k=5, temperature=1.0, seed=0, length=len(text) + 3)
   position = jnp.arange(len(text), dtype=jnp.int32)[None]
   run = jax.jit(Transformer(CONFIG).apply)
   mask = attention_mask(jnp.zeros_like(position), True)
@@ -91,12 +92,78 @@ def test_states_are_those_of_the_text_with_one_token_replaced():
 
 
 def test_numbers_of_several_digits_are_refused():
-  model = dataclasses.replace(random_model(), tokenizer=train_bpe(["a b"], 258))
-  digits = model.tokenizer.encode("0123456789")
-  small = dataclasses.replace(CONFIG, vocab_size=min(digits) + 3)
-  rows = pack([([1, 2], [True, True])], 4)
+  """Also where the vocabulary has every digit as well."""
+  whole = tokenizers.Tokenizer.from_str(TOKENIZER.inner.to_str())
+  whole.add_tokens(["14"])
+  model = dataclasses.replace(random_model(), tokenizer=Tokenizer(whole))
+  ids = model.tokenizer.encode("Bob has 14")
   with pytest.raises(ValueError, match="model='tiny' has numbers of several digits in its voc"):
-    mark(dataclasses.replace(model, config=small), rows, top_k=2, temperature=1.0, seed=0)
+    mark(model, [(ids, [True] * len(ids))], top_k=2, temperature=1.0, seed=0, length=20)
+
+
+def spoken(marked) -> list[str]:
+  """The texts of the wrong tokens."""
+  (ids, _), wrong = marked
+  return [TOKENIZER.decode([i]) for i, w in zip(ids, wrong, strict=True) if w]
+
+
+RIGHT = {"question": "Ann?", "answer": "Ann has 14 red pens"}
+
+
+@pytest.mark.parametrize(
+  ("record", "wrong"),
+  [
+    ({"wrong": []}, [""]),
+    ({"wrong": [[8, 10]]}, ["14"]),
+    ({"wrong": [[9, 10], [11, 14]]}, ["4 red"]),
+    ({"wrong_answer": "Ann has 17 red pens"}, ["", "7"]),
+    ({"wrong_answer": "Ann has red pens"}, ["", ""]),
+    ({"wrong_answer": "Bob has 14 red blue pens"}, ["", "Bob blue"]),
+  ],
+)
+def test_records_say_which_tokens_are_wrong(record, wrong):
+  texts = marked(random_model(), RIGHT | record, 0, "question", "answer")
+  assert ["".join(spoken(text)).strip() for text in texts] == wrong
+
+
+@pytest.mark.parametrize(
+  ("record", "words"),
+  [
+    ({}, "record 3: wrong and wrong_answer are missing"),
+    ({"wrong": [[3, 20]]}, r"record 3: wrong=\[\[3, 20\]\]: accepted are pairs \[begin, end\]"),
+    ({"wrong": "3"}, "record 3: wrong='3': accepted are pairs"),
+    ({"wrong_answer": " "}, "record 3: wrong_answer=' ': accepted is a text"),
+    ({"answer": None, "wrong": []}, "record 3: answer=None: accepted is a text"),
+  ],
+)
+def test_marks_that_say_nothing_are_refused(record, words):
+  with pytest.raises(ValueError, match=words):
+    marked(random_model(), RIGHT | record, 2, "question", "answer")
+
+
+def test_marked_states_are_those_of_each_text_alone():
+  model = random_model()
+  records = [
+    marked(model, RIGHT | {"wrong_answer": "Ann has 17 pens"}, 0, "question", "answer"),
+    marked(model, {"question": "Bob?", "answer": "2 pens", "wrong": [[0, 1]]}, 1, "question",
+           "answer"),
+  ]  # fmt: skip
+  got = states(model, records, length=48, batch=1)
+  run = jax.jit(Transformer(CONFIG).apply)
+  want = []
+  for (ids, said), wrong in (text for record in records for text in record):
+    position = jnp.arange(len(ids), dtype=jnp.int32)[None]
+    mask = attention_mask(jnp.zeros_like(position), True)
+    hidden = run(model.params, jnp.asarray([ids], jnp.int32), position, mask)[0][0]
+    digit = [any(c.isdigit() for c in TOKENIZER.decode([i])) for i in ids]
+    rows = zip(np.asarray(hidden), said, wrong, digit, strict=True)
+    want += [(h, not w, d) for h, own, w, d in rows if own]
+  near = np.abs(got.hidden[:, None] - np.stack([h for h, *_ in want])[None]).max(-1) < 5e-3
+  assert len(got.right) == len(want) and near.any(1).all() and near.any(0).all()
+  for i, j in np.argwhere(near):
+    assert got.right[i] == want[j][1] or near[i].sum() > 1
+    assert got.number[i] == want[j][2] or near[i].sum() > 1
+  assert (~got.right).sum() == 2  # the 7 and the 2
 
 
 def test_the_area_counts_pairs():
@@ -146,6 +213,20 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
     judge.main(changed(config, steps=30))
   with pytest.raises(ValueError, match=r"held_out=30: accepted is at least 2 and fewer than"):
     judge.main(changed(config, held_out=30, out=str(tmp_path)))
+
+
+def test_a_judge_learns_from_marked_records(config, tmp_path):
+  data = tmp_path / "marked.jsonl"
+  records = [
+    {"question": f"{a} pens and {b}?", "answer": f"{a + b} pens.", "wrong_answer": f"{a} pens."}
+    for a in range(5)
+    for b in range(1, 5)
+  ]
+  data.write_text("".join(json.dumps(r) + "\n" for r in records))
+  own = dataclasses.replace(config, data=str(data), out=str(tmp_path / "run"), marked=True)
+  judge.main(own)
+  report = json.loads((tmp_path / "run" / "report.json").read_text())
+  assert report["trained_on"]["wrong"] >= 12 and report["tokens"]["wrong"] >= 4
 
 
 def test_judges_that_do_not_fit_are_refused(tmp_path):

@@ -18,6 +18,7 @@ Letters: R rows, T row length, V vocabulary, E width, P marked tokens.
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -25,11 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.data.packing import Rows
+from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train.recipe import forward
+from specjax.train.recipe.texts import Document
 
 WORD, DIGIT, OPERATOR, KEPT = range(4)
 LIKE = {WORD: r" ?[^\W\d_]{2,}", DIGIT: r"\d", OPERATOR: r"[-+*/]"}
@@ -72,22 +74,28 @@ def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np
 
 
 def mark(
-  model: Model, rows: Rows, *, top_k: int, temperature: float, seed: int, batch: int = 4
-) -> JudgeLabels:
-  """Labels every answer token of `rows`, where `mask` is True, and one replacement of each.
+  model: Model, documents: Sequence[Document], *, top_k: int, temperature: float, seed: int,
+  length: int, batch: int = 4,
+) -> JudgeLabels:  # fmt: skip
+  """Labels every answer token of documents, and one replacement of each.
 
-  For `top_k` and `temperature` see `train.judge`; `batch` rows are read at once.
+  For `top_k`, `temperature` and `length` T see `train.judge`; `batch` rows are read at once.
 
   Raises:
-    ValueError: the tokenizer has no token for each digit, or top_k is larger than its vocabulary.
+    ValueError: the tokenizer does not split numbers into digits, or top_k is larger than its
+      vocabulary.
   """
+  rows = pack(documents, length)
   assert model.tokenizer is not None  # `rows` come from it
   if not 1 <= top_k <= model.config.vocab_size:
     raise ValueError(f"top_k={top_k}: accepted is 1 to {model.config.vocab_size}.")
   kind = kinds(model.tokenizer, model.config.vocab_size)
-  if (kind == DIGIT).sum() < 10:
+  said = np.unique(rows.tokens[rows.mask]).tolist()
+  if (kind == DIGIT).sum() < 10 or any(
+    re.search(r"\d\d", model.tokenizer.decode([i])) for i in said
+  ):
     raise ValueError(f"model={model.name!r} has numbers of several digits in its vocabulary: "
-                     "accepted are tokenizers that split digits.")  # fmt: skip
+                     "accepted are tokenizers that split digits, or --marked data.")  # fmt: skip
   may = np.zeros_like(rows.mask)
   for r, c in zip(*np.nonzero(np.diff(rows.mask, axis=1, prepend=False) & rows.mask), strict=True):
     stop = c + int(np.argmin([*rows.mask[r, c:], False]))
@@ -125,8 +133,8 @@ def mark(
     hidden, left = run(model.params, part, jax.random.fold_in(jax.random.key(seed), i))
     hidden, left = np.asarray(hidden)[:size], np.asarray(left)[:size]
     T = left.shape[1]
-    said, replaced = rows.mask[i : i + size], may[i : i + size] & left
+    own, replaced = rows.mask[i : i + size], may[i : i + size] & left
     number = may[i : i + size] & (kind[rows.tokens[i : i + size]] != WORD)
-    parts.append(JudgeLabels(hidden[:, :T][said], np.ones(said.sum(), bool), number[said]))
+    parts.append(JudgeLabels(hidden[:, :T][own], np.ones(own.sum(), bool), number[own]))
     parts.append(JudgeLabels(hidden[:, T:][replaced], ~number[replaced], number[replaced]))
   return JudgeLabels(*(np.concatenate(x) for x in zip(*parts, strict=True)))
