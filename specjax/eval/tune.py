@@ -1,9 +1,9 @@
 """The draft that is fastest on the machine: the promising ones are found, then decoded in turns.
 
 A drafter that is named with its numbers is one draft. One that is named without is tried with
-several numbers of nodes. Where it is known how often a guess is right, drafts of all sizes are
-considered, and those are decoded that expect the most tokens per second from times that are
-measured on this device (see `choice`):
+several numbers of nodes; the draft-length policy `marginal` gets the costs of this device. Where it
+is known how often a guess is right, drafts of all sizes are considered, and those are decoded that
+expect the most tokens per second from times that are measured on this device (see `choice`):
 
 - "best_first": by a head's held-out hit rates, by depth and rank. The trees hold its best guesses.
 - "sequoia": by how often a child of each rank is accepted when children are drawn without
@@ -37,6 +37,7 @@ from specjax.drafters.draft_tree import draft_tree
 from specjax.eval import bench, draft_cost, interleaved, options, prompts, report, sequoia, table
 from specjax.eval import verify_cost as verify
 from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, drawn, expected, fitted, spread
+from specjax.eval.length_cost import priced
 from specjax.eval.options import Tune as Config
 from specjax.eval.plots import speed, trees
 from specjax.trees import Static, Tree, WithoutReplacement, files
@@ -148,7 +149,8 @@ def _considered(
   part = _named(name)
   filler = None if part is None else _filler(model, part, config)
   if filler is None:
-    return {each: {} for each in _whole(name)}, _whole(name), {}
+    whole = [priced(model, each, context, config.batch) for each in _whole(name)]
+    return {each: {} for each in whole}, whole, {}
   options, about = _options(model, filler, held_out, config, out)
   target, draft = costs(model, filler, options, config, context)
   figures: dict[str, dict[str, Any]] = {

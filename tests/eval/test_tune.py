@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from specjax.checkpoints import heads, hf
 from specjax.decoding import spec
 from specjax.drafters import draft_tree, drafting, medusa
 from specjax.drafters.medusa import MedusaConfig
-from specjax.eval import bench, choice, draft_cost, sequoia, tune
+from specjax.eval import bench, choice, draft_cost, length_cost, sequoia, tune, verify_cost
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.trees import Dynamic, WithoutReplacement, files
@@ -361,3 +362,44 @@ def test_a_head_without_hit_rates_is_refused(tmp_path):
   config = tune.Config(drafters=("medusa",))
   with pytest.raises(ValueError, match=r"'gsm8k-7m-medusa' came without the hit rates .* measures"):
     tune.run(specjax.load(), config, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+  ("name", "priced"),
+  [
+    ("draft_model[{}]/marginal", "draft_model[{}]/marginal-0.25-0.125"),
+    ("draft_model-3[{}]/marginal", "draft_model-3[{}]/marginal-0.25-0.125"),
+    ("draft_model[{}]/marginal-0.5", None),
+    ("draft_model-3[{}]", None),
+    ("prompt_lookup|draft_model[{}]/marginal", None),
+  ],
+)
+def test_marginal_gets_the_costs_of_the_device(name, priced, model, tmp_path, monkeypatch):
+  """A draft of 1 + k tokens takes 2 + k / 2 seconds, and a pass over n nodes 1.75 + n / 4."""
+  asked = []
+
+  def drafts(target, params, drafters, own, context, batch):
+    asked.append((context, batch))
+    return [1.5 + d.depth / 2 for d in drafters]
+
+  def passes(target, params, context, batch, nodes):
+    return verify_cost.VerifyCost(list(nodes), [1.75 + n / 4 for n in nodes], *[[]] * 2, 0, 1, [])
+
+  monkeypatch.setattr(draft_cost, "measure", drafts)
+  monkeypatch.setattr(verify_cost, "measure", passes)
+  hf.save(tmp_path / "lm", model.config, model.params, None, dtype=jnp.float32)
+  given = name.format(tmp_path / "lm")
+  want = given if priced is None else priced.format(tmp_path / "lm")
+  assert length_cost.priced(model, given, 40, 2) == want
+  assert asked == ([] if priced is None else [(40, 2)])
+  assert specjax.Decoder(model, want).name
+
+
+def test_a_draft_model_is_tuned_with_its_costs(model, prompt_file, tmp_path):
+  hf.save(tmp_path / "lm", model.config, model.params, None, dtype=jnp.float32)
+  config = tune.Config(
+    drafters=(f"draft_model-3[{tmp_path}/lm]/marginal",), prompts=prompt_file, max_new_tokens=8,
+    repeats=1,
+  )  # fmt: skip
+  (_, name) = tune.run(model, config, tmp_path / "out")["candidates"]
+  assert re.fullmatch(r"draft_model-3\[.*\]/marginal-[0-9.]+-[0-9.e-]+", name)

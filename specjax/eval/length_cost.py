@@ -1,0 +1,35 @@
+"""What a draft token costs on this device: the numbers of the draft-length policy `marginal`."""
+
+from specjax.decoding import spec
+from specjax.decoding.builders.drafters import load_small
+from specjax.decoding.model import Model
+from specjax.decoding.spec import Part
+from specjax.drafters.draft_model import draft_model
+from specjax.eval import draft_cost, verify_cost
+
+DEPTHS = 1, 5  # the cost of a token is the slope between drafts of these lengths
+OPEN = Part("marginal")  # without numbers
+
+
+def priced(model: Model, name: str, context: int, batch: int = 1) -> str:
+  """The name of a draft model whose policy is `marginal` without numbers, with those measured here.
+
+  Any other name stays as it is. `context` tokens are cached during the measurement.
+  """
+  parts = spec.parse("drafter", name) if len(spec.alternatives(name)) == 1 else ()
+  if len(parts) != 1 or parts[0].name != "draft_model" or OPEN not in parts[0].decorations:
+    return name
+  (part,) = parts
+  small = load_small(model, part)
+  drafters = [draft_model(small.target, depth) for depth in DEPTHS]
+  drafts = draft_cost.measure(
+    model.target, model.params, drafters, small.params, context, batch=batch
+  )
+  nodes = (1, *(1 + depth for depth in DEPTHS))
+  one, *passes = verify_cost.measure(
+    model.target, model.params, context, batch=batch, nodes=nodes
+  ).seconds
+  step = one * (DEPTHS[1] - DEPTHS[0])
+  costs = [round(max((long - short) / step, 0.001), 3) for short, long in (drafts, passes)]
+  own = [x._replace(numbers=tuple(costs)) if x == OPEN else x for x in part.decorations]
+  return spec.show([part._replace(decorations=tuple(own))])
