@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from gguf import GGUFReader, ReaderTensor, get_tensor_name_map, quants
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax import checks, schema
@@ -135,14 +136,16 @@ def _check_stretch(config: Config, tensor: ReaderTensor, theta: float, where: st
 
 
 def load(
-  path: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float"
-) -> Checkpoint:
+  path: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float",
+  mesh: Mesh | None = None,
+) -> Checkpoint:  # fmt: skip
   """Reads a GGUF file, tensor by tensor.
 
   Args:
     path: of one whole file; shards are to be joined first.
     dtype: of the parameters in memory, whatever the file has.
     weights: how matrices lie in memory, see `int8.parameter`.
+    mesh: over which they are spread, one tensor after the other; None for one device.
 
   Raises:
     ValueError: an unknown architecture, feature or tokenizer; a value of a wrong type or range; a
@@ -169,13 +172,14 @@ def load(
   spare = frozenset(map(theirs, family.spare(config))) | {_STRETCH}
   heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if kind in _PAIRED else {}
 
-  def read(name: str) -> np.ndarray:
+  def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
     values = _values(tensors[name])
     part = name.split(".")[-2]
-    return halves(values, heads[part]) if part in heads else values
+    return (halves(values, heads[part]) if part in heads else values)[index]
 
   shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
-  params = assemble(table, spare, shapes, read, dtype, f"the metadata of {path.name}", weights)
+  source = f"the metadata of {path.name}"
+  params = assemble(table, spare, shapes, read, dtype, source, weights, mesh)
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
   own = schema.fields(metadata, {"diffusion.shift_logits": bool}, str(path))
   return Checkpoint(

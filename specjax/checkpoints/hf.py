@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax import checks, schema
@@ -92,8 +93,9 @@ def shards(index: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read_params(
-  directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike, weights: str
-) -> Params:
+  directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike, weights: str,
+  mesh: Mesh | None,
+) -> Params:  # fmt: skip
   single, index = directory / "model.safetensors", directory / _INDEX
   if not single.exists() and not index.exists():
     raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
@@ -106,14 +108,14 @@ def _read_params(
         raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
       home |= dict.fromkeys(file.keys(), file)
 
-    def read(name: str) -> np.ndarray:
+    def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
       found = home[name].get_slice(name).get_dtype()
       if found not in _FLOATS:
         raise ValueError(f"tensor {name} has dtype {found}; accepted are {', '.join(_FLOATS)}.")
-      return home[name].get_tensor(name)
+      return home[name].get_slice(name)[index] if index else home[name].get_tensor(name)
 
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in home.items()}
-    return assemble(table, spare, shapes, read, dtype, weights=weights)
+    return assemble(table, spare, shapes, read, dtype, weights=weights, mesh=mesh)
 
 
 def start_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -149,14 +151,16 @@ def _mask(
 
 
 def load(
-  directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float"
-) -> Checkpoint:
+  directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float",
+  mesh: Mesh | None = None,
+) -> Checkpoint:  # fmt: skip
   """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA, Dream, SDAR or Fast-dLLM v2 directory.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
     dtype: of the parameters in memory, whatever the file has.
     weights: how matrices lie in memory, see `int8.parameter`.
+    mesh: over which they are spread while they are read, see `assemble`; None for one device.
 
   Raises:
     ValueError: an unknown family or feature; a value of a wrong type or range; a missing, surplus
@@ -177,7 +181,7 @@ def load(
   if mask is not None:
     checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)
   named = own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
-  params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights)
+  params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights, mesh)
   return Checkpoint(
     config=config, params=params, tokenizer=tokenizer,
     stop=written.get("eos_token_id", own.get("eos_token_id", ())),

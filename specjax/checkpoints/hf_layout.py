@@ -1,15 +1,20 @@
 """The tensors on disk that make up our parameters, by the names that each family gives them."""
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
+from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.int8 import parameter
 
@@ -36,6 +41,9 @@ LLADA = {
   "attention_norm": "attn_norm", "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "attn_out",
   "mlp_norm": "ff_norm", "gate": "ff_proj", "up": "up_proj", "down": "ff_out",
 }  # fmt: skip
+
+Read = Callable[[str, tuple[slice, ...]], np.ndarray]
+"""Gives a part of the tensor of a name; () is the whole of it."""
 
 Names = Mapping[str, str]
 Layout = dict[tuple[str, ...], list[Fusion]]
@@ -93,10 +101,13 @@ def block(
 
 
 def assemble(
-  layout: Layout, spare: frozenset[str], shapes: Shapes, read: Callable[[str], np.ndarray],
-  dtype: DTypeLike, config: str = "config.json", weights: str = "float",
+  layout: Layout, spare: frozenset[str], shapes: Shapes, read: Read,
+  dtype: DTypeLike, config: str = "config.json", weights: str = "float", mesh: Mesh | None = None,
 ) -> Params:  # fmt: skip
-  """Parameters of tensors that `read` gives one at a time; the host never holds the model twice.
+  """Parameters of tensors that are read one at a time; the host never holds the model twice.
+
+  On a mesh the parameters are those of `sharding.split`, spread over it, and each process reads its
+  own parts of the tensors; matrices in 8 bits, whose scales need whole rows, are read whole.
 
   Args:
     spare: names of tensors that may be there and are not read.
@@ -116,11 +127,30 @@ def assemble(
   for name in sorted(shapes.keys() - wanted.keys() - spare):
     if not name.endswith("rotary_emb.inv_freq"):
       raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
+  if mesh is not None and weights == "float":
+    return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}
   params = {}
   for path, parts in layout.items():
-    whole = np.concatenate([read(part.name) for part in parts])
+    whole = np.concatenate([read(part.name, ()) for part in parts])
     params[path] = parameter(whole, dtype, weights)
-  return {"params": unflatten_dict(params)}
+  found = {"params": unflatten_dict(params)}
+  return found if mesh is None else sharding.place(found, mesh)
+
+
+def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[Any, Array]:
+  """The parameters by path on a mesh, each read in the parts that the process's devices hold."""
+  sharding.check_mesh(mesh)
+  params: dict[Any, Array] = {}
+
+  def part(name: str, index: Any) -> np.ndarray:
+    return read(name, index).astype(jnp.dtype(dtype))
+
+  for (*above, last), parts in layout.items():
+    for own, (name, shape) in zip(sharding.apart(last), parts, strict=True):
+      spread = sharding.of_weight(own, shape, mesh)
+      ours = functools.partial(part, name)
+      params[*above, own] = jax.make_array_from_callback(shape, spread, ours)
+  return params
 
 
 def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:

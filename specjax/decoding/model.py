@@ -129,6 +129,11 @@ class Model:
     """
     return dataclasses.replace(self, params=sharding.place(self.params, mesh))
 
+  def spread(self) -> "Model":
+    """This model on the mesh that is set; itself where none is."""
+    mesh = jax.sharding.get_mesh()
+    return self if mesh.empty else self.on(mesh)
+
   def encode(self, prompt: Prompt) -> list[int]:
     """The ids of a prompt; ids that are given are only checked.
 
@@ -194,7 +199,7 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
 
 def load(
   name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None,
-  weights: str = "float",
+  weights: str = "float", mesh: Mesh | None = None,
 ) -> Model:  # fmt: skip
   """Loads a model by name, from a Hugging Face directory or from a GGUF file.
 
@@ -206,6 +211,8 @@ def load(
     revision: branch, tag or commit of a repository of the hub.
     weights: "float", or "int8" for matrices of 8 bits with a scale for each output. This changes
       the model's distribution; speculation follows that of the model as it is loaded.
+    mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
+      holds more than its own; for use under `jax.set_mesh(mesh)`.
 
   Raises:
     ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.
@@ -219,5 +226,5 @@ def load(
   checks.choice("weights", weights, WEIGHTS)
   path = resolve(name, revision)
   read = gguf.load if path.suffix == ".gguf" else hf.load
-  found = read(path, dtype, weights)
+  found = read(path, dtype, weights, mesh)
   return Model(name, **found._asdict(), dtype=dtype, weights=weights)

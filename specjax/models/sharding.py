@@ -6,7 +6,7 @@ device holds some of the nodes, each with its whole vocabulary.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from specjax.kernels.platform import mesh_axis
 
 COLUMNS, ROWS = PartitionSpec("model"), PartitionSpec(None, "model")  # of weights [out, in]
 KV_CACHE = PartitionSpec("data", "model")  # [B, K, S, C]
+_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _OF_WEIGHT = {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS} | dict.fromkeys(
   ("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS
 )
@@ -71,17 +72,28 @@ def split(params: Params) -> Params:
   return rest
 
 
+def apart(name: str) -> tuple[str, ...]:
+  """The matrices of their own that `split` makes of a weight: q, k and v of qkv."""
+  kind, bias, _ = name.partition("_bias")
+  return tuple(part + bias for part in _FUSED.get(kind, (kind,)))
+
+
+def of_weight(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:
+  """How a weight of `split` is spread; norms and odd sizes lie whole on every device."""
+  spec = PartitionSpec(*_OF_WEIGHT.get(name, ())[: len(shape)])  # a scale has the outputs alone
+  sizes = zip(spec, shape, strict=False)  # a spec may be short
+  divides = all(axis is None or n % mesh.shape[axis] == 0 for axis, n in sizes)
+  return NamedSharding(mesh, spec if divides else PartitionSpec())
+
+
 def of_params(params: Params, mesh: Mesh) -> Any:
-  """A NamedSharding for each weight of `split`; norms and odd sizes lie whole on every device."""
+  """A NamedSharding for each weight of `split`."""
 
-  def of_weight(path, x) -> NamedSharding:
+  def of(path, x) -> NamedSharding:
     names = [step.key for step in path if isinstance(step, DictKey)]
-    spec = PartitionSpec(*_OF_WEIGHT.get(names[-1], ())[: x.ndim])  # a scale has the outputs alone
-    sizes = zip(spec, x.shape, strict=False)  # a spec may be short
-    divides = all(axis is None or n % mesh.shape[axis] == 0 for axis, n in sizes)
-    return NamedSharding(mesh, spec if divides else PartitionSpec())
+    return of_weight(names[-1], x.shape, mesh)
 
-  return jax.tree_util.tree_map_with_path(of_weight, params)
+  return jax.tree_util.tree_map_with_path(of, params)
 
 
 def place(params: Params, mesh: Mesh) -> Params:
@@ -89,13 +101,40 @@ def place(params: Params, mesh: Mesh) -> Params:
 
   It raises ValueError for a mesh whose axes are not "data" and "model", both Auto.
   """
+  check_mesh(mesh)
+  parts = split(params)
+  return jax.device_put(parts, of_params(parts, mesh))
+
+
+def check_mesh(mesh: Mesh) -> None:
+  """Raises ValueError for a mesh whose axes are not "data" and "model", both Auto."""
   if set(mesh.axis_names) != {"data", "model"} or set(mesh.axis_types) != {AxisType.Auto}:
     raise ValueError(
       f"mesh has axes {dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}: "
       'accepted are "data" and "model", both AxisType.Auto.'
     )
-  parts = split(params)
-  return jax.device_put(parts, of_params(parts, mesh))
+
+
+def dealt(tree: Any) -> Any:
+  """Arrays [B, ..] with their rows over "data" where a mesh is set whose axis divides them."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return tree
+
+  def deal(x: Any) -> Array:
+    return jax.device_put(x, NamedSharding(mesh, PartitionSpec(mesh_axis("data", len(x)))))
+
+  return jax.tree.map(deal, tree)
+
+
+def on_all(tree: Any, copied: NamedSharding) -> Any:
+  """Arrays on the devices of a sharding: those that are there stay as they are spread."""
+
+  def put(x: Any) -> Array:
+    there = isinstance(x, Array) and x.sharding.device_set == copied.device_set
+    return x if there else jax.device_put(x, copied)
+
+  return jax.tree.map(put, tree)
 
 
 def spread_nodes(logits: Array) -> Array:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from specjax import cli, drafters, speculate
+from specjax import Decoder, cli, drafters, load, speculate
+from specjax.checkpoints import hf, hf_layout
 from specjax.decoding.method import method as pair
 from specjax.models import sharding, transformer
 from specjax.models.config import Config
@@ -79,6 +80,58 @@ def test_a_split_network_is_the_same_function(bias):
   )
   for x, y in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
     np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_checkpoint_is_read_in_the_parts_that_devices_hold(bias, dtype, tmp_path, monkeypatch):
+  config = dataclasses.replace(CONFIG, qkv_bias=bias)
+  hf.save(tmp_path, config, transformer.init(config, jax.random.key(1)), dtype=jnp.float32)
+  devices, asked = two_by(2), {}
+  plain = load(str(tmp_path), dtype)
+  inner = hf_layout._spread
+
+  def spied(layout, read, *rest):
+    def seen(name, index):
+      found = read(name, index)
+      asked.setdefault(name, set()).add(found.shape)
+      return found
+
+    return inner(layout, seen, *rest)
+
+  monkeypatch.setattr(hf_layout, "_spread", spied)
+  spread = load(str(tmp_path), dtype, mesh=devices)
+  want = jax.tree_util.tree_leaves_with_path(plain.on(devices).params)
+  got = jax.tree_util.tree_leaves_with_path(spread.params)
+  assert [path for path, _ in got] == [path for path, _ in want]
+  for (path, x), (_, y) in zip(got, want, strict=True):
+    assert x.dtype == y.dtype and x.sharding.is_equivalent_to(y.sharding, x.ndim), path
+    np.testing.assert_array_equal(x, y)
+  whole = {name: shapes for name, shapes in asked.items() if ".norm" in name or "_norm" in name}
+  assert {shape for name in asked.keys() - whole for shape in asked[name]} <= {
+    (16, 16),
+    (8, 16),
+    (12, 16),
+    (16, 12),
+    (16,),
+    (8,),
+  }  # of q and out, k and v, gate and up, down, the embedding, and biases: half of each
+  assert plain.params["params"]["embedding"].shape == (32, 16)
+
+
+@pytest.mark.parametrize("weights", ["float", "int8"])
+def test_a_model_that_was_read_in_parts_decodes_the_same(weights, tmp_path):
+  hf.save(tmp_path, CONFIG, random_params(), dtype=jnp.float32)
+  devices, prompts = two_by(2), [[1, 2, 3, 1, 2], [7, 8, 7]]
+  with jax.set_mesh(devices):
+    parts, whole = (
+      Decoder(model, "prompt_lookup-4", batch=2)(prompts, 12)
+      for model in (
+        load(str(tmp_path), weights=weights, mesh=devices),
+        load(str(tmp_path), weights=weights).on(devices),
+      )
+    )
+  assert [r.tokens for r in parts] == [r.tokens for r in whole]
 
 
 def test_what_does_not_divide_is_everywhere():
