@@ -68,11 +68,14 @@ def _load(
 ) -> Model:  # fmt: skip
   """The model of a name, by default the zoo's, causal or not where that matters."""
   default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
-  model = load(default if name is None else name, dtype, revision=revision, weights=weights)
+  mesh = jax.sharding.get_mesh()  # that of `run`
+  model = load(
+    default if name is None else name, dtype, revision=revision, weights=weights,
+    mesh=None if mesh.empty else mesh,
+  )  # fmt: skip
   if causal is not None:
     check_model(model, causal)
-  mesh = jax.sharding.get_mesh()  # that of `run`
-  return model if mesh.empty else model.on(mesh)
+  return model
 
 
 def _asked(args: Loaded, causal: bool) -> Model:
@@ -299,8 +302,22 @@ COMMANDS: dict[type, Callable] = {
 }  # fmt: skip
 
 
+def check_processes(command: str, mesh: str | None) -> None:
+  """Raises ValueError for a command or a mesh that several processes cannot run together."""
+  if jax.process_count() == 1:
+    return
+  if command not in ("generate", "denoise"):
+    raise ValueError(f"{command} runs in one process: accepted in several are generate, denoise "
+                     "and the training scripts.")  # fmt: skip
+  there = jax.device_count()
+  if mesh is None or sharding.named_mesh(mesh).size < there:
+    raise ValueError(f"mesh={mesh!r}: accepted in several processes is a mesh of all their {there} "
+                     "devices.")  # fmt: skip
+
+
 def run(args: Any) -> None:
   """Runs the command whose arguments these are."""
   text = getattr(args, "mesh", None)
+  check_processes(type(args).__name__.lower(), text)
   with contextlib.nullcontext() if text is None else jax.set_mesh(sharding.named_mesh(text)):
     COMMANDS[type(args)](args)

@@ -3,6 +3,8 @@
 This file imports neither jax nor the rest of the package, so that `--help` answers at once.
 """
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,7 +42,15 @@ def run(
     config, prog=prog, description=description, args=argv, config=markers, default=default
   )
   try:
-    main(options)
+    several = "JAX_COORDINATOR_ADDRESS" in os.environ
+    if several:
+      from specjax import processes
+
+      processes.start()
+    with contextlib.ExitStack() as stack:
+      if several and not processes.first():  # one speaks
+        stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+      main(options)
   except USER_ERRORS as error:
     print(sentence(error), file=sys.stderr)
     return 2

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import script
+from specjax import processes, script
 from specjax.base import Params
 from specjax.checkpoints import parts
 from specjax.data.packing import Rows, pack
@@ -94,6 +94,7 @@ def without_weight(predicted: np.ndarray, refusal: float) -> np.ndarray:
   return refusal * predicted / (refusal * predicted + 1 - predicted)
 
 
+@run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
   model, small = answers.teacher(config.model, causal=True), load(config.draft)
@@ -137,7 +138,8 @@ def main(config: Config) -> None:
     "without_weight": calibration.reliability(without_weight(predicted, config.refusal), chance),
   })  # fmt: skip
   trained = parts.Acceptance(config.blocks, params)
-  parts.save(out / "model", trained, target=config.model, draft=config.draft)
+  if processes.first():
+    parts.save(out / "model", trained, target=config.model, draft=config.draft)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import script
+from specjax import processes, script
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.sources import numbered
@@ -130,6 +130,7 @@ def begun(name: str) -> Model:
   return as_denoiser(model) if model.config.causal else model
 
 
+@run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
 
@@ -177,9 +178,10 @@ def main(config: Config) -> None:
   params = fit(loss, model.params, batch, config.training, out)
 
   plain = all(isinstance(record, str) for record in records)
-  hf.save(out / "model", model.config, params, tokenizer,
-          template=model.template if plain else template, mask=mask, stop=model.stop,
-          start=model.start, shift=model.shift)  # fmt: skip
+  if processes.first():
+    hf.save(out / "model", model.config, params, tokenizer,
+            template=model.template if plain else template, mask=mask, stop=model.stop,
+            start=model.start, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import script
+from specjax import processes, script
 from specjax.checkpoints import hf
 from specjax.data import lists
 from specjax.data.sources import open_source
@@ -135,6 +135,7 @@ def certainty_loss(
   return said + weight * sure, figures
 
 
+@run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=False)
@@ -192,8 +193,9 @@ def main(config: Config) -> None:
     start = lora.start(jax.random.key(config.training.seed), frozen, config.rank)
   trained = fit(loss, start, batches(rows, config.training), config.training, out, frozen=frozen)
 
-  hf.save(out / "model", model.config, weights(trained, frozen), model.tokenizer,
-          template=model.template, mask=mask, shift=model.shift)  # fmt: skip
+  if processes.first():
+    hf.save(out / "model", model.config, weights(trained, frozen), model.tokenizer,
+            template=model.template, mask=mask, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import script
+from specjax import processes, script
 from specjax.base import Params
 from specjax.checkpoints import hf
 from specjax.data.packing import Rows, pack
@@ -148,6 +148,7 @@ def guessed(model: Model, other: Model, rows: Rows, hidden: np.ndarray) -> np.nd
   return np.concatenate([np.asarray(x) for x in found])
 
 
+@run.on_mesh
 def main(config: Config) -> None:
   out, training = run.begin(config), config.training
   model = answers.teacher(config.model, causal=True)
@@ -205,8 +206,9 @@ def main(config: Config) -> None:
     "left": round(float(left), 4),
     "agreement": round(float((agreed * counts).sum() / counts.sum()), 4),
   })  # fmt: skip
-  hf.save(out / "model", small, params, model.tokenizer, template=model.template, stop=model.stop,
-          start=model.start)  # fmt: skip
+  if processes.first():
+    hf.save(out / "model", small, params, model.tokenizer, template=model.template, stop=model.stop,
+            start=model.start)  # fmt: skip
 
 
 if __name__ == "__main__":

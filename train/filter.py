@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import script
+from specjax import processes, script
 from specjax.checkpoints import parts
 from specjax.diffusion.policies.learned import Filter, logits
 from specjax.train.recipe import answers, calibration, losses, run
@@ -66,6 +66,7 @@ def new_filter(key: Array, window: int, hidden: int) -> Filter:
   )  # fmt: skip
 
 
+@run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=False)
@@ -101,7 +102,8 @@ def main(config: Config) -> None:
     "threshold": round(least, 4),
     "held_out": calibration.passing(final > least, right) | {"slots": len(right)},
   })  # fmt: skip
-  parts.save(out / "model", best._replace(least=jnp.float32(least)), base=config.model)
+  if processes.first():
+    parts.save(out / "model", best._replace(least=jnp.float32(least)), base=config.model)
 
 
 if __name__ == "__main__":

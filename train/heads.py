@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 from flax.traverse_util import flatten_dict
 
-from specjax import script
+from specjax import processes, script
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
@@ -28,6 +28,7 @@ from specjax.drafters import HEADS, draft_vocabulary
 from specjax.drafters.base import Head
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
+from specjax.models.sharding import on_all
 from specjax.train.recipe import answers, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import RANKS, Batch, Objective, Source
@@ -111,6 +112,7 @@ def sizes(head: Head, params: Params) -> str:
           f"{largest}; {16 * total / 1e6:.0f} MB with gradient and moments.")  # fmt: skip
 
 
+@run.on_mesh
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
@@ -152,19 +154,20 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     params = fixed | {"params": trained}
     return objective.loss(params, target_params, batch, weights, config.noise, key)
 
+  spread = model.spread()
   trained = fit(
     loss, params["params"], lambda i: source.sample(order(i), i), training, out,
-    frozen=(model.params, fixed),
+    frozen=(spread.params, fixed),
   )  # fmt: skip
 
   ranks = min(RANKS, W or V)
   hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
   measure, (dealt, copied) = jax.jit(objective.hits), training.shardings()
   params = jax.device_put(fixed | {"params": trained}, copied)
-  frozen = jax.device_put(model.params, copied)
+  frozen = on_all(spread.params, copied)
   for part in test.every(training.batch):
     found = measure(params, frozen, jax.device_put(part, dealt))
-    hits, counts = jax.tree.map(np.add, (hits, counts), jax.device_get(found))
+    hits, counts = jax.tree.map(np.add, (hits, counts), processes.fetch(found))
   rates = hits / np.maximum(counts, 1)[:, None]
   choices = best_first(rates, config.nodes)
   run.report(out, {
@@ -177,8 +180,9 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
       if n <= config.nodes
     },
   })  # fmt: skip
-  trained = jax.device_get(params)
-  checkpoint.save(out / "model", name, config.head, trained, choices, rates, base=config.model)
+  if processes.first():
+    whole = fixed | {"params": trained}
+    checkpoint.save(out / "model", name, config.head, whole, choices, rates, base=config.model)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

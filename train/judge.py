@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import script
+from specjax import processes, script
 from specjax.checkpoints import parts
 from specjax.data.sources import open_source
 from specjax.train.recipe import answers, calibration, judge_marks, losses, run
@@ -71,6 +71,7 @@ def measure(params: Judge, tokens: JudgeLabels) -> dict:
   return {"right": int(right.sum()), "wrong": wrong, "auc": area, **at}
 
 
+@run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True)
@@ -106,7 +107,8 @@ def main(config: Config) -> None:
     "tokens": measure(best, test),
     "numbers": measure(best, JudgeLabels(*(x[test.number] for x in test))),
   })  # fmt: skip
-  parts.save(out / "model", best, base=config.model)
+  if processes.first():
+    parts.save(out / "model", best, base=config.model)
 
 
 if __name__ == "__main__":

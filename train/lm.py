@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax import script
+from specjax import processes, script
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.packing import Rows, pack
@@ -75,6 +75,7 @@ def begun(name: str, length: int) -> Model:
   return model
 
 
+@run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
 
@@ -107,7 +108,8 @@ def main(config: Config) -> None:
   params = fit(loss, params, batch, config.training, out)
 
   template = None if all(isinstance(r, str) for r in records) else TEMPLATES[config.template]
-  hf.save(out / "model", network, params, tokenizer, template=template)
+  if processes.first():
+    hf.save(out / "model", network, params, tokenizer, template=template)
 
 
 if __name__ == "__main__":

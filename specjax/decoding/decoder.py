@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, speculate
+from specjax import checks, processes, speculate
 from specjax.decoding.batching import Result, Rounds, check_model, read, timed
 from specjax.decoding.builders.drafter import build_drafter
 from specjax.decoding.builders.processors import build_processors
@@ -175,7 +175,7 @@ class Decoder:
       request, state, prefill = self._start(ids[part], budgets[part], first + begin)
       state, seconds = timed(self.advance, request, state, np.iinfo(np.int32).max)
       self._learn(state)
-      state = jax.device_get(state._replace(cache=None, drafter=None))
+      state = processes.fetch(state._replace(cache=None, drafter=None))
       self.check_logits(state, np.arange(first + begin, first + begin + self.batch))
       results += [
         self.result(prompt, len(row), state, b, seconds, prefill)
@@ -210,8 +210,7 @@ class Decoder:
     shown = [len(x) for x in ids]
     while not bool(state.done.all()):
       state = self.advance(request, state, rounds)
-      length = np.asarray(state.context.length)
-      text = np.asarray(state.context.tokens)
+      text, length = processes.fetch((state.context.tokens, state.context.length))
       yield [text[b, shown[b] : length[b]].tolist() for b in range(len(ids))]
       shown = length.tolist()
       self.check_logits(state, np.arange(self.batch))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks
+from specjax import checks, processes
 from specjax.base import Params
 from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.decoding.builders.denoising import build_denoising
@@ -83,7 +83,7 @@ class DiffusionDecoder:
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
       arguments = self._arguments(ids[part], budgets[part], first + begin, room, rows)
       filled, seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
-      filled = jax.device_get(filled)
+      filled = processes.fetch(filled)
       results += [
         self._result(prompt, len(row), filled, b, seconds)
         for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
@@ -164,5 +164,5 @@ class DiffusionDecoder:
     filled = self.loop.filled(state)
     while not filled.done.all():
       state = self.loop.advance(weights, request, state, jnp.int32(rounds))
-      filled = jax.device_get(self.loop.filled(state))
+      filled = processes.fetch(self.loop.filled(state))
       yield [filled.tokens[b, : filled.end[b]].tolist() for b in range(len(ids))]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import speculate
+from specjax import processes, speculate
 from specjax.decoding.batching import timed
 from specjax.decoding.decoder import Decoder
 
@@ -71,4 +71,4 @@ class Rows:
   def advance(self, rounds: int) -> speculate.State:
     """`rounds` rounds at most; the state on the host, without caches and memories."""
     self._state = self.decoder.advance(self._request, self._state, rounds)
-    return jax.device_get(self._state._replace(cache=None, drafter=None, processors=()))
+    return processes.fetch(self._state._replace(cache=None, drafter=None, processors=()))

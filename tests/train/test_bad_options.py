@@ -46,6 +46,8 @@ WRONG = {
   "large seed": (SCRIPTS, "--seed 99999999999999999999", "accepted is 0 to 4294967295"),
   "devices": (SCRIPTS, "--devices 99", "devices=99: accepted are up to 8 that divide batch="),
   "shares": (SCRIPTS, "--devices 3 --batch 8", "devices=3: accepted are up to 8 that divide batch"),
+  "mesh": (SCRIPTS, "--mesh rows=2", "mesh='rows=2': accepted is data=ROWS,model=COLUMNS"),
+  "large mesh": (SCRIPTS, "--mesh data=99", "at most as many together as the 8 devices"),
   "too few rows": (("lm", "denoiser"), "--batch 1000", "batch=1000: accepted is 1 to"),
   "length": (("lm", "denoiser", "heads", "judge", "acceptance"), "--length 0", "length=0: acc"),
   "width": (("lm", "denoiser"), "--width 0", "width=0: accepted is 1 or more"),

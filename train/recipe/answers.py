@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 from rich.progress import Progress, TextColumn
 
+from specjax import processes
 from specjax.data.chat import Turns, question
 from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
@@ -124,14 +126,28 @@ def written(
   Raises:
     ValueError: the file holds answers to other questions.
   """
-  done = count_lines(path)
-  # What is cut is half a line, or half a batch: batches are those of an uninterrupted run.
-  keep_lines(path, done - done % batch if done < len(prompts) else done)
+  with processes.in_turn_or_together():
+    return _written(path, prompts, reply, batch)
+
+
+def _written(
+  path: pathlib.Path, prompts: list[list[int]],
+  reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]], batch: int,
+) -> list[Document]:  # fmt: skip
+  if processes.first():
+    done = count_lines(path)
+    # What is cut is half a line, or half a batch: batches are those of an uninterrupted run.
+    keep_lines(path, done - done % batch if done < len(prompts) else done)
+  processes.met()
   answers = _answers(path, prompts)
   left = [i for i in range(len(prompts)) if i not in answers]
+  processes.met()
   if left:
-    note = TextColumn("{task.fields[rate]}")
-    with path.open("a") as sink, Progress(*Progress.get_default_columns(), note) as progress:
+    note, writes = TextColumn("{task.fields[rate]}"), processes.first()
+    with (
+      path.open("a") if writes else open(os.devnull, "w") as sink,
+      Progress(*Progress.get_default_columns(), note) as progress,
+    ):  # fmt: skip
       bar = progress.add_task("answers", total=len(prompts), completed=len(answers), rate="")
       tokens, begin = 0, time.perf_counter()
       for i, ids in reply(left):
@@ -171,7 +187,7 @@ def answered(
   """The answers of a causal model, see `written`; they end at the model's last position."""
   path = pathlib.Path(config.answers or f"{config.out}/answers.jsonl")
   seed, batch = config.training.seed, config.answer_batch
-  decoder = Decoder(model, temperature=temperature, seed=seed, batch=batch)
+  decoder = Decoder(model.spread(), temperature=temperature, seed=seed, batch=batch)
 
   def reply(left: list[int]) -> Iterator[tuple[int, list[int]]]:
     asked = [prompts[i] for i in left]

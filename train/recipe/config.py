@@ -74,6 +74,8 @@ class Training:
     clip: largest norm of the whole gradient; a longer one is shortened to it.
     save_every: number of steps between checkpoints.
     devices: number of devices that share a batch; 0 for as many as divide it.
+    mesh: devices that share the rows of a batch and the weights of a frozen target, as
+      data=2,model=4, in place of `devices`.
     seed: seed of the weights, the order of the data and all noise.
   """
 
@@ -85,19 +87,31 @@ class Training:
   clip: Amount = 1.0
   save_every: Count = 100
   devices: Natural = 0
+  mesh: str | None = None
   seed: Seed = 0
 
   def shardings(self) -> tuple[NamedSharding, NamedSharding]:
     """(the sharding of a batch, whose rows are split over the devices; that of everything else).
 
+    Where a mesh is set, its axis "data" splits the rows.
+
     Raises:
       ValueError: there are too few devices, or the batch cannot be dealt to them.
     """
+    mesh = jax.sharding.get_mesh()
+    if not mesh.empty:
+      if self.batch % mesh.shape["data"]:
+        raise ValueError(f"batch={self.batch}: accepted with mesh={self.mesh!r} is a multiple of "
+                         f"data={mesh.shape['data']}.")  # fmt: skip
+      return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     there = len(jax.devices())
     count = self.devices or max(n for n in range(1, there + 1) if self.batch % n == 0)
     if count > there or self.batch % count:
       raise ValueError(f"devices={self.devices}: accepted are up to {there} that divide "
                        f"batch={self.batch}.")  # fmt: skip
+    if jax.process_count() > 1 and count < there:
+      raise ValueError(f"batch={self.batch}, devices={self.devices}: in several processes all "
+                       f"{there} devices share a batch evenly.")  # fmt: skip
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((count,), ("data",), auto, devices=jax.devices()[:count])
     return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())

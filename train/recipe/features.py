@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import schema
+from specjax import processes, schema
 from specjax.base import Features
 from specjax.data.packing import Rows
 from specjax.decoding.model import Model
+from specjax.models import sharding
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward
 from specjax.train.recipe.run import digest, write_json
@@ -64,29 +65,41 @@ def compute(
       layer; or a state is beyond float16.
   """
   directory = pathlib.Path(directory)
-  there = _claim(directory, model, rows, layers)
-  kept, progress = there["layers"], directory / "done"
+  with processes.in_turn():
+    there = _claim(directory, model, rows, layers)
+  kept = there["layers"]
   paths = [directory / f"{name}.npy" for name in ("hidden", *(f"layer_{i}" for i in kept))]
-  done = int(progress.read_text()) if progress.exists() else 0
-  if done < len(rows.tokens):
-    mode = "r+" if done else "w+"
-    shape = tuple(there["shape"])
-    files = [np.lib.format.open_memmap(path, mode, np.float16, shape) for path in paths]
-    network = Transformer(model.config)
-
-    @jax.jit
-    def run(params, rows: Rows):
-      features = forward.read(network, params, rows, tuple(kept))
-      return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
-
-    for i, size, part in forward.parts(rows, batch, "hidden states", done):
-      for file, x in zip(files, run(model.params, part), strict=True):
-        x = np.asarray(x)[:size]
-        if not np.isfinite(x).all():
-          raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
-                           f"{i + size - 1}: they cannot be kept.")  # fmt: skip
-        file[i : i + size] = x
-        file.flush()
-      write_json(progress, i + size)
+  with processes.in_turn_or_together():
+    _write(model, rows, kept, paths, tuple(there["shape"]), directory / "done", batch)
   hidden, *own = (np.load(path, mmap_mode="r") for path in paths)
   return Features(hidden, tuple(own[kept.index(i)] for i in layers))
+
+
+def _write(
+  model: Model, rows: Rows, layers: Sequence[int], paths: Sequence[pathlib.Path],
+  shape: tuple[int, ...], progress: pathlib.Path, batch: int,
+) -> None:  # fmt: skip
+  """Goes on with the files of `paths`, that of the last states and one of each layer."""
+  done = int(progress.read_text()) if progress.exists() else 0
+  processes.met()
+  if done == len(rows.tokens):
+    return
+  mode, several = "r+" if done else "w+", paths if processes.first() else ()
+  files = [np.lib.format.open_memmap(path, mode, np.float16, shape) for path in several]
+  network, params = Transformer(model.config), model.spread().params
+
+  @jax.jit
+  def run(params, rows: Rows):
+    features = forward.read(network, params, rows, tuple(layers))
+    return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
+
+  for i, size, part in forward.parts(rows, batch, "hidden states", done):
+    states = [x[:size] for x in processes.fetch(run(params, sharding.dealt(part)))]
+    if not all(np.isfinite(x).all() for x in states):
+      raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
+                       f"{i + size - 1}: they cannot be kept.")  # fmt: skip
+    for file, x in zip(files, states, strict=bool(files)):
+      file[i : i + size] = x
+      file.flush()
+    if files:
+      write_json(progress, i + size)

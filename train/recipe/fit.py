@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from jax import Array
 from orbax.checkpoint import v1 as ocp
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
+from specjax import processes
 from specjax.base import Params
+from specjax.models.sharding import on_all
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.run import keep_lines
 
@@ -56,10 +59,11 @@ def fit(
     frozen: what else the loss reads, such as a target's weights.
 
   Returns:
-    The last weights; with a batch `held_out`, those after the step at which its loss was least.
+    The last weights, on the host; with a batch `held_out`, those after the step at which its loss
+    was least.
   """
   optimizer, (dealt, copied) = training.optimizer(), training.shardings()
-  frozen, held_out = jax.device_put((frozen, held_out), copied)
+  frozen, held_out = on_all((frozen, held_out), copied)
   # A step donates its state, so that the state must be a copy.
   params, best = (jax.device_put(params, copied, may_alias=False) for _ in range(2))
   state = {"params": params, "optimizer": jax.device_put(jax.jit(optimizer.init)(params), copied)}
@@ -89,7 +93,7 @@ def fit(
     lambda state, numbered: step(state, frozen, held_out, *numbered), state,
     lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
   )  # fmt: skip
-  return state["params" if held_out is None else "best"]
+  return processes.fetch(state["params" if held_out is None else "best"])
 
 
 def loop(
@@ -97,6 +101,9 @@ def loop(
   batch: Callable[[int], Any], training: Training, directory: pathlib.Path,
 ) -> Any:  # fmt: skip
   """Runs `step` from the newest checkpoint of `directory` up to the last step.
+
+  Several processes (see `specjax.processes`) take each step together; the first writes the metrics,
+  and all write their parts of the checkpoints.
 
   A killed run that is started again continues bit for bit: batches are a function of the step
   alone, and the state holds everything else. `checkpoints/` gets the state after every
@@ -124,9 +131,10 @@ def loop(
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
       state = checkpoints.load(first, state)
-    keep_lines(log, first)  # lines past the checkpoint belong to steps that will run again
+    if processes.first():
+      keep_lines(log, first)  # lines past the checkpoint belong to steps that will run again
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")
-    with log.open("a") as sink:
+    with log.open("a") if processes.first() else open(os.devnull, "w") as sink:
       for i in range(first, steps):
         begin = time.perf_counter()
         state, metrics = step(state, batch(i))

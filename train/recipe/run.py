@@ -1,18 +1,37 @@
 """The directory of a run, which may be killed at any moment and started again."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from specjax import processes
 from specjax.data import resume
 from specjax.data.resume import count_lines as count_lines
 from specjax.data.resume import digest, write_json
 from specjax.data.resume import keep_lines as keep_lines
+from specjax.models.sharding import named_mesh
 from specjax.train.recipe.config import check
 
 # Options that may differ when a run continues: where texts and states lie does not change them.
-_FREE = ("out", "data", "answers", "features", "save_every", "devices")
+_FREE = ("out", "data", "answers", "features", "save_every", "devices", "mesh")
+
+
+def on_mesh(main: Callable[..., None]) -> Callable[..., None]:
+  """A trainer's `main(config, ..)` under the mesh that its options name."""
+
+  @functools.wraps(main)
+  def under(config: Any, *others: Any, **more: Any) -> None:
+    text = config.training.mesh
+    with contextlib.nullcontext() if text is None else jax.set_mesh(named_mesh(text)):
+      main(config, *others, **more)
+
+  return under
 
 
 def begin(config: Any) -> pathlib.Path:
@@ -26,9 +45,10 @@ def begin(config: Any) -> pathlib.Path:
     config.training.shardings()
   path = pathlib.Path(config.out)
   try:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / ".writable").touch()
-    (path / ".writable").unlink()
+    with processes.in_turn():
+      path.mkdir(parents=True, exist_ok=True)
+      (path / ".writable").touch()
+      (path / ".writable").unlink()
   except OSError as error:
     raise ValueError(f"out={config.out!r}: nothing can be written ({error.strerror}).") from None
   return path
@@ -47,11 +67,14 @@ def claim(directory: pathlib.Path, config: Any, content: Any, **replaced: Any) -
   for shared in ("training", "network"):
     here |= here.pop(shared, {})
   here["data_digest"] = digest(content if isinstance(content, tuple) else [json.dumps(content)])
-  resume.claim(directory, here, _FREE)
+  with processes.in_turn():
+    resume.claim(directory, here, _FREE)
 
 
 def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
-  """Writes report.json and prints a line per figure."""
+  """Writes report.json and prints a line per figure, in the first process."""
+  if not processes.first():
+    return
   write_json(directory / "report.json", figures)
   for name, value in figures.items():
     print(f"{name}: {json.dumps(value)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from specjax import processes
 from specjax.base import Params
 from specjax.data.chat import TEMPLATES, Turns
 from specjax.data.sources import conversation, numbered, open_source, text_of
@@ -93,9 +94,10 @@ def kept_tokenizer(out: pathlib.Path, train: Callable[[], Tokenizer]) -> Tokeniz
 
 def keep_tokenizer(out: pathlib.Path, tokenizer: Tokenizer) -> None:
   """Keeps the tokenizer for `kept_tokenizer`."""
-  if not (out / "tokenizer.json").exists():
-    tokenizer.save(out / "tokenizer.tmp")
-    (out / "tokenizer.tmp").replace(out / "tokenizer.json")
+  with processes.in_turn():
+    if not (out / "tokenizer.json").exists():
+      tokenizer.save(out / "tokenizer.tmp")
+      (out / "tokenizer.tmp").replace(out / "tokenizer.json")
 
 
 def new_network(

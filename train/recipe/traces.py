@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from rich.progress import track
 
+from specjax import processes
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.diffusion import blocks, caches, denoise, stopping
@@ -96,10 +97,11 @@ def kept_traces(
   file: pathlib.Path, model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
 ) -> tuple[Trace, float]:
   """What `collect` returns, kept in a file."""
-  if not file.exists():
-    trace, share = collect(model, prompts, new, block, batch)
-    unfinished = file.with_suffix(".tmp.npz")
-    np.savez(unfinished, share=share, **trace._asdict())
-    unfinished.replace(file)
+  with processes.in_turn():
+    if not file.exists():
+      trace, share = collect(model, prompts, new, block, batch)
+      unfinished = file.with_suffix(".tmp.npz")
+      np.savez(unfinished, share=share, **trace._asdict())
+      unfinished.replace(file)
   with np.load(file) as arrays:
     return Trace(*(arrays[name] for name in Trace._fields)), float(arrays["share"])

@@ -1,0 +1,119 @@
+"""Several processes that run one command together, each with its own devices (`jax.distributed`).
+
+Every process is started with the same command and
+
+    JAX_COORDINATOR_ADDRESS=HOST:PORT    of process 0, or `auto` where jax finds out by itself, as
+                                         on Cloud TPU and under Slurm
+    JAX_NUM_PROCESSES=4                  with an address
+    JAX_PROCESS_ID=0                     with an address, 0 to 3
+
+They see the same files. Process 0 writes; what the others need is read once it is there. A mesh may
+span the devices of all. Where none of these variables is set, there is one process, and nothing
+here does anything.
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+LONGEST = 7 * 24 * 3600  # seconds that a process waits for another
+_meetings = itertools.count()
+
+
+def start() -> None:
+  """Joins the processes that the environment names; nothing where it names none.
+
+  Raises:
+    ValueError: the variables do not say which process of how many this is, or the others do not
+      answer.
+  """
+  address = os.environ.get(ADDRESS)
+  if address is None or jax.distributed.is_initialized():
+    return
+  try:
+    if address == "auto":
+      os.environ.pop(ADDRESS)  # else jax takes it for an address
+      jax.distributed.initialize(shutdown_timeout_seconds=LONGEST)
+      return
+    count, index = (_number(name) for name in (COUNT, INDEX))
+    if not 0 <= index < count:
+      raise ValueError(f"{INDEX}={index}: accepted is 0 to {COUNT} - 1, which is {count - 1}.")
+    jax.distributed.initialize(address, count, index, shutdown_timeout_seconds=LONGEST)
+  except RuntimeError as error:
+    raise ValueError(f"{ADDRESS}={address!r}: the processes did not find each other: {error}"
+                     ) from error  # fmt: skip
+
+
+def _number(name: str) -> int:
+  text = os.environ.get(name, "")
+  if not text.isdecimal():
+    raise ValueError(f"{name}={text!r}: with {ADDRESS} an integer is expected.")
+  return int(text)
+
+
+def first() -> bool:
+  """Whether this is the process that writes."""
+  return jax.process_index() == 0
+
+
+def wait() -> None:
+  """Until every process is here. The devices stay free, so that it may take hours."""
+  if jax.process_count() == 1:
+    return
+  from orbax.checkpoint import multihost
+
+  meet = multihost.get_barrier_sync_fn()
+  assert meet is not None  # there are several processes
+  meet(key=f"specjax-{next(_meetings)}", timeout_ms=1000 * LONGEST)
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+  """Process 0 does what is inside before the others do.
+
+  What it has written they find, so that work which is done once and kept is not done again.
+  """
+  if not first():
+    wait()
+  try:
+    yield
+  finally:
+    if first():
+      wait()
+
+
+@contextlib.contextmanager
+def in_turn_or_together() -> Iterator[None]:
+  """`in_turn`, but under a mesh all do it at once, as they must run the passes over a mesh.
+
+  Then the first alone may write, after `met` and before the end.
+  """
+  if jax.sharding.get_mesh().empty:
+    with in_turn():
+      yield
+    return
+  yield
+  wait()
+
+
+def met() -> None:
+  """Within `in_turn_or_together`: every process has read what was there before."""
+  if not jax.sharding.get_mesh().empty:
+    wait()
+
+
+def fetch(tree: Any) -> Any:
+  """The arrays on the host of every process, also those that are spread over several."""
+
+  def here(x: Any) -> Any:
+    if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+      return jax.device_get(x)
+    return multihost_utils.process_allgather(x, tiled=True)
+
+  return jax.tree.map(here, tree)

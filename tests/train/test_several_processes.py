@@ -1,0 +1,147 @@
+"""Real processes that train together: the weights and losses of one, and checkpoints that move."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from options import changed
+
+from specjax import processes
+from specjax.drafters.eagle import EagleConfig
+from specjax.drafters.medusa import MedusaConfig
+from specjax.train import heads
+
+STEPS, SAVED = 20, 10
+
+
+def free_port() -> int:
+  with socket.socket() as here:
+    here.bind(("localhost", 0))
+    return here.getsockname()[1]
+
+
+def train(config: heads.Config, count: int, **options) -> list[subprocess.CompletedProcess]:
+  """The command of `config` in `count` processes, each with one device."""
+  training = config.training
+  flags = {
+    "model": config.model, "data": config.data, "out": config.out, "held-out": config.held_out,
+    "max-new-tokens": config.max_new_tokens, "length": config.length, "points": config.points,
+    "nodes": config.nodes, "batch": training.batch, "steps": training.steps, "rate": training.rate,
+    "warmup": training.warmup, "save-every": training.save_every,
+  } | options  # fmt: skip
+  command = [sys.executable, "-m", "specjax.train.heads"]
+  command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+  command += ["medusa", "--depth", str(config.head.depth)]
+  port, running = free_port(), []
+  for index in range(count):
+    own = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(count),
+           "JAX_PROCESS_ID": str(index)} if count > 1 else {}  # fmt: skip
+    running.append(subprocess.Popen(
+      command, env=os.environ | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ))  # fmt: skip
+  ended = [(p, *p.communicate(timeout=500)) for p in running]
+  return [subprocess.CompletedProcess(p.args, p.returncode, out, err) for p, out, err in ended]
+
+
+def losses(out: str) -> list[float]:
+  return [
+    json.loads(line)["loss"] for line in pathlib.Path(out, "metrics.jsonl").read_text().splitlines()
+  ]
+
+
+def weights(out: str) -> dict[str, np.ndarray]:
+  (file,) = pathlib.Path(out, "model").glob("*.safetensors")
+  return safetensors.numpy.load_file(file)
+
+
+def agree(out: str, alone: str) -> None:
+  np.testing.assert_allclose(losses(out), losses(alone), rtol=1e-4)
+  own, other = weights(out), weights(alone)
+  assert own.keys() == other.keys()
+  for name, x in own.items():
+    np.testing.assert_allclose(x, other[name], atol=2e-3, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_heads, tmp_path_factory):
+  """The configuration of a run in one process."""
+  out = tmp_path_factory.mktemp("alone") / "run"
+  config = changed(tiny_heads, out=str(out), steps=STEPS, save_every=SAVED)
+  heads.main(config)
+  return config
+
+
+@pytest.mark.full(but=["2"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_processes_train_what_one_does(count, alone, tmp_path):
+  together = changed(alone, out=str(tmp_path / "run"))
+  for index, process in enumerate(train(together, count)):
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert ("hit_rates" in process.stdout) == (index == 0)  # one reports
+  agree(together.out, alone.out)
+  if count == 4:  # its checkpoint goes on in one process and in two
+    for fewer in (1, 2):
+      moved = tmp_path / f"on-{fewer}"
+      shutil.copytree(together.out, moved)
+      shutil.rmtree(moved / "checkpoints" / str(STEPS))
+      shutil.rmtree(moved / "model")
+      for process in train(changed(together, out=str(moved)), fewer):
+        assert process.returncode == 0, process.stderr[-2000:]
+      assert losses(str(moved))[:SAVED] == losses(together.out)[:SAVED]
+      agree(str(moved), alone.out)
+
+
+@pytest.mark.full(but=["eagle"])
+@pytest.mark.parametrize(
+  "head", [MedusaConfig(depth=3), EagleConfig(depth=2)], ids=["medusa", "eagle"]
+)
+def test_a_mesh_trains_what_one_device_does(head, alone, tmp_path):
+  """The target is spread too: for its answers, its states and the head's own loss."""
+  runs = [
+    dataclasses.replace(changed(alone, out=str(tmp_path / name), mesh=mesh), head=head)
+    for name, mesh in (("one", None), ("four", "data=2,model=2"))
+  ]
+  for config in runs:
+    heads.main(config)
+  agree(runs[1].out, runs[0].out)
+  files = [pathlib.Path(config.out, "answers.jsonl").read_text() for config in runs]
+  assert files[0] == files[1]
+
+
+@pytest.mark.full
+def test_processes_share_a_mesh(alone, tmp_path):
+  together = changed(alone, out=str(tmp_path / "run"))
+  for index, process in enumerate(train(together, 4, mesh="data=2,model=2")):
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert ("hit_rates" in process.stdout) == (index == 0)
+  agree(together.out, alone.out)
+
+
+def test_a_mesh_that_does_not_divide_the_batch_is_refused(alone, tmp_path):
+  with pytest.raises(
+    ValueError, match="batch=6: accepted with mesh='data=4' is a multiple of data=4"
+  ):
+    heads.main(changed(alone, out=str(tmp_path), batch=6, mesh="data=4"))
+
+
+@pytest.mark.parametrize(
+  ("own", "words"),
+  [
+    ({"JAX_NUM_PROCESSES": "2"}, "JAX_PROCESS_ID='': with JAX_COORDINATOR_ADDRESS an integer"),
+    ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID=2: accepted is 0 to JAX_"),
+  ],
+)
+def test_processes_that_are_not_numbered_are_refused(own, words, monkeypatch):
+  monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1")
+  for name, value in own.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(ValueError, match=words):
+    processes.start()
