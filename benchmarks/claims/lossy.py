@@ -1,7 +1,8 @@
 r"""What the lossy rules gain in tokens per forward, and how many texts they change.
 
     python -m specjax.train.judge --model gsm8k-7m --data gsm8k_train.jsonl --out runs/judge
-    python benchmarks/claims/lossy.py --prompts gsm8k_test.jsonl --judge runs/judge/model
+    python benchmarks/claims/lossy.py --prompts gsm8k_test.jsonl \
+        --rules typical "judge-0.9[runs/judge/model]"
 
 Every rule decodes the same questions with the same noise as the exact rule, whose tokens are those
 of plain decoding. A text is "other" where an id differs, and its number where the last number in
@@ -14,21 +15,19 @@ import sys
 
 import specjax
 from specjax import script
-from specjax.checkpoints import parts
 from specjax.decoding.decoder import Result
 from specjax.eval import metrics, prompts, report, table
-from specjax.verifiers import judge, target_only, typical
+
+EXACT = "target_only"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(prompts.Questions):
   """What is compared."""
 
-  judge: str  # directory of a trained judge
+  # names of rules, such as judge-0.9[PATH] or token/reflective[TEXT]
+  rules: tuple[str, ...] = ("typical", "typical-0.3-0.5477")
   drafter: str = "eagle"  # name of a drafter, such as "eagle-16" or "draft_model-8[PATH]"
-  thresholds: tuple[float, ...] = (0.9, 0.5)  # thresholds of the judge
-  # values of typical acceptance, whose delta is their square root
-  epsilons: tuple[float, ...] = (0.09, 0.3)
   # temperatures of the target; at 0 typical acceptance is greedy
   temperatures: tuple[float, ...] = (0.0, 0.8)
   limit: int | None = 20
@@ -45,20 +44,19 @@ def main(config: Config) -> None:
   model = specjax.load(config.model)
   ids = [item.ids for item in config.read(model)]
   guess = specjax.make_drafter(model, config.drafter)
-  head = parts.load_judge(config.judge, model.config)
+  for rule in config.rules:
+    specjax.Decoder(model, guess, rule)  # it refuses what is no rule
   report.directory(config.out)
-  rules = [(target_only(), ()), *((typical(e, e**0.5), ()) for e in config.epsilons),
-           *((judge(t), head) for t in config.thresholds)]  # fmt: skip
   cells = []
   plain: list[Result] = []
-  turns = [(t, rule) for t in config.temperatures for rule in rules]
-  for temperature, (rule, params) in report.progress(turns, "decoding"):
-    decode = specjax.Decoder(model, guess, (rule, params), temperature=temperature)
+  turns = [(t, rule) for t in config.temperatures for rule in (EXACT, *config.rules)]
+  for temperature, rule in report.progress(turns, "decoding"):
+    decode = specjax.Decoder(model, guess, rule, temperature=temperature)
     results = decode(ids, config.max_new_tokens)
-    plain = results if rule is target_only() else plain
+    plain = results if rule == EXACT else plain
     pairs = list(zip(results, plain, strict=True))
     cells.append({
-      "temperature": temperature, "rule": f"{rule.name} {rule.exactness}", **metrics.tau(results),
+      "temperature": temperature, "rule": decode.label, **metrics.tau(results),
       "other_text": sum(a.tokens != b.tokens for a, b in pairs),
       "other_number": sum(last_number(a.text) != last_number(b.text) for a, b in pairs),
       "questions": len(pairs),
