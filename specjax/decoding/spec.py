@@ -28,7 +28,8 @@ BRACKETS = {
   "aggressive": "FILE.txt", "self_speculative": "FILE.json", "ngram": "FILE.jsonl",
   "trimmed": "FILE.jsonl",
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
-  "judge": "HEAD", "head": "HEAD", "reflective": "TEXT", "constraint": "REGEX", "stop_text": "TEXT",
+  "judge": "HEAD", "head": "HEAD", "reflective": "TEXT",
+  "reflective_once": "TEXT", "constraint": "REGEX", "stop_text": "TEXT",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"

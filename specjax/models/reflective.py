@@ -14,6 +14,21 @@ from specjax import checks
 from specjax.base import Cache, Evaluation, Features, Params, Target
 
 
+def _check(target: Target, prompt: tuple[int, ...], weight: float) -> None:
+  if not checks.ids("prompt", prompt, target.vocab_size):
+    checks.refuse("prompt", prompt, "one token id or more")
+  checks.number("weight", weight, 0, 1)
+
+
+def _mixed(both: Evaluation, second: Array, weight: float) -> Evaluation:
+  """The first N nodes of a pass, with logits that are mixed with those of a second reading."""
+  N = second.shape[1]
+  states = Features(*jax.tree.map(lambda x: x[:, :N], tuple(both.features)))
+  kv = jax.tree.map(lambda x: x[:, :, :N], both.kv)
+  logits = (1 - weight) * both.logits[:, :N] + weight * second
+  return Evaluation(logits, states, kv, both.aux)
+
+
 @functools.cache
 def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
   """A target whose logits are (1 - weight) z + weight z', z' from a second reading of the token.
@@ -27,10 +42,10 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
   read. They see the committed text, the path to v, and each other causally; no node sees them, and
   they are dropped. Row i of them is i positions after v. A pass is thus P + 2 times as wide.
 
-  The published layout is cheaper: the draft, one prompt and a copy of the draft under a plain
-  causal mask. It has no such distribution, for its logits after a token depend on the tokens
-  drafted after that one. A tree's mask would not help while there is one prompt per round, since
-  rounds that began elsewhere can reach the same text. Therefore each node has a prompt here.
+  The published layout, `reflective_once`, is cheaper and has no such distribution, for its logits
+  after a token depend on the tokens drafted after that one. A tree's mask would not help while
+  there is one prompt per round, since rounds that began elsewhere can reach the same text.
+  Therefore each node has a prompt here.
 
   A drafter that replaces `evaluate` (such as ppd or hidden_transfer) runs the target's pass itself,
   and its texts follow the plain distribution.
@@ -43,9 +58,7 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
   Raises:
     ValueError: an empty prompt, an id outside the vocabulary, or a weight outside 0 to 1.
   """
-  if not checks.ids("prompt", prompt, target.vocab_size):
-    checks.refuse("prompt", prompt, "one token id or more")
-  checks.number("weight", weight, 0, 1)
+  _check(target, prompt, weight)
   rows = len(prompt) + 1
 
   def evaluate(
@@ -62,9 +75,45 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
       params, cache, jnp.concatenate([tokens, again], 1), jnp.concatenate([depth, below], 1),
       jnp.block([[mask, hidden], [jnp.repeat(mask, rows, 1), own]]), hidden_layers,
     )  # fmt: skip
-    second = both.logits[:, N:].reshape(B, N, rows, -1)[:, :, -1]
-    states = Features(*jax.tree.map(lambda x: x[:, :N], tuple(both.features)))
-    kv = jax.tree.map(lambda x: x[:, :, :N], both.kv)
-    return Evaluation((1 - weight) * both.logits[:, :N] + weight * second, states, kv, both.aux)
+    return _mixed(both, both.logits[:, N:].reshape(B, N, rows, -1)[:, :, -1], weight)
+
+  return target._replace(evaluate=evaluate)
+
+
+@functools.cache
+def reflective_once(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
+  """The published layout: the draft, one prompt after all of it, and the draft again.
+
+  A pass has 2 N + P rows, where `reflective` has (P + 2) N. The prompt sees the whole draft, and a
+  node's second reading z' sees the draft, the prompt, and the second readings on its path, which in
+  a chain is a plain causal mask. The root is read again too, so that every node has a z'.
+
+  It is LOSSY and has no distribution of its own: what is said after a token depends on what was
+  drafted after it, so that drafters differ in their texts, and plain decoding reads each token
+  with nothing behind it. For the arguments and errors see `reflective`; the target's positions must
+  reach P + N past the text.
+  """
+  _check(target, prompt, weight)
+  P = len(prompt)
+
+  def evaluate(
+    params: Params, cache: Cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()
+  ) -> Evaluation:
+    B, N = tokens.shape
+    question = jnp.broadcast_to(jnp.asarray(prompt, tokens.dtype), (B, P))
+    after = depth.max(1, keepdims=True) + 1
+    asked = after + jnp.arange(P, dtype=depth.dtype)[None]
+    causal = jnp.broadcast_to(jnp.asarray(np.tri(P, dtype=bool)), (B, P, P))
+    every, none = jnp.ones_like(mask), jnp.zeros_like(mask)
+    seen = jnp.block([
+      [mask, none[:, :, :1].repeat(P, 2), none],
+      [every[:, :1].repeat(P, 1), causal, none[:, :1].repeat(P, 1)],
+      [every, every[:, :, :1].repeat(P, 2), mask],
+    ])  # fmt: skip
+    both = target.evaluate(
+      params, cache, jnp.concatenate([tokens, question, tokens], 1),
+      jnp.concatenate([depth, asked, after + P + depth], 1), seen, hidden_layers,
+    )  # fmt: skip
+    return _mixed(both, both.logits[:, N + P :], weight)
 
   return target._replace(evaluate=evaluate)

@@ -12,7 +12,7 @@ from specjax import drafters, speculate
 from specjax.decoding.method import method as pair
 from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.reflective import reflective
+from specjax.models.reflective import reflective, reflective_once
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Settings, request_keys
 from specjax.testing import random_draft
@@ -166,3 +166,33 @@ def test_the_cache_holds_what_the_plain_target_would():
 def test_nonsense_is_refused(prompt, weight, words):
   with pytest.raises(ValueError, match=words):
     reflective(PLAIN, prompt, weight)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_the_published_layout_reads_the_draft_again_after_one_prompt(tree):
+  """In a chain it is one causal pass over the text, the draft, the prompt and the draft."""
+  text, drafted = [3, 1, 4, 1, 5], [9, 2, 6]
+  tokens = jnp.asarray([[text[-1], *drafted]], jnp.int32)
+  parent = [0, 0, 0, 1] if tree else [0, 0, 1, 2]
+  depth = jnp.asarray([[0, 1, 1, 2] if tree else [0, 1, 2, 3]], jnp.int32)
+  mask = np.eye(4, dtype=bool)
+  for node in range(1, 4):
+    mask[node] |= mask[parent[node]]
+  cache, _ = PLAIN.prefill(params(), jnp.asarray([text], jnp.int32), jnp.array([5]), 32)
+  once = reflective_once(PLAIN, PROMPT, WEIGHT)
+  got = once.evaluate(params(), cache, tokens, depth, jnp.asarray(mask[None])).logits[0]
+  for node in range(4):
+    path = [i for i in range(4) if mask[node, i]]
+    plain = [*text[:-1], *(int(tokens[0, i]) for i in path)]
+    read = [*text, *drafted, *PROMPT, *(int(tokens[0, i]) for i in path)]
+    if tree:  # what the prompt sees has no order of positions that a plain pass could have
+      continue
+    z, again = (np.asarray(logits(params(), jnp.asarray([ids], jnp.int32)))[0, -1]
+                for ids in (plain, read))  # fmt: skip
+    np.testing.assert_allclose(got[node], (1 - WEIGHT) * z + WEIGHT * again, atol=2e-4)
+  alone = reflective_once(PLAIN, PROMPT, 0.0).evaluate(
+    params(), cache, tokens, depth, jnp.asarray(mask[None])
+  )
+  want = PLAIN.evaluate(params(), cache, tokens, depth, jnp.asarray(mask[None]))
+  np.testing.assert_allclose(alone.logits, want.logits, atol=2e-4)
+  chex.assert_trees_all_close(alone.kv, want.kv, atol=2e-4)

@@ -7,10 +7,12 @@ from specjax.base import Drafter, Params, Target, Verifier
 from specjax.checkpoints.parts import load_judge
 from specjax.decoding import spec
 from specjax.decoding.model import Model
-from specjax.models.reflective import reflective
+from specjax.models.reflective import reflective, reflective_once
 from specjax.verifiers import VERIFIERS
 
-REFLECTIONS: dict[str, Callable[..., Target]] = {"reflective": reflective}
+REFLECTIONS: dict[str, Callable[..., Target]] = {
+  "reflective": reflective, "reflective_once": reflective_once,
+}  # fmt: skip
 
 
 def exact_rule(drafter: Drafter, temperature: float) -> str:
@@ -59,7 +61,8 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
     weights = load_judge(path, model.config)
   for second in spec.decorations(part, {"reflection": REFLECTIONS}).values():
     prompt = model.encode(spec.text_of(second, "a prompt", "TEXT"))
-    label, knob = spec.settle("verifier", second, spec.knobs(reflective))
-    target = reflective(target, tuple(prompt), **knob)
+    builder = REFLECTIONS[second.name]
+    label, knob = spec.settle("verifier", second, spec.knobs(builder))
+    target = builder(target, tuple(prompt), **knob)
     name, rule = f"{name}/{label}", rule._replace(exactness=f"LOSSY ({label})")
   return name, rule, weights, target
