@@ -8,18 +8,21 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from options import changed
+from options import changed, words
 
 from specjax import processes
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.medusa import MedusaConfig
 from specjax.train import heads
+from specjax.train.recipe.run import count_lines
 
 STEPS, SAVED = 20, 10
+PATIENCE = 500  # seconds
 
 
 def free_port() -> int:
@@ -28,27 +31,28 @@ def free_port() -> int:
     return here.getsockname()[1]
 
 
-def train(config: heads.Config, count: int, **options) -> list[subprocess.CompletedProcess]:
+def start(config: heads.Config, count: int) -> list[subprocess.Popen]:
   """The command of `config` in `count` processes, each with one device."""
-  training = config.training
-  flags = {
-    "model": config.model, "data": config.data, "out": config.out, "held-out": config.held_out,
-    "max-new-tokens": config.max_new_tokens, "length": config.length, "points": config.points,
-    "nodes": config.nodes, "batch": training.batch, "steps": training.steps, "rate": training.rate,
-    "warmup": training.warmup, "save-every": training.save_every,
-  } | options  # fmt: skip
-  command = [sys.executable, "-m", "specjax.train.heads"]
-  command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-  command += ["medusa", "--depth", str(config.head.depth)]
-  port, running = free_port(), []
-  for index in range(count):
-    own = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(count),
-           "JAX_PROCESS_ID": str(index)} if count > 1 else {}  # fmt: skip
-    running.append(subprocess.Popen(
-      command, env=os.environ | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ))  # fmt: skip
-  ended = [(p, *p.communicate(timeout=500)) for p in running]
-  return [subprocess.CompletedProcess(p.args, p.returncode, out, err) for p, out, err in ended]
+  config = changed(config, devices=0)  # all there are
+  command = [sys.executable, "-m", "specjax.train.heads", *words(config)]
+  port = free_port()
+  several = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(count)}
+  environments = (
+    os.environ | (several | {"JAX_PROCESS_ID": str(index)} if count > 1 else {})
+    for index in range(count)
+  )
+  return [
+    subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for env in environments
+  ]
+
+
+def train(config: heads.Config, count: int) -> list[str]:
+  """What each process printed."""
+  ended = [(p.communicate(timeout=PATIENCE), p.returncode) for p in start(config, count)]
+  for (_, error), status in ended:
+    assert status == 0, error[-2000:]
+  return [printed for (printed, _), _ in ended]
 
 
 def losses(out: str) -> list[float]:
@@ -83,9 +87,7 @@ def alone(tiny_heads, tmp_path_factory):
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_train_what_one_does(count, alone, tmp_path):
   together = changed(alone, out=str(tmp_path / "run"))
-  for index, process in enumerate(train(together, count)):
-    assert process.returncode == 0, process.stderr[-2000:]
-    assert ("hit_rates" in process.stdout) == (index == 0)  # one reports
+  assert ["hit_rates" in said for said in train(together, count)] == [True] + [False] * (count - 1)
   agree(together.out, alone.out)
   if count == 4:  # its checkpoint goes on in one process and in two
     for fewer in (1, 2):
@@ -93,8 +95,7 @@ def test_several_processes_train_what_one_does(count, alone, tmp_path):
       shutil.copytree(together.out, moved)
       shutil.rmtree(moved / "checkpoints" / str(STEPS))
       shutil.rmtree(moved / "model")
-      for process in train(changed(together, out=str(moved)), fewer):
-        assert process.returncode == 0, process.stderr[-2000:]
+      train(changed(together, out=str(moved)), fewer)
       assert losses(str(moved))[:SAVED] == losses(together.out)[:SAVED]
       agree(str(moved), alone.out)
 
@@ -118,11 +119,30 @@ def test_a_mesh_trains_what_one_device_does(head, alone, tmp_path):
 
 @pytest.mark.full
 def test_processes_share_a_mesh(alone, tmp_path):
-  together = changed(alone, out=str(tmp_path / "run"))
-  for index, process in enumerate(train(together, 4, mesh="data=2,model=2")):
-    assert process.returncode == 0, process.stderr[-2000:]
-    assert ("hit_rates" in process.stdout) == (index == 0)
+  together = changed(alone, out=str(tmp_path / "run"), mesh="data=2,model=2")
+  assert ["hit_rates" in said for said in train(together, 4)] == [True, False, False, False]
   agree(together.out, alone.out)
+
+
+@pytest.mark.full
+def test_two_processes_that_were_killed_go_on_bit_for_bit(alone, tmp_path):
+  config = changed(alone, save_every=4)
+  whole, killed = (changed(config, out=str(tmp_path / name)) for name in ("whole", "killed"))
+  train(whole, 2)
+  log, rng = pathlib.Path(killed.out, "metrics.jsonl"), np.random.default_rng(0)
+  for last in sorted(rng.integers(1, STEPS, 3)):
+    running = start(killed, 2)
+    end = time.monotonic() + PATIENCE
+    while count_lines(log) < last and time.monotonic() < end:
+      time.sleep(0.001)
+    for process in running:
+      process.kill()
+      process.communicate()
+  train(killed, 2)
+  assert losses(whole.out) == losses(killed.out)
+  assert weights(whole.out).keys() == weights(killed.out).keys()
+  for name, x in weights(whole.out).items():
+    np.testing.assert_array_equal(x, weights(killed.out)[name])
 
 
 def test_a_mesh_that_does_not_divide_the_batch_is_refused(alone, tmp_path):
