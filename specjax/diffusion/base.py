@@ -178,6 +178,18 @@ class Transform(NamedTuple):
   knobs: Callable[..., Params] = tuple
 
 
+def at_least_one(commit: Array, score: Array, open_: Array) -> Array:
+  """bool[B, W]: `commit`, and where it names no open slot, the one of the highest score f32[B, W].
+
+  Of equal scores the one on the left wins, of -inf only too.
+  """
+  best = jnp.argmax(jnp.where(open_, score, -jnp.inf), 1)[:, None]
+  # Where all scores are -inf, the first open slot is the best.
+  best = jnp.where(jnp.take_along_axis(open_, best, 1), best, jnp.argmax(open_, 1)[:, None])
+  none = ~(commit & open_).any(1, keepdims=True)
+  return commit | (open_ & none & (jnp.arange(open_.shape[1])[None] == best))
+
+
 class Policy(NamedTuple):
   """Which slots to commit after a pass. Memory is a fixed-shape pytree of arrays [B, ..].
 
@@ -186,7 +198,7 @@ class Policy(NamedTuple):
     init: (B, W, V) -> memory, new for every block.
     select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory). Any slot
       that is `masked` may be committed, so that a policy can reach past its block. Where `commit`
-      names no open slot, the one of the highest score is committed.
+      names no open slot, `at_least_one` adds the one of the highest score.
     knobs: class of `params`, a NamedTuple of `Knob`s.
   """
 

@@ -191,12 +191,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   prediction = prediction._replace(open=open_, block=position < hi[:, None])
 
   commit, score, memory = policy.select(weights.policy, state.memory, prediction)
-  best = jnp.argmax(jnp.where(open_, score, -jnp.inf), 1)[:, None]
-  # Where all scores are -inf, the first open slot is the best.
-  best = jnp.where(open_[row, best], best, jnp.argmax(open_, 1)[:, None])
-  commit = commit & masked & live[:, None]
-  forced = (jnp.arange(W)[None] == best) & ~(commit & open_).any(1, keepdims=True)
-  commit = commit | (forced & open_ & live[:, None])
+  commit = base.at_least_one(commit, score, open_) & masked & live[:, None]
 
   column = jnp.where(commit, position, canvas.tokens.shape[1])
   canvas = canvas._replace(

@@ -4,9 +4,10 @@ import functools
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Knob, Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction, at_least_one
 
 
 class Filter(NamedTuple):
@@ -33,13 +34,16 @@ def logits(params: Filter, confidence: Array) -> Array:
 
 @functools.cache
 def learned() -> Policy:
-  """LOSSY: commits what a filter is sure of. Learn2PD (Bao et al. 2025, arXiv 2509.25188).
+  """LOSSY: commits what a filter is sure of, and the surest slot besides, in every round.
 
-  The filter belongs to one model and one window; `train.filter` makes it.
+  Learn2PD (Bao et al. 2025, arXiv 2509.25188). The filter belongs to one model and one window;
+  `train.filter` makes it.
   """
 
   def select(params: Filter, memory, prediction: Prediction):
-    final = jax.nn.sigmoid(logits(params, prediction.confidence))
-    return prediction.open & (final > params.least[:, None]), prediction.confidence, memory
+    open_, c = prediction.open, prediction.confidence
+    surest = at_least_one(jnp.zeros_like(open_), c, open_)
+    final = jax.nn.sigmoid(logits(params, c))
+    return surest | (open_ & (final > params.least[:, None])), c, memory
 
   return Policy("learned", lambda B, W, V: (), select, Filter)

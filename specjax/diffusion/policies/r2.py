@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Knob, Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction, at_least_one
 
 
 class Redundancy(NamedTuple):
@@ -68,7 +68,12 @@ def runs(left: Array, token: Array, confidence: Array, least: Array) -> Array:
 def r2(base: Policy) -> Policy:
   """LOSSY: adds sure clusters of three, a slot of each run of a token, and tokens that stay.
 
-  R2-dLLM (2026, arXiv 2604.18995), its three rules one after the other on what is left.
+  R2-dLLM (2026, arXiv 2604.18995), its three rules one after the other on what is left. Where the
+  policy that goes first names no open slot, its best one is committed before them.
+
+  The published program takes tokens and probabilities of the second and third rule from the logits
+  as they are, whatever token was drawn; here all rules see the token that would be committed. At
+  temperature 0 these are the same.
   """
 
   def init(B: int, W: int, V: int) -> Persistence:
@@ -78,6 +83,7 @@ def r2(base: Policy) -> Policy:
 
   def select(params: Redundancy, memory: Persistence, prediction: Prediction):
     commit, score, own = base.select(params.base, memory.base, prediction)
+    commit = at_least_one(commit, score, prediction.open)
     left = prediction.open & ~commit
     commit = commit | clusters(left, prediction.block, prediction.confidence, params.cluster)
     commit = commit | runs(
