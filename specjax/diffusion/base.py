@@ -190,22 +190,32 @@ def at_least_one(commit: Array, score: Array, open_: Array) -> Array:
   return commit | (open_ & none & (jnp.arange(open_.shape[1])[None] == best))
 
 
+def forget(new: Any, old: Any, by: Array) -> Any:
+  """The memory of a policy that starts anew with every block, see `Policy.carry`."""
+  return new
+
+
 class Policy(NamedTuple):
   """Which slots to commit after a pass. Memory is a fixed-shape pytree of arrays [B, ..].
 
   Attributes:
     name: its key in `POLICIES`.
-    init: (B, W, V) -> memory, new for every block.
+    init: (B, W, V) -> memory of a row of which nothing is known.
     select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory). Any slot
       that is `masked` may be committed, so that a policy can reach past its block. Where `commit`
       names no open slot, `at_least_one` adds the one of the highest score.
     knobs: class of `params`, a NamedTuple of `Knob`s.
+    carry: (new, old, by i32[B]) -> the memory with which a block begins; `new` is that of `init`,
+      `old` what the block before left, and the window has moved on by `by` slots.
+    ahead: whether it has a use for slots past its block (static).
   """
 
   name: str
   init: Callable[..., Any]
   select: Callable[..., tuple[Array, Array, Any]]
   knobs: Callable[..., Params] = tuple
+  carry: Callable[..., Any] = forget
+  ahead: bool = False
 
 
 class Blocks(NamedTuple):

@@ -97,7 +97,7 @@ def _next_block(method: Method, canvas: Canvas) -> Array:
 
 
 def _memories(method: Method, B: int) -> tuple[Any, tuple[Any, ...]]:
-  """The memories of the policy and of each transform with which a block begins."""
+  """The memories of the policy and of each transform with which a row begins."""
   shape = B, method.blocks.window, method.denoiser.vocab_size
   return method.policy.init(*shape), tuple(t.init(*shape) for t in method.transforms)
 
@@ -206,7 +206,9 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   canvas = rows_where(live, ended, canvas)
   full = ~(open_ & canvas.masked[row, position] & (position < canvas.end[:, None])).any(1)
   following = _next_block(method, canvas)
-  memory, remembered = rows_where(full, _memories(method, B), (memory, tuple(memories)))
+  new, fresh = _memories(method, B)
+  begun = policy.carry(new, memory, following - state.lo), fresh
+  memory, remembered = rows_where(full, begun, (memory, tuple(memories)))
   return State(
     canvas=canvas, lo=jnp.where(live & full, following, state.lo), hi=hi,
     step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step), cache=state.cache,

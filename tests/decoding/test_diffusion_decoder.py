@@ -54,6 +54,7 @@ def learned(tmp_path_factory) -> str:
     ("local_leap-0.8-0.75", "local_leap-0.8", [0.8, 0.75, 4]),
     ("factor+r2", "factor+r2", [1.0, 0.8, 0.8, 0.8, 3]),
     ("factor-2+r2-0.8-0.5", "factor-2.0+r2-0.8-0.5", [2.0, 0.8, 0.5, 0.8, 3]),
+    ("klass-0.6-0.015-2", "klass-0.6-0.015", [0.6, 0.015, 2]),
   ],
 )
 def test_a_name_sets_a_knob_per_row(model, name, canonical, numbers):
@@ -62,6 +63,17 @@ def test_a_name_sets_a_knob_per_row(model, name, canonical, numbers):
   leaves = jax.tree.leaves(decoder._denoising.weights.policy)
   assert all(x.shape == (2,) for x in leaves)
   np.testing.assert_allclose([x[0] for x in leaves], numbers, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("name", "window"),
+  [
+    ("threshold", 32), ("explore", 64), ("klass", 64), ("klass/fixed-8", 16),
+    ("klass/fixed-8-0", 8), ("klass+r2/fixed-8", 16),
+  ],
+)  # fmt: skip
+def test_policies_that_have_a_use_for_it_look_a_block_ahead(model, name, window):
+  assert DiffusionDecoder(model, name).loop.window == window
 
 
 def test_numbers_keep_their_kind(model):

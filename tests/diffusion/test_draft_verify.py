@@ -29,6 +29,7 @@ CASES = {  # policy, its params, plan, schedule, shift, temperature
   "threshold, adaptive blocks": ("threshold", 0.4, caches.free, "adaptive", False, 0.0),
   "random": ("random", 2, caches.none, "fixed", False, 0.8),
   "klass": ("klass", Stable(0.3, 0.5, 1), caches.none, "fixed", False, 0.0),
+  "klass, a block ahead": ("klass", Stable(0.3, 0.5, 1), caches.none, "ahead", False, 0.0),
   "one by one, the rest filled": ("confidence", 1, caches.none, "fixed", False, 0.0),
 }
 STOPPING = {"one by one, the rest filled": stopping.sure_end(0.3)}  # others: after_end
@@ -58,7 +59,8 @@ def canvases(seed: int) -> Canvas:
 def method_of(case: str) -> denoise.Method:
   name, _, cache, kind, shift, _ = CASES[case]
   network = denoiser(CONFIG, MASK, shift)
-  sizes = blocks.adaptive(W) if kind == "adaptive" else blocks.fixed(W)
+  sizes = {"fixed": blocks.fixed(W), "ahead": blocks.fixed(W // 2, W // 2),
+           "adaptive": blocks.adaptive(W)}[kind]  # fmt: skip
   stop = STOPPING.get(case, stopping.after_end())
   return denoise.Method(network, cache(network, W), POLICIES[name](), sizes, stop)
 

@@ -14,7 +14,7 @@ import pytest
 
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas, Denoiser
-from specjax.diffusion.policies import ADDED, POLICIES, Filter, Redundancy, Threshold
+from specjax.diffusion.policies import ADDED, POLICIES, Filter, Redundancy, Stable, Threshold
 from specjax.sampling import request_keys
 
 V, MASK, PROMPT, NEW, B, E = 7, 6, 4, 16, 24, 5
@@ -116,6 +116,35 @@ def rows(knobs):
   return jax.tree.map(
     lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), knobs
   )
+
+
+def klass_pick(least, moved, rounds):
+  """The history of divergences is that of the whole canvas, and goes on from block to block."""
+  before, history = np.zeros((END, V)), np.zeros((END, rounds))
+
+  def pick(p, left, lo, step):
+    apart = (p * (np.log(p + 1e-12) - np.log(before + 1e-12))).sum(-1)
+    history[:, :-1], history[:, -1] = history[:, 1:].copy(), apart
+    before[:] = p
+    calm = (history < moved).all(-1) & (step >= rounds - 1)
+    c = p.max(-1)
+    return [i for i in left if calm[i] and c[i] > least] or best_first(c, left)[:1]
+
+  return pick
+
+
+@pytest.mark.parametrize("knobs", [(0.3, 0.02, 1), (0.4, 0.05, 2), (0.4, 0.3, 3)])
+def test_klass_remembers_what_it_saw_of_the_next_block(knobs):
+  policy = POLICIES["klass"]()
+  agree(policy, rows(Stable(*knobs)), lambda row: klass_pick(*knobs), 4, ahead=4)
+
+
+def test_klass_without_a_look_ahead_sees_each_block_anew():
+  """Slots of which it has seen nothing have no history: their first round counts for nothing."""
+  knobs = (0.4, 0.05, 2)
+  _, passes = decode(POLICIES["klass"](), rows(Stable(*knobs)), 0, 4)
+  _, further = decode(POLICIES["klass"](), rows(Stable(*knobs)), 0, 4, 4)
+  assert sum(map(len, further)) < sum(map(len, passes))
 
 
 def filter_of(seed: int, size: int):

@@ -197,8 +197,9 @@ def test_klass_waits_until_a_distribution_stands_still():
   one, other = seen_of(0), seen_of(1)
   memory = policy.init(B, W, V)
   got = []
-  for prediction in (one, one, one, other, other):
-    commit, _, memory = policy.select(params, memory, prediction)
+  for step, prediction in enumerate((one, one, one, other, other)):
+    now = prediction._replace(step=jnp.full(B, step, jnp.int32))
+    commit, _, memory = policy.select(params, memory, now)
     got.append(np.asarray(commit))
   sure = {id(s): np.asarray(s.open & (s.confidence > 0.5)) for s in (one, other)}
   nothing = np.zeros((B, W), bool)

@@ -142,8 +142,8 @@ def _blocks(
 ):
   """(canonical name, blocks, params) of what was asked for.
 
-  By default a filter decides the window, or the blocks that the denoiser is causal over; `explore`
-  looks ahead.
+  By default a filter decides the window, or the blocks that the denoiser is causal over; a policy
+  that has a use for it looks a block ahead.
   """
   if not isinstance(part, Part):
     return _open("blocks", part, Blocks, batch)
@@ -152,7 +152,7 @@ def _blocks(
   if part == Part("fixed") and (length := window or denoiser.block):
     part = Part("fixed", (length,))
   if part.name == "fixed":
-    looks_ahead = policy.name.startswith("explore") and denoiser.block is None
+    looks_ahead = policy.ahead and denoiser.block is None
     if looks_ahead and len(part.numbers) < 2:
       size = part.numbers[0] if part.numbers else spec.knobs(BLOCKS["fixed"])["size"]
       part = Part("fixed", (size, size))  # type: ignore[arg-type]

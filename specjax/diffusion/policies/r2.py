@@ -97,4 +97,7 @@ def r2(base: Policy) -> Policy:
       own, jnp.where(still, prediction.token, -1), jnp.where(still, count, 0)
     )  # fmt: skip
 
-  return Policy(f"{base.name}+r2", init, select, Redundancy)
+  def carry(new: Persistence, old: Persistence, by: Array) -> Persistence:
+    return new._replace(base=base.carry(new.base, old.base, by))
+
+  return Policy(f"{base.name}+r2", init, select, Redundancy, carry, base.ahead)

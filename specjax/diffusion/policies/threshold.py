@@ -143,4 +143,4 @@ def explore() -> Policy:
     commit = sure | past | (probe & lean[:, None] & prediction.open)
     return commit, prediction.confidence, memory
 
-  return Policy("explore", lambda B, W, V: (), select, Exploration)
+  return Policy("explore", lambda B, W, V: (), select, Exploration, ahead=True)
