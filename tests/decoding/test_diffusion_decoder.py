@@ -54,6 +54,10 @@ def learned(tmp_path_factory) -> str:
     ("local_leap-0.8-0.75", "local_leap-0.8", [0.8, 0.75, 4]),
     ("factor+r2", "factor+r2", [1.0, 0.8, 0.8, 0.8, 3]),
     ("factor-2+r2-0.8-0.5", "factor-2.0+r2-0.8-0.5", [2.0, 0.8, 0.5, 0.8, 3]),
+    ("confidence+steps-5", "confidence+steps-5", [1, 5]),
+    ("random-2+steps-5+r2", "random-2+steps-5+r2", [2, 5, 0.8, 0.8, 0.8, 3]),
+    ("entropy+timesteps-8-0.01", "entropy+timesteps-8-0.01", [1, 8, 0.01]),
+    ("origin-8", "origin-8", [8, 1e-3]),
     ("klass-0.6-0.015-2", "klass-0.6-0.015", [0.6, 0.015, 2]),
   ],
 )
@@ -69,7 +73,8 @@ def test_a_name_sets_a_knob_per_row(model, name, canonical, numbers):
   ("name", "window"),
   [
     ("threshold", 32), ("explore", 64), ("klass", 64), ("klass/fixed-8", 16),
-    ("klass/fixed-8-0", 8), ("klass+r2/fixed-8", 16),
+    ("klass/fixed-8-0", 8), ("klass+r2/fixed-8", 16), ("klass+timesteps/fixed-8", 16),
+    ("threshold+steps/fixed-8", 8),
   ],
 )  # fmt: skip
 def test_policies_that_have_a_use_for_it_look_a_block_ahead(model, name, window):

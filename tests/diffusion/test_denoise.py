@@ -20,6 +20,7 @@ from specjax.diffusion.policies import (
   Stable,
   Threshold,
 )
+from specjax.diffusion.policies.schedule import Times
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer
@@ -38,6 +39,7 @@ PARAMS = {
   "hierarchy": Levels(np.float32(0.6), np.float32(0.1)), "warm_up": np.int32(2),
   "explore": Exploration(np.float32(0.4), np.float32(0.5), np.int32(2)),
   "klass": Stable(np.float32(0.2), np.float32(0.1), np.int32(1)),
+  "origin": Times(np.int32(4), np.float32(1e-3)),
   "learned": Filter(np.eye(W, dtype=np.float32), np.zeros(W, np.float32),
                     np.eye(W, dtype=np.float32), np.zeros(W, np.float32), np.float32(0.57)),
 }  # fmt: skip

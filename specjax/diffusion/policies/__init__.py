@@ -1,9 +1,9 @@
-"""Which slots to commit, one idea per file; `r2` adds to what another policy commits."""
+"""Which slots to commit, one idea per file; some add to what another policy commits."""
 
 from collections.abc import Callable
 
 from specjax.diffusion.base import Policy
-from specjax.diffusion.policies import best, threshold
+from specjax.diffusion.policies import best, schedule, threshold
 from specjax.diffusion.policies.best import Quota
 from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
@@ -21,8 +21,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "factor": best.factor, "frechet": best.frechet,
   "entropy_threshold": threshold.entropy_threshold, "entropy_bound": best.entropy_bound,
   "local_leap": threshold.local_leap, "hierarchy": threshold.hierarchy, "warm_up": best.warm_up,
-  "klass": klass, "learned": learned, "explore": threshold.explore,
+  "klass": klass, "learned": learned, "explore": threshold.explore, "origin": schedule.origin,
 }  # fmt: skip
 
 # A policy that goes first is what these take: threshold+r2.
-ADDED: dict[str, Callable[[Policy], Policy]] = {"r2": r2}
+ADDED: dict[str, Callable[[Policy], Policy]] = {
+  "r2": r2, "steps": schedule.steps, "timesteps": schedule.timesteps,
+}  # fmt: skip

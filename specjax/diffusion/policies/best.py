@@ -10,20 +10,24 @@ from jax import Array
 from specjax.diffusion.base import Knob, Params, Policy, Prediction
 
 
+def best(score: Array, open_: Array, count: Array) -> Array:
+  """bool[B, W]: the `count` i32[B] open slots of the highest score f32[B, W].
+
+  Of equal scores the one on the left goes first.
+  """
+  order = jnp.argsort(jnp.where(open_, -score, jnp.inf), axis=1)
+  return open_ & (jnp.argsort(order, axis=1) < count[:, None])
+
+
 def _best(
   name: str, score: Callable[[Prediction], Array], count: Callable[[Params, Prediction], Array],
   knobs: type,
 ) -> Policy:  # fmt: skip
-  """The policy that commits the `count` i32[B] open slots of the highest score f32[B, W].
-
-  Of equal scores the one on the left goes first.
-  """
+  """The policy that commits the `best` slots by a score."""
 
   def select(params: Params, memory, prediction: Prediction):
     value = score(prediction)
-    order = jnp.argsort(jnp.where(prediction.open, -value, jnp.inf), axis=1)
-    rank = jnp.argsort(order, axis=1)
-    return prediction.open & (rank < count(params, prediction)[:, None]), value, memory
+    return best(value, prediction.open, count(params, prediction)), value, memory
 
   return Policy(name, lambda B, W, V: (), select, knobs)
 

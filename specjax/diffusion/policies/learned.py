@@ -37,7 +37,8 @@ def learned() -> Policy:
   """LOSSY: commits what a filter is sure of, and the surest slot besides, in every round.
 
   Learn2PD (Bao et al. 2025, arXiv 2509.25188). The filter belongs to one model and one window;
-  `train.filter` makes it.
+  `train.filter` makes it. `steps` adds more slots than one, as the published program does where it
+  has fewer steps than slots.
   """
 
   def select(params: Filter, memory, prediction: Prediction):
