@@ -34,8 +34,10 @@ def after_end() -> Stopping:
 def end_of_text_prediction() -> Stopping:
   """LOSSY: a text ends at an end-of-text just committed, else at the most confident guess of one.
 
-  EoTP (Bao et al. 2025, arXiv 2509.25188), within the window. A guess far to the right may cut a
-  good answer.
+  EoTP (Bao et al. 2025, arXiv 2509.25188). A guess far to the right may cut a good answer. The
+  published program searches the whole canvas for guesses, and lets only what its filter approved
+  go before them; here the search is within the window, since no more is predicted, and all that was
+  committed goes first.
   """
 
   def end(params: Array, canvas: Canvas, prediction: Prediction, commit: Array, full) -> Canvas:

@@ -122,7 +122,9 @@ class Factor(NamedTuple):
 def factor() -> Policy:
   """LOSSY: commits the n surest slots, n the largest with (n + 1) (1 - c_n) <= f.
 
-  Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2); c_n is the n-th confidence.
+  Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2); c_n is the n-th confidence. The
+  published program, where the rule first fails at the very last of several open slots, commits that
+  one too; the paper's rule does not, and neither does this.
   """
 
   def count(params: Factor, prediction: Prediction) -> Array:
