@@ -18,7 +18,7 @@ from specjax.base import Params
 from specjax.checkpoints import hf_config, templates
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.files import read_config, write
-from specjax.checkpoints.hf_layout import HF, Layout, assemble, layout, scatter
+from specjax.checkpoints.hf_layout import Layout, assemble, scatter
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.tokenizer import END, Tokenizer
 from specjax.models.config import Config
@@ -180,7 +180,9 @@ def load(
   mask = _mask(family, own, known, tokenizer)
   if mask is not None:
     checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)
-  named = own.get("specjax_template", {"llada": "llada", "Dream": "dream"}.get(family))
+  # null says that there is none, an absent key that the published family's own is meant.
+  usual = None if "specjax_template" in raw else {"llada": "llada", "Dream": "dream"}.get(family)
+  named = own.get("specjax_template", usual)
   params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights, mesh)
   return Checkpoint(
     config=config, params=params, tokenizer=tokenizer,
@@ -197,6 +199,9 @@ def save(
 ) -> None:  # fmt: skip
   """Writes a `Checkpoint` to a directory that `load` and transformers read.
 
+  A model with a mask token is written in the layout of the published denoiser of its features,
+  see `hf_config.to_json`, which that family's own program reads.
+
   Args:
     directory: is made where it is absent.
     template: one in Jinja is written as chat_template.jinja; of one of `data.chat.TEMPLATES` only
@@ -210,8 +215,9 @@ def save(
       a config that no family has.
   """
   named = templates.known(template)
-  raw = hf_config.to_json(config)
-  tensors = scatter(params, layout(config, HF), dtype)
+  raw = hf_config.to_json(config, mask=mask is not None, shift=shift)
+  family = raw["model_type"]
+  tensors = scatter(params, FAMILIES[family].layout(config), dtype)
   if not start and tokenizer is not None:
     start = start_ids(tokenizer)
   if not stop and tokenizer is not None and (end := tokenizer.id(END)) is not None:
@@ -219,10 +225,12 @@ def save(
   # For ids that are absent, transformers would take the family's defaults.
   ends = {"bos_token_id": start[0] if start else None, "eos_token_id": list(stop) or None}
   raw |= {**ends, "torch_dtype": jnp.dtype(dtype).name}
-  if named is not None:
+  if named is not None or mask is not None:
     raw["specjax_template"] = named
   if mask is not None:
-    raw |= {"mask_token_id": mask, "specjax_shift": shift}
+    raw |= {"mask_token_id": mask, "pad_token_id": stop[0] if stop else None}
+    if shift != (family in _SHIFTED):
+      raw["specjax_shift"] = shift
 
   directory = pathlib.Path(directory)
   write(directory / "model.safetensors", tensors, raw)

@@ -155,10 +155,24 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
     raise ValueError(f"{where}: {error}") from None
 
 
-def _family(config: Config) -> tuple[str, str]:
-  """(model_type, architecture) of the family that has the config's features."""
+def _family(config: Config, mask: bool, shift: bool) -> tuple[str, str]:
+  """(model_type, architecture) of the family that has these features."""
   if config.qk_norm and config.qkv_bias:
     raise ValueError("qk_norm=True with qkv_bias=True: no Hugging Face family has both.")
+  # What no published denoiser has: such a model is written as the causal family of its features.
+  own = config.causal or config.window is not None or config.any_order
+  # Programs for these two take the size of a head from the width.
+  whole = config.heads * config.head_dim == config.width
+  if mask and not own:
+    blocks, bias, norm = config.block_length is not None, config.qkv_bias, config.qk_norm
+    if blocks and norm and not shift:
+      return "sdar", "SDARForCausalLM"
+    if blocks and bias and shift:
+      return "Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"
+    if whole and not blocks and bias and shift:
+      return "Dream", "DreamModel"
+    if whole and not (blocks or bias or norm or shift) and config.rope_scaling is None:
+      return "llada", "LLaDAModelLM"
   if config.qk_norm:
     return "qwen3", "Qwen3ForCausalLM"
   if config.qkv_bias:
@@ -168,12 +182,19 @@ def _family(config: Config) -> tuple[str, str]:
   return "llama", "LlamaForCausalLM"
 
 
-def to_json(config: Config) -> dict[str, Any]:
+def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[str, Any]:
   """The config.json of a Config, in the layout that old and new transformers read.
+
+  With a mask token it is that of the published denoiser of these features, where there is one:
+  LLaDA, Dream, SDAR or Fast-dLLM v2.
+
+  Args:
+    mask: whether the model has a mask token.
+    shift: whether the state before a masked token predicts it.
 
   It raises ValueError where no family has these features together.
   """
-  family, architecture = _family(config)
+  family, architecture = _family(config, mask, shift)
   scaling = config.rope_scaling
   rope = None if scaling is None else {"rope_type": scaling.kind, "factor": scaling.factor}
   if rope is not None and rope["rope_type"] == "llama3":
@@ -186,14 +207,26 @@ def to_json(config: Config) -> dict[str, Any]:
     "max_position_embeddings": config.max_length, "rope_theta": config.rope_theta,
     "rope_scaling": rope, "rms_norm_eps": config.norm_epsilon, "tie_word_embeddings": config.tied,
   }  # fmt: skip
+  if family == "llada":
+    return _to_llada(raw)
   if config.window is not None:
     raw["sliding_window"] = config.window
     if family != "mistral":
       raw |= {"use_sliding_window": True, "max_window_layers": 0}
-  if not config.causal:
-    raw["is_causal"] = False
-  if config.block_length is not None:
+  if family in _BLOCKS:
+    raw[_BLOCKS[family][0]] = config.block_length
+  elif config.block_length is not None:
     raw["specjax_block_length"] = config.block_length
+  if not config.causal and family not in ("Dream", *_BLOCKS):
+    raw["is_causal"] = False
   if config.any_order:
     raw["specjax_any_order"] = True
   return raw
+
+
+def _to_llada(raw: Mapping[str, Any]) -> dict[str, Any]:
+  """The same by LLaDA's keys, with all those whose default in its program is another network."""
+  theirs = {key: raw[ours] for ours, key in _OF_LLADA.items() if ours in raw}
+  fixed = {"vocab_size": raw["vocab_size"], "include_bias": False, "include_qkv_bias": False}
+  kept = {key: raw[key] for key in ("model_type", "architectures")}
+  return {**kept, **theirs, **fixed, **_LLADA_HAS, "rope_full_precision": True}

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 import specjax
 from specjax.checkpoints import hf
+from specjax.cli import main
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import MASK, train_words
 
@@ -212,15 +213,38 @@ def test_a_mask_that_config_json_does_not_name(write, tmp_path):
 
 
 @pytest.mark.parametrize("raw", ALL, ids=NAMES)
-def test_ours_is_read_back(raw, write, tmp_path):
-  first = hf.load(write(raw, tensors_of(raw["model_type"])))
+def test_what_is_written_is_the_published_layout(raw, write, tmp_path):
+  """The same tensors by the same names, and no key of config.json that says something else."""
+  tensors = tensors_of(raw["model_type"])
+  first = hf.load(write(raw, tensors))
   hf.save(tmp_path / "ours", first.config, first.params, mask=first.mask, shift=first.shift,
           template=first.template, stop=first.stop, dtype=jnp.float32)  # fmt: skip
+  written = safetensors.numpy.load_file(tmp_path / "ours" / "model.safetensors")
+  assert written.keys() == tensors.keys()
+  for name, tensor in tensors.items():
+    np.testing.assert_array_equal(written[name], tensor, err_msg=name)
+  ours = json.loads((tmp_path / "ours" / "config.json").read_text())
+  wanted = raw | {"eos_token_id": [raw["eos_token_id"]]}
+  assert {key: ours.get(key, value) for key, value in wanted.items()} == wanted
+  if raw is LLADA:  # the defaults of its program are those of another network
+    assert wanted.keys() - ours.keys() == {"mlp_ratio"}  # unread beside mlp_hidden_size
   again = hf.load(tmp_path / "ours")
   assert again.config == first.config and again.stop == first.stop
-  assert (again.mask, again.shift) == (first.mask, first.shift)
-  a, b = first.params["params"], again.params["params"]
-  np.testing.assert_array_equal(a["layer_1"]["qkv"], b["layer_1"]["qkv"])
+  assert (again.mask, again.shift, again.template) == (first.mask, first.shift, first.template)
+
+
+@pytest.mark.parametrize("raw", ALL, ids=NAMES)
+def test_convert_keeps_the_family(raw, write, tmp_path):
+  out = tmp_path / "out"
+  assert main(["convert", "--format", "hf", "--model", write(raw, tensors_of(raw["model_type"])),
+               "--out", str(out)]) == 0  # fmt: skip
+  assert json.loads((out / "config.json").read_text())["model_type"] == raw["model_type"]
+
+
+def test_a_denoiser_without_a_template_comes_back_without_one(write, tmp_path):
+  first = hf.load(write(LLADA, tensors_of("llada")))
+  hf.save(tmp_path / "ours", first.config, first.params, mask=first.mask)
+  assert hf.load(tmp_path / "ours").template is None
 
 
 @pytest.mark.parametrize(

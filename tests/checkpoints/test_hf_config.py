@@ -100,6 +100,38 @@ def test_config_json_comes_back_equal(change):
   assert hf_config.from_json(json.loads(json.dumps(hf_config.to_json(config)))) == config
 
 
+@pytest.mark.parametrize(
+  ("family", "change", "mask", "shift"),
+  [
+    ("llada", {}, True, False),
+    ("llada", {"tied": True, "kv_heads": 2}, True, False),
+    ("Dream", {"qkv_bias": True}, True, True),
+    ("Dream", {"qkv_bias": True, "rope_scaling": RopeScaling("linear", 4.0)}, True, True),
+    ("sdar", {"qk_norm": True, "block_length": 6, "head_dim": 16}, True, False),
+    ("Fast_dLLM_Qwen", {"qkv_bias": True, "block_length": 6}, True, True),
+    # One feature away from a published denoiser.
+    ("llama", {}, False, False),
+    ("llama", {}, True, True),
+    ("llama", {"causal": True}, True, False),
+    ("llama", {"head_dim": 16}, True, False),
+    ("llama", {"any_order": True}, True, False),
+    ("llama", {"block_length": 6}, True, False),
+    ("llama", {"rope_scaling": RopeScaling("linear", 4.0)}, True, False),
+    ("mistral", {"window": 8}, True, False),
+    ("qwen2", {"qkv_bias": True}, True, False),
+    ("qwen2", {"qkv_bias": True}, False, True),
+    ("qwen2", {"qkv_bias": True, "head_dim": 16}, True, True),
+    ("qwen3", {"qk_norm": True}, True, False),
+  ],
+)
+def test_the_layout_of_a_denoiser(family, change, mask, shift):
+  sizes = dict(vocab_size=96, width=32, layers=2, heads=4, kv_heads=4, head_dim=8, mlp_width=48)
+  config = Config(**(sizes | {"causal": False} | change))
+  raw = hf_config.to_json(config, mask=mask, shift=shift)
+  assert raw["model_type"] == family
+  assert hf_config.from_json(json.loads(json.dumps(raw))) == config
+
+
 def test_a_config_that_no_family_has_is_not_written():
   config = Config(96, 32, 2, 4, 2, 8, 48, qkv_bias=True, qk_norm=True)
   with pytest.raises(ValueError, match="qk_norm=True with qkv_bias=True"):
