@@ -159,7 +159,7 @@ class Bench(options.Bench, Loaded):
       questions per task and length.
     methods: denoising policies for parallelbench, such as threshold-0.9/dual or
       learned/end_of_text_prediction.
-    published: file or directory of ParallelBench's own questions, in place of ours.
+    published: file or directory of questions in ParallelBench's layout, in place of ours.
     tasks: names such as copy and shuffle; by default the ten of ParallelBench's waiting line.
     lengths: how long the lists are.
     max_new_tokens: budget per prompt; by default 128, for parallelbench 16.

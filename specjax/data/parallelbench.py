@@ -1,50 +1,76 @@
-"""The published questions of ParallelBench: the layout of their files, and the right answers.
+"""The published questions of ParallelBench: the layouts of their files.
 
 Kang et al. 2025 (arXiv 2510.04767). A file holds one task, named at its end, such as
-`waiting_line_copy.jsonl` or `waiting_line/copy.jsonl`. A line is a record, or has it under `doc`:
+`waiting_line_copy.jsonl`, `waiting_line/copy.jsonl` or `words_to_sentence_easy_n3.jsonl`. A line is
+a record, or has it under `doc`:
 
     {"messages": [{"role": "user", "content": ..}, ..], "label": ..}
 
-The messages are an example with its answer, and the question. The label is the answer as text or,
-where many are right, what is needed to tell.
+or, as in the older files and in those of the hub,
+
+    {"input": {KEY: VALUE, .., "icl_examples": [..]}, "answer": .., "prompt": "text with {KEY}"}
+
+where `input` and `answer` may be JSON texts, and the prompt of a file whose records have none
+stands in `task_config.yaml` beside it. An example has an `input` and an `answer` of its own.
+
+The label, or answer, is the answer as text or, where many are right, what is needed to tell, see
+`data.parallelbench_score`.
 """
 
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import yaml
+
 from specjax import checks, schema
 from specjax.data import lists
+from specjax.data.parallelbench_score import SENTENCE, SQUARE, SUDOKU, listed
 
-SQUARE, SUDOKU, SENTENCE = "latin_square_n4", "sudoku_n4", "words_to_sentence"
-TASKS = (*lists.TASKS, SQUARE, SUDOKU, *(f"{SENTENCE}_{x}" for x in ("easy", "medium", "hard")))
-REWRITING = ("paraphrasing", "summarization")  # other models judge these: they are left out
+KINDS = (*lists.TASKS, SQUARE, SUDOKU, *(f"{SENTENCE}_{x}" for x in ("easy", "medium", "hard")))
+# Other models judge these: they are left out.
+REWRITING = ("paraphrasing", "summarization", "chatgpt_paraphrases", "samsum")
+_NAMED = re.compile(rf"({'|'.join(sorted(KINDS, key=len, reverse=True))})(_n?\d+)?")
 
 
 class Record(NamedTuple):
-  """A published question: its name in TASKS, turns of `role` and `content`, and its label."""
+  """A published question.
+
+  Attributes:
+    task: its name, one of KINDS or such a name with a size at its end.
+    kind: that one of KINDS, which says how an answer is judged.
+    messages: turns of `role` and `content`: an example with its answer, and the question.
+    label: a tuple of names, the rows of a grid, or an object of what is needed to tell.
+  """
 
   task: str
+  kind: str
   messages: Sequence[Mapping[str, str]]
   label: Any
 
 
-def _list(text: str) -> list[str] | None:
-  """The last list of strings in a text, None if there is none."""
-  start, end = text.rfind("["), text.rfind("]")
-  try:
-    found = schema.parse(text[start : end + 1], "answer") if 0 <= start < end else None
-  except ValueError:
-    return None
-  return found if isinstance(found, list) and all(isinstance(x, str) for x in found) else None
-
-
-def _task(file: pathlib.Path) -> str:
+def _task(file: pathlib.Path) -> tuple[str, str]:
+  """(task, kind) by the name of a file."""
   name = f"{file.parent.name}_{file.stem}"
-  found = [task for task in TASKS if name.endswith(task)]
+  found = [m for m in _NAMED.finditer(name) if m.end() == len(name)]
   if not found:
-    raise ValueError(f"the name of {file} ends with none of {', '.join(TASKS)}.")
-  return max(found, key=len)
+    raise ValueError(f"the name of {file} ends with none of {', '.join(KINDS)}.")
+  return found[0][0], found[0][1]
+
+
+def _prompt(file: pathlib.Path) -> str | None:
+  """The text of a file's questions by `task_config.yaml`, None where nothing is said there."""
+  path = file.parent / "task_config.yaml"
+  if not path.exists():
+    return None
+  try:
+    raw = yaml.safe_load(schema.contents(path))
+  except (yaml.YAMLError, RecursionError) as error:
+    raise ValueError(f"{path} is not YAML: {error}.") from None
+  tasks = raw if isinstance(raw, dict) else {}
+  of_file = [v for k, v in tasks.items() if str(k).rpartition("/")[2] == file.stem]
+  return of_file[0].get("prompt") if of_file and isinstance(of_file[0], dict) else None
 
 
 def read(path: str | pathlib.Path) -> list[Record]:
@@ -59,42 +85,73 @@ def read(path: str | pathlib.Path) -> list[Record]:
     raise ValueError(f"{path}: no .jsonl file there.")
   records = []
   for file in files:
-    task = _task(file)
+    (task, kind), prompt = _task(file), _prompt(file)
     for number, line in enumerate(schema.contents(file).split(b"\n"), 1):
       if line.strip():
-        records.append(_record(task, schema.parse(line, f"{file}:{number}"), f"{file}:{number}"))
+        where = f"{file}:{number}"
+        messages, label = _turns(schema.parse(line, where), prompt, task, where)
+        records.append(Record(task, kind, messages, _label(kind, label, where)))
   return records
 
 
-def _record(task: str, raw: Any, where: str) -> Record:
+def _turns(raw: Any, prompt: str | None, task: str, where: str) -> tuple[Any, Any]:
+  """(messages, label) of a line in either form."""
   raw = raw.get("doc", raw) if isinstance(raw, dict) else raw
-  if not isinstance(raw, dict) or not {"messages", "label"} <= raw.keys():
-    raise ValueError(f"{where}: expected an object with `messages` and the `label` of {task}.")
-  checks.sequence(f"{where}: messages", raw["messages"], "a list of turns")
-  label, name = raw["label"], f"{where}: label"
-  if task == SUDOKU or (isinstance(label, str) and task in lists.TASKS):
-    checks.text(name, label)
-    if task != SUDOKU and _list(label) is None:
-      checks.refuse(name, label, "a list of names")
-    return Record(task, raw["messages"], label)
-  key = "symbols" if task == SQUARE else "words" if task.startswith(SENTENCE) else "input"
-  if not isinstance(label, dict):
-    checks.refuse(name, label, f"an object with {key}, the `label` of {task}")
-  held = schema.fields(label, {key: tuple[str, ...], "word": str}, name, [key])
-  return Record(task, raw["messages"], held)
+  if isinstance(raw, dict) and {"messages", "label"} <= raw.keys():
+    checks.sequence(f"{where}: messages", raw["messages"], "a list of turns")
+    return raw["messages"], raw["label"]
+  if not isinstance(raw, dict) or not {"input", "answer"} <= raw.keys():
+    raise ValueError(f"{where}: expected an object with `messages` and the `label` of {task}, or "
+                     "with `input` and `answer`.")  # fmt: skip
+  text = raw.get("prompt") or prompt
+  if text is None:
+    raise ValueError(f"{where}: it lacks 'prompt', and no task_config.yaml gives that of {task}.")
+  checks.text(f"{where}: prompt", text)
+  given, messages = _value(raw["input"]), []
+  if not isinstance(given, dict):
+    checks.refuse(f"{where}: input", given, "an object")
+  examples = given.get("icl_examples") or []
+  for each in checks.sequence(f"{where}: icl_examples", examples, "a list of examples"):
+    if not isinstance(each, dict) or not isinstance(each.get("input"), dict):
+      checks.refuse(f"{where}: icl_examples", each, "an object with `input` and `answer`")
+    said = each.get("answer")
+    said = said.get("example") if isinstance(said, dict) else said
+    checks.text(f"{where}: icl_examples: answer", said)
+    messages += [{"role": "user", "content": _filled(text, each["input"], where)},
+                 {"role": "assistant", "content": said}]  # fmt: skip
+  return [*messages, {"role": "user", "content": _filled(text, given, where)}], raw["answer"]
 
 
-def is_right(record: Record, answer: str) -> bool:
-  """Whether `answer` is right; a sentence is if every word is in it, whatever its grammar."""
-  task, label = record.task, record.label
-  if task == SQUARE:
-    return lists.is_latin_square(label["symbols"], answer.strip().replace("\n", ",").split(","))
-  if task == SUDOKU:
-    return answer.strip() == label.strip()
-  if task.startswith(SENTENCE):
-    return all(word.lower() in answer.lower() for word in label["words"])
-  said = _list(answer)
-  if isinstance(label, str):
-    return said is not None and said == _list(label)
-  question = lists.Question(task, label["input"], label.get("word", ""))
-  return said is not None and lists.TASKS[task].right(question, said)
+def _filled(text: str, values: Mapping[str, Any], where: str) -> str:
+  """The prompt with every {KEY} replaced, and its written-out line ends made line ends."""
+  for key in re.findall(r"\{(\w+)\}", text):
+    if key not in values:
+      raise ValueError(f"{where}: input lacks {key!r}, which the prompt names.")
+  return re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]), text).replace("\\n", "\n")
+
+
+def _value(text: Any) -> Any:
+  """What a JSON text says; anything else as it is."""
+  try:
+    return schema.parse(text, "value") if isinstance(text, str) else text
+  except ValueError:
+    return text
+
+
+def _label(kind: str, raw: Any, where: str) -> Any:
+  """The checked label of a kind."""
+  name, found = f"{where}: label", _value(raw)
+  if kind == SUDOKU:
+    rows = tuple(found.split()) if isinstance(found, str) else ()
+    if not rows or any(len(row) != len(rows) or not row.isdecimal() for row in rows):
+      checks.refuse(name, raw, "n lines of n digits")
+    return rows
+  if isinstance(found, list) and kind in lists.TASKS:
+    return tuple(checks.text(f"{name}[{i}]", x) for i, x in enumerate(found))
+  if isinstance(found, str) and kind in lists.TASKS:
+    # The published program reads such a list as leniently as an answer.
+    return tuple(listed(found)) if "[" in found else checks.refuse(name, raw, "a list of names")
+  key = "symbols" if kind == SQUARE else "words" if kind.startswith(SENTENCE) else "input"
+  if not isinstance(found, dict):
+    checks.refuse(name, raw, f"an object with {key}, the `label` of {kind}")
+  return schema.fields(found, {key: tuple[str, ...], "word": str}, name, [key])

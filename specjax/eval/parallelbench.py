@@ -1,7 +1,9 @@
 """What parallel decoding loses: operations on lists, answered by a masked diffusion model.
 
 The suite follows ParallelBench (Kang et al. 2025, arXiv 2510.04767). The questions are ours, see
-`data.lists`, or the published ones, see `data.parallelbench`. An answer is right only as a whole.
+`data.lists`, or those of files in the published layout, see `data.parallelbench`. An answer is
+right only as a whole. Accuracy is the published program's `score`; its `score_strict` stands beside
+it, which for ours is the same.
 """
 
 import dataclasses
@@ -12,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.data import lists, parallelbench
+from specjax.data import lists, parallelbench, parallelbench_score
+from specjax.data.parallelbench_score import Score
 from specjax.decoding.batching import Result, read
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
@@ -29,7 +32,7 @@ class Config:
 
   Attributes:
     methods: policies with their decorations, such as "threshold-0.8/dual", see `decoding.spec`.
-    published: file or directory of the published questions, in place of ours.
+    published: file or directory of questions in the published layout, in place of ours.
     tasks: kinds of our questions, names of `lists.KNOWN`.
     lengths: how long the lists are.
     count: questions per task and length; of published ones, per task, the first.
@@ -59,15 +62,28 @@ def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
 
 
 class Question(NamedTuple):
-  """A question of the suite: turns of `role` and `content`, and answer -> whether it is right."""
+  """A question of the suite.
+
+  Attributes:
+    task: its name.
+    messages: turns of `role` and `content`.
+    score: answer -> whether it is right, and whether it is so to the letter.
+  """
 
   task: str
   messages: Sequence[Mapping[str, str]]
-  right: Callable[[str], bool]
+  score: Callable[[str], Score]
 
   @property
   def text(self) -> str:
     return self.messages[-1]["content"]
+
+  def right(self, answer: str) -> bool:
+    return self.score(answer).lenient
+
+
+def _own(question: str, answer: str) -> Score:
+  return Score(*[lists.is_right(question, answer)] * 2)
 
 
 def questions(config: Config) -> list[Question]:
@@ -77,14 +93,14 @@ def questions(config: Config) -> list[Question]:
     texts = [r["question"] for r in lists.records(SEED, total, config.lengths, config.tasks)]
     return [
       Question(lists.parse(text).task, [{"role": "user", "content": text}],
-               functools.partial(lists.is_right, text))
+               functools.partial(_own, text))
       for text in texts
     ]  # fmt: skip
   asked: dict[str, list[Question]] = {}
   for record in parallelbench.read(config.published):
     of_task = asked.setdefault(record.task, [])
-    right = functools.partial(parallelbench.is_right, record)
-    of_task += [Question(record.task, record.messages, right)][: config.count - len(of_task)]
+    judge = functools.partial(parallelbench_score.score, record.kind, record.label)
+    of_task += [Question(record.task, record.messages, judge)][: config.count - len(of_task)]
   return [question for of_task in asked.values() for question in of_task]
 
 
@@ -96,12 +112,14 @@ def said(model: Model, filled: Result) -> str:
 def figures(model: Model, asked: Sequence[Question], run: Runs) -> dict[str, Any]:
   """The metrics of one method, ready for JSON."""
   results = run.results
-  right = np.array([q.right(said(model, f)) for q, f in zip(asked, results, strict=True)], float)
+  scores = [q.score(said(model, f)) for q, f in zip(asked, results, strict=True)]
+  right, strict = np.array(scores, float).reshape(-1, 2).T
   forwards = np.array([f.forwards for f in results], float)
   task = np.array([q.task for q in asked])
   return {
     "accuracy": float(right.mean()),
     "accuracy_interval": metrics.bootstrap_interval(np.divide, right, np.ones(len(right))),
+    "accuracy_strict": float(strict.mean()),
     "forwards": float(forwards.mean()),
     "forwards_interval": metrics.bootstrap_interval(np.divide, forwards, np.ones(len(right))),
     "wasted": float(np.mean([f.filling.wasted for f in results])),
@@ -109,7 +127,8 @@ def figures(model: Model, asked: Sequence[Question], run: Runs) -> dict[str, Any
     "unstable_batches": run.unstable,
     "tasks": {
       name: {key: float(x[task == name].mean())
-             for key, x in (("accuracy", right), ("forwards", forwards))}
+             for key, x in (("accuracy", right), ("accuracy_strict", strict),
+                            ("forwards", forwards))}
       for name in dict.fromkeys(q.task for q in asked)
     },
   }  # fmt: skip
@@ -119,17 +138,24 @@ def _records(model: Model, asked: Sequence[Question], run: Runs) -> Iterator[dic
   """What a method answered to each question."""
   for question, filled in zip(asked, run.results, strict=True):
     text = said(model, filled)
-    yield {"task": question.task, "question": question.text, "said": text,
-           "right": question.right(text), "forwards": filled.forwards,
+    right, strict = question.score(text)
+    yield {"task": question.task, "question": question.text, "said": text, "right": right,
+           "right_strict": strict, "forwards": filled.forwards,
            "when": filled.filling.when}  # fmt: skip
 
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
-  """The table of a summary: accuracy in % and passes, overall and of every task."""
+  """The table of a summary: accuracy in % and passes, overall and of every task.
+
+  Of published questions the strict accuracy stands beside it.
+  """
+  both = summary["config"]["published"] is not None
   return [
     {
-      "method": label, "right": f"{100 * m['accuracy']:.1f}", "passes": f"{m['forwards']:.1f}",
-      "wasted": f"{m['wasted']:.1f}", "seconds": f"{m['seconds']:.2f}",
+      "method": label, "right": f"{100 * m['accuracy']:.1f}",
+      **({"strict": f"{100 * m['accuracy_strict']:.1f}"} if both else {}),
+      "passes": f"{m['forwards']:.1f}", "wasted": f"{m['wasted']:.1f}",
+      "seconds": f"{m['seconds']:.2f}",
       **{k: f"{100 * t['accuracy']:.0f} / {t['forwards']:.1f}" for k, t in m["tasks"].items()},
     }
     for label, m in summary["methods"].items()

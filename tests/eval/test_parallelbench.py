@@ -8,6 +8,7 @@ import pytest
 
 from specjax.cli import main
 from specjax.data import lists
+from specjax.data.parallelbench_score import Score
 from specjax.decoding.batching import Result
 from specjax.decoding.model import load
 from specjax.eval import parallelbench
@@ -30,12 +31,17 @@ def filled(text: str, forwards: int) -> Result:
   return Result("", text, [], [], forwards, 0.0)
 
 
+def judged(question: str, answer: str) -> Score:
+  """To the letter only where the names are in alphabetical order."""
+  return Score(lists.is_right(question, answer), answer == "Ada Bob Cy")
+
+
 def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
   model = load(list_denoiser)
   monkeypatch.setattr(parallelbench, "said", lambda model, f: f.text)
   asked = [
     parallelbench.Question(text.split()[0], [{"role": "user", "content": text}],
-                           functools.partial(lists.is_right, text))
+                           functools.partial(judged, text))
     for text in ("copy : Ada Bob Cy =", "shuffle : Ada Bob Cy =", "copy : Ada Bob Cy =")
   ]  # fmt: skip
   results = [filled("Ada Bob Cy", 4), filled("Bob Ada Cy", 2), filled("Ada", 3)]
@@ -44,7 +50,10 @@ def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
   assert got["accuracy"] == pytest.approx(2 / 3) and got["forwards"] == 3
   assert got["accuracy_interval"] == (0.0, 1.0) and got["forwards_interval"][0] < 3
   assert got["seconds"] == pytest.approx(2 + 5)
-  assert got["tasks"]["copy"] == {"accuracy": 0.5, "forwards": 3.5}
+  assert got["accuracy_strict"] == pytest.approx(1 / 3)
+  copy, shuffle = got["tasks"]["copy"], got["tasks"]["shuffle"]
+  assert copy == {"accuracy": 0.5, "accuracy_strict": 0.5, "forwards": 3.5}
+  assert shuffle == {"accuracy": 1.0, "accuracy_strict": 0.0, "forwards": 2.0}
 
 
 def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
@@ -96,7 +105,8 @@ def test_published_questions_take_the_place_of_ours(list_denoiser, tmp_path, cap
   assert main(["bench", "--suite", "parallelbench", "--model", list_denoiser, "--methods",
                "confidence-8", "--limit", "2", "--max-new-tokens", "8", "--published",
                str(tmp_path), "--out", str(out)]) == 0  # fmt: skip
-  assert "| copy | shuffle |" in capsys.readouterr().out
+  said = capsys.readouterr().out
+  assert "| copy | shuffle |" in said and "| right | strict |" in said
   lines = [json.loads(x) for x in (out / "results.jsonl").read_text().splitlines()]
   assert [x["task"] for x in lines] == ["copy", "copy", "shuffle", "shuffle"]
 
