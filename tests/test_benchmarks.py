@@ -41,6 +41,8 @@ ERRORS = [
   ("benchmarks/claims/lossy.py --rules judge[absent]", "absent"),
   ("benchmarks/claims/lossy.py --rules sure", "sure"),
   ("benchmarks/claims/lossy.py --drafter eagle:8", "is now eagle-8"),
+  ("benchmarks/claims/published_denoising.py --llada absent", "llada='absent'"),
+  ("benchmarks/claims/published_denoising.py --prompts 0", "prompts=0: accepted"),
   ("benchmarks/claims/rules.py --rules sure", "rules='sure': accepted are greedy"),
   ("benchmarks/claims/rules.py --trees oak", "oak"),
   ("benchmarks/claims/rules.py --max-new-tokens 0", "max_new_tokens=0"),
