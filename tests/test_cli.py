@@ -520,7 +520,7 @@ def test_generate_with_weights_in_8_bits(ids_model, write, run):
    "bench --suite parallelbench", "tune --drafters eagle"],
 )  # fmt: skip
 def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
-  def load(name, dtype, *, revision, weights):
+  def load(name, dtype, *, revision, weights, mesh):
     raise ValueError(f"{name} {dtype} {weights}.")
 
   monkeypatch.setattr(commands, "load", load)
