@@ -1,14 +1,22 @@
 """Decode prompts with a model, a drafter and a verifier."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, processes, speculate
-from specjax.decoding.batching import Result, Rounds, check_model, read, timed
+from specjax.decoding.batching import (
+  Numbers,
+  Result,
+  Rounds,
+  check_model,
+  check_settings,
+  read,
+  timed,
+)
 from specjax.decoding.builders.drafter import build_drafter
 from specjax.decoding.builders.processors import build_processors
 from specjax.decoding.builders.verifier import build_verifier
@@ -20,24 +28,6 @@ from specjax.sampling import Settings, request_keys
 def padded(length: int) -> int:
   """T, to which a prompt of `length` tokens is padded, so that few shapes are compiled."""
   return max(32, 1 << (length - 1).bit_length())
-
-
-class Numbers(NamedTuple):
-  """The numbers of `sampling.Settings`, the same for all rows."""
-
-  temperature: float
-  top_k: int
-  top_p: float
-  min_p: float
-
-
-def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -> Numbers:
-  """These numbers; ValueError where `sampling.Settings` does not take one."""
-  checks.number("temperature", temperature, 0, note="0 is greedy")
-  checks.whole("top_k", top_k, note="0 keeps all")
-  checks.number("top_p", top_p, most=1, above=0, note="1 keeps all")
-  checks.number("min_p", min_p, 0, below=1, note="0 keeps all")
-  return Numbers(temperature, top_k, top_p, min_p)
 
 
 class Decoder:

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate
-from specjax.decoding.decoder import Decoder, check_settings, padded
+from specjax.decoding.batching import check_settings
+from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.model import Prompt
 from specjax.decoding.rows import Rows
 from specjax.decoding.ticket import Ticket

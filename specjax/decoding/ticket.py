@@ -5,7 +5,7 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from specjax.decoding.decoder import Numbers
+from specjax.decoding.batching import Numbers
 
 Reason = Literal["stop", "length", "cancelled"]
 
