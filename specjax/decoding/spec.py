@@ -30,6 +30,7 @@ BRACKETS = {
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT",
   "reflective_once": "TEXT", "constraint": "REGEX", "stop_text": "TEXT",
+  "end_last": "TOKEN", "end_suppressed": "TOKEN",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"

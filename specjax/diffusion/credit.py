@@ -1,7 +1,6 @@
 """A token that was the likeliest in earlier rounds counts for more."""
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -35,6 +34,3 @@ def credit() -> Transform:
     return logits + alpha * jnp.log1p(earned), earned
 
   return Transform("credit", lambda B, W, V: jnp.zeros((B, W, V)), apply, Credit)
-
-
-TRANSFORMS: dict[str, Callable[..., Transform]] = {"credit": credit}

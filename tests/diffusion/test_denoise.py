@@ -17,6 +17,7 @@ from specjax.diffusion.policies import (
   Filter,
   Leap,
   Levels,
+  Ranked,
   Stable,
   Threshold,
 )
@@ -31,7 +32,8 @@ CONFIG = Config(
   vocab_size=V, width=16, layers=2, heads=2, kv_heads=1, head_dim=16, mlp_width=24, causal=False
 )
 PARAMS = {
-  "random": np.int32(2), "confidence": np.int32(1), "margin": np.int32(2), "entropy": np.int32(1),
+  "random": np.int32(2), "confidence": Ranked(np.int32(1), np.float32(0)),
+  "margin": Ranked(np.int32(2), np.float32(0)), "entropy": Ranked(np.int32(1), np.float32(0.3)),
   "left_to_right": np.int32(1), "threshold": np.float32(0.3), "factor": np.float32(1.6),
   "frechet": np.float32(-0.4), "entropy_threshold": np.float32(2.0),
   "entropy_bound": np.float32(2.0),

@@ -4,18 +4,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 from specjax.diffusion.base import Prediction, at_least_one
 from specjax.diffusion.policies import (
   POLICIES,
+  EndLast,
   Exploration,
   Filter,
   Leap,
   Levels,
+  Ranked,
   Redundancy,
   Stable,
   Threshold,
 )
+from specjax.diffusion.policies.end_last import end_last
 from specjax.diffusion.policies.r2 import r2
 
 B, W, V = 40, 12, 5
@@ -226,6 +230,67 @@ def test_the_filter_is_an_mlp_over_the_window():
     approved = set(np.flatnonzero((final > 0.6) & np.asarray(prediction.open[b])))
     surest = best_first(np.asarray(prediction.confidence[b]), prediction.open[b])[:1]
     assert set(np.flatnonzero(commit[b])) == approved | set(surest)
+
+
+SCORES = {
+  "confidence": lambda seen: seen.confidence,
+  "margin": lambda seen: seen.margin,
+  "entropy": lambda seen: -seen.entropy,
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_heat_draws_slots_one_after_the_other(name):
+  """Pairs of slots, each with the probability of its two orders."""
+  one, rows, heat = seen_of(4), 20_000, 0.4
+  row = int(np.argmin(np.abs(np.asarray(one.open).sum(1) - 5)))
+  many = jax.tree.map(lambda x: jnp.repeat(x[row : row + 1], rows, 0), one)
+  noise = np.random.default_rng(7).random((rows, W)).astype(np.float32)
+  many = many._replace(uniform=jnp.asarray(noise))
+  params = Ranked(jnp.full(rows, 2, jnp.int32), jnp.full(rows, heat))
+  commit = np.asarray(POLICIES[name]().select(params, (), many)[0])
+
+  slots = np.flatnonzero(one.open[row])
+  score = np.asarray(SCORES[name](one)[row], np.float64)[slots]
+  p = np.exp(score / heat) / np.exp(score / heat).sum()
+  want, got = [], []
+  for i, a in enumerate(slots):
+    for j in range(i + 1, len(slots)):
+      want.append(rows * p[i] * p[j] * (1 / (1 - p[i]) + 1 / (1 - p[j])))
+      got.append((commit[:, a] & commit[:, slots[j]]).sum())
+  assert sum(got) == rows and len(got) > 3
+  assert stats.chisquare(got, want).pvalue > 1e-3
+
+
+def test_heat_commits_as_many_slots_whatever_the_noise():
+  prediction = seen_of(1)._replace(uniform=jnp.zeros((B, W)))
+  for heat in (1e-3, 1.0, 1e3):
+    params = Ranked(jnp.full(B, 3, jnp.int32), jnp.full(B, heat))
+    commit = POLICIES["confidence"]().select(params, (), prediction)[0]
+    np.testing.assert_array_equal(commit.sum(1), np.minimum(prediction.open.sum(1), 3))
+
+
+@pytest.mark.parametrize("name", ["confidence", "threshold", "entropy", "frechet"])
+def test_ends_wait_until_nothing_else_is_open(name):
+  (knob, oracle), ends = CASES[name], [1, 3]
+  base = POLICIES[name]()
+  rows = jax.tree.map(lambda x: jnp.full(B, x), base.knobs(knob))
+  params = EndLast(rows, jnp.tile(jnp.asarray([ends], jnp.int32), (B, 1)))
+  for seed in range(2):
+    prediction = seen_of(seed)
+    only = jnp.asarray(np.arange(B) % 3 == 0)[:, None]  # rows in which all slots are ends
+    prediction = prediction._replace(token=jnp.where(only, 3, prediction.token))
+    commit, score, _ = end_last(base).select(params, base.init(B, W, V), prediction)
+    seen = {k: np.asarray(v) for k, v in prediction._asdict().items()}
+    for b in range(B):
+      row = {k: v[b] for k, v in seen.items()}
+      others = row["open"] & ~np.isin(row["token"], ends)
+      waits = row["open"] & ~others if others.any() else np.zeros(W, bool)
+      want = oracle(row | {"open": row["open"] & ~waits}, knob)
+      assert set(np.flatnonzero(np.asarray(commit[b]) & row["open"])) == want, (seed, b)
+      assert (score[b][waits] == -np.inf).all() and np.isfinite(
+        score[b][~waits & row["open"]]
+      ).all()
 
 
 def test_every_policy_is_tested():

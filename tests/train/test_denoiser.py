@@ -15,7 +15,7 @@ from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas
-from specjax.diffusion.policies import POLICIES, Quota
+from specjax.diffusion.policies import POLICIES
 from specjax.sampling import request_keys
 from specjax.train import denoiser as script
 from specjax.train.recipe.config import Network, Training
@@ -54,7 +54,7 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   method = denoise.Method(
     network, caches.none(network, W), POLICIES["confidence"](), blocks.fixed(W), stopping.whole()
   )
-  weights = denoise.Weights(model.params, Quota(jnp.ones(B, jnp.int32)))
+  weights = denoise.Weights(model.params, method.policy.knobs(jnp.ones(B, jnp.int32)))
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   state = denoise.compiled_advance(method, weights, request, state, jnp.int32(99))

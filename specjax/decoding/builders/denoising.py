@@ -14,18 +14,19 @@ from specjax.base import Params
 from specjax.checkpoints import parts as trained
 from specjax.decoding import spec
 from specjax.decoding.builders.drafters import load_small
+from specjax.decoding.builders.tokens import delimiters, ends_of
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.diffusion import any_subset, denoise, draft_verify
 from specjax.diffusion.base import Blocks, Cache, Denoiser, Policy, Stopping, Transform
 from specjax.diffusion.blocks import BLOCKS, check_blocks
 from specjax.diffusion.caches import CACHES
-from specjax.diffusion.credit import TRANSFORMS
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
 from specjax.diffusion.policies import ADDED, POLICIES, Filter
 from specjax.diffusion.reweight import Reweighted, autoregressive, reweighted
 from specjax.diffusion.stopping import STOPPING
+from specjax.diffusion.transforms import TRANSFORMS
 
 # What may follow the name of a policy with a slash, by kind.
 DECORATIONS: dict[str, Mapping[str, Callable]] = {
@@ -88,7 +89,11 @@ def _open(what: str, given: Any, kind: type, batch: int):
   """As `_make`, from an object or a pair of it and its params."""
   made, params = spec.with_weights(what, given, kind)
   if params == () and hasattr(made, "knobs"):
-    params = made.knobs()
+    try:
+      params = made.knobs()
+    except TypeError:
+      raise ValueError(f"{what}={made.name!r}: some of its knobs have no default; accepted are its "
+                       "name, or a pair of it and its weights.") from None  # fmt: skip
   return made.name, made, _rows(params, batch)
 
 
@@ -112,7 +117,8 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   name, policy, params = _make("policy", first, builder, batch, **own)
   for part in added:
     builder = spec.look_up("policy", part, ADDED)
-    label, policy, params = _make("policy", part, builder, batch, policy, base=params)
+    ends = ends_of(model, part, batch)
+    label, policy, params = _make("policy", part, builder, batch, policy, base=params, **ends)
     name = f"{name}+{label}"
   return name, policy, params
 
@@ -121,20 +127,6 @@ def _window(params: Params) -> int | None:
   """The window that a filter among the params was trained for."""
   leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Filter))
   return next((x.into.shape[1] for x in leaves if isinstance(x, Filter)), None)
-
-
-def _delimiters(model: Model, text: str) -> Array:
-  """i32[M], the ids that say the delimiter, with or without a space before it.
-
-  Raises:
-    ValueError: a model without a tokenizer, or whose tokens all say something else.
-  """
-  said = model.tokenizer.spoken_bytes(model.config.vocab_size) if model.tokenizer else []
-  ids = [i for i, x in enumerate(said) if x.removeprefix(b" ") == text.encode()]
-  if not ids:
-    raise ValueError(f"blocks='adaptive[{text}]': {model.name} has no token for the delimiter "
-                     f"{text!r}; name another one, as in adaptive-32[.].")  # fmt: skip
-  return jnp.asarray(ids, jnp.int32)
 
 
 def _blocks(
@@ -158,7 +150,7 @@ def _blocks(
       part = Part("fixed", (size, size))  # type: ignore[arg-type]
     traced = {}
   else:
-    traced = {"tokens": _delimiters(model, part.text or "\n")}
+    traced = {"tokens": delimiters(model, part.text or "\n")}
   _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], batch, **traced)
   if window not in (None, blocks.window):
     raise ValueError(f"blocks={label!r}: accepted is the filter's window, {window}.")
@@ -231,7 +223,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   def plain(kind: str, *fixed: Any):
     value = chosen[kind]
     if isinstance(value, Part):
-      labels[kind], made, params = _make(kind, value, DECORATIONS[kind][value.name], batch, *fixed)
+      builder, ends = DECORATIONS[kind][value.name], ends_of(model, value, batch)
+      labels[kind], made, params = _make(kind, value, builder, batch, *fixed, **ends)
     else:
       value = value(*fixed) if fixed and callable(value) else value
       labels[kind], made, params = _open(kind, value, OBJECTS[kind], batch)
@@ -240,6 +233,9 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   cache, _ = plain("cache", denoiser, blocks.window)
   rule, _ = plain("stopping")
   transforms = [plain("transform")] if chosen["transform"] is not None else []
+  if chosen["reweighting"] is not None and any(t.name == "end_suppressed" for t, _ in transforms):
+    raise ValueError("transform='end_suppressed': a reweighted denoiser is sure of one text, which "
+                     "may have an end; accepted is a denoiser without reweighted.")  # fmt: skip
   guesses = 1
   if chosen["guesses"] is not None:
     known = knobs(draft_verify.advance)

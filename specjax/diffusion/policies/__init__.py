@@ -4,15 +4,16 @@ from collections.abc import Callable
 
 from specjax.diffusion.base import Policy
 from specjax.diffusion.policies import best, schedule, threshold
-from specjax.diffusion.policies.best import Quota
+from specjax.diffusion.policies.best import Quota, Ranked
+from specjax.diffusion.policies.end_last import EndLast, end_last
 from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.r2 import Redundancy, r2
 from specjax.diffusion.policies.threshold import Exploration, Leap, Levels, Threshold
 
 __all__ = [
-  "ADDED", "POLICIES", "Exploration", "Filter", "Leap", "Levels", "Quota", "Redundancy", "Stable",
-  "Threshold",
+  "ADDED", "POLICIES", "EndLast", "Exploration", "Filter", "Leap", "Levels", "Quota", "Ranked",
+  "Redundancy", "Stable", "Threshold",
 ]  # fmt: skip
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -26,5 +27,5 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 # A policy that goes first is what these take: threshold+r2.
 ADDED: dict[str, Callable[[Policy], Policy]] = {
-  "r2": r2, "steps": schedule.steps, "timesteps": schedule.timesteps,
+  "r2": r2, "end_last": end_last, "steps": schedule.steps, "timesteps": schedule.timesteps,
 }  # fmt: skip

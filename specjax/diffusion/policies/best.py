@@ -37,13 +37,39 @@ def _confidence(prediction: Prediction) -> Array:
 
 
 class Quota(NamedTuple):
-  """The knob of policies whose score alone tells them apart: i32[B], commits per round."""
+  """The knob of policies that ask nothing of the model: i32[B], commits per round."""
 
   slots: Knob = 1
 
 
+class Ranked(NamedTuple):
+  """Knobs of policies whose score alone tells them apart.
+
+  Attributes:
+    slots: i32[B], commits per round.
+    heat: f32[B]. 0 commits the best slots; else they are drawn one after the other, without
+      replacement, from softmax(score / heat) (Dream's alg_temp).
+  """
+
+  slots: Knob = 1
+  heat: Knob = 0.0
+
+
 def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
   return _best(name, score, lambda params, prediction: params.slots, Quota)
+
+
+def _ranked(name: str, score: Callable[[Prediction], Array]) -> Policy:
+  """The best by their score; with heat by the Gumbel top-k trick, whose noise is `uniform`."""
+
+  def select(params: Ranked, memory, prediction: Prediction):
+    heat = jnp.reshape(params.heat, (-1, 1))
+    uniform = jnp.maximum(prediction.uniform, jnp.finfo(jnp.float32).tiny)
+    noisy = score(prediction) / jnp.where(heat > 0, heat, 1.0) - jnp.log(-jnp.log(uniform))
+    value = jnp.where(heat > 0, noisy, score(prediction))
+    return best(value, prediction.open, params.slots), value, memory
+
+  return Policy(name, lambda B, W, V: (), select, Ranked)
 
 
 @functools.cache
@@ -58,19 +84,19 @@ def confidence() -> Policy:
 
   Nie et al. 2025 (arXiv 2502.09992).
   """
-  return _quota("confidence", _confidence)
+  return _ranked("confidence", _confidence)
 
 
 @functools.cache
 def margin() -> Policy:
   """LOSSY: commits the slots where the likeliest token leads the most (Dream's topk_margin)."""
-  return _quota("margin", lambda prediction: prediction.margin)
+  return _ranked("margin", lambda prediction: prediction.margin)
 
 
 @functools.cache
 def entropy() -> Policy:
   """LOSSY: commits the slots of the least entropy (Dream's default)."""
-  return _quota("entropy", lambda prediction: -prediction.entropy)
+  return _ranked("entropy", lambda prediction: -prediction.entropy)
 
 
 @functools.cache
