@@ -39,6 +39,9 @@ class Decode(Loaded):
     chat: write --prompt in the model's chat template, as a question.
     max_new_tokens: budget per prompt: new tokens, or slots after it.
     temperature: 0 takes the likeliest token.
+    top_k: keep the k most likely tokens; 0 keeps all.
+    top_p: keep the most likely tokens up to this mass; 1 keeps all.
+    min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
     seed: seed of the sampling noise.
     batch: prompts decoded together.
     json: print one JSON object per prompt and nothing else.
@@ -49,6 +52,9 @@ class Decode(Loaded):
   chat: bool = False
   max_new_tokens: int = 128
   temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
   seed: int = 0
   batch: int = 1
   json: bool = False
@@ -64,9 +70,6 @@ class Generate(Decode):
     verifier: rule of acceptance, such as typical-0.2 or judge-0.9[PATH]; by default greedy at
       temperature 0, else the rule that is exact for the drafter.
     processors: what changes the logits, such as penalties-1.3-0.2.
-    top_k: keep the k most likely tokens; 0 keeps all.
-    top_p: keep the most likely tokens up to this mass; 1 keeps all.
-    min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
     regex: what every new text must match from end to end.
     stop_words: texts that end a text, and are cut off it.
   """
@@ -74,9 +77,6 @@ class Generate(Decode):
   drafter: str = "none"
   verifier: str | None = None
   processors: tuple[str, ...] = ()
-  top_k: int = 0
-  top_p: float = 1.0
-  min_p: float = 0.0
   regex: str | None = None
   stop_words: tuple[str, ...] = ()
 
@@ -135,7 +135,8 @@ class Denoise(Decode):
 
   Attributes:
     policy: which slots to commit, and how: a name with its decorations, such as confidence-2+r2,
-      threshold-0.9/dual/sure_end or learned[PATH]/fixed-16/guesses-4; `specjax list` shows all.
+      threshold-0.9/dual/sure_end, threshold/adaptive-32[.], learned[PATH]/fixed-16/guesses-4 or,
+      as Dream samples, entropy-1-0.2/anew/tempered; `specjax list` shows all.
     picture: file for a picture of the first prompt's canvas after every pass.
   """
 

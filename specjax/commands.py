@@ -170,8 +170,9 @@ def run_denoise(args: Denoise) -> None:
   model = _asked(args, False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
-    model, args.policy, temperature=args.temperature, seed=args.seed, batch=args.batch
-  )
+    model, args.policy, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
+    min_p=args.min_p, seed=args.seed, batch=args.batch,
+  )  # fmt: skip
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from specjax import checks, processes
 from specjax.base import Params
-from specjax.decoding.batching import Filling, Result, check_model, read, timed
+from specjax.decoding.batching import Filling, Result, check_model, check_settings, read, timed
 from specjax.decoding.builders.denoising import build_denoising
 from specjax.decoding.model import Model, Prompt
 from specjax.diffusion import denoise
@@ -33,9 +33,11 @@ class DiffusionDecoder:
       default none, or committed for a model that is causal over blocks.
     stopping: a Stopping, which says where a text ends.
     transform: a Transform of the logits.
+    draws: Draws, by default one for every slot; "anew" draws in every pass, see `diffusion.draws`.
+    confidence: "tempered" tells policies of the distributions that tokens are drawn from.
     guidance: weight w of classifier-free guidance.
     guesses: canvases read in a pass; more than 1 is draft and verify, see `draft_verify`.
-    temperature: 0 takes the likeliest token.
+    temperature, top_k, top_p, min_p: see `sampling.Settings`; 0 takes the likeliest token.
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
     batch: B, rows decoded together.
 
@@ -46,20 +48,20 @@ class DiffusionDecoder:
 
   def __init__(
     self, model: Model, policy: Any = "threshold", *, blocks: Any = None, cache: Any = None,
-    stopping: Any = None, transform: Any = None, guidance: float | None = None,
-    guesses: int | None = None, temperature: float = 0.0, seed: int = 0, batch: int = 1,
+    stopping: Any = None, transform: Any = None, draws: Any = None, confidence: str | None = None,
+    guidance: float | None = None, guesses: int | None = None, temperature: float = 0.0,
+    top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, batch: int = 1,
   ):  # fmt: skip
     check_model(model, causal=False)
-    checks.number("temperature", temperature, 0, note="0 takes the likeliest token")
+    self.settings = check_settings(temperature, top_k, top_p, min_p)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
     self._denoising = build_denoising(
       model, policy, batch, blocks=blocks, cache=cache, stopping=stopping, transform=transform,
-      guidance=guidance, guesses=guesses,
+      draws=draws, confidence=confidence, guidance=guidance, guesses=guesses,
     )  # fmt: skip
     self.name, self.model, self.loop = self._denoising[:3]
     self.batch, self.seed = batch, seed
-    self._temperature = jnp.full(batch, temperature, jnp.float32)
     self._warm: set[int] = set()
 
   def __call__(
@@ -75,13 +77,13 @@ class DiffusionDecoder:
       params: the policy's, arrays [len(prompts), ..] in place of the one setting for all, so that a
         sweep compiles nothing anew.
     """
-    ids, budgets, room = self._read(prompts, max_new_tokens)
+    ids, budgets = self._read(prompts, max_new_tokens)
     checks.whole("first", first)
     results = []
     for begin in range(0, len(ids), self.batch):
       part = slice(begin, begin + self.batch)
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
-      arguments = self._arguments(ids[part], budgets[part], first + begin, room, rows)
+      arguments = self._arguments(ids[part], budgets[part], first + begin, rows)
       filled, seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
       filled = processes.fetch(filled)
       results += [
@@ -90,21 +92,27 @@ class DiffusionDecoder:
       ]
     return results
 
-  def _read(self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int]):
-    """(ids, budgets, L)."""
+  def _read(
+    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int]
+  ) -> tuple[list[list[int]], list[int]]:
+    """Ids and budgets, all checked before any is decoded."""
     ids, budgets = read(self.model, prompts, max_new_tokens, least=0)
     for prompt, budget in zip(ids, budgets, strict=True):
       if budget == 0 and self.model.mask not in prompt:
         checks.refuse("max_new_tokens", 0, "1 or more for a prompt without holes")
-    longest = max(len(x) + budget for x, budget in zip(ids, budgets, strict=True))
-    return ids, budgets, -(-longest // 32) * 32 + self.loop.window
+    return ids, budgets
+
+  def _room(self, lengths: Sequence[int]) -> int:
+    """L of canvases that hold so many slots."""
+    return -(-max(lengths) // 32) * 32 + self.loop.window
 
   def _arguments(
-    self, ids: list[list[int]], budgets: list[int], first: int, room: int, params: Params | None
+    self, ids: list[list[int]], budgets: list[int], first: int, params: Params | None
   ) -> tuple[denoise.Weights, denoise.Request, Canvas]:
     """What the loop takes for up to B prompts, after it is compiled; missing rows are done."""
     B, mask = self.batch, self.model.mask
     assert mask is not None
+    room = self._room([len(x) + budget for x, budget in zip(ids, budgets, strict=True)])
     tokens, end = np.full((B, room), mask, np.int32), np.zeros(B, np.int32)
     for b, (prompt, budget) in enumerate(zip(ids, budgets, strict=True)):
       tokens[b, : len(prompt)] = prompt
@@ -119,7 +127,10 @@ class DiffusionDecoder:
       weights = weights._replace(
         policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
       )
-    request = denoise.Request(key, self._temperature)
+    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
+    request = denoise.Request(
+      key, *(jnp.full(B, *x) for x in zip(self.settings, kinds, strict=True))
+    )
     if room not in self._warm:  # compile outside the clock: no round is run
       jax.block_until_ready(self._run(weights, request, canvas, 0))
       self._warm.add(room)
@@ -156,10 +167,10 @@ class DiffusionDecoder:
     self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, rounds: int = 1
   ) -> Iterator[list[list[int]]]:
     """The canvases as they fill: every `rounds` rounds, the ids of each of up to B prompts."""
-    ids, budgets, room = self._read(prompts, max_new_tokens)
+    ids, budgets = self._read(prompts, max_new_tokens)
     checks.whole("len(prompts)", len(ids), 1, self.batch, "batch is the most")
     checks.whole("rounds", rounds, 1)
-    weights, request, canvas = self._arguments(ids, budgets, 0, room, None)
+    weights, request, canvas = self._arguments(ids, budgets, 0, None)
     state = self.loop.start(weights, canvas)
     filled = self.loop.filled(state)
     while not filled.done.all():

@@ -54,10 +54,11 @@ class Prediction(NamedTuple):
 
   Attributes:
     token: i32[B, W]. What would be committed: the argmax, or a draw; never the mask token.
-    confidence: f32[B, W]. The probability of `token` at temperature 1.
-    entropy: f32[B, W], nats, at temperature 1.
+    confidence: f32[B, W]. The probability of `token`.
+    entropy: f32[B, W], nats.
     margin: f32[B, W]. The probability of the likeliest token less that of the second.
-    log_probs: f32[B, W, V]. Log-probabilities at temperature 1, -inf for the mask token.
+    log_probs: f32[B, W, V]. Log-probabilities, -inf for the mask token. These four are at
+      temperature 1, or those that tokens are drawn from, see `draws.tempered`.
     position: i32[B, W].
     masked: bool[B, W]. The masked slots before the canvas's end.
     open: bool[B, W]. The masked slots of the block.
@@ -193,6 +194,18 @@ def at_least_one(commit: Array, score: Array, open_: Array) -> Array:
 def forget(new: Any, old: Any, by: Array) -> Any:
   """The memory of a policy that starts anew with every block, see `Policy.carry`."""
   return new
+
+
+class Draws(NamedTuple):
+  """Which noise draws the tokens of a round.
+
+  Attributes:
+    name: its key in `DRAWS`.
+    key: (key[B] of the requests, round i32[B]) -> key[B], into which every slot folds its position.
+  """
+
+  name: str
+  key: Callable[[Array, Array], Array]
 
 
 class Policy(NamedTuple):

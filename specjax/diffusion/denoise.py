@@ -12,14 +12,19 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion import base
-from specjax.diffusion.base import Canvas, Params, Prediction
+from specjax.diffusion.base import Canvas, Knob, Params, Prediction
 from specjax.diffusion.blocks import check_blocks
+from specjax.diffusion.draws import draw, kept, tempered
+from specjax.sampling import Settings
 from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
 
 
 class Method(NamedTuple):
-  """What is fixed when the loop is compiled."""
+  """What is fixed when the loop is compiled.
+
+  `tempered` says that policies are told of the distributions that tokens are drawn from.
+  """
 
   denoiser: base.Denoiser
   cache: base.Cache
@@ -27,6 +32,8 @@ class Method(NamedTuple):
   blocks: base.Blocks
   stopping: base.Stopping
   transforms: tuple[base.Transform, ...] = ()
+  draws: base.Draws = kept()
+  tempered: bool = False
 
 
 class Weights(NamedTuple):
@@ -45,10 +52,26 @@ class Request(NamedTuple):
   Attributes:
     key: key[B], see `sampling.request_keys`.
     temperature: f32[B]. 0 takes the argmax.
+    top_k, top_p, min_p: arrays [B], see `sampling.Settings`.
   """
 
   key: Array
   temperature: Array
+  top_k: Knob = 0
+  top_p: Knob = 1.0
+  min_p: Knob = 0.0
+
+  @property
+  def settings(self) -> Settings:
+    """The settings of each row; what was left at its default is the same for all."""
+
+    def rows(x: Knob, kind: Any) -> Array:
+      return jnp.broadcast_to(jnp.asarray(x, kind), self.temperature.shape)
+
+    f32 = jnp.float32
+    return Settings(
+      self.temperature, rows(self.top_k, jnp.int32), rows(self.top_p, f32), rows(self.min_p, f32)
+    )
 
 
 class State(NamedTuple):
@@ -61,7 +84,8 @@ class State(NamedTuple):
     forwards: i32[B], passes of the denoiser while the row was live.
     when: i32[B, L], the round that committed a slot; -1 for slots that were given, are masked, or
       were filled after the text's end.
-    log_prob: f32[B, L], nats, of each committed token in the round of its commit; 0 elsewhere.
+    log_prob: f32[B, L], nats at temperature 1, of each committed token in the round of its commit;
+      0 elsewhere.
     done: bool[B].
   """
 
@@ -126,39 +150,39 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
 
 
 def _predict(
-  logits: Array, request: Request, position: Array, masked: Array, state: State
-) -> Prediction:
+  method: Method, logits: Array, request: Request, position: Array, masked: Array, state: State
+) -> tuple[Prediction, Array]:
   """What logits f32[B, W, V] say of the window, whose masked slots all count as open.
 
-  The noise of a slot depends on its request and position only, so that its token is the same in
-  whatever round it is committed.
+  Returns:
+    The prediction, and f32[B, W], nats of its tokens at temperature 1.
   """
-  log_probs = jax.nn.log_softmax(logits)
+  own = jax.nn.log_softmax(logits)
+  log_probs = tempered(logits, request.settings) if method.tempered else own
   probs = jnp.exp(log_probs)
 
   def drawn(_) -> Array:
-    def slot(key, position, row):
-      return row + jax.random.gumbel(jax.random.fold_in(key, position), row.shape)
-
-    temperature = jnp.where(request.temperature > 0, request.temperature, 1.0)[:, None, None]
-    noisy = jax.vmap(jax.vmap(slot, (None, 0, 0)))(request.key, position, logits / temperature)
-    return jnp.argmax(noisy, -1).astype(jnp.int32)
+    warped = log_probs if method.tempered else tempered(logits, request.settings)
+    return draw(method.draws, request.key, state.forwards, position, warped)
 
   best = jnp.argmax(logits, -1).astype(jnp.int32)
   hot = request.temperature > 0
   token = jnp.where(hot[:, None], jax.lax.cond(hot.any(), drawn, lambda _: best, None), best)
   top = jax.lax.top_k(probs, 2)[0]
   entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(-1)
-  confidence = jnp.take_along_axis(probs, token[..., None], -1)[..., 0]
+  confidence, log_prob = (
+    jnp.take_along_axis(x, token[..., None], -1)[..., 0] for x in (probs, own)
+  )
   fold = jax.vmap(jax.random.fold_in)
   # The keys of rounds differ from those of slots.
   rounds = fold(fold(request.key, jnp.full_like(state.forwards, -1)), state.forwards)
   uniform = jax.vmap(lambda k: jax.random.uniform(k, position.shape[1:]))(rounds)
-  return Prediction(
+  prediction = Prediction(
     token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, masked, masked,
     jnp.ones_like(masked), state.step, uniform,
     jnp.take_along_axis(state.when, position, 1) >= 0,
   )  # fmt: skip
+  return prediction, log_prob
 
 
 def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
@@ -170,7 +194,7 @@ def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
 
 def act(method: Method, weights: Weights, request: Request, state: State, states: Array) -> State:
   """Commits what the policy chooses by the window's states; finished rows stay as they are."""
-  denoiser, _, policy, blocks, stopping, transforms = method
+  denoiser, _, policy, blocks, stopping, transforms, *_ = method
   canvas, live = state.canvas, ~state.done
   B, W = len(live), blocks.window
   row = jnp.arange(B)[:, None]
@@ -183,7 +207,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
     logits, own = t.apply(params, own, logits, masked, state.step)
     memories.append(own)
-  prediction = _predict(logits, request, position, masked, state)
+  prediction, nats = _predict(method, logits, request, position, masked, state)
   size = blocks.size(weights.blocks, prediction)
   hi = jnp.where(state.step == 0, state.lo + size, state.hi)
   hi = jnp.minimum(hi, canvas.end)
@@ -199,7 +223,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
     masked=canvas.masked.at[row, column].set(False, mode="drop"),
   )
   when = state.when.at[row, column].set(state.forwards[:, None], mode="drop")
-  log_prob = state.log_prob.at[row, column].set(jnp.log(prediction.confidence), mode="drop")
+  log_prob = state.log_prob.at[row, column].set(nats, mode="drop")
 
   full = ~(open_ & ~commit).any(1)
   ended = stopping.end(weights.stopping, canvas, prediction, commit, full)

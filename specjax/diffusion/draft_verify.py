@@ -2,8 +2,9 @@
 
 FreeDave (Wu and Zhang 2025, arXiv 2510.00294). EXACT: token for token this gives what
 `denoise.advance` gives, with any policy, blocks and stopping rule, at any temperature (noise
-belongs to slots), in no more passes. Canvases are compared as a whole, so policies that commit many
-slots at a time are guessed right less often.
+belongs to slots, or to slots and rounds), in no more passes. Canvases are compared as a whole, so
+policies that commit many slots at a time, and tokens that are drawn anew in every round, are
+guessed right less often.
 
 The states of a canvas decide its next round; the rounds after it are guessed by letting the same
 policy go on with these states. One pass reads the K canvases that the guesses lead to. The first is

@@ -13,7 +13,6 @@ from specjax.diffusion import any_subset, denoise, draft_verify
 from specjax.diffusion.any_subset import AnyOrder
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.denoise import Method, Request, Weights
-from specjax.sampling import Settings
 
 State = Any  # of the loop that made it
 
@@ -106,12 +105,10 @@ class AnySubset:
     return Subset(any_subset.compiled_start(canvas, order), canvas)
 
   def advance(self, weights: Weights, request: Request, state: State, rounds: Array) -> State:
-    one = jnp.ones_like(request.temperature)
-    settings = Settings(request.temperature, jnp.zeros_like(state.canvas.end), one, 0 * one)
+    asked = any_subset.Request(request.settings, request.key)
     own = any_subset.compiled_advance(
-      self.model, weights.denoiser, any_subset.Request(settings, request.key), state.state, rounds,
-      guesses=self.guesses,
-    )  # fmt: skip
+      self.model, weights.denoiser, asked, state.state, rounds, guesses=self.guesses
+    )
     return Subset(own, state.canvas)
 
   def filled(self, state: State) -> Filled:

@@ -71,6 +71,12 @@ def test_a_draw_does_not_depend_on_its_neighbours(model):
   assert len({tuple(r.tokens) for r in together}) == 3
 
 
+def test_filters_count(model):
+  greedy = DiffusionDecoder(model, "assd-3", batch=3)(PROMPTS, BUDGETS)
+  one = DiffusionDecoder(model, "assd-3", batch=3, temperature=1.0, top_k=1)(PROMPTS, BUDGETS)
+  assert [r.filling.canvas for r in one] == [r.filling.canvas for r in greedy]
+
+
 def test_what_is_empty_streams_as_the_mask(model):
   decoder = DiffusionDecoder(model, "assd-3")
   *begun, last = [canvas for (canvas,) in decoder.stream([HOLE], 9)]

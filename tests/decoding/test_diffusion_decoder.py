@@ -1,5 +1,7 @@
 """The decoder of masked diffusion models: its parts by name, as pairs and as objects."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,10 @@ from specjax.decoding.model import Model
 from specjax.diffusion import blocks, caches, stopping
 from specjax.diffusion.base import Policy
 from specjax.diffusion.credit import Credit, credit
+from specjax.diffusion.draws import anew
 from specjax.diffusion.policies import POLICIES, Filter, Leap, Redundancy, Threshold
 from specjax.diffusion.policies.threshold import local_leap, threshold
+from specjax.diffusion.suppression import end_suppressed
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 
@@ -50,7 +54,8 @@ def learned(tmp_path_factory) -> str:
   [
     ("threshold", "threshold", [0.9]),
     ("threshold-0.50", "threshold-0.5", [0.5]),
-    ("confidence-3", "confidence-3", [3]),
+    ("confidence-3", "confidence-3", [3, 0.0]),
+    ("entropy-1-0.2", "entropy-1-0.2", [1, 0.2]),
     ("local_leap-0.8-0.75", "local_leap-0.8", [0.8, 0.75, 4]),
     ("factor+r2", "factor+r2", [1.0, 0.8, 0.8, 0.8, 3]),
     ("factor-2+r2-0.8-0.5", "factor-2.0+r2-0.8-0.5", [2.0, 0.8, 0.5, 0.8, 3]),
@@ -100,6 +105,11 @@ def test_numbers_keep_their_kind(model):
     ("learned", "'tiny-filter' is no directory"),
     ("threshold[here]", "threshold takes nothing in brackets"),
     ("threshold/dual/prefix", "policy/prefix: there is a cache already, dual"),
+    ("threshold/anew/kept", "policy/kept: there is a draws already, anew"),
+    ("threshold/anew-2", "draws='anew-2': anew takes no number"),
+    ("threshold/tempered-2", "confidence='tempered-2': tempered takes no number"),
+    ("threshold+end_last[no]", r"end_last\[no\]: tiny has no token 'no'"),
+    ("threshold/end_suppressed-1", "end_suppressed takes no number"),
     ("threshold/medusa", "policy/medusa: accepted after policy/ are fixed, adaptive, none, dual"),
   ],
 )
@@ -131,6 +141,22 @@ def test_every_prompt_may_have_a_budget_of_its_own(model):
   assert (short.filling.filled, long.filling.filled) == (3, 9)
 
 
+def test_canvases_are_as_long_as_their_batch_needs(model):
+  decoder = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")
+  prompts, budgets = ["copy : Ann =", "copy : Ann Bob ="], [3, 40]
+  both = decoder(prompts, budgets)
+  assert decoder._warm == {32 + W, 64 + W}
+  (short,) = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")(prompts[:1], 3)
+  assert short.filling.canvas == both[0].filling.canvas and short.forwards == 3
+
+
+def test_filters_that_leave_one_token_are_greedy(model):
+  plain = DiffusionDecoder(model, "confidence", blocks=W)(["copy : Ann Bob ="], 9)
+  for filters in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.9999}):
+    drawn = DiffusionDecoder(model, "confidence", blocks=W, temperature=1.0, **filters)
+    assert drawn(["copy : Ann Bob ="], 9)[0].filling.canvas == plain[0].filling.canvas
+
+
 def test_holes_are_filled(model):
   ids = model.encode("copy : Ann Bob =")
   holed = [*ids[:2], model.mask, ids[3], model.mask]
@@ -159,6 +185,8 @@ OBJECTS = {
   "blocks as a number": (W, f"fixed-{W}"),
   "stopping": (stopping.whole(), "whole"),
   "transform": ((credit(), Credit(*(jnp.array([x]) for x in (0.9, 0.8, 0.2)))), "credit-0.9"),
+  "draws": (anew(), "anew"),
+  "confidence": ("tempered", "tempered"),
   "guidance": (0.5, "guidance-0.5"),
   "guesses": (3, "guesses-3"),
 }
@@ -176,6 +204,19 @@ def test_a_part_and_its_name_are_the_same(model, part):
   assert given.loop == named.loop
   both = (d._denoising.weights._replace(denoiser=()) for d in (given, named))
   jax.tree.map(np.testing.assert_array_equal, *both)
+
+
+def test_ends_are_the_models_or_those_that_are_named(model):
+  for text, ids in (("", model.stop), ("[Ann]", (TOKENIZER.id("Ann"),))):
+    last = DiffusionDecoder(model, f"threshold+end_last{text}/dual", batch=2)
+    assert last.name == f"threshold+end_last{text}/dual"
+    assert last._denoising.weights.policy.tokens.tolist() == [list(ids)] * 2
+    never = DiffusionDecoder(model, f"threshold/end_suppressed{text}", batch=2)
+    assert never.name == f"threshold/end_suppressed{text}"
+    assert never._denoising.weights.transforms[0].tokens.tolist() == [list(ids)] * 2
+  endless = dataclasses.replace(model, stop=())
+  with pytest.raises(ValueError, match="tiny has no end marker; accepted is the text of a token"):
+    DiffusionDecoder(endless, "threshold/end_suppressed")
 
 
 def test_an_adaptive_block_ends_at_the_delimiter_it_is_told(model):
@@ -238,6 +279,13 @@ def test_local_leap_as_an_object_has_its_published_knobs(model):
     ({"policy": "threshold/dual", "cache": "free"}, "cache='free': accepted is one of the two"),
     ({"policy": None}, "policy=None: accepted are a name, a Policy, or a pair"),
     ({"batch": 0}, "batch=0"),
+    ({"top_p": 0}, "top_p=0: accepted is a finite number above 0 and 1 or less"),
+    ({"draws": "often"}, "draws='often': accepted are kept, anew"),
+    ({"confidence": "cool"}, "confidence='cool': accepted are tempered"),
+    (
+      {"transform": end_suppressed()},
+      "transform='end_suppressed': some of its knobs have no default",
+    ),
   ],
 )
 def test_what_does_not_go_together_is_refused(model, options, problem):

@@ -107,8 +107,8 @@ def home(tmp_path_factory):
 TEXTS = {
   "MODEL": "near", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
   "FILE.jsonl": "texts.jsonl", "FILE.npz": "store.npz", "FILE.txt": "source.txt", "TEXT": "Ann",
-  "REGEX": "Ann( Bob)*", "DELIMITER": ".",
-  "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance",
+  "REGEX": "Ann( Bob)*", "DELIMITER": ".", "TOKEN": "=",
+  "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance", "end_last": "Dan",
   "student": "denoiser-student", "ensemble": "target", "self_speculative": "skipped.json",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
@@ -134,8 +134,8 @@ OTHER = {
   "size": 5,
 }
 KINDS, ROWS = catalogue.kinds(), catalogue.parts()
-DECORATING = ("additions to a policy", "blocks", "cache", "stopping", "transform", "guidance",
-              "reweighting", "guesses", "student")  # fmt: skip
+DECORATING = ("additions to a policy", "blocks", "cache", "stopping", "transform", "draws",
+              "confidence", "guidance", "reweighting", "guesses", "student")  # fmt: skip
 
 
 def changed(knob: str, value):
@@ -192,7 +192,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     stop = (TOKENIZER.id("="),) if door == "stopping" else ()
     name = {"committed": "blocks", "assd": "any"}.get(of, "denoiser")
     model = dataclasses.replace(loaded(str(home / name)), stop=stop)
-    return DiffusionDecoder(model, placed(policy.rstrip("/")))
+    drawn = 2.0 if door in ("draws", "confidence") else 0.0
+    return DiffusionDecoder(model, placed(policy.rstrip("/")), temperature=drawn)
 
   if not part and door not in DECORATING:
     return causal("")
@@ -240,9 +241,9 @@ def traced(decoder):
     program = jax.make_jaxpr(run)(decoder.weights, request, tokens, length)
     return program, (decoder.weights._replace(target=()), decoder._processors)
 
-  ids, budgets, room = decoder._read([PROMPT], 40)
-  decoder._warm.add(room)  # so nothing is compiled
-  arguments = decoder._arguments(ids, budgets, 0, room, None)
+  ids, budgets = decoder._read([PROMPT], 40)
+  decoder._warm.add(decoder._room([len(ids[0]) + 40]))  # so nothing is compiled
+  arguments = decoder._arguments(ids, budgets, 0, None)
 
   def fill(weights, request, canvas):
     state = decoder.loop.start(weights, canvas)
@@ -258,6 +259,12 @@ def fingerprint(decoder) -> int:
   program, weights = traced(decoder)
   constants = [np.asarray(x).tobytes() for x in (*program.consts, *jax.tree.leaves(weights))]
   return hash((re.sub("0x[0-9a-f]+", "", str(program)), *constants))
+
+
+def test_a_text_that_is_sure_of_its_end_cannot_be_kept_from_it(home):
+  model = loaded(str(home / "denoiser"))
+  with pytest.raises(ValueError, match="accepted is a denoiser without reweighted"):
+    DiffusionDecoder(model, f"threshold/reweighted[{home}/small]/end_suppressed[=]")
 
 
 OWN = """
@@ -426,7 +433,8 @@ PEERS = {
   "greedy": "", "target_only": "token", "token": "block", "block": "token",
   "recursive": "traversal", "traversal": "recursive", "k_seq": "recursive", "none": "dual",
   "dual": "none", "pruned": "", "whole": "after_end", "after_end": "whole", "student": "",
-  "end_of_text_prediction": "after_end",
+  "end_of_text_prediction": "after_end", "kept": "anew", "anew": "kept", "tempered": "",
+  "end_suppressed": "", "end_last": "",
 }  # fmt: skip
 # Knobs that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths")]

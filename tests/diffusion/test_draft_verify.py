@@ -9,7 +9,8 @@ import pytest
 
 from specjax.diffusion import blocks, caches, denoise, draft_verify, stopping
 from specjax.diffusion.base import Canvas
-from specjax.diffusion.policies import POLICIES, Stable
+from specjax.diffusion.draws import anew, kept
+from specjax.diffusion.policies import POLICIES, Ranked, Stable
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer
@@ -31,6 +32,7 @@ CASES = {  # policy, its params, plan, schedule, shift, temperature
   "klass": ("klass", Stable(0.3, 0.5, 1), caches.none, "fixed", False, 0.0),
   "klass, a block ahead": ("klass", Stable(0.3, 0.5, 1), caches.none, "ahead", False, 0.0),
   "one by one, the rest filled": ("confidence", 1, caches.none, "fixed", False, 0.0),
+  "one by one, drawn anew": ("confidence", Ranked(1, 0.3), caches.none, "fixed", False, 0.6),
 }
 STOPPING = {"one by one, the rest filled": stopping.sure_end(0.3)}  # others: after_end
 
@@ -62,7 +64,11 @@ def method_of(case: str) -> denoise.Method:
   sizes = {"fixed": blocks.fixed(W), "ahead": blocks.fixed(W // 2, W // 2),
            "adaptive": blocks.adaptive(W)}[kind]  # fmt: skip
   stop = STOPPING.get(case, stopping.after_end())
-  return denoise.Method(network, cache(network, W), POLICIES[name](), sizes, stop)
+  drawn_anew = case.endswith("anew")
+  return denoise.Method(
+    network, cache(network, W), POLICIES[name](), sizes, stop,
+    draws=anew() if drawn_anew else kept(), tempered=drawn_anew,
+  )  # fmt: skip
 
 
 def decode(case: str, seed: int, guesses: int | None):
@@ -96,7 +102,7 @@ def assert_same(got, base):
   assert (got.passes <= base.forwards).all()
 
 
-@pytest.mark.full(but=["one by one, dual"])
+@pytest.mark.full(but=["one by one, dual", "*anew"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_canvas_is_the_bases(case):
   base, got = decode(case, 0, None), decode(case, 0, 4)

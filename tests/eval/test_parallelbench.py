@@ -10,6 +10,7 @@ from specjax.cli import main
 from specjax.data import lists
 from specjax.data.parallelbench_score import Score
 from specjax.decoding.batching import Result
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
 from specjax.eval import parallelbench
 from specjax.eval.interleaved import Runs
@@ -93,6 +94,25 @@ def test_denoise_prints_json(list_denoiser, capsys):
     main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada =", "--policy", "x"]) == 2
   )
   assert "policy='x': accepted are random" in capsys.readouterr().err
+
+
+def test_denoise_samples_as_dream_does(list_denoiser, tmp_path, capsys):
+  prompts, policy = tmp_path / "prompts.jsonl", "entropy-1-0.2/anew/tempered/adaptive-8[Ada]"
+  texts = ["copy : Ada Bob =", "copy : Cy =", "sort : Bob Ada ="]
+  prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+  assert main(["denoise", "--model", list_denoiser, "--prompts", str(prompts), "--policy", policy,
+               "--max-new-tokens", "8", "--temperature", "0.8", "--top-p", "0.9", "--top-k", "5",
+               "--dtype", "bfloat16", "--batch", "2", "--seed", "3", "--json"]) == 0  # fmt: skip
+  lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+  decoder = DiffusionDecoder(load(list_denoiser, "bfloat16"), policy, temperature=0.8, top_p=0.9,
+                             top_k=5, seed=3, batch=2)  # fmt: skip
+  assert decoder.name == "entropy-1-0.2/adaptive-8[Ada]/anew/tempered"
+  assert [x["tokens"] for x in lines] == [r.tokens for r in decoder(texts, 8)]
+  assert {x["method"] for x in lines} == {decoder.name}
+  one = ["denoise", "--model", list_denoiser, "--prompt", "copy : Ada ="]
+  for wrong in (["--top-p", "0"], ["--top-k", "-1"], ["--policy", "threshold/tepid"]):
+    assert main([*one, *wrong]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_published_questions_take_the_place_of_ours(list_denoiser, tmp_path, capsys):

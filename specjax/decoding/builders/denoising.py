@@ -18,9 +18,10 @@ from specjax.decoding.builders.tokens import delimiters, ends_of
 from specjax.decoding.model import Model, load, resolve
 from specjax.decoding.spec import Part
 from specjax.diffusion import any_subset, denoise, draft_verify
-from specjax.diffusion.base import Blocks, Cache, Denoiser, Policy, Stopping, Transform
+from specjax.diffusion.base import Blocks, Cache, Denoiser, Draws, Policy, Stopping, Transform
 from specjax.diffusion.blocks import BLOCKS, check_blocks
 from specjax.diffusion.caches import CACHES
+from specjax.diffusion.draws import DRAWS, tempered
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
 from specjax.diffusion.policies import ADDED, POLICIES, Filter
@@ -31,12 +32,16 @@ from specjax.diffusion.transforms import TRANSFORMS
 # What may follow the name of a policy with a slash, by kind.
 DECORATIONS: dict[str, Mapping[str, Callable]] = {
   "blocks": BLOCKS, "cache": CACHES, "stopping": STOPPING, "transform": TRANSFORMS,
+  "draws": DRAWS, "confidence": {"tempered": tempered},
   "guidance": {"guidance": Guided}, "reweighting": {"reweighted": reweighted},
   "guesses": {"guesses": draft_verify.advance}, "student": {"student": load},
 }  # fmt: skip
 ANY_SUBSET: dict[str, Callable] = {"assd": any_subset.advance}  # loops in place of a policy
-OBJECTS = {"blocks": Blocks, "cache": Cache, "stopping": Stopping, "transform": Transform}
-DEFAULTS = {"blocks": "fixed", "stopping": "after_end"}  # that of the cache depends on the model
+OBJECTS = {
+  "blocks": Blocks, "cache": Cache, "stopping": Stopping, "transform": Transform, "draws": Draws,
+}  # fmt: skip
+# That of the cache depends on the model.
+DEFAULTS = {"blocks": "fixed", "stopping": "after_end", "draws": "kept"}
 
 
 class Denoising(NamedTuple):
@@ -232,10 +237,13 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
 
   cache, _ = plain("cache", denoiser, blocks.window)
   rule, _ = plain("stopping")
+  draws, _ = plain("draws")
   transforms = [plain("transform")] if chosen["transform"] is not None else []
   if chosen["reweighting"] is not None and any(t.name == "end_suppressed" for t, _ in transforms):
     raise ValueError("transform='end_suppressed': a reweighted denoiser is sure of one text, which "
                      "may have an end; accepted is a denoiser without reweighted.")  # fmt: skip
+  if chosen["confidence"] is not None:
+    labels["confidence"], _ = spec.settle("confidence", chosen["confidence"], {})
   guesses = 1
   if chosen["guesses"] is not None:
     known = knobs(draft_verify.advance)
@@ -246,7 +254,10 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
       raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
-  method = denoise.Method(denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms))
+  method = denoise.Method(
+    denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms), draws,
+    tempered=chosen["confidence"] is not None,
+  )  # fmt: skip
   weights = denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms))
   loop = Denoise(method) if guesses == 1 else DraftVerify(method, guesses)
   return Denoising("/".join((name, *shown)), model, loop, weights, wrap)
