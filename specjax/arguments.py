@@ -72,10 +72,12 @@ class Generate(Decode):
     processors: what changes the logits, such as penalties-1.3-0.2.
     regex: what every new text must match from end to end.
     stop_words: texts that end a text, and are cut off it.
+    cache: how the text is kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
   """
 
   drafter: str = "none"
   verifier: str | None = None
+  cache: str = "dense"
   processors: tuple[str, ...] = ()
   regex: str | None = None
   stop_words: tuple[str, ...] = ()
@@ -195,6 +197,7 @@ class Memory(Loaded):
   Attributes:
     drafter: how to guess, as for `generate`.
     verifier: rule of acceptance, as for `generate`.
+    cache: how the text is kept, as for `generate`.
     temperature: of the distribution; it decides the rule where none is given.
     batch: prompts decoded together.
     prompt_tokens: length of the longest prompt.
@@ -204,6 +207,7 @@ class Memory(Loaded):
 
   drafter: str = "none"
   verifier: str | None = None
+  cache: str = "dense"
   temperature: float = 0.0
   batch: int = 1
   prompt_tokens: int = 128

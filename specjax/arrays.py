@@ -124,8 +124,8 @@ class Context(NamedTuple):
   Attributes:
     tokens: i32[B, S]. Entries from `length` on are garbage.
     length: i32[B]. Committed tokens n, the root included; the root is tokens[n - 1].
-    cache: the target's cache of the committed tokens but for the root, where a draft is made; None
-      elsewhere.
+    cache: the target's cache of the committed tokens but for the root, where a drafter begins and
+      where a draft is made; None elsewhere.
   """
 
   tokens: Array

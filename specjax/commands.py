@@ -102,7 +102,7 @@ def run_generate(args: Generate) -> None:
   model = _asked(args, True)
   items = _items(args, model)
   decoder = Decoder(
-    model, args.drafter, args.verifier, processors=args.processors,
+    model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
     temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
     regex=args.regex, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
   )  # fmt: skip
@@ -249,7 +249,10 @@ def run_memory(args: Memory) -> None:
   model, lengths = _asked(args, True), (args.prompt_tokens, args.max_new_tokens)
 
   def decoder(batch: int) -> Decoder:
-    return Decoder(model, args.drafter, args.verifier, temperature=args.temperature, batch=batch)
+    return Decoder(
+      model, args.drafter, args.verifier, cache=args.cache, temperature=args.temperature,
+      batch=batch,
+    )  # fmt: skip
 
   console = Console(highlight=False, markup=False)
   if args.budget is None:

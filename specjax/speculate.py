@@ -123,8 +123,9 @@ def start(
   )
   context = Context(jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1]))), length)
   guesser = drafter.init(
-    weights.drafter, weights.target, context=context, features=features, capacity=capacity
-  )
+    weights.drafter, weights.target, context=context._replace(cache=cache), features=features,
+    capacity=capacity,
+  )  # fmt: skip
   memories = tuple(
     p.init(params, context) for p, params in zip(processors, request.processors, strict=True)
   )

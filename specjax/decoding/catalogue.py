@@ -17,6 +17,7 @@ from specjax.decoding.model import ZOO
 from specjax.diffusion.policies import ADDED, POLICIES
 from specjax.draft_length import DRAFT_LENGTHS
 from specjax.drafters import DRAFTERS, HEADS
+from specjax.models.caches import CACHES
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser as network
 from specjax.models.transformer import target
@@ -76,6 +77,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "exits, after draft_model": ("/", _plain(drafters.EXITS)),
     "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
     "vocabularies, after a head or draft_model": ("/", _plain(drafters.VOCABULARIES)),
+    "caches, of --cache or after self_speculative": ("/", _plain(CACHES)),
     "sources, of a union": ("/", _plain(drafters.OF_SOURCES)),
     "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
     "pseudo rows, after hidden_transfer or ppd": ("/", _plain(drafters.ROWS)),

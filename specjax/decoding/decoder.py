@@ -17,6 +17,7 @@ from specjax.decoding.batching import (
   read,
   timed,
 )
+from specjax.decoding.builders.cache import DENSE, build_cache
 from specjax.decoding.builders.drafter import build_drafter
 from specjax.decoding.builders.processors import build_processors
 from specjax.decoding.builders.verifier import build_verifier
@@ -44,6 +45,8 @@ class Decoder:
     tree: for a head or a draft model, a tree of `specjax.trees` or a list of rank paths.
     draft_length: a DraftLength, which ends the chain of a draft model.
     processors: Processors of the target's logits.
+    cache: how the target keeps the text, a CacheKind of `specjax.models.caches`; all but "dense"
+      are LOSSY.
     temperature, top_k, top_p, min_p: see `sampling.Settings`.
     regex: what every text must match from end to end, see `processors.text.of_regex`.
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
@@ -58,9 +61,10 @@ class Decoder:
 
   def __init__(
     self, model: Model, drafter: Any = "none", verifier: Any = None, *, tree: Any = None,
-    draft_length: Any = None, processors: Sequence[Any] = (), temperature: float = 0.0,
-    top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, regex: str | None = None, seed: int = 0,
-    stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1,
+    draft_length: Any = None, processors: Sequence[Any] = (), cache: Any = DENSE,
+    temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+    regex: str | None = None, seed: int = 0, stop: Sequence[int] = (),
+    stop_words: Sequence[str] = (), batch: int = 1,
   ):  # fmt: skip
     check_model(model, causal=True)
     self.settings = check_settings(temperature, top_k, top_p, min_p)
@@ -72,6 +76,11 @@ class Decoder:
     self.model, self.batch, self.seed = model, batch, seed
     self.name, guess, weights = build_drafter(model, drafter, tree, draft_length)
     self.verifier, rule, judge, target = build_verifier(model, verifier, guess, temperature)
+    self.cache, over = build_cache(model, cache)
+    if over is not model.target:
+      if target is not model.target:
+        raise ValueError(f"cache={self.cache!r}: accepted is a rule without reflection.")
+      target, rule = over, rule._replace(exactness=f"LOSSY ({self.cache})")
     self.stop = (*model.stop, *stop)
     used, self._stop_words = build_processors(model, processors, regex, self.stop, stop_words)
     self._processors = tuple(params for _, params in used)

@@ -15,6 +15,14 @@ def _spread(x: Array) -> PartitionSpec | None:
   return PartitionSpec(*axes) if any(axes) else None
 
 
+def rows_of(cache: Cache) -> KV:
+  """What a dense cache holds; ValueError for another, which only its own target reads."""
+  if not isinstance(cache, Cache):
+    raise ValueError("the cache is not dense: accepted are drafters that do not read the target's "
+                     "cache.")  # fmt: skip
+  return cache.kv
+
+
 def allocate(fresh: KV, length: Array, capacity: int) -> Cache:
   """A cache of `capacity` S rows, of which the first are the rows of `fresh`, [B, K, T <= S, C].
 

@@ -6,6 +6,7 @@ that does not run costs nothing: its weights are not read. One program serves ev
 Letters: B batch, N rows, M earlier rows, E width, L layers, K key/value heads, C head dimension.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,17 +14,26 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.arrays import KV, Params
+from specjax.models.cache import rows_of
+
+
+def dense_prefix(cache: Any, layer: int, q: Array) -> tuple[Array, Array, Array]:
+  """What the queries of a layer attend to in a dense cache: its first `length` rows."""
+  k, v = rows_of(cache)
+  return k[layer], v[layer], cache.length
 
 
 def run_some(
   block: Any, angles: Callable[[Array], Array], params: Params, x: Array, position: Array,
   mask: Array, cache: Any, run: Array, *, earlier: KV | None = None, given: KV | None = None,
+  read: Callable[[Any, int, Array], tuple[Array, Array, Array]] = dense_prefix,
 ) -> tuple[Array, KV, tuple[Array, ...]]:  # fmt: skip
   """`pieces.RunSome` for a network of blocks `layer_0`, `layer_1`, ...
 
   Args:
     block: a `transformer.Block`.
     angles: position i32[B, N] -> the rotary angles.
+    read: how a layer's queries read the cache, see `caches.base.CacheKind`.
 
   Raises:
     ValueError: a model with a sliding window, for which earlier rows are not masked here.
@@ -37,7 +47,7 @@ def run_some(
   ks, vs, inputs = [], [], []
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
-    prefix = None if cache is None else (cache.kv.k[i], cache.kv.v[i], cache.length)
+    prefix = None if cache is None else functools.partial(read, cache, i)
     before = None if earlier is None else (earlier.k[i], earlier.v[i])
 
     def attend(x: Array, own=own, prefix=prefix, before=before) -> tuple[Array, Array, Array]:

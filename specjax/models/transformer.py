@@ -108,9 +108,11 @@ class Block(nn.Module):
     """Attention's half: x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
 
     `earlier` (k, v) are more fresh rows, before the block's own in the mask. `attention_input`
-    [B, N, any] is attended from in place of the normed x.
+    [B, N, any] is attended from in place of the normed x. A prefix that depends on the queries
+    [B, H, N, C] is a function of them.
     """
     q, k, v = self.project(x, angle, attention_input)
+    prefix = prefix(q) if callable(prefix) else prefix
     keys, values = k, v
     if earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
@@ -172,16 +174,17 @@ class Layers(nn.Module):
     angle = angles(c, position)
     if c.window is not None:
       mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
-    if cache is not None and visible is None:
+    rows = None if cache is None else kv_cache.rows_of(cache)
+    if rows is not None and visible is None:
       visible = cache.length
       if c.window is not None:
-        column = jnp.arange(cache.kv.k[0].shape[2])[None, None]
+        column = jnp.arange(rows.k[0].shape[2])[None, None]
         visible = column < cache.length[:, None, None]
         visible = visible & (position[:, :, None] - column < c.window)
     ks, vs, inputs = [], [], []
     for i, block in list(enumerate(self.blocks))[start:stop]:
       inputs.append(x)
-      prefix = None if cache is None else (cache.kv.k[i], cache.kv.v[i], visible)
+      prefix = None if rows is None else (rows.k[i], rows.v[i], visible)
       before = None if earlier is None else (earlier.k[i], earlier.v[i])
       x, k, v = block(x, angle, mask, prefix, before, attention_input if i == start else None)
       ks.append(k)

@@ -86,6 +86,7 @@ METHODS = {
   "lookahead": (lambda: "lookahead-3-4-2", {}),
   "speculative_jacobi": (lambda: "speculative_jacobi-4", {}),
   "self_speculative": (lambda: (self_speculative(MODEL.target, 3, 0.1), RUN), {}),
+  "over_cache": (lambda: "self_speculative-4-0.1/keyformer-0.3", {}),
   "swift": (lambda: (swift(MODEL.target, 3, 4), begin(CONFIG.layers)), {}),
   "layerskip": (lambda: "layerskip-4-3", {}),
   "del": (lambda: "del-4-1", {}),
@@ -105,7 +106,8 @@ METHODS = {
 # What these keep depends on the passes before, which read a new turn and an old one differently,
 # or on what the first prompt was.
 OF_PASSES = ("token_recycling", "recycled", "jacobi", "lookahead", "speculative_jacobi",
-             "aggressive", "pruned", "rapid", "self_speculative", "swift", "del")  # fmt: skip
+             "aggressive", "pruned", "rapid", "self_speculative", "over_cache", "swift",
+             "del")  # fmt: skip
 # What these learn they share among the rows of a batch.
 OF_BATCH = ("swift", "del")
 

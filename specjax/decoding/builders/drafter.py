@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from specjax.base import Drafter, Params
 from specjax.data import datastore, trigrams
 from specjax.decoding import spec
+from specjax.decoding.builders.cache import config_of, make_cache
 from specjax.decoding.builders.draft_model import build_draft_model
 from specjax.decoding.builders.drafters import (
   ANY_HEAD,
+  OF_OWN_LAYERS,
   OF_RECYCLING,
   OF_SOURCES,
   Built,
@@ -32,9 +34,12 @@ from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, skipped_layers
 from specjax.drafters.base import Head
 from specjax.drafters.dynamic_exit import unseen
 from specjax.drafters.history import empty
+from specjax.drafters.over_cache import over_cache
+from specjax.drafters.self_speculative import self_speculative
 from specjax.drafters.stateless import none
 from specjax.drafters.swift import begin
 from specjax.drafters.token_recycling import nothing, part_of_published, token_recycling
+from specjax.models.compressed import drafting as drafting_target
 from specjax.trees import Static
 
 (PRUNED,) = map(Part, OF_SOURCES)
@@ -100,6 +105,8 @@ def _single(
   if part.name == "token_recycling":
     return _token_recycling(model, part, tree, draft_length)
   refuse(part.name, tree, draft_length)
+  if part.name == "self_speculative" and part.decorations:
+    return _over_cache(model, part)
   spec.decorations(part, {})
   name, arguments = settle(part)
   read = target_of(builder, model.target)
@@ -108,6 +115,17 @@ def _single(
     return name, builder(*read, **arguments), weights(model, part, knobs(part.name) | arguments)
   small = load_small(model, part)
   return name, builder(small.denoiser, *read, **arguments), small.params
+
+
+def _over_cache(model: Model, part: Part) -> Built:
+  """The target's own layers, all or those of a file, over a smaller cache."""
+  label, kind = make_cache(spec.decorations(part, OF_OWN_LAYERS)["cache"])
+  name, arguments = settle(part)
+  config = config_of(model, f"{name}/{label}")
+  drafter = self_speculative(drafting_target(config, kind), **arguments)
+  every = jnp.ones((config.layers, 2), bool)
+  weights = every if part.text is None else _skipped_layers(model, part, arguments)
+  return f"{name}/{label}", over_cache(drafter, config, kind), weights
 
 
 def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> datastore.Datastore:

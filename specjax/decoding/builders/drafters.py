@@ -24,6 +24,7 @@ from specjax.drafters.rapid import rapid
 from specjax.drafters.recycled import recycled
 from specjax.drafters.rescored import local, ngram
 from specjax.drafters.union import agreeing
+from specjax.models.caches import CACHES
 from specjax.models.ensemble import ensemble
 from specjax.models.exits import sorted_exits
 from specjax.trees import TREES, Static
@@ -53,6 +54,7 @@ OF_MODELS: dict[str, Mapping[str, Any]] = {
   "vocabulary": VOCABULARIES, "exits": EXITS,
 }  # fmt: skip
 OF_SOURCES: dict[str, Callable] = {"pruned": agreeing}  # of a union, see `union`
+OF_OWN_LAYERS: dict[str, Mapping[str, Any]] = {"cache": CACHES}
 OF_RECYCLING: dict[str, Mapping[str, Any]] = {"tree": {FILE: load_tree, "static": Static}}
 
 Built = tuple[str, Drafter, Params]

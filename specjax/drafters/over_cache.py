@@ -1,0 +1,91 @@
+"""The target drafts for itself over a compressed cache of its text.
+
+Letters: B batch, W tokens, L layers, S capacity.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Cache, Context, Drafter, Params
+from specjax.models import transformer
+from specjax.models.caches.base import CacheKind, Queries
+from specjax.models.compressed import run
+from specjax.models.config import Config
+from specjax.trees.structure import at
+
+ASKING = 64  # W, the last tokens of a prompt by whose queries its rows are judged
+
+
+class State(NamedTuple):
+  """own: what the drafter keeps; cache: of the committed tokens but for the root."""
+
+  own: Any
+  cache: Any
+
+
+def asked(config: Config, params: Params, context: Context) -> Queries:
+  """The queries of the last W cached tokens, from a pass over them."""
+  step = jnp.arange(ASKING, dtype=jnp.int32)[None]
+  last = context.length[:, None] - 1 - ASKING + step
+  place = jnp.maximum(last, 0)
+  x = transformer.target(config).embed(params, at(context.tokens, place))
+  before = context.cache._replace(length=place[:, 0])
+  causal = jnp.broadcast_to(jnp.tril(jnp.ones((ASKING, ASKING), bool)), (len(last), ASKING, ASKING))
+  # Copies of the first token stand where a text is shorter; nothing sees them but themselves.
+  real = last >= 0
+  mask = causal & (real[:, None] | jnp.eye(ASKING, dtype=bool)[None])
+  _, fresh, _ = run(config, params, x, place, mask, before)
+  assert fresh.queries is not None
+  return fresh.queries._replace(position=jnp.where(real, last, -1))
+
+
+@functools.cache
+def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
+  """`drafter`, which reads the target's cache, reads a smaller one that is kept beside it.
+
+  A draft costs less behind a long text, and nothing changes but the speed: the target verifies over
+  its whole cache. These are the ideas of TriForce (Sun et al. 2024, arXiv 2404.11912) and MagicDec
+  (Chen et al. 2024, arXiv 2408.11049). Rows are committed to the smaller cache as the target
+  computed them. A kind that judges rows does so by the last 64 tokens of the prompt.
+
+  Args:
+    drafter: made of a target by `models.compressed.drafting`, with the same config and kind.
+  """
+
+  def init(params, target_params, context, features, capacity):
+    if not isinstance(context.cache, Cache):
+      raise ValueError(f"{drafter.name}/{kind.name}: accepted where the target's own cache is "
+                       "dense.")  # fmt: skip
+    queries = asked(config, target_params, context) if kind.judges else None
+    own = drafter.init(params, target_params, context=context, features=features, capacity=capacity)
+    return State(own, kind.start(context.cache.kv, queries, context.length - 1, capacity))
+
+  def propose(params, target_params, state: State, /, context, settings, noise):
+    small = context._replace(cache=state.cache)
+    draft, own = drafter.propose(
+      params, target_params, state.own, context=small, settings=settings, noise=noise
+    )
+    return draft, state._replace(own=own)
+
+  def after(step, params, target_params, state: State, draft, evaluation, verdict, rows: Array):
+    own = step(
+      params, target_params, state.own, draft=draft, evaluation=evaluation, verdict=verdict,
+      rows=rows,
+    )  # fmt: skip
+    return State(own, kind.commit(state.cache, evaluation.kv, None, verdict.path, rows))
+
+  def update(params, target_params, state, /, draft, evaluation, verdict, rows):
+    return after(
+      drafter.update, params, target_params, state, draft, evaluation, verdict, rows
+    )  # fmt: skip
+
+  def read(params, target_params, state, /, draft, evaluation, verdict, rows):
+    step = drafter.read or drafter.update
+    return after(step, params, target_params, state, draft, evaluation, verdict, rows)
+
+  return drafter._replace(
+    name=f"{drafter.name}/{kind.name}", init=init, propose=propose, update=update, read=read
+  )

@@ -1,0 +1,96 @@
+"""A causal transformer over a cache that is not dense.
+
+The dense target is as it was: this one runs the same blocks, and hands their queries to the cache.
+
+Letters: B batch, T prompt length, N nodes, M earlier rows, E width, S capacity.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import KV, Evaluation, Features, Params, Target
+from specjax.models import transformer
+from specjax.models.caches.base import CacheKind, Queries
+from specjax.models.config import Config
+from specjax.models.sharding import spread_nodes
+from specjax.models.some_layers import dense_prefix, run_some
+
+
+class Fresh(NamedTuple):
+  """What a pass leaves of its N rows for the cache."""
+
+  kv: KV
+  queries: Queries | None
+
+
+def run(
+  config: Config, params: Params, x: Array, position: Array, mask: Array, cache: Any = None,
+  read: Any = dense_prefix,
+) -> tuple[Array, Fresh, tuple[Array, ...]]:  # fmt: skip
+  """All layers over the residual stream x [B, N, E], which read a cache by `CacheKind.read`.
+
+  Returns:
+    (x before the final norm, what the rows leave, the inputs of all layers and the last output).
+  """
+  block, angle = transformer.Block(config), transformer.angles(config, position)
+  ks, vs, queries, inputs = [], [], [], []
+  for i in range(config.layers):
+    own = {"params": params["params"][f"layer_{i}"]}
+    inputs.append(x)
+    q, k, v = block.apply(own, x, angle, method="project")
+    prefix = None if cache is None else read(cache, i, q)
+    x = x + block.apply(own, q, k, v, mask, prefix, method="attention")
+    x = x + block.apply(own, x, method="mlp")
+    ks.append(k)
+    vs.append(v)
+    queries.append(q)
+  fresh = Fresh(KV(tuple(ks), tuple(vs)), Queries(tuple(queries), position))
+  return x, fresh, (*inputs, x)
+
+
+@functools.cache
+def compressed(config: Config, kind: CacheKind) -> Target:
+  """The network of a config over caches of a kind; one object for each, so that jit caches hit.
+
+  Layers that drafters run by themselves read dense caches alone, see `models.cache.rows_of`.
+
+  Raises:
+    ValueError: a network that is not causal, or that has a sliding window.
+  """
+  if not config.causal or config.window is not None:
+    raise ValueError(f"cache={kind.name!r}: accepted for causal models without a sliding window.")
+  lm = transformer.target(config)
+
+  def features(params: Params, x: Array, inputs: tuple[Array, ...], layers: tuple[int, ...]):
+    return Features(lm.norm(params, x), tuple(inputs[i] for i in layers))
+
+  def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
+    B, T = tokens.shape
+    position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
+    mask = transformer.attention_mask(jnp.zeros_like(tokens), causal=True)
+    x, fresh, inputs = run(config, params, lm.embed(params, tokens), position, mask)
+    asked = Queries(fresh.queries.layers, jnp.where(position < length[:, None] - 1, position, -1))
+    cache = kind.start(fresh.kv, asked, length - 1, capacity)
+    return cache, features(params, x, inputs, hidden_layers)
+
+  def evaluate(params: Params, cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()):
+    position = cache.length[:, None] + depth
+    x = lm.embed(params, tokens)
+    x, fresh, inputs = run(config, params, x, position, mask, cache, kind.read)
+    found = features(params, x, inputs, hidden_layers)
+    return Evaluation(spread_nodes(lm.head(params, found.hidden)), found, fresh)
+
+  def commit(cache, fresh: Fresh, path: Array, rows: Array):
+    return kind.commit(cache, fresh.kv, fresh.queries if kind.judges else None, path, rows)
+
+  return lm._replace(prefill=prefill, evaluate=evaluate, commit=commit)
+
+
+def drafting(config: Config, kind: CacheKind) -> Target:
+  """The network for drafts over caches of a kind: `run_some` reads them."""
+  blocks, angle = transformer.Block(config), functools.partial(transformer.angles, config)
+  some = functools.partial(run_some, blocks, angle, read=kind.read)
+  return transformer.target(config)._replace(run_some=some)
