@@ -115,6 +115,21 @@ def _thin(x: Array, rank: int) -> tuple[Array, Array]:
   right = jax.random.normal(jax.random.key(0), (x.shape[-1], rank))
   right = jnp.broadcast_to(right, (*x.shape[:-2], *right.shape))
   for _ in range(SWEEPS):
-    left = jnp.linalg.qr(jnp.einsum("...mn,...nr->...mr", x, right))[0]
+    left = _orthonormal(jnp.einsum("...mn,...nr->...mr", x, right))
     right = jnp.einsum("...mn,...mr->...nr", x, left)
   return left, right
+
+
+def _orthonormal(x: Array) -> Array:
+  """The columns of x [.., m, r] made orthonormal one after the other (Gram and Schmidt).
+
+  There are so few that this is faster than a general decomposition.
+  """
+  done: list[Array] = []
+  for i in range(x.shape[-1]):
+    column = x[..., i]
+    for other in done:
+      column = column - other * (other * column).sum(-1, keepdims=True)
+    size = jnp.sqrt((column * column).sum(-1, keepdims=True))
+    done.append(column / jnp.maximum(size, 1e-12))
+  return jnp.stack(done, -1)
