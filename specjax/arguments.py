@@ -71,6 +71,7 @@ class Generate(Decode):
       temperature 0, else the rule that is exact for the drafter.
     processors: what changes the logits, such as penalties-1.3-0.2.
     regex: what every new text must match from end to end.
+    json_schema: file of a JSON Schema that every new text must follow; needs specjax[grammar].
     stop_words: texts that end a text, and are cut off it.
     cache: how the text is kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
   """
@@ -80,6 +81,7 @@ class Generate(Decode):
   cache: str = "dense"
   processors: tuple[str, ...] = ()
   regex: str | None = None
+  json_schema: str | None = None
   stop_words: tuple[str, ...] = ()
 
 

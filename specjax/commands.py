@@ -104,7 +104,8 @@ def run_generate(args: Generate) -> None:
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
     temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-    regex=args.regex, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
+    regex=args.regex, json_schema=args.json_schema, stop_words=args.stop_words, seed=args.seed,
+    batch=args.batch,
   )  # fmt: skip
   if len(items) == 1 and not args.json and not args.stop_words:
     _stream(decoder, items[0], args.max_new_tokens)

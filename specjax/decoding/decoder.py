@@ -1,6 +1,6 @@
 """Decode prompts with a model, a drafter and a verifier."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +49,8 @@ class Decoder:
       are LOSSY.
     temperature, top_k, top_p, min_p: see `sampling.Settings`.
     regex: what every text must match from end to end, see `processors.text.of_regex`.
+    json_schema: a JSON Schema of every text, as its content, its text or the path of its file; see
+      `processors.schemas`. It needs specjax[grammar].
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
     stop: ids that end a text, besides the model's own.
     stop_words: texts that end a text, and are cut off it.
@@ -63,8 +65,8 @@ class Decoder:
     self, model: Model, drafter: Any = "none", verifier: Any = None, *, tree: Any = None,
     draft_length: Any = None, processors: Sequence[Any] = (), cache: Any = DENSE,
     temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
-    regex: str | None = None, seed: int = 0, stop: Sequence[int] = (),
-    stop_words: Sequence[str] = (), batch: int = 1,
+    regex: str | None = None, json_schema: str | Mapping[str, Any] | None = None, seed: int = 0,
+    stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1,
   ):  # fmt: skip
     check_model(model, causal=True)
     self.settings = check_settings(temperature, top_k, top_p, min_p)
@@ -82,7 +84,9 @@ class Decoder:
         raise ValueError(f"cache={self.cache!r}: accepted is a rule without reflection.")
       target, rule = over, rule._replace(exactness=f"LOSSY ({self.cache})")
     self.stop = (*model.stop, *stop)
-    used, self._stop_words = build_processors(model, processors, regex, self.stop, stop_words)
+    used, self._stop_words = build_processors(
+      model, processors, regex, json_schema, self.stop, stop_words
+    )
     self._processors = tuple(params for _, params in used)
     self.method = method(target, guess, rule, tuple(p for p, _ in used))
     params = model.params_for(batch * guess.nodes)

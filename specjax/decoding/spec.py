@@ -29,7 +29,8 @@ BRACKETS = {
   "trimmed": "FILE.jsonl",
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT",
-  "reflective_once": "TEXT", "constraint": "REGEX", "stop_text": "TEXT",
+  "reflective_once": "TEXT", "constraint": "REGEX", "json_schema": "SCHEMA",
+  "grammar": "FILE.lark", "forced": "SCHEMA", "stop_text": "TEXT",
   "end_last": "TOKEN", "end_suppressed": "TOKEN",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip

@@ -21,6 +21,7 @@ from specjax.drafters.dynamic_exit import dynamic_exit
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.drafters.first_of import first_of
+from specjax.drafters.forced import forced
 from specjax.drafters.griffin import GriffinConfig, griffin
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.drafters.history import history
@@ -46,15 +47,15 @@ from specjax.drafters.union import union
 
 __all__ = [
   "DRAFTERS", "HEADS", "adaptive_model", "aded", "aggressive", "denoiser", "draft_model",
-  "draft_tree", "dynamic_exit", "first_of", "history", "jacobi", "layerskip", "lookahead", "none",
-  "prompt_lookup", "rest", "self_speculative", "speculative_jacobi", "stateless", "swift",
+  "draft_tree", "dynamic_exit", "first_of", "forced", "history", "jacobi", "layerskip", "lookahead",
+  "none", "prompt_lookup", "rest", "self_speculative", "speculative_jacobi", "stateless", "swift",
   "token_recycling", "union",
 ]  # fmt: skip
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
   "none": none, "prompt_lookup": prompt_lookup, "draft_model": draft_model,
   "denoiser": denoiser, "token_recycling": token_recycling, "rest": rest, "history": history,
-  "aggressive": aggressive, "aded": aded,
+  "aggressive": aggressive, "aded": aded, "forced": forced,
   "jacobi": jacobi, "lookahead": lookahead, "speculative_jacobi": speculative_jacobi,
   "self_speculative": self_speculative, "swift": swift, "layerskip": layerskip,
   "del": dynamic_exit,

@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from specjax import Decoder, Model
 from specjax.data.chat import TEMPLATES
-from specjax.data.tokenizer import train_bpe
+from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.decoding import conversation
 from specjax.decoding.conversation import Conversation
 from specjax.draft_length import confidence
-from specjax.drafters import HEADS, draft_model, self_speculative, swift
+from specjax.drafters import HEADS, draft_model, forced, self_speculative, swift
 from specjax.drafters.rapid import rapid
 from specjax.drafters.recycled import recycled
 from specjax.drafters.rescored import local
@@ -27,6 +28,9 @@ from specjax.drafters.swift import begin
 from specjax.models.config import Config
 from specjax.models.exits import sorted_exits
 from specjax.models.transformer import Transformer, target
+from specjax.processors import grammar
+from specjax.processors.matchers import Matchers
+from specjax.processors.schemas import of_json_schema
 
 V, NEW = 12, 8
 CONFIG = Config(
@@ -69,6 +73,11 @@ def memorised():
   return recycled(medusa), params
 
 
+LETTERS = tokenizers.Tokenizer(
+  tokenizers.models.BPE({x: i for i, x in enumerate((*'"abcdefghij', "<|end|>"))}, [])
+)
+MATCHERS = Matchers(Tokenizer(LETTERS), V, [V - 1])
+PAIRS = of_json_schema({"type": "string", "pattern": "^(abc|abd)+$"}, MATCHERS)
 RUN = jnp.ones((CONFIG.layers, 2), bool).at[2, 1].set(False)
 TREE = [[0], [1], [2], [3], [0, 0]]
 # name: (makes the drafter, options of the decoder)
@@ -101,6 +110,10 @@ METHODS = {
   "rescored": (rescored, {}),
   "recycled": (memorised, {}),
   "penalties": (lambda: "prompt_lookup-4", {"processors": ["penalties-1.3-0.4"]}),
+  "forced": (
+    lambda: (forced(MATCHERS.forced, 3), PAIRS),
+    {"processors": [(grammar(MATCHERS.masks), PAIRS)], "stop": [V - 1]},
+  ),
   "second row": (lambda: "prompt_lookup-4", {"batch": 2}),
 } | {name: (functools.partial(head, name), {"tree": TREE}) for name in HEADS}
 # What these keep depends on the passes before, which read a new turn and an old one differently,

@@ -40,6 +40,7 @@ from specjax.verifiers.judge import Judge
 
 TOKENIZER = train_words(["copy : Ann Bob Cy Dan = ."])
 TOKENIZER.inner.add_special_tokens([END, MASK])
+DIGITS = train_words(["0 1 2 3 4 5 6 7"])  # as many, for texts in JSON
 V, W = TOKENIZER.vocab_size, 6
 CONFIG = Config(
   vocab_size=V, width=16, layers=4, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_length=160
@@ -97,6 +98,8 @@ def home(tmp_path_factory):
   run[2], run[1, 0] = False, False
   skipped_layers.save(path / "skipped.json", run, {})
   (path / "texts.jsonl").write_text(json.dumps({"text": "copy : Ann Bob = Ann Bob"}) + "\n")
+  (path / "names.lark").write_text('start: ("Ann" | "Bob" | "Cy")+')
+  (path / "others.lark").write_text('start: "Dan" ("Ann" | "Bob")+')
   (path / "source.txt").write_text("Ann Bob Cy Dan Ann Bob Bob Ann")
   texts = [target.encode(REPEATS), *noise.integers(V, size=(20, 8)).tolist()]
   datastore.save(path / "store.npz", datastore.build(texts), V)
@@ -107,7 +110,8 @@ def home(tmp_path_factory):
 TEXTS = {
   "MODEL": "near", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
   "FILE.jsonl": "texts.jsonl", "FILE.npz": "store.npz", "FILE.txt": "source.txt", "TEXT": "Ann",
-  "REGEX": "Ann( Bob)*", "DELIMITER": ".", "TOKEN": "=",
+  "REGEX": "Ann( Bob)*", "SCHEMA": '{{"type": "integer"}}', "FILE.lark": "names.lark",
+  "forced": "others.lark", "DELIMITER": ".", "TOKEN": "=",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance", "end_last": "Dan",
   "student": "denoiser-student", "ensemble": "target", "self_speculative": "skipped.json",
 }  # fmt: skip
@@ -166,6 +170,7 @@ def numbers_of(kind: str, name: str) -> tuple[list, list]:
 loaded = functools.cache(load)
 
 
+GRAMMARS = {"json_schema", "grammar", "forced"}
 OWN_LAYERS = ("self_speculative", "swift", "layerskip", "del")
 
 
@@ -186,7 +191,10 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     large = door in deep or of in OWN_LAYERS
     name = "target" if large else "small"
     model = loaded(str(home / name))
-    model = dataclasses.replace(model, stop=())
+    # A grammar's text ends with a token of its own.
+    model = dataclasses.replace(model, stop=(TOKENIZER.id(END),) if {bare, of} & GRAMMARS else ())
+    if bare == "json_schema":
+      model = dataclasses.replace(model, tokenizer=DIGITS)
     rule = placed(verifier) or None
     return Decoder(model, placed(drafter) or "none", rule, temperature=temperature, **more)
 
@@ -221,7 +229,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
   if door == "reflection":
     return causal("prompt_lookup", f"target_only/{part}")
   if door == "processors":
-    return causal("prompt_lookup", processors=[part])
+    return causal("prompt_lookup", processors=[placed(part)])
   if door == "denoising policies":
     return fills(f"{part}/fixed-{W}")
   if door == "any-subset decoding":
@@ -441,7 +449,9 @@ PAIRS = {
 # Of a part without knobs, what it may hold in brackets instead, or the part to which it is compared
 # ("" is the method without the part).
 PEERS = {
-  "tree": "tree[wide.json]", "constraint": "constraint[Cy( Dan)*]", "stop_text": "stop_text[Cy]",
+  "tree": "tree[wide.json]", "constraint": "constraint[Cy( Dan)*]",
+  "json_schema": 'json_schema[{"type": "integer", "maximum": 3}]',
+  "grammar": "grammar[others.lark]", "stop_text": "stop_text[Cy]",
   "greedy": "", "target_only": "token", "token": "block", "block": "token",
   "recursive": "traversal", "traversal": "recursive", "k_seq": "recursive", "none": "dual",
   "dual": "none", "pruned": "", "whole": "after_end", "after_end": "whole", "student": "",

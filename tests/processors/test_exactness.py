@@ -1,12 +1,18 @@
 """Processors change the distribution of the emitted tokens as they should, in the shipped loop."""
 
+import tempfile
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
+from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree, none
-from specjax.processors import Automaton, Penalties, constraint, penalties
+from specjax.processors import Automaton, Penalties, constraint, grammar, penalties
+from specjax.processors.matchers import matchers
+from specjax.processors.schemas import of_lark
 from specjax.testing import (
   Case,
   emitted_distribution,
@@ -49,6 +55,31 @@ def strengths(B: int):
   return (Penalties(*(jnp.full(B, x, jnp.float32) for x in STRENGTH)),)
 
 
+TEXTS = ("ab", "aab", "ba", "bab", "baa")  # in tokens a, b and the end
+
+
+def spelled(logits, tokens):
+  said = "".join("ab."[x] for x in tokens)
+  allowed = [*(any(t.startswith(said + c) for t in TEXTS) for c in "ab"), said in TEXTS]
+  return np.where(allowed, logits, -np.inf) if any(allowed) else logits  # after the end
+
+
+def letters() -> Tokenizer:
+  inner = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<|end|>": 2}, []))
+  inner.add_special_tokens(["<|end|>"])
+  return Tokenizer(inner)
+
+
+MATCHERS = matchers(letters(), V, (2,))
+
+
+def words(B: int):
+  with tempfile.NamedTemporaryFile("w", suffix=".lark") as file:
+    file.write("start: " + " | ".join(f'"{text}"' for text in TEXTS))
+    file.flush()
+    return (of_lark(file.name, MATCHERS),)
+
+
 def automaton(B: int):
   return (Automaton(jnp.asarray(FOLLOWING), jnp.zeros(4, bool)),)
 
@@ -56,6 +87,7 @@ def automaton(B: int):
 KINDS = {
   "penalties": (penalties(V), strengths, penalised),
   "constraint": (constraint(), automaton, constrained),
+  "grammar": (grammar(MATCHERS.masks), words, spelled),
 }
 TREE = fixed_draft([[0], [1], [0, 0], [1, 0], [1, 0, 0]], [2, 0, 2, 1, 1])
 PAIR = draft_tree(table_model(V), WithoutReplacement(((0,), (1,))))
@@ -78,7 +110,14 @@ def case(kind: str, seed: int, temperature: float, **settings) -> Case:
 
 
 @pytest.mark.full(
-  but=["plain-constraint", "tree-*", "chain, token-penalties", "drawn tree-constraint"]
+  but=[
+    "plain-constraint",
+    "tree-*",
+    "chain, token-penalties",
+    "drawn tree-constraint",
+    "chain, token-grammar",
+    "drawn tree-grammar",
+  ]
 )
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", METHODS)
@@ -100,7 +139,7 @@ def test_the_path_matters(kind):
   processor = KINDS[kind][0]
 
   def blind(params, state, draft, mask, logits):
-    alone = draft._replace(depth=0 * draft.depth)
+    alone = draft._replace(depth=0 * draft.depth, valid=draft.depth < 1)
     return processor.logits(params, state, alone, jnp.zeros_like(mask), logits)
 
   blinded = processor._replace(logits=blind)

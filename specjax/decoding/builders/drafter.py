@@ -30,7 +30,7 @@ from specjax.decoding.builders.head import build_head, load_head
 from specjax.decoding.builders.tree import build_tree, chain
 from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
-from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, skipped_layers, union
+from specjax.drafters import DRAFTERS, HEADS, drafting, first_of, forced, skipped_layers, union
 from specjax.drafters.base import Head
 from specjax.drafters.dynamic_exit import unseen
 from specjax.drafters.history import empty
@@ -40,6 +40,8 @@ from specjax.drafters.stateless import none
 from specjax.drafters.swift import begin
 from specjax.drafters.token_recycling import nothing, part_of_published, token_recycling
 from specjax.models.compressed import drafting as drafting_target
+from specjax.processors import schemas
+from specjax.processors.matchers import matchers
 from specjax.trees import Static
 
 (PRUNED,) = map(Part, OF_SOURCES)
@@ -110,6 +112,8 @@ def _single(
   spec.decorations(part, {})
   name, arguments = settle(part)
   read = target_of(builder, model.target)
+  if part.name == "forced":
+    return _forced(model, part, name, arguments)
   if part.name != "denoiser":
     weights = WEIGHTS.get(part.name, lambda *_: ())
     return name, builder(*read, **arguments), weights(model, part, knobs(part.name) | arguments)
@@ -170,6 +174,16 @@ WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
   "swift": lambda model, part, arguments: begin(model.config.layers),
   "del": lambda model, part, arguments: unseen(model.config.layers, int(arguments["every"])),
 }  # fmt: skip
+
+
+def _forced(model: Model, part: Part, name: str, arguments: Mapping[str, Any]) -> Built:
+  """What a JSON Schema, or the Lark grammar of a file *.lark, leaves no choice about."""
+  given = spec.text_of(part, "the schema of the text", "SCHEMA", ", or the file of a Lark grammar")
+  if model.tokenizer is None:
+    raise ValueError(f"drafter={name!r}: {model.name} has no tokenizer.")
+  own = matchers(model.tokenizer, model.config.vocab_size, model.stop)
+  read = schemas.of_lark if given.endswith(".lark") else schemas.of_json_schema
+  return name, forced(own.forced, **arguments), read(given, own)
 
 
 def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:

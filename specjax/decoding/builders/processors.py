@@ -1,6 +1,7 @@
 """Processors of the target's logits from names."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,10 @@ from specjax.base import Params, Processor
 from specjax.decoding import spec
 from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
-from specjax.processors import PROCESSORS, Penalties, text
+from specjax.processors import PROCESSORS, Penalties, schemas, text
+from specjax.processors.matchers import matchers
+
+GRAMMARS = {"json_schema": schemas.of_json_schema, "grammar": schemas.of_lark}
 
 
 def knobs(name: str) -> dict[str, spec.Number | None]:
@@ -18,23 +22,28 @@ def knobs(name: str) -> dict[str, spec.Number | None]:
 
 
 def build_processors(
-  model: Model, given: Sequence[Any], regex: str | None, stop: Sequence[int],
-  stop_words: Sequence[str],
+  model: Model, given: Sequence[Any], regex: str | None, json_schema: str | Mapping | None,
+  stop: Sequence[int], stop_words: Sequence[str],
 ) -> tuple[list[tuple[Processor, Params]], list[str]]:  # fmt: skip
   """The processors with their params, and the words that end a text.
 
   Args:
     given: names, Processors, or pairs of one and its params.
-    regex, stop_words: the texts of one more `constraint` and of more `stop_text`.
+    regex, json_schema, stop_words: the texts of one more `constraint`, of one more `json_schema`
+      and of more `stop_text`.
     stop: ids that end a text.
 
   Raises:
-    ValueError: a text for a model without a tokenizer; see also `processors.text`.
+    ValueError: a text for a model without a tokenizer; see also `processors.text` and
+      `processors.schemas`.
   """
   V = model.config.vocab_size
   used: list[tuple[Processor, Params]] = []
   parts = [Part("stop_text", text=word) for word in stop_words]
   parts += [Part("constraint", text=regex)] if regex is not None else []
+  if json_schema is not None:
+    schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+    parts.append(Part("json_schema", text=schema))
   for one in given:
     if isinstance(one, str):
       parts += spec.parse("processors", one)
@@ -54,6 +63,9 @@ def build_processors(
     elif model.tokenizer is None:
       raise ValueError(f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes "
                        "ids.")  # fmt: skip
+    elif part.name in GRAMMARS:
+      own = matchers(model.tokenizer, V, tuple(stop))
+      used.append((builder(own.masks), GRAMMARS[part.name](part.text, own)))
     elif part.name == "stop_text":
       words.append(part.text)
     else:

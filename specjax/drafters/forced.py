@@ -1,0 +1,48 @@
+"""Forced tokens: what a grammar leaves no choice about is drafted without a model.
+
+Letters: B batch, D depth, G bytes of a grammar.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.base import Drafter
+from specjax.drafters.stateless import chain_of
+from specjax.processors.grammar import nothing_said, say
+
+
+@functools.cache
+def forced(tokens: Callable[..., np.ndarray], depth: int = 7) -> Drafter:
+  """Drafts the tokens with which every text of a grammar goes on, such as the name of a field.
+
+  Only what every continuation shares is drafted: a last token that could be a part of a longer one
+  is left out, as in the fast-forward tokens of llguidance. Its weights are u8[G], the grammar, see
+  `processors.schemas`. The draft is of use under the processor `json_schema` or `grammar` of the
+  same grammar, and costs acceptance, never correctness, elsewhere.
+
+  Args:
+    tokens: `processors.matchers.Matchers.forced`, run on the host.
+    depth: D, the most tokens drafted.
+  """
+
+  def init(params, target_params, context, features, capacity):
+    return nothing_said(context)
+
+  def propose(params, target_params, state, context, settings, noise):
+    shape = jax.ShapeDtypeStruct((len(context.length), depth), jnp.int32)
+    guesses = jax.pure_callback(functools.partial(tokens, depth=depth), shape, params, *state)
+    return chain_of(context, guesses), state
+
+  def update(params, target_params, state, draft, evaluation, verdict, rows):
+    return say(state, verdict.tokens, rows)
+
+  def read(params, target_params, state, draft, evaluation, verdict, rows):
+    return state._replace(length=jnp.where(rows > 0, 0, state.length))  # an answer begins anew
+
+  return Drafter(
+    "forced", "deterministic", 1 + depth, depth, init, propose, update, read=read, varies=True
+  )
