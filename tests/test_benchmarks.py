@@ -48,6 +48,8 @@ ERRORS = [
   ("benchmarks/claims/rules.py --max-new-tokens 0", "max_new_tokens=0"),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
   ("benchmarks/speed/capacity.py --capacity 8 8", "capacity=8 8"),
+  ("benchmarks/speed/json_schemas.py --model absent", "absent"),
+  ("benchmarks/speed/json_schemas.py --count 0", "count=0: accepted"),
   ("benchmarks/speed/kernels.py --repeats 0", "repeats=0"),
   ("benchmarks/speed/peers.py --limit 0", "limit=0: accepted"),
   ("benchmarks/speed/peers.py --model absent", "absent"),

@@ -1,0 +1,125 @@
+r"""Texts that follow a JSON Schema: how many are valid, and what they cost with and without drafts.
+
+    python benchmarks/speed/json_schemas.py --model smollm2-135m
+
+Each schema of our own is decoded by every drafter; the loop is compiled once per drafter. An answer
+that its budget cuts is neither valid nor invalid, and counted apart. The masks are timed apart, on
+the host, over the answers again in chains of 8 nodes.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from specjax import script
+from specjax.data.json_schemas import Sample, samples
+from specjax.decoding.batching import Result
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.model import DEFAULT_MODEL, Model, load
+from specjax.eval import report, table
+from specjax.processors import schemas
+from specjax.processors.matchers import matchers
+
+NODES = 8  # of a chain whose masks are timed
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What is measured."""
+
+  model: str = DEFAULT_MODEL  # zoo name or directory
+  # names of drafters; SCHEMA in one stands for the schema of each text
+  drafters: tuple[str, ...] = (
+    "none", "prompt_lookup-8", "forced-8[SCHEMA]", "forced-8[SCHEMA]|prompt_lookup-8",
+  )  # fmt: skip
+  count: int = 50  # schemas
+  max_new_tokens: int = 128  # budget of a text
+  temperature: float = 0.0  # 0 takes the likeliest token
+  out: str = "results/json_schemas"  # directory of the report
+
+
+def outcome(model: Model, sample: Sample, result: Result) -> str:
+  """ "valid", "invalid", or "cut" by the budget."""
+  if result.tokens[-1] not in model.stop:
+    return "cut"
+  check = jsonschema.Draft202012Validator(sample.schema, format_checker=jsonschema.FormatChecker())
+  try:
+    check.validate(json.loads(result.text))
+  except (ValueError, jsonschema.ValidationError):
+    return "invalid"
+  return "valid"
+
+
+def mask_costs(model: Model, asked: list[Sample], results: list[Result]) -> list[float]:
+  """Microseconds per node of every chain, by a host that has not seen the texts."""
+  assert model.tokenizer is not None  # or no decoder would have been built
+  own = matchers(model.tokenizer, model.config.vocab_size, model.stop)
+  parent = np.maximum(np.arange(NODES, dtype=np.int32) - 1, 0)[None]
+  costs = []
+  for sample, result in zip(asked, results, strict=True):
+    grammar = np.asarray(schemas.of_json_schema(sample.schema, own))
+    text = np.array([result.tokens], np.int32)
+    for begin in range(0, text.shape[1] - NODES, NODES):
+      chain = text[:, begin : begin + NODES]  # its first token is the root
+      arguments = (text, np.array([begin + 1]), chain, parent, np.ones(chain.shape, bool))
+      start = time.perf_counter()
+      own.masks(grammar, *arguments)
+      costs.append(1e6 * (time.perf_counter() - start) / NODES)
+  return costs
+
+
+def measured(model: Model, name: str, asked: list[Sample], config: Config) -> list[Result]:
+  """A text for each schema by one drafter."""
+  results = []
+  for sample in report.progress(asked, name.replace("[", r"\[")):
+    drafter = name.replace("SCHEMA", json.dumps(sample.schema))
+    decoder = Decoder(
+      model, drafter, "target_only", json_schema=sample.schema, temperature=config.temperature
+    )
+    prompt = model.encode(sample.prompt) if model.template is None else model.chat(sample.prompt)
+    results += decoder([prompt], config.max_new_tokens)
+  return results
+
+
+def main(config: Config) -> None:
+  report.check(config, "count", "max_new_tokens")
+  model, asked = load(config.model), samples(config.count)
+  Decoder(model, json_schema=asked[0].schema)  # fails before anything is measured
+  report.directory(config.out)
+  found: dict[str, Any] = {}
+  plain: list[Result] = []
+  for name in config.drafters:
+    results = measured(model, name, asked, config)
+    plain = plain or results
+    ends = [outcome(model, s, r) for s, r in zip(asked, results, strict=True)]
+    tokens = sum(r.emitted for r in results)
+    found[name] = {
+      **{end: ends.count(end) for end in ("valid", "invalid", "cut")},
+      "tokens_per_forward": tokens / sum(r.forwards for r in results),
+      "ms_per_token": 1e3 * sum(r.seconds for r in results) / tokens,
+      "same_as_first": sum(a.tokens == b.tokens for a, b in zip(plain, results, strict=True)),
+      "texts": [r.text for r in results],
+    }
+  costs = mask_costs(model, asked, plain) or [float("nan")]
+  mean, worst = float(np.mean(costs)), float(np.percentile(costs, 99))
+  rows = [
+    {"drafter": name.replace("|", r"\|"), "cut": f["cut"],
+     "valid": f"{f['valid']} of {f['valid'] + f['invalid']}",
+     "tokens per forward": f"{f['tokens_per_forward']:.2f}",
+     "ms per token": f"{f['ms_per_token']:.2f}",
+     "texts of the first": f"{f['same_as_first']} of {len(asked)}"}
+    for name, f in found.items()
+  ]  # fmt: skip
+  text = (f"{table.markdown(rows)}\n\nMasks: {mean:.0f} microseconds per node on average, "
+          f"{worst:.0f} at the 99th percentile of chains.")  # fmt: skip
+  masks = {"mean_us_per_node": mean, "p99_us_per_node": worst}
+  report.publish(config, {"drafters": found, "masks": masks}, text, packages=("llguidance",))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))
