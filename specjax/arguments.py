@@ -42,6 +42,7 @@ class Decode(Loaded):
     top_k: keep the k most likely tokens; 0 keeps all.
     top_p: keep the most likely tokens up to this mass; 1 keeps all.
     min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
+    typical_p: keep the tokens of typical surprise up to this mass; 1 keeps all.
     seed: seed of the sampling noise.
     batch: prompts decoded together.
     json: print one JSON object per prompt and nothing else.
@@ -55,6 +56,7 @@ class Decode(Loaded):
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
+  typical_p: float = 1.0
   seed: int = 0
   batch: int = 1
   json: bool = False

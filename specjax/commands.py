@@ -104,7 +104,8 @@ def run_generate(args: Generate) -> None:
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
     temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-    regex=args.regex, json_schema=args.json_schema, stop_words=args.stop_words, seed=args.seed,
+    typical_p=args.typical_p, regex=args.regex, json_schema=args.json_schema,
+    stop_words=args.stop_words, seed=args.seed,
     batch=args.batch,
   )  # fmt: skip
   if len(items) == 1 and not args.json and not args.stop_words:
@@ -172,7 +173,7 @@ def run_denoise(args: Denoise) -> None:
   items = _items(args, model)
   decoder = DiffusionDecoder(
     model, args.policy, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-    min_p=args.min_p, seed=args.seed, batch=args.batch,
+    min_p=args.min_p, typical_p=args.typical_p, seed=args.seed, batch=args.batch,
   )  # fmt: skip
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}

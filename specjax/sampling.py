@@ -4,6 +4,7 @@ There is one distribution and one way to draw in the whole package: plain decodi
 and the drafters all use it. The letters of shapes are those of `specjax.base`.
 """
 
+import functools
 from typing import NamedTuple, Protocol
 
 import jax
@@ -17,19 +18,24 @@ from specjax.kernels.platform import platform
 class Settings(NamedTuple):
   """The sampling settings of each row, which are traced, so that changing them never recompiles.
 
-  They apply in this order: temperature, top-k, top-p, min-p.
+  They apply in this order: temperature, top-k, top-p, min-p, typical-p.
 
   Attributes:
     temperature: f32[B]. 0 is greedy.
     top_k: i32[B]. Keeps the k most likely tokens; 0 keeps all.
     top_p: f32[B]. Keeps the fewest most likely tokens whose mass reaches top_p; 1 keeps all.
     min_p: f32[B]. Drops tokens less likely than min_p times the most likely; 0 keeps all.
+    typical_p: f32[B]. Of what the others keep, with entropy H in nats, keeps the fewest tokens with
+      the least |-log p - H| whose mass reaches typical_p, the likeliest token not always among
+      them; 1 keeps all. Locally typical sampling, Meister et al. 2022 (arXiv 2202.00666, section
+      4). None keeps all in every row, and nothing is compiled for it.
   """
 
   temperature: Array
   top_k: Array
   top_p: Array
   min_p: Array
+  typical_p: Array | None = None
 
 
 def _order(x: Array) -> Array:
@@ -42,8 +48,8 @@ def _order(x: Array) -> Array:
 def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
   """bool[B, N, V]: the fewest tokens that weigh `wanted`, taken from the highest key down.
 
-  Tokens of equal keys weigh the same, and lower ids come first. Nothing is sorted: the last key
-  that is taken is found bit by bit, by a sum over the vocabulary for each.
+  Of equal keys lower ids come first. Nothing is sorted: the last key that is taken is found bit by
+  bit, by a sum over the vocabulary for each.
 
   Args:
     order: u32[B, N, V].
@@ -63,8 +69,8 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
   before = weigh(order > last)
 
   def some_of_the_tied(_) -> Array:
-    earlier = (jnp.cumsum(tied, -1) - 1).astype(weight.dtype)
-    return tied & (before + earlier * weight < wanted)
+    own = jnp.where(tied, weight, 0)
+    return tied & (before + jnp.cumsum(own, -1) - own < wanted)
 
   several = (tied.sum(-1) > 1).any()
   return (order > last) | lax.cond(several, some_of_the_tied, lambda _: tied, None)
@@ -119,14 +125,18 @@ def warp(logits: Array, settings: Settings) -> Array:
   They are -inf outside the support, and one-hot for greedy rows. Ties are broken by the lower id
   everywhere, so exactly k tokens survive top-k.
   """
-  temperature, top_k, top_p, min_p = (x[:, None, None] for x in settings)
+  temperature, top_k, top_p, min_p = (x[:, None, None] for x in settings[:4])
+  typical_p = None if settings.typical_p is None else settings.typical_p[:, None, None]
   greedy = temperature == 0
   logits = logits.astype(jnp.float32)
 
   def sampled(_) -> Array:
     x = logits / jnp.where(greedy, 1.0, temperature)
     active = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
-    return jax.nn.log_softmax(lax.cond(active.any(), filtered, lambda x: x, x))
+    x = lax.cond(active.any(), filtered, lambda x: x, x)
+    if typical_p is not None:
+      x = lax.cond((typical_p < 1).any(), functools.partial(typical, typical_p), lambda x: x, x)
+    return jax.nn.log_softmax(x)
 
   def filtered(x: Array) -> Array:
     order = _order(x)
@@ -140,6 +150,13 @@ def warp(logits: Array, settings: Settings) -> Array:
     keep = in_k & first(p, top_p, top_p >= 1) & (p >= min_p * p.max(-1, keepdims=True))
     best = jnp.arange(x.shape[-1])[None, None] == most_likely(x)[..., None]
     return jnp.where(keep | best, x, -jnp.inf)
+
+  def typical(mass: Array, x: Array) -> Array:
+    log_p = jax.nn.log_softmax(x)
+    p = jnp.exp(log_p)
+    entropy = -jnp.where(p > 0, p * log_p, 0.0).sum(-1, keepdims=True)
+    keep = (mass >= 1) | _most_likely(_order(-jnp.abs(log_p + entropy)), p, mass)
+    return jnp.where(keep, x, -jnp.inf)
 
   best = most_likely(logits)[..., None]
 

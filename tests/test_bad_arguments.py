@@ -50,6 +50,7 @@ OF_DECODER = {
   "top_k": (-1, 2**31, 1.5, "x", None, True),
   "top_p": (0, NAN, 2, "x", None, -1),
   "min_p": (1, NAN, -1, "x", None),
+  "typical_p": (0, NAN, 2, "x", None),
   "batch": (0, -1, 10**9, 1.5, "x", None, True),
   "seed": (-1, 2**32, 2**70, 1.5, "x", None),
   "stop": ("ab", [-1], [10**12], ["a"], [1.5], 7, None),
@@ -76,7 +77,8 @@ OF_DIFFUSION = {
              "confidence-1.5", "confidence-99999999999999999999", DiffusionDecoder),
   "blocks": ("x", 0, -1, "fixed-0", "fixed-1000000000"),
   "cache": ("x", 7), "stopping": ("x", 7), "guidance": (NAN, -1, "x"),
-  "top_k": (-1, 1.5, None), "top_p": (0, NAN, "x"), "min_p": (1, None), "draws": ("x", 7, "anew-1"),
+  "top_k": (-1, 1.5, None), "top_p": (0, NAN, "x"), "min_p": (1, None), "typical_p": (0, None),
+  "draws": ("x", 7, "anew-1"),
   "confidence": ("x", 0.5, True), "transform": ("x", "end_suppressed[none]", "end_suppressed-1"),
   "guesses": (0, "x", 1.5, 10**9),
 }  # fmt: skip

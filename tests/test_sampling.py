@@ -25,21 +25,22 @@ V = 12
 
 
 def settings_of(rows) -> Settings:
-  """Settings of (temperature, top_k, top_p, min_p) per row."""
-  temperature, top_k, top_p, min_p = zip(*rows, strict=True)
+  """Settings of (temperature, top_k, top_p, min_p[, typical_p]) per row."""
+  temperature, top_k, top_p, min_p, *typical_p = zip(*rows, strict=True)
   return Settings(
     jnp.asarray(temperature, jnp.float32), jnp.asarray(top_k, jnp.int32),
     jnp.asarray(top_p, jnp.float32), jnp.asarray(min_p, jnp.float32),
+    *(jnp.asarray(x, jnp.float32) for x in typical_p),
   )  # fmt: skip
 
 
 def log_probs_of(logits, *row) -> np.ndarray:
-  """Probabilities f[V] of one row of logits [V] under (temperature, top_k, top_p, min_p)."""
+  """Probabilities f[V] of one row of logits [V] under the settings of a row."""
   return np.exp(np.asarray(warp(jnp.asarray(logits)[None, None], settings_of([row]))[0, 0]))
 
 
 def test_the_distribution_equals_the_oracle():
-  values = (0.0, 0.3, 1.0, 2.5), (0, 1, 4, V, 50), (1.0, 0.9, 0.35), (0.0, 0.1)
+  values = (0.0, 0.3, 1.0, 2.5), (0, 1, 4, V, 50), (1.0, 0.9, 0.35), (0.0, 0.1), (1.0, 0.83, 0.2)
   grid = list(itertools.product(*values))
   logits = np.random.default_rng(0).normal(size=(len(grid), 3, V)).astype(np.float32) * 2
   logits[:, 1] = np.round(logits[:, 1])  # ties, and -0 beside 0
@@ -67,12 +68,18 @@ def test_the_distribution_equals_the_oracle():
     # top-k before top-p: of the two kept, the first has 4 / 7 > 0.55.
     ((1.0, 2, 0.55, 0.0), [1, 0, 0, 0]),
     ((0.0, 3, 0.9, 0.5), [1, 0, 0, 0]),
+    # H is 1.28 nats; the surprises are 0.92, 1.20, 1.61 and 2.30, so 0.3 is the most typical.
+    ((1.0, 0, 1.0, 0.0, 0.2), [0, 1, 0, 0]),
+    ((1.0, 0, 1.0, 0.0, 0.45), [0, 3 / 5, 2 / 5, 0]),
+    # typical-p comes last: of 4 / 7 and 3 / 7, H is 0.68 and the surprises 0.56 and 0.85.
+    ((1.0, 2, 1.0, 0.0, 0.2), [1, 0, 0, 0]),
+    ((0.0, 0, 1.0, 0.0, 0.2), [1, 0, 0, 0]),
   ],
 )  # fmt: skip
 def test_the_order_of_the_settings(row, want):
   logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
   # At 0.7 exactly, rounding decides whether the mass is reached.
-  row = (*row[:2], row[2] - 1e-4 if row[2] == 0.7 else row[2], row[3])
+  row = (*row[:2], row[2] - 1e-4 if row[2] == 0.7 else row[2], *row[3:])
   np.testing.assert_allclose(log_probs_of(logits, *row), want, atol=1e-6)
 
 
@@ -82,6 +89,8 @@ def test_ties_go_to_the_lower_id():
   np.testing.assert_allclose(log_probs_of(tied, 1.0, 0, 0.5, 0.0), [1 / 3] * 3 + [0, 0], atol=1e-7)
   np.testing.assert_allclose(log_probs_of(tied, 0.0, 0, 1.0, 0.0), [1, 0, 0, 0, 0])
   np.testing.assert_allclose(log_probs_of(tied, 1.0, 0, 1.0, 1.0), [0.2] * 5, atol=1e-7)
+  typical = log_probs_of(tied, 1.0, 0, 1.0, 0.0, 0.5)
+  np.testing.assert_allclose(typical, [1 / 3] * 3 + [0, 0], atol=1e-7)
 
 
 @pytest.mark.parametrize("size", [12, 1024, 1500])  # none, whole and filled groups
@@ -102,8 +111,11 @@ def test_the_likeliest_are_in_order_and_of_equals_the_first_comes_first(size):
 
 
 def test_a_row_does_not_see_the_settings_of_others():
-  rows = [(0.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.0, 3, 0.8, 0.0), (1.3, 0, 1.0, 0.2)]
-  logits = np.random.default_rng(1).normal(size=(4, 2, V)).astype(np.float32)
+  rows = [
+    (0.0, 0, 1.0, 0.0, 0.3), (0.7, 0, 1.0, 0.0, 1.0), (1.0, 3, 0.8, 0.0, 1.0),
+    (1.3, 0, 1.0, 0.2, 1.0), (1.0, 0, 1.0, 0.0, 0.4),
+  ]  # fmt: skip
+  logits = np.random.default_rng(1).normal(size=(5, 2, V)).astype(np.float32)
   together = warp(jnp.asarray(logits), settings_of(rows))
   for b, row in enumerate(rows):
     alone = warp(jnp.asarray(logits[b : b + 1]), settings_of([row]))

@@ -88,15 +88,19 @@ class Numbers(NamedTuple):
   top_k: int
   top_p: float
   min_p: float
+  typical_p: float
 
 
-def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -> Numbers:
+def check_settings(
+  temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
+) -> Numbers:
   """These numbers; ValueError where `sampling.Settings` does not take one."""
   checks.number("temperature", temperature, 0, note="0 is greedy")
   checks.whole("top_k", top_k, note="0 keeps all")
   checks.number("top_p", top_p, most=1, above=0, note="1 keeps all")
   checks.number("min_p", min_p, 0, below=1, note="0 keeps all")
-  return Numbers(temperature, top_k, top_p, min_p)
+  checks.number("typical_p", typical_p, most=1, above=0, note="1 keeps all")
+  return Numbers(temperature, top_k, top_p, min_p, typical_p)
 
 
 def check_model(model: Any, causal: bool) -> None:

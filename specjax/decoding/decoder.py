@@ -47,7 +47,7 @@ class Decoder:
     processors: Processors of the target's logits.
     cache: how the target keeps the text, a CacheKind of `specjax.models.caches`; all but "dense"
       are LOSSY.
-    temperature, top_k, top_p, min_p: see `sampling.Settings`.
+    temperature, top_k, top_p, min_p, typical_p: see `sampling.Settings`.
     regex: what every text must match from end to end, see `processors.text.of_regex`.
     json_schema: a JSON Schema of every text, as its content, its text or the path of its file; see
       `processors.schemas`. It needs specjax[grammar].
@@ -65,11 +65,12 @@ class Decoder:
     self, model: Model, drafter: Any = "none", verifier: Any = None, *, tree: Any = None,
     draft_length: Any = None, processors: Sequence[Any] = (), cache: Any = DENSE,
     temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
-    regex: str | None = None, json_schema: str | Mapping[str, Any] | None = None, seed: int = 0,
+    typical_p: float = 1.0, regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None, seed: int = 0,
     stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1,
   ):  # fmt: skip
     check_model(model, causal=True)
-    self.settings = check_settings(temperature, top_k, top_p, min_p)
+    self.settings = check_settings(temperature, top_k, top_p, min_p, typical_p)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
     stop = checks.ids("stop", stop, model.config.vocab_size)
@@ -106,11 +107,11 @@ class Decoder:
 
     There are as many rows as numbers. `settings` and `seed` stand in place of the decoder's own.
     """
-    temperature, top_k, top_p, min_p = self.settings if settings is None else settings
+    temperature, top_k, top_p, min_p, typical_p = self.settings if settings is None else settings
     B, f32 = len(numbers), jnp.float32
     arrays = Settings(
       jnp.full(B, temperature, f32), jnp.full(B, top_k, jnp.int32), jnp.full(B, top_p, f32),
-      jnp.full(B, min_p, f32),
+      jnp.full(B, min_p, f32), jnp.full(B, typical_p, f32),
     )  # fmt: skip
     keys = request_keys(self.seed if seed is None else seed, numbers)
     stop = jnp.asarray([*self.stop, -1], jnp.int32)

@@ -37,7 +37,8 @@ class DiffusionDecoder:
     confidence: "tempered" tells policies of the distributions that tokens are drawn from.
     guidance: weight w of classifier-free guidance.
     guesses: canvases read in a pass; more than 1 is draft and verify, see `draft_verify`.
-    temperature, top_k, top_p, min_p: see `sampling.Settings`; 0 takes the likeliest token.
+    temperature, top_k, top_p, min_p, typical_p: see `sampling.Settings`; temperature 0
+      takes the likeliest token.
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
     batch: B, rows decoded together.
 
@@ -50,10 +51,11 @@ class DiffusionDecoder:
     self, model: Model, policy: Any = "threshold", *, blocks: Any = None, cache: Any = None,
     stopping: Any = None, transform: Any = None, draws: Any = None, confidence: str | None = None,
     guidance: float | None = None, guesses: int | None = None, temperature: float = 0.0,
-    top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, batch: int = 1,
+    top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, typical_p: float = 1.0, seed: int = 0,
+    batch: int = 1,
   ):  # fmt: skip
     check_model(model, causal=False)
-    self.settings = check_settings(temperature, top_k, top_p, min_p)
+    self.settings = check_settings(temperature, top_k, top_p, min_p, typical_p)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
     self._denoising = build_denoising(
@@ -127,7 +129,7 @@ class DiffusionDecoder:
       weights = weights._replace(
         policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
       )
-    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
+    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32, jnp.float32)
     request = denoise.Request(
       key, *(jnp.full(B, *x) for x in zip(self.settings, kinds, strict=True))
     )

@@ -94,14 +94,14 @@ class Engine:
   def submit(
     self, prompt: Prompt, max_new_tokens: int = 128, *, temperature: float | None = None,
     top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-    seed: int | None = None, number: int = 0, stop: Sequence[int] = (),
-    tell: Callable[[], None] = lambda: None,
+    typical_p: float | None = None, seed: int | None = None, number: int = 0,
+    stop: Sequence[int] = (), tell: Callable[[], None] = lambda: None,
   ) -> Ticket:  # fmt: skip
     """Takes a request.
 
     Args:
       prompt: text, or ids.
-      temperature, top_k, top_p, min_p, seed: None is the decoder's.
+      temperature, top_k, top_p, min_p, typical_p, seed: None is the decoder's.
       number: of the prompt among those of its seed: a decoder's prompt of that index has its noise.
       stop: ids that end this text, besides the decoder's.
       tell: is called after every piece and at the end, from another thread. It must not block.
@@ -116,7 +116,8 @@ class Engine:
     if len(ids) + max_new_tokens > self.max_length:
       raise ValueError(f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
                        f"together at most {self.max_length}.")  # fmt: skip
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+             "typical_p": typical_p}  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     settings = check_settings(**self.decoder.settings._asdict() | given)
     if settings.temperature > 0 and self.decoder.method.verifier.temperature == "zero":

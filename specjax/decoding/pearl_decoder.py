@@ -200,7 +200,8 @@ class PearlDecoder:
     block: G, best about the target's time of a pass over that of the draft model.
     devices: the target's and the draft model's; by default the first two, or the only one, on
       which they take turns.
-    settings: `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `stop` and `batch` of `Decoder`.
+    settings: `temperature`, `top_k`, `top_p`, `min_p`, `typical_p`, `seed`, `stop` and `batch` of
+      `Decoder`.
 
   Raises:
     ValueError: as for `Decoder`, or a block below 1.
@@ -211,7 +212,8 @@ class PearlDecoder:
     devices: tuple[jax.Device, jax.Device] | None = None, **settings: Any,
   ):  # fmt: skip
     self.block = checks.whole("block", block, 1, 64)
-    accepted = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "batch"}
+    accepted = {"temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop",
+                "batch"}  # fmt: skip
     if unknown := set(settings) - accepted:
       checks.refuse("settings", " ".join(sorted(unknown)), ", ".join(sorted(accepted)))
     self.plain = Decoder(model, **settings)

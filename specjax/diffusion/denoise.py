@@ -52,7 +52,7 @@ class Request(NamedTuple):
   Attributes:
     key: key[B], see `sampling.request_keys`.
     temperature: f32[B]. 0 takes the argmax.
-    top_k, top_p, min_p: arrays [B], see `sampling.Settings`.
+    top_k, top_p, min_p, typical_p: arrays [B], see `sampling.Settings`.
   """
 
   key: Array
@@ -60,6 +60,7 @@ class Request(NamedTuple):
   top_k: Knob = 0
   top_p: Knob = 1.0
   min_p: Knob = 0.0
+  typical_p: Knob = 1.0
 
   @property
   def settings(self) -> Settings:
@@ -70,8 +71,9 @@ class Request(NamedTuple):
 
     f32 = jnp.float32
     return Settings(
-      self.temperature, rows(self.top_k, jnp.int32), rows(self.top_p, f32), rows(self.min_p, f32)
-    )
+      self.temperature, rows(self.top_k, jnp.int32), rows(self.top_p, f32), rows(self.min_p, f32),
+      rows(self.typical_p, f32),
+    )  # fmt: skip
 
 
 class State(NamedTuple):

@@ -15,7 +15,7 @@ from specjax.sampling import Settings, most_likely, warp
 
 
 def tempered(logits: Array, settings: Settings) -> Array:
-  """LOSSY: policies are told of the distributions after temperature, top-k, top-p and min-p.
+  """LOSSY: policies are told of the distributions after all sampling settings.
 
   Dream (Ye et al. 2025, arXiv 2508.15487), whose program keeps top-p before top-k. At temperature 0
   the filters alone count. Without this, policies are told of the distributions at temperature 1.

@@ -17,8 +17,8 @@ PROMPTS = 16  # of one request for completions
 STOP_WORDS = 16
 COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
 
-_COMMON = {"model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream",
-           "stream_options", "max_tokens"}  # fmt: skip
+_COMMON = {"model", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop",
+           "stream", "stream_options", "max_tokens"}  # fmt: skip
 CHAT = _COMMON | {"messages", "max_completion_tokens"}
 COMPLETIONS = _COMMON | {"prompt"}
 # Fields that say who asks, or how; they change no text.
@@ -133,7 +133,9 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
   # As at OpenAI, a request that names no temperature is sampled, each time with other noise.
   settings = {"temperature": 1.0, "seed": secrets.randbelow(checks.SEED + 1)}
   settings |= {
-    k: given[k] for k in ("temperature", "top_p", "top_k", "min_p", "seed") if k in given
+    k: given[k]
+    for k in ("temperature", "top_p", "top_k", "min_p", "typical_p", "seed")
+    if k in given
   }
   return Asked(
     prompts, budgets, settings, words, checks.boolean("stream", given.get("stream", False)),

@@ -39,7 +39,7 @@ class Case:
     logits: f32[V + 1, V, V], the target's table, see `table.random_table`.
     prompt: token ids, one at least.
     length: L.
-    temperature, top_k, top_p, min_p: see `sampling.Settings`.
+    temperature, top_k, top_p, min_p, typical_p: see `sampling.Settings`.
     stop: tokens that end a sequence, two at most.
     budget: the most new tokens of a row; by default there is no limit.
     processors: params of the method's processors, for a batch of B rows.
@@ -53,6 +53,7 @@ class Case:
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
+  typical_p: float = 1.0
   stop: tuple[int, ...] = ()
   budget: int | None = None
   processors: Callable[[int], tuple[Params, ...]] = lambda B: ()
@@ -60,8 +61,8 @@ class Case:
 
   def settings(self, B: int) -> Settings:
     """The sampling settings of B rows."""
-    values = (self.temperature, self.top_k, self.top_p, self.min_p)
-    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32)
+    values = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+    kinds = (jnp.float32, jnp.int32, *[jnp.float32] * 3)
     return Settings(*map(functools.partial(jnp.full, B), values, kinds))
 
 
@@ -252,8 +253,9 @@ def emitted_distribution(
 
 
 def next_distribution(
-  logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> np.ndarray:
+  logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+  typical_p: float = 1.0,
+) -> np.ndarray:  # fmt: skip
   """f64[V] from logits [V]: the settings one after the other, in plain numpy.
 
   Written apart from `sampling.warp`, which it checks.
@@ -274,6 +276,15 @@ def next_distribution(
       mass += p[i]
     p /= p.sum()
   p[p < min_p * p.max()] = 0
+  p /= p.sum()
+  if typical_p < 1:
+    nats = -np.log(p, where=p > 0, out=np.full(len(p), -np.inf))
+    entropy = (p[p > 0] * nats[p > 0]).sum()
+    mass = 0.0
+    for i in sorted(range(len(p)), key=lambda i: (abs(nats[i] - entropy), i)):
+      if mass >= typical_p:
+        p[i] = 0
+      mass += p[i]
   return p / p.sum()
 
 
@@ -284,7 +295,7 @@ def _completions(case: Case, tokens: tuple[int, ...]) -> Iterator[tuple[tuple[in
     return
   *rest, own = case.prompt + tokens
   row = case.processed(case.logits[rest[-1] if rest else -1, own], tokens)
-  p = next_distribution(row, case.temperature, case.top_k, case.top_p, case.min_p)
+  p = next_distribution(row, case.temperature, case.top_k, case.top_p, case.min_p, case.typical_p)
   for token in np.flatnonzero(p):
     for sequence, rest_of_it in _completions(case, (*tokens, int(token))):
       yield sequence, float(p[token]) * rest_of_it

@@ -21,7 +21,7 @@ ASKED = [
   ([4], 20, {"temperature": 0.8, "seed": 5}),
   ([5, 6] * 20, 15, PLAIN),
   ([2, 2, 5], 9, {"temperature": 0.9, "seed": 7, "top_p": 0.7}),
-  ([3] * 9, 14, {"temperature": 0.9, "seed": 7, "min_p": 0.1}),
+  ([3] * 9, 14, {"temperature": 0.9, "seed": 7, "min_p": 0.1, "typical_p": 0.8}),
 ]
 
 
@@ -245,6 +245,7 @@ def test_prompts_are_padded_to_few_lengths(name):
   ({"top_p": 0}, "top_p=0"),
   ({"top_k": 1.5}, "top_k=1.5"),
   ({"min_p": 1}, "min_p=1"),
+  ({"typical_p": 0}, "typical_p=0"),
   ({"seed": -1}, "seed=-1"),
   ({"number": -1}, "number=-1"),
   ({"stop": [99]}, r"stop\[0\]=99"),

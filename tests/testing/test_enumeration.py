@@ -170,6 +170,7 @@ SETTINGS = [
   {"temperature": 1.3, "top_k": 2},
   {"temperature": 0.7, "min_p": 0.2},
   {"temperature": 1.3, "top_k": 2, "top_p": 0.9, "min_p": 0.1},
+  {"temperature": 0.9, "typical_p": 0.4},
 ]
 ENDS = [
   {},
