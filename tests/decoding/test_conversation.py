@@ -114,6 +114,7 @@ METHODS = {
     lambda: (forced(MATCHERS.forced, 3), PAIRS),
     {"processors": [(grammar(MATCHERS.masks), PAIRS)], "stop": [V - 1]},
   ),
+  "momentum": (lambda: "prompt_lookup-4", {"processors": ["momentum"]}),
   "second row": (lambda: "prompt_lookup-4", {"batch": 2}),
 } | {name: (functools.partial(head, name), {"tree": TREE}) for name in HEADS}
 # What these keep depends on the passes before, which read a new turn and an old one differently,

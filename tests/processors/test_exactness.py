@@ -2,15 +2,25 @@
 
 import tempfile
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 
+from specjax.base import Context, Draft
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree, none
-from specjax.processors import Automaton, Penalties, constraint, grammar, penalties
+from specjax.processors import (
+  Automaton,
+  Momentum,
+  Penalties,
+  constraint,
+  grammar,
+  momentum,
+  penalties,
+)
 from specjax.processors.matchers import matchers
 from specjax.processors.schemas import of_lark
 from specjax.testing import (
@@ -51,6 +61,29 @@ def constrained(logits, tokens):
   return np.where(FOLLOWING[state] < 0, -np.inf, logits)
 
 
+def repeated(text) -> int:
+  """The longest end of a text, of 6 tokens at most, that stands in it before."""
+  ends = (text[len(text) - n :] for n in range(1, 7))
+  before = text[:-1]
+  return max(
+    (len(e) for e in ends for i in range(len(before)) if before[i : i + len(e)] == e), default=0
+  )
+
+
+def slowed(logits, tokens, alpha=0.3, candidates=3, prompt=PROMPT):
+  """Momentum decoding, token by token."""
+  p = np.exp(logits - np.max(logits))
+  p /= p.sum()
+  best = np.argsort(-p, kind="stable")[:candidates]
+  r = {x: repeated((*prompt, *tokens, int(x))) for x in best}
+  score = {x: p[x] - alpha * r[x] for x in best if r[x] <= 5} or {x: p[x] - alpha * 6 for x in best}
+  return np.array([score.get(x, -np.inf) for x in range(len(p))])
+
+
+def alphas(B: int):
+  return (Momentum(jnp.full(B, 0.3)),)
+
+
 def strengths(B: int):
   return (Penalties(*(jnp.full(B, x, jnp.float32) for x in STRENGTH)),)
 
@@ -88,6 +121,7 @@ KINDS = {
   "penalties": (penalties(V), strengths, penalised),
   "constraint": (constraint(), automaton, constrained),
   "grammar": (grammar(MATCHERS.masks), words, spelled),
+  "momentum": (momentum(3), alphas, slowed),
 }
 TREE = fixed_draft([[0], [1], [0, 0], [1, 0], [1, 0, 0]], [2, 0, 2, 1, 1])
 PAIR = draft_tree(table_model(V), WithoutReplacement(((0,), (1,))))
@@ -146,3 +180,32 @@ def test_the_path_matters(kind):
   asked = case(kind, 0, 0.8)
   method = pair(table_model(V), TREE, target_only(), (blinded,))
   assert total_variation(emitted_distribution(asked, method), target_distribution(asked)) > BIASED
+
+
+@pytest.mark.parametrize("prompt", [[0, 1, 2] * 6, [3], [4] * 9, [1, 2, 3, 4, 5, 0, 1, 2, 3, 4]])
+def test_momentum_of_long_texts(prompt):
+  """Every node of a tree against the text on its path; the text is committed in two parts."""
+  size, first = 6, prompt[:-2] or prompt
+  paths = [[0], [1], [0, 0], [0, 1], [1, 0]]
+  tree, tokens = [[], *paths], [prompt[-1], 0, 5, 1, prompt[0], 0]
+  node = {tuple(path): i for i, path in enumerate(tree)}
+  above = [[node[tuple(path[:d])] for d in range(len(path) + 1)] for path in tree]
+  mask = np.zeros((1, len(tree), len(tree)), bool)
+  for i, nodes in enumerate(above):
+    mask[0, i, nodes] = True
+  processor, params = momentum(3), Momentum(jnp.full(1, 0.2))
+  text = np.zeros((1, 24), np.int32)
+  text[0, : len(first)] = first
+  state = processor.init(params, Context(jnp.asarray(text), jnp.full(1, len(first), jnp.int32)))
+  more = len(prompt) - len(first)
+  said = jnp.asarray([(prompt[len(first) :] + [3] * 3)[:3]], jnp.int32)
+  state = processor.update(params, state, said, jnp.full(1, more, jnp.int32))
+  draft = Draft(*(jnp.asarray([x]) for x in (
+    tokens, [a[-2] if len(a) > 1 else 0 for a in above], [len(a) - 1 for a in above], [True] * 6,
+  )))  # fmt: skip
+  logits = np.random.default_rng(1).normal(size=(1, len(tree), size)).astype(np.float32)
+  got = jax.jit(processor.logits)(params, state, draft, jnp.asarray(mask), jnp.asarray(logits))
+  for i, nodes in enumerate(above):
+    path = tuple(tokens[j] for j in nodes[1:])
+    want = slowed(logits[0, i].astype(float), path, 0.2, 3, tuple(prompt))
+    np.testing.assert_allclose(got[0, i], want, atol=1e-5)

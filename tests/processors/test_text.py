@@ -97,6 +97,7 @@ def test_a_regex_forbids_what_does_not_match():
     ({"regex": "(a"}, "regex='(a'"),
     ({"stop_words": [""]}, "stop_words"),
     ({"processors": ["penalties-0"]}, "repetition is above 0"),
+    ({"processors": ["momentum-0.2-0"]}, "candidates=0"),
     ({"processors": ["constraint[(a]"]}, "regex='(a'"),
     ({"processors": ["stop_text"]}, "stop_text[TEXT]"),
   ],
@@ -109,6 +110,7 @@ def test_bad_settings(settings, message):
 METHODS = {"plain": "none", "lookup": "prompt_lookup", "eagle": "eagle"}
 SETTINGS = {
   "penalties": {"processors": ["penalties-1.3-0.4-0.2"]},
+  "momentum": {"processors": ["momentum"]},
   "regex": {"regex": r"[A-Z][a-zA-Z ]*[0-9]+ [a-z ]*\."},
   "stop words": {"stop_words": ["="]},
 }

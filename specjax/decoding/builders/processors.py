@@ -6,11 +6,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from specjax import checks
 from specjax.base import Params, Processor
 from specjax.decoding import spec
 from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
-from specjax.processors import PROCESSORS, Penalties, schemas, text
+from specjax.processors import PROCESSORS, Momentum, Penalties, momentum, schemas, text
 from specjax.processors.matchers import matchers
 
 GRAMMARS = {"json_schema": schemas.of_json_schema, "grammar": schemas.of_lark}
@@ -18,6 +19,8 @@ GRAMMARS = {"json_schema": schemas.of_json_schema, "grammar": schemas.of_lark}
 
 def knobs(name: str) -> dict[str, spec.Number | None]:
   """What the numbers of a processor's name set."""
+  if name == "momentum":
+    return spec.knobs(Momentum, momentum)
   return spec.knobs(Penalties) if name == "penalties" else {}
 
 
@@ -58,6 +61,12 @@ def build_processors(
       if strength.repetition <= 0:
         raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")
       used.append((builder(V), Penalties(*(jnp.full(1, x, jnp.float32) for x in strength))))
+    elif part.name == "momentum":
+      given_alpha = {k: numbers.pop(k) for k in Momentum._fields if k in numbers}
+      for count in numbers.values():
+        checks.whole(f"processors={name!r}: candidates", count, 1, V)
+      alpha = Momentum(**given_alpha).alpha
+      used.append((builder(**numbers), Momentum(jnp.full(1, alpha, jnp.float32))))
     elif part.text is None:
       raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
     elif model.tokenizer is None:
