@@ -7,6 +7,7 @@ from specjax.eval import options
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["float", "int8"]
+Select = Literal["likelihood", "mbr", "first_finish"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,9 @@ class Generate(Decode):
     json_schema: file of a JSON Schema that every new text must follow; needs specjax[grammar].
     stop_words: texts that end a text, and are cut off it.
     cache: how the text is kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
+    best_of: samples of each prompt, of which one is shown.
+    select: the sample that is likeliest per token (the default), that agrees most with the others
+      (mbr), or that is the first to end, which needs --batch of as many.
   """
 
   drafter: str = "none"
@@ -85,6 +89,8 @@ class Generate(Decode):
   regex: str | None = None
   json_schema: str | None = None
   stop_words: tuple[str, ...] = ()
+  best_of: int = 1
+  select: Select | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from specjax.chat import chat
 from specjax.checkpoints import hub, templates
 from specjax.decoding import catalogue, terminal
 from specjax.decoding.batching import Result, check_model
+from specjax.decoding.best_of import best_of
 from specjax.decoding.conversation import Conversation
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
@@ -108,6 +110,11 @@ def run_generate(args: Generate) -> None:
     stop_words=args.stop_words, seed=args.seed,
     batch=args.batch,
   )  # fmt: skip
+  if args.best_of != 1:
+    _run_best_of(args, items, decoder)
+    return
+  if args.select is not None:
+    raise ValueError(f"--select {args.select} goes with --best-of.")
   if len(items) == 1 and not args.json and not args.stop_words:
     _stream(decoder, items[0], args.max_new_tokens)
     return
@@ -115,6 +122,16 @@ def run_generate(args: Generate) -> None:
     rate = f"{r.emitted / r.forwards:.2f} per forward"
     rule = {"verifier": r.verifier, "exactness": r.exactness}
     _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
+
+
+def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder) -> None:
+  n, select = args.best_of, args.select or "likelihood"
+  for i, item in enumerate(items):
+    (best,) = best_of(decoder, [item.ids], n, args.max_new_tokens, select=select, first=n * i)
+    more = {"select": select, "chosen": best.chosen, "samples": [r.text for r in best.samples],
+            "scores": [x if x > -math.inf else None for x in best.scores]}  # fmt: skip
+    summary = f"sample {best.chosen + 1} of {n} by {select}, {best.result.emitted} tokens"
+    _print(args, item, best.result, more, f"{summary}, {decoder.label}")
 
 
 def run_chat(args: Chat) -> None:

@@ -408,6 +408,9 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "the", "--temperature", "-1"), "temperature=-1.0"),
     (("--prompt", "the", "--top-p", "0"), "top_p=0.0"),
     (("--prompt", "the", "--batch", "0"), "batch=0"),
+    (("--prompt", "the", "--best-of", "0"), "n=0: accepted"),
+    (("--prompt", "the", "--best-of", "2"), "temperature=0: accepted"),
+    (("--prompt", "the", "--select", "mbr"), "--select mbr goes with --best-of"),
   ],
 )
 def test_generate_refuses(text_model, refused, arguments, message):
