@@ -46,6 +46,8 @@ ERRORS = [
   ("benchmarks/claims/rules.py --rules sure", "rules='sure': accepted are greedy"),
   ("benchmarks/claims/rules.py --trees oak", "oak"),
   ("benchmarks/claims/rules.py --max-new-tokens 0", "max_new_tokens=0"),
+  ("benchmarks/quality/strategies.py", "prompts=None: accepted"),
+  ("benchmarks/quality/strategies.py --prompts absent.jsonl", "absent.jsonl"),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
   ("benchmarks/speed/capacity.py --capacity 8 8", "capacity=8 8"),
   ("benchmarks/speed/json_schemas.py --model absent", "absent"),

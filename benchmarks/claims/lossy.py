@@ -10,7 +10,6 @@ the text differs or only one of the two texts has a number.
 """
 
 import dataclasses
-import re
 import sys
 
 import specjax
@@ -34,12 +33,6 @@ class Config(prompts.Questions):
   out: str = "results/lossy"
 
 
-def last_number(text: str) -> str | None:
-  """The last number of a text, without commas between its digits."""
-  found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-  return found[-1].replace(",", "") if found else None
-
-
 def main(config: Config) -> None:
   model = specjax.load(config.model)
   ids = [item.ids for item in config.read(model)]
@@ -58,7 +51,9 @@ def main(config: Config) -> None:
     cells.append({
       "temperature": temperature, "rule": decode.label, **metrics.tau(results),
       "other_text": sum(a.tokens != b.tokens for a, b in pairs),
-      "other_number": sum(last_number(a.text) != last_number(b.text) for a, b in pairs),
+      "other_number": sum(
+        metrics.last_number(a.text) != metrics.last_number(b.text) for a, b in pairs
+      ),
       "questions": len(pairs),
     })  # fmt: skip
   rows = [

@@ -4,6 +4,8 @@ A figure is a function of totals over prompts or batches (numbers, or arrays of 
 mean of ratios, so that an answer weighs as much as its number of tokens.
 """
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,6 +79,21 @@ def bootstrap_interval(statistic: Callable, *columns: ArrayLike) -> tuple[float,
   counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 2000)
   low, high = np.quantile(statistic(*(data @ counts.T)), (0.025, 0.975))
   return float(low), float(high)
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+  """95% interval of a rate of one trial or more, by Wilson's score."""
+  z = 1.959964
+  rate, weight = successes / trials, z * z / trials
+  middle = (rate + weight / 2) / (1 + weight)
+  half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / trials / 4)
+  return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def last_number(text: str) -> str | None:
+  """The last number of a text, without commas between its digits."""
+  found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+  return found[-1].replace(",", "") if found else None
 
 
 def first_divergence(ids: Sequence[int], reference: Sequence[int]) -> int | None:

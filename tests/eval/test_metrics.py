@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from specjax.eval import metrics
 
@@ -65,6 +66,20 @@ def test_interval_resamples_a_method_with_its_baseline():
   tokens = np.array([10, 10, 10, 10])
   low, high = metrics.bootstrap_interval(metrics.speed_up, tokens, seconds, tokens, 2 * seconds)
   assert low == pytest.approx(2.0) and high == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 1), (8, 10), (100, 100), (37, 200)])
+def test_wilson(k, n):
+  want = stats.binomtest(k, n).proportion_ci(method="wilson")
+  assert metrics.wilson_interval(k, n) == pytest.approx((want.low, want.high), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("text", "want"),
+  [("", None), ("no", None), ("2 and 1,234.", "1234"), ("so -3.50 $", "-3.50"), ("#### 7", "7")],
+)
+def test_last_number(text, want):
+  assert metrics.last_number(text) == want
 
 
 def test_one_unit_has_no_interval():

@@ -1,0 +1,134 @@
+r"""How many questions a model answers rightly by each strategy of sampling and search.
+
+    python benchmarks/quality/strategies.py --prompts gsm8k_test.jsonl --model gsm8k-7m
+
+Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
+is right where its last number is that number. Tokens are those of all samples or, of a search, of
+the text that it returns; seconds are those of all questions, after the first one has been decoded
+once to compile.
+"""
+
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import specjax
+from specjax import checks, script
+from specjax.data.sources import open_source
+from specjax.decoding.model import Model
+from specjax.eval import metrics, prompts, report, table
+
+
+class Said(NamedTuple):
+  """An answer: its text, and how many tokens were decoded for it."""
+
+  text: str
+  tokens: int
+
+
+Answer = Callable[[Sequence[list[int]]], list[Said]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(prompts.Questions):
+  """What is decoded, and how."""
+
+  # names of strategies; by default all of them
+  strategies: tuple[str, ...] = ()
+  drafter: str = "none"  # of all strategies but the searches
+  temperature: float = 0.8  # of those that sample
+  samples: int = 8  # of each question, for those that take one of several
+  typical_p: float = 0.9
+  beams: int = 4
+  limit: int | None = 100
+  out: str = "results/strategies"
+
+
+def _decoded(decoder: specjax.Decoder, new: int, ids: Sequence[list[int]]) -> list[Said]:
+  return [Said(r.text, r.emitted) for r in decoder(ids, new)]
+
+
+def _best_of(
+  decoder: specjax.Decoder, n: int, new: int, select: str, ids: Sequence[list[int]]
+) -> list[Said]:
+  every = specjax.best_of(decoder, ids, n, new, select=select)
+  return [Said(best.result.text, sum(r.emitted for r in best.samples)) for best in every]
+
+
+def _searched(
+  model: Model, beams: int, groups: int, new: int, ids: Sequence[list[int]]
+) -> list[Said]:
+  every = specjax.beam_search(model, ids, beams, new, groups=groups)
+  return [Said(best.text, len(best.tokens)) for best, *_ in every]
+
+
+def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
+  """What makes each strategy, by its name."""
+  new, n, T = config.max_new_tokens, config.samples, config.temperature
+
+  def decoder(**settings) -> specjax.Decoder:
+    return specjax.Decoder(model, config.drafter, **settings)
+
+  def plain(**settings) -> Answer:
+    return functools.partial(_decoded, decoder(**settings), new)
+
+  def best(select: str) -> Answer:
+    return functools.partial(_best_of, decoder(temperature=T, batch=n), n, new, select)
+
+  def search(groups: int) -> Answer:
+    return functools.partial(_searched, model, config.beams, groups, new)
+
+  return {
+    "greedy": plain,
+    "sample": functools.partial(plain, temperature=T),
+    "typical": functools.partial(plain, temperature=T, typical_p=config.typical_p),
+    "momentum": functools.partial(plain, processors=["momentum"]),
+    **{select: functools.partial(best, select) for select in ("likelihood", "mbr", "first_finish")},
+    "beam": functools.partial(search, 1),
+    "diverse_beam": functools.partial(search, config.beams),
+  }
+
+
+def main(config: Config) -> None:
+  if config.prompts is None:
+    checks.refuse("prompts", None, "a file or dataset of questions with answers, such as GSM8K's")
+  model = specjax.load(config.model)
+  known = answerers(model, config)
+  chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
+  ids = [item.ids for item in config.read(model)]
+  source = open_source(config.prompts)
+  right = [metrics.last_number(str(source[i].get("answer", ""))) for i in range(len(ids))]
+  if None in right:
+    raise ValueError(f"{config.prompts}: record {right.index(None) + 1} has no number in `answer`.")
+  report.directory(config.out)
+  cells = []
+  for name in report.progress(chosen, "decoding"):
+    answer = known[name]()
+    answer(ids[:1])
+    begin = time.perf_counter()
+    said = answer(ids)
+    seconds = time.perf_counter() - begin
+    good = [metrics.last_number(x.text) == want for x, want in zip(said, right, strict=True)]
+    cells.append({
+      "strategy": name, "right": sum(good), "questions": len(good),
+      "interval": metrics.wilson_interval(sum(good), len(good)),
+      "tokens": sum(x.tokens for x in said), "seconds": seconds,
+    })  # fmt: skip
+  rows = [
+    {
+      "strategy": cell["strategy"],
+      "right %": table.estimate(
+        100 * cell["right"] / cell["questions"], [100 * x for x in cell["interval"]]
+      ),
+      "tokens": f"{cell['tokens']}", "seconds": f"{cell['seconds']:.1f}",
+    }
+    for cell in cells
+  ]  # fmt: skip
+  report.publish(config, {"strategies": cells}, table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))
