@@ -23,6 +23,7 @@ _HOMES = {
     "decoding.model": ("Model", "load"),
     "decoding.pearl_decoder": ("PearlDecoder",),
     "decoding.superposed": ("superposed",),
+    "decoding.switching": ("switching",),
     "models.sharding": ("mesh",),
   }.items()
   for name in names

@@ -158,6 +158,19 @@ def test_the_seed_decides_sampled_tokens(ids_model, write, run):
   assert one != tokens("--seed", 2)
 
 
+def test_best_of_shows_one_of_several(ids_model, write, run):
+  path = write({"tokens": [1, 2, 3]}, {"tokens": [4]})
+  for select in ("likelihood", "first_finish"):
+    code, out, _ = run("generate", "--model", ids_model, "--prompts", path, "--max-new-tokens", 6,
+                       "--temperature", 0.9, "--best-of", 3, "--batch", 3, "--select", select,
+                       "--json")  # fmt: skip
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and len(lines) == 2
+    for line in lines:
+      assert line["select"] == select and len(line["samples"]) == len(line["scores"]) == 3
+      assert line["scores"][line["chosen"]] == max(x for x in line["scores"] if x is not None)
+
+
 def test_one_prompt_is_streamed(text_model, run):
   arguments = ("generate", "--model", text_model, "--prompt", "the cat", "--max-new-tokens", 8)
   code, out, err = run(*arguments)
