@@ -169,7 +169,7 @@ def switching(
     state = jax.device_get(write(
       (small.target, large.target), (small.params, large.params), jnp.asarray(tokens),
       jnp.full(1, start, jnp.int32), jnp.int32(start + budget), stop, settings,
-      request_keys(seed, [r]), jnp.float32(threshold), jnp.int32(dwell),
+      request_keys(seed, jnp.full(1, r)), jnp.float32(threshold), jnp.int32(dwell),
       capacity=-(-speculate.capacity_for(T, budget, CHUNK) // 64) * 64, window=window,
     )._replace(caches=None))  # fmt: skip
     if np.isnan(state.bits).any():
