@@ -82,7 +82,8 @@ def momentum(candidates: int = 5) -> Processor:
   """
 
   def init(params: Momentum, context: Context) -> Text:
-    return Text(context.tokens, context.length)
+    # Arrays of its own: the loop takes over each that it is given.
+    return Text(jnp.copy(context.tokens), jnp.copy(context.length))
 
   def logits(params: Momentum, state: Text, draft: Draft, mask: Array, logits: Array) -> Array:
     B, N, _ = logits.shape
