@@ -15,6 +15,7 @@ _HOMES = {
   name: f"specjax.{module}"
   for module, names in {
     "decoding.decoder": ("Decoder", "generate"),
+    "decoding.adadec": ("adadec",),
     "decoding.beam_search": ("beam_search",),
     "decoding.best_of": ("best_of",),
     "decoding.diffusion_decoder": ("DiffusionDecoder",),

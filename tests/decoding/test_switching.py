@@ -1,7 +1,9 @@
 """Two models in turns against a loop over whole texts."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,16 +19,21 @@ PROMPTS = [[1, 2, 3, 4, 1], [7]]
 NEW = 30
 
 
-def after(model, text):
-  """log-probabilities f64[V] after a text that is read as a whole."""
-  T = len(text)
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(model, tokens):
+  """f32[64, V] after every token of a text i32[64] that is read as a whole."""
   mask = jnp.tril(jnp.ones((1, 64, 64), bool))
-  depth = jnp.arange(64, dtype=jnp.int32)[None]
-  tokens = jnp.asarray([text + [0] * (64 - T)], jnp.int32)
-  target = model.target
-  x, _ = target.run_layers(model.params, target.embed(model.params, tokens), depth, mask)
-  logits = np.asarray(target.head(model.params, target.norm(model.params, x)))[0, T - 1]
-  logits = logits.astype(float) - logits.max()
+  depth, target = jnp.arange(64, dtype=jnp.int32)[None], model.target
+  x = target.embed(model.params, tokens[None])
+  x, _ = target.run_layers(model.params, x, depth, mask)
+  return target.head(model.params, target.norm(model.params, x))[0]
+
+
+def after(model, text):
+  """log-probabilities f64[V] after a text."""
+  padded = np.array(text + [0] * (64 - len(text)), np.int32)
+  logits = np.asarray(logits_of(model, padded))[len(text) - 1].astype(float)
+  logits -= logits.max()
   return logits - np.log(np.exp(logits).sum())
 
 
