@@ -10,7 +10,6 @@ import tyro
 
 from specjax import script
 from specjax.arguments import (
-  MOVED,
   Bench,
   Chat,
   Convert,
@@ -23,6 +22,7 @@ from specjax.arguments import (
   Serve,
   Tune,
 )
+from specjax.moved import MOVED
 
 
 def _run(args) -> None:

@@ -1,7 +1,6 @@
 """What the commands of the command line do."""
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -25,33 +24,23 @@ from specjax.arguments import (
   Generate,
   Info,
   List,
-  Loaded,
   Memory,
   Serve,
   Tune,
 )
+from specjax.asked import asked, named
 from specjax.chat import chat
 from specjax.checkpoints import hub, templates
 from specjax.decoding import catalogue, terminal
-from specjax.decoding.batching import Result, check_model
+from specjax.decoding.batching import Result
 from specjax.decoding.best_of import best_of
 from specjax.decoding.conversation import Conversation
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load, resolve
-from specjax.eval import (
-  bench,
-  memory,
-  parallelbench,
-  prompts,
-  report,
-  skip_search,
-  specbench,
-  specbench_report,
-  table,
-  tune,
-)
+from specjax.decoding.model import resolve
+from specjax.eval import prompts
 from specjax.eval.plots import denoising
+from specjax.measuring import run_bench, run_memory, run_tune
 from specjax.models import sharding
 from specjax.writing import run_convert, run_corpus
 
@@ -59,30 +48,6 @@ from specjax.writing import run_convert, run_corpus
 JSON_KEYS = (
   "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds", "method",
 )  # fmt: skip
-
-
-OF_MODEL = ("model", "revision", "dtype", "weights", "mesh")  # options that say what is loaded
-
-
-def _load(
-  name: str | None, causal: bool | None = None, revision: str | None = None,
-  dtype: str = "float32", weights: str = "float",
-) -> Model:  # fmt: skip
-  """The model of a name, by default the zoo's, causal or not where that matters."""
-  default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
-  mesh = jax.sharding.get_mesh()  # that of `run`
-  model = load(
-    default if name is None else name, dtype, revision=revision, weights=weights,
-    mesh=None if mesh.empty else mesh,
-  )  # fmt: skip
-  if causal is not None:
-    check_model(model, causal)
-  return model
-
-
-def _asked(args: Loaded, causal: bool) -> Model:
-  """The model of a command's options."""
-  return _load(args.model, causal, args.revision, args.dtype, args.weights)
 
 
 def _items(args: Decode, model):
@@ -101,7 +66,7 @@ def _items(args: Decode, model):
 
 
 def run_generate(args: Generate) -> None:
-  model = _asked(args, True)
+  model = asked(args, True)
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
@@ -135,11 +100,11 @@ def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder
 
 
 def run_chat(args: Chat) -> None:
-  chat(_asked(args, True), args)
+  chat(asked(args, True), args)
 
 
 def run_serve(args: Serve) -> None:
-  serve.command(args, lambda: _asked(args, True))
+  serve.command(args, lambda: asked(args, True))
 
 
 def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
@@ -186,7 +151,7 @@ def _check_picture(file: str) -> None:
 def run_denoise(args: Denoise) -> None:
   if args.picture is not None:
     _check_picture(args.picture)
-  model = _asked(args, False)
+  model = asked(args, False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
     model, args.policy, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
@@ -197,94 +162,6 @@ def run_denoise(args: Denoise) -> None:
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
     if args.picture and i == 0:
       denoising.canvas(model, {r.method: r}).savefig(args.picture)
-
-
-def _parallelbench(args: Bench) -> None:
-  if args.limit is not None:
-    checks.whole("limit", args.limit, 1, 10**5)
-  if args.published is not None and (args.tasks is not None or args.lengths != Bench.lengths):
-    raise ValueError(f"published={args.published!r}: accepted without --tasks and --lengths, which "
-                     "choose among our own questions.")  # fmt: skip
-  fields = _fields(args, parallelbench.Config, {"limit": "count"})
-  config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(_asked(args, False), config, args.out)
-  print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
-
-
-def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
-  """The options that the config of a suite holds, some under other names.
-
-  Raises:
-    ValueError: an option was given that the suite does not read.
-  """
-  known = {field.name for field in dataclasses.fields(config)}
-  found = {}
-  for field in dataclasses.fields(args):
-    value, name = getattr(args, field.name), names.get(field.name, field.name)
-    if name in known:
-      found[name] = value
-    elif field.name not in (*OF_MODEL, "suite", "out") and value != field.default:
-      flag = field.name.replace("_", "-")
-      raise ValueError(f"--{flag} {value!r}: --suite {args.suite} does not read this option.")
-  return found
-
-
-def run_bench(args: Bench) -> None:
-  if args.suite == "parallelbench":
-    _parallelbench(args)
-    return
-  if args.suite == "specbench" and not args.verify_cost:
-    raise ValueError("--no-verify-cost: --suite specbench does not measure this.")
-  fields = _fields(args, bench.Config, {})
-  fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  model, config = _asked(args, True), bench.Config(**fields)
-  if config.tune:
-    config = tune.tuned(model, config, pathlib.Path(args.out))
-  console = Console(highlight=False)
-  if args.suite == "specbench":
-    for shown in specbench_report.terminal(specbench.run(model, config, args.out)):
-      console.print(shown)
-  else:
-    summary = bench.run(model, config, args.out)
-    console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
-  console.print(report.contents(args.out), markup=False)
-
-
-def run_tune(args: Tune) -> None:
-  fields = {k: v for k, v in vars(args).items() if k not in (*OF_MODEL, "out")}
-  console = Console(highlight=False)
-  if args.method == "skipped_layers":
-    found = skip_search.run(_asked(args, True), tune.Config(**fields), args.out)
-    console.print(skip_search.verdict(found), report.contents(args.out), sep="\n", markup=False)
-    return
-  summary = tune.run(_asked(args, True), tune.Config(**fields), args.out)
-  decoded = [row for row in tune.rows(summary) if row["tokens/s"]]
-  console.print(table.terminal(decoded, report.caption(summary), columns=5, bold=summary["chosen"]))
-  console.print(tune.verdict(summary), markup=False)
-  console.print(report.contents(args.out), markup=False)
-
-
-def run_memory(args: Memory) -> None:
-  model, lengths = _asked(args, True), (args.prompt_tokens, args.max_new_tokens)
-
-  def decoder(batch: int) -> Decoder:
-    return Decoder(
-      model, args.drafter, args.verifier, cache=args.cache, temperature=args.temperature,
-      batch=batch,
-    )  # fmt: skip
-
-  console = Console(highlight=False, markup=False)
-  if args.budget is None:
-    batch, found = args.batch, memory.measure(decoder(args.batch), *lengths)
-  else:
-    checks.number("budget", args.budget, above=0)
-    batch, found = memory.largest_batch(decoder, int(args.budget * 1e9), *lengths)
-  caption = f"{model.label}, {args.drafter}, batch {max(batch, 1)}, on each device"
-  console.print(table.terminal(found.rows, caption))
-  if args.budget is not None and not batch:
-    raise ValueError(f"--budget {args.budget:g}: batch 1 needs {found.total / 1e9:.3g} GB.")
-  if args.budget is not None:
-    console.print(f"The largest batch that fits {args.budget:g} GB is {batch}.")
 
 
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -305,7 +182,7 @@ def run_list(args: List) -> None:
 
 
 def run_info(args: Info) -> None:
-  model = _load(args.model, revision=args.revision)
+  model = named(args.model, revision=args.revision)
   size = sum(x.size for x in jax.tree.leaves(model.params))
   rows = [("parameters", f"{size:,}"), *((k, str(v)) for k, v in vars(model.config).items())]
   own = "none" if model.template is None else "its own, in Jinja"

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import processors
 
 import specjax
-from specjax import commands
+from specjax import asked
 from specjax.checkpoints import heads, hf, parts
 from specjax.cli import main
 from specjax.data.chat import TEMPLATES
@@ -539,6 +539,6 @@ def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
   def load(name, dtype, *, revision, weights, mesh):
     raise ValueError(f"{name} {dtype} {weights}.")
 
-  monkeypatch.setattr(commands, "load", load)
+  monkeypatch.setattr(asked, "load", load)
   options = ["--model", "x", "--weights", "int8", "--dtype", "float16"]
   assert refused(*command.split(), *options) == "error: x float16 int8.\n"
