@@ -38,7 +38,6 @@ def asked(config: Config, params: Params, context: Context) -> Queries:
   real = last >= 0
   mask = causal & (real[:, None] | jnp.eye(ASKING, dtype=bool)[None])
   _, fresh, _ = run(config, params, x, place, mask, before)
-  assert fresh.queries is not None
   return fresh.queries._replace(position=jnp.where(real, last, -1))
 
 

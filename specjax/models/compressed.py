@@ -6,6 +6,7 @@ Letters: B batch, T prompt length, N nodes, M earlier rows, E width, S capacity.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ class Fresh(NamedTuple):
   """What a pass leaves of its N rows for the cache."""
 
   kv: KV
-  queries: Queries | None
+  queries: Queries
 
 
 def run(
@@ -35,15 +36,16 @@ def run(
   Returns:
     (x before the final norm, what the rows leave, the inputs of all layers and the last output).
   """
-  block, angle = transformer.Block(config), transformer.angles(config, position)
+  apply: Callable[..., Any] = transformer.Block(config).apply  # its output, see `transformer`
+  angle = transformer.angles(config, position)
   ks, vs, queries, inputs = [], [], [], []
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
     inputs.append(x)
-    q, k, v = block.apply(own, x, angle, method="project")
+    q, k, v = apply(own, x, angle, method="project")
     prefix = None if cache is None else read(cache, i, q)
-    x = x + block.apply(own, q, k, v, mask, prefix, method="attention")
-    x = x + block.apply(own, x, method="mlp")
+    x = x + apply(own, q, k, v, mask, prefix, method="attention")
+    x = x + apply(own, x, method="mlp")
     ks.append(k)
     vs.append(v)
     queries.append(q)
@@ -83,8 +85,8 @@ def compressed(config: Config, kind: CacheKind) -> Target:
     found = features(params, x, inputs, hidden_layers)
     return Evaluation(spread_nodes(lm.head(params, found.hidden)), found, fresh)
 
-  def commit(cache, fresh: Fresh, path: Array, rows: Array):
-    return kind.commit(cache, fresh.kv, fresh.queries if kind.judges else None, path, rows)
+  def commit(cache: Any, kv: Fresh, path: Array, rows: Array) -> Any:
+    return kind.commit(cache, kv.kv, kv.queries if kind.judges else None, path, rows)
 
   return lm._replace(prefill=prefill, evaluate=evaluate, commit=commit)
 

@@ -44,7 +44,7 @@ def mustafar(sparsity: float = 0.7, recent: int = 32) -> CacheKind:
     return one(k), one(v)
 
   def unpack(block: tuple, width: int) -> tuple[Array, Array]:
-    k, v = block
-    return whole(*k, width), whole(*v, width)
+    k, v = (whole(bitmap, entries, width) for bitmap, entries in block)
+    return k, v
 
   return packed("mustafar", pack, unpack, rows=32, recent=recent)
