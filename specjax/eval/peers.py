@@ -173,7 +173,8 @@ def llama_cpp(
   import llama_cpp as package
   from llama_cpp import llama_chat_format, llama_speculative
 
-  cached = {"type_k": package.GGML_TYPE_F32, "type_v": package.GGML_TYPE_F32} if float32 else {}
+  whole = package.GGML_TYPE_F32
+  cached: dict[str, Any] = {"type_k": whole, "type_v": whole} if float32 else {}
 
   def loaded(**options: Any) -> Any:
     return package.Llama(
