@@ -464,7 +464,7 @@ SILENT = [("prefix", "lengths"), ("free", "lengths")]
 SILENT += [("history", knob) for knob in ("longest", "shortest", "per_match", "kept")]
 # What a search has found shows later than in a few tokens, see the tests of the drafter.
 SILENT += [("swift", knob) for knob in ("window", "skip")]
-# Blocks of many rows are packed in longer texts, see tests/models/test_caches.py.
+# Blocks of many rows are packed in longer texts, see tests/models/test_compressed_caches.py.
 SILENT += [("int8", "rows"), ("gear", "bits"), ("gear", "rank"), ("gear", "outliers")]
 SILENT += [("mustafar", "sparsity"), ("mustafar", "recent")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "exits", "prompts",
