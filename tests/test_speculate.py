@@ -122,6 +122,7 @@ class Row:
   top_k: int = 0
   top_p: float = 1.0
   min_p: float = 0.0
+  typical_p: float = 1.0
   request: int = 0
 
 
@@ -135,7 +136,7 @@ ROWS = (
   Row(random_prompt(1, 1), 24, 0.8, request=1),
   Row(random_prompt(2, 7), 1, 0.8, request=2),
   Row(random_prompt(3, 9), 24, 0.8, top_k=5, request=3),
-  Row(random_prompt(4, 2), 13, 0.8, top_p=0.9, request=4),
+  Row(random_prompt(4, 2), 13, 0.8, top_p=0.9, typical_p=0.9, request=4),
   Row(random_prompt(5, 12), 24, 1.2, top_k=20, top_p=0.9, min_p=0.02, request=5),
 )
 STOP = (3, 17)
