@@ -78,7 +78,7 @@ class Model:
     """Parameters."""
     return sum(x.size for x in jax.tree.leaves(self.params))
 
-  @property
+  @functools.cached_property
   def target(self) -> Target:
     return families.target(self.config)
 
