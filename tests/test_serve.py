@@ -57,7 +57,9 @@ def model(directory):
 
 
 def decoder_of(model):
-  return specjax.Decoder(model, "prompt_lookup-4", "target_only", batch=4)
+  return specjax.Decoder(
+    model, "prompt_lookup-4", "target_only", batch=4, processors=["json_schema"]
+  )
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +169,32 @@ def test_parts_of_a_message_are_one_text(client):
     for content in (parts, "the cat")
   ]  # fmt: skip
   assert texts[0] == texts[1]
+
+
+FORMS = [
+  ({"type": "json_schema", "json_schema": {"name": "pet", "schema": {"enum": ["cat", "dog"]}}},
+   {"cat", "dog"}),
+  ({"type": "json_schema", "json_schema": {"schema": {
+    "type": "object", "properties": {"the": {"type": "boolean"}}, "required": ["the"],
+    "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}}},
+   None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "accepted"), FORMS, ids=["a word", "an object"])
+def test_an_answer_follows_its_schema(client, model, form, accepted):
+  options = {"model": NAME, "messages": asked("the cat"), "max_tokens": LONG}
+  free = client.chat.completions.create(**options, **GREEDY).choices[0].message.content
+  found = client.chat.completions.create(**options, **GREEDY, response_format=form).choices[0]
+  assert found.finish_reason == "stop" and free != found.message.content
+  said = json.loads(found.message.content)
+  assert said in accepted if accepted else [*said] == ["the"]
+  own = alone(
+    model, model.chat("the cat"), LONG, json_schema=form["json_schema"]["schema"], **GREEDY
+  )
+  assert found.message.content == own.text
+  plain = client.chat.completions.create(**options, **GREEDY, response_format={"type": "text"})
+  assert plain.choices[0].message.content == free
 
 
 def test_several_prompts(client, model):
@@ -394,7 +422,11 @@ WRONG = [
   ({"logprobs": True}, 400, "logprobs=True: accepted is only false."),
   ({"presence_penalty": 0.5}, 400, "presence_penalty=0.5: accepted is only 0."),
   ({"logit_bias": {"1": 5}}, 400, "logit_bias={'1': 5}"),
-  ({"response_format": {"type": "json_object"}}, 400, "response_format="),
+  ({"response_format": "json"}, 400, "response_format='json': accepted is an object of type text"),
+  ({"response_format": {"type": "json_schema", "json_schema": {"schema": "/etc/passwd"}}}, 400,
+   "json_schema with its schema"),
+  ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}}, 400,
+   "Invalid type: foo"),
   ({"tools": [{}]}, 400, "tools=[{}]: accepted is only []."),
   ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of max_"),
 ]

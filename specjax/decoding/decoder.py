@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, processes, speculate
+from specjax.base import Params
 from specjax.decoding.batching import (
   Numbers,
   Result,
@@ -19,7 +20,7 @@ from specjax.decoding.batching import (
 )
 from specjax.decoding.builders.cache import DENSE, build_cache
 from specjax.decoding.builders.drafter import build_drafter
-from specjax.decoding.builders.processors import build_processors
+from specjax.decoding.builders.processors import build_processors, with_schema
 from specjax.decoding.builders.verifier import build_verifier
 from specjax.decoding.method import method
 from specjax.decoding.model import Model, Prompt
@@ -101,11 +102,12 @@ class Decoder:
 
   def request(
     self, numbers: np.ndarray, limit: np.ndarray, *, settings: Numbers | None = None,
-    seed: int | None = None,
+    seed: int | None = None, processors: tuple[Params, ...] | None = None,
   ) -> speculate.Request:  # fmt: skip
     """What rows ask for: row b, of number numbers[b] i[B], ends at length limit[b] i32[B].
 
-    There are as many rows as numbers. `settings` and `seed` stand in place of the decoder's own.
+    There are as many rows as numbers. `settings`, `seed` and the params of `processors` stand in
+    place of the decoder's own.
     """
     temperature, top_k, top_p, min_p, typical_p = self.settings if settings is None else settings
     B, f32 = len(numbers), jnp.float32
@@ -115,7 +117,16 @@ class Decoder:
     )  # fmt: skip
     keys = request_keys(self.seed if seed is None else seed, numbers)
     stop = jnp.asarray([*self.stop, -1], jnp.int32)
-    return speculate.Request(arrays, keys, jnp.asarray(limit, jnp.int32), stop, self._processors)
+    used = self._processors if processors is None else processors
+    return speculate.Request(arrays, keys, jnp.asarray(limit, jnp.int32), stop, used)
+
+  def processors_with(self, json_schema: str | Mapping[str, Any]) -> tuple[Params, ...]:
+    """The params of the processors, with this JSON Schema in place of the decoder's.
+
+    Raises:
+      ValueError: a decoder without the processor `json_schema`, or a schema that is not accepted.
+    """
+    return with_schema(self.model, self.method.processors, self._processors, json_schema, self.stop)
 
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """(request, state, seconds) after the prefill of up to B prompts; missing rows are done."""

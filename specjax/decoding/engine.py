@@ -13,7 +13,8 @@ import collections
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +96,8 @@ class Engine:
     self, prompt: Prompt, max_new_tokens: int = 128, *, temperature: float | None = None,
     top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
     typical_p: float | None = None, seed: int | None = None, number: int = 0,
-    stop: Sequence[int] = (), tell: Callable[[], None] = lambda: None,
+    json_schema: str | Mapping[str, Any] | None = None, stop: Sequence[int] = (),
+    tell: Callable[[], None] = lambda: None,
   ) -> Ticket:  # fmt: skip
     """Takes a request.
 
@@ -103,6 +105,8 @@ class Engine:
       prompt: text, or ids.
       temperature, top_k, top_p, min_p, typical_p, seed: None is the decoder's.
       number: of the prompt among those of its seed: a decoder's prompt of that index has its noise.
+      json_schema: of this text, in place of the decoder's; for a decoder whose processors have one,
+        or the name `json_schema` without a schema.
       stop: ids that end this text, besides the decoder's.
       tell: is called after every piece and at the end, from another thread. It must not block.
 
@@ -127,7 +131,10 @@ class Engine:
       checks.whole("seed", seed, 0, checks.SEED)
     checks.whole("number", number)
     ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
-    ticket = Ticket(ids, max_new_tokens, settings, seed, number, ends, tell, self._give_up)
+    processors = None if json_schema is None else self.decoder.processors_with(json_schema)
+    ticket = Ticket(
+      ids, max_new_tokens, settings, seed, number, processors, ends, tell, self._give_up
+    )
     with self._changed:
       if self.closed:
         raise Closed("the engine is closed: it takes no more requests.")
@@ -194,8 +201,9 @@ class Engine:
     for b, ticket in fresh:
       limit = np.array([len(ticket.ids) + ticket.budget])
       request = self.decoder.request(
-        np.array([ticket.number]), limit, settings=ticket.settings, seed=ticket.seed
-      )
+        np.array([ticket.number]), limit, settings=ticket.settings, seed=ticket.seed,
+        processors=ticket.processors,
+      )  # fmt: skip
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
       rows.admit(b, ticket.ids, T, request)
     return True

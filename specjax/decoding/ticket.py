@@ -5,6 +5,7 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from specjax.base import Params
 from specjax.decoding.batching import Numbers
 
 Reason = Literal["stop", "length", "cancelled"]
@@ -14,7 +15,7 @@ class Ticket:
   """A request that an engine has taken. Iterating over it gives its new ids in pieces.
 
   Attributes:
-    ids, budget, settings, seed, number: what was asked for.
+    ids, budget, settings, seed, number, processors: what was asked for.
     tokens: the new ids so far.
     forwards: passes of the model so far, prefill excluded; a stop id of the request's own is seen
       after the rounds in which it was said.
@@ -29,6 +30,7 @@ class Ticket:
   settings: Numbers
   seed: int | None
   number: int
+  processors: tuple[Params, ...] | None
   tokens: list[int]
   forwards: int
   reason: Reason | None
@@ -37,10 +39,11 @@ class Ticket:
 
   def __init__(
     self, ids: list[int], budget: int, settings: Numbers, seed: int | None, number: int,
-    stop: frozenset[int], tell: Callable[[], None], give_up: Callable[["Ticket"], None],
+    processors: tuple[Params, ...] | None, stop: frozenset[int], tell: Callable[[], None],
+    give_up: Callable[["Ticket"], None],
   ):  # fmt: skip
-    self.ids, self.budget, self.settings, self.seed, self.number = (
-      ids, budget, settings, seed, number,
+    self.ids, self.budget, self.settings, self.seed, self.number, self.processors = (
+      ids, budget, settings, seed, number, processors,
     )  # fmt: skip
     self.tokens, self.forwards = [], 0
     self.reason, self.given_up, self.error = None, False, None

@@ -47,29 +47,45 @@ def unpacked(words: Array, size: int) -> Array:
   return bits.reshape(*words.shape[:-1], -1)[..., :size] > 0
 
 
+class Ruled(NamedTuple):
+  """What each row says under which grammar u8[B, G]; a grammar of zeros allows everything."""
+
+  rules: Array
+  said: Said
+
+
 @functools.cache
 def grammar(masks: Callable[..., np.ndarray]) -> Processor:
   """Allows only texts of a grammar; where one is complete, it allows a stop token.
 
-  Its params are u8[G], the grammar, see `schemas`. Another grammar of the same G needs no new
-  compilation.
+  Its params are u8[G], the grammar, see `schemas`. A row keeps the one with which it began, so that
+  rows of other grammars of the same G may join a batch, and another needs no new compilation. The
+  host is not asked in rounds in which no row has any.
 
   Args:
     masks: `matchers.Matchers.masks`, run on the host.
   """
 
-  def logits(params: Array, state: Said, draft: Draft, mask: Array, logits: Array) -> Array:
+  def init(params: Array, context: Context) -> Ruled:
+    rules = jnp.broadcast_to(params, (len(context.length), *params.shape))
+    return Ruled(rules, nothing_said(context))
+
+  def logits(params: Array, state: Ruled, draft: Draft, mask: Array, logits: Array) -> Array:
     B, N, V = logits.shape
     shape = jax.ShapeDtypeStruct((B, N, -(-V // 32)), jnp.uint32)
-    words = jax.pure_callback(
-      masks, shape, params, *state, draft.tokens, draft.parent, draft.valid
-    )  # fmt: skip
-    return jnp.where(unpacked(words, V), logits, -jnp.inf)
 
-  def ends(params: Array, state: Said, tokens: Array) -> Array:
+    def asked() -> Array:
+      words = jax.pure_callback(
+        masks, shape, state.rules, *state.said, draft.tokens, draft.parent, draft.valid
+      )  # fmt: skip
+      return jnp.where(unpacked(words, V), logits, -jnp.inf)
+
+    return jax.lax.cond(state.rules.any(), asked, lambda: logits)
+
+  def ends(params: Array, state: Ruled, tokens: Array) -> Array:
     return jnp.zeros(tokens.shape, bool)  # a text ends with a stop token, of which there is one
 
-  return Processor(
-    "grammar", lambda params, context: nothing_said(context), logits, ends,
-    lambda params, state, tokens, rows: say(state, tokens, rows),
-  )  # fmt: skip
+  def update(params: Array, state: Ruled, tokens: Array, rows: Array) -> Ruled:
+    return state._replace(said=say(state.said, tokens, rows))
+
+  return Processor("grammar", init, logits, ends, update)

@@ -43,6 +43,11 @@ class _Spelled:
     return self._encode(_BEFORE + text)[len(self._encode(_BEFORE)) :]
 
 
+def _text(grammar: np.ndarray) -> bytes:
+  """A grammar u8[G] without the zeros that fill it up."""
+  return grammar.tobytes().rstrip(b"\0")
+
+
 class Matchers:
   """Grammars over the tokens of one model. `masks` and `forced` are pure functions.
 
@@ -83,7 +88,7 @@ class Matchers:
     self._parsed = functools.lru_cache(GRAMMARS)(self._parse)
 
   def _parse(self, grammar: bytes) -> Any:
-    return self._engine.LLMatcher(self._tokens, grammar.rstrip(b"\0").decode(), log_level=0)
+    return self._engine.LLMatcher(self._tokens, grammar.decode(), log_level=0)
 
   def check(self, grammar: str) -> None:
     """Raises ValueError, in the engine's words, for a grammar that it refuses."""
@@ -167,26 +172,28 @@ class Matchers:
 
     All bits are set where nothing follows: at and below a stop token, below a token that is
     forbidden or not valid, and for a text that has ended. Those of stop tokens alone are set where
-    the engine cannot read the text.
+    the engine cannot read the text. A row whose grammar is zeros is allowed everything.
 
     Args:
-      grammar: u8[G], see `schemas`.
+      grammar: u8[B, G], of each row; see `schemas`.
       text: i32[B, S], what has been said, of which length i32[B] tokens count.
       tokens, parent, valid: of a draft, see `base.Draft`.
     """
     said, n, *draft = (np.asarray(x) for x in (text, length, tokens, parent, valid))
-    rules = np.asarray(grammar).tobytes()
+    rules = [_text(row) for row in np.asarray(grammar)]
     out = np.full((*draft[0].shape, self.words), -1, np.int32)
     done: dict[tuple[bytes, ...], int] = {}
     with self._lock:
       for b in range(len(said)):
+        if not rules[b]:
+          continue
         own = said[b, : n[b]]
-        key = (own.tobytes(), *(x[b].tobytes() for x in draft))
+        key = (rules[b], own.tobytes(), *(x[b].tobytes() for x in draft))
         if key in done:  # equal rows, as at the beginning of equal prompts
           out[b] = out[done[key]]
         else:
           done[key] = b
-          self._walk(rules, own, [x[b] for x in draft], out[b])
+          self._walk(rules[b], own, [x[b] for x in draft], out[b])
     return out.view(np.uint32)
 
   def forced(self, grammar: Any, text: Any, length: Any, depth: int) -> np.ndarray:
@@ -199,7 +206,7 @@ class Matchers:
       grammar, text, length: as in `masks`.
       depth: D.
     """
-    said, n, rules = np.asarray(text), np.asarray(length), np.asarray(grammar).tobytes()
+    said, n, rules = np.asarray(text), np.asarray(length), _text(np.asarray(grammar))
     out = np.full((len(said), depth), -1, np.int32)
     with self._lock:
       for b in range(len(said)):

@@ -17,6 +17,12 @@ from specjax import checks
 from specjax.processors.matchers import Matchers
 
 LEAST = 4096  # bytes: most grammars fit, and so share a compiled loop
+OWN = 16384  # bytes of a grammar that a request brings to a loop which is compiled
+
+
+def none() -> Array:
+  """The grammar that allows everything; a request may bring its own in place of it."""
+  return jnp.zeros(OWN, jnp.uint8)
 
 
 def _file(what: str, path: str) -> str:
@@ -28,14 +34,17 @@ def _file(what: str, path: str) -> str:
     )
 
 
-def of_json_schema(given: str | Mapping[str, Any], matchers: Matchers) -> Array:
+def of_json_schema(
+  given: str | Mapping[str, Any], matchers: Matchers, size: int | None = None
+) -> Array:
   """The grammar of the JSON texts that a schema describes.
 
   Args:
     given: the schema, its text, which begins with {, or the path of a file of it.
+    size: G; None is a power of two that it fits.
 
   Raises:
-    ValueError: no such file, no JSON, or a schema that the engine refuses.
+    ValueError: no such file, no JSON, or a schema that the engine refuses or that has no room.
   """
   name = given if isinstance(given, str) else json.dumps(given)
   text = name if name.lstrip().startswith("{") else _file("json_schema", name)
@@ -44,7 +53,7 @@ def of_json_schema(given: str | Mapping[str, Any], matchers: Matchers) -> Array:
   except (ValueError, RecursionError) as error:
     raise ValueError(f"json_schema[{checks.shown(name)}]: no JSON: {error}.") from error
   inner = json.dumps({"grammars": [{"json_schema": schema}]})
-  return _checked(f"json_schema[{checks.shown(name)}]", inner, matchers)
+  return _checked(f"json_schema[{checks.shown(name)}]", inner, matchers, size)
 
 
 def of_lark(path: str, matchers: Matchers) -> Array:
@@ -57,11 +66,14 @@ def of_lark(path: str, matchers: Matchers) -> Array:
   return _checked(f"grammar[{checks.shown(path)}]", inner, matchers)
 
 
-def _checked(name: str, grammar: str, matchers: Matchers) -> Array:
+def _checked(name: str, grammar: str, matchers: Matchers, size: int | None = None) -> Array:
   try:
     matchers.check(grammar)
   except ValueError as error:
     raise ValueError(f"{name}: {error}.") from error
   written = np.frombuffer(grammar.encode(), np.uint8)
-  size = max(LEAST, 1 << (len(written) - 1).bit_length())
+  if size is None:
+    size = max(LEAST, 1 << (len(written) - 1).bit_length())
+  if len(written) > size:
+    raise ValueError(f"{name} has {len(written)} bytes: accepted is up to {size}.")
   return jnp.asarray(np.pad(written, (0, size - len(written))))

@@ -1,9 +1,11 @@
 """A server that speaks OpenAI's protocol over one engine.
 
-It needs starlette and uvicorn: `pip install specjax[serve]`. This file imports neither.
+It needs starlette and uvicorn: `pip install specjax[serve]`. This file imports neither. With
+specjax[grammar] an answer may have to follow a JSON Schema (`response_format`).
 """
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from specjax.arguments import Serve
 from specjax.decoding.decoder import Decoder
@@ -29,7 +31,11 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
   def make() -> Engine:
     model = load()
     most = min(model.config.max_length, POSITIONS) if args.max_length is None else args.max_length
-    decoder = Decoder(model, args.drafter, args.verifier, batch=args.batch)
+    structured = model.tokenizer is not None and model.stop and find_spec("llguidance")
+    decoder = Decoder(
+      model, args.drafter, args.verifier, batch=args.batch,
+      processors=["json_schema"] if structured else [],
+    )  # fmt: skip
     return Engine(decoder, max_length=most, queue=args.queue)
 
   serve(make, args.host, args.port, args.seconds)

@@ -19,7 +19,7 @@ COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
 
 _COMMON = {"model", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop",
            "stream", "stream_options", "max_tokens"}  # fmt: skip
-CHAT = _COMMON | {"messages", "max_completion_tokens"}
+CHAT = _COMMON | {"messages", "max_completion_tokens", "response_format"}
 COMPLETIONS = _COMMON | {"prompt"}
 # Fields that say who asks, or how; they change no text.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -131,16 +131,36 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
   if not isinstance(options, Mapping) or options.keys() - {"include_usage", "include_obfuscation"}:
     checks.refuse("stream_options", options, "an object with include_usage")
   # As at OpenAI, a request that names no temperature is sampled, each time with other noise.
-  settings = {"temperature": 1.0, "seed": secrets.randbelow(checks.SEED + 1)}
+  settings: dict[str, Any] = {"temperature": 1.0, "seed": secrets.randbelow(checks.SEED + 1)}
   settings |= {
     k: given[k]
     for k in ("temperature", "top_p", "top_k", "min_p", "typical_p", "seed")
     if k in given
   }
+  if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
+    settings["json_schema"] = form
   return Asked(
     prompts, budgets, settings, words, checks.boolean("stream", given.get("stream", False)),
     checks.boolean("include_usage", options.get("include_usage") or False),
   )  # fmt: skip
+
+
+def _form(given: Any) -> Mapping[str, Any] | None:
+  """The JSON Schema that an answer must follow, if any."""
+  form = given if isinstance(given, Mapping) else {}
+  match form.get("type"):
+    case "text":
+      return None
+    case "json_object":
+      return {"type": "object"}
+    case "json_schema":
+      inner = form.get("json_schema")
+      # Nothing but an object: a text might name a file.
+      if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
+        return inner["schema"]
+  return checks.refuse(
+    "response_format", given, "an object of type text, json_object, or json_schema with its schema"
+  )
 
 
 def _budget(engine: Engine, length: int, asked: Any, chat: bool) -> int:

@@ -12,10 +12,11 @@ import tokenizers
 
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
+from specjax.decoding.engine import Engine
 from specjax.decoding.model import load
 from specjax.processors.grammar import Said, say, unpacked
 from specjax.processors.matchers import Matchers
-from specjax.processors.schemas import of_json_schema, of_lark
+from specjax.processors.schemas import OWN, of_json_schema, of_lark
 
 MODEL = load()
 QUESTIONS = [
@@ -74,8 +75,10 @@ def allowed(ids) -> set[int]:
 
 
 def test_masks_of_random_trees(lark):
-  grammar, rng = np.asarray(of_lark(lark, MATCHERS)), np.random.default_rng(0)
-  B, N, reached = 8, 12, 0
+  rng = np.random.default_rng(0)
+  B, N, free, reached = 8, 12, 5, 0
+  rules = np.repeat(np.asarray(of_lark(lark, MATCHERS))[None], B, 0)
+  rules[free] = 0  # a row without a grammar among the others
   text = rng.integers(0, 5, size=(B, 6)).astype(np.int32)
   text[:3] = [0, 1, 4, 1, 0, 0]  # a b ba b
   for length in ([0, 1, 2, 3, 0, 1, 1, 2], [1, 2, 3, 4, 0, 1, 2, 2], [4, 2, 1, 4, 1, 2, 3, 0]):
@@ -83,7 +86,7 @@ def test_masks_of_random_trees(lark):
     parent = np.array([[0, *(rng.integers(0, i) for i in range(1, N))] for _ in range(B)])
     valid = rng.random((B, N)) < 0.9
     valid[:, 0] = True
-    arguments = (grammar, text, np.array(length), tokens, parent, valid)
+    arguments = (rules, text, np.array(length), tokens, parent, valid)
     words = MATCHERS.masks(*arguments)
     np.testing.assert_array_equal(words, Matchers(letters(), V, (STOP, SPARE)).masks(*arguments))
     got = np.asarray(unpacked(jnp.asarray(words), V))
@@ -95,7 +98,8 @@ def test_masks_of_random_trees(lark):
           if tokens[b, node] in allowed(before) and len(allowed(before)) < V:
             way[node] = [*before, int(tokens[b, node])]
       for node in range(N):
-        expected = allowed(way[node]) if node in way else set(range(V))
+        ruled = node in way and b != free
+        expected = allowed(way[node]) if ruled else set(range(V))
         assert set(np.flatnonzero(got[b, node])) == expected, (b, node)
       reached += len(way)
   assert reached > 40
@@ -155,6 +159,30 @@ def test_another_schema_needs_no_other_loop():
   assert [x.shape for x in one._processors] == [x.shape for x in two._processors]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_each_request_of_an_engine_brings_its_own(temperature):
+  """Rows of two schemas and of none, in any company, say what decoders of their own say."""
+  asked = [SCHEMA, None, {**SCHEMA, "required": ["unit"]}, None, SCHEMA]
+  settings = {"temperature": temperature, "seed": 3}
+  expected = [
+    Decoder(MODEL, "none", "target_only", json_schema=own, **settings)([QUESTIONS[0]], 40)[0]
+    for own in asked
+  ]
+  served = Decoder(MODEL, "eagle-8", "target_only", batch=2, processors=["json_schema"], **settings)
+  with Engine(served, max_length=256) as engine:
+    tickets = [engine.submit(QUESTIONS[0], 40, json_schema=own) for own in asked]
+    for ticket, own, alone in zip(tickets, asked, expected, strict=True):
+      assert ticket.wait() == alone.tokens
+      if own:
+        assert {*own["required"]} <= {*json.loads(alone.text)}
+    long = {**SCHEMA, "properties": {**SCHEMA["properties"], "x": {"enum": ["a" * OWN]}}}
+    for bad, message in ((long, "accepted is up to 16384"), ({"type": "foo"}, "Invalid type")):
+      with pytest.raises(ValueError, match=message):
+        engine.submit(QUESTIONS[0], json_schema=bad)
+  with pytest.raises(ValueError, match="accepted by a decoder with processors"):
+    Decoder(MODEL).processors_with(SCHEMA)
+
+
 # --- Bad input
 
 STOPLESS = dataclasses.replace(MODEL, stop=())
@@ -167,7 +195,7 @@ MUTE = dataclasses.replace(MODEL, tokenizer=None)
     (MODEL, {"json_schema": '{"type": '}, "no JSON"),
     (MODEL, {"json_schema": "absent.json"}, "accepted is a file of text"),
     (MODEL, {"json_schema": {"type": "foo"}}, "Invalid type: foo"),
-    (MODEL, {"processors": ["json_schema"]}, "json_schema[TEXT]"),
+    (MUTE, {"processors": ["json_schema"]}, "json_schema[TEXT]"),
     (MODEL, {"processors": ["grammar[absent.lark]"]}, "grammar['absent.lark']: accepted"),
     (MODEL, {"drafter": "forced-8"}, "forced[SCHEMA]"),
     (MODEL, {"drafter": "forced-1[{}]"}, "2 to 4096 nodes"),

@@ -1,10 +1,11 @@
 """Processors of the target's logits from names."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from specjax import checks
 from specjax.base import Params, Processor
@@ -12,9 +13,11 @@ from specjax.decoding import spec
 from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
 from specjax.processors import PROCESSORS, Momentum, Penalties, momentum, schemas, text
-from specjax.processors.matchers import matchers
+from specjax.processors.matchers import Matchers, matchers
 
-GRAMMARS = {"json_schema": schemas.of_json_schema, "grammar": schemas.of_lark}
+GRAMMARS: dict[str, Callable[[str, Matchers], Array]] = {
+  "json_schema": schemas.of_json_schema, "grammar": schemas.of_lark,
+}  # fmt: skip
 
 
 def knobs(name: str) -> dict[str, spec.Number | None]:
@@ -67,6 +70,9 @@ def build_processors(
         checks.whole(f"processors={name!r}: candidates", count, 1, V)
       alpha = Momentum(**given_alpha).alpha
       used.append((builder(**numbers), Momentum(jnp.full(1, alpha, jnp.float32))))
+    elif part.name == "json_schema" and part.text is None and model.tokenizer is not None:
+      # Every request of an engine brings its own.
+      used.append((builder(matchers(model.tokenizer, V, tuple(stop)).masks), schemas.none()))
     elif part.text is None:
       raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
     elif model.tokenizer is None:
@@ -82,3 +88,21 @@ def build_processors(
   if words and model.tokenizer is not None:
     used.append((PROCESSORS["stop_text"](), text.of_stop_words(words, model.tokenizer, V)))
   return used, words
+
+
+def with_schema(
+  model: Model, used: Sequence[Processor], params: Sequence[Params],
+  json_schema: str | Mapping[str, Any], stop: Sequence[int],
+) -> tuple[Params, ...]:  # fmt: skip
+  """The params of the processors `used`, with this schema in place of what their grammar has.
+
+  Raises:
+    ValueError: there is no grammar among them, or the schema is not accepted.
+  """
+  names = [p.name for p in used]
+  if "grammar" not in names or model.tokenizer is None:
+    raise ValueError("json_schema: accepted by a decoder with processors=['json_schema'].")
+  i = names.index("grammar")
+  own = matchers(model.tokenizer, model.config.vocab_size, tuple(stop))
+  rules = schemas.of_json_schema(json_schema, own, params[i].size)
+  return (*params[:i], rules, *params[i + 1 :])
