@@ -62,7 +62,7 @@ def mask_costs(model: Model, asked: list[Sample], results: list[Result]) -> list
   parent = np.maximum(np.arange(NODES, dtype=np.int32) - 1, 0)[None]
   costs = []
   for sample, result in zip(asked, results, strict=True):
-    grammar = np.asarray(schemas.of_json_schema(sample.schema, own))
+    grammar = np.asarray(schemas.of_json_schema(sample.schema, own))[None]
     text = np.array([result.tokens], np.int32)
     for begin in range(0, text.shape[1] - NODES, NODES):
       chain = text[:, begin : begin + NODES]  # its first token is the root
