@@ -44,8 +44,8 @@ class Engine:
   decoder needs a rule such as target_only: with it, greedy ones get plain greedy decoding's tokens.
 
   Args:
-    decoder: the method. Its settings and seed are those of requests that bring none; its stop
-      tokens, stop words and processors are everyone's.
+    decoder: the method. Its settings, seed and JSON Schema are those of requests that bring none;
+      its stop tokens, stop words and other processors are everyone's.
     max_length: the most tokens of a prompt and its answer together; None is all positions of the
       model. Every cache is that long.
     queue: how many requests may wait for a row.
