@@ -423,10 +423,16 @@ WRONG = [
   ({"presence_penalty": 0.5}, 400, "presence_penalty=0.5: accepted is only 0."),
   ({"logit_bias": {"1": 5}}, 400, "logit_bias={'1': 5}"),
   ({"response_format": "json"}, 400, "response_format='json': accepted is an object of type text"),
-  ({"response_format": {"type": "json_schema", "json_schema": {"schema": "/etc/passwd"}}}, 400,
-   "json_schema with its schema"),
-  ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}}, 400,
-   "Invalid type: foo"),
+  (
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": "/etc/passwd"}}},
+    400,
+    "json_schema with its schema",
+  ),
+  (
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}},
+    400,
+    "Invalid type: foo",
+  ),
   ({"tools": [{}]}, 400, "tools=[{}]: accepted is only []."),
   ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of max_"),
 ]

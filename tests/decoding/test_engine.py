@@ -48,7 +48,7 @@ def engine(decoder):
 
 @pytest.mark.full(but=["prompt_lookup"])
 @pytest.mark.parametrize(
-  "name", [name for name in METHODS if name not in ("penalties", "momentum")]
+  "name", [name for name in METHODS if name not in ("penalties", "momentum", "forced")]
 )
 def test_requests_are_decoded_as_alone(name, expected):
   make, options = METHODS[name]
