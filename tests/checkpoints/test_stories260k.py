@@ -1,5 +1,7 @@
 """A model nobody here trained, decoded by every drafter: the ids of the reference program."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +20,11 @@ from specjax.drafters.history import empty
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.skipped_layers import every_second
 from specjax.drafters.swift import begin
+from specjax.processors.matchers import matchers
 
 STEPS = 200
 BEGINNING = "Once upon a time, there was a little girl. She had a"
+FOLLOWING = ", there was a little girl named Lily."
 CHOICES = ((0,), (1,), (0, 0), (2,), (0, 1), (1, 0), (0, 0, 0))
 
 
@@ -56,6 +60,11 @@ def pair(name: str, model):
     return drafters.DRAFTERS[name](), jax.tree.map(jnp.asarray, table)
   if name == "aggressive":
     return drafters.aggressive(), jnp.asarray(model.encode(BEGINNING))
+  if name == "forced":  # by a grammar that the story follows for a while
+    own = matchers(model.tokenizer, model.config.vocab_size, model.stop)
+    text = json.dumps({"grammars": [{"lark_grammar": f'start: "{FOLLOWING}" /(.|\\n)*/'}]})
+    grammar = np.frombuffer(text.encode(), np.uint8)
+    return drafters.forced(own.forced), jnp.asarray(grammar)
   build = drafters.DRAFTERS[name]
   begun = {"self_speculative": jnp.asarray(every_second(model.config.layers)),
            "swift": begin(model.config.layers), "del": unseen(model.config.layers, 2)}  # fmt: skip
@@ -71,7 +80,7 @@ def test_text_is_that_of_llama2c(name, model, reference):
   (result,) = Decoder(model, pair(name, model))(["Once upon a time"], STEPS)
   assert result.tokens == reference
   assert result.emitted == STEPS
-  assert result.text.startswith(", there was a little girl named Lily.")
+  assert result.text.startswith(FOLLOWING)
   # There is no earlier request, and no exit is right so often that del drafts.
   if name in ("none", "history", "del"):
     assert result.forwards == STEPS
