@@ -1,84 +1,118 @@
 r"""Does speculation change a single token? Every drafter is compared with plain decoding.
 
-    python -m specjax.train.lm --data gsm8k_train.jsonl --out runs/draft --width 128 --layers 2 \
-        --heads 2 --kv-heads 1 --mlp-width 384 --steps 150    # a draft model, in two minutes
-    python benchmarks/claims/lossless.py --prompts gsm8k_test.jsonl --draft-model runs/draft/model
+    python benchmarks/claims/lossless.py --prompts gsm8k_test.jsonl
+    python benchmarks/claims/lossless.py --model smollm2-135m --prompts spec_bench.jsonl \
+        --limit 60 --max-new-tokens 96 --drafters prompt_lookup-8 token_recycling-4 jacobi-4
 
-Decoding is greedy at batch 1 and 8 (rows of mixed lengths), and sampled with position-keyed noise
-at temperature 0.8. Where ids differ, the report says where first and, if greedy, by what margin of
-the two best logits.
+An engine answers every question at every temperature, in rows that hold texts of all temperatures
+and lengths at once; where a row is done, the next question takes it. The rule is target_only, whose
+texts are those of plain greedy decoding and of the plain sampler with the same noise. Where ids
+differ, the report says where first and, if greedy, by what margin of the two best logits.
+A run that was ended goes on where it was, and one that is started again with more drafters or
+batches adds them.
 """
 
 import dataclasses
-import pathlib
+import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 
 import specjax
-from specjax import script
-from specjax.checkpoints import formats
+from specjax import checks, script
+from specjax.data import resume
 from specjax.decoding import catalogue
-from specjax.drafters import drafting
+from specjax.decoding.engine import Engine
 from specjax.eval import metrics, prompts, report, table
 from specjax.eval.divergence import divergences
-from specjax.trees import Static
+
+PLAIN = "none"
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(prompts.Questions):
   """What is compared."""
 
-  # directory with a run of each trained head; by default only the zoo's heads take part
-  heads: str | None = None
-  draft_model: str | None = None  # LM of the `draft_model` drafter, which by default takes no part
-  limit: int | None = 100
-  batches: tuple[int, ...] = (1, 8)  # batch sizes
+  drafters: tuple[str, ...] = ()  # names; by default prompt lookup and the zoo's heads
+  limit: int | None = 100  # number of questions, at equal distances in the file
+  batches: tuple[int, ...] = (8, 1)  # batch sizes
   temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
   out: str = "results/lossless"
 
 
-def drafters(model: specjax.Model, config: Config) -> dict[str, Any]:
-  """The drafters by name, plain decoding first."""
-  heads = [f"{name}-{nodes}" for name in catalogue.heads(model.name) for nodes in (8, 16)]
-  names = ["none", "prompt_lookup", *heads]
-  found: dict[str, Any] = {name: name for name in names}
-  trained = sorted(pathlib.Path(config.heads).glob("*/model")) if config.heads else []
-  if config.heads and not trained:
-    raise ValueError(f"heads={config.heads!r}: accepted is a directory with NAME/model in it.")
-  for path in trained:
-    loaded = formats.load(path, model.config)
-    drafter = drafting.drafter(loaded.head, Static(loaded.choices[:7]))
-    found[f"{path.parent.name}, trained"] = (drafter, loaded.params)
-  if config.draft_model:
-    found["draft_model"] = specjax.make_drafter(model, f"draft_model[{config.draft_model}]")
-  return found
+class Text(NamedTuple):
+  """What an engine said to one question at one temperature."""
+
+  temperature: float
+  tokens: list[int]
+  forwards: int
+
+  @property
+  def emitted(self) -> int:
+    return len(self.tokens)
+
+
+def answers(
+  decoder: specjax.Decoder, ids: Sequence[list[int]], config: Config, title: str
+) -> list[Text]:
+  """The texts of all questions at the first temperature, then at the next."""
+  longest = max(map(len, ids)) + config.max_new_tokens
+  asked = [(t, i) for i in range(len(ids)) for t in config.temperatures]
+  with Engine(decoder, max_length=longest, queue=len(asked)) as engine:
+    tickets = {
+      (t, i): engine.submit(ids[i], config.max_new_tokens, temperature=t, number=i)
+      for t, i in asked
+    }
+    for ticket in report.progress(list(tickets.values()), title):
+      ticket.wait()
+  return [Text(t, tickets[t, i].tokens, tickets[t, i].forwards)
+          for t in config.temperatures for i in range(len(ids))]  # fmt: skip
 
 
 def main(config: Config) -> None:
+  report.check(config, "batches")
+  every = [checks.number("temperatures", t, 0) for t in config.temperatures]
   model = dataclasses.replace(specjax.load(config.model), stop=())  # all texts are of full length
-  ids = [item.ids for item in config.read(model)]
-  parts = drafters(model, config)
-  report.directory(config.out)
+  items = dataclasses.replace(config, limit=None).read(model)
+  count = min(checks.whole("limit", config.limit or len(items), 1), len(items))
+  ids = [items[i * len(items) // count].ids for i in range(count)]
+  heads = [f"{name}-{nodes}" for name in catalogue.heads(model.name) for nodes in (8, 16)]
+  names = [PLAIN, *(config.drafters or ("prompt_lookup-8", *heads))]
+  # Of plain decoding the first batch size is enough.
+  turns = [(b, d) for b in config.batches for d in names if d != PLAIN or b == config.batches[0]]
+  decoders = {
+    (b, d): specjax.Decoder(model, d, "target_only", temperature=max(every), batch=b)
+    for b, d in turns
+  }
+  out = report.directory(config.out)
+  same = {"model": model.label, "temperatures": every, "max_new_tokens": config.max_new_tokens,
+          "plain_batch": config.batches[0], "questions": resume.digest(map(str, ids))}  # fmt: skip
+  resume.claim(out, same)
+  file = out / "answers.jsonl"
+  resume.keep_lines(file, resume.count_lines(file))
+  lines = [json.loads(line) for line in file.read_text().splitlines()]
+  known = {(x["batch"], x["drafter"]): [Text(*t) for t in x["texts"]] for x in lines}
   cells = []
-  for temperature in config.temperatures:
-    reference = None
-    verifier = "greedy" if temperature == 0 else "target_only"
-    turns = [(batch, name) for batch in config.batches for name in parts]
-    for batch, name in report.progress(turns, f"temperature {temperature}"):
-      decode = specjax.Decoder(model, parts[name], verifier, temperature=temperature, batch=batch)
-      results = decode(ids, config.max_new_tokens)
-      reference = reference or results  # plain decoding at the first batch size
-      cells.append({
-        "temperature": temperature, "verifier": verifier, "batch": batch, "drafter": name,
-        "prompts": len(ids), "tokens": sum(r.emitted for r in results), **metrics.tau(results),
-        "different": divergences(model, ids, results, reference, temperature == 0),
-      })  # fmt: skip
+  for i, (batch, name) in enumerate(turns):
+    if (batch, name) not in known:
+      title = f"{name} at batch {batch} ({i + 1} of {len(turns)})"
+      texts = known[batch, name] = answers(decoders[batch, name], ids, config, title)
+      with file.open("a") as log:
+        log.write(json.dumps({"batch": batch, "drafter": name, "texts": texts}) + "\n")
       jax.clear_caches()  # a process may map 65530 pieces of memory
+    for j, t in enumerate(every):
+      part = slice(j * count, (j + 1) * count)
+      mine, plain = known[batch, name][part], known[turns[0]][part]
+      cells.append({
+        "temperature": t, "batch": batch, "drafter": name, "prompts": count,
+        "tokens": sum(x.emitted for x in mine), **metrics.tau(mine),
+        "different": divergences(model, ids, mine, plain, t == 0),
+      })  # fmt: skip
   rows = [
     {
-      **{key: cell[key] for key in ("temperature", "verifier", "batch", "drafter", "tokens")},
+      **{key: cell[key] for key in ("temperature", "batch", "drafter", "tokens")},
       "tokens / forward": table.estimate(cell["tau"], cell["tau_interval"]),
       "prompts that differ": f"{len(cell['different'])} of {cell['prompts']}",
     }
