@@ -156,8 +156,8 @@ class Decoder:
     """`rounds` rounds at most; `state` is used up."""
     return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
 
-  def _learn(self, state: speculate.State) -> None:
-    """Keeps what the drafter has learnt of requests that are done, if it keeps anything."""
+  def learn(self, state: speculate.State) -> None:
+    """Keeps what the drafter has learnt of requests that have ended, if it keeps anything."""
     if (keep := self.method.drafter.keep) is not None:
       left = jax.jit(keep)(self.weights.drafter, state.drafter, state.context)
       self.weights = self.weights._replace(drafter=left)
@@ -189,7 +189,7 @@ class Decoder:
       part = slice(begin, begin + self.batch)
       request, state, prefill = self._start(ids[part], budgets[part], first + begin)
       state, seconds = timed(self.advance, request, state, np.iinfo(np.int32).max)
-      self._learn(state)
+      self.learn(state)
       state = processes.fetch(state._replace(cache=None, drafter=None))
       self.check_logits(state, np.arange(first + begin, first + begin + self.batch))
       results += [
@@ -229,7 +229,7 @@ class Decoder:
       yield [text[b, shown[b] : length[b]].tolist() for b in range(len(ids))]
       shown = length.tolist()
       self.check_logits(state, np.arange(self.batch))
-    self._learn(state)
+    self.learn(state)
 
 
 def generate(

@@ -217,7 +217,7 @@ class Engine:
       stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
       if not (stopped or seen.done[b] or ticket.given_up):
         continue
-      if not seen.done[b]:
+      if not seen.failed[b]:
         rows.free(b)
       with self._changed:
         del self._held[b]

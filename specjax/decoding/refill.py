@@ -89,5 +89,6 @@ def _run(
     now = time.perf_counter()
     for b in [b for b in held if seen.done[b]]:
       i, prefill, begun = held.pop(b)
+      rows.free(b)
       prompt, ids, *_ = group[i]
       yield i, decoder.result(prompt, len(ids), seen, b, now - begun, prefill)

@@ -65,8 +65,11 @@ class Rows:
     return seconds
 
   def free(self, b: int) -> None:
-    """Ends row b where it is."""
+    """Ends row b where it is; later requests begin with what its drafter has learnt."""
     self._state = self._state._replace(done=self._state.done.at[b].set(True))
+    if self.decoder.method.drafter.keep is not None:
+      one = jax.tree.map(lambda x: x[b : b + 1], (self._state.drafter, self._state.context))
+      self.decoder.learn(self._state._replace(drafter=one[0], context=one[1]))
 
   def advance(self, rounds: int) -> speculate.State:
     """`rounds` rounds at most; the state on the host, without caches and memories."""

@@ -173,9 +173,11 @@ def token_recycling(
     return remember(memory, draft.tokens, evaluation.logits, order, keep)
 
   def keep(params, memory, context):
-    # Of the rows that changed what follows a token, the first.
-    first = jnp.argmax((memory != params[None]).any(2), 0)[None, :, None]
-    return jnp.take_along_axis(memory, first, 0)[0]
+    # Of the rows that know and changed what follows a token, the first. A row that knows nothing
+    # may have begun before another one learnt it.
+    changed = ((memory != params[None]) & (memory >= 0)).any(2)
+    first = jnp.argmax(changed, 0)[None, :, None]
+    return jnp.where(changed.any(0)[:, None], jnp.take_along_axis(memory, first, 0)[0], params)
 
   return Drafter(
     "token_recycling", "deterministic", filled.nodes, filled.depth, init, propose, update,

@@ -273,3 +273,15 @@ def test_a_greedy_rule_refuses_to_sample():
     pytest.raises(ValueError, match=r"temperature=0\.5: accepted is 0 with the rule 'greedy'"),
   ):
     engine.submit([1], 8, temperature=0.5)
+
+
+@pytest.mark.parametrize("name", ["history-4", "token_recycling-4-0-1"])
+def test_what_one_request_taught_helps_the_next(name):
+  prompt = [5, 6, 7, 5, 1, 2]
+  (plain,) = Decoder(MODEL)([prompt], 20)
+  with Engine(Decoder(MODEL, name, "target_only", batch=2), rounds=3) as engine:
+    first, second = (engine.submit(prompt, 20) for _ in range(2))
+    assert first.wait() == second.wait() == plain.tokens
+    third = engine.submit(prompt, 20)
+    assert third.wait() == plain.tokens
+    assert third.forwards < min(first.forwards, second.forwards)

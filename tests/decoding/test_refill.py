@@ -42,3 +42,10 @@ def test_a_request_has_its_own_noise():
 def test_bad_requests_are_refused(wrong, message):
   with pytest.raises(ValueError, match=message):
     refilled(Decoder(MODEL), PROMPTS, **{"max_new_tokens": 8} | wrong)
+
+
+@pytest.mark.parametrize("name", ["history-4", "token_recycling-4-0-1"])
+def test_what_one_request_taught_helps_the_next(name):
+  found = dict(refilled(Decoder(MODEL, name), [[5, 6, 7, 5, 1, 2]] * 2, 20))
+  assert found[0].tokens == found[1].tokens
+  assert found[1].forwards < found[0].forwards
