@@ -3,9 +3,10 @@
     python -m specjax.train.heads --model gsm8k-7m --data questions.jsonl --out runs/my-head hydra
 
 The target first answers the questions of `data` itself (`answers.jsonl`, written as it goes); its
-hidden states over the answers are computed once (`features/`); then the head learns to draft from
-them. The same command again continues a run that was killed. The last word is the head, with
-options of its own (`hydra --help`), or FILE.py:FUNCTION for one of your own; medusa is the default.
+hidden states over the answers are computed once (`features/`), or in every step (`--online`); then
+the head learns to draft from them. The same command again continues a run that was killed. The last
+word is the head, with options of its own (`hydra --help`), or FILE.py:FUNCTION for one of your own;
+medusa is the default.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ from specjax.drafters.base import Head
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
 from specjax.models.sharding import on_all
+from specjax.models.transformer import Transformer
 from specjax.train.recipe import answers, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import RANKS, Batch, Objective, Source
@@ -70,6 +72,8 @@ class Config(answers.AnswersConfig):
     features: directory of hidden states, made where it is absent; runs may share one. By default in
       `out`.
     layers: layers that are kept there besides those that the head reads, for other heads.
+    online: whether the states are computed in every step and kept nowhere: for data whose states no
+      disk holds.
     draft_vocab: W, number of the most frequent tokens among which the head guesses, where the
       target has more; 0 for all.
     init: directory of a head of the same shape, with which the training begins.
@@ -83,6 +87,7 @@ class Config(answers.AnswersConfig):
   temperature: Amount = 0.0
   features: str | None = None
   layers: tuple[int, ...] = ()
+  online: bool = False
   draft_vocab: Natural = 8192
   init: str | None = None
   loss: Annotated[tuple[float, ...] | None, tyro.conf.arg(help=_LOSS)] = None
@@ -116,6 +121,8 @@ def sizes(head: Head, params: Params) -> str:
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
+  if config.online and (config.features or config.layers):
+    raise ValueError("online=True keeps no states: accepted are no features and no layers.")
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
@@ -130,6 +137,8 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   layers = (*head.hidden_layers, *config.layers)
 
   def examples(rows: Rows, part: str) -> Source:
+    if config.online:
+      return Source(rows, None, head.depth, config.points, training.seed)
     features = compute(model, rows, layers, states / part)
     own = features._replace(hidden_layers=features.hidden_layers[: len(head.hidden_layers)])
     return Source(rows, own, head.depth, config.points, training.seed)
@@ -143,7 +152,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     vocabulary = draft_vocabulary.choose(counts, W)
     share = counts[vocabulary].sum() / counts.sum()
     print(f"The draft vocabulary is {W} of {V} tokens, {share:.2%} of the answers.")
-  objective = Objective(head, vocabulary)
+  objective = Objective(head, vocabulary, Transformer(model.config) if config.online else None)
   params = jax.jit(head.init)(jax.random.key(training.seed), model.params, vocabulary)
   if config.init is not None:
     params = checkpoint.weights_like(config.init, model.config, params, name)

@@ -154,3 +154,11 @@ def test_states_that_half_precision_cannot_hold_are_refused(tmp_path):
   rows = ROWS._replace(tokens=np.where(np.arange(len(ROWS.tokens))[:, None] < 4, 0, ROWS.tokens))
   with pytest.raises(ValueError, match=r"model='tiny' has states beyond float16 in rows 3 to 5"):
     compute(tmp_path, (0,), dataclasses.replace(MODEL, params=loud), rows)
+
+
+def test_a_disk_that_is_too_small_is_not_filled(tmp_path, monkeypatch):
+  usage = features.shutil.disk_usage(tmp_path)
+  monkeypatch.setattr(features.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+  with pytest.raises(ValueError, match=r"would take 0.00 GB; its disk has 0.00 GB: choose"):
+    compute(tmp_path)
+  assert not list(tmp_path.glob("*.npy"))

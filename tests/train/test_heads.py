@@ -281,6 +281,23 @@ def test_eight_devices_share_a_batch_and_the_loss_can_be_chosen(like):
   assert metrics_of(twice)[0]["loss"] == pytest.approx(2 * losses[0], rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["medusa", "eagle3"])
+def test_states_of_the_step_train_like_those_on_disk(tiny_heads, like, tmp_path, name):
+  change = {"steps": 3, "warmup": 1, "head": HEADS[name][1]()}
+  answered = f"{like('x').answers}"
+  stored = changed(tiny_heads, out=str(tmp_path / "stored"), answers=answered, **change)
+  online = changed(
+    tiny_heads, out=str(tmp_path / "online"), answers=answered, online=True, devices=4, **change
+  )
+  for config in (stored, online):
+    heads.main(config)
+  assert (tmp_path / "stored/features").exists() and not (tmp_path / "online/features").exists()
+  for ours, theirs in zip(metrics_of(stored), metrics_of(online), strict=True):
+    assert ours == pytest.approx(theirs, rel=0.02, abs=0.01)  # on disk they have 11 bits
+  rates = (report_of(config)["hit_rates"] for config in (stored, online))
+  np.testing.assert_allclose(*rates, atol=0.02)
+
+
 def test_a_loss_of_ones_own_trains_a_head_and_its_weight_is_read(like, monkeypatch):
   monkeypatch.setitem(losses.TERMS, "twice", lambda x, weight: 2 * losses.hard(x, weight))
   own, hard = (
@@ -366,6 +383,7 @@ def test_other_settings_do_not_continue_a_run(run, change, words):
     ({"held_out": 160}, "held_out=160: accepted is at least 1"),
     ({"held_out": 160, "answer_field": "answer"}, "held_out=160: accepted is at least 1"),
     ({"model": "nowhere"}, "'nowhere' is no directory"),
+    ({"online": True, "layers": (0,)}, "online=True keeps no states"),
     ({"devices": 3}, "devices=3: accepted are up to 8 that divide batch=8"),
     ({"devices": 9, "batch": 9}, "devices=9: accepted are up to 8"),
   ],

@@ -16,7 +16,8 @@ from specjax.data.packing import Rows
 from specjax.drafters import draft_vocabulary, drafting
 from specjax.drafters.base import Examples, Head, LossWeights
 from specjax.models.linear import linear
-from specjax.train.recipe import losses
+from specjax.models.transformer import Transformer
+from specjax.train.recipe import forward, losses
 from specjax.trees.structure import at
 
 RANKS = 10  # best guesses per depth whose hits are counted
@@ -45,8 +46,11 @@ def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
 class Source:
   """Batches of drafting positions, a function of the step alone."""
 
-  def __init__(self, rows: Rows, features: Features, depth: int, points: int, seed: int):
-    """`rows` are [R, T], their features [R, T, E]; `points` is M."""
+  def __init__(self, rows: Rows, features: Features | None, depth: int, points: int, seed: int):
+    """`rows` are [R, T], their features [R, T, E], or None, for the step to compute them.
+
+    `points` is M.
+    """
     self.rows, self.features, self.points, self.seed = rows, features, points, seed
     self.labels, self.weight = candidates(rows, depth)
     self.useful = [np.flatnonzero(x) for x in self.weight[:, :, 0]]
@@ -82,14 +86,24 @@ class Source:
 
 
 class Objective:
-  """The loss and the hits of a head that guesses in a draft vocabulary of target ids."""
+  """The loss and the hits of a head that guesses in a draft vocabulary of target ids.
 
-  def __init__(self, head: Head, vocabulary: np.ndarray | None):
-    self.head, V = head, head.target.vocab_size
+  `network` is the target's, which reads the rows of a batch that comes without features.
+  """
+
+  def __init__(self, head: Head, vocabulary: np.ndarray | None, network: Transformer | None = None):
+    self.head, self.network, V = head, network, head.target.vocab_size
     self.place = np.arange(V)  # of each target id in the draft vocabulary
     if vocabulary is not None:
       self.place = np.full(V, -1)
       self.place[vocabulary] = np.arange(len(vocabulary))
+
+  def seen(self, target_params: Params, examples: Examples) -> Examples:
+    """The examples with the features of their rows, computed now where they have none."""
+    if self.network is None:
+      return examples
+    found = forward.read(self.network, target_params, examples, self.head.hidden_layers)
+    return examples._replace(features=jax.lax.stop_gradient(found))
 
   def states(self, params: Params, target_params: Params, examples: Examples):
     """The head's states at every depth, from features in the target's own dtype."""
@@ -106,7 +120,8 @@ class Objective:
 
     `weights` and `noise`, the width of uniform noise on the hidden states, are static.
     """
-    hidden, examples = batch.examples.features.hidden, batch.examples
+    examples = self.seen(target_params, batch.examples)
+    hidden = examples.features.hidden
     if noise:
       shift = noise * (jax.random.uniform(key, hidden.shape) - 0.5)
       noisy = examples.features._replace(hidden=hidden + shift.astype(hidden.dtype))
@@ -145,7 +160,7 @@ class Objective:
 
   def hits(self, params: Params, target_params: Params, batch: Batch) -> tuple[Array, Array]:
     """(i[D, RANKS], number of labels guessed at each rank; i[D], number of labels)."""
-    states = self.states(params, target_params, batch.examples)
+    states = self.states(params, target_params, self.seen(target_params, batch.examples))
     hits = []
     for d, state in enumerate(states, 1):
       logits = self.head.read(params, target_params, state, d)

@@ -6,7 +6,9 @@ layer, float16 [R, T, E], and `done`, the number of rows that are written. A kil
 Letters: R rows, T row length, E width.
 """
 
+import math
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +64,7 @@ def compute(
 
   Raises:
     ValueError: the directory belongs to another target, tokenizer or rows, or lacks a
-      layer; or a state is beyond float16.
+      layer; the states would not fit its disk; or a state is beyond float16.
   """
   directory = pathlib.Path(directory)
   with processes.in_turn():
@@ -75,6 +77,18 @@ def compute(
   return Features(hidden, tuple(own[kept.index(i)] for i in layers))
 
 
+def _announce(directory: pathlib.Path, size: int) -> None:
+  """Says how many bytes will be written, before they are; ValueError where they do not fit."""
+  there = sum(path.stat().st_size for path in directory.glob("*.npy"))
+  free = shutil.disk_usage(directory).free + there
+  if processes.first():
+    print(f"{size / 1e9:.2f} GB of hidden states will be written to {directory}.")
+  if size > free:
+    raise ValueError(f"features={str(directory)!r} would take {size / 1e9:.2f} GB; its disk has "
+                     f"{free / 1e9:.2f} GB: choose another directory, or train a head with "
+                     "--online.")  # fmt: skip
+
+
 def _write(
   model: Model, rows: Rows, layers: Sequence[int], paths: Sequence[pathlib.Path],
   shape: tuple[int, ...], progress: pathlib.Path, batch: int,
@@ -84,6 +98,8 @@ def _write(
   processes.met()
   if done == len(rows.tokens):
     return
+  if not done:
+    _announce(progress.parent, 2 * math.prod(shape) * len(paths))
   mode, several = "r+" if done else "w+", paths if processes.first() else ()
   files = [np.lib.format.open_memmap(path, mode, np.float16, shape) for path in several]
   network, params = Transformer(model.config), model.spread().params
@@ -97,7 +113,8 @@ def _write(
     states = [x[:size] for x in processes.fetch(run(params, sharding.dealt(part)))]
     if not all(np.isfinite(x).all() for x in states):
       raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
-                       f"{i + size - 1}: they cannot be kept.")  # fmt: skip
+                       f"{i + size - 1}: they cannot be kept; a head's training with --online "
+                       "does not keep them.")  # fmt: skip
     for file, x in zip(files, states, strict=bool(files)):
       file[i : i + size] = x
       file.flush()

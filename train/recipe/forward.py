@@ -10,11 +10,12 @@ from rich.progress import track
 
 from specjax.base import Features, Params
 from specjax.data.packing import Rows
+from specjax.drafters.base import Examples
 from specjax.models.transformer import Transformer, attention_mask
 
 
 def read(
-  network: Transformer, params: Params, rows: Rows, hidden_layers: tuple[int, ...] = ()
+  network: Transformer, params: Params, rows: Rows | Examples, hidden_layers: tuple[int, ...] = ()
 ) -> Features:
   """The network's states over rows, arrays [B, T]; each document sees itself alone."""
   mask = attention_mask(jnp.asarray(rows.segment), network.config.causal)
