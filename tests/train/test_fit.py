@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from specjax.train.recipe import fit as fitting
 from specjax.train.recipe.config import Training
-from specjax.train.recipe.fit import batches, loop
+from specjax.train.recipe.fit import batches, fit, loop
 from specjax.train.recipe.run import claim, count_lines, keep_lines
 
 
@@ -100,6 +101,65 @@ def test_batches_are_a_function_of_seed_and_step():
     rows = np.concatenate([one(2 * epoch).x, one(2 * epoch + 1).x])
     assert sorted(rows) == sorted(DATA.x)
   assert not np.array_equal(one(0).x, one(2).x)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_of_a_batch_have_the_gradient_of_the_whole(parts, tmp_path):
+  def loss(params, frozen, batch, key):
+    error = ((params["w"] * batch.x + frozen - batch.y.astype(jnp.float32)) ** 2).mean()
+    return error, {"error": error}
+
+  def trained(**options):
+    training = Training(steps=5, batch=8, warmup=1, rate=0.1, **options)
+    directory = tmp_path / str(options)
+    params = fit(loss, {"w": jnp.ones(())}, batches(DATA, training), training, directory,
+                 frozen=jnp.float32(0.5))  # fmt: skip
+    return params["w"], lines(directory)
+
+  whole, several = trained(devices=1), trained(devices=2, parts=parts)
+  np.testing.assert_allclose(whole[0], several[0], rtol=1e-5)
+  for ours, theirs in zip(whole[1], several[1], strict=True):
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [({"parts": 3}, "parts=3: accepted are numbers that divide batch=8"),
+   ({"parts": 4, "devices": 4}, "devices=4: accepted are up to 8 that divide")],
+)  # fmt: skip
+def test_parts_that_do_not_divide_a_batch_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    Training(batch=8, **options).shardings()
+
+
+def test_devices_that_hold_parts_of_the_weights_train_as_one(tmp_path, monkeypatch):
+  def loss(params, frozen, batch, key):
+    guess = jnp.tanh(batch.x[:, None] @ params["w"]) @ params["v"] + params["b"]
+    return ((guess - batch.y.astype(jnp.float32)) ** 2).mean(), {}
+
+  params = {"w": jnp.ones((1, 16)) / 4, "v": jnp.ones(16), "b": jnp.ones(())}
+  kept = {}
+  inner = fitting.loop
+
+  def seen(step, state, *others):
+    kept["before"] = jax.tree.map(lambda x: x.sharding, state)
+    kept["after"] = inner(step, state, *others)
+    return kept["after"]
+
+  monkeypatch.setattr(fitting, "loop", seen)
+  found = {}
+  for fsdp in (False, True):
+    training = Training(steps=4, batch=8, warmup=1, rate=0.1, devices=8, fsdp=fsdp)
+    found[fsdp] = fit(loss, params, batches(DATA, training), training, tmp_path / str(fsdp))
+  for ours, theirs in zip(*map(jax.tree.leaves, found.values()), strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+  assert jax.tree.map(lambda x: x.sharding, kept["after"]) == kept["before"]
+  for x in jax.tree.leaves(kept["after"]):
+    there = {shard.data.shape for shard in x.addressable_shards}
+    assert there == {{(1, 16): (1, 2), (16,): (2,)}.get(x.shape, ())}
+  again = Training(steps=4, batch=8, warmup=1, rate=0.1, devices=2)  # a checkpoint on another mesh
+  one = fit(loss, params, pytest.fail, again, tmp_path / "True")
+  np.testing.assert_array_equal(one["w"], found[True]["w"])
 
 
 @pytest.mark.parametrize("size", [0, 11])

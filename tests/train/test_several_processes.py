@@ -84,9 +84,9 @@ def alone(tiny_heads, tmp_path_factory):
 
 
 @pytest.mark.full(but=["2"])
-@pytest.mark.parametrize("count", [2, 4])
-def test_several_processes_train_what_one_does(count, alone, tmp_path):
-  together = changed(alone, out=str(tmp_path / "run"))
+@pytest.mark.parametrize(("count", "fsdp"), [(2, False), (4, True)], ids=["2", "4-fsdp"])
+def test_several_processes_train_what_one_does(count, fsdp, alone, tmp_path):
+  together = changed(alone, out=str(tmp_path / "run"), fsdp=fsdp)
   assert ["hit_rates" in said for said in train(together, count)] == [True] + [False] * (count - 1)
   agree(together.out, alone.out)
   if count == 4:  # its checkpoint goes on in one process and in two

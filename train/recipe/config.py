@@ -72,8 +72,11 @@ class Training:
     warmup: number of steps in which the rate rises from 0.
     decay: weight decay.
     clip: largest norm of the whole gradient; a longer one is shortened to it.
+    parts: of a batch, one after another, whose gradients are averaged; each takes its own memory.
     save_every: number of steps between checkpoints.
     devices: number of devices that share a batch; 0 for as many as divide it.
+    fsdp: whether each device holds a part of the trained weights and their moments, which are
+      gathered where they are used (ZeRO), and not all of them.
     mesh: devices that share the rows of a batch and the weights of a frozen target, as
       data=2,model=4, in place of `devices`.
     seed: seed of the weights, the order of the data and all noise.
@@ -85,8 +88,10 @@ class Training:
   warmup: Natural = 50
   decay: Amount = 0.0
   clip: Amount = 1.0
+  parts: Count = 1
   save_every: Count = 100
   devices: Natural = 0
+  fsdp: bool = False
   mesh: str | None = None
   seed: Seed = 0
 
@@ -98,15 +103,17 @@ class Training:
     Raises:
       ValueError: there are too few devices, or the batch cannot be dealt to them.
     """
-    mesh = jax.sharding.get_mesh()
+    if self.batch % self.parts:
+      raise ValueError(f"parts={self.parts}: accepted are numbers that divide batch={self.batch}.")
+    mesh, together = jax.sharding.get_mesh(), self.batch // self.parts
     if not mesh.empty:
-      if self.batch % mesh.shape["data"]:
+      if together % mesh.shape["data"]:
         raise ValueError(f"batch={self.batch}: accepted with mesh={self.mesh!r} is a multiple of "
-                         f"data={mesh.shape['data']}.")  # fmt: skip
+                         f"data={mesh.shape['data']} times parts={self.parts}.")  # fmt: skip
       return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     there = len(jax.devices())
-    count = self.devices or max(n for n in range(1, there + 1) if self.batch % n == 0)
-    if count > there or self.batch % count:
+    count = self.devices or max(n for n in range(1, there + 1) if together % n == 0)
+    if count > there or together % count:
       raise ValueError(f"devices={self.devices}: accepted are up to {there} that divide "
                        f"batch={self.batch}.")  # fmt: skip
     if jax.process_count() > 1 and count < there:
@@ -115,6 +122,18 @@ class Training:
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((count,), ("data",), auto, devices=jax.devices()[:count])
     return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+
+  def place_of(self, x: Any) -> NamedSharding:
+    """Where a weight or a moment lies: on every device, or with `fsdp` a part of it on each.
+
+    It is cut along the first axis that the devices divide, if there is one.
+    """
+    dealt, copied = self.shardings()
+    count = dealt.mesh.shape["data"]
+    cut = next((i for i, n in enumerate(x.shape) if n % count == 0 and self.fsdp), None)
+    return copied if cut is None else NamedSharding(
+      dealt.mesh, PartitionSpec(*[None] * cut, "data")
+    )  # fmt: skip
 
   def optimizer(self) -> optax.GradientTransformation:
     """The optimiser, whose rate is a function of the step."""

@@ -63,17 +63,23 @@ def fit(
     was least.
   """
   optimizer, (dealt, copied) = training.optimizer(), training.shardings()
+  gradient = averaged(jax.value_and_grad(loss, has_aux=True), training.parts)
   frozen, held_out = on_all((frozen, held_out), copied)
-  # A step donates its state, so that the state must be a copy.
-  params, best = (jax.device_put(params, copied, may_alias=False) for _ in range(2))
-  state = {"params": params, "optimizer": jax.device_put(jax.jit(optimizer.init)(params), copied)}
+  state = {"params": params, "optimizer": jax.eval_shape(optimizer.init, params)}
   if held_out is not None:
-    state |= {"best": best, "least": jax.device_put(jnp.float32(jnp.inf), copied)}
+    state |= {"best": params, "least": jax.ShapeDtypeStruct((), jnp.float32)}
+  places = jax.tree.map(training.place_of, state)
+  # A step donates its state, which must be a copy: a device may share what it is given.
+  state["params"] = jax.device_put(jax.tree.map(jnp.copy, params), places["params"])
+  begun = jax.jit(optimizer.init, out_shardings=places["optimizer"])
+  state["optimizer"] = begun(state["params"])
+  if held_out is not None:
+    state["best"] = jax.device_put(jax.tree.map(jnp.copy, params), places["best"])
+    state["least"] = jax.device_put(jnp.float32(jnp.inf), places["least"])
 
   @functools.partial(jax.jit, donate_argnums=0)
   def step(state, frozen, held_out, batch, number):
     key = jax.random.fold_in(jax.random.key(training.seed), number)
-    gradient = jax.value_and_grad(loss, has_aux=True)
     (value, figures), grads = gradient(state["params"], frozen, batch, key)
     updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
     params = optax.apply_updates(state["params"], updates)
@@ -85,7 +91,7 @@ def fit(
       best = jax.tree.map(lambda new, old: jnp.where(better, new, old), params, state["best"])
       after |= {"best": best, "least": jnp.minimum(now, state["least"])}
       metrics["held_out"] = now
-    return after, metrics
+    return jax.lax.with_sharding_constraint(after, places), metrics
 
   size, devices = optax.tree.size(params), len(dealt.device_set)
   print(f"{size / 1e6:.2f}M parameters are trained on {devices} device(s).")
@@ -94,6 +100,31 @@ def fit(
     lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
   )  # fmt: skip
   return processes.fetch(state["params" if held_out is None else "best"])
+
+
+def averaged(gradient: Callable[..., Any], parts: int) -> Callable[..., Any]:
+  """A gradient with its metrics, as the mean over `parts` of a batch, computed one after another.
+
+  Row i belongs to part i % parts, so that each device has as many rows of each part.
+  """
+  if parts == 1:
+    return gradient
+
+  def mean(params: Any, frozen: Any, batch: Any, key: Array) -> Any:
+    def part(i: Array) -> Any:
+      return gradient(params, frozen, jax.tree.map(lambda x: split(x)[i], batch),
+                      jax.random.fold_in(key, i))  # fmt: skip
+
+    def split(x: Array) -> Array:
+      return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
+
+    def add(total: Any, i: Array) -> tuple[Any, None]:
+      return jax.tree.map(jnp.add, total, part(i)), None
+
+    total, _ = jax.lax.scan(add, part(jnp.int32(0)), jnp.arange(1, parts, dtype=jnp.int32))
+    return jax.tree.map(lambda x: x / parts, total)
+
+  return mean
 
 
 def loop(
@@ -135,9 +166,10 @@ def loop(
       keep_lines(log, first)  # lines past the checkpoint belong to steps that will run again
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")
     with log.open("a") if processes.first() else open(os.devnull, "w") as sink:
-      for i in range(first, steps):
-        begin = time.perf_counter()
-        state, metrics = step(state, batch(i))
+      begin = time.perf_counter()
+
+      def written(i: int, metrics: dict[str, Array]) -> None:
+        nonlocal begin
         values = {k: float(v) for k, v in metrics.items()}
         bad = [f"{k}={v}" for k, v in values.items() if not math.isfinite(v)]
         if bad:
@@ -145,10 +177,19 @@ def loop(
             f"{', '.join(bad)} at step {i}; the last good checkpoint is in "
             f"{directory / 'checkpoints'}. Lower the learning rate or look at the data."
           )
-        record = {"step": i, **values, "seconds": round(time.perf_counter() - begin, 4)}
-        sink.write(json.dumps(record) + "\n")
+        begin, seconds = (now := time.perf_counter()), now - begin
+        sink.write(json.dumps({"step": i, **values, "seconds": round(seconds, 4)}) + "\n")
         sink.flush()
-        if (i + 1) % training.save_every == 0 or i + 1 == steps:
-          checkpoints.save(i + 1, state)
         progress.update(bar, completed=i + 1, note=f"loss {values['loss']:.4f}")
+
+      unread: list[tuple[int, dict[str, Array]]] = []
+      for i in range(first, steps):
+        state, metrics = step(state, batch(i))
+        # While the device takes this step, the last one is written down and the next batch is made.
+        while unread:
+          written(*unread.pop())
+        unread.append((i, metrics))
+        if (i + 1) % training.save_every == 0 or i + 1 == steps:
+          written(*unread.pop())
+          checkpoints.save(i + 1, state)
   return state

@@ -19,7 +19,7 @@ from specjax.models.sharding import named_mesh
 from specjax.train.recipe.config import check
 
 # Options that may differ when a run continues: where texts and states lie does not change them.
-_FREE = ("out", "data", "answers", "features", "save_every", "devices", "mesh")
+_FREE = ("out", "data", "answers", "features", "save_every", "devices", "fsdp", "mesh")
 
 
 def on_mesh(main: Callable[..., None]) -> Callable[..., None]:
