@@ -240,6 +240,8 @@ class Convert:
     target: the model that a head is for, zoo name or directory; by default the zoo's.
     to: format of a head: ours, or that in which heads of its method are published.
     weights: int8 writes the large matrices of a head in our format in 8 bits.
+    torch: writes a head's weights as the .pt file that the programs of Medusa and Hydra load, and
+      not as safetensors; needs torch.
   """
 
   format: Literal["llama2c", "gguf", "hf", "head"]
@@ -249,6 +251,7 @@ class Convert:
   target: str | None = None
   to: Literal["specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator"] = "specjax"
   weights: Weights = "float"
+  torch: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,8 @@ def run_convert(args: Convert) -> None:
     raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
   if args.weights != "float" and (args.format != "head" or args.to != "specjax"):
     raise ValueError(f"weights={args.weights!r}: accepted for --format head --to specjax.")
+  if args.torch and args.format != "head":
+    raise ValueError("torch=True: accepted for --format head.")
   out = checks.directory("out", args.out)
   source = resolve(args.model) if args.format == "head" else pathlib.Path(args.model)
   if out.resolve() == source.resolve():
@@ -32,8 +34,10 @@ def run_convert(args: Convert) -> None:
     target = load(args.target or DEFAULT_MODEL)
     check_model(target, causal=True)
     head = formats.load(source, target.config, target_params=target.params)
-    formats.save(args.out, args.to, head, target.config, target.params, base=target.name,
-                dtype=jnp.int8 if args.weights == "int8" else jnp.float32)  # fmt: skip
+    formats.save(
+      args.out, args.to, head, target.config, target.params, base=target.name, torch=args.torch,
+      dtype=jnp.int8 if args.weights == "int8" else jnp.float32,
+    )  # fmt: skip
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
     return
   elif args.format == "gguf":

@@ -50,13 +50,28 @@ def check(tensors: Tensors, shapes: Shapes, path: pathlib.Path) -> None:
 
 
 def write(file: pathlib.Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
-  """Writes safetensors and config.json to a directory that is made if absent.
+  """Writes tensors and config.json to a directory that is made if absent.
 
-  It raises ValueError where a tensor is not finite, and then writes nothing.
+  A file of the suffix .pt is torch's own, any other safetensors.
+
+  It raises ValueError where a tensor is not finite, or torch is needed and absent, and then writes
+  nothing.
   """
   for name, x in tensors.items():
     if not np.isfinite(x.astype(np.float32)).all():
       raise ValueError(f"tensor {name} is not finite in dtype {x.dtype.name}.")
-  file.parent.mkdir(parents=True, exist_ok=True)
-  save_file(tensors, file, metadata={"format": "pt"})
+  if file.suffix == ".pt":
+    _write_torch(file, tensors)
+  else:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, file, metadata={"format": "pt"})
   (file.parent / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _write_torch(file: pathlib.Path, tensors: Tensors) -> None:
+  try:
+    import torch
+  except ImportError:
+    raise ValueError(f"{file} needs torch, which is not installed.") from None
+  file.parent.mkdir(parents=True, exist_ok=True)
+  torch.save({name: torch.from_numpy(np.array(x)) for name, x in tensors.items()}, file)

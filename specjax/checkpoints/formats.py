@@ -23,6 +23,7 @@ PUBLISHED = {
   "mlp_speculator": mlp_speculator,
 }  # fmt: skip
 FORMATS = ("specjax", *PUBLISHED)
+TORCH = ("medusa", "hydra")  # whose programs load a file of torch
 
 
 def format_of(raw: Mapping[str, Any]) -> str | None:
@@ -77,14 +78,18 @@ def _without_copy(loaded: Loaded, target_params: Params) -> Loaded:
 
 def save(
   directory: str | pathlib.Path, form: str, loaded: Loaded, model: Config, target_params: Params,
-  *, base: str, dtype: DTypeLike = jnp.float16,
+  *, base: str, dtype: DTypeLike = jnp.float16, torch: bool = False,
 ) -> None:  # fmt: skip
   """Writes a head for the target `model` in the format `form`: "specjax", or the head's own name.
 
   No published format but Medusa's keeps the tree, and none the hit rates. `base` names the target.
-  It raises ValueError where the format is not for this head, or has no place for a part of it.
+  With `torch` the weights are the .pt file that the programs of Medusa and Hydra load; both kinds
+  of file are read here. It raises ValueError where the format is not for this head, has no place
+  for a part of it or no such file, or where torch is needed and absent.
   """
   name, network = loaded.head.name, loaded.network
+  if torch and form not in TORCH:
+    raise ValueError(f"torch=True: accepted for the formats {' and '.join(TORCH)}, not {form}.")
   accepted = [key for key in FORMATS if key in ("specjax", name)]
   if form not in accepted:
     raise ValueError(f"to={form!r}: accepted for a head of {name} is {' or '.join(accepted)}.")
@@ -100,4 +105,7 @@ def save(
   if form != "eagle3" and draft_vocabulary.ids(loaded.params) is not None:
     raise ValueError(f"the format {form} has no place for a draft vocabulary.")
   file, tensors, raw = PUBLISHED[form].encode(loaded, target_params, dtype)
-  write(pathlib.Path(directory) / file, tensors, raw | {"base_model_name_or_path": base})
+  path = pathlib.Path(directory) / file
+  write(
+    path.with_suffix(".pt") if torch else path, tensors, raw | {"base_model_name_or_path": base}
+  )

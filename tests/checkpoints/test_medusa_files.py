@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -190,3 +191,32 @@ def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):
   save(tmp_path, config, params, dtype=jnp.bfloat16)
   loaded = formats.load(tmp_path, MODEL).params
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), loaded, params)
+
+
+def test_a_file_of_torch_is_what_the_published_program_loads(tmp_path):
+  torch = pytest.importorskip("torch")
+  config = MedusaConfig(depth=2)
+  save(tmp_path / "plain", config, random_heads(config))
+  save(tmp_path / "torch", config, random_heads(config), torch=True)
+  state = torch.load(tmp_path / "torch" / "medusa_lm_head.pt", weights_only=True)
+  plain = load_file(tmp_path / "plain" / WEIGHTS)
+  assert {name: x.numpy().tobytes() for name, x in state.items()} == {
+    name: x.tobytes() for name, x in plain.items()
+  }
+  assert not (tmp_path / "torch" / WEIGHTS).exists()
+  pair = (formats.load(tmp_path / name, MODEL).params for name in ("plain", "torch"))
+  jax.tree.map(np.testing.assert_array_equal, *pair)
+
+
+def test_without_torch_its_file_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "torch", None)
+  with pytest.raises(ValueError, match=r"medusa_lm_head.pt needs torch, which is not installed"):
+    save(tmp_path / "new", MedusaConfig(depth=2), random_heads(MedusaConfig(depth=2)), torch=True)
+  assert not (tmp_path / "new").exists()
+
+
+def test_other_formats_have_no_file_of_torch(tmp_path):
+  config = MedusaConfig(depth=2)
+  loaded = Loaded(build(target(MODEL), config), random_heads(config), CHOICES, None, config, MODEL)
+  with pytest.raises(ValueError, match="torch=True: accepted for the formats medusa and hydra"):
+    formats.save(tmp_path, "specjax", loaded, MODEL, (), base="gsm8k-7m", torch=True)
