@@ -22,7 +22,7 @@ from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
 from specjax.decoding.model import Model, Prompt
-from specjax.models.cache import append_one
+from specjax.models.cache import read_one
 from specjax.sampling import likeliest
 
 
@@ -51,13 +51,6 @@ class State(NamedTuple):
   failed: Array
 
 
-def _next(target: Target, params: Params, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
-  """(log-probabilities f32[B, V] after tokens i32[B], the cache that has them)."""
-  alone = jnp.zeros((len(tokens), 1), jnp.int32), jnp.ones((len(tokens), 1, 1), bool)
-  evaluation = target.evaluate(params, cache, tokens[:, None], *alone)
-  return jax.nn.log_softmax(evaluation.logits[:, 0]), append_one(target, cache, evaluation)
-
-
 @functools.partial(jax.jit, static_argnames=("target", "candidates", "ahead", "capacity"))
 def write(
   target: Target, params: Params, tokens: Array, length: Array, limit: Array, stop: Array,
@@ -81,7 +74,8 @@ def write(
     def go_on(_, carry):
       cache, token, total, count = carry
       live = ~ends(token)
-      log_p, cache = _next(target, params, cache, token)
+      logits, cache = read_one(target, params, cache, token)
+      log_p = jax.nn.log_softmax(logits)
       after = jnp.argmax(log_p, 1).astype(jnp.int32)
       more = jnp.take_along_axis(log_p, after[:, None], 1)[:, 0]
       total, count = total + jnp.where(live, more, 0.0), count + live.astype(jnp.float32)
@@ -93,8 +87,8 @@ def write(
 
   def step(state: State) -> State:
     root = jax.lax.dynamic_slice_in_dim(state.text[0], state.length - 1, 1)
-    log_p, cache = _next(target, params, state.cache, root)
-    log_p = log_p[0]
+    logits, cache = read_one(target, params, state.cache, root)
+    log_p = jax.nn.log_softmax(logits[0])
     entropy = -jnp.where(log_p > -jnp.inf, jnp.exp(log_p) * log_p, 0.0).sum()
     unsure, failed = entropy >= threshold, jnp.isnan(log_p).any()
     token = jax.lax.cond(unsure, looked, lambda cache, log_p: likeliest(log_p, 1)[0], cache, log_p)

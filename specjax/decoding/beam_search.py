@@ -24,7 +24,7 @@ from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
 from specjax.decoding.model import Model, Prompt
-from specjax.models.cache import append_one
+from specjax.models.cache import read_one
 from specjax.trees.structure import at
 
 
@@ -99,17 +99,16 @@ def search(
     return said, (row[on], token[on], log_probs, ended, lengths, final)
 
   def step(state: State) -> State:
-    last = at(state.texts, jnp.full((k, 1), state.length - 1))
-    alone = jnp.zeros((k, 1), jnp.int32), jnp.ones((k, 1, 1), bool)
-    evaluation = target.evaluate(params, state.cache, last, *alone)
-    log_p = jax.nn.log_softmax(evaluation.logits[:, 0]).reshape(G, b, V)
+    last = at(state.texts, jnp.full((k, 1), state.length - 1))[:, 0]
+    logits, cache = read_one(target, params, state.cache, last)
+    log_p = jax.nn.log_softmax(logits).reshape(G, b, V)
     said, found = jnp.zeros(V), []
     for g in range(G):
       said, own = group(g, state, log_p[g], said)
       found.append(own)
     row, token, log_probs, ended, lengths, final = map(jnp.stack, zip(*found, strict=True))
     row = row.reshape(-1)
-    cache = jax.tree.map(lambda x: x[row], append_one(target, state.cache, evaluation))
+    cache = jax.tree.map(lambda x: x[row], cache)
     texts = state.texts[row].at[:, state.length].set(token.reshape(-1))
     return State(cache, texts, state.length + 1, log_probs, ended, lengths, final)
 

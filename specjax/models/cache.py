@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from specjax.base import KV, Cache, Evaluation, Target
+from specjax.base import KV, Cache, Evaluation, Params, Target
 from specjax.kernels.platform import mesh_axis
 
 
@@ -71,9 +71,24 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
   return Cache(write_all(cache.kv, kv, path, start_row), cache.length + rows)
 
 
-def append_one(network: Target, cache: Cache, evaluation: Evaluation) -> Cache:
-  """The cache after the one node that `network` evaluated, for models that draft token by token."""
+def append_one(
+  network: Target, cache: Cache, evaluation: Evaluation, live: Array | None = None
+) -> Cache:
+  """The cache after the one node that `network` evaluated, for models that draft token by token.
+
+  Rows that are not live bool[B] stay as they are; by default all are live.
+  """
   path = jnp.zeros_like(cache.length)[:, None]
+  rows = jnp.ones_like(cache.length) if live is None else live.astype(jnp.int32)
   # One row is always written, but XLA must not know it, so that the write waits for the reads.
   above_zero = (evaluation.logits[:, 0, 0] > 0).astype(jnp.int32)
-  return network.commit(cache, evaluation.kv, path, 1 + jnp.minimum(above_zero, 0))
+  return network.commit(cache, evaluation.kv, path, rows + jnp.minimum(above_zero, 0))
+
+
+def read_one(
+  network: Target, params: Params, cache: Cache, tokens: Array, live: Array | None = None
+) -> tuple[Array, Cache]:
+  """(logits f32[B, V] after tokens i32[B], the cache that has them), see `append_one`."""
+  alone = jnp.zeros((len(tokens), 1), jnp.int32), jnp.ones((len(tokens), 1, 1), bool)
+  evaluation = network.evaluate(params, cache, tokens[:, None], *alone)
+  return evaluation.logits[:, 0], append_one(network, cache, evaluation, live)
