@@ -18,6 +18,7 @@ _HOMES = {
     "decoding.adadec": ("adadec",),
     "decoding.beam_search": ("beam_search",),
     "decoding.best_of": ("best_of",),
+    "decoding.cntp": ("cntp",),
     "decoding.diffusion_decoder": ("DiffusionDecoder",),
     "decoding.batching": ("Result",),
     "decoding.builders.drafter": ("make_drafter",),

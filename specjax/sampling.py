@@ -226,14 +226,14 @@ class Noise(NamedTuple):
     nodes = jax.vmap(node, (None, None, 0, 0))
     return jax.vmap(nodes)(self.key, self.position, log_probs, depth)
 
-  def _round(self, stream: int) -> Array:
+  def _round(self, stream: int | Array) -> Array:
     """key[B] of this round, none of which `choose` uses; each round has its own position."""
     fold = jax.vmap(jax.random.fold_in, (0, 0))
     return jax.vmap(jax.random.fold_in, (0, None))(
       fold(fold(self.key, jnp.full_like(self.position, -1)), self.position), stream
     )
 
-  def draw(self, stream: int, log_probs: Array) -> Array:
+  def draw(self, stream: int | Array, log_probs: Array) -> Array:
     """i32[B], one token per row of f32[B, V]; independent between streams and rounds."""
     return jax.vmap(categorical)(self._round(stream), log_probs)
 

@@ -3,9 +3,9 @@ r"""How many questions a model answers rightly by each strategy of sampling and 
     python benchmarks/quality/strategies.py --prompts gsm8k_test.jsonl --model gsm8k-7m
 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
-is right where its last number is that number. Tokens are those of all samples or, of a search, of
-the text that it returns; seconds are those of all questions, after the first one has been decoded
-once to compile.
+is right where its last number is that number. Tokens are those of all samples and trials or, of a
+search, of the text that it returns; seconds are those of all questions, after the first one has
+been decoded once to compile.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Config(prompts.Questions):
 
   # names of strategies; by default all of them
   strategies: tuple[str, ...] = ()
-  drafter: str = "none"  # of all strategies but the searches
+  drafter: str = "none"  # of all strategies but the searches and cntp
   temperature: float = 0.8  # of those that sample
   samples: int = 8  # of each question, for those that take one of several
   typical_p: float = 0.9
@@ -65,6 +65,10 @@ def _searched(
   return [Said(best.text, len(best.tokens)) for best, *_ in every]
 
 
+def _cautious(model: Model, T: float, new: int, ids: Sequence[list[int]]) -> list[Said]:
+  return [Said(x.text, x.drawn) for x in specjax.cntp(model, ids, new, temperature=T)]
+
+
 def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
   """What makes each strategy, by its name."""
   new, n, T = config.max_new_tokens, config.samples, config.temperature
@@ -87,6 +91,7 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "typical": functools.partial(plain, temperature=T, typical_p=config.typical_p),
     "momentum": functools.partial(plain, processors=["momentum"]),
     **{select: functools.partial(best, select) for select in ("likelihood", "mbr", "first_finish")},
+    "cntp": lambda: functools.partial(_cautious, model, T, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
   }
