@@ -19,6 +19,7 @@ _HOMES = {
     "decoding.beam_search": ("beam_search",),
     "decoding.best_of": ("best_of",),
     "decoding.cntp": ("cntp",),
+    "decoding.constrained": ("constrained",),
     "decoding.diffusion_decoder": ("DiffusionDecoder",),
     "decoding.batching": ("Result",),
     "decoding.builders.drafter": ("make_drafter",),

@@ -71,6 +71,7 @@ BLOCKS = {
   ("README.md", "Masked diffusion models"): the_canvas_is_reversed,
   ("README.md", "A method of your own"): the_drafter_is_lossless,
   ("docs/guide.md", "Prompts"): it_runs,
+  ("docs/guide.md", "Several samples, and search"): it_runs,
   ("docs/guide.md", "Serving"): it_runs,
   ("docs/guide.md", "Several devices"): plain_and_fast_agree,
   ("docs/methods.md", "Names"): it_runs,
