@@ -1,5 +1,6 @@
 """Every script of benchmarks and examples: in the index, and one sentence for a user's error."""
 
+import dataclasses
 import importlib.util
 import pathlib
 import sys
@@ -79,3 +80,26 @@ def test_a_users_error_is_one_sentence(command, message, tmp_path, monkeypatch, 
   said = capsys.readouterr().err
   assert said.startswith("error: ") and message in said and said.count("\n") == 1
   assert not (tmp_path / "results").exists()
+
+
+def test_losslessness_goes_on_where_it_was_and_takes_more_drafters(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  module = load("benchmarks/claims/lossless.py")
+  config = module.Config(
+    drafters=("prompt_lookup-4",), limit=2, max_new_tokens=6, batches=(2, 1), out="found"
+  )
+  module.main(config)
+  table, log = (tmp_path / "found/table.md"), (tmp_path / "found/answers.jsonl")
+  first = table.read_text()
+  assert first.count("| 0 of 2 |") == 6  # plain decoding once, and prompt lookup at two sizes
+  lines = log.read_text().splitlines()
+  log.write_text("\n".join(lines[:2]) + '\n{"batch": 1, "dra')  # it was killed at the third
+  module.main(config)
+  assert table.read_text() == first and log.read_text().splitlines() == lines
+  module.main(dataclasses.replace(config, drafters=("prompt_lookup-4", "jacobi-4"), batches=(2,)))
+  assert table.read_text().count("| 0 of 2 |") == 6
+  assert log.read_text().splitlines()[:3] == lines
+  wrong = [line.replace('"texts": [[0.0, [', '"texts": [[0.0, [9, ') for line in lines]
+  log.write_text("\n".join([lines[0], *wrong[1:]]) + "\n")
+  module.main(config)
+  assert table.read_text().count("| 1 of 2 |") == 2
