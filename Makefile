@@ -3,15 +3,18 @@
 # make test-all   every test, compiled as a user's program is
 #                 PYTHON=python3.12 for another Python,
 #                 EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs, TESTS=tests/trees for some
+# make accelerator
+#                 what only an accelerator can show, in less than 25 minutes; CHIP=tpu on a TPU
 # make docs       the documentation, with the API reference
 PYTHON ?= $(firstword $(foreach p,python3.11 python3,$(if $(shell command -v $(p)),$(p))))
 EXTRAS ?= test,tfds
+CHIP ?= cuda
 TESTS ?= tests
 VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint docs clean
+.PHONY: demo test test-all lint docs accelerator clean
 
 demo: $(VENV)/.with-tfds
 	$(BIN)/python examples/demo.py $(PROMPTS)
@@ -29,6 +32,9 @@ lint: $(VENV)/.with-$(EXTRAS)
 
 docs: $(VENV)/.with-docs
 	$(BIN)/mkdocs build --strict
+
+accelerator: $(VENV)/.with-$(CHIP)
+	$(BIN)/python benchmarks/accelerator.py
 
 # Python compiles what it imports; pip would compile all of every package.
 $(VENV)/.with-%: setup.py pyproject.toml

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import pathlib
 import sys
 
@@ -34,6 +35,10 @@ def test_a_script_is_in_the_index_and_ends_as_all_do(path):
 
 
 ERRORS = [
+  ("benchmarks/accelerator.py", "size='8b': accepted is small where jax computes on cpu"),
+  ("benchmarks/accelerator.py --parts luck", "parts='luck': accepted is one of attention"),
+  ("benchmarks/claims/attention.py --nodes 0", "nodes=0: accepted"),
+  ("benchmarks/claims/attention.py --dtypes int4", "dtypes='int4': accepted"),
   ("benchmarks/claims/lossless.py --prompts absent.jsonl", "absent.jsonl"),
   ("benchmarks/claims/lossless.py --limit 0", "limit=0: accepted"),
   ("benchmarks/claims/lossless.py --model absent", "absent"),
@@ -56,9 +61,17 @@ ERRORS = [
   ("benchmarks/quality/strategies.py --prompts absent.jsonl", "absent.jsonl"),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
   ("benchmarks/speed/capacity.py --capacity 8 8", "capacity=8 8"),
+  ("benchmarks/speed/denoising_pass.py --canvas 64", "block=64: accepted is up to 32"),
+  ("benchmarks/speed/denoising_pass.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/head_round.py --nodes 3", "Dynamic(nodes=3"),
+  ("benchmarks/speed/head_round.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/head_training.py --length 64", "points=128: accepted is"),
+  ("benchmarks/speed/head_training.py --batch 0", "batch=0"),
   ("benchmarks/speed/json_schemas.py --model absent", "absent"),
   ("benchmarks/speed/json_schemas.py --count 0", "count=0: accepted"),
   ("benchmarks/speed/kernels.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/kernels.py --ways best", "ways='best': accepted"),
+  ("benchmarks/speed/kernels.py --most 1", "most=1: accepted"),
   ("benchmarks/speed/peers.py --limit 0", "limit=0: accepted"),
   ("benchmarks/speed/peers.py --model absent", "absent"),
   ("benchmarks/speed/rule_cost.py --repeats 0", "repeats=0"),
@@ -103,3 +116,45 @@ def test_losslessness_goes_on_where_it_was_and_takes_more_drafters(tmp_path, mon
   log.write_text("\n".join([lines[0], *wrong[1:]]) + "\n")
   module.main(config)
   assert table.read_text().count("| 1 of 2 |") == 2
+
+
+@pytest.fixture
+def accelerator(tmp_path):
+  """(the parts, a function that runs some of them in the small size; it returns what it saved)."""
+  module = load("benchmarks/accelerator.py")
+
+  def run(*names):
+    options = ["--size", "small", "--out", str(tmp_path), "--parts", *names]
+    code = script.run(module.main, module.Config, module.__doc__, argv=options)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    return code, summary, (tmp_path / "table.md").read_text()
+
+  return module.PARTS, run
+
+
+@pytest.mark.full
+def test_every_part_runs_without_an_accelerator(accelerator):
+  parts, run = accelerator
+  code, summary, text = run(*parts)
+  assert {name: part["problem"] for name, part in summary["parts"].items()} == dict.fromkeys(parts)
+  assert code == 0 and summary["versions"]["jax"] and summary["machine"]["backend"] == "cpu"
+  for name, part in parts.items():
+    assert f"## {part.title}\n\n{summary['parts'][name]['table']}" in text
+    assert summary["parts"][name]["summary"]["config"]["out"].endswith(name)
+  assert sum(part.minutes for part in parts.values()) < 25
+
+
+def test_a_part_that_fails_or_hangs_is_reported_and_the_others_run(accelerator, monkeypatch):
+  parts, run = accelerator
+  bad = parts["attention"]._replace(small="--nodes 0")
+  slow = bad._replace(title="Too slow", minutes=0.001)
+  left = {"bad": bad, "slow": slow, "attention": parts["attention"]}
+  monkeypatch.setattr(sys.modules["script_accelerator"], "PARTS", left)
+  code, summary, text = run(*left)
+  problems = {name: part["problem"] for name, part in summary["parts"].items()}
+  assert code == 2
+  assert problems == {
+    "bad": "error: nodes=0: accepted is a whole number from 1 to 2147483647.",
+    "slow": "stopped after 0.001 minutes", "attention": None,
+  }  # fmt: skip
+  assert "Failed: stopped after 0.001 minutes" in text and "| xla |" in text

@@ -13,6 +13,7 @@ of a call is the reading of the cache. On CPU the shapes are smaller.
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 
 import jax
@@ -21,7 +22,7 @@ import numpy as np
 from jax import Array
 from matplotlib.figure import Figure
 
-from specjax import script
+from specjax import checks, script
 from specjax.eval import report, table
 from specjax.eval.plots import style
 from specjax.kernels.tree_attention import default_implementation, refusals, tree_attention, tune
@@ -43,11 +44,14 @@ class Config:
   kv_heads: int = 2 if ON_CPU else 8  # K, number of key and value heads
   width: int = 64 if ON_CPU else 128  # C, width of a head
   dtype: str = "float32" if ON_CPU else "bfloat16"  # dtype of the cache
-  capacity: int = 4096 if ON_CPU else 8192  # S, capacity of the cache
+  # S, capacity of the cache; 0 for as many rows as are seen
+  capacity: int = 4096 if ON_CPU else 8192
   # numbers of cached rows that are seen
   lengths: tuple[int, ...] = (256, 4096) if ON_CPU else (1024, 8192)
   batch: tuple[int, ...] = (1,) if ON_CPU else (1, 8)  # values of B, the batch
   nodes: tuple[int, ...] = (1, 4, 16, 64)  # values of N, the nodes of a tree
+  ways: tuple[str, ...] = tuple(WAYS)  # what is timed beside a copy
+  most: int = 2**19  # cached rows of a batch; larger cells are left out
   # number of calls in one timing, one after the other on the device
   calls: int = 4 if ON_CPU else 32
   repeats: int = 9  # timings; their median counts
@@ -75,22 +79,22 @@ def measure(config: Config, B: int, N: int, length: int) -> dict:
   """Seconds of each way, and of a copy of the bytes that are seen."""
   shape = tune.Config(heads=config.heads, kv_heads=config.kv_heads, width=config.width,
                       dtype=config.dtype, batch=B, nodes=N)  # fmt: skip
-  arguments = tune.draw(shape, config.capacity, length)
+  arguments = tune.draw(shape, config.capacity or length, length)
   q, k, v, lengths = arguments[:4]
-  of_rows = [x.swapaxes(1, 2) for x in (k, v)]
   reasons = refusals(q, k, lengths)
   kernels = [name for name, reason in reasons.items() if reason is None]
   implementation = kernels[0] if kernels else default_implementation(q, k, lengths)
   kernel = functools.partial(tree_attention, implementation=implementation)
   moved = 2 * B * config.kv_heads * length * config.width * k.dtype.itemsize
-  ways = {
-    "copy": tune.timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls),
-    "kernel": tune.timed(kernel, arguments, config.calls),
-    "dense": tune.timed(dense, arguments, config.calls),
-    "dot_product_attention": tune.timed(jax_nn, (q, *of_rows, *arguments[3:]), config.calls),
-  }
-  turns = [{name: once() for name, once in ways.items()} for _ in range(config.repeats)]
-  median = {name: float(np.median([turn[name] for turn in turns])) for name in ways}
+  loops = {"copy": tune.timed(lambda x: x + 1, (jnp.zeros(moved // 8, jnp.float32),), config.calls)}
+  for name in config.ways:
+    way = {"kernel": kernel, "dense": dense, "dot_product_attention": jax_nn}[name]
+    given = arguments
+    if way is jax_nn:
+      given = (q, k.swapaxes(1, 2), v.swapaxes(1, 2), *arguments[3:])
+    loops[name] = tune.timed(way, given, config.calls)
+  turns = [{name: once() for name, once in loops.items()} for _ in range(config.repeats)]
+  median = {name: float(np.median([turn[name] for turn in turns])) for name in loops}
   copy = moved / median.pop("copy")
   return {
     "batch": B, "nodes": N, "length": length, "bytes": moved, "copy_bytes_per_second": copy,
@@ -110,35 +114,29 @@ def break_even(rows: list[dict], name: str) -> float | None:
 
 def picture(groups: dict[tuple[int, int], list[dict]], capacity: int) -> Figure:
   """Time over nodes, a panel for each batch size and length."""
+  groups = {where: cells for where, cells in groups.items() if cells}
   figure, panels = style.panels(4 * len(groups) + 2.6, 3.6, len(groups), shared=True)
   for axes, ((B, length), cells) in zip(panels, groups.items(), strict=True):
     nodes = [cell["nodes"] for cell in cells]
-    for name, (label, colour) in WAYS.items():
+    for name in cells[0]["seconds"]:
+      label, colour = WAYS[name]
       each = [1e6 * cell["seconds"][name] for cell in cells]
       axes.plot(nodes, each, "o-", color=colour, label=label, markersize=4)
     copy = [1e6 * cell["bytes"] / cell["copy_bytes_per_second"] for cell in cells]
     axes.plot(nodes, copy, ":", color=style.INK, label="a copy of the rows seen")
     axes.set(yscale="log", xlabel="nodes")
     style.powers(axes, nodes)
-    axes.set_title(f"batch {B}: {length} of {capacity} rows seen", loc="left", fontsize=11)
+    axes.set_title(
+      f"batch {B}: {length} of {capacity or length} rows seen", loc="left", fontsize=11
+    )
   panels[0].set_ylabel("microseconds a call")
   style.legend(panels[-1])
   return figure
 
 
-def main(config: Config) -> None:
-  report.check(config, "nodes", "batch", "lengths", "calls", "repeats")
-  report.directory(config.out)
-  groups = {
-    (B, length): [measure(config, B, N, length) for N in config.nodes]
-    for B, length in itertools.product(config.batch, config.lengths)
-  }
+def text(groups: dict[tuple[int, int], list[dict]], even: dict, failures: list[str]) -> str:
+  """Every timing, who served and why not others, the break-even and what failed."""
   cells = [cell for group in groups.values() for cell in group]
-  even = {
-    f"batch {B}, {length} rows seen": {name: break_even(group, name) for name in WAYS}
-    for (B, length), group in groups.items()
-  }
-  last = groups[config.batch[0], config.lengths[0]][-1]
   rows = [
     {
       "batch": cell["batch"], "seen": cell["length"], "nodes": cell["nodes"],
@@ -148,13 +146,46 @@ def main(config: Config) -> None:
     }
     for cell in cells for name, each in cell["seconds"].items()
   ]  # fmt: skip
-  lines = [table.markdown(rows), "", f"- kernel: {last['implementation']}"]
-  lines += [f"- {name}: {reason or 'serves'}" for name, reason in last["refusals"].items()]
+  lines = [table.markdown(rows), ""]
+  if cells:
+    first = max(groups.values(), key=bool)[-1]
+    lines.append(f"- kernel: {first['implementation']}")
+    lines += [f"- {name}: {reason or 'serves'}" for name, reason in first["refusals"].items()]
   for where, each in even.items():
     nodes = ", ".join(f"{k} {'never' if v is None else round(v)}" for k, v in each.items())
     lines.append(f"- break-even nodes, {where}: {nodes}")
-  plots = {"kernels": picture(groups, config.capacity)}
-  report.publish(config, {"rows": cells, "break_even": even}, "\n".join(lines), plots)
+  return "\n".join([*lines, *(f"- failed: {failure}" for failure in failures)])
+
+
+def main(config: Config) -> None:
+  report.check(config, "nodes", "batch", "lengths", "calls", "repeats", "most")
+  for name in config.ways:
+    checks.choice("ways", name, WAYS)
+  groups: dict[tuple[int, int], list[dict]] = {}
+  failures: list[str] = []
+  where = [pair for pair in itertools.product(config.batch, config.lengths)
+           if math.prod(pair) <= config.most]  # fmt: skip
+  if not where:
+    least = min(config.batch) * min(config.lengths)
+    checks.refuse("most", config.most, f"{least} or more, the rows of the smallest cell")
+  out = report.directory(config.out)
+  for (B, length), N in report.progress(list(itertools.product(where, config.nodes)), "measuring"):
+    group = groups.setdefault((B, length), [])
+    try:
+      group.append(measure(config, B, N, length))
+    except jax.errors.JaxRuntimeError as error:  # for want of memory, or by a kernel's fault
+      failures.append(f"batch {B}, {length} rows, {N} nodes: {script.sentence(error)[:300]}")
+    even = {
+      f"batch {b}, {seen} rows seen": {name: break_even(each, name) for name in config.ways}
+      for (b, seen), each in groups.items() if each
+    }  # fmt: skip
+    cells = [cell for each in groups.values() for cell in each]
+    found = {"rows": cells, "break_even": even, "failures": failures}
+    report.save(out, report.summary(config, found), text(groups, even, failures))
+  plots = {"kernels": picture(groups, config.capacity)} if any(groups.values()) else {}
+  report.publish(config, found, text(groups, even, failures), plots)
+  if failures:
+    raise ValueError(f"{len(failures)} cells failed, see {config.out}/table.md.")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""Networks of random weights, for measurements of time: there the shape counts, not the text."""
+
+from typing import Literal, get_args
+
+import jax
+
+from specjax.base import Params
+from specjax.models import transformer
+from specjax.models.config import Config
+from specjax.models.int8 import parameter
+
+Size = Literal["small", "134m", "8b"]
+SIZES: dict[str, Config] = dict(zip(get_args(Size), (
+  Config(vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=128,
+         tied=False),
+  Config(vocab_size=32000, width=768, layers=12, heads=12, kv_heads=12, head_dim=64,
+         mlp_width=2048, tied=False),
+  Config(vocab_size=128256, width=4096, layers=32, heads=32, kv_heads=8, head_dim=128,
+         mlp_width=14336, rope_theta=500000.0, tied=False),
+), strict=True))  # fmt: skip
+"""The network of each size; the last has Llama 3 8B's shape."""
+
+
+def random_weights(model: Config, dtype: str, weights: str = "float") -> Params:
+  """Normal weights of deviation 0.02, drawn one array at a time.
+
+  So they take no more memory than the model and its largest matrix.
+
+  Args:
+    dtype: that of the arithmetic.
+    weights: how matrices lie in memory, one of `models.int8.WEIGHTS`.
+  """
+  shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
+  leaves, tree = jax.tree.flatten(shapes)
+  draw = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
+  keys = jax.random.split(jax.random.key(0), len(leaves))
+  drawn = [parameter(draw(key, x.shape), dtype, weights)
+           for key, x in zip(keys, leaves, strict=True)]  # fmt: skip
+  return jax.tree.unflatten(tree, drawn)
