@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -114,6 +115,15 @@ def command(part: Part, size: str, out: pathlib.Path) -> list[str]:
   return [sys.executable, str(HERE / part.script), *options, "--out", str(out)]
 
 
+def reason(log: str, code: int) -> str:
+  """The last line that names an error, else the last; a traceback of jax ends with advice."""
+  said = [line.strip() for line in log.split("\n") if line.strip()]
+  errors = [line for line in said if re.match(r"(error|[\w.]+(Error|Exception)): ", line)]
+  if code < 0:  # a fault, of which no traceback tells
+    return " ".join([f"signal {-code};", *said[-1:]])[:300]
+  return (errors or said or [f"ended with {code}"])[-1][:300]
+
+
 def run(part: Part, size: str, out: pathlib.Path) -> dict[str, Any]:
   """Runs a part in a process of its own, with its output in `out`/log.txt.
 
@@ -135,9 +145,7 @@ def run(part: Part, size: str, out: pathlib.Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
       ended, problem = 0, f"stopped after {part.minutes:g} minutes"
   if ended:
-    said = (out / "log.txt").read_text(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(said) if line.strip()), "")
-    problem = last[:300] or f"ended with {ended}"
+    problem = reason((out / "log.txt").read_text(errors="replace"), ended)
   # The process may have been killed in the middle of a line.
   summary, text = ((out / name).read_text() if (out / name).exists() else "" for name in FILES)
   try:

@@ -132,6 +132,20 @@ def accelerator(tmp_path):
   return module.PARTS, run
 
 
+@pytest.mark.parametrize(
+  ("log", "code", "said"),
+  [
+    ("busy\nerror: nodes=0.\n", 2, "error: nodes=0."),
+    ("Traceback:\njax.errors.JaxRuntimeError: no memory\n-----\nFor simplicity, frames\n", 1,
+     "jax.errors.JaxRuntimeError: no memory"),
+    ("error: an early one\nCheck failed\n\n", -6, "signal 6; Check failed"),
+    ("", -9, "signal 9;"), ("", 1, "ended with 1"), ("only this\n", 1, "only this"),
+  ],
+)  # fmt: skip
+def test_the_reason_of_a_failure_is_found_in_its_log(log, code, said):
+  assert load("benchmarks/accelerator.py").reason(log, code) == said
+
+
 @pytest.mark.full
 def test_every_part_runs_without_an_accelerator(accelerator):
   parts, run = accelerator
