@@ -3,7 +3,7 @@
   JAX_PLATFORMS=cpu python -m specjax.kernels.tree_attention.aot v5e h100
 
 prints a line of JSON for each chip and shape of interest; all shapes have 32 query heads and 8
-key/value heads of 128. For a GPU, MOSAIC_GPU_DUMP_PTXAS=1 prints the report of ptxas, too.
+key/value heads. For a GPU, MOSAIC_GPU_DUMP_PTXAS=1 prints the report of ptxas, too.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from specjax.kernels import topology
 from specjax.kernels.tree_attention.api import refusals, tree_attention
 from specjax.kernels.tree_attention.quantised import quantise
 
-K, H, C = 8, 32, 128
+K, H = 8, 32
 
 
 class Shape(NamedTuple):
-  """The shape of a call: B, N, S, and the dtype of nodes and cache.
+  """The shape of a call: B, N, S, the dtype of nodes and cache, and C.
 
   `int8` says whether the cache is Quantised, and `anywhere` whether nodes see any rows of the
   cache, rather than its first ones.
@@ -42,6 +42,7 @@ class Shape(NamedTuple):
   dtype: str = "bfloat16"
   int8: bool = False
   anywhere: bool = False
+  width: int = 128
 
 
 def shapes() -> Iterator[Shape]:
@@ -52,12 +53,14 @@ def shapes() -> Iterator[Shape]:
     yield Shape(batch, nodes, capacity, dtype)
   for int8, anywhere in ((True, False), (False, True), (True, True)):
     yield Shape(1, 8, 4096, "bfloat16", int8, anywhere)
+  for width in (80, 96, 192):
+    yield Shape(1, 8, 4096, width=width)
   yield Shape(8, 5, 4200)  # neither nodes nor capacity fill a tile
 
 
 def arguments(shape: Shape, place: NamedSharding) -> tuple:
   """The arguments of `tree_attention`, as shapes and dtypes."""
-  B, N, S, dtype, int8, anywhere = shape
+  B, N, S, dtype, int8, anywhere, C = shape
 
   def array(*axes: int, dtype=dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(axes, jnp.dtype(dtype), sharding=place)

@@ -33,10 +33,17 @@ class Served:
 def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
   if platform() != "tpu":
     return f"the platform is {platform()}, not tpu"
-  if q.shape[-1] not in (64, 128, 256):
-    return f"heads are {q.shape[-1]} wide, not 64, 128 or 256"
-  if not config.sizes("pallas_tpu", config.Shape.of(q, k_cache)):
-    return f"{q.shape[1]} heads of {q.shape[2]} nodes do not fit beside a block"
+  values = jax.tree.leaves(k_cache)[0]
+  if q.shape[-1] not in pallas_tpu.WIDTHS:
+    *others, last = pallas_tpu.WIDTHS
+    return f"heads are {q.shape[-1]} wide, not {', '.join(map(str, others))} or {last}"
+  if jnp.float16 in (q.dtype, values.dtype):
+    return f"nodes are {q.dtype} and the cache {values.dtype}, not bfloat16 or float32"
+  if values.shape[2] < 2:
+    return "the cache has 1 row, not 2 or more"
+  shape, group = config.Shape.of(q, k_cache), q.shape[1] // values.shape[1]
+  if not (config.nodes_fit(shape, q.shape[2]) and config.sizes("pallas_tpu", shape)):
+    return f"{q.shape[2]} nodes of {group} query heads to a key head do not fit beside a block"
   return None
 
 

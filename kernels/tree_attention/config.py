@@ -32,6 +32,23 @@ class Shape(NamedTuple):
     return f"{implementation}, {capacity} rows of {self.width}, {self.itemsize} bytes each"
 
 
+def lanes(width: int) -> int:
+  """The numbers that a row of `width` takes up in a TPU's memory, a multiple of 128."""
+  return -(-width // 128) * 128
+
+
+def nodes_fit(shape: Shape, nodes: int) -> bool:
+  """Whether the rows of `nodes` fit on a TPU beside a block of the prefix.
+
+  Two buffers each of queries, outputs, maxima and sums, and what is carried from block to block,
+  stay below 12 MB together, and the scores of the tree below 4 MB. Calls at these bounds compile
+  for v5e, where a kernel may use 16 MB; some with a half more do not.
+  """
+  width = lanes(shape.width)
+  row = 4 * width * max(shape.itemsize, 2) + 6 * 128 * 4 + 4 * width
+  return shape.rows * row <= 12 << 20 and 4 * shape.rows * nodes <= 4 << 20
+
+
 def sizes(implementation: str, shape: Shape) -> Sequence[int]:
   """The numbers of cached rows per block that a call may have, the best guess first.
 
@@ -41,7 +58,7 @@ def sizes(implementation: str, shape: Shape) -> Sequence[int]:
   """
   allowed: Sequence[int] = (256, 128, 512, 1024, 2048)
   if implementation == "pallas_tpu":
-    row = 4 * shape.width * shape.itemsize + 8 * shape.rows
+    row = 4 * lanes(shape.width) * shape.itemsize + 8 * shape.rows
     allowed = [size for size in (1024, 512, 256, 128) if size * row <= 8 << 20]
   return list(dict.fromkeys(min(size, shape.capacity) for size in allowed))
 

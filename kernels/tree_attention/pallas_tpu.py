@@ -18,6 +18,7 @@ from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 LANES = 128
+WIDTHS = (64, 80, 96, 128, 192, 256)  # of a head; in memory a row fills whole lanes
 LOW = -1e30  # the score of a row that is not seen: LOW - LOW is 0, while -inf would give NaN
 
 

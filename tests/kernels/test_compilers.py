@@ -37,7 +37,7 @@ def said(chip: str) -> str:
 @pytest.mark.full
 @pytest.mark.parametrize(
   ("chip", "served", "besides"),  # of the bytes of the arguments
-  [(chip, 20, 1 / 4) for chip in topology.TPUS] + [(chip, 9, 1 / 3) for chip in topology.GPUS],
+  [(chip, 23, 1 / 4) for chip in topology.TPUS] + [(chip, 9, 1 / 3) for chip in topology.GPUS],
 )
 def test_every_shape_of_interest_compiles(chip, served, besides):
   rows = [json.loads(line) for line in said(chip).splitlines() if line.startswith("{")]
@@ -45,8 +45,9 @@ def test_every_shape_of_interest_compiles(chip, served, besides):
   assert len(rows) == len(list(aot.shapes()))
   assert not [row for row in rows if "error" in row]
   rows = [row for row in rows if "refused" not in row]
-  assert len(rows) == served  # on GPU no float32, no int8, no scattered rows
-  assert all(row["temp_bytes"] < row["argument_bytes"] * besides for row in rows)
+  assert len(rows) == served  # on GPU no float32, int8, scattered rows, other widths
+  whole = [row for row in rows if row["width"] == 128]  # others are copied into whole lanes
+  assert all(row["temp_bytes"] < row["argument_bytes"] * besides for row in whole)
 
 
 @pytest.mark.full

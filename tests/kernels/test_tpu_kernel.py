@@ -9,7 +9,7 @@ from attention_cases import BLOCK, SHAPES, assert_close, case, run, truth
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from specjax.kernels.tree_attention import aot, pallas_tpu
+from specjax.kernels.tree_attention import aot, api, pallas_tpu, quantise, tree_attention
 
 
 def simulated(seed):
@@ -69,3 +69,53 @@ def test_the_mask_is_small_beside_the_cache():
   (call,) = (line for line in lowered.splitlines() if "tpu_custom_call" in line)
   masks = re.findall(r"tensor<([0-9x]+)xi8>", call)
   assert masks == ["1x64x64"] and 64 * 64 <= 16 << 10
+
+
+def called(B=1, H=32, K=8, N=8, S=4096, C=128, dtype="bfloat16", int8=False):
+  """The arguments of a call, as shapes and dtypes."""
+
+  def array(*axes, dtype=dtype):
+    return jax.ShapeDtypeStruct(axes, jnp.dtype(dtype))
+
+  tree, cache = array(B, K, N, C), array(B, K, S, C)
+  cache = jax.eval_shape(quantise, cache) if int8 else cache
+  mask = array(B, N, N, dtype="bool")
+  return array(B, H, N, C), cache, cache, array(B, dtype="int32"), tree, tree, mask
+
+
+@pytest.mark.parametrize(
+  ("call", "reason"),
+  [
+    ({}, None),
+    ({"S": 2}, None),
+    ({"S": 1}, "the cache has 1 row, not 2 or more"),
+    ({"S": 1, "int8": True}, "the cache has 1 row, not 2 or more"),
+    ({"dtype": "float32", "int8": True}, None),
+    ({"dtype": "float16"}, "nodes are float16 and the cache float16, not bfloat16 or float32"),
+    ({"dtype": "float16", "int8": True},
+     "nodes are float16 and the cache int8, not bfloat16 or float32"),
+    ({"C": 64}, None), ({"C": 80}, None), ({"C": 96}, None), ({"C": 192}, None), ({"C": 256}, None),
+    ({"C": 72}, "heads are 72 wide, not 64, 80, 96, 128, 192 or 256"),
+    ({"N": 512}, None),
+    ({"N": 513}, "513 nodes of 4 query heads to a key head do not fit beside a block"),
+    ({"H": 24, "N": 384, "K": 4}, None),
+    ({"H": 24, "N": 512, "K": 4},
+     "512 nodes of 6 query heads to a key head do not fit beside a block"),
+    ({"H": 64, "K": 1, "N": 64},
+     "64 nodes of 64 query heads to a key head do not fit beside a block"),
+    ({"H": 8, "N": 1024}, None),
+    ({"H": 8, "N": 1025}, "1025 nodes of 1 query heads to a key head do not fit beside a block"),
+    ({"C": 256, "dtype": "float32", "H": 64, "N": 224},
+     "224 nodes of 8 query heads to a key head do not fit beside a block"),
+  ],
+  ids=str,
+)  # fmt: skip
+def test_what_the_compiler_cannot_do_is_refused(call, reason, monkeypatch):
+  monkeypatch.setattr(api, "platform", lambda: "tpu")
+  q, cache, _, prefix, *_ = arguments = called(**call)
+  assert api.refusals(q, cache, prefix)["pallas_tpu"] == reason
+  wanted = "xla" if reason else "pallas_tpu"
+  assert api.default_implementation(q, cache, prefix) == wanted
+  if reason:
+    with pytest.raises(ValueError, match=f"'pallas_tpu'.*{reason}"):
+      jax.eval_shape(lambda *x: tree_attention(*x, implementation="pallas_tpu"), *arguments)
