@@ -76,7 +76,8 @@ def main(config: Config) -> None:
   every = [checks.number("temperatures", t, 0) for t in config.temperatures]
   model = dataclasses.replace(specjax.load(config.model), stop=())  # all texts are of full length
   items = dataclasses.replace(config, limit=None).read(model)
-  count = min(checks.whole("limit", config.limit or len(items), 1), len(items))
+  limit = len(items) if config.limit is None else checks.whole("limit", config.limit, 1)
+  count = min(limit, len(items))
   ids = [items[i * len(items) // count].ids for i in range(count)]
   heads = [f"{name}-{nodes}" for name in catalogue.heads(model.name) for nodes in (8, 16)]
   names = [PLAIN, *(config.drafters or ("prompt_lookup-8", *heads))]
