@@ -29,6 +29,8 @@ _SAME = Config(
 )  # fmt: skip
 
 _FOUR, _SHARED, _SOFT = {"depth": 4}, {"depth": 4, "shared": True}, (0.0, 1.0, 0.0, 0.8)
+# Each guess of these passes through layers of its own or the target's.
+_FEW: dict[str, Any] = {"points": 64, "training": dataclasses.replace(_TRAINING, batch=2)}
 # The head of each run, its shape, and the other options that differ.
 _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   "eagle3": ("eagle3", _FOUR, {}),
@@ -37,8 +39,12 @@ _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   "hydra_pp": ("hydra", _SHARED | {"prefix": True, "blocks": 4}, {}),
   "mlp_speculator": ("mlp_speculator", _FOUR, {}),
   "clover": ("clover", _FOUR, {}),
-  "hidden_transfer": ("hidden_transfer", {"depth": 3, "layers": (22, 22, 22)},
-                      {"points": 64, "training": dataclasses.replace(_TRAINING, batch=2)}),
+  "mtp": ("mtp", _FOUR, {}),
+  "jakiro": ("jakiro", _FOUR, {}),
+  "griffin": ("griffin", _FOUR, {}),
+  "pard": ("pard", _FOUR, _FEW),
+  "dflash": ("dflash", _FOUR | {"hidden_layers": (2, 15, 27)}, _FEW),
+  "hidden_transfer": ("hidden_transfer", {"depth": 3, "layers": (22, 22, 22)}, _FEW),
 }  # fmt: skip
 CONFIGS: dict[str, Config] = {
   name: dataclasses.replace(_SAME, out=f"runs/smollm2-135m/{name}", head=HEADS[kind][1](**shape),
