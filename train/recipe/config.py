@@ -79,6 +79,8 @@ class Training:
       gathered where they are used (ZeRO), and not all of them.
     mesh: devices that share the rows of a batch and the weights of a frozen target, as
       data=2,model=4, in place of `devices`.
+    tensorboard: whether the metrics are written as events, too, into tensorboard/ of the run.
+    profile: number of steps, from the third on, of which jax.profiler keeps a trace in profile/.
     seed: seed of the weights, the order of the data and all noise.
   """
 
@@ -93,6 +95,8 @@ class Training:
   devices: Natural = 0
   fsdp: bool = False
   mesh: str | None = None
+  tensorboard: bool = False
+  profile: Natural = 0
   seed: Seed = 0
 
   def shardings(self) -> tuple[NamedSharding, NamedSharding]:

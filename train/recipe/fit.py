@@ -1,11 +1,7 @@
 """How every trainer trains: batches, gradient steps, early stopping, checkpoints and metrics."""
 
 import functools
-import json
-import math
-import os
 import pathlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +18,7 @@ from specjax import processes
 from specjax.base import Params
 from specjax.models.sharding import on_all
 from specjax.train.recipe.config import Training
-from specjax.train.recipe.run import keep_lines
+from specjax.train.recipe.log import Log
 
 # (params, frozen, batch, key of the step) -> (loss f32[], other metrics f32[] by name)
 Loss = Callable[[Any, Any, Any, Array], tuple[Array, dict[str, Array]]]
@@ -138,7 +134,7 @@ def loop(
 
   A killed run that is started again continues bit for bit: batches are a function of the step
   alone, and the state holds everything else. `checkpoints/` gets the state after every
-  `save_every` steps and after the last, and `metrics.jsonl` one line per step.
+  `save_every` steps and after the last; for the metrics see `log.Log`.
 
   Args:
     step: (state, batch) -> (state, metrics), jitted. Metrics are scalars: "loss", and a gradient's
@@ -148,47 +144,40 @@ def loop(
   Raises:
     FloatingPointError: a metric is not finite; nothing of that step is saved.
   """
-  log, steps = directory / "metrics.jsonl", training.steps
-  count, note = MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+  steps, note = training.steps, TextColumn("{task.fields[note]}")
   policy = ocp.training.preservation_policies.LatestN(2)
   with (
     ocp.training.Checkpointer(
       directory.absolute() / "checkpoints", preservation_policy=policy,
       cleanup_tmp_directories=True,
     ) as checkpoints,
-    Progress(*Progress.get_default_columns(), count, note) as progress,
+    Progress(*Progress.get_default_columns(), MofNCompleteColumn(), note) as progress,
   ):  # fmt: skip
     first = 0
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
       state = checkpoints.load(first, state)
-    if processes.first():
-      keep_lines(log, first)  # lines past the checkpoint belong to steps that will run again
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")
-    with log.open("a") if processes.first() else open(os.devnull, "w") as sink:
-      begin = time.perf_counter()
+    # The first steps compile.
+    traced = range(first + 2, min(first + 2 + training.profile, steps))
+    with Log(directory, first, training.tensorboard) as log:
 
       def written(i: int, metrics: dict[str, Array]) -> None:
-        nonlocal begin
-        values = {k: float(v) for k, v in metrics.items()}
-        bad = [f"{k}={v}" for k, v in values.items() if not math.isfinite(v)]
-        if bad:
-          raise FloatingPointError(
-            f"{', '.join(bad)} at step {i}; the last good checkpoint is in "
-            f"{directory / 'checkpoints'}. Lower the learning rate or look at the data."
-          )
-        begin, seconds = (now := time.perf_counter()), now - begin
-        sink.write(json.dumps({"step": i, **values, "seconds": round(seconds, 4)}) + "\n")
-        sink.flush()
+        values = log.write(i, metrics)
         progress.update(bar, completed=i + 1, note=f"loss {values['loss']:.4f}")
 
       unread: list[tuple[int, dict[str, Array]]] = []
       for i in range(first, steps):
+        if traced and i == traced.start:
+          jax.profiler.start_trace(directory / "profile")
         state, metrics = step(state, batch(i))
         # While the device takes this step, the last one is written down and the next batch is made.
         while unread:
           written(*unread.pop())
         unread.append((i, metrics))
+        if traced and i + 1 == traced.stop:
+          jax.block_until_ready(state)
+          jax.profiler.stop_trace()
         if (i + 1) % training.save_every == 0 or i + 1 == steps:
           written(*unread.pop())
           checkpoints.save(i + 1, state)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import json
 import pathlib
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from specjax.models.sharding import named_mesh
 from specjax.train.recipe.config import check
 
 # Options that may differ when a run continues: where texts and states lie does not change them.
-_FREE = ("out", "data", "answers", "features", "save_every", "devices", "fsdp", "mesh")
+_FREE = (
+  "out", "data", "answers", "features", "save_every", "devices", "fsdp", "mesh", "tensorboard",
+  "profile",
+)  # fmt: skip
 
 
 def on_mesh(main: Callable[..., None]) -> Callable[..., None]:
@@ -38,11 +42,14 @@ def begin(config: Any) -> pathlib.Path:
   """Checks the numbers among the options, and those of `training`, and makes the run's directory.
 
   Raises:
-    ValueError: a number is not accepted, or nothing can be written to the directory.
+    ValueError: a number is not accepted, a package is missing, or nothing can be written to the
+      directory.
   """
   check(config)
   if hasattr(config, "training"):
     config.training.shardings()
+    if config.training.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+      raise ValueError("tensorboard=True needs tensorboardX: pip install 'specjax[tensorboard]'.")
   path = pathlib.Path(config.out)
   try:
     with processes.in_turn():

@@ -1,0 +1,68 @@
+"""What a run says of its steps: a line of JSON for each, and events for TensorBoard if asked."""
+
+import contextlib
+import json
+import math
+import pathlib
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from jax import Array
+
+from specjax import processes
+from specjax.train.recipe.run import keep_lines
+
+
+class Log:
+  """Metrics of the steps from `first` on, written by the first process of several.
+
+  `metrics.jsonl` has one line per step, with the seconds that it took. Lines and events from
+  `first` on, which a killed run left, belong to steps that run again and are dropped. The events
+  are in `tensorboard/`, which `tensorboard --logdir` shows; the package tensorboardX writes them.
+  """
+
+  def __init__(self, directory: pathlib.Path, first: int, tensorboard: bool = False):
+    self.directory, self.begin = directory, time.perf_counter()
+    self.files, self.lines, self.board = contextlib.ExitStack(), None, None
+    if processes.first():
+      path = directory / "metrics.jsonl"
+      keep_lines(path, first)
+      self.lines = self.files.enter_context(path.open("a"))
+      if tensorboard:
+        from tensorboardX import SummaryWriter  # an extra, see `run.begin`
+
+        events = SummaryWriter(str(directory / "tensorboard"), purge_step=first or None)
+        self.board = self.files.enter_context(events)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(
+    self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+  ) -> None:
+    self.files.close()
+
+  def write(self, step: int, metrics: Mapping[str, Array]) -> dict[str, float]:
+    """Writes the metrics of a step down and returns them as numbers.
+
+    Raises:
+      FloatingPointError: one of them is not finite.
+    """
+    values = {name: float(x) for name, x in metrics.items()}
+    bad = [f"{name}={x}" for name, x in values.items() if not math.isfinite(x)]
+    if bad:
+      raise FloatingPointError(
+        f"{', '.join(bad)} at step {step}; the last good checkpoint is in "
+        f"{self.directory / 'checkpoints'}. Lower the learning rate or look at the data."
+      )
+    self.begin, seconds = (now := time.perf_counter()), now - self.begin
+    values["seconds"] = round(seconds, 4)
+    if self.lines is not None:
+      self.lines.write(json.dumps({"step": step, **values}) + "\n")
+      self.lines.flush()
+    if self.board is not None:
+      for name, x in values.items():
+        self.board.add_scalar(name, x, step)
+    return values
