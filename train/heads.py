@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from flax.traverse_util import flatten_dict
@@ -80,6 +81,8 @@ class Config(answers.AnswersConfig):
     noise: width of uniform noise on the hidden states while training.
     points: M, number of positions of a row from which the head drafts.
     nodes: size of the largest tree with which the head will ship.
+    judge_every: number of steps between two looks at held-out answers, by the target's passes per
+      token with a chain of best guesses; the weights that need fewest are kept.
   """
 
   head: AnyHead = MedusaConfig()  # noqa: RUF009  frozen
@@ -94,6 +97,7 @@ class Config(answers.AnswersConfig):
   noise: Amount = 0.0
   points: Count = 128
   nodes: Length = 64
+  judge_every: Count = 50
 
 
 def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Rows]:
@@ -163,10 +167,17 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     params = fixed | {"params": trained}
     return objective.loss(params, target_params, batch, weights, config.noise, key)
 
+  def passes(trained, frozen, batch: Batch, _):
+    target_params, fixed = frozen
+    hits, counts = objective.hits(fixed | {"params": trained}, target_params, batch)
+    rates = hits[:, 0].astype(jnp.float32) / jnp.maximum(counts, 1).astype(jnp.float32)
+    return 1 / (1 + jnp.cumprod(rates).sum())
+
   spread = model.spread()
   trained = fit(
     loss, params["params"], lambda i: source.sample(order(i), i), training, out,
-    frozen=(spread.params, fixed),
+    frozen=(spread.params, fixed), judge=passes, judge_every=config.judge_every,
+    held_out=test.sample(np.arange(training.batch) % len(held_out.tokens), 0),
   )  # fmt: skip
 
   ranks = min(RANKS, W or V)

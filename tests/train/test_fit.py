@@ -69,6 +69,36 @@ def test_resumed_runs_are_those_that_never_stopped(tmp_path):
   assert saved_steps(tmp_path / "b") == [8, 9]
 
 
+@pytest.mark.parametrize(("every", "looks"), [(1, range(7)), (3, (0, 2, 5, 6)), (50, (0, 6))])
+def test_the_weights_that_were_judged_best_come_back(tmp_path, every, looks):
+  """The weight walks down past -2.6, and the nearest stop at which somebody looks is best."""
+
+  def loss(params, frozen, batch, key):
+    return params["w"].sum(), {}
+
+  def judge(params, frozen, held_out, key):
+    return jnp.abs(params["w"] - held_out).sum() + frozen
+
+  training = Training(steps=7, batch=2, devices=1, save_every=3, rate=1.0, warmup=0, clip=1e9)
+  options = {"frozen": jnp.float32(2), "held_out": jnp.float32(-2.6), "judge": judge,
+             "judge_every": every}  # fmt: skip
+  start = {"w": jnp.zeros(1)}
+  last = fit(loss, start, batch, training, tmp_path / "plain")
+  best = fit(loss, start, batch, training, tmp_path / "judged", **options)
+  walk, optimizer, w = [], training.optimizer(), start
+  moments = optimizer.init(w)
+  for _ in range(7):
+    updates, moments = optimizer.update({"w": jnp.ones(1)}, moments, w)
+    w = jax.tree.map(jnp.add, w, updates)
+    walk.append(float(w["w"][0]))
+  judged = {i: abs(walk[i] + 2.6) + 2 for i in looks}
+  assert best["w"] == pytest.approx([walk[min(judged, key=lambda i: judged[i])]], abs=1e-6)
+  assert last["w"] == pytest.approx([walk[-1]], abs=1e-6)
+  newest = [judged[max(j for j in looks if j <= i)] for i in range(7)]
+  said = [x["held_out"] for x in lines(tmp_path / "judged")]
+  assert said == pytest.approx(newest, abs=1e-6)
+
+
 def test_a_finished_run_does_nothing_more(tmp_path):
   first = loop(step, initial(), batch, Training(steps=3, save_every=5), tmp_path)
   again = loop(step, initial(), pytest.fail, Training(steps=3, save_every=5), tmp_path)

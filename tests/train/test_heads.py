@@ -222,7 +222,7 @@ def test_answers_are_the_targets_own(run):
 
 
 def test_hit_rates_are_those_of_each_document_alone(run, final_state):
-  model, params = specjax.load(run.model), final_state(run.out)["params"]
+  model, params = specjax.load(run.model), final_state(run.out)["best"]
   depth = run.head.depth
   hits, totals = np.zeros((depth, 10)), np.zeros(depth)
   for record in read_jsonl(f"{run.out}/answers.jsonl")[: run.held_out]:

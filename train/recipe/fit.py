@@ -46,6 +46,7 @@ def batches(data: Any, training: Training) -> Callable[[int], Any]:
 def fit(
   loss: Loss, params: Params, batch: Callable[[int], Any], training: Training,
   directory: pathlib.Path, *, frozen: Any = (), held_out: Any = None,
+  judge: Callable[[Any, Any, Any, Array], Array] | None = None, judge_every: int = 1,
 ) -> Params:  # fmt: skip
   """Trains weights; see `loop` for what is written and how a killed run goes on.
 
@@ -53,17 +54,20 @@ def fit(
     params: the weights to begin with, which stay as they are.
     batch: the batch of a step, a tree of arrays with examples first.
     frozen: what else the loss reads, such as a target's weights.
+    held_out: a batch on which the weights are judged after the first step, after every
+      `judge_every` steps and after the last.
+    judge: (params, frozen, held_out, key) -> f32[], less is better; by default the loss.
 
   Returns:
-    The last weights, on the host; with a batch `held_out`, those after the step at which its loss
-    was least.
+    The last weights, on the host; with `held_out`, those that were judged best.
   """
   optimizer, (dealt, copied) = training.optimizer(), training.shardings()
   gradient = averaged(jax.value_and_grad(loss, has_aux=True), training.parts)
   frozen, held_out = on_all((frozen, held_out), copied)
   state = {"params": params, "optimizer": jax.eval_shape(optimizer.init, params)}
   if held_out is not None:
-    state |= {"best": params, "least": jax.ShapeDtypeStruct((), jnp.float32)}
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    state |= {"best": params, "least": number, "newest": number}
   places = jax.tree.map(training.place_of, state)
   # A step donates its state, which must be a copy: a device may share what it is given.
   state["params"] = jax.device_put(jax.tree.map(jnp.copy, params), places["params"])
@@ -71,7 +75,9 @@ def fit(
   state["optimizer"] = begun(state["params"])
   if held_out is not None:
     state["best"] = jax.device_put(jax.tree.map(jnp.copy, params), places["best"])
-    state["least"] = jax.device_put(jnp.float32(jnp.inf), places["least"])
+    for name in ("least", "newest"):
+      state[name] = jax.device_put(jnp.float32(jnp.inf), places[name])
+  judged = judge or (lambda *args: loss(*args)[0])
 
   @functools.partial(jax.jit, donate_argnums=0)
   def step(state, frozen, held_out, batch, number):
@@ -82,10 +88,14 @@ def fit(
     metrics = {"loss": value, **figures, "gradient_norm": optax.tree.norm(grads)}
     after = {"params": params, "optimizer": moments}
     if held_out is not None:  # early stopping: the run goes on, the best weights stay
-      now = loss(params, frozen, held_out, key)[0]
+      due = ((number + 1) % judge_every == 0) | (number == 0) | (number + 1 == training.steps)
+      now = jax.lax.cond(
+        due, lambda: judged(params, frozen, held_out, key).astype(jnp.float32),
+        lambda: state["newest"],
+      )  # fmt: skip
       better = now < state["least"]
       best = jax.tree.map(lambda new, old: jnp.where(better, new, old), params, state["best"])
-      after |= {"best": best, "least": jnp.minimum(now, state["least"])}
+      after |= {"best": best, "least": jnp.minimum(now, state["least"]), "newest": now}
       metrics["held_out"] = now
     return jax.lax.with_sharding_constraint(after, places), metrics
 
