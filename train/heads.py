@@ -23,6 +23,7 @@ import tyro
 from flax.traverse_util import flatten_dict
 
 from specjax import processes, script
+from specjax.arguments import Dtype
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
@@ -70,6 +71,8 @@ class Config(answers.AnswersConfig):
     head: the head and its shape.
     answer_field: name of an answer in a record, which takes the place of the target's own.
     temperature: temperature of the target's answers.
+    dtype: of the target, its states and all arithmetic; the head's own weights and their moments
+      are float32.
     features: directory of hidden states, made where it is absent; runs may share one. By default in
       `out`.
     layers: layers that are kept there besides those that the head reads, for other heads.
@@ -88,6 +91,7 @@ class Config(answers.AnswersConfig):
   head: AnyHead = MedusaConfig()  # noqa: RUF009  frozen
   answer_field: str | None = None
   temperature: Amount = 0.0
+  dtype: Dtype = "float32"
   features: str | None = None
   layers: tuple[int, ...] = ()
   online: bool = False
@@ -128,7 +132,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   if config.online and (config.features or config.layers):
     raise ValueError("online=True keeps no states: accepted are no features and no layers.")
   out = run.begin(config)
-  model = answers.teacher(config.model, causal=True)
+  model = answers.teacher(config.model, causal=True, dtype=config.dtype)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = heads[name][0](model.target, config.head)
   weights = losses.chosen(config.loss, head.loss) if config.loss else head.loss
@@ -161,21 +165,26 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   if config.init is not None:
     params = checkpoint.weights_like(config.init, model.config, params, name)
   fixed = {name: x for name, x in params.items() if name != "params"}
+  own = jax.tree.map(lambda x: x.astype(jnp.float32), params["params"])
+
+  def used(trained, fixed):
+    return fixed | {"params": jax.tree.map(lambda x: x.astype(model.dtype), trained)}
 
   def loss(trained, frozen, batch: Batch, key):
     target_params, fixed = frozen
-    params = fixed | {"params": trained}
-    return objective.loss(params, target_params, batch, weights, config.noise, key)
+    return objective.loss(
+      used(trained, fixed), target_params, batch, weights, config.noise, key
+    )  # fmt: skip
 
   def passes(trained, frozen, batch: Batch, _):
     target_params, fixed = frozen
-    hits, counts = objective.hits(fixed | {"params": trained}, target_params, batch)
+    hits, counts = objective.hits(used(trained, fixed), target_params, batch)
     rates = hits[:, 0].astype(jnp.float32) / jnp.maximum(counts, 1).astype(jnp.float32)
     return 1 / (1 + jnp.cumprod(rates).sum())
 
   spread = model.spread()
   trained = fit(
-    loss, params["params"], lambda i: source.sample(order(i), i), training, out,
+    loss, own, lambda i: source.sample(order(i), i), training, out,
     frozen=(spread.params, fixed), judge=passes, judge_every=config.judge_every,
     held_out=test.sample(np.arange(training.batch) % len(held_out.tokens), 0),
   )  # fmt: skip
@@ -183,7 +192,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   ranks = min(RANKS, W or V)
   hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
   measure, (dealt, copied) = jax.jit(objective.hits), training.shardings()
-  params = jax.device_put(fixed | {"params": trained}, copied)
+  params = jax.device_put(used(trained, fixed), copied)
   frozen = on_all(spread.params, copied)
   for part in test.every(training.batch):
     found = measure(params, frozen, jax.device_put(part, dealt))

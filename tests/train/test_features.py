@@ -101,6 +101,26 @@ def test_a_killed_run_continues_bit_for_bit(whole, tmp_path, monkeypatch, cuts):
   assert contents(tmp_path) == contents(whole)
 
 
+def test_states_of_a_target_in_16_bits_are_kept_as_they_are(tmp_path):
+  """bfloat16 holds what float16 cannot, here an embedding of 1e6."""
+  params = MODEL.params["params"]
+  loud = {"params": params | {"embedding": params["embedding"].at[int(ROWS.tokens[4, 0])].set(1e6)}}
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), loud)
+  model = dataclasses.replace(MODEL, params=half, dtype=jnp.bfloat16)
+  got = compute(tmp_path, model=model)
+  mask, t = attention_mask(jnp.asarray(ROWS.segment), True), target(CONFIG)
+  embedded = t.embed(half, ROWS.tokens)
+  two = jax.jit(lambda: t.run_layers(half, embedded, ROWS.position, mask, stop=2)[0])()
+  assert float(abs(embedded).max()) > 65504
+  np.testing.assert_array_equal(got.hidden_layers[1], embedded)
+  np.testing.assert_allclose(
+    got.hidden_layers[0].astype(np.float32), two.astype(jnp.float32), rtol=0.03, atol=0.03
+  )
+  assert got.hidden.dtype == jnp.bfloat16 and np.isfinite(got.hidden).all()
+  again = compute(tmp_path, model=model)  # from the files alone
+  jax.tree.map(np.testing.assert_array_equal, again, got)
+
+
 def test_finished_states_are_only_read(whole, monkeypatch):
   before = contents(whole)
   monkeypatch.setattr(features.forward, "parts", pytest.fail)

@@ -298,6 +298,30 @@ def test_states_of_the_step_train_like_those_on_disk(tiny_heads, like, tmp_path,
   np.testing.assert_allclose(*rates, atol=0.02)
 
 
+@pytest.mark.parametrize("online", [False, True])
+def test_a_target_in_bfloat16_trains_weights_in_float32(run, tmp_path, final_state, online):
+  """The loss follows that of float32, and small steps are not lost to rounding."""
+  config = changed(
+    run, out=str(tmp_path), answers=f"{run.out}/answers.jsonl", dtype="bfloat16", online=online,
+  )  # fmt: skip
+  heads.main(config)
+  ours, theirs = ([x["loss"] for x in metrics_of(c)] for c in (config, run))
+  np.testing.assert_allclose(ours, theirs, rtol=0.03, atol=0.02)
+  state = final_state(config.out)
+  leaves = jax.tree.leaves([state["params"], state["optimizer"]])
+  assert all(x.dtype == np.float32 for x in leaves if np.issubdtype(x.dtype, np.floating))
+  if not online:
+    kept = np.load(f"{config.out}/features/train/hidden.npy", mmap_mode="r")
+    assert kept.dtype == np.uint16  # bfloat16, bit for bit
+  loaded = specjax.load(run.model, jnp.bfloat16)
+  prompts = [loaded.chat("3 pens and 4?")]
+  plain = specjax.generate(loaded, prompts, max_new_tokens=12)
+  drafted = specjax.generate(
+    loaded, prompts, drafter=f"medusa[{config.out}/model]", max_new_tokens=12
+  )
+  assert sum(r.forwards for r in drafted) < sum(r.forwards for r in plain)
+
+
 def test_a_loss_of_ones_own_trains_a_head_and_its_weight_is_read(like, monkeypatch):
   monkeypatch.setitem(losses.TERMS, "twice", lambda x, weight: 2 * losses.hard(x, weight))
   own, hard = (

@@ -7,6 +7,8 @@ import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 from rich.progress import Progress, TextColumn
 
 from specjax import processes
@@ -62,13 +64,13 @@ class AnswersConfig(Config):
   length: Length = 384
 
 
-def teacher(name: str, *, causal: bool) -> Model:
-  """The model that answers the questions.
+def teacher(name: str, *, causal: bool, dtype: DTypeLike = jnp.float32) -> Model:
+  """The model that answers the questions, with weights in `dtype`.
 
   Raises:
     ValueError: there is no such model, or it is of the other kind or without a chat template.
   """
-  model = load(name)
+  model = load(name, dtype)
   if not causal:
     _ = model.denoiser  # raises for a causal model
   elif not model.config.causal:

@@ -1,7 +1,9 @@
 """Hidden states of a frozen target on disk, computed once for every head that reads them.
 
 A directory holds `manifest.json` (what the states depend on), `hidden.npy` and a `layer_I.npy` per
-layer, float16 [R, T, E], and `done`, the number of rows that are written. A killed run continues.
+layer, [R, T, E], and `done`, the number of rows that are written. A killed run continues. A target
+in 16 bits keeps its states as they are, another one in float16; bfloat16 is a file of uint16, since
+numpy's format has no name for it.
 
 Letters: R rows, T row length, E width.
 """
@@ -13,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from specjax import processes, schema
 from specjax.base import Features
@@ -26,6 +28,15 @@ from specjax.train.recipe import forward
 from specjax.train.recipe.run import digest, write_json
 
 VERSION = 1
+
+
+def dtype_of(model: Model) -> np.dtype:
+  """In which a model's states are kept."""
+  return np.dtype(model.dtype) if np.dtype(model.dtype).itemsize == 2 else np.dtype(np.float16)
+
+
+def _on_disk(dtype: DTypeLike) -> np.dtype:
+  return np.dtype(np.float16 if dtype == np.float16 else np.uint16)
 
 
 def _claim(
@@ -60,11 +71,12 @@ def compute(
   """The states of `rows`, computed `batch` rows at a time where they are not on disk.
 
   Returns:
-    Features with memory-mapped f16[R, T, E], the `hidden_layers` in the order of `layers`.
+    Features with memory-mapped arrays [R, T, E] of `dtype_of(model)`, the `hidden_layers` in the
+    order of `layers`.
 
   Raises:
     ValueError: the directory belongs to another target, tokenizer or rows, or lacks a
-      layer; the states would not fit its disk; or a state is beyond float16.
+      layer; the states would not fit its disk; or a state is beyond that dtype.
   """
   directory = pathlib.Path(directory)
   with processes.in_turn():
@@ -73,7 +85,7 @@ def compute(
   paths = [directory / f"{name}.npy" for name in ("hidden", *(f"layer_{i}" for i in kept))]
   with processes.in_turn_or_together():
     _write(model, rows, kept, paths, tuple(there["shape"]), directory / "done", batch)
-  hidden, *own = (np.load(path, mmap_mode="r") for path in paths)
+  hidden, *own = (np.load(path, mmap_mode="r").view(dtype_of(model)) for path in paths)
   return Features(hidden, tuple(own[kept.index(i)] for i in layers))
 
 
@@ -101,22 +113,23 @@ def _write(
   if not done:
     _announce(progress.parent, 2 * math.prod(shape) * len(paths))
   mode, several = "r+" if done else "w+", paths if processes.first() else ()
-  files = [np.lib.format.open_memmap(path, mode, np.float16, shape) for path in several]
+  kept = dtype_of(model)
+  files = [np.lib.format.open_memmap(path, mode, _on_disk(kept), shape) for path in several]
   network, params = Transformer(model.config), model.spread().params
 
   @jax.jit
   def run(params, rows: Rows):
     features = forward.read(network, params, rows, tuple(layers))
-    return [x.astype(jnp.float16) for x in (features.hidden, *features.hidden_layers)]
+    return [x.astype(kept) for x in (features.hidden, *features.hidden_layers)]
 
   for i, size, part in forward.parts(rows, batch, "hidden states", done):
     states = [x[:size] for x in processes.fetch(run(params, sharding.dealt(part)))]
     if not all(np.isfinite(x).all() for x in states):
-      raise ValueError(f"model={model.name!r} has states beyond float16 in rows {i} to "
-                       f"{i + size - 1}: they cannot be kept; a head's training with --online "
-                       "does not keep them.")  # fmt: skip
+      raise ValueError(f"model={model.name!r} has states beyond {kept} in rows {i} to "
+                       f"{i + size - 1}: they cannot be kept; a head's training with --dtype "
+                       "bfloat16 keeps them, and with --online none are kept.")  # fmt: skip
     for file, x in zip(files, states, strict=bool(files)):
-      file[i : i + size] = x
+      file[i : i + size] = x.view(file.dtype)
       file.flush()
     if files:
       write_json(progress, i + size)
