@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Drafter, Params
+from specjax.base import KV, Cache, Drafter, Params
 from specjax.drafters import draft_vocabulary, memory, pseudo
 from specjax.drafters.base import Examples, Head
 from specjax.models.transformer import attention_mask
@@ -129,14 +129,16 @@ def _attended(
   attend: Callable[..., tuple[Array, KV]], depth: int, examples: Examples, mask: Array,
   state: Array, kv: KV | None,
 ) -> tuple[Array, ...]:  # fmt: skip
-  B, M = examples.at.shape
-  seen, own = at(mask, examples.at), jnp.eye(M, dtype=bool)
-  position, states = at(examples.position, examples.at), [state]
+  seen, position, states = at(mask, examples.at), at(examples.position, examples.at), [state]
+  chain: Cache | None = None  # what each drafting position has guessed, which no other sees
   for d in range(2, depth + 1):
-    seen = jnp.concatenate([seen, jnp.broadcast_to(own, (B, M, M))], 2)
-    state, fresh = attend(state, _token_at(examples, d), position + d - 1, seen, None, kv)
+    state, fresh = attend(state, _token_at(examples, d), position + d - 1, seen, chain, kv)
     states.append(state)
-    kv = _join(kv, fresh)
+    fresh = jax.tree.map(lambda x: x[:, :, :, None], fresh)
+    rows = fresh if chain is None else jax.tree.map(
+      lambda a, b: jnp.concatenate([a, b], 3), chain.kv, fresh
+    )  # fmt: skip
+    chain = Cache(rows, jnp.full(examples.at.shape[0], d - 1, jnp.int32))
   return tuple(states)
 
 

@@ -21,28 +21,37 @@ def attend(
     k, v: fresh keys and values [B, K, M, C], H a multiple of K; there may be fewer nodes than M.
     mask: bool[B, N, M], node i sees fresh row j. Every node must see one row at least, its own.
     prefix: (k [B, K, S, C], v, visible) or None. `visible` says which rows are seen: the first ones
-      by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S].
+      by all nodes, i32[B]; any by all nodes, bool[B, S]; or any by each node, bool[B, N, S]. Keys
+      and values [B, K, N, S, C] are rows that one node each sees, all of them.
 
   Returns:
     [B, N, H * C].
   """
   B, H, N, C = q.shape
   K = k.shape[1]
-  if prefix is not None and prefix[2].ndim < 3 and reads_blocks(prefix[0]):
+  shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
+  if prefix is not None and shared and reads_blocks(prefix[0]):
     out = tree_attention(q, *prefix, k, v, mask)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
 
   def scores(q: Array, keys: Array, visible: Array) -> Array:
+    if keys.ndim == 5:
+      of_each = q.reshape(B, K, H // K, N, C)
+      s = jnp.einsum("bkgnc,bknsc->bkgns", of_each, keys, preferred_element_type=jnp.float32)
+      return s.reshape(B, K, -1, s.shape[-1])
     s = jnp.einsum("bkrc,bksc->bkrs", q, keys, preferred_element_type=jnp.float32)
     s = s.reshape(B, K, H // K, N, -1)
     s = jnp.where(visible[:, None, None], s, -jnp.inf)
     return s.reshape(B, K, -1, s.shape[-1])
 
   def mix(p: Array, values: Array) -> Array:
-    return jnp.einsum(
-      "bkrs,bksc->bkrc", p.astype(values.dtype), values, preferred_element_type=jnp.float32
-    )
+    p = p.astype(values.dtype)
+    if values.ndim == 5:
+      of_each = p.reshape(B, K, H // K, N, -1)
+      y = jnp.einsum("bkgns,bknsc->bkgnc", of_each, values, preferred_element_type=jnp.float32)
+      return y.reshape(B, K, -1, C)
+    return jnp.einsum("bkrs,bksc->bkrc", p, values, preferred_element_type=jnp.float32)
 
   s = scores(q, k, mask)
   top = s.max(-1, keepdims=True)

@@ -107,14 +107,21 @@ class Block(nn.Module):
   def attended(self, x, angle, mask, prefix, earlier=None, attention_input=None):
     """Attention's half: x [B, N, E] -> (x, k [B, K, N, C], v); see `attend` for mask and prefix.
 
-    `earlier` (k, v) are more fresh rows, before the block's own in the mask. `attention_input`
-    [B, N, any] is attended from in place of the normed x. A prefix that depends on the queries
-    [B, H, N, C] is a function of them.
+    `earlier` (k, v) are more fresh rows, before the block's own in the mask. Where the mask has
+    their columns alone, a row of the block sees itself and no other, and the prefix is of rows that
+    one node each sees. `attention_input` [B, N, any] is attended from in place of the normed x. A
+    prefix that depends on the queries [B, H, N, C] is a function of them.
     """
     q, k, v = self.project(x, angle, attention_input)
     prefix = prefix(q) if callable(prefix) else prefix
     keys, values = k, v
-    if earlier is not None:
+    if earlier is not None and mask.shape[2] == earlier[0].shape[2]:
+      keys, values = earlier
+      own = k[:, :, :, None], v[:, :, :, None]
+      if prefix is not None:
+        own = (jnp.concatenate(pair, 3) for pair in zip(prefix[:2], own, strict=True))
+      prefix = *own, mask
+    elif earlier is not None:
       keys, values = (jnp.concatenate(pair, 2) for pair in zip(earlier, (k, v), strict=True))
     return x + self.attention(q, keys, values, mask, prefix), k, v
 
@@ -157,7 +164,9 @@ class Layers(nn.Module):
     Args:
       x: [B, N, E], the residual stream.
       position: i32[B, N], absolute.
-      mask: bool[B, N, N], or bool[B, N, M + N] with M earlier rows.
+      mask: bool[B, N, N], or bool[B, N, M + N] with M earlier rows, or bool[B, N, M], where a row
+        sees of x itself alone; a cache then holds arrays [B, K, N, S, C] of rows that one row of x
+        each sees.
       cache: a Cache whose first `length` rows everyone sees, or None.
       earlier: KV with arrays [B, K, M, C] of rows that are neither cached nor in x, or None.
         Not together with a window.

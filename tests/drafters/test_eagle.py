@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from specjax import speculate
 from specjax.base import Context, Features
@@ -195,6 +196,27 @@ def test_unroll_is_drafting_without_a_cache(name):
           np.testing.assert_allclose(got[d][b, m], want[d], rtol=1e-3, atol=1e-4)
           checked += 1
   assert checked > M * D  # of twice as many
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_unroll_keeps_no_square_of_the_drafting_positions(name):
+  """Each attends to the text and its own guesses; a square would take most of the memory."""
+  head, (model, own) = HEADS[name], weights_of(name)
+  B, T, M = 1, 11, 13
+  ints, states = np.zeros((B, T), np.int32), np.zeros((B, T, E), np.float32)
+  features = Features(states, (states,) * len(head.hidden_layers))
+  examples = Examples(ints, ints, ints, features, np.zeros((B, M), np.int32))
+  program = jax.make_jaxpr(functools.partial(drafting.unroll, head))(own, model, examples)
+
+  def shapes(jaxpr):
+    for eqn in jaxpr.eqns:
+      yield from (x.aval.shape for x in eqn.outvars)
+      for inner in jaxprs_in_params(eqn.params):
+        yield from shapes(inner)
+
+  found = list(shapes(program.jaxpr))
+  assert any(shape.count(M) == 1 and T in shape for shape in found)  # positions by text
+  assert not [shape for shape in found if shape.count(M) > 1]
 
 
 T, BUDGETS = 9, (20, 1, 13, 20)
