@@ -6,6 +6,8 @@ from jax import Array
 
 from specjax.kernels.tree_attention import reads_blocks, tree_attention
 
+QUERIES = 512  # of a long text at a time, whose scores would otherwise fill the memory
+
 
 def attend(
   q: Array, k: Array, v: Array, mask: Array, prefix: tuple[Array, Array, Array] | None
@@ -29,6 +31,8 @@ def attend(
   """
   B, H, N, C = q.shape
   K = k.shape[1]
+  if N > QUERIES:
+    return _by_parts(q, k, v, mask, prefix)
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
   if prefix is not None and shared and reads_blocks(prefix[0]):
     out = tree_attention(q, *prefix, k, v, mask)
@@ -72,3 +76,29 @@ def attend(
     total = p.sum(-1, keepdims=True) + p_far.sum(-1, keepdims=True)
   out = (out / total).astype(v.dtype)
   return out.reshape(B, H, N, C).swapaxes(1, 2).reshape(B, N, H * C)
+
+
+def _by_parts(
+  q: Array, k: Array, v: Array, mask: Array, prefix: tuple[Array, Array, Array] | None
+) -> Array:
+  """`attend` for up to QUERIES nodes at a time; a backward pass computes their scores anew."""
+  N = q.shape[2]
+  count = -(-N // QUERIES)
+  size = -(-N // count)
+  last = N - size  # where the last part begins, which may have some nodes of the one before
+
+  @jax.checkpoint
+  def part(i: Array) -> Array:
+    def nodes(x: Array, axis: int) -> Array:
+      return jax.lax.dynamic_slice_in_dim(x, jnp.minimum(i * size, last), size, axis)
+
+    far = prefix
+    if far is not None and far[0].ndim == 5:
+      far = nodes(far[0], 2), nodes(far[1], 2), far[2]
+    if far is not None and far[2].ndim == 3:
+      far = far[0], far[1], nodes(far[2], 1)
+    return attend(nodes(q, 2), k, v, nodes(mask, 1), far)
+
+  parts = jax.lax.map(part, jnp.arange(count, dtype=jnp.int32))
+  before = parts[:-1].swapaxes(0, 1).reshape(q.shape[0], -1, parts.shape[-1])
+  return jnp.concatenate([before, parts[-1][:, (count - 1) * size - last :]], 1)

@@ -56,3 +56,62 @@ def test_no_product_spans_a_long_cache():
   text = jax.jit(attention.attend).lower(*arguments).as_text()
   products = re.findall(r"dot_general.*-> tensor<([0-9x]+)xf32>", text)
   assert len(products) == 4 and not any(str(S) in shape.split("x") for shape in products)
+
+
+def prefixes(N: int) -> dict:
+  """What may stand before N fresh rows."""
+  rng = np.random.default_rng(2)
+  k, v = rng.normal(size=(2, 3, K, 20, C)).astype(np.float32)
+  own_k, own_v = rng.normal(size=(2, 3, K, N, 4, C)).astype(np.float32)
+  return {
+    "none": None,
+    "first rows": (k, v, first_rows(0, 7, 20)),
+    "any rows of each": (k, v, rng.random((3, N, 20)) < 0.5),
+    "rows of its own": (own_k, own_v, np.ones((3, N, 4), bool)),
+  }
+
+
+@pytest.mark.parametrize("N", [9, 12, 16])
+@pytest.mark.parametrize("kind", prefixes(1))
+def test_a_long_text_in_parts_is_what_it_is_at_once(kind, N, monkeypatch):
+  """Output and gradients; 9 rows in parts of up to 8 are two of 5, which have one in common."""
+  q, k, v, mask, _ = draw(3, N, first_rows(0, 0, 0))
+  prefix = jax.tree.map(jnp.asarray, prefixes(N)[kind])
+
+  def outcome(queries: int):
+    monkeypatch.setattr(attention, "QUERIES", queries)
+
+    def weighed(q, k, v):
+      out = attention.attend(q, k, v, mask, prefix)
+      return (out * jnp.sin(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)).sum(), out
+
+    return jax.jit(jax.grad(weighed, (0, 1, 2), has_aux=True))(q, k, v)
+
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-6), outcome(8), outcome(1000))
+
+
+def test_rows_of_ones_own_are_seen_by_their_node_alone():
+  """Against a softmax over what each node sees, node by node."""
+  q, k, v, mask, _ = draw(3, 6, first_rows(0, 0, 0))
+  own_k, own_v, _ = prefix = prefixes(6)["rows of its own"]
+  got = jax.jit(attention.attend)(q, k, v, mask, jax.tree.map(jnp.asarray, prefix))
+  for b, h, n in np.ndindex(3, H, 6):
+    g = h // (H // K)
+    keys = np.concatenate([np.asarray(k)[b, g, : n + 1], own_k[b, g, n]])
+    values = np.concatenate([np.asarray(v)[b, g, : n + 1], own_v[b, g, n]])
+    score = keys @ np.asarray(q)[b, h, n] / np.sqrt(C)
+    weight = np.exp(score - score.max())
+    want = weight @ values / weight.sum()
+    np.testing.assert_allclose(got[b, n, h * C : (h + 1) * C], want, atol=3e-6)
+
+
+def test_the_scores_of_a_long_text_never_stand_together():
+  """2048 rows of 4 heads have 67 MB of scores, and as much again for a gradient."""
+  shape = jax.ShapeDtypeStruct
+  N, q, kv = 2048, shape((1, H, 2048, C), np.float32), shape((1, K, 2048, C), np.float32)
+
+  def loss(q, k, v, mask):
+    return attention.attend(q, k, v, mask, None).sum()
+
+  compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, kv, kv, shape((1, N, N), bool)).compile()
+  assert compiled.memory_analysis().temp_size_in_bytes < 4 * H * N * N  # of one square of scores
