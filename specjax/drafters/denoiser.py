@@ -26,7 +26,7 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
   canvas, the text's last F - D tokens and the D slots.
 
   Args:
-    model, target: have one vocabulary.
+    model, target: have one vocabulary, but for a mask token that is the denoiser's last.
     depth: D.
     canvas: F, slots with the masked ones (static), by default as many as the buffer has. A longer
       text is cut in front.
@@ -35,7 +35,8 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
     ValueError: another vocabulary, a canvas with no slot for the text, or a canvas shorter than the
       buffer for a model that is causal over blocks.
   """
-  if model.vocab_size != target.vocab_size:
+  # The mask is never said, so that the target need not know it.
+  if model.vocab_size - (model.mask == target.vocab_size) != target.vocab_size:
     raise ValueError(
       f"model: the denoiser has a vocabulary of {model.vocab_size}, the target one of "
       f"{target.vocab_size}: they must share one."

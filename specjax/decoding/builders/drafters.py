@@ -114,8 +114,16 @@ def either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
   return found.get(kind, given)
 
 
+def words(model: Model) -> int:
+  """How many tokens a model has without the mask, where that is the last of them."""
+  V = model.config.vocab_size
+  return V - 1 if model.mask == V - 1 else V
+
+
 def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
   """The model that a part names, loaded as `model` is, whose vocabulary it must share.
+
+  One of the two may have a mask token after its last word, which it never says.
 
   Raises:
     ValueError: it does not, or it is of masked diffusion and no denoiser is asked for.
@@ -127,7 +135,8 @@ def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
   if part.name != "denoiser" and not small.config.causal:
     raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
                      "accepted is a causal model.")  # fmt: skip
-  if small.config.vocab_size != model.config.vocab_size:
+  sizes = {small.config.vocab_size, model.config.vocab_size}
+  if len(sizes) > 1 and words(small) != words(model):
     raise ValueError(
       f"{part.name}[{small.name}] has a vocabulary of {small.config.vocab_size}, "
       f"{model.name} one of {model.config.vocab_size}: they must share one."
