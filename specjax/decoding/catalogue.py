@@ -14,7 +14,7 @@ from specjax.decoding.builders import denoising, draft_length, drafters, head, p
 from specjax.decoding.builders.denoising import DECORATIONS
 from specjax.decoding.builders.verifier import REFLECTIONS
 from specjax.decoding.model import ZOO
-from specjax.diffusion.policies import ADDED, POLICIES
+from specjax.diffusion.policies import ADDED, GUIDED, POLICIES
 from specjax.draft_length import DRAFT_LENGTHS
 from specjax.drafters import DRAFTERS, HEADS
 from specjax.models.caches import CACHES
@@ -87,7 +87,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     }),
     "reflection, after a verifier": ("/", _plain(REFLECTIONS)),
     "processors": ("", {k: (build, processors.knobs(k), "") for k, build in PROCESSORS.items()}),
-    "denoising policies": ("", _plain(POLICIES)),
+    "denoising policies": ("", _plain(POLICIES | GUIDED)),
     "any-subset decoding, in place of a policy": ("", _plain(denoising.ANY_SUBSET)),
     "additions to a policy": ("+", _plain(ADDED)),
     **{f"{kind}, after a policy": ("/", _plain(table)) for kind, table in DECORATIONS.items()},

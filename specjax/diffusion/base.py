@@ -66,6 +66,7 @@ class Prediction(NamedTuple):
     step: i32[B]. Rounds spent in the block before this one.
     uniform: f32[B, W]. Noise from [0, 1) of this round.
     filled: bool[B, W]. The slots that earlier rounds committed; what was given is not among them.
+    text: i32[B, L]. The tokens of the canvas before this round.
   """
 
   token: Array
@@ -80,6 +81,7 @@ class Prediction(NamedTuple):
   step: Array
   uniform: Array
   filled: Array
+  text: Array
 
 
 class Earlier(NamedTuple):
@@ -221,6 +223,8 @@ class Policy(NamedTuple):
     carry: (new, old, by i32[B]) -> the memory with which a block begins; `new` is that of `init`,
       `old` what the block before left, and the window has moved on by `by` slots.
     ahead: whether it has a use for slots past its block (static).
+    said: (memory that `select` returned) -> i32[B, W], the tokens that are committed; None is
+      `prediction.token`.
   """
 
   name: str
@@ -229,6 +233,7 @@ class Policy(NamedTuple):
   knobs: Callable[..., Params] = tuple
   carry: Callable[..., Any] = forget
   ahead: bool = False
+  said: Callable[[Any], Array] | None = None
 
 
 class Blocks(NamedTuple):

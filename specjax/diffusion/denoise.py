@@ -151,13 +151,18 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
   )  # fmt: skip
 
 
+def _of(values: Array, token: Array) -> Array:
+  """[B, W]: of values [B, W, V] those of tokens i32[B, W]."""
+  return jnp.take_along_axis(values, token[..., None], -1)[..., 0]
+
+
 def _predict(
   method: Method, logits: Array, request: Request, position: Array, masked: Array, state: State
 ) -> tuple[Prediction, Array]:
   """What logits f32[B, W, V] say of the window, whose masked slots all count as open.
 
   Returns:
-    The prediction, and f32[B, W], nats of its tokens at temperature 1.
+    The prediction, and f32[B, W, V], log-probabilities at temperature 1.
   """
   own = jax.nn.log_softmax(logits)
   log_probs = tempered(logits, request.settings) if method.tempered else own
@@ -172,9 +177,7 @@ def _predict(
   token = jnp.where(hot[:, None], jax.lax.cond(hot.any(), drawn, lambda _: best, None), best)
   top = jax.lax.top_k(probs, 2)[0]
   entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(-1)
-  confidence, log_prob = (
-    jnp.take_along_axis(x, token[..., None], -1)[..., 0] for x in (probs, own)
-  )
+  confidence = _of(probs, token)
   fold = jax.vmap(jax.random.fold_in)
   # The keys of rounds differ from those of slots.
   rounds = fold(fold(request.key, jnp.full_like(state.forwards, -1)), state.forwards)
@@ -182,9 +185,9 @@ def _predict(
   prediction = Prediction(
     token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, masked, masked,
     jnp.ones_like(masked), state.step, uniform,
-    jnp.take_along_axis(state.when, position, 1) >= 0,
+    jnp.take_along_axis(state.when, position, 1) >= 0, state.canvas.tokens,
   )  # fmt: skip
-  return prediction, log_prob
+  return prediction, own
 
 
 def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
@@ -209,7 +212,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   for t, params, own in zip(transforms, weights.transforms, state.transforms, strict=True):
     logits, own = t.apply(params, own, logits, masked, state.step)
     memories.append(own)
-  prediction, nats = _predict(method, logits, request, position, masked, state)
+  prediction, log_probs = _predict(method, logits, request, position, masked, state)
   size = blocks.size(weights.blocks, prediction)
   hi = jnp.where(state.step == 0, state.lo + size, state.hi)
   hi = jnp.minimum(hi, canvas.end)
@@ -218,6 +221,8 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
 
   commit, score, memory = policy.select(weights.policy, state.memory, prediction)
   commit = base.at_least_one(commit, score, open_) & masked & live[:, None]
+  if policy.said is not None:
+    prediction = prediction._replace(token=policy.said(memory))
 
   column = jnp.where(commit, position, canvas.tokens.shape[1])
   canvas = canvas._replace(
@@ -225,6 +230,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
     masked=canvas.masked.at[row, column].set(False, mode="drop"),
   )
   when = state.when.at[row, column].set(state.forwards[:, None], mode="drop")
+  nats = _of(log_probs, prediction.token)
   log_prob = state.log_prob.at[row, column].set(nats, mode="drop")
 
   full = ~(open_ & ~commit).any(1)

@@ -24,7 +24,7 @@ from specjax.diffusion.caches import CACHES
 from specjax.diffusion.draws import DRAWS, tempered
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
-from specjax.diffusion.policies import ADDED, POLICIES, Filter
+from specjax.diffusion.policies import ADDED, GUIDED, POLICIES, Filter, Guide
 from specjax.diffusion.reweight import Reweighted, autoregressive, reweighted
 from specjax.diffusion.stopping import STOPPING
 from specjax.diffusion.transforms import TRANSFORMS
@@ -65,6 +65,8 @@ class Denoising(NamedTuple):
 def knobs(builder: Callable) -> dict[str, spec.Number | None]:
   """What a part's numbers set: arguments of its builder, then knobs that are traced per row."""
   found = spec.knobs(builder)
+  if builder in GUIDED.values():
+    return found | spec.knobs(Guide)
   if builder in (*POLICIES.values(), *TRANSFORMS.values(), *BLOCKS.values()):
     return found | spec.knobs(builder().knobs)
   if builder in ADDED.values():
@@ -113,13 +115,20 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   if not isinstance(given, str):
     return _open("policy", given, Policy, batch)
   first, *added = spec.parse("policy", given)
-  builder = spec.look_up("policy", first, POLICIES)
+  builder = spec.look_up("policy", first, POLICIES, GUIDED)
   own: dict[str, Any] = {}
+  fixed: tuple[Any, ...] = ()
+  if first.name in GUIDED:
+    if added:
+      raise ValueError(f"policy={given!r}: {first.name} commits from left to right what its model "
+                       "approves; accepted is nothing with + after it.")  # fmt: skip
+    guide = load_small(model, first)
+    fixed, own = (guide.target, model.mask), {"model": guide.params}
   if first.name == "learned":
     own = trained.load_filter(resolve(_companion(model, first)))._asdict()
     if first.numbers:
       own.pop("least")
-  name, policy, params = _make("policy", first, builder, batch, **own)
+  name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
   for part in added:
     builder = spec.look_up("policy", part, ADDED)
     ends = ends_of(model, part, batch)

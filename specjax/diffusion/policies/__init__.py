@@ -6,14 +6,15 @@ from specjax.diffusion.base import Policy
 from specjax.diffusion.policies import best, schedule, threshold
 from specjax.diffusion.policies.best import Quota, Ranked
 from specjax.diffusion.policies.end_last import EndLast, end_last
+from specjax.diffusion.policies.guided import Guide, guided_by
 from specjax.diffusion.policies.klass import Stable, klass
 from specjax.diffusion.policies.learned import Filter, learned
 from specjax.diffusion.policies.r2 import Redundancy, r2
 from specjax.diffusion.policies.threshold import Exploration, Leap, Levels, Threshold
 
 __all__ = [
-  "ADDED", "POLICIES", "EndLast", "Exploration", "Filter", "Leap", "Levels", "Quota", "Ranked",
-  "Redundancy", "Stable", "Threshold",
+  "ADDED", "GUIDED", "POLICIES", "EndLast", "Exploration", "Filter", "Guide", "Leap", "Levels",
+  "Quota", "Ranked", "Redundancy", "Stable", "Threshold",
 ]  # fmt: skip
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -24,6 +25,9 @@ POLICIES: dict[str, Callable[[], Policy]] = {
   "local_leap": threshold.local_leap, "hierarchy": threshold.hierarchy, "warm_up": best.warm_up,
   "klass": klass, "learned": learned, "explore": threshold.explore, "origin": schedule.origin,
 }  # fmt: skip
+
+# These take a second model and the mask: guided[gsm8k-7m].
+GUIDED: dict[str, Callable[..., Policy]] = {"guided": guided_by}
 
 # A policy that goes first is what these take: threshold+r2.
 ADDED: dict[str, Callable[[Policy], Policy]] = {
