@@ -54,6 +54,8 @@ ERRORS = [
   ("benchmarks/claims/rules.py --rules sure", "rules='sure': accepted are greedy"),
   ("benchmarks/claims/rules.py --trees oak", "oak"),
   ("benchmarks/claims/rules.py --max-new-tokens 0", "max_new_tokens=0"),
+  ("benchmarks/quality/denoisers.py", "prompts=None: accepted"),
+  ("benchmarks/quality/denoisers.py --prompts absent.jsonl --model lists-3m", "absent.jsonl"),
   ("benchmarks/quality/harness.py", "tasks=(): accepted"),
   ("benchmarks/quality/harness.py --tasks moon", "tasks='moon': accepted"),
   ("benchmarks/quality/harness.py --tasks gsm8k --model absent", "absent"),
