@@ -29,8 +29,9 @@ from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
+from specjax.models import lora
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import answers, forward, lora, losses, run, texts
+from specjax.train.recipe import answers, forward, losses, run, texts
 from specjax.train.recipe.config import Amount, Bounds, Count, Natural, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 

@@ -10,10 +10,11 @@ from jax import Array, lax
 from specjax.kernels.platform import platform
 from specjax.models import turned
 from specjax.models.int8 import Int8, dense, product
+from specjax.models.lora import Gated
 from specjax.models.turned import Turned
 
 
-def linear(x: Array, w: Array | Int8 | Turned) -> Array:
+def linear(x: Array, w: Array | Int8 | Turned | Gated) -> Array:
   """x [..., in] times w [out, in] -> [..., out].
 
   On CPU the weight is the left operand when there are few rows, and the small result is
@@ -25,6 +26,8 @@ def linear(x: Array, w: Array | Int8 | Turned) -> Array:
     return product(x, w)
   if isinstance(w, Turned):
     return turned.product(x, w)
+  if isinstance(w, Gated):
+    return _gated(x, w)
   rows = x.size // x.shape[-1]
   if platform() == "cpu" and 1 < rows <= 64:
     fill = -rows % 8 if 4 < rows < 16 else 0
@@ -35,10 +38,20 @@ def linear(x: Array, w: Array | Int8 | Turned) -> Array:
   return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
 
 
+def _gated(x: Array, w: Gated) -> Array:
+  """x [..., N, in] times w [out, in], whose update is for the rows from number `first` on."""
+  y, own = linear(x, w.weight), x[..., w.first :, :]
+  update = linear(linear(own, w.down.astype(x.dtype)), w.up.astype(x.dtype))
+  rows = y[..., w.first :, :] + update
+  # A row that is not finite would reach the others: hidden columns weigh 0, and 0 * NaN is NaN.
+  rows = jnp.where(jnp.isfinite(rows), rows, 0)
+  return jnp.concatenate([y[..., : w.first, :], rows], -2)
+
+
 class Fused(NamedTuple):
   """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each.
 
-  Those of a product may be `Int8` or `Turned`.
+  Those of a product may be `Int8`, `Turned` or `Gated`.
   """
 
   rows: tuple[int, ...]

@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from specjax.base import Params
 from specjax.kernels.platform import platform
+from specjax.models.lora import Gated
 
 FEW = range(2, 25)
 """The numbers of rows for which turned weights pay."""
@@ -40,9 +41,9 @@ class Turned:
 
 
 def weight(module: nn.Module, name: str, init: Callable, shape: tuple[int, ...]) -> Any:
-  """A parameter [out, in] of a module, turned or not; Flax would refuse the shape of the former."""
+  """A parameter [out, in] of a module; Flax would refuse the shape of one that is turned."""
   held: Any = module.get_variable("params", name)
-  return held if isinstance(held, Turned) else module.param(name, init, shape)
+  return held if isinstance(held, Turned | Gated) else module.param(name, init, shape)
 
 
 def product(x: Array, w: Turned) -> Array:
