@@ -30,6 +30,7 @@ from specjax.drafters.jacobi import jacobi
 from specjax.drafters.jakiro import JakiroConfig, jakiro
 from specjax.drafters.layerskip import layerskip
 from specjax.drafters.lookahead import lookahead
+from specjax.drafters.masked_slots import MaskedSlotsConfig, masked_slots
 from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.mtp import MTPConfig, mtp
@@ -66,6 +67,7 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "medusa": (medusa, MedusaConfig), "blockwise": (blockwise, BlockwiseConfig),
   "clover": (clover, CloverConfig), "clover2": (clover2, Clover2Config),
   "hidden_transfer": (hidden_transfer, HiddenTransferConfig), "ppd": (ppd, PPDConfig),
+  "masked_slots": (masked_slots, MaskedSlotsConfig),
   "eagle": (eagle, EagleConfig), "eagle3": (eagle3, Eagle3Config), "hydra": (hydra, HydraConfig),
   "mlp_speculator": (mlp_speculator, MLPSpeculatorConfig),
   "redrafter": (redrafter, ReDrafterConfig), "mtp": (mtp, MTPConfig),

@@ -124,16 +124,30 @@ class Enter(Protocol):
   def __call__(self, params: Params, k: int, stream: Array) -> Array: ...
 
 
+class OfPass(Protocol):
+  """The target's weights for a pass over `nodes` (static) nodes and the pseudo rows behind them.
+
+  They may differ from `target_params` for the rows, and for the nodes they must not; see
+  `models.lora.gate`.
+  """
+
+  def __call__(self, params: Params, target_params: Params, nodes: int) -> Params: ...
+
+
 class Pseudo(NamedTuple):
   """Guesses that are rows of the target's own pass; see `drafters.pseudo`.
 
   Attributes:
     layers: D layers of the target; row k enters before layers[k - 1] (static).
     enter: see `Enter`.
+    causal: whether a row sees no later rows of its node, or all of them (static).
+    of_pass: see `OfPass`.
   """
 
   layers: tuple[int, ...]
   enter: Enter
+  causal: bool = True
+  of_pass: OfPass = lambda params, target_params, nodes: target_params
 
 
 class Feature(Protocol):

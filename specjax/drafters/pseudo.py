@@ -1,10 +1,11 @@
 """Pseudo rows: guesses at later tokens made inside the target's own pass.
 
 Row k of a node v stands for the token k places after v: it has position(v) + k, enters the residual
-stream at a layer of its own, and sees the cached prefix, the nodes that v sees (v included) and the
-rows 1..k of v which have entered by then. No node sees a pseudo row and none reaches the cache, so
-the target's distributions do not change. After the last layer, row k is read as the distribution of
-the token k + 1 places after v. A head of such rows drafts from those of the round before.
+stream at a layer of its own, and sees the cached prefix, the nodes that v sees (v included) and
+rows of v that have entered by then: rows 1..k, or all. No node sees a pseudo row and none reaches
+the cache, so the target's distributions do not change. After the last layer, row k is read as the
+distribution of the token k + 1 places after v. A head of such rows drafts from those of the round
+before.
 
 Letters: B batch, N nodes, G nodes with pseudo rows, P pseudo rows, K rows of one node at most,
 D depth of the tree, E width, M drafting positions.
@@ -30,7 +31,7 @@ from specjax.trees.structure import at
 def ride(
   network: Target, target_params: Params, x: Array, position: Array, mask: Array, owner: Array,
   counts: Sequence[int], layers: Sequence[int], enter: Callable[[int, Array], Array], *,
-  cache: Cache | None = None, start: int = 0,
+  cache: Cache | None = None, start: int = 0, causal: bool = True,
 ) -> tuple[Array, Array, KV]:  # fmt: skip
   """Layers from `start` up over nodes and their pseudo rows.
 
@@ -43,6 +44,7 @@ def ride(
     counts: G numbers (static), pseudo rows of each owner.
     layers: K numbers (static), where rows k = 1..K enter, none before `start`.
     enter: (k, stream [B, G, E] of the nodes) -> [B, G, E], rows k as they enter.
+    causal: whether row k sees the rows 1..k of its node, or all of them (static).
 
   Returns:
     (nodes [B, N, E], pseudo rows [B, P, E], KV of the nodes alone); both after the final norm, the
@@ -66,7 +68,8 @@ def ride(
     who = owner[:, group[inside]]
     steps = jnp.asarray(ahead[inside], jnp.int32)[None]
     own = group[inside][:, None] == group[inside][None]
-    own &= ahead[inside][:, None] >= ahead[inside][None]
+    if causal:
+      own &= ahead[inside][:, None] >= ahead[inside][None]
     above = jnp.take_along_axis(mask, who[:, :, None], 1)
     below = jnp.concatenate([above, jnp.broadcast_to(own, (B, *own.shape))], 2)
     hidden_from = jnp.zeros((B, N, len(inside)), bool)
@@ -122,7 +125,7 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
     ValueError: counts that do not fit the tree.
   """
   assert head.pseudo is not None
-  network, (layers, enter) = head.target, head.pseudo
+  network, (layers, enter, causal, of_pass) = head.target, head.pseudo
   nodes, depth = tree.nodes, tree.depth
   counts = (depth,) * nodes if counts is None else counts
   within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
@@ -144,9 +147,9 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
   def evaluate(params, target_params, guesses, cache, draft, mask):
     everyone = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), draft.tokens.shape)
     hidden, guessed, kv = ride(
-      network, target_params, network.embed(target_params, draft.tokens),
+      network, of_pass(params, target_params, nodes), network.embed(target_params, draft.tokens),
       cache.length[:, None] + draft.depth, mask, everyone, counts, layers,
-      functools.partial(enter, params), cache=cache,
+      functools.partial(enter, params), cache=cache, causal=causal,
     )  # fmt: skip
     return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
 
@@ -162,15 +165,16 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
 def unroll(head: Head, params: Params, target_params: Params, examples: Examples):
   """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`."""
   assert head.pseudo is not None
-  network, (layers, enter) = head.target, head.pseudo
+  network, (layers, enter, causal, of_pass) = head.target, head.pseudo
   if head.hidden_layers:
     x, start = examples.features.hidden_layers[0], head.hidden_layers[0]
   else:
     x, start = network.embed(target_params, examples.tokens), 0
   B, M = examples.at.shape
   _, guessed, _ = ride(
-    network, target_params, x, examples.position, attention_mask(examples.segment, causal=True),
-    examples.at, (head.depth,) * M, layers, functools.partial(enter, params), start=start,
+    network, of_pass(params, target_params, x.shape[1]), x, examples.position,
+    attention_mask(examples.segment, causal=True), examples.at, (head.depth,) * M, layers,
+    functools.partial(enter, params), start=start, causal=causal,
   )  # fmt: skip
   guessed = guessed.reshape(B, M, head.depth, -1)
   return tuple(guessed[:, :, d] for d in range(head.depth))

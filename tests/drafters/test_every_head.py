@@ -140,6 +140,7 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
     "hidden_transfer-all tokens",
     "eagle3-reduced",
     "pard-reduced",
+    "masked_slots-reduced",
   ]
 )
 @pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])
@@ -216,7 +217,7 @@ def test_drafts_are_trees(name, tree):
   assert depth.max() <= 2 <= made.depth
 
 
-@pytest.mark.full(but=["medusa", "eagle3", "ppd", "redrafter"])
+@pytest.mark.full(but=["medusa", "eagle3", "ppd", "masked_slots", "redrafter"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_gradient_reaches_every_trained_weight(name):
   made, params = head(name)

@@ -101,7 +101,7 @@ def test_state_is_stable_and_a_round_keeps_its_types(name):
   assert method.drafter.nodes == len(TREES["static"]) + 1 and MODEL.vocab_size == V
 
 
-@pytest.mark.full(but=["ppd"])
+@pytest.mark.full(but=["ppd", "masked_slots"])
 @pytest.mark.parametrize("name", HEADS)
 def test_nan_in_a_head_changes_no_token(name):
   """A head whose weights went bad drafts garbage, and garbage is only slow."""

@@ -15,6 +15,7 @@ from specjax.decoding.method import method as pair
 from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.hidden_transfer import HiddenTransferConfig, hidden_transfer
+from specjax.drafters.masked_slots import MaskedSlotsConfig, masked_slots
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.pseudo import ride
 from specjax.drafters.stateless import none
@@ -38,6 +39,8 @@ CONFIGS = {
   "shared": HiddenTransferConfig(layers=(2, 2, 3)),
   "any order": HiddenTransferConfig(layers=(3, 1, 2)),
   "ppd": PPDConfig(),
+  "masked_slots": MaskedSlotsConfig(rank=2),
+  "masks alone": MaskedSlotsConfig(rank=0),
 }
 
 
@@ -66,6 +69,8 @@ def head(name: str):
   config = CONFIGS[name]
   if isinstance(config, PPDConfig):
     made, layers = ppd(target(MODEL), config), (0,) * K
+  elif isinstance(config, MaskedSlotsConfig):
+    made, layers = masked_slots(target(MODEL), config), (0,) * K
   else:
     made, layers = hidden_transfer(target(MODEL), config), config.layers or (3,) * K
   return made, random_like(made.init(jax.random.key(1), WEIGHTS), 1), layers
@@ -75,11 +80,19 @@ def plain_norm(x, weight):
   return x / np.sqrt((x * x).mean(-1, keepdims=True) + MODEL.norm_epsilon) * weight
 
 
-def plain_layer(i: int, x, position, sees):
-  """One layer of the target over rows x [R, E], row a seeing the rows of the set sees[a]."""
+def plain_layer(i: int, x, position, sees, updates=None, first=0):
+  """One layer of the target over rows x [R, E], row a seeing the rows of the set sees[a].
+
+  With low-rank `updates` of the layer, rows from `first` on have matrices of their own.
+  """
   p = jax.tree.map(lambda a: np.asarray(a, np.float64), WEIGHTS["params"][f"layer_{i}"])
+  own = {name: p[name] + u["up"] @ u["down"] for name, u in (updates or {}).items()}
+
+  def times(name, y):
+    return np.stack([(own if a >= first and own else p)[name] @ row for a, row in enumerate(y)])
+
   R, H, G, C = len(x), MODEL.heads, MODEL.kv_heads, MODEL.head_dim
-  qkv = plain_norm(x, p["attention_norm"]["weight"]) @ p["qkv"].T
+  qkv = times("qkv", plain_norm(x, p["attention_norm"]["weight"]))
   q, k, v = np.split(qkv.reshape(R, H + 2 * G, C), (H, H + G), 1)
   angle = (np.asarray(position)[:, None] * rope_frequencies(MODEL))[:, None]
   cos, sin = np.cos(angle), np.sin(angle)
@@ -95,9 +108,9 @@ def plain_layer(i: int, x, position, sees):
     for h in range(H):
       score = np.exp(k[seen, h // (H // G)] @ q[a, h] / np.sqrt(C))
       mixed[a, h] = score @ v[seen, h // (H // G)] / score.sum()
-  x = x + mixed.reshape(R, -1) @ p["out"].T
-  gate, up = np.split(plain_norm(x, p["mlp_norm"]["weight"]) @ p["gate_up"].T, 2, -1)
-  return x + (gate / (1 + np.exp(-gate)) * up) @ p["down"].T
+  x = x + times("out", mixed.reshape(R, -1))
+  gate, up = np.split(times("gate_up", plain_norm(x, p["mlp_norm"]["weight"])), 2, -1)
+  return x + times("down", gate / (1 + np.exp(-gate)) * up)
 
 
 def plain_logits(hidden):
@@ -107,19 +120,24 @@ def plain_logits(hidden):
 def plain(name: str, text, k_most: int = K):
   """(target's states after every token of `text`, its pseudo rows after the last), [., E]."""
   _, params, layers = head(name)
-  own = {key: np.asarray(x, np.float64) for key, x in params["params"].items()}
+  own = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
   n = len(text)
   x = np.asarray(WEIGHTS["params"]["embedding"], np.float64)[np.asarray(text)]
   inside: list[int] = []
   for i in range(MODEL.layers):
     for k in range(1, k_most + 1):
       if layers[k - 1] == i:
-        row = own["prompt"][k - 1] if "prompt" in own else own["maps"][k - 1] @ x[n - 1]
+        if "maps" in own:
+          row = own["maps"][k - 1] @ x[n - 1]
+        else:
+          row = own["mask"] if "mask" in own else own["prompt"][k - 1]
         x, inside = np.concatenate([x, row[None]]), [*inside, k]
     sees = [set(range(a + 1)) for a in range(n)]
     for k in inside:
-      sees.append(set(range(n)) | {n + j for j, other in enumerate(inside) if other <= k})
-    x = plain_layer(i, x, [*range(n), *(n - 1 + k for k in inside)], sees)
+      rows = {n + j for j, other in enumerate(inside) if other <= k or "mask" in own}
+      sees.append(set(range(n)) | rows)
+    updates = own.get("lora", {}).get(f"layer_{i}")
+    x = plain_layer(i, x, [*range(n), *(n - 1 + k for k in inside)], sees, updates, n)
   x = plain_norm(x, np.asarray(WEIGHTS["params"]["norm"]["weight"], np.float64))
   return x[:n], x[n:][np.argsort(inside)]
 
@@ -227,7 +245,7 @@ def test_weights_before_training():
 # Every token is among the first level's guesses, so one at least is accepted where any are made.
 TREE = (*((r,) for r in range(V)), *((r, s) for r in range(0, V, 3) for s in range(3)))
 COUNTS = (2, *(r % 3 for r in range(V)), *(1 for _ in range(V)))
-DRAFTERS = {"ppd": COUNTS, "any order": None}
+DRAFTERS = {"ppd": COUNTS, "any order": None, "masked_slots": COUNTS}
 LENGTHS = (T, 1, 5)
 
 
@@ -288,14 +306,14 @@ def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):
     np.testing.assert_array_equal(a, c)
   text, length = np.asarray(state.context.tokens), np.asarray(state.context.length)
   tokens, parent = np.asarray(draft.tokens), np.asarray(draft.parent)
-  counts = COUNTS if name == "ppd" else (2,) * (len(TREE) + 1)
+  counts = DRAFTERS[name] or (2,) * (len(TREE) + 1)
   first = np.concatenate([[0], np.cumsum(counts)])
   assert ours.aux.shape[1] == first[-1]
   for b, v in zip(np.arange(9) // 3, (0, 5, V + 1, 0, 8, len(TREE), 2, 11, V + 9), strict=True):
     path, up = [], v
     while up:
       path, up = [int(tokens[b, up]), *path], parent[b, up]
-    want = plain(name, [*text[b, : length[b]].tolist(), *path])[1][: counts[v]]
+    want = plain(name, [*text[b, : length[b]].tolist(), *path], counts[v])[1]
     np.testing.assert_allclose(ours.aux[b, first[v] : first[v + 1]], want, rtol=1e-3, atol=1e-4)
 
 
@@ -303,7 +321,7 @@ def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):
 def test_what_is_carried_is_of_the_accepted_node(name):
   request, state = begin(name)
   assert not np.asarray(state.drafter.known).any()
-  counts = COUNTS if name == "ppd" else (2,) * (len(TREE) + 1)
+  counts = DRAFTERS[name] or (2,) * (len(TREE) + 1)
   depth = from_choices(TREE).depth
   seen = set()
   for _ in range(4):
@@ -321,12 +339,12 @@ def test_what_is_carried_is_of_the_accepted_node(name):
         node = next(c for c in children if c and tokens[b, c] == token)
       assert node or not known[b]
       assert state.drafter.known[b] == counts[node]
-      want = plain(name, text[b, : length[b] - 1])[1][: counts[node]]
+      want = plain(name, text[b, : length[b] - 1], counts[node])[1]
       got = state.drafter.states[b, : counts[node]]
       np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
       seen.add((int(known[b]), int(depth[node])))
   assert {(0, 0), (2, 1)} <= seen
-  if name == "ppd":
+  if DRAFTERS[name] is not None:
     assert {k for k, _ in seen} == {0, 1, 2}
 
 
