@@ -7,9 +7,9 @@ The target's answers to the 7473 training questions (100 of them held out) and i
 are computed by the first head and shared by all. Every head takes 1500 steps of 8 rows x 256
 positions with the loss published for it, guesses among the 512 tokens that make up 99.85 % of the
 answers, and reads them out through the target's LM head where the method allows it. Hidden
-Transfer, FIRP and PPD, each of whose guesses passes through layers of the target, take 2 rows a
-step, and PPD, whose guesses pass through all layers, 64 positions of each. DFlash and PARD,
-whose blocks pass through their layers whole, do as PPD.
+Transfer, FIRP, PPD and masked slots, each of whose guesses passes through layers of the target,
+take 2 rows a step, and the last two, whose guesses pass through all layers, 64 positions of each.
+DFlash and PARD, whose blocks pass through their layers whole, do as these.
 On 2 CPU cores answers take 40 minutes and states 6; docs/results.md has the minutes of each head.
 """
 
@@ -48,6 +48,11 @@ _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   "firp": ("hidden_transfer", {"depth": 4}, {"training": _FEW}),
   "pard": ("pard", _FIVE, {"points": 64, "training": _FEW}),
   "dflash": ("dflash", {"depth": 5, "hidden_layers": (2, 4, 6)}, {"points": 64, "training": _FEW}),
+  "masked_slots": (
+    "masked_slots",
+    {"depth": 4},
+    {"points": 64, "training": dataclasses.replace(_FEW, rate=3e-3)},
+  ),
   "ppd": ("ppd", {"depth": 4}, {"points": 64, "training": dataclasses.replace(_FEW, rate=1e-2)}),
 }
 CONFIGS: dict[str, Config] = {

@@ -81,7 +81,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "caches, of --cache or after self_speculative": ("/", _plain(CACHES)),
     "sources, of a union": ("/", _plain(drafters.OF_SOURCES)),
     "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
-    "pseudo rows, after hidden_transfer or ppd": ("/", _plain(drafters.ROWS)),
+    "pseudo rows, after hidden_transfer, ppd or masked_slots": ("/", _plain(drafters.ROWS)),
     "verifiers": ("", {
       name: (build, spec.knobs(build), build().exactness) for name, build in VERIFIERS.items()
     }),

@@ -106,7 +106,8 @@ def _shared_rows(
   label, budget = spec.settle("drafter", part, spec.knobs(allocate))
   if loaded.head.pseudo is None or loaded.hit_rates is None:
     raise ValueError(f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
-                     "are shared out: accepted after hidden_transfer and ppd.")  # fmt: skip
+                     "are shared out: accepted after hidden_transfer, ppd and "
+                     "masked_slots.")  # fmt: skip
   return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
 
 
