@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 
 import specjax
@@ -36,8 +37,8 @@ def check(config: Any, *names: str) -> None:
 
 def progress(items: Sequence[Any], description: str, done: int = 0) -> Iterable[Any]:
   """The items after the first `done`, with a bar on stderr that says how many are done."""
-  console = Console(stderr=True)
-  return track(items[done:], description, len(items), done, console=console, transient=True)
+  console, said = Console(stderr=True), escape(description)  # a name may have [/a/path] in it
+  return track(items[done:], said, len(items), done, console=console, transient=True)
 
 
 def directory(out: str | pathlib.Path) -> pathlib.Path:

@@ -84,3 +84,12 @@ def test_a_directory_that_cannot_be_made_is_known_before_anything_is_measured(tm
   (tmp_path / "file").write_text("")
   with pytest.raises(ValueError, match="file"):
     report.directory(tmp_path / "file")
+
+
+def test_a_bar_shows_a_name_with_a_path_in_brackets(capsys, monkeypatch):
+  """A name may hold what rich would take for its own marks."""
+  monkeypatch.setenv("TTY_COMPATIBLE", "1")
+  monkeypatch.setenv("COLUMNS", "200")
+  for name in ("rest-4[/data/store.npz] at batch 1", "head-7[runs/hydra/model]", "json_schema[b]"):
+    assert list(report.progress([1, 2, 3], name, 1)) == [2, 3]
+    assert name in capsys.readouterr().err
