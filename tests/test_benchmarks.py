@@ -81,6 +81,8 @@ ERRORS = [
   ("benchmarks/speed/sweep.py --tasks fly", "fly"),
   ("benchmarks/speed/sweep.py --count 0", "count=0"),
   ("benchmarks/compile/sharded_loop.py --topologies moon", "topologies='moon'"),
+  ("benchmarks/compile/denoising_loop.py --topologies moon", "topologies='moon'"),
+  ("benchmarks/compile/denoising_loop.py --caches dense", "caches='dense'"),
   ("examples/demo.py absent.jsonl", "absent.jsonl"),
   ("examples/demo.py --limit 0", "limit=0"),
 ]
