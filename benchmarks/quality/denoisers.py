@@ -13,8 +13,7 @@ import dataclasses
 import sys
 
 import specjax
-from specjax import checks, script
-from specjax.data.sources import open_source
+from specjax import script
 from specjax.eval import likelihood, metrics, prompts, report, table
 
 
@@ -30,15 +29,9 @@ class Config(prompts.Questions):
 
 
 def main(config: Config) -> None:
-  if config.prompts is None:
-    checks.refuse("prompts", None, "a file or dataset of questions with answers, such as GSM8K's")
   model, judge = specjax.load(config.model), specjax.load(config.judge)
+  ids, right = config.with_numbers(model)
   decoders = [specjax.DiffusionDecoder(model, x, batch=config.batch) for x in config.methods]
-  ids = [item.ids for item in config.read(model)]
-  source = open_source(config.prompts)
-  right = [metrics.last_number(str(source[i].get("answer", ""))) for i in range(len(ids))]
-  if None in right:
-    raise ValueError(f"{config.prompts}: record {right.index(None) + 1} has no number in `answer`.")
   report.directory(config.out)
   cells = []
   for decoder in report.progress(decoders, "decoding"):

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import specjax
 from specjax import checks, script
-from specjax.data.sources import open_source
 from specjax.decoding.model import Model
 from specjax.eval import metrics, prompts, report, table
 
@@ -98,16 +97,10 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
 
 
 def main(config: Config) -> None:
-  if config.prompts is None:
-    checks.refuse("prompts", None, "a file or dataset of questions with answers, such as GSM8K's")
   model = specjax.load(config.model)
+  ids, right = config.with_numbers(model)
   known = answerers(model, config)
   chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
-  ids = [item.ids for item in config.read(model)]
-  source = open_source(config.prompts)
-  right = [metrics.last_number(str(source[i].get("answer", ""))) for i in range(len(ids))]
-  if None in right:
-    raise ValueError(f"{config.prompts}: record {right.index(None) + 1} has no number in `answer`.")
   report.directory(config.out)
   cells = []
   for name in report.progress(chosen, "decoding"):

@@ -9,6 +9,7 @@ from specjax import checks
 from specjax.data.chat import question
 from specjax.data.sources import conversation, open_source
 from specjax.decoding.model import Model
+from specjax.eval import metrics
 
 OUR_QUESTIONS = tuple(pathlib.Path(__file__).with_name("questions.txt").read_text().splitlines())
 KEYS = (
@@ -80,6 +81,22 @@ class Questions:
 
   def read(self, model: Model) -> list[Item]:
     return read(self.prompts, model, self.max_new_tokens, self.limit)
+
+  def with_numbers(self, model: Model) -> tuple[list[list[int]], list[str]]:
+    """(ids of each question, the last number of each `answer`, as GSM8K has them).
+
+    Raises:
+      ValueError: there is no file, a record has no number, or `read` refuses it.
+    """
+    if self.prompts is None:
+      checks.refuse("prompts", None, "a file or dataset of questions with answers, such as GSM8K's")
+    ids, source, numbers = [item.ids for item in self.read(model)], open_source(self.prompts), []
+    for i in range(len(ids)):
+      number = metrics.last_number(str(source[i].get("answer", "")))
+      if number is None:
+        raise ValueError(f"{self.prompts}: record {i + 1} has no number in `answer`.")
+      numbers.append(number)
+    return ids, numbers
 
 
 def read(
