@@ -99,7 +99,6 @@ class Target(NamedTuple):
     lm_head: (params) -> [V, E], the matrix that `head` multiplies with, an array or an Int8.
     last_layer: (params) -> (params of its last layer, params of its final norm), from which the
       training of layers by `make_layers` and of a norm may start.
-    few_rows: (params) -> the same weights, as passes over few rows want them in memory.
   """
 
   vocab_size: int
@@ -119,7 +118,6 @@ class Target(NamedTuple):
   lm_head: Callable[[Params], Array] = _absent
   make_layers: MakeLayers = _absent
   last_layer: Callable[[Params], tuple[Params, Params]] = _absent
-  few_rows: Callable[[Params], Params] = lambda params: params
 
 
 class InitDrafter(Protocol):

@@ -8,7 +8,6 @@ Letters: B batch, N tree nodes, V vocabulary.
 """
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,38 +28,32 @@ def compact(draft: Draft, depth: int) -> Draft:
 
 
 def evaluate(
-  target: Target, params: Params, narrow: Mapping[int, Params], cache: Any, draft: Draft,
+  target: Target, params: Params, widths: tuple[int, ...], cache: Any, draft: Draft,
   mask: Array, hidden_layers: tuple[int, ...] = (),
 ) -> Evaluation:  # fmt: skip
   """`target.evaluate` of a compact draft; at nodes that are not valid its result may be 0.
 
   Args:
-    params: the weights for a pass over all N nodes.
-    narrow: the other widths that are compiled, below N (static), each with the target's weights as
-      they lie best for it.
+    widths: the other widths that are compiled, below N, in order (static).
     mask: bool[B, N, N], see `base.Evaluate`.
   """
 
-  if not narrow:
-    return target.evaluate(
-      params, cache, draft.tokens, draft.depth, mask, hidden_layers=hidden_layers
-    )
-
-  def run(params: Params, width: int) -> Evaluation:
+  def run(width: int) -> Evaluation:
     part = (draft.tokens[:, :width], draft.depth[:, :width], mask[:, :width, :width])
     return target.evaluate(params, cache, *part, hidden_layers=hidden_layers)
 
   N = draft.tokens.shape[1]
-  whole = jax.eval_shape(functools.partial(run, width=N), params)
+  if not widths:
+    return run(N)
+  whole = jax.eval_shape(functools.partial(run, N))
 
-  def padded(params: Params, width: int) -> Evaluation:
+  def padded(width: int) -> Evaluation:
     def pad(x: Array, like: jax.ShapeDtypeStruct) -> Array:
       return jnp.pad(x, [(0, full - some) for some, full in zip(x.shape, like.shape, strict=True)])
 
-    return jax.tree.map(pad, run(params, width), whole)
+    return jax.tree.map(pad, run(width), whole)
 
-  widths = sorted(narrow)
   used = draft.valid.sum(1, dtype=jnp.int32).max()
   number = (used > jnp.asarray(widths, jnp.int32)).sum(dtype=jnp.int32)
-  passes = [functools.partial(padded, narrow[width], width) for width in widths]
-  return lax.switch(number, [*passes, functools.partial(run, params, N)])
+  passes = [functools.partial(padded, width) for width in widths]
+  return lax.switch(number, [*passes, functools.partial(run, N)])

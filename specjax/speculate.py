@@ -5,7 +5,7 @@ counting. Nothing returns to the host between rounds; a caller streams by callin
 few rounds at a time. The letters of shapes are those of `specjax.base`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,26 +22,24 @@ class Method(NamedTuple):
   """What is fixed when the loop is compiled.
 
   `decoding.method.method` builds it, and checks that the rule is exact for the draft.
+
+  Attributes:
+    narrow: the numbers of nodes, below N, for which a pass is compiled too. See `specjax.narrow`.
   """
 
   target: Target
   drafter: Drafter
   verifier: Verifier
   processors: tuple[Processor, ...] = ()
+  narrow: tuple[int, ...] = ()
 
 
 class Weights(NamedTuple):
-  """The parameters of a method; () for a drafter or verifier that has none.
-
-  Attributes:
-    narrow: the numbers of nodes, below N, for which a pass is compiled too (static), each with the
-      target's weights as they lie best for it. See `specjax.narrow`.
-  """
+  """The parameters of a method; () for a drafter or verifier that has none."""
 
   target: Params
   drafter: Params
   verifier: Params = ()
-  narrow: Mapping[int, Params] = {}
 
 
 class Request(NamedTuple):
@@ -116,7 +114,7 @@ def start(
     length: i32[B], 1..T.
     capacity: S, static; at least `capacity_for` of the longest row.
   """
-  target, drafter, _, processors = method
+  target, drafter, _, processors, _ = method
   B = len(tokens)
   cache, features = target.prefill(
     weights.target, tokens, length, capacity, hidden_layers=drafter.hidden_layers
@@ -147,17 +145,17 @@ def guess(
   method: Method, weights: Weights, request: Request, state: State, noise: Source
 ) -> tuple[Draft, Any, Evaluation, Array]:
   """(draft, the drafter's state after it, evaluation, log_probs f32[B, N, V] to verify against)."""
-  target, drafter, _, processors = method
+  target, drafter, _, processors, widths = method
   draft, memory = drafter.propose(
     weights.drafter, weights.target, state.drafter,
     context=state.context._replace(cache=state.cache), settings=request.settings, noise=noise,
   )  # fmt: skip
-  if weights.narrow:
+  if widths:
     draft = narrow.compact(draft, drafter.depth)
   mask = ancestors(draft.parent, drafter.depth)
   if drafter.evaluate is None:
     evaluation = narrow.evaluate(
-      target, weights.target, weights.narrow, state.cache, draft, mask, drafter.hidden_layers
+      target, weights.target, widths, state.cache, draft, mask, drafter.hidden_layers
     )
   else:
     evaluation = drafter.evaluate(
@@ -173,7 +171,7 @@ def round_(
   method: Method, weights: Weights, request: Request, state: State, source: Callable[..., Source]
 ) -> State:
   """Runs one round for all rows; finished rows stay as they are."""
-  target, drafter, verifier, _ = method
+  target, drafter, verifier, *_ = method
   processors = list(zip(method.processors, request.processors, state.processors, strict=True))
   context, stats, D = state.context, state.stats, drafter.depth
   noise = source(request.key, context.length)

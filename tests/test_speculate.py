@@ -65,8 +65,8 @@ OWN = drafters.self_speculative(target(CONFIG), 3, 0.1)
 NARROW = {"first_of": (1, 2), "adaptive_model, block": (2,)}  # widths of passes
 METHODS = {
   name: (
-    pair(target(CONFIG), drafter, verifier),
-    speculate.Weights(PARAMS, params, (), dict.fromkeys(NARROW.get(name, ()), PARAMS)),
+    pair(target(CONFIG), drafter, verifier, narrow=NARROW.get(name, ())),
+    speculate.Weights(PARAMS, params),
   )
   for name, drafter, verifier, params in (
     ("none", drafters.none(), TARGET_ONLY, ()),

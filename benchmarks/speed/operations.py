@@ -90,7 +90,7 @@ def main(config: Config) -> None:
   texts, found = [cost.markdown], {}
   if jax.default_backend() == "cpu":
     for n in config.nodes:
-      found[n] = operations(target, model.params_for(n), config.context, n)
+      found[n] = operations(target, model.params, config.context, n)
       texts.append(f"Operations of a pass over {n}:\n\n{table.markdown(found[n][: config.rows])}")
   report.publish(config, {"verify_cost": cost._asdict(), "operations": found}, "\n\n".join(texts))
 

@@ -173,8 +173,6 @@ class Conversation:
   ) -> speculate.State:
     # A round overwrites its state. Where it breaks off, the next prompt is read from its beginning.
     self._state, weights = None, self.decoder.weights
-    if method.verifier is _ALL:  # what is read fills every pass
-      weights = weights._replace(narrow={})
     state = speculate.compiled_advance(method, weights, request, state, jnp.int32(rounds))
     self.decoder.check_logits(state, np.zeros(self.decoder.batch, int))
     self._state = state

@@ -90,9 +90,9 @@ class Decoder:
       model, processors, regex, json_schema, self.stop, stop_words
     )
     self._processors = tuple(params for _, params in used)
-    self.method = method(target, guess, rule, tuple(p for p, _ in used))
-    params = model.params_for(batch * guess.nodes)
-    self.weights = speculate.Weights(params, weights, judge, model.narrow_passes(guess, batch))
+    called = tuple(p for p, _ in used)
+    self.method = method(target, guess, rule, called, model.narrow_passes(guess))
+    self.weights = speculate.Weights(model.params, weights, judge)
     self._warm: set[tuple[int, int]] = set()
 
   @property

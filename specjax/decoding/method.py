@@ -6,12 +6,13 @@ from specjax.verifiers.validity import check
 
 
 def method(
-  target: Target, drafter: Drafter, verifier: Verifier, processors: tuple[Processor, ...] = ()
-) -> Method:
+  target: Target, drafter: Drafter, verifier: Verifier, processors: tuple[Processor, ...] = (),
+  narrow: tuple[int, ...] = (),
+) -> Method:  # fmt: skip
   """What the loop runs.
 
   Raises:
     ValueError: the verifier would be biased for this drafter's proposals.
   """
   check(drafter, verifier)
-  return Method(target, drafter, verifier, processors)
+  return Method(target, drafter, verifier, processors, narrow)

@@ -24,7 +24,6 @@ from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.int8 import WEIGHTS
-from specjax.models.turned import FEW
 
 LARGE = 2**25  # parameters
 WIDTHS = (1, 4, 8, 16, 32)
@@ -82,23 +81,15 @@ class Model:
   def target(self) -> Target:
     return families.target(self.config)
 
-  @functools.cached_property
-  def _few_rows(self) -> Params:
-    return self.target.few_rows(self.params)
-
-  def params_for(self, rows: int) -> Params:
-    """The weights as they lie best in memory for passes over so many rows, see `models.turned`."""
-    return self._few_rows if rows in FEW else self.params
-
-  def narrow_passes(self, drafter: Drafter, batch: int) -> dict[int, Params]:
-    """The widths below N that pay for a batch of B rows, with the weights for each.
+  def narrow_passes(self, drafter: Drafter) -> tuple[int, ...]:
+    """The widths below N that pay.
 
     That is on a CPU, where the time of a pass grows with its nodes, and for a model whose passes
     take so long that a round's other work does not count. See `specjax.narrow`.
     """
     if not drafter.varies or platform() != "cpu" or self.size < LARGE:
-      return {}
-    return {w: self.params_for(batch * w) for w in WIDTHS if w < drafter.nodes}
+      return ()
+    return tuple(w for w in WIDTHS if w < drafter.nodes)
 
   @property
   def denoiser(self) -> Denoiser:

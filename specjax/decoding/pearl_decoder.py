@@ -224,9 +224,8 @@ class PearlDecoder:
     self.devices = devices or (every[0], every[1 % len(every)])
     self.name = f"pearl-{block}[{small.name}]"
     self._target, self._lm = model.target, small.target
-    B = self.batch
-    self._params = jax.device_put(model.params_for(B * block), self.devices[0])
-    self._draft_params = jax.device_put(small.params_for(B), self.devices[1])
+    self._params = jax.device_put(model.params, self.devices[0])
+    self._draft_params = jax.device_put(small.params, self.devices[1])
     self._warm: set[tuple[int, int]] = set()
 
   def __call__(

@@ -100,10 +100,9 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
   advance = speculate.compiled_advance.lower(
     method, weights, request, state, jnp.int32(1)
   ).compile()
-  target = model.params, weights.target, dict(weights.narrow)
-  parts = _bytes((target, weights.drafter, weights.verifier)) - _bytes(target)
+  parts = _bytes(weights) - _bytes(weights.target)
   return Memory(
-    _bytes(target), parts, _bytes(state.cache), _bytes(state._replace(cache=())),
+    _bytes(weights.target), parts, _bytes(state.cache), _bytes(state._replace(cache=())),
     *(_besides(program) for program in (start, advance)),
   )  # fmt: skip
 

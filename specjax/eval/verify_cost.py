@@ -17,7 +17,6 @@ from jax import Array
 from specjax import sampling
 from specjax.base import Cache, Params, Target
 from specjax.eval import table, timing
-from specjax.models.turned import FEW
 
 NODES = (1, 2, 4, 8, 16, 32)
 _PATH = 8  # rows that a commit writes, at most
@@ -84,13 +83,11 @@ def measure(
 ) -> VerifyCost:  # fmt: skip
   """Times one evaluate and commit after `context` tokens for every N, in turns."""
   _, _, cache, _ = timing.prefilled(target, params, context, batch, context + 64)
-  few_rows = target.few_rows(params) if any(batch * n in FEW for n in nodes) else params
 
   def loop(n: int, count: int) -> Cache:
     nonlocal cache  # every loop gives its buffers to the next
     tokens = jnp.zeros((batch, n), jnp.int32)
-    weights = few_rows if batch * n in FEW else params
-    cache, _ = passes(target, weights, cache, tokens, jnp.int32(count))
+    cache, _ = passes(target, params, cache, tokens, jnp.int32(count))
     return cache
 
   seconds = timing.per_pass([functools.partial(loop, n) for n in nodes], repeats)

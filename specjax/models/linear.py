@@ -8,13 +8,11 @@ import numpy as np
 from jax import Array, lax
 
 from specjax.kernels.platform import platform
-from specjax.models import turned
 from specjax.models.int8 import Int8, dense, product
 from specjax.models.lora import Gated
-from specjax.models.turned import Turned
 
 
-def linear(x: Array, w: Array | Int8 | Turned | Gated) -> Array:
+def linear(x: Array, w: Array | Int8 | Gated) -> Array:
   """x [..., in] times w [out, in] -> [..., out].
 
   On CPU the weight is the left operand when there are few rows, and the small result is
@@ -24,8 +22,6 @@ def linear(x: Array, w: Array | Int8 | Turned | Gated) -> Array:
   """
   if isinstance(w, Int8):
     return product(x, w)
-  if isinstance(w, Turned):
-    return turned.product(x, w)
   if isinstance(w, Gated):
     return _gated(x, w)
   rows = x.size // x.shape[-1]
@@ -51,7 +47,7 @@ def _gated(x: Array, w: Gated) -> Array:
 class Fused(NamedTuple):
   """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each.
 
-  Those of a product may be `Int8`, `Turned` or `Gated`.
+  Those of a product may be `Int8` or `Gated`.
   """
 
   rows: tuple[int, ...]

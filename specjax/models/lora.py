@@ -6,9 +6,10 @@ adds the updates to the weights; `gate` keeps them apart, for some rows of a pas
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,7 @@ class Gated:
   """A matrix [out, in] whose update applies to some rows of its input [..., N, in].
 
   Attributes:
-    weight: an array, Int8 or Turned.
+    weight: an array or an Int8.
     down: [rank, in].
     up: [out, rank].
     first: the number of the first such row; all later ones follow (static).
@@ -39,6 +40,12 @@ class Gated:
   def __getitem__(self, outputs: slice) -> "Gated":
     """Some of the outputs."""
     return Gated(self.weight[outputs], self.down, self.up[outputs], self.first)
+
+
+def weight(module: nn.Module, name: str, init: Callable, shape: tuple[int, ...]) -> Any:
+  """A parameter [out, in] of a module; Flax would refuse the shape of one that is gated."""
+  held: Any = module.get_variable("params", name)
+  return held if isinstance(held, Gated) else module.param(name, init, shape)
 
 
 def start(key: Array, frozen: Params, rank: int) -> Params:

@@ -20,10 +20,10 @@ from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
 from specjax.models.config import Config, rope_frequencies
 from specjax.models.linear import Fused, linear, lookup
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 from specjax.models.sharding import spread_nodes
 from specjax.models.some_layers import run_some
-from specjax.models.turned import turn, weight
 
 _INIT = nn.initializers.normal(0.02)
 
@@ -310,6 +310,6 @@ def target(config: Config) -> Target:
     embed=functools.partial(apply, method="embed"),
     run_layers=functools.partial(apply, method="run_layers"),
     norm=functools.partial(apply, method="final_norm"), lm_head=lm_head, make_layers=make_layers,
-    last_layer=last_layer, few_rows=turn,
+    last_layer=last_layer,
     run_some=functools.partial(run_some, Block(config), functools.partial(angles, config)),
   )  # fmt: skip

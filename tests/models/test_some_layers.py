@@ -13,7 +13,6 @@ from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.int8 import quantise
 from specjax.models.transformer import init, target
-from specjax.models.turned import turn
 
 L, B, T, N = 4, 2, 9, 5
 CONFIG = Config(
@@ -95,11 +94,10 @@ def test_what_does_not_run_adds_nothing(change, run):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["int8", "turned", "split"])
+@pytest.mark.parametrize("kind", ["int8", "split"])
 def test_weights_of_every_kind(kind):
   params = weights(CONFIG)
   changed = {
-    "turned": turn,
     "split": sharding.split,
     "int8": functools.partial(
       jax.tree.map, lambda x: quantise(x, jnp.float32) if x.ndim == 2 else x
