@@ -65,6 +65,8 @@ ERRORS = [
   ("benchmarks/speed/capacity.py --capacity 8 8", "capacity=8 8"),
   ("benchmarks/speed/denoising_pass.py --canvas 64", "block=64: accepted is up to 32"),
   ("benchmarks/speed/denoising_pass.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/drafting.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/drafting.py --drafters luck-8", "luck"),
   ("benchmarks/speed/head_round.py --nodes 3", "Dynamic(nodes=3"),
   ("benchmarks/speed/head_round.py --repeats 0", "repeats=0"),
   ("benchmarks/speed/head_training.py --length 64", "points=128: accepted is"),

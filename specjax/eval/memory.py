@@ -61,7 +61,7 @@ class Memory(NamedTuple):
     return [{"memory": name, "MB": f"{size / 1e6:,.1f}"} for name, size in named.items()]
 
 
-def _bytes(tree: Any) -> int:
+def size_of(tree: Any) -> int:
   """Of a device; an array that is in the tree twice counts once."""
 
   def size(x: Any) -> int:
@@ -100,9 +100,9 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
   advance = speculate.compiled_advance.lower(
     method, weights, request, state, jnp.int32(1)
   ).compile()
-  parts = _bytes(weights) - _bytes(weights.target)
+  parts = size_of(weights) - size_of(weights.target)
   return Memory(
-    _bytes(weights.target), parts, _bytes(state.cache), _bytes(state._replace(cache=())),
+    size_of(weights.target), parts, size_of(state.cache), size_of(state._replace(cache=())),
     *(_besides(program) for program in (start, advance)),
   )  # fmt: skip
 
