@@ -37,10 +37,12 @@ class Config(prompts.Questions):
 
   # names of strategies; by default all of them
   strategies: tuple[str, ...] = ()
-  drafter: str = "none"  # of all strategies but the searches and cntp
+  drafter: str = "none"  # of all strategies but the searches, adadec and cntp
+  batch: int = 1  # questions decoded together, where one sample of each is taken by a decoder
   temperature: float = 0.8  # of those that sample
   samples: int = 8  # of each question, for those that take one of several
   typical_p: float = 0.9
+  threshold: float = 0.9  # nats, of adadec
   beams: int = 4
   limit: int | None = 100
   out: str = "results/strategies"
@@ -68,6 +70,13 @@ def _cautious(model: Model, T: float, new: int, ids: Sequence[list[int]]) -> lis
   return [Said(x.text, x.drawn) for x in specjax.cntp(model, ids, new, temperature=T)]
 
 
+def _looking_ahead(
+  model: Model, threshold: float, new: int, ids: Sequence[list[int]]
+) -> list[Said]:
+  every = specjax.adadec(model, ids, threshold, new)
+  return [Said(x.text, len(x.tokens)) for x in every]
+
+
 def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
   """What makes each strategy, by its name."""
   new, n, T = config.max_new_tokens, config.samples, config.temperature
@@ -76,7 +85,7 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     return specjax.Decoder(model, config.drafter, **settings)
 
   def plain(**settings) -> Answer:
-    return functools.partial(_decoded, decoder(**settings), new)
+    return functools.partial(_decoded, decoder(batch=config.batch, **settings), new)
 
   def best(select: str) -> Answer:
     return functools.partial(_best_of, decoder(temperature=T, batch=n), n, new, select)
@@ -90,6 +99,7 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "typical": functools.partial(plain, temperature=T, typical_p=config.typical_p),
     "momentum": functools.partial(plain, processors=["momentum"]),
     **{select: functools.partial(best, select) for select in ("likelihood", "mbr", "first_finish")},
+    "adadec": lambda: functools.partial(_looking_ahead, model, config.threshold, new),
     "cntp": lambda: functools.partial(_cautious, model, T, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
