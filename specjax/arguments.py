@@ -6,7 +6,7 @@ from typing import Literal
 from specjax.eval import options
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Weights = Literal["float", "int8"]
+Weights = Literal["float", "bfloat16", "int8"]
 Select = Literal["likelihood", "mbr", "first_finish"]
 
 
@@ -17,8 +17,9 @@ class Loaded:
   Attributes:
     model: zoo name, directory, GGUF file, or name on Hugging Face's hub; by default the zoo's.
     revision: branch, tag or commit of a model on the hub.
-    dtype: of the arithmetic, and of weights that are not in 8 bits.
-    weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
+    dtype: of the arithmetic, and of weights that --weights leaves as they are.
+    weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
+      with a scale for each output. Either has its own texts.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
   """
 
@@ -250,7 +251,7 @@ class Convert:
   tokenizer: str | None = None
   target: str | None = None
   to: Literal["specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator"] = "specjax"
-  weights: Weights = "float"
+  weights: Literal["float", "int8"] = "float"
   torch: bool = False
 
 

@@ -29,7 +29,7 @@ from specjax.eval import report, table
 from specjax.kernels import topology
 from specjax.models import denoiser, sharding, transformer
 from specjax.models.config import Config as ModelConfig
-from specjax.models.int8 import parameter
+from specjax.models.weights import parameter
 from specjax.sampling import request_keys
 
 MESHES = {  # chips along "data" and "model"

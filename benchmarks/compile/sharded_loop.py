@@ -38,7 +38,7 @@ from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.compressed import compressed
 from specjax.models.config import Config as ModelConfig
-from specjax.models.int8 import parameter
+from specjax.models.weights import parameter
 from specjax.sampling import Settings, request_keys
 from specjax.verifiers import target_only
 

@@ -11,7 +11,8 @@ from jax.typing import DTypeLike
 
 from specjax import checks
 from specjax.checkpoints.files import Tensors
-from specjax.models.int8 import Int8, dense, quantise
+from specjax.models.int8 import Int8, quantise
+from specjax.models.weights import dense
 
 _SCALE = ".scale"
 _LEAST = 2**14  # values of a tensor that is worth it; biases have fewer

@@ -16,7 +16,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.models import sharding
 from specjax.models.config import Config
-from specjax.models.int8 import parameter
+from specjax.models.weights import parameter
 
 
 class Fusion(NamedTuple):

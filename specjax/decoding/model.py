@@ -23,7 +23,7 @@ from specjax.models import sharding
 from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
-from specjax.models.int8 import WEIGHTS
+from specjax.models.weights import WEIGHTS
 
 LARGE = 2**25  # parameters
 WIDTHS = (1, 4, 8, 16, 32)
@@ -69,7 +69,7 @@ class Model:
     dtype = jnp.dtype(self.dtype).name
     return ", ".join(
       [self.name, *([dtype] if dtype != "float32" else []),
-       *([self.weights] if self.weights != "float" else [])]
+       *([f"{self.weights} weights"] if self.weights != "float" else [])]
     )  # fmt: skip
 
   @property
@@ -198,10 +198,11 @@ def load(
     name: for example "gsm8k-7m" of the zoo, "smollm2-135m" or "ORG/NAME" of the hub, which are
       downloaded once, "path/to/llama" or "model.gguf"; `specjax convert` makes a directory of other
       formats.
-    dtype: that of the arithmetic, and so of weights that are not in 8 bits.
+    dtype: that of the arithmetic, and of weights that `weights` leaves as they are.
     revision: branch, tag or commit of a repository of the hub.
-    weights: "float", or "int8" for matrices of 8 bits with a scale for each output. This changes
-      the model's distribution; speculation follows that of the model as it is loaded.
+    weights: "float"; "bfloat16" for matrices in 16 bits, which are multiplied in them and summed
+      in float32; or "int8" for 8 bits with a scale for each output. Both change the model's
+      distribution; speculation follows that of the model as it is loaded.
     mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
       holds more than its own; for use under `jax.set_mesh(mesh)`.
 

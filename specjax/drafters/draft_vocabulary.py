@@ -12,8 +12,8 @@ from jax import Array
 
 from specjax.base import Params, Target
 from specjax.drafters.base import Read
-from specjax.models.int8 import Int8
 from specjax.models.linear import linear, take
+from specjax.models.weights import Matrix
 
 KEY = "vocabulary"  # of the collection in a head's params
 
@@ -37,7 +37,7 @@ def ids(params: Params) -> Array | None:
   return params.get(KEY)
 
 
-def rows(matrix: Array | Int8, vocabulary: Array | None) -> Array | Int8:
+def rows(matrix: Matrix, vocabulary: Array | None) -> Matrix:
   """[V, E] -> [W, E]."""
   return matrix if vocabulary is None else take(matrix, vocabulary)
 

@@ -13,9 +13,9 @@ from jax import Array
 from specjax.base import KV, Cache, Target
 from specjax.drafters import draft_vocabulary, embedding
 from specjax.drafters.base import Head, LossWeights
-from specjax.models.int8 import dense
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
+from specjax.models.weights import dense
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from jax import Array
 from specjax.base import KV, Cache, Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
-from specjax.models.int8 import dense
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
+from specjax.models.weights import dense
 
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=-2)
 

@@ -13,8 +13,8 @@ from jax import Array
 from specjax.base import Target
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
-from specjax.models.int8 import dense
 from specjax.models.linear import linear, linear_each
+from specjax.models.weights import dense
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import jax
 from specjax.base import Params
 from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.int8 import parameter
+from specjax.models.weights import parameter
 
 Size = Literal["small", "134m", "8b"]
 SIZES: dict[str, Config] = dict(zip(get_args(Size), (
@@ -28,7 +28,7 @@ def random_weights(model: Config, dtype: str, weights: str = "float") -> Params:
 
   Args:
     dtype: that of the arithmetic.
-    weights: how matrices lie in memory, one of `models.int8.WEIGHTS`.
+    weights: how matrices lie in memory, one of `models.weights.WEIGHTS`.
   """
   shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
   leaves, tree = jax.tree.flatten(shapes)

@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 
 from specjax.kernels.platform import platform
 
-WEIGHTS = ("float", "int8")
 _FINE = 254.0  # fine steps in a coarse one
 
 
@@ -58,21 +57,6 @@ def quantise(x: Array, dtype: DTypeLike) -> Int8:
   scale = jnp.where(scale == 0, jnp.ones_like(scale), scale)
   steps = jnp.round(x / scale.astype(jnp.float32)[..., None])
   return Int8(jnp.clip(steps, -127, 127).astype(jnp.int8), scale)
-
-
-def parameter(x: np.ndarray | Array, dtype: DTypeLike, weights: str) -> Array | Int8:
-  """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS."""
-  if weights == "int8" and x.ndim == 2:
-    return quantise(x, jnp.dtype(dtype))
-  return jnp.asarray(x.astype(jnp.dtype(dtype), copy=False))
-
-
-def dense(w: Array | Int8) -> Array:
-  """The values of a weight."""
-  if not isinstance(w, Int8):
-    return w
-  scale = w.scale.astype(jnp.float32)[..., None]
-  return (w.rows.astype(jnp.float32) * scale).astype(w.dtype)
 
 
 def product(x: Array, w: Int8) -> Array:

@@ -6,32 +6,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from specjax.kernels.platform import platform
-from specjax.models.int8 import Int8, dense, product
+from specjax.models import bfloat16, int8
+from specjax.models.bfloat16 import Bfloat16
+from specjax.models.int8 import Int8
 from specjax.models.lora import Gated
+from specjax.models.weights import Matrix, dense
 
 
-def linear(x: Array, w: Array | Int8 | Gated) -> Array:
-  """x [..., in] times w [out, in] -> [..., out].
-
-  On CPU the weight is the left operand when there are few rows, and the small result is
-  transposed, which is two to three times as fast for 2 to 32 rows. One row is a matrix-vector
-  product either way. 5 to 15 rows are filled up to 8 or 16: XLA's kernel has columns of 8, and 15
-  rows take 1.3 times as long as 16.
-  """
+def linear(x: Array, w: Matrix | Gated) -> Array:
+  """x [..., in] times w [out, in] -> [..., out]."""
   if isinstance(w, Int8):
-    return product(x, w)
+    return int8.product(x, w)
+  if isinstance(w, Bfloat16):
+    return bfloat16.product(x, w)
   if isinstance(w, Gated):
     return _gated(x, w)
-  rows = x.size // x.shape[-1]
-  if platform() == "cpu" and 1 < rows <= 64:
-    fill = -rows % 8 if 4 < rows < 16 else 0
+  if w.dtype == jnp.bfloat16 and platform() == "cpu":
+    return _product(x, w, jnp.float32).astype(x.dtype)  # sums of bfloat16 take 8 times as long
+  return _product(x, w, x.dtype)
+
+
+def _product(x: Array, w: Array, dtype: DTypeLike) -> Array:
+  """x [..., in] times w [out, in] of one dtype -> [..., out], summed in another.
+
+  On CPU the weight is the left operand when there are few rows, and the small result is
+  transposed, which is up to three times as fast for 2 to 32 rows. One row is a matrix-vector
+  product either way. 5 to 15 rows are filled up to 8 or 16: XLA's kernel has columns of 8, and 15
+  rows take 1.3 times as long as 16. One row of bfloat16 is filled up to 2, since CPUs multiply
+  matrices of bfloat16 in hardware, and XLA's matrix-vector product takes 8 times as long.
+  """
+  rows, narrow = x.size // x.shape[-1], w.dtype == jnp.bfloat16
+  if platform() == "cpu" and (rows > 1 or narrow) and rows <= 64:
+    fill = -rows % 8 if 4 < rows < 16 else int(rows == 1)
     filled = jnp.pad(x.reshape(rows, -1), ((0, fill), (0, 0)))
-    y = lax.dot_general(w, filled, (((1,), (1,)), ((), ())))
+    y = lax.dot_general(w, filled, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
     # Without the barrier XLA folds the transpose into the product and swaps the operands back.
     return lax.optimization_barrier(y).T[:rows].reshape(*x.shape[:-1], w.shape[0])
-  return lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
+  contract = (((x.ndim - 1,), (1,)), ((), ()))
+  return lax.dot_general(x, w, contract, preferred_element_type=dtype)
 
 
 def _gated(x: Array, w: Gated) -> Array:
@@ -47,7 +62,7 @@ def _gated(x: Array, w: Gated) -> Array:
 class Fused(NamedTuple):
   """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each.
 
-  Those of a product may be `Int8` or `Gated`.
+  Those of a product may be `Bfloat16`, `Int8` or `Gated`.
   """
 
   rows: tuple[int, ...]
@@ -79,11 +94,11 @@ def linear_each(x: Array, w: Array) -> Array:
   return lax.dot_general(x, w, (((2,), (2,)), ((1,), (0,)))).swapaxes(0, 1)
 
 
-def take(w: Array | Int8, ids: Array) -> Array | Int8:
+def take(w: Matrix, ids: Array) -> Matrix:
   """The rows [..., E] of w [V, E] at ids i32[...]."""
   return jax.tree.map(lambda x: jnp.take(x, ids, axis=0), w)
 
 
-def lookup(w: Array | Int8, ids: Array) -> Array:
+def lookup(w: Matrix, ids: Array) -> Array:
   """The values of the rows [..., E] of w [V, E] at ids i32[...]."""
   return dense(take(w, ids))

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Cache, Evaluation, Features, Params, Target
-from specjax.models.int8 import Int8
 from specjax.models.linear import linear, take
+from specjax.models.weights import Matrix
 
 
 class Trimmed(NamedTuple):
   """lm: the model's params; rows: [W, E] of its LM head; ids: i32[W], the tokens they say."""
 
   lm: Params
-  rows: Array | Int8
+  rows: Matrix
   ids: Array
 
 

@@ -14,6 +14,7 @@ from specjax.models import int8, sharding
 from specjax.models.config import Config
 from specjax.models.linear import linear, lookup
 from specjax.models.transformer import Transformer, init, target
+from specjax.models.weights import dense
 
 CONFIG = Config(
   vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_length=128
@@ -44,7 +45,7 @@ def test_a_value_is_off_by_half_a_step_at_most(dtype):
   assert np.all(np.abs(values(w) - x) <= room * step * (1 + 1e-5))
   assert not values(w)[3].any()
   near = {jnp.float32: 1e-6, jnp.bfloat16: 2**-8, jnp.float16: 2**-10}[dtype]
-  np.testing.assert_allclose(int8.dense(w).astype(jnp.float32), values(w), rtol=near)
+  np.testing.assert_allclose(dense(w).astype(jnp.float32), values(w), rtol=near)
 
 
 @pytest.mark.parametrize("shape", [(40,), (1, 40), (7, 40), (2, 3, 40), (70, 40)])
@@ -102,7 +103,7 @@ def test_a_network_in_8_bits_is_that_of_its_values(change):
   config = dataclasses.replace(CONFIG, **change)
   params = jax.tree.map(lambda x: x * 2 + 0.01, init(config, jax.random.key(1)))
   small = in_int8(params)
-  wide = jax.tree.map(int8.dense, small, is_leaf=lambda x: isinstance(x, int8.Int8))
+  wide = jax.tree.map(dense, small, is_leaf=lambda x: isinstance(x, int8.Int8))
   tokens = jnp.arange(10, dtype=jnp.int32)[None]
 
   @jax.jit
@@ -138,7 +139,7 @@ def test_load_in_8_bits(directory):
   whole = specjax.load(directory).params["params"]
   model = specjax.load(directory, jnp.bfloat16, weights="int8")
   own = model.params["params"]
-  assert (model.weights, model.label) == ("int8", f"{directory}, bfloat16, int8")
+  assert (model.weights, model.label) == ("int8", f"{directory}, bfloat16, int8 weights")
   assert own["norm"]["weight"].dtype == jnp.bfloat16
   for w, x in ((own["embedding"], whole["embedding"]),
                (own["layer_1"]["down"], whole["layer_1"]["down"])):  # fmt: skip
@@ -150,7 +151,9 @@ def test_load_in_8_bits(directory):
 
 
 def test_a_bad_value_is_one_sentence(directory):
-  with pytest.raises(ValueError, match=r"^weights='int4': accepted is one of float, int8\.$"):
+  with pytest.raises(
+    ValueError, match=r"^weights='int4': accepted is one of float, bfloat16, int8\.$"
+  ):
     specjax.load(directory, weights="int4")
 
 
@@ -160,11 +163,12 @@ def medusa_of(model):
   return head, head.init(jax.random.key(3), specjax.load(model.name).params, jnp.arange(40))
 
 
-@pytest.mark.full(but=["medusa-0.8-2"])
+@pytest.mark.full(but=["*medusa-0.8-2"])
 @pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.8, 2)])
 @pytest.mark.parametrize("name", ["prompt_lookup-4", "medusa", "draft_model"])
-def test_drafters_change_no_token(directory, name, temperature, batch):
-  model = specjax.load(directory, weights="int8")
+@pytest.mark.parametrize("weights", ["int8", "bfloat16"])
+def test_drafters_change_no_token(directory, weights, name, temperature, batch):
+  model = specjax.load(directory, weights=weights)
   part = {"medusa": medusa_of, "draft_model": lambda m: f"draft_model-3[{directory}]"}.get(
     name, lambda m: name
   )(model)

@@ -9,9 +9,10 @@ import pytest
 
 from specjax.models import lora, sharding
 from specjax.models.config import Config
-from specjax.models.int8 import dense, quantise
+from specjax.models.int8 import quantise
 from specjax.models.linear import linear
 from specjax.models.transformer import init, target
+from specjax.models.weights import dense
 
 MODEL = Config(
   vocab_size=40, width=16, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=24, qkv_bias=True

@@ -1,0 +1,34 @@
+"""How the matrices of a network lie in memory: as floats, in bfloat16, or in 8 bits."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
+
+from specjax.models.bfloat16 import Bfloat16, rounded
+from specjax.models.int8 import Int8, quantise
+
+Matrix = Array | Bfloat16 | Int8
+"""A weight [..., out, in], as `linear` and `lookup` take it."""
+
+WEIGHTS = ("float", "bfloat16", "int8")
+
+
+def parameter(x: np.ndarray | Array, dtype: DTypeLike, weights: str) -> Matrix:
+  """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS."""
+  dtype = jnp.dtype(dtype)
+  if weights == "int8" and x.ndim == 2:
+    return quantise(x, dtype)
+  if weights == "bfloat16" and x.ndim == 2 and dtype != jnp.bfloat16:
+    return rounded(x, dtype)
+  return jnp.asarray(x.astype(dtype, copy=False))
+
+
+def dense(w: Matrix) -> Array:
+  """The values of a weight."""
+  if isinstance(w, Bfloat16):
+    return w.rows.astype(w.dtype)
+  if not isinstance(w, Int8):
+    return w
+  scale = w.scale.astype(jnp.float32)[..., None]
+  return (w.rows.astype(jnp.float32) * scale).astype(w.dtype)

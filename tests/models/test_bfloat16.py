@@ -1,0 +1,109 @@
+"""Weights in bfloat16: their products, and networks that are made of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.checkpoints import hf
+from specjax.models import bfloat16, sharding
+from specjax.models.bfloat16 import Bfloat16, rounded
+from specjax.models.config import Config
+from specjax.models.linear import linear, lookup
+from specjax.models.transformer import Transformer, init, target
+from specjax.models.weights import dense
+
+CONFIG = Config(
+  vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_length=128
+)
+
+
+def matrix(out=24, width=40) -> Bfloat16:
+  rng = np.random.default_rng(0)
+  w = rng.normal(size=(out, width)) * 10.0 ** rng.integers(-3, 3, (out, 1))
+  return rounded(w.astype(np.float32), np.dtype("float32"))
+
+
+@pytest.mark.parametrize("shape", [(40,), (1, 40), (7, 40), (2, 3, 40), (17, 40), (70, 40)])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_product_is_that_of_the_values(platform, dtype, shape, monkeypatch):
+  """A number of a row is known to 2^-18 of itself."""
+  monkeypatch.setattr(bfloat16, "platform", lambda: platform)
+  x = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 5, dtype)
+  w = matrix()
+  got, exact, values = linear(x, w), np.asarray(x, np.float64), np.asarray(w.rows, np.float64)
+  assert got.dtype == dtype and got.shape == (*shape[:-1], 24)
+  size = np.abs(exact) @ np.abs(values).T
+  rounding = {jnp.float32: 2.0**-18 + 2.0**-22, jnp.float16: 2.0**-10}[dtype]
+  with np.errstate(over="ignore"):
+    error = np.abs(np.asarray(got, np.float64) - exact @ values.T)
+  assert np.all(error[size < 6e4] <= rounding * size[size < 6e4])
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it():
+  """So that a tree of nodes says what plain decoding says, whatever the order of the operands."""
+  x = jnp.asarray(np.random.default_rng(1).normal(size=(40, 40)), jnp.float32)
+  together = jax.jit(linear)(x, matrix())
+  for rows in (1, 2, 5, 16, 17):
+    np.testing.assert_array_equal(jax.jit(linear)(x[:rows], matrix()), together[:rows])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_shows(bad):
+  y = linear(jnp.ones((2, 40)).at[0, 7].set(bad), matrix())
+  assert not np.isfinite(y[0]).any() and np.isfinite(y[1]).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9, 70])
+def test_arithmetic_in_bfloat16_sums_in_float32(rows):
+  """On CPU, where `--dtype bfloat16` takes the products of bfloat16 too."""
+  x = jnp.asarray(np.random.default_rng(1).normal(size=(rows, 640)), jnp.bfloat16)
+  w = jnp.asarray(np.random.default_rng(2).normal(size=(24, 640)), jnp.bfloat16)
+  exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
+  got = linear(x, w)
+  assert got.dtype == jnp.bfloat16
+  np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2**-8, atol=1e-4)
+
+
+def test_lookup_and_slices():
+  w, ids = matrix(), jnp.array([[5, 0], [23, 3]])
+  np.testing.assert_array_equal(lookup(w, ids), np.asarray(w.rows, np.float32)[np.asarray(ids)])
+  assert lookup(w, ids).dtype == jnp.float32
+  np.testing.assert_array_equal(dense(w[4:9]), dense(w)[4:9])
+
+
+def in_bfloat16(params):
+  return jax.tree.map(lambda x: rounded(x, x.dtype) if x.ndim == 2 else x, params)
+
+
+def test_a_network_is_that_of_its_values(mesh):
+  small = in_bfloat16(jax.tree.map(lambda x: x * 2 + 0.01, init(CONFIG, jax.random.key(1))))
+  wide = jax.tree.map(dense, small, is_leaf=lambda x: isinstance(x, Bfloat16))
+  tokens = jnp.arange(10, dtype=jnp.int32)[None]
+
+  @jax.jit
+  def logits(params):
+    seen = jnp.tril(jnp.ones((1, 10, 10), bool))
+    hidden, _ = Transformer(CONFIG).apply(params, tokens, tokens, seen)
+    return target(CONFIG).head(params, hidden)
+
+  expected = np.asarray(logits(wide))
+  for p in (small, sharding.split(small)):
+    np.testing.assert_allclose(logits(p), expected, atol=1e-4 * np.abs(expected).max())
+  placed = sharding.place(small, mesh)["params"]
+  assert placed["embedding"].rows.sharding.spec == sharding.COLUMNS
+  assert placed["layer_0"]["out"].rows.sharding.spec == sharding.ROWS
+
+
+def test_load(tmp_path):
+  params = jax.tree.map(lambda x: x * 8 if x.ndim > 1 else x, init(CONFIG, jax.random.key(0)))
+  hf.save(tmp_path, CONFIG, params, dtype=jnp.float32)
+  model = specjax.load(str(tmp_path), weights="bfloat16")
+  own = model.params["params"]
+  assert model.label == f"{tmp_path}, bfloat16 weights"
+  assert (own["embedding"].rows.dtype, own["norm"]["weight"].dtype) == (jnp.bfloat16, jnp.float32)
+  np.testing.assert_allclose(dense(own["embedding"]), params["params"]["embedding"], rtol=2**-8)
+  alike = specjax.load(str(tmp_path), jnp.bfloat16, weights="bfloat16").params["params"]
+  assert alike["embedding"].dtype == jnp.bfloat16  # which arithmetic in bfloat16 needs no word for
