@@ -66,6 +66,7 @@ ERRORS = [
   ("benchmarks/speed/denoising_pass.py --canvas 64", "block=64: accepted is up to 32"),
   ("benchmarks/speed/denoising_pass.py --repeats 0", "repeats=0"),
   ("benchmarks/speed/drafting.py --repeats 0", "repeats=0"),
+  ("benchmarks/speed/refilling.py --rounds 0", "rounds=0"),
   ("benchmarks/speed/drafting.py --drafters luck-8", "luck"),
   ("benchmarks/speed/head_round.py --nodes 3", "Dynamic(nodes=3"),
   ("benchmarks/speed/head_round.py --repeats 0", "repeats=0"),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import specjax
 from specjax import checks, script
+from specjax.arguments import Weights
 from specjax.decoding.model import Model
 from specjax.eval import metrics, prompts, report, table
 
@@ -37,6 +38,7 @@ class Config(prompts.Questions):
 
   # names of strategies; by default all of them
   strategies: tuple[str, ...] = ()
+  weights: Weights = "float"  # how matrices lie in memory
   drafter: str = "none"  # of all strategies but the searches, adadec and cntp
   batch: int = 1  # questions decoded together, where one sample of each is taken by a decoder
   temperature: float = 0.8  # of those that sample
@@ -107,7 +109,7 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
 
 
 def main(config: Config) -> None:
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights=config.weights)
   ids, right = config.with_numbers(model)
   known = answerers(model, config)
   chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]

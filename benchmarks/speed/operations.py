@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 import specjax
 from specjax import checks, script
+from specjax.arguments import Dtype, Weights
 from specjax.eval import report, table, timing, verify_cost
 from specjax.models import transformer
 
@@ -33,6 +34,8 @@ class Config:
   """What is measured."""
 
   model: str = "gsm8k-7m"  # name, directory or file of the model
+  dtype: Dtype = "float32"  # of the arithmetic
+  weights: Weights = "float"  # how matrices lie in memory
   nodes: tuple[int, ...] = (1, 8, 15, 16)  # N of each pass
   context: int = 128  # cached tokens
   repeats: int = 7  # timings; their median counts
@@ -81,7 +84,7 @@ def main(config: Config) -> None:
   report.check(config, "repeats", "context", "rows")
   for n in config.nodes:
     checks.whole("nodes", n, 1)
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, config.dtype, weights=config.weights)
   target = transformer.target(model.config)
   report.directory(config.out)
   cost = verify_cost.measure(

@@ -107,13 +107,13 @@ def assemble(
   """Parameters of tensors that are read one at a time; the host never holds the model twice.
 
   On a mesh the parameters are those of `sharding.split`, spread over it, and each process reads its
-  own parts of the tensors; matrices in 8 bits, whose scales need whole rows, are read whole.
+  own parts of the tensors; matrices in bfloat16 or 8 bits are read whole.
 
   Args:
     spare: names of tensors that may be there and are not read.
     shapes: of all tensors that are there, by name.
     config: what the errors name as the source of the layout.
-    weights: how matrices lie in memory, see `int8.parameter`.
+    weights: how matrices lie in memory, see `weights.parameter`.
 
   Raises:
     ValueError: a tensor is missing, extra or misshapen; the first is named.
@@ -132,7 +132,7 @@ def assemble(
   params = {}
   for path, parts in layout.items():
     whole = np.concatenate([read(part.name, ()) for part in parts])
-    params[path] = parameter(whole, dtype, weights)
+    params[path] = parameter(whole, dtype, weights, looked_up=path[-1] == "embedding")
   found = {"params": unflatten_dict(params)}
   return found if mesh is None else sharding.place(found, mesh)
 

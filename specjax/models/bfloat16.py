@@ -22,10 +22,13 @@ class Bfloat16:
   Attributes:
     rows: bf16[..., out, in].
     dtype: that of the arithmetic (static).
+    bits: u16[..., out, in], the rows as whole numbers, for lookups on CPUs: XLA has no gather of
+      bfloat16 there, and would widen the whole matrix in every call. None for other matrices.
   """
 
   rows: Array
   dtype: np.dtype = dataclasses.field(metadata={"static": True})
+  bits: Array | None = None
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -33,12 +36,21 @@ class Bfloat16:
 
   def __getitem__(self, key) -> "Bfloat16":
     """Some of the outputs, or one of the stack."""
-    return Bfloat16(self.rows[key], self.dtype)
+    return Bfloat16(self.rows[key], self.dtype, None if self.bits is None else self.bits[key])
+
+  def take(self, ids: Array) -> "Bfloat16":
+    """The rows [..., in] at ids i32[...] of w [out, in]."""
+    if self.bits is None:
+      return Bfloat16(jnp.take(self.rows, ids, axis=0), self.dtype)
+    bits = jnp.take(self.bits, ids, axis=0)
+    return Bfloat16(lax.bitcast_convert_type(bits, jnp.bfloat16), self.dtype)
 
 
-def rounded(x: np.ndarray | Array, dtype: np.dtype) -> Bfloat16:
-  """x [..., out, in] to the nearest bfloat16."""
-  return Bfloat16(jnp.asarray(x.astype(jnp.bfloat16)), dtype)
+def rounded(x: np.ndarray | Array, dtype: np.dtype, looked_up: bool = False) -> Bfloat16:
+  """x [..., out, in] to the nearest bfloat16; rows are `looked_up` of an embedding."""
+  rows = jnp.asarray(x.astype(jnp.bfloat16))
+  twice = looked_up and platform() == "cpu"
+  return Bfloat16(rows, dtype, lax.bitcast_convert_type(rows, jnp.uint16) if twice else None)
 
 
 def product(x: Array, w: Bfloat16) -> Array:

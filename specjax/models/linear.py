@@ -96,6 +96,8 @@ def linear_each(x: Array, w: Array) -> Array:
 
 def take(w: Matrix, ids: Array) -> Matrix:
   """The rows [..., E] of w [V, E] at ids i32[...]."""
+  if isinstance(w, Bfloat16):
+    return w.take(ids)
   return jax.tree.map(lambda x: jnp.take(x, ids, axis=0), w)
 
 

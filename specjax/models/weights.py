@@ -14,13 +14,18 @@ Matrix = Array | Bfloat16 | Int8
 WEIGHTS = ("float", "bfloat16", "int8")
 
 
-def parameter(x: np.ndarray | Array, dtype: DTypeLike, weights: str) -> Matrix:
-  """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS."""
+def parameter(
+  x: np.ndarray | Array, dtype: DTypeLike, weights: str, looked_up: bool = False
+) -> Matrix:
+  """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS.
+
+  An embedding is `looked_up`.
+  """
   dtype = jnp.dtype(dtype)
   if weights == "int8" and x.ndim == 2:
     return quantise(x, dtype)
   if weights == "bfloat16" and x.ndim == 2 and dtype != jnp.bfloat16:
-    return rounded(x, dtype)
+    return rounded(x, dtype, looked_up)
   return jnp.asarray(x.astype(dtype, copy=False))
 
 

@@ -26,20 +26,16 @@ def matrix(out=24, width=40) -> Bfloat16:
 
 
 @pytest.mark.parametrize("shape", [(40,), (1, 40), (7, 40), (2, 3, 40), (17, 40), (70, 40)])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_a_product_is_that_of_the_values(platform, dtype, shape, monkeypatch):
+def test_a_product_is_that_of_the_values(platform, shape, monkeypatch):
   """A number of a row is known to 2^-18 of itself."""
   monkeypatch.setattr(bfloat16, "platform", lambda: platform)
-  x = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 5, dtype)
+  x = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 5, jnp.float32)
   w = matrix()
   got, exact, values = linear(x, w), np.asarray(x, np.float64), np.asarray(w.rows, np.float64)
-  assert got.dtype == dtype and got.shape == (*shape[:-1], 24)
-  size = np.abs(exact) @ np.abs(values).T
-  rounding = {jnp.float32: 2.0**-18 + 2.0**-22, jnp.float16: 2.0**-10}[dtype]
-  with np.errstate(over="ignore"):
-    error = np.abs(np.asarray(got, np.float64) - exact @ values.T)
-  assert np.all(error[size < 6e4] <= rounding * size[size < 6e4])
+  assert got.dtype == jnp.float32 and got.shape == (*shape[:-1], 24)
+  error = np.abs(np.asarray(got, np.float64) - exact @ values.T)
+  assert np.all(error <= (2.0**-18 + 2.0**-22) * (np.abs(exact) @ np.abs(values).T))
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():

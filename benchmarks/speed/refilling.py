@@ -1,0 +1,90 @@
+r"""Fixed batches beside batches whose done rows take the next prompt, on the same prompts.
+
+    python benchmarks/speed/refilling.py --model smollm2-135m --prompts spec_bench.jsonl
+
+A fixed batch waits for its longest answer, so that refilling gains where answers differ in length.
+Prompts go by their length in both ways. Every shape is compiled before the clock starts, and times
+include the prefill.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+import specjax
+from specjax import script
+from specjax.arguments import Weights
+from specjax.decoding.batching import Result
+from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.refill import refilled
+from specjax.eval import prompts, report, table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(prompts.Questions):
+  """What is measured.
+
+  Attributes:
+    weights: how matrices lie in memory.
+    drafters: each decodes all prompts both ways.
+    batch: B, rows.
+    rounds: rounds between two looks at what is done.
+  """
+
+  weights: Weights = "float"
+  drafters: tuple[str, ...] = ("none", "prompt_lookup-4")
+  batch: int = 8
+  rounds: int = 8
+  limit: int | None = None
+  out: str = "results/refilling"
+
+
+def fixed(decoder: Decoder, ids: Sequence[list[int]], config: Config) -> list[Result]:
+  return decoder(ids, config.max_new_tokens)
+
+
+def refilling(decoder: Decoder, ids: Sequence[list[int]], config: Config) -> list[Result]:
+  found = dict(refilled(decoder, ids, config.max_new_tokens, rounds=config.rounds))
+  return [found[i] for i in range(len(ids))]
+
+
+WAYS: dict[str, Callable[..., list[Result]]] = {"fixed": fixed, "refilled": refilling}
+
+
+def main(config: Config) -> None:
+  report.check(config, "batch", "rounds")
+  model = specjax.load(config.model, weights=config.weights)
+  items = config.read(model)
+  ids = sorted((item.ids for item in items), key=len)
+  report.directory(config.out)
+  cells = []
+  for name in config.drafters:
+    decoder = Decoder(model, name, batch=config.batch)
+    said = {}
+    for way, decode in WAYS.items():
+      for row in {padded(len(row)): row for row in ids}.values():
+        decode(decoder, [row], config)  # one prompt of each shape
+      begin = time.perf_counter()
+      said[way] = decode(decoder, ids, config)
+      seconds = time.perf_counter() - begin
+      lengths = np.array([r.emitted for r in said[way]])
+      differ = sum(a.tokens != b.tokens for a, b in zip(said[way], said["fixed"], strict=True))
+      cells.append({"drafter": name, "way": way, "seconds": seconds, "tokens": int(lengths.sum()),
+                    "mean": float(lengths.mean()), "longest": int(lengths.max()),
+                    "differ": differ})  # fmt: skip
+  first = {cell["drafter"]: cell for cell in cells if cell["way"] == "fixed"}
+  rows = [
+    {"drafter": c["drafter"], "batches": c["way"], "s": f"{c['seconds']:.0f}",
+     "tokens/s": f"{c['tokens'] / c['seconds']:.0f}",
+     "throughput": f"{first[c['drafter']]['seconds'] / c['seconds']:.2f}",
+     "tokens of an answer": f"{c['mean']:.0f}", "differ": f"{c['differ']} of {len(ids)}"}
+    for c in cells
+  ]  # fmt: skip
+  report.publish(config, {"cells": cells}, table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))
