@@ -63,10 +63,15 @@ def test_arithmetic_in_bfloat16_sums_in_float32(rows):
   np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2**-8, atol=1e-4)
 
 
-def test_lookup_and_slices():
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_lookup_and_slices(looked_up):
+  """On CPU an embedding's rows lie there as whole numbers too."""
   w, ids = matrix(), jnp.array([[5, 0], [23, 3]])
+  w = rounded(w.rows, w.dtype, looked_up)
+  assert (w.bits is not None) == looked_up
   np.testing.assert_array_equal(lookup(w, ids), np.asarray(w.rows, np.float32)[np.asarray(ids)])
   assert lookup(w, ids).dtype == jnp.float32
+  np.testing.assert_array_equal(lookup(w[4:9], ids % 5), lookup(w, ids % 5 + 4))
   np.testing.assert_array_equal(dense(w[4:9]), dense(w)[4:9])
 
 
