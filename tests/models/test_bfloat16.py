@@ -62,6 +62,15 @@ def test_arithmetic_in_bfloat16_sums_in_float32(rows):
   assert got.dtype == jnp.bfloat16
   np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2**-8, atol=1e-4)
 
+  g = jnp.asarray(np.random.default_rng(3).normal(size=got.shape), jnp.bfloat16)
+  (dx, dw), of = jax.vjp(linear, x, w)[1](g), np.asarray(g, np.float64)
+  assert (dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.bfloat16)
+  for gradient, want in (
+    (dx, of @ np.asarray(w, np.float64)),
+    (dw, of.T @ np.asarray(x, np.float64)),
+  ):
+    np.testing.assert_allclose(np.asarray(gradient, np.float64), want, rtol=2**-8, atol=1e-4)
+
 
 @pytest.mark.parametrize("looked_up", [False, True])
 def test_lookup_and_slices(looked_up):
