@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from specjax.kernels.platform import platform
+from specjax.models import products
 
 
 @jax.tree_util.register_dataclass
@@ -59,15 +60,10 @@ def product(x: Array, w: Bfloat16) -> Array:
   Each row of x becomes two of bfloat16: the nearest one, and what it leaves, so that a number of x
   is known to 2^-18 of itself. One row of bfloat16 would be known to 2^-9, and a tree of nodes would
   break ties in another way than plain decoding. A row's product does not depend on the rows beside
-  it. On CPUs few rows take two thirds of the time with the weight as the left operand.
+  it.
   """
   flat = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
   near = lax.reduce_precision(flat, exponent_bits=8, mantissa_bits=7)  # a cast and back is dropped
   both = jnp.concatenate([near, flat - near]).astype(jnp.bfloat16)
-  left = platform() == "cpu" and len(both) <= 32
-  operands = (w.rows, both) if left else (both, w.rows)
-  contract = (((1,), (1,)), ((), ()))
-  sums = lax.dot_general(*operands, contract, preferred_element_type=jnp.float32)
-  # Without the barrier XLA folds the transpose into the product and swaps the operands back.
-  y, rest = jnp.split(lax.optimization_barrier(sums).T if left else sums, 2)
+  y, rest = jnp.split(products.product(both, w.rows, jnp.float32), 2)
   return (y + rest).astype(x.dtype).reshape(*x.shape[:-1], -1)

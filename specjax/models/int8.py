@@ -15,6 +15,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from specjax.kernels.platform import platform
+from specjax.models import products
 
 _FINE = 254.0  # fine steps in a coarse one
 
@@ -79,8 +80,7 @@ def product(x: Array, w: Int8) -> Array:
   steps = flat / step
   coarse = jnp.round(steps)
   both = jnp.concatenate([coarse, jnp.round((steps - coarse) * _FINE)]).astype(jnp.int8)
-  contract = (((1,), (1,)), ((), ()))
-  sums = lax.dot_general(both, w.rows, contract, preferred_element_type=jnp.int32)
+  sums = products.product(both, w.rows, jnp.int32)
   y, rest = jnp.split(lax.optimization_barrier(sums).astype(jnp.float32), 2)
   y = (y + rest / _FINE) * step * scale[None]
   return y.reshape(*x.shape[:-1], -1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Matrix products: the one place that decides how they are laid out."""
+"""Products of any kind of weight, as networks write them."""
 
 import functools
 from typing import Any, NamedTuple
@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.typing import DTypeLike
 
 from specjax.kernels.platform import platform
 from specjax.models import bfloat16, int8
 from specjax.models.bfloat16 import Bfloat16
 from specjax.models.int8 import Int8
 from specjax.models.lora import Gated
+from specjax.models.products import product
 from specjax.models.weights import Matrix, dense
 
 
@@ -27,7 +27,7 @@ def linear(x: Array, w: Matrix | Gated) -> Array:
     return _gated(x, w)
   if w.dtype == jnp.bfloat16 and platform() == "cpu":
     return _in_bfloat16(x, w)
-  return _product(x, w, x.dtype)
+  return product(x, w, x.dtype)
 
 
 @jax.custom_vjp
@@ -37,7 +37,7 @@ def _in_bfloat16(x: Array, w: Array) -> Array:
   Sums in bfloat16 take up to 8 times as long there, and so does a gradient of float32 sums, whose
   operands differ in dtype.
   """
-  return _product(x, w, jnp.float32).astype(x.dtype)
+  return product(x, w, jnp.float32).astype(x.dtype)
 
 
 def _forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -54,26 +54,6 @@ def _backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
 
 
 _in_bfloat16.defvjp(_forward, _backward)
-
-
-def _product(x: Array, w: Array, dtype: DTypeLike) -> Array:
-  """x [..., in] times w [out, in] of one dtype -> [..., out], summed in another.
-
-  On CPU the weight is the left operand when there are few rows, and the small result is
-  transposed, which is up to three times as fast for 2 to 32 rows. One row is a matrix-vector
-  product either way. 5 to 15 rows are filled up to 8 or 16: XLA's kernel has columns of 8, and 15
-  rows take 1.3 times as long as 16. One row of bfloat16 is filled up to 2, since CPUs multiply
-  matrices of bfloat16 in hardware, and XLA's matrix-vector product takes 8 times as long.
-  """
-  rows, narrow = x.size // x.shape[-1], w.dtype == jnp.bfloat16
-  if platform() == "cpu" and (rows > 1 or narrow) and rows <= 64:
-    fill = -rows % 8 if 4 < rows < 16 else int(rows == 1)
-    filled = jnp.pad(x.reshape(rows, -1), ((0, fill), (0, 0)))
-    y = lax.dot_general(w, filled, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
-    # Without the barrier XLA folds the transpose into the product and swaps the operands back.
-    return lax.optimization_barrier(y).T[:rows].reshape(*x.shape[:-1], w.shape[0])
-  contract = (((x.ndim - 1,), (1,)), ((), ()))
-  return lax.dot_general(x, w, contract, preferred_element_type=dtype)
 
 
 def _gated(x: Array, w: Gated) -> Array:

@@ -7,7 +7,7 @@ import pytest
 
 import specjax
 from specjax.checkpoints import hf
-from specjax.models import bfloat16, sharding
+from specjax.models import products, sharding
 from specjax.models.bfloat16 import Bfloat16, rounded
 from specjax.models.config import Config
 from specjax.models.linear import linear, lookup
@@ -29,7 +29,7 @@ def matrix(out=24, width=40) -> Bfloat16:
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_a_product_is_that_of_the_values(platform, shape, monkeypatch):
   """A number of a row is known to 2^-18 of itself."""
-  monkeypatch.setattr(bfloat16, "platform", lambda: platform)
+  monkeypatch.setattr(products, "platform", lambda: platform)
   x = jnp.asarray(np.random.default_rng(1).normal(size=shape) * 5, jnp.float32)
   w = matrix()
   got, exact, values = linear(x, w), np.asarray(x, np.float64), np.asarray(w.rows, np.float64)
