@@ -25,8 +25,8 @@ Number = int | float
 # What a name takes in brackets; heads, filters and students have a default, the zoo's.
 BRACKETS = {
   "draft_model": "MODEL", "denoiser": "MODEL", "rest": "FILE.npz", "aded": "FILE.npz",
-  "aggressive": "FILE.txt", "self_speculative": "FILE.json", "ngram": "FILE.jsonl",
-  "trimmed": "FILE.jsonl",
+  "history": "FILE.npz", "aggressive": "FILE.txt", "self_speculative": "FILE.json",
+  "ngram": "FILE.jsonl", "trimmed": "FILE.jsonl",
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT",
   "reflective_once": "TEXT", "constraint": "REGEX", "json_schema": "SCHEMA",

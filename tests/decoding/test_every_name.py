@@ -462,7 +462,7 @@ PEERS = {
 # Knobs that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
 # What a decoder learns shows in its next call, see the tests of these drafters.
-SILENT += [("history", knob) for knob in ("longest", "shortest", "per_match", "kept")]
+SILENT += [("history", "longest"), ("history", "kept")]
 # What a search has found shows later than in a few tokens, see the tests of the drafter.
 SILENT += [("swift", knob) for knob in ("window", "skip")]
 # Blocks of many rows are packed in longer texts, see tests/models/test_compressed_caches.py.

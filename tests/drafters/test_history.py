@@ -7,6 +7,7 @@ import pytest
 
 from specjax import Decoder, load
 from specjax.base import Context
+from specjax.data import datastore
 from specjax.drafters.history import append, empty, history
 
 S, KEPT = 10, 40
@@ -71,6 +72,22 @@ def test_an_answer_is_drafted_when_it_is_asked_for_again():
   assert [r.tokens for r in again] == [r.tokens for r in first]
   assert sum(r.forwards for r in again) < sum(r.forwards for r in first) / 2
   assert Decoder(model, "history-8-8-2-2-100").weights.drafter.shape == (100,)
+
+
+def test_answers_of_another_day_are_drafted(tmp_path):
+  model, prompts = load(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
+  first = Decoder(model, "history-8", batch=2)(prompts, 24)
+  texts = [model.encode(prompt) + r.tokens for prompt, r in zip(prompts, first, strict=True)]
+  datastore.save(file := tmp_path / "store.npz", datastore.build(texts), model.config.vocab_size)
+  decoder = Decoder(model, f"history-8[{file}]", batch=2)
+  kept = [*texts[0], -1, *texts[1], -1]
+  assert decoder.weights.drafter.tolist()[-len(kept) :] == kept
+  assert decoder.weights.drafter.shape == (2**15,) and decoder.weights.drafter[0] == -1
+  again = decoder(prompts, 24)
+  assert [r.tokens for r in again] == [r.tokens for r in first]
+  assert sum(r.forwards for r in again) < sum(r.forwards for r in first) / 2
+  short = Decoder(model, f"history-4-2-2-1-12[{file}]")
+  assert short.weights.drafter.tolist() == kept[-12:]
 
 
 @pytest.mark.parametrize(

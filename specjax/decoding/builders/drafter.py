@@ -159,6 +159,15 @@ def _source(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
   return jnp.asarray(model.encode(text), jnp.int32)
 
 
+def _history(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  """The newest texts of a datastore; without one nothing yet."""
+  nothing = empty(int(arguments["kept"]))
+  if part.text is None:
+    return nothing
+  newest = _datastore(model, part, arguments).tokens[-len(nothing) :]
+  return nothing.at[len(nothing) - len(newest) :].set(newest)
+
+
 def _skipped_layers(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
   file = spec.text_of(part, "a set of layers to skip", "FILE.json")
   return jnp.asarray(skipped_layers.load(file, model.config.layers))
@@ -170,7 +179,7 @@ WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
   "aded": _trigrams,
   "aggressive": _source,
   "self_speculative": _skipped_layers,
-  "history": lambda model, part, arguments: empty(int(arguments["kept"])),
+  "history": _history,
   "swift": lambda model, part, arguments: begin(model.config.layers),
   "del": lambda model, part, arguments: unseen(model.config.layers, int(arguments["every"])),
 }  # fmt: skip
