@@ -22,6 +22,7 @@ from jax import Array
 
 import specjax
 from specjax import checks, script
+from specjax.arguments import Weights
 from specjax.base import Params, Target
 from specjax.decoding.builders.cache import DENSE, build_cache
 from specjax.eval import prompts, report, table
@@ -31,6 +32,7 @@ from specjax.eval import prompts, report, table
 class Config(prompts.Questions):
   """What is compared."""
 
+  weights: Weights = "float"  # how matrices lie in memory
   caches: tuple[str, ...] = ("int8", "gear-4", "mustafar-0.5", "keyformer-0.5")
   length: int = 1024  # tokens of a text
   chunk: int = 16  # tokens committed at a time
@@ -87,7 +89,7 @@ def follow(target: Target, params: Params, texts: np.ndarray, config: Config) ->
 def main(config: Config) -> None:
   checks.whole("chunk", config.chunk, 2, config.length // 2)
   checks.whole("batch", config.batch, 1)
-  model = specjax.load(config.model)
+  model = specjax.load(config.model, weights=config.weights)
   asked = dataclasses.replace(config, limit=None).read(model)
   texts = [item.ids[: config.length] for item in asked if len(item.ids) >= config.length]
   texts = texts[: config.limit]
