@@ -123,7 +123,9 @@ TREES = {
   "without_replacement": (2, 1), "mixed": (2, 1), "stochastic_beam": (3, 2), "dyspec": (3, 2, 3),
 }  # fmt: skip
 # Numbers that have no default, or whose defaults change nothing of what is traced here.
-NEEDED = TREES | {"rapid": (3, 1), "sinks": (1, 2), "token_select": (1, 0, 1)}
+NEEDED = TREES | {
+  "rapid": (3, 1), "sinks": (1, 2), "token_select": (1, 0, 1), "actqkv": (1, 0, 0, 0),
+}  # fmt: skip
 OTHER = {
   "threshold": 0.4,
   "weight": 0.6,
@@ -468,6 +470,7 @@ SILENT += [("swift", knob) for knob in ("window", "skip")]
 # Blocks of many rows are packed in longer texts, see tests/models/test_compressed_caches.py.
 SILENT += [("int8", "rows"), ("gear", "bits"), ("gear", "rank"), ("gear", "outliers")]
 SILENT += [("mustafar", "sparsity"), ("mustafar", "recent")]
+SILENT += [("actqkv", knob) for knob in ("least", "more", "first", "recent")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "exits", "prompts",
             "sources", "rescoring", "pseudo rows")  # fmt: skip
 
