@@ -96,6 +96,6 @@ def test_blocks_are_read_that_the_probe_asks_for(nodes):
       grown, n = text.cache.asked[i], len(keys)
       np.testing.assert_allclose(grown.mean[b], asked.mean(0), rtol=1e-4, atol=1e-5)
       np.testing.assert_allclose(grown.variance[b], asked.var(0), rtol=1e-4, atol=1e-5)
-      assert (text.cache.count[b], text.cache.flat_count[b]) == (n, len(seen[b]))
+      assert (text.cache.seen[b], text.cache.flat_seen[b]) == (n, len(seen[b]))
   # The number of blocks follows the entropy.
   assert len(set().union(*(x.counts for x in oracles.values()))) > 2

@@ -35,18 +35,18 @@ class Probed(NamedTuple):
     length: i32[B], rows committed.
     summary: L arrays f32[B, K, M, C], of each full block the mean of its representatives' keys.
     asked: of the queries of each of the L layers.
-    count: f32[B], how many queries that is.
+    seen: f32[B], how many queries that is.
     flat: f32[B, 1, 1], of the flatness of the scores of all layers.
-    flat_count: f32[B], how many that is.
+    flat_seen: f32[B], how many that is.
   """
 
   kv: KV
   length: Array
   summary: tuple[Array, ...]
   asked: tuple[Moments, ...]
-  count: Array
+  seen: Array
   flat: Moments
-  flat_count: Array
+  flat_seen: Array
 
 
 def _grown(seen: Moments, count: Array, new: Array, real: Array) -> Moments:
@@ -138,10 +138,8 @@ def actqkv(least: int = 32, more: int = 14, first: int = 128, recent: int = 512)
       for summary, asked, q in zip(cache.summary, cache.asked, queries, strict=True)
     ]
     counts = jnp.broadcast_to((real.any(1) & (may.sum(1) > 1))[:, None], (len(real), len(found)))
-    flat = _grown(cache.flat, cache.flat_count, jnp.stack(found, 1)[:, None, :, None], counts)
-    return cache._replace(
-      flat=flat, flat_count=cache.flat_count + counts.sum(1).astype(jnp.float32)
-    )
+    flat = _grown(cache.flat, cache.flat_seen, jnp.stack(found, 1)[:, None, :, None], counts)
+    return cache._replace(flat=flat, flat_seen=cache.flat_seen + counts.sum(1).astype(jnp.float32))
 
   def start(kv: KV, queries: Queries | None, length: Array, capacity: int) -> Probed:
     assert queries is not None  # the kind judges
@@ -192,8 +190,8 @@ def actqkv(least: int = 32, more: int = 14, first: int = 128, recent: int = 512)
       real = jnp.arange(A, dtype=jnp.int32)[None] < committed[:, None]
       new = tuple(jnp.take_along_axis(q, path[:, None, :, None], 2) for q in queries.layers)
       cache = judged(cache, new, real)
-      every = tuple(_grown(x, cache.count, q, real) for x, q in zip(every, new, strict=True))
-      cache = cache._replace(count=cache.count + committed.astype(jnp.float32))
+      every = tuple(_grown(x, cache.seen, q, real) for x, q in zip(every, new, strict=True))
+      cache = cache._replace(seen=cache.seen + committed.astype(jnp.float32))
     # The blocks that may have become full.
     block = cache.length[:, None] // BLOCK + jnp.arange((A + BLOCK - 1) // BLOCK)[None]
     is_full = (block + 1) * BLOCK <= whole.length[:, None]
