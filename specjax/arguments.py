@@ -20,6 +20,7 @@ class Loaded:
     dtype: of the arithmetic, and of weights that are not in 8 bits.
     weights: int8 keeps matrices in 8 bits with a scale for each output, and has its own texts.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
+    skipping: layers that leave tokens out, such as skip_decode-6-128; LOSSY, with its own texts.
   """
 
   model: str | None = None
@@ -27,6 +28,7 @@ class Loaded:
   dtype: Dtype = "float32"
   weights: Weights = "float"
   mesh: str | None = None
+  skipping: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
