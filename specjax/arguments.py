@@ -21,6 +21,7 @@ class Loaded:
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
       with a scale for each output. Either has its own texts.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
+    skipping: layers that leave tokens out, such as skip_decode-6-128; LOSSY, with its own texts.
   """
 
   model: str | None = None
@@ -28,6 +29,7 @@ class Loaded:
   dtype: Dtype = "float32"
   weights: Weights = "float"
   mesh: str | None = None
+  skipping: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

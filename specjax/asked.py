@@ -6,19 +6,20 @@ from specjax.arguments import Loaded
 from specjax.decoding.batching import check_model
 from specjax.decoding.model import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load
 
-OF_MODEL = ("model", "revision", "dtype", "weights", "mesh")  # options that say what is loaded
+# Options that say what is loaded.
+OF_MODEL = ("model", "revision", "dtype", "weights", "mesh", "skipping")
 
 
 def named(
   name: str | None, causal: bool | None = None, revision: str | None = None,
-  dtype: str = "float32", weights: str = "float",
+  dtype: str = "float32", weights: str = "float", skipping: str | None = None,
 ) -> Model:  # fmt: skip
   """The model of a name, by default the zoo's, causal or not where that matters."""
   default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
   mesh = jax.sharding.get_mesh()  # that of `run`
   model = load(
     default if name is None else name, dtype, revision=revision, weights=weights,
-    mesh=None if mesh.empty else mesh,
+    mesh=None if mesh.empty else mesh, skipping=skipping,
   )  # fmt: skip
   if causal is not None:
     check_model(model, causal)
@@ -27,4 +28,4 @@ def named(
 
 def asked(args: Loaded, causal: bool) -> Model:
   """The model of a command's options."""
-  return named(args.model, causal, args.revision, args.dtype, args.weights)
+  return named(args.model, causal, args.revision, args.dtype, args.weights, args.skipping)

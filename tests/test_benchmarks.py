@@ -59,6 +59,8 @@ ERRORS = [
   ("benchmarks/quality/harness.py", "tasks=(): accepted"),
   ("benchmarks/quality/harness.py --tasks moon", "tasks='moon': accepted"),
   ("benchmarks/quality/harness.py --tasks gsm8k --model absent", "absent"),
+  ("benchmarks/quality/skipping.py", "prompts=None: accepted"),
+  ("benchmarks/quality/skipping.py --repeats 0", "repeats=0: accepted"),
   ("benchmarks/quality/strategies.py", "prompts=None: accepted"),
   ("benchmarks/quality/strategies.py --prompts absent.jsonl", "absent.jsonl"),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),

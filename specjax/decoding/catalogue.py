@@ -20,6 +20,7 @@ from specjax.drafters import DRAFTERS, HEADS
 from specjax.models.caches import CACHES
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser as network
+from specjax.models.skipping import SKIPPINGS
 from specjax.models.transformer import target
 from specjax.processors import PROCESSORS
 from specjax.verifiers import VERIFIERS
@@ -79,6 +80,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
     "vocabularies, after a head or draft_model": ("/", _plain(drafters.VOCABULARIES)),
     "caches, of --cache or after self_speculative": ("/", _plain(CACHES)),
+    "skipping, of --skipping": ("", _plain(SKIPPINGS)),
     "sources, of a union": ("/", _plain(drafters.OF_SOURCES)),
     "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
     "pseudo rows, after hidden_transfer, ppd or masked_slots": ("/", _plain(drafters.ROWS)),

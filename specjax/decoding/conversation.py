@@ -70,12 +70,17 @@ class Conversation:
   Attributes:
     decoder: the method.
     read: how many tokens of the last prompt were read; those before them were in the cache.
+
+  Raises:
+    ValueError: a model whose layers skip tokens, which reads prompts and answers in two ways.
   """
 
   decoder: Decoder
   read: int
 
   def __init__(self, decoder: Decoder):
+    if (chosen := decoder.model.skipping) is not None:
+      raise ValueError(f"skipping={chosen.name!r}: accepted for a conversation is a model without.")
     self.decoder, self.read = decoder, 0
     self._number = 0  # of this conversation among all requests, which decides its noise
     self._state: speculate.State | None = None

@@ -16,13 +16,16 @@ from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import families, gguf, hf, hub
 from specjax.data.chat import ChatTemplate, Turns
 from specjax.data.tokenizer import Tokenizer
+from specjax.decoding.skipping import skipping as named_skipping
 from specjax.diffusion.any_subset import AnyOrder
 from specjax.diffusion.base import Denoiser
 from specjax.kernels.platform import platform
 from specjax.models import sharding
+from specjax.models.adaptive import adaptive
 from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
+from specjax.models.skipping import Skipping
 from specjax.models.weights import WEIGHTS
 
 LARGE = 2**25  # parameters
@@ -49,6 +52,7 @@ class Model:
     mask, shift: for a masked diffusion model, see `checkpoints.hf.Checkpoint`.
     dtype: that of the arithmetic.
     weights: how matrices lie in memory, see `load`.
+    skipping: which layers leave tokens out, or None for none.
   """
 
   name: str
@@ -62,14 +66,16 @@ class Model:
   shift: bool = False
   dtype: DTypeLike = jnp.float32
   weights: str = "float"
+  skipping: Skipping | None = None
 
   @property
   def label(self) -> str:
-    """The name, with the dtype and the weights where these are not the default."""
+    """The name, with the dtype, the weights and the skipping where these are not the default."""
     dtype = jnp.dtype(self.dtype).name
     return ", ".join(
       [self.name, *([dtype] if dtype != "float32" else []),
-       *([f"{self.weights} weights"] if self.weights != "float" else [])]
+       *([f"{self.weights} weights"] if self.weights != "float" else []),
+       *([f"LOSSY ({self.skipping.name})"] if self.skipping is not None else [])]
     )  # fmt: skip
 
   @property
@@ -79,6 +85,8 @@ class Model:
 
   @functools.cached_property
   def target(self) -> Target:
+    if self.skipping is not None:
+      return adaptive(self.config, self.skipping)
     return families.target(self.config)
 
   def narrow_passes(self, drafter: Drafter) -> tuple[int, ...]:
@@ -190,7 +198,7 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
 
 def load(
   name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None,
-  weights: str = "float", mesh: Mesh | None = None,
+  weights: str = "float", mesh: Mesh | None = None, skipping: str | None = None,
 ) -> Model:  # fmt: skip
   """Loads a model by name, from a Hugging Face directory or from a GGUF file.
 
@@ -205,9 +213,12 @@ def load(
       distribution; speculation follows that of the model as it is loaded.
     mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
       holds more than its own; for use under `jax.set_mesh(mesh)`.
+    skipping: which layers leave tokens out, such as "skip_decode-6-128". It is LOSSY: this changes
+      the model's distribution; speculation follows that of the model as it is loaded.
 
   Raises:
-    ValueError: no such model, or a checkpoint with missing, extra or misshapen tensors.
+    ValueError: no such model, a checkpoint with missing, extra or misshapen tensors, or a skipping
+      that is not accepted.
   """
   try:
     floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
@@ -219,4 +230,9 @@ def load(
   path = resolve(name, revision)
   read = gguf.load if path.suffix == ".gguf" else hf.load
   found = read(path, dtype, weights, mesh)
-  return Model(name, **found._asdict(), dtype=dtype, weights=weights)
+  model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
+  if skipping is None:
+    return model
+  chosen, params = named_skipping(skipping, model.config, model.params)
+  adaptive(model.config, chosen)  # which refuses some models
+  return dataclasses.replace(model, params=params, skipping=chosen)

@@ -21,7 +21,7 @@ from jax import Array
 
 from specjax import speculate
 from specjax.base import Drafter
-from specjax.checkpoints import heads, hf, parts
+from specjax.checkpoints import heads, hf, parts, routers
 from specjax.data import datastore
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
@@ -33,7 +33,9 @@ from specjax.diffusion.guidance import Guided
 from specjax.diffusion.policies import Filter
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.drafters import HEADS, none, skipped_layers
+from specjax.models import lora
 from specjax.models.config import Config
+from specjax.models.skipping.first import Routers
 from specjax.models.transformer import Transformer
 from specjax.sampling import Noise
 from specjax.verifiers.judge import Judge
@@ -92,6 +94,9 @@ def home(tmp_path_factory):
   parts.save(path / "acceptance", parts.Acceptance(1, params), target="target", draft="small")
   eye, zeros = jnp.eye(W), jnp.zeros(W)
   parts.save(path / "filter", Filter(eye, zeros, eye, zeros, jnp.float32(0.55)), base="denoiser")
+  routed = weights_of(lambda: Routers(jnp.zeros((CONFIG.layers, E)), jnp.zeros(CONFIG.layers)))
+  updates = lora.start(jax.random.key(0), target.params, 2)
+  routers.save(path / "routers", updates, routed, base="target")
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "wide.json").write_text(json.dumps({"static": {"choices": [[0], [1], [2]]}}))
   run = np.ones((CONFIG.layers, 2), bool)
@@ -113,7 +118,8 @@ TEXTS = {
   "REGEX": "Ann( Bob)*", "SCHEMA": '{{"type": "integer"}}', "FILE.lark": "names.lark",
   "forced": "others.lark", "DELIMITER": ".", "TOKEN": "=",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance", "end_last": "Dan",
-  "student": "denoiser-student", "ensemble": "target", "self_speculative": "skipped.json",
+  "student": "denoiser-student", "ROUTERS": "routers",
+  "ensemble": "target", "self_speculative": "skipped.json",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
 DRAFTER_OF = dict.fromkeys(("target_only", "token", "block", "typical", "judge", "transfer"), DRAWN)
@@ -123,7 +129,10 @@ TREES = {
   "without_replacement": (2, 1), "mixed": (2, 1), "stochastic_beam": (3, 2), "dyspec": (3, 2, 3),
 }  # fmt: skip
 # Numbers that have no default, or whose defaults change nothing of what is traced here.
-NEEDED = TREES | {"rapid": (3, 1), "sinks": (1, 2), "token_select": (1, 0, 1)}
+NEEDED = TREES | {
+  "rapid": (3, 1), "sinks": (1, 2), "token_select": (1, 0, 1), "actqkv": (1, 0, 0, 0),
+  "skip_decode": (2, 8, 1),
+}  # fmt: skip
 OTHER = {
   "threshold": 0.4,
   "weight": 0.6,
@@ -186,11 +195,13 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
   def placed(name: str) -> str:
     return re.sub(rf"\[({files})\]", lambda m: f"[{home / m[1]}]", name)
 
-  def causal(drafter: str, verifier: str = "", temperature: float = temperature, **more):
-    deep = "heads", "rescoring", "pseudo rows", "processors", "caches"
+  def causal(
+    drafter: str, verifier: str = "", temperature: float = temperature, skipping=None, **more
+  ):
+    deep = "heads", "rescoring", "pseudo rows", "processors", "caches", "skipping"
     large = door in deep or of in OWN_LAYERS
     name = "target" if large else "small"
-    model = loaded(str(home / name))
+    model = loaded(str(home / name), skipping=skipping)
     # A grammar's text ends with a token of its own.
     model = dataclasses.replace(model, stop=(TOKENIZER.id(END),) if {bare, of} & GRAMMARS else ())
     if bare == "json_schema":
@@ -216,6 +227,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     return causal(f"draft_model[target]/{part}".rstrip("/"))
   if door == "caches":
     return causal("", cache=part)
+  if door == "skipping":
+    return causal("", skipping=placed(part))
   if door == "sources":
     return causal(f"jacobi-3+prompt_lookup/{part}")
   if door == "draft lengths":
@@ -321,8 +334,9 @@ TRACED = (
 
 
 def names_of(decoder) -> tuple[str, ...]:
-  """What results say of a method."""
-  return decoder.name, getattr(decoder, "verifier", ""), getattr(decoder, "label", "")
+  """What results and reports say of a method."""
+  of_rule = getattr(decoder, "verifier", ""), getattr(decoder, "label", "")
+  return decoder.name, decoder.model.label, *of_rule
 
 
 @pytest.mark.full(but=TRACED)
@@ -446,6 +460,7 @@ PAIRS = {
   "guesses": "4:2",
   "keyformer": "0.6:0.01 0.05-0:0.05-0.9 0.05-0-0:0.05-0-9",
   "sinks": "1-1:9-1 1-1:1-9", "token_select": "1-0-1:9-0-1 1-0-1:1-9-1 1-0-1:1-0-9",
+  "skip_decode": "1-4-1:4-4-1 1-2-1:1-64-1 1-4-0:1-4-1", "first": "0:1",
 }  # fmt: skip
 # Of a part without knobs, what it may hold in brackets instead, or the part to which it is compared
 # ("" is the method without the part).
@@ -468,6 +483,7 @@ SILENT += [("swift", knob) for knob in ("window", "skip")]
 # Blocks of many rows are packed in longer texts, see tests/models/test_compressed_caches.py.
 SILENT += [("int8", "rows"), ("gear", "bits"), ("gear", "rank"), ("gear", "outliers")]
 SILENT += [("mustafar", "sparsity"), ("mustafar", "recent")]
+SILENT += [("actqkv", knob) for knob in ("least", "more", "first", "recent")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "exits", "prompts",
             "sources", "rescoring", "pseudo rows")  # fmt: skip
 

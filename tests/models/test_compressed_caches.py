@@ -3,12 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from jax import numpy as jnp
+from growing_text import PATHS, RNG, ROUNDS, B, C, H, K, L, Text, kept_by_sinks, rows, softmax
 
-from specjax.base import KV
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.models.caches import CACHES, Queries
+from specjax.models.caches import CACHES
 from specjax.models.caches.gear import gear
 from specjax.models.caches.int8 import int8
 from specjax.models.caches.keyformer import keyformer
@@ -18,61 +17,6 @@ from specjax.models.caches.sinks import sinks
 from specjax.models.caches.token_select import token_select
 from specjax.models.config import Config
 from specjax.models.transformer import init
-
-B, K, H, C, L = 2, 2, 4, 8, 2
-RNG = np.random.default_rng(0)
-
-
-def rows(*shape):
-  return RNG.normal(size=shape).astype(np.float32)
-
-
-class Text:
-  """A growing text of random rows, committed by rounds, beside lists of what was committed."""
-
-  def __init__(self, kind, prompt, capacity, judged=False):
-    T = max(prompt) + 1
-    k, v, q = (rows(L, B, n, T, C) for n in (K, K, H))
-    place = np.where(np.arange(T) < np.array(prompt)[:, None], np.arange(T), -1)
-    asked = Queries(tuple(map(jnp.asarray, q)), jnp.asarray(place, jnp.int32)) if judged else None
-    self.kind, self.judged = kind, judged
-    self.k, self.v, self.q = (
-      [[list(x[i, b, :, :n].swapaxes(0, 1)) for b, n in enumerate(prompt)] for i in range(L)]
-      for x in (k, v, q)
-    )
-    self.rounds = []
-    self.cache = kind.start(self._kv(k, v), asked, jnp.asarray(prompt, jnp.int32), capacity)
-
-  def _kv(self, k, v):
-    return KV(tuple(map(jnp.asarray, k)), tuple(map(jnp.asarray, v)))
-
-  def commit(self, path, committed):
-    path = np.asarray(path)
-    N = path.max() + 1
-    k, v, q = (rows(L, B, n, N, C) for n in (K, K, H))
-    asked = Queries(tuple(map(jnp.asarray, q)), jnp.zeros((B, N), jnp.int32))
-    self.cache = self.kind.commit(
-      self.cache, self._kv(k, v), asked if self.judged else None, jnp.asarray(path, jnp.int32),
-      jnp.asarray(committed, jnp.int32),
-    )  # fmt: skip
-    for own, x in ((self.k, k), (self.v, v), (self.q, q)):
-      for i in range(L):
-        for b, n in enumerate(committed):
-          own[i][b] += [x[i, b, :, node] for node in path[b, :n]]
-
-  def read(self, b, q=None):
-    """(keys, values) [L, rows, K, C] that row b reads."""
-    q = jnp.zeros((B, H, 1, C)) if q is None else jnp.asarray(q)
-    found = []
-    for i in range(L):
-      k, v, seen = map(np.asarray, self.kind.read(self.cache, i, q))
-      seen = np.arange(k.shape[2])[None] < seen[:, None] if seen.ndim == 1 else seen
-      found.append((k[b][:, seen[b]].swapaxes(0, 1), v[b][:, seen[b]].swapaxes(0, 1)))
-    return [np.stack(x) for x in zip(*found, strict=True)]
-
-
-PATHS = [[0, 2, 1, 3, 3], [0, 1, 3, 2, 2]]
-ROUNDS = [(5, 0), (1, 5), (0, 3), (4, 4), (2, 1)]
 
 
 @pytest.mark.parametrize(("size", "recent"), [(4, 0), (4, 3), (2, 5), (1, 0)])
@@ -147,10 +91,6 @@ def test_gear_is_levels_outliers_and_a_thin_product(bits):
       assert left < 1.15 * best < 1.15 * np.linalg.norm(lost)
 
 
-def kept_by_sinks(n, first, recent):
-  return sorted(set(range(min(first, n))) | set(range(max(n - recent, 0), n)))
-
-
 @pytest.mark.parametrize(("first", "recent"), [(2, 6), (0, 3), (4, 40), (1, 1)])
 def test_sinks_keep_both_ends(first, recent):
   text = Text(sinks(first, recent), [9, 2], 30)
@@ -161,11 +101,6 @@ def test_sinks_keep_both_ends(first, recent):
       expected = np.array([x[b] for x in text.k])[:, kept_by_sinks(n, first, recent)]
       k, _ = text.read(b)
       np.testing.assert_array_equal(np.sort(k, 1), np.sort(expected, 1))
-
-
-def softmax(x):
-  p = np.exp(x - x.max())
-  return p / p.sum()
 
 
 class KeyformerOracle:
@@ -264,7 +199,7 @@ MODEL = Model("random", CONFIG, init(CONFIG, jax.random.key(1)), None, (), (), N
 PROMPTS = [RNG.integers(V, size=n).tolist() for n in (70, 7)]
 WHOLE = {
   "mustafar": "mustafar-0", "keyformer": "keyformer-1", "sinks": "sinks-4-500",
-  "token_select": "token_select-500",
+  "token_select": "token_select-500", "actqkv": "actqkv-32-14",
 }  # fmt: skip
 
 
@@ -280,7 +215,12 @@ def test_a_cache_that_drops_nothing_says_what_a_dense_one_says(name):
 @pytest.mark.full(but=["gear", "keyformer"])
 @pytest.mark.parametrize("name", CACHES)
 def test_drafts_over_a_small_cache_change_no_token(name):
-  small = {"keyformer": "keyformer-0.2", "sinks": "sinks-2-8", "token_select": "token_select-4-2-4"}
+  small = {
+    "keyformer": "keyformer-0.2",
+    "sinks": "sinks-2-8",
+    "token_select": "token_select-4-2-4",
+    "actqkv": "actqkv-1-0-1-2",
+  }
   for temperature in (0.0, 1.0):
     options = {"temperature": temperature, "batch": 2}
     plain = Decoder(MODEL, **options)(PROMPTS, 24)
@@ -298,6 +238,7 @@ def test_drafts_over_a_small_cache_change_no_token(name):
     ({"cache": "keyformer-0"}, "0 < share <= 1"),
     ({"cache": "sinks-1-0"}, "1 recent row or more"),
     ({"cache": "token_select-0"}, "1 or more"),
+    ({"cache": "actqkv-0"}, "1 block or more"),
     ({"cache": "int8-0"}, "1 row or more"),
     ({"cache": "zip"}, "accepted are int8"),
     ({"cache": "int8", "drafter": "layerskip-4-2"}, "do not read the target's cache"),

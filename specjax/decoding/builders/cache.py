@@ -31,11 +31,13 @@ def build_cache(model: Model, given: Any) -> tuple[str, Target]:
   """(canonical name, the model over such a cache); `given` is a name, or a CacheKind.
 
   Raises:
-    ValueError: an unknown name, or a model that has a sliding window.
+    ValueError: an unknown name, or a model that has a sliding window or whose layers skip tokens.
   """
   if given == DENSE:
     return DENSE, model.target
   name, kind = (
     make_cache(spec.parse_one("cache", given)) if isinstance(given, str) else (given.name, given)
   )
+  if model.skipping is not None:
+    raise ValueError(f"cache={name!r}: accepted for a model without skipping.")
   return name, compressed(config_of(model, name), kind)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from specjax.models.caches.actqkv import actqkv
 from specjax.models.caches.base import CacheKind, Prefix, Queries
 from specjax.models.caches.gear import gear
 from specjax.models.caches.int8 import int8
@@ -14,5 +15,5 @@ __all__ = ["CACHES", "CacheKind", "Prefix", "Queries"]
 
 CACHES: dict[str, Callable[..., CacheKind]] = {
   "int8": int8, "gear": gear, "mustafar": mustafar, "keyformer": keyformer, "sinks": sinks,
-  "token_select": token_select,
+  "token_select": token_select, "actqkv": actqkv,
 }  # fmt: skip

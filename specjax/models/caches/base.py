@@ -38,7 +38,7 @@ class CacheKind(NamedTuple):
   Attributes:
     name: as it is typed.
     start: (KV of [B, K, T, C], Queries or None, length i32[B], capacity S (static)) -> the cache of
-      the first `length` rows.
+      the first `length` rows. A kind that judges always has Queries here.
     read: (cache, layer (static), q [B, H, N, C]) -> the Prefix that the layer's queries attend to.
     commit: (cache, KV of [B, K, N, C], Queries of the N nodes or None, path i32[B, A], rows
       i32[B]) -> the cache with the first `rows` nodes of the path appended.

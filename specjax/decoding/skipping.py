@@ -1,0 +1,25 @@
+"""Models whose layers skip some tokens, from names."""
+
+from specjax.base import Params
+from specjax.checkpoints import routers
+from specjax.decoding import spec
+from specjax.models.config import Config
+from specjax.models.skipping import SKIPPINGS, Skipping
+
+
+def skipping(name: str, config: Config, params: Params) -> tuple[Skipping, Params]:
+  """(what the name says for a model, the weights that go with it).
+
+  Raises:
+    ValueError: an unknown name or number, a model of another family, or one whose weights do not
+      fit those that the name gives in brackets.
+  """
+  if not isinstance(config, Config):
+    raise ValueError(f"skipping={name!r}: accepted for models of the Llama family.")
+  part = spec.parse_one("skipping", name)
+  builder = spec.look_up("skipping", part, SKIPPINGS)
+  canonical, numbers = spec.settle("skipping", part, spec.knobs(builder))
+  if part.name == "first":
+    path = spec.text_of(part, "trained routers", "DIRECTORY", ", see specjax.train.skipping")
+    params = routers.load(path, config, params)
+  return builder(config.layers, **numbers)._replace(name=canonical), params
