@@ -18,7 +18,8 @@ from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, assemble
 from specjax.checkpoints.llama2c import halves
-from specjax.models.config import Config, rope_frequencies
+from specjax.models.config import Config
+from specjax.models.rotary import rope_frequencies
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "llama": {"model_type": "llama"},

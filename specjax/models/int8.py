@@ -61,8 +61,8 @@ def quantise(x: Array, dtype: DTypeLike) -> Int8:
 
 
 def parameter(x: np.ndarray | Array, dtype: DTypeLike, weights: str) -> Array | Int8:
-  """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS."""
-  if weights == "int8" and x.ndim == 2:
+  """A tensor of a checkpoint as it lies in memory: matrices by `weights`, one of WEIGHTS."""
+  if weights == "int8" and x.ndim >= 2:
     return quantise(x, jnp.dtype(dtype))
   return jnp.asarray(x.astype(jnp.dtype(dtype), copy=False))
 
