@@ -17,13 +17,13 @@ class Keys(NamedTuple):
   """What a family calls the sizes of its experts, and what its program takes for absent ones.
 
   Attributes:
-    count, chosen, width: keys of X, k and the width of an expert; `chosen` is "" where k is X.
+    experts, chosen, width: keys of X, k and the width of an expert; `chosen` is "" where k is X.
     absent: values of `Experts` where config.json lacks their key.
     fixed: fields of `Experts` that the program does not read from config.json.
     only: keys that must have one of these values, for other features are not read; None is absent.
   """
 
-  count: str
+  experts: str
   chosen: str
   width: str
   absent: Mapping[str, Any] = {}
@@ -103,7 +103,9 @@ def read(raw: Mapping[str, Any], family: str, layers: int, where: str) -> Expert
     if raw.get(key) not in accepted:
       said = " or ".join("null" if x is None else repr(x) for x in accepted)
       checks.refuse(f"{where}: {key}", raw.get(key), said)
-  sizes = {"count": keys.count, "chosen": keys.chosen, "width": keys.width}
+  # transformers 5 writes all counts by Mixtral's key.
+  raw = {keys.experts: raw.get("num_local_experts"), **raw}
+  sizes = {"count": keys.experts, "chosen": keys.chosen, "width": keys.width}
   sizes = {ours: theirs for ours, theirs in sizes.items() if theirs}
   needed = [theirs for ours, theirs in sizes.items() if ours not in keys.absent]
   found = schema.fields(raw, _SCHEMA | dict.fromkeys(sizes.values(), _SIZE), where, needed)
@@ -146,7 +148,7 @@ def write(config: Config, family: str) -> dict[str, Any]:
   """The keys of config.json for the experts of a network of this family."""
   c, keys = config.experts, KEYS[family]
   assert c is not None
-  raw = {keys.count: c.count, keys.width: c.width}
+  raw: dict[str, Any] = {keys.experts: c.count, keys.width: c.width}
   if keys.chosen:
     raw[keys.chosen] = c.chosen
   dense = list(range(c.dense_layers))

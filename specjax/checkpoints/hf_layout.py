@@ -32,11 +32,11 @@ class Fusion(NamedTuple):
 
 
 class Stack(list[Fusion]):
-  """The tensors of `count` matrices of one shape, of which each is the concatenation of some."""
+  """The tensors of `height` matrices of one shape, of which each is the concatenation of some."""
 
   def __init__(self, matrices: Sequence[Sequence[Fusion]]):
     super().__init__(part for matrix in matrices for part in matrix)
-    self.count = len(matrices)
+    self.height = len(matrices)
 
 
 # Tensor names of a family, without ".weight"; `layer` has a {} for its number.
@@ -200,7 +200,7 @@ def assemble(
       for p in parts
     ])  # fmt: skip
     if isinstance(parts, Stack):
-      whole = whole.reshape(parts.count, -1, whole.shape[1])
+      whole = whole.reshape(parts.height, -1, whole.shape[1])
     # A router's choice jumps where its logits change a little.
     params[path] = parameter(whole, dtype, "float" if path[-1] == "router" else weights)
   found = {"params": unflatten_dict(params)}
@@ -218,8 +218,8 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
     return read(own.name, (rows, *index[1:])).astype(jnp.dtype(dtype))
 
   def stacked(parts: Stack, index: Any) -> np.ndarray:
-    each = len(parts) // parts.count
-    wanted = range(*index[0].indices(parts.count))
+    each = len(parts) // parts.height
+    wanted = range(*index[0].indices(parts.height))
     matrices = [
       np.concatenate([read(p.name, ()) for p in parts[e * each : (e + 1) * each]]) for e in wanted
     ]
@@ -227,8 +227,8 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
 
   for (*above, last), parts in layout.items():
     if isinstance(parts, Stack):
-      rows = sum(p.shape[0] for p in parts) // parts.count
-      shape: tuple[int, ...] = (parts.count, rows, parts[0].shape[1])
+      rows = sum(p.shape[0] for p in parts) // parts.height
+      shape: tuple[int, ...] = (parts.height, rows, parts[0].shape[1])
       spread, ours = sharding.of_weight(last, shape, mesh), functools.partial(stacked, parts)
       params[*above, last] = jax.make_array_from_callback(shape, spread, ours)
       continue
@@ -250,7 +250,7 @@ def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:
     whole, row = np.asarray(leaves[key]), 0
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     if isinstance(parts, Stack):
-      shape = (parts.count, shape[0] // parts.count, *shape[1:])
+      shape = (parts.height, shape[0] // parts.height, *shape[1:])
     if whole.shape != shape:
       raise ValueError(f"{'/'.join(key)} has shape {whole.shape}, the config calls for {shape}.")
     whole = whole.reshape(-1, shape[-1]) if isinstance(parts, Stack) else whole

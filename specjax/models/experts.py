@@ -4,9 +4,9 @@ No expert refuses a token, so that a row's result is that of the row alone: what
 a tree or a batch changes nothing but the order in which weights are read. How many experts are read
 grows with the rows, see `eval.experts_read`.
 
-Mixtral (Jiang et al. 2024, arXiv 2401.04088), Qwen3 (2025, arXiv 2505.09388) and LLaDA-MoE (Zhu et
-al. 2025, arXiv 2509.24389) choose by a softmax, LLaDA2 (Bie et al. 2025, arXiv 2512.15745) by
-sigmoids in groups, BlockFFN (Song et al. 2025, arXiv 2507.08771) by ReLU.
+Mixtral (Jiang et al. 2024, arXiv 2401.04088), Qwen3 (Yang et al. 2025, arXiv 2505.09388) and
+LLaDA-MoE (Zhu et al. 2025, arXiv 2509.24389) choose by a softmax, LLaDA2.0 (2025) by sigmoids in
+groups, BlockFFN (Song et al. 2025, arXiv 2507.08771) by ReLU.
 
 Letters: B batch, N nodes, R rows, E width, X experts, k experts of a row, F width of an expert.
 """

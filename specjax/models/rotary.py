@@ -1,4 +1,4 @@
-"""Rotary embedding of positions (Su et al. 2021, arXiv 2104.09864)."""
+"""Rotary embedding: pairs of a head's numbers turn by angles that grow with the position."""
 
 import math
 

@@ -14,12 +14,14 @@ import pytest
 import safetensors.numpy
 
 import specjax
-from specjax.checkpoints import hf, hf_config
+from specjax.checkpoints import formats, hf, hf_config
+from specjax.checkpoints.heads import Loaded
 from specjax.cli import main
+from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.models import sharding
 from specjax.models.config import Config, Experts
 from specjax.models.int8 import Int8
-from specjax.models.transformer import Transformer
+from specjax.models.transformer import Transformer, target
 
 V, E, L, H, K, C, X, F, B, T = 40, 32, 3, 4, 2, 8, 8, 12, 2, 9
 COMMON = {
@@ -371,15 +373,39 @@ def test_what_no_family_has_is_not_written(experts, change):
     ("qwen3", "Qwen3MoeConfig", ("num_experts", "num_experts_per_tok", "moe_intermediate_size")),
   ],
 )
-def test_absent_keys_mean_what_they_mean_to_transformers(name, kind, sizes):
+def test_keys_mean_what_they_mean_to_transformers(name, kind, sizes):
+  """Absent ones, and those of the config.json that it writes itself."""
   transformers = pytest.importorskip("transformers", reason="transformers is not installed")
   kept = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
           "intermediate_size", "num_key_value_heads")  # fmt: skip
   raw = {key: ALL[name][key] for key in kept}
-  theirs = getattr(transformers, kind)(**raw)
-  ours = hf_config.from_json(raw)
-  found = ours.experts.count, ours.experts.chosen, ours.experts.width
-  assert found == tuple(getattr(theirs, key) for key in sizes)
-  assert ours.norm_epsilon == theirs.rms_norm_eps and ours.window == theirs.sliding_window
-  assert ours.experts.normalised == getattr(theirs, "norm_topk_prob", True)
-  assert ours.tied == theirs.tie_word_embeddings
+  for more in ({}, {sizes[0]: 6, "num_experts_per_tok": 3}):
+    theirs = getattr(transformers, kind)(**raw, **more)
+    for ours in (hf_config.from_json(raw | more), hf_config.from_json(theirs.to_dict())):
+      found = ours.experts.count, ours.experts.chosen, ours.experts.width
+      assert found == tuple(getattr(theirs, key) for key in sizes)
+      assert ours.norm_epsilon == theirs.rms_norm_eps and ours.window == theirs.sliding_window
+      assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+      assert ours.experts.normalised == getattr(theirs, "norm_topk_prob", True)
+      assert ours.tied == theirs.tie_word_embeddings
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3"])
+def test_a_published_head_has_a_dense_layer(name, write, tmp_path):
+  """EAGLE's layer is dense also for these targets, whatever the width; a copy of theirs is not."""
+  checkpoint = hf.load(write(ALL[name], tensors_of(name)))
+  config, params = checkpoint.config, checkpoint.params
+
+  def made(mlp_width: int) -> Loaded:
+    own = EagleConfig(3, bias=False, mlp_width=mlp_width)
+    head = eagle(target(config), own)
+    return Loaded(head, head.init(jax.random.key(1), params, None), (), None, own, config)
+
+  for width in (20, F):
+    own = made(width)
+    formats.save(tmp_path / str(width), "eagle", own, config, params, base="b", dtype=jnp.float32)
+    back = formats.load(tmp_path / str(width), config, target_params=params)
+    assert back.config.mlp_width == width
+    jax.tree.map(np.testing.assert_array_equal, back.params["params"], own.params["params"])
+  with pytest.raises(ValueError, match=r"experts=.*accepted is None in a published format"):
+    formats.save(tmp_path / "copy", "eagle", made(0), config, params, base="b")

@@ -11,7 +11,7 @@ import pytest
 from specjax import drafters, speculate, verifiers
 from specjax.decoding.method import method as pair
 from specjax.drafters import drafting
-from specjax.models import experts, int8, sharding, transformer
+from specjax.models import experts, int8, lora, sharding, transformer
 from specjax.models.caches import CACHES
 from specjax.models.compressed import compressed
 from specjax.models.config import Config, Experts
@@ -320,6 +320,19 @@ def test_8_bits(name):
   want = full_pass(name)(wide, ids)
   for p in (small, sharding.split(small)):
     np.testing.assert_allclose(full_pass(name)(p, ids), want, atol=1e-3 * np.abs(want).max())
+
+
+def test_updates_of_low_rank_leave_experts_alone():
+  params = random_params("llada2")
+  updates = lora.start(jax.random.key(1), params, 2)
+  assert set(updates["layer_0"]) == {"qkv", "out", "gate_up", "down"}
+  assert set(updates["layer_1"]) == {"qkv", "out"}
+  updates = jax.tree.map(lambda x: x + 0.1, updates)
+  ids = np.arange(6, dtype=np.int32)[None]
+  merged = full_pass("llada2")(lora.merge(params, updates), ids)
+  gated = full_pass("llada2")(lora.gate(params, updates, 0), ids)
+  np.testing.assert_allclose(gated, merged, atol=1e-3)
+  assert np.abs(merged - full_pass("llada2")(params, ids)).max() > 0.1
 
 
 @every_network
