@@ -19,8 +19,9 @@ from specjax.data import chat, lists, ngram, packing, parallelbench, sources
 from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.kernels.tree_attention import tree_attention
 from specjax.models.any_order import any_order
-from specjax.models.config import Config, rope_frequencies
+from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
+from specjax.models.rotary import rope_frequencies
 from specjax.models.transformer import Transformer
 
 HERE = pathlib.Path(__file__).parent

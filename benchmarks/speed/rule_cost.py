@@ -66,7 +66,7 @@ def calls(f: Callable, *arguments) -> Callable[[int], Any]:
 def main(config: Config) -> None:
   report.check(config, "repeats", "context")
   V = config.vocab_size
-  model = ModelConfig(vocab_size=V, **dataclasses.asdict(config.network), tied=False)
+  model = ModelConfig(vocab_size=V, **config.network.sizes, tied=False)
   report.directory(config.out)
   params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
   cost = verify_cost.measure(transformer.target(model), params, config.context, nodes=(1, NODES))

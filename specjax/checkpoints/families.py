@@ -11,7 +11,7 @@ from jax import Array
 
 from specjax.base import Params, Target
 from specjax.checkpoints import hf_config
-from specjax.checkpoints.hf_layout import HF, LLADA, Layout, Names, layout, spare
+from specjax.checkpoints.hf_layout import HF, LLADA, LLADA2, MIXTRAL, Layout, Names, layout, spare
 from specjax.models import transformer
 from specjax.models.config import Config
 
@@ -43,9 +43,10 @@ def _llama(names: Names) -> Family:
   )  # fmt: skip
 
 
+_OTHERS = {"llada": LLADA, "mixtral": MIXTRAL, "llada2_moe": LLADA2}
 FAMILIES: dict[str, Family] = {
-  name: _llama(LLADA if name == "llada" else HF) for name in hf_config.FAMILIES
-}
+  name: _llama(_OTHERS.get(name, HF)) for name in hf_config.FAMILIES
+}  # fmt: skip
 
 
 def family_of(config: Any) -> Family:

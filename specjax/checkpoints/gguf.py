@@ -18,7 +18,8 @@ from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, assemble
 from specjax.checkpoints.llama2c import halves
-from specjax.models.config import Config, rope_frequencies
+from specjax.models.config import Config
+from specjax.models.rotary import rope_frequencies
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "llama": {"model_type": "llama"},
@@ -144,7 +145,7 @@ def load(
   Args:
     path: of one whole file; shards are to be joined first.
     dtype: of the parameters in memory, whatever the file has.
-    weights: how matrices lie in memory, see `int8.parameter`.
+    weights: how matrices lie in memory, see `weights.parameter`.
     mesh: over which they are spread, one tensor after the other; None for one device.
 
   Raises:

@@ -69,7 +69,10 @@ _OWN = {
 }
 _SHIFTED = ("Dream", "Fast_dLLM_Qwen")
 # The mask's id in the published programs of families whose config.json need not have it.
-_MASKS = {"sdar": 151669, "Fast_dLLM_Qwen": 151665}
+_MASKS = {
+  "sdar": 151669, "sdar_moe": 151669, "Fast_dLLM_Qwen": 151665, "lladamoe": 156895,
+  "llada2_moe": 156895,
+}  # fmt: skip
 
 
 def _optional(path: pathlib.Path, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,12 +157,13 @@ def load(
   directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float",
   mesh: Mesh | None = None,
 ) -> Checkpoint:  # fmt: skip
-  """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA, Dream, SDAR or Fast-dLLM v2 directory.
+  """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA, Dream, SDAR or Fast-dLLM v2 directory, or one of
+  their mixtures of experts: Mixtral, Qwen3-MoE, LLaDA-MoE, SDAR-MoE, LLaDA2.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.
     dtype: of the parameters in memory, whatever the file has.
-    weights: how matrices lie in memory, see `int8.parameter`.
+    weights: how matrices lie in memory, see `weights.parameter`.
     mesh: over which they are spread while they are read, see `assemble`; None for one device.
 
   Raises:
@@ -168,7 +172,7 @@ def load(
   """
   directory = pathlib.Path(directory)
   file, raw = directory / "config.json", read_config(directory, "model")
-  family = str(raw.get("model_type"))
+  family = hf_config.family_of(raw)
   kind = FAMILIES.get(family, FAMILIES["llama"])  # it refuses an unknown family
   config = kind.from_json(raw, str(file))
   own = schema.fields(raw, _OWN | _IDS, str(file))
@@ -216,7 +220,7 @@ def save(
   """
   named = templates.known(template)
   raw = hf_config.to_json(config, mask=mask is not None, shift=shift)
-  family = raw["model_type"]
+  family = hf_config.family_of(raw)
   tensors = scatter(params, FAMILIES[family].layout(config), dtype)
   if not start and tokenizer is not None:
     start = start_ids(tokenizer)

@@ -5,11 +5,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax import checks, schema
+from specjax.checkpoints import hf_experts
 from specjax.models.config import Config, RopeScaling
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "llada", "Dream", "sdar", "Fast_dLLM_Qwen")
+FAMILIES = (
+  "llama", "mistral", "qwen2", "qwen3", "llada", "Dream", "sdar", "Fast_dLLM_Qwen",
+  *hf_experts.KEYS,
+)  # fmt: skip
 # Where a family says how long the blocks are that it is causal over, and the published default.
-_BLOCKS = {"sdar": ("block_size", 4), "Fast_dLLM_Qwen": ("bd_size", 32)}
+_BLOCKS = {
+  "sdar": ("block_size", 4), "sdar_moe": ("block_size", 4), "Fast_dLLM_Qwen": ("bd_size", 32),
+  "llada2_moe": ("specjax_block_length", 32),
+}  # fmt: skip
+_BOTH_SIDES = ("Dream", "lladamoe", *_BLOCKS)
+_NORMED = ("qwen3", "sdar", "qwen3_moe", "sdar_moe", "lladamoe", "llada2_moe")
+# What the programs of these take for absent keys, where it is not what Llama's takes.
+_ABSENT = {
+  "mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8,
+              "max_position_embeddings": 131072},
+  "lladamoe": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+  "llada2_moe": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+                 "max_position_embeddings": 16384},
+}  # fmt: skip
 _SIZE = functools.partial(checks.whole, least=1)
 _POSITIVE = functools.partial(checks.number, above=0)
 _LAYERS = functools.partial(checks.whole, least=1, most=1024)
@@ -56,8 +73,11 @@ _LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor",
 
 def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
   """The values of config.json by the keys that most families use; absent ones are left out."""
+  if family == "lladamoe":  # its dense layers, if there are any, have the width of this key
+    width = raw.get("dense_intermediate_size") or raw.get("expert_intermediate_size")
+    raw = {**raw, "intermediate_size": width}
   if family != "llada":
-    return schema.fields(raw, _SCHEMA, where, _NEEDED)
+    return {**_ABSENT.get(family, {}), **schema.fields(raw, _SCHEMA, where, _NEEDED)}
   for key, accepted in _LLADA_HAS.items():
     if raw.get(key, accepted) != accepted:
       checks.refuse(f"{where}: {key}", raw[key], repr(accepted))
@@ -68,9 +88,12 @@ def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
 
 
 def _rope(
-  raw: Mapping[str, Any], known: Mapping[str, Any], where: str
-) -> tuple[float, RopeScaling | None]:
-  """Base and scaling, from `rope_parameters` (transformers 5) or `rope_theta`, `rope_scaling`."""
+  raw: Mapping[str, Any], known: Mapping[str, Any], family: str, where: str
+) -> tuple[float, RopeScaling | None, float]:
+  """Base, scaling and the share of a head that turns.
+
+  They are in `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+  """
   key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
   if not isinstance(raw.get(key) or {}, dict):
     checks.refuse(f"{where}: {key}", raw[key], "an object or null")
@@ -83,15 +106,15 @@ def _rope(
     if name not in rope:
       raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
   share = rope.get("partial_rotary_factor", known.get("partial_rotary_factor", 1.0))
-  if share != 1.0:
+  if share != 1.0 and family != "llada2_moe":
     checks.refuse(f"{where}: partial_rotary_factor", share, "1, for whole heads are rotated")
   if kind == "default":
-    return theta, None
+    return theta, None, share
   limits = {ours: rope[name] for ours, name in _LLAMA3.items()} if kind == "llama3" else {}
   if limits and not limits["low"] < limits["high"]:
     checks.refuse(f"{where}: low_freq_factor", limits["low"],
                   f"a number below high_freq_factor={limits['high']}")  # fmt: skip
-  return theta, RopeScaling(kind, rope["factor"], **limits)
+  return theta, RopeScaling(kind, rope["factor"], **limits), share
 
 
 def _block_length(raw: Mapping[str, Any], family: str, where: str) -> int | None:
@@ -103,14 +126,18 @@ def _window(
   raw: Mapping[str, Any], known: Mapping[str, Any], family: str, where: str
 ) -> int | None:
   """The sliding window of all layers, or None where every layer sees everything."""
-  if family in ("llama", "llada", "Dream"):
+  if family in ("llama", "llada", "Dream", "lladamoe", "llada2_moe", "specjax_blockffn"):
     return None
+  if family == "mixtral":
+    return known.get("sliding_window")
   # In Mistral's config.json null means no window, and an absent key a window of 4096.
   window = known.get("sliding_window", None if "sliding_window" in raw else 4096)
   if family == "mistral":
     return window
   if not known.get("use_sliding_window", False) or window is None:
     return None
+  if family in ("qwen3_moe", "sdar_moe"):
+    return window
   layers, types = known["num_hidden_layers"], known.get("layer_types")
   if types is None:
     full = min(known.get("max_window_layers", 28), layers)
@@ -124,6 +151,12 @@ def _window(
   return None if full else window
 
 
+def family_of(raw: Mapping[str, Any]) -> str:
+  """The family of a config.json: its model_type, but for LLaDA-MoE, which says that it is LLaDA."""
+  family = raw.get("model_type")
+  return "lladamoe" if family == "llada" and "num_experts" in raw else str(family)
+
+
 def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
   """The Config that config.json describes; errors call the file `where`.
 
@@ -133,23 +166,27 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
     ValueError: an unknown family, an absent key that is needed, a value of a wrong type or range,
       or a feature that `models` does not have.
   """
-  family = checks.choice(f"{where}: model_type", raw.get("model_type"), FAMILIES)
+  checks.choice(f"{where}: model_type", raw.get("model_type"), FAMILIES)
+  family = family_of(raw)
   known = _checked(raw, family, where)
   width, heads = known["hidden_size"], known["num_attention_heads"]
-  theta, scaling = _rope(raw, known, where)
+  theta, scaling, share = _rope(raw, known, family, where)
   window = _window(raw, known, family, where)
+  layers, head_dim = known["num_hidden_layers"], known.get("head_dim", width // heads)
   try:
     return Config(
-      vocab_size=known["vocab_size"], width=width, layers=known["num_hidden_layers"], heads=heads,
-      kv_heads=known.get("num_key_value_heads", heads),
-      head_dim=known.get("head_dim", width // heads), mlp_width=known["intermediate_size"],
+      vocab_size=known["vocab_size"], width=width, layers=layers, heads=heads,
+      kv_heads=known.get("num_key_value_heads", heads), head_dim=head_dim,
+      mlp_width=known["intermediate_size"],
       max_length=known.get("max_position_embeddings", 2048), rope_theta=theta, rope_scaling=scaling,
       norm_epsilon=known.get("rms_norm_eps", 1e-6), tied=known.get("tie_word_embeddings", False),
       qkv_bias=family in ("qwen2", "Dream", "Fast_dLLM_Qwen") or known.get("attention_bias", False),
-      qk_norm=family in ("qwen3", "sdar"), window=window,
-      causal=known.get("is_causal", family not in ("Dream", *_BLOCKS)),
+      qk_norm=family in _NORMED, window=window,
+      causal=known.get("is_causal", family not in _BOTH_SIDES),
       block_length=_block_length(raw, family, where),
       any_order=known.get("specjax_any_order", False),
+      rotary_dim=None if share == 1 else int(head_dim * share),
+      experts=hf_experts.read(raw, family, layers, where),
     )  # fmt: skip
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
@@ -159,6 +196,11 @@ def _family(config: Config, mask: bool, shift: bool) -> tuple[str, str]:
   """(model_type, architecture) of the family that has these features."""
   if config.qk_norm and config.qkv_bias:
     raise ValueError("qk_norm=True with qkv_bias=True: no Hugging Face family has both.")
+  if config.experts is not None:
+    return hf_experts.family_of(config, mask, shift)
+  if config.rotary_dim is not None:
+    raise ValueError(f"rotary_dim={config.rotary_dim}: no Hugging Face family without experts has "
+                     "heads that turn in part.")  # fmt: skip
   # What no published denoiser has: such a model is written as the causal family of its features.
   own = config.causal or config.window is not None or config.any_order
   # Programs for these two take the size of a head from the width.
@@ -186,7 +228,7 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
   """The config.json of a Config, in the layout that old and new transformers read.
 
   With a mask token it is that of the published denoiser of these features, where there is one:
-  LLaDA, Dream, SDAR or Fast-dLLM v2.
+  LLaDA, Dream, SDAR, Fast-dLLM v2, LLaDA-MoE, SDAR-MoE or LLaDA2.
 
   Args:
     mask: whether the model has a mask token.
@@ -211,13 +253,17 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
     return _to_llada(raw)
   if config.window is not None:
     raw["sliding_window"] = config.window
-    if family != "mistral":
+    if family not in ("mistral", "mixtral"):
       raw |= {"use_sliding_window": True, "max_window_layers": 0}
   if family in _BLOCKS:
     raw[_BLOCKS[family][0]] = config.block_length
   elif config.block_length is not None:
     raw["specjax_block_length"] = config.block_length
-  if not config.causal and family not in ("Dream", *_BLOCKS):
+  if config.experts is not None:
+    raw |= hf_experts.write(config, family)
+  if family == "lladamoe":
+    raw["model_type"] = "llada"
+  if not config.causal and family not in _BOTH_SIDES:
     raw["is_causal"] = False
   if config.any_order:
     raw["specjax_any_order"] = True

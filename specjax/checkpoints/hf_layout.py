@@ -1,7 +1,7 @@
 """The tensors on disk that make up our parameters, by the names that each family gives them."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,15 +15,28 @@ from jax.typing import DTypeLike
 from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.models import sharding
-from specjax.models.config import Config
+from specjax.models.config import Config, Experts
 from specjax.models.weights import parameter
 
 
 class Fusion(NamedTuple):
-  """A tensor on disk: its name, and the shape that the config calls for."""
+  """A tensor on disk: its name, and the shape that the config calls for.
+
+  `first` is the number of its first row, where it is a part of a larger tensor, of which the layout
+  has the parts in order.
+  """
 
   name: str
   shape: tuple[int, ...]
+  first: int = 0
+
+
+class Stack(list[Fusion]):
+  """The tensors of `height` matrices of one shape, of which each is the concatenation of some."""
+
+  def __init__(self, matrices: Sequence[Sequence[Fusion]]):
+    super().__init__(part for matrix in matrices for part in matrix)
+    self.height = len(matrices)
 
 
 # Tensor names of a family, without ".weight"; `layer` has a {} for its number.
@@ -31,9 +44,22 @@ HF = {
   "embedding": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
   "layer": "model.layers.{}", "attention_norm": "input_layernorm", "q": "self_attn.q_proj",
   "k": "self_attn.k_proj", "v": "self_attn.v_proj", "out": "self_attn.o_proj",
+  "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
   "mlp_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
-  "down": "mlp.down_proj",
+  "down": "mlp.down_proj", "router": "mlp.gate", "router_norm": "mlp.router_norm",
+  "expert_gate": "mlp.experts.{}.gate_proj", "expert_up": "mlp.experts.{}.up_proj",
+  "expert_down": "mlp.experts.{}.down_proj", "shared_gate": "mlp.shared_experts.gate_proj",
+  "shared_up": "mlp.shared_experts.up_proj", "shared_down": "mlp.shared_experts.down_proj",
 }  # fmt: skip
+MIXTRAL = HF | {
+  "router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
+  "expert_up": "block_sparse_moe.experts.{}.w3", "expert_down": "block_sparse_moe.experts.{}.w2",
+}  # fmt: skip
+# q, k and v are one tensor.
+LLADA2 = HF | {
+  "embedding": "model.word_embeddings", "out": "attention.dense",
+  "q_norm": "attention.query_layernorm", "k_norm": "attention.key_layernorm",
+} | dict.fromkeys("qkv", "attention.query_key_value")  # fmt: skip
 # ff_out names two things: the second matrix of a layer's MLP and, outside the layers, the LM head.
 LLADA = {
   "embedding": "model.transformer.wte", "norm": "model.transformer.ln_f",
@@ -65,7 +91,7 @@ def layout(c: Config, names: Names) -> Layout:
   if not c.tied:
     table["lm_head",] = [Fusion(f"{names['lm_head']}.weight", (c.vocab_size, E))]
   for i in range(c.layers):
-    table |= block(c, (f"layer_{i}",), names["layer"].format(i), names)
+    table |= block(c.of_layer(i), (f"layer_{i}",), names["layer"].format(i), names)
   return table
 
 
@@ -80,23 +106,57 @@ def block(
   """
   E, F, C = c.width, c.mlp_width, c.head_dim
   qkv = [(names["q"], c.heads * C), (names["k"], c.kv_heads * C), (names["v"], c.kv_heads * C)]
+  ends = [sum(rows for _, rows in qkv[:i]) for i in range(3)]
+  starts = ends if names["q"] == names["k"] else [0, 0, 0]
 
   def of(name: str, *shape: int, kind: str = "weight") -> Fusion:
     return Fusion(f"{theirs}.{name}.{kind}", shape)
 
   table: Layout = {
-    (*ours, "qkv"): [of(name, rows, inputs or E) for name, rows in qkv],
+    (*ours, "qkv"): [
+      of(name, rows, inputs or E)._replace(first=first)
+      for (name, rows), first in zip(qkv, starts, strict=True)
+    ],
     (*ours, "out"): [of(names["out"], E, c.heads * C)],
     (*ours, "mlp_norm", "weight"): [of(names["mlp_norm"], E)],
-    (*ours, "gate_up"): [of(names["gate"], F, E), of(names["up"], F, E)],
-    (*ours, "down"): [of(names["down"], E, F)],
   }
+  if c.experts is not None:
+    table |= sparse(c.experts, E, (*ours, "experts"), of, names)
+  else:
+    table[*ours, "gate_up"] = [of(names["gate"], F, E), of(names["up"], F, E)]
+    table[*ours, "down"] = [of(names["down"], E, F)]
   if norm:
     table[*ours, "attention_norm", "weight"] = [of(names["attention_norm"], E)]
   if c.qkv_bias:
     table[*ours, "qkv_bias"] = [of(name, rows, kind="bias") for name, rows in qkv]
   if c.qk_norm:
-    table |= {(*ours, x, "weight"): [of(f"self_attn.{x}", C)] for x in ("q_norm", "k_norm")}
+    table |= {(*ours, x, "weight"): [of(names[x], C)] for x in ("q_norm", "k_norm")}
+  return table
+
+
+def sparse(
+  c: Experts, E: int, ours: tuple[str, ...], of: Callable[..., Fusion], names: Names
+) -> Layout:
+  """The router and the experts of a layer; `of` gives one of its tensors."""
+  F, S = c.width, c.shared_width
+  inner = ("expert_gate", "expert_up") if c.gated else ("expert_up",)
+  table: Layout = {
+    (*ours, "router"): [of(names["router"], c.count, E)],
+    (*ours, "expert_gate_up"): Stack(
+      [[of(names[x].format(e), F, E) for x in inner] for e in range(c.count)]
+    ),
+    (*ours, "expert_down"): Stack(
+      [[of(names["expert_down"].format(e), E, F)] for e in range(c.count)]
+    ),
+  }
+  if c.router == "sigmoid":
+    table[*ours, "router_bias"] = [of(names["router"], c.count, kind="expert_bias")]
+  if c.router == "relu":
+    table[*ours, "router_norm", "weight"] = [of(names["router_norm"], c.count)]
+  if S:
+    shared = [of(names["shared_gate"], S, E), of(names["shared_up"], S, E)]
+    table[*ours, "shared", "gate_up"] = shared
+    table[*ours, "shared", "down"] = [of(names["shared_down"], E, S)]
   return table
 
 
@@ -118,7 +178,11 @@ def assemble(
   Raises:
     ValueError: a tensor is missing, extra or misshapen; the first is named.
   """
-  wanted = {part.name: part.shape for parts in layout.values() for part in parts}
+  # Of a tensor in several parts, the last one says how many rows it has.
+  wanted = {
+    part.name: (part.first + part.shape[0], *part.shape[1:])
+    for parts in layout.values() for part in parts
+  }  # fmt: skip
   for name, shape in wanted.items():
     if name not in shapes:
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
@@ -131,8 +195,15 @@ def assemble(
     return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}
   params = {}
   for path, parts in layout.items():
-    whole = np.concatenate([read(part.name, ()) for part in parts])
-    params[path] = parameter(whole, dtype, weights, looked_up=path[-1] == "embedding")
+    whole = np.concatenate([
+      read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+      for p in parts
+    ])  # fmt: skip
+    if isinstance(parts, Stack):
+      whole = whole.reshape(parts.height, -1, whole.shape[1])
+    # A router's choice jumps where its logits change a little.
+    own = "float" if path[-1] == "router" else weights
+    params[path] = parameter(whole, dtype, own, looked_up=path[-1] == "embedding")
   found = {"params": unflatten_dict(params)}
   return found if mesh is None else sharding.place(found, mesh)
 
@@ -142,30 +213,51 @@ def _spread(layout: Layout, read: Read, dtype: DTypeLike, mesh: Mesh) -> dict[An
   sharding.check_mesh(mesh)
   params: dict[Any, Array] = {}
 
-  def part(name: str, index: Any) -> np.ndarray:
-    return read(name, index).astype(jnp.dtype(dtype))
+  def part(own: Fusion, index: Any) -> np.ndarray:
+    start, stop, _ = index[0].indices(own.shape[0])
+    rows = slice(own.first + start, own.first + stop)
+    return read(own.name, (rows, *index[1:])).astype(jnp.dtype(dtype))
+
+  def stacked(parts: Stack, index: Any) -> np.ndarray:
+    each = len(parts) // parts.height
+    wanted = range(*index[0].indices(parts.height))
+    matrices = [
+      np.concatenate([read(p.name, ()) for p in parts[e * each : (e + 1) * each]]) for e in wanted
+    ]
+    return np.stack(matrices)[:, *index[1:]].astype(jnp.dtype(dtype))
 
   for (*above, last), parts in layout.items():
-    for own, (name, shape) in zip(sharding.apart(last), parts, strict=True):
-      spread = sharding.of_weight(own, shape, mesh)
-      ours = functools.partial(part, name)
-      params[*above, own] = jax.make_array_from_callback(shape, spread, ours)
+    if isinstance(parts, Stack):
+      rows = sum(p.shape[0] for p in parts) // parts.height
+      shape: tuple[int, ...] = (parts.height, rows, parts[0].shape[1])
+      spread, ours = sharding.of_weight(last, shape, mesh), functools.partial(stacked, parts)
+      params[*above, last] = jax.make_array_from_callback(shape, spread, ours)
+      continue
+    for name, own in zip(sharding.apart(last), parts, strict=True):
+      spread = sharding.of_weight(name, own.shape, mesh)
+      read_part = functools.partial(part, own)
+      params[*above, name] = jax.make_array_from_callback(own.shape, spread, read_part)
   return params
 
 
 def scatter(params: Params, layout: Layout, dtype: DTypeLike) -> Tensors:
   """The tensors on disk of parameters; ValueError where these are not the layout's."""
-  leaves, tensors = flatten_dict(params["params"]), {}
+  leaves = flatten_dict(params["params"])
+  tensors: dict[str, np.ndarray] = {}
   for key in sorted(layout.keys() ^ leaves.keys()):
     state = "lacks" if key in layout else "has no place for"
     raise ValueError(f"the config and params disagree: params {state} {'/'.join(key)}.")
   for key, parts in layout.items():
     whole, row = np.asarray(leaves[key]), 0
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    if isinstance(parts, Stack):
+      shape = (parts.height, shape[0] // parts.height, *shape[1:])
     if whole.shape != shape:
       raise ValueError(f"{'/'.join(key)} has shape {whole.shape}, the config calls for {shape}.")
-    for name, part in parts:
+    whole = whole.reshape(-1, shape[-1]) if isinstance(parts, Stack) else whole
+    for name, (rows, *_), first in parts:
       with np.errstate(over="ignore"):  # `files.write` refuses what is not finite
-        tensors[name] = whole[row : row + part[0]].astype(jnp.dtype(dtype), order="C")
-      row += part[0]
+        part = whole[row : row + rows].astype(jnp.dtype(dtype), order="C")
+      tensors[name] = np.concatenate([tensors[name], part]) if first else part
+      row += rows
   return tensors

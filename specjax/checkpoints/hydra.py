@@ -47,6 +47,7 @@ def _layout(c: HydraConfig, model: Config) -> tuple[published.Layout, dict[str, 
     for name in names[2:]:
       copies |= {f"{name}.linear.{x}": f"{names[1]}.linear.{x}" for x in ("weight", "bias")}
   if c.prefix:
+    published.check_dense(model)
     layout |= block(model, ("prefix", "layers", "layer_0"), f"{_LAYER}.layers.0")
     layout["prefix", "norm", "weight"] = [Fusion(f"{_LAYER}.norm.weight", (E,))]
   return layout, copies

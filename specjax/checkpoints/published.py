@@ -154,14 +154,24 @@ def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[C
     model, heads=own.heads, kv_heads=own.kv_heads, head_dim=own.head_dim, qkv_bias=qkv_bias,
     rope_theta=own.rope_theta, rope_scaling=own.rope_scaling, norm_epsilon=own.norm_epsilon,
   )  # fmt: skip
-  return network, 0 if own.mlp_width == model.mlp_width else own.mlp_width
+  is_copy = own.mlp_width == model.mlp_width and model.experts is None
+  return network, 0 if is_copy else own.mlp_width
+
+
+def check_dense(network: Config) -> None:
+  """Raises ValueError for a layer that copies a mixture of experts, which no format has."""
+  if network.experts is not None:
+    checks.refuse("experts", network.experts, "None in a published format, whose layers are dense")
 
 
 def layer_of(network: Config, mlp_width: int) -> Config:
   """The layer that an EAGLE head makes of a network's config; a width of 0 is the network's."""
+  if not mlp_width:
+    check_dense(network)
   return dataclasses.replace(
-    network, layers=1, mlp_width=mlp_width or network.mlp_width, qk_norm=False, window=None
-  )
+    network, layers=1, experts=None, mlp_width=mlp_width or network.mlp_width, qk_norm=False,
+    window=None,
+  )  # fmt: skip
 
 
 def layer_json(network: Config, config: Any, dtype: DTypeLike) -> dict[str, Any]:

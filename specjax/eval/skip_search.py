@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from specjax import checks
 from specjax.base import Context
@@ -30,15 +31,18 @@ from specjax.eval.options import Tune as Config
 
 WINDOW = 32  # W, the last tokens of an answer
 CANDIDATES = 8  # sublayers of which one is left out
-OF_MLP = ("mlp_norm", "gate_up", "gate", "up", "down")
+OF_MLP = ("mlp_norm", "gate_up", "gate", "up", "down", "experts")
 
 
 def weights_read(model: Model) -> tuple[np.ndarray, int]:
-  """(numbers i[L, 2] that each attention and each MLP reads, those that the LM head reads)."""
-  sizes = np.zeros((model.config.layers, 2), np.int64)
+  """(numbers i[L, 2] that a token reads of each attention and each MLP, those of the LM head)."""
+  sizes, experts = np.zeros((model.config.layers, 2), np.int64), model.config.experts
   for i in range(model.config.layers):
-    for name, part in model.params["params"][f"layer_{i}"].items():
-      sizes[i, int(name in OF_MLP)] += sum(x.size for x in jax.tree.leaves(part))
+    for path, part in flatten_dict(model.params["params"][f"layer_{i}"]).items():
+      size = sum(x.size for x in jax.tree.leaves(part))
+      if experts is not None and path[-1].startswith("expert_"):
+        size = size * experts.chosen // experts.count
+      sizes[i, int(path[0] in OF_MLP)] += size
   return sizes, sum(x.size for x in jax.tree.leaves(model.target.lm_head(model.params)))
 
 

@@ -1,10 +1,7 @@
 """The sizes and features of a network of the Llama family."""
 
 import dataclasses
-import math
 from typing import Literal
-
-import numpy as np
 
 from specjax import checks
 
@@ -27,8 +24,58 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class Experts:
+  """The sparse MLPs of a network, see `models.experts`.
+
+  Attributes:
+    count, chosen, width: X, k and F: the experts of a layer, those of a token, and their width.
+    router: how a token's experts are chosen. "relu" takes all with a positive logit, so that
+      `chosen` is X, and its experts have no gate.
+    normalised: whether the weights of a token's experts sum to 1, before `scale`.
+    scale: what these weights are multiplied with.
+    groups, chosen_groups: of "sigmoid", equal groups of experts, and how many of them are open to a
+      token.
+    shared_width: width of the expert that every token passes, 0 for none.
+    dense_layers: how many of the first layers have a dense MLP in place of experts.
+  """
+
+  count: int
+  chosen: int
+  width: int
+  router: Literal["softmax", "sigmoid", "relu"] = "softmax"
+  normalised: bool = True
+  scale: float = 1.0
+  groups: int = 1
+  chosen_groups: int = 1
+  shared_width: int = 0
+  dense_layers: int = 0
+
+  def __post_init__(self):
+    checks.choice("router", self.router, ("softmax", "sigmoid", "relu"))
+    for name in ("count", "width", "groups"):
+      checks.whole(name, getattr(self, name), 1)
+    least = self.count if self.router == "relu" else 1
+    checks.whole("chosen", self.chosen, least, self.count, note=f"of {self.count} experts")
+    checks.whole("shared_width", self.shared_width, note="0 for no shared expert")
+    checks.whole("dense_layers", self.dense_layers)
+    checks.number("scale", self.scale, above=0)
+    if self.groups > 1 and (self.router != "sigmoid" or self.count % self.groups):
+      raise ValueError(f"groups={self.groups}: accepted is 1 or, of a router='sigmoid', a number "
+                       f"that divides count={self.count}.")  # fmt: skip
+    checks.whole("chosen_groups", self.chosen_groups, 1, self.groups)
+    if self.chosen > self.count // self.groups * self.chosen_groups:
+      raise ValueError(f"chosen={self.chosen}: accepted is at most the experts in "
+                       f"chosen_groups={self.chosen_groups} of {self.groups} groups.")  # fmt: skip
+
+  @property
+  def gated(self) -> bool:
+    """Whether an expert multiplies two products of its input, as a Llama's MLP does."""
+    return self.router != "relu"
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
-  """One transformer for Llama 1-3, Mistral, Qwen2 and Qwen3.
+  """One transformer for Llama 1-3, Mistral, Qwen2 and Qwen3, and for mixtures of experts.
 
   Attributes:
     vocab_size, width, layers, heads, kv_heads, head_dim, mlp_width: V, E, L, H, K, C and the width
@@ -43,6 +90,8 @@ class Config:
       diffusion): a position sees its own block and those before it. None for no blocks.
     any_order: whether the weights are those of a model of any slots given any others, with two
       rows for every slot, see `models.any_order`.
+    rotary_dim: how many of a head's C numbers, its first, are rotated (LLaDA2); None for all.
+    experts: the sparse MLPs, or None where every layer has a dense one.
   """
 
   vocab_size: int
@@ -63,6 +112,8 @@ class Config:
   causal: bool = True
   block_length: int | None = None
   any_order: bool = False
+  rotary_dim: int | None = None
+  experts: Experts | None = None
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -78,17 +129,14 @@ class Config:
         raise ValueError(f"block_length={self.block_length}: accepted is None with causal=True.")
     if self.any_order and (self.causal or self.block_length is not None):
       raise ValueError("any_order=True: accepted is False with causal=True, or with blocks.")
+    rotary = self.rotary_dim
+    if rotary is not None and (checks.whole("rotary_dim", rotary, 2, self.head_dim) % 2):
+      raise ValueError(f"rotary_dim={rotary} must be even: rotary embedding turns pairs.")
+    if self.experts is not None:
+      checks.whole("dense_layers", self.experts.dense_layers, most=self.layers - 1)
 
-
-def rope_frequencies(config: Config) -> np.ndarray:
-  """Angle per position of each pair, f32[C / 2], in radians."""
-  exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-  frequency = config.rope_theta**-exponent
-  scaling = config.rope_scaling
-  if scaling is not None and scaling.kind == "linear":
-    frequency = frequency / scaling.factor
-  elif scaling is not None:
-    turns = scaling.original_length * frequency / (2 * math.pi)
-    keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
-    frequency = frequency * (keep + (1 - keep) / scaling.factor)
-  return frequency.astype(np.float32)
+  def of_layer(self, number: int) -> "Config":
+    """That of a layer: a layer with a dense MLP has no experts."""
+    if self.experts is None or number >= self.experts.dense_layers:
+      return self
+    return dataclasses.replace(self, experts=None)

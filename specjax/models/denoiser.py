@@ -13,7 +13,8 @@ from specjax import checks
 from specjax.base import Cache, Params
 from specjax.diffusion.base import Denoiser, Earlier, Pieces
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, angles
+from specjax.models.rotary import angles
+from specjax.models.transformer import Transformer
 
 
 def _pieces(config: Config) -> Pieces:

@@ -1,8 +1,10 @@
 """Products of any kind of weight, as networks write them."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from specjax.kernels.platform import platform
 from specjax.models import bfloat16, int8
 from specjax.models.bfloat16 import Bfloat16
 from specjax.models.int8 import Int8
-from specjax.models.lora import Gated
+from specjax.models.lora import Gated, weight
 from specjax.models.products import product
 from specjax.models.weights import Matrix, dense
 
@@ -87,6 +89,17 @@ class Fused(NamedTuple):
       return [linear(x, w) for w in self.weights[first:]]
     y = linear(x, self.weights[0][sum(self.rows[:first]) :])
     return jnp.split(y, np.cumsum(self.rows[first:])[:-1], axis=-1)
+
+
+def fused(
+  module: nn.Module, name: str, rows: dict[str, int], init: Callable, *inputs: int
+) -> Fused:
+  """The weight `name` of a module, or its parts where the params hold them apart."""
+  if module.has_variable("params", next(iter(rows))):
+    weights = [weight(module, part, init, (size, *inputs)) for part, size in rows.items()]
+  else:
+    weights = [weight(module, name, init, (sum(rows.values()), *inputs))]
+  return Fused(tuple(rows.values()), tuple(weights))
 
 
 def linear_each(x: Array, w: Array) -> Array:

@@ -1,7 +1,8 @@
 """Low-rank updates of a frozen network's matrices (LoRA, Hu et al. 2021, arXiv 2106.09685).
 
-All matrices of the layers have an update; those of the embedding and the head have none. `merge`
-adds the updates to the weights; `gate` keeps them apart, for some rows of a pass alone.
+All matrices of the layers have an update but those of experts; those of the embedding and the head
+have none. `merge` adds the updates to the weights; `gate` keeps them apart, for some rows of a pass
+alone.
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ def start(key: Array, frozen: Params, rank: int) -> Params:
   """
   updates = {}
   for path, weight in sorted(flatten_dict(frozen["params"]).items()):
-    if path[0].startswith("layer_") and len(weight.shape) == 2:
+    if path[0].startswith("layer_") and len(path) == len(weight.shape) == 2:
       key, drawn = jax.random.split(key)
       out, into = weight.shape
       down = jax.random.normal(drawn, (rank, into)) / into**0.5

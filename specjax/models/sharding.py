@@ -1,8 +1,8 @@
 """How weights and caches are spread over a mesh with axes "data" and "model".
 
-Heads, columns of the MLP and the vocabulary are spread over "model", rows of a batch over "data";
-every product with spread columns is followed by one with spread rows. After the last product, a
-device holds some of the nodes, each with its whole vocabulary.
+Heads, columns of the MLP, experts and the vocabulary are spread over "model", rows of a batch over
+"data"; every product with spread columns is followed by one with spread rows. After the last
+product, a device holds some of the nodes, each with its whole vocabulary.
 """
 
 import itertools
@@ -20,9 +20,11 @@ from specjax.kernels.platform import mesh_axis
 COLUMNS, ROWS = PartitionSpec("model"), PartitionSpec(None, "model")  # of weights [out, in]
 KV_CACHE = PartitionSpec("data", "model")  # [B, K, S, C]
 _FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-_OF_WEIGHT = {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS} | dict.fromkeys(
-  ("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS
-)
+_OF_WEIGHT = (
+  {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS}
+  | dict.fromkeys(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS)
+  | dict.fromkeys(("expert_gate_up", "expert_down"), PartitionSpec("model"))
+)  # [X, out, in]
 
 
 def mesh(data: int = 1, model: int = 1) -> Mesh:
@@ -56,16 +58,14 @@ def split(params: Params) -> Params:
   If qkv were spread as one matrix, queries and their keys would lie on different devices, and every
   layer would have to send them.
   """
-  if "gate_up" not in params:
-    return {k: split(x) if isinstance(x, Mapping) else x for k, x in params.items()}
-  rest = dict(params)
-  queries = params["out"].shape[1]
-  gate_up = rest.pop("gate_up")
-  half = gate_up.shape[0] // 2
-  rest["gate"], rest["up"] = gate_up[:half], gate_up[half:]
+  rest = {k: split(x) if isinstance(x, Mapping) else x for k, x in params.items()}
+  if "gate_up" in rest:
+    gate_up = rest.pop("gate_up")
+    half = gate_up.shape[0] // 2
+    rest["gate"], rest["up"] = gate_up[:half], gate_up[half:]
   for name in ("", "_bias"):
     if f"qkv{name}" in rest:
-      qkv = rest.pop(f"qkv{name}")
+      qkv, queries = rest.pop(f"qkv{name}"), params["out"].shape[1]
       ends = (0, queries, (queries + qkv.shape[0]) // 2, qkv.shape[0])
       parts = [qkv[a:b] for a, b in itertools.pairwise(ends)]
       rest |= {f"{each}{name}": part for each, part in zip("qkv", parts, strict=True)}

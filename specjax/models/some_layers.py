@@ -24,40 +24,45 @@ def dense_prefix(cache: Any, layer: int, q: Array) -> tuple[Array, Array, Array]
 
 
 def run_some(
-  block: Any, angles: Callable[[Array], Array], params: Params, x: Array, position: Array,
-  mask: Array, cache: Any, run: Array, *, earlier: KV | None = None, given: KV | None = None,
+  layer: Callable[[int], Any], angles: Callable[[Array], Array], params: Params, x: Array,
+  position: Array, mask: Array, cache: Any, run: Array, *, earlier: KV | None = None,
+  given: KV | None = None,
   read: Callable[[Any, int, Array], tuple[Array, Array, Array]] = dense_prefix,
 ) -> tuple[Array, KV, tuple[Array, ...]]:  # fmt: skip
   """`pieces.RunSome` for a network of blocks `layer_0`, `layer_1`, ...
 
   Args:
-    block: a `transformer.Block`.
+    layer: the `transformer.Block` of each layer.
     angles: position i32[B, N] -> the rotary angles.
     read: how a layer's queries read the cache, see `caches.base.CacheKind`.
 
   Raises:
     ValueError: a model with a sliding window, for which earlier rows are not masked here.
   """
-  config = block.config
+  config = layer(0).config
   if config.window is not None:
     raise ValueError(f"window={config.window}: accepted for drafts by a model's own layers is a "
                      "model without a sliding window.")  # fmt: skip
   rotary = angles(position)
+
+  def run_layer(i: int, *arguments: Any, method: str) -> Any:
+    own = {"params": params["params"][f"layer_{i}"]}
+    return layer(i).apply(own, *arguments, method=method)
+
   absent = jnp.zeros((x.shape[0], config.kv_heads, x.shape[1], config.head_dim), x.dtype)
   ks, vs, inputs = [], [], []
   for i in range(config.layers):
-    own = {"params": params["params"][f"layer_{i}"]}
     prefix = None if cache is None else functools.partial(read, cache, i)
     before = None if earlier is None else (earlier.k[i], earlier.v[i])
 
-    def attend(x: Array, own=own, prefix=prefix, before=before) -> tuple[Array, Array, Array]:
-      return block.apply(own, x, rotary, mask, prefix, before, method="attended")
+    def attend(x: Array, i: int = i, prefix=prefix, before=before) -> tuple[Array, Array, Array]:
+      return run_layer(i, x, rotary, mask, prefix, before, method="attended")
 
     def leave(x: Array, i: int = i) -> tuple[Array, Array, Array]:
       return (x, absent, absent) if given is None else (x, given.k[i], given.v[i])
 
-    def mlp(x: Array, own=own) -> Array:
-      return x + block.apply(own, x, method="mlp")
+    def mlp(x: Array, i: int = i) -> Array:
+      return x + run_layer(i, x, method="mlp")
 
     inputs.append(x)
     x, k, v = lax.cond(run[i, 0], attend, leave, x)

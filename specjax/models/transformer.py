@@ -1,4 +1,5 @@
-"""The target network: one transformer for the Llama family, causal or bidirectional.
+"""The target network: one transformer for the Llama family, causal or bidirectional, whose MLPs are
+dense or mixtures of experts.
 
 Weights are [out, in]. q, k and v are one matrix, and so are gate and up, unless `sharding.split`
 has parted them for a mesh. Layers are unrolled: on CPU a scan over stacked weights would copy every
@@ -11,35 +12,29 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
 from specjax.models.attention import attend
-from specjax.models.config import Config, rope_frequencies
-from specjax.models.linear import Fused, linear, lookup
+from specjax.models.config import Config
+from specjax.models.experts import SparseMLP
+from specjax.models.linear import fused, linear, lookup
 from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
+from specjax.models.rotary import angles, rotate
 from specjax.models.sharding import spread_nodes
 from specjax.models.some_layers import run_some
 
 _INIT = nn.initializers.normal(0.02)
 
 
-def _rotate(x: Array, angle: Array) -> Array:
-  """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2)."""
-  cos, sin = angle[0][:, None], angle[1][:, None]
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
-
-
 class Block(nn.Module):
-  """Attention and gated MLP, each behind a norm, on the residual stream.
+  """Attention and MLP, each behind a norm, on the residual stream.
 
-  `attention_width` is that of `attention_input`, where one is given. Without `has_mlp` the layer is
-  attention alone.
+  `config` is that of the layer, see `Config.of_layer`. `attention_width` is that of
+  `attention_input`, where one is given. Without `has_mlp` the layer is attention alone.
   """
 
   config: Config
@@ -52,26 +47,21 @@ class Block(nn.Module):
     out_init = nn.initializers.normal(0.02 / (2 * c.layers) ** 0.5)
     self.attention_norm = RMSNorm(c.norm_epsilon)
     of_qkv = {"q": H * C, "k": K * C, "v": K * C}
-    self.qkv = self._fused("qkv", of_qkv, _INIT, self.attention_width or c.width)
+    self.qkv = fused(self, "qkv", of_qkv, _INIT, self.attention_width or c.width)
     if c.qkv_bias:
       of_bias = {f"{name}_bias": rows for name, rows in of_qkv.items()}
-      self.qkv_bias = self._fused("qkv_bias", of_bias, nn.initializers.zeros)
+      self.qkv_bias = fused(self, "qkv_bias", of_bias, nn.initializers.zeros)
     if c.qk_norm:
       self.q_norm, self.k_norm = RMSNorm(c.norm_epsilon), RMSNorm(c.norm_epsilon)
     self.out = weight(self, "out", out_init, (c.width, H * C))
     if self.has_mlp:
       self.mlp_norm = RMSNorm(c.norm_epsilon)
+    if self.has_mlp and c.experts is not None:
+      self.experts = SparseMLP(c.experts, c.norm_epsilon, out_init)
+    elif self.has_mlp:
       of_mlp = {"gate": c.mlp_width, "up": c.mlp_width}
-      self.gate_up = self._fused("gate_up", of_mlp, _INIT, c.width)
+      self.gate_up = fused(self, "gate_up", of_mlp, _INIT, c.width)
       self.down = weight(self, "down", out_init, (c.width, c.mlp_width))
-
-  def _fused(self, name: str, rows: dict[str, int], init, *inputs: int) -> Fused:
-    """The weight `name`, or its parts where the params hold them apart."""
-    if self.has_variable("params", next(iter(rows))):
-      weights = [weight(self, part, init, (size, *inputs)) for part, size in rows.items()]
-    else:
-      weights = [weight(self, name, init, (sum(rows.values()), *inputs))]
-    return Fused(tuple(rows.values()), tuple(weights))
 
   def _heads(self, h: Array, first: int = 0) -> list[Array]:
     """q, k and v from number `first` (static) on, [B, N, heads, C]."""
@@ -88,7 +78,7 @@ class Block(nn.Module):
     if self.config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
     q, k, v = (y.swapaxes(1, 2) for y in (q, k, v))
-    return _rotate(q, angle), _rotate(k, angle), v
+    return rotate(q, angle), rotate(k, angle), v
 
   def values(self, x: Array) -> Array:
     """x [B, N, E] -> v [B, K, N, C] alone."""
@@ -101,6 +91,8 @@ class Block(nn.Module):
 
   def mlp(self, x: Array) -> Array:
     """x [B, N, E] -> [B, N, E], to be added to the stream."""
+    if self.config.experts is not None:
+      return self.experts(self.mlp_norm(x))
     gate, up = self.gate_up.linear(self.mlp_norm(x))
     return linear(nn.silu(gate) * up, self.down)
 
@@ -131,11 +123,9 @@ class Block(nn.Module):
     return x + self.mlp(x) if self.has_mlp else x, k, v
 
 
-def angles(config: Config, position: Array) -> Array:
-  """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N]."""
-  angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
-  # As one array behind a barrier; otherwise XLA on CPU computes both anew for every layer and head.
-  return jax.lax.optimization_barrier(jnp.stack([jnp.cos(angle), jnp.sin(angle)]))
+def of_layer(config: Config, number: int) -> Block:
+  """A layer of a network, to be applied to that layer's params alone."""
+  return Block(config.of_layer(number))
 
 
 class Layers(nn.Module):
@@ -150,9 +140,9 @@ class Layers(nn.Module):
 
   def setup(self):
     c = self.config
-    widths = [self.attention_width] + [None] * (c.layers - 1)
     self.blocks = [
-      Block(c, width, self.has_mlp, name=f"layer_{i}") for i, width in enumerate(widths)
+      Block(c.of_layer(i), None if i else self.attention_width, self.has_mlp, name=f"layer_{i}")
+      for i in range(c.layers)
     ]
 
   def __call__(
@@ -291,8 +281,11 @@ def target(config: Config) -> Target:
     count=1, *, mlp=True, mlp_width=0, attention_width=None, window=True, qk_norm=True,
     qkv_bias=None,
   ):  # fmt: skip
+    experts = config.experts  # the last layer's
+    if experts is not None:
+      experts = None if mlp_width else dataclasses.replace(experts, dense_layers=0)
     own = dataclasses.replace(
-      config, layers=count, mlp_width=mlp_width or config.mlp_width,
+      config, layers=count, experts=experts, mlp_width=mlp_width or config.mlp_width,
       window=config.window if window else None, qk_norm=config.qk_norm and qk_norm,
       qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
     )  # fmt: skip
@@ -311,5 +304,7 @@ def target(config: Config) -> Target:
     run_layers=functools.partial(apply, method="run_layers"),
     norm=functools.partial(apply, method="final_norm"), lm_head=lm_head, make_layers=make_layers,
     last_layer=last_layer,
-    run_some=functools.partial(run_some, Block(config), functools.partial(angles, config)),
+    run_some=functools.partial(
+      run_some, functools.partial(of_layer, config), functools.partial(angles, config)
+    ),
   )  # fmt: skip

@@ -19,10 +19,11 @@ def parameter(
 ) -> Matrix:
   """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS.
 
-  An embedding is `looked_up`.
+  An embedding is `looked_up`. Stacks of experts go by 8 bits alone: XLA on CPU has no slices of
+  bfloat16, and would widen the whole stack in every call.
   """
   dtype = jnp.dtype(dtype)
-  if weights == "int8" and x.ndim == 2:
+  if weights == "int8" and x.ndim >= 2:
     return quantise(x, dtype)
   if weights == "bfloat16" and x.ndim == 2 and dtype != jnp.bfloat16:
     return rounded(x, dtype, looked_up)

@@ -20,7 +20,8 @@ from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.pseudo import ride
 from specjax.drafters.stateless import none
 from specjax.models import transformer
-from specjax.models.config import Config, rope_frequencies
+from specjax.models.config import Config
+from specjax.models.rotary import rope_frequencies
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.sampling import Noise, Settings, request_keys
 from specjax.trees.static import from_choices

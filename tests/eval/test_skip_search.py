@@ -14,7 +14,7 @@ from specjax.checkpoints import hf
 from specjax.drafters import skipped_layers
 from specjax.eval import skip_search
 from specjax.eval.options import Tune
-from specjax.models.config import Config
+from specjax.models.config import Config, Experts
 from specjax.models.transformer import init
 
 L = 3
@@ -51,6 +51,13 @@ def test_weights_are_counted(model):
   sizes, head = skip_search.weights_read(model)
   assert sizes.shape == (L, 2) and head == 48 * 16
   assert sizes[0].tolist() == [16 + (2 + 2) * 8 * 16 + 16 * 16, 16 + 3 * 16 * 24]
+
+
+def test_a_token_reads_its_experts_alone(model):
+  config = dataclasses.replace(CONFIG, experts=Experts(4, 2, 5))
+  params = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
+  sizes, _ = skip_search.weights_read(dataclasses.replace(model, config=config, params=params))
+  assert sizes[0, 1] == 16 + 4 * 16 + 2 * 3 * 16 * 5
 
 
 @pytest.mark.full

@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import jax
 import optax
 import tyro
 from jax.sharding import NamedSharding, PartitionSpec
+
+from specjax.models.config import Experts
 
 
 class Bounds(NamedTuple):
@@ -49,7 +51,10 @@ class Network:
     heads: number of query heads.
     kv_heads: number of key and value heads, which divides `heads`.
     head_dim: width of a head.
-    mlp_width: width of the MLP.
+    mlp_width: width of the MLP, or of each expert.
+    experts: number of experts in every layer, 0 for a dense MLP.
+    chosen: number of experts that a token is sent to by "softmax"; "relu" (BlockFFN) needs none.
+    router: how experts are chosen, see `models.experts`.
   """
 
   width: Count
@@ -58,6 +63,19 @@ class Network:
   kv_heads: Count
   head_dim: Count
   mlp_width: Count
+  experts: Natural = 0
+  chosen: Count = 2
+  router: Literal["softmax", "relu"] = "softmax"
+
+  @property
+  def sizes(self) -> dict[str, Any]:
+    """What a model's config says of this shape; ValueError for experts that cannot be."""
+    found = dataclasses.asdict(self)
+    count, chosen, router = (found.pop(name) for name in ("experts", "chosen", "router"))
+    if count:
+      chosen = count if router == "relu" else chosen
+      found["experts"] = Experts(count, chosen, self.mlp_width, router)
+    return found
 
 
 @tyro.conf.configure(tyro.conf.OmitArgPrefixes)  # typed --steps, not --training.steps

@@ -16,7 +16,8 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.data.packing import Rows
-from specjax.models.transformer import Block, Transformer, angles, attention_mask
+from specjax.models.rotary import angles
+from specjax.models.transformer import Transformer, attention_mask, of_layer
 from specjax.train.recipe import losses
 from specjax.train.recipe.config import Amount, Count, Share
 
@@ -64,7 +65,7 @@ def streams(network: Transformer, params: Params, rows: Rows, dropped: Array) ->
   behind = []
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
-    after = jnp.asarray(Block(config).apply(own, x, angle, mask, None)[0])
+    after = jnp.asarray(of_layer(config, i).apply(own, x, angle, mask, None)[0])
     x = jnp.where(dropped[i][:, None, None], x, after)
     behind.append(x)
   return jnp.stack(behind)

@@ -105,7 +105,7 @@ def new_network(
 ) -> tuple[ModelConfig, Params]:
   """A network that reads the tokenizer's ids, and random weights of it."""
   network = ModelConfig(
-    vocab_size=tokenizer.vocab_size, **dataclasses.asdict(config.network), max_length=max_length,
+    vocab_size=tokenizer.vocab_size, **config.network.sizes, max_length=max_length,
     causal=causal,
   )  # fmt: skip
   return network, jax.jit(functools.partial(init, network))(jax.random.key(config.training.seed))

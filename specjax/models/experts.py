@@ -1,0 +1,252 @@
+"""Sparse MLPs: a router sends every token to some of many small MLPs, its experts.
+
+No expert refuses a token, so that a row's result is that of the row alone: what stands beside it in
+a tree or a batch changes nothing but the order in which weights are read. How many experts are read
+grows with the rows, see `eval.experts_read`.
+
+Mixtral (Jiang et al. 2024, arXiv 2401.04088), Qwen3 (Yang et al. 2025, arXiv 2505.09388) and
+LLaDA-MoE (Zhu et al. 2025, arXiv 2509.24389) choose by a softmax, LLaDA2.0 (2025) by sigmoids in
+groups, BlockFFN (Song et al. 2025, arXiv 2507.08771) by ReLU.
+
+Letters: B batch, N nodes, R rows, E width, X experts, k experts of a row, F width of an expert.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from specjax.kernels.platform import mesh_axis, platform
+from specjax.models.config import Experts
+from specjax.models.linear import fused, linear
+from specjax.models.lora import weight
+from specjax.models.norm import RMSNorm
+from specjax.models.weights import dense
+
+_INIT = nn.initializers.normal(0.02)
+# On 2 CPU cores, up to here all rows of an expert that is used cost less than sorting them does.
+_FEW_ROWS = 64
+
+
+class Chosen(NamedTuple):
+  """Where rows go.
+
+  Attributes:
+    expert: i32[..., k], numbers of experts, none of them twice.
+    weight: f32[..., k], what the experts' outputs are multiplied with; 0 is an expert not chosen.
+  """
+
+  expert: Array
+  weight: Array
+
+
+def by_softmax(c: Experts, logits: Array) -> Chosen:
+  """The k likeliest of logits f32[..., X]; where `normalised`, their probabilities sum to 1."""
+  share, expert = lax.top_k(jax.nn.softmax(logits), c.chosen)
+  if c.normalised:
+    share = share / share.sum(-1, keepdims=True)
+  return Chosen(expert, share * c.scale)
+
+
+def by_sigmoid(c: Experts, logits: Array, bias: Array) -> Chosen:
+  """The k largest of the best groups, by sigmoid(logits) + bias; the bias f32[X] weighs nothing.
+
+  The value of a group is the sum of its two largest.
+  """
+  share = jax.nn.sigmoid(logits)
+  value = (share + jnp.broadcast_to(bias, share.shape)).reshape(*logits.shape[:-1], c.groups, -1)
+  best = lax.top_k(value, min(2, value.shape[-1]))[0].sum(-1)
+  _, group = lax.top_k(best, c.chosen_groups)
+  allowed = jax.nn.one_hot(group, c.groups, dtype=bool).any(-2)
+  value = jnp.where(allowed[..., None], value, -jnp.inf)
+  _, expert = lax.top_k(value.reshape(logits.shape), c.chosen)
+  share = jnp.take_along_axis(share, expert, -1)
+  if c.normalised and c.chosen > 1:
+    share = share / (share.sum(-1, keepdims=True) + 1e-20)
+  return Chosen(expert, share * c.scale)
+
+
+def by_relu(logits: Array, norm: RMSNorm) -> Chosen:
+  """All whose logit f32[..., X] is positive, by RMSNorm(ReLU(logits)) (BlockFFN, section 3.1)."""
+  expert = jnp.broadcast_to(jnp.arange(logits.shape[-1], dtype=jnp.int32), logits.shape)
+  return Chosen(expert, norm(jax.nn.relu(logits)))
+
+
+def _run(x: Array, gate_up: Any, down: Any) -> Array:
+  """One expert: x [R, E], gate_up [2F, E] or, where it has no gate, [F, E], down [E, F]."""
+  hidden = linear(x, gate_up)
+  if gate_up.shape[0] == down.shape[1]:
+    return linear(nn.silu(hidden), down)
+  gate, up = jnp.split(hidden, 2, -1)
+  return linear(nn.silu(gate) * up, down)
+
+
+def _weighed(y: Array, share: Array) -> Array:
+  """f32[R, E]: outputs y [R, E] times share f32[R]; what is not chosen is 0, whatever it says."""
+  share = share[:, None]
+  return jnp.where(share != 0, y.astype(jnp.float32) * share, 0)
+
+
+def one_after_the_other(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+  """Every expert that some row chose, over all rows; the weights of the others are not read."""
+  R, X = len(x), gate_up.shape[0]
+  share = jnp.zeros((R, X)).at[jnp.arange(R)[:, None], chosen.expert].add(chosen.weight)
+  used = (share != 0).any(0)
+
+  def add(total: Array, e: Array) -> tuple[Array, None]:
+    def run(total: Array) -> Array:
+      own = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down))
+      return total + _weighed(_run(x, *own), lax.dynamic_index_in_dim(share, e, 1, False))
+
+    return lax.cond(used[e], run, lambda total: total, total), None
+
+  return lax.scan(add, jnp.zeros(x.shape, jnp.float32), jnp.arange(X))[0]
+
+
+class Sorted(NamedTuple):
+  """Pairs of a row and an expert that it chose, in the order of the experts; P = Rk pairs.
+
+  Attributes:
+    row: i32[P].
+    share: f32[P], the weights; 0 for pairs behind the last chosen one.
+    sizes: i32[X], how many rows chose an expert.
+    place: i32[R, k], where the pairs lie in this order.
+  """
+
+  row: Array
+  share: Array
+  sizes: Array
+  place: Array
+
+
+def in_order(chosen: Chosen, count: int) -> Sorted:
+  """The pairs of R rows, for `count` experts; those that weigh nothing come last."""
+  k = chosen.expert.shape[-1]
+  share = chosen.weight.reshape(-1)
+  expert = jnp.where(share != 0, chosen.expert.reshape(-1), count)
+  order = jnp.argsort(expert, stable=True)
+  sizes = jnp.zeros(count, jnp.int32).at[expert].add(1)
+  return Sorted(order // k, share[order], sizes, jnp.argsort(order).reshape(-1, k))
+
+
+def in_blocks(x: Array, chosen: Chosen, gate_up: Any, down: Any, size: int) -> Array:
+  """Blocks of at most `size` rows (static) of one expert each, so that few rows run in vain."""
+  X, pairs = gate_up.shape[0], in_order(chosen, gate_up.shape[0])
+  P = len(pairs.row)
+  blocks = -(-pairs.sizes // size)
+  ends, last = jnp.cumsum(blocks), jnp.cumsum(pairs.sizes)
+  number = jnp.arange(P // size + min(X, P))  # of blocks, at most
+  expert = jnp.minimum(jnp.searchsorted(ends, number, side="right"), X - 1)
+  start = last[expert] - pairs.sizes[expert] + (number - ends[expert] + blocks[expert]) * size
+  place = start[:, None] + jnp.arange(size)[None]
+  is_own = place < last[expert][:, None]
+  place = jnp.minimum(place, P - 1)
+  row, share = pairs.row[place], jnp.where(is_own, pairs.share[place], 0)
+
+  def block(_, own) -> tuple[None, Array]:
+    e, rows, share = own
+
+    def run(rows: Array) -> Array:
+      weights = jax.tree.map(lambda w: lax.dynamic_index_in_dim(w, e, 0, False), (gate_up, down))
+      return _weighed(_run(rows, *weights), share)
+
+    return None, lax.cond((share != 0).any(), run, lambda x: jnp.zeros(x.shape), rows)
+
+  _, y = lax.scan(block, None, (expert, x[row], share))
+  return jnp.zeros(x.shape, jnp.float32).at[row].add(y)
+
+
+def grouped(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+  """One product of all pairs in the order of the experts, for devices that have it."""
+  pairs = in_order(chosen, gate_up.shape[0])
+  own, gate_up, down = x[pairs.row], dense(gate_up), dense(down)
+  hidden = lax.ragged_dot(own, gate_up.swapaxes(1, 2), pairs.sizes)
+  if gate_up.shape[1] == down.shape[2]:
+    hidden = nn.silu(hidden)
+  else:
+    gate, up = jnp.split(hidden, 2, -1)
+    hidden = nn.silu(gate) * up
+  y = lax.ragged_dot(hidden, down.swapaxes(1, 2), pairs.sizes)
+  return _weighed(y, pairs.share)[pairs.place].sum(1)  # in one order, as a scatter's is not
+
+
+def mixed(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+  """f32[R, E]: the weighed sum of the experts that rows x [R, E] chose.
+
+  Args:
+    gate_up: [X, 2F, E], or [X, F, E] of experts without a gate; an array or an Int8.
+    down: [X, E, F].
+  """
+  if platform() != "cpu":
+    return grouped(x, chosen, gate_up, down)
+  if len(x) <= _FEW_ROWS:
+    return one_after_the_other(x, chosen, gate_up, down)
+  each = -(-chosen.expert.size // gate_up.shape[0])  # rows of an expert, if all have as many
+  return in_blocks(x, chosen, gate_up, down, min(max(1 << (each - 1).bit_length(), 32), 128))
+
+
+def spread(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+  """`mixed` for x [B, N, E]; on a mesh a device adds up its experts for its rows of the batch."""
+  B, _, E = x.shape
+  rows, experts = mesh_axis("data", B), mesh_axis("model", gate_up.shape[0])
+
+  def local(x: Array, chosen: Chosen, gate_up: Any, down: Any) -> Array:
+    expert, share = (y.reshape(-1, y.shape[-1]) for y in chosen)
+    if experts is not None:
+      count = gate_up.shape[0]
+      expert = expert - lax.axis_index(experts) * count
+      share = jnp.where((expert >= 0) & (expert < count), share, 0)
+      expert = jnp.clip(expert, 0, count - 1)
+    y = mixed(x.reshape(-1, E), Chosen(expert, share), gate_up, down).reshape(x.shape)
+    return y if experts is None else lax.psum(y, experts)
+
+  if rows is None and experts is None:
+    return local(x, chosen, gate_up, down)
+  of_rows, of_experts = PartitionSpec(rows), PartitionSpec(experts)
+  return jax.shard_map(
+    local, in_specs=(of_rows, of_rows, of_experts, of_experts), out_specs=of_rows, check_vma=False
+  )(x, chosen, gate_up, down)
+
+
+class Shared(nn.Module):
+  """The expert that every token passes, of width `inner`."""
+
+  inner: int
+  out_init: Any
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    E = x.shape[-1]
+    gate, up = fused(self, "gate_up", dict.fromkeys(("gate", "up"), self.inner), _INIT, E).linear(x)
+    return linear(nn.silu(gate) * up, weight(self, "down", self.out_init, (E, self.inner)))
+
+
+class SparseMLP(nn.Module):
+  """The experts of a layer and their router, which is float32 whatever the dtype of the weights."""
+
+  experts: Experts
+  epsilon: float
+  out_init: Any
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    """x [B, N, E], normed, -> [B, N, E]."""
+    c, E = self.experts, x.shape[-1]
+    X, F = c.count, c.width
+    router = dense(self.param("router", _INIT, (X, E))).astype(jnp.float32)
+    gate_up = self.param("expert_gate_up", _INIT, (X, 2 * F if c.gated else F, E))
+    down = self.param("expert_down", self.out_init, (X, E, F))
+    logits = linear(x.astype(jnp.float32), router)
+    if c.router == "relu":
+      chosen = by_relu(logits, RMSNorm(self.epsilon, name="router_norm"))
+    elif c.router == "sigmoid":
+      bias = self.param("router_bias", nn.initializers.zeros, (X,))
+      chosen = by_sigmoid(c, logits, bias.astype(jnp.float32))
+    else:
+      chosen = by_softmax(c, logits)
+    self.sow("intermediates", "chosen", chosen)
+    y = spread(x, chosen, gate_up, down).astype(x.dtype)
+    return y + Shared(c.shared_width, self.out_init, name="shared")(x) if c.shared_width else y

@@ -1,0 +1,44 @@
+"""Rotary embedding: pairs of a head's numbers turn by angles that grow with the position."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.models.config import Config
+
+
+def rope_frequencies(config: Config) -> np.ndarray:
+  """Angle per position of each pair that turns, f32[C / 2], in radians."""
+  turned = config.rotary_dim or config.head_dim
+  exponent = np.arange(0, turned, 2, dtype=np.float64) / turned
+  frequency = config.rope_theta**-exponent
+  scaling = config.rope_scaling
+  if scaling is not None and scaling.kind == "linear":
+    frequency = frequency / scaling.factor
+  elif scaling is not None:
+    turns = scaling.original_length * frequency / (2 * math.pi)
+    keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+    frequency = frequency * (keep + (1 - keep) / scaling.factor)
+  return frequency.astype(np.float32)
+
+
+def angles(config: Config, position: Array) -> Array:
+  """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N]."""
+  angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
+  # As one array behind a barrier; otherwise XLA on CPU computes both anew for every layer and head.
+  return jax.lax.optimization_barrier(jnp.stack([jnp.cos(angle), jnp.sin(angle)]))
+
+
+def rotate(x: Array, angle: Array) -> Array:
+  """Rotary embedding. x [B, H, N, C], angle as of `angles`; pairs are (i, i + C / 2).
+
+  Of a head that turns in part, C here is what turns.
+  """
+  if (turned := 2 * angle.shape[-1]) < x.shape[-1]:
+    return jnp.concatenate([rotate(x[..., :turned], angle), x[..., turned:]], -1)
+  cos, sin = angle[0][:, None], angle[1][:, None]
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
