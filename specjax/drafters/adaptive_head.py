@@ -56,7 +56,9 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
     return State(own, policy.init(context.length.shape[0]))
 
   def propose(params, target_params, state: State, context, settings, noise):
-    guesser = drafting.guesser(head, params, target_params, state.head, depth, settings, noise)
+    guesser = drafting.guesser(
+      head, params, target_params, state.head, context, depth, settings, noise
+    )
     said: list[Array] = []
 
     def step(*arguments: Any) -> tuple[Array, Any, Any]:
