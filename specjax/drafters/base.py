@@ -189,6 +189,8 @@ class Head(NamedTuple):
     attends_root: whether `attend` takes in the root, too, and gives depth 1 (static).
     hidden_layers: layers of the target whose input `memory` reads, see `Features` (static).
     feature: what the loss term of that name compares; the whole state by default.
+    blank: whether guesses are frames of CTC, of which `depth` counts (static): the last of W' + 1
+      logits says nothing, all depths are trained together, and `trees.folded` folds the drafts.
   """
 
   name: str
@@ -203,7 +205,8 @@ class Head(NamedTuple):
   block: Block | None = None
   step: Step | None = None
   attend: Attend | None = None
+  attends_root: bool = False
   pseudo: Pseudo | None = None
   hidden_layers: tuple[int, ...] = ()
-  attends_root: bool = False
   feature: Feature = lambda state, d: state
+  blank: bool = False

@@ -18,6 +18,7 @@ from specjax.drafters.base import Examples, Head
 from specjax.models.transformer import attention_mask
 from specjax.sampling import Settings, Source
 from specjax.trees.base import Guesser, Sampling, Tree, independent
+from specjax.trees.folded import Folded
 from specjax.trees.static import Static
 from specjax.trees.structure import at
 
@@ -36,9 +37,11 @@ def drafter(
     counts: of a head with pseudo rows, how many each node has; see `pseudo.drafter`.
 
   Raises:
-    ValueError: a tree that is deeper than the head guesses, or impossible by itself.
+    ValueError: a tree that is deeper than the head guesses, impossible by itself, or drawn from
+      frames.
   """
   shape = Static(tree) if isinstance(tree, tuple) else tree
+  shape = Folded(shape) if head.blank else shape
   if shape.depth > head.depth:
     raise ValueError(f"tree is {shape.depth} deep: the head guesses {head.depth} tokens ahead.")
   if head.pseudo is not None:
@@ -56,7 +59,7 @@ def drafter(
 
   return Drafter(
     head.name, shape.proposal, shape.nodes, shape.depth, init, propose, update,
-    hidden_layers=head.hidden_layers,
+    hidden_layers=head.hidden_layers, varies=head.blank,
   )  # fmt: skip
 
 
@@ -65,7 +68,9 @@ def guesser(
   settings: Settings, noise: Source,
 ) -> Guesser:  # fmt: skip
   """The head at the root of a tree of `depth` (static), from what `Head.memory` keeps."""
-  ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, head.target.vocab_size)
+  V = head.target.vocab_size
+  ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, V)
+  ids = draft_vocabulary.with_blank(ids, V) if head.blank else ids
   last, first = memory.last(state)[:, None], 0 if head.attends_root else 1
   if head.block is None:
     root = context.length[:, None] - 1
