@@ -127,7 +127,7 @@ class Block(Protocol):
 
 class Enter(Protocol):
   """Pseudo rows k = 1..D (static) as they enter, [B, G, E], from the stream [B, G, E] of their G
-  nodes."""
+  nodes; a node comes once for each of its sets, one after the other."""
 
   def __call__(self, params: Params, k: int, stream: Array) -> Array: ...
 
@@ -150,12 +150,15 @@ class Pseudo(NamedTuple):
     enter: see `Enter`.
     causal: whether a row sees no later rows of its node, or all of them (static).
     of_pass: see `OfPass`.
+    sets: of rows that a node has, which do not see each other; a guess is the mean of their states,
+      and so of the logits that are linear in them (static).
   """
 
   layers: tuple[int, ...]
   enter: Enter
   causal: bool = True
   of_pass: OfPass = lambda params, target_params, nodes: target_params
+  sets: int = 1
 
 
 class Feature(Protocol):
