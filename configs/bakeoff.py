@@ -35,13 +35,14 @@ _SAME = Config(
 # The head of each run, its shape, and the other options that differ.
 _ALIKE = (
   "blockwise", "mlp_speculator", "redrafter", "clover", "clover2", "eagle", "eagle3", "mtp",
-  "jakiro", "griffin",
+  "jakiro", "griffin", "chimera",
 )  # fmt: skip
 _FIVE, _SHARED = {"depth": 5}, {"depth": 5, "shared": True}
 _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   name: (name, _FIVE, {}) for name in _ALIKE
 } | {
   "medusa": ("medusa", _SHARED, {}),
+  "ctc": ("ctc", {"depth": 6}, {}),
   "hydra": ("hydra", _SHARED, {}),
   "hydra_pp": ("hydra", _SHARED | {"prefix": True}, {}),
   "hidden_transfer": ("hidden_transfer", {"depth": 4, "layers": (4, 5, 6, 6)}, {"training": _FEW}),

@@ -31,11 +31,10 @@ from specjax.drafters import HEADS, draft_vocabulary
 from specjax.drafters.base import Head
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
-from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import answers, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
-from specjax.train.recipe.draft_positions import RANKS, Batch, Objective, Source
+from specjax.train.recipe.draft_positions import Batch, Objective, Source
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
 from specjax.trees.static import best_first, expected_length
@@ -135,6 +134,9 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   model = answers.teacher(config.model, causal=True, dtype=config.dtype)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = heads[name][0](model.target, config.head)
+  if config.loss and head.blank:
+    raise ValueError(f"loss={' '.join(map(str, config.loss))}: {name} is trained by CTC over all "
+                     "depths together, without other terms.")  # fmt: skip
   weights = losses.chosen(config.loss, head.loss) if config.loss else head.loss
   V = model.config.vocab_size
   W = config.draft_vocab if 0 < config.draft_vocab < V else None
@@ -185,29 +187,24 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   spread = model.spread()
   trained = fit(
     loss, own, lambda i: source.sample(order(i), i), training, out,
-    frozen=(spread.params, fixed), judge=passes, judge_every=config.judge_every,
+    frozen=(spread.params, fixed), judge_every=config.judge_every,
+    judge=None if head.blank else passes,  # best guesses of frames may say nothing
     held_out=test.sample(np.arange(training.batch) % len(held_out.tokens), 0),
   )  # fmt: skip
 
-  ranks = min(RANKS, W or V)
-  hits, counts = np.zeros((head.depth, ranks), int), np.zeros(head.depth, int)
-  measure, (dealt, copied) = jax.jit(objective.hits), training.shardings()
-  params = jax.device_put(used(trained, fixed), copied)
-  frozen = on_all(spread.params, copied)
-  for part in test.every(training.batch):
-    found = measure(params, frozen, jax.device_put(part, dealt))
-    hits, counts = jax.tree.map(np.add, (hits, counts), processes.fetch(found))
-  rates = hits / np.maximum(counts, 1)[:, None]
+  rates = objective.rates(used(trained, fixed), spread.params, test, training)
   choices = best_first(rates, config.nodes)
+  expected = {
+    n: round(1 + expected_length(choices[: n - 1], rates), 3)
+    for n in sorted({4, 8, 16, 32, config.nodes})
+    if n <= config.nodes
+  }
   run.report(out, {
     "head": name,
     "parameters": sum(x.size for x in jax.tree.leaves(trained)),
     "hit_rates": rates.round(4).tolist(),
-    "expected_tokens_per_forward": {
-      n: round(1 + expected_length(choices[: n - 1], rates), 3)
-      for n in sorted({4, 8, 16, 32, config.nodes})
-      if n <= config.nodes
-    },
+    # Frames that are right may say nothing.
+    **({} if head.blank else {"expected_tokens_per_forward": expected}),
   })  # fmt: skip
   if processes.first():
     whole = fixed | {"params": trained}

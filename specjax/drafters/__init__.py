@@ -11,8 +11,10 @@ from specjax.drafters.aded import aded
 from specjax.drafters.aggressive import aggressive
 from specjax.drafters.base import Head
 from specjax.drafters.blockwise import BlockwiseConfig, blockwise
+from specjax.drafters.chimera import ChimeraConfig, chimera
 from specjax.drafters.clover import CloverConfig, clover
 from specjax.drafters.clover2 import Clover2Config, clover2
+from specjax.drafters.ctc import CTCConfig, ctc
 from specjax.drafters.denoiser import denoiser
 from specjax.drafters.dflash import DFlashConfig, dflash
 from specjax.drafters.draft_model import draft_model
@@ -65,7 +67,8 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
 # name: (build, config class); build(target, config) -> Head
 HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "medusa": (medusa, MedusaConfig), "blockwise": (blockwise, BlockwiseConfig),
-  "clover": (clover, CloverConfig), "clover2": (clover2, Clover2Config),
+  "chimera": (chimera, ChimeraConfig), "clover": (clover, CloverConfig),
+  "clover2": (clover2, Clover2Config), "ctc": (ctc, CTCConfig),
   "hidden_transfer": (hidden_transfer, HiddenTransferConfig), "ppd": (ppd, PPDConfig),
   "masked_slots": (masked_slots, MaskedSlotsConfig),
   "eagle": (eagle, EagleConfig), "eagle3": (eagle3, Eagle3Config), "hydra": (hydra, HydraConfig),

@@ -35,17 +35,18 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
   The head guesses the whole chain; what the policy saves is nodes of the pass that verifies.
 
   Args:
-    head: without pseudo rows, since these are drafted in the pass before.
+    head: without pseudo rows, since these are drafted in the pass before, and without a blank.
     policy: asked once per draft token.
     depth: D, tokens drafted per round at most.
 
   Raises:
-    ValueError: a head with pseudo rows, a policy that reads a draft model's states, or a depth
-      beyond the head's.
+    ValueError: a head with pseudo rows or a blank, a policy that reads a draft model's states, or a
+      depth beyond the head's.
   """
-  if head.pseudo is not None:
-    raise ValueError(f"head={head.name!r} guesses in the pass that verifies: accepted before a "
-                     "draft length are heads without pseudo rows.")  # fmt: skip
+  if head.pseudo is not None or head.blank:
+    why = "guesses frames" if head.blank else "guesses in the pass that verifies"
+    raise ValueError(f"head={head.name!r} {why}: accepted before a draft length are heads without "
+                     "pseudo rows or a blank.")  # fmt: skip
   if policy.name == "specdecpp":
     raise ValueError("draft_length='specdecpp' reads the states of a draft model: a head has none.")
   chain = Static([(0,) * d for d in range(1, depth + 1)])
@@ -56,7 +57,9 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
     return State(own, policy.init(context.length.shape[0]))
 
   def propose(params, target_params, state: State, context, settings, noise):
-    guesser = drafting.guesser(head, params, target_params, state.head, depth, settings, noise)
+    guesser = drafting.guesser(
+      head, params, target_params, state.head, context, depth, settings, noise
+    )
     said: list[Array] = []
 
     def step(*arguments: Any) -> tuple[Array, Any, Any]:

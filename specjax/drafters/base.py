@@ -4,7 +4,8 @@ A head says what it keeps of the committed text and how one guess follows from a
 `drafters.drafting` fills trees with the guesses of any head, and unrolls it along texts to train.
 
 Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth, E the
-target's width, E' that of the states from which a head reads logits, W' draft vocabulary.
+target's width, E' that of the states from which a head reads logits, W' draft vocabulary, G newest
+tokens of a text.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -77,9 +78,13 @@ class TextLayers(Protocol):
 
 
 class First(Protocol):
-  """The carry at the root, arrays [B, M, ...], from what `Head.memory` keeps, last [B, M, any]."""
+  """The carry at the root, arrays [B, M, ...], from what `Head.memory` keeps, last [B, M, any].
 
-  def __call__(self, params: Params, target_params: Params, last: Array) -> Any: ...
+  `newest` i32[B, M, G] are the text's tokens up to the root, which is the last of them; a text that
+  is shorter begins with its first token again.
+  """
+
+  def __call__(self, params: Params, target_params: Params, last: Array, newest: Array) -> Any: ...
 
 
 class Step(Protocol):
@@ -93,7 +98,10 @@ class Step(Protocol):
 
 class Attend(Protocol):
   """A layer over guesses: states [B, W, E'] and the tokens i32[B, W] after them -> (the states read
-  at the next depth, KV). `earlier` holds the rows of guesses above, which `mask` has first."""
+  at the next depth, KV). `earlier` holds the rows of guesses above, which `mask` has first.
+
+  `position` i32[B, W] is that of the token before these tokens.
+  """
 
   def __call__(
     self, params: Params, target_params: Params, state: Array, following: Array, position: Array,
@@ -119,7 +127,7 @@ class Block(Protocol):
 
 class Enter(Protocol):
   """Pseudo rows k = 1..D (static) as they enter, [B, G, E], from the stream [B, G, E] of their G
-  nodes."""
+  nodes; a node comes once for each of its sets, one after the other."""
 
   def __call__(self, params: Params, k: int, stream: Array) -> Array: ...
 
@@ -142,12 +150,15 @@ class Pseudo(NamedTuple):
     enter: see `Enter`.
     causal: whether a row sees no later rows of its node, or all of them (static).
     of_pass: see `OfPass`.
+    sets: of rows that a node has, which do not see each other; a guess is the mean of their states,
+      and so of the logits that are linear in them (static).
   """
 
   layers: tuple[int, ...]
   enter: Enter
   causal: bool = True
   of_pass: OfPass = lambda params, target_params, nodes: target_params
+  sets: int = 1
 
 
 class Feature(Protocol):
@@ -162,7 +173,8 @@ class Head(NamedTuple):
     not at all              `first` gives the states [B, M, D, E'] of all depths, or `block`,
                             which attends to the text
     through a carry         `step` takes in one token after the other
-    by attention            `attend` sees the rows of guesses above; `memory` gives depth 1
+    by attention            `attend` sees the rows of guesses above; `memory` gives depth 1, or with
+                            `attends_root` the root is the first of these rows
     in the target's pass    `pseudo` rows are guessed while the target verifies
 
   Attributes:
@@ -175,9 +187,13 @@ class Head(NamedTuple):
     memory: layers over the committed text, whose cache and newest output are kept; None keeps the
       target's newest state [B, E] after its final norm.
     first: makes the carry at the root of what is kept, by default the same.
+    newest: G, how many tokens up to the root `first` is given (static).
     block, step, attend, pseudo: one of them is given at most.
+    attends_root: whether `attend` takes in the root, too, and gives depth 1 (static).
     hidden_layers: layers of the target whose input `memory` reads, see `Features` (static).
     feature: what the loss term of that name compares; the whole state by default.
+    blank: whether guesses are frames of CTC, of which `depth` counts (static): the last of W' + 1
+      logits says nothing, all depths are trained together, and `trees.folded` folds the drafts.
   """
 
   name: str
@@ -187,10 +203,13 @@ class Head(NamedTuple):
   init: Init
   read: Read
   memory: TextLayers | None = None
-  first: First = lambda params, target_params, last: last
+  first: First = lambda params, target_params, last, newest: last
+  newest: int = 1
   block: Block | None = None
   step: Step | None = None
   attend: Attend | None = None
+  attends_root: bool = False
   pseudo: Pseudo | None = None
   hidden_layers: tuple[int, ...] = ()
   feature: Feature = lambda state, d: state
+  blank: bool = False

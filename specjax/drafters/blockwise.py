@@ -64,7 +64,7 @@ def blockwise(target: Target, config: BlockwiseConfig) -> Head:
     params = module.init(key, jnp.zeros((1, target.width)))["params"]
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
-  def first(params, target_params, last):
+  def first(params, target_params, last, newest):
     z = module.apply({"params": params["params"]}, last.reshape(-1, target.width))
     return z.reshape(*last.shape[:2], D, -1)
 

@@ -14,6 +14,7 @@ from specjax.base import Params, Target
 from specjax.drafters.base import Read
 from specjax.models.linear import linear, take
 from specjax.models.weights import Matrix
+from specjax.trees.folded import SILENT
 
 KEY = "vocabulary"  # of the collection in a head's params
 
@@ -35,6 +36,12 @@ def choose(counts: np.ndarray, size: int = 8192) -> np.ndarray:
 def ids(params: Params) -> Array | None:
   """i32[W], or None where the head has the target's vocabulary."""
   return params.get(KEY)
+
+
+def with_blank(ids: Array | None, size: int) -> Array:
+  """i32[W + 1]: the ids, all V = `size` where they are None, then SILENT for a blank."""
+  own = jnp.arange(size, dtype=jnp.int32) if ids is None else ids
+  return jnp.append(own, SILENT)
 
 
 def rows(matrix: Matrix, vocabulary: Array | None) -> Matrix:

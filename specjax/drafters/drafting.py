@@ -1,7 +1,7 @@
 """Makes a drafter of a head, and unrolls the head along a true text to train it.
 
 Letters: B batch, T row length, M drafting positions of a row, W nodes of one level, D depth,
-E' width of what a head reads out.
+E' width of what a head reads out, G newest tokens of a text.
 """
 
 import functools
@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Drafter, Params
+from specjax.base import KV, Cache, Context, Drafter, Params
 from specjax.drafters import draft_vocabulary, memory, pseudo
 from specjax.drafters.base import Examples, Head
 from specjax.models.transformer import attention_mask
 from specjax.sampling import Settings, Source
 from specjax.trees.base import Guesser, Sampling, Tree, independent
+from specjax.trees.folded import Folded
 from specjax.trees.static import Static
 from specjax.trees.structure import at
 
@@ -36,9 +37,11 @@ def drafter(
     counts: of a head with pseudo rows, how many each node has; see `pseudo.drafter`.
 
   Raises:
-    ValueError: a tree that is deeper than the head guesses, or impossible by itself.
+    ValueError: a tree that is deeper than the head guesses, impossible by itself, or drawn from
+      frames.
   """
   shape = Static(tree) if isinstance(tree, tuple) else tree
+  shape = Folded(shape) if head.blank else shape
   if shape.depth > head.depth:
     raise ValueError(f"tree is {shape.depth} deep: the head guesses {head.depth} tokens ahead.")
   if head.pseudo is not None:
@@ -48,7 +51,7 @@ def drafter(
     return memory.start(head, params, target_params, context, features, capacity)
 
   def propose(params, target_params, state, context, settings, noise):
-    asked = guesser(head, params, target_params, state, shape.depth, settings, noise)
+    asked = guesser(head, params, target_params, state, context, shape.depth, settings, noise)
     return shape.fill(context.root, asked), state
 
   def update(params, target_params, state, draft, evaluation, verdict, rows):
@@ -56,22 +59,26 @@ def drafter(
 
   return Drafter(
     head.name, shape.proposal, shape.nodes, shape.depth, init, propose, update,
-    hidden_layers=head.hidden_layers,
+    hidden_layers=head.hidden_layers, varies=head.blank,
   )  # fmt: skip
 
 
 def guesser(
-  head: Head, params: Params, target_params: Params, state: Any, depth: int, settings: Settings,
-  noise: Source,
+  head: Head, params: Params, target_params: Params, state: Any, context: Context, depth: int,
+  settings: Settings, noise: Source,
 ) -> Guesser:  # fmt: skip
   """The head at the root of a tree of `depth` (static), from what `Head.memory` keeps."""
-  ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, head.target.vocab_size)
-  last = memory.last(state)[:, None]
+  V = head.target.vocab_size
+  ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, V)
+  ids = draft_vocabulary.with_blank(ids, V) if head.blank else ids
+  last, first = memory.last(state)[:, None], 0 if head.attends_root else 1
   if head.block is None:
-    carry = head.first(params, target_params, last)
+    root = context.length[:, None] - 1
+    newest = memory.newest_tokens(context.tokens, root, root, head.newest)
+    carry = head.first(params, target_params, last, newest)
   else:
-    newest = state.cache.length[:, None] - 1
-    carry = head.block(params, target_params, last, newest, cache=state.cache)
+    row = state.cache.length[:, None] - 1
+    carry = head.block(params, target_params, last, row, cache=state.cache)
   if head.attend is None and head.step is None:
     logits = head.read(params, target_params, carry[:, 0, :depth], None)
     return Guesser(independent(logits), (), (), ids, sampling)
@@ -79,11 +86,11 @@ def guesser(
   def step(level, tokens, carry, rows, mask):
     if head.step is not None:
       read, carry = head.step(params, target_params, carry, tokens, level + 1)
-    elif head.attend is not None and level:
-      # The root's row is the newest of the cache, so `mask` loses its column.
+    elif head.attend is not None and level >= first:
+      # A root's row of `memory` is the newest of the cache, so `mask` loses its column.
       position = jnp.broadcast_to(state.cache.length[:, None] + level - 1, tokens.shape)
       carry, fresh = head.attend(
-        params, target_params, carry, tokens, position, mask[:, :, 1:], state.cache, rows
+        params, target_params, carry, tokens, position, mask[:, :, first:], state.cache, rows
       )
       read, rows = carry, _join(rows, fresh)
     else:
@@ -109,13 +116,16 @@ def unroll(
   text, kv = memory.over_text(head, params, target_params, examples, mask)
   last = at(text, examples.at)
   if head.block is None:
-    carry = head.first(params, target_params, last)
+    root = jnp.minimum(examples.at + 1, examples.tokens.shape[1] - 1)
+    number = at(examples.position, examples.at) + 1
+    newest = memory.newest_tokens(examples.tokens, root, number, head.newest)
+    carry = head.first(params, target_params, last, newest)
   else:
     position, sees = at(examples.position, examples.at), at(mask, examples.at)
     carry = head.block(params, target_params, last, position, sees, earlier=kv)
   if head.attend is not None:
     attend = functools.partial(head.attend, params, target_params)
-    return _attended(attend, head.depth, examples, mask, carry, kv)
+    return _attended(attend, head, examples, mask, carry, kv)
   if head.step is None:
     return tuple(carry[:, :, d] for d in range(head.depth))
   states = []
@@ -126,19 +136,20 @@ def unroll(
 
 
 def _attended(
-  attend: Callable[..., tuple[Array, KV]], depth: int, examples: Examples, mask: Array,
+  attend: Callable[..., tuple[Array, KV]], head: Head, examples: Examples, mask: Array,
   state: Array, kv: KV | None,
 ) -> tuple[Array, ...]:  # fmt: skip
-  seen, position, states = at(mask, examples.at), at(examples.position, examples.at), [state]
+  seen, position = at(mask, examples.at), at(examples.position, examples.at)
+  states = [] if head.attends_root else [state]
   chain: Cache | None = None  # what each drafting position has guessed, which no other sees
-  for d in range(2, depth + 1):
+  for d in range(len(states) + 1, head.depth + 1):
     state, fresh = attend(state, _token_at(examples, d), position + d - 1, seen, chain, kv)
     states.append(state)
     fresh = jax.tree.map(lambda x: x[:, :, :, None], fresh)
     rows = fresh if chain is None else jax.tree.map(
       lambda a, b: jnp.concatenate([a, b], 3), chain.kv, fresh
     )  # fmt: skip
-    chain = Cache(rows, jnp.full(examples.at.shape[0], d - 1, jnp.int32))
+    chain = Cache(rows, jnp.full(examples.at.shape[0], rows.k[0].shape[3], jnp.int32))
   return tuple(states)
 
 

@@ -64,7 +64,8 @@ def eagle(target: Target, config: EagleConfig) -> Head:
   are themselves guesses. EAGLE-1's draws of children are `trees.WithoutReplacement`.
 
   The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
-  sliding window, which the published layer lacks. `loss` trains depth 1 only, as published.
+  sliding window, which the published layer lacks. `loss` trains depth 1 only, as published; the
+  published noise on the states, 0.2 * 512 / T wide, is `train.heads --noise`.
   """
   layers = target.make_layers(mlp_width=config.mlp_width, window=False, qk_norm=False)
   module = EagleLayer(layers, config.bias)

@@ -18,10 +18,9 @@ from jax import Array, lax
 
 from specjax.base import Drafter
 from specjax.drafters.guesses import moved, repeated
-from specjax.drafters.union import merge
 from specjax.sampling import most_likely
 from specjax.trees.static import rows_of
-from specjax.trees.structure import at, below, spelled
+from specjax.trees.structure import at, below, merge, spelled
 
 SLOTS = 1024  # S
 MOST_NODES = 1024

@@ -67,7 +67,7 @@ def medusa(target: Target, config: MedusaConfig) -> Head:
       params = params | {"lm_head": jnp.broadcast_to(matrix, (D, *matrix.shape))}
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
-  def first(params, target_params, last):
+  def first(params, target_params, last, newest):
     z = module.apply({"params": params["params"]}, last.reshape(-1, target.width))
     return z.reshape(*last.shape[:2], D, -1)
 

@@ -1,7 +1,7 @@
 """What a draft head keeps of the committed text: the target's newest state, or layers of its own.
 
 Letters: B batch, T prompt length, N nodes, A rows of an accepted path, E width, S cache length, M
-drafting positions of a row.
+drafting positions of a row, G newest tokens of a text.
 """
 
 from typing import Any, NamedTuple
@@ -50,6 +50,19 @@ def newest(x: Array, verdict: Verdict, rows: Array, old: Array) -> Array:
   """
   last = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
   return jnp.where(rows[:, None] > 0, at(x, last)[:, 0], old)
+
+
+def newest_tokens(tokens: Array, root: Array, number: Array, count: int) -> Array:
+  """i32[B, M, G]: the G = `count` (static) tokens of texts up to their roots, see `base.First`.
+
+  Args:
+    tokens: i32[B, S].
+    root: i32[B, M], where the roots are.
+    number: i32[B, M], of each root in its text, from 0.
+  """
+  back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
+  place = root[..., None] - jnp.minimum(back[None, None], number[..., None])
+  return at(tokens, place.reshape(len(tokens), -1)).reshape(place.shape)
 
 
 class TextMemory(NamedTuple):

@@ -92,7 +92,7 @@ def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
       return steps["step_1"] | steps["step_2"]
     return steps[f"step_{d}"]
 
-  def first(params, target_params, last):
+  def first(params, target_params, last, newest):
     if not config.scale_input:
       return last
     x = last.astype(jnp.float32)

@@ -81,6 +81,19 @@ def ride(
   return x[:, :N], x[:, N:][:, np.argsort(inside)], KV(ks, vs)
 
 
+def mean_of_sets(rows: Array, counts: Sequence[int], sets: int) -> Array:
+  """[B, P, E]: the means of the rows [B, P sets, E] of all `sets` of a node, for its `counts` rows.
+
+  The rows are sorted by node, then set, then k; counts and sets are static.
+  """
+  if sets == 1:
+    return rows
+  number = np.asarray(counts)
+  within = np.concatenate([np.arange(n) for n in counts])
+  first = np.repeat(sets * (np.cumsum(number) - number), number) + within
+  return jnp.stack([rows[:, first + i * np.repeat(number, number)] for i in range(sets)]).mean(0)
+
+
 class Guesses(NamedTuple):
   """The pseudo rows of the last accepted node: states [B, D, E] after the final norm, and how many
   of them there are, known i32[B]; 0 after a prefill, which has no pseudo rows."""
@@ -125,7 +138,7 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
     ValueError: counts that do not fit the tree.
   """
   assert head.pseudo is not None
-  network, (layers, enter, causal, of_pass) = head.target, head.pseudo
+  network, (layers, enter, causal, of_pass, sets) = head.target, head.pseudo
   nodes, depth = tree.nodes, tree.depth
   counts = (depth,) * nodes if counts is None else counts
   within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
@@ -145,12 +158,14 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
     return draft._replace(valid=draft.valid & reached), guesses
 
   def evaluate(params, target_params, guesses, cache, draft, mask):
-    everyone = jnp.broadcast_to(jnp.arange(nodes, dtype=jnp.int32), draft.tokens.shape)
+    everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
+    everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
     hidden, guessed, kv = ride(
       network, of_pass(params, target_params, nodes), network.embed(target_params, draft.tokens),
-      cache.length[:, None] + draft.depth, mask, everyone, counts, layers,
+      cache.length[:, None] + draft.depth, mask, everyone, np.repeat(counts, sets).tolist(), layers,
       functools.partial(enter, params), cache=cache, causal=causal,
     )  # fmt: skip
+    guessed = mean_of_sets(guessed, counts, sets)
     return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
 
   def update(params, target_params, guesses, draft, evaluation, verdict, rows):
@@ -165,7 +180,7 @@ def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Dr
 def unroll(head: Head, params: Params, target_params: Params, examples: Examples):
   """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`."""
   assert head.pseudo is not None
-  network, (layers, enter, causal, of_pass) = head.target, head.pseudo
+  network, (layers, enter, causal, of_pass, sets) = head.target, head.pseudo
   if head.hidden_layers:
     x, start = examples.features.hidden_layers[0], head.hidden_layers[0]
   else:
@@ -173,8 +188,9 @@ def unroll(head: Head, params: Params, target_params: Params, examples: Examples
   B, M = examples.at.shape
   _, guessed, _ = ride(
     network, of_pass(params, target_params, x.shape[1]), x, examples.position,
-    attention_mask(examples.segment, causal=True), examples.at, (head.depth,) * M, layers,
+    attention_mask(examples.segment, causal=True), jnp.repeat(examples.at, sets, 1),
+    (head.depth,) * (M * sets), layers,
     functools.partial(enter, params), start=start, causal=causal,
   )  # fmt: skip
-  guessed = guessed.reshape(B, M, head.depth, -1)
+  guessed = guessed.reshape(B, M, sets, head.depth, -1).mean(2)
   return tuple(guessed[:, :, d] for d in range(head.depth))

@@ -71,7 +71,7 @@ def recycled(
     return Recycling(memory.before_root(features.hidden, context), likely)
 
   def propose(params, target_params, state: Recycling, context, settings, noise):
-    score, ranks = best_guesses(head, params, target_params, state.hidden, top)
+    score, ranks = best_guesses(head, params, target_params, state.hidden, context.root, top)
     guesses = named(params, ranks)
     row = jnp.arange(len(guesses))
     root = state.likely[row, context.root[:, 0]]

@@ -86,7 +86,7 @@ def redrafter(target: Target, config: ReDrafterConfig) -> Head:
     params = params | {"lm_head": _UNIFORM(two, (rows, 2 * E))}
     return {"params": params} | draft_vocabulary.collection(vocabulary)
 
-  def first(params, target_params, last):
+  def first(params, target_params, last, newest):
     return last, jnp.zeros_like(last)
 
   def step(params, target_params, carry, tokens, d):

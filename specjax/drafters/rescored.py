@@ -24,10 +24,12 @@ from specjax.trees.paths import from_paths
 from specjax.trees.structure import at, chain
 
 
-def best_guesses(head: Head, params: Params, target_params: Params, hidden: Array, top: int):
-  """A head's guesses from hidden [B, E]: (logits f32[B, D, K], ranks i32[B, D, K] in its draft
-  vocabulary), K = `top` or all it has."""
-  states = head.first(params, target_params, hidden[:, None])[:, 0]
+def best_guesses(
+  head: Head, params: Params, target_params: Params, hidden: Array, root: Array, top: int
+) -> tuple[Array, Array]:
+  """A head's guesses from hidden [B, E] after the root i32[B, 1]: (logits f32[B, D, K], ranks
+  i32[B, D, K] in its draft vocabulary), K = `top` or all it has."""
+  states = head.first(params, target_params, hidden[:, None], root[:, None])[:, 0]
   logits = head.read(params, target_params, states, None)
   score, ranks = jax.lax.top_k(logits, min(top, logits.shape[-1]))
   return score, ranks.astype(jnp.int32)
@@ -69,7 +71,7 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
     return Rescored(memory.before_root(features.hidden, context), cache)
 
   def propose(params, target_params, state: Rescored, context, settings, noise):
-    own, ranks = best_guesses(head, params["head"], target_params, state.hidden, top)
+    own, ranks = best_guesses(head, params["head"], target_params, state.hidden, context.root, top)
     guesses = named(params["head"], ranks)
     token, cache = context.root, state.cache
     zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
@@ -123,7 +125,7 @@ def ngram(
   def propose(params, target_params, hidden, context, settings, noise):
     root = context.root
     table = params["ngram"]
-    score, ranks = best_guesses(head, params["head"], target_params, hidden, top)
+    score, ranks = best_guesses(head, params["head"], target_params, hidden, root, top)
     every = named(params["head"], jnp.arange(len(table), dtype=jnp.int32))
     is_root = every[None] == root
     row = jnp.take(table, jnp.argmax(is_root, 1), axis=0)

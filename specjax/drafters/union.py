@@ -10,23 +10,7 @@ import jax.numpy as jnp
 
 from specjax.base import Draft, Drafter
 from specjax.drafters.sources import check, own_log_probs, together
-from specjax.trees.structure import at, connected, side_by_side, upwards
-
-
-def merge(draft: Draft, depth: int) -> Draft:
-  """Of equal tokens below equal parents only the first stays valid, with the children of all.
-
-  This is for chosen tokens only, since it looks at tokens to drop them. `depth` is D.
-  """
-  above = upwards(draft.parent, depth)
-  B, N, A = above.shape
-  way = at(draft.tokens, above.reshape(B, N * A)).reshape(B, N, A)
-  reached = connected(draft.valid, draft.parent, depth)
-  same = (way[:, :, None] == way[:, None]).all(-1) & reached[:, :, None] & reached[:, None]
-  same = same & (draft.depth[:, :, None] == draft.depth[:, None])
-  first = jnp.argmax(same, 2).astype(jnp.int32)
-  node = jnp.arange(N, dtype=jnp.int32)[None]
-  return draft._replace(parent=at(first, draft.parent), valid=reached & (first == node))
+from specjax.trees.structure import at, merge, side_by_side
 
 
 def agreeing(draft: Draft, others: Sequence[Draft], depth: int) -> Draft:

@@ -112,6 +112,22 @@ def alike(draft: Draft, depth: int) -> Array:
   return same
 
 
+def merge(draft: Draft, depth: int) -> Draft:
+  """Of equal tokens below equal parents only the first stays valid, with the children of all.
+
+  This is for chosen tokens only, since it looks at tokens to drop them. `depth` is D.
+  """
+  above = upwards(draft.parent, depth)
+  B, N, A = above.shape
+  way = at(draft.tokens, above.reshape(B, N * A)).reshape(B, N, A)
+  reached = connected(draft.valid, draft.parent, depth)
+  same = (way[:, :, None] == way[:, None]).all(-1) & reached[:, :, None] & reached[:, None]
+  same = same & (draft.depth[:, :, None] == draft.depth[:, None])
+  first = jnp.argmax(same, 2).astype(jnp.int32)
+  node = jnp.arange(N, dtype=jnp.int32)[None]
+  return draft._replace(parent=at(first, draft.parent), valid=reached & (first == node))
+
+
 def spelled(draft: Draft, tokens: Array) -> tuple[Array, Array]:
   """Where a draft has the chain tokens i32[B, D] below its root, whoever drafted it.
 

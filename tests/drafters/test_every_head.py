@@ -115,6 +115,12 @@ def start(drafter, params, lengths):
   )
 
 
+def folded(symbols, ids) -> list[int]:
+  """What frames say, the blank being the symbol after those of all ids."""
+  told = [x for x, before in zip(symbols, [None, *symbols], strict=False) if x != before]
+  return [int(ids[x]) for x in told if x < len(ids)]
+
+
 def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
   """(committed text, its length, draft) of a few rounds, greedily decoded."""
   made, params = head(name, reduced)
@@ -161,11 +167,18 @@ def test_what_is_drafted_is_what_training_sees(name, reduced):
       whole[b, : n + made.depth] = np.concatenate([text[b, :n], guessed[b, 1:]])
     _, logits = guesses_of(name, reduced)(whole, (length - 2)[:, None])
     for d, x in enumerate(logits, 1):
-      assert x.shape == (len(length), 1, len(ids))
+      assert x.shape == (len(length), 1, len(ids) + made.blank)
+      if made.blank:
+        continue
       for b in np.flatnonzero(valid[:, d]):
         best = np.flatnonzero(x[b, 0] > x[b, 0].max() - 1e-4)
         assert guessed[b, d] in ids[best]
         checked += 1
+    if made.blank:
+      frames = np.stack(logits, 1)[:, :, 0].argmax(-1)
+      for b, symbols in enumerate(frames):
+        assert guessed[b, valid[b]].tolist()[1:] == folded(symbols.tolist(), ids)
+        checked += len(symbols)
   assert checked > 12
 
 

@@ -40,6 +40,7 @@ CONFIGS = {
   "shared": HiddenTransferConfig(layers=(2, 2, 3)),
   "any order": HiddenTransferConfig(layers=(3, 1, 2)),
   "ppd": PPDConfig(),
+  "ensemble": PPDConfig(ensemble=2),
   "masked_slots": MaskedSlotsConfig(rank=2),
   "masks alone": MaskedSlotsConfig(rank=0),
 }
@@ -120,6 +121,13 @@ def plain_logits(hidden):
 
 def plain(name: str, text, k_most: int = K):
   """(target's states after every token of `text`, its pseudo rows after the last), [., E]."""
+  sets = getattr(CONFIGS[name], "ensemble", 1)
+  found = [plain_set(name, text, k_most, i, sets) for i in range(sets)]
+  return found[0][0], np.mean([rows for _, rows in found], 0)
+
+
+def plain_set(name: str, text, k_most: int, number: int, sets: int):
+  """What `plain` returns for one of the sets of rows, alone."""
   _, params, layers = head(name)
   own = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
   n = len(text)
@@ -131,7 +139,7 @@ def plain(name: str, text, k_most: int = K):
         if "maps" in own:
           row = own["maps"][k - 1] @ x[n - 1]
         else:
-          row = own["mask"] if "mask" in own else own["prompt"][k - 1]
+          row = own["mask"] if "mask" in own else own["prompt"][(k - 1) * sets + number]
         x, inside = np.concatenate([x, row[None]]), [*inside, k]
     sees = [set(range(a + 1)) for a in range(n)]
     for k in inside:
@@ -246,7 +254,7 @@ def test_weights_before_training():
 # Every token is among the first level's guesses, so one at least is accepted where any are made.
 TREE = (*((r,) for r in range(V)), *((r, s) for r in range(0, V, 3) for s in range(3)))
 COUNTS = (2, *(r % 3 for r in range(V)), *(1 for _ in range(V)))
-DRAFTERS = {"ppd": COUNTS, "any order": None, "masked_slots": COUNTS}
+DRAFTERS = {"ppd": COUNTS, "ensemble": COUNTS, "any order": None, "masked_slots": COUNTS}
 LENGTHS = (T, 1, 5)
 
 
@@ -398,3 +406,8 @@ def test_counts_that_do_not_fit_are_refused(counts):
 def test_layers_that_do_not_fit_are_refused(layers):
   with pytest.raises(ValueError, match=r"accepted are \(\), or depth=3 layers of 0 to 3"):
     hidden_transfer(target(MODEL), HiddenTransferConfig(layers=layers))
+
+
+def test_an_ensemble_of_nothing_is_refused():
+  with pytest.raises(ValueError, match="ensemble=0: accepted is a whole number from 1"):
+    ppd(target(MODEL), PPDConfig(ensemble=0))

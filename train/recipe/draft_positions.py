@@ -11,13 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax import processes
 from specjax.base import Features, Params
 from specjax.data.packing import Rows
 from specjax.drafters import draft_vocabulary, drafting
 from specjax.drafters.base import Examples, Head, LossWeights
 from specjax.models.linear import linear
+from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import forward, losses
+from specjax.train.recipe import forward, frames, losses
+from specjax.train.recipe.config import Training
 from specjax.trees.structure import at
 
 RANKS = 10  # best guesses per depth whose hits are counted
@@ -127,6 +130,9 @@ class Objective:
       noisy = examples.features._replace(hidden=hidden + shift.astype(hidden.dtype))
       examples = examples._replace(features=noisy)
     states = self.states(params, target_params, examples)
+    if self.head.blank:
+      total = self._of_all_depths(params, target_params, states, batch)
+      return total, {"loss": total}
     matrix = draft_vocabulary.rows(
       self.head.target.lm_head(target_params), draft_vocabulary.ids(params)
     )
@@ -158,13 +164,52 @@ class Objective:
         total = total + scale * loss
     return total, {"loss": total, **metrics}
 
+  def _known(self, batch: Batch) -> tuple[Array, Array]:
+    """Labels [B, M, D] in the draft vocabulary, and whether they are in it and trained."""
+    label = jnp.asarray(self.place)[batch.labels]
+    return jnp.maximum(label, 0), (label >= 0) & batch.weight
+
+  def _of_all_depths(self, params: Params, target_params: Params, states: Any, batch: Batch):
+    """The loss of frames, see `frames.loss`; logits are recomputed in the backward pass."""
+
+    @jax.checkpoint
+    def whole(states):
+      read = [self.head.read(params, target_params, x, d) for d, x in enumerate(states, 1)]
+      return frames.loss(jnp.stack(read, 2), *self._known(batch))
+
+    return whole(states)
+
   def hits(self, params: Params, target_params: Params, batch: Batch) -> tuple[Array, Array]:
-    """(i[D, RANKS], number of labels guessed at each rank; i[D], number of labels)."""
+    """(i[D, RANKS], number of labels guessed at each rank; i[D], number of labels).
+
+    The label of a frame is what `frames.follow` says.
+    """
     states = self.states(params, target_params, self.seen(target_params, batch.examples))
+    labels, weight = jnp.asarray(self.place)[batch.labels], jnp.asarray(batch.weight)
+    said = frames.Said(jnp.zeros(labels.shape[:2], jnp.int32), jnp.ones(labels.shape[:2], bool))
+    if self.head.blank:
+      tokens, known = self._known(batch)
+      weight = jnp.broadcast_to(known[:, :, :1], weight.shape)
     hits = []
     for d, state in enumerate(states, 1):
       logits = self.head.read(params, target_params, state, d)
       best = jax.lax.top_k(logits, min(RANKS, logits.shape[-1]))[1]
-      right = best == jnp.asarray(self.place)[batch.labels[:, :, d - 1, None]]
-      hits.append((right & batch.weight[:, :, d - 1, None]).sum((0, 1)))
-    return jnp.stack(hits), jnp.asarray(batch.weight).sum((0, 1))
+      label = labels[:, :, d - 1]
+      if self.head.blank:
+        label, said = frames.follow(logits, tokens, known, said)
+      right = best == label[:, :, None]
+      hits.append((right & weight[:, :, d - 1, None]).sum((0, 1)))
+    return jnp.stack(hits), weight.sum((0, 1))
+
+  def rates(
+    self, params: Params, target_params: Params, source: Source, training: Training
+  ) -> np.ndarray:
+    """f[D, RANKS]: how often each rank is right, at every useful position of a source."""
+    ranks, D = min(RANKS, int((self.place >= 0).sum()) + self.head.blank), self.head.depth
+    hits, counts = np.zeros((D, ranks), int), np.zeros(D, int)
+    measure, (dealt, copied) = jax.jit(self.hits), training.shardings()
+    params, target_params = jax.device_put(params, copied), on_all(target_params, copied)
+    for part in source.every(training.batch):
+      found = measure(params, target_params, jax.device_put(part, dealt))
+      hits, counts = jax.tree.map(np.add, (hits, counts), processes.fetch(found))
+    return hits / np.maximum(counts, 1)[:, None]
