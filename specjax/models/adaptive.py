@@ -16,6 +16,7 @@ from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
 from specjax.models import transformer
 from specjax.models.config import Config
+from specjax.models.rotary import angles
 from specjax.models.sharding import spread_nodes
 from specjax.models.skipping.base import Skipping
 
@@ -37,8 +38,7 @@ def run(
     (x before the final norm; KV [B, K, N, C] of all layers, zeros where none of the nodes is read;
     the inputs of all layers and the last output).
   """
-  block = transformer.Block(config)
-  angle = transformer.angles(config, position)
+  angle = angles(config, position)
   absent = jnp.zeros((x.shape[0], config.kv_heads, x.shape[1], config.head_dim), x.dtype)
 
   def leave(x: Array) -> tuple[Array, Array, Array]:
@@ -48,8 +48,9 @@ def run(
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
     prefix = cache.kv.k[i], cache.kv.v[i], cache.length
+    block = transformer.of_layer(config, i)
 
-    def through(x: Array, i: int = i, own=own, prefix=prefix):
+    def through(x: Array, i: int = i, block=block, own=own, prefix=prefix):
       y, k, v = block.apply(own, x, angle, mask, prefix)  # type: ignore[misc]  # see `transformer`
       return jnp.where(runs[:, :, i, None], y, x), k, v
 
