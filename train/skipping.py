@@ -31,6 +31,7 @@ from specjax.data.packing import Rows, pack
 from specjax.decoding.skipping import skipping
 from specjax.models import lora, transformer
 from specjax.models.config import Config as Network
+from specjax.models.rotary import angles
 from specjax.models.skipping import Skipping
 from specjax.models.skipping.first import Routers, probability
 from specjax.train.recipe import answers, losses, run
@@ -78,8 +79,8 @@ def read(
     chosen: what skips layers; None is nothing. All but routers run each layer.
   """
   lm = transformer.target(network)
-  block, position = transformer.Block(network), jnp.asarray(rows.position)
-  angle = transformer.angles(network, position)
+  position = jnp.asarray(rows.position)
+  angle = angles(network, position)
   mask = transformer.attention_mask(jnp.asarray(rows.segment), True)
   trained = jnp.asarray(rows.mask)
   begun = jnp.cumsum(trained, 1) > 0
@@ -96,7 +97,8 @@ def read(
       p = probability(chosen, i, x, ~later)
       one = (p >= 0.5).astype(p.dtype) + p - jax.lax.stop_gradient(p)
       gate = jnp.broadcast_to(one[:, None], gate.shape)
-    y, _, _ = block.apply({"params": params["params"][f"layer_{i}"]}, x, angle, mask, None)  # type: ignore[misc]
+    own = {"params": params["params"][f"layer_{i}"]}
+    y, _, _ = transformer.of_layer(network, i).apply(own, x, angle, mask, None)  # type: ignore[misc]
     x = x + jnp.where(later, gate, 1)[..., None] * (y - x)
     every.append(one)
   return lm.head(params, lm.norm(params, x)), jnp.stack(every, 1)
