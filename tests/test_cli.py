@@ -536,9 +536,9 @@ def test_generate_with_weights_in_8_bits(ids_model, write, run):
    "bench --suite parallelbench", "tune --drafters eagle"],
 )  # fmt: skip
 def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
-  def load(name, dtype, *, revision, weights, mesh):
-    raise ValueError(f"{name} {dtype} {weights}.")
+  def load(name, dtype, *, revision, weights, mesh, skipping):
+    raise ValueError(f"{name} {dtype} {weights} {skipping}.")
 
   monkeypatch.setattr(asked, "load", load)
-  options = ["--model", "x", "--weights", "int8", "--dtype", "float16"]
-  assert refused(*command.split(), *options) == "error: x float16 int8.\n"
+  options = ["--model", "x", "--weights", "int8", "--dtype", "float16", "--skipping", "first"]
+  assert refused(*command.split(), *options) == "error: x float16 int8 first.\n"

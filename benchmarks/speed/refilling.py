@@ -11,6 +11,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def main(config: Config) -> None:
   items = config.read(model)
   ids = sorted((item.ids for item in items), key=len)
   report.directory(config.out)
-  cells = []
+  cells: list[dict[str, Any]] = []
   for name in config.drafters:
     decoder = Decoder(model, name, batch=config.batch)
     said = {}
