@@ -22,6 +22,7 @@ import jax
 
 import specjax
 from specjax import checks, script
+from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.decoding import catalogue
 from specjax.decoding.engine import Engine
@@ -39,6 +40,7 @@ class Config(prompts.Questions):
   limit: int | None = 100  # number of questions, at equal distances in the file
   batches: tuple[int, ...] = (8, 1)  # batch sizes
   temperatures: tuple[float, ...] = (0.0, 0.8)  # 0 is greedy
+  weights: Weights = "float"  # how matrices lie in memory
   out: str = "results/lossless"
 
 
@@ -74,7 +76,8 @@ def answers(
 def main(config: Config) -> None:
   report.check(config, "batches")
   every = [checks.number("temperatures", t, 0) for t in config.temperatures]
-  model = dataclasses.replace(specjax.load(config.model), stop=())  # all texts are of full length
+  model = specjax.load(config.model, weights=config.weights)
+  model = dataclasses.replace(model, stop=())  # all texts are of full length
   items = dataclasses.replace(config, limit=None).read(model)
   limit = len(items) if config.limit is None else checks.whole("limit", config.limit, 1)
   count = min(limit, len(items))
