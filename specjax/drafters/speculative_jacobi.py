@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from specjax.base import Drafter, Target
 from specjax.drafters.guesses import moved, repeated
@@ -86,7 +86,11 @@ def speculative_jacobi(target: Target, depth: int = 7) -> Drafter:
 
   def propose(params, target_params, state: Guesses, /, context, settings, noise):
     log_p = warp(state.logits, settings)
-    law = coupled(state.tokens, state.log_probs, log_p)
+    law = lax.cond(
+      (settings.temperature > 0).any(),
+      lambda: coupled(state.tokens, state.log_probs, log_p),
+      lambda: log_p,  # one-hot, and so is m
+    )
     tokens = jnp.stack([noise.draw(DRAFT + j, law[:, j]) for j in range(depth)], 1)
     nothing = jnp.full_like(log_p[:, :1], -jnp.inf)
     draft = chain(
