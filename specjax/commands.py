@@ -183,8 +183,7 @@ def run_list(args: List) -> None:
 
 def run_info(args: Info) -> None:
   model = named(args.model, revision=args.revision)
-  size = sum(x.size for x in jax.tree.leaves(model.params))
-  rows = [("parameters", f"{size:,}"), *((k, str(v)) for k, v in vars(model.config).items())]
+  rows = [("parameters", f"{model.size:,}"), *((k, str(v)) for k, v in vars(model.config).items())]
   own = "none" if model.template is None else "its own, in Jinja"
   rows += [("template", templates.known(model.template) or own)]
   rows += [(k, str(getattr(model, k))) for k in ("stop", "start")]

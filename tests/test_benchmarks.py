@@ -52,6 +52,8 @@ ERRORS = [
   ("benchmarks/claims/published_denoising.py --llada absent", "llada='absent'"),
   ("benchmarks/claims/published_denoising.py --prompts 0", "prompts=0: accepted"),
   ("benchmarks/claims/rules.py --rules sure", "rules='sure': accepted are greedy"),
+  ("benchmarks/claims/cache_answers.py --long 0", "long=0: accepted"),
+  ("benchmarks/claims/cache_answers.py --caches dust", "dust"),
   ("benchmarks/claims/rules.py --trees oak", "oak"),
   ("benchmarks/claims/rules.py --max-new-tokens 0", "max_new_tokens=0"),
   ("benchmarks/quality/denoisers.py", "prompts=None: accepted"),

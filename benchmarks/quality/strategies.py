@@ -5,11 +5,13 @@ r"""How many questions a model answers rightly by each strategy of sampling and 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
 is right where its last number is that number. Tokens are those of all samples and trials or, of a
 search, of the text that it returns; seconds are those of all questions, after the first one has
-been decoded once to compile.
+been decoded once to compile. A run that was ended goes on with the strategies that are left, and
+one that is started again with more of them adds these.
 """
 
 import dataclasses
 import functools
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from typing import NamedTuple
 import specjax
 from specjax import checks, script
 from specjax.arguments import Weights
+from specjax.data import resume
 from specjax.decoding.model import Model
 from specjax.eval import metrics, prompts, report, table
 
@@ -113,9 +116,14 @@ def main(config: Config) -> None:
   ids, right = config.with_numbers(model)
   known = answerers(model, config)
   chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
-  report.directory(config.out)
-  cells = []
-  for name in report.progress(chosen, "decoding"):
+  out = report.directory(config.out)
+  same = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("strategies", "out")}
+  resume.claim(out, same | {"prompts": resume.digest(map(str, ids))})
+  file = out / "strategies.jsonl"
+  resume.keep_lines(file, resume.count_lines(file))
+  cells = [json.loads(line) for line in file.read_text().splitlines()]
+  left = [name for name in chosen if name not in {cell["strategy"] for cell in cells}]
+  for name in report.progress(left, "decoding"):
     answer = known[name]()
     answer(ids[:1])
     begin = time.perf_counter()
@@ -127,6 +135,8 @@ def main(config: Config) -> None:
       "interval": metrics.wilson_interval(sum(good), len(good)),
       "tokens": sum(x.tokens for x in said), "seconds": seconds,
     })  # fmt: skip
+    with file.open("a") as log:
+      log.write(json.dumps(cells[-1]) + "\n")
   rows = [
     {
       "strategy": cell["strategy"],

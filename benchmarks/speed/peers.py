@@ -30,7 +30,6 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import specjax
 from specjax import checks, script
@@ -118,7 +117,9 @@ def gather(
     draft = str(files(config.draft_model, specjax.load(config.draft_model))[0])
     drafters += (f"draft_model[{config.draft_model}]",)
   found = peers.specjax(model, drafters)
-  found |= peers.specjax(specjax.load(config.model, weights="int8"), drafters, f"{OURS} int8")
+  for weights in ("bfloat16", "int8"):
+    narrow = specjax.load(config.model, weights=weights)
+    found |= peers.specjax(narrow, drafters, f"{OURS} {weights}")
   try:
     found |= peers.transformers(directory, model.stop, config.lookup, draft)
   except ImportError:
@@ -281,7 +282,7 @@ def main(config: Config) -> None:
   summary = {
     "config": options | {"batch": 1, "temperature": 0.0}, "model": config.model,
     "prompts": len(asked), "network": dataclasses.asdict(model.config),
-    "parameters": optax.tree.size(model.params), "threads": report.cores(), "contenders": found,
+    "parameters": model.size, "threads": report.cores(), "contenders": found,
     "same_prompts": dict(same), "left_out": left_out,
   }  # fmt: skip
   whole = report.summary(config, summary, PACKAGES)

@@ -26,7 +26,7 @@ from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.skipping import Skipping
-from specjax.models.weights import WEIGHTS
+from specjax.models.weights import WEIGHTS, count_parameters
 
 LARGE = 2**25  # parameters
 WIDTHS = (1, 4, 8, 16, 32)
@@ -81,7 +81,7 @@ class Model:
   @property
   def size(self) -> int:
     """Parameters."""
-    return sum(x.size for x in jax.tree.leaves(self.params))
+    return count_parameters(self.params)
 
   @functools.cached_property
   def target(self) -> Target:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import optax
 
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
@@ -18,6 +17,7 @@ from specjax.eval.options import Tune
 from specjax.eval.plots import speed, trees
 from specjax.eval.prompts import Item, read
 from specjax.eval.verify_cost import measure
+from specjax.models.weights import count_parameters
 
 PLAIN = "none"
 MODELS = ("draft_model", "adaptive_model", "draft_tree")
@@ -71,7 +71,7 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config | Tune
   deep = np.sum(offered, 0)
   length = float(deep @ np.arange(len(deep)) / max(deep.sum(), 1))
   passes = length + 1 if drafter.name in MODELS else 1.0
-  cost = optax.tree.size(decoder.weights.drafter) / optax.tree.size(decoder.weights.target)
+  cost = count_parameters(decoder.weights.drafter) / count_parameters(decoder.weights.target)
   rates = metrics.tokens_per_second(tokens.sum(), run.seconds.sum(1))
   plain_rates = metrics.tokens_per_second(paired[2].sum(), plain.seconds.sum(1))
   must_equal = not run.lossy and (config.temperature == 0 or verifier.name == "target_only")
@@ -169,7 +169,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   }
   summary = report.summary(config, {
     "model": model.label, "network": dataclasses.asdict(model.config),
-    "parameters": optax.tree.size(model.params), "prompts": len(items), "methods": methods,
+    "parameters": count_parameters(model.params), "prompts": len(items), "methods": methods,
   })  # fmt: skip
   texts = [report.caption(summary), table.markdown(rows(summary)), FOOTNOTE]
   plots = {"speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary)}

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import optax
 
 from specjax import checks
 from specjax.data import resume, spec_bench
@@ -30,6 +29,7 @@ from specjax.eval.options import Bench as Config
 from specjax.eval.parallelbench import said
 from specjax.eval.plots import categories
 from specjax.eval.specbench_report import OVERALL, PUBLISHED, PUBLISHED_ON, text
+from specjax.models.weights import count_parameters
 
 FILE = "specbench.jsonl"
 
@@ -215,7 +215,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   directory = report.directory(out)
   about = report.summary(config, {
     "model": model.label, "network": dataclasses.asdict(model.config),
-    "parameters": optax.tree.size(model.params), "prompts": len(asked),
+    "parameters": count_parameters(model.params), "prompts": len(asked),
     "left_out": len(known) - len(fit),
   })  # fmt: skip
   machine = {k: v for k, v in about["machine"].items() if k != "load"}

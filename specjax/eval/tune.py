@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import optax
 
 from specjax import checks
 from specjax.base import Drafter, Params
@@ -40,6 +39,7 @@ from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, drawn, expe
 from specjax.eval.length_cost import priced
 from specjax.eval.options import Tune as Config
 from specjax.eval.plots import speed, trees
+from specjax.models.weights import count_parameters
 from specjax.trees import Static, Tree, WithoutReplacement, files
 from specjax.trees.sequoia import sequoia as best_drawn
 
@@ -233,7 +233,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     figures[name] |= measured | {"drafter": figures[name]["drafter"]}
   chosen = max(names, key=lambda k: figures[k]["tokens_per_second"])
   summary = report.summary(config, {
-    "model": model.label, "parameters": optax.tree.size(model.params), "prompts": len(items),
+    "model": model.label, "parameters": count_parameters(model.params), "prompts": len(items),
     "context": context, "rates": rates, "candidates": figures, "chosen": chosen,
   })  # fmt: skip
   text = "\n\n".join([report.caption(summary), table.markdown(rows(summary)), verdict(summary)])

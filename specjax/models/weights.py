@@ -1,5 +1,8 @@
 """How the matrices of a network lie in memory: as floats, in bfloat16, or in 8 bits."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -38,3 +41,9 @@ def dense(w: Matrix) -> Array:
     return w
   scale = w.scale.astype(jnp.float32)[..., None]
   return (w.rows.astype(jnp.float32) * scale).astype(w.dtype)
+
+
+def count_parameters(params: Any) -> int:
+  """Numbers of a tree of weights, each once: neither scales nor a second form of rows count."""
+  kept = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Bfloat16 | Int8))
+  return sum(w.rows.size if isinstance(w, Bfloat16 | Int8) else w.size for w in kept)

@@ -113,6 +113,7 @@ def test_load(tmp_path):
   model = specjax.load(str(tmp_path), weights="bfloat16")
   own = model.params["params"]
   assert model.label == f"{tmp_path}, bfloat16 weights"
+  assert model.size == sum(x.size for x in jax.tree.leaves(params))  # each once
   assert (own["embedding"].rows.dtype, own["norm"]["weight"].dtype) == (jnp.bfloat16, jnp.float32)
   np.testing.assert_allclose(dense(own["embedding"]), params["params"]["embedding"], rtol=2**-8)
   alike = specjax.load(str(tmp_path), jnp.bfloat16, weights="bfloat16").params["params"]

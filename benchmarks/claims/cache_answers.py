@@ -1,0 +1,85 @@
+r"""How far the answers over a compressed cache are those over the dense one.
+
+    python benchmarks/claims/cache_answers.py --model smollm2-135m --prompts spec_bench.jsonl \
+        --caches int8 gear-4 mustafar-0.5 keyformer-0.5 sinks-4-508 token_select-384-4-124
+
+Every cache answers the same questions greedily, to the full length. Two answers agree up to their
+first other token, behind which they are texts of their own. Questions of at least `long` tokens,
+of which a cache leaves something out, are told apart. A run that was ended goes on with the caches
+that are left, and one that is started again with more of them adds these.
+"""
+
+import dataclasses
+import itertools
+import json
+import sys
+
+import numpy as np
+
+import specjax
+from specjax import checks, script
+from specjax.arguments import Weights
+from specjax.data import resume
+from specjax.decoding.builders.cache import DENSE
+from specjax.eval import prompts, report, table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(prompts.Questions):
+  """What is compared."""
+
+  weights: Weights = "float"  # how matrices lie in memory
+  caches: tuple[str, ...] = ("int8", "gear-4", "mustafar-0.5", "keyformer-0.5")
+  batch: int = 8  # questions answered together
+  long: int = 512  # tokens of a long question
+  limit: int | None = 60  # number of questions, at equal distances in the file
+  max_new_tokens: int = 96
+  out: str = "results/cache_answers"
+
+
+def agreed(mine: list[int], dense: list[int]) -> int:
+  """The number of tokens before the first other one."""
+  pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(mine, dense, strict=True))
+  return sum(1 for _ in pairs)
+
+
+def main(config: Config) -> None:
+  report.check(config, "batch", "long")
+  model = specjax.load(config.model, weights=config.weights)
+  model = dataclasses.replace(model, stop=())  # all answers are of full length
+  items = dataclasses.replace(config, limit=None).read(model)
+  limit = len(items) if config.limit is None else checks.whole("limit", config.limit, 1)
+  count = min(limit, len(items))
+  ids = sorted((items[i * len(items) // count].ids for i in range(count)), key=len)
+  kinds = {
+    name: specjax.Decoder(model, "none", batch=config.batch, cache=name)
+    for name in (DENSE, *config.caches)
+  }
+  out = report.directory(config.out)
+  same = {"model": model.label, "max_new_tokens": config.max_new_tokens, "batch": config.batch,
+          "questions": resume.digest(map(str, ids))}  # fmt: skip
+  resume.claim(out, same)
+  file = out / "answers.jsonl"
+  resume.keep_lines(file, resume.count_lines(file))
+  lines = [json.loads(line) for line in file.read_text().splitlines()]
+  answers = {line["cache"]: line["answers"] for line in lines}
+  for name in report.progress([name for name in kinds if name not in answers], "answering"):
+    answers[name] = [r.tokens for r in kinds[name](ids, config.max_new_tokens)]
+    with file.open("a") as log:
+      log.write(json.dumps({"cache": name, "answers": answers[name]}) + "\n")
+  long = np.array([len(prompt) >= config.long for prompt in ids])
+  rows, cells = [], []
+  for name, decoder in kinds.items():
+    n = np.array([agreed(a, b) for a, b in zip(answers[name], answers[DENSE], strict=True)])
+    cells.append({"cache": decoder.cache, "agreed": n.tolist(), "long": long.tolist()})
+    row = {"cache": decoder.cache}
+    for title, of in ((f"below {config.long} tokens", n[~long]), ("longer", n[long])):
+      if len(of):
+        row[f"{title}: equal"] = f"{(of == config.max_new_tokens).sum()} of {len(of)}"
+        row[f"{title}: tokens before another"] = f"{of.mean():.0f}"
+    rows.append(row)
+  report.publish(config, {"caches": cells}, table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))
