@@ -56,7 +56,8 @@ _NEEDED = (
 )  # fmt: skip
 _OTHERS = {
   "attention.value_length": _SIZE, "rope.dimension_count": _SIZE, "rope.scaling.type": str,
-  "rope.scaling.factor": float, "expert_count": functools.partial(checks.whole, most=0),
+  "rope.scaling.factor": float, "rope.scaling.original_context_length": _SIZE,
+  "expert_count": functools.partial(checks.whole, most=0),
 }  # fmt: skip
 
 
@@ -118,8 +119,13 @@ def _config_json(
   if head and found.get("rope.dimension_count", head) != head:
     raw["partial_rotary_factor"] = found["rope.dimension_count"] / head
   if found.get("rope.scaling.type", "none") != "none":
-    raw["rope_scaling"] = {"rope_type": found["rope.scaling.type"],
-                           "factor": found.get("rope.scaling.factor")}  # fmt: skip
+    raw["rope_scaling"] = rope = {"rope_type": found["rope.scaling.type"],
+                                  "factor": found.get("rope.scaling.factor")}  # fmt: skip
+    if rope["rope_type"] == "yarn":
+      key = "rope.scaling.original_context_length"
+      if key not in found:
+        raise ValueError(f"{where}: the yarn rope scaling lacks '{kind}.{key}'.")
+      rope["original_max_position_embeddings"] = found[key]
   if _STRETCH in tensors:
     stretch = float(_values(tensors[_STRETCH]).max())
     raw["rope_scaling"] = {"rope_type": "llama3", "factor": stretch, **_LLAMA3}

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax import checks, schema
-from specjax.checkpoints import hf_experts
-from specjax.models.config import Config, RopeScaling
+from specjax.checkpoints import hf_experts, hf_rope
+from specjax.models.config import Config
 
 FAMILIES = (
   "llama", "mistral", "qwen2", "qwen3", "llada", "Dream", "sdar", "Fast_dLLM_Qwen",
@@ -50,11 +50,6 @@ _SCHEMA = {
   "use_sliding_window": bool, "sliding_window": _SIZE, "max_window_layers": int,
   "layer_types": tuple[str, ...],
 }  # fmt: skip
-_ROPE_SCHEMA = {
-  "rope_type": str, "type": str, "rope_theta": _POSITIVE, "partial_rotary_factor": float,
-  "factor": _POSITIVE, "low_freq_factor": _POSITIVE, "high_freq_factor": _POSITIVE,
-  "original_max_position_embeddings": _SIZE,
-}  # fmt: skip
 _OF_LLADA = {
   "vocab_size": "embedding_size", "hidden_size": "d_model", "num_hidden_layers": "n_layers",
   "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
@@ -67,8 +62,6 @@ _LLADA_HAS = {
   "block_type": "llama", "layer_norm_type": "rms", "rope": True, "alibi": False,
   "attention_layer_norm": False, "scale_logits": False,
 }  # fmt: skip
-_LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor",
-           "original_length": "original_max_position_embeddings"}  # fmt: skip
 
 
 def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
@@ -85,36 +78,6 @@ def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
   found = schema.fields(raw, theirs, where, [_OF_LLADA[ours] for ours in _NEEDED])
   values = {ours: found[key] for ours, key in _OF_LLADA.items() if key in found}
   return {"is_causal": False, **values}
-
-
-def _rope(
-  raw: Mapping[str, Any], known: Mapping[str, Any], family: str, where: str
-) -> tuple[float, RopeScaling | None, float]:
-  """Base, scaling and the share of a head that turns.
-
-  They are in `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
-  """
-  key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-  if not isinstance(raw.get(key) or {}, dict):
-    checks.refuse(f"{where}: {key}", raw[key], "an object or null")
-  rope = schema.fields(raw.get(key) or {}, _ROPE_SCHEMA, f"{where}: {key}")
-  theta = rope.get("rope_theta", known.get("rope_theta", 10000.0))
-  kind = rope.get("rope_type", rope.get("type", "default"))
-  needed = {"default": [], "linear": ["factor"], "llama3": ["factor", *_LLAMA3.values()]}
-  checks.choice(f"{where}: rope_type", kind, needed)
-  for name in needed[kind]:
-    if name not in rope:
-      raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
-  share = rope.get("partial_rotary_factor", known.get("partial_rotary_factor", 1.0))
-  if share != 1.0 and family != "llada2_moe":
-    checks.refuse(f"{where}: partial_rotary_factor", share, "1, for whole heads are rotated")
-  if kind == "default":
-    return theta, None, share
-  limits = {ours: rope[name] for ours, name in _LLAMA3.items()} if kind == "llama3" else {}
-  if limits and not limits["low"] < limits["high"]:
-    checks.refuse(f"{where}: low_freq_factor", limits["low"],
-                  f"a number below high_freq_factor={limits['high']}")  # fmt: skip
-  return theta, RopeScaling(kind, rope["factor"], **limits), share
 
 
 def _block_length(raw: Mapping[str, Any], family: str, where: str) -> int | None:
@@ -170,7 +133,10 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
   family = family_of(raw)
   known = _checked(raw, family, where)
   width, heads = known["hidden_size"], known["num_attention_heads"]
-  theta, scaling, share = _rope(raw, known, family, where)
+  theta, scaling, share = hf_rope.read(raw, known, family, where)
+  length = known.get("max_position_embeddings", 2048)
+  if scaling is not None and scaling.kind == "yarn":  # files differ in which length they give
+    length = max(length, int(scaling.factor * scaling.original_length))
   window = _window(raw, known, family, where)
   layers, head_dim = known["num_hidden_layers"], known.get("head_dim", width // heads)
   try:
@@ -178,7 +144,7 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
       vocab_size=known["vocab_size"], width=width, layers=layers, heads=heads,
       kv_heads=known.get("num_key_value_heads", heads), head_dim=head_dim,
       mlp_width=known["intermediate_size"],
-      max_length=known.get("max_position_embeddings", 2048), rope_theta=theta, rope_scaling=scaling,
+      max_length=length, rope_theta=theta, rope_scaling=scaling,
       norm_epsilon=known.get("rms_norm_eps", 1e-6), tied=known.get("tie_word_embeddings", False),
       qkv_bias=family in ("qwen2", "Dream", "Fast_dLLM_Qwen") or known.get("attention_bias", False),
       qk_norm=family in _NORMED, window=window,
@@ -237,17 +203,14 @@ def to_json(config: Config, *, mask: bool = False, shift: bool = False) -> dict[
   It raises ValueError where no family has these features together.
   """
   family, architecture = _family(config, mask, shift)
-  scaling = config.rope_scaling
-  rope = None if scaling is None else {"rope_type": scaling.kind, "factor": scaling.factor}
-  if rope is not None and rope["rope_type"] == "llama3":
-    rope |= {key: getattr(scaling, ours) for ours, key in _LLAMA3.items()}
   raw = {
     "model_type": family, "architectures": [architecture], "vocab_size": config.vocab_size,
     "hidden_size": config.width, "num_hidden_layers": config.layers,
     "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads,
     "head_dim": config.head_dim, "intermediate_size": config.mlp_width, "hidden_act": "silu",
     "max_position_embeddings": config.max_length, "rope_theta": config.rope_theta,
-    "rope_scaling": rope, "rms_norm_eps": config.norm_epsilon, "tie_word_embeddings": config.tied,
+    "rope_scaling": hf_rope.write(config.rope_scaling), "rms_norm_eps": config.norm_epsilon,
+    "tie_word_embeddings": config.tied,
   }  # fmt: skip
   if family == "llada":
     return _to_llada(raw)

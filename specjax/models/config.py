@@ -11,16 +11,21 @@ class RopeScaling:
   """Stretching of rotary frequencies, by `factor`, for contexts longer than `original_length`.
 
   Attributes:
-    kind: "linear" divides every frequency by `factor`; "llama3" (Llama 3.1 release code) divides
-      the low frequencies only, blending between the two limits.
-    low, high: "llama3" limits, in full turns over `original_length` tokens.
+    kind: "linear" divides every frequency by `factor`; "llama3" (Llama 3.1 release code) and "yarn"
+      (Peng et al. 2023, arXiv 2309.00071, section 3) divide the low frequencies only, blending
+      between the two limits, by turns or by the number of the pair.
+    low, high: the limits, in full turns over `original_length` tokens.
+    attention: of "yarn", what the cosines and sines of queries and keys are multiplied with.
+    whole_pairs: of "yarn", whether the limits lie at pairs or between them (GPT-OSS).
   """
 
-  kind: Literal["linear", "llama3"]
+  kind: Literal["linear", "llama3", "yarn"]
   factor: float
   low: float = 1.0
   high: float = 4.0
   original_length: int = 8192
+  attention: float = 1.0
+  whole_pairs: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

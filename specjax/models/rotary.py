@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.models.config import Config
+from specjax.models.config import Config, RopeScaling
 
 
 def rope_frequencies(config: Config) -> np.ndarray:
@@ -16,20 +16,37 @@ def rope_frequencies(config: Config) -> np.ndarray:
   exponent = np.arange(0, turned, 2, dtype=np.float64) / turned
   frequency = config.rope_theta**-exponent
   scaling = config.rope_scaling
-  if scaling is not None and scaling.kind == "linear":
-    frequency = frequency / scaling.factor
-  elif scaling is not None:
-    turns = scaling.original_length * frequency / (2 * math.pi)
+  if scaling is None:
+    return frequency.astype(np.float32)
+  turns = scaling.original_length * frequency / (2 * math.pi)
+  if scaling.kind == "linear":
+    keep = np.zeros(turned // 2)
+  elif scaling.kind == "llama3":
     keep = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
-    frequency = frequency * (keep + (1 - keep) / scaling.factor)
-  return frequency.astype(np.float32)
+  else:
+    keep = 1 - _yarn_ramp(scaling, turns)
+  return (frequency * (keep + (1 - keep) / scaling.factor)).astype(np.float32)
+
+
+def _yarn_ramp(scaling: RopeScaling, turns: np.ndarray) -> np.ndarray:
+  """f64[C / 2], the share of each pair that is stretched; pairs make fewer and fewer turns."""
+  per_pair = math.log(turns[0] / turns[1]) if len(turns) > 1 else math.inf
+  first, last = (math.log(turns[0] / limit) / per_pair for limit in (scaling.high, scaling.low))
+  if scaling.whole_pairs:
+    first, last = math.floor(first), math.ceil(last)
+  # The published code ends the ramp before number C - 1, not before the last of C / 2 pairs.
+  first, last = max(first, 0), min(last, 2 * len(turns) - 1)
+  return np.clip((np.arange(len(turns)) - first) / max(last - first, 1e-3), 0.0, 1.0)
 
 
 def angles(config: Config, position: Array) -> Array:
   """The rotary angles as cosine and sine, f32[2, B, N, C / 2]; position i32[B, N]."""
   angle = position[..., None].astype(jnp.float32) * rope_frequencies(config)[None, None]
+  both = jnp.stack([jnp.cos(angle), jnp.sin(angle)])
+  if config.rope_scaling is not None and config.rope_scaling.attention != 1:
+    both = both * jnp.float32(config.rope_scaling.attention)
   # As one array behind a barrier; otherwise XLA on CPU computes both anew for every layer and head.
-  return jax.lax.optimization_barrier(jnp.stack([jnp.cos(angle), jnp.sin(angle)]))
+  return jax.lax.optimization_barrier(both)
 
 
 def rotate(x: Array, angle: Array) -> Array:

@@ -20,7 +20,7 @@ from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
-NAMES = ("llama1", "llama3", "linear", "mistral", "qwen2", "qwen3")
+NAMES = ("llama1", "llama3", "linear", "mistral", "qwen2", "qwen3", "yarn")
 ATOL = 2e-5
 TEXTS = ["the cat sat on the mat", "the dog sat on the log, 12 times"]
 

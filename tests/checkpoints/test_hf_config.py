@@ -1,6 +1,7 @@
 """config.json of each family, old and new layout, and what is refused."""
 
 import json
+import math
 
 import pytest
 
@@ -39,6 +40,29 @@ LLAMA3 = dict(
       {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
       dict(rope_theta=5e5, rope_scaling=RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)),
     ),
+    (
+      {"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 100},
+      dict(
+        rope_scaling=RopeScaling("yarn", 4.0, 1.0, 32.0, 100, 0.1 * math.log(4) + 1),
+        max_length=400,
+      ),
+    ),
+    (
+      {
+        "rope_scaling": {
+          "rope_type": "yarn",
+          "factor": 4.0,
+          "mscale": 1.0,
+          "mscale_all_dim": 1.0,
+          "beta_slow": 2.0,
+          "beta_fast": 16.0,
+          "truncate": False,
+          "original_max_position_embeddings": 64,
+        },
+        "max_position_embeddings": 300,
+      },
+      dict(rope_scaling=RopeScaling("yarn", 4.0, 2.0, 16.0, 64, 1.0, False), max_length=300),
+    ),
     ({"model_type": "mistral", "sliding_window": None}, dict(window=None)),
     ({"model_type": "mistral", "sliding_window": 9}, dict(window=9)),
     ({"model_type": "mistral"}, dict(window=4096)),
@@ -63,7 +87,9 @@ def test_config_json_is_understood(raw, expected):
     ({"model_type": None}, "model_type=None"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ({"mlp_bias": True}, "mlp_bias"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn'.*llama3"),
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type='longrope'.*yarn"),
+    ({"rope_scaling": {"type": "yarn"}}, "yarn rope scaling lacks 'factor'"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_slow": 40}}, "beta_slow=40"),
     ({"rope_scaling": {"type": "linear"}}, "linear rope scaling lacks 'factor'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "lacks 'low_freq_factor'"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
@@ -91,6 +117,7 @@ def test_config_json_without_a_size_is_refused():
     {"window": 8, "qk_norm": True},
     {"rope_scaling": RopeScaling("llama3", 4.0, 1.0, 3.0, 128), "tied": False},
     {"rope_scaling": RopeScaling("linear", 4.0), "rope_theta": 5e5},
+    {"rope_scaling": RopeScaling("yarn", 4.0, 2.0, 16.0, 64, 1.2, False)},
   ],
 )
 def test_config_json_comes_back_equal(change):
