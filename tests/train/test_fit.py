@@ -99,6 +99,19 @@ def test_the_weights_that_were_judged_best_come_back(tmp_path, every, looks):
   assert said == pytest.approx(newest, abs=1e-6)
 
 
+def test_parts_of_the_weights_have_rates_of_their_own(tmp_path):
+  """The first step of Adam is as long as the rate, whatever the gradient is."""
+
+  def loss(params, frozen, batch, key):
+    return params["slow"] * 3 + params["fast"]["w"].sum() * 0.1 + params["fixed"], {}
+
+  start = {"slow": jnp.zeros(()), "fast": {"w": jnp.zeros(2)}, "fixed": jnp.zeros(())}
+  training = Training(steps=1, batch=2, devices=1, rate=0.1, warmup=0, clip=1e9)
+  got = fit(loss, start, batch, training, tmp_path, rates={"slow": 1.0, "fast": 4.0, "fixed": 0.0})
+  assert float(got["slow"]) == pytest.approx(-0.1, rel=1e-4) and float(got["fixed"]) == 0
+  np.testing.assert_allclose(got["fast"]["w"], -0.4, rtol=1e-4)
+
+
 def test_a_finished_run_does_nothing_more(tmp_path):
   first = loop(step, initial(), batch, Training(steps=3, save_every=5), tmp_path)
   again = loop(step, initial(), pytest.fail, Training(steps=3, save_every=5), tmp_path)

@@ -47,6 +47,7 @@ def fit(
   loss: Loss, params: Params, batch: Callable[[int], Any], training: Training,
   directory: pathlib.Path, *, frozen: Any = (), held_out: Any = None,
   judge: Callable[[Any, Any, Any, Array], Array] | None = None, judge_every: int = 1,
+  rates: Any = 1.0,
 ) -> Params:  # fmt: skip
   """Trains weights; see `loop` for what is written and how a killed run goes on.
 
@@ -57,6 +58,7 @@ def fit(
     held_out: a batch on which the weights are judged after the first step, after every
       `judge_every` steps and after the last.
     judge: (params, frozen, held_out, key) -> f32[], less is better; by default the loss.
+    rates: multiples of the learning rate, a tree of floats for parts of `params`, or one for all.
 
   Returns:
     The last weights, on the host; with `held_out`, those that were judged best.
@@ -84,6 +86,7 @@ def fit(
     key = jax.random.fold_in(jax.random.key(training.seed), number)
     (value, figures), grads = gradient(state["params"], frozen, batch, key)
     updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
+    updates = jax.tree.map(optax.tree.scale, rates, updates)
     params = optax.apply_updates(state["params"], updates)
     metrics = {"loss": value, **figures, "gradient_norm": optax.tree.norm(grads)}
     after = {"params": params, "optimizer": moments}
