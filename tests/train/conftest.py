@@ -1,5 +1,6 @@
-"""Questions, and a tiny model trained on them."""
+"""Questions, and a tiny model with its head trained on them."""
 
+import dataclasses
 import json
 import warnings
 
@@ -10,7 +11,8 @@ from options import changed
 from orbax.checkpoint import v1 as ocp
 
 from specjax.drafters.medusa import MedusaConfig
-from specjax.train import heads, lm
+from specjax.train import heads, joint, lm
+from specjax.train.recipe.answers import AnswersConfig
 from specjax.train.recipe.config import Network, Training
 
 COUNT = 160
@@ -60,6 +62,22 @@ def tiny_heads(lm_run):
     head=MedusaConfig(depth=3), length=64, points=32, nodes=8,
     training=Training(batch=8, steps=60, rate=3e-3, warmup=5, save_every=20, devices=1),
   )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def warm(tiny_heads, tmp_path_factory):
+  """The settings of a finished head, which has learned alone."""
+  config = changed(tiny_heads, out=str(tmp_path_factory.mktemp("warm")))
+  heads.main(config)
+  return config
+
+
+@pytest.fixture(scope="session")
+def tiny_joint(warm):
+  """Settings of a joint training of that head; `out` is for the test to replace."""
+  same = {field.name: getattr(warm, field.name) for field in dataclasses.fields(AnswersConfig)}
+  config = joint.Config(init=f"{warm.out}/model", rank=4, points=32, nodes=8, **same)
+  return changed(config, answers=f"{warm.out}/answers.jsonl", steps=40)
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,10 @@ SCRIPTS = {
   "acceptance": ("--model", "gsm8k-7m", "--draft", "gsm8k-7m"), "filter": ("--model", "lists-3m"),
   "distill": ("--model", "lists-3m"), "draft_model": ("--model", "gsm8k-7m"),
   "skipping": ("--model", "gsm8k-7m"),
+  "joint": ("--model", "gsm8k-7m", "--init", "specjax/zoo/gsm8k-7m-medusa"),
 }  # fmt: skip
-DRAFTING = ("heads", "acceptance", "draft_model")  # which learn from answers of their own making
-ASKING = ("heads", "judge", "acceptance", "draft_model", "filter", "distill", "skipping")
+DRAFTING = ("heads", "acceptance", "draft_model", "joint")  # from answers of their own making
+ASKING = (*DRAFTING, "judge", "filter", "distill", "skipping")
 
 # What is wrong for every script of a group: options after the good ones, and the sentence.
 WRONG = {
@@ -68,6 +69,8 @@ WRONG = {
   "kept share": (("skipping",), "--keep 2", "keep=2.0: accepted is 0 to 1"),
   "skipping": (("skipping",), "--skipping none --held-out 2", "skipping='none': accepted are skip"),
   "rank": (("distill",), "--rank -1", "rank=-1: accepted is 0 or more"),
+  "no rank": (("joint",), "--rank 0", "rank=0: accepted is 1 or more"),
+  "no head": (("joint",), "--init .", "'.' is no directory with a config.json"),
   "answers together": (("filter",), "--answer-batch 99 --held-out 2", "answer_batch=99: accepted"),
   "a file in the way": (SCRIPTS, "--out DIR/data.jsonl", "data.jsonl': nothing can be written"),
   "a folder below it": (SCRIPTS, "--out DIR/data.jsonl/x", "/x': nothing can be written"),

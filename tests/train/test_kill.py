@@ -84,3 +84,13 @@ def test_heads_and_the_sampled_answers_they_learn_from(tiny_heads, tmp_path, fin
   ]
   assert answers[0] == answers[1]
   assert_same_run(tmp_path / "whole", killed, final_state)
+
+
+@pytest.mark.full
+def test_a_model_and_its_head(tiny_joint, tmp_path, final_state):
+  config = changed(tiny_joint, save_every=10)
+  finish("joint", config, tmp_path / "whole")
+  killed = tmp_path / "killed"
+  kill("joint", config, killed, file="metrics.jsonl", lines=13)
+  finish("joint", config, killed)
+  assert_same_run(tmp_path / "whole", killed, final_state)
