@@ -61,6 +61,8 @@ ERRORS = [
   ("benchmarks/quality/harness.py", "tasks=(): accepted"),
   ("benchmarks/quality/harness.py --tasks moon", "tasks='moon': accepted"),
   ("benchmarks/quality/harness.py --tasks gsm8k --model absent", "absent"),
+  ("benchmarks/quality/routing.py --patterns 0", "patterns=0: accepted"),
+  ("benchmarks/quality/routing.py --skipping skip_decode-4", "accepted is duo[DIRECTORY]"),
   ("benchmarks/quality/skipping.py", "prompts=None: accepted"),
   ("benchmarks/quality/skipping.py --repeats 0", "repeats=0: accepted"),
   ("benchmarks/quality/strategies.py", "prompts=None: accepted"),

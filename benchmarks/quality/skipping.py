@@ -5,7 +5,8 @@ r"""How many questions a model answers rightly, and how fast, where its layers s
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
 is right where its last number is that number. Questions are decoded greedily by each model in turns
 with the whole one; compilation is not timed. With a drafter, its tokens are compared with those of
-plain decoding of the same model. Nats are the cross-entropy of the records' answers.
+plain decoding of the same model. Nats are the cross-entropy of the records' answers, whose tokens
+read this share of the parameters of the layers' MLPs on average.
 """
 
 import dataclasses
@@ -15,11 +16,10 @@ import numpy as np
 
 import specjax
 from specjax import checks, script
-from specjax.data.sources import open_source
 from specjax.decoding.model import Model
 from specjax.eval import metrics, prompts, report, table
 from specjax.models.skipping.first import ROUTERS, Routers
-from specjax.train.skipping import loss_of, one_each
+from specjax.train.recipe.reading import loss_of, of_records
 
 WHOLE = "none"
 
@@ -36,17 +36,13 @@ class Config(prompts.Questions):
   out: str = "results/skipping"
 
 
-def nats(model: Model, config: Config, count: int) -> float:
-  """The cross-entropy of a token of the first `count` answers."""
-  assert config.prompts is not None and model.template is not None and model.tokenizer is not None
-  source, documents = open_source(config.prompts), []
-  for record in (source[i] for i in range(count)):
-    texts = zip(("user", "assistant"), (record["question"], record["answer"]), strict=True)
-    turns = [{"role": role, "content": text} for role, text in texts]
-    documents.append(model.template.encode(model.tokenizer, turns))
-  rows = one_each(documents, max(len(ids) for ids, _ in documents))
+def read(model: Model, config: Config, count: int) -> tuple[float, float]:
+  """(nats of a token of the first `count` answers, the share of the MLPs' parameters it reads)."""
+  assert config.prompts is not None
   chosen = Routers(**model.params[ROUTERS]) if ROUTERS in model.params else model.skipping
-  return float(loss_of(model.config, model.params, rows, chosen)[0])
+  rows = of_records(model, config.prompts, count)
+  entropy, shares = loss_of(model.config, model.params, rows, chosen)
+  return float(entropy), float(shares.mean())
 
 
 def main(config: Config) -> None:
@@ -68,9 +64,10 @@ def main(config: Config) -> None:
       metrics.last_number(r.text) == x for r, x in zip(said[name], right, strict=True)
     )  # fmt: skip
     tokens = sum(r.emitted for r in said[name])
+    nats, share = read(model, config, len(ids))
     cells.append({
       "skipping": name, "right": good, "questions": len(ids),
-      "nats": nats(model, config, len(ids)),
+      "nats": nats, "share": share,
       "interval": metrics.wilson_interval(good, len(ids)),
       "equal": sum(a.tokens == b.tokens for a, b in zip(said[name], drafted, strict=True)),
       "ms": 1e3 * float(np.median(seconds[name])) / tokens, "tokens": tokens,
@@ -82,6 +79,7 @@ def main(config: Config) -> None:
   rows = [
     {
       "skipping": cell["skipping"], "nats": f"{cell['nats']:.2f}",
+      "MLPs read %": f"{100 * cell['share']:.0f}",
       "right %": table.estimate(
         100 * cell["right"] / cell["questions"], [100 * x for x in cell["interval"]]
       ),

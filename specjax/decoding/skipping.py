@@ -1,10 +1,13 @@
 """Models whose layers skip some tokens, from names."""
 
 from specjax.base import Params
-from specjax.checkpoints import routers
+from specjax.checkpoints import duo, routers
 from specjax.decoding import spec
 from specjax.models.config import Config
 from specjax.models.skipping import SKIPPINGS, Skipping
+
+# Those with weights: (what reads them from a directory, what trains them).
+TRAINED = {"first": (routers.load, "train.skipping"), "duo": (duo.load, "train.duo")}
 
 
 def skipping(name: str, config: Config, params: Params) -> tuple[Skipping, Params]:
@@ -19,7 +22,8 @@ def skipping(name: str, config: Config, params: Params) -> tuple[Skipping, Param
   part = spec.parse_one("skipping", name)
   builder = spec.look_up("skipping", part, SKIPPINGS)
   canonical, numbers = spec.settle("skipping", part, spec.knobs(builder))
-  if part.name == "first":
-    path = spec.text_of(part, "trained routers", "DIRECTORY", ", see specjax.train.skipping")
-    params = routers.load(path, config, params)
+  if part.name in TRAINED:
+    read, trainer = TRAINED[part.name]
+    path = spec.text_of(part, "trained routers", "DIRECTORY", f", see specjax.{trainer}")
+    params = read(path, config, params)
   return builder(config.layers, **numbers)._replace(name=canonical), params

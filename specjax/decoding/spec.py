@@ -33,7 +33,7 @@ BRACKETS = {
   "grammar": "FILE.lark", "forced": "SCHEMA", "stop_text": "TEXT",
   "end_last": "TOKEN", "end_suppressed": "TOKEN",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
-  "guided": "MODEL", "first": "ROUTERS",
+  "guided": "MODEL", "first": "ROUTERS", "duo": "ROUTERS",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _HEAD = re.compile(rf"([^\[\]+:]+\.py:[A-Za-z_]\w*|[a-z]\w*)((?:{_NUMBER})*)")

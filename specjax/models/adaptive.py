@@ -30,15 +30,16 @@ class Read(NamedTuple):
 
 
 def run(
-  config: Config, params: Params, x: Array, position: Array, mask: Array, cache: Read, runs: Array
-) -> tuple[Array, KV, tuple[Array, ...]]:
-  """All layers over the residual stream x [B, N, E], where `runs` bool[B, N, L] says so.
+  config: Config, skipping: Skipping, params: Params, x: Array, position: Array, mask: Array,
+  cache: Read,
+) -> tuple[Array, KV, tuple[Array, ...]]:  # fmt: skip
+  """All layers over the residual stream x [B, N, E], where a skipping says so.
 
   Returns:
     (x before the final norm; KV [B, K, N, C] of all layers, zeros where none of the nodes is read;
     the inputs of all layers and the last output).
   """
-  angle = angles(config, position)
+  angle, runs = angles(config, position), skipping.runs(cache.state, position)
   absent = jnp.zeros((x.shape[0], config.kv_heads, x.shape[1], config.head_dim), x.dtype)
 
   def leave(x: Array) -> tuple[Array, Array, Array]:
@@ -51,8 +52,10 @@ def run(
     block = transformer.of_layer(config, i)
 
     def through(x: Array, i: int = i, block=block, own=own, prefix=prefix):
-      y, k, v = block.apply(own, x, angle, mask, prefix)  # type: ignore[misc]  # see `transformer`
-      return jnp.where(runs[:, :, i, None], y, x), k, v
+      heard: Any = block.apply(own, x, angle, mask, prefix, method="attended")
+      y, k, v = heard
+      added, _ = skipping.mlp(params, i, block, y)
+      return jnp.where(runs[:, :, i, None], y + added, x), k, v
 
     inputs.append(x)
     x, k, v = lax.cond(runs[:, :, i].any(), through, leave, x)
@@ -89,9 +92,8 @@ def adaptive(config: Config, skipping: Skipping) -> Target:
 
   def evaluate(params: Params, cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()):
     position = cache.length[:, None] + depth
-    runs = skipping.runs(cache.state, position)
     x = lm.embed(params, tokens)
-    x, kv, inputs = run(config, params, x, position, mask, cache, runs)
+    x, kv, inputs = run(config, skipping, params, x, position, mask, cache)
     hidden = lm.norm(params, x)
     found = Features(hidden, tuple(inputs[i] for i in hidden_layers))
     return Evaluation(spread_nodes(lm.head(params, hidden)), found, kv)

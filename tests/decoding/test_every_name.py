@@ -21,7 +21,7 @@ from jax import Array
 
 from specjax import speculate
 from specjax.base import Drafter
-from specjax.checkpoints import heads, hf, parts, routers
+from specjax.checkpoints import duo, heads, hf, parts, routers
 from specjax.data import datastore
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
@@ -35,6 +35,7 @@ from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.drafters import HEADS, none, skipped_layers
 from specjax.models import lora
 from specjax.models.config import Config
+from specjax.models.skipping.duo import Beside
 from specjax.models.skipping.first import Routers
 from specjax.models.transformer import Transformer
 from specjax.sampling import Noise
@@ -97,6 +98,9 @@ def home(tmp_path_factory):
   routed = weights_of(lambda: Routers(jnp.zeros((CONFIG.layers, E)), jnp.zeros(CONFIG.layers)))
   updates = lora.start(jax.random.key(0), target.params, 2)
   routers.save(path / "routers", updates, routed, base="target")
+  beside = Beside(jnp.zeros((3, E)), jnp.zeros(3), jnp.zeros((8, E)), jnp.zeros((E, 4)))._asdict()
+  small = weights_of(lambda: {f"layer_{i}": beside for i in range(CONFIG.layers)})
+  duo.save(path / "duo", small, base="target")
   (path / "tree.json").write_text(json.dumps({"static": {"choices": [[0], [1], [0, 0]]}}))
   (path / "wide.json").write_text(json.dumps({"static": {"choices": [[0], [1], [2]]}}))
   run = np.ones((CONFIG.layers, 2), bool)
@@ -118,7 +122,7 @@ TEXTS = {
   "REGEX": "Ann( Bob)*", "SCHEMA": '{{"type": "integer"}}', "FILE.lark": "names.lark",
   "forced": "others.lark", "DELIMITER": ".", "TOKEN": "=",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance", "end_last": "Dan",
-  "student": "denoiser-student", "ROUTERS": "routers",
+  "student": "denoiser-student", "ROUTERS": "routers", "duo": "duo",
   "ensemble": "target", "self_speculative": "skipped.json",
 }  # fmt: skip
 DRAWN = "draft_model[near]"
@@ -461,6 +465,7 @@ PAIRS = {
   "keyformer": "0.6:0.01 0.05-0:0.05-0.9 0.05-0-0:0.05-0-9",
   "sinks": "1-1:9-1 1-1:1-9", "token_select": "1-0-1:9-0-1 1-0-1:1-9-1 1-0-1:1-0-9",
   "skip_decode": "1-4-1:4-4-1 1-2-1:1-64-1 1-4-0:1-4-1", "first": "0:1",
+  "duo": "0:9",
 }  # fmt: skip
 # Of a part without knobs, what it may hold in brackets instead, or the part to which it is compared
 # ("" is the method without the part).

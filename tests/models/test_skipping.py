@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
+from specjax.checkpoints import duo as small_mlps
 from specjax.checkpoints import routers
 from specjax.decoding.conversation import Conversation
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model, load
 from specjax.decoding.skipping import skipping
 from specjax.models import lora
-from specjax.models.config import Config
+from specjax.models.config import Config, Experts
+from specjax.models.skipping.duo import DUO, duo
 from specjax.models.skipping.first import ROUTERS, Routers
 from specjax.models.skipping.skip_decode import skip_decode
-from specjax.models.transformer import init
+from specjax.models.transformer import init, of_layer
 
 CONFIG = Config(
   vocab_size=13, width=16, layers=4, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128
@@ -29,10 +31,11 @@ NEW = 20
 
 
 class Reader:
-  """A text that is read token by token, each by some layers."""
+  """A text that is read token by token, each by some layers, and with a price by some MLPs."""
 
-  def __init__(self, params):
+  def __init__(self, params, price=None):
     self.w = jax.tree.map(lambda x: np.asarray(x, np.float64), params["params"])
+    self.price, self.beside = price, jax.tree.map(np.float64, params.get(DUO))
     self.keys, self.values = ([[] for _ in range(L)] for _ in range(2))
     self.inputs: list[list[np.ndarray]] = []
 
@@ -45,8 +48,24 @@ class Reader:
     return np.concatenate([a * np.cos(angle) - b * np.sin(angle),
                            b * np.cos(angle) + a * np.sin(angle)], -1)  # fmt: skip
 
-  def __call__(self, token, layers):
-    """The log-probabilities [V] of what follows."""
+  def mlp(self, x, own, answers):
+    h = self.norm(x, own["mlp_norm"])
+    gate_up, down = own["gate_up"], own["down"]
+    if answers and self.price is not None:
+      beside = self.beside[f"layer_{len(self.inputs[-1]) - 1}"]
+      logits = beside["router"] @ h + beside["bias"]
+      cost = np.array([0, SMALL_WIDTH / CONFIG.mlp_width, 1])
+      choice = int(np.argmax(np.log(np.exp(logits) / np.exp(logits).sum()) - self.price * cost))
+      CHOSEN.setdefault(self.price, []).append(choice)
+      if choice == 0:
+        return np.zeros(E)
+      if choice == 1:
+        gate_up, down = beside["small_gate_up"], beside["small_down"]
+    gate, up = np.split(gate_up @ h, 2)
+    return down @ (gate / (1 + np.exp(-gate)) * up)
+
+  def __call__(self, token, layers, answers=True):
+    """The log-probabilities [V] of what follows; `answers` says that it is no token of a prompt."""
     x, place = self.w["embedding"][token], len(self.inputs)
     self.inputs.append([])
     for i in range(L):
@@ -68,8 +87,7 @@ class Reader:
           a * value[h // (H // K)] for a, value in zip(p / p.sum(), self.values[i], strict=True)
         ))  # fmt: skip
       x = x + own["out"] @ np.concatenate(heads)
-      gate, up = np.split(own["gate_up"] @ self.norm(x, own["mlp_norm"]), 2)
-      x = x + own["down"] @ (gate / (1 + np.exp(-gate)) * up)
+      x = x + self.mlp(x, own, answers)
     logits = self.w["embedding"] @ self.norm(x, self.w["norm"])
     return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
 
@@ -95,13 +113,25 @@ def of_first(threshold):
   return layers
 
 
+def of_duo(t, reader, prompt):
+  return [True] * L
+
+
 KEPT: set[tuple[bool, ...]] = set()
+CHOSEN: dict[float, list[int]] = {}  # by the price
+SMALL_WIDTH = 7
 UPDATES = jax.tree.map(
   lambda x: jnp.asarray(RNG.normal(size=x.shape) / 8, x.dtype),
   lora.start(jax.random.key(0), PARAMS, 2),
 )
 OF_LAYERS = Routers(*(jnp.asarray(RNG.normal(size=n), jnp.float32) / 4 for n in ((L, E), L)))
 WITH_ROUTERS = {**lora.merge(PARAMS, UPDATES), ROUTERS: OF_LAYERS._asdict()}
+SHAPES = {"router": (3, E), "bias": (3,), "small_gate_up": (2 * SMALL_WIDTH, E),
+          "small_down": (E, SMALL_WIDTH)}  # fmt: skip
+SMALL_MLPS = {
+  f"layer_{i}": {k: jnp.asarray(RNG.normal(size=n) / 4, jnp.float32) for k, n in SHAPES.items()}
+  for i in range(L)
+}
 PLAIN = Model("random", CONFIG, PARAMS, None, (), (), None)
 
 
@@ -110,6 +140,7 @@ def model(tmp_path_factory):
   """A model by the name of its skipping."""
   path = tmp_path_factory.mktemp("routers")
   routers.save(path, UPDATES, OF_LAYERS, base="random")
+  small_mlps.save(path / "duo", SMALL_MLPS, base="random")
 
   def of(name):
     chosen, params = skipping(name.format(path), CONFIG, PARAMS)
@@ -121,7 +152,9 @@ def model(tmp_path_factory):
 CASES = {
   "skip_decode-1-10-1": of_skip_decode(1, 10, 1), "skip_decode-2-30-0": of_skip_decode(2, 30, 0),
   "first[{}]": of_first(0.5), "first-0.4[{}]": of_first(0.4),
+  "duo[{}/duo]": of_duo, "duo-0.7[{}/duo]": of_duo,
 }  # fmt: skip
+PRICES = {"duo[{}/duo]": 0.0, "duo-0.7[{}/duo]": 0.7}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -129,16 +162,17 @@ def test_each_token_is_read_by_its_layers(model, name):
   own, layers = model(name), CASES[name]
   said = Decoder(own, temperature=1.0, batch=3)(PROMPTS, NEW)
   for prompt, result in zip(PROMPTS, said, strict=True):
-    reader, found = Reader(own.params), []
+    reader, found = Reader(own.params, PRICES.get(name)), []
     for n, token in enumerate([*prompt, *result.tokens[:-1]]):
       last = len(prompt) - 1
       if n == last or (n > last and name.startswith("skip_decode")):
         some = layers(n - last, reader, len(prompt))
-      log_p = reader(token, [True] * L if n < last else some)
+      log_p = reader(token, [True] * L if n < last else some, n >= last)
       if n >= last:
         found.append(log_p[result.tokens[n - last]])
     np.testing.assert_allclose(result.log_probs, found, rtol=1e-4, atol=1e-4)
   assert "first" not in name or any(not all(x) and any(x) for x in KEPT)
+  assert "duo" not in name or set(CHOSEN[PRICES[name]]) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -163,7 +197,10 @@ def test_all_layers_are_the_whole_model(model):
   [
     ("skip_decode-5", "0 <= first <= least layers"), ("skip_decode-2-0", "1 <= span"),
     ("first", "it needs trained routers"), ("first-2[{}]", "accepted is 0 to 1"),
-    ("none", "accepted are skip_decode, first"), ("skip_decode[x]", "takes nothing in brackets"),
+    ("none", "accepted are skip_decode, first, duo"), ("skip_decode[x]", "takes nothing in brack"),
+    ("duo", "it needs trained routers, duo.DIRECTORY., see specjax.train.duo"),
+    ("duo[{}]", "lacks skipping='duo'"), ("first[{}/duo]", "lacks skipping='first'"),
+    ("duo-0-1[{}/duo]", "duo takes the numbers price=0.0"),
   ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(model, name, words):
@@ -186,6 +223,23 @@ def test_what_does_not_go_together_is_refused(model, tmp_path):
     load(weights="int8", skipping=f"first[{tmp_path}]")
   with pytest.raises(ValueError, match="lacks tensor layer_4"):
     load(skipping=f"first[{tmp_path}]")
+
+
+def test_small_mlps_fit_one_model(tmp_path):
+  small_mlps.save(tmp_path, SMALL_MLPS, base="random")
+  with pytest.raises(ValueError, match="lacks tensor layer_4"):
+    load(skipping=f"duo[{tmp_path}]")
+  with pytest.raises(ValueError, match="accepted is a model without experts"):
+    small_mlps.load(tmp_path, dataclasses.replace(CONFIG, experts=Experts(2, 1, 8)), PARAMS)
+  with pytest.raises(ValueError, match="price=-1: accepted is 0 or more"):
+    duo(L, -1)
+
+
+def test_the_higher_the_price_the_less_is_read(model):
+  x = jnp.asarray(RNG.normal(size=(2, 50, E)), jnp.float32)
+  models = [model(f"duo-{price}[{{}}/duo]") for price in (0, 0.3, 1, 99)]
+  mean = [float(m.skipping.mlp(m.params, 1, of_layer(CONFIG, 1), x)[1].mean()) for m in models]
+  assert 1 > mean[0] > mean[1] > mean[2] > mean[3] == 0
 
 
 def test_fewer_layers_read_later_tokens():

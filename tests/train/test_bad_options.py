@@ -11,11 +11,12 @@ SCRIPTS = {
   "lm": (), "denoiser": (), "heads": ("--model", "gsm8k-7m"), "judge": ("--model", "gsm8k-7m"),
   "acceptance": ("--model", "gsm8k-7m", "--draft", "gsm8k-7m"), "filter": ("--model", "lists-3m"),
   "distill": ("--model", "lists-3m"), "draft_model": ("--model", "gsm8k-7m"),
-  "skipping": ("--model", "gsm8k-7m"),
+  "skipping": ("--model", "gsm8k-7m"), "duo": ("--model", "gsm8k-7m"),
   "joint": ("--model", "gsm8k-7m", "--init", "specjax/zoo/gsm8k-7m-medusa"),
 }  # fmt: skip
 DRAFTING = ("heads", "acceptance", "draft_model", "joint")  # from answers of their own making
-ASKING = (*DRAFTING, "judge", "filter", "distill", "skipping")
+SKIPPING = ("skipping", "duo")
+ASKING = (*DRAFTING, *SKIPPING, "judge", "filter", "distill")
 
 # What is wrong for every script of a group: options after the good ones, and the sentence.
 WRONG = {
@@ -26,12 +27,12 @@ WRONG = {
   "a bad split": (SCRIPTS, "--data tfds:gsm8k", "expected tfds:NAME:SPLIT"),
   "no text in a field": (ASKING, "--field query", "record 1 has no text in field 'query'; fields"),
   "no fields": (("lm", "denoiser"), "--fields question reply", "no text in field 'reply'"),
-  "no answers": (("judge", "skipping"), "--answer-field reply", "has no text in field 'reply'"),
+  "no answers": (("judge", *SKIPPING), "--answer-field reply", "has no text in field 'reply'"),
   "unknown model": (ASKING, "--model nowhere", "'nowhere' is no directory with a config.json"),
   "unknown draft": (("acceptance",), "--draft nowhere", "'nowhere' is no directory with a config"),
   "unknown start": (("denoiser",), "--start nowhere", "'nowhere' is no directory with a config"),
   "another vocabulary": (("acceptance",), "--draft lists-3m", "they must share one"),
-  "a denoiser": ((*DRAFTING, "judge", "skipping"), "--model lists-3m", "diffusion"),
+  "a denoiser": ((*DRAFTING, "judge", *SKIPPING), "--model lists-3m", "diffusion"),
   "no denoiser": (("filter", "distill"), "--model gsm8k-7m", "is no masked diffusion model"),
   "no blocks": (("denoiser",), "--block-length 0", "block_length=0: accepted is 1 or more"),
   "context": (("denoiser",), "--block-length 4 --context", "context=True: accepted is False with"),
@@ -56,7 +57,7 @@ WRONG = {
   "heads": (("lm",), "--heads 3 --kv-heads 2 --batch 1", "heads=3 must be a multiple of kv_heads"),
   "vocab_size": (("lm", "denoiser"), "--vocab-size 0", "vocab_size=0: accepted is 2 or more"),
   "questions": (ASKING, "--questions 0", "questions=0: accepted is 1 or more"),
-  "held_out": ((*DRAFTING, "judge", "filter", "skipping"), "--held-out 99", "fewer than the 12"),
+  "held_out": ((*DRAFTING, "judge", "filter", *SKIPPING), "--held-out 99", "fewer than the 12"),
   "none held out": (("heads", "judge", "acceptance", "filter"), "--held-out 0", "held_out=0: acc"),
   "max_new_tokens": (DRAFTING, "--max-new-tokens 0", "max_new_tokens=0: accepted"),
   "temperature": (("heads", "judge", "distill"), "--temperature -1", "temperature=-1.0: accepted"),
@@ -66,7 +67,9 @@ WRONG = {
   "precision": (("filter",), "--precision 2", "precision=2.0: accepted is 0 to 1"),
   "share": (("distill",), "--share 1", "share=1.0: accepted is 0.01 to 0.99"),
   "keep": (("draft_model",), "--keep 8 --held-out 2", "keep=8: accepted is 1 to 7"),
-  "kept share": (("skipping",), "--keep 2", "keep=2.0: accepted is 0 to 1"),
+  "kept share": (SKIPPING, "--keep 2", "keep=2.0: accepted is 0 to 1"),
+  "router rate": (("duo",), "--router-rate -1", "router_rate=-1.0: accepted is 0 or more"),
+  "small share": (("duo",), "--small 2", "small=2.0: accepted is 0 to 1"),
   "skipping": (("skipping",), "--skipping none --held-out 2", "skipping='none': accepted are skip"),
   "rank": (("distill",), "--rank -1", "rank=-1: accepted is 0 or more"),
   "no rank": (("joint",), "--rank 0", "rank=0: accepted is 1 or more"),
