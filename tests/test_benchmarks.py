@@ -54,6 +54,8 @@ ERRORS = [
   ("benchmarks/claims/rules.py --rules sure", "rules='sure': accepted are greedy"),
   ("benchmarks/claims/cache_answers.py --long 0", "long=0: accepted"),
   ("benchmarks/claims/cache_answers.py --caches dust", "dust"),
+  ("benchmarks/claims/memory.py --rounds 0", "rounds=0: accepted"),
+  ("benchmarks/claims/memory.py --model absent", "absent"),
   ("benchmarks/claims/rules.py --trees oak", "oak"),
   ("benchmarks/claims/rules.py --max-new-tokens 0", "max_new_tokens=0"),
   ("benchmarks/quality/denoisers.py", "prompts=None: accepted"),

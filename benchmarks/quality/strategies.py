@@ -43,7 +43,7 @@ class Config(prompts.Questions):
   strategies: tuple[str, ...] = ()
   weights: Weights = "float"  # how matrices lie in memory
   drafter: str = "none"  # of all strategies but the searches, adadec and cntp
-  batch: int = 1  # questions decoded together, where one sample of each is taken by a decoder
+  batch: int = 1  # rows decoded together by all but first_finish and the searches
   temperature: float = 0.8  # of those that sample
   samples: int = 8  # of each question, for those that take one of several
   typical_p: float = 0.9
@@ -93,7 +93,8 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     return functools.partial(_decoded, decoder(batch=config.batch, **settings), new)
 
   def best(select: str) -> Answer:
-    return functools.partial(_best_of, decoder(temperature=T, batch=n), n, new, select)
+    rows = n if select == "first_finish" else config.batch  # which decodes a question alone
+    return functools.partial(_best_of, decoder(temperature=T, batch=rows), n, new, select)
 
   def search(groups: int) -> Answer:
     return functools.partial(_searched, model, config.beams, groups, new)
