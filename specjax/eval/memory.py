@@ -17,6 +17,9 @@ import numpy as np
 
 from specjax import checks, speculate
 from specjax.decoding.decoder import Decoder, padded
+from specjax.kernels.platform import platform
+from specjax.models.attention import QUERIES
+from specjax.models.config import Config
 
 GUESSES = 4  # of a batch, each of which compiles two programs
 
@@ -29,7 +32,7 @@ class Memory(NamedTuple):
     parts: weights of the drafter and of the rule.
     cache: keys and values of the target.
     state: what the drafter keeps, texts and log-probabilities.
-    prefill, round: what the compiler sets aside for the prompts, and for a round.
+    prefill, round: what is set aside besides for the prompts, and for a round.
   """
 
   weights: int
@@ -103,8 +106,16 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
   parts = size_of(weights) - size_of(weights.target)
   return Memory(
     size_of(weights.target), parts, size_of(state.cache), size_of(state._replace(cache=())),
-    *(_besides(program) for program in (start, advance)),
+    _besides(start) + _library(model.config, B, T), _besides(advance),
   )  # fmt: skip
+
+
+def _library(config: Config, B: int, T: int) -> int:
+  """Bytes that a CPU's library of products sets aside for prompts, and no compiler knows of.
+
+  It copies the largest matrix that it multiplies: the scores of as many queries as attend together.
+  """
+  return B * config.heads * min(T, QUERIES) * T * 4 if platform() == "cpu" else 0
 
 
 def _besides(program: Any) -> int:
