@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 import specjax
-from specjax import checks, script
+from specjax import script
 from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.decoding.builders.cache import DENSE
@@ -47,10 +47,7 @@ def main(config: Config) -> None:
   report.check(config, "batch", "long")
   model = specjax.load(config.model, weights=config.weights)
   model = dataclasses.replace(model, stop=())  # all answers are of full length
-  items = dataclasses.replace(config, limit=None).read(model)
-  limit = len(items) if config.limit is None else checks.whole("limit", config.limit, 1)
-  count = min(limit, len(items))
-  ids = sorted((items[i * len(items) // count].ids for i in range(count)), key=len)
+  ids = sorted((item.ids for item in config.evenly(model)), key=len)
   kinds = {
     name: specjax.Decoder(model, "none", batch=config.batch, cache=name)
     for name in (DENSE, *config.caches)
@@ -60,9 +57,7 @@ def main(config: Config) -> None:
           "questions": resume.digest(map(str, ids))}  # fmt: skip
   resume.claim(out, same)
   file = out / "answers.jsonl"
-  resume.keep_lines(file, resume.count_lines(file))
-  lines = [json.loads(line) for line in file.read_text().splitlines()]
-  answers = {line["cache"]: line["answers"] for line in lines}
+  answers = {line["cache"]: line["answers"] for line in resume.kept(file)}
   for name in report.progress([name for name in kinds if name not in answers], "answering"):
     answers[name] = [r.tokens for r in kinds[name](ids, config.max_new_tokens)]
     with file.open("a") as log:

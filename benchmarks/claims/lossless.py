@@ -78,10 +78,7 @@ def main(config: Config) -> None:
   every = [checks.number("temperatures", t, 0) for t in config.temperatures]
   model = specjax.load(config.model, weights=config.weights)
   model = dataclasses.replace(model, stop=())  # all texts are of full length
-  items = dataclasses.replace(config, limit=None).read(model)
-  limit = len(items) if config.limit is None else checks.whole("limit", config.limit, 1)
-  count = min(limit, len(items))
-  ids = [items[i * len(items) // count].ids for i in range(count)]
+  ids = [item.ids for item in config.evenly(model)]
   heads = [f"{name}-{nodes}" for name in catalogue.heads(model.name) for nodes in (8, 16)]
   names = [PLAIN, *(config.drafters or ("prompt_lookup-8", *heads))]
   # Of plain decoding the first batch size is enough.
@@ -95,9 +92,7 @@ def main(config: Config) -> None:
           "plain_batch": config.batches[0], "questions": resume.digest(map(str, ids))}  # fmt: skip
   resume.claim(out, same)
   file = out / "answers.jsonl"
-  resume.keep_lines(file, resume.count_lines(file))
-  lines = [json.loads(line) for line in file.read_text().splitlines()]
-  known = {(x["batch"], x["drafter"]): [Text(*t) for t in x["texts"]] for x in lines}
+  known = {(x["batch"], x["drafter"]): [Text(*t) for t in x["texts"]] for x in resume.kept(file)}
   cells = []
   for i, (batch, name) in enumerate(turns):
     if (batch, name) not in known:
@@ -107,10 +102,10 @@ def main(config: Config) -> None:
         log.write(json.dumps({"batch": batch, "drafter": name, "texts": texts}) + "\n")
       jax.clear_caches()  # a process may map 65530 pieces of memory
     for j, t in enumerate(every):
-      part = slice(j * count, (j + 1) * count)
+      part = slice(j * len(ids), (j + 1) * len(ids))
       mine, plain = known[batch, name][part], known[turns[0]][part]
       cells.append({
-        "temperature": t, "batch": batch, "drafter": name, "prompts": count,
+        "temperature": t, "batch": batch, "drafter": name, "prompts": len(ids),
         "tokens": sum(x.emitted for x in mine), **metrics.tau(mine),
         "different": divergences(model, ids, mine, plain, t == 0),
       })  # fmt: skip

@@ -16,7 +16,7 @@ Letters: B rows, T row length, L layers, R patterns.
 import dataclasses
 import functools
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,8 @@ def alone(network: Network, params: Params, rows: Rows, choice: Choice) -> tuple
   for i in range(network.layers):
     block, weights = transformer.of_layer(network, i), params["params"][f"layer_{i}"]
     kv = before.kv.k[i], before.kv.v[i]
-    y, _, _ = block.apply({"params": weights}, x, angle, mask, None, kv, method="attended")  # type: ignore[misc]
+    heard: Any = block.apply({"params": weights}, x, angle, mask, None, kv, method="attended")
+    y, _, _ = heard
     added, share = mlp(params, i, block, y)
     x = y + added
     shares.append(share)

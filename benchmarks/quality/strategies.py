@@ -121,8 +121,7 @@ def main(config: Config) -> None:
   same = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("strategies", "out")}
   resume.claim(out, same | {"prompts": resume.digest(map(str, ids))})
   file = out / "strategies.jsonl"
-  resume.keep_lines(file, resume.count_lines(file))
-  cells = [json.loads(line) for line in file.read_text().splitlines()]
+  cells = resume.kept(file)
   left = [name for name in chosen if name not in {cell["strategy"] for cell in cells}]
   for name in report.progress(left, "decoding"):
     answer = known[name]()

@@ -30,6 +30,13 @@ def read(
   """Base, scaling and the share of a head that turns.
 
   They are in `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+
+  Args:
+    raw, known: config.json as it is, and its checked values by the keys that most families use.
+    where: the file, for messages.
+
+  It raises ValueError where a scaling is unknown or lacks a number, or only part of a head turns in
+  a family that has whole ones.
   """
   key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
   if not isinstance(raw.get(key) or {}, dict):

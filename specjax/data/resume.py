@@ -59,3 +59,9 @@ def keep_lines(path: pathlib.Path, count: int) -> None:
     file.seek(0)
     size = sum(map(len, itertools.islice(file, count)))
     file.truncate(size)
+
+
+def kept(path: pathlib.Path) -> list[Any]:
+  """What the whole lines of a JSONL file say; half a line is cut off, an absent file is made."""
+  keep_lines(path, count_lines(path))
+  return [json.loads(line) for line in path.read_text().splitlines()]

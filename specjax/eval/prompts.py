@@ -82,6 +82,13 @@ class Questions:
   def read(self, model: Model) -> list[Item]:
     return read(self.prompts, model, self.max_new_tokens, self.limit)
 
+  def evenly(self, model: Model) -> list[Item]:
+    """`limit` questions at equal distances in the file, which must be good as a whole."""
+    items = dataclasses.replace(self, limit=None).read(model)
+    limit = len(items) if self.limit is None else checks.whole("limit", self.limit, 1)
+    count = min(limit, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
+
   def with_numbers(self, model: Model) -> tuple[list[list[int]], list[str]]:
     """(ids of each question, the last number of each `answer`, as GSM8K has them).
 

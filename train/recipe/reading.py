@@ -7,6 +7,7 @@ Letters: B rows, T row length, V vocabulary, L layers.
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +109,8 @@ def read(
       one = (p >= 0.5).astype(p.dtype) + p - jax.lax.stop_gradient(p)
       gate = jnp.broadcast_to(one[:, None], gate.shape)
     own = {"params": params["params"][f"layer_{i}"]}
-    y, _, _ = block.apply(own, x, angle, mask, None, method="attended")  # type: ignore[misc]
+    heard: Any = block.apply(own, x, angle, mask, None, method="attended")
+    y, _, _ = heard
     read_whole = whole(params, i, block, y)
     added, share = read_whole if mlp is whole else mlp(params, i, block, y)
     after = y + jnp.where(later[..., None], added, read_whole[0])
