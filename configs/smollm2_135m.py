@@ -28,24 +28,31 @@ _SAME = Config(
   length=512, draft_vocab=6000, points=256, training=_TRAINING,
 )  # fmt: skip
 
-_FOUR, _SHARED, _SOFT = {"depth": 4}, {"depth": 4, "shared": True}, (0.0, 1.0, 0.0, 0.8)
+
 # Each guess of these passes through layers of its own or the target's.
-_FEW: dict[str, Any] = {"points": 64, "training": dataclasses.replace(_TRAINING, batch=2)}
+def _few(rate: float) -> dict[str, Any]:
+  return {"points": 64, "training": dataclasses.replace(_TRAINING, batch=2, rate=rate)}
+
+
+_FOUR, _SHARED, _SOFT = {"depth": 4}, {"depth": 4, "shared": True}, (0.0, 1.0, 0.0, 0.8)
+_ALIKE = (
+  "eagle3", "eagle", "mlp_speculator", "redrafter", "blockwise", "clover", "clover2", "chimera",
+  "mtp", "jakiro", "griffin",
+)  # fmt: skip
 # The head of each run, its shape, and the other options that differ.
 _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-  "eagle3": ("eagle3", _FOUR, {}),
-  "eagle": ("eagle", _FOUR, {}),
+  name: (name, _FOUR, {}) for name in _ALIKE
+} | {
   "medusa": ("medusa", _SHARED, {"loss": _SOFT}),
+  "hydra": ("hydra", _SHARED, {}),
   "hydra_pp": ("hydra", _SHARED | {"prefix": True, "blocks": 4}, {}),
-  "mlp_speculator": ("mlp_speculator", _FOUR, {}),
-  "clover": ("clover", _FOUR, {}),
-  "mtp": ("mtp", _FOUR, {}),
-  "jakiro": ("jakiro", _FOUR, {}),
-  "griffin": ("griffin", _FOUR, {}),
-  "pard": ("pard", _FOUR, _FEW),
-  "dflash": ("dflash", _FOUR | {"hidden_layers": (2, 15, 27)}, _FEW),
-  "hidden_transfer": ("hidden_transfer", {"depth": 3, "layers": (22, 22, 22)}, _FEW),
-}  # fmt: skip
+  "ctc": ("ctc", {"depth": 6}, {}),
+  "pard": ("pard", _FOUR, _few(1e-3)),
+  "dflash": ("dflash", _FOUR | {"hidden_layers": (2, 15, 27)}, _few(1e-3)),
+  "hidden_transfer": ("hidden_transfer", {"depth": 3, "layers": (22, 22, 22)}, _few(1e-3)),
+  "masked_slots": ("masked_slots", _FOUR, _few(3e-3)),
+  "ppd": ("ppd", _FOUR, _few(1e-2)),
+}
 CONFIGS: dict[str, Config] = {
   name: dataclasses.replace(_SAME, out=f"runs/smollm2-135m/{name}", head=HEADS[kind][1](**shape),
                             **rest)
