@@ -6,6 +6,7 @@ caches of one size go together, short ones first: a pass reads whole caches, and
 keeps may be as long as the prompt. `decoding.engine` takes requests while it decodes.
 """
 
+import collections
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,14 +74,16 @@ def _run(
   decoder: Decoder, capacity: int, T: int, group: Mapping[int, _Asked], rounds: int
 ) -> Iterator[tuple[int, Result]]:
   rows, held = Rows(decoder, capacity, T), dict[int, _Held]()
-  numbers, waiting = np.zeros(decoder.batch, int), iter(group)
+  numbers, waiting = np.zeros(decoder.batch, int), collections.deque(group)
   while True:
     for b in sorted(set(range(decoder.batch)) - held.keys()):
-      if (i := next(waiting, None)) is None:
+      if not waiting:
         break
+      i = waiting.popleft()
       _, ids, budget, numbers[b] = group[i]
       request = decoder.request(numbers[b : b + 1], np.array([len(ids) + budget]))
-      prefill = rows.admit(b, ids, T, request)
+      again = bool(waiting) and group[waiting[0]].ids == ids
+      prefill = rows.admit(b, ids, T, request, again)
       held[b] = _Held(i, prefill, time.perf_counter())
     if not held:
       return

@@ -1,7 +1,8 @@
 """The rows of one compiled loop, each of which is free or holds a request of its own.
 
 Between rounds a prompt is prefilled alone, and its state takes the place of a free row. The rounds
-are those of `speculate.advance`, whatever the drafter is.
+are those of `speculate.advance`, whatever the drafter is. Requests with one prompt that follow each
+other share its prefill.
 
 Letters: B batch, T padded length of a prompt.
 """
@@ -45,6 +46,9 @@ class Rows:
     # A free row holds a text of one token, which has reached its limit.
     self._request = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
     self._state = self._start([0], T, self._request)
+    self._kept: tuple[list[int], int, speculate.State] | None = None  # a prompt, T, its state
+    # Other states are not the prompt's alone: a request's processors and earlier texts are in them.
+    self._sharing = not decoder.method.processors and decoder.method.drafter.keep is None
 
   def _start(self, prompt: list[int], T: int, request: speculate.Request) -> speculate.State:
     B, decoder = len(request.limit), self.decoder
@@ -55,12 +59,23 @@ class Rows:
       decoder.method, decoder.weights, jnp.asarray(tokens), length, request, self.capacity
     )
 
-  def admit(self, b: int, prompt: list[int], T: int, request: speculate.Request) -> float:
+  def admit(
+    self, b: int, prompt: list[int], T: int, request: speculate.Request, again: bool = False
+  ) -> float:
     """Puts a request of one row into row b; the seconds of its prefill.
 
     What a drafter keeps may be as long as T; then all prompts are padded to one T.
+
+    Args:
+      again: whether the next request has the same prompt, for which the prefill is then kept.
     """
-    alone, seconds = timed(self._start, prompt, T, request)
+    kept, self._kept = self._kept, None
+    if kept is not None and kept[:2] == (prompt, T):
+      alone, seconds = kept[2]._replace(done=len(prompt) >= request.limit), 0.0
+    else:
+      alone, seconds = timed(self._start, prompt, T, request)
+    if again and self._sharing:
+      self._kept = prompt, T, alone
     self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
     return seconds
 

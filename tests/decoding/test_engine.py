@@ -9,6 +9,7 @@ from test_conversation import METHODS, MODEL, NEAR
 
 from specjax import Decoder, speculate
 from specjax.decoding.engine import Busy, Closed, Engine
+from specjax.decoding.rows import Rows
 
 PLAIN = {"temperature": 0.0}
 END = 2  # a stop token of all decoders here
@@ -285,3 +286,31 @@ def test_what_one_request_taught_helps_the_next(name):
     third = engine.submit(prompt, 20)
     assert third.wait() == plain.tokens
     assert third.forwards < min(first.forwards, second.forwards)
+
+
+@pytest.mark.parametrize(
+  ("options", "prefills"),
+  [
+    ({"drafter": "prompt_lookup-4"}, 3),
+    ({"drafter": "history-4"}, 5),  # begins with what it learnt from the texts before
+    ({"processors": ("penalties-1.3",)}, 5),  # begin with the request's own numbers
+  ],
+)
+def test_requests_with_one_prompt_share_its_prefill(monkeypatch, options, prefills):
+  prompts = ([1, 2, 3, 1, 2], [1, 2, 3, 1, 2], [4], [5], [5])
+  settings = {"temperature": 0.9, "processors": options.get("processors", ())}
+  texts = [Decoder(MODEL, seed=i, **settings)([p], 7)[0].tokens for i, p in enumerate(prompts)]
+  seen, start, asked = [], Rows._start, threading.Event()
+
+  def counted(*args):
+    assert asked.wait(60)
+    seen.append(args[1])
+    return start(*args)
+
+  monkeypatch.setattr(Rows, "_start", counted)
+  decoder = Decoder(MODEL, verifier="target_only", batch=2, **settings | options)
+  with Engine(decoder, rounds=2, queue=20) as engine:
+    tickets = [engine.submit(p, 7, seed=i) for i, p in enumerate(prompts)]
+    asked.set()
+    assert [ticket.wait() for ticket in tickets] == texts
+  assert len(seen) == 1 + prefills  # and that of the rows, which are free at first
