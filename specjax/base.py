@@ -205,9 +205,9 @@ class Drafter(NamedTuple):
 
 
 class InitProcessor(Protocol):
-  """The state before the first round; the context is the prompt."""
+  """The state before the first round; the context is the prompt, limit i32[B] where a row ends."""
 
-  def __call__(self, params: Params, context: Context) -> Any: ...
+  def __call__(self, params: Params, context: Context, limit: Array) -> Any: ...
 
 
 class ProcessLogits(Protocol):

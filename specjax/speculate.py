@@ -125,7 +125,8 @@ def start(
     capacity=capacity,
   )  # fmt: skip
   memories = tuple(
-    p.init(params, context) for p, params in zip(processors, request.processors, strict=True)
+    p.init(params, context, request.limit)
+    for p, params in zip(processors, request.processors, strict=True)
   )
   zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, drafter.depth + 1), jnp.int32)
   return State(

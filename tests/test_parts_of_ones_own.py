@@ -94,7 +94,7 @@ def test_a_draft_length_policy_is_three_functions_and_a_row():
 def test_a_processor_is_four_functions_and_a_row():
   forbidden = Processor(
     "forbidden",
-    lambda params, context: (),
+    lambda params, context, limit: (),
     lambda params, state, draft, mask, logits: logits.at[..., 1].set(-jnp.inf),
     lambda params, state, tokens: jnp.zeros(tokens.shape, bool),
     lambda params, state, tokens, rows: state,

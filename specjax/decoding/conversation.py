@@ -131,7 +131,7 @@ class Conversation:
     state = self._read(ids, budget, request)
     pairs = zip(method.processors, request.processors, strict=True)
     self._state = state._replace(
-      processors=tuple(p.init(params, state.context) for p, params in pairs),
+      processors=tuple(p.init(params, state.context, request.limit) for p, params in pairs),
       log_probs=jnp.zeros_like(state.log_probs), done=state.context.length >= request.limit,
       stats=_nothing_counted(B, method.drafter.depth),
     )  # fmt: skip

@@ -46,7 +46,7 @@ def _at_nodes(automaton: Automaton, state: Array, draft: Draft) -> Array:
   return lax.fori_loop(1, draft.depth.max() + 1, level_below, root)
 
 
-def _init(params: Automaton, context: Context) -> Array:
+def _init(params: Automaton, context: Context, limit: Array) -> Array:
   return jnp.zeros(context.length.shape, jnp.int32)
 
 

@@ -48,15 +48,21 @@ def unpacked(words: Array, size: int) -> Array:
 
 
 class Ruled(NamedTuple):
-  """What each row says under which grammar u8[B, G]; a grammar of zeros allows everything."""
+  """What each row says under which grammar u8[B, G]; a grammar of zeros allows everything.
+
+  budget i32[B] is the number of tokens that it may say in all.
+  """
 
   rules: Array
   said: Said
+  budget: Array
 
 
 @functools.cache
 def grammar(masks: Callable[..., np.ndarray]) -> Processor:
   """Allows only texts of a grammar; where one is complete, it allows a stop token.
+
+  Near the end of its budget a text has to end, where the host finds how (`closing`).
 
   Its params are u8[G], the grammar, see `schemas`. A row keeps the one with which it began, so that
   rows of other grammars of the same G may join a batch, and another needs no new compilation. The
@@ -66,9 +72,9 @@ def grammar(masks: Callable[..., np.ndarray]) -> Processor:
     masks: `matchers.Matchers.masks`, run on the host.
   """
 
-  def init(params: Array, context: Context) -> Ruled:
+  def init(params: Array, context: Context, limit: Array) -> Ruled:
     rules = jnp.broadcast_to(params, (len(context.length), *params.shape))
-    return Ruled(rules, nothing_said(context))
+    return Ruled(rules, nothing_said(context), limit - context.length)
 
   def logits(params: Array, state: Ruled, draft: Draft, mask: Array, logits: Array) -> Array:
     B, N, V = logits.shape
@@ -76,7 +82,8 @@ def grammar(masks: Callable[..., np.ndarray]) -> Processor:
 
     def asked() -> Array:
       words = jax.pure_callback(
-        masks, shape, state.rules, *state.said, draft.tokens, draft.parent, draft.valid
+        masks, shape, state.rules, *state.said, state.budget - state.said.length, draft.tokens,
+        draft.parent, draft.valid,
       )  # fmt: skip
       return jnp.where(unpacked(words, V), logits, -jnp.inf)
 

@@ -9,12 +9,13 @@ of 32 bits, G bytes of a grammar.
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from specjax.data.tokenizer import Tokenizer
+from specjax.processors import closing
 
 KEPT = 256  # matchers, each at the end of a text: more than most batches have rows
 GRAMMARS = 64  # parsed grammars
@@ -74,10 +75,14 @@ class Matchers:
     if not stop:
       raise ValueError("a grammar needs a token that ends the text: the model has none; give stop.")
     self._engine: Any = llguidance
+    spelled = _Spelled(tokenizer, vocab_size, stop[0])
+    self._spoken = spelled.tokens
+    self._letters = {
+      b.decode(): i for i, b in enumerate(self._spoken) if len(b) == 1 and b < b"\x7f"
+    }
     self._tokens = llguidance.LLTokenizer(
-      llguidance.TokenizerWrapper(_Spelled(tokenizer, vocab_size, stop[0])),
-      n_vocab=vocab_size, eos_token=stop[0],
-    )  # fmt: skip
+      llguidance.TokenizerWrapper(spelled), n_vocab=vocab_size, eos_token=stop[0]
+    )
     self.words = -(-vocab_size // 32)
     self._stop = tuple(dict.fromkeys(int(i) for i in stop))
     bits = np.zeros(32 * self.words, np.uint8)
@@ -112,6 +117,27 @@ class Matchers:
     if matcher.is_accepting() or not row.any():
       row |= self._ending
 
+  def _allow_end(self, matcher: Any, text: Sequence[int], left: int, row: np.ndarray) -> None:
+    """Allows in row i32[W] only the next token of a short end where `left` tokens are few for it.
+
+    Any other token may lengthen it, such as a comma, behind which an item follows. So few is up to
+    twice what it takes with the stop token, and `closing.MORE`.
+    """
+    if left > closing.ZONE:
+      return
+    bits = np.zeros_like(row)
+
+    def allows(matcher: Any) -> Callable[[int], bool]:
+      self._engine.numpy.fill_next_token_bitmask(matcher, bits[None])
+      return lambda token: bool(bits[token >> 5] >> (token & 31) & 1)
+
+    said = b"".join(self._spoken[i] for i in text)
+    ids = closing.end(matcher, said, left, allows, self._letters, self._spoken)
+    if ids is not None and left <= 2 * (len(ids) + 1) + closing.MORE:
+      row[:] = 0 if ids else self._ending
+      for token in ids[:1]:
+        row[token >> 5] = np.uint32(1 << (token & 31)).view(np.int32)
+
   def _ended(self, text: np.ndarray) -> bool:
     return bool(np.isin(text, self._stop).any())
 
@@ -133,9 +159,13 @@ class Matchers:
       del self._kept[next(iter(self._kept))]  # the one that was read longest ago
 
   def _walk(
-    self, grammar: bytes, text: np.ndarray, draft: Sequence[np.ndarray], out: np.ndarray
-  ) -> None:
-    """Fills out i32[N, W] for the nodes that can be reached of one row's draft; see `masks`."""
+    self, grammar: bytes, text: np.ndarray, budget: int, draft: Sequence[np.ndarray],
+    out: np.ndarray,
+  ) -> None:  # fmt: skip
+    """Fills out i32[N, W] for the nodes that can be reached of one row's draft; see `masks`.
+
+    `budget` tokens may be said after the text.
+    """
     tokens, parent, valid = (x.tolist() for x in draft)
     if self._ended(text):
       return
@@ -143,6 +173,8 @@ class Matchers:
       out[0] = self._ending
       return
     self._allow(matcher, out[0])
+    said = [text.tolist(), *([] for _ in tokens[1:])]
+    self._allow_end(matcher, said[0], budget, out[0])
     children: list[list[int]] = [[] for _ in tokens]
     for node in range(len(tokens) - 1, 0, -1):
       if valid[node]:
@@ -161,25 +193,29 @@ class Matchers:
         continue
       read = depth[node] = depth[above] + 1
       self._allow(matcher, out[node])
+      said[node] = [*said[above], token]
+      self._allow_end(matcher, said[node], budget - read, out[node])
       left += children[node]
     matcher.rollback(read)
     self._keep(grammar, text, matcher)
 
   def masks(
-    self, grammar: Any, text: Any, length: Any, tokens: Any, parent: Any, valid: Any
+    self, grammar: Any, text: Any, length: Any, left: Any, tokens: Any, parent: Any, valid: Any
   ) -> np.ndarray:
     """u32[B, N, W]: bit t of a node says that token t may follow it.
 
     All bits are set where nothing follows: at and below a stop token, below a token that is
     forbidden or not valid, and for a text that has ended. Those of stop tokens alone are set where
-    the engine cannot read the text. A row whose grammar is zeros is allowed everything.
+    the engine cannot read the text. A row whose grammar is zeros is allowed everything. Where few
+    tokens are left, a text that can end in them has to, see `closing`.
 
     Args:
       grammar: u8[B, G], of each row; see `schemas`.
       text: i32[B, S], what has been said, of which length i32[B] tokens count.
+      left: i32[B], the tokens that may be said after it.
       tokens, parent, valid: of a draft, see `base.Draft`.
     """
-    said, n, *draft = (np.asarray(x) for x in (text, length, tokens, parent, valid))
+    said, n, rest, *draft = (np.asarray(x) for x in (text, length, left, tokens, parent, valid))
     rules = [_text(row) for row in np.asarray(grammar)]
     out = np.full((*draft[0].shape, self.words), -1, np.int32)
     done: dict[tuple[bytes, ...], int] = {}
@@ -188,12 +224,12 @@ class Matchers:
         if not rules[b]:
           continue
         own = said[b, : n[b]]
-        key = (rules[b], own.tobytes(), *(x[b].tobytes() for x in draft))
+        key = (rules[b], own.tobytes(), *(x[b].tobytes() for x in (rest, *draft)))
         if key in done:  # equal rows, as at the beginning of equal prompts
           out[b] = out[done[key]]
         else:
           done[key] = b
-          self._walk(rules[b], own, [x[b] for x in draft], out[b])
+          self._walk(rules[b], own, int(rest[b]), [x[b] for x in draft], out[b])
     return out.view(np.uint32)
 
   def forced(self, grammar: Any, text: Any, length: Any, depth: int) -> np.ndarray:

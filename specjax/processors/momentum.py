@@ -81,7 +81,7 @@ def momentum(candidates: int = 5) -> Processor:
     candidates: K, the likeliest tokens; the others are never said.
   """
 
-  def init(params: Momentum, context: Context) -> Text:
+  def init(params: Momentum, context: Context, limit: Array) -> Text:
     # Arrays of its own: the loop takes over each that it is given.
     return Text(jnp.copy(context.tokens), jnp.copy(context.length))
 

@@ -55,7 +55,7 @@ def penalise(penalties: Penalties, seen: Array, said: Array, logits: Array) -> A
 def penalties(vocab_size: int) -> Processor:
   """Penalises repetition, presence and frequency, at every node by the text on its own path."""
 
-  def init(params: Penalties, context: Context) -> Counts:
+  def init(params: Penalties, context: Context, limit: Array) -> Counts:
     B, S = context.tokens.shape
     nothing = jnp.zeros((B, vocab_size))
     in_prompt = jnp.arange(S)[None] < context.length[:, None]

@@ -196,7 +196,8 @@ def test_momentum_of_long_texts(prompt):
   processor, params = momentum(3), Momentum(jnp.full(1, 0.2))
   text = np.zeros((1, 24), np.int32)
   text[0, : len(first)] = first
-  state = processor.init(params, Context(jnp.asarray(text), jnp.full(1, len(first), jnp.int32)))
+  context = Context(jnp.asarray(text), jnp.full(1, len(first), jnp.int32))
+  state = processor.init(params, context, jnp.full(1, 24, jnp.int32))
   more = len(prompt) - len(first)
   said = jnp.asarray([(prompt[len(first) :] + [3] * 3)[:3]], jnp.int32)
   state = processor.update(params, state, said, jnp.full(1, more, jnp.int32))

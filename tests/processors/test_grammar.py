@@ -6,10 +6,12 @@ import re
 import sys
 
 import jax.numpy as jnp
+import jsonschema
 import numpy as np
 import pytest
 import tokenizers
 
+from specjax.data.json_schemas import samples
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.engine import Engine
@@ -86,7 +88,7 @@ def test_masks_of_random_trees(lark):
     parent = np.array([[0, *(rng.integers(0, i) for i in range(1, N))] for _ in range(B)])
     valid = rng.random((B, N)) < 0.9
     valid[:, 0] = True
-    arguments = (rules, text, np.array(length), tokens, parent, valid)
+    arguments = (rules, text, np.array(length), np.full(B, 99), tokens, parent, valid)
     words = MATCHERS.masks(*arguments)
     np.testing.assert_array_equal(words, Matchers(letters(), V, (STOP, SPARE)).masks(*arguments))
     got = np.asarray(unpacked(jnp.asarray(words), V))
@@ -103,6 +105,33 @@ def test_masks_of_random_trees(lark):
         assert set(np.flatnonzero(got[b, node])) == expected, (b, node)
       reached += len(way)
   assert reached > 40
+
+
+@pytest.mark.parametrize(
+  ("said", "left", "expected"),
+  [
+    ('{"unit":"a', 65, None), ('{"unit":"a', 5, None),  # far from the end; too late
+    ('{"unit":"apples","count":7', 12, ","), ('{"unit":"apples","count":7', 50, None),
+    ('{"unit":"dollars","count":7,"sure":fa', 4, "lse"), ('{"why":"a \\\\" 1', 60, '"'),
+    ('{"unit":"apples","count":7,"sure":true}', 4, "STOP"),
+  ],
+)  # fmt: skip
+def test_a_text_has_to_end_in_its_budget(said, left, expected):
+  matchers = Matchers(MODEL.tokenizer, MODEL.config.vocab_size, MODEL.stop)
+  ids = MODEL.tokenizer.encode(said)
+  one = np.zeros((1, 1), np.int32)
+  grammar = np.asarray(of_json_schema(WORDY if "why" in said else SCHEMA, matchers))[None]
+  masks = [
+    matchers.masks(grammar, [ids], [len(ids)], [rest], one, one, one == 0) for rest in (left, 999)
+  ]
+  near, far = (np.flatnonzero(unpacked(jnp.asarray(x[0, 0]), 512)) for x in masks)
+  if expected is None:
+    assert near.tolist() == far.tolist()
+  elif expected == "STOP":
+    assert set(near) == set(MODEL.stop)
+  else:
+    (token,) = near
+    assert expected.startswith(MODEL.tokenizer.decode([token])) and token in far
 
 
 def test_what_is_said_is_appended():
@@ -150,6 +179,23 @@ def test_drafts_change_nothing(drafter, temperature):
     said = json.loads(a.text)
     assert list(said) == WORDY["required"] and said["count"] <= 99
     assert b.forwards < a.forwards / (2 if "forced" in name else 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_end_in_their_budget(temperature):
+  """A model that knows nothing of JSON: a grammar alone leaves most of these texts cut."""
+  some = [sample for sample in samples(50) if sample.kind != "nested"][::2]
+  texts = []
+  for drafter in ("none", "prompt_lookup-4"):
+    decoder = Decoder(MODEL, drafter, "target_only", temperature=temperature, batch=4,
+                      processors=["json_schema"])  # fmt: skip
+    with Engine(decoder, max_length=256) as engine:
+      tickets = [engine.submit(QUESTIONS[0], 90, json_schema=x.schema) for x in some]
+      texts.append([ticket.wait() for ticket in tickets])
+  assert texts[0] == texts[1] and max(map(len, texts[0])) > 64
+  for sample, text in zip(some, texts[0], strict=True):
+    assert text[-1] in MODEL.stop
+    jsonschema.validate(json.loads(MODEL.decode(text)), sample.schema)
 
 
 def test_another_schema_needs_no_other_loop():

@@ -1,0 +1,67 @@
+"""How a text in JSON ends soon: what may still be said when its budget runs out.
+
+A grammar alone lets a model go on in a list or a number until its budget cuts the text, which is no
+JSON then. Near the end of the budget only the tokens of one short end are allowed. Which these are
+follows from the text and from what is left of its budget, never from the draft.
+"""
+
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+ZONE = 64  # tokens before the end of the budget in which an end is looked for
+MORE = 16  # tokens that an item of a list may take
+_LETTERS, _DIGITS, _REST = string.ascii_letters, string.digits, " " + string.punctuation
+# What is tried first in a string and elsewhere. The first order never ends what may have any number
+# of letters before an @, or of digits before a Z; the others do.
+_IN_STRING = (
+  '"' + _LETTERS + _DIGITS + _REST, '"@:' + _LETTERS[::-1] + _DIGITS + _REST,
+  '"@:' + _DIGITS + _LETTERS + _REST,
+)  # fmt: skip
+_ELSEWHERE = "}],:" + _DIGITS + '"' + _LETTERS + _REST
+
+
+def in_string(text: bytes) -> bool:
+  """Whether a text in JSON stands in a string."""
+  inside = escaped = False
+  for byte in text:
+    if inside and not escaped and byte == ord("\\"):
+      escaped = True
+      continue
+    inside, escaped = inside != (byte == ord('"') and not escaped), False
+  return inside
+
+
+def _end(
+  matcher: Any, text: bytes, most: int, order: str, allows: Callable[[Any], Callable[[int], bool]],
+  letters: dict[str, int], spoken: Sequence[bytes],
+) -> list[int] | None:  # fmt: skip
+  """See `end`; a matcher is left as it was."""
+  ids: list[int] = []
+  while len(ids) < most and not matcher.is_accepting():
+    more = matcher.compute_ff_tokens()
+    if not more:
+      allowed = allows(matcher)
+      chars = order if in_string(text) else _ELSEWHERE
+      more = [i for c in chars if (i := letters.get(c)) is not None and allowed(i)][:1]
+    read = matcher.try_consume_tokens(more)
+    ids += more[:read]
+    text += b"".join(spoken[i] for i in more[:read])
+    if not more or read < len(more):
+      break
+  ended = matcher.is_accepting() and len(ids) < most
+  matcher.rollback(len(ids))
+  return ids if ended else None
+
+
+def end(matcher: Any, text: bytes, most: int, *rest: Any) -> list[int] | None:
+  """Tokens after which the text is complete, fewer than `most`; None where none were found.
+
+  Args:
+    matcher: of llguidance, which has read the text.
+    text: what was said so far.
+    rest: `allows` gives a matcher's predicate of the tokens that may follow, `letters` are the
+      tokens of one character, `spoken` the bytes of every token.
+  """
+  ways = (_end(matcher, text, most, order, *rest) for order in _IN_STRING)
+  return next((ids for ids in ways if ids is not None), None)
