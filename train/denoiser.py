@@ -15,6 +15,7 @@ import pathlib
 import sys
 from typing import Annotated, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -25,10 +26,11 @@ from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
+from specjax.models import lora
 from specjax.models.any_order import any_order
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import block_diffusion, forward, run, texts
-from specjax.train.recipe.config import Bounds, Length, Network, Training
+from specjax.train.recipe.config import Bounds, Length, Natural, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.from_causal import as_denoiser
 from specjax.train.recipe.masking import (
@@ -53,6 +55,8 @@ class Config(texts.Config):
     context: whether Dream's context-adaptive weights replace 1 / p.
     block_length: length of the blocks that the model is causal over, by default those of `start`,
       or else none.
+    rank: of low-rank updates of the matrices of `start`, which then alone are trained and are added
+      to them in the end; 0 trains all weights.
     any_order: whether the model learns any tokens given any others, for any-subset speculative
       decoding (the policy assd).
   """
@@ -65,6 +69,7 @@ class Config(texts.Config):
   shift: bool = False
   context: bool = False
   block_length: Annotated[int | None, Bounds(1)] = None
+  rank: Natural = 0
   any_order: bool = False
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
@@ -133,6 +138,8 @@ def begun(name: str) -> Model:
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
+  if config.rank and config.start is None:
+    raise ValueError(f"rank={config.rank}: accepted is 0 without start.")
 
   records = texts.read(config)
   model = begun(config.start) if config.start else new_model(config, out, records)
@@ -160,7 +167,8 @@ def main(config: Config) -> None:
 
   network = Transformer(model.config)
 
-  def loss(params, _, rows: Rows, key: Array):
+  def loss(trained, frozen, rows: Rows, key: Array):
+    params = lora.gate(frozen, trained, 0) if config.rank else trained
     tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
     masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
     noisy = jnp.where(masked, mask, tokens)
@@ -175,7 +183,12 @@ def main(config: Config) -> None:
     weight = context_weight(masked) if config.context else 1 / p
     return denoising_loss(logits, tokens, masked, maskable, weight)
 
-  params = fit(loss, model.params, batch, config.training, out)
+  start, frozen = model.params, ()
+  if config.rank:
+    start, frozen = lora.start(jax.random.key(config.training.seed), start, config.rank), start
+  params = fit(loss, start, batch, config.training, out, frozen=frozen)
+  if config.rank:
+    params = lora.merge(frozen, params)
 
   plain = all(isinstance(record, str) for record in records)
   if processes.first():

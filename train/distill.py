@@ -168,7 +168,7 @@ def main(config: Config) -> None:
   network, mask = Transformer(model.config), model.denoiser.mask
 
   def weights(trained, frozen):
-    return lora.merge(frozen, trained) if config.rank else trained
+    return lora.gate(frozen, trained, 0) if config.rank else trained
 
   def loss(trained, frozen, rows: Rows, key):
     tokens, answer, used = (jnp.asarray(x) for x in rows)
@@ -195,7 +195,8 @@ def main(config: Config) -> None:
   trained = fit(loss, start, batches(rows, config.training), config.training, out, frozen=frozen)
 
   if processes.first():
-    hf.save(out / "model", model.config, weights(trained, frozen), model.tokenizer,
+    params = lora.merge(frozen, trained) if config.rank else trained
+    hf.save(out / "model", model.config, params, model.tokenizer,
             template=model.template, mask=mask, shift=model.shift)  # fmt: skip
 
 

@@ -121,7 +121,7 @@ class Tuning:
     """The loss in nats and its metrics, of {"updates": .., "head": ..} on a frozen (old model, what
     is fixed in the head)."""
     old_params, fixed = frozen
-    params = lora.merge(old_params, trained["updates"])
+    params = lora.gate(old_params, trained["updates"], 0)
     examples = step.batch.examples
     states = forward.read(self.network, params, examples, self.objective.head.hidden_layers)
     apart = self.apart(old_params, states.hidden, step.batch)

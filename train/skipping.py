@@ -70,7 +70,7 @@ def main(config: Config) -> None:
 
   def loss(trained, frozen: Params, batch: Rows, key):
     chosen = trained.get("routers", fixed)
-    entropy, runs = loss_of(network, lora.merge(frozen, trained["lora"]), batch, chosen)
+    entropy, runs = loss_of(network, lora.gate(frozen, trained["lora"], 0), batch, chosen)
     kept = runs.mean()
     penalty = config.penalty * (kept - config.keep) ** 2 if fixed is None else 0.0
     return entropy + penalty, {"entropy": entropy, "kept": kept}

@@ -2,7 +2,7 @@
 
 All matrices of the layers have an update but those of experts; those of the embedding and the head
 have none. `merge` adds the updates to the weights; `gate` keeps them apart, for some rows of a pass
-alone.
+alone or, to train them, for all: the gradient of a whole matrix would take as long as its product.
 """
 
 import dataclasses

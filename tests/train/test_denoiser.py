@@ -1,5 +1,6 @@
 """A denoiser from questions and answers, and from text, end to end and tiny."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,6 +8,7 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from options import changed
 
 import specjax
@@ -113,6 +115,26 @@ def test_a_model_goes_on_from_where_it_was(run, tmp_path):
   loss = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["loss"]
   with open(f"{run.out}/metrics.jsonl") as file:
     assert loss < 0.7 * json.loads(file.readline())["loss"]
+
+
+def test_low_rank_updates_alone_are_trained(run, tmp_path):
+  config = changed(
+    run, start=f"{run.out}/model", out=str(tmp_path), words=False, rank=2, steps=8, rate=3e-2,
+    warmup=0,
+  )  # fmt: skip
+  script.main(config)
+  before, after = (
+    flatten_dict(specjax.load(f"{path}/model").params["params"]) for path in (run.out, tmp_path)
+  )
+  for name, old in before.items():
+    change = np.asarray(after[name] - old)
+    if change.ndim == 1 or len(name) == 1:  # norms and the embedding
+      assert not change.any(), name
+    else:  # files hold 16 bits of a number
+      _, second, third, *_ = np.linalg.svd(change, compute_uv=False)
+      assert second > 5 * third, name
+  with pytest.raises(ValueError, match="rank=2: accepted is 0 without start"):
+    script.main(dataclasses.replace(config, start=None))
 
 
 def test_a_model_without_a_tokenizer_does_not_go_on(run, tmp_path):
