@@ -10,7 +10,16 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from specjax.base import Params
-from specjax.checkpoints import eagle, eagle3, heads, hf_config, hydra, medusa, mlp_speculator
+from specjax.checkpoints import (
+  dflash,
+  eagle,
+  eagle3,
+  heads,
+  hf_config,
+  hydra,
+  medusa,
+  mlp_speculator,
+)
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
 from specjax.drafters import HEADS, draft_vocabulary, embedding
@@ -20,7 +29,7 @@ from specjax.models.transformer import target
 
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
-  "mlp_speculator": mlp_speculator,
+  "mlp_speculator": mlp_speculator, "dflash": dflash,
 }  # fmt: skip
 FORMATS = ("specjax", *PUBLISHED)
 TORCH = ("medusa", "hydra")  # whose programs load a file of torch
@@ -28,7 +37,8 @@ TORCH = ("medusa", "hydra")  # whose programs load a file of torch
 
 def format_of(raw: Mapping[str, Any]) -> str | None:
   """The format of a head's config.json, one of FORMATS; None where it has none of them."""
-  marks = {"head": "specjax", "medusa_num_heads": "medusa", "hydra_num_heads": "hydra"}
+  marks = {"head": "specjax", "medusa_num_heads": "medusa", "hydra_num_heads": "hydra",
+           "dflash_config": "dflash"}  # fmt: skip
   if found := [form for key, form in marks.items() if key in raw]:
     return found[0]
   if "draft_vocab_size" in raw:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.drafters import blocks, draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
@@ -28,11 +29,23 @@ class DFlashConfig:
     layers: transformer layers of the head, 1 or more.
     hidden_layers: layers of the target whose input is read, 0 to L; () is an early, a middle and a
       late one.
+    mlp_width: of the layers; 0 is the target's.
+    mask_token: id of the target's token whose embedding the masks are; None learns a vector.
   """
 
   depth: int = 5
   layers: int = 2
   hidden_layers: tuple[int, ...] = ()
+  mlp_width: int = 0
+  mask_token: int | None = None
+
+
+def hidden_layers_of(L: int, config: DFlashConfig) -> tuple[int, ...]:
+  """The layers that are read; ValueError where the target lacks one."""
+  layers = config.hidden_layers or (min(1, L), L // 2, L - 1)
+  if not all(0 <= i <= L for i in layers):
+    raise ValueError(f"hidden_layers={layers}: accepted are layers 0 to {L}, the target's.")
+  return layers
 
 
 class DFlashNet(nn.Module):
@@ -42,12 +55,14 @@ class DFlashNet(nn.Module):
   width: int
   epsilon: float
   inputs: int
+  has_mask: bool
 
   def setup(self):
     E, init = self.width, nn.initializers.normal(0.02)
     self.fc = self.param("fc", init, (E, self.inputs * E))
     self.context_norm, self.norm = RMSNorm(self.epsilon), RMSNorm(self.epsilon)
-    self.mask = self.param("mask", init, (E,))
+    if self.has_mask:
+      self.mask = self.param("mask", init, (E,))
 
   def context(self, hidden_layers: tuple[Array, ...], position: Array, mask: Array) -> KV:
     """The keys and values, in every layer, of the target's states, arrays [B, N, E]."""
@@ -57,23 +72,26 @@ class DFlashNet(nn.Module):
     return KV(tuple(r.k[0] for r in rows), tuple(r.v[0] for r in rows))
 
   def block(
-    self, root: Array, depth: int, position: Array, sees: Array | None, cache: Cache | None,
-    earlier: KV | None,
+    self, root: Array, given: Array | None, depth: int, position: Array, sees: Array | None,
+    cache: Cache | None, earlier: KV | None,
   ) -> Array:  # fmt: skip
-    """As `drafters.base.Block`, from the embeddings [B, M, E] of the roots."""
+    """As `drafters.base.Block`, from the embeddings [B, M, E] of the roots, and that [E] of a mask
+    where it is not learned."""
     (B, M, E), A = root.shape, depth + 1
-    masks = jnp.broadcast_to(self.mask.astype(root.dtype), (B, M, depth, E))
+    own = self.mask if given is None else given
+    masks = jnp.broadcast_to(own.astype(root.dtype), (B, M, depth, E))
     x = jnp.concatenate([root[:, :, None], masks], 2).reshape(B, M * A, E)
     place, mask = blocks.laid_out(position, 1, A, sees, causal=False)
     for i, layer in enumerate(self.layers):
-      own = None if cache is None else cache._replace(kv=_of_layer(cache.kv, i))
-      x, *_ = layer(x, place, mask, own, None if earlier is None else _of_layer(earlier, i))
+      seen = None if cache is None else cache._replace(kv=_of_layer(cache.kv, i))
+      x, *_ = layer(x, place, mask, seen, None if earlier is None else _of_layer(earlier, i))
     return self.norm(x).reshape(B, M, A, E)[:, :, 1:]
 
   def __call__(self, hidden_layers, position, mask):
     """Runs everything once, for `init`."""
     self.context(hidden_layers, position, mask)
-    return self.block(hidden_layers[0], 1, position, None, None, None)
+    given = None if self.has_mask else hidden_layers[0][0, 0]
+    return self.block(hidden_layers[0], given, 1, position, None, None, None)
 
 
 def _of_layer(kv: KV, i: int) -> KV:
@@ -88,8 +106,8 @@ def dflash(target: Target, config: DFlashConfig) -> Head:
   and a norm make one vector of several layers, which every layer of the head maps to keys and
   values. The block's rows pass through the layers; what mask d becomes is read by the target's LM
   head as the token in its place. Guesses do not see each other's tokens, only that they are there.
-  Embeddings are the target's; the mask's vector is learned, and the final norm starts as the
-  target's.
+  Embeddings are the target's; the mask's vector is learned, or that of a token, and the final norm
+  starts as the target's.
 
   The loss is cross-entropy with the text, of which depth d weighs exp(-(d - 1) / 4), or
   0.78 ** (d - 1), as published for blocks of 8. The published heads have 5 layers, as many states
@@ -97,14 +115,16 @@ def dflash(target: Target, config: DFlashConfig) -> Head:
   drafting positions of every head, some at random in each step.
 
   Raises:
-    ValueError: the target lacks a layer.
+    ValueError: the target lacks a layer or the mask's token.
   """
-  E, L, D = target.width, target.layers, config.depth
-  taps = config.hidden_layers or (min(1, L), L // 2, L - 1)
-  if not all(0 <= i <= L for i in taps):
-    raise ValueError(f"hidden_layers={taps}: accepted are layers 0 to {L}, the target's.")
-  layers = tuple(target.make_layers(window=False) for _ in range(config.layers))
-  module = DFlashNet(layers, E, target.norm_epsilon, len(taps))
+  E, D, mask_token = target.width, config.depth, config.mask_token
+  taps = hidden_layers_of(target.layers, config)
+  if mask_token is not None:
+    checks.whole("mask_token", mask_token, 0, target.vocab_size - 1, note="the target's tokens")
+  layers = tuple(
+    target.make_layers(mlp_width=config.mlp_width, window=False) for _ in range(config.layers)
+  )
+  module = DFlashNet(layers, E, target.norm_epsilon, len(taps), mask_token is None)
 
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
@@ -118,8 +138,10 @@ def dflash(target: Target, config: DFlashConfig) -> Head:
     return target.embed(target_params, following), kv
 
   def block(params, target_params, root, position, sees=None, cache=None, earlier=None):
-    own = {"params": params["params"]}
-    return module.apply(own, root, D, position, sees, cache, earlier, method="block")
+    own, given = {"params": params["params"]}, None
+    if mask_token is not None:
+      given = target.embed(target_params, jnp.full((1, 1), mask_token, jnp.int32))[0, 0]
+    return module.apply(own, root, given, D, position, sees, cache, earlier, method="block")
 
   read, loss = draft_vocabulary.through(target), LossWeights(decay=0.78)
   return Head(

@@ -24,6 +24,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.drafters import HEADS, drafting
 from specjax.drafters.base import Examples
+from specjax.drafters.dflash import DFlashConfig
 from specjax.drafters.eagle import EagleConfig
 from specjax.drafters.eagle3 import Eagle3Config
 from specjax.drafters.hydra import HydraConfig
@@ -82,6 +83,14 @@ def mlp_shapes(steps: int, inner: int):
   return shapes
 
 
+def dflash_shapes(layers: int):
+  shapes = {"fc.weight": (E, 3 * E), "hidden_norm.weight": (E,), "norm.weight": (E,)}
+  for name in (f"layers.{i}" for i in range(layers)):
+    shapes |= layer(name, 3, 1, 4, E, 8, ("post_attention", "input"))
+    shapes |= {f"{name}.self_attn.{x}_norm.weight": (4,) for x in "qk"}
+  return shapes
+
+
 class Case(NamedTuple):
   """A published head.
 
@@ -128,6 +137,14 @@ MLP = {
   "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator",
   "emb_dim": E, "inner_dim": 8, "n_predict": 2, "vocab_size": V, "n_candidates": 5,
   "top_k_tokens_per_head": [5, 4], "tie_weights": False, "scale_input": True,
+}  # fmt: skip
+# As for Qwen3 8B, which is read with norms on q and k whatever the target has.
+DFLASH = LLAMA | {
+  "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_attention_heads": 3,
+  "num_key_value_heads": 1, "intermediate_size": 8, "num_hidden_layers": 2, "rope_theta": 1e6,
+  "block_size": 4, "dflash_config": {"mask_token_id": 13, "target_layer_ids": [1, 4, 3]},
+  "layer_types": ["full_attention"] * 2, "attention_bias": False, "use_sliding_window": False,
+  "num_target_layers": 8, "sliding_window": None,
 }  # fmt: skip
 PREFIX = "prefix_embeding_layer"
 CASES = {
@@ -202,7 +219,12 @@ CASES = {
      for x, y in (("emb", "weight"), ("head", "weight"), ("ln", "weight"), ("ln", "bias"))}
     | {"speculator.proj.2.weight": "speculator.proj.1.weight"},
   ),
+  "dflash": Case(
+    "dflash", "model.safetensors", DFLASH, dflash_shapes(2),
+    DFlashConfig(3, 2, (2, 5, 4), mlp_width=8, mask_token=13),
+  ),
 }  # fmt: skip
+HIDDEN_LAYERS = {"eagle3": (2, 4, 5), "dflash": (2, 5, 4)}
 
 
 @functools.cache
@@ -357,12 +379,45 @@ def mlp_speculator_logits(t, raw, target, hidden, hidden_layers, tokens, at):
     yield t[f"speculator.head.{i}.weight"] @ state
 
 
+def dflash_logits(t, raw, target, hidden, hidden_layers, tokens, at):
+  """The block of the root and its masks, of which each sees all and the text before the root."""
+  epsilon, H, K = raw["rms_norm_eps"], raw["num_attention_heads"], raw["num_key_value_heads"]
+  joint = np.concatenate(hidden_layers, -1)[: at + 1] @ t["fc.weight"].T
+  context = rms(joint, epsilon, t["hidden_norm.weight"])
+  masks = [raw["dflash_config"]["mask_token_id"]] * (raw["block_size"] - 1)
+  x = target["embedding"][[tokens[at + 1], *masks]]
+  for i in range(raw["num_hidden_layers"]):
+    name = f"layers.{i}"
+    rows = np.concatenate([context, rms(x, epsilon, t[f"{name}.input_layernorm.weight"])])
+    q, k, v = (
+      (rows @ t[f"{name}.self_attn.{p}_proj.weight"].T).reshape(len(rows), n, -1)
+      for p, n in zip("qkv", (H, K, K), strict=True)
+    )
+    q, k = (
+      rms(y, epsilon, t[f"{name}.self_attn.{p}_norm.weight"]) for p, y in (("q", q), ("k", k))
+    )
+    q, k = (
+      np.array([[rotate(h, j, raw["rope_theta"]) for h in y] for j, y in enumerate(z)])
+      for z in (q, k)
+    )
+    for j in range(len(x)):
+      mixed = []
+      for h in range(H):
+        p = np.exp(k[:, h * K // H] @ q[at + 1 + j, h] / q.shape[-1] ** 0.5)
+        mixed.append(p / p.sum() @ v[:, h * K // H])
+      x[j] += t[f"{name}.self_attn.o_proj.weight"] @ np.concatenate(mixed)
+    z = rms(x, epsilon, t[f"{name}.post_attention_layernorm.weight"])
+    z = silu(z @ t[f"{name}.mlp.gate_proj.weight"].T) * (z @ t[f"{name}.mlp.up_proj.weight"].T)
+    x = x + z @ t[f"{name}.mlp.down_proj.weight"].T
+  yield from rms(x[1:], epsilon, t["norm.weight"]) @ target["lm_head"].T
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_published_tensors_are_the_published_formula(tmp_path, name):
   case, rng = CASES[name], np.random.default_rng(1)
   loaded = load(write(tmp_path, name))
   assert loaded.config == case.config and (loaded.choices, loaded.hit_rates) == ((), None)
-  assert loaded.head.hidden_layers == ((2, 4, 5) if case.form == "eagle3" else ())
+  assert loaded.head.hidden_layers == HIDDEN_LAYERS.get(case.form, ())
   T, at = 9, 4
   tokens = rng.integers(0, V, (1, T)).astype(np.int32)
   hidden = rng.normal(size=(1, T, E)).astype(np.float32)
@@ -409,16 +464,17 @@ def test_loaded_then_saved_is_the_file(tmp_path, name):
   assert (again.config, again.network) == (loaded.config, loaded.network)
 
 
-def made(name: str, config, words=None) -> Loaded:
+def made(name: str, config, words=None, model=MODEL) -> Loaded:
   """A head of our own, with random weights."""
-  head, rng = HEADS[name][0](target(MODEL), config), np.random.default_rng(2)
-  shapes = abstract(head, MODEL, None if words is None else len(words))
+  head, rng = HEADS[name][0](target(model), config), np.random.default_rng(2)
+  shapes = abstract(head, model, None if words is None else len(words))
   params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
   if words is not None:
     params["vocabulary"] = jnp.asarray(words, jnp.int32)
-  return Loaded(head, params, ((0,), (0, 0)), np.array([[0.5, 0.25]]), config, MODEL)
+  return Loaded(head, params, ((0,), (0, 0)), np.array([[0.5, 0.25]]), config, model)
 
 
+NORMED = dataclasses.replace(MODEL, qk_norm=True)
 OWN = {
   "medusa": ("medusa", MedusaConfig(2)),
   "hydra": ("hydra", HydraConfig(3)),
@@ -432,6 +488,7 @@ OWN = {
   ),
   "mlp_speculator": ("mlp_speculator", MLPSpeculatorConfig(1)),
   "mlp_speculator, tied": ("mlp_speculator", MLPSpeculatorConfig(4, 8, scale_input=True)),
+  "dflash": ("dflash", DFlashConfig(2, 3, (7, 1), mask_token=0), None, NORMED),
 }
 
 
@@ -441,7 +498,7 @@ def test_saved_then_loaded_is_the_head(tmp_path, name):
   form, config, *_ = OWN[name]
   back = load(save(tmp_path, own, form))
   same(back.params, own.params)
-  assert back.network == MODEL and back.head.hidden_layers == own.head.hidden_layers
+  assert back.network == own.network and back.head.hidden_layers == own.head.hidden_layers
   assert back.head.name == form and back.head.depth == own.head.depth
   if name != "hydra, untied":  # with two blocks there is nothing to tie
     assert back.config == config
@@ -468,7 +525,7 @@ def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
 
 
 @pytest.mark.full(but=["hydra++", "eagle3"])
-@pytest.mark.parametrize("name", ["hydra++", "eagle", "eagle3", "mlp_speculator, tied"])
+@pytest.mark.parametrize("name", ["hydra++", "eagle", "eagle3", "mlp_speculator, tied", "dflash"])
 def test_loaded_heads_change_no_token(tmp_path, name):
   model = Model("tiny", MODEL, target_params(), None, (), (), None)
   prompts = [[1, 2, 3, 4, 5, 1, 2], [7]]
@@ -500,7 +557,7 @@ def test_every_tensor_counts(tmp_path, name):
       assert f"tensors {key} and {case.copies[key]} differ" in words
   write(tmp_path, name, {k: v for k, v in tensors.items() if k not in free})
   lean = load(tmp_path)
-  for extra in ("more.weight", "layers.1.mlp.up_proj.weight", "hydra_mlp.2.0.linear.weight"):
+  for extra in ("more.weight", "layers.2.mlp.up_proj.weight", "hydra_mlp.2.0.linear.weight"):
     write(tmp_path, name, tensors | {extra: np.zeros((2, 2), np.float32)})
     assert f"has no place for tensor {extra}." in sentence(formats.load, tmp_path, MODEL)
   key = next(k for k in tensors if k not in free)
@@ -541,6 +598,21 @@ CONFIGS = [
   ("mlp_speculator", {"architectures": "ArcticLSTMSpeculatorPreTrainedModel"}, "accepted is MLPS"),
   ("mlp_speculator", {"emb_dim": 16}, "emb_dim=16 in config.json: accepted is the target's, 12"),
   ("mlp_speculator", {"vocab_size": 8}, "vocab_size=8 in config.json: accepted is the target's"),
+  ("dflash", {"architectures": ["DFlash2DraftModel"]}, "accepted is DFlashDraftModel"),
+  ("dflash", {"dflash_config": [13]}, "dflash_config=[13]: accepted is an object"),
+  ("dflash", {"dflash_config": {"mask_token_id": 13}}, "dflash_config lacks 'target_layer_ids'"),
+  ("dflash", {"dflash_config": {"target_layer_ids": [1]}}, "dflash_config lacks 'mask_token_id'"),
+  ("dflash", {"dflash_config": {"mask_token_id": 99, "target_layer_ids": [1]}}, "mask_token=99"),
+  ("dflash", {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [7]}}, "from 0 to 6"),
+  ("dflash", {"dflash_config": DFLASH["dflash_config"] | {"output_multiplier": 0.2}},
+   "output_multiplier in config.json=0.2: accepted is 1."),
+  ("dflash", {"block_size": ABSENT}, "dflash_config lacks 'block_size'"),
+  ("dflash", {"block_size": 1}, "block_size=1: accepted is a whole number from 2 to 65"),
+  ("dflash", {"layer_types": ["sliding_attention", "full_attention"]},
+   "accepted is full_attention in all layers"),
+  ("dflash", {"is_causal": True}, "is_causal in config.json=True: accepted is false"),
+  ("dflash", {"hidden_size": 24}, "hidden_size=24 in config.json: accepted is the target's, 12"),
+  ("dflash", {"num_hidden_layers": 3}, "lacks tensor layers.2."),
 ]  # fmt: skip
 
 
@@ -634,12 +706,16 @@ REFUSED = [
   ("medusa", MedusaConfig(2), IDS, "the format medusa has no place for a draft vocabulary"),
   ("mlp_speculator", MLPSpeculatorConfig(2), IDS, "the format mlp_speculator has no place for"),
   ("eagle3", Eagle3Config(2), np.arange(V)[::-1], "the format eagle3 keeps their order"),
+  ("dflash", DFlashConfig(2), None, "mask_token=None: the format dflash has the embedding"),
+  ("dflash", DFlashConfig(2, mask_token=1), None, "qk_norm=False with qkv_bias=False: the format"),
+  ("dflash", DFlashConfig(2, hidden_layers=(0, 3), mask_token=1), None, "has layers 1 to 7"),
 ]
 
 
 @pytest.mark.parametrize(("name", "config", "words", "message"), REFUSED)
 def test_what_was_never_published_is_not_written(tmp_path, name, config, words, message):
-  assert message in sentence(save, tmp_path / "x", made(name, config, words), name)
+  model = NORMED if "layers 1" in message else MODEL
+  assert message in sentence(save, tmp_path / "x", made(name, config, words, model), name)
   assert not (tmp_path / "x").exists()
 
 
