@@ -11,7 +11,17 @@ from jax import Array
 
 from specjax.base import Params, Target
 from specjax.checkpoints import hf_config
-from specjax.checkpoints.hf_layout import HF, LLADA, LLADA2, MIXTRAL, Layout, Names, layout, spare
+from specjax.checkpoints.hf_layout import (
+  HF,
+  LLADA,
+  LLADA2,
+  MIMO,
+  MIXTRAL,
+  Layout,
+  Names,
+  layout,
+  spare,
+)
 from specjax.models import transformer
 from specjax.models.config import Config
 
@@ -43,7 +53,7 @@ def _llama(names: Names) -> Family:
   )  # fmt: skip
 
 
-_OTHERS = {"llada": LLADA, "mixtral": MIXTRAL, "llada2_moe": LLADA2}
+_OTHERS = {"llada": LLADA, "mixtral": MIXTRAL, "llada2_moe": LLADA2, "mimo": MIMO}
 FAMILIES: dict[str, Family] = {
   name: _llama(_OTHERS.get(name, HF)) for name in hf_config.FAMILIES
 }  # fmt: skip

@@ -24,13 +24,14 @@ def read_config(directory: str | pathlib.Path, what: str = "draft head") -> dict
   return schema.read(file)
 
 
-def read_tensors(path: pathlib.Path) -> Tensors:
-  """The tensors of a safetensors file; ValueError where it is absent or damaged."""
+def read_tensors(path: pathlib.Path, prefix: str = "") -> Tensors:
+  """The tensors of a safetensors file whose names begin so; ValueError where it is absent or
+  damaged."""
   if not path.is_file():
     raise ValueError(f"{path.parent} has no {path.name}.")
   try:
     with safe_open(path, "numpy") as file:
-      names = file.keys()
+      names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
       for name in names:
         if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
           checks.refuse(f"{path}: dtype of tensor {name}", dtype, ", ".join(_DTYPES))

@@ -19,6 +19,7 @@ from specjax.checkpoints import (
   hydra,
   medusa,
   mlp_speculator,
+  mtp,
 )
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
@@ -29,7 +30,7 @@ from specjax.models.transformer import target
 
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
-  "mlp_speculator": mlp_speculator, "dflash": dflash,
+  "mlp_speculator": mlp_speculator, "dflash": dflash, "mtp": mtp,
 }  # fmt: skip
 FORMATS = ("specjax", *PUBLISHED)
 TORCH = ("medusa", "hydra")  # whose programs load a file of torch
@@ -38,7 +39,7 @@ TORCH = ("medusa", "hydra")  # whose programs load a file of torch
 def format_of(raw: Mapping[str, Any]) -> str | None:
   """The format of a head's config.json, one of FORMATS; None where it has none of them."""
   marks = {"head": "specjax", "medusa_num_heads": "medusa", "hydra_num_heads": "hydra",
-           "dflash_config": "dflash"}  # fmt: skip
+           "dflash_config": "dflash", "num_nextn_predict_layers": "mtp"}  # fmt: skip
   if found := [form for key, form in marks.items() if key in raw]:
     return found[0]
   if "draft_vocab_size" in raw:

@@ -157,8 +157,8 @@ def load(
   directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float",
   mesh: Mesh | None = None,
 ) -> Checkpoint:  # fmt: skip
-  """Reads a Llama, Mistral, Qwen2, Qwen3, LLaDA, Dream, SDAR or Fast-dLLM v2 directory, or one of
-  their mixtures of experts: Mixtral, Qwen3-MoE, LLaDA-MoE, SDAR-MoE, LLaDA2.
+  """Reads a Llama, Mistral, Qwen2, Qwen3, MiMo, LLaDA, Dream, SDAR or Fast-dLLM v2 directory, or
+  one of their mixtures of experts: Mixtral, Qwen3-MoE, LLaDA-MoE, SDAR-MoE, LLaDA2.
 
   Args:
     directory: holds config.json, model.safetensors or its shards, and mostly tokenizer.json.

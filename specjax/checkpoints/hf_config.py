@@ -9,7 +9,7 @@ from specjax.checkpoints import hf_experts, hf_rope
 from specjax.models.config import Config
 
 FAMILIES = (
-  "llama", "mistral", "qwen2", "qwen3", "llada", "Dream", "sdar", "Fast_dLLM_Qwen",
+  "llama", "mistral", "qwen2", "qwen3", "mimo", "llada", "Dream", "sdar", "Fast_dLLM_Qwen",
   *hf_experts.KEYS,
 )  # fmt: skip
 # Where a family says how long the blocks are that it is causal over, and the published default.
@@ -19,6 +19,7 @@ _BLOCKS = {
 }  # fmt: skip
 _BOTH_SIDES = ("Dream", "lladamoe", *_BLOCKS)
 _NORMED = ("qwen3", "sdar", "qwen3_moe", "sdar_moe", "lladamoe", "llada2_moe")
+_BIASED = ("qwen2", "mimo", "Dream", "Fast_dLLM_Qwen")
 # What the programs of these take for absent keys, where it is not what Llama's takes.
 _ABSENT = {
   "mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8,
@@ -146,7 +147,7 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
       mlp_width=known["intermediate_size"],
       max_length=length, rope_theta=theta, rope_scaling=scaling,
       norm_epsilon=known.get("rms_norm_eps", 1e-6), tied=known.get("tie_word_embeddings", False),
-      qkv_bias=family in ("qwen2", "Dream", "Fast_dLLM_Qwen") or known.get("attention_bias", False),
+      qkv_bias=family in _BIASED or known.get("attention_bias", False),
       qk_norm=family in _NORMED, window=window,
       causal=known.get("is_causal", family not in _BOTH_SIDES),
       block_length=_block_length(raw, family, where),

@@ -55,6 +55,7 @@ MIXTRAL = HF | {
   "router": "block_sparse_moe.gate", "expert_gate": "block_sparse_moe.experts.{}.w1",
   "expert_up": "block_sparse_moe.experts.{}.w3", "expert_down": "block_sparse_moe.experts.{}.w2",
 }  # fmt: skip
+MIMO = HF | {"mtp": "model.mtp_layers.0"}
 # q, k and v are one tensor.
 LLADA2 = HF | {
   "embedding": "model.word_embeddings", "out": "attention.dense",
@@ -77,8 +78,11 @@ Layout = dict[tuple[str, ...], list[Fusion]]
 
 
 def spare(c: Config, names: Names) -> frozenset[str]:
-  """The LM head's tensor, which files may have although the embedding is the LM head."""
-  return frozenset({f"{names['lm_head']}.weight"} if c.tied else ())
+  """The LM head's tensor, which files may have although the embedding is the LM head, and those of
+  an MTP layer, which is a draft head."""
+  lm_head = {f"{names['lm_head']}.weight"} if c.tied else set()
+  mtp = mtp_layer(c, names) if "mtp" in names else {}
+  return frozenset(lm_head | {part.name for parts in mtp.values() for part in parts})
 
 
 def layout(c: Config, names: Names) -> Layout:
@@ -132,6 +136,18 @@ def block(
   if c.qk_norm:
     table |= {(*ours, x, "weight"): [of(names[x], C)] for x in ("q_norm", "k_norm")}
   return table
+
+
+def mtp_layer(c: Config, names: Names = MIMO) -> Layout:
+  """The MTP layer that MiMo's own checkpoints carry, which is a layer of the config."""
+  E, name = c.width, names["mtp"]
+  norms = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm",
+           "norm": "final_layernorm"}  # fmt: skip
+  table: Layout = {
+    (ours, "weight"): [Fusion(f"{name}.{theirs}.weight", (E,))] for ours, theirs in norms.items()
+  }
+  table["projection",] = [Fusion(f"{name}.input_proj.weight", (E, 2 * E))]
+  return table | block(c, ("layers", "layer_0"), name, names)
 
 
 def sparse(

@@ -41,22 +41,27 @@ TREE = Dynamic(60, 8, 10)  # of EAGLE's published code, whose depth of 7 leaves 
 EMBEDDING = "embed_tokens.weight"  # that a head of EAGLE may bring
 
 
-def read(directory: pathlib.Path, names: Sequence[str]) -> tuple[pathlib.Path, Tensors]:
+def read(
+  directory: pathlib.Path, names: Sequence[str], prefix: str = ""
+) -> tuple[pathlib.Path, Tensors]:
   """(path, tensors) of the first of these files that is there, whole or in shards.
 
-  It raises ValueError where none is there or it is damaged, and for torch's own without torch.
+  Tensors are those whose names begin with `prefix`. It raises ValueError where no file is there or
+  it is damaged, and for torch's own without torch.
   """
   for path in (directory / name for name in names):
     index = path.with_name(f"{path.name}.index.json")
     if path.is_file():
-      return path, _read_one(path)
+      return path, _read_one(path, prefix)
     if index.is_file():
-      return index, {k: v for shard in shards(index) for k, v in _read_one(shard).items()}
+      return index, {k: v for x in shards(index) for k, v in _read_one(x, prefix).items()}
   raise ValueError(f"{directory} has no {' and no '.join(names)}.")
 
 
-def _read_one(path: pathlib.Path) -> Tensors:
-  return read_tensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+def _read_one(path: pathlib.Path, prefix: str) -> Tensors:
+  if path.suffix == ".safetensors":
+    return read_tensors(path, prefix)
+  return {k: v for k, v in _read_torch(path).items() if k.startswith(prefix)}
 
 
 def _read_torch(path: pathlib.Path) -> Tensors:

@@ -24,9 +24,11 @@ class MTPConfig:
 
   Attributes:
     depth: D, how often the module may be used in a row.
+    before_norm: whether the text's states are the target's before its final norm, as in MiMo.
   """
 
   depth: int = 4
+  before_norm: bool = False
 
 
 class MTPModule(nn.Module):
@@ -60,10 +62,10 @@ def mtp(target: Target, config: MTPConfig) -> Head:
   the text, then those of its own guesses. Embeddings and the LM head are the target's; the norm
   before the LM head is the module's and starts as the target's final norm.
 
-  States are those after that norm, as in Qwen3-Next, where DeepSeek's are those before it; the norm
-  that reads them again undoes all but its weights. Depths weigh 0.6 ** (d - 1) in the loss,
-  cross-entropy with the text, as in FastMTP (Tencent 2025); D = 1 is DeepSeek's. The layer lacks
-  the target's sliding window.
+  States are those after the final norms, as in Qwen3-Next; the norm that reads them again undoes
+  all but their weights. MiMo's layer reads the text's before the target's. Depths weigh
+  0.6 ** (d - 1) in the loss, cross-entropy with the text, as in FastMTP (Tencent 2025); D = 1 is
+  DeepSeek's. The layer lacks the target's sliding window.
   """
   module = MTPModule(target.make_layers(window=False), target.norm_epsilon)
 
@@ -78,7 +80,12 @@ def mtp(target: Target, config: MTPConfig) -> Head:
     return module.apply({"params": params["params"]}, state, embedded, *rest)
 
   def memory(params, target_params, features, *rest):
-    return attend(params, target_params, features.hidden, *rest)
+    state = features.hidden_layers[0] if config.before_norm else features.hidden
+    return attend(params, target_params, state, *rest)
 
   loss, read = LossWeights(decay=0.6), draft_vocabulary.through(target)
-  return Head("mtp", target, config.depth, loss, init, read, memory=memory, attend=attend)
+  hidden_layers = (target.layers,) if config.before_norm else ()
+  return Head(
+    "mtp", target, config.depth, loss, init, read, memory=memory, attend=attend,
+    hidden_layers=hidden_layers,
+  )  # fmt: skip

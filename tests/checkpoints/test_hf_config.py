@@ -25,6 +25,7 @@ LLAMA3 = dict(
     ({"num_key_value_heads": None, "head_dim": None}, dict(head_dim=8, kv_heads=4)),
     ({"head_dim": 16, "num_key_value_heads": 2}, dict(head_dim=16, kv_heads=2)),
     ({"attention_bias": True}, dict(qkv_bias=True)),
+    ({"model_type": "mimo"}, dict(qkv_bias=True, window=None)),
     ({"sliding_window": 9}, dict(window=None)),
     ({"rope_theta": 5e5}, dict(rope_theta=5e5, rope_scaling=None)),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, dict(rope_theta=5e5)),
