@@ -9,7 +9,7 @@ positions with the loss published for it, guesses among the 512 tokens that make
 answers, and reads them out through the target's LM head where the method allows it. Hidden
 Transfer, FIRP, PPD and masked slots, each of whose guesses passes through layers of the target,
 take 2 rows a step, and the last two, whose guesses pass through all layers, 64 positions of each.
-DFlash and PARD, whose blocks pass through their layers whole, do as these.
+DFlash, PARD and P-EAGLE, whose blocks pass through their layers whole, do as these.
 On 2 CPU cores answers take 40 minutes and states 6; docs/results.md has the minutes of each head.
 """
 
@@ -48,6 +48,7 @@ _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   "hidden_transfer": ("hidden_transfer", {"depth": 4, "layers": (4, 5, 6, 6)}, {"training": _FEW}),
   "firp": ("hidden_transfer", {"depth": 4}, {"training": _FEW}),
   "pard": ("pard", _FIVE, {"points": 64, "training": _FEW}),
+  "peagle": ("peagle", _FIVE, {"points": 64, "training": _FEW}),
   "dflash": ("dflash", {"depth": 5, "hidden_layers": (2, 4, 6)}, {"points": 64, "training": _FEW}),
   "masked_slots": (
     "masked_slots",

@@ -252,7 +252,9 @@ class Convert:
   out: str
   tokenizer: str | None = None
   target: str | None = None
-  to: Literal["specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator"] = "specjax"
+  to: Literal[
+    "specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator", "dflash", "mtp", "peagle"
+  ] = "specjax"  # fmt: skip
   weights: Literal["float", "int8"] = "float"
   torch: bool = False
 

@@ -14,12 +14,14 @@ from specjax.checkpoints import (
   dflash,
   eagle,
   eagle3,
+  eagle3_file,
   heads,
   hf_config,
   hydra,
   medusa,
   mlp_speculator,
   mtp,
+  peagle,
 )
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
@@ -31,6 +33,7 @@ from specjax.models.transformer import target
 PUBLISHED = {
   "medusa": medusa, "hydra": hydra, "eagle": eagle, "eagle3": eagle3,
   "mlp_speculator": mlp_speculator, "dflash": dflash, "mtp": mtp,
+  "peagle": peagle,
 }  # fmt: skip
 FORMATS = ("specjax", *PUBLISHED)
 TORCH = ("medusa", "hydra")  # whose programs load a file of torch
@@ -43,7 +46,9 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
   if found := [form for key, form in marks.items() if key in raw]:
     return found[0]
   if "draft_vocab_size" in raw:
-    return "eagle3" if raw.get("speculators_model_type", "eagle3") == "eagle3" else None
+    usual = "peagle" if any(key in raw for key in peagle.MASK_TOKENS) else "eagle3"
+    kind = raw.get(eagle3_file.KIND, usual)
+    return kind if kind in ("eagle3", "peagle") else None
   family = raw.get("model_type")
   if family in hf_config.FAMILIES and raw.get("num_hidden_layers") == 1:
     return "eagle"
@@ -113,7 +118,7 @@ def save(
     heads.save(directory, name, loaded.config, loaded.params, loaded.choices, loaded.hit_rates,
                base=base, dtype=dtype)  # fmt: skip
     return
-  if form != "eagle3" and draft_vocabulary.ids(loaded.params) is not None:
+  if form not in ("eagle3", "peagle") and draft_vocabulary.ids(loaded.params) is not None:
     raise ValueError(f"the format {form} has no place for a draft vocabulary.")
   file, tensors, raw = PUBLISHED[form].encode(loaded, target_params, dtype)
   path = pathlib.Path(directory) / file

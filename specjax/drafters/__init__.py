@@ -37,6 +37,7 @@ from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig, mlp_speculator
 from specjax.drafters.mtp import MTPConfig, mtp
 from specjax.drafters.pard import PARDConfig, pard
+from specjax.drafters.peagle import PEagleConfig, peagle
 from specjax.drafters.ppd import PPDConfig, ppd
 from specjax.drafters.prompt_lookup import prompt_lookup
 from specjax.drafters.redrafter import ReDrafterConfig, redrafter
@@ -76,4 +77,5 @@ HEADS: dict[str, tuple[Callable[..., Head], type]] = {
   "redrafter": (redrafter, ReDrafterConfig), "mtp": (mtp, MTPConfig),
   "jakiro": (jakiro, JakiroConfig), "griffin": (griffin, GriffinConfig),
   "dflash": (dflash, DFlashConfig), "pard": (pard, PARDConfig),
+  "peagle": (peagle, PEagleConfig),
 }  # fmt: skip

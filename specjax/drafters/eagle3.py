@@ -13,6 +13,7 @@ from jax import Array
 from specjax.base import KV, Cache, Target
 from specjax.drafters import draft_vocabulary, embedding
 from specjax.drafters.base import Head, LossWeights
+from specjax.drafters.hidden_layers import hidden_layers_of
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 from specjax.models.weights import dense
@@ -44,18 +45,6 @@ class Eagle3Config:
   norm_before_fc: bool = False
   fc_norm: bool = False
   norm_output: bool = False
-
-
-def hidden_layers_of(L: int, config: Eagle3Config) -> tuple[int, ...]:
-  """The layers that are read, by default the published 2, L // 2 and L - 3, or 1 and L - 1 at the
-  ends of a shallow target. ValueError where the target lacks a layer."""
-  if not config.hidden_layers:
-    return (2, L // 2, L - 3) if L > 6 else (1, L // 2, L - 1)
-  if min(config.hidden_layers) < 0 or max(config.hidden_layers) > L:
-    raise ValueError(
-      f"hidden_layers={config.hidden_layers}: accepted are layers 0 to {L}, the target's."
-    )
-  return config.hidden_layers
 
 
 class Eagle3Layer(nn.Module):
@@ -113,7 +102,7 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
   the paper leaves open.
   """
   E, epsilon = target.width, target.norm_epsilon
-  hidden_layers = hidden_layers_of(target.layers, config)
+  hidden_layers = hidden_layers_of(target.layers, config.hidden_layers)
   layers = target.make_layers(
     mlp_width=config.mlp_width, attention_width=2 * E, window=False, qk_norm=False,
     qkv_bias=config.attention_bias,

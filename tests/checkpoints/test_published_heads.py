@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import sys
+import typing
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from specjax.arguments import Convert
 from specjax.base import Features
 from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded, abstract
@@ -30,6 +32,7 @@ from specjax.drafters.eagle3 import Eagle3Config
 from specjax.drafters.hydra import HydraConfig
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
+from specjax.drafters.peagle import PEagleConfig
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import target
@@ -146,6 +149,16 @@ DFLASH = LLAMA | {
   "layer_types": ["full_attention"] * 2, "attention_bias": False, "use_sliding_window": False,
   "num_target_layers": 8, "sliding_window": None,
 }  # fmt: skip
+PEAGLE = EAGLE3 | {
+  "architectures": ["PEagleDraftModel"], "num_hidden_layers": 2, "num_depths": 4,
+  "mask_token_id": 11, "norm_before_residual": True,
+}  # fmt: skip
+PEAGLE_SHAPES = (
+  layer("layers.0", 3, 1, 4, 2 * E, 8, EAGLE3_NORMS)
+  | layer("layers.1", 3, 1, 4, E, 8, EAGLE3_NORMS)
+  | {"fc.weight": (E, 3 * E), "norm.weight": (E,), "layers.0.hidden_norm.weight": (E,)}
+  | {"mask_hidden": (1, 1, 3 * E)}
+)
 PREFIX = "prefix_embeding_layer"
 CASES = {
   "hydra": Case(
@@ -223,8 +236,19 @@ CASES = {
     "dflash", "model.safetensors", DFLASH, dflash_shapes(2),
     DFlashConfig(3, 2, (2, 5, 4), mlp_width=8, mask_token=13),
   ),
+  "peagle": Case(
+    "peagle", "model.safetensors", PEAGLE,
+    PEAGLE_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
+    PEagleConfig(4, 2, 11, mlp_width=8, norm_before_residual=True),
+  ),
+  "peagle, all tokens, its own embedding": Case(
+    "peagle", "model.safetensors",
+    PEAGLE | {"draft_vocab_size": V, "num_depths": 8, "norm_before_residual": False},
+    PEAGLE_SHAPES | {"lm_head.weight": (V, E), "embed_tokens.weight": (V, E)},
+    PEagleConfig(8, 2, 11, mlp_width=8, own_embedding=True),
+  ),
 }  # fmt: skip
-HIDDEN_LAYERS = {"eagle3": (2, 4, 5), "dflash": (2, 5, 4)}
+HIDDEN_LAYERS = {"eagle3": (2, 4, 5), "peagle": (2, 4, 5), "dflash": (2, 5, 4)}
 
 
 @functools.cache
@@ -367,6 +391,23 @@ def eagle3_logits(t, raw, target, hidden, hidden_layers, tokens, at):
     yield t["lm_head.weight"] @ normed
 
 
+def peagle_logits(t, raw, target, hidden, hidden_layers, tokens, at):
+  """All depths from one pass over EAGLE-3's rows of the text and the masks after them."""
+  epsilon, masks = raw["rms_norm_eps"], raw["num_depths"] - 1
+  joint = np.concatenate(hidden_layers, -1)[: at + 1]
+  joint = np.concatenate([joint, np.tile(t["mask_hidden"][0], (masks, 1))])
+  x = joint @ t["fc.weight"].T
+  embedding = t.get("embed_tokens.weight", target["embedding"])
+  e = embedding[[*tokens[1 : at + 2], *[raw["mask_token_id"]] * masks]]
+  attended = [rms(e, epsilon, t["layers.0.input_layernorm.weight"])]
+  attended += [rms(x, epsilon, t["layers.0.hidden_norm.weight"])]
+  stream = attended[1] if raw["norm_before_residual"] else x
+  x = decoder_layer(t, "layers.0", raw, stream, np.concatenate(attended, -1))
+  attended = rms(x, epsilon, t["layers.1.input_layernorm.weight"])
+  x = decoder_layer(t, "layers.1", raw, x, attended)
+  yield from rms(x[at:], epsilon, t["norm.weight"]) @ t["lm_head.weight"].T
+
+
 def mlp_speculator_logits(t, raw, target, hidden, hidden_layers, tokens, at):
   n, inner, state = raw["n_predict"], raw["inner_dim"] or E, hidden[at]
   if raw["scale_input"]:
@@ -489,6 +530,8 @@ OWN = {
   "mlp_speculator": ("mlp_speculator", MLPSpeculatorConfig(1)),
   "mlp_speculator, tied": ("mlp_speculator", MLPSpeculatorConfig(4, 8, scale_input=True)),
   "dflash": ("dflash", DFlashConfig(2, 3, (7, 1), mask_token=0), None, NORMED),
+  "peagle": ("peagle", PEagleConfig(3, 3, 5), IDS),
+  "peagle, one layer, other hidden_layers": ("peagle", PEagleConfig(1, 1, 0, (8, 0), mlp_width=8)),
 }
 
 
@@ -525,7 +568,9 @@ def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
 
 
 @pytest.mark.full(but=["hydra++", "eagle3"])
-@pytest.mark.parametrize("name", ["hydra++", "eagle", "eagle3", "mlp_speculator, tied", "dflash"])
+@pytest.mark.parametrize(
+  "name", ["hydra++", "eagle", "eagle3", "mlp_speculator, tied", "dflash", "peagle"]
+)
 def test_loaded_heads_change_no_token(tmp_path, name):
   model = Model("tiny", MODEL, target_params(), None, (), (), None)
   prompts = [[1, 2, 3, 4, 5, 1, 2], [7]]
@@ -613,6 +658,14 @@ CONFIGS = [
   ("dflash", {"is_causal": True}, "is_causal in config.json=True: accepted is false"),
   ("dflash", {"hidden_size": 24}, "hidden_size=24 in config.json: accepted is the target's, 12"),
   ("dflash", {"num_hidden_layers": 3}, "lacks tensor layers.2."),
+  ("peagle", {"architectures": ["LlamaForCausalLM"]}, "accepted is PEagleDraftModel or"),
+  ("peagle", {"mask_token_id": None}, "config.json names no mask: it lacks mask_token_id and"),
+  ("peagle", {"mask_token_id": 99}, "mask_token=99: accepted is a whole number from 0 to 15"),
+  ("peagle", {"num_depths": 0}, "num_depths=0: accepted is a whole number from 1 to 64"),
+  ("peagle", {"num_hidden_layers": 3}, "lacks tensor layers.2."),
+  ("peagle", {"fc_norm": True}, "fc_norm in config.json=True: accepted is false in the format"),
+  ("peagle", {"num_depths": ABSENT, "speculators_config": {}}, "an object with a list of proposal"),
+  ("peagle", {"speculators_model_type": "dflash"}, "is of no known format"),
 ]  # fmt: skip
 
 
@@ -646,7 +699,27 @@ def test_the_format_of_speculators(tmp_path):
   same(found.params, plain.params)
   assert (found.config, found.network, found.tree) == (plain.config, plain.network, plain.tree)
   raw["speculators_model_type"] = "peagle"
-  assert "is of no known format" in sentence(load, write(tmp_path / "c", "eagle3.1", tensors, raw))
+  words = sentence(load, write(tmp_path / "c", "eagle3.1", tensors, raw))
+  assert "architectures=['Eagle3Speculator'] in config.json: accepted is PEagleDraftModel" in words
+
+
+def test_peagle_in_the_format_of_speculators(tmp_path):
+  """A config.json in two parts, which says the depth as the tokens of a proposal method."""
+  plain = load(write(tmp_path / "a", "peagle"))
+  outer = {"norm_before_residual", "draft_vocab_size", "mask_token_id"}
+  methods = [{"proposal_type": "greedy", "speculative_tokens": 4}]
+  raw = {k: PEAGLE[k] for k in outer} | {
+    "architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle",
+    "speculators_config": {"algorithm": "peagle", "proposal_methods": methods},
+    "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+    "transformer_layer_config": {k: v for k, v in PEAGLE.items()
+                                 if k not in {*outer, "num_depths", "architectures"}},
+  }  # fmt: skip
+  found = load(write(tmp_path / "b", "peagle", raw=raw))
+  same(found.params, plain.params)
+  assert (found.config, found.network) == (plain.config, plain.network)
+  flat = {k: v for k, v in PEAGLE.items() if k != "mask_token_id"} | {"ptd_token_id": 11}
+  assert load(write(tmp_path / "c", "peagle", raw=flat)).config == plain.config
 
 
 def test_an_embedding_of_its_own_is_kept(tmp_path):
@@ -706,6 +779,7 @@ REFUSED = [
   ("medusa", MedusaConfig(2), IDS, "the format medusa has no place for a draft vocabulary"),
   ("mlp_speculator", MLPSpeculatorConfig(2), IDS, "the format mlp_speculator has no place for"),
   ("eagle3", Eagle3Config(2), np.arange(V)[::-1], "the format eagle3 keeps their order"),
+  ("peagle", PEagleConfig(2), np.arange(V)[::-1], "the format peagle keeps their order"),
   ("dflash", DFlashConfig(2), None, "mask_token=None: the format dflash has the embedding"),
   ("dflash", DFlashConfig(2, mask_token=1), None, "qk_norm=False with qkv_bias=False: the format"),
   ("dflash", DFlashConfig(2, hidden_layers=(0, 3), mask_token=1), None, "has layers 1 to 7"),
@@ -724,6 +798,11 @@ def test_other_formats_are_refused(tmp_path):
   assert "to='eagle': accepted for a head of hydra is specjax or hydra" in words
   words = sentence(save, tmp_path, made("clover", HEADS["clover"][1]()), "clover")
   assert "to='clover': accepted for a head of clover is specjax." in words
+
+
+def test_the_command_line_knows_every_format():
+  (to,) = (f.type for f in dataclasses.fields(Convert) if f.name == "to")
+  assert typing.get_args(to) == formats.FORMATS
 
 
 def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path):

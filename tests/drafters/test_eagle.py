@@ -14,8 +14,9 @@ from specjax.decoding.method import method as pair
 from specjax.drafters import drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.eagle import EagleConfig, eagle
-from specjax.drafters.eagle3 import Eagle3Config, eagle3, hidden_layers_of
+from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.drafters.griffin import GriffinConfig, griffin
+from specjax.drafters.hidden_layers import hidden_layers_of
 from specjax.drafters.jakiro import JakiroConfig, jakiro
 from specjax.drafters.mtp import MTPConfig, mtp
 from specjax.models import transformer
@@ -327,8 +328,8 @@ def test_eagle3_starts_from_the_targets_head_over_its_own_vocabulary():
 )
 def test_layers_that_eagle3_reads(layers, want):
   model = Config(V, E, layers, H, K, C, 12)
-  assert hidden_layers_of(model.layers, Eagle3Config()) == want
+  assert hidden_layers_of(model.layers) == want
   assert eagle3(target(model), Eagle3Config(hidden_layers=(layers,))).hidden_layers == (layers,)
   for hidden_layers in ((0, layers + 1), (-1,)):
     with pytest.raises(ValueError, match=f"accepted are layers 0 to {layers}"):
-      hidden_layers_of(model.layers, Eagle3Config(hidden_layers=hidden_layers))
+      hidden_layers_of(model.layers, hidden_layers)

@@ -1,0 +1,14 @@
+"""The layers of the target that heads after EAGLE-3 read.
+
+Letters: L the target's layers.
+"""
+
+
+def hidden_layers_of(L: int, asked: tuple[int, ...] = ()) -> tuple[int, ...]:
+  """The layers whose input is read: those `asked` for, by default the published 2, L // 2 and
+  L - 3, or 1 and L - 1 at the ends of a shallow target. ValueError where the target lacks one."""
+  if not asked:
+    return (2, L // 2, L - 3) if L > 6 else (1, L // 2, L - 1)
+  if min(asked) < 0 or max(asked) > L:
+    raise ValueError(f"hidden_layers={asked}: accepted are layers 0 to {L}, the target's.")
+  return asked
