@@ -7,11 +7,40 @@ The process should have JAX_PLATFORMS=cpu, or jax looks for chips of the machine
 import importlib.util
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 
 TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v7x": "tpu7x:2x2x1"}
 GPUS = {"h100": "h100:1"}
+
+
+class Chips(NamedTuple):
+  """How chips are used.
+
+  Attributes:
+    topology: the smallest that has as many; the first ones are taken.
+    data, model: chips along each axis of a mesh.
+    gigabytes: memory of each.
+  """
+
+  topology: str
+  data: int
+  model: int
+  gigabytes: int
+
+
+CHIPS = {
+  "v5e:1": Chips("v5e:2x2", 1, 1, 16), "v5e:2x2": Chips("v5e:2x2", 1, 4, 16),
+  "v5e:4x4": Chips("v5e:4x4", 2, 8, 16), "v5p:1": Chips("v5p:2x2x1", 1, 1, 95),
+  "v5p:2x2x1": Chips("v5p:2x2x1", 1, 4, 95), "v5p:2x2x2": Chips("v5p:2x2x2", 1, 8, 95),
+  "v6e:2x4": Chips("v6e:2x4", 1, 8, 32), "v7x:2x2x1": Chips("tpu7x:2x2x1", 1, 8, 96),
+  "h100:1": Chips("h100:1", 1, 1, 80), "h100:4": Chips("h100:4", 1, 4, 80),
+  "h100:8": Chips("h100:8", 1, 8, 80),
+}  # fmt: skip
+"""Of a v7x a device is one of its two cores, with half of its memory."""
 
 _H100 = """
 device_description_str: "NVIDIA H100 80GB HBM3"
@@ -57,3 +86,18 @@ def devices(name: str) -> Sequence[jax.Device]:
   }.items():
     os.environ.setdefault(variable, value)
   return topologies.get_topology_desc(name, "tpu").devices
+
+
+def mesh(name: str) -> Mesh:
+  """The mesh of `CHIPS[name]` with axes "data" and "model"."""
+  kind, data, model, _ = CHIPS[name]
+  chips = np.array(devices(kind)[: data * model]).reshape(data, model)
+  return Mesh(chips, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def check(names: Sequence[str]) -> None:
+  """Raises ValueError where there is a name for which no program can be compiled here."""
+  for name in names:
+    reason = absent(name) if name in CHIPS else f"accepted are {', '.join(CHIPS)}"
+    if reason is not None:
+      raise ValueError(f"topologies={name!r}: {reason}.")

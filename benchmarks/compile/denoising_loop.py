@@ -10,14 +10,12 @@ should hold. Nothing is executed or timed. The script needs the compilers (pip i
 
 import dataclasses
 import functools
-import math
 import sys
 import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax import checks, script
 from specjax.diffusion import denoise, stopping
@@ -32,16 +30,12 @@ from specjax.models.config import Config as ModelConfig
 from specjax.models.weights import parameter
 from specjax.sampling import request_keys
 
-MESHES = {  # chips along "data" and "model"
-  "v5e:2x2": (1, 4), "v5p:1": (1, 1), "v5p:2x2x1": (1, 4), "h100:1": (1, 1),
-}  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
   """What is compiled."""
 
-  topologies: tuple[str, ...] = ("v5p:1",)  # names of MESHES
+  topologies: tuple[str, ...] = ("v5p:1",)  # names of `topology.CHIPS`
   caches: tuple[str, ...] = ("none",)  # what of earlier passes is used again
   layers: int = 32  # of LLaDA-8B's shape; fewer compile faster
   batch: int = 8  # B, texts filled together
@@ -52,10 +46,7 @@ class Config:
 
 def compiled_for(name: str, cache: str, config: Config) -> dict:
   """Compiles the loop for one topology and one cache."""
-  one_of_four = {"v5p:1": "v5p:2x2x1"}  # the smallest topology of TPUs has four chips
-  chips = topology.devices(one_of_four.get(name, name))[: math.prod(MESHES[name])]
-  axes = (AxisType.Auto,) * 2
-  mesh = Mesh(np.array(chips).reshape(MESHES[name]), ("data", "model"), axis_types=axes)
+  mesh = topology.mesh(name)
   everywhere = NamedSharding(mesh, PartitionSpec())
   model = ModelConfig(
     vocab_size=126464, width=4096, layers=config.layers, heads=32, kv_heads=32, head_dim=128,
@@ -103,7 +94,7 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
     ).compile()
   memory = compiled.memory_analysis()
   assert memory is not None
-  chips_per_row = MESHES[name][1]
+  chips_per_row = topology.CHIPS[name].model
   return {
     "topology": name, "cache": cache, "layers": config.layers, "batch": B, "canvas": config.canvas,
     "argument GB": round(memory.argument_size_in_bytes / 1e9, 2),
@@ -115,10 +106,7 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
 
 
 def main(config: Config) -> None:
-  for name in config.topologies:
-    reason = topology.absent(name) if name in MESHES else f"accepted are {', '.join(MESHES)}"
-    if reason is not None:
-      raise ValueError(f"topologies={name!r}: {reason}.")
+  topology.check(config.topologies)
   for name in config.caches:
     checks.choice("caches", name, CACHES)
   report.directory(config.out)

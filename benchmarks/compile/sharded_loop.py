@@ -1,7 +1,8 @@
-r"""The whole generation loop of an 8B model, compiled for chips that this machine lacks.
+r"""The whole generation loop of a large model, compiled for chips that this machine lacks.
 
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py
-    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies h100:1
+    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --sizes 8b 32b 70b --layers 1 2 \
+      --drafter eagle3 --topologies v5e:4x4 v5p:2x2x2 v6e:2x4 v7x:2x2x1 h100:8
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies v5e:1 --weights int8 \
       --batch 1
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies v5e:1 h100:1 \
@@ -9,54 +10,56 @@ r"""The whole generation loop of an 8B model, compiled for chips that this machi
       token_select-384-4-124
 
 The report has for each topology the bytes per chip, the number of copies of the cache, which should
-be 0, and of collectives, which should be two a layer and a few more. Nothing is executed or timed.
-The script needs the compilers (pip install .[aot]).
+be 0, and of collectives, which should be two a layer and a few more. To compile all layers takes
+long; they are alike, so that from two numbers of layers follows the whole model, which the report
+has beside them. Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
 """
 
 import collections
 import dataclasses
 import functools
 import itertools
-import math
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax import drafters, script, speculate
+from specjax.base import Drafter, Params, Target
 from specjax.decoding.builders.cache import DENSE, make_cache
 from specjax.decoding.method import method as pair
 from specjax.decoding.spec import parse_one
+from specjax.drafters import drafting
+from specjax.drafters.eagle3 import Eagle3Config
 from specjax.eval import report, table
 from specjax.eval.memory import size_of
+from specjax.eval.random_model import SIZES, Size
 from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.compressed import compressed
-from specjax.models.config import Config as ModelConfig
 from specjax.models.weights import parameter
 from specjax.sampling import Settings, request_keys
+from specjax.trees.dynamic import Dynamic
 from specjax.verifiers import target_only
-
-MESHES = {  # chips along "data" and "model"
-  "v5e:1": (1, 1), "v5e:2x2": (1, 4), "v5e:4x4": (2, 8), "h100:1": (1, 1), "h100:4": (1, 4),
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
   """What is compiled."""
 
-  topologies: tuple[str, ...] = ("v5e:2x2", "v5e:4x4")  # chips to compile for, names of MESHES
-  layers: int = 32  # number of layers of Llama 3 8B's shape; fewer compile faster and show as much
+  topologies: tuple[str, ...] = ("v5e:2x2", "v5e:4x4")  # names of `topology.CHIPS`
+  sizes: tuple[Size, ...] = ("8b",)  # of the target
+  layers: tuple[int, ...] = ()  # numbers of layers that are compiled, rising; () is all
   batch: int = 8  # B, texts decoded together
   capacity: int = 8192  # S, capacity of the cache
   caches: tuple[str, ...] = ("dense",)  # names as after --cache; others than dense on one chip
-  drafted: int = 15  # number of tokens that prompt lookup drafts
+  drafter: Literal["prompt_lookup", "eagle3"] = "prompt_lookup"
+  drafted: int = 15  # number of tokens that are drafted, by eagle3 in a dynamic tree of depth 5
   weights: Literal["float", "int8"] = "float"  # matrices in bfloat16, or in 8 bits
   out: str = "results/sharded_loop"  # directory of the report
 
@@ -68,18 +71,24 @@ def abstract(tree, place):
   return jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, place)
 
 
-def compiled_for(name: str, cache: str, config: Config) -> dict:
-  """Compiles the loop over one cache for one topology."""
-  # The smallest topology of TPUs has four chips, of which one may do.
-  chips = topology.devices("v5e:2x2" if name == "v5e:1" else name)[: math.prod(MESHES[name])]
-  mesh = Mesh(
-    np.array(chips).reshape(MESHES[name]), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+def eagle3_drafter(target: Target, config: Config, params: Params) -> tuple[Drafter, Params]:
+  """An EAGLE-3 head with as many guesses as nodes, and the shapes of its weights in bfloat16."""
+  taps = 0, target.layers // 2, target.layers
+  head = drafters.HEADS["eagle3"][0](target, Eagle3Config(depth=5, hidden_layers=taps))
+  vocabulary = jnp.arange(32000)
+  shapes = jax.eval_shape(functools.partial(head.init, vocabulary=vocabulary),
+                          jax.random.key(0), params)  # fmt: skip
+  weights = jax.tree.map(
+    lambda x: x.update(dtype=jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, shapes
   )
+  return drafting.drafter(head, Dynamic(config.drafted + 1, 5, 4)), weights
+
+
+def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config) -> dict:
+  """Compiles the loop of one target over one cache for one topology."""
+  mesh = topology.mesh(name)
   everywhere = NamedSharding(mesh, PartitionSpec())
-  model = ModelConfig(
-    vocab_size=128256, width=4096, layers=config.layers, heads=32, kv_heads=8, head_dim=128,
-    mlp_width=14336, max_length=config.capacity, rope_theta=500000.0, tied=False,
-  )  # fmt: skip
+  model = dataclasses.replace(SIZES[size], layers=layers, max_length=config.capacity)
   B = config.batch
 
   def weights():
@@ -91,12 +100,16 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
     keys = request_keys(0, jnp.arange(B))
     return speculate.Request(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
 
-  guess = drafters.prompt_lookup(config.drafted)
   whole = transformer.target(model)
   target = whole if cache == DENSE else compressed(model, make_cache(parse_one("cache", cache))[1])
-  method = pair(target, guess, target_only())
   shapes = jax.eval_shape(weights)
-  params = speculate.Weights(abstract(shapes, sharding.of_params(shapes, mesh)), ())
+  guess, own = drafters.prompt_lookup(config.drafted), ()
+  if config.drafter == "eagle3":
+    guess, own = eagle3_drafter(target, config, shapes)
+  method = pair(target, guess, target_only())
+  params = speculate.Weights(
+    abstract(shapes, sharding.of_params(shapes, mesh)), abstract(own, everywhere)
+  )
   asked = abstract(jax.eval_shape(request), everywhere)
   prompt = jnp.zeros((B, 64), jnp.int32), jnp.ones(B, jnp.int32)
   start = time.perf_counter()
@@ -111,8 +124,8 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     lowered = speculate.compiled_advance.lower(method, params, asked, state, rounds)
     compiled = lowered.compile()
-  data, model_axis = MESHES[name]
-  rows, heads = B // data, 8 // model_axis
+  chips = topology.CHIPS[name]
+  rows, heads = B // chips.data, model.kv_heads // chips.model
   text = compiled.as_text() or ""
   # A copy in pieces ends in a custom call that joins them, and XLA makes two products one by
   # concatenating their operands.
@@ -124,8 +137,8 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
   assert memory is not None
   cache_bytes = size_of(state.cache)
   return {
-    "topology": name, "cache": cache, "data": data, "model": model_axis, "layers": config.layers,
-    "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
+    "topology": name, "size": size, "cache": cache, "data": chips.data, "model": chips.model,
+    "layers": layers, "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
     "kernels": len(re.findall("tpu_custom_call", lowered.as_text())),
     "argument_bytes": memory.argument_size_in_bytes, "cache_bytes": cache_bytes,
     "temp_bytes": memory.temp_size_in_bytes, "cache_copies": len(copies),
@@ -134,16 +147,39 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
   }  # fmt: skip
 
 
+LINEAR = "argument_bytes", "cache_bytes", "temp_bytes", "cache_copies"
+
+
+def whole_model(cells: Sequence[dict]) -> dict:
+  """What follows from the last two of `cells`, which differ in their layers, for all layers."""
+  few, more = cells[-2:]
+  L = SIZES[more["size"]].layers
+  steps = (L - more["layers"]) / (more["layers"] - few["layers"])
+  every = {kind: round(n + steps * (n - few["collectives"][kind]))
+           for kind, n in more["collectives"].items()}  # fmt: skip
+  found = {key: round(more[key] + steps * (more[key] - few[key])) for key in LINEAR}
+  return more | found | {
+    "layers": L, "collectives": collections.Counter(every), "seconds": None,
+    "of_memory": round((found["argument_bytes"] + found["temp_bytes"])
+                       / topology.CHIPS[more["topology"]].gigabytes / 1e9, 3),
+  }  # fmt: skip
+
+
 def main(config: Config) -> None:
-  for name in config.topologies:
-    reason = topology.absent(name) if name in MESHES else f"accepted are {', '.join(MESHES)}"
-    if reason is None and math.prod(MESHES[name]) > 1 and config.caches != (DENSE,):
-      reason = f"accepted with caches={' '.join(config.caches)} are topologies of one chip"
-    if reason is not None:
-      raise ValueError(f"topologies={name!r}: {reason}.")
+  topology.check(config.topologies)
+  if config.caches != (DENSE,):
+    for name in config.topologies:
+      if topology.CHIPS[name].data * topology.CHIPS[name].model > 1:
+        raise ValueError(f"topologies={name!r}: accepted with caches={' '.join(config.caches)} "
+                         "are topologies of one chip.")  # fmt: skip
+  if list(config.layers) != sorted({*config.layers}) or min(config.layers, default=1) < 1:
+    raise ValueError(f"layers={config.layers}: accepted are rising numbers from 1 on.")
   report.directory(config.out)
-  each = itertools.product(config.topologies, config.caches)
-  cells = [compiled_for(name, cache, config) for name, cache in each]
+  cells = []
+  for name, size, cache in itertools.product(config.topologies, config.sizes, config.caches):
+    numbers = config.layers or (SIZES[size].layers,)
+    own = [compiled_for(name, size, layers, cache, config) for layers in numbers]
+    cells += own + ([whole_model(own)] if len(own) > 1 else [])
   text = table.markdown([cell | {"collectives": dict(cell["collectives"])} for cell in cells])
   report.publish(config, {"topologies": cells}, text)
 

@@ -4,7 +4,7 @@ r"""Texts that follow a JSON Schema: how many are valid, and what they cost with
 
 Each schema of our own is decoded by every drafter; the loop is compiled once per drafter. An answer
 that its budget cuts is neither valid nor invalid, and counted apart. The masks are timed apart, on
-the host, over the answers again in chains of 8 nodes.
+the host, over the answers again in chains of 8 nodes, as if the budget ended with the answer.
 """
 
 import dataclasses
@@ -66,7 +66,8 @@ def mask_costs(model: Model, asked: list[Sample], results: list[Result]) -> list
     text = np.array([result.tokens], np.int32)
     for begin in range(0, text.shape[1] - NODES, NODES):
       chain = text[:, begin : begin + NODES]  # its first token is the root
-      arguments = (text, np.array([begin + 1]), chain, parent, np.ones(chain.shape, bool))
+      left = np.array([text.shape[1] - begin - 1])
+      arguments = (text, np.array([begin + 1]), left, chain, parent, np.ones(chain.shape, bool))
       start = time.perf_counter()
       own.masks(grammar, *arguments)
       costs.append(1e6 * (time.perf_counter() - start) / NODES)

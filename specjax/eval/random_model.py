@@ -9,7 +9,7 @@ from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.weights import parameter
 
-Size = Literal["small", "134m", "8b"]
+Size = Literal["small", "134m", "8b", "32b", "70b"]
 SIZES: dict[str, Config] = dict(zip(get_args(Size), (
   Config(vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=128,
          tied=False),
@@ -17,8 +17,12 @@ SIZES: dict[str, Config] = dict(zip(get_args(Size), (
          mlp_width=2048, tied=False),
   Config(vocab_size=128256, width=4096, layers=32, heads=32, kv_heads=8, head_dim=128,
          mlp_width=14336, rope_theta=500000.0, tied=False),
+  Config(vocab_size=151936, width=5120, layers=64, heads=64, kv_heads=8, head_dim=128,
+         mlp_width=25600, rope_theta=1000000.0, tied=False, qk_norm=True),
+  Config(vocab_size=128256, width=8192, layers=80, heads=64, kv_heads=8, head_dim=128,
+         mlp_width=28672, rope_theta=500000.0, tied=False),
 ), strict=True))  # fmt: skip
-"""The network of each size; the last has Llama 3 8B's shape."""
+"""The network of each size; the last have the shapes of Llama 3 8B, Qwen3 32B and Llama 3 70B."""
 
 
 def random_weights(model: Config, dtype: str, weights: str = "float") -> Params:
