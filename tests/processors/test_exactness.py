@@ -106,6 +106,11 @@ def letters() -> Tokenizer:
 MATCHERS = matchers(letters(), V, (2,))
 
 
+def masks(grammar, text, length, left, *draft):
+  """Far from the end of the budget, where a text need not end."""
+  return MATCHERS.masks(grammar, text, length, left + 99, *draft)
+
+
 def words(B: int):
   with tempfile.NamedTemporaryFile("w", suffix=".lark") as file:
     file.write("start: " + " | ".join(f'"{text}"' for text in TEXTS))
@@ -120,7 +125,7 @@ def automaton(B: int):
 KINDS = {
   "penalties": (penalties(V), strengths, penalised),
   "constraint": (constraint(), automaton, constrained),
-  "grammar": (grammar(MATCHERS.masks), words, spelled),
+  "grammar": (grammar(masks), words, spelled),
   "momentum": (momentum(3), alphas, slowed),
 }
 TREE = fixed_draft([[0], [1], [0, 0], [1, 0], [1, 0, 0]], [2, 0, 2, 1, 1])
