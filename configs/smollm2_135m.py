@@ -48,6 +48,7 @@ _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   "hydra_pp": ("hydra", _SHARED | {"prefix": True, "blocks": 4}, {}),
   "ctc": ("ctc", {"depth": 6}, {}),
   "pard": ("pard", _FOUR, _few(1e-3)),
+  "peagle": ("peagle", _FOUR, _few(1e-3)),
   "dflash": ("dflash", _FOUR | {"hidden_layers": (2, 15, 27)}, _few(1e-3)),
   "hidden_transfer": ("hidden_transfer", {"depth": 3, "layers": (22, 22, 22)}, _few(1e-3)),
   "masked_slots": ("masked_slots", _FOUR, _few(3e-3)),

@@ -15,7 +15,6 @@ import pathlib
 import sys
 from typing import Annotated, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -26,10 +25,9 @@ from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
-from specjax.models import lora
 from specjax.models.any_order import any_order
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import block_diffusion, forward, run, texts
+from specjax.train.recipe import block_diffusion, forward, low_rank, run, texts
 from specjax.train.recipe.config import Bounds, Length, Natural, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.from_causal import as_denoiser
@@ -168,7 +166,7 @@ def main(config: Config) -> None:
   network = Transformer(model.config)
 
   def loss(trained, frozen, rows: Rows, key: Array):
-    params = lora.gate(frozen, trained, 0) if config.rank else trained
+    params = low_rank.weights(trained, frozen)
     tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
     masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
     noisy = jnp.where(masked, mask, tokens)
@@ -183,12 +181,8 @@ def main(config: Config) -> None:
     weight = context_weight(masked) if config.context else 1 / p
     return denoising_loss(logits, tokens, masked, maskable, weight)
 
-  start, frozen = model.params, ()
-  if config.rank:
-    start, frozen = lora.start(jax.random.key(config.training.seed), start, config.rank), start
-  params = fit(loss, start, batch, config.training, out, frozen=frozen)
-  if config.rank:
-    params = lora.merge(frozen, params)
+  start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
+  params = low_rank.merged(fit(loss, start, batch, config.training, out, frozen=frozen), frozen)
 
   plain = all(isinstance(record, str) for record in records)
   if processes.first():

@@ -29,9 +29,8 @@ from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
-from specjax.models import lora
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import answers, forward, losses, run, texts
+from specjax.train.recipe import answers, forward, losses, low_rank, run, texts
 from specjax.train.recipe.config import Amount, Bounds, Count, Natural, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 
@@ -167,9 +166,6 @@ def main(config: Config) -> None:
 
   network, mask = Transformer(model.config), model.denoiser.mask
 
-  def weights(trained, frozen):
-    return lora.gate(frozen, trained, 0) if config.rank else trained
-
   def loss(trained, frozen, rows: Rows, key):
     tokens, answer, used = (jnp.asarray(x) for x in rows)
     B, T = tokens.shape
@@ -177,7 +173,7 @@ def main(config: Config) -> None:
     # Both passes are one: the second half of a batch of twice the size.
     both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
     logits = forward.predict(
-      network, weights(trained, frozen), both.reshape(2 * B, T), seen, model.shift
+      network, low_rank.weights(trained, frozen), both.reshape(2 * B, T), seen, model.shift
     )
     # Not minus infinity, whose entropy has no gradient.
     logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == mask, -1e9, logits)
@@ -188,14 +184,11 @@ def main(config: Config) -> None:
     figures = jax.tree.map(lambda a, b: (a + b) / 2, halves[0][1], halves[1][1])
     return halves[0][0] + halves[1][0], figures
 
-  start, frozen = model.params, ()
-  if config.rank:
-    frozen = model.params
-    start = lora.start(jax.random.key(config.training.seed), frozen, config.rank)
+  start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
   trained = fit(loss, start, batches(rows, config.training), config.training, out, frozen=frozen)
 
   if processes.first():
-    params = lora.merge(frozen, trained) if config.rank else trained
+    params = low_rank.merged(trained, frozen)
     hf.save(out / "model", model.config, params, model.tokenizer,
             template=model.template, mask=mask, shift=model.shift)  # fmt: skip
 

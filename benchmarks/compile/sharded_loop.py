@@ -147,7 +147,7 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   }  # fmt: skip
 
 
-LINEAR = "argument_bytes", "cache_bytes", "temp_bytes", "cache_copies"
+LINEAR = "kernels", "argument_bytes", "cache_bytes", "temp_bytes", "cache_copies"
 
 
 def whole_model(cells: Sequence[dict]) -> dict:

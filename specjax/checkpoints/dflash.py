@@ -22,7 +22,7 @@ from specjax.base import Params
 from specjax.checkpoints import hf_config, published
 from specjax.checkpoints.heads import MOST, Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
-from specjax.drafters.dflash import DFlashConfig, hidden_layers_of
+from specjax.drafters.dflash import DFlashConfig, layers_read
 from specjax.drafters.dflash import dflash as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
@@ -48,7 +48,7 @@ def _layer(c: DFlashConfig, network: Config) -> Config:
 
 
 def _layout(c: DFlashConfig, network: Config) -> published.Layout:
-  E, inputs = network.width, len(hidden_layers_of(network.layers, c))
+  E, inputs = network.width, len(layers_read(network.layers, c))
   layout: published.Layout = {
     ("fc",): [Fusion("fc.weight", (E, inputs * E))],
     ("context_norm", "weight"): [Fusion("hidden_norm.weight", (E,))],
@@ -106,7 +106,7 @@ def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published
   if network.qkv_bias or not network.qk_norm:
     raise ValueError(f"qk_norm={network.qk_norm} with qkv_bias={network.qkv_bias}: the format "
                      "dflash has norms on q and k, and no biases.")  # fmt: skip
-  taps = hidden_layers_of(network.layers, config)
+  taps = layers_read(network.layers, config)
   if not all(0 < i < network.layers for i in taps):
     raise ValueError(f"hidden_layers={taps}: the format dflash has layers 1 to "
                      f"{network.layers - 1}, whose input is another's output.")  # fmt: skip

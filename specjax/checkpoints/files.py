@@ -31,7 +31,8 @@ def read_tensors(path: pathlib.Path, prefix: str = "") -> Tensors:
     raise ValueError(f"{path.parent} has no {path.name}.")
   try:
     with safe_open(path, "numpy") as file:
-      names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+      every = file.keys()
+      names = [name for name in every if name.startswith(prefix)]
       for name in names:
         if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
           checks.refuse(f"{path}: dtype of tensor {name}", dtype, ", ".join(_DTYPES))

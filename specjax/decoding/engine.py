@@ -198,15 +198,16 @@ class Engine:
       free = sorted(set(range(self.decoder.batch)) - self._held.keys())
       fresh = [(b, self._waiting.popleft()) for b in free[: len(self._waiting)]]
       self._held.update(fresh)
-      coming = [*(ticket.ids for _, ticket in fresh), *(x.ids for x in self._waiting), None]
-    for (b, ticket), following in zip(fresh, coming[1:], strict=False):
+      coming = [*(ticket for _, ticket in fresh[1:]), self._waiting[0] if self._waiting else None]
+    for (b, ticket), following in zip(fresh, coming, strict=False):
       limit = np.array([len(ticket.ids) + ticket.budget])
       request = self.decoder.request(
         np.array([ticket.number]), limit, settings=ticket.settings, seed=ticket.seed,
         processors=ticket.processors,
       )  # fmt: skip
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
-      rows.admit(b, ticket.ids, T, request, again=following == ticket.ids)
+      again = following is not None and following.ids == ticket.ids
+      rows.admit(b, ticket.ids, T, request, again)
     return True
 
   def _hand_out(self, rows: Rows) -> None:

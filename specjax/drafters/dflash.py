@@ -16,6 +16,7 @@ from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.drafters import blocks, draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
+from specjax.drafters.hidden_layers import hidden_layers_of
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 
@@ -40,12 +41,9 @@ class DFlashConfig:
   mask_token: int | None = None
 
 
-def hidden_layers_of(L: int, config: DFlashConfig) -> tuple[int, ...]:
-  """The layers that are read; ValueError where the target lacks one."""
-  layers = config.hidden_layers or (min(1, L), L // 2, L - 1)
-  if not all(0 <= i <= L for i in layers):
-    raise ValueError(f"hidden_layers={layers}: accepted are layers 0 to {L}, the target's.")
-  return layers
+def layers_read(L: int, config: DFlashConfig) -> tuple[int, ...]:
+  """The layers of a target of L whose input is read; ValueError where it lacks one."""
+  return hidden_layers_of(L, config.hidden_layers or (min(1, L), L // 2, L - 1))
 
 
 class DFlashNet(nn.Module):
@@ -118,7 +116,7 @@ def dflash(target: Target, config: DFlashConfig) -> Head:
     ValueError: the target lacks a layer or the mask's token.
   """
   E, D, mask_token = target.width, config.depth, config.mask_token
-  taps = hidden_layers_of(target.layers, config)
+  taps = layers_read(target.layers, config)
   if mask_token is not None:
     checks.whole("mask_token", mask_token, 0, target.vocab_size - 1, note="the target's tokens")
   layers = tuple(

@@ -1,4 +1,4 @@
-"""The layers of the target that heads after EAGLE-3 read.
+"""Which layers of the target a head reads.
 
 Letters: L the target's layers.
 """

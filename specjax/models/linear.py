@@ -62,7 +62,7 @@ def _gated(x: Array, w: Gated) -> Array:
   """x [..., N, in] times w [out, in], whose update is for the rows from number `first` on."""
   y, own = linear(x, w.weight), x[..., w.first :, :]
   update = linear(linear(own, w.down.astype(x.dtype)), w.up.astype(x.dtype))
-  if w.first == 0:
+  if w.first == 0:  # all rows: in training one that is not finite has to show
     return y + update
   rows = y[..., w.first :, :] + update
   # A row that is not finite would reach the others: hidden columns weigh 0, and 0 * NaN is NaN.

@@ -7,7 +7,7 @@ follows from the text and from what is left of its budget, never from the draft.
 
 import string
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 ZONE = 64  # tokens before the end of the budget in which an end is looked for
 MORE = 16  # tokens that an item of a list may take
@@ -21,6 +21,24 @@ _IN_STRING = (
 _ELSEWHERE = "}],:" + _DIGITS + '"' + _LETTERS + _REST
 
 
+# Of a matcher: whether a token may follow.
+Allows = Callable[[Any], Callable[[int], bool]]
+
+
+class Tokens(NamedTuple):
+  """What tokens say: the bytes of every one, and those of one character of ASCII."""
+
+  spoken: Sequence[bytes]
+  letters: dict[str, int]
+
+
+def tokens_of(spoken: Sequence[bytes]) -> Tokens:
+  """Of a vocabulary, given the bytes of every token."""
+  return Tokens(
+    spoken, {b.decode(): i for i, b in enumerate(spoken) if len(b) == 1 and b.isascii()}
+  )
+
+
 def in_string(text: bytes) -> bool:
   """Whether a text in JSON stands in a string."""
   inside = escaped = False
@@ -32,36 +50,33 @@ def in_string(text: bytes) -> bool:
   return inside
 
 
+def end(matcher: Any, text: bytes, most: int, tokens: Tokens, allows: Allows) -> list[int] | None:
+  """Tokens after which the text is complete, fewer than `most`; None where none were found.
+
+  Args:
+    matcher: of llguidance, which has read the text; it is left as it was.
+    text: what was said so far.
+  """
+  ways = (_end(matcher, text, most, tokens, allows, order) for order in _IN_STRING)
+  return next((ids for ids in ways if ids is not None), None)
+
+
 def _end(
-  matcher: Any, text: bytes, most: int, order: str, allows: Callable[[Any], Callable[[int], bool]],
-  letters: dict[str, int], spoken: Sequence[bytes],
-) -> list[int] | None:  # fmt: skip
-  """See `end`; a matcher is left as it was."""
+  matcher: Any, text: bytes, most: int, tokens: Tokens, allows: Allows, order: str
+) -> list[int] | None:
+  """`end` with one order of what is tried in a string."""
   ids: list[int] = []
   while len(ids) < most and not matcher.is_accepting():
     more = matcher.compute_ff_tokens()
     if not more:
       allowed = allows(matcher)
       chars = order if in_string(text) else _ELSEWHERE
-      more = [i for c in chars if (i := letters.get(c)) is not None and allowed(i)][:1]
+      more = [i for c in chars if (i := tokens.letters.get(c)) is not None and allowed(i)][:1]
     read = matcher.try_consume_tokens(more)
     ids += more[:read]
-    text += b"".join(spoken[i] for i in more[:read])
+    text += b"".join(tokens.spoken[i] for i in more[:read])
     if not more or read < len(more):
       break
   ended = matcher.is_accepting() and len(ids) < most
   matcher.rollback(len(ids))
   return ids if ended else None
-
-
-def end(matcher: Any, text: bytes, most: int, *rest: Any) -> list[int] | None:
-  """Tokens after which the text is complete, fewer than `most`; None where none were found.
-
-  Args:
-    matcher: of llguidance, which has read the text.
-    text: what was said so far.
-    rest: `allows` gives a matcher's predicate of the tokens that may follow, `letters` are the
-      tokens of one character, `spoken` the bytes of every token.
-  """
-  ways = (_end(matcher, text, most, order, *rest) for order in _IN_STRING)
-  return next((ids for ids in ways if ids is not None), None)

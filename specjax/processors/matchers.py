@@ -76,10 +76,7 @@ class Matchers:
       raise ValueError("a grammar needs a token that ends the text: the model has none; give stop.")
     self._engine: Any = llguidance
     spelled = _Spelled(tokenizer, vocab_size, stop[0])
-    self._spoken = spelled.tokens
-    self._letters = {
-      b.decode(): i for i, b in enumerate(self._spoken) if len(b) == 1 and b < b"\x7f"
-    }
+    self._said = closing.tokens_of(spelled.tokens)
     self._tokens = llguidance.LLTokenizer(
       llguidance.TokenizerWrapper(spelled), n_vocab=vocab_size, eos_token=stop[0]
     )
@@ -117,9 +114,12 @@ class Matchers:
     if matcher.is_accepting() or not row.any():
       row |= self._ending
 
-  def _allow_end(self, matcher: Any, text: Sequence[int], left: int, row: np.ndarray) -> None:
+  def _allow_end(
+    self, matcher: Any, text: np.ndarray, path: Sequence[int], left: int, row: np.ndarray
+  ) -> None:
     """Allows in row i32[W] only the next token of a short end where `left` tokens are few for it.
 
+    What was said is the text i32[n] and the tokens on the path of a draft.
     Any other token may lengthen it, such as a comma, behind which an item follows. So few is up to
     twice what it takes with the stop token, and `closing.MORE`.
     """
@@ -131,12 +131,14 @@ class Matchers:
       self._engine.numpy.fill_next_token_bitmask(matcher, bits[None])
       return lambda token: bool(bits[token >> 5] >> (token & 31) & 1)
 
-    said = b"".join(self._spoken[i] for i in text)
-    ids = closing.end(matcher, said, left, allows, self._letters, self._spoken)
-    if ids is not None and left <= 2 * (len(ids) + 1) + closing.MORE:
-      row[:] = 0 if ids else self._ending
-      for token in ids[:1]:
-        row[token >> 5] = np.uint32(1 << (token & 31)).view(np.int32)
+    said = b"".join(self._said.spoken[i] for i in (*text.tolist(), *path))
+    ids = closing.end(matcher, said, left, self._said, allows)
+    if ids is None or left > 2 * (len(ids) + 1) + closing.MORE:
+      return
+    row[:] = self._ending
+    if ids:
+      row[:] = 0
+      row[ids[0] >> 5] = np.uint32(1 << (ids[0] & 31)).view(np.int32)
 
   def _ended(self, text: np.ndarray) -> bool:
     return bool(np.isin(text, self._stop).any())
@@ -173,9 +175,9 @@ class Matchers:
       out[0] = self._ending
       return
     self._allow(matcher, out[0])
-    said = [text.tolist(), *([] for _ in tokens[1:])]
-    self._allow_end(matcher, said[0], budget, out[0])
+    self._allow_end(matcher, text, (), budget, out[0])
     children: list[list[int]] = [[] for _ in tokens]
+    path: list[list[int]] = [[] for _ in tokens]
     for node in range(len(tokens) - 1, 0, -1):
       if valid[node]:
         children[parent[node]].append(node)
@@ -193,8 +195,8 @@ class Matchers:
         continue
       read = depth[node] = depth[above] + 1
       self._allow(matcher, out[node])
-      said[node] = [*said[above], token]
-      self._allow_end(matcher, said[node], budget - read, out[node])
+      path[node] = [*path[above], token]
+      self._allow_end(matcher, text, path[node], budget - read, out[node])
       left += children[node]
     matcher.rollback(read)
     self._keep(grammar, text, matcher)

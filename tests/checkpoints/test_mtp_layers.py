@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from head_formulas import decoder_layer, rms
 from safetensors.numpy import load_file, save_file
-from test_published_heads import decoder_layer, layer, rms, same, sentence
+from test_published_heads import layer, same, sentence
 
 import specjax
 from specjax.base import Features

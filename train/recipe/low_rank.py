@@ -1,0 +1,26 @@
+"""What is trained of a finished model: all of its weights, or low-rank updates of them alone.
+
+A loss need not know which: it takes what is trained and what is frozen.
+"""
+
+import jax
+
+from specjax.base import Params
+from specjax.models import lora
+
+
+def begin(params: Params, rank: int, seed: int) -> tuple[Params, Params]:
+  """(what is trained, what is frozen): with rank 0 all weights, and nothing."""
+  if rank == 0:
+    return params, {}
+  return lora.start(jax.random.key(seed), params, rank), params
+
+
+def weights(trained: Params, frozen: Params) -> Params:
+  """The weights in a loss, with updates beside the products."""
+  return lora.gate(frozen, trained, 0) if frozen else trained
+
+
+def merged(trained: Params, frozen: Params) -> Params:
+  """The weights that are saved."""
+  return lora.merge(frozen, trained) if frozen else trained
