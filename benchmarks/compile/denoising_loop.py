@@ -95,13 +95,13 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
   memory = compiled.memory_analysis()
   assert memory is not None
   chips = topology.CHIPS[name]
-  parts = chips.data * chips.model  # of rows and heads
+  shares = chips.data * chips.model  # of rows and heads
   return {
     "topology": name, "cache": cache, "layers": config.layers, "batch": B, "canvas": config.canvas,
     "argument GB": round(memory.argument_size_in_bytes / 1e9, 2),
-    "cache GB": round(sum(x.size * x.dtype.itemsize for x in kept) / parts / 1e9, 2),
+    "cache GB": round(sum(x.size * x.dtype.itemsize for x in kept) / shares / 1e9, 2),
     "beyond GB": round(memory.temp_size_in_bytes / 1e9, 2),
-    "scores GB": round(4 * B * model.heads / parts * L * L / 1e9, 2),
+    "scores GB": round(4 * B * model.heads / shares * L * L / 1e9, 2),
     "seconds": round(time.perf_counter() - begin, 1),
   }  # fmt: skip
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 ZONE = 64  # tokens before the end of the budget in which an end is looked for
 MORE = 16  # tokens that an item of a list may take
-_LETTERS, _DIGITS, _REST = string.ascii_letters, string.digits, " " + string.punctuation
+# Z before z and 1 before 0: readers of times and dates are stricter than grammars.
+_LETTERS, _DIGITS = string.ascii_uppercase + string.ascii_lowercase, "1234567890"
+_REST = " " + string.punctuation
 # What is tried first in a string and elsewhere. The first order never ends what may have any number
 # of letters before an @, or of digits before a Z; the others do.
 _IN_STRING = (
-  '"' + _LETTERS + _DIGITS + _REST, '"@:' + _LETTERS[::-1] + _DIGITS + _REST,
+  '"' + _LETTERS + _DIGITS + _REST, '"@:Z' + _LETTERS + _DIGITS + _REST,
   '"@:' + _DIGITS + _LETTERS + _REST,
 )  # fmt: skip
 _ELSEWHERE = "}],:" + _DIGITS + '"' + _LETTERS + _REST
