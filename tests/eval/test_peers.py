@@ -67,18 +67,19 @@ def test_a_killed_run_goes_on_and_absent_programs_are_named(model, config, monke
   assert "| specjax, prompt_lookup |" in out
   file = SCRIPT.pathlib.Path(config.out) / "answers.jsonl"
   lines = file.read_bytes().splitlines(keepends=True)
-  assert len(lines) == 4 * 3
+  assert len(lines) == 6 * 3
   first = [json.loads(line) for line in lines]
-  drafted = "specjax, prompt_lookup", "specjax int8, prompt_lookup"
-  assert {r["name"] for r in first} == {"specjax", "specjax int8", *drafted}
+  plain = "specjax", "specjax bfloat16", "specjax int8"
+  drafted = [f"{name}, prompt_lookup" for name in plain]
+  assert {r["name"] for r in first} == {*plain, *drafted}
   for r in first:
     assert len(r["tokens"]) == 10 or r["tokens"][-1] == 7
     assert r["timed"] == len(r["tokens"]) and 0 < r["seconds"] < r["total"]
 
-  file.write_bytes(b"".join(lines[:5]) + lines[5][:20])
+  file.write_bytes(b"".join(lines[:7]) + lines[7][:20])
   SCRIPT.main(config)
   again = file.read_bytes().splitlines(keepends=True)
-  assert again[:4] == lines[:4]  # of the first question; the second was not whole
+  assert again[:6] == lines[:6]  # of the first question; the second was not whole
   assert [json.loads(line)["tokens"] for line in again] == [r["tokens"] for r in first]
   summary = json.loads((file.parent / "summary.json").read_text())
   assert all(summary["contenders"][name]["same_as_own_plain"] == 3 for name in drafted)
