@@ -45,7 +45,7 @@ class Config(prompts.Questions):
   drafter: str = "none"  # of all strategies but the searches, adadec and cntp
   batch: int = 1  # rows decoded together by all but first_finish and the searches
   temperature: float = 0.8  # of those that sample
-  samples: int = 8  # of each question, for those that take one of several
+  samples: int = 8  # of each question, for those that take one of several; at most, for cntp
   typical_p: float = 0.9
   threshold: float = 0.9  # nats, of adadec
   beams: int = 4
@@ -71,8 +71,11 @@ def _searched(
   return [Said(best.text, len(best.tokens)) for best, *_ in every]
 
 
-def _cautious(model: Model, T: float, new: int, ids: Sequence[list[int]]) -> list[Said]:
-  return [Said(x.text, x.drawn) for x in specjax.cntp(model, ids, new, temperature=T)]
+def _cautious(
+  model: Model, T: float, trials: int, new: int, ids: Sequence[list[int]]
+) -> list[Said]:
+  every = specjax.cntp(model, ids, new, trials=trials, temperature=T)
+  return [Said(x.text, x.drawn) for x in every]
 
 
 def _looking_ahead(
@@ -106,7 +109,7 @@ def answerers(model: Model, config: Config) -> dict[str, Callable[[], Answer]]:
     "momentum": functools.partial(plain, processors=["momentum"]),
     **{select: functools.partial(best, select) for select in ("likelihood", "mbr", "first_finish")},
     "adadec": lambda: functools.partial(_looking_ahead, model, config.threshold, new),
-    "cntp": lambda: functools.partial(_cautious, model, T, new),
+    "cntp": lambda: functools.partial(_cautious, model, T, n, new),
     "beam": functools.partial(search, 1),
     "diverse_beam": functools.partial(search, config.beams),
   }
