@@ -14,6 +14,7 @@ from jax import Array
 
 from specjax import narrow
 from specjax.base import Context, Draft, Drafter, Evaluation, Params, Processor, Target, Verifier
+from specjax.on_mesh import spread_rows
 from specjax.sampling import Noise, Settings, Source, warp
 from specjax.trees.structure import ancestors, at
 
@@ -153,6 +154,7 @@ def guess(
   )  # fmt: skip
   if widths:
     draft = narrow.compact(draft, drafter.depth)
+  draft = spread_rows(draft)
   mask = ancestors(draft.parent, drafter.depth)
   if drafter.evaluate is None:
     evaluation = narrow.evaluate(
@@ -162,6 +164,7 @@ def guess(
     evaluation = drafter.evaluate(
       weights.drafter, weights.target, memory, cache=state.cache, draft=draft, mask=mask
     )
+  evaluation = evaluation._replace(features=spread_rows(evaluation.features))
   logits = evaluation.logits
   for p, params, own in zip(processors, request.processors, state.processors, strict=True):
     logits = p.logits(params, own, draft=draft, mask=mask, logits=logits)
@@ -181,6 +184,7 @@ def round_(
     weights.verifier, draft, log_probs, evaluation.features, noise,
     depth=D, proposal=drafter.proposal,
   )  # fmt: skip
+  verdict = spread_rows(verdict)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure: a NaN among
   # the logits of an accepted node, which shows in their sum.
@@ -205,13 +209,13 @@ def round_(
   )  # fmt: skip
   capacity = context.tokens.shape[1]
   column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
-  row = jnp.arange(column.shape[0])[:, None]
-  text = context.tokens.at[row, column].set(verdict.tokens, mode="drop")
+  write = jax.vmap(lambda row, column, x: row.at[column].set(x, mode="drop"))
+  text = write(context.tokens, column, verdict.tokens)
   # Each token's logit is read at every node before the path is followed: to take the path's rows
   # of logits first would copy them, on a mesh to every device.
   said = jnp.take_along_axis(evaluation.logits, verdict.tokens[:, None], -1) - total[..., None]
   said = jnp.take_along_axis(said, verdict.path[:, None], 1)[:, 0]
-  log_probs = state.log_probs.at[row, column].set(said, mode="drop")
+  log_probs = write(state.log_probs, column, said)
   memories = tuple(
     p.update(w, own, tokens=verdict.tokens, rows=emitted) for p, w, own in processors
   )

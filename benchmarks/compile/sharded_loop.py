@@ -106,9 +106,10 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   guess, own = drafters.prompt_lookup(config.drafted), ()
   if config.drafter == "eagle3":
     guess, own = eagle3_drafter(target, config, shapes)
+    own = jax.eval_shape(sharding.split_head, own)
   method = pair(target, guess, target_only())
   params = speculate.Weights(
-    abstract(shapes, sharding.of_params(shapes, mesh)), abstract(own, everywhere)
+    abstract(shapes, sharding.of_params(shapes, mesh)), abstract(own, sharding.of_head(own, mesh))
   )
   asked = abstract(jax.eval_shape(request), everywhere)
   prompt = jnp.zeros((B, 64), jnp.int32), jnp.ones(B, jnp.int32)

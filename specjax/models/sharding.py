@@ -23,8 +23,10 @@ _FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _OF_WEIGHT = (
   {"embedding": COLUMNS, "lm_head": COLUMNS, "out": ROWS, "down": ROWS}
   | dict.fromkeys(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up"), COLUMNS)
-  | dict.fromkeys(("expert_gate_up", "expert_down"), PartitionSpec("model"))
-)  # [X, out, in]
+  | dict.fromkeys(("expert_gate_up", "expert_down"), PartitionSpec("model"))  # [X, out, in]
+  | dict.fromkeys(("fc", "projection"), ROWS)  # of heads, from the target's states
+)
+_OF_HEAD = "embedding", "lm_head", "fc", "projection"
 
 
 def mesh(data: int = 1, model: int = 1) -> Mesh:
@@ -104,6 +106,41 @@ def place(params: Params, mesh: Mesh) -> Params:
   check_mesh(mesh)
   parts = split(params)
   return jax.device_put(parts, of_params(parts, mesh))
+
+
+def split_head(params: Params) -> Params:
+  """A head's weights with each layer like the target's as `split` has it."""
+  parts = {}
+  for name, x in params.items():
+    if isinstance(x, Mapping) and name != "lora":  # an update of the target's layers stays whole
+      x = split(x) if name.startswith("layer_") else split_head(x)
+    parts[name] = x
+  return parts
+
+
+def of_head(params: Params, mesh: Mesh) -> Any:
+  """A NamedSharding for each weight of `split_head`.
+
+  Layers like the target's, embeddings, LM heads and projections of the target's states are spread
+  as the target's are. All else is small and lies whole on every device.
+  """
+
+  def of(path, x) -> NamedSharding:
+    names = [step.key for step in path if isinstance(step, DictKey)]
+    layer = "lora" not in names and any(name.startswith("layer_") for name in names)
+    shape = x.shape if layer or names[-1] in _OF_HEAD else ()
+    return of_weight(names[-1], shape, mesh)
+
+  return jax.tree_util.tree_map_with_path(of, params)
+
+
+def place_head(params: Params) -> Params:
+  """A head's weights on the mesh that is set; as they are where none is."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty:
+    return params
+  parts = split_head(params)
+  return jax.device_put(parts, of_head(parts, mesh))
 
 
 def check_mesh(mesh: Mesh) -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal
+from specjax.on_mesh import spread_rows, top_k
 from specjax.sampling import Settings, Source, warp
 from specjax.trees.structure import take_rows
 
@@ -86,9 +87,9 @@ class Guesser(NamedTuple):
     Returns:
       (log-probabilities f32[B, W, R], -inf for NaN; the target's ids i32[B, W, R]).
     """
-    rows = jax.nn.log_softmax(logits.astype(jnp.float32))
+    rows = jax.nn.log_softmax(spread_rows(logits.astype(jnp.float32)))
     rows = jnp.where(jnp.isnan(rows), NEVER, rows)
-    log_probs, guesses = jax.lax.top_k(rows, min(most, rows.shape[-1]))
+    log_probs, guesses = top_k(rows, min(most, rows.shape[-1]))
     shape = (len(rows), nodes, log_probs.shape[-1])
     return jnp.broadcast_to(log_probs, shape), jnp.broadcast_to(self.named(guesses), shape)
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
+from specjax.on_mesh import top_k
 from specjax.sampling import DRAFT, Source
 from specjax.trees.base import NEVER, Guesser
 from specjax.trees.static import Static, ask_level, levels, rows_of
@@ -101,7 +102,7 @@ class Mixed(Drawn):
 
   def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
     support = (log_probs > NEVER).sum(-1, keepdims=True)
-    likeliest = jax.lax.top_k(log_probs, count)[1][..., : count - 1].astype(jnp.int32)
+    likeliest = top_k(log_probs, count)[1][..., : count - 1].astype(jnp.int32)
     top = jax.nn.one_hot(likeliest, log_probs.shape[-1], dtype=bool).any(-2)
     rest = jnp.where(top, NEVER, log_probs)
     rest = jax.nn.log_softmax(jnp.where(support >= count, rest, log_probs))

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
+from specjax.on_mesh import top_k
 from specjax.sampling import DRAFT
 from specjax.trees.base import NEVER, Guesser
 from specjax.trees.structure import at, below, take_rows
@@ -76,7 +77,7 @@ def draw_levels(
     children = expand(level, log_probs, values)
     K = children.tokens.shape[2]
     key = jnp.where(live[..., None], children.key, NEVER).reshape(B, W * K)
-    kept = jnp.sort(jax.lax.top_k(key, size)[1], 1)  # siblings stay in order
+    kept = jnp.sort(top_k(key, size)[1], 1)  # siblings stay in order
     flat = jax.tree.map(lambda x: x.reshape(B, -1), (children.tokens, children.values))
     tokens, values = jax.tree.map(lambda x: at(x, kept), flat)  # noqa: B023
     key = at(key, kept)
@@ -142,7 +143,7 @@ class StochasticBeam:
       capped = bound[..., None] - jnp.maximum(v, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(v)))
       capped = jnp.where(noisy == top, bound[..., None], capped)
       most = min(self.width, log_probs.shape[-1])
-      key, tokens = jax.lax.top_k(jnp.where(real, capped, NEVER), most)
+      key, tokens = top_k(jnp.where(real, capped, NEVER), most)
       tokens = tokens.astype(jnp.int32)
       return Expansion(tokens, key, (jnp.take_along_axis(reach, tokens, -1), key))
 
@@ -209,7 +210,7 @@ def worthiest(draft: Draft, key: Array, nodes: int) -> Draft:
 
   Keys must not rise from a node to its children; N is `nodes` (static).
   """
-  chosen = jnp.sort(jax.lax.top_k(key, nodes - 1)[1], 1) + 1
+  chosen = jnp.sort(top_k(key, nodes - 1)[1], 1) + 1
   chosen = jnp.pad(chosen.astype(jnp.int32), ((0, 0), (1, 0)))
   parent = at(draft.parent, chosen)
   place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal
+from specjax.on_mesh import top_k
 from specjax.trees.base import NEVER, Guesser, check_size
 from specjax.trees.paths import likeliest
 from specjax.trees.structure import at, take_rows
@@ -102,7 +103,7 @@ def expand(tree: Graph, root: Array, guesser: Guesser) -> Links:
       (total[:, None] == total[:, :, None]) & (order[None, None] < order[None, :, None])
     )
     leads = wanted & ~(same & before & wanted[:, None]).any(-1)
-    reach, chosen = jax.lax.top_k(jnp.where(leads, total, NEVER), min(tree.beam, W * R))
+    reach, chosen = top_k(jnp.where(leads, total, NEVER), min(tree.beam, W * R))
     expanded = (chosen[:, None] == order[None, :, None]) & (reach > NEVER)[:, None]
     fresh = (same[..., None] & expanded[:, None]).any(2)  # [B, P, W']
     options = jnp.concatenate([earlier, fresh], 2) & (total > NEVER)[..., None]
@@ -128,9 +129,7 @@ def unroll(tree: Graph, links: Links, root: Array) -> Draft:
     tokens, log_probs, to = take_rows(links, jnp.maximum(node, 0))
     log_probs = jnp.where(node[..., None] >= 0, log_probs, NEVER)
     P = node.shape[1] * R
-    reach, chosen = jax.lax.top_k(
-      (reach[..., None] + log_probs).reshape(B, P), min(tree.nodes - 1, P)
-    )
+    reach, chosen = top_k((reach[..., None] + log_probs).reshape(B, P), min(tree.nodes - 1, P))
     tokens, node = (at(x.reshape(B, P), chosen) for x in (tokens, to))
     pool.append((tokens, reach, at(number, chosen // R)))
     last = seen + jnp.arange(reach.shape[1], dtype=jnp.int32)

@@ -3,10 +3,10 @@
 Letters: B batch, D depth, K guesses per depth (ranks 0..K - 1), P paths.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.on_mesh import top_k
 from specjax.trees.structure import at
 
 
@@ -36,11 +36,11 @@ def p_best(scores: Array, transitions: Array, paths: int) -> tuple[Array, Array]
   for d in reversed(range(D - 1)):
     kept = best.shape[2]
     reach = transitions[:, d, :, :, None] + best[:, None]
-    score, index = jax.lax.top_k(reach.reshape(B, K, -1), min(paths, K * kept))
+    score, index = top_k(reach.reshape(B, K, -1), min(paths, K * kept))
     best = scores[:, d, :, None] + score
     following.append((index.reshape(B, -1).astype(jnp.int32), kept))
   kept = best.shape[2]
-  score, entry = jax.lax.top_k(best.reshape(B, -1), paths)
+  score, entry = top_k(best.reshape(B, -1), paths)
   ranks = [entry // kept]
   for index, kept in reversed(following):
     entry = at(index, entry)

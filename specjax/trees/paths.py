@@ -7,12 +7,12 @@ guesses, V draft vocabulary.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from specjax.base import Draft
+from specjax.on_mesh import top_k
 from specjax.trees.base import Guesser
 from specjax.trees.structure import at, below
 
@@ -46,7 +46,7 @@ def search(width: int, depth: int, root: Array, guesser: Guesser) -> list[Level]
     logits, guesser = guesser.ask(level, tokens, above)
     best, guesses = guesser.best(logits, tokens.shape[1], width)
     reach, guessed = (score[:, :, None] + best).reshape(B, -1), guesses.reshape(B, -1)
-    score, kept = jax.lax.top_k(reach, min(width, reach.shape[1]))
+    score, kept = top_k(reach, min(width, reach.shape[1]))
     levels.append(Level(guessed, reach, kept))
     tokens = at(guessed, kept)
     guesser, above = guesser.below(kept // best.shape[2], above)
@@ -68,7 +68,7 @@ def likeliest(
   depths = np.repeat(np.arange(1, len(pool) + 1), [level[0].shape[1] for level in pool])
   # Of equal scores the earlier are chosen: parents come before their children and score no less,
   # so the parent of a chosen guess is chosen too. Sorted places keep parents in front.
-  chosen = jnp.sort(jax.lax.top_k(score, nodes - 1)[1], 1)
+  chosen = jnp.sort(top_k(score, nodes - 1)[1], 1)
   parent = at(parent, chosen)
   place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32) + 1
   depth = at(jnp.broadcast_to(jnp.asarray(depths, jnp.int32), score.shape), chosen)

@@ -12,12 +12,12 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
+from specjax.on_mesh import top_k
 from specjax.trees.base import Guesser
 from specjax.trees.structure import at, take_rows
 
@@ -150,7 +150,7 @@ class Static:
       width = int(shape.rank[children].max()) + 1
       if width > logits.shape[-1]:
         raise ValueError(f"tree has rank {width - 1}: the head guesses among {logits.shape[-1]}.")
-      guesses = guesser.named(jax.lax.top_k(logits, width)[1]).reshape(B, -1)
+      guesses = guesser.named(top_k(logits, width)[1]).reshape(B, -1)
       row = np.searchsorted(inner, shape.parent[children]) * (logits.shape[1] > 1)
       chosen = at(guesses, rows_of(row * width + shape.rank[children], B))
       tokens = jnp.concatenate([tokens, chosen], 1)

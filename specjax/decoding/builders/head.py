@@ -29,6 +29,7 @@ from specjax.decoding.spec import Part
 from specjax.drafters import HEADS, draft_vocabulary, drafting
 from specjax.drafters.adaptive_head import adaptive_head
 from specjax.drafters.stateless import none
+from specjax.models import sharding
 from specjax.trees import Dynamic, Static, Tree
 from specjax.trees.prompt_token_budget import allocate
 from specjax.trees.static import Choices, best_first
@@ -48,7 +49,7 @@ def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
   )
   if part.name in HEADS and part.name != loaded.head.name:
     raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
-  return path, loaded
+  return path, loaded._replace(params=sharding.place_head(loaded.params))
 
 
 def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
