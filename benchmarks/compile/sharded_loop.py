@@ -1,7 +1,7 @@
 r"""The whole generation loop of a large model, compiled for chips that this machine lacks.
 
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py
-    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --sizes 8b 32b 70b --layers 1 2 \
+    JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --sizes 8b 32b 70b --layers 2 3 \
       --drafter eagle3 --topologies v5e:4x4 v5p:2x2x2 v6e:2x4 v7x:2x2x1 h100:8
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies v5e:1 --weights int8 \
       --batch 1
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax import drafters, script, speculate
-from specjax.base import Drafter, Params, Target
+from specjax.base import Cache, Drafter, Params, Target
 from specjax.decoding.builders.cache import DENSE, make_cache
 from specjax.decoding.method import method as pair
 from specjax.decoding.spec import parse_one
@@ -117,11 +117,13 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   with jax.set_mesh(mesh):
     start_ = functools.partial(speculate.start, method, capacity=config.capacity)
     state = jax.eval_shape(start_, params, *prompt, asked)
-    held = state.cache
     state = abstract(state, everywhere)
     if cache == DENSE:
-      kv = abstract(held.kv, NamedSharding(mesh, sharding.KV_CACHE))
-      state = state._replace(cache=held._replace(kv=kv, length=state.cache.length))
+      spread = NamedSharding(mesh, sharding.KV_CACHE)  # the target's, and a head's own
+      state = jax.tree.map(
+        lambda x: x._replace(kv=abstract(x.kv, spread)) if isinstance(x, Cache) else x, state,
+        is_leaf=lambda x: isinstance(x, Cache),
+      )  # fmt: skip
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     lowered = speculate.compiled_advance.lower(method, params, asked, state, rounds)
     compiled = lowered.compile()
