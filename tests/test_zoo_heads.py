@@ -37,7 +37,7 @@ def plain(model):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["prompt_lookup", "medusa", "hidden_transfer"])
+@pytest.mark.parametrize("name", ["prompt_lookup", "medusa", "hidden_transfer", "eagle3"])
 def test_four_devices_change_no_token(model, plain, mesh, name):
   prompts, tokens = plain
   with jax.set_mesh(mesh):

@@ -134,6 +134,21 @@ def test_a_model_that_was_read_in_parts_decodes_the_same(weights, tmp_path):
   assert [r.tokens for r in parts] == [r.tokens for r in whole]
 
 
+def test_a_draft_model_is_spread_as_its_target(tmp_path):
+  for name in ("target", "draft"):
+    hf.save(tmp_path / name, CONFIG, random_params(), dtype=jnp.float32)
+  target_, drafter = str(tmp_path / "target"), f"draft_model-3[{tmp_path / 'draft'}]"
+  prompts, devices = [[1, 2, 3, 1, 2], [7, 8, 7]], two_by(2)
+  alone = Decoder(load(target_), drafter, batch=2)(prompts, 12)
+  with jax.set_mesh(devices):
+    decoder = Decoder(load(target_, mesh=devices), drafter, batch=2)
+    spread = decoder(prompts, 12)
+  leaves = jax.tree_util.tree_leaves_with_path(decoder.weights.drafter)
+  whole = {path[-1].key for path, x in leaves if x.sharding.is_fully_replicated}
+  assert whole == {"weight"}  # norms
+  assert [r.tokens for r in spread] == [r.tokens for r in alone]
+
+
 def test_what_does_not_divide_is_everywhere():
   placed = sharding.place(random_params(), two_by(3))["params"]
   assert placed["embedding"].sharding.is_fully_replicated  # 32 words over 3

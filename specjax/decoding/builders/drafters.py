@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from specjax.base import Drafter, Params, Target
@@ -130,7 +131,10 @@ def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
   """
   if given is None:
     name = spec.text_of(part, "a model", hint=", a zoo name or directory")
-    given = model if name == model.name else load(name, model.dtype, weights=model.weights)
+    mesh = jax.sharding.get_mesh()
+    given = model if name == model.name else load(
+      name, model.dtype, weights=model.weights, mesh=None if mesh.empty else mesh
+    )  # fmt: skip
   small = given
   if part.name != "denoiser" and not small.config.causal:
     raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
