@@ -1,5 +1,8 @@
 """The key/value cache: allocation and the only write."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -69,6 +72,19 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
       check_vma=False,
     )  # fmt: skip
   return Cache(write_all(cache.kv, kv, path, start_row), cache.length + rows)
+
+
+def once(wanted: Array, run: Callable[[Any], Any], state: Any) -> Any:
+  """run(state) where `wanted` bool[] holds, else state.
+
+  It is a loop of at most one turn: XLA writes into a loop's state, but copies what a conditional
+  hands through, which would be the cache in every pass.
+  """
+
+  def turn(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+    return jnp.zeros((), bool), run(carry[1])
+
+  return lax.while_loop(lambda carry: carry[0], turn, (wanted, state))[1]
 
 
 def append_one(

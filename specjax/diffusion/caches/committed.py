@@ -38,12 +38,13 @@ class Committed(NamedTuple):
   before: Array
 
 
-def _commit(memory: Committed, new: Any, rows: Array, D: int) -> Any:
-  """The kv after the first D slots of `new` were appended in `rows` bool[B]."""
+def _commit(memory: Committed, hidden: Array, new: Any, rows: Array, D: int) -> Any:
+  """The kv with the first D slots of `new`, of states `hidden`, appended in `rows` bool[B]."""
   path = jnp.broadcast_to(jnp.arange(D, dtype=jnp.int32), (len(rows), D))
+  # Added is 0, but the write waits for every read of the kv, or XLA would copy it.
+  count = jnp.where(rows, D, 0) + jnp.minimum((hidden[:, 0, 0] > 0).astype(jnp.int32), 0)
 
   def append(old: base.KV, new: base.KV) -> base.KV:
-    count = jnp.where(rows, D, 0)
     return kv_cache.commit(base.Cache(old, memory.length), new, path, count).kv
 
   # A guided denoiser has two.
@@ -100,38 +101,33 @@ def committed(denoiser: Denoiser, window: int) -> Cache:
       """The pass of `rows` over the `count` slots that end with the block, or over all S."""
       whole = count == S
 
-      def run(memory: Committed) -> tuple[Array, Committed]:
+      def turn(state: tuple[Array, Committed]) -> tuple[Array, Committed]:
+        found, memory = state
         start = jnp.zeros_like(lo) if whole else jnp.maximum(begin + D - count, 0)
         hidden, new = evaluate(params, None if whole else memory, canvas, start, count)
         known = jnp.concatenate([memory.before, hidden], 1)  # the state of slot start - 1 is first
         index = jnp.clip(reading(denoiser, lo, window) - start[:, None] + 1, 0, count)
-        found = jnp.take_along_axis(known, index[..., None], 1)
+        mine = rows[:, None, None]
+        found = jnp.where(mine, jnp.take_along_axis(known, index[..., None], 1), found)
         if whole:
-          kv = jax.tree.map(
-            lambda x, old: jnp.where(rows[:, None, None, None], x, old), new, memory.kv
-          )
+          kv = jax.tree.map(lambda x, old: jnp.where(mine[..., None], x, old), new, memory.kv)
         elif count > D:
-          kv = _commit(memory, new, rows, D)
+          kv = _commit(memory, hidden, new, rows, D)
         else:
           return found, memory
         last = jnp.clip(begin - start, 0, count)[:, None, None]
         before = jnp.take_along_axis(known, last, 1)
         return found, Committed(
-          kv, jnp.where(rows, begin, memory.length),
-          jnp.where(rows[:, None, None], before, memory.before),
-        )  # fmt: skip
+          kv, jnp.where(rows, begin, memory.length), jnp.where(mine, before, memory.before)
+        )
 
-      return run
+      return turn
 
-    def skip(memory: Committed) -> tuple[Array, Committed]:
-      before = memory.before
-      return jnp.zeros((len(lo), window, before.shape[2]), before.dtype), memory
-
-    found, kept = skip(memory)
+    E = memory.before.shape[2]
+    state = jnp.zeros((len(lo), window, E), memory.before.dtype), memory
     for count, rows in ((S, missing > D), (2 * D, missing == D), (D, missing == 0)):
       rows = rows & live
-      part, kept = jax.lax.cond(rows.any(), through(count, rows), skip, kept)
-      found = jnp.where(rows[:, None, None], part, found)
-    return found, kept
+      state = kv_cache.once(rows.any(), through(count, rows), state)
+    return state
 
   return Cache("committed", init, states)

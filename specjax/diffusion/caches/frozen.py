@@ -6,6 +6,7 @@ shortest that holds the suffixes of all rows.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Params
 from specjax.diffusion.caches.reuse import KVState, Reread, read, reread, reusing
+from specjax.models.cache import once
 
 
 @functools.cache
@@ -104,13 +106,17 @@ def _suffix(
     begin = jnp.minimum(lo, last)
     renewed = jnp.arange(L, dtype=jnp.int32)[None] >= begin[:, None]
 
-    def take(start: int):
+    def take(start: int, state: tuple[Array, Any]) -> tuple[Array, Any]:
       part = Reread(jnp.full(B, start, jnp.int32), renewed, canvas.inside)
-      return lambda kv: reread(denoiser, window, L - start, params, kv, canvas, lo, rows, part)
+      return reread(denoiser, window, L - start, params, state[1], canvas, lo, rows, part)
 
     first = jnp.where(rows, begin - int(denoiser.shift), L).min()
-    usable = jnp.array(starts, jnp.int32) <= first
-    return jax.lax.switch(jnp.maximum(usable.sum() - 1, 0), [take(s) for s in starts], kv)
+    usable = jnp.maximum((jnp.array(starts, jnp.int32) <= first).sum() - 1, 0)
+    shape = jax.eval_shape(functools.partial(take, 0), (None, kv))[0]
+    state = jnp.zeros(shape.shape, shape.dtype), kv
+    for i, start in enumerate(starts):
+      state = once(usable == i, functools.partial(take, start), state)
+    return state
 
   return reusing(name, denoiser, window, stale, again)
 

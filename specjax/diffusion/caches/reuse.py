@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Earlier, Params
+from specjax.models.cache import once
 
 
 def reading(denoiser: Denoiser, lo: Array, window: int) -> Array:
@@ -80,6 +81,8 @@ def reread(
   )
   earlier = Earlier(kv, part.inside & ~part.renewed)
   hidden, new = denoiser.evaluate(params, tokens, position, renewed & inside, earlier)
+  # This adds 0, but the write waits for every read of the kv, or XLA would copy it.
+  position = position + jnp.minimum((hidden[:, :1, 0] > 0).astype(jnp.int32), 0)
   written = renewed & rows[:, None]
   kv = jax.tree.map(lambda old, x: put_heads(old, position, written, x), kv, new)
   index = reading(denoiser, lo, window) - part.start[:, None]
@@ -121,15 +124,22 @@ def reusing(
       rows = whole[:, None, None, None]
       return found, jax.tree.map(lambda a, b: jnp.where(rows, a, b), new, kv)
 
-    def skip(kv: Any):
-      shape = jax.eval_shape(read_all, kv)[0]
-      return jnp.zeros(shape.shape, shape.dtype), kv
+    def read_part(kv: Any):
+      return again(params, kv, canvas, lo, memory.last, part)
 
-    of_all, kv = jax.lax.cond(whole.any(), read_all, skip, memory.kv)
-    of_part, kv = jax.lax.cond(
-      part.any(), lambda kv: again(params, kv, canvas, lo, memory.last, part), skip, kv
-    )
-    found = jnp.where(whole[:, None, None], of_all, of_part)
+    def put(rows: Array, run: Callable[[Any], tuple[Array, Any]], found: Array, kv: Any):
+      """The states and the kv, after the pass of some rows."""
+
+      def turn(state: tuple[Array, Any]) -> tuple[Array, Any]:
+        found, kv = state
+        new, kv = run(kv)
+        return jnp.where(rows[:, None, None], new, found), kv
+
+      return once(rows.any(), turn, (found, kv))
+
+    shape = jax.eval_shape(read_all, memory.kv)[0]
+    found, kv = put(whole, read_all, jnp.zeros(shape.shape, shape.dtype), memory.kv)
+    found, kv = put(part, read_part, found, kv)
     passes = memory.passes + live.astype(jnp.int32)
     return found, KVState(kv, passes, jnp.where(live, lo, memory.last))
 

@@ -23,6 +23,7 @@ from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Params, Pieces
 from specjax.diffusion.caches.reuse import put_heads, reading
+from specjax.models.cache import once
 from specjax.trees.structure import take_rows
 
 
@@ -199,8 +200,8 @@ def similar(
     def through(size: int):
       """The other layers, `size` slots in each."""
 
-      def run(x: Array, kept: tuple[Kept, ...]) -> tuple[Array, tuple[Kept, ...]]:
-        slot = every
+      def run(state: tuple[Array, tuple[Kept, ...]]) -> tuple[Array, tuple[Kept, ...]]:
+        (x, kept), slot = state, every
         if size < L:
           slot = jax.lax.top_k(memory.answer.astype(jnp.int32), G)[1].astype(jnp.int32)
         part = Selection(slot, take_rows(due, slot), take_rows(loose, slot), quota, size)
@@ -215,7 +216,10 @@ def similar(
     compiled = sorted({most, G, L})
     needed = jnp.where(prompt_due.any(), L, jnp.where(answer_due.any(), G, most))
     which = (jnp.array(compiled, jnp.int32) < needed).sum()
-    x, kept = jax.lax.switch(which, [through(n) for n in compiled], x, memory.layers)
+    state = x, memory.layers
+    for i, n in enumerate(compiled):
+      state = once(which == i, through(n), state)
+    x, kept = state
     hidden = pieces.norm(params, take_rows(x, reading(denoiser, lo, window)))
     return hidden, SimilarState(memory.answer, memory.passes + live.astype(jnp.int32), kept)
 

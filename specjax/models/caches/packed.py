@@ -106,7 +106,7 @@ def packed(name: str, pack: Pack, unpack: Unpack, *, rows: int, recent: int = 0)
         tuple(map(write, blocks, recent_rows.k, recent_rows.v)), jax.tree.map(shift, recent_rows)
       )  # fmt: skip
 
-    blocks, recent_rows = lax.cond(full.any(), move, lambda x: x, (cache.blocks, newest.kv))
+    blocks, recent_rows = dense.once(full.any(), move, (cache.blocks, newest.kv))
     return Packed(blocks, recent_rows, length)
 
   return CacheKind(name, start, read, commit)
