@@ -1,25 +1,30 @@
-"""DFlash heads on disk, as z-lab publishes them and SpecForge trains them.
+"""DFlash heads on disk, as z-lab publishes them and SpecForge and speculators train them.
 
 config.json is that of a Qwen3 with the head's layers, a `block_size`, root included, and
 `dflash_config`: which token the masks are, and which of the target's layers are read, counted by
 their outputs. `fc` and `hidden_norm` make one vector of these, `layers.{i}` are the layers and
 `norm` is the last norm. Embedding and LM head are the target's and in no file.
 
-Letters: L the target's layers.
+In the format of speculators, which is read and not written, the Qwen3 is
+`transformer_layer_config`, the rest stands beside it, layers are counted by their inputs, and
+there may be draft tokens as in EAGLE-3's files. Their LM head and an embedding may be there, too;
+the program that trains them copies both from the target and freezes them.
+
+Letters: L the target's layers, V vocabulary, W draft vocabulary.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import hf_config, published
+from specjax.checkpoints import eagle3_file, hf_config, published
 from specjax.checkpoints.heads import MOST, Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.drafters.dflash import DFlashConfig, layers_read
@@ -27,7 +32,7 @@ from specjax.drafters.dflash import dflash as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
-_ARCHITECTURES = ("DFlashDraftModel",)
+_ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator")
 _SCHEMA = {
   "num_hidden_layers": published.COUNT, "layer_types": tuple[str, ...],
   "block_size": functools.partial(checks.whole, least=2, most=MOST + 1),
@@ -35,11 +40,16 @@ _SCHEMA = {
 _OWN = {
   "mask_token_id": int, "target_layer_ids": tuple[int, ...], "block_size": _SCHEMA["block_size"]
 }  # fmt: skip
+_OF_SPECULATORS = _SCHEMA | {
+  "mask_token_id": int, "aux_hidden_state_layer_ids": tuple[int, ...],
+  "draft_vocab_size": functools.partial(checks.whole, least=1),
+}  # fmt: skip
 # Keys of either object that change the published network, and the value that leaves it as it is.
 _PLAIN = {
   "is_causal": False, "attention_bias": False, "use_sliding_window": False,
   "sample_from_anchor": False, "use_qk_norm": True, "use_aux_hidden_state": True,
   "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0,
+  "projector_type": "dflash", "shift_label": False,
 }  # fmt: skip
 
 
@@ -69,13 +79,23 @@ def _check_plain(raw: Mapping[str, Any]) -> None:
     checks.refuse("layer_types in config.json", types, "full_attention in all layers")
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
-  """A head for the target `model`, which drafts chains, of `block_size` - 1 tokens at most.
+class _Said(NamedTuple):
+  """What config.json says; `raw` is that of the Qwen3, and the layers are counted by inputs."""
 
-  The output of the target's last layer is refused: programs differ in whether it is normed.
-  """
-  published.check_architecture(raw, _ARCHITECTURES)
-  where = f"{directory}/config.json"
+  raw: Mapping[str, Any]
+  block_size: int
+  layers: int
+  hidden_layers: tuple[int, ...]
+  mask_token: int
+  words: int | None  # W
+
+
+def _check_layers(name: str, ids: Sequence[int], most: int) -> None:
+  for i in ids:
+    checks.whole(name, i, 0, most, note="not the last layer's output")
+
+
+def _of_zlab(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   inner = raw.get("dflash_config")
   if not isinstance(inner, dict):
     checks.refuse(f"{where}: dflash_config", inner, "an object")
@@ -83,18 +103,46 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   outer = schema.fields(raw, _SCHEMA, where, ["num_hidden_layers"])
   needed = [key for key in _OWN if key != "block_size" or key not in outer]
   own = outer | schema.fields(inner, _OWN, f"{where}: dflash_config", needed)
-  for i in own["target_layer_ids"]:
-    checks.whole(f"{where}: target_layer_ids", i, 0, model.layers - 2, note="not the last layer's")
-  network, mlp_width = published.network_of(raw, model, qkv_bias=False)
+  _check_layers(f"{where}: target_layer_ids", own["target_layer_ids"], L - 2)
+  layers = tuple(i + 1 for i in own["target_layer_ids"])
+  return _Said(raw, own["block_size"], own["num_hidden_layers"], layers, own["mask_token_id"], None)
+
+
+def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
+  inner = raw.get("transformer_layer_config")
+  if not isinstance(inner, dict):
+    checks.refuse(f"{where}: transformer_layer_config", inner, "an object")
+  raw = {**inner, **{k: v for k, v in raw.items() if k not in inner}}
+  _check_plain(raw)
+  needed = [key for key in _OF_SPECULATORS if key != "layer_types"]
+  own = schema.fields(raw, _OF_SPECULATORS, where, needed)
+  layers = own["aux_hidden_state_layer_ids"]
+  _check_layers(f"{where}: aux_hidden_state_layer_ids", layers, L - 1)
+  return _Said(raw, own["block_size"], own["num_hidden_layers"], layers, own["mask_token_id"],
+               own["draft_vocab_size"])  # fmt: skip
+
+
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+  """A head for the target `model`, which drafts chains, of `block_size` - 1 tokens at most.
+
+  The output of the target's last layer is refused: programs differ in whether it is normed.
+  """
+  published.check_architecture(raw, _ARCHITECTURES)
+  where = f"{directory}/config.json"
+  said = (_of_speculators if eagle3_file.KIND in raw else _of_zlab)(raw, where, model.layers)
+  network, mlp_width = published.network_of(said.raw, model, qkv_bias=False)
   network = dataclasses.replace(network, qk_norm=True)
   config = DFlashConfig(
-    own["block_size"] - 1, own["num_hidden_layers"], tuple(i + 1 for i in own["target_layer_ids"]),
-    mlp_width, own["mask_token_id"],
-  )  # fmt: skip
+    said.block_size - 1, said.layers, said.hidden_layers, mlp_width, said.mask_token
+  )
   path, tensors = published.read(directory, published.FILES)
-  head = build(target(network), config)
-  params = published.gather(tensors, _layout(config, network), path, dtype)
-  return Loaded(head, {"params": params}, (), None, config, network)
+  head, layout, V = build(target(network), config), _layout(config, network), model.vocab_size
+  if said.words is None:
+    params: Params = {"params": published.gather(tensors, layout, path, dtype)}
+  else:
+    frozen = {"lm_head.weight": (said.words, model.width), published.EMBEDDING: (V, model.width)}
+    params = eagle3_file.gather(tensors, layout, said.words, model, path, dtype, unused=frozen)
+  return Loaded(head, params, (), None, config, network)
 
 
 def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
@@ -116,6 +164,6 @@ def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published
   )
   ids = {"mask_token_id": config.mask_token, "target_layer_ids": [i - 1 for i in taps]}
   return published.FILES[0], tensors, hf_config.to_json(layers) | {
-    "architectures": list(_ARCHITECTURES), "block_size": config.depth + 1, "dflash_config": ids,
+    "architectures": [_ARCHITECTURES[0]], "block_size": config.depth + 1, "dflash_config": ids,
     "num_target_layers": network.layers, "torch_dtype": jnp.dtype(dtype).name,
   }  # fmt: skip

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from specjax import checks, schema
 from specjax.base import Params
 from specjax.checkpoints import published
+from specjax.checkpoints.files import Shapes
 from specjax.checkpoints.hf_layout import Fusion, block
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.hidden_layers import hidden_layers_of
@@ -109,13 +110,18 @@ def layout(c: Any, network: Config, words: int, name: str) -> published.Layout:
 
 def gather(
   tensors: published.Tensors, table: published.Layout, words: int, model: Config, path: Path,
-  dtype: DTypeLike,
+  dtype: DTypeLike, unused: Shapes | None = None,
 ) -> Params:  # fmt: skip
-  """The parameters of a layout, and a draft vocabulary of W `words`."""
+  """The parameters of a layout, and a draft vocabulary of W `words`; `unused` may be there, too."""
   tables: dict[str, tuple[int, ...]] = {"d2t": (words,), "t2d": (model.vocab_size,)}
   every = words == model.vocab_size
   params = published.gather(
-    tensors, table, path, dtype, unused=tables if every else {}, others={} if every else tables
+    tensors,
+    table,
+    path,
+    dtype,
+    unused={**(unused or {}), **(tables if every else {})},
+    others={} if every else tables,
   )
   vocabulary = _vocabulary(tensors, words, model.vocab_size, path)
   return {"params": params} | draft_vocabulary.collection(vocabulary)

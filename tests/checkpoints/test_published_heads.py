@@ -25,7 +25,7 @@ from specjax.checkpoints.heads import Loaded, abstract
 from specjax.decoding.builders.drafter import make_drafter
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
-from specjax.drafters import HEADS, drafting
+from specjax.drafters import HEADS, draft_vocabulary, drafting
 from specjax.drafters.base import Examples
 from specjax.drafters.dflash import DFlashConfig
 from specjax.drafters.eagle import EagleConfig
@@ -149,6 +149,14 @@ DFLASH = LLAMA | {
   "block_size": 4, "dflash_config": {"mask_token_id": 13, "target_layer_ids": [1, 4, 3]},
   "layer_types": ["full_attention"] * 2, "attention_bias": False, "use_sliding_window": False,
   "num_target_layers": 8, "sliding_window": None,
+}  # fmt: skip
+# As speculators' program writes it: a Qwen3 inside, and layers counted by their inputs.
+SPECULATORS_DFLASH = {
+  "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "block_size": 4,
+  "mask_token_id": 13, "aux_hidden_state_layer_ids": [2, 5, 4], "draft_vocab_size": W,
+  "sample_from_anchor": False, "sliding_window_non_causal": False, "speculators_config": {},
+  "transformer_layer_config": {k: v for k, v in DFLASH.items() if k not in (
+    "architectures", "block_size", "dflash_config", "num_target_layers")},
 }  # fmt: skip
 PEAGLE = EAGLE3 | {
   "architectures": ["PEagleDraftModel"], "num_hidden_layers": 2, "num_depths": 4,
@@ -508,7 +516,7 @@ CONFIGS = [
   ("peagle", {"num_hidden_layers": 3}, "lacks tensor layers.2."),
   ("peagle", {"fc_norm": True}, "fc_norm in config.json=True: accepted is false in the format"),
   ("peagle", {"num_depths": ABSENT, "speculators_config": {}}, "an object with a list of proposal"),
-  ("peagle", {"speculators_model_type": "dflash"}, "is of no known format"),
+  ("peagle", {"speculators_model_type": "dspark"}, "is of no known format"),
 ]  # fmt: skip
 
 
@@ -544,6 +552,43 @@ def test_the_format_of_speculators(tmp_path):
   raw["speculators_model_type"] = "peagle"
   words = sentence(load, write(tmp_path / "c", "eagle3.1", tensors, raw))
   assert "architectures=['Eagle3Speculator'] in config.json: accepted is PEagleDraftModel" in words
+
+
+@pytest.mark.parametrize("words", [W, V])
+def test_dflash_in_the_format_of_speculators(tmp_path, words):
+  """Draft tokens, and what its program copies from the target, beside z-lab's tensors."""
+  plain = load(write(tmp_path / "a", "dflash"))
+  frozen = {"lm_head.weight": np.zeros((words, E), np.float32),
+            "embed_tokens.weight": np.zeros((V, E), np.float32)}  # fmt: skip
+  tables = {"d2t": IDS - np.arange(W), "t2d": np.isin(np.arange(V), IDS)} if words == W else {}
+  raw = SPECULATORS_DFLASH | {"draft_vocab_size": words}
+  for i, more in enumerate([frozen, {}]):
+    tensors = tensors_of("dflash") | tables | more
+    found = load(write(tmp_path / f"b{i}", "dflash", tensors, raw))
+    same(found.params["params"], plain.params["params"])
+    assert (found.config, found.network) == (plain.config, plain.network)
+    ids = draft_vocabulary.ids(found.params)
+    np.testing.assert_array_equal(np.arange(V) if ids is None else ids, IDS if tables else range(V))
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    ({"transformer_layer_config": None}, "transformer_layer_config=None: accepted is an object"),
+    ({"sample_from_anchor": True}, "sample_from_anchor in config.json=True: accepted is false"),
+    ({"projector_type": "domino"}, "projector_type in config.json='domino': accepted is dflash"),
+    (
+      {"aux_hidden_state_layer_ids": [2, 8]},
+      "aux_hidden_state_layer_ids=8: accepted is a whole number from 0 to 7",
+    ),
+    ({"mask_token_id": None}, "lacks 'mask_token_id'"),
+    ({"draft_vocab_size": 5}, "tensor d2t has shape (6,), expected (5,)"),
+  ],
+)
+def test_speculators_dflash_that_does_not_fit_is_named(tmp_path, change, words):
+  tables = {"d2t": IDS - np.arange(W), "t2d": np.isin(np.arange(V), IDS)}
+  tensors, raw = tensors_of("dflash") | tables, SPECULATORS_DFLASH | change
+  assert words in sentence(formats.load, write(tmp_path, "dflash", tensors, raw), MODEL)
 
 
 def test_peagle_in_the_format_of_speculators(tmp_path):
