@@ -98,8 +98,12 @@ ERRORS = [
   ("benchmarks/speed/sweep.py --tasks fly", "fly"),
   ("benchmarks/speed/sweep.py --count 0", "count=0"),
   ("benchmarks/compile/sharded_loop.py --topologies moon", "topologies='moon'"),
+  ("benchmarks/compile/training_step.py --topologies moon", "topologies='moon'"),
+  ("benchmarks/compile/training_step.py --layers 2 1", "layers=(2, 1)"),
+  ("benchmarks/compile/training_step.py --points 4000", "points=4000"),
   ("benchmarks/compile/denoising_loop.py --topologies moon", "topologies='moon'"),
   ("benchmarks/compile/denoising_loop.py --caches dense", "caches='dense'"),
+  ("benchmarks/compile/denoising_loop.py --layers 2 1", "layers=(2, 1)"),
   ("examples/demo.py absent.jsonl", "absent.jsonl"),
   ("examples/demo.py --limit 0", "limit=0"),
 ]

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import jax
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 from flax.traverse_util import flatten_dict
+from jax import Array
 
 from specjax import processes, script
 from specjax.arguments import Dtype
@@ -28,7 +29,7 @@ from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import Rows, pack
 from specjax.drafters import HEADS, draft_vocabulary
-from specjax.drafters.base import Head
+from specjax.drafters.base import Head, LossWeights
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
 from specjax.models.transformer import Transformer
@@ -36,7 +37,7 @@ from specjax.train.recipe import answers, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Objective, Source
 from specjax.train.recipe.features import compute
-from specjax.train.recipe.fit import fit, shuffled
+from specjax.train.recipe.fit import Loss, fit, shuffled
 from specjax.trees.static import best_first, expected_length
 
 
@@ -124,6 +125,33 @@ def sizes(head: Head, params: Params) -> str:
           f"{largest}; {16 * total / 1e6:.0f} MB with gradient and moments.")  # fmt: skip
 
 
+def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
+  """A head's weights as it reads them, those that are trained in the dtype of the target."""
+  return fixed | {"params": jax.tree.map(lambda x: x.astype(dtype), trained)}
+
+
+def functions(
+  objective: Objective, dtype: Any, weights: LossWeights, noise: float
+) -> tuple[Loss, Callable[..., Array]]:
+  """What `fit` takes: the loss, and the judge, passes per token with a chain of best guesses.
+
+  What is frozen are the target's weights and those of the head that are not trained.
+  """
+
+  def loss(trained, frozen, batch: Batch, key):
+    target_params, fixed = frozen
+    used = in_use(trained, fixed, dtype)
+    return objective.loss(used, target_params, batch, weights, noise, key)
+
+  def passes(trained, frozen, batch: Batch, _):
+    target_params, fixed = frozen
+    hits, counts = objective.hits(in_use(trained, fixed, dtype), target_params, batch)
+    rates = hits[:, 0].astype(jnp.float32) / jnp.maximum(counts, 1).astype(jnp.float32)
+    return 1 / (1 + jnp.cumprod(rates).sum())
+
+  return loss, passes
+
+
 @run.on_mesh
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
@@ -169,20 +197,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   fixed = {name: x for name, x in params.items() if name != "params"}
   own = jax.tree.map(lambda x: x.astype(jnp.float32), params["params"])
 
-  def used(trained, fixed):
-    return fixed | {"params": jax.tree.map(lambda x: x.astype(model.dtype), trained)}
-
-  def loss(trained, frozen, batch: Batch, key):
-    target_params, fixed = frozen
-    return objective.loss(
-      used(trained, fixed), target_params, batch, weights, config.noise, key
-    )  # fmt: skip
-
-  def passes(trained, frozen, batch: Batch, _):
-    target_params, fixed = frozen
-    hits, counts = objective.hits(used(trained, fixed), target_params, batch)
-    rates = hits[:, 0].astype(jnp.float32) / jnp.maximum(counts, 1).astype(jnp.float32)
-    return 1 / (1 + jnp.cumprod(rates).sum())
+  loss, passes = functions(objective, model.dtype, weights, config.noise)
 
   spread = model.spread()
   trained = fit(
@@ -192,7 +207,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     held_out=test.sample(np.arange(training.batch) % len(held_out.tokens), 0),
   )  # fmt: skip
 
-  rates = objective.rates(used(trained, fixed), spread.params, test, training)
+  rates = objective.rates(in_use(trained, fixed, model.dtype), spread.params, test, training)
   choices = best_first(rates, config.nodes)
   expected = {
     n: round(1 + expected_length(choices[: n - 1], rates), 3)

@@ -1,17 +1,27 @@
 r"""The whole denoising loop of an 8B model, compiled for chips that this machine lacks.
 
     JAX_PLATFORMS=cpu python benchmarks/compile/denoising_loop.py --layers 2 --canvas 4096 --batch 1
+    JAX_PLATFORMS=cpu python benchmarks/compile/denoising_loop.py --layers 1 2 \
+      --topologies v5e:2x2 v5p:1 h100:1 --caches none prefix dual
+    JAX_PLATFORMS=cpu python benchmarks/compile/denoising_loop.py --layers 1 2 \
+      --topologies v5e:2x2 v5p:1 h100:1 --model sdar-8b --caches none committed
 
-The network has the shape of LLaDA-8B, in bfloat16. The report has for each topology and cache the
-bytes per chip: of the arguments, which are weights, cache and canvas, and beyond them. Next to
-these stand the bytes of the scores of one layer, heads x slots x slots in float32, which no pass
-should hold. Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
+The network has the shape of LLaDA-8B or of SDAR-8B, in bfloat16. The report has for each topology
+and cache the bytes per chip: of the arguments, which are weights, cache and canvas, and beyond
+them; the number of copies of the cache, which should be 0; and the bytes of the scores of one
+layer, heads x slots x slots in float32, which no pass should hold. Layers are alike, so that from
+two numbers of them follows the whole model, which the report has beside them. Nothing is executed
+or timed. The script needs the compilers (pip install .[aot]).
 """
 
 import dataclasses
 import functools
+import itertools
+import re
 import sys
 import time
+from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,31 +40,43 @@ from specjax.models.config import Config as ModelConfig
 from specjax.models.weights import parameter
 from specjax.sampling import request_keys
 
+MODELS = {
+  "llada-8b": ModelConfig(
+    vocab_size=126464, width=4096, layers=32, heads=32, kv_heads=32, head_dim=128,
+    mlp_width=12288, rope_theta=500000.0, tied=False, causal=False,
+  ),
+  "sdar-8b": ModelConfig(
+    vocab_size=151936, width=4096, layers=36, heads=32, kv_heads=8, head_dim=128,
+    mlp_width=12288, rope_theta=1000000.0, tied=False, qk_norm=True, causal=False,
+  ),
+}  # fmt: skip
+"""LLaDA sees the whole canvas, SDAR is causal over blocks."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
   """What is compiled."""
 
+  model: Literal["llada-8b", "sdar-8b"] = "llada-8b"  # whose shape the network has
   topologies: tuple[str, ...] = ("v5p:1",)  # names of `topology.CHIPS`
   caches: tuple[str, ...] = ("none",)  # what of earlier passes is used again
-  layers: int = 32  # of LLaDA-8B's shape; fewer compile faster
+  layers: tuple[int, ...] = ()  # numbers of layers that are compiled, rising; () is all
   batch: int = 8  # B, texts filled together
   canvas: int = 1024  # L, slots of a text
   block: int = 32  # slots that are filled together
   out: str = "results/denoising_loop"  # directory of the report
 
 
-def compiled_for(name: str, cache: str, config: Config) -> dict:
-  """Compiles the loop for one topology and one cache."""
+def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
+  """Compiles the loop of so many layers for one topology and one cache."""
   mesh = topology.mesh(name)
   everywhere = NamedSharding(mesh, PartitionSpec())
-  model = ModelConfig(
-    vocab_size=126464, width=4096, layers=config.layers, heads=32, kv_heads=32, head_dim=128,
-    mlp_width=12288, max_length=config.canvas + config.block, rope_theta=500000.0, tied=False,
-    causal=False,
+  model = dataclasses.replace(
+    MODELS[config.model], layers=layers, max_length=config.canvas + config.block,
+    block_length=config.block if config.model == "sdar-8b" else None,
   )  # fmt: skip
   B, L = config.batch, config.canvas + config.block
-  network, blocks = denoiser.denoiser(model, 126336), fixed(config.block)
+  network, blocks = denoiser.denoiser(model, model.vocab_size - 1), fixed(config.block)
   method = denoise.Method(
     network, CACHES[cache](network, blocks.window), threshold(), blocks, stopping.after_end()
   )
@@ -96,23 +118,53 @@ def compiled_for(name: str, cache: str, config: Config) -> dict:
   assert memory is not None
   chips = topology.CHIPS[name]
   shares = chips.data * chips.model  # of rows and heads
+  copies = 0
+  for B_, K, S, C in {x.shape for x in kept}:
+    shape = rf"{B_ // chips.data},{K // chips.model},{S},{C}"
+    copying = rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call)\("
+    copies += len(re.findall(copying, compiled.as_text() or ""))
   return {
-    "topology": name, "cache": cache, "layers": config.layers, "batch": B, "canvas": config.canvas,
-    "argument GB": round(memory.argument_size_in_bytes / 1e9, 2),
-    "cache GB": round(sum(x.size * x.dtype.itemsize for x in kept) / shares / 1e9, 2),
-    "beyond GB": round(memory.temp_size_in_bytes / 1e9, 2),
-    "scores GB": round(4 * B * model.heads / shares * L * L / 1e9, 2),
+    "topology": name, "cache": cache, "layers": layers, "batch": B, "canvas": config.canvas,
+    "argument_bytes": memory.argument_size_in_bytes,
+    "cache_bytes": sum(x.size * x.dtype.itemsize for x in kept) // shares,
+    "beyond_bytes": memory.temp_size_in_bytes, "cache_copies": copies,
+    "scores_bytes": 4 * B * model.heads // shares * L * L,
     "seconds": round(time.perf_counter() - begin, 1),
   }  # fmt: skip
+
+
+def whole_model(cells: Sequence[dict], config: Config) -> dict:
+  """What follows from the last two of `cells`, which differ in their layers, for all layers."""
+  few, more = cells[-2:]
+  L = MODELS[config.model].layers
+  steps = (L - more["layers"]) / (more["layers"] - few["layers"])
+  linear = "argument_bytes", "cache_bytes", "beyond_bytes", "cache_copies"
+  found = {key: round(more[key] + steps * (more[key] - few[key])) for key in linear}
+  return more | found | {"layers": L, "seconds": None}
+
+
+def row(cell: dict) -> dict:
+  """A line of the table."""
+  bytes_ = {key.replace("_bytes", " GB"): f"{x / 1e9:.2f}"
+            for key, x in cell.items() if key.endswith("_bytes")}  # fmt: skip
+  over = 1 + cell["beyond_bytes"] / cell["argument_bytes"]
+  rest = {key: cell[key] for key in cell if not key.endswith("_bytes")}
+  return rest | bytes_ | {"bytes / arguments": f"{over:.2f}"}
 
 
 def main(config: Config) -> None:
   topology.check(config.topologies)
   for name in config.caches:
     checks.choice("caches", name, CACHES)
+  if list(config.layers) != sorted({*config.layers}) or min(config.layers, default=1) < 1:
+    raise ValueError(f"layers={config.layers}: accepted are rising numbers from 1 on.")
   report.directory(config.out)
-  cells = [compiled_for(t, cache, config) for t in config.topologies for cache in config.caches]
-  report.publish(config, {"loops": cells}, table.markdown(cells))
+  cells = []
+  for name, cache in itertools.product(config.topologies, config.caches):
+    numbers = config.layers or (MODELS[config.model].layers,)
+    own = [compiled_for(name, cache, layers, config) for layers in numbers]
+    cells += own + ([whole_model(own, config)] if len(own) > 1 else [])
+  report.publish(config, {"loops": cells}, table.markdown([row(cell) for cell in cells]))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,6 @@ def fit(
     The last weights, on the host; with `held_out`, those that were judged best.
   """
   optimizer, (dealt, copied) = training.optimizer(), training.shardings()
-  gradient = averaged(jax.value_and_grad(loss, has_aux=True), training.parts)
   frozen, held_out = on_all((frozen, held_out), copied)
   state = {"params": params, "optimizer": jax.eval_shape(optimizer.init, params)}
   if held_out is not None:
@@ -79,6 +78,28 @@ def fit(
     state["best"] = jax.device_put(jax.tree.map(jnp.copy, params), places["best"])
     for name in ("least", "newest"):
       state[name] = jax.device_put(jnp.float32(jnp.inf), places[name])
+
+  step = stepper(loss, training, places, judge, judge_every, rates)
+  size, devices = optax.tree.size(params), len(dealt.device_set)
+  print(f"{size / 1e6:.2f}M parameters are trained on {devices} device(s).")
+  state = loop(
+    lambda state, numbered: step(state, frozen, held_out, *numbered), state,
+    lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
+  )  # fmt: skip
+  return processes.fetch(state["params" if held_out is None else "best"])
+
+
+def stepper(
+  loss: Loss, training: Training, places: Any, judge: Callable[..., Array] | None = None,
+  judge_every: int = 1, rates: Any = 1.0,
+) -> Callable[..., tuple[Any, dict[str, Array]]]:  # fmt: skip
+  """The jitted step of `fit`: (state, frozen, held_out, batch, number i32[]) -> (state, metrics).
+
+  The state, which is donated, has "params" and "optimizer" and, where held_out is not None, "best",
+  "least" and "newest"; `places` has its shardings.
+  """
+  optimizer = training.optimizer()
+  gradient = averaged(jax.value_and_grad(loss, has_aux=True), training.parts)
   judged = judge or (lambda *args: loss(*args)[0])
 
   @functools.partial(jax.jit, donate_argnums=0)
@@ -102,13 +123,7 @@ def fit(
       metrics["held_out"] = now
     return jax.lax.with_sharding_constraint(after, places), metrics
 
-  size, devices = optax.tree.size(params), len(dealt.device_set)
-  print(f"{size / 1e6:.2f}M parameters are trained on {devices} device(s).")
-  state = loop(
-    lambda state, numbered: step(state, frozen, held_out, *numbered), state,
-    lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
-  )  # fmt: skip
-  return processes.fetch(state["params" if held_out is None else "best"])
+  return step
 
 
 def averaged(gradient: Callable[..., Any], parts: int) -> Callable[..., Any]:
