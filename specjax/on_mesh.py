@@ -24,6 +24,18 @@ def spread_rows(tree: Any) -> Any:
   return jax.tree.map(lambda x: lax.with_sharding_constraint(x, _of_rows(x)), tree)
 
 
+def over_all(tree: Any) -> Any:
+  """Arrays [B, ..] with their rows over all devices of the mesh, for work that spreads rows alone.
+
+  They stay as they are where no mesh is set, or its devices do not divide B.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or any(len(x) % mesh.size for x in jax.tree.leaves(tree)):
+    return tree
+  rows = PartitionSpec(mesh.axis_names)
+  return jax.tree.map(lambda x: lax.with_sharding_constraint(x, rows), tree)
+
+
 def _of_rows(x: Array) -> PartitionSpec:
   return PartitionSpec(mesh_axis("data", len(x)))
 

@@ -150,12 +150,12 @@ class Training:
 
     It is cut along the first axis that the devices divide, if there is one.
     """
-    dealt, copied = self.shardings()
-    count = dealt.mesh.shape["data"]
-    cut = next((i for i, n in enumerate(x.shape) if n % count == 0 and self.fsdp), None)
-    return copied if cut is None else NamedSharding(
-      dealt.mesh, PartitionSpec(*[None] * cut, "data")
-    )  # fmt: skip
+    _, copied = self.shardings()
+    mesh = copied.mesh
+    cut = next((i for i, n in enumerate(x.shape) if n % mesh.size == 0 and self.fsdp), None)
+    if cut is None:
+      return copied
+    return NamedSharding(mesh, PartitionSpec(*[None] * cut, mesh.axis_names))
 
   def optimizer(self) -> optax.GradientTransformation:
     """The optimiser, whose rate is a function of the step."""

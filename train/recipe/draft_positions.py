@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import processes
+from specjax import on_mesh, processes
 from specjax.base import Features, Params
 from specjax.data.packing import Rows
 from specjax.drafters import draft_vocabulary, drafting
@@ -101,12 +101,16 @@ class Objective:
       self.place = np.full(V, -1)
       self.place[vocabulary] = np.arange(len(vocabulary))
 
-  def seen(self, target_params: Params, examples: Examples) -> Examples:
-    """The examples with the features of their rows, computed now where they have none."""
-    if self.network is None:
-      return examples
-    found = forward.read(self.network, target_params, examples, self.head.hidden_layers)
-    return examples._replace(features=jax.lax.stop_gradient(found))
+  def seen(self, target_params: Params, batch: Batch) -> Batch:
+    """The batch with the features of its rows, computed now where it has none.
+
+    The target is spread over a mesh's rows and columns, the head, which is small, over rows alone.
+    """
+    examples = batch.examples
+    if self.network is not None:
+      found = forward.read(self.network, target_params, examples, self.head.hidden_layers)
+      examples = examples._replace(features=jax.lax.stop_gradient(found))
+    return on_mesh.over_all(batch._replace(examples=examples))
 
   def states(self, params: Params, target_params: Params, examples: Examples):
     """The head's states at every depth, from features in the target's own dtype."""
@@ -123,8 +127,8 @@ class Objective:
 
     `weights` and `noise`, the width of uniform noise on the hidden states, are static.
     """
-    examples = self.seen(target_params, batch.examples)
-    hidden = examples.features.hidden
+    batch = self.seen(target_params, batch)
+    examples, hidden = batch.examples, batch.examples.features.hidden
     if noise:
       shift = noise * (jax.random.uniform(key, hidden.shape) - 0.5)
       noisy = examples.features._replace(hidden=hidden + shift.astype(hidden.dtype))
@@ -184,7 +188,8 @@ class Objective:
 
     The label of a frame is what `frames.follow` says.
     """
-    states = self.states(params, target_params, self.seen(target_params, batch.examples))
+    batch = self.seen(target_params, batch)
+    states = self.states(params, target_params, batch.examples)
     labels, weight = jnp.asarray(self.place)[batch.labels], jnp.asarray(batch.weight)
     said = frames.Said(jnp.zeros(labels.shape[:2], jnp.int32), jnp.ones(labels.shape[:2], bool))
     if self.head.blank:
