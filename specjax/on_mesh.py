@@ -36,6 +36,17 @@ def over_all(tree: Any) -> Any:
   return jax.tree.map(lambda x: lax.with_sharding_constraint(x, rows), tree)
 
 
+def whole(tree: Any) -> Any:
+  """Arrays that every device of the mesh has, as they are where none is set.
+
+  A head's weights that lie in parts are gathered before they are used at all depths; otherwise XLA
+  gathers what they are multiplied with.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return tree
+  return jax.tree.map(lambda x: lax.with_sharding_constraint(x, PartitionSpec()), tree)
+
+
 def _of_rows(x: Array) -> PartitionSpec:
   return PartitionSpec(mesh_axis("data", len(x)))
 

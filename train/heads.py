@@ -23,7 +23,7 @@ import tyro
 from flax.traverse_util import flatten_dict
 from jax import Array
 
-from specjax import processes, script
+from specjax import on_mesh, processes, script
 from specjax.arguments import Dtype
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
@@ -127,7 +127,8 @@ def sizes(head: Head, params: Params) -> str:
 
 def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
   """A head's weights as it reads them, those that are trained in the dtype of the target."""
-  return fixed | {"params": jax.tree.map(lambda x: x.astype(dtype), trained)}
+  own = jax.tree.map(lambda x: x.astype(dtype), trained)
+  return fixed | {"params": on_mesh.whole(own)}
 
 
 def functions(

@@ -109,7 +109,9 @@ class Objective:
     examples = batch.examples
     if self.network is not None:
       found = forward.read(self.network, target_params, examples, self.head.hidden_layers)
-      examples = examples._replace(features=jax.lax.stop_gradient(found))
+      # First they stay as the target leaves them, or XLA would gather its weights to spread rows.
+      found = jax.lax.optimization_barrier(on_mesh.spread_rows(jax.lax.stop_gradient(found)))
+      examples = examples._replace(features=found)
     return on_mesh.over_all(batch._replace(examples=examples))
 
   def states(self, params: Params, target_params: Params, examples: Examples):
