@@ -131,7 +131,7 @@ def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
   return fixed | {"params": on_mesh.whole(own)}
 
 
-def functions(
+def loss_and_judge(
   objective: Objective, dtype: Any, weights: LossWeights, noise: float
 ) -> tuple[Loss, Callable[..., Array]]:
   """What `fit` takes: the loss, and the judge, passes per token with a chain of best guesses.
@@ -198,7 +198,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   fixed = {name: x for name, x in params.items() if name != "params"}
   own = jax.tree.map(lambda x: x.astype(jnp.float32), params["params"])
 
-  loss, passes = functions(objective, model.dtype, weights, config.noise)
+  loss, passes = loss_and_judge(objective, model.dtype, weights, config.noise)
 
   spread = model.spread()
   trained = fit(

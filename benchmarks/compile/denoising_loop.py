@@ -19,8 +19,6 @@ import functools
 import itertools
 import re
 import sys
-import time
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -33,7 +31,8 @@ from specjax.diffusion.base import Canvas
 from specjax.diffusion.blocks import fixed
 from specjax.diffusion.caches import CACHES
 from specjax.diffusion.policies.threshold import threshold
-from specjax.eval import report, table
+from specjax.eval import compiled, report, table
+from specjax.eval.compiled import placed
 from specjax.kernels import topology
 from specjax.models import denoiser, sharding, transformer
 from specjax.models.config import Config as ModelConfig
@@ -92,80 +91,45 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
     )
     return knobs, canvas, denoise.Request(request_keys(0, jnp.arange(B)), jnp.zeros(B))
 
-  def placed(tree, place=everywhere):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
-
   shapes = jax.eval_shape(weights)
-  params = jax.tree.map(
-    lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p),
-    shapes, sharding.of_params(shapes, mesh),
-  )  # fmt: skip
-  knobs, canvas, request = placed(jax.eval_shape(parts))
+  params = placed(shapes, sharding.of_params(shapes, mesh))
+  knobs, canvas, request = placed(jax.eval_shape(parts), everywhere)
   ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=everywhere)
   own = denoise.Weights(params, knobs, stopping=ends)
-  begin = time.perf_counter()
   with jax.set_mesh(mesh):
-    state = placed(jax.eval_shape(functools.partial(denoise.start, method), own, canvas))
+    start = functools.partial(denoise.start, method)
+    state = placed(jax.eval_shape(start, own, canvas), everywhere)
     kept = [x for x in jax.tree.leaves(state.cache) if x.ndim == 4]
-    rows = jax.tree.map(
-      lambda x: placed(x, NamedSharding(mesh, sharding.KV_CACHE)) if x.ndim == 4 else x, state.cache
-    )
+    spread = NamedSharding(mesh, sharding.KV_CACHE)
+    rows = jax.tree.map(lambda x: placed(x, spread) if x.ndim == 4 else x, state.cache)
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    compiled = denoise.compiled_advance.lower(
+    found, text = compiled.found(denoise.compiled_advance.lower(
       method, own, request, state._replace(cache=rows), rounds
-    ).compile()
-  memory = compiled.memory_analysis()
-  assert memory is not None
+    ))  # fmt: skip
   chips = topology.CHIPS[name]
   shares = chips.data * chips.model  # of rows and heads
   copies = 0
-  for B_, K, S, C in {x.shape for x in kept}:
-    shape = rf"{B_ // chips.data},{K // chips.model},{S},{C}"
-    copying = rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call)\("
-    copies += len(re.findall(copying, compiled.as_text() or ""))
+  for b, K, S, C in {x.shape for x in kept}:
+    shape = rf"{b // chips.data},{K // chips.model},{S},{C}"
+    copies += len(re.findall(rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call)\(", text))
   return {
     "topology": name, "cache": cache, "layers": layers, "batch": B, "canvas": config.canvas,
-    "argument_bytes": memory.argument_size_in_bytes,
-    "cache_bytes": sum(x.size * x.dtype.itemsize for x in kept) // shares,
-    "beyond_bytes": memory.temp_size_in_bytes, "cache_copies": copies,
-    "scores_bytes": 4 * B * model.heads // shares * L * L,
-    "seconds": round(time.perf_counter() - begin, 1),
+    "cache_bytes": sum(x.size * x.dtype.itemsize for x in kept) // shares, "cache_copies": copies,
+    "scores_bytes": 4 * B * model.heads // shares * L * L, **found,
   }  # fmt: skip
-
-
-def whole_model(cells: Sequence[dict], config: Config) -> dict:
-  """What follows from the last two of `cells`, which differ in their layers, for all layers."""
-  few, more = cells[-2:]
-  L = MODELS[config.model].layers
-  steps = (L - more["layers"]) / (more["layers"] - few["layers"])
-  linear = "argument_bytes", "cache_bytes", "beyond_bytes", "cache_copies"
-  found = {key: round(more[key] + steps * (more[key] - few[key])) for key in linear}
-  found["beyond_bytes"] = max(found["beyond_bytes"], more["beyond_bytes"])  # it may vary by chance
-  return more | found | {"layers": L, "seconds": None}
-
-
-def row(cell: dict) -> dict:
-  """A line of the table."""
-  bytes_ = {key.replace("_bytes", " GB"): f"{x / 1e9:.2f}"
-            for key, x in cell.items() if key.endswith("_bytes")}  # fmt: skip
-  over = 1 + cell["beyond_bytes"] / cell["argument_bytes"]
-  rest = {key: cell[key] for key in cell if not key.endswith("_bytes")}
-  return rest | bytes_ | {"bytes / arguments": f"{over:.2f}"}
 
 
 def main(config: Config) -> None:
   topology.check(config.topologies)
   for name in config.caches:
     checks.choice("caches", name, CACHES)
-  if list(config.layers) != sorted({*config.layers}) or min(config.layers, default=1) < 1:
-    raise ValueError(f"layers={config.layers}: accepted are rising numbers from 1 on.")
+  compiled.check_layers(config.layers)
   report.directory(config.out)
   cells = []
   for name, cache in itertools.product(config.topologies, config.caches):
-    numbers = config.layers or (MODELS[config.model].layers,)
-    own = [compiled_for(name, cache, layers, config) for layers in numbers]
-    cells += own + ([whole_model(own, config)] if len(own) > 1 else [])
-  report.publish(config, {"loops": cells}, table.markdown([row(cell) for cell in cells]))
+    one = functools.partial(compiled_for, name, cache, config=config)
+    cells += compiled.by_layers(one, config.layers, MODELS[config.model].layers)
+  report.publish(config, {"loops": cells}, table.markdown(list(map(compiled.row, cells))))
 
 
 if __name__ == "__main__":

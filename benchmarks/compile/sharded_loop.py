@@ -15,14 +15,11 @@ long; they are alike, so that from two numbers of layers follows the whole model
 has beside them. Nothing is executed or timed. The script needs the compilers (pip install .[aot]).
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
 import re
 import sys
-import time
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -36,7 +33,8 @@ from specjax.decoding.method import method as pair
 from specjax.decoding.spec import parse_one
 from specjax.drafters import drafting
 from specjax.drafters.eagle3 import Eagle3Config
-from specjax.eval import report, table
+from specjax.eval import compiled, report, table
+from specjax.eval.compiled import placed
 from specjax.eval.memory import size_of
 from specjax.eval.random_model import SIZES, Size
 from specjax.kernels import topology
@@ -62,13 +60,6 @@ class Config:
   drafted: int = 15  # number of tokens that are drafted, by eagle3 in a dynamic tree of depth 5
   weights: Literal["float", "int8"] = "float"  # matrices in bfloat16, or in 8 bits
   out: str = "results/sharded_loop"  # directory of the report
-
-
-def abstract(tree, place):
-  """The shapes of `tree` with the sharding `place`, one or a tree of them."""
-  if isinstance(place, NamedSharding):
-    place = jax.tree.map(lambda _: place, tree)
-  return jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), tree, place)
 
 
 def eagle3_drafter(target: Target, config: Config, params: Params) -> tuple[Drafter, Params]:
@@ -109,62 +100,36 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
     own = jax.eval_shape(sharding.split_head, own)
   method = pair(target, guess, target_only())
   params = speculate.Weights(
-    abstract(shapes, sharding.of_params(shapes, mesh)), abstract(own, sharding.of_head(own, mesh))
+    placed(shapes, sharding.of_params(shapes, mesh)),
+    placed(own, sharding.of_head(own, mesh)),
   )
-  asked = abstract(jax.eval_shape(request), everywhere)
+  asked = placed(jax.eval_shape(request), everywhere)
   prompt = jnp.zeros((B, 64), jnp.int32), jnp.ones(B, jnp.int32)
-  start = time.perf_counter()
   with jax.set_mesh(mesh):
     start_ = functools.partial(speculate.start, method, capacity=config.capacity)
     state = jax.eval_shape(start_, params, *prompt, asked)
-    state = abstract(state, everywhere)
+    state = placed(state, everywhere)
     if cache == DENSE:
       spread = NamedSharding(mesh, sharding.KV_CACHE)  # the target's, and a head's own
       state = jax.tree.map(
-        lambda x: x._replace(kv=abstract(x.kv, spread)) if isinstance(x, Cache) else x, state,
+        lambda x: x._replace(kv=placed(x.kv, spread)) if isinstance(x, Cache) else x, state,
         is_leaf=lambda x: isinstance(x, Cache),
       )  # fmt: skip
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     lowered = speculate.compiled_advance.lower(method, params, asked, state, rounds)
-    compiled = lowered.compile()
+    found, text = compiled.found(lowered)
   chips = topology.CHIPS[name]
   rows, heads = B // chips.data, model.kv_heads // chips.model
-  text = compiled.as_text() or ""
   # A copy in pieces ends in a custom call that joins them, and XLA makes two products one by
   # concatenating their operands.
   shape = rf"{rows},{heads},(?:{config.capacity}|{config.capacity + method.drafter.nodes}),128"
   copying = rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call|concatenate)\("
   copies = re.findall(copying, text)
-  talk = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-  memory = compiled.memory_analysis()
-  assert memory is not None
-  cache_bytes = size_of(state.cache)
   return {
     "topology": name, "size": size, "cache": cache, "data": chips.data, "model": chips.model,
     "layers": layers, "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
     "kernels": len(re.findall("tpu_custom_call", lowered.as_text())),
-    "argument_bytes": memory.argument_size_in_bytes, "cache_bytes": cache_bytes,
-    "temp_bytes": memory.temp_size_in_bytes, "cache_copies": len(copies),
-    "collectives": collections.Counter(re.findall(talk, text)),
-    "seconds": round(time.perf_counter() - start, 1),
-  }  # fmt: skip
-
-
-LINEAR = "kernels", "argument_bytes", "cache_bytes", "temp_bytes", "cache_copies"
-
-
-def whole_model(cells: Sequence[dict]) -> dict:
-  """What follows from the last two of `cells`, which differ in their layers, for all layers."""
-  few, more = cells[-2:]
-  L = SIZES[more["size"]].layers
-  steps = (L - more["layers"]) / (more["layers"] - few["layers"])
-  every = {kind: round(n + steps * (n - few["collectives"][kind]))
-           for kind, n in more["collectives"].items()}  # fmt: skip
-  found = {key: round(more[key] + steps * (more[key] - few[key])) for key in LINEAR}
-  return more | found | {
-    "layers": L, "collectives": collections.Counter(every), "seconds": None,
-    "of_memory": round((found["argument_bytes"] + found["temp_bytes"])
-                       / topology.CHIPS[more["topology"]].gigabytes / 1e9, 3),
+    "cache_bytes": size_of(state.cache), "cache_copies": len(copies), **found,
   }  # fmt: skip
 
 
@@ -175,16 +140,13 @@ def main(config: Config) -> None:
       if topology.CHIPS[name].data * topology.CHIPS[name].model > 1:
         raise ValueError(f"topologies={name!r}: accepted with caches={' '.join(config.caches)} "
                          "are topologies of one chip.")  # fmt: skip
-  if list(config.layers) != sorted({*config.layers}) or min(config.layers, default=1) < 1:
-    raise ValueError(f"layers={config.layers}: accepted are rising numbers from 1 on.")
+  compiled.check_layers(config.layers)
   report.directory(config.out)
   cells = []
   for name, size, cache in itertools.product(config.topologies, config.sizes, config.caches):
-    numbers = config.layers or (SIZES[size].layers,)
-    own = [compiled_for(name, size, layers, cache, config) for layers in numbers]
-    cells += own + ([whole_model(own)] if len(own) > 1 else [])
-  text = table.markdown([cell | {"collectives": dict(cell["collectives"])} for cell in cells])
-  report.publish(config, {"topologies": cells}, text)
+    one = functools.partial(compiled_for, name, size, cache=cache, config=config)
+    cells += compiled.by_layers(one, config.layers, SIZES[size].layers)
+  report.publish(config, {"topologies": cells}, table.markdown(list(map(compiled.row, cells))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,112 @@
+"""Loops and steps of large models through the compilers of TPUs and GPUs that are not here."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from specjax.eval import compiled
+from specjax.kernels import topology
+
+FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks" / "compile"
+
+
+def report(script: str, chips: str, out: pathlib.Path, *options: str) -> dict:
+  """The first cell that the script writes for a topology."""
+  reason = topology.absent(chips)
+  if reason is not None:
+    pytest.skip(reason)
+  ran = subprocess.run(
+    [sys.executable, FOLDER / script, "--topologies", chips, "--out", str(out), *options],
+    env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+  )  # fmt: skip
+  assert ran.returncode == 0, ran.stderr
+  [cells] = (x for x in json.loads((out / "summary.json").read_text()).values()
+             if isinstance(x, list))  # fmt: skip
+  return cells[0]
+
+
+def one_layer(chips: str, out: pathlib.Path, *options: str) -> dict:
+  """What is found for one layer of an 8B target, batch 2 and 8 nodes."""
+  small = "--layers", "1", "--batch", "2", "--drafted", "7"
+  return report("sharded_loop.py", chips, out, *small, *options)
+
+
+@pytest.mark.full
+def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache(tmp_path):
+  row = one_layer("v5e:4x4", tmp_path)
+  assert row["kernels"] == 1
+  assert row["cache_copies"] == 0
+  assert "collective-permute" not in row["collectives"]
+  of_large_arrays = 2 + 1  # of the layer, of the embedding
+  of_small_ones = 10
+  assert row["collectives"]["all-reduce"] <= of_large_arrays + of_small_ones
+
+
+@pytest.mark.full
+def test_a_gpu_layer_copies_no_cache(tmp_path):
+  row = one_layer("h100:1", tmp_path)
+  assert row["cache_copies"] == 0
+  assert row["temp_bytes"] < row["cache_bytes"]
+
+
+@pytest.mark.full
+def test_one_chip_reads_weights_of_8_bits(tmp_path):
+  """No product writes a matrix in bfloat16 to memory first: the LM head alone would be 1 GB."""
+  row = one_layer("v5e:1", tmp_path, "--weights", "int8")
+  weights = 2 * 128256 * 4096 + 4096 * (6144 + 4096 + 3 * 14336)
+  assert weights < row["argument_bytes"] - row["cache_bytes"] < 1.01 * weights
+  assert row["temp_bytes"] < 0.2e9
+
+
+@pytest.mark.full
+def test_the_step_of_a_training_spreads_the_target_and_the_heads_moments(tmp_path):
+  options = "--sizes small --batch 4 --length 64 --points 16 --draft-vocab 256 --layers 2"
+  one, two, four = (
+    report("training_step.py", f"h100:{chips}", tmp_path / name, "--data", data, *options.split())
+    for name, chips, data in (("one", 1, "1"), ("two", 4, "2"), ("four", 4, "4"))
+  )  # fmt: skip
+  assert one["collectives"] == {}
+  assert all(cell["collectives"]["all-reduce"] > 0 for cell in (two, four))
+  for cell in two, four:
+    assert cell["argument_bytes"] < one["argument_bytes"] / 1.5
+    # Weights are gathered once and gradients summed; no activation goes from device to device.
+    assert cell["collectives"].keys() <= {"all-reduce", "all-gather", "reduce-scatter"}
+    assert cell["collectives"]["all-gather"] < 10
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("model", "cache"), [("llada-8b", "dual"), ("sdar-8b", "committed")])
+def test_a_denoisers_loop_copies_no_cache(tmp_path, model, cache):
+  options = "--layers", "1", "--batch", "2", "--canvas", "96", "--model", model, "--caches", cache
+  cell = report("denoising_loop.py", "h100:1", tmp_path, *options)
+  assert cell["cache_bytes"] > 0
+  assert cell["cache_copies"] == 0
+
+
+def cell(layers: int) -> dict:
+  """What a program of 7 GB and 2 a layer, of which some is for work, may tell."""
+  return {
+    "topology": "h100:1", "layers": layers, "argument_bytes": (7 + 2 * layers) * 10**9,
+    "temp_bytes": 3 * 10**9 - layers, "cache_copies": 4 * layers, "batch": 8, "seconds": 1.5,
+    "collectives": {"all-reduce": 1 + 2 * layers} | ({"all-gather": 1} if layers > 1 else {}),
+  }  # fmt: skip
+
+
+def test_the_whole_follows_from_two_numbers_of_layers():
+  *own, whole = compiled.by_layers(cell, (1, 2), 32)
+  assert [(x["layers"], x["of_memory"]) for x in own] == [(1, 0.15), (2, 0.175)]
+  wanted = cell(32) | {"temp_bytes": cell(2)["temp_bytes"], "seconds": None, "of_memory": 0.925}
+  assert whole == wanted | {"collectives": {"all-reduce": 65, "all-gather": 31}}
+  [whole] = compiled.by_layers(cell, (), 32)
+  assert whole["layers"] == 32 and whole["seconds"] == 1.5
+  assert compiled.row(whole)["argument GB"] == "71.00"
+
+
+@pytest.mark.parametrize("layers", [(2, 1), (1, 1), (0, 1)])
+def test_layers_rise(layers):
+  with pytest.raises(ValueError, match="accepted are rising numbers from 1 on"):
+    compiled.check_layers(layers)
