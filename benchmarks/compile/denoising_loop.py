@@ -120,10 +120,10 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
 
 
 def main(config: Config) -> None:
-  topology.check(config.topologies)
   for name in config.caches:
     checks.choice("caches", name, CACHES)
   compiled.check_layers(config.layers)
+  topology.check(config.topologies)
   report.directory(config.out)
   cells = []
   for name, cache in itertools.product(config.topologies, config.caches):

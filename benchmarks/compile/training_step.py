@@ -120,10 +120,10 @@ def compiled_for(name: str, size: Size, layers: int, config: Config) -> dict:
 
 
 def main(config: Config) -> None:
-  topology.check(config.topologies)
   report.check(config, "data", "batch", "length", "points", "depth", "draft_vocab")
   checks.whole("points", config.points, 1, config.length)
   compiled.check_layers(config.layers)
+  topology.check(config.topologies)
   report.directory(config.out)
   cells = []
   for name, size in itertools.product(config.topologies, config.sizes):
