@@ -24,6 +24,7 @@ from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
 from specjax.decoding.model import Model, Prompt
+from specjax.models.cache import once, once_read, read_one
 from specjax.sampling import Noise, Settings, request_keys, warp
 
 EXACTNESS = "LOSSY (the small model's tokens are not verified)"
@@ -60,28 +61,24 @@ class State(NamedTuple):
   done: Array
 
 
-def _pass(target: Target, params: Params, cache: Cache, text: Array, rows: Array, nodes: int):
-  """(logits f32[1, V] after the first `rows` i32[1] unread tokens, the cache that has them)."""
-  step = jnp.arange(nodes, dtype=jnp.int32)[None]
-  tokens = jnp.take_along_axis(text, cache.length[:, None] + step, 1)
-  mask = jnp.tril(jnp.ones((1, nodes, nodes), bool))
-  evaluation = target.evaluate(params, cache, tokens, step, mask)
-  last = jnp.take_along_axis(evaluation.logits, (rows - 1)[:, None, None], 1)[:, 0]
-  return last, target.commit(cache, evaluation.kv, step, rows)
-
-
 def _read(target: Target, params: Params, cache: Cache, text: Array, length: Array):
   """(logits f32[1, V] after the text of length i32[1], the cache that has all of it)."""
+  step = jnp.arange(CHUNK, dtype=jnp.int32)[None]
+  mask = jnp.tril(jnp.ones((1, CHUNK, CHUNK), bool))
+
+  def unread(cache: Cache, nodes: int) -> Array:
+    return jnp.take_along_axis(text, cache.length[:, None] + step[:, :nodes], 1)
 
   def behind(cache: Cache) -> Array:
     return (length - cache.length)[0] > 1
 
   def catch_up(cache: Cache) -> Cache:
+    evaluation = target.evaluate(params, cache, unread(cache, CHUNK), step, mask)
     rows = jnp.minimum(CHUNK, length - 1 - cache.length)
-    return _pass(target, params, cache, text, rows, CHUNK)[1]
+    return target.commit(cache, evaluation.kv, step, once_read(rows, evaluation))
 
   cache = jax.lax.while_loop(behind, catch_up, cache)
-  return _pass(target, params, cache, text, jnp.ones_like(length), 1)
+  return read_one(target, params, cache, unread(cache, 1)[:, 0])
 
 
 @functools.partial(jax.jit, static_argnames=("targets", "capacity", "window"))
@@ -100,13 +97,19 @@ def write(
   start = State((caches[0], caches[1]), text, length, jnp.zeros(capacity, bool),
                 jnp.zeros(window), jnp.bool(False), jnp.int32(0), jnp.bool(False))  # fmt: skip
 
-  def asked(i: int, state: State) -> tuple[Array, tuple[Cache, Cache]]:
-    logits, cache = _read(targets[i], params[i], state.caches[i], state.text, state.length)
-    return logits, ((cache, state.caches[1]) if i == 0 else (state.caches[0], cache))
+  def asked(i: int, turn: Array, state: State, logits: Array) -> tuple[Array, Cache]:
+    """(the logits of model i, its cache that has the text) in its turn; else as they were."""
+
+    def run(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
+      return _read(targets[i], params[i], carry[1], state.text, state.length)
+
+    return once(turn, run, (logits, state.caches[i]))
 
   def step(state: State) -> State:
-    large = functools.partial(asked, 1)
-    logits, caches = jax.lax.cond(state.large, large, functools.partial(asked, 0), state)
+    nothing = jnp.zeros((1, targets[0].vocab_size), jnp.float32)
+    logits, small = asked(0, ~state.large, state, nothing)
+    logits, large = asked(1, state.large, state, logits)
+    caches = small, large
     log_p = jax.nn.log_softmax(logits[0].astype(jnp.float32)) / jnp.log(2.0)
     entropy = -jnp.where(log_p > -jnp.inf, jnp.exp2(log_p) * log_p, 0.0).sum()
     bits = jnp.roll(state.bits, 1).at[0].set(entropy)

@@ -87,6 +87,12 @@ def once(wanted: Array, run: Callable[[Any], Any], state: Any) -> Any:
   return lax.while_loop(lambda carry: carry[0], turn, (wanted, state))[1]
 
 
+def once_read(rows: Array, evaluation: Evaluation) -> Array:
+  """rows i32[B], which XLA must not know before the logits, so that a write waits for the reads."""
+  above_zero = (evaluation.logits[:, 0, 0] > 0).astype(jnp.int32)
+  return rows + jnp.minimum(above_zero, 0)
+
+
 def append_one(
   network: Target, cache: Cache, evaluation: Evaluation, live: Array | None = None
 ) -> Cache:
@@ -96,9 +102,7 @@ def append_one(
   """
   path = jnp.zeros_like(cache.length)[:, None]
   rows = jnp.ones_like(cache.length) if live is None else live.astype(jnp.int32)
-  # One row is always written, but XLA must not know it, so that the write waits for the reads.
-  above_zero = (evaluation.logits[:, 0, 0] > 0).astype(jnp.int32)
-  return network.commit(cache, evaluation.kv, path, rows + jnp.minimum(above_zero, 0))
+  return network.commit(cache, evaluation.kv, path, once_read(rows, evaluation))
 
 
 def read_one(

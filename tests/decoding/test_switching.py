@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import pytest
 from test_conversation import CONFIG, MODEL, random_model
 
 import specjax
-from specjax.decoding.switching import EXACTNESS
+from specjax.decoding.switching import EXACTNESS, write
+from specjax.sampling import Settings, request_keys
 
 SMALL = dataclasses.replace(
   random_model(dataclasses.replace(CONFIG, layers=1)), stop=(), name="small"
@@ -77,3 +79,15 @@ def test_bad_numbers_are_refused(wrong):
   other = random_model(dataclasses.replace(CONFIG, vocab_size=9))
   with pytest.raises(ValueError, match="large="):
     specjax.switching(SMALL, other, PROMPTS, 1.0)
+
+
+def test_no_cache_is_copied():
+  one, none, some = jnp.ones(1), jnp.zeros(1, jnp.int32), jnp.int32(9)
+  arguments = (
+    (SMALL.target, MODEL.target), (SMALL.params, MODEL.params), jnp.zeros((1, 16), jnp.int32),
+    none + 5, some, none, Settings(one, none, one, 0 * one), request_keys(0, none), jnp.float32(0),
+    some,
+  )  # fmt: skip
+  program = write.lower(*arguments, capacity=192, window=5).compile().as_text()
+  assert re.findall(r"f32\[1,1,192,8\]", program)
+  assert not re.findall(r"f32\[1,1,192,8\]\S* copy\(", program)
