@@ -5,6 +5,7 @@ and the drafters all use it. The letters of shapes are those of `specjax.base`.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -49,7 +50,8 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
   """bool[B, N, V]: the fewest tokens that weigh `wanted`, taken from the highest key down.
 
   Of equal keys lower ids come first. Nothing is sorted: the last key that is taken is found bit by
-  bit, by a sum over the vocabulary for each.
+  bit, by a sum over the vocabulary for each, and so is the last of equal keys by its id. A running
+  sum would have every device of a mesh hold the whole vocabulary.
 
   Args:
     order: u32[B, N, V].
@@ -60,17 +62,23 @@ def _most_likely(order: Array, weight: Array, wanted: Array) -> Array:
   def weigh(tokens: Array) -> Array:
     return jnp.where(tokens, weight, 0).sum(-1, keepdims=True)
 
-  def try_bit(i: Array, last: Array) -> Array:
-    higher = last | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
-    return jnp.where(weigh(order >= higher) >= wanted, higher, last)
+  def highest(bits: int, holds: Callable[[Array], Array]) -> Array:
+    """u32[B, N, 1], the highest number for which a condition holds, or 0; it holds below it too."""
 
-  last = lax.fori_loop(0, 32, try_bit, jnp.zeros_like(order[..., :1]))
+    def try_bit(i: Array, found: Array) -> Array:
+      higher = found | (jnp.uint32(1 << (bits - 1)) >> i.astype(jnp.uint32))
+      return jnp.where(holds(higher), higher, found)
+
+    return lax.fori_loop(0, bits, try_bit, jnp.zeros_like(order[..., :1]))
+
+  last = highest(32, lambda key: weigh(order >= key) >= wanted)
   tied = order == last
   before = weigh(order > last)
 
   def some_of_the_tied(_) -> Array:
-    own = jnp.where(tied, weight, 0)
-    return tied & (before + jnp.cumsum(own, -1) - own < wanted)
+    ids = jnp.arange(order.shape[-1], dtype=jnp.uint32)[None, None]
+    size = order.shape[-1].bit_length()
+    return tied & (ids <= highest(size, lambda i: before + weigh(tied & (ids < i)) < wanted))
 
   several = (tied.sum(-1) > 1).any()
   return (order > last) | lax.cond(several, some_of_the_tied, lambda _: tied, None)
