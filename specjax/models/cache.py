@@ -53,25 +53,49 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
   # every read of the cache; otherwise XLA copies the cache where path folds to a constant.
   start_row = cache.length + jnp.minimum(rows, 0)
 
-  def write(buffer: Array, fresh: Array, path: Array, start_row: Array) -> Array:
+  def append(buffer: Array, fresh: Array, path: Array, start_row: Array) -> Array:
     window = jnp.take_along_axis(fresh, path[:, None, :, None], axis=2).astype(buffer.dtype)
     for b in range(buffer.shape[0]):
       start = (b, 0, start_row[b], 0)
       buffer = lax.dynamic_update_slice(buffer, window[b : b + 1], start)
     return buffer
 
-  def write_all(buffers: KV, fresh: KV, path: Array, start_row: Array) -> KV:
-    return jax.tree.map(lambda x, y: write(x, y, path, start_row), buffers, fresh)
+  return Cache(_written(append, cache.kv, kv, path, start_row), cache.length + rows)
+
+
+def renew(kv: Any, fresh: Any, start: Array, rows: Array) -> Any:
+  """kv, arrays [B, K, S, C], with `fresh` [B, K, N, C] from start i32[B] on where rows bool[B, N].
+
+  The caller keeps start + N <= S. Rows are written one by one, as in `commit`: a scatter would have
+  a TPU keep the cache in another order than its kernels read it.
+  """
+
+  def put(buffer: Array, fresh: Array, start: Array, rows: Array) -> Array:
+    for b in range(buffer.shape[0]):
+      place = (b, 0, start[b], 0)
+      before = lax.dynamic_slice(buffer, place, (1, *fresh.shape[1:]))
+      window = jnp.where(rows[b, :, None], fresh[b : b + 1].astype(buffer.dtype), before)
+      buffer = lax.dynamic_update_slice(buffer, window, place)
+    return buffer
+
+  return _written(put, kv, fresh, start, rows)
+
+
+def _written(write: Callable[..., Array], kv: Any, fresh: Any, *per_row: Array) -> Any:
+  """write(buffer, fresh, *per_row) for every array of kv and of `fresh`; per_row is [B, ..]."""
+
+  def write_all(kv: Any, fresh: Any, *per_row: Array) -> Any:
+    return jax.tree.map(lambda x, y: write(x, y, *per_row), kv, fresh)
 
   # On a mesh each device writes the rows and heads that it holds, without communication.
-  of_heads = _spread(kv.k[0])
+  of_heads = _spread(jax.tree.leaves(fresh)[0])
   if of_heads is not None:
     of_rows = PartitionSpec(of_heads[0])
     write_all = jax.shard_map(
-      write_all, in_specs=(of_heads, of_heads, of_rows, of_rows), out_specs=of_heads,
+      write_all, in_specs=(of_heads, of_heads, *[of_rows] * len(per_row)), out_specs=of_heads,
       check_vma=False,
     )  # fmt: skip
-  return Cache(write_all(cache.kv, kv, path, start_row), cache.length + rows)
+  return write_all(kv, fresh, *per_row)
 
 
 def once(wanted: Array, run: Callable[[Any], Any], state: Any) -> Any:

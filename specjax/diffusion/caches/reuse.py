@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Earlier, Params
-from specjax.models.cache import once
+from specjax.models.cache import once, renew
 
 
 def reading(denoiser: Denoiser, lo: Array, window: int) -> Array:
@@ -60,12 +60,6 @@ class Reread(NamedTuple):
   inside: Array
 
 
-def put_heads(old: Array, slot: Array, rows: Array, new: Array) -> Array:
-  """old [B, K, L, C] with new [B, K, N, C] at slot i32[B, N] where rows bool[B, N]."""
-  column = jnp.where(rows, slot, old.shape[2])
-  return old.at[jnp.arange(len(old))[:, None], :, column].set(new.swapaxes(1, 2), mode="drop")
-
-
 def reread(
   denoiser: Denoiser, window: int, count: int, params: Params, kv: Any, canvas: Canvas,
   lo: Array, rows: Array, part: Reread,
@@ -82,9 +76,8 @@ def reread(
   earlier = Earlier(kv, part.inside & ~part.renewed)
   hidden, new = denoiser.evaluate(params, tokens, position, renewed & inside, earlier)
   # This adds 0, but the write waits for every read of the kv, or XLA would copy it.
-  position = position + jnp.minimum((hidden[:, :1, 0] > 0).astype(jnp.int32), 0)
-  written = renewed & rows[:, None]
-  kv = jax.tree.map(lambda old, x: put_heads(old, position, written, x), kv, new)
+  start = part.start + jnp.minimum((hidden[:, 0, 0] > 0).astype(jnp.int32), 0)
+  kv = renew(kv, new, start, renewed & rows[:, None])
   index = reading(denoiser, lo, window) - part.start[:, None]
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
 
