@@ -98,6 +98,15 @@ def _written(write: Callable[..., Array], kv: Any, fresh: Any, *per_row: Array) 
   return write_all(kv, fresh, *per_row)
 
 
+def gathered(x: Array, rows: Array) -> Array:
+  """[B, K, R, C], rows i32[B, R] of x [B, K, S, C].
+
+  Every row of every head is named: for rows of all heads at once a TPU keeps x in another order.
+  """
+  index = jnp.broadcast_to(rows[:, None, :, None], (*x.shape[:2], rows.shape[1], 1))
+  return jnp.take_along_axis(x, index, 2)
+
+
 def once(wanted: Array, run: Callable[[Any], Any], state: Any) -> Any:
   """run(state) where `wanted` bool[] holds, else state.
 

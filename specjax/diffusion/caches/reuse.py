@@ -114,8 +114,8 @@ def reusing(
 
     def read_all(kv: Any):
       found, new = read(denoiser, window, params, canvas, lo)
-      rows = whole[:, None, None, None]
-      return found, jax.tree.map(lambda a, b: jnp.where(rows, a, b), new, kv)
+      rows = jnp.broadcast_to(whole[:, None], canvas.tokens.shape)
+      return found, renew(kv, new, jnp.zeros_like(lo), rows)
 
     def read_part(kv: Any):
       return again(params, kv, canvas, lo, memory.last, part)

@@ -179,8 +179,8 @@ def actqkv(least: int = 32, more: int = 14, first: int = 128, recent: int = 512)
       after < cache.length[:, None],
     ]
     place = jnp.concatenate([before, inside.reshape(B, -1), after], 1)
-    place = jnp.minimum(place, k.shape[2] - 1)[:, None, :, None]
-    rows = (jnp.take_along_axis(x, place, 2) for x in lax.optimization_barrier((k, v)))
+    place = jnp.minimum(place, k.shape[2] - 1)
+    rows = (dense.gathered(x, place) for x in lax.optimization_barrier((k, v)))
     return (*rows, jnp.concatenate(seen, 1))  # type: ignore[return-value]  # of three
 
   def commit(cache: Probed, kv: KV, queries: Queries | None, path: Array, committed: Array):
@@ -199,8 +199,8 @@ def actqkv(least: int = 32, more: int = 14, first: int = 128, recent: int = 512)
     row, summaries = jnp.arange(len(block))[:, None], []
     for k, asked, summary in zip(whole.kv.k, every, cache.summary, strict=True):
       (B, K, S, C), M = k.shape, summary.shape[2]
-      place = jnp.minimum(inside, S - 1).reshape(B, 1, -1, 1)
-      fresh = jnp.take_along_axis(k, place, 2).reshape(B, K, -1, BLOCK, C)
+      place = jnp.minimum(inside, S - 1).reshape(B, -1)
+      fresh = dense.gathered(k, place).reshape(B, K, -1, BLOCK, C)
       fresh = _summary(fresh, asked.mean).swapaxes(1, 2)
       summaries.append(summary.at[row, :, jnp.where(is_full, block, M)].set(fresh, mode="drop"))
     return cache._replace(kv=whole.kv, length=whole.length, summary=tuple(summaries), asked=every)

@@ -51,8 +51,8 @@ def token_select(count: int = 2048, first: int = 128, recent: int = 512) -> Cach
     logits = jnp.where(is_there[:, None, None], logits, -jnp.inf)
     score = jax.nn.softmax(logits, -1).sum((1, 2))
     score = jnp.where((place < first) | (place >= cache.length[:, None] - recent), jnp.inf, score)
-    best = likeliest(jnp.where(is_there, score, -jnp.inf), R)[:, None, :, None]
-    chosen = (jnp.take_along_axis(x, best, 2) for x in lax.optimization_barrier((k, v)))
+    best = likeliest(jnp.where(is_there, score, -jnp.inf), R)
+    chosen = (dense.gathered(x, best) for x in lax.optimization_barrier((k, v)))
     return (*chosen, jnp.minimum(cache.length, R))  # type: ignore[return-value]  # of three
 
   def commit(cache: Cache, kv, queries, path: Array, committed: Array) -> Cache:
