@@ -28,7 +28,7 @@ def copies(program: str) -> int:
 
 
 @pytest.mark.full(but=["committed"])
-@pytest.mark.parametrize("name", ["committed", "dual", "prefix"])
+@pytest.mark.parametrize("name", ["committed", "dual", "prefix", "similar"])
 def test_the_loop_does_not_copy_the_cache(name):
   config = dataclasses.replace(CONFIG, block_length=W if name == "committed" else None)
   network = denoiser(config, 23)
@@ -49,4 +49,5 @@ def test_the_loop_does_not_copy_the_cache(name):
 
   # What keeps its argument must copy it, and that is seen.
   keeping = jax.jit(denoise.advance, static_argnames="method").lower(*arguments).compile()
-  assert copies(keeping.as_text() or "") == 2 * CONFIG.layers
+  kept = [x for x in jax.tree.leaves(state.cache) if x.ndim == 4]
+  assert copies(keeping.as_text() or "") == len(kept) > 0

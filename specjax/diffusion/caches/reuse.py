@@ -75,9 +75,9 @@ def reread(
   )
   earlier = Earlier(kv, part.inside & ~part.renewed)
   hidden, new = denoiser.evaluate(params, tokens, position, renewed & inside, earlier)
-  # This adds 0, but the write waits for every read of the kv, or XLA would copy it.
-  start = part.start + jnp.minimum((hidden[:, 0, 0] > 0).astype(jnp.int32), 0)
-  kv = renew(kv, new, start, renewed & rows[:, None])
+  # No row is left out, but the write waits for every read of the kv, or XLA would copy it.
+  late = jnp.minimum((hidden[:, :1, 0] > 0).astype(jnp.int32), 0) == 0
+  kv = renew(kv, new, part.start, renewed & rows[:, None] & late)
   index = reading(denoiser, lo, window) - part.start[:, None]
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
 

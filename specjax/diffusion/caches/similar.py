@@ -119,7 +119,9 @@ def _renew(
     at, rows = jnp.take_along_axis(slot, best, 1), chosen
     q, k, _ = pieces.project(params, i, take_rows(looked, best), at)
   keys = _put_heads(kept.k, at, rows, k)
-  values = _put_heads(kept.v, slot, due | loose, v)
+  # This adds 0, but the write waits for the read of the old values, or XLA would copy them.
+  late = slot + jnp.minimum((turn[:, :1] > 0).astype(jnp.int32), 0)
+  values = _put_heads(kept.v, late, due | loose, v)
   attention = _put(kept.attention, at, rows, pieces.attention(params, i, q, keys, values, seen))
   x = x + attention
   mlp = _put(kept.mlp, at, rows, pieces.mlp(params, i, take_rows(x, at)))
