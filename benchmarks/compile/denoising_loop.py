@@ -17,7 +17,6 @@ or timed. The script needs the compilers (pip install .[aot]).
 import dataclasses
 import functools
 import itertools
-import re
 import sys
 from typing import Literal
 
@@ -108,10 +107,10 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
     ))  # fmt: skip
   chips = topology.CHIPS[name]
   shares = chips.data * chips.model  # of rows and heads
-  copies = 0
-  for b, K, S, C in {x.shape for x in kept}:
-    shape = rf"{b // chips.data},{K // chips.model},{S},{C}"
-    copies += len(re.findall(rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call)\(", text))
+  copies = sum(
+    compiled.copies(text, f"{b // chips.data},{K // chips.model},{S},{C}")
+    for b, K, S, C in {x.shape for x in kept}
+  )
   return {
     "topology": name, "cache": cache, "layers": layers, "batch": B, "canvas": config.canvas,
     "cache_bytes": sum(x.size * x.dtype.itemsize for x in kept) // shares, "cache_copies": copies,

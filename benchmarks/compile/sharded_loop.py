@@ -120,16 +120,14 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
     found, text = compiled.found(lowered)
   chips = topology.CHIPS[name]
   rows, heads = B // chips.data, model.kv_heads // chips.model
-  # A copy in pieces ends in a custom call that joins them, and XLA makes two products one by
-  # concatenating their operands.
   shape = rf"{rows},{heads},(?:{config.capacity}|{config.capacity + method.drafter.nodes}),128"
-  copying = rf"= bf16\[{shape}\]\S* (?:copy|copy-done|custom-call|concatenate)\("
-  copies = re.findall(copying, text)
+  # XLA makes two products one by concatenating their operands.
+  copies = compiled.copies(text, shape, "copy|custom-call|concatenate")
   return {
     "topology": name, "size": size, "cache": cache, "data": chips.data, "model": chips.model,
     "layers": layers, "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
     "kernels": len(re.findall("tpu_custom_call", lowered.as_text())),
-    "cache_bytes": size_of(state.cache), "cache_copies": len(copies), **found,
+    "cache_bytes": size_of(state.cache), "cache_copies": copies, **found,
   }  # fmt: skip
 
 

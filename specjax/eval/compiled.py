@@ -37,6 +37,18 @@ def found(lowered: Any) -> tuple[dict[str, Any], str]:
   }, text  # fmt: skip
 
 
+def copies(text: str, shape: str, kinds: str = "copy|custom-call") -> int:
+  """How often a program copies an array of a `shape`, a pattern such as "8,2,1056,128".
+
+  `kinds` are the operations that do so; a copy in pieces ends in a custom call that joins them.
+  What a TPU brings into its faster memory, S(1), and back is no copy.
+  """
+  array = rf"\w+\[{shape}\]\S*"
+  found = re.findall(rf"= ({array}) (?:{kinds})\(", text)
+  found += re.findall(rf"= \(({array} {array}) .*copy-start\(", text)
+  return sum("S(1)" not in places for places in found)
+
+
 def check_layers(layers: Sequence[int]) -> None:
   """Raises ValueError for numbers of layers that do not rise from 1 on."""
   if list(layers) != sorted({*layers}) or min(layers, default=1) < 1:

@@ -79,12 +79,35 @@ def test_the_step_of_a_training_spreads_the_target_and_the_heads_moments(tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("model", "cache"), [("llada-8b", "dual"), ("sdar-8b", "committed")])
-def test_a_denoisers_loop_copies_no_cache(tmp_path, model, cache):
+@pytest.mark.parametrize(
+  ("model", "cache", "chips"),
+  [
+    ("llada-8b", "dual", "h100:1"),
+    ("sdar-8b", "committed", "h100:1"),
+    ("llada-8b", "dual", "v5e:1"),
+  ],
+)
+def test_a_denoisers_loop_copies_no_cache(tmp_path, model, cache, chips):
   options = "--layers", "1", "--batch", "2", "--canvas", "96", "--model", model, "--caches", cache
-  cell = report("denoising_loop.py", "h100:1", tmp_path, *options)
+  cell = report("denoising_loop.py", chips, tmp_path, *options)
   assert cell["cache_bytes"] > 0
   assert cell["cache_copies"] == 0
+
+
+@pytest.mark.parametrize(
+  ("line", "count"),
+  [
+    ("%copy.1 = bf16[2,8,64,128]{3,1,2,0:T(8,128)(2,1)} copy(%param.1)", 1),
+    ("%copy.1 = bf16[2,8,64,128]{3,2,1,0:T(8,128)(2,1)S(1)} copy(%param.1)", 0),
+    ('%x = bf16[2,8,64,128]{3,2,1,0} custom-call(%a, %b), custom_call_target="Join"', 1),
+    ("%x = (s8[2,8,64,128]{3,2,1,0}, s8[2,8,64,128]{3,2,1,0}, u32[]) copy-start(%a)", 1),
+    ("%x = (s8[2,8,64,128]{3,2,1,0}, s8[2,8,64,128]{3,2,1,0S(1)}, u32[]) copy-start(%a)", 0),
+    ("%x = bf16[2,8,64,128]{3,2,1,0} fusion(%a), kind=kLoop", 0),
+    ("%x = bf16[2,8,65,128]{3,2,1,0} copy(%a)", 0),
+  ],
+)
+def test_what_counts_as_a_copy(line, count):
+  assert compiled.copies(f"  {line}\n", "2,8,64,128") == count
 
 
 def cell(layers: int) -> dict:
