@@ -24,7 +24,7 @@ _TRAINING = Training(batch=8, steps=600, rate=1e-3, warmup=30, save_every=50, de
 _SAME = Config(
   model="smollm2-135m", data="runs/smollm2-135m/prompts/prompts.jsonl", out="",
   answers="runs/smollm2-135m/answers.jsonl", features="runs/smollm2-135m/features",
-  layers=(2, 15, 22, 27), questions=100_000, held_out=60, max_new_tokens=160, answer_batch=32,
+  layers=(2, 15, 22, 27, 30), questions=100_000, held_out=60, max_new_tokens=160, answer_batch=32,
   length=512, draft_vocab=6000, points=256, training=_TRAINING,
 )  # fmt: skip
 
