@@ -24,7 +24,7 @@ from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
 from specjax.decoding.model import Model, Prompt
-from specjax.models.cache import once, once_read, read_one
+from specjax.models.cache import once, read_one, zero_after
 from specjax.sampling import Noise, Settings, request_keys, warp
 
 EXACTNESS = "LOSSY (the small model's tokens are not verified)"
@@ -75,7 +75,7 @@ def _read(target: Target, params: Params, cache: Cache, text: Array, length: Arr
   def catch_up(cache: Cache) -> Cache:
     evaluation = target.evaluate(params, cache, unread(cache, CHUNK), step, mask)
     rows = jnp.minimum(CHUNK, length - 1 - cache.length)
-    return target.commit(cache, evaluation.kv, step, once_read(rows, evaluation))
+    return target.commit(cache, evaluation.kv, step, rows + zero_after(evaluation.logits[:, 0, 0]))
 
   cache = jax.lax.while_loop(behind, catch_up, cache)
   return read_one(target, params, cache, unread(cache, 1)[:, 0])

@@ -117,10 +117,8 @@ def update(
     params, target_params, accepted, verdict.tokens, position, mask, state.cache
   )
   last = at(output, jnp.maximum(rows - 1, 0)[:, None])[:, 0]
-  # This adds 0, but makes the write wait for the layers' reads: else XLA copies the cache.
-  read = jnp.minimum((last[:, 0] > 0).astype(jnp.int32), 0)
   return TextMemory(
-    kv_cache.commit(state.cache, kv, step, rows + read),
+    kv_cache.commit(state.cache, kv, step, rows + kv_cache.zero_after(last[:, 0])),
     jnp.where(rows[:, None] > 0, last, state.last),
   )
 

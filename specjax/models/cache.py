@@ -120,10 +120,13 @@ def once(wanted: Array, run: Callable[[Any], Any], state: Any) -> Any:
   return lax.while_loop(lambda carry: carry[0], turn, (wanted, state))[1]
 
 
-def once_read(rows: Array, evaluation: Evaluation) -> Array:
-  """rows i32[B], which XLA must not know before the logits, so that a write waits for the reads."""
-  above_zero = (evaluation.logits[:, 0, 0] > 0).astype(jnp.int32)
-  return rows + jnp.minimum(above_zero, 0)
+def zero_after(x: Array) -> Array:
+  """i32, zeros of the shape of x, of which XLA does not know that they are before it has x.
+
+  Added to where a cache is written, they have the write wait for the pass that reads the cache and
+  makes x. A write that may come first would have XLA copy the cache.
+  """
+  return jnp.minimum((x > 0).astype(jnp.int32), 0)
 
 
 def append_one(
@@ -135,7 +138,7 @@ def append_one(
   """
   path = jnp.zeros_like(cache.length)[:, None]
   rows = jnp.ones_like(cache.length) if live is None else live.astype(jnp.int32)
-  return network.commit(cache, evaluation.kv, path, once_read(rows, evaluation))
+  return network.commit(cache, evaluation.kv, path, rows + zero_after(evaluation.logits[:, 0, 0]))
 
 
 def read_one(

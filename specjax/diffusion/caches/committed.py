@@ -41,8 +41,7 @@ class Committed(NamedTuple):
 def _commit(memory: Committed, hidden: Array, new: Any, rows: Array, D: int) -> Any:
   """The kv with the first D slots of `new`, of states `hidden`, appended in `rows` bool[B]."""
   path = jnp.broadcast_to(jnp.arange(D, dtype=jnp.int32), (len(rows), D))
-  # Added is 0, but the write waits for every read of the kv, or XLA would copy it.
-  count = jnp.where(rows, D, 0) + jnp.minimum((hidden[:, 0, 0] > 0).astype(jnp.int32), 0)
+  count = jnp.where(rows, D, 0) + kv_cache.zero_after(hidden[:, 0, 0])
 
   def append(old: base.KV, new: base.KV) -> base.KV:
     return kv_cache.commit(base.Cache(old, memory.length), new, path, count).kv

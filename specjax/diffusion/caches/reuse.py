@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Earlier, Params
-from specjax.models.cache import once, renew
+from specjax.models.cache import once, renew, zero_after
 
 
 def reading(denoiser: Denoiser, lo: Array, window: int) -> Array:
@@ -75,9 +75,8 @@ def reread(
   )
   earlier = Earlier(kv, part.inside & ~part.renewed)
   hidden, new = denoiser.evaluate(params, tokens, position, renewed & inside, earlier)
-  # No row is left out, but the write waits for every read of the kv, or XLA would copy it.
-  late = jnp.minimum((hidden[:, :1, 0] > 0).astype(jnp.int32), 0) == 0
-  kv = renew(kv, new, part.start, renewed & rows[:, None] & late)
+  written = renewed & rows[:, None] & (zero_after(hidden[:, :1, 0]) == 0)
+  kv = renew(kv, new, part.start, written)
   index = reading(denoiser, lo, window) - part.start[:, None]
   return jnp.take_along_axis(hidden, index[..., None], 1), kv
 

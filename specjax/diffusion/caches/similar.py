@@ -23,7 +23,7 @@ from jax import Array
 
 from specjax.diffusion.base import Cache, Canvas, Denoiser, Params, Pieces
 from specjax.diffusion.caches.reuse import reading
-from specjax.models.cache import once
+from specjax.models.cache import once, zero_after
 from specjax.trees.structure import take_rows
 
 
@@ -119,9 +119,7 @@ def _renew(
     at, rows = jnp.take_along_axis(slot, best, 1), chosen
     q, k, _ = pieces.project(params, i, take_rows(looked, best), at)
   keys = _put_heads(kept.k, at, rows, k)
-  # This adds 0, but the write waits for the read of the old values, or XLA would copy them.
-  late = slot + jnp.minimum((turn[:, :1] > 0).astype(jnp.int32), 0)
-  values = _put_heads(kept.v, late, due | loose, v)
+  values = _put_heads(kept.v, slot + zero_after(turn[:, :1]), due | loose, v)
   attention = _put(kept.attention, at, rows, pieces.attention(params, i, q, keys, values, seen))
   x = x + attention
   mlp = _put(kept.mlp, at, rows, pieces.mlp(params, i, take_rows(x, at)))
