@@ -79,7 +79,6 @@ def place(tmp_path_factory):
   small = MedusaConfig(depth=2, shared=True)
   for name, head, own, rates in (
     ("medusa", medusa(target.target, small), small, np.array([[0.5]])),
-    ("rateless", medusa(target.target, small), small, None),
     ("eagle", eagle(target.target, EagleConfig(depth=2)), EagleConfig(depth=2), None),
   ):
     params = zeros(head.init, jax.random.key(0), target.params, None)
@@ -311,7 +310,6 @@ TUNE = [
   ("--drafters medusa[no_such]", "'no_such' is no directory with a config.json"),
   ("--drafters medusa[eagle]", "eagle is a head of eagle"),
   ("--drafters medusa[causal]", "causal/model.safetensors lacks tensor fc.bias"),
-  ("--drafters medusa[rateless]", "came without the hit rates"),
   ("--drafters draft_model", "draft_model: it needs a model"),
   ("--drafters draft_model[other] --method sequoia --temperature 1", "they must share one"),
   ("--drafters medusa[medusa] --model both", "model='both' sees both sides of a token"),

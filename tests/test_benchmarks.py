@@ -45,6 +45,8 @@ ERRORS = [
   ("benchmarks/claims/lossless.py --drafters absent", "absent"),
   ("benchmarks/claims/lossless.py --drafters draft_model[absent]", "absent"),
   ("benchmarks/claims/lossless.py --batches 0", "batches=0: accepted"),
+  ("benchmarks/claims/tuner.py --tuned-on 0", "tuned_on=0: accepted"),
+  ("benchmarks/claims/tuner.py --drafters luck", "luck"),
   ("benchmarks/claims/lossless.py --temperatures -1", "temperatures=-1"),
   ("benchmarks/claims/lossy.py --rules judge[absent]", "absent"),
   ("benchmarks/claims/lossy.py --rules sure", "sure"),

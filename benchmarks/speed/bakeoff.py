@@ -25,9 +25,10 @@ from specjax.decoding import spec
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.spec import Part
 from specjax.drafters import drafting
-from specjax.eval import bench, choice, interleaved, prompts, report, table, tune
+from specjax.eval import bench, choice, fillers, interleaved, prompts, report, table
 from specjax.eval.options import Tune
 from specjax.eval.plots import speed
+from specjax.trees import Static
 
 SAME, DYNAMIC, OWN = "same budget", "dynamic", "own best"
 
@@ -52,14 +53,14 @@ def measure(model: specjax.Model, name: str, path: str, items, config: Config) -
     raise ValueError(f"{path} came without hit rates, by which its trees are chosen.")
   rates, pseudo = np.asarray(loaded.hit_rates), loaded.head.pseudo is not None
   part = Part(loaded.head.name, (), path)
-  filler = tune.Filler(
+  filler = fillers.Filler(
     part, lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
     loaded.params, rates, pseudo,
   )  # fmt: skip
   context = max(len(item.ids) for item in items) + config.max_new_tokens // 2
   options = [c for c in choice.candidates(part, rates, pseudo) if c.nodes <= 2 * config.nodes]
   settings = Tune(drafters=(name,), batch=config.batch)
-  target, draft = tune.costs(model, filler, options, settings, context)
+  target, draft = fillers.costs(model, filler, options, Static, config.batch, context)
   seconds = np.add(target, draft).tolist()
   speeds = [choice.expected(c, s, config.batch) for c, s in zip(options, seconds, strict=True)]
   own = options[int(np.argmax(speeds))]

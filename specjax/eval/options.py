@@ -57,16 +57,16 @@ class Tune(_Measurement):
       method sequoia, heads and draft_model[PATH]; for skipped_layers self_speculative.
     method: best_first takes the best guesses by the head's hit rates; sequoia draws children and
       takes the trees of Sequoia's dynamic program, after it has measured on 8 more prompts how
-      often a child of each rank is accepted; skipped_layers searches which sublayers the target's
-      own drafts leave out.
+      often a child of each rank is accepted; trees is best_first, and above temperature 0 both;
+      skipped_layers searches which sublayers the target's own drafts leave out.
     temperature: of the distribution; more than 0 for sequoia.
     batch: prompts decoded together, for which the choice is made.
-    decode: how many trees of a head are decoded, the most promising, each of which compiles anew;
-      None for all.
+    decode: how many fixed trees of a head are decoded by each method, the most promising, each of
+      which compiles anew; None for all. One that changes with each round is decoded as well.
     tries: how many sets of sublayers skipped_layers tries.
   """
 
   drafters: tuple[str, ...]
-  method: Literal["best_first", "sequoia", "skipped_layers"] = "best_first"
+  method: Literal["trees", "best_first", "sequoia", "skipped_layers"] = "trees"
   decode: int | None = 3
   tries: int = 200

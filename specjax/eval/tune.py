@@ -1,70 +1,37 @@
 """The draft that is fastest on the machine: the promising ones are found, then decoded in turns.
 
 A drafter that is named with its numbers is one draft. One that is named without is tried with
-several numbers of nodes; the draft-length policy `marginal` gets the costs of this device. Where it
-is known how often a guess is right, drafts of all sizes are considered, and those are decoded that
-expect the most tokens per second from times that are measured on this device (see `choice`):
+several numbers of nodes; the draft-length policy `marginal` gets the costs of this device. Of a
+head whose hit rates are known trees of all sizes are considered, and above temperature 0 drawn ones
+as well, of draft models too; `fillers` says which of them are decoded. What is fastest when decoded
+is chosen.
 
-- "best_first": by a head's held-out hit rates, by depth and rank. The trees hold its best guesses.
-- "sequoia": by how often a child of each rank is accepted when children are drawn without
-  replacement, measured here (`eval.sequoia`). The trees are those of Sequoia's dynamic program.
-
-The times of a few sizes are measured and those between them estimated, as each compiles a program.
-The estimate leaves out the rule and the bookkeeping of a round, about the same for every draft, and
-rows of a batch that end early. What is fastest when decoded is chosen.
-
-Letters: B batch, N tree nodes, D depth, R ranks.
+Letters: B batch, N tree nodes.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specjax import checks
-from specjax.base import Drafter, Params
 from specjax.decoding import spec
-from specjax.decoding.builders.drafters import is_head, knobs, load_small
-from specjax.decoding.builders.head import load_head
+from specjax.decoding.builders.drafters import is_head, knobs
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
 from specjax.decoding.spec import Part
-from specjax.drafters import DRAFTERS, drafting
-from specjax.drafters.draft_tree import draft_tree
-from specjax.eval import bench, draft_cost, interleaved, options, prompts, report, sequoia, table
-from specjax.eval import verify_cost as verify
-from specjax.eval.choice import PLAIN, Candidate, Paths, candidates, drawn, expected, fitted, spread
+from specjax.drafters import DRAFTERS
+from specjax.eval import bench, fillers, interleaved, options, prompts, report, table
+from specjax.eval.choice import PLAIN
+from specjax.eval.fillers import SHAPES
 from specjax.eval.length_cost import priced
 from specjax.eval.options import Tune as Config
 from specjax.eval.plots import speed, trees
 from specjax.models.weights import count_parameters
-from specjax.trees import Static, Tree, WithoutReplacement, files
-from specjax.trees.sequoia import sequoia as best_drawn
+from specjax.trees import files
 
-DEPTH = 5  # D at most of Sequoia's trees
 MEASURED = 8  # prompts on which acceptance by rank is measured
 SIZES = (4, 8, 16)  # nodes of drafters about whose guesses nothing is known
-PASSES = (1, 2, 4, 8, 16, 32, 64)  # nodes of which the target's time is measured
-
-
-class Filler(NamedTuple):
-  """A head or a draft model whose trees are chosen.
-
-  Attributes:
-    part: its name.
-    drafter: the drafter of a tree, with the pseudo rows of each node or ().
-    params: its weights.
-    hit_rates: f[D, R] held out, or None where they were not measured.
-    pseudo: whether it guesses in pseudo rows of the target's pass.
-  """
-
-  part: Part
-  drafter: Callable[[Tree, tuple[int, ...]], Drafter]
-  params: Params
-  hit_rates: Any
-  pseudo: bool = False
 
 
 def _named(name: str) -> Part | None:
@@ -81,93 +48,32 @@ def _whole(name: str) -> list[str]:
   return [name] if part is None else [spec.show([part._replace(numbers=(n,))]) for n in SIZES]
 
 
-def _filler(model: Model, part: Part, config: Config) -> Filler | None:
-  """What fills trees whose worth can be told before they are decoded."""
-  if config.method == "sequoia" and part.name == "draft_model":
-    small = load_small(model, part)
-    return Filler(part, lambda tree, _: draft_tree(small.target, tree), small.params, None)
-  if not is_head(part.name):
-    return None
-  name, loaded = load_head(model, part)
-  if loaded.hit_rates is None and config.method == "best_first":
-    raise ValueError(f"head={name!r} came without the hit rates by which trees are chosen: "
-                     "specjax.train.heads measures and saves them. A draft that is named whole, as "
-                     f"{part.name}-8, is measured without them.")  # fmt: skip
-  pseudo = loaded.head.pseudo is not None
-  return Filler(part, lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
-                loaded.params, loaded.hit_rates, pseudo)  # fmt: skip
-
-
-def _shape(config: Config, choices: Paths) -> Tree:
-  """The tree of rank paths, whose children are drawn for "sequoia"."""
-  return WithoutReplacement(choices) if config.method == "sequoia" else Static(choices)
-
-
-def _options(
-  model: Model, filler: Filler, held_out: list[list[int]], config: Config, out: pathlib.Path
-) -> tuple[list[Candidate], dict[str, Any]]:
-  """The drafts of a filler, and the rates that they were made of."""
-  if config.method == "best_first":
-    rates = np.asarray(filler.hit_rates)
-    return candidates(filler.part, rates, filler.pseudo), {"hit_rates": rates.tolist()}
-  rates, rounds = sequoia.acceptance(
-    model, lambda paths: filler.drafter(WithoutReplacement(paths), ()), filler.params, held_out,
-    config.max_new_tokens, config.temperature,
-  )  # fmt: skip
-
-  def name(tree: Paths) -> str:
-    file = out / f"{filler.part.name}-{len(tree) + 1}-{max(map(len, tree))}.json"
-    return spec.show([filler.part._replace(decorations=(Part("tree", (), str(file)),))])
-
-  deep = np.tile(rates, (DEPTH, 1))
-  options = drawn(name, deep, lambda nodes: best_drawn(rates, nodes, DEPTH))
-  return options, {"acceptance": rates.tolist(), "rounds": rounds}
-
-
-def costs(
-  model: Model, filler: Filler, options: Sequence[Candidate], config: Config, context: int
-) -> tuple[list[float], list[float]]:
-  """(the target's seconds, the drafter's) in a round of each candidate after `context` tokens."""
-  few = spread(options, 6 if filler.pseudo else 4)
-  drafters = [filler.drafter(_shape(config, c.tree), c.guesses) for c in few]
-  seconds = draft_cost.measure(model.target, model.params, drafters, filler.params, context,
-                               batch=config.batch)  # fmt: skip
-  drafts = fitted(few, seconds, options)
-  if drafters[0].evaluate is not None:  # it replaces the target's, and is in `drafts`
-    return [0.0] * len(options), drafts
-  most = max(c.nodes for c in options)
-  sizes = sorted({min(n, most) for n in PASSES})
-  cost = verify.measure(model.target, model.params, context, batch=config.batch, nodes=sizes)
-  return np.interp([c.nodes for c in options], sizes, cost.seconds).tolist(), drafts
+def _methods(config: Config) -> tuple[str, ...]:
+  """By which the trees are made that are considered."""
+  if config.method in SHAPES:
+    return (config.method,)
+  return ("best_first", "sequoia") if config.temperature else ("best_first",)
 
 
 def _considered(
   model: Model, name: str, held_out: list[list[int]], config: Config, context: int,
   out: pathlib.Path,
-) -> tuple[dict[str, dict[str, Any]], list[str], dict[str, Any]]:  # fmt: skip
-  """(figures of the drafts of a drafter by name, those to decode, the rates behind them)."""
-  part = _named(name)
-  filler = None if part is None else _filler(model, part, config)
-  if filler is None:
-    whole = [priced(model, each, context, config.batch) for each in _whole(name)]
-    return {each: {} for each in whole}, whole, {}
-  options, about = _options(model, filler, held_out, config, out)
-  target, draft = costs(model, filler, options, config, context)
-  figures: dict[str, dict[str, Any]] = {
-    c.name: {
-      "nodes": c.nodes, "depth": c.depth, "choices": c.tree, "target_seconds": v,
-      "draft_seconds": d, "expected_tau": 1 + c.accepted,
-      "expected": expected(c, v + d, config.batch),
-    }
-    for c, v, d in zip(options, target, draft, strict=True)
-  }  # fmt: skip
-  promising = sorted(figures, key=lambda k: -figures[k]["expected"])[: config.decode]
-  if config.method == "sequoia":
-    for option in options:
-      if option.name in promising:
-        file = spec.parse("drafter", option.name)[0].decorations[0].text
-        files.save(str(file), _shape(config, option.tree), {"drafter": name})
-  return figures, promising, about
+) -> fillers.Found:  # fmt: skip
+  """The drafts of a drafter, those of them to decode, and the rates behind them."""
+  part, promising = _named(name), list[str]()
+  figures, rates = dict[str, dict[str, Any]](), dict[str, Any]()
+  for method in _methods(config):
+    filler = None if part is None else fillers.filler(model, part, method)
+    if filler is not None:
+      found = fillers.promising(model, filler, method, held_out, config, context, out)
+      figures |= found.figures
+      promising += found.promising
+      rates |= found.rates
+    elif method == "best_first":
+      whole = [priced(model, each, context, config.batch) for each in _whole(name)]
+      figures |= {each: {} for each in whole}
+      promising += whole
+  return fillers.Found(figures, promising, rates)
 
 
 def _decode(
@@ -198,27 +104,33 @@ def _check(config: Config) -> None:
     checks.refuse("drafters", " ".join(names), "one or more, each once; none is always there")
 
 
+def _drawn(model: Model, name: str, config: Config) -> bool:
+  """Whether trees are considered whose children are drawn; refuses what cannot be decoded."""
+  part, methods = _named(name), _methods(config)
+  drawn = part is not None and "sequoia" in methods and fillers.filler(model, part, "sequoia")
+  if config.method == "sequoia" and not drawn:
+    raise ValueError(f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, "
+                     "without numbers.")  # fmt: skip
+  if "best_first" in methods:
+    Decoder(model, _whole(name)[0], temperature=config.temperature)
+  return bool(drawn)
+
+
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Chooses a draft, and writes the summary with table.md, the plots and its tree as tree.json.
 
   Raises:
-    ValueError: a drafter is unknown or there twice, a head has no hit rates, the temperature does
-      not go with the method, there are too few prompts, or one cannot be decoded.
+    ValueError: a drafter is unknown or there twice, the temperature does not go with the method,
+      there are too few prompts, or one cannot be decoded.
   """
   _check(config)
-  for name in config.drafters:
-    part = _named(name)
-    if part is None or _filler(model, part, config) is None:
-      if config.method == "sequoia":
-        raise ValueError(f"drafter={name!r}: accepted for method='sequoia' are heads and "
-                         "draft_model, without numbers.")  # fmt: skip
-      Decoder(model, _whole(name)[0], temperature=config.temperature)  # it refuses what cannot be
-  held_out = MEASURED if config.method == "sequoia" else 0
+  held_out = MEASURED if any([_drawn(model, name, config) for name in config.drafters]) else 0
   limit = None if config.limit is None else config.limit + held_out
   items = prompts.read(config.prompts, model, config.max_new_tokens, limit)
   if len(items) <= held_out:
     raise ValueError(f"prompts={config.prompts!r} has {len(items)}: accepted are more than the "
-                     f"{held_out} on which acceptance is measured.")  # fmt: skip
+                     f"{held_out} on which acceptance is measured; none is for "
+                     "--method best_first.")  # fmt: skip
   directory = report.directory(out)
 
   before, items = [item.ids for item in items[:held_out]], items[held_out:]
@@ -226,9 +138,10 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   figures: dict[str, dict[str, Any]] = {PLAIN: {"drafter": PLAIN}}
   names, rates = [PLAIN], {}
   for name in config.drafters:
-    found, promising, rates[name] = _considered(model, name, before, config, context, directory)
-    figures |= {k: {"drafter": name, **f} for k, f in found.items()}
-    names += promising
+    found = _considered(model, name, before, config, context, directory)
+    figures |= {k: {"drafter": name, **f} for k, f in found.figures.items()}
+    names += found.promising
+    rates[name] = found.rates
   for name, measured in _decode(model, names, items, config).items():
     figures[name] |= measured | {"drafter": figures[name]["drafter"]}
   chosen = max(names, key=lambda k: figures[k]["tokens_per_second"])
@@ -243,13 +156,14 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     pictures["tune"] = trees.choice(summary)
   report.save(directory, summary, text, pictures)
   if "choices" in figures[chosen]:
+    shape = SHAPES[figures[chosen]["method"]]
     about = {  # what the tree was chosen for, and the tokens per second that it gave
       "drafter": chosen, "model": model.label, "temperature": config.temperature,
       "batch": config.batch, "machine": summary["machine"],
       "plain": figures[PLAIN]["tokens_per_second"],
       "measured": figures[chosen]["tokens_per_second"],
     }  # fmt: skip
-    files.save(directory / "tree.json", _shape(config, figures[chosen]["choices"]), about)
+    files.save(directory / "tree.json", shape(figures[chosen]["choices"]), about)
   return summary
 
 

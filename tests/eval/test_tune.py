@@ -15,9 +15,19 @@ import specjax
 from specjax.base import Draft, Drafter, Evaluation, Features
 from specjax.checkpoints import heads, hf
 from specjax.decoding import spec
+from specjax.decoding.builders.tree import build_tree
 from specjax.drafters import draft_tree, drafting, medusa
 from specjax.drafters.medusa import MedusaConfig
-from specjax.eval import bench, choice, draft_cost, length_cost, sequoia, tune, verify_cost
+from specjax.eval import (
+  bench,
+  choice,
+  draft_cost,
+  fillers,
+  length_cost,
+  sequoia,
+  tune,
+  verify_cost,
+)
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.trees import Dynamic, WithoutReplacement, files
@@ -280,7 +290,7 @@ def test_sequoia_counts_which_child_was_accepted(model):
 @pytest.mark.full
 def test_sequoia_chooses_a_drawn_tree(model, tmp_path, monkeypatch):
   monkeypatch.setattr(choice, "NODES", (4,))
-  monkeypatch.setattr(tune, "DEPTH", 2)
+  monkeypatch.setattr(fillers, "DEPTH", 2)
   path = tmp_path / "ids.jsonl"
   path.write_text("".join(json.dumps({"tokens": [i, i + 1]}) + "\n" for i in range(9)))
   name = f"draft_model[{model.name}]"
@@ -291,11 +301,13 @@ def test_sequoia_chooses_a_drawn_tree(model, tmp_path, monkeypatch):
   summary = tune.run(model, config, tmp_path / "out")
   assert summary["rates"][name]["acceptance"][0] == 1.0 and summary["prompts"] == 1
   found = summary["candidates"]
-  assert [f.get("nodes") for f in found.values()] == [1, 2, 3, 4]
+  assert [f.get("nodes") for f in found.values()] == [1, 2, 3, 4, 4]
   assert list(found.values())[2]["expected_tau"] == 3
-  (label,) = (k for k, f in found.items() if "tau" in f and k != "none")
+  label, changing = (k for k, f in found.items() if "tau" in f and k != "none")
+  assert changing == f"{name}/dyspec-4-2-4"
   tree = specjax.Decoder(model, label, temperature=1.0).method.drafter
-  assert (tree.proposal, tree.nodes) == ("without_replacement", found[label]["nodes"])
+  assert tree.proposal in ("without_replacement", "chain")  # whichever is faster here
+  assert tree.nodes == found[label]["nodes"]
 
 
 @pytest.mark.parametrize(
@@ -358,10 +370,55 @@ def test_bad_config(model, head, prompt_file, tmp_path, change, message):
   assert not (tmp_path / "out").exists()
 
 
-def test_a_head_without_hit_rates_is_refused(tmp_path):
+def test_a_head_without_hit_rates_is_tried_with_several_sizes(tmp_path):
   config = tune.Config(drafters=("medusa",))
-  with pytest.raises(ValueError, match=r"'gsm8k-7m-medusa' came without the hit rates .* measures"):
-    tune.run(specjax.load(), config, tmp_path / "out")
+  found = tune._considered(specjax.load(), "medusa", [], config, 8, tmp_path)
+  assert found.promising == ["medusa-4", "medusa-8", "medusa-16"] and not found.rates
+
+
+@pytest.mark.parametrize(
+  ("method", "trees", "want"),
+  [
+    ("best_first", [(4, 2), (16, 4)], ["eagle[runs/a]/dynamic-4-2-4"]),
+    ("sequoia", [(3, 2), (2, 1), (9, 1), (16, 4)], ["eagle[runs/a]/dyspec-16-4-4"]),
+    ("best_first", [(64, 2)], ["eagle[runs/a]/dynamic-64-2-8"]),
+    ("sequoia", [(64, 2)], ["eagle[runs/a]/dyspec-64-2-8"]),
+    ("best_first", [(3, 2), (2, 1)], []),
+  ],
+)
+def test_a_tree_of_a_new_shape_has_the_size_that_promises_most(method, trees, want):
+  """Chains and stars of children have no other shape."""
+  part = spec.parse_one("drafter", "eagle[runs/a]")
+
+  def tree(nodes: int, depth: int) -> choice.Candidate:
+    chain = [(0,) * d for d in range(1, depth + 1)]
+    return choice.Candidate("", (*chain, *((i,) for i in range(1, nodes - depth))), 1.0)
+
+  best = [tree(*each) for each in trees]
+  assert [(c.nodes, c.depth) for c in best] == trees
+  names = fillers._changing(part, method, best)
+  assert names == want
+  for name in names:
+    build_tree(spec.parse("drafter", name)[0].decorations[0])
+
+
+@pytest.mark.full
+def test_above_temperature_0_drawn_trees_are_tried_as_well(model, tmp_path, monkeypatch):
+  monkeypatch.setattr(choice, "NODES", (4,))
+  monkeypatch.setattr(fillers, "DEPTH", 2)
+  path, head = tmp_path / "ids.jsonl", tmp_path / "head"
+  path.write_text("".join(json.dumps({"tokens": [i, i + 1]}) + "\n" for i in range(9)))
+  params = medusa(model.target, HEAD).init(jax.random.key(1), model.params)
+  heads.save(head, "medusa", HEAD, params, [[0], [0, 0]], RATES, base="tiny")
+  config = tune.Config(
+    drafters=(f"medusa[{head}]",), prompts=str(path), max_new_tokens=6, temperature=1.0, repeats=1
+  )  # fmt: skip
+  summary = tune.run(model, config, tmp_path / "out")
+  decoded = [k for k, f in summary["candidates"].items() if "tau" in f and k != "none"]
+  proposals = {specjax.Decoder(model, k, temperature=1.0).method.drafter.proposal for k in decoded}
+  assert proposals >= {"deterministic", "without_replacement"}
+  assert {"acceptance", "hit_rates"} <= {*summary["rates"][config.drafters[0]]}
+  assert summary["prompts"] == 1
 
 
 @pytest.mark.parametrize(
