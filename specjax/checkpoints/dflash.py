@@ -32,7 +32,7 @@ from specjax.drafters.dflash import dflash as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
-_ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator")
+ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator")
 _SCHEMA = {
   "num_hidden_layers": published.COUNT, "layer_types": tuple[str, ...],
   "block_size": functools.partial(checks.whole, least=2, most=MOST + 1),
@@ -127,7 +127,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
 
   The output of the target's last layer is refused: programs differ in whether it is normed.
   """
-  published.check_architecture(raw, _ARCHITECTURES)
+  published.check_architecture(raw, ARCHITECTURES)
   where = f"{directory}/config.json"
   said = (_of_speculators if eagle3_file.KIND in raw else _of_zlab)(raw, where, model.layers)
   network, mlp_width = published.network_of(said.raw, model, qkv_bias=False)
@@ -164,6 +164,6 @@ def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published
   )
   ids = {"mask_token_id": config.mask_token, "target_layer_ids": [i - 1 for i in taps]}
   return published.FILES[0], tensors, hf_config.to_json(layers) | {
-    "architectures": [_ARCHITECTURES[0]], "block_size": config.depth + 1, "dflash_config": ids,
+    "architectures": [ARCHITECTURES[0]], "block_size": config.depth + 1, "dflash_config": ids,
     "num_target_layers": network.layers, "torch_dtype": jnp.dtype(dtype).name,
   }  # fmt: skip

@@ -40,7 +40,7 @@ _IDS = {"eagle_aux_hidden_state_layer_ids": tuple[int, ...]}
 _SCHEMA = _IDS | {
   "draft_vocab_size": functools.partial(checks.whole, least=1), "attention_bias": bool,
   "specjax_taps": tuple[int, ...], "eagle_config": _hidden_layer_ids,
-  "target_hidden_size": published.COUNT,
+  "target_hidden_size": functools.partial(checks.whole, least=1),
 } | dict.fromkeys(OPTIONS, bool)  # fmt: skip
 
 

@@ -36,6 +36,8 @@ PUBLISHED = {
   "peagle": peagle,
 }  # fmt: skip
 FORMATS = ("specjax", *PUBLISHED)
+# Formats whose other marks a trainer may leave out; no other has these architectures.
+NAMED = {"dflash": dflash.ARCHITECTURES, "peagle": peagle.ARCHITECTURES}
 TORCH = ("medusa", "hydra")  # whose programs load a file of torch
 
 
@@ -45,6 +47,11 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
            "dflash_config": "dflash", "num_nextn_predict_layers": "mtp"}  # fmt: skip
   if found := [form for key, form in marks.items() if key in raw]:
     return found[0]
+  said = raw.get("architectures")
+  said = said if isinstance(said, list) else [said]
+  own = [form for form, names in NAMED.items() if any(name in names for name in said)]
+  if own and eagle3_file.KIND not in raw:
+    return own[0]
   if "draft_vocab_size" in raw:
     usual = "peagle" if any(key in raw for key in peagle.MASK_TOKENS) else "eagle3"
     kind = raw.get(eagle3_file.KIND, usual)

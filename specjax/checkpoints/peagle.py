@@ -22,10 +22,8 @@ from specjax.drafters.peagle import peagle as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
-_ARCHITECTURES = (
-  "PEagleDraftModel", "PEagleSpeculator", "PeagleLlamaForCausalLM", "LlamaForCausalLMEagle3",
-  "Eagle3LlamaForCausalLM",
-)  # fmt: skip
+ARCHITECTURES = ("PEagleDraftModel", "PEagleSpeculator", "PeagleLlamaForCausalLM")
+_ACCEPTED = (*ARCHITECTURES, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 MASK_TOKENS = ("mask_token_id", "ptd_token_id", "pard_token")
 _DEPTH = 8  # of the programs that train these heads, where config.json does not say it
 _MASK = "mask_hidden"
@@ -58,7 +56,7 @@ def _layout(c: PEagleConfig, network: Config, words: int, name: str) -> publishe
 
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """A head for the target `model`, which drafts chains of the depth that it was trained for."""
-  raw, own = eagle3_file.fields(raw, _SCHEMA, "peagle", _ARCHITECTURES, directory, model)
+  raw, own = eagle3_file.fields(raw, _SCHEMA, "peagle", _ACCEPTED, directory, model)
   found = [own[key] for key in MASK_TOKENS if key in own]
   if not found:
     raise ValueError(f"{directory}/config.json names no mask: it lacks "
@@ -87,7 +85,7 @@ def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published
   words, tables = eagle3_file.tables(loaded.params, network.vocab_size, "peagle")
   tensors = scatter(loaded.params, _layout(config, network, words, "layers.0"), dtype)
   tensors[_MASK] = tensors[_MASK].reshape(1, 1, -1)
-  raw = eagle3_file.to_json(config, network, words, _ARCHITECTURES[0], dtype)
+  raw = eagle3_file.to_json(config, network, words, ARCHITECTURES[0], dtype)
   return published.FILES[0], tensors | tables, raw | {
     "num_hidden_layers": config.layers, "num_depths": config.depth,
     **dict.fromkeys(MASK_TOKENS[:2], config.mask_token),
