@@ -5,11 +5,13 @@ r"""Fixed batches beside batches whose done rows take the next prompt, on the sa
 A fixed batch waits for its longest answer, so that refilling gains where answers differ in length.
 Prompts that are padded to one length are decoded both ways before the next length begins, so that a
 machine whose speed drifts is fair to both. Every shape is compiled before the clock starts, and
-times include the prefill.
+times include the prefill. A run that was ended goes on with the next length, and one that is
+started again with more drafters adds them.
 """
 
 import dataclasses
 import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ import numpy as np
 import specjax
 from specjax import script
 from specjax.arguments import Weights
+from specjax.data import resume
 from specjax.decoding.batching import Result
 from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.refill import refilled
@@ -62,26 +65,34 @@ def main(config: Config) -> None:
   model = specjax.load(config.model, weights=config.weights)
   items = config.read(model)
   ids = sorted((item.ids for item in items), key=len)
-  report.directory(config.out)
+  out = report.directory(config.out)
+  resume.claim(out, dataclasses.asdict(config), {"drafters", "out"})
+  file = out / "decoded.jsonl"
+  known = {(x["drafter"], x["padded"], x["way"]): x for x in resume.kept(file)}
   cells: list[dict[str, Any]] = []
-  alike = [list(group) for _, group in itertools.groupby(ids, lambda row: padded(len(row)))]
+  alike = {T: list(group) for T, group in itertools.groupby(ids, lambda row: padded(len(row)))}
   for name in config.drafters:
     decoder = Decoder(model, name, batch=config.batch)
-    said: dict[str, list[Result]] = {way: [] for way in WAYS}
-    seconds = dict.fromkeys(WAYS, 0.0)
-    for group in report.progress(alike, name):
-      for decode in WAYS.values():
-        decode(decoder, group[:1], config)
-      for way, decode in WAYS.items():
+    for T, way in report.progress([(T, way) for T in alike for way in WAYS], name):
+      if (name, T, way) not in known:
+        WAYS[way](decoder, alike[T][:1], config)
         begin = time.perf_counter()
-        said[way] += decode(decoder, group, config)
-        seconds[way] += time.perf_counter() - begin
+        results = WAYS[way](decoder, alike[T], config)
+        known[name, T, way] = {
+          "drafter": name, "padded": T, "way": way, "seconds": time.perf_counter() - begin,
+          "texts": [r.tokens for r in results],
+        }  # fmt: skip
+        with file.open("a") as log:
+          log.write(json.dumps(known[name, T, way]) + "\n")
     for way in WAYS:
-      lengths = np.array([r.emitted for r in said[way]])
-      differ = sum(a.tokens != b.tokens for a, b in zip(said[way], said["fixed"], strict=True))
-      cells.append({"drafter": name, "way": way, "seconds": seconds[way],
-                    "tokens": int(lengths.sum()), "mean": float(lengths.mean()),
-                    "longest": int(lengths.max()), "differ": differ})  # fmt: skip
+      said, plain = ([text for T in alike for text in known[name, T, w]["texts"]]
+                     for w in (way, "fixed"))  # fmt: skip
+      lengths = np.array([len(text) for text in said])
+      cells.append({
+        "drafter": name, "way": way, "seconds": sum(known[name, T, way]["seconds"] for T in alike),
+        "tokens": int(lengths.sum()), "mean": float(lengths.mean()), "longest": int(lengths.max()),
+        "differ": sum(a != b for a, b in zip(said, plain, strict=True)),
+      })  # fmt: skip
   first = {cell["drafter"]: cell for cell in cells if cell["way"] == "fixed"}
   rows = [
     {"drafter": c["drafter"], "batches": c["way"], "s": f"{c['seconds']:.0f}",
