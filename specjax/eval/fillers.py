@@ -7,7 +7,7 @@ second from times that are measured on this device (see `choice`):
 - "sequoia": by how often a child of each rank is accepted when children are drawn without
   replacement, measured here (`eval.sequoia`). The trees are those of Sequoia's dynamic program.
 
-The times of a few sizes are measured and those between them estimated, as each compiles a program.
+The times of some sizes are measured and those between them estimated, as each compiles a program.
 The estimate leaves out the rule and the bookkeeping of a round, about the same for every draft, and
 rows of a batch that end early. Of trees that take a new shape in each round nothing is expected;
 one has the size of the fixed tree that promises most.
@@ -37,7 +37,10 @@ from specjax.trees import Static, Tree, WithoutReplacement, files
 from specjax.trees.sequoia import sequoia as best_drawn
 
 DEPTH = 5  # D at most of Sequoia's trees
-PASSES = (1, 2, 4, 8, 16, 32, 64)  # nodes of which the target's time is measured
+# Nodes of which the target's time is measured, besides those of every tree up to FEW: a product of
+# few rows takes its time in steps.
+PASSES = (1, 16, 32, 64)
+FEW = 16
 CHILDREN = 4  # of a node at least, in a tree of a new shape in each round
 SHAPES: dict[str, type[Static] | type[WithoutReplacement]] = {
   "best_first": Static, "sequoia": WithoutReplacement,
@@ -126,7 +129,7 @@ def costs(
   if drafters[0].evaluate is not None:  # it replaces the target's, and is in `drafts`
     return [0.0] * len(options), drafts
   most = max(c.nodes for c in options)
-  sizes = sorted({min(n, most) for n in PASSES})
+  sizes = sorted({min(n, most) for n in PASSES} | {c.nodes for c in options if c.nodes <= FEW})
   cost = verify.measure(model.target, model.params, context, batch=batch, nodes=sizes)
   return np.interp([c.nodes for c in options], sizes, cost.seconds).tolist(), drafts
 
