@@ -23,7 +23,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.drafters.eagle import EagleConfig, eagle
 from specjax.drafters.medusa import MedusaConfig, medusa
-from specjax.eval import tune
+from specjax.eval import fillers
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 
@@ -105,7 +105,7 @@ def refused(place, capsys, monkeypatch):
 
   for owner, name in (
     (Decoder, "__call__"), (Decoder, "stream"), (DiffusionDecoder, "__call__"),
-    (Conversation, "ask"), (tune, "costs"),
+    (Conversation, "ask"), (fillers, "costs"),
   ):  # fmt: skip
     monkeypatch.setattr(owner, name, never)
 

@@ -111,7 +111,7 @@ def _drawn(model: Model, name: str, config: Config) -> bool:
   if config.method == "sequoia" and not drawn:
     raise ValueError(f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, "
                      "without numbers.")  # fmt: skip
-  if "best_first" in methods:
+  if "best_first" in methods and (part is None or not fillers.filler(model, part, "best_first")):
     Decoder(model, _whole(name)[0], temperature=config.temperature)
   return bool(drawn)
 
