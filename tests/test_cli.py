@@ -220,6 +220,7 @@ def medusa_head(ids_model, tmp_path_factory):
   return str(path)
 
 
+@pytest.mark.full
 def test_tune_chooses_prints_and_writes(ids_model, medusa_head, write, run, tmp_path):
   path = write({"tokens": [1, 2, 3]})
   code, out, err = run(
