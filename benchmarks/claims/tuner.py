@@ -66,8 +66,8 @@ class Config(prompts.Questions):
 
 def by_hand(name: str, temperature: float) -> list[str]:
   """The drafts of a drafter that a user would try."""
-  (part, *others) = spec.parse("drafter", name)
-  if others or part.numbers or part.decorations or len(spec.alternatives(name)) > 1:
+  part = tune.unsized(name)
+  if part is None:
     return [name]
   found = [part._replace(numbers=(n,)) for n in SIZES]
   if is_head(part.name):

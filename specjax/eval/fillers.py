@@ -79,19 +79,16 @@ class Found(NamedTuple):
   rates: dict[str, Any]
 
 
-def filler(model: Model, part: Part, method: str) -> Filler | None:
-  """What fills trees whose worth can be told before they are decoded, or None."""
-  if method == "sequoia" and part.name == "draft_model":
+def filler(model: Model, part: Part) -> Filler | None:
+  """The head or the draft model of a name without numbers and decorations, or None."""
+  if part.name == "draft_model":
     small = load_small(model, part)
     return Filler(part, lambda tree, _: draft_tree(small.target, tree), small.params, None)
   if not is_head(part.name):
     return None
   loaded = load_head(model, part)[1]
-  if loaded.hit_rates is None and method == "best_first":
-    return None
-  pseudo = loaded.head.pseudo is not None
   return Filler(part, lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
-                loaded.params, loaded.hit_rates, pseudo)  # fmt: skip
+                loaded.params, loaded.hit_rates, loaded.head.pseudo is not None)  # fmt: skip
 
 
 def _options(
@@ -131,8 +128,7 @@ def costs(
   most = max(c.nodes for c in options)
   sizes = sorted({min(n, most) for n in PASSES} | {c.nodes for c in options if c.nodes <= FEW})
   cost = verify.measure(model.target, model.params, context, batch=batch, nodes=sizes)
-  # The fastest repeat: what else a machine does only adds to a time.
-  return np.interp([c.nodes for c in options], sizes, cost.low).tolist(), drafts
+  return np.interp([c.nodes for c in options], sizes, cost.seconds).tolist(), drafts
 
 
 def _changing(part: Part, method: str, best: Sequence[Candidate]) -> list[str]:

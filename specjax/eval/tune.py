@@ -12,7 +12,7 @@ Letters: B batch, N tree nodes.
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from specjax import checks
 from specjax.decoding import spec
@@ -23,7 +23,7 @@ from specjax.decoding.spec import Part
 from specjax.drafters import DRAFTERS
 from specjax.eval import bench, fillers, interleaved, options, prompts, report, table
 from specjax.eval.choice import PLAIN
-from specjax.eval.fillers import SHAPES
+from specjax.eval.fillers import SHAPES, Filler
 from specjax.eval.length_cost import priced
 from specjax.eval.options import Tune as Config
 from specjax.eval.plots import speed, trees
@@ -34,7 +34,7 @@ MEASURED = 8  # prompts on which acceptance by rank is measured
 SIZES = (4, 8, 16)  # nodes of drafters about whose guesses nothing is known
 
 
-def _named(name: str) -> Part | None:
+def unsized(name: str) -> Part | None:
   """The part of a name that leaves the size open, or None."""
   parts = spec.parse("drafter", name) if len(spec.alternatives(name)) == 1 else ()
   (part,) = parts if len(parts) == 1 else (Part(PLAIN),)
@@ -44,35 +44,47 @@ def _named(name: str) -> Part | None:
 
 def _whole(name: str) -> list[str]:
   """The drafts of a drafter about whose guesses nothing is known."""
-  part = _named(name)
+  part = unsized(name)
   return [name] if part is None else [spec.show([part._replace(numbers=(n,))]) for n in SIZES]
 
 
-def _methods(config: Config) -> tuple[str, ...]:
-  """By which the trees are made that are considered."""
-  if config.method in SHAPES:
-    return (config.method,)
-  return ("best_first", "sequoia") if config.temperature else ("best_first",)
+class _Asked(NamedTuple):
+  """A drafter: what fills its trees, by the methods that make them, and drafts named whole."""
+
+  fillers: dict[str, Filler]
+  whole: list[str]
+
+
+def _asked(model: Model, name: str, config: Config) -> _Asked:
+  """Loads a drafter; ValueError for one that cannot be decoded, or not by the method."""
+  part = unsized(name)
+  filler = None if part is None else fillers.filler(model, part)
+  both = ("best_first", "sequoia") if config.temperature else ("best_first",)
+  wanted = (config.method,) if config.method in SHAPES else both
+  found = {m: filler for m in wanted
+           if filler is not None and (m == "sequoia" or filler.hit_rates is not None)}  # fmt: skip
+  if config.method == "sequoia" and not found:
+    raise ValueError(f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, "
+                     "without numbers.")  # fmt: skip
+  whole = _whole(name) if "best_first" in {*wanted} - {*found} else []
+  for each in whole[:1]:
+    Decoder(model, each, temperature=config.temperature)
+  return _Asked(found, whole)
 
 
 def _considered(
-  model: Model, name: str, held_out: list[list[int]], config: Config, context: int,
+  model: Model, asked: _Asked, held_out: list[list[int]], config: Config, context: int,
   out: pathlib.Path,
 ) -> fillers.Found:  # fmt: skip
   """The drafts of a drafter, those of them to decode, and the rates behind them."""
-  part, promising = _named(name), list[str]()
-  figures, rates = dict[str, dict[str, Any]](), dict[str, Any]()
-  for method in _methods(config):
-    filler = None if part is None else fillers.filler(model, part, method)
-    if filler is not None:
-      found = fillers.promising(model, filler, method, held_out, config, context, out)
-      figures |= found.figures
-      promising += found.promising
-      rates |= found.rates
-    elif method == "best_first":
-      whole = [priced(model, each, context, config.batch) for each in _whole(name)]
-      figures |= {each: {} for each in whole}
-      promising += whole
+  promising = [priced(model, each, context, config.batch) for each in asked.whole]
+  figures: dict[str, dict[str, Any]] = {each: {} for each in promising}
+  rates: dict[str, Any] = {}
+  for method, filler in asked.fillers.items():
+    found = fillers.promising(model, filler, method, held_out, config, context, out)
+    figures |= found.figures
+    promising += found.promising
+    rates |= found.rates
   return fillers.Found(figures, promising, rates)
 
 
@@ -104,18 +116,6 @@ def _check(config: Config) -> None:
     checks.refuse("drafters", " ".join(names), "one or more, each once; none is always there")
 
 
-def _drawn(model: Model, name: str, config: Config) -> bool:
-  """Whether trees are considered whose children are drawn; refuses what cannot be decoded."""
-  part, methods = _named(name), _methods(config)
-  drawn = part is not None and "sequoia" in methods and fillers.filler(model, part, "sequoia")
-  if config.method == "sequoia" and not drawn:
-    raise ValueError(f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, "
-                     "without numbers.")  # fmt: skip
-  if "best_first" in methods and (part is None or not fillers.filler(model, part, "best_first")):
-    Decoder(model, _whole(name)[0], temperature=config.temperature)
-  return bool(drawn)
-
-
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
   """Chooses a draft, and writes the summary with table.md, the plots and its tree as tree.json.
 
@@ -124,7 +124,8 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
       there are too few prompts, or one cannot be decoded.
   """
   _check(config)
-  held_out = MEASURED if any([_drawn(model, name, config) for name in config.drafters]) else 0
+  every = {name: _asked(model, name, config) for name in config.drafters}
+  held_out = MEASURED if any("sequoia" in asked.fillers for asked in every.values()) else 0
   limit = None if config.limit is None else config.limit + held_out
   items = prompts.read(config.prompts, model, config.max_new_tokens, limit)
   if len(items) <= held_out:
@@ -137,8 +138,8 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   context = max(len(item.ids) for item in items) + config.max_new_tokens // 2
   figures: dict[str, dict[str, Any]] = {PLAIN: {"drafter": PLAIN}}
   names, rates = [PLAIN], {}
-  for name in config.drafters:
-    found = _considered(model, name, before, config, context, directory)
+  for name, asked in every.items():
+    found = _considered(model, asked, before, config, context, directory)
     figures |= {k: {"drafter": name, **f} for k, f in found.figures.items()}
     names += found.promising
     rates[name] = found.rates
@@ -174,7 +175,7 @@ def tuned(model: Model, config: options.Bench, out: pathlib.Path) -> options.Ben
   """
   chosen = []
   for name in config.drafters:
-    part = _named(name)
+    part = unsized(name)
     if part is not None:
       own = Config(drafters=(name,), limit=6, max_new_tokens=64, batch=config.batch,
                    temperature=config.temperature, repeats=1)  # fmt: skip

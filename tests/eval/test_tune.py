@@ -371,8 +371,9 @@ def test_bad_config(model, head, prompt_file, tmp_path, change, message):
 
 
 def test_a_head_without_hit_rates_is_tried_with_several_sizes(tmp_path):
-  config = tune.Config(drafters=("medusa",))
-  found = tune._considered(specjax.load(), "medusa", [], config, 8, tmp_path)
+  config, model = tune.Config(drafters=("medusa",)), specjax.load()
+  asked = tune._asked(model, "medusa", config)
+  found = tune._considered(model, asked, [], config, 8, tmp_path)
   assert found.promising == ["medusa-4", "medusa-8", "medusa-16"] and not found.rates
 
 
