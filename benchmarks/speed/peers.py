@@ -4,7 +4,7 @@
     python benchmarks/speed/peers.py --drafters prompt_lookup eagle3[runs/eagle3/model]/dynamic-16
 
 All answer the same questions with the same ids of prompts, stop ids and budget, at batch 1 on all
-cores. They take turns question by question, in an order that rotates. The time of a token leaves
+cores. They take turns question by question, in an order that changes. The time of a token leaves
 out the prompt's own pass and the token that the others take from it; the time of the whole call is
 reported too. All compute in float32 with the same weights, which a GGUF file gives them
 dequantised; llama.cpp also decodes that file as it is, and specjax with weights in 8 bits. Answers

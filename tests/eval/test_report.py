@@ -2,7 +2,9 @@
 
 import dataclasses
 import io
+import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -56,10 +58,17 @@ def test_a_report_is_a_directory(tmp_path, capsys):
   assert capsys.readouterr().out == said
 
 
-def test_everybody_has_as_many_turns_and_begins_as_often():
-  seen = list(interleaved.turns(["a", "b", "c"], 3, 2))
-  assert len(seen) == 18 and len(set(seen)) == 18
-  assert sorted(name for _, _, name in seen[::3]) == ["a", "a", "b", "b", "c", "c"]
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8])
+def test_everybody_begins_as_often_and_follows_each_other_as_often(n):
+  names = "abcdefgh"[:n]
+  seen = list(interleaved.turns(names, n, 2))
+  assert len(set(seen)) == len(seen) == 2 * n * n
+  orders = ["".join(name for _, _, name in seen[i : i + n]) for i in range(0, len(seen), n)]
+  assert all(sorted(order) == sorted(names) for order in orders)
+  assert Counter(order[0] for order in orders) == dict.fromkeys(names, 2)
+  after = Counter(pair for order in orders for pair in itertools.pairwise(order))
+  assert after == {(a, b): 2 for a in names for b in names if a != b}
+  assert list(interleaved.turns(names, n, 2, done=n)) == seen[n * n :]
 
 
 def test_a_pass_is_timed_by_the_loop(monkeypatch):
