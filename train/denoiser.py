@@ -11,6 +11,7 @@ diffusion). The same command again continues a run that was killed.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
 from typing import Annotated, NamedTuple
@@ -20,6 +21,7 @@ import numpy as np
 from jax import Array
 
 from specjax import processes, script
+from specjax.arguments import Dtype
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.sources import numbered
@@ -27,7 +29,7 @@ from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.any_order import any_order
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import block_diffusion, forward, low_rank, run, texts
+from specjax.train.recipe import asked_slots, block_diffusion, forward, low_rank, run, texts
 from specjax.train.recipe.config import Bounds, Length, Natural, Network, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.from_causal import as_denoiser
@@ -55,6 +57,9 @@ class Config(texts.Config):
       or else none.
     rank: of low-rank updates of the matrices of `start`, which then alone are trained and are added
       to them in the end; 0 trains all weights.
+    dtype: of all arithmetic and of frozen weights; trained weights and their moments are float32.
+    remat: whether a gradient keeps what goes into each layer and computes the rest again, which
+      takes a third more time and a fraction of the memory.
     any_order: whether the model learns any tokens given any others, for any-subset speculative
       decoding (the policy assd).
   """
@@ -68,6 +73,8 @@ class Config(texts.Config):
   context: bool = False
   block_length: Annotated[int | None, Bounds(1)] = None
   rank: Natural = 0
+  dtype: Dtype = "float32"
+  remat: bool = False
   any_order: bool = False
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
@@ -163,26 +170,33 @@ def main(config: Config) -> None:
   texts.keep_tokenizer(out, tokenizer)
   print(f"There are {len(rows.tokens)} rows of {config.length} tokens.")
 
-  network = Transformer(model.config)
+  network = Transformer(model.config, remat=config.remat)
+  groups = config.training.groups()
 
   def loss(trained, frozen, rows: Rows, key: Array):
-    params = low_rank.weights(trained, frozen)
+    params = low_rank.weights(trained, frozen, config.dtype)
     tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
     masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
     noisy = jnp.where(masked, mask, tokens)
     if any_subset:
       joint = any_order(model.config, mask).joint
       logits = joint(params, tokens, ~masked, filling_order(masked))
-    elif D is None:
-      everywhere = jnp.ones(tokens.shape, bool)
-      logits = forward.predict(network, params, noisy, everywhere, model.shift)
+      said = asked_slots.cross_entropy(logits, tokens)
     else:
-      logits = block_diffusion.predict(network, params, noisy, tokens, model.shift)
+      if D is None:
+        everywhere = jnp.ones(tokens.shape, bool)
+        states = forward.states(network, params, noisy, everywhere, model.shift)
+      else:
+        states = block_diffusion.states(network, params, noisy, tokens, model.shift)
+      head = functools.partial(network.apply, params, method="head")
+      said = asked_slots.of_asked(asked_slots.cross_entropy, head, states, tokens, masked, groups)
     weight = context_weight(masked) if config.context else 1 / p
-    return denoising_loss(logits, tokens, masked, maskable, weight)
+    return denoising_loss(*said, masked, maskable, weight)
 
   start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
-  params = low_rank.merged(fit(loss, start, batch, config.training, out, frozen=frozen), frozen)
+  read = low_rank.cast(frozen, config.dtype)
+  trained = fit(loss, start, batch, config.training, out, frozen=read)
+  params = low_rank.merged(trained, frozen)
 
   plain = all(isinstance(record, str) for record in records)
   if processes.first():

@@ -20,17 +20,17 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
 from specjax import processes, script
+from specjax.arguments import Dtype
 from specjax.checkpoints import hf
 from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import answers, forward, losses, low_rank, run, texts
+from specjax.train.recipe import answers, asked_slots, forward, losses, low_rank, run, texts
 from specjax.train.recipe.config import Amount, Bounds, Count, Natural, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 
@@ -48,6 +48,8 @@ class Config(answers.Config):
     weight: lambda, weight of the entropy; published are 2 (LLaDA) and 1 (Dream).
     temperature: temperature of the distribution whose entropy counts; published is 0.5.
     rank: rank of the low-rank updates; 0 trains all weights.
+    dtype: of the student's arithmetic and of frozen weights; trained weights are float32.
+    remat: whether a gradient keeps what goes into each layer and computes the rest again.
     answer_batch: number of questions that are answered together.
   """
 
@@ -58,6 +60,8 @@ class Config(answers.Config):
   weight: Amount = 2.0
   temperature: Positive = 0.5
   rank: Natural = 0
+  dtype: Dtype = "float32"
+  remat: bool = False
   answer_batch: Count = 32
   training: Training = Training(steps=1000, batch=32, rate=3e-4, decay=0.01, save_every=200)
 
@@ -118,19 +122,27 @@ def masks(key: Array, answer: Array, block: int, share: float | None, whole: boo
   return Masks(asked if whole else asked | after[None], asked)
 
 
+def certainty(temperature: float) -> asked_slots.Figures:
+  """(cross-entropy, entropy at the temperature, both in nats, whether it is right) of slots."""
+
+  def figures(logits: Array, tokens: Array) -> tuple[Array, ...]:
+    log_probs = jax.nn.log_softmax(logits / temperature)
+    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1)
+    nats, right = asked_slots.cross_entropy(logits, tokens)
+    return nats, entropy, right
+
+  return figures
+
+
 def certainty_loss(
-  logits: Array, tokens: Array, asked: Array, weight: float, temperature: float
+  nats: Array, entropy: Array, right: Array, asked: Array, weight: float
 ) -> tuple[Array, dict[str, Array]]:
   """Cross-entropy of the asked slots, and entropy of those that are right, in nats (section 3.2).
 
-  Logits are f32[B, T, V], `tokens` i32[B, T] the answers, and `asked` is bool[B, T].
+  The first three are figures of `certainty` [B, T], and `asked` is bool[B, T].
   """
-  nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
-  log_probs = jax.nn.log_softmax(logits / temperature)
-  entropy = -(jnp.exp(log_probs) * log_probs).sum(-1)
-  right = asked & (logits.argmax(-1) == tokens)
-  counts, correct = asked.astype(jnp.float32), right.astype(jnp.float32)
-  said, sure = losses.mean(nll, counts), losses.mean(entropy, correct)
+  counts, correct = asked.astype(jnp.float32), (asked & right).astype(jnp.float32)
+  said, sure = losses.mean(nats, counts), losses.mean(entropy, correct)
   figures = {"cross_entropy": said, "entropy": sure, "accuracy": losses.mean(correct, counts)}
   return said + weight * sure, figures
 
@@ -164,7 +176,8 @@ def main(config: Config) -> None:
     print(f"{right.mean():.1%} of the answers are right.")
     rows = Rows(*(x[right] for x in rows))
 
-  network, mask = Transformer(model.config), model.denoiser.mask
+  network, mask = Transformer(model.config, remat=config.remat), model.denoiser.mask
+  figures, groups = certainty(config.temperature), config.training.groups()
 
   def loss(trained, frozen, rows: Rows, key):
     tokens, answer, used = (jnp.asarray(x) for x in rows)
@@ -172,20 +185,25 @@ def main(config: Config) -> None:
     drawn = masks(key, answer, config.block, config.share, config.whole)
     # Both passes are one: the second half of a batch of twice the size.
     both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
-    logits = forward.predict(
-      network, low_rank.weights(trained, frozen), both.reshape(2 * B, T), seen, model.shift
-    )
-    # Not minus infinity, whose entropy has no gradient.
-    logits = jnp.where(jnp.arange(logits.shape[-1])[None, None] == mask, -1e9, logits)
-    halves = [
-      certainty_loss(part, tokens, asked, config.weight, config.temperature)
-      for part, asked in zip(jnp.split(logits, 2), drawn.asked, strict=True)
-    ]
-    figures = jax.tree.map(lambda a, b: (a + b) / 2, halves[0][1], halves[1][1])
-    return halves[0][0] + halves[1][0], figures
+    params = low_rank.weights(trained, frozen, config.dtype)
+    states = forward.states(network, params, both.reshape(2 * B, T), seen, model.shift)
+
+    def head(x: Array) -> Array:
+      logits = jnp.asarray(network.apply(params, x, method="head"))
+      # Not minus infinity, whose entropy has no gradient.
+      return logits.at[..., mask].set(-1e9)
+
+    def half(states: Array, asked: Array) -> tuple[Array, dict[str, Array]]:
+      nats, entropy, right = asked_slots.of_asked(figures, head, states, tokens, asked, groups)
+      return certainty_loss(nats, entropy, right, asked, config.weight)
+
+    halves = list(map(half, jnp.split(states, 2), drawn.asked))
+    means = jax.tree.map(lambda a, b: (a + b) / 2, halves[0][1], halves[1][1])
+    return halves[0][0] + halves[1][0], means
 
   start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
-  trained = fit(loss, start, batches(rows, config.training), config.training, out, frozen=frozen)
+  trained = fit(loss, start, batches(rows, config.training), config.training, out,
+                frozen=low_rank.cast(frozen, config.dtype))  # fmt: skip
 
   if processes.first():
     params = low_rank.merged(trained, frozen)

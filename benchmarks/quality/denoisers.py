@@ -1,19 +1,34 @@
-r"""How likely a causal model finds a denoiser's answers, by each policy, and how many are right.
+r"""A denoiser's answers by each policy beside a causal model's: passes, seconds, likelihood, right.
 
     python benchmarks/quality/denoisers.py --prompts gsm8k_test.jsonl --model runs/denoiser/model \
-        --methods threshold-0.9 'threshold/reweighted[gsm8k-7m]' 'guided-5[gsm8k-7m]'
+        --methods threshold-0.9 'threshold/reweighted[gsm8k-7m]' 'guided-5[gsm8k-7m]' \
+        --drafters none eagle-4
 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text
-is right where its last number is that number. Passes are the denoiser's, of a whole answer; those
-of a second model that a method asks come on top. Nats are those of a token under the judge, given
-the question and the tokens before it: the lower, the likelier.
+is right where its last number is that number. Passes are those of a whole answer; those of a second
+model that a method asks come on top. Nats are those of a token under the judge, given the question
+and the tokens before it: the lower, the likelier. The rows of `--drafters` are the judge's own
+answers. Seconds are of an answer, decoded once more after all shapes are compiled.
+
+Above the table, `--bound` says how many nats a token of the data's own answers takes: under the
+judge, and at most under the denoiser. A run that was ended goes on with the methods that are left,
+and one that is started again with more of them adds these.
 """
 
 import dataclasses
+import functools
+import json
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 import specjax
-from specjax import script
+from specjax import checks, script
+from specjax.arguments import Weights
+from specjax.data import resume
+from specjax.data.sources import open_source
+from specjax.decoding.model import Model
 from specjax.eval import likelihood, metrics, prompts, report, table
 
 
@@ -22,38 +37,83 @@ class Config(prompts.Questions):
   """What is filled, and how."""
 
   methods: tuple[str, ...] = ("threshold",)
+  drafters: tuple[str, ...] = ()  # with which the judge answers, too
   judge: str = "gsm8k-7m"  # a causal model with the denoiser's tokens
+  weights: Weights = "float"  # how matrices lie in memory
   batch: int = 8
+  bound: int = 0  # samples of each answer's bound; 0 for no bounds
   limit: int | None = 24
   out: str = "results/denoisers"
 
 
+def _decoders(config: Config, model: Model, judge: Model) -> dict[str, Callable[[], Any]]:
+  """What makes each decoder, by its name in the table."""
+  fill = functools.partial(specjax.DiffusionDecoder, model, batch=config.batch)
+  answer = functools.partial(specjax.Decoder, judge, batch=config.batch)
+  return {x: functools.partial(fill, x) for x in config.methods} | {
+    f"{config.judge}, {x}": functools.partial(answer, x) for x in config.drafters
+  }
+
+
+def _bounds(config: Config, model: Model, judge: Model, ids: list[list[int]]) -> dict[str, float]:
+  """Nats per token of the data's answers: under the judge, and at most under the denoiser."""
+  assert config.prompts is not None
+  source = open_source(config.prompts)
+  assert judge.tokenizer is not None
+  said = [judge.tokenizer.encode(source[i]["answer"]) for i in range(len(ids))]
+  pairs = list(zip(ids, said, strict=True))
+  tokens = sum(map(len, said))
+  causal = sum(x.log_prob for x in likelihood.causal(judge, pairs, config.batch))
+  masked = sum(likelihood.masked(model, pairs, config.bound, config.batch))
+  return {"judge": -causal / tokens, "denoiser": -masked / tokens, "tokens": tokens}
+
+
 def main(config: Config) -> None:
-  model, judge = specjax.load(config.model), specjax.load(config.judge)
+  checks.whole("bound", config.bound, 0)
+  model, judge = (specjax.load(x, weights=config.weights) for x in (config.model, config.judge))
   ids, right = config.with_numbers(model)
-  decoders = [specjax.DiffusionDecoder(model, x, batch=config.batch) for x in config.methods]
-  report.directory(config.out)
-  cells = []
-  for decoder in report.progress(decoders, "decoding"):
-    results = decoder(ids, config.max_new_tokens)
+  out = report.directory(config.out)
+  left_out = ("methods", "drafters", "bound", "out")
+  same = {k: v for k, v in dataclasses.asdict(config).items() if k not in left_out}
+  resume.claim(out, same | {"prompts": resume.digest(map(str, ids))})
+  file = out / "cells.jsonl"
+  cells = resume.kept(file)
+  known = {cell["method"] for cell in cells}
+  makers = _decoders(config, model, judge)
+  decoders = {name: make() for name, make in makers.items() if name not in known}
+  for name in report.progress(list(decoders), "decoding"):
+    decoders[name](ids, config.max_new_tokens)
+    begin = time.perf_counter()
+    results = decoders[name](ids, config.max_new_tokens)
+    seconds = time.perf_counter() - begin
     tokens = sum(len(r.tokens) for r in results)
     pairs = [(prompt, r.tokens) for prompt, r in zip(ids, results, strict=True)]
     log_prob = sum(x.log_prob for x in likelihood.causal(judge, pairs, config.batch))
     good = [metrics.last_number(r.text) == want for r, want in zip(results, right, strict=True)]
     cells.append({
-      "method": decoder.name, "passes": sum(r.forwards for r in results) / len(ids),
-      "tokens": tokens / len(ids), "nats": -log_prob / tokens,
+      "method": name, "passes": sum(r.forwards for r in results) / len(ids),
+      "tokens": tokens / len(ids), "seconds": seconds / len(ids), "nats": -log_prob / tokens,
       "right": sum(good), "questions": len(ids), "texts": [r.text for r in results],
     })  # fmt: skip
+    with file.open("a") as log:
+      log.write(json.dumps(cells[-1]) + "\n")
   rows = [
     {
       "method": f"`{cell['method']}`", "passes": f"{cell['passes']:.1f}",
-      "tokens": f"{cell['tokens']:.1f}", "nats": f"{cell['nats']:.2f}",
-      "right": f"{cell['right']} of {cell['questions']}",
+      "tokens": f"{cell['tokens']:.1f}", "seconds": f"{cell['seconds']:.2f}",
+      "nats": f"{cell['nats']:.2f}", "right": f"{cell['right']} of {cell['questions']}",
     }
     for cell in cells
   ]  # fmt: skip
-  report.publish(config, {"denoisers": cells}, table.markdown(rows))
+  summary: dict[str, Any] = {"denoisers": cells}
+  lines = []
+  if config.bound:
+    summary["bound"] = found = _bounds(config, model, judge, ids)
+    lines = [
+      f"A token of the data's answers takes {found['judge']:.2f} nats under {judge.name} and at "
+      f"most {found['denoiser']:.2f} under {model.name}.", "",
+    ]  # fmt: skip
+  report.publish(config, summary, "\n".join([*lines, table.markdown(rows)]))
 
 
 if __name__ == "__main__":

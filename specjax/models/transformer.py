@@ -131,17 +131,20 @@ def of_layer(config: Config, number: int) -> Block:
 class Layers(nn.Module):
   """Blocks `layer_0`, `layer_1`, ... of one config, and the masks and angles that they share.
 
-  `attention_width` is that of the first block.
+  `attention_width` is that of the first block. With `remat` a gradient keeps what goes into each
+  layer, and computes the rest again.
   """
 
   config: Config
   attention_width: int | None = None
   has_mlp: bool = True
+  remat: bool = False
 
   def setup(self):
     c = self.config
+    block = nn.remat(Block) if self.remat else Block
     self.blocks = [
-      Block(c.of_layer(i), None if i else self.attention_width, self.has_mlp, name=f"layer_{i}")
+      block(c.of_layer(i), None if i else self.attention_width, self.has_mlp, name=f"layer_{i}")
       for i in range(c.layers)
     ]
 
@@ -193,14 +196,18 @@ class Layers(nn.Module):
 
 
 class Transformer(nn.Module):
-  """The network; `target` below wraps it as the functions of the contract."""
+  """The network; `target` below wraps it as the functions of the contract.
+
+  With `remat` its gradient takes less memory and more time, see `Layers`.
+  """
 
   config: Config
+  remat: bool = False
 
   def setup(self):
     c = self.config
     self.embedding = self.param("embedding", _INIT, (c.vocab_size, c.width))
-    self.layers = Layers(c)
+    self.layers = Layers(c, remat=self.remat)
     nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
     self.norm = RMSNorm(c.norm_epsilon)
     if not c.tied:

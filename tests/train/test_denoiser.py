@@ -137,6 +137,28 @@ def test_low_rank_updates_alone_are_trained(run, tmp_path):
     script.main(dataclasses.replace(config, start=None))
 
 
+@pytest.mark.parametrize(
+  ("options", "within"),
+  [({"remat": True}, 1e-5), ({"devices": 4}, 1e-5), ({"dtype": "bfloat16", "rank": 2}, 2e-2)],
+)
+def test_devices_and_layers_computed_again_and_short_numbers_learn_the_same(
+  run, tmp_path, options, within
+):
+  def losses(name, **options):
+    config = changed(
+      run, start=f"{run.out}/model", out=str(tmp_path / name), words=False, steps=3, save_every=3,
+      **options,
+    )  # fmt: skip
+    script.main(config)
+    lines = (pathlib.Path(config.out) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines], specjax.load(f"{config.out}/model")
+
+  alone = {"rank": options["rank"]} if "rank" in options else {}
+  (got, model), (want, _) = losses("changed", **options), losses("alone", **alone)
+  np.testing.assert_allclose(got, want, rtol=within)
+  assert model.dtype == jnp.float32
+
+
 def test_a_model_without_a_tokenizer_does_not_go_on(run, tmp_path):
   with pytest.raises(ValueError, match="llama3': it needs a tokenizer"):
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "hf" / "llama3"

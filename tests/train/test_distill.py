@@ -54,17 +54,21 @@ def test_a_share_of_none_is_drawn_for_each_row():
   assert np.bincount(count, minlength=17).min() >= 10 and abs(count.mean() - 8) < 0.6
 
 
+def certainty_loss(logits, tokens, asked, weight):
+  return script.certainty_loss(*script.certainty(0.5)(logits, tokens), asked, weight)
+
+
 def test_only_what_is_right_is_made_certain():
   logits = jnp.array([[[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.0, 0.0]]])
   asked = jnp.array([[True, True, False]])
-  right, _ = script.certainty_loss(logits, jnp.array([[0, 0, 0]]), asked, 2.0, 0.5)
+  right, _ = certainty_loss(logits, jnp.array([[0, 0, 0]]), asked, 2.0)
   log_probs = np.exp(np.asarray(logits[0], float))
   log_probs /= log_probs.sum(-1, keepdims=True)
   sharp = log_probs**2 / (log_probs**2).sum(-1, keepdims=True)
   entropy = -(sharp[0] * np.log(sharp[0])).sum()  # of the first slot: the second is wrong
   wanted = -(np.log(log_probs[0, 0]) + np.log(log_probs[1, 0])) / 2 + 2 * entropy
   np.testing.assert_allclose(right, wanted, rtol=1e-5)
-  _, metrics = script.certainty_loss(logits, jnp.array([[1, 0, 0]]), asked, 2.0, 0.5)
+  _, metrics = certainty_loss(logits, jnp.array([[1, 0, 0]]), asked, 2.0)
   assert metrics["entropy"] == 0 and metrics["accuracy"] == 0
 
 
@@ -75,7 +79,7 @@ def test_the_gradient_is_that_of_finite_differences():
 
   @jax.jit
   def loss(x):
-    return script.certainty_loss(x, tokens, asked, 1.5, 0.5)[0]
+    return certainty_loss(x, tokens, asked, 1.5)[0]
 
   got = np.asarray(jax.grad(loss)(logits))
   for index in np.ndindex(2, 3, 4):

@@ -1,4 +1,4 @@
-"""Passes over rows: who is seen, the shift of Dream's logits, and parts of one shape."""
+"""Passes over rows: who is seen, Dream's shift, and parts of one shape."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ CONFIG = Config(
 )
 
 
-def test_a_shifted_model_predicts_from_the_state_before_and_sees_what_is_used():
+def test_a_shifted_model_says_a_slot_by_the_state_before_and_sees_what_is_used():
   params, rng = init(CONFIG, jax.random.key(0)), np.random.default_rng(0)
   tokens, used = (
     jnp.asarray(rng.integers(0, 20, (2, 6))),
     jnp.arange(6)[None] < jnp.array([[6], [4]]),
   )
-  run = jax.jit(lambda t, shift: forward.predict(Transformer(CONFIG), params, t, used, shift),
+  run = jax.jit(lambda t, shift: forward.states(Transformer(CONFIG), params, t, used, shift),
                 static_argnums=1)  # fmt: skip
   plain, shifted = run(tokens, False), run(tokens, True)
   np.testing.assert_array_equal(shifted[:, 0], plain[:, 0])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.train.recipe import masking
+from specjax.train.recipe import asked_slots, masking
 
 
 def test_every_number_of_masks_is_as_likely_and_the_prompt_never_masked():
@@ -44,10 +44,10 @@ def test_the_loss_is_the_bound_on_two_tokens():
   for t in (np.arange(steps) + 0.5) / steps:
     for masked in itertools.product((False, True), repeat=2):
       chance = np.prod([t if m else 1 - t for m in masked])
+      said = asked_slots.cross_entropy(logits(masked)[None].astype(jnp.float32), tokens)
       loss, _ = masking.denoising_loss(
-        logits(masked)[None].astype(jnp.float32), tokens, jnp.array([masked]), maskable,
-        jnp.full((1, 1), 1 / t, jnp.float32),
-      )  # fmt: skip
+        *said, jnp.array([masked]), maskable, jnp.full((1, 1), 1 / t, jnp.float32)
+      )
       total += chance * float(loss) / steps
   both, first, second = log_probs[None, None], log_probs[2, None], log_probs[None, 0]
   by_order = [-both[0, 2] - first[1, 0], -both[1, 0] - second[0, 2]]
@@ -68,7 +68,8 @@ def test_only_masked_tokens_count():
   masked = jnp.array([[False, True, False, True], [False] * 4])
   maskable = jnp.array([[False, True, True, True]] * 2)
   weight = jnp.array([[2.0], [3.0]])
-  loss, metrics = masking.denoising_loss(logits, tokens, masked, maskable, weight)
+  said = asked_slots.cross_entropy(logits, tokens)
+  loss, metrics = masking.denoising_loss(*said, masked, maskable, weight)
   nll = -jax.nn.log_softmax(logits)[0, jnp.array([1, 3]), tokens[0, jnp.array([1, 3])]]
   np.testing.assert_allclose(loss, 2 * float(nll.sum()) / 3 / 2, rtol=1e-6)
   right = logits.argmax(-1) == tokens

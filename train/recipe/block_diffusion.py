@@ -6,7 +6,7 @@ of T tokens are read as 2 T rows of the network, noisy tokens first, both halves
 token its own block and earlier ones of the clean half. BD3-LM (Arriola et al. 2025, arXiv
 2503.09573, section 3), as in Fast-dLLM v2 (arXiv 2509.26328) and SDAR (arXiv 2510.06303).
 
-Letters: B batch, T row length, D length of a block, V vocabulary.
+Letters: B batch, T row length, D length of a block, E width.
 """
 
 from typing import Any
@@ -49,12 +49,12 @@ def halves_mask(T: int, D: int) -> Array:
   return own | (~noisy[None] & earlier)
 
 
-def predict(network: Transformer, params: Params, noisy: Array, clean: Array, shift: bool) -> Array:
-  """Logits f32[B, T, V] of every slot, each given its noisy block and the clean ones before it.
+def states(network: Transformer, params: Params, noisy: Array, clean: Array, shift: bool) -> Array:
+  """States [B, T, E] that say every slot, each given its noisy block and the clean ones before it.
 
-  With `shift` the state before a slot predicts it. Before the first slot of a block that is the
+  With `shift` the state before a slot says it. Before the first slot of a block that is the
   last of the clean block, as in decoding, where a block begins once the one before is finished;
-  Fast-dLLM v2 trains with the noisy one there. Slot 0 predicts itself.
+  Fast-dLLM v2 trains with the noisy one there. Slot 0 says itself.
 
   Args:
     noisy, clean: i32[B, T], a row with mask tokens in it, and without.
@@ -69,4 +69,4 @@ def predict(network: Transformer, params: Params, noisy: Array, clean: Array, sh
   reading = slot
   if shift:
     reading = jnp.maximum(slot - 1, 0) + jnp.where((slot % D == 0) & (slot > 0), T, 0)
-  return jnp.asarray(network.apply(params, hidden[:, reading], method="head"))
+  return jnp.asarray(hidden[:, reading])

@@ -145,6 +145,10 @@ class Training:
     mesh = jax.make_mesh((count,), ("data",), auto, devices=jax.devices()[:count])
     return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
 
+  def groups(self) -> int:
+    """The number of devices, or groups of devices, that share the rows of a batch."""
+    return self.shardings()[0].mesh.shape["data"]
+
   def place_of(self, x: Any) -> NamedSharding:
     """Where a weight or a moment lies: on every device, or with `fsdp` a part of it on each.
 

@@ -25,17 +25,16 @@ def read(
   return features[0]
 
 
-def predict(network: Transformer, params: Params, tokens: Array, used: Array, shift: bool) -> Array:
-  """Logits f32[B, T, V] of every slot of i32[B, T]; attention sees the slots `used` bool[B, T].
+def states(network: Transformer, params: Params, tokens: Array, used: Array, shift: bool) -> Array:
+  """States [B, T, E] that say every slot of i32[B, T]; attention sees the slots `used` bool[B, T].
 
-  With `shift` the state before a slot predicts it, as in Dream, and slot 0 predicts itself.
+  With `shift` the state before a slot says it, as in Dream, and slot 0 says itself.
   """
   B, T = tokens.shape
   position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
   mask = jnp.broadcast_to(used[:, None], (B, T, T))
-  hidden, _ = network.apply(params, tokens, position, mask)
-  logits = jnp.asarray(network.apply(params, hidden, method="head"))
-  return jnp.concatenate([logits[:, :1], logits[:, :-1]], 1) if shift else logits
+  hidden = jnp.asarray(network.apply(params, tokens, position, mask)[0])
+  return jnp.concatenate([hidden[:, :1], hidden[:, :-1]], 1) if shift else hidden
 
 
 def parts(

@@ -4,6 +4,7 @@ A loss need not know which: it takes what is trained and what is frozen.
 """
 
 import jax
+from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.models import lora
@@ -16,9 +17,15 @@ def begin(params: Params, rank: int, seed: int) -> tuple[Params, Params]:
   return lora.start(jax.random.key(seed), params, rank), params
 
 
-def weights(trained: Params, frozen: Params) -> Params:
-  """The weights in a loss, with updates beside the products."""
+def weights(trained: Params, frozen: Params, dtype: DTypeLike) -> Params:
+  """The weights in a loss in the dtype of its arithmetic, with updates beside the products."""
+  trained, frozen = cast(trained, dtype), cast(frozen, dtype)
   return lora.gate(frozen, trained, 0) if frozen else trained
+
+
+def cast(params: Params, dtype: DTypeLike) -> Params:
+  """Weights in another dtype."""
+  return jax.tree.map(lambda x: x.astype(dtype), params)
 
 
 def merged(trained: Params, frozen: Params) -> Params:

@@ -1,11 +1,10 @@
 """The noise of masked diffusion, and the loss that undoes it.
 
-Letters: B batch, T row length, V vocabulary.
+Letters: B batch, T row length.
 """
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 
@@ -50,20 +49,18 @@ def context_weight(masked: Array, q: float = 0.3) -> Array:
 
 
 def denoising_loss(
-  logits: Array, tokens: Array, masked: Array, maskable: Array, weight: Array
+  nats: Array, right: Array, masked: Array, maskable: Array, weight: Array
 ) -> tuple[Array, dict[str, Array]]:
   """Mean over rows of sum(weight x cross-entropy of masked tokens) / maskable tokens, in nats.
 
   With weight 1 / p this is LLaDA's loss, which bounds the negative log-likelihood per token.
 
   Args:
-    logits: f32[B, T, V], of the corrupted rows.
-    tokens: i32[B, T], those of the rows before they were corrupted.
+    nats: f32[B, T], the cross-entropy of every slot of the corrupted rows.
+    right: bool[B, T], whether the likeliest token of a slot is the right one.
     masked, maskable: bool[B, T].
     weight: f32[B, T] or f32[B, 1].
   """
-  nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
   count = jnp.maximum(maskable.sum(1), 1).astype(jnp.float32)
-  loss = (jnp.where(masked, weight * nll, 0.0).sum(1) / count).mean()
-  right = (logits.argmax(-1) == tokens) & masked
-  return loss, {"accuracy": right.sum() / jnp.maximum(masked.sum(), 1)}
+  loss = (jnp.where(masked, weight * nats, 0.0).sum(1) / count).mean()
+  return loss, {"accuracy": (right & masked).sum() / jnp.maximum(masked.sum(), 1)}
