@@ -20,7 +20,7 @@ class MakeLayers(Protocol):
   """A Linen module of `count` layers shaped like the target's, for drafters that have their own.
 
   It is called with (x [B, N, E], position i32[B, N], mask, cache=None, earlier=None,
-  attention_input=None) and returns x, the KV, and more; see `models.transformer.Layers`.
+  attention_input=None) and returns x, the KV, and more; see `models.layers.Layers`.
 
   Args:
     mlp: False leaves the MLPs out, for drafters that have others in their place.

@@ -31,6 +31,7 @@ from specjax.base import Params
 from specjax.checkpoints import duo as files
 from specjax.data.packing import Rows
 from specjax.models.config import Config as Network
+from specjax.models.layers import Block
 from specjax.models.skipping.base import Skipping, whole
 from specjax.models.skipping.duo import (
   BIG,
@@ -44,7 +45,6 @@ from specjax.models.skipping.duo import (
   scores,
   small,
 )  # fmt: skip
-from specjax.models.transformer import Block
 from specjax.train.recipe import answers, reading, run
 from specjax.train.recipe.config import Amount, Share
 from specjax.train.recipe.fit import batches, fit

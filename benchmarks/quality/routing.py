@@ -30,6 +30,7 @@ from specjax.data.packing import Rows
 from specjax.eval import prompts, report, table
 from specjax.models import transformer
 from specjax.models.config import Config as Network
+from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
 from specjax.models.skipping.duo import DUO, SMALL
 from specjax.train.duo import Choice, always, at_random, by, routed
@@ -69,7 +70,7 @@ def alone(network: Network, params: Params, rows: Rows, choice: Choice) -> tuple
   angle, mlp = angles(network, jnp.asarray(rows.position)), by(network.layers, choice).mlp
   x, shares = lm.embed(params, tokens), []
   for i in range(network.layers):
-    block, weights = transformer.of_layer(network, i), params["params"][f"layer_{i}"]
+    block, weights = of_layer(network, i), params["params"][f"layer_{i}"]
     kv = before.kv.k[i], before.kv.v[i]
     heard: Any = block.apply({"params": weights}, x, angle, mask, None, kv, method="attended")
     y, _, _ = heard

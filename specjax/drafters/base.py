@@ -69,7 +69,7 @@ class Read(Protocol):
 
 class TextLayers(Protocol):
   """The head's own layers over committed text: features [B, N, E] of tokens, and the tokens that
-  follow them -> (output [B, N, any], KV). For the rest see `models.transformer.Layers`."""
+  follow them -> (output [B, N, any], KV). For the rest see `models.layers.Layers`."""
 
   def __call__(
     self, params: Params, target_params: Params, features: Features, following: Array,

@@ -41,7 +41,7 @@ class ChimeraNet(nn.Module):
     cache: Cache | None = None, earlier: KV | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
     """The layer over embedded trigrams [B, N, 3 E], or over the target's states `hidden` [B, N, E]
-    where there are none -> ([B, N, E], KV); see `models.transformer.Layers`."""
+    where there are none -> ([B, N, E], KV); see `models.layers.Layers`."""
     if trigram is not None:
       E = trigram.shape[-1] // 3
       x = nn.silu(linear(trigram, self.param("trigram", _INIT, (E, 3 * E))))

@@ -43,7 +43,7 @@ class CTCNet(nn.Module):
   def text(
     self, hidden: Array, position: Array, mask: Array, cache: Cache | None = None
   ) -> tuple[Array, KV]:
-    """[B, N, E] -> ([B, N, E], KV); see `models.transformer.Layers`."""
+    """[B, N, E] -> ([B, N, E], KV); see `models.layers.Layers`."""
     return self.layers(hidden, position, mask, cache)[:2]
 
   def frames(self, x: Array) -> Array:

@@ -45,7 +45,7 @@ class EagleLayer(nn.Module):
     cache: Cache | None = None, earlier: KV | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
     """States f [B, N, E] and embeddings e [B, N, E] of the tokens that follow them -> (the next
-    states [B, N, E], KV); see `models.transformer.Layers` for the rest."""
+    states [B, N, E], KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
     x = jnp.concatenate([embedded, state], -1)
     x = linear(x, self.param("fc", nn.initializers.normal(0.02), (E, 2 * E)))

@@ -82,7 +82,7 @@ class Eagle3Layer(nn.Module):
     cache: Cache | None = None, earlier: KV | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
     """States g and embeddings e of the next tokens, [B, N, E] -> (the next states [B, N, E] before
-    the final norm, KV); see `models.transformer.Layers` for the rest."""
+    the final norm, KV); see `models.layers.Layers` for the rest."""
     normed = self.hidden_norm(state)
     x = jnp.concatenate([self.input_norm(embedded), normed], -1)
     stream = normed if self.config.norm_before_residual else state

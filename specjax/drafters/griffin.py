@@ -46,7 +46,7 @@ class GriffinLayer(nn.Module):
     cache: Cache | None = None, earlier: KV | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
     """States f and embeddings e of the tokens that follow them, [B, N, E] -> ([B, N, 2E], what the
-    LM head reads and then the next states, KV); see `models.transformer.Layers` for the rest."""
+    LM head reads and then the next states, KV); see `models.layers.Layers` for the rest."""
     E, F = state.shape[-1], self.units
 
     def normed(y: Array, name: str) -> Array:

@@ -65,7 +65,7 @@ class HydraHead(nn.Module):
 
 
 class PrefixLayer(nn.Module):
-  """A layer over the target's states [B, N, E] and a norm; see `models.transformer.Layers`."""
+  """A layer over the target's states [B, N, E] and a norm; see `models.layers.Layers`."""
 
   layers: nn.Module
   epsilon: float

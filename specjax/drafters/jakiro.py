@@ -63,7 +63,7 @@ class JakiroLayer(nn.Module):
     cache: Cache | None = None, earlier: KV | None = None,
   ) -> tuple[Array, Array, KV]:  # fmt: skip
     """States f and embeddings e of the tokens that follow them, [B, N, E] -> (the next states, the
-    states after those, KV); see `models.transformer.Layers` for the rest."""
+    states after those, KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
     x = linear(jnp.concatenate([embedded, state], -1), self.param("fc", _INIT, (E, 2 * E)))
     x = x + jnp.broadcast_to(self.param("fc_bias", nn.initializers.zeros, (E,)), x.shape)

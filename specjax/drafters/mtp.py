@@ -43,7 +43,7 @@ class MTPModule(nn.Module):
     cache: Cache | None = None, earlier: KV | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
     """States h and embeddings e of the tokens that follow them, [B, N, E] -> (the next states
-    [B, N, E], KV); see `models.transformer.Layers` for the rest."""
+    [B, N, E], KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
     token = RMSNorm(self.epsilon, name="token_norm")(embedded)
     x = jnp.concatenate([token, RMSNorm(self.epsilon, name="state_norm")(state)], -1)

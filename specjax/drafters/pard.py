@@ -45,7 +45,7 @@ class PARDModel(nn.Module):
     self, x: Array, position: Array, mask: Array, cache: Cache | None = None,
     earlier: KV | None = None,
   ) -> tuple[Array, KV]:  # fmt: skip
-    """Embeddings [B, N, E] -> (states [B, N, E], KV); see `models.transformer.Layers`."""
+    """Embeddings [B, N, E] -> (states [B, N, E], KV); see `models.layers.Layers`."""
     x, kv, *_ = self.layers(x, position, mask, cache, earlier)
     return self.norm(x), kv
 

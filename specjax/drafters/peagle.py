@@ -67,7 +67,7 @@ class PEagleLayers(nn.Module):
 
   def run(self, joint: Array, embedded: Array, *rest) -> tuple[Array, KV]:
     """Joined states [B, N, inputs * E] of the target and embeddings [B, N, E] of the next tokens ->
-    (what the LM head reads [B, N, E], KV); see `models.transformer.Layers` for the rest."""
+    (what the LM head reads [B, N, E], KV); see `models.layers.Layers` for the rest."""
     state = linear(joint, self.fc)
     normed = self.hidden_norm(state)
     x = jnp.concatenate([self.input_norm(embedded), normed], -1)

@@ -16,6 +16,7 @@ from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
 from specjax.models import transformer
 from specjax.models.config import Config
+from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
 from specjax.models.sharding import spread_nodes
 from specjax.models.skipping.base import Skipping
@@ -49,7 +50,7 @@ def run(
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
     prefix = cache.kv.k[i], cache.kv.v[i], cache.length
-    block = transformer.of_layer(config, i)
+    block = of_layer(config, i)
 
     def through(x: Array, i: int = i, block=block, own=own, prefix=prefix):
       heard: Any = block.apply(own, x, angle, mask, prefix, method="attended")

@@ -16,6 +16,7 @@ from specjax.base import KV, Evaluation, Features, Params, Target
 from specjax.models import transformer
 from specjax.models.caches.base import CacheKind, Queries
 from specjax.models.config import Config
+from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
 from specjax.models.sharding import spread_nodes
 from specjax.models.some_layers import dense_prefix, run_some
@@ -42,7 +43,7 @@ def run(
   for i in range(config.layers):
     own = {"params": params["params"][f"layer_{i}"]}
     # Its output, see `transformer`.
-    apply: Callable[..., Any] = transformer.of_layer(config, i).apply
+    apply: Callable[..., Any] = of_layer(config, i).apply
     inputs.append(x)
     q, k, v = apply(own, x, angle, method="project")
     prefix = None if cache is None else read(cache, i, q)
@@ -95,6 +96,6 @@ def compressed(config: Config, kind: CacheKind) -> Target:
 
 def drafting(config: Config, kind: CacheKind) -> Target:
   """The network for drafts over caches of a kind: `run_some` reads them."""
-  layer = functools.partial(transformer.of_layer, config)
+  layer = functools.partial(of_layer, config)
   some = functools.partial(run_some, layer, functools.partial(angles, config), read=kind.read)
   return transformer.target(config)._replace(run_some=some)

@@ -14,7 +14,8 @@ from specjax.checkpoints import hf
 from specjax.models import cache as kv_cache
 from specjax.models import transformer
 from specjax.models.config import Config
-from specjax.models.transformer import Layers, Transformer, attention_mask, target
+from specjax.models.layers import Layers
+from specjax.models.transformer import Transformer, attention_mask, target
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
 NAMES = ("llama1", "llama3", "linear", "mistral", "qwen2", "qwen3")

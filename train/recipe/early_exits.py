@@ -16,8 +16,9 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.data.packing import Rows
+from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
-from specjax.models.transformer import Transformer, attention_mask, of_layer
+from specjax.models.transformer import Transformer, attention_mask
 from specjax.train.recipe import losses
 from specjax.train.recipe.config import Amount, Count, Share
 

@@ -21,6 +21,7 @@ from specjax.data.sources import open_source
 from specjax.decoding.model import Model
 from specjax.models import transformer
 from specjax.models.config import Config as Network
+from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
 from specjax.models.skipping import Skipping
 from specjax.models.skipping.base import MLP, whole
@@ -103,7 +104,7 @@ def read(
     mlp = chosen.mlp
   x, every = lm.embed(params, jnp.asarray(rows.tokens)), []
   for i in range(network.layers):
-    gate, block = gates[:, :, i], transformer.of_layer(network, i)
+    gate, block = gates[:, :, i], of_layer(network, i)
     if isinstance(chosen, Routers):
       p = probability(chosen, i, x, ~later)
       one = (p >= 0.5).astype(p.dtype) + p - jax.lax.stop_gradient(p)

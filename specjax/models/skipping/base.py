@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.models.transformer import Block
+from specjax.models.layers import Block
 
 MLP = Callable[[Params, int, Block, Array], tuple[Array, Array]]
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.base import Params
+from specjax.models.layers import Block
 from specjax.models.linear import linear
 from specjax.models.skipping.base import MLP, Skipping, whole
-from specjax.models.transformer import Block
 
 DUO = "duo"  # a model's weights have them there by layer, as dicts for Flax
 NONE, SMALL, BIG = range(3)
