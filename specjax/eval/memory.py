@@ -18,7 +18,7 @@ import numpy as np
 from specjax import checks, speculate
 from specjax.decoding.decoder import Decoder, padded
 from specjax.kernels.platform import platform
-from specjax.models.attention import QUERIES
+from specjax.models.attention import queries
 from specjax.models.config import Config
 
 GUESSES = 4  # of a batch, each of which compiles two programs
@@ -115,7 +115,8 @@ def _library(config: Config, B: int, T: int) -> int:
 
   It copies the largest matrix that it multiplies: the scores of as many queries as attend together.
   """
-  return B * config.heads * min(T, QUERIES) * T * 4 if platform() == "cpu" else 0
+  heads = B * config.heads
+  return heads * min(T, queries(heads, T)) * T * 4 if platform() == "cpu" else 0
 
 
 def _besides(program: Any) -> int:
