@@ -16,6 +16,7 @@ import pathlib
 import sys
 from typing import Annotated, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -29,10 +30,17 @@ from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.any_order import any_order
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import asked_slots, block_diffusion, forward, low_rank, run, texts
+from specjax.train.recipe import (
+  asked_slots,
+  block_diffusion,
+  forward,
+  from_causal,
+  low_rank,
+  run,
+  texts,
+)
 from specjax.train.recipe.config import Bounds, Length, Natural, Network, Training
-from specjax.train.recipe.fit import batches, fit
-from specjax.train.recipe.from_causal import as_denoiser
+from specjax.train.recipe.fit import Loss, batches, fit
 from specjax.train.recipe.masking import (
   context_weight,
   corrupt,
@@ -60,6 +68,8 @@ class Config(texts.Config):
     dtype: of all arithmetic and of frozen weights; trained weights and their moments are float32.
     remat: whether a gradient keeps what goes into each layer and computes the rest again, which
       takes a third more time and a fraction of the memory.
+    anneal: number of steps in which a causal `start` comes to see later slots, each with a chance
+      that rises from 0 to 1; with 0 it sees them from the first step on.
     any_order: whether the model learns any tokens given any others, for any-subset speculative
       decoding (the policy assd).
   """
@@ -75,6 +85,7 @@ class Config(texts.Config):
   rank: Natural = 0
   dtype: Dtype = "float32"
   remat: bool = False
+  anneal: Natural = 0
   any_order: bool = False
   training: Training = Training(
     steps=2000, batch=64, rate=2e-3, warmup=100, decay=0.1, save_every=250
@@ -134,20 +145,57 @@ def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> M
   return Model(config.out, network, params, tokenizer, (end,), (), None, mask, config.shift)
 
 
-def begun(name: str) -> Model:
-  """The model to go on from, a denoiser; ValueError where there is none."""
+def begun(name: str, anneal: int) -> Model:
+  """The model to go on from, a denoiser; ValueError where there is none to go on from so."""
   model = load(name)
-  return as_denoiser(model) if model.config.causal else model
+  if anneal and not model.config.causal:
+    raise ValueError(f"anneal={anneal}: accepted is 0 where start={name!r} is not causal.")
+  return from_causal.as_denoiser(model) if model.config.causal else model
+
+
+def loss_of(config: Config, model: Model) -> Loss:
+  """The loss of a step, whose batch is rows and the chance that a later slot is seen f32[B]."""
+  network = Transformer(model.config, remat=config.remat)
+  D, mask = model.config.block_length, model.mask
+  assert mask is not None
+  groups = config.training.groups()
+
+  def loss(trained, frozen, batch: tuple[Rows, Array], key: Array):
+    params, (rows, share) = low_rank.weights(trained, frozen, config.dtype), batch
+    tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
+    masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
+    noisy = jnp.where(masked, mask, tokens)
+    said = figures(params, tokens, noisy, masked, jax.random.fold_in(key, 0), share[0])
+    weight = context_weight(masked) if config.context else 1 / p
+    return denoising_loss(*said, masked, maskable, weight)
+
+  def figures(params, tokens: Array, noisy: Array, masked: Array, key: Array, share: Array):
+    """Nats of every masked slot and whether its likeliest token is the right one, [B, T]."""
+    if model.config.any_order:
+      joint = any_order(model.config, mask).joint
+      logits = joint(params, tokens, ~masked, filling_order(masked))
+      return asked_slots.cross_entropy(logits, tokens)
+    seen = from_causal.seen(key, share, tokens.shape[1]) if config.anneal else None
+    if D is None:
+      everywhere = jnp.ones(tokens.shape, bool)
+      states = forward.states(network, params, noisy, everywhere, model.shift, seen)
+    else:
+      states = block_diffusion.states(network, params, noisy, tokens, model.shift, seen)
+    head = functools.partial(network.apply, params, method="head")
+    return asked_slots.of_asked(asked_slots.cross_entropy, head, states, tokens, masked, groups)
+
+  return loss
 
 
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
-  if config.rank and config.start is None:
-    raise ValueError(f"rank={config.rank}: accepted is 0 without start.")
+  for name in ("rank", "anneal"):
+    if getattr(config, name) and config.start is None:
+      raise ValueError(f"{name}={getattr(config, name)}: accepted is 0 without start.")
 
   records = texts.read(config)
-  model = begun(config.start) if config.start else new_model(config, out, records)
+  model = begun(config.start, config.anneal) if config.start else new_model(config, out, records)
   shape = dataclasses.replace(
     model.config, block_length=config.block_length or model.config.block_length,
     any_order=config.any_order or model.config.any_order,
@@ -165,37 +213,19 @@ def main(config: Config) -> None:
   named = None if config.template is None else TEMPLATES[config.template]
   template = named or model.template or TEMPLATES["plain"]
   rows = rows_of(records, config.length, template, tokenizer, model.stop[0])
-  batch = batches(rows, config.training)
+  dealt = batches(rows, config.training)
+
+  def batch(step: int) -> tuple[Rows, np.ndarray]:
+    share = step / max(config.anneal, 1)
+    return dealt(step), np.full(config.training.batch, share, np.float32)
+
   run.claim(out, config, rows)
   texts.keep_tokenizer(out, tokenizer)
   print(f"There are {len(rows.tokens)} rows of {config.length} tokens.")
 
-  network = Transformer(model.config, remat=config.remat)
-  groups = config.training.groups()
-
-  def loss(trained, frozen, rows: Rows, key: Array):
-    params = low_rank.weights(trained, frozen, config.dtype)
-    tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
-    masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
-    noisy = jnp.where(masked, mask, tokens)
-    if any_subset:
-      joint = any_order(model.config, mask).joint
-      logits = joint(params, tokens, ~masked, filling_order(masked))
-      said = asked_slots.cross_entropy(logits, tokens)
-    else:
-      if D is None:
-        everywhere = jnp.ones(tokens.shape, bool)
-        states = forward.states(network, params, noisy, everywhere, model.shift)
-      else:
-        states = block_diffusion.states(network, params, noisy, tokens, model.shift)
-      head = functools.partial(network.apply, params, method="head")
-      said = asked_slots.of_asked(asked_slots.cross_entropy, head, states, tokens, masked, groups)
-    weight = context_weight(masked) if config.context else 1 / p
-    return denoising_loss(*said, masked, maskable, weight)
-
   start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
   read = low_rank.cast(frozen, config.dtype)
-  trained = fit(loss, start, batch, config.training, out, frozen=read)
+  trained = fit(loss_of(config, model), start, batch, config.training, out, frozen=read)
   params = low_rank.merged(trained, frozen)
 
   plain = all(isinstance(record, str) for record in records)

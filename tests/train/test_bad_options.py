@@ -71,6 +71,7 @@ WRONG = {
   "router rate": (("duo",), "--router-rate -1", "router_rate=-1.0: accepted is 0 or more"),
   "small share": (("duo",), "--small 2", "small=2.0: accepted is 0 to 1"),
   "skipping": (("skipping",), "--skipping none --held-out 2", "skipping='none': accepted are skip"),
+  "no start": (("denoiser",), "--anneal 3", "anneal=3: accepted is 0 without start"),
   "rank": (("distill",), "--rank -1", "rank=-1: accepted is 0 or more"),
   "no rank": (("joint",), "--rank 0", "rank=0: accepted is 1 or more"),
   "no head": (("joint",), "--init .", "'.' is no directory with a config.json"),

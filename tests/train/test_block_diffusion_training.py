@@ -17,7 +17,7 @@ from specjax.data.tokenizer import END, MASK, train_bpe
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, init
 from specjax.train import denoiser as script
-from specjax.train.recipe import asked_slots, block_diffusion
+from specjax.train.recipe import asked_slots, block_diffusion, forward, from_causal
 from specjax.train.recipe.config import Network, Training
 from specjax.train.recipe.masking import denoising_loss
 
@@ -116,6 +116,59 @@ def test_a_causal_model_becomes_one_of_block_diffusion(home):
     got, old = model.params["params"][name], params["params"][name]
     np.testing.assert_allclose(got[:-1], old, atol=1e-3)
     np.testing.assert_allclose(got[-1], old.mean(0), atol=1e-3)
+
+
+def test_later_slots_come_to_be_seen(home, tmp_path):
+  """With a chance below one the losses of both steps are others than with all in sight."""
+  options = home[3]
+  got = {}
+  for name, blocks in (("blocks", D), ("whole", None)):
+    changes = {"out": str(tmp_path / name), "block_length": blocks}
+    for anneal in (0, 2):
+      changed = dataclasses.replace(options, **changes | {"anneal": anneal})
+      changed = dataclasses.replace(changed, out=f"{changed.out}-{anneal}")
+      script.main(changed)
+      lines = (tmp_path / f"{name}-{anneal}" / "metrics.jsonl").read_text().splitlines()
+      got[name, anneal] = [json.loads(line)["loss"] for line in lines]
+  assert all(abs(a - b) > 1e-5 for n in ("blocks", "whole")
+             for a, b in zip(got[n, 0], got[n, 2], strict=True))  # fmt: skip
+  with pytest.raises(ValueError, match="anneal=2: accepted is 0 where start="):
+    again = dataclasses.replace(options, start=f"{tmp_path}/whole-0/model", anneal=2)
+    script.main(dataclasses.replace(again, out=str(tmp_path / "again")))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_later_slot_is_seen_with_a_chance(share):
+  seen = np.asarray(from_causal.seen(jax.random.key(0), jnp.float32(share), 100))
+  later = seen[np.triu_indices(100, 1)]
+  assert seen[np.tril_indices(100)].all() and abs(later.mean() - share) < 0.03
+  assert share in (0.0, 1.0) or 0 < later.mean() < 1
+
+
+def test_a_slot_that_sees_no_later_one_is_said_by_a_causal_model(home):
+  """In whole rows, and in a block the noisy slots after clean ones."""
+  _, config, params, _ = home
+  rng, everywhere = np.random.default_rng(0), jnp.ones((2, T), bool)
+  clean, noisy = (jnp.asarray(rng.integers(0, 250, (2, T)), jnp.int32) for _ in range(2))
+  seen = from_causal.seen(jax.random.key(0), jnp.float32(0), T)
+  causal = jax.jit(
+    lambda tokens: forward.states(Transformer(config), params, tokens, everywhere, False, seen)
+  )
+  open_ = Transformer(dataclasses.replace(config, causal=False))
+  got = jax.jit(forward.states, static_argnums=(0, 4))(open_, params, noisy, everywhere, True, seen)
+  np.testing.assert_allclose(got[:, 1:], causal(noisy)[:, :-1], atol=1e-5)
+  blocks = Transformer(dataclasses.replace(config, causal=False, block_length=D))
+  got = jax.jit(block_diffusion.states, static_argnums=(0, 4))(
+    blocks, params, noisy, clean, True, seen
+  )
+  for first in range(0, T, D):
+    mixed = clean.at[:, first : first + D].set(noisy[:, first : first + D])
+    inside = slice(first + 1, first + D)
+    np.testing.assert_allclose(
+      got[:, inside],
+      causal(mixed)[:, first : first + D - 1][:, : got[:, inside].shape[1]],
+      atol=1e-5,
+    )
 
 
 def test_what_does_not_go_with_blocks_is_refused(home, tmp_path):

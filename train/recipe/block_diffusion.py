@@ -49,7 +49,10 @@ def halves_mask(T: int, D: int) -> Array:
   return own | (~noisy[None] & earlier)
 
 
-def states(network: Transformer, params: Params, noisy: Array, clean: Array, shift: bool) -> Array:
+def states(
+  network: Transformer, params: Params, noisy: Array, clean: Array, shift: bool,
+  seen: Array | None = None,
+) -> Array:  # fmt: skip
   """States [B, T, E] that say every slot, each given its noisy block and the clean ones before it.
 
   With `shift` the state before a slot says it. Before the first slot of a block that is the
@@ -58,13 +61,16 @@ def states(network: Transformer, params: Params, noisy: Array, clean: Array, shi
 
   Args:
     noisy, clean: i32[B, T], a row with mask tokens in it, and without.
+    seen: bool[T, T], whether slot i may see slot j of its own block; by default all do.
   """
   B, T = clean.shape
   D = network.config.block_length
   assert D is not None
   slot = jnp.arange(T, dtype=jnp.int32)
   position = jnp.broadcast_to(jnp.tile(slot, 2), (B, 2 * T))
-  mask = jnp.broadcast_to(halves_mask(T, D)[None], (B, 2 * T, 2 * T))
+  mask = halves_mask(T, D)
+  mask = mask if seen is None else mask & jnp.tile(seen, (2, 2))
+  mask = jnp.broadcast_to(mask[None], (B, 2 * T, 2 * T))
   hidden: Any = network.apply(params, jnp.concatenate([noisy, clean], 1), position, mask)[0]
   reading = slot
   if shift:

@@ -1,12 +1,14 @@
 """A causal model as the start of a masked diffusion model.
 
-The weights stay, and the model sees both sides from the first step on. The state before a slot
-predicts it, as it did when the model was causal: DiffuGPT (Gong et al. 2024, arXiv 2410.17891),
-Dream (Ye et al. 2025, arXiv 2508.15487), Fast-dLLM v2 (Wu et al. 2025, arXiv 2509.26328).
+The weights stay. The state before a slot predicts it, as it did when the model was causal: DiffuGPT
+(Gong et al. 2024, arXiv 2410.17891), Dream (Ye et al. 2025, arXiv 2508.15487), Fast-dLLM v2 (Wu et
+al. 2025, arXiv 2509.26328). The model sees both sides from the first step on, as in the last two,
+or comes to do so step by step, as in the first.
 """
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -40,3 +42,11 @@ def as_denoiser(model: Model) -> Model:
   params = {"params": own | {name: grown(own[name]) for name in named}}
   config = dataclasses.replace(model.config, vocab_size=V, causal=False)
   return dataclasses.replace(model, config=config, params=params, mask=mask, shift=True)
+
+
+def seen(key: Array, share: Array, T: int) -> Array:
+  """bool[T, T]: whether slot i may see slot j; later ones each with a chance of `share` f32[].
+
+  One draw for all rows of a step (DiffuGPT, section 3.2, attention mask annealing).
+  """
+  return jnp.tril(jnp.ones((T, T), bool)) | (jax.random.uniform(key, (T, T)) < share)
