@@ -98,9 +98,10 @@ def test_a_block_runs(page, heading, capsys):
 
 
 def commands(text: str) -> list[list[str]]:
-  """The commands of the indented lines of a page, each in words."""
+  """The commands of the indented lines of a page, each in words, without files that they fill."""
   lines = "".join(line[4:] for line in text.splitlines(keepends=True) if line.startswith("    "))
-  split = [shlex.split(line, comments=True) for line in lines.replace("\\\n", " ").splitlines()]
+  lines = re.sub(r" > \S+$", "", lines.replace("\\\n", " "), flags=re.MULTILINE)
+  split = [shlex.split(line, comments=True) for line in lines.splitlines()]
   return [words for words in split if words and words[0] in ("specjax", "python", "make", "pip")]
 
 

@@ -10,7 +10,7 @@ from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.train import denoiser, heads, lm
-from specjax.train.recipe import answers
+from specjax.train.recipe import answers, texts
 
 TURNS = [
   {"role": "user", "content": "3 pens and 4?"}, {"role": "assistant", "content": "3 + 4 = 7."},
@@ -48,6 +48,13 @@ def model(talker, tmp_path_factory):
   path, old = tmp_path_factory.mktemp("jinja"), hf.load(talker)
   hf.save(path, old.config, old.params, old.tokenizer, template=JinjaTemplate(SOURCE))
   return specjax.load(str(path))
+
+
+def test_what_generate_writes_is_questions_and_answers(tmp_path):
+  data = write(tmp_path / "said.jsonl", {"prompt": "3 pens and 4?", "text": "3 + 4 = 7."})
+  config = lm.Config(data=data, out="", template="chatml", fields=("prompt", "text"))
+  assert texts.read(config) == [TURNS[:2]]
+  assert texts.read(lm.Config(data=data, out="", template="chatml")) == ["3 + 4 = 7."]
 
 
 def text_of(model, ids) -> str:

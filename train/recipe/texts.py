@@ -28,8 +28,9 @@ class Config:
   Attributes:
     data: JSONL file or tfds:NAME:SPLIT.
     out: directory of checkpoints, metrics and the finished model, which is in `model`.
-    fields: names of the question and the answer; a record with `text` is used as it is, and one
-      with `messages`, or ShareGPT's `conversations`, is a conversation of any length.
+    fields: names of the question and the answer, for lines of `specjax generate --json` prompt and
+      text; else a record with `text` is used as it is, and one with `messages`, or ShareGPT's
+      `conversations`, is a conversation of any length.
     template: name of the chat template of questions and answers.
     vocab_size: size of the BPE tokenizer that is trained on the data, special tokens included.
     network: shape of the network.
@@ -55,9 +56,9 @@ def read(config: Config) -> list[Text]:
   """
   if config.template is not None and config.template not in TEMPLATES:
     raise ValueError(f"template={config.template!r}: accepted are {', '.join(TEMPLATES)}.")
-  source = open_source(config.data)
+  source, whole = open_source(config.data), "text" not in config.fields
   return [
-    text_of(record, "text", i) if "text" in record else turns_of(record, config.fields, i)
+    text_of(record, "text", i) if whole and "text" in record else turns_of(record, config.fields, i)
     for i, record in enumerate(source[i] for i in range(len(source)))
   ]
 
