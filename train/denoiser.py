@@ -4,17 +4,17 @@
 
 Records with `text` fill whole rows, and every token of them may be masked. Of records with the two
 fields named by `--fields`, and of conversations in `messages` or `conversations`, only the answers
-are masked. End markers pad the last answer to the end of the row, so that the model learns where to
-stop. With `--start` the training goes on from a finished model, such as LLaDA or Dream, or from a
-causal model, which becomes a denoiser. With `--block-length` the model is causal over blocks (block
-diffusion). The same command again continues a run that was killed.
+are masked. End markers pad the last answer to the end of the row, or of its block, so that the
+model learns where to stop. With `--start` the training goes on from a finished model, such as LLaDA
+or Dream, or from a causal model, which becomes a denoiser. With `--block-length` the model is
+causal over blocks (block diffusion). The same command again continues a run that was killed.
 """
 
 import dataclasses
 import functools
 import pathlib
 import sys
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from specjax import processes, script
 from specjax.arguments import Dtype
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES, ChatTemplate
+from specjax.data.packing import Rows, pack
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
@@ -92,24 +93,21 @@ class Config(texts.Config):
   )
 
 
-class Rows(NamedTuple):
-  """Training rows: tokens i32[R, T], maskable bool[R, T]."""
-
-  tokens: np.ndarray
-  maskable: np.ndarray
-
-
 def rows_of(
-  records: list[texts.Text], T: int, template: ChatTemplate, tokenizer: Tokenizer, end: int
-) -> Rows:
-  """Texts end to end in rows of T tokens; a conversation has its own row.
+  records: list[texts.Text], T: int, template: ChatTemplate, tokenizer: Tokenizer, end: int,
+  D: int | None = None,
+) -> Rows:  # fmt: skip
+  """Texts end to end in rows of T tokens, which the mask of a row says may be masked.
+
+  A conversation has its own row, which end markers fill. With blocks of D they fill its last block,
+  which is all that a text needs to end, and a row has as many conversations as fit.
 
   Raises:
     ValueError: a conversation is longer than a row, does not end with an answer, or is refused by
       the template; or the texts fill no row.
   """
   stream: list[int] = []
-  rows: list[texts.Document] = []
+  documents: list[texts.Document] = []
   for i, text in enumerate(records):
     if isinstance(text, str):
       stream += [*tokenizer.encode(text), end]
@@ -120,13 +118,12 @@ def rows_of(
       ids, said = template.encode(tokenizer, text)
     if len(ids) > T:
       raise ValueError(f"length={T}: record {i + 1} takes {len(ids)} tokens with its answer.")
-    rest = T - len(ids)
-    rows.append((ids + [end] * rest, said + [True] * rest))
-  rows += [(stream[i : i + T], [True] * T) for i in range(0, len(stream) - T + 1, T)]
-  if not rows:
+    rest = min(-len(ids) % (D or T), T - len(ids))
+    documents.append((ids + [end] * rest, said + [True] * rest))
+  documents += [(stream[i : i + T], [True] * T) for i in range(0, len(stream) - T + 1, T)]
+  if not documents:
     raise ValueError(f"length={T}: the texts hold {len(stream)} tokens and fill no row.")
-  tokens, maskable = zip(*rows, strict=True)
-  return Rows(np.array(tokens, np.int32), np.array(maskable))
+  return pack(documents, T, first=True)
 
 
 def new_model(config: Config, out: pathlib.Path, records: list[texts.Text]) -> Model:
@@ -162,15 +159,16 @@ def loss_of(config: Config, model: Model) -> Loss:
 
   def loss(trained, frozen, batch: tuple[Rows, Array], key: Array):
     params, (rows, share) = low_rank.weights(trained, frozen, config.dtype), batch
-    tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.maskable)
+    tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.mask)
     masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
     noisy = jnp.where(masked, mask, tokens)
-    said = figures(params, tokens, noisy, masked, jax.random.fold_in(key, 0), share[0])
+    said = figures(params, rows, noisy, masked, jax.random.fold_in(key, 0), share[0])
     weight = context_weight(masked) if config.context else 1 / p
     return denoising_loss(*said, masked, maskable, weight)
 
-  def figures(params, tokens: Array, noisy: Array, masked: Array, key: Array, share: Array):
+  def figures(params, rows: Rows, noisy: Array, masked: Array, key: Array, share: Array):
     """Nats of every masked slot and whether its likeliest token is the right one, [B, T]."""
+    tokens = jnp.asarray(rows.tokens)
     if model.config.any_order:
       joint = any_order(model.config, mask).joint
       logits = joint(params, tokens, ~masked, filling_order(masked))
@@ -180,7 +178,7 @@ def loss_of(config: Config, model: Model) -> Loss:
       everywhere = jnp.ones(tokens.shape, bool)
       states = forward.states(network, params, noisy, everywhere, model.shift, seen)
     else:
-      states = block_diffusion.states(network, params, noisy, tokens, model.shift, seen)
+      states = block_diffusion.states(network, params, noisy, rows, model.shift, seen)
     head = functools.partial(network.apply, params, method="head")
     return asked_slots.of_asked(asked_slots.cross_entropy, head, states, tokens, masked, groups)
 
@@ -212,7 +210,7 @@ def main(config: Config) -> None:
     raise ValueError(f"start={config.start!r}: it needs a tokenizer, a mask and an end of text.")
   named = None if config.template is None else TEMPLATES[config.template]
   template = named or model.template or TEMPLATES["plain"]
-  rows = rows_of(records, config.length, template, tokenizer, model.stop[0])
+  rows = rows_of(records, config.length, template, tokenizer, model.stop[0], D)
   dealt = batches(rows, config.training)
 
   def batch(step: int) -> tuple[Rows, np.ndarray]:

@@ -24,11 +24,13 @@ class Rows(NamedTuple):
   mask: np.ndarray
 
 
-def pack(documents: Sequence[tuple[list[int], list[bool]]], length: int) -> Rows:
+def pack(
+  documents: Sequence[tuple[list[int], list[bool]]], length: int, *, first: bool = False
+) -> Rows:
   """Packs documents (ids, mask) first-fit, the longest first, into rows of `length` T.
 
-  Documents are cut to T. A document's first token is never trained, for nothing precedes it. Empty
-  documents are left out; ValueError where no other is left, or for a length below 1.
+  Documents are cut to T. A document's first token, which nothing precedes, is trained with `first`
+  alone. Empty documents are left out; ValueError where no other is left, or for a length below 1.
   """
   checks.whole("length", length, 1)
   documents = [d for d in documents if d[0]]
@@ -65,6 +67,6 @@ def pack(documents: Sequence[tuple[list[int], list[bool]]], length: int) -> Rows
       packed.position[r, span] = np.arange(len(ids))
       packed.segment[r, span] = s
       packed.mask[r, span] = mask
-      packed.mask[r, start] = False
+      packed.mask[r, start] &= first
       start += len(ids)
   return packed

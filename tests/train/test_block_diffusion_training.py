@@ -13,6 +13,7 @@ import specjax
 from specjax.checkpoints import hf
 from specjax.data import lists
 from specjax.data.chat import TEMPLATES
+from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import END, MASK, train_bpe
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, init
@@ -28,6 +29,32 @@ CONFIG = Config(
 )  # fmt: skip
 
 
+def alone(clean):
+  """Rows of one text each."""
+  slot = jnp.broadcast_to(jnp.arange(clean.shape[1], dtype=jnp.int32), clean.shape)
+  return Rows(clean, slot, jnp.zeros_like(slot), jnp.ones(clean.shape, bool))
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_text_does_not_see_those_that_share_its_row(shift):
+  rng, sizes = np.random.default_rng(0), (4, 8, 2)
+  params, network = init(CONFIG, jax.random.key(0)), Transformer(CONFIG)
+  clean, noisy = ([rng.integers(0, V, n) for n in sizes] for _ in range(2))
+  packed = pack([(ids.tolist(), [True] * len(ids)) for ids in clean], 14)
+  order = [1, 0, 2]  # the longest first
+  run = jax.jit(block_diffusion.states, static_argnums=(0, 4))
+  together = run(
+    network, params, jnp.asarray(np.concatenate([noisy[i] for i in order]))[None],
+    jax.tree.map(jnp.asarray, packed), shift,
+  )  # fmt: skip
+  begin = 0
+  for i in order:
+    one = run(network, params, jnp.asarray(noisy[i])[None], alone(jnp.asarray(clean[i])[None]),
+              shift)  # fmt: skip
+    np.testing.assert_allclose(together[:, begin : begin + sizes[i]], one, atol=1e-5)
+    begin += sizes[i]
+
+
 @pytest.mark.full(but=["True"])
 @pytest.mark.parametrize("shift", [False, True])
 def test_the_loss_is_that_of_each_noisy_block_after_its_clean_prefix(shift):
@@ -40,7 +67,7 @@ def test_the_loss_is_that_of_each_noisy_block_after_its_clean_prefix(shift):
   noisy = jnp.where(masked, V - 1, clean)
   network = Transformer(CONFIG)
   run = jax.jit(block_diffusion.states, static_argnums=(0, 4))
-  got = network.apply(params, run(network, params, noisy, clean, shift), method="head")
+  got = network.apply(params, run(network, params, noisy, alone(clean), shift), method="head")
 
   @jax.jit
   def states(tokens):
@@ -159,7 +186,7 @@ def test_a_slot_that_sees_no_later_one_is_said_by_a_causal_model(home):
   np.testing.assert_allclose(got[:, 1:], causal(noisy)[:, :-1], atol=1e-5)
   blocks = Transformer(dataclasses.replace(config, causal=False, block_length=D))
   got = jax.jit(block_diffusion.states, static_argnums=(0, 4))(
-    blocks, params, noisy, clean, True, seen
+    blocks, params, noisy, alone(clean), True, seen
   )
   for first in range(0, T, D):
     mixed = clean.at[:, first : first + D].set(noisy[:, first : first + D])

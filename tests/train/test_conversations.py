@@ -94,9 +94,9 @@ def test_the_last_question_of_a_conversation_is_asked(model, tmp_path, record):
 def test_a_denoiser_reads_the_template_of_its_start(model):
   end = 0
   rows = denoiser.rows_of([TURNS], 64, model.template, model.tokenizer, end)
-  spoken = [i for i, m in zip(rows.tokens[0], rows.maskable[0], strict=True) if m and i != end]
+  spoken = [i for i, m in zip(rows.tokens[0], rows.mask[0], strict=True) if m and i != end]
   assert text_of(model, spoken) == SAID
-  assert rows.maskable[0, -1] and rows.tokens[0, -1] == end
+  assert rows.mask[0, -1] and rows.tokens[0, -1] == end
 
 
 BAD = [

@@ -81,14 +81,29 @@ def test_a_question_is_never_masked_and_the_rest_ends_the_text():
   end = tokenizer.id(END)
   rows = script.rows_of([COPY], 10, TEMPLATES["plain"], tokenizer, end)
   assert rows.tokens.tolist() == [[*tokenizer.encode("copy : Ann Bob = Ann Bob"), *[end] * 3]]
-  assert rows.maskable.tolist() == [[False] * 5 + [True] * 5]
+  assert rows.mask.tolist() == [[False] * 5 + [True] * 5]
+  assert rows.position.tolist() == [list(range(10))] and not rows.segment.any()
+
+
+def test_conversations_share_a_row_of_blocks():
+  tokenizer = train_words(["copy : Ann Bob ="])
+  end, plain = tokenizer.id(END), TEMPLATES["plain"]
+  one = [*tokenizer.encode("copy : Ann Bob = Ann Bob"), *[end] * 3]  # 8 tokens with their end
+  said = [False] * 5 + [True] * 5
+  rows = script.rows_of([COPY] * 3, 22, plain, tokenizer, end, 5)
+  assert rows.tokens.tolist() == [[*one, *one, 0, 0], [*one, *[0] * 12]]
+  assert rows.mask.tolist() == [said * 2 + [False] * 2, said + [False] * 12]
+  assert rows.segment.tolist() == [[0] * 10 + [1] * 10 + [-1] * 2, [0] * 10 + [-1] * 12]
+  assert rows.position[0].tolist() == [*range(10), *range(10), 0, 0]
+  # A row need not be whole blocks.
+  assert script.rows_of([COPY], 8, plain, tokenizer, end, 5).tokens.tolist() == [one[:8]]
 
 
 def test_text_fills_rows_and_all_of_it_is_masked_at_times():
   tokenizer = train_words(["a b c"])
   rows = script.rows_of(["a b c " * 5, "c b a"], 10, TEMPLATES["plain"], tokenizer, 0)
   stream = [*tokenizer.encode("a b c " * 5), 0, *tokenizer.encode("c b a"), 0]
-  assert rows.tokens.tolist() == [stream[:10], stream[10:20]] and rows.maskable.all()
+  assert rows.tokens.tolist() == [stream[:10], stream[10:20]] and rows.mask.all()
 
 
 def test_rows_that_are_too_short():

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
+from specjax.data.packing import Rows
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import masking
 
@@ -50,29 +51,32 @@ def halves_mask(T: int, D: int) -> Array:
 
 
 def states(
-  network: Transformer, params: Params, noisy: Array, clean: Array, shift: bool,
+  network: Transformer, params: Params, noisy: Array, clean: Rows, shift: bool,
   seen: Array | None = None,
 ) -> Array:  # fmt: skip
   """States [B, T, E] that say every slot, each given its noisy block and the clean ones before it.
 
   With `shift` the state before a slot says it. Before the first slot of a block that is the
   last of the clean block, as in decoding, where a block begins once the one before is finished;
-  Fast-dLLM v2 trains with the noisy one there. Slot 0 says itself.
+  Fast-dLLM v2 trains with the noisy one there. The first slot of a text says itself.
 
   Args:
-    noisy, clean: i32[B, T], a row with mask tokens in it, and without.
+    noisy: i32[B, T], tokens and masks.
+    clean: the rows without masks. Blocks begin at multiples of D, and so do texts.
     seen: bool[T, T], whether slot i may see slot j of its own block; by default all do.
   """
-  B, T = clean.shape
+  T = noisy.shape[1]
   D = network.config.block_length
   assert D is not None
   slot = jnp.arange(T, dtype=jnp.int32)
-  position = jnp.broadcast_to(jnp.tile(slot, 2), (B, 2 * T))
+  position, segment = (jnp.tile(jnp.asarray(x), 2) for x in (clean.position, clean.segment))
   mask = halves_mask(T, D)
   mask = mask if seen is None else mask & jnp.tile(seen, (2, 2))
-  mask = jnp.broadcast_to(mask[None], (B, 2 * T, 2 * T))
-  hidden: Any = network.apply(params, jnp.concatenate([noisy, clean], 1), position, mask)[0]
-  reading = slot
-  if shift:
-    reading = jnp.maximum(slot - 1, 0) + jnp.where((slot % D == 0) & (slot > 0), T, 0)
-  return jnp.asarray(hidden[:, reading])
+  mask = mask[None] & (segment[:, :, None] == segment[:, None, :])
+  tokens = jnp.concatenate([noisy, jnp.asarray(clean.tokens)], 1)
+  hidden: Any = network.apply(params, tokens, position, mask)[0]
+  if not shift:
+    return jnp.asarray(hidden[:, :T])
+  before = slot - 1 + jnp.where(slot % D == 0, T, 0)
+  reading = jnp.where(position[:, :T] > 0, before[None], slot[None])
+  return jnp.take_along_axis(hidden, reading[..., None], 1)
