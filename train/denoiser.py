@@ -203,6 +203,8 @@ def main(config: Config) -> None:
   if any_subset and (config.context or model.shift):
     raise ValueError(f"any_order=True: accepted are context=False (it is {config.context}) and a "
                      f"model that is not shifted (shift is {model.shift}).")  # fmt: skip
+  if any_subset and config.remat:
+    raise ValueError("remat=True: accepted is False for a model of any tokens given any others.")
   if config.context and D is not None:
     raise ValueError(f"context=True: accepted is False with block_length={D}.")
   tokenizer, mask = model.tokenizer, model.mask

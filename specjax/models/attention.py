@@ -12,7 +12,7 @@ _NEAR = 2**20  # scores that a CPU's caches hold
 
 
 def queries(heads: int, columns: int) -> int:
-  """How many nodes attend at a time, given B * H and the rows that each may see.
+  """How many nodes of a text attend at a time, given B * H and the rows that each may see.
 
   On CPU their scores stay in the caches: over 384 nodes of 8 texts and 9 heads, attention takes a
   third of the time, and its gradient half.
@@ -42,7 +42,8 @@ def attend(
   """
   B, H, N, C = q.shape
   K = k.shape[1]
-  together = queries(B * H, k.shape[2] + (0 if prefix is None else prefix[0].shape[-2]))
+  # A tree over a cache is not parted: each part would read the cache anew.
+  together = queries(B * H, k.shape[2]) if prefix is None else QUERIES
   if together < N:
     return _by_parts(q, k, v, mask, prefix, together)
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3

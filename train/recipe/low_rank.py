@@ -18,8 +18,11 @@ def begin(params: Params, rank: int, seed: int) -> tuple[Params, Params]:
 
 
 def weights(trained: Params, frozen: Params, dtype: DTypeLike) -> Params:
-  """The weights in a loss in the dtype of its arithmetic, with updates beside the products."""
-  trained, frozen = cast(trained, dtype), cast(frozen, dtype)
+  """The weights in a loss in the dtype of its arithmetic, with updates beside the products.
+
+  Frozen weights have that dtype already, see `cast`: they are rounded once, and not in every step.
+  """
+  trained = cast(trained, dtype)
   return lora.gate(frozen, trained, 0) if frozen else trained
 
 
