@@ -53,8 +53,10 @@ def test_what_is_not_finite_shows(bad):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 70])
-def test_arithmetic_in_bfloat16_sums_in_float32(rows):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_arithmetic_in_bfloat16_sums_in_float32(rows, devices, monkeypatch):
   """On CPU, where `--dtype bfloat16` takes the products of bfloat16 too."""
+  monkeypatch.setattr(jax, "device_count", lambda: devices)
   x = jnp.asarray(np.random.default_rng(1).normal(size=(rows, 640)), jnp.bfloat16)
   w = jnp.asarray(np.random.default_rng(2).normal(size=(24, 640)), jnp.bfloat16)
   exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
