@@ -1,11 +1,14 @@
 """Attention of N fresh rows over a cached prefix and over each other."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from specjax.kernels.platform import platform
 from specjax.kernels.tree_attention import reads_blocks, tree_attention
+from specjax.models.products import turned
 
 QUERIES = 512  # of a long text at a time, whose scores would otherwise fill the memory
 _NEAR = 2**20  # scores that a CPU's caches hold
@@ -57,8 +60,7 @@ def attend(
       of_each = q.reshape(B, K, H // K, N, C)
       s = jnp.einsum("bkgnc,bknsc->bkgns", of_each, keys, preferred_element_type=jnp.float32)
       return s.reshape(B, K, -1, s.shape[-1])
-    s = jnp.einsum("bkrc,bksc->bkrs", q, keys, preferred_element_type=jnp.float32)
-    s = s.reshape(B, K, H // K, N, -1)
+    s = _rows(q, keys, 3).reshape(B, K, H // K, N, -1)
     s = jnp.where(visible[:, None, None], s, -jnp.inf)
     return s.reshape(B, K, -1, s.shape[-1])
 
@@ -68,7 +70,7 @@ def attend(
       of_each = p.reshape(B, K, H // K, N, -1)
       y = jnp.einsum("bkgns,bknsc->bkgnc", of_each, values, preferred_element_type=jnp.float32)
       return y.reshape(B, K, -1, C)
-    return jnp.einsum("bkrs,bksc->bkrc", p, values, preferred_element_type=jnp.float32)
+    return _rows(p, values, 2)
 
   s = scores(q, k, mask)
   top = s.max(-1, keepdims=True)
@@ -89,6 +91,33 @@ def attend(
     total = p.sum(-1, keepdims=True) + p_far.sum(-1, keepdims=True)
   out = (out / total).astype(v.dtype)
   return out.reshape(B, H, N, C).swapaxes(1, 2).reshape(B, N, H * C)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rows(x: Array, y: Array, axis: int) -> Array:
+  """x [B, K, R, n] times y -> f32[B, K, R, m]; its `axis` (static) of n is 2 or 3, the other of m.
+
+  Gradients are products of the operands' dtype, too, summed in float32. JAX's own ones multiply
+  bfloat16 by float32, which no processor has units for.
+  """
+  return lax.dot_general(
+    x, y, (((3,), (axis,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
+  )
+
+
+def _forward(x: Array, y: Array, axis: int) -> tuple[Array, tuple[Array, Array]]:
+  return _rows(x, y, axis), (x, y)
+
+
+def _backward(axis: int, saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+  x, y = saved
+  g = g.astype(x.dtype)
+  dx = _rows(g, y, 5 - axis)
+  dy = _rows(turned(g), x, 2) if axis == 3 else _rows(turned(x), g, 2)
+  return dx.astype(x.dtype), dy.astype(y.dtype)
+
+
+_rows.defvjp(_forward, _backward)
 
 
 def _by_parts(

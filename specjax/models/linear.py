@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from specjax.kernels.platform import platform
 from specjax.models import bfloat16, int8
 from specjax.models.bfloat16 import Bfloat16
 from specjax.models.int8 import Int8
 from specjax.models.lora import Gated, weight
-from specjax.models.products import product
+from specjax.models.products import product, turned
 from specjax.models.weights import Matrix, dense
 
 
@@ -52,11 +51,7 @@ def _backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
   rows, of_rows = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
   dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
   dx = dot(of_rows, w, (((1,), (0,)), ((), ())))
-  columns = of_rows.T
-  if jax.device_count() == 1:  # a mesh would gather it
-    # Laid out anew: XLA's product of columns with columns widens both, and takes 3 times as long.
-    columns = with_layout_constraint(columns, Layout((0, 1)))
-  dw = dot(columns, rows, (((1,), (0,)), ((), ())))
+  dw = dot(turned(of_rows), rows, (((1,), (0,)), ((), ())))
   return dx.astype(x.dtype).reshape(x.shape), dw.astype(w.dtype)
 
 

@@ -1,7 +1,9 @@
 """Products of rows and a weight: the one place that decides how they are laid out."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
 from specjax.kernels.platform import platform
@@ -26,3 +28,15 @@ def product(x: Array, w: Array, dtype: DTypeLike) -> Array:
     return lax.optimization_barrier(y).T[:R].reshape(*x.shape[:-1], w.shape[0])
   contract = (((x.ndim - 1,), (1,)), ((), ()))
   return lax.dot_general(x, w, contract, preferred_element_type=dtype)
+
+
+def turned(x: Array) -> Array:
+  """x [..., R, C] -> [..., C, R], which is to be multiplied by columns [..., R, D].
+
+  On CPU bfloat16 is laid out anew: otherwise XLA turns the product around, widens both operands and
+  takes 3 times as long. On a mesh of CPUs that would gather them.
+  """
+  y = x.swapaxes(-1, -2)
+  if x.dtype == jnp.bfloat16 and platform() == "cpu" and jax.device_count() == 1:
+    y = with_layout_constraint(y, Layout(tuple(range(y.ndim))))
+  return y

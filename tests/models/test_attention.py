@@ -124,3 +124,24 @@ def test_the_scores_of_a_long_text_never_stand_together():
 
   compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, kv, kv, shape((1, N, N), bool)).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < 4 * H * N * N  # of one square of scores
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_gradients_in_bfloat16_are_those_of_float32_rounded(devices, monkeypatch):
+  """All their products are of bfloat16, summed in float32."""
+  monkeypatch.setattr(jax, "device_count", lambda: devices)
+  *exact, mask, _ = draw(2, 40, first_rows(0, 0))
+  given = jnp.asarray(np.random.default_rng(1).normal(size=(2, 40, H * C)), jnp.float32)
+
+  def gradients(dtype):
+    q, k, v, g = (x.astype(dtype) for x in (*exact, given))
+    return jax.vjp(lambda *x: attention.attend(*x, mask, None), q, k, v)[1](g)
+
+  for got, want in zip(gradients(jnp.bfloat16), gradients(jnp.float32), strict=True):
+    assert got.dtype == jnp.bfloat16
+    assert np.linalg.norm(got.astype(jnp.float32) - want) < 0.02 * np.linalg.norm(want)
+
+  products = re.findall(r"dot_general .*?\((tensor<.*?>), (tensor<.*?>)\)", jax.jit(
+    lambda: gradients(jnp.bfloat16)
+  ).lower().as_text())  # fmt: skip
+  assert len(products) == 6 and all("bf16" in x for pair in products for x in pair)
