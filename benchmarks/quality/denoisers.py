@@ -11,8 +11,9 @@ and the tokens before it: the lower, the likelier. The rows of `--drafters` are 
 answers. Seconds are of an answer, decoded once more after all shapes are compiled.
 
 Above the table, `--bound` says how many nats a token of the data's own answers takes: under the
-judge, and at most under the denoiser. A run that was ended goes on with the methods that are left,
-and one that is started again with more of them adds these.
+judge, and at most under the denoiser. likelihood.png draws nats by seconds, and losses.png the
+training of a model that lies in its directory. A run that was ended goes on with the methods that
+are left, and one that is started again with more of them adds these.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import specjax
@@ -30,6 +32,7 @@ from specjax.data import resume
 from specjax.data.sources import open_source
 from specjax.decoding.model import Model
 from specjax.eval import likelihood, metrics, prompts, report, table
+from specjax.eval.plots import denoising
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,11 @@ def main(config: Config) -> None:
       f"A token of the data's answers takes {found['judge']:.2f} nats under {judge.name} and at "
       f"most {found['denoiser']:.2f} under {model.name}.", "",
     ]  # fmt: skip
-  report.publish(config, summary, "\n".join([*lines, table.markdown(rows)]))
+  plots = {"likelihood": denoising.likelihood(cells, config.judge)}
+  training = Path(config.model).parent / "metrics.jsonl"
+  if training.exists():
+    plots["losses"] = denoising.losses(resume.kept(training))
+  report.publish(config, summary, "\n".join([*lines, table.markdown(rows)]), plots)
 
 
 if __name__ == "__main__":

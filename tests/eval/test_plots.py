@@ -219,6 +219,19 @@ def test_accuracy_is_drawn_at_its_passes():
   assert {"confidence", "threshold-0.9", "passes per question"} <= legible(figure)
 
 
+def test_likelihoods_and_losses_are_drawn_where_they_are():
+  cells = [
+    {"method": "threshold-0.9", "seconds": 2.0, "nats": 1.5},
+    {"method": "judge, eagle3-4", "seconds": 1.0, "nats": 0.5},
+  ]
+  figure = denoising.likelihood(cells, "judge")
+  assert [line.get_xydata().tolist() for line in figure.axes[0].lines] == [[[1, 0.5]], [[2, 1.5]]]
+  assert {"threshold-0.9", "eagle3-4", "nats per token under judge"} <= legible(figure)
+  figure = denoising.losses([{"step": i, "loss": 9.0 - i} for i in range(9)], 4)
+  mean = figure.axes[0].lines[1].get_xydata().tolist()
+  assert mean == [[1.5, 7.5], [5.5, 3.5]]
+
+
 @dataclasses.dataclass
 class Words:
   """What a canvas needs of a model."""

@@ -1,6 +1,7 @@
-"""Masked diffusion: a canvas after every pass, and accuracy by passes."""
+"""Masked diffusion: a canvas after every pass, accuracy by passes, and likelihood by seconds."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -87,4 +88,32 @@ def accuracy(
   figure.supylabel("right answers, %", fontsize=11)
   handles, labels = grid[0].get_legend_handles_labels()
   figure.legend(handles, labels, loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+  return figure
+
+
+def likelihood(cells: Sequence[Mapping[str, Any]], judge: str) -> Figure:
+  """Nats per token under the judge by seconds per answer; crosses are the judge's own answers."""
+  figure, (axes,) = style.panels(9, 1.5 + 0.24 * max(len(cells), 12))
+  ordered = sorted(cells, key=lambda cell: cell["nats"])
+  for cell, height in zip(ordered, np.linspace(0.02, 0.98, len(cells)), strict=True):
+    label = cell["method"].removeprefix(f"{judge}, ")
+    colour, marker = (style.COLOURS[0], "o") if label == cell["method"] else (style.COLOURS[4], "X")
+    at = cell["seconds"], cell["nats"]
+    axes.plot(*at, marker, color=colour, markersize=6)
+    line = {"arrowstyle": "-", "color": style.RULE, "relpos": (0, 0.5)}
+    axes.annotate(label, at, (1.03, height), textcoords="axes fraction", va="center", fontsize=9,
+                  color=style.INK, arrowprops=line)  # fmt: skip
+  axes.set(xlabel="seconds per answer", ylabel=f"nats per token under {judge}")
+  axes.margins(0.05)
+  return figure
+
+
+def losses(metrics: Sequence[Mapping[str, float]], mean_of: int = 10) -> Figure:
+  """Loss by step of a training, in means of so many steps; `metrics` are those of its file."""
+  figure, (axes,) = style.panels(6, 3.5, ruled=True)
+  step, loss = (np.array([m[k] for m in metrics]) for k in ("step", "loss"))
+  whole = len(loss) // mean_of * mean_of
+  axes.plot(step, loss, color=style.PLAIN, linewidth=0.5)
+  axes.plot(*(x[:whole].reshape(-1, mean_of).mean(1) for x in (step, loss)), color=style.COLOURS[0])
+  axes.set(xlabel="step", ylabel="nats per masked token, weighed", ylim=(0, loss[1:].max()))
   return figure
