@@ -3,10 +3,14 @@
 Letters: those of `reference`, and R = N H / K rows that share a head's keys.
 """
 
+import functools
+import os
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.kernels.platform import platform
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
@@ -20,6 +24,33 @@ def tree_attention(
   Texts do not depend on the lengths of their neighbours in the batch: a block of which a text sees
   nothing changes no bit of its result.
   """
+  attend = functools.partial(_attend, k_cache, v_cache, scale, block)
+  rows = (q, visible, k_tree, v_tree, tree_mask)
+  if len(q) == 1 or not _one_by_one():
+    return attend(jnp.int32(0), *rows)
+
+  def text(b: Array) -> Result:
+    own = [jax.lax.dynamic_slice_in_dim(x, b, 1) for x in rows]
+    return jax.tree.map(lambda x: x[0], attend(b, *own))
+
+  return jax.lax.map(text, jnp.arange(len(q), dtype=jnp.int32))
+
+
+def _one_by_one() -> bool:
+  """Whether texts attend one after another, each over its own length, and not all over the longest.
+
+  Together they keep more cores busy. On two, 8 texts of 512 tokens take 0.9 ms together and 1.1 ms
+  one by one, of half that length on average 0.9 ms and 0.6 ms.
+  """
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  return platform() == "cpu" and (cores or 1) <= 2
+
+
+def _attend(
+  k_cache: Cached, v_cache: Cached, scale: float, block: int, at: Array, q: Array, visible: Array,
+  k_tree: Array, v_tree: Array, tree_mask: Array,
+) -> Result:  # fmt: skip
+  """`tree_attention` for the texts whose rows in the caches begin at `at`."""
   B, H, N, C = q.shape
   (K, M), S = k_tree.shape[1:3], visible.shape[1]
   G, size = H // K, min(block, S)
@@ -56,9 +87,12 @@ def tree_attention(
   def step(j: Array, carry):
     first = j * size
     start = jnp.minimum(first, S - size)  # the last block starts earlier, skipping rows it has read
-    k, v = jax.tree.map(
-      lambda x: jax.lax.dynamic_slice_in_dim(x, start, size, 2), (k_cache, v_cache)
-    )
+
+    def cached(x: Array) -> Array:
+      begin = (at, jnp.int32(0), start, *(jnp.int32(0),) * (x.ndim - 3))
+      return jax.lax.dynamic_slice(x, begin, (B, K, size, *x.shape[3:]))
+
+    k, v = jax.tree.map(cached, (k_cache, v_cache))
     seen = jax.lax.dynamic_slice_in_dim(visible, start, size, 1)
     seen = (seen & (start + column[:size] >= first)[None])[:, None]
     score = jnp.where(seen[:, :, None], scores(k), -jnp.inf)

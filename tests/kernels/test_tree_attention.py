@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attention_cases import NAMES, SHAPES, assert_close, case, run, truth
 
-from specjax.kernels.tree_attention import tree_attention
+from specjax.kernels.tree_attention import quantise, tree_attention, xla
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -42,6 +42,21 @@ def test_rows_do_not_depend_on_longer_neighbours():
   np.testing.assert_array_equal(
     run("xla", arguments).out[0], run("xla", shorter).out[0], strict=True
   )
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_texts_together_and_one_by_one(one_by_one, monkeypatch):
+  """How many cores there are decides which; alone, a text has the same bits as among others."""
+  monkeypatch.setattr(xla, "_one_by_one", lambda: one_by_one)
+  exact = case(4, 3, 2, 2, 3, 600, 64, (40, 599, 0))
+  assert_close(run("xla", exact), truth(*exact), 2e-6)
+  q, k, v, *rest = exact
+  k, v = (quantise(jnp.nan_to_num(x, posinf=0)) for x in (k, v))
+  for arguments in (exact, (q, k, v, *rest))[: 2 if one_by_one else 0]:
+    among = run("xla", arguments)
+    for b in range(3):
+      alone = run("xla", jax.tree.map(lambda x, b=b: x[b : b + 1], arguments))
+      jax.tree.map(lambda x, y, b=b: np.testing.assert_array_equal(x[b], y[0]), among, alone)
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
