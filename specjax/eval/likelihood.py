@@ -89,9 +89,12 @@ def masked(
     seed: of the numbers and the places of masks.
 
   Raises:
-    ValueError: the model is no masked diffusion model, or a continuation leaves no position.
+    ValueError: the model is no masked diffusion model, or is causal over blocks, or a continuation
+      leaves no position.
   """
   denoiser = model.denoiser
+  if denoiser.block is not None:  # it never saw masks in earlier blocks: this would be no bound
+    checks.refuse("block_length", denoiser.block, "a model of the whole canvas")
   checks.whole("samples", samples, 1)
   draws = []
   for i, (context, said) in enumerate(_fitting(model, pairs, least=0)):

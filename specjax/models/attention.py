@@ -60,7 +60,7 @@ def attend(
       of_each = q.reshape(B, K, H // K, N, C)
       s = jnp.einsum("bkgnc,bknsc->bkgns", of_each, keys, preferred_element_type=jnp.float32)
       return s.reshape(B, K, -1, s.shape[-1])
-    s = _rows(q, keys, 3).reshape(B, K, H // K, N, -1)
+    s = _times(q, keys, 3).reshape(B, K, H // K, N, -1)
     s = jnp.where(visible[:, None, None], s, -jnp.inf)
     return s.reshape(B, K, -1, s.shape[-1])
 
@@ -70,7 +70,7 @@ def attend(
       of_each = p.reshape(B, K, H // K, N, -1)
       y = jnp.einsum("bkgns,bknsc->bkgnc", of_each, values, preferred_element_type=jnp.float32)
       return y.reshape(B, K, -1, C)
-    return _rows(p, values, 2)
+    return _times(p, values, 2)
 
   s = scores(q, k, mask)
   top = s.max(-1, keepdims=True)
@@ -94,7 +94,7 @@ def attend(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _rows(x: Array, y: Array, axis: int) -> Array:
+def _times(x: Array, y: Array, axis: int) -> Array:
   """x [B, K, R, n] times y -> f32[B, K, R, m]; its `axis` (static) of n is 2 or 3, the other of m.
 
   Gradients are products of the operands' dtype, too, summed in float32. JAX's own ones multiply
@@ -106,18 +106,18 @@ def _rows(x: Array, y: Array, axis: int) -> Array:
 
 
 def _forward(x: Array, y: Array, axis: int) -> tuple[Array, tuple[Array, Array]]:
-  return _rows(x, y, axis), (x, y)
+  return _times(x, y, axis), (x, y)
 
 
 def _backward(axis: int, saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
   x, y = saved
   g = g.astype(x.dtype)
-  dx = _rows(g, y, 5 - axis)
-  dy = _rows(turned(g), x, 2) if axis == 3 else _rows(turned(x), g, 2)
+  dx = _times(g, y, 5 - axis)
+  dy = _times(turned(g), x, 2) if axis == 3 else _times(turned(x), g, 2)
   return dx.astype(x.dtype), dy.astype(y.dtype)
 
 
-_rows.defvjp(_forward, _backward)
+_times.defvjp(_forward, _backward)
 
 
 def _by_parts(

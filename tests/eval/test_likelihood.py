@@ -107,3 +107,6 @@ def test_the_kinds_are_told_apart(causal, denoiser):
     likelihood.causal(denoiser, [([1], [1])])
   with pytest.raises(ValueError, match="gsm8k-7m"):
     likelihood.masked(causal, [([1], [1])])
+  config = dataclasses.replace(denoiser.config, block_length=4)
+  with pytest.raises(ValueError, match="block_length=4: accepted is a model of the whole canvas"):
+    likelihood.masked(dataclasses.replace(denoiser, config=config), [([1], [1])])
