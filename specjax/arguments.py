@@ -230,7 +230,7 @@ class Memory(Loaded):
 
 @dataclasses.dataclass(frozen=True)
 class Convert:
-  """Write a model or a draft head in another format, in float32.
+  """Write a model or a draft head in another format, in float32 or 8 bits.
 
   A model becomes the Hugging Face directory that --model takes.
 
@@ -242,7 +242,8 @@ class Convert:
     tokenizer: llama2.c's tokenizer file; without it the model takes ids only.
     target: the model that a head is for, zoo name or directory; by default the zoo's.
     to: format of a head: ours, or that in which heads of its method are published.
-    weights: int8 writes the large matrices of a head in our format in 8 bits.
+    weights: int8 writes the large matrices of a model or a head in our format in 8 bits, which we
+      read and others do not.
     torch: writes a head's weights as the .pt file that the programs of Medusa and Hydra load, and
       not as safetensors; needs torch.
   """

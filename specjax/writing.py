@@ -16,16 +16,17 @@ from specjax.eval import report
 def run_convert(args: Convert) -> None:
   if args.format != "head" and (args.target is not None or args.to != "specjax"):
     raise ValueError(f"target={args.target!r} and to={args.to!r} are for --format head.")
-  if args.weights != "float" and (args.format != "head" or args.to != "specjax"):
-    raise ValueError(f"weights={args.weights!r}: accepted for --format head --to specjax.")
+  if args.weights != "float" and args.to != "specjax":
+    raise ValueError(f"weights={args.weights!r}: accepted for --to specjax.")
   if args.torch and args.format != "head":
     raise ValueError("torch=True: accepted for --format head.")
   out = checks.directory("out", args.out)
-  source = resolve(args.model) if args.format == "head" else pathlib.Path(args.model)
+  source = pathlib.Path(args.model) if args.format == "llama2c" else resolve(args.model)
   if out.resolve() == source.resolve():
     raise ValueError(f"out={args.out!r} is the model itself; choose another directory.")
   if (out / "config.json").exists():
     checks.refuse("out", args.out, "a directory without a config.json; a model or a head is there")
+  dtype = jnp.int8 if args.weights == "int8" else jnp.float32
   if args.format == "llama2c":
     c = llama2c.load(args.model, args.tokenizer)
   elif args.tokenizer is not None:
@@ -36,17 +37,17 @@ def run_convert(args: Convert) -> None:
     head = formats.load(source, target.config, target_params=target.params)
     formats.save(
       args.out, args.to, head, target.config, target.params, base=target.name, torch=args.torch,
-      dtype=jnp.int8 if args.weights == "int8" else jnp.float32,
+      dtype=dtype,
     )  # fmt: skip
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
     return
   elif args.format == "gguf":
-    c = gguf.load(resolve(args.model))
+    c = gguf.load(source)
   else:
-    c = hf.load(args.model)
-  # float32 holds every accepted dtype, so the converted model decodes as the original does.
+    c = hf.load(source)
+  # float32 holds every accepted dtype, so a model in it decodes as the original does.
   hf.save(args.out, c.config, c.params, c.tokenizer, template=c.template, stop=c.stop,
-          start=c.start, mask=c.mask, shift=c.shift, dtype=jnp.float32)  # fmt: skip
+          start=c.start, mask=c.mask, shift=c.shift, dtype=dtype)  # fmt: skip
   back = hf.load(args.out)
   if c.tokenizer is not None and back.start != c.start:
     raise ValueError(f"{args.out}: prompts started with the ids {list(c.start)} and now with "

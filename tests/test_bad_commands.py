@@ -349,8 +349,8 @@ CONVERT = [
   ("--format gguf --model no_such.gguf --out new", "'no_such.gguf' is no directory with"),
   ("--format gguf --model noise.gguf --out new", "noise.gguf is truncated or no GGUF file"),
   ("--format gguf --model noise.gguf --tokenizer file --out new", "brings its own"),
-  ("--format hf --model no_such --out new", "no_such has no config.json: this is no model"),
-  ("--format hf --model file --out new", "file has no config.json: this is no model"),
+  ("--format hf --model no_such --out new", "'no_such' is no directory with a config.json"),
+  ("--format hf --model file --out new", "'file' is no directory with a config.json"),
   ("--format hf --model medusa --out new", "model_type=None"),
   ("--format hf --model deep --out new", "nested too deeply"),
   ("--format hf --model nothing --out new", "nothing/config.json is not JSON"),
@@ -384,7 +384,8 @@ CONVERT = [
   ("--format head --model medusa --target causal --out new --to eagle", "to='eagle': accepted"),
   ("--format head --model medusa --target causal --out new --to gguf", "invalid choice 'gguf'"),
   ("--format head --model eagle --target causal --out causal", "out='causal': accepted is a"),
-  ("--format hf --model causal --out new --weights int8", "weights='int8': accepted for --format"),
+  ("--format head --model medusa --target causal --out new --to medusa --weights int8",
+   "weights='int8': accepted for --to specjax"),
   ("--format head --model medusa --target causal --out medusa", "is the model itself"),
 ]  # fmt: skip
 INFO = [

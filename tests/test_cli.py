@@ -366,6 +366,15 @@ def test_convert_hf_keeps_everything(run, tmp_path, text_model):
   jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
 
 
+def test_convert_writes_a_model_in_8_bits(run, tmp_path):
+  words = ["--format", "hf", "--model", "lists-3m", "--weights", "int8"]
+  assert run("convert", *words, "--out", tmp_path)[0] == 0
+  assert (tmp_path / "model.safetensors").stat().st_size < 3.3e6
+  said = [run("denoise", "--model", m, "--chat", "--prompt", "copy : Leo Ada Kim =")[1]
+          for m in ("lists-3m", tmp_path)]  # fmt: skip
+  assert all("Leo Ada Kim\n16 slots" in each for each in said)
+
+
 def test_convert_keeps_the_start_of_a_tokenizer(run, tmp_path):
   inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "a": 1, "b": 2}, "b"))
   inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])

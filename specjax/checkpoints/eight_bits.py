@@ -14,12 +14,15 @@ from specjax.checkpoints.files import Tensors
 from specjax.models.int8 import Int8, quantise
 from specjax.models.weights import dense
 
-_SCALE = ".scale"
+SCALE = ".scale"
 _LEAST = 2**14  # values of a tensor that is worth it; biases have fewer
 
 
 def cast(tensors: Tensors, dtype: DTypeLike) -> Tensors:
-  """The tensors with floats in a dtype; `files.write` refuses what is not finite in it."""
+  """The tensors with floats in a dtype, by `narrow` if that is int8; `files.write` refuses what is
+  not finite in it."""
+  if jnp.dtype(dtype) == jnp.int8:
+    return narrow(tensors)
   with np.errstate(over="ignore"):
     return {k: x if x.dtype.kind == "i" else x.astype(jnp.dtype(dtype)) for k, x in tensors.items()}
 
@@ -30,7 +33,7 @@ def narrow(tensors: Tensors) -> Tensors:
   for name, x in tensors.items():
     if x.dtype.kind != "i" and x.ndim > 1 and x.size >= _LEAST and np.isfinite(x).all():
       small = quantise(jnp.asarray(x), jnp.dtype(jnp.float32))
-      found |= {name: np.asarray(small.rows), name + _SCALE: np.asarray(small.scale)}
+      found |= {name: np.asarray(small.rows), name + SCALE: np.asarray(small.scale)}
     else:
       found |= cast({name: x}, jnp.float16)
   return found
@@ -43,11 +46,15 @@ def widen(tensors: Tensors, path: pathlib.Path) -> Tensors:
   """
   found = dict(tensors)
   for name in tensors:
-    if name.endswith(_SCALE):
-      scale, rows = found.pop(name), tensors.get(name.removesuffix(_SCALE))
+    if name.endswith(SCALE):
+      scale, rows = found.pop(name), tensors.get(name.removesuffix(SCALE))
       if rows is None or rows.dtype != np.int8 or scale.shape != rows.shape[:-1]:
         checks.refuse(f"{path}: shape of tensor {name}", scale.shape,
                       "that of a tensor of int8 beside it, without its last axis")  # fmt: skip
-      values = Int8(jnp.asarray(rows), jnp.asarray(scale, jnp.float32))
-      found[name.removesuffix(_SCALE)] = np.asarray(dense(values))
+      found[name.removesuffix(SCALE)] = values(rows, scale)
   return found
+
+
+def values(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+  """The values f32[..., out, in] of rows i8[..., out, in] whose steps are scale [..., out]."""
+  return np.asarray(dense(Int8(jnp.asarray(rows), jnp.asarray(scale, jnp.float32))))

@@ -157,10 +157,7 @@ def save(
     ValueError: a weight is not finite in `dtype`.
   """
   tensors = {key: np.asarray(x) for key, x in flatten_dict(params, sep="/").items()}
-  if jnp.dtype(dtype) == jnp.int8:
-    tensors = eight_bits.narrow(tensors)
-  else:
-    tensors = eight_bits.cast(tensors, dtype)
+  tensors = eight_bits.cast(tensors, dtype)
   vocabulary = draft_vocabulary.ids(params)
   raw = {
     "head": name,

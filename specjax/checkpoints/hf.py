@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import hf_config, templates
+from specjax.checkpoints import eight_bits, hf_config, templates
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.hf_layout import Layout, assemble, scatter
@@ -111,13 +111,22 @@ def _read_params(
         raise ValueError(f"{shard} is truncated or no safetensors file: {error}.") from error
       home |= dict.fromkeys(file.keys(), file)
 
-    def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
-      found = home[name].get_slice(name).get_dtype()
-      if found not in _FLOATS:
-        raise ValueError(f"tensor {name} has dtype {found}; accepted are {', '.join(_FLOATS)}.")
+    def stored(name: str, index: tuple[slice, ...]) -> np.ndarray:
       return home[name].get_slice(name)[index] if index else home[name].get_tensor(name)
 
+    def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
+      found, scale = home[name].get_slice(name).get_dtype(), name + eight_bits.SCALE
+      if found == "I8" and scale in home:
+        return eight_bits.values(stored(name, index), stored(scale, index[:1]))
+      if found not in _FLOATS:
+        raise ValueError(f"tensor {name} has dtype {found}; accepted are {', '.join(_FLOATS)}.")
+      return stored(name, index)
+
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in home.items()}
+    for name, file in home.items():
+      scale = name + eight_bits.SCALE
+      if file.get_slice(name).get_dtype() == "I8" and shapes.get(scale) == shapes[name][:-1]:
+        del shapes[scale]  # any other scale has no place
     return assemble(table, spare, shapes, read, dtype, weights=weights, mesh=mesh)
 
 
@@ -212,7 +221,8 @@ def save(
       the name is written, which transformers does not read.
     stop: by default the id of `<|end|>` where the tokenizer has it.
     start: by default what the tokenizer's post-processor puts before a text.
-    dtype: of the tensors on disk.
+    dtype: of the tensors on disk; int8 is that of `eight_bits.narrow`, which transformers does not
+      read.
 
   Raises:
     ValueError: params are not those of the config, or not finite in `dtype`; an unknown template;
@@ -221,7 +231,9 @@ def save(
   named = templates.known(template)
   raw = hf_config.to_json(config, mask=mask is not None, shift=shift)
   family = hf_config.family_of(raw)
-  tensors = scatter(params, FAMILIES[family].layout(config), dtype)
+  narrow = jnp.dtype(dtype) == jnp.int8
+  tensors = scatter(params, FAMILIES[family].layout(config), jnp.float32 if narrow else dtype)
+  tensors = eight_bits.narrow(tensors) if narrow else tensors
   if not start and tokenizer is not None:
     start = start_ids(tokenizer)
   if not stop and tokenizer is not None and (end := tokenizer.id(END)) is not None:

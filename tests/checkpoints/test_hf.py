@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+from flax.traverse_util import flatten_dict
 from tokenizers import processors
 
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import Tokenizer, train_bpe
+from specjax.models import sharding
 from specjax.models.config import Config
-from specjax.models.transformer import Transformer, attention_mask
+from specjax.models.transformer import Transformer, attention_mask, init
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
 NAMES = ("llama1", "llama3", "linear", "mistral", "qwen2", "qwen3", "yarn")
@@ -291,3 +293,49 @@ def test_params_of_another_config_are_not_written(tmp_path):
   checkpoint.params["params"]["layer_0"]["qkv"] = jnp.zeros((3, 32))
   with pytest.raises(ValueError, match=r"layer_0/qkv has shape \(3, 32\).*\(64, 32\)"):
     hf.save(tmp_path, checkpoint.config, checkpoint.params)
+
+
+WIDE = Config(vocab_size=160, width=128, layers=1, heads=4, kv_heads=4, head_dim=32, mlp_width=160)
+
+
+@pytest.fixture
+def in_8_bits(tmp_path):
+  params = init(WIDE, jax.random.key(0))
+  hf.save(tmp_path, WIDE, params, dtype=jnp.int8)
+  return tmp_path, params
+
+
+def test_a_model_in_8_bits_has_the_values_of_its_steps(in_8_bits, mesh):
+  directory, params = in_8_bits
+  stored = safetensors.numpy.load_file(directory / "model.safetensors")
+  name = "model.layers.0.mlp.down_proj.weight"
+  assert stored[name].dtype == np.int8 and stored[name + ".scale"].shape == (128,)
+  assert stored["model.norm.weight"].dtype == np.float16
+  loaded = hf.load(directory).params
+  flat, old = (flatten_dict(x["params"]) for x in (loaded, params))
+  for key, x in old.items():
+    step = np.abs(x).max(-1, keepdims=True) / 127
+    assert (np.abs(flat[key] - x) <= 0.51 * step).all(), key
+  want = stored[name].astype(np.float32) * stored[name + ".scale"].astype(np.float32)[:, None]
+  found = [x for x in flat.values() if x.shape == want.shape]
+  assert any(np.array_equal(x, want) for x in found)
+  jax.tree.map(np.testing.assert_array_equal, hf.load(directory, mesh=mesh).params,
+               sharding.split(loaded))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("change", "words"),
+  [
+    (lambda t, n: t.pop(n + ".scale"), "has dtype I8; accepted are F32, F16, BF16"),
+    (lambda t, n: t.pop(n), "the checkpoint lacks tensor"),
+    (lambda t, n: t.update({n + ".scale": t[n + ".scale"][1:]}), ".scale, for which config.json"),
+    (lambda t, n: t.update({n: t[n].astype(np.float32)}), ".scale, for which config.json has no"),
+  ],
+)
+def test_a_scale_belongs_to_rows_of_8_bits(in_8_bits, change, words):
+  directory, _ = in_8_bits
+  tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+  change(tensors, "model.layers.0.mlp.down_proj.weight")
+  safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+  with pytest.raises(ValueError, match=words):
+    hf.load(directory)
