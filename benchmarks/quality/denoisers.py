@@ -74,8 +74,6 @@ def _bounds(config: Config, model: Model, judge: Model, ids: list[list[int]]) ->
 def main(config: Config) -> None:
   checks.whole("bound", config.bound, 0)
   model, judge = (specjax.load(x, weights=config.weights) for x in (config.model, config.judge))
-  if config.bound and model.denoiser.block is not None:
-    checks.refuse("bound", config.bound, "0 for a model that is causal over blocks")
   ids, right = config.with_numbers(model)
   out = report.directory(config.out)
   left_out = ("methods", "drafters", "bound", "out")

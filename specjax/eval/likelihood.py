@@ -82,38 +82,49 @@ def masked(
 
   Of the n tokens of a continuation, l are masked, l being uniform in 1..n; n / l times the
   log-probability of these l, given all others, is the bound in the mean (LLaDA, Nie et al. 2025,
-  2502.09992, appendix A). Samples take l from equal parts of its range, one each.
+  2502.09992, appendix A). Samples take l from equal parts of its range, one each. A model that is
+  causal over blocks has a bound of each block, given the earlier ones, and the sum of them
+  (BD3-LM, Arriola et al. 2025, 2503.09573, section 3).
 
   Args:
-    samples: passes for each pair, published 128. One token needs one pass.
+    samples: passes for each pair, or each block of one, published 128. One token needs one pass.
     seed: of the numbers and the places of masks.
 
   Raises:
-    ValueError: the model is no masked diffusion model, or is causal over blocks, or a continuation
-      leaves no position.
+    ValueError: the model is no masked diffusion model, or a continuation leaves no position.
   """
   denoiser = model.denoiser
-  if denoiser.block is not None:  # it never saw masks in earlier blocks: this would be no bound
-    checks.refuse("block_length", denoiser.block, "a model of the whole canvas")
   checks.whole("samples", samples, 1)
   draws = []
   for i, (context, said) in enumerate(_fitting(model, pairs, least=0)):
-    noise, n = np.random.default_rng((checks.whole("seed", seed), i)), len(said)
-    for s in range(min(samples, 1 if n == 1 else samples)):
-      count = 1 + int(n * (s + noise.random()) / samples)
-      hidden = set(noise.permutation(n)[:count].tolist())
-      noisy = [denoiser.mask if j in hidden else token for j, token in enumerate(said)]
-      draws.append((i, n / count, [*context, *said], [*context, *noisy]))
-  found: list[list[float]] = [[] for _ in pairs]
+    noise = np.random.default_rng((checks.whole("seed", seed), i))
+    for before, block in _blocks(context, said, denoiser.block):
+      n = len(block)
+      for s in range(min(samples, 1 if n == 1 else samples)):
+        count = 1 + int(n * (s + noise.random()) / samples)
+        hidden = set(noise.permutation(n)[:count].tolist())
+        noisy = [denoiser.mask if j in hidden else token for j, token in enumerate(block)]
+        weight = n / count / (1 if n == 1 else samples)
+        draws.append((i, weight, [*before, *block], [*before, *noisy]))
+  found = np.zeros(len(pairs))
   for part in _batches([len(clean) for _, _, clean, _ in draws], checks.whole("batch", batch, 1)):
     rows = [draws[k] for k in part] + [draws[part[-1]]] * (batch - len(part))
     clean, length = _table([row[2] for row in rows], model)
     scores = np.asarray(
       _masked(denoiser, model.params, _table([row[3] for row in rows], model)[0], clean, length)
     )
-    for k, log_prob in zip(part, scores, strict=False):
-      found[draws[k][0]].append(draws[k][1] * float(log_prob))
-  return [float(np.mean(each)) for each in found]
+    for (i, weight, _, _), log_prob in zip(rows[: len(part)], scores, strict=False):
+      found[i] += weight * float(log_prob)
+  return found.tolist()
+
+
+def _blocks(context: Sequence[int], said: Sequence[int], D: int | None) -> Iterator[Pair]:
+  """What a continuation has in each block of D positions of the text, with all that is before."""
+  text, begin = [*context, *said], len(context)
+  while begin < len(text):
+    end = len(text) if D is None else min(begin - begin % D + D, len(text))
+    yield text[:begin], text[begin:end]
+    begin = end
 
 
 @functools.partial(jax.jit, static_argnames="denoiser")

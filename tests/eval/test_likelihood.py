@@ -86,6 +86,19 @@ def test_a_denoisers_estimate_has_the_bound_as_its_mean(denoiser):
   assert abs(np.mean(estimates) - want) < 4 * error + 1e-4, (np.mean(estimates), want, error)
 
 
+def test_a_model_of_blocks_has_the_sum_of_its_blocks_bounds(denoiser):
+  config = dataclasses.replace(denoiser.config, block_length=4)
+  model = dataclasses.replace(denoiser, config=config)
+  context, said = denoiser.encode("sort : Leo Ada Kim ="), denoiser.encode("Ada Leo Kim .")
+  assert len(context) == 6 and len(said) == 4  # two tokens in the block of the question, two behind
+  with jax.default_matmul_precision("float32"):
+    want = expected(model, context, said[:2]) + expected(model, context + said[:2], said[2:])
+    estimates = likelihood.masked(model, [(context, said)] * 40, samples=24, batch=32)
+  error = np.std(estimates) / math.sqrt(len(estimates))
+  assert abs(np.mean(estimates) - want) < 4 * error + 1e-4, (np.mean(estimates), want, error)
+  assert abs(want - expected(denoiser, context, said)) > 0.1
+
+
 def test_one_token_is_known_after_one_pass(denoiser):
   context, said = denoiser.encode("sort : Leo Ada Kim ="), denoiser.encode("Ada")
   found = likelihood.masked(denoiser, [(context, said)] * 2, samples=8)
@@ -107,6 +120,3 @@ def test_the_kinds_are_told_apart(causal, denoiser):
     likelihood.causal(denoiser, [([1], [1])])
   with pytest.raises(ValueError, match="gsm8k-7m"):
     likelihood.masked(causal, [([1], [1])])
-  config = dataclasses.replace(denoiser.config, block_length=4)
-  with pytest.raises(ValueError, match="block_length=4: accepted is a model of the whole canvas"):
-    likelihood.masked(dataclasses.replace(denoiser, config=config), [([1], [1])])
