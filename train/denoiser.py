@@ -5,9 +5,10 @@
 Records with `text` fill whole rows, and every token of them may be masked. Of records with the two
 fields named by `--fields`, and of conversations in `messages` or `conversations`, only the answers
 are masked. End markers pad the last answer to the end of the row, or of its block, so that the
-model learns where to stop. With `--start` the training goes on from a finished model, such as LLaDA
-or Dream, or from a causal model, which becomes a denoiser. With `--block-length` the model is
-causal over blocks (block diffusion). The same command again continues a run that was killed.
+model learns where to stop; conversations longer than a row are left out, and counted. With
+`--start` the training goes on from a finished model, such as LLaDA or Dream, or from a causal
+model, which becomes a denoiser. With `--block-length` the model is causal over blocks (block
+diffusion). The same command again continues a run that was killed.
 """
 
 import dataclasses
@@ -100,14 +101,16 @@ def rows_of(
   """Texts end to end in rows of T tokens, which the mask of a row says may be masked.
 
   A conversation has its own row, which end markers fill. With blocks of D they fill its last block,
-  which is all that a text needs to end, and a row has as many conversations as fit.
+  which is all that a text needs to end, and a row has as many conversations as fit. One that is
+  longer than a row is left out, since a cut answer does not show where to stop.
 
   Raises:
-    ValueError: a conversation is longer than a row, does not end with an answer, or is refused by
-      the template; or the texts fill no row.
+    ValueError: a conversation does not end with an answer, or is refused by the template; or the
+      texts fill no row.
   """
   stream: list[int] = []
   documents: list[texts.Document] = []
+  longer: list[int] = []
   for i, text in enumerate(records):
     if isinstance(text, str):
       stream += [*tokenizer.encode(text), end]
@@ -117,12 +120,17 @@ def rows_of(
     with numbered(i):
       ids, said = template.encode(tokenizer, text)
     if len(ids) > T:
-      raise ValueError(f"length={T}: record {i + 1} takes {len(ids)} tokens with its answer.")
+      longer.append(len(ids))
+      continue
     rest = min(-len(ids) % (D or T), T - len(ids))
     documents.append((ids + [end] * rest, said + [True] * rest))
   documents += [(stream[i : i + T], [True] * T) for i in range(0, len(stream) - T + 1, T)]
+  if not documents and longer:
+    raise ValueError(f"length={T}: the shortest record takes {min(longer)} tokens with its answer.")
   if not documents:
     raise ValueError(f"length={T}: the texts hold {len(stream)} tokens and fill no row.")
+  if longer:
+    print(f"{len(longer)} of {len(records)} records take more than {T} tokens and are left out.")
   return pack(documents, T, first=True)
 
 

@@ -108,8 +108,16 @@ def test_text_fills_rows_and_all_of_it_is_masked_at_times():
 
 def test_rows_that_are_too_short():
   tokenizer = train_words(["copy : Ann Bob ="])
-  with pytest.raises(ValueError, match="length=6: record 1 takes 8 tokens"):
+  with pytest.raises(ValueError, match="length=6: the shortest record takes 8 tokens"):
     script.rows_of([COPY], 6, TEMPLATES["plain"], tokenizer, 0)
+
+
+def test_a_conversation_that_is_longer_than_a_row_is_left_out(capsys):
+  tokenizer = train_words(["copy : Ann Bob ="])
+  plain, long = TEMPLATES["plain"], [COPY[0], {"role": "assistant", "content": "Ann " * 9}]
+  rows = script.rows_of([COPY, long], 10, plain, tokenizer, 0)
+  assert rows.tokens.tolist() == script.rows_of([COPY], 10, plain, tokenizer, 0).tokens.tolist()
+  assert capsys.readouterr().out == "1 of 2 records take more than 10 tokens and are left out.\n"
 
 
 def test_a_conversation_ends_with_an_answer():
