@@ -8,7 +8,9 @@ Each record has a `question` and an `answer` whose last number is the right one,
 is right where its last number is that number. Passes are those of a whole answer; those of a second
 model that a method asks come on top. Nats are those of a token under the judge, given the question
 and the tokens before it: the lower, the likelier. The rows of `--drafters` are the judge's own
-answers. Seconds are of an answer, decoded once more after all shapes are compiled.
+answers. Seconds are of an answer, decoded once more after all shapes are compiled. Of a policy with
+`/` the last column counts the texts that are those of the policy alone, if it was asked for, too:
+all of them for an exact cache (`/none` has none) and for `/guesses-4`.
 
 Above the table, `--bound` says how many nats a token of the data's own answers takes: under the
 judge, and at most under the denoiser. likelihood.png draws nats by seconds, and losses.png the
@@ -21,7 +23,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,15 @@ def _bounds(config: Config, model: Model, judge: Model, ids: list[list[int]]) ->
   return {"judge": -causal / tokens, "denoiser": -masked / tokens, "tokens": tokens}
 
 
+def _alike(cell: dict[str, Any], cells: Sequence[dict[str, Any]]) -> str:
+  """How many texts of a decorated policy are those of the policy alone."""
+  policy, *decoration = cell["method"].split("/")
+  alone = [each["texts"] for each in cells if decoration and each["method"] == policy]
+  if not alone:
+    return "-"
+  return f"{sum(map(str.__eq__, cell['texts'], alone[0]))} of {cell['questions']}"
+
+
 def main(config: Config) -> None:
   checks.whole("bound", config.bound, 0)
   model, judge = (specjax.load(x, weights=config.weights) for x in (config.model, config.judge))
@@ -105,6 +116,7 @@ def main(config: Config) -> None:
       "method": f"`{cell['method']}`", "passes": f"{cell['passes']:.1f}",
       "tokens": f"{cell['tokens']:.1f}", "seconds": f"{cell['seconds']:.2f}",
       "nats": f"{cell['nats']:.2f}", "right": f"{cell['right']} of {cell['questions']}",
+      "as alone": _alike(cell, cells),
     }
     for cell in cells
   ]  # fmt: skip
