@@ -35,6 +35,7 @@ from specjax.eval.plots import denoising
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 CHAT, DRAFTERS = "smollm2-135m", ("prompt_lookup-4", "eagle3-4")
+TEXT_DENOISER, COLOURS = "gsm8k-7m-denoiser", ("cyan", "yellow", "magenta", "green")
 NEW = 64  # tokens at most
 LONGEST = 64  # tokens of a prompt, so that the columns and the table run the same programs
 QUESTION = (
@@ -182,12 +183,28 @@ def canvases(console: Console, config: Config) -> None:
   console.print(report.contents(out), markup=False)
 
 
+def blocks(console: Console) -> None:
+  """Prints a text that grows block by block, with one token of a block per pass and with many."""
+  model = specjax.load(TEXT_DENOISER)
+  question = "A pen costs 3 dollars. What do 7 pens cost?"
+  console.print(f"\nmodel [bold]{model.name}[/], blocks of {model.config.block_length}, greedy: {question!r}\n")
+  for policy in ("confidence", "threshold-0.7"):
+    (said,) = specjax.DiffusionDecoder(model, policy)([model.chat(question)], NEW)
+    when, room = said.filling.when, len(model.chat(question))
+    console.print(f"[bold]{policy}[/], {len(said.tokens)} tokens in {said.forwards} passes, each a colour")
+    text = Text()
+    for token, number in zip(said.tokens, when[room:], strict=False):
+      text.append(model.decode([token]), style=COLOURS[number % len(COLOURS)])
+    console.print(text)
+
+
 def main(config: Config) -> None:
   checks.whole("limit", config.limit, 1)
   console = Console()
   if config.prompts is not None or not chat(console, config):
     speculation(console, config)
   canvases(console, config)
+  blocks(console)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@ r"""Fixed batches beside batches whose done rows take the next prompt, on the sa
     python benchmarks/speed/refilling.py --model smollm2-135m --prompts spec_bench.jsonl
 
 A fixed batch waits for its longest answer, so that refilling gains where answers differ in length.
-Prompts that are padded to one length are decoded both ways before the next length begins, so that a
-machine whose speed drifts is fair to both. Every shape is compiled before the clock starts, and
-times include the prefill. A run that was ended goes on with the next length, and one that is
-started again with more drafters adds them.
+Fixed batches hold prompts that are padded to one length. Those of every other length are decoded
+before the refilled batch, the others after it, so that a machine whose speed drifts is fair to
+both. Every shape is compiled before the clock starts, and times include the prefill. A run that was
+ended goes on with the next length, and one that is started again with more drafters adds them.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,14 @@ def refilling(decoder: Decoder, ids: Sequence[list[int]], config: Config) -> lis
   return [found[i] for i in range(len(ids))]
 
 
-WAYS: dict[str, Callable[..., list[Result]]] = {"fixed": fixed, "refilled": refilling}
+ALL = 0  # in place of a length
+
+
+def turns(ids: Sequence[list[int]]) -> list[tuple[str, int, list[list[int]]]]:
+  """(way, padded length or ALL, prompts) of each timing, in order; `ids` are sorted by length."""
+  groups = [(T, list(group)) for T, group in itertools.groupby(ids, lambda row: padded(len(row)))]
+  alike = [("fixed", T, group) for T, group in groups]
+  return [*alike[::2], ("refilled", ALL, list(ids)), *alike[1::2]]
 
 
 def main(config: Config) -> None:
@@ -70,28 +77,33 @@ def main(config: Config) -> None:
   file = out / "decoded.jsonl"
   known = {(x["drafter"], x["padded"], x["way"]): x for x in resume.kept(file)}
   cells: list[dict[str, Any]] = []
-  alike = {T: list(group) for T, group in itertools.groupby(ids, lambda row: padded(len(row)))}
+  parts = turns(ids)
   for name in config.drafters:
     decoder = Decoder(model, name, batch=config.batch)
-    for T, way in report.progress([(T, way) for T in alike for way in WAYS], name):
+    for way, T, group in report.progress(parts, name):
       if (name, T, way) not in known:
-        WAYS[way](decoder, alike[T][:1], config)
+        decode = fixed if way == "fixed" else refilling
+        firsts = {padded(len(row)): row for row in reversed(group)}
+        decode(decoder, list(firsts.values())[::-1], config)
         begin = time.perf_counter()
-        results = WAYS[way](decoder, alike[T], config)
+        results = decode(decoder, group, config)
         known[name, T, way] = {
           "drafter": name, "padded": T, "way": way, "seconds": time.perf_counter() - begin,
           "texts": [r.tokens for r in results],
         }  # fmt: skip
         with file.open("a") as log:
           log.write(json.dumps(known[name, T, way]) + "\n")
-    for way in WAYS:
-      said, plain = ([text for T in alike for text in known[name, T, w]["texts"]]
-                     for w in (way, "fixed"))  # fmt: skip
+    each = {T: known[name, T, "fixed"] for way, T, _ in parts if way == "fixed"}
+    apart = [text for T in sorted(each) for text in each[T]["texts"]]
+    together = known[name, ALL, "refilled"]
+    ways = {"fixed": (sum(x["seconds"] for x in each.values()), apart),
+            "refilled": (together["seconds"], together["texts"])}  # fmt: skip
+    for way, (seconds, said) in ways.items():
       lengths = np.array([len(text) for text in said])
       cells.append({
-        "drafter": name, "way": way, "seconds": sum(known[name, T, way]["seconds"] for T in alike),
-        "tokens": int(lengths.sum()), "mean": float(lengths.mean()), "longest": int(lengths.max()),
-        "differ": sum(a != b for a, b in zip(said, plain, strict=True)),
+        "drafter": name, "way": way, "seconds": seconds, "tokens": int(lengths.sum()),
+        "mean": float(lengths.mean()), "longest": int(lengths.max()),
+        "differ": sum(a != b for a, b in zip(said, apart, strict=True)),
       })  # fmt: skip
   first = {cell["drafter"]: cell for cell in cells if cell["way"] == "fixed"}
   rows = [

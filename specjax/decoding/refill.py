@@ -2,32 +2,35 @@
 
 A fixed batch waits for its longest answer. Here the loop pauses every few rounds, hands out what is
 done and fills each free row, see `decoding.rows`. Prompts that are padded to one length and need
-caches of one size go together, short ones first: a pass reads whole caches, and what a drafter
-keeps may be as long as the prompt. `decoding.engine` takes requests while it decodes.
+caches of one size follow each other, short ones first: a pass may read whole caches, and what a
+drafter keeps may be as long as the prompt. Rows that are still busy then ride on in longer caches.
+`decoding.engine` takes requests while it decodes.
 """
 
 import collections
-import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from specjax import checks
 from specjax.decoding.batching import Result, read
+from specjax.decoding.builders.cache import DENSE
 from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.model import Prompt
 from specjax.decoding.rows import Rows
 
 
 class _Asked(NamedTuple):
-  """A prompt, its ids, how many tokens it may get, and its number among all requests."""
+  """A prompt, its ids, how many tokens it may get, its number among all requests, and (S, T): the
+  capacity of the caches that it needs and the length to which it is padded."""
 
   prompt: Prompt
   ids: list[int]
   budget: int
   number: int
+  shape: tuple[int, int]
 
 
 class _Held(NamedTuple):
@@ -61,37 +64,40 @@ def refilled(
   own = list(range(len(ids)) if numbers is None else numbers)
   if len(own) != len(ids):
     checks.refuse("len(numbers)", len(own), f"one per prompt ({len(ids)})")
-  groups = dict[tuple[int, int], dict[int, _Asked]]()
-  for i, asked in enumerate(map(_Asked, prompts, ids, budgets, own)):
-    T = padded(len(asked.ids))
-    groups.setdefault((decoder.capacity(T, asked.budget), T), {})[i] = asked
-  return itertools.chain.from_iterable(
-    _run(decoder, *shape, group, rounds) for shape, group in sorted(groups.items())
-  )
+  shapes = [
+    (decoder.capacity(T := padded(len(i)), n), T) for i, n in zip(ids, budgets, strict=True)
+  ]
+  asked = list(map(_Asked, prompts, ids, budgets, own, shapes))
+  return _run(decoder, asked, rounds)
 
 
-def _run(
-  decoder: Decoder, capacity: int, T: int, group: Mapping[int, _Asked], rounds: int
-) -> Iterator[tuple[int, Result]]:
-  rows, held = Rows(decoder, capacity, T), dict[int, _Held]()
-  numbers, waiting = np.zeros(decoder.batch, int), collections.deque(group)
-  while True:
+def _run(decoder: Decoder, asked: list[_Asked], rounds: int) -> Iterator[tuple[int, Result]]:
+  waiting = collections.deque(sorted(range(len(asked)), key=lambda i: asked[i].shape))
+  held, numbers = dict[int, _Held](), np.zeros(decoder.batch, int)
+  rows: Rows | None = None
+  shape = 0, 0
+  while waiting or held:
     for b in sorted(set(range(decoder.batch)) - held.keys()):
       if not waiting:
         break
-      i = waiting.popleft()
-      _, ids, budget, numbers[b] = group[i]
+      _, ids, budget, numbers[b], wanted = asked[i := waiting[0]]
+      if rows is None or (wanted != shape and not held):
+        rows = Rows(decoder, *wanted)
+      elif wanted != shape and decoder.cache == DENSE and wanted[1] >= shape[1]:
+        rows.grow(*wanted)
+      elif wanted != shape:  # what another kind of cache keeps may depend on its length
+        break
+      waiting.popleft()
+      shape = wanted
       request = decoder.request(numbers[b : b + 1], np.array([len(ids) + budget]))
-      again = bool(waiting) and group[waiting[0]].ids == ids
-      prefill = rows.admit(b, ids, T, request, again)
+      again = bool(waiting) and asked[waiting[0]].ids == ids
+      prefill = rows.admit(b, ids, shape[1], request, again)
       held[b] = _Held(i, prefill, time.perf_counter())
-    if not held:
-      return
+    assert rows is not None
     seen = rows.advance(rounds)
     decoder.check_logits(seen, numbers)
     now = time.perf_counter()
     for b in [b for b in held if seen.done[b]]:
       i, prefill, begun = held.pop(b)
       rows.free(b)
-      prompt, ids, *_ = group[i]
-      yield i, decoder.result(prompt, len(ids), seen, b, now - begun, prefill)
+      yield i, decoder.result(asked[i].prompt, len(asked[i].ids), seen, b, now - begun, prefill)

@@ -31,6 +31,16 @@ def _replaced(
   return jax.tree.map(put, state, alone), request._replace(**replaced)
 
 
+@jax.jit(donate_argnums=0)
+def _inside(larger: speculate.State, state: speculate.State) -> speculate.State:
+  """`state`, each array of it at the beginning of that of `larger`."""
+
+  def put(x: jax.Array, part: jax.Array) -> jax.Array:
+    return part if x.shape == part.shape else x.at[tuple(slice(n) for n in part.shape)].set(part)
+
+  return jax.tree.map(put, larger, state)
+
+
 class Rows:
   """B rows, all of them free at first.
 
@@ -44,7 +54,7 @@ class Rows:
     self.decoder, self.capacity = decoder, capacity
     B = decoder.batch
     # A free row holds a text of one token, which has reached its limit.
-    self._request = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
+    self._request = self._empty = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
     self._state = self._start([0], T, self._request)
     self._kept: tuple[list[int], int, speculate.State] | None = None  # a prompt, T, its state
     # Other states are not the prompt's alone: a request's processors and earlier texts are in them.
@@ -78,6 +88,11 @@ class Rows:
       self._kept = prompt, T, alone
     self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
     return seconds
+
+  def grow(self, capacity: int, T: int) -> None:
+    """Makes room for longer requests beside those that are held; caches must be dense."""
+    self.capacity, self._kept = capacity, None
+    self._state = _inside(self._start([0], T, self._empty), self._state)
 
   def free(self, b: int) -> None:
     """Ends row b where it is; later requests begin with what its drafter has learnt."""

@@ -5,8 +5,10 @@ from test_conversation import METHODS, MODEL, OF_BATCH
 
 from specjax import Decoder
 from specjax.decoding.refill import refilled
+from specjax.decoding.rows import Rows
 
-PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4], [5, 6] * 20, [7, 8, 9], [2, 2, 5], [3] * 9]
+# The long one is padded to another length: short ones are busy when it comes.
+PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4], [5, 6, 8] * 30, [7, 8, 9], [2, 2, 5], [3] * 9]
 BUDGETS = [12, 3, 5, 1, 9, 14]
 SAME = ("tokens", "forwards", "rounds", "text", "method", "verifier", "exactness", "prompt")
 
@@ -25,6 +27,15 @@ def test_requests_are_decoded_as_alone(name, temperature):
     for field in (x for x in SAME if name not in OF_BATCH or x not in ("forwards", "rounds")):
       assert getattr(together[i], field) == getattr(expected, field), (i, field)
     assert together[i].log_probs == pytest.approx(expected.log_probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("cache, calls", [("dense", 10), ("int8", 12)])
+def test_a_busy_row_rides_on_in_longer_caches(cache, calls, monkeypatch):
+  counted, advance = [], Rows.advance
+  monkeypatch.setattr(Rows, "advance", lambda rows, n: counted.append(n) or advance(rows, n))
+  found = dict(refilled(Decoder(MODEL, batch=2, cache=cache), [[4], [5] * 90], [30, 4], rounds=3))
+  assert [found[i].emitted for i in (0, 1)] == [30, 4]
+  assert len(counted) == calls  # those of the first alone, or two more for the second after it
 
 
 def test_a_request_has_its_own_noise():
