@@ -113,10 +113,13 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
 def _library(config: Config, B: int, T: int) -> int:
   """Bytes that a CPU's library of products sets aside for prompts, and no compiler knows of.
 
-  It copies the largest matrix that it multiplies: the scores of as many queries as attend together.
+  It holds the largest matrix of a product twice: the gates and values of all prompts' MLPs, or the
+  scores of as many queries as attend together.
   """
+  if platform() != "cpu":
+    return 0
   heads = B * config.heads
-  return heads * min(T, queries(heads, T)) * T * 4 if platform() == "cpu" else 0
+  return 4 * T * max(heads * min(T, queries(heads, T)), B * 2 * config.mlp_width)
 
 
 def _besides(program: Any) -> int:
