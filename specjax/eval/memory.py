@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate
+from specjax.base import Params
 from specjax.decoding.decoder import Decoder, padded
 from specjax.kernels.platform import platform
 from specjax.models.attention import queries
@@ -106,11 +107,11 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
   parts = size_of(weights) - size_of(weights.target)
   return Memory(
     size_of(weights.target), parts, size_of(state.cache), size_of(state._replace(cache=())),
-    _besides(start) + _library(model.config, B, T), _besides(advance),
+    _besides(start) + _library(model.config, weights.target, B, T), _besides(advance),
   )  # fmt: skip
 
 
-def _library(config: Config, B: int, T: int) -> int:
+def _library(config: Config, weights: Params, B: int, T: int) -> int:
   """Bytes that a CPU's library of products sets aside for prompts, and no compiler knows of.
 
   It holds the largest matrix of a product twice: the gates and values of all prompts' MLPs, or the
@@ -119,7 +120,9 @@ def _library(config: Config, B: int, T: int) -> int:
   if platform() != "cpu":
     return 0
   heads = B * config.heads
-  return 4 * T * max(heads * min(T, queries(heads, T)), B * 2 * config.mlp_width)
+  narrow = any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(weights))
+  gates = B * 2 * config.mlp_width * (2 if narrow else 4)
+  return T * max(heads * min(T, queries(heads, T)) * 4, gates)
 
 
 def _besides(program: Any) -> int:
