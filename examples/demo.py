@@ -38,6 +38,7 @@ CHAT, DRAFTERS = "smollm2-135m", ("prompt_lookup-4", "eagle3-4")
 TEXT_DENOISER, COLOURS = "gsm8k-7m-denoiser", ("cyan", "yellow", "magenta", "green")
 NEW = 64  # tokens at most
 LONGEST = 64  # tokens of a prompt, so that the columns and the table run the same programs
+SUM = "A farmer sells 12 eggs a day for 2 dollars each. How much does he earn in a week?"
 QUESTION = (
   "Rewrite this in the past tense: The river rises in the hills. It flows past three villages, and "
   "it turns the wheel of an old mill."
@@ -184,18 +185,18 @@ def canvases(console: Console, config: Config) -> None:
 
 
 def blocks(console: Console) -> None:
-  """Prints a text that grows block by block, with one token of a block per pass and with many."""
+  """Prints a text that is written block by block; a pass's tokens have one colour."""
   model = specjax.load(TEXT_DENOISER)
-  question = "A pen costs 3 dollars. What do 7 pens cost?"
-  console.print(f"\nmodel [bold]{model.name}[/], blocks of {model.config.block_length}, greedy: {question!r}\n")
-  for policy in ("confidence", "threshold-0.7"):
-    (said,) = specjax.DiffusionDecoder(model, policy)([model.chat(question)], NEW)
-    when, room = said.filling.when, len(model.chat(question))
-    console.print(f"[bold]{policy}[/], {len(said.tokens)} tokens in {said.forwards} passes, each a colour")
+  prompt = model.chat(SUM)
+  size = model.config.block_length
+  console.print(f"\nmodel [bold]{model.name}[/], blocks of {size} tokens, greedy, {SUM!r}\n")
+  for policy in ("confidence", "confidence/guesses-4"):  # the same text in half of the passes
+    (said,) = specjax.DiffusionDecoder(model, policy)([prompt], NEW)
+    console.print(f"{policy}, {len(said.tokens)} tokens in {said.forwards} passes", style="bold")
     text = Text()
-    for token, number in zip(said.tokens, when[room:], strict=False):
-      text.append(model.decode([token]), style=COLOURS[number % len(COLOURS)])
-    console.print(text)
+    for token, when in zip(said.tokens, said.filling.when[len(prompt) :], strict=False):
+      text.append(model.decode([token]), style=COLOURS[when % len(COLOURS)])
+    console.print(text, "\n")
 
 
 def main(config: Config) -> None:
