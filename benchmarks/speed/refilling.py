@@ -83,8 +83,10 @@ def main(config: Config) -> None:
     for way, T, group in report.progress(parts, name):
       if (name, T, way) not in known:
         decode = fixed if way == "fixed" else refilling
-        firsts = {padded(len(row)): row for row in reversed(group)}
-        decode(decoder, list(firsts.values())[::-1], config)
+        firsts = list({padded(len(row)): row for row in group}.values())
+        for row in firsts:
+          decode(decoder, [row], config)
+        decode(decoder, firsts, config)  # in which rows ride on from each length to the next
         begin = time.perf_counter()
         results = decode(decoder, group, config)
         known[name, T, way] = {
