@@ -80,15 +80,16 @@ def _run(decoder: Decoder, asked: list[_Asked], rounds: int) -> Iterator[tuple[i
     for b in sorted(set(range(decoder.batch)) - held.keys()):
       if not waiting:
         break
-      _, ids, budget, numbers[b], wanted = asked[i := waiting[0]]
+      wanted = asked[waiting[0]].shape
       if rows is None or (wanted != shape and not held):
         rows = Rows(decoder, *wanted)
-      elif wanted != shape and decoder.cache == DENSE and wanted[1] >= shape[1]:
+      elif wanted != shape:
+        # What another kind of cache keeps may depend on its length.
+        if decoder.cache != DENSE or wanted[1] < shape[1]:
+          break
         rows.grow(*wanted)
-      elif wanted != shape:  # what another kind of cache keeps may depend on its length
-        break
-      waiting.popleft()
-      shape = wanted
+      i = waiting.popleft()
+      _, ids, budget, numbers[b], shape = asked[i]
       request = decoder.request(numbers[b : b + 1], np.array([len(ids) + budget]))
       again = bool(waiting) and asked[waiting[0]].ids == ids
       prefill = rows.admit(b, ids, shape[1], request, again)
