@@ -29,7 +29,7 @@ class Config:
   nodes: tuple[int, ...] = (1, 16, 256)  # values of N, the nodes of a tree
   widths: tuple[int, ...] = (128,)  # values of C, the width of a head
   groups: tuple[int, ...] = (4, 7)  # values of H / K, query heads that share a key head
-  capacity: tuple[int, ...] = (100, 5000)  # values of S
+  capacity: tuple[int, ...] = (104, 5000)  # values of S
   dtypes: tuple[str, ...] = ("bfloat16", "float32")  # of nodes and cache
   int8: tuple[bool, ...] = (False, True)  # whether the cache is in 8 bits
   batch: int = 3  # B, texts of different lengths

@@ -58,6 +58,8 @@ def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
     return f"heads are {q.shape[-1]} wide, not 64 or 128"
   if k_cache.shape[2] < pallas_gpu.BLOCK:
     return f"the capacity is {k_cache.shape[2]}, below {pallas_gpu.BLOCK}"
+  if k_cache.shape[2] % 8:  # rows are copied by eights
+    return f"the capacity is {k_cache.shape[2]}, no multiple of 8"
   return None
 
 

@@ -162,7 +162,7 @@ def tree_attention(
   q: Array, k_cache: Array, v_cache: Array, lengths: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, scale: float,
 ) -> Result:  # fmt: skip
-  """See `api.tree_attention`; bf16 or f16, C 64 or 128, S at least 64."""
+  """See `api.tree_attention`; bf16 or f16, C 64 or 128, S at least 64 and a multiple of 8."""
   B, H, N, C = q.shape
   K, S = k_cache.shape[1:3]
   R = H // K * N
