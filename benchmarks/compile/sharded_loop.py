@@ -126,7 +126,7 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   return {
     "topology": name, "size": size, "cache": cache, "data": chips.data, "model": chips.model,
     "layers": layers, "batch": B, "capacity": config.capacity, "nodes": method.drafter.nodes,
-    "kernels": len(re.findall("tpu_custom_call", lowered.as_text())),
+    "kernels": len(re.findall("tpu_custom_call|custom_call @mosaic_gpu", lowered.as_text())),
     "cache_bytes": size_of(state.cache), "cache_copies": copies, **found,
   }  # fmt: skip
 

@@ -69,7 +69,7 @@ def main(config: Config) -> None:
   params = transformer.init(model, jax.random.key(0))
   at_capacity = functools.partial(step, config, model, params)
   ways = {f"capacity {small}": at_capacity(small), f"capacity {large}": at_capacity(large)}
-  with mock.patch.object(attention, "reads_blocks", lambda cache: False):
+  with mock.patch.object(attention, "reads_blocks", lambda *_: False):
     jax.clear_caches()  # of what was traced with blocks
     ways[f"capacity {large}, one product"] = at_capacity(large)
   turns = np.array([[once() for once in ways.values()] for _ in range(1 + config.repeats)])[1:]

@@ -15,6 +15,7 @@ from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
+FULL = pallas_gpu.ROWS  # rows of a head from which the GPU kernel is taken unasked
 
 
 @jax.tree_util.register_dataclass
@@ -69,19 +70,34 @@ def refusals(q: Array, k_cache: Cached, prefix: Array) -> dict[Implementation, s
 
 
 def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implementation:
-  """The TPU kernel where it serves, else XLA; no GPU has run the GPU kernel yet."""
-  return "xla" if refusals(q, k_cache, prefix)["pallas_tpu"] else "pallas_tpu"
+  """The TPU kernel where it serves, the GPU kernel where its tiles are full too, else XLA.
+
+  On an H100 a single node over few cached rows takes the GPU kernel half as long again as XLA, and
+  64 nodes take it a third to all of XLA's time (`docs/kernels.md`).
+  """
+  reasons = refusals(q, k_cache, prefix)
+  if reasons["pallas_tpu"] is None:
+    return "pallas_tpu"
+  return "pallas_gpu" if reasons["pallas_gpu"] is None and _rows(q, k_cache) >= FULL else "xla"
 
 
-def reads_blocks(k_cache: Cached) -> bool:
+def _rows(q: Array, k_cache: Cached) -> int:
+  """How many rows share a head's keys, G N."""
+  return q.shape[1] // jax.tree.leaves(k_cache)[0].shape[1] * q.shape[2]
+
+
+def reads_blocks(q: Array, k_cache: Cached, prefix: Array) -> bool:
   """Whether a cache [B, K, S, C] is better read in blocks than by one product.
 
-  One product is better where the cache is a block or two, and on GPU, where XLA asks the host
-  before each block. With one key/value head, XLA would multiply a batch and a single row by
-  different methods, so that their bits would differ: blocks are not used there either.
+  One product is better where the cache is a block or two, and on GPU where the kernel does not
+  serve, since XLA asks the host before each block. With one key/value head, XLA would multiply a
+  batch and a single row by different methods, so that their bits would differ: blocks are not used
+  there either.
   """
   K, S = jax.tree.leaves(k_cache)[0].shape[1:3]
-  return K > 1 and S > 512 and platform() in ("cpu", "tpu")
+  if platform() == "gpu" and default_implementation(q, k_cache, prefix) != "pallas_gpu":
+    return False
+  return K > 1 and S > 512
 
 
 def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
@@ -146,7 +162,7 @@ def tree_attention(
   passed_over: tuple[tuple[Implementation, str], ...] = ()
   if implementation is None:
     implementation = default_implementation(q, k_cache, prefix)
-    unasked = "it is used only where asked for by name"
+    unasked = f"{_rows(q, k_cache)} rows share a head's keys, fewer than {FULL}"
     passed_over = tuple((k, v or unasked) for k, v in reasons.items() if k != implementation)
   elif reason := reasons.get(implementation):
     raise ValueError(f"implementation={implementation!r}: {reason}.")

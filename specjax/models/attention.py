@@ -30,7 +30,7 @@ def attend(
 
   The mask never spans the prefix, so verifying a tree takes one N x N mask however long the text
   is. A long prefix is read in blocks, and only the blocks that are seen; one product reads a prefix
-  that is short, or of which nodes see different rows.
+  that is short, or of which nodes see different rows, and on GPU one that few nodes see.
 
   Args:
     q: [B, H, N, C].
@@ -50,7 +50,7 @@ def attend(
   if together < N:
     return _by_parts(q, k, v, mask, prefix, together)
   shared = prefix is not None and prefix[0].ndim == 4 and prefix[2].ndim < 3
-  if prefix is not None and shared and reads_blocks(prefix[0]):
+  if prefix is not None and shared and reads_blocks(q, prefix[0], prefix[2]):
     out = tree_attention(q, *prefix, k, v, mask)
     return out.swapaxes(1, 2).reshape(B, N, H * C)
   q = (q * C**-0.5).reshape(B, K, -1, C)  # the group's heads and the nodes are rows of one matmul
