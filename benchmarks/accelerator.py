@@ -58,7 +58,7 @@ _MANY = (
 PARTS = {
   "attention": Part(
     "Tree attention by every implementation against its definition", "claims/attention.py", "",
-    "--nodes 1 4 --widths 64 --groups 4 --capacity 100 --dtypes float32 --int8 False", "", 3.5,
+    "--nodes 1 4 --widths 64 --groups 4 --capacity 100 --dtypes float32 --int8 False", "", 5,
   ),
   "speed_xla": Part(
     "XLA's attention against the memory's bandwidth", "speed/kernels.py",
@@ -70,16 +70,16 @@ PARTS = {
   ),
   "stream_float": Part(
     f"{_STREAM}; float weights", "speed/streaming.py", "",
-    f"{_TINY} {_SHORT}", f"{_LARGE} {_PASSES}", 3.5,
+    f"{_TINY} {_SHORT}", f"{_LARGE} {_PASSES}", 3,
   ),
   "stream_int8": Part(
     f"{_STREAM}; int8 weights", "speed/streaming.py", "--weights int8",
-    f"{_TINY} {_SHORT}", f"{_LARGE} {_PASSES}", 3.5,
+    f"{_TINY} {_SHORT}", f"{_LARGE} {_PASSES}", 3,
   ),
   "head_round": Part(
     "A round of an EAGLE-3 head: pass, draft and commit", "speed/head_round.py", "",
     f"{_TINY} --nodes 7 --depth 2 --beam 2 --context 64",
-    f"{_LARGE} --context 1024 --nodes 64", 3.5,
+    f"{_LARGE} --context 1024 --nodes 64", 2.5,
   ),
   "denoising": Part(
     "Passes of masked diffusion over a canvas of 1024, and with the dual cache",

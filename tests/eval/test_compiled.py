@@ -47,9 +47,10 @@ def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache(tmp_path):
 
 
 @pytest.mark.full
-def test_a_gpu_layer_copies_no_cache(tmp_path):
-  row = one_layer("h100:1", tmp_path)
-  assert row["cache_copies"] == 0
+@pytest.mark.parametrize(("drafted", "kernels"), [(7, 0), (15, 1)])
+def test_a_gpu_layer_has_its_kernel_for_full_tiles_and_copies_no_cache(drafted, kernels, tmp_path):
+  row = one_layer("h100:1", tmp_path, "--drafted", str(drafted))
+  assert (row["kernels"], row["cache_copies"]) == (kernels, 0)
   assert row["temp_bytes"] < row["cache_bytes"]
 
 

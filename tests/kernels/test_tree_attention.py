@@ -1,6 +1,7 @@
 """Tree attention against a float64 loop over nodes, in every shape that asks for care."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 from attention_cases import NAMES, SHAPES, assert_close, case, run, truth
 
-from specjax.kernels.tree_attention import quantise, tree_attention, xla
+from specjax.kernels.tree_attention import (
+  api,
+  default_implementation,
+  quantise,
+  reads_blocks,
+  tree_attention,
+  xla,
+)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -108,3 +116,28 @@ def test_what_cannot_be_served_is_refused(change, problem):
   arguments = dict(zip(names, case(0, 2, 1, 2, 3, 128, 64, (5, 6)), strict=True)) | change
   with pytest.raises(ValueError, match=problem):
     tree_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+  ("kind", "nodes", "capacity", "dtype", "served"),
+  [
+    ("NVIDIA H100 80GB HBM3", 16, 1024, "bfloat16", "pallas_gpu"),
+    ("NVIDIA H200", 64, 65536, "float16", "pallas_gpu"),
+    ("NVIDIA H100 80GB HBM3", 15, 1024, "bfloat16", "xla"),  # 60 rows of a head
+    ("NVIDIA H100 80GB HBM3", 16, 1020, "bfloat16", "xla"),
+    ("NVIDIA H100 80GB HBM3", 16, 1024, "float32", "xla"),
+    ("NVIDIA A100-SXM4-80GB", 64, 1024, "bfloat16", "xla"),
+  ],
+)
+def test_a_gpu_takes_its_kernel_where_tiles_are_full(
+  kind, nodes, capacity, dtype, served, monkeypatch
+):
+  monkeypatch.setattr(api, "platform", lambda: "gpu")
+  monkeypatch.setattr(api, "device", lambda: types.SimpleNamespace(device_kind=kind))
+  q, k, _, lengths, *_ = jax.eval_shape(
+    lambda: tuple(map(jnp.asarray, case(0, 2, 2, 4, nodes, capacity, 64, (5, 6), dtype=dtype)))
+  )
+  assert default_implementation(q, k, lengths) == served
+  assert reads_blocks(q, k, lengths) == (served == "pallas_gpu")
+  everywhere = jnp.ones((2, capacity), bool)  # rows that need not be the first ones
+  assert not reads_blocks(q, k, everywhere)
