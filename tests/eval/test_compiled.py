@@ -51,7 +51,7 @@ def test_a_tpu_layer_has_its_kernel_and_two_sums_and_copies_no_cache(tmp_path):
 def test_a_gpu_layer_has_its_kernel_for_full_tiles_and_copies_no_cache(drafted, kernels, tmp_path):
   row = one_layer("h100:1", tmp_path, "--drafted", str(drafted))
   assert (row["kernels"], row["cache_copies"]) == (kernels, 0)
-  assert row["temp_bytes"] < row["cache_bytes"]
+  assert row["temp_bytes"] < 1.5 * row["cache_bytes"]  # the logits of 16 nodes, mostly
 
 
 @pytest.mark.full
