@@ -73,7 +73,7 @@ def default_implementation(q: Array, k_cache: Cached, prefix: Array) -> Implemen
   """The TPU kernel where it serves, the GPU kernel where its tiles are full too, else XLA.
 
   On an H100 a single node over few cached rows takes the GPU kernel half as long again as XLA, and
-  64 nodes take it a third to all of XLA's time (`docs/kernels.md`).
+  64 nodes take it a quarter to all of XLA's time (`docs/kernels.md`).
   """
   reasons = refusals(q, k_cache, prefix)
   if reasons["pallas_tpu"] is None:
