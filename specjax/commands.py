@@ -1,4 +1,7 @@
-"""What the commands of the command line do."""
+"""What the commands of the command line do.
+
+What draws pictures is imported where one is drawn: matplotlib takes longer to import than jax.
+"""
 
 import contextlib
 import json
@@ -9,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -39,8 +41,6 @@ from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import resolve
 from specjax.eval import prompts
-from specjax.eval.plots import denoising
-from specjax.measuring import run_bench, run_memory, run_tune
 from specjax.models import sharding
 from specjax.writing import run_convert, run_corpus
 
@@ -140,6 +140,8 @@ def _stream(decoder: Decoder, item: prompts.Item, max_new_tokens: int) -> None:
 
 def _check_picture(file: str) -> None:
   """Raises ValueError for a picture that could not be written once the text is there."""
+  from matplotlib.figure import Figure
+
   path, kinds = pathlib.Path(file), Figure().canvas.get_supported_filetypes()
   possible = path.name and "\0" not in file and not path.is_dir() and path.parent.is_dir()
   if not possible or path.suffix[1:] not in kinds or not os.access(path.parent, os.W_OK):
@@ -161,6 +163,8 @@ def run_denoise(args: Denoise) -> None:
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
     if args.picture and i == 0:
+      from specjax.eval.plots import denoising
+
       denoising.canvas(model, {r.method: r}).savefig(args.picture)
 
 
@@ -194,9 +198,15 @@ def run_info(args: Info) -> None:
     console.print("", card.read_text(), sep="\n")
 
 
+def _measure(args: Bench | Tune | Memory) -> None:
+  from specjax import measuring
+
+  measuring.COMMANDS[type(args)](args)
+
+
 COMMANDS: dict[type, Callable] = {
   Generate: run_generate, Chat: run_chat, Serve: run_serve, Denoise: run_denoise,
-  Bench: run_bench, Tune: run_tune, Memory: run_memory, Convert: run_convert, Corpus: run_corpus,
+  Bench: _measure, Tune: _measure, Memory: _measure, Convert: run_convert, Corpus: run_corpus,
   List: run_list, Info: run_info,
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -109,3 +110,6 @@ def run_memory(args: Memory) -> None:
     raise ValueError(f"--budget {args.budget:g}: batch 1 needs {found.total / 1e9:.3g} GB.")
   if args.budget is not None:
     console.print(f"The largest batch that fits {args.budget:g} GB is {batch}.")
+
+
+COMMANDS: dict[type, Callable] = {Bench: run_bench, Tune: run_tune, Memory: run_memory}

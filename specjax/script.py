@@ -1,15 +1,19 @@
 """How every command starts: options from the command line, and one sentence for a user's error.
 
-This file imports neither jax nor the rest of the package, so that `--help` answers at once.
+This file imports jax, and nothing that does, only once the options are read, so that `--help`
+answers at once.
 """
 
 import contextlib
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tyro
+
+from specjax.home import home
 
 USER_ERRORS = (ValueError, FloatingPointError, OSError)
 
@@ -20,6 +24,19 @@ def sentence(error: BaseException) -> str:
   if isinstance(error, OSError) and error.filename is not None:
     said = f"{error.filename!r}: {error.strerror}."
   return f"error: {' '.join(said.split()) or type(error).__name__}"
+
+
+def _keep_programs() -> None:
+  """Has jax keep what it took a second or more to compile, unless the user has said where.
+
+  The folder is of this machine, for a program of one processor may not run on another. Beyond a
+  gigabyte what was not used for longest goes.
+  """
+  import jax
+
+  if jax.config.values["jax_compilation_cache_dir"] is None:
+    jax.config.update("jax_compilation_cache_dir", str(home() / "compiled" / platform.node()))
+    jax.config.update("jax_compilation_cache_max_size", 10**9)
 
 
 def run(
@@ -41,6 +58,7 @@ def run(
   options = tyro.cli(
     config, prog=prog, description=description, args=argv, config=markers, default=default
   )
+  _keep_programs()
   try:
     several = "JAX_COORDINATOR_ADDRESS" in os.environ
     if several:

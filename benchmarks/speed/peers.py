@@ -33,12 +33,13 @@ import numpy as np
 
 import specjax
 from specjax import checks, script
-from specjax.checkpoints import gguf_float32, hf, hub
+from specjax.checkpoints import gguf_float32, hf
 from specjax.data import resume, spec_bench
 from specjax.decoding.model import resolve
 from specjax.eval import interleaved, metrics, peers, prompts, report, specbench, table
 from specjax.eval.peers import Contenders, Run
 from specjax.eval.plots import peers as plots
+from specjax.home import home
 
 OURS = "specjax"
 TIE = 1e-3  # in logits; the sums of float32 programs differ by less
@@ -93,7 +94,7 @@ def files(name: str, model: specjax.Model) -> tuple[pathlib.Path, dict[str, path
     return source, {}
   with source.open("rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-  cache = hub.home() / "peers" / f"{source.stem}-{digest}"
+  cache = home() / "peers" / f"{source.stem}-{digest}"
   cache.mkdir(parents=True, exist_ok=True)
   directory, float32 = cache / "hf", cache / "float32.gguf"
   if not float32.exists():

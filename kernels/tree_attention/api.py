@@ -10,12 +10,12 @@ from jax.sharding import PartitionSpec
 
 from specjax import checks
 from specjax.kernels.platform import device, mesh_axis, platform
-from specjax.kernels.tree_attention import config, pallas_gpu, pallas_tpu, reference, xla
+from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
 Implementation = Literal["reference", "xla", "pallas_tpu", "pallas_gpu"]
-FULL = pallas_gpu.ROWS  # rows of a head from which the GPU kernel is taken unasked
+FULL = config.GPU_TILE  # rows of a head from which the GPU kernel is taken unasked
 
 
 @jax.tree_util.register_dataclass
@@ -57,8 +57,8 @@ def _gpu_refusal(q: Array, k_cache: Cached, prefix: Array) -> str | None:
     return f"nodes are {q.dtype} and the cache {k_cache.dtype}, not both bfloat16 or float16"
   if q.shape[-1] not in (64, 128):
     return f"heads are {q.shape[-1]} wide, not 64 or 128"
-  if k_cache.shape[2] < pallas_gpu.BLOCK:
-    return f"the capacity is {k_cache.shape[2]}, below {pallas_gpu.BLOCK}"
+  if k_cache.shape[2] < config.GPU_BLOCK:
+    return f"the capacity is {k_cache.shape[2]}, below {config.GPU_BLOCK}"
   if k_cache.shape[2] % 8:  # rows are copied by eights
     return f"the capacity is {k_cache.shape[2]}, no multiple of 8"
   return None
@@ -175,6 +175,8 @@ def tree_attention(
     if implementation == "pallas_tpu":
       return pallas_tpu.tree_attention(q, k_cache, v_cache, prefix, *tree, block=size)
     if implementation == "pallas_gpu":
+      from specjax.kernels.tree_attention import pallas_gpu  # seconds that others need not wait
+
       return pallas_gpu.tree_attention(q, k_cache, v_cache, prefix, *tree)
     visible = prefix
     if prefix.dtype != bool:

@@ -10,6 +10,9 @@ from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import measured
 from specjax.kernels.tree_attention.quantised import Cached
 
+GPU_TILE = 64  # rows of a head in one product, wgmma's
+GPU_BLOCK = 64  # cached rows of one
+
 
 class Shape(NamedTuple):
   """The shape of a call, as far as the size of its blocks depends on it."""

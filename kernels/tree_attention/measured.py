@@ -2,19 +2,18 @@
 
 import functools
 import json
-import os
 import pathlib
 import warnings
 
 from specjax import schema
+from specjax.home import home
 
 Sizes = dict[str, dict[str, int]]  # rows per block, by device kind and class of calls
 
 
 def path() -> pathlib.Path:
-  """The file; $XDG_CACHE_HOME is ~/.cache by default."""
-  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  return pathlib.Path(home) / "specjax" / "tree_attention.json"
+  """The file."""
+  return home() / "tree_attention.json"
 
 
 @functools.cache

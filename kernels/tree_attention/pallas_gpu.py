@@ -24,10 +24,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from specjax.kernels.tree_attention.config import GPU_BLOCK as BLOCK
+from specjax.kernels.tree_attention.config import GPU_TILE as ROWS
 from specjax.kernels.tree_attention.reference import Result
 
-ROWS = 64  # rows of one wgmma
-BLOCK = 64  # P
 STAGES = 2  # blocks of keys, and of values, that are copied at once
 
 

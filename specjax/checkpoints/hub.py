@@ -16,6 +16,8 @@ import filelock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
+from specjax.home import home
+
 _POLL = 0.2  # seconds between two looks at a download
 
 
@@ -51,12 +53,6 @@ def rows() -> list[tuple[str, str]]:
     (name, f"model of {wheel.size / 1e6:.0f} MB, {states[path(name).is_file()]}")
     for name, wheel in MODELS.items()
   ]
-
-
-def home() -> pathlib.Path:
-  """The folder of what is kept for later runs; $XDG_CACHE_HOME is ~/.cache by default."""
-  cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  return pathlib.Path(cache) / "specjax"
 
 
 def path(name: str) -> pathlib.Path:

@@ -13,16 +13,18 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 
 import specjax
 from specjax import checks
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 _PACKAGES = ("specjax", "jax", "jaxlib", "flax", "numpy")
 
@@ -58,7 +60,7 @@ def summary(config: Any, found: Mapping[str, Any], packages: Sequence[str] = ())
 
 def save(
   out: pathlib.Path, summary: Mapping[str, Any], text: str,
-  plots: Mapping[str, Figure] | None = None, records: Iterable[Mapping[str, Any]] | None = None,
+  plots: "Mapping[str, Figure] | None" = None, records: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:  # fmt: skip
   """Writes summary.json, `text` as table.md, the plots by name, and records as results.jsonl."""
   (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -71,7 +73,7 @@ def save(
 
 
 def publish(
-  config: Any, found: Mapping[str, Any], text: str, plots: Mapping[str, Figure] | None = None,
+  config: Any, found: Mapping[str, Any], text: str, plots: "Mapping[str, Figure] | None" = None,
   packages: Sequence[str] = (),
 ) -> None:  # fmt: skip
   """Saves to `config.out`, and prints the table and the names of the files."""
