@@ -325,8 +325,8 @@ def test_docstrings_describe_what_there_is():
 def test_the_reference_is_whole():
   # Of the command line, --help is the reference.
   own = {
-    "__init__", "zoo", "arguments", "asked", "chat", "cli", "commands", "home", "measuring", "moved",
-    "script", "writing",
+    "__init__", "zoo", "arguments", "asked", "chat", "cli", "commands", "home", "measuring",
+    "moved", "script", "writing",
   }  # fmt: skip
   api = "".join(text for page, text in PAGES.items() if page.startswith("docs/api/"))
   there = {path.stem for path in (ROOT / "specjax").iterdir() if not path.stem.startswith("__py")}

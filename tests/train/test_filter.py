@@ -1,5 +1,6 @@
 """The learned filter: its traces, its threshold, the run and its files."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -9,7 +10,8 @@ from options import changed
 from specjax.checkpoints import parts
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import load
+from specjax.decoding.model import Model, load
+from specjax.diffusion import caches
 from specjax.train import filter as script
 from specjax.train.recipe.calibration import threshold
 from specjax.train.recipe.config import Training
@@ -32,6 +34,24 @@ def test_traces_follow_the_models_own_answers(list_denoiser):
     right = (trace.right & trace.open)[own].sum()
     forced = (~(trace.right & trace.open)[own].any(1)).sum()
     assert right + forced == answer.filling.filled
+
+
+@pytest.fixture
+def block_denoiser(list_denoiser) -> Model:
+  """The model of `list_denoiser` as if it were causal over blocks of W slots."""
+  model = load(list_denoiser)
+  return dataclasses.replace(model, config=dataclasses.replace(model.config, block_length=W))
+
+
+def test_a_block_denoisers_traces_are_those_of_whole_passes(block_denoiser, monkeypatch):
+  prompts = [block_denoiser.chat(r["question"]) for r in lists.records(1, 4)]
+  cached, share = collect(block_denoiser, prompts, 6, W, 4)
+  monkeypatch.setattr(caches, "committed", caches.none)
+  whole, same = collect(block_denoiser, prompts, 6, W, 4)
+  assert share == same
+  for name in ("right", "open", "prompt"):
+    np.testing.assert_array_equal(getattr(cached, name), getattr(whole, name))
+  np.testing.assert_allclose(cached.confidence, whole.confidence, atol=1e-5)
 
 
 @pytest.mark.parametrize(

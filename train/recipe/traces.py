@@ -58,8 +58,10 @@ def collect(
     return seen.open & right, jnp.where(right, seen.confidence, -1.0), memory
 
   oracle = Policy("oracle", lambda B, W, V: (), select)
+  # Of a denoiser that is causal over blocks, finished blocks are read once.
+  cache = caches.none if network.block is None else caches.committed
   method = denoise.Method(
-    network, caches.none(network, block), oracle, blocks.fixed(block), stopping.whole()
+    network, cache(network, block), oracle, blocks.fixed(block), stopping.whole()
   )
 
   @jax.jit
@@ -78,7 +80,7 @@ def collect(
     ordinary += sum(r.forwards for r in answers)
     canvases = [r.filling.canvas for r in answers]
     end = np.array(list(map(len, canvases)), np.int32)
-    shape = batch, end.max() + block
+    shape = batch, -(-end.max() // 64) * 64 + block  # few shapes are compiled
     truth, masked = np.zeros(shape, np.int32), np.zeros(shape, bool)
     for b, (ids, filled) in enumerate(zip(rows, canvases, strict=True)):
       truth[b, : len(filled)] = filled
@@ -86,7 +88,8 @@ def collect(
     canvas = Canvas(jnp.asarray(truth), jnp.asarray(masked), jnp.asarray(end))
     state = denoise.compiled_start(method, denoise.Weights(model.params, truth), canvas)
     while not bool(state.done.all()):
-      state, (confidence, right, open_, live) = jax.device_get(step(state, jnp.asarray(truth)))
+      state, record = step(state, jnp.asarray(truth))
+      confidence, right, open_, live = jax.device_get(record)
       number = np.arange(first, first + batch, dtype=np.int32)
       parts.append(Trace(confidence[live], right[live], open_[live], number[live]))
     passes += int(state.forwards.sum())
