@@ -5,8 +5,9 @@
 The model answers the questions of `data` one slot per pass. The student learns to predict these
 answers from few slots, and to be certain where it is right: the certainty-forcing distillation of
 dParallel (Chen et al. 2025, arXiv 2509.26488). Wrong answers to the questions of lists:SEED:COUNT
-are left out. The policy "entropy_threshold" decodes the student. The same command again continues
-a run that was killed.
+are left out. The policy "entropy_threshold" decodes the student. A model that is causal over blocks
+learns within its own blocks, each after the finished ones before it. The same command again
+continues a run that was killed.
 
 Letters: R rows, B batch, T row length.
 """
@@ -30,7 +31,16 @@ from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import answers, asked_slots, forward, losses, low_rank, run, texts
+from specjax.train.recipe import (
+  answers,
+  asked_slots,
+  block_diffusion,
+  forward,
+  losses,
+  low_rank,
+  run,
+  texts,
+)
 from specjax.train.recipe.config import Amount, Bounds, Count, Natural, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 
@@ -41,7 +51,8 @@ class Config(answers.Config):
 
   Attributes:
     new: number of slots of an answer.
-    block: number of slots of the blocks in which answers are masked and the student is decoded.
+    block: number of slots of the blocks in which answers are masked and the student is decoded, for
+      a model that is causal over blocks that of its own.
     share: share of a block's slots that are masked, before a second pass masks the others;
       published is 0.5. None draws it for each row, so that the student sees empty blocks too.
     whole: whether masks fall anywhere in the answer, as for Dream, and not block after block.
@@ -102,16 +113,22 @@ class Masks(NamedTuple):
   asked: Array  # bool[2, B, T], those of the block, each in one of the passes
 
 
-def masks(key: Array, answer: Array, block: int, share: float | None, whole: bool) -> Masks:
+def masks(
+  key: Array, answer: Array, block: int, share: float | None, whole: bool, aligned: bool = False
+) -> Masks:
   """Complementary masks of one block of each row's answer bool[B, T], a run of slots.
 
   The block is drawn uniformly, and what follows it is hidden in both passes. `share` of the block
-  is hidden in the first pass, see `Config`; `block` and `whole` are static.
+  is hidden in the first pass, see `Config`. Blocks begin with the answer or, where they are
+  `aligned`, at multiples of `block`, so that the first of them may be shorter. `block`, `whole` and
+  `aligned` are static.
   """
   of_block, of_slot, of_share = jax.random.split(key, 3)
   hides = jax.random.uniform(of_share, (len(answer), 1)) if share is None else share
-  place = jnp.cumsum(answer, 1, dtype=jnp.int32) - 1
-  size = answer.sum(1, dtype=jnp.int32)
+  first = jnp.argmax(answer, 1).astype(jnp.int32)
+  first = first - first % block if aligned else first
+  place = jnp.arange(answer.shape[1], dtype=jnp.int32)[None] - first[:, None]
+  size = jnp.where(answer, place + 1, 0).max(1)
   blocks = -(-size // block)
   chosen = jax.random.randint(of_block, size.shape, 0, jnp.maximum(blocks, 1))
   begin, end = (chosen * block)[:, None], ((chosen + 1) * block)[:, None]
@@ -151,9 +168,10 @@ def certainty_loss(
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=False)
-  if model.config.block_length is not None:
-    raise ValueError(f"model={config.model!r} is causal over blocks: accepted is one that sees the "
-                     "whole canvas.")  # fmt: skip
+  D = model.config.block_length
+  if D is not None and (config.block != D or config.whole):
+    raise ValueError(f"block={config.block} and whole={config.whole}: accepted are {D} and False, "
+                     f"since {config.model!r} is causal over blocks of {D}.")  # fmt: skip
 
   prompts = answers.ask(model, config)
   run.claim(out, config, prompts)
@@ -182,11 +200,12 @@ def main(config: Config) -> None:
   def loss(trained, frozen, rows: Rows, key):
     tokens, answer, used = (jnp.asarray(x) for x in rows)
     B, T = tokens.shape
-    drawn = masks(key, answer, config.block, config.share, config.whole)
+    drawn = masks(key, answer, config.block, config.share, config.whole, D is not None)
     # Both passes are one: the second half of a batch of twice the size.
     both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
     params = low_rank.weights(trained, frozen, config.dtype)
-    states = forward.states(network, params, both.reshape(2 * B, T), seen, model.shift)
+    earlier = None if D is None else block_diffusion.earlier(T, D)
+    states = forward.states(network, params, both.reshape(2 * B, T), seen, model.shift, earlier)
 
     def head(x: Array) -> Array:
       logits = jnp.asarray(network.apply(params, x, method="head"))

@@ -1,5 +1,6 @@
 """Certainty forcing: what is masked, what is asked, the loss, the run and its files."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 from options import changed
 
+from specjax.checkpoints import hf
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
 from specjax.models import lora
+from specjax.models.transformer import Transformer
 from specjax.train import distill as script
+from specjax.train.recipe import block_diffusion, forward
 from specjax.train.recipe.config import Training
 
 ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
@@ -21,24 +25,26 @@ ANSWER = (np.arange(20) >= np.array([[3], [6], [2]])) & (
 
 
 @pytest.mark.parametrize("share", [0.5, None])
-@pytest.mark.parametrize("whole", [False, True])
-def test_each_slot_of_a_block_is_asked_once(whole, share):
+@pytest.mark.parametrize(("whole", "aligned"), [(False, False), (True, False), (False, True)])
+def test_each_slot_of_a_block_is_asked_once(whole, aligned, share):
   blocks = set()
   for seed in range(40):
-    drawn = script.masks(jax.random.key(seed), jnp.asarray(ANSWER), 5, share, whole)
+    drawn = script.masks(jax.random.key(seed), jnp.asarray(ANSWER), 5, share, whole, aligned)
     hidden, asked = np.asarray(drawn.hidden), np.asarray(drawn.asked)
     assert not (asked[0] & asked[1]).any() and not (asked & ~hidden).any()
     assert not (hidden & ~ANSWER).any()
     segment = asked.any(0)
     for b in range(3):
       slots, answer = np.flatnonzero(segment[b]), np.flatnonzero(ANSWER[b])
-      place = slots - answer[0]
+      place = slots - (answer[0] - answer[0] % 5 if aligned else answer[0])
       if whole:
         np.testing.assert_array_equal(slots, answer)
         assert (hidden[:, b] == asked[:, b]).all()
         continue
       blocks.add((b, place[0] // 5))
-      assert place[0] % 5 == 0 and len(slots) == min(5, len(answer) - place[0])
+      assert place[0] % 5 == 0 or slots[0] == answer[0]
+      assert (place // 5 == place[0] // 5).all() and (np.diff(slots) == 1).all()
+      assert place[-1] % 5 == 4 or slots[-1] == answer[-1]
       later = answer[answer > slots[-1]]
       earlier = answer[answer < slots[0]]
       assert hidden[:, b][:, later].all() and not hidden[:, b][:, earlier].any()
@@ -107,6 +113,52 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   assert filled[0].forwards <= 6
   with pytest.raises(ValueError, match="rank"):
     script.main(changed(config, rank=5))
+
+
+@pytest.fixture(scope="module")
+def block_denoiser(list_denoiser, tmp_path_factory) -> str:
+  """The directory of the model of `list_denoiser` as if it were causal over blocks of 4 slots."""
+  path, model = tmp_path_factory.mktemp("blocks"), load(list_denoiser)
+  config = dataclasses.replace(model.config, block_length=4)
+  hf.save(path / "model", config, model.params, model.tokenizer, template=model.template,
+          mask=model.mask, stop=model.stop)  # fmt: skip
+  return str(path / "model")
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_noisy_block_is_said_as_in_decoding(block_denoiser, shift):
+  """As the network says it of a row that ends with the block, whatever comes later in the row."""
+  model, (T, D, begin) = load(block_denoiser), (14, 4, 8)
+  tokens = jnp.asarray(np.random.default_rng(0).integers(1, model.config.vocab_size, (2, T)))
+  tokens = tokens.at[:, [begin, begin + 2]].set(model.mask).astype(jnp.int32)
+  used, network = jnp.ones((2, T), bool), Transformer(model.config)
+  said = forward.states(
+    network, model.params, tokens, used, shift, block_diffusion.earlier(T, D)
+  )  # fmt: skip
+  cut = tokens[:, : begin + D]
+  position = jnp.broadcast_to(jnp.arange(begin + D, dtype=jnp.int32), cut.shape)
+  hidden, _ = model.denoiser.evaluate(model.params, cut, position, used[:, : begin + D])
+  wanted = hidden[:, begin - shift : begin + D - shift]
+  np.testing.assert_allclose(said[:, begin : begin + D], wanted, atol=1e-5)
+
+
+def test_a_block_denoiser_gets_a_student_that_decodes_over_its_cache(block_denoiser, tmp_path):
+  data = tmp_path / "questions.jsonl"
+  data.write_text("".join(json.dumps(record) + "\n" for record in lists.records(1, 16)))
+  config = script.Config(
+    model=block_denoiser, data=str(data), out=str(tmp_path / "run"), questions=16, new=6, block=4,
+    answer_batch=8,
+    training=Training(batch=8, steps=8, warmup=1, save_every=4, rate=1e-2, devices=1),
+  )  # fmt: skip
+  script.main(config)
+  student = load(str(tmp_path / "run" / "model"))
+  assert student.config.block_length == 4
+  decoder = DiffusionDecoder(student, "entropy_threshold")
+  assert decoder.loop.method.cache.name == "committed"
+  assert decoder(["copy : Ada Bob ="], 6)[0].forwards <= 6
+  for more in ({"block": 6}, {"whole": True}):
+    with pytest.raises(ValueError, match="accepted are 4 and False"):
+      script.main(dataclasses.replace(config, **more))
 
 
 def test_wrong_answers_to_lists_teach_nothing(list_denoiser, tmp_path):

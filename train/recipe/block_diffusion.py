@@ -41,6 +41,13 @@ def corrupt(key: Array, maskable: Array, D: int) -> tuple[Array, Array]:
   return rows(masked), rows(jnp.broadcast_to(p, masked.shape))
 
 
+def earlier(T: int, D: int) -> Array:
+  """bool[T, T]: what each token sees of a row that has one noisy block, its own block and those
+  before it."""
+  block = jnp.arange(T, dtype=jnp.int32) // D
+  return block[None] <= block[:, None]
+
+
 def halves_mask(T: int, D: int) -> Array:
   """bool[2 T, 2 T]: what each token of the noisy half, then of the clean half, sees."""
   block = jnp.tile(jnp.arange(T, dtype=jnp.int32) // D, 2)
