@@ -204,8 +204,8 @@ def main(config: Config) -> None:
     # Both passes are one: the second half of a batch of twice the size.
     both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
     params = low_rank.weights(trained, frozen, config.dtype)
-    earlier = None if D is None else block_diffusion.earlier(T, D)
-    states = forward.states(network, params, both.reshape(2 * B, T), seen, model.shift, earlier)
+    blocks = None if D is None else block_diffusion.causal_mask(T, D)
+    states = forward.states(network, params, both.reshape(2 * B, T), seen, model.shift, blocks)
 
     def head(x: Array) -> Array:
       logits = jnp.asarray(network.apply(params, x, method="head"))

@@ -133,7 +133,7 @@ def test_a_noisy_block_is_said_as_in_decoding(block_denoiser, shift):
   tokens = tokens.at[:, [begin, begin + 2]].set(model.mask).astype(jnp.int32)
   used, network = jnp.ones((2, T), bool), Transformer(model.config)
   said = forward.states(
-    network, model.params, tokens, used, shift, block_diffusion.earlier(T, D)
+    network, model.params, tokens, used, shift, block_diffusion.causal_mask(T, D)
   )  # fmt: skip
   cut = tokens[:, : begin + D]
   position = jnp.broadcast_to(jnp.arange(begin + D, dtype=jnp.int32), cut.shape)

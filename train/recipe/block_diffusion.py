@@ -41,9 +41,8 @@ def corrupt(key: Array, maskable: Array, D: int) -> tuple[Array, Array]:
   return rows(masked), rows(jnp.broadcast_to(p, masked.shape))
 
 
-def earlier(T: int, D: int) -> Array:
-  """bool[T, T]: what each token sees of a row that has one noisy block, its own block and those
-  before it."""
+def causal_mask(T: int, D: int) -> Array:
+  """bool[T, T]: what each token sees of a row with one noisy block: its block and earlier ones."""
   block = jnp.arange(T, dtype=jnp.int32) // D
   return block[None] <= block[:, None]
 

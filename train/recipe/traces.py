@@ -64,7 +64,7 @@ def collect(
     network, cache(network, block), oracle, blocks.fixed(block), stopping.whole()
   )
 
-  @jax.jit
+  @jax.jit(donate_argnums=0)
   def step(state: denoise.State, truth: Array):
     request = denoise.Request(request_keys(0, np.arange(batch)), jnp.zeros(batch))
     after = denoise.round_(method, denoise.Weights(model.params, truth), request, state)
