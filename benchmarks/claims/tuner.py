@@ -45,7 +45,7 @@ class Config(prompts.Questions):
 
   Attributes:
     drafters: what the tuner gets, see `specjax tune`.
-    tuned_on: questions for the tuner.
+    tuned_on: questions for the tuner, which above temperature 0 measures acceptance on 8 of them.
     limit: questions besides, at equal distances in the file.
     batches: batch sizes.
     temperatures: 0 is greedy.
@@ -124,7 +124,8 @@ def row(cell: dict[str, Any]) -> dict[str, object]:
 
 
 def main(config: Config) -> None:
-  report.check(config, "batches", "repeats", "tuned_on")
+  report.check(config, "batches", "repeats")
+  checks.whole("tuned_on", config.tuned_on, tune.MEASURED + 1)
   limit = checks.whole("limit", config.limit, 1)
   model = specjax.load(config.model, weights=config.weights)
   asked = dataclasses.replace(config, limit=config.tuned_on + limit).evenly(model)
