@@ -55,6 +55,7 @@ class Filler(NamedTuple):
     drafter: the drafter of a tree, with the pseudo rows of each node or ().
     params: its weights.
     hit_rates: f[D, R] held out, or None where they were not measured.
+    deepest: D at most of the trees that draw its guesses, 0 if none may.
     pseudo: whether it guesses in pseudo rows of the target's pass.
   """
 
@@ -62,6 +63,7 @@ class Filler(NamedTuple):
   drafter: Callable[[Tree, tuple[int, ...]], Drafter]
   params: Params
   hit_rates: Any
+  deepest: int
   pseudo: bool = False
 
 
@@ -83,12 +85,15 @@ def filler(model: Model, part: Part) -> Filler | None:
   """The head or the draft model of a name without numbers and decorations, or None."""
   if part.name == "draft_model":
     small = load_small(model, part)
-    return Filler(part, lambda tree, _: draft_tree(small.target, tree), small.params, None)
+    return Filler(part, lambda tree, _: draft_tree(small.target, tree), small.params, None,
+                  DEPTH)  # fmt: skip
   if not is_head(part.name):
     return None
   loaded = load_head(model, part)[1]
-  return Filler(part, lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
-                loaded.params, loaded.hit_rates, loaded.head.pseudo is not None)  # fmt: skip
+  head = loaded.head
+  deepest = 0 if head.blank else min(head.depth, DEPTH)
+  return Filler(part, lambda tree, guesses: drafting.drafter(head, tree, guesses or None),
+                loaded.params, loaded.hit_rates, deepest, head.pseudo is not None)  # fmt: skip
 
 
 def _options(
@@ -108,8 +113,8 @@ def _options(
     file = out / f"{filler.part.name}-{len(tree) + 1}-{max(map(len, tree))}.json"
     return spec.show([filler.part._replace(decorations=(Part("tree", (), str(file)),))])
 
-  deep = np.tile(rates, (DEPTH, 1))
-  options = drawn(name, deep, lambda nodes: best_drawn(rates, nodes, DEPTH))
+  deep = np.tile(rates, (filler.deepest, 1))
+  options = drawn(name, deep, lambda nodes: best_drawn(rates, nodes, filler.deepest))
   return options, {"acceptance": rates.tolist(), "rounds": rounds}
 
 

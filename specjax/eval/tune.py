@@ -62,7 +62,8 @@ def _asked(model: Model, name: str, config: Config) -> _Asked:
   both = ("best_first", "sequoia") if config.temperature else ("best_first",)
   wanted = (config.method,) if config.method in SHAPES else both
   found = {m: filler for m in wanted
-           if filler is not None and (m == "sequoia" or filler.hit_rates is not None)}  # fmt: skip
+           if filler is not None
+           and (filler.deepest if m == "sequoia" else filler.hit_rates is not None)}  # fmt: skip
   if config.method == "sequoia" and not found:
     raise ValueError(f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, "
                      "without numbers.")  # fmt: skip

@@ -406,7 +406,6 @@ def test_a_tree_of_a_new_shape_has_the_size_that_promises_most(method, trees, wa
 @pytest.mark.full
 def test_above_temperature_0_drawn_trees_are_tried_as_well(model, tmp_path, monkeypatch):
   monkeypatch.setattr(choice, "NODES", (4,))
-  monkeypatch.setattr(fillers, "DEPTH", 2)
   path, head = tmp_path / "ids.jsonl", tmp_path / "head"
   path.write_text("".join(json.dumps({"tokens": [i, i + 1]}) + "\n" for i in range(9)))
   params = medusa(model.target, HEAD).init(jax.random.key(1), model.params)
