@@ -14,6 +14,9 @@ from specjax.kernels.platform import platform
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
 from specjax.kernels.tree_attention.reference import Result
 
+WIDE = 4  # blocks at once, for which few rows wait less
+FEW = 32  # R at most for them
+
 
 def tree_attention(
   q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
@@ -84,7 +87,7 @@ def _attend(
   column = jnp.arange(S, dtype=jnp.int32)
   end = jnp.where(visible, column[None] + 1, 0).max()
 
-  def step(j: Array, carry):
+  def step(size: int, j: Array, carry):
     first = j * size
     start = jnp.minimum(first, S - size)  # the last block starts earlier, skipping rows it has read
 
@@ -102,7 +105,13 @@ def _attend(
       v = jnp.where(seen[..., None], v, 0)
     return join(carry, score, v)
 
-  out, top, total = jax.lax.fori_loop(0, -(-end // size), step, carry)
+  full = jnp.int32(0)
+  wide = WIDE * size
+  if G * N <= FEW and wide < S and _one_by_one():  # together, neighbours would say what is joined
+    full = end // wide
+    carry = jax.lax.fori_loop(0, full, functools.partial(step, wide), carry)
+  carry = jax.lax.fori_loop(full * WIDE, -(-end // size), functools.partial(step, size), carry)
+  out, top, total = carry
   out = out / jnp.where(total > 0, total, 1)[..., None]
   return Result(
     out.reshape(B, H, N, C).astype(q.dtype), top.reshape(B, H, N), total.reshape(B, H, N)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import NAMES, SHAPES, assert_close, case, run, truth
+from attention_cases import BLOCK, NAMES, SHAPES, assert_close, case, run, truth
 
 from specjax.kernels.tree_attention import (
   api,
@@ -65,6 +65,15 @@ def test_texts_together_and_one_by_one(one_by_one, monkeypatch):
     for b in range(3):
       alone = run("xla", jax.tree.map(lambda x, b=b: x[b : b + 1], arguments))
       jax.tree.map(lambda x, y, b=b: np.testing.assert_array_equal(x[b], y[0]), among, alone)
+
+
+@pytest.mark.parametrize("nodes", [1, 40])
+def test_blocks_that_are_read_together(nodes, monkeypatch):
+  """Few rows read several blocks at once, as far as their text fills them."""
+  monkeypatch.setattr(xla, "_one_by_one", lambda: True)
+  wide = xla.WIDE * BLOCK
+  arguments = case(5, 4, 1, 2, nodes, 2 * wide + 40, 64, (wide - 1, wide, wide + 1, 2 * wide + 40))
+  assert_close(run("xla", arguments), truth(*arguments), 2e-6)
 
 
 @pytest.mark.parametrize("name", NAMES[1:])

@@ -55,7 +55,7 @@ def test_no_product_spans_a_long_cache():
   arguments = draw(2, 8, first_rows(40, 300))
   text = jax.jit(attention.attend).lower(*arguments).as_text()
   products = re.findall(r"dot_general.*-> tensor<([0-9x]+)xf32>", text)
-  assert len(products) == 4 and not any(str(S) in shape.split("x") for shape in products)
+  assert len(products) >= 4 and not any(str(S) in shape.split("x") for shape in products)
 
 
 def prefixes(N: int) -> dict:
