@@ -20,6 +20,7 @@ from specjax.base import Params
 from specjax.decoding.decoder import Decoder, padded
 from specjax.kernels.platform import platform
 from specjax.models.attention import queries
+from specjax.models.chunks import chunk
 from specjax.models.config import Config
 
 GUESSES = 4  # of a batch, each of which compiles two programs
@@ -114,11 +115,12 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
 def _library(config: Config, weights: Params, B: int, T: int) -> int:
   """Bytes that a CPU's library of products sets aside for prompts, and no compiler knows of.
 
-  It holds the largest matrix of a product twice: the gates and values of all prompts' MLPs, or the
-  scores of as many queries as attend together.
+  It holds the largest matrix of a product twice: the gates and values of the MLPs of what is read
+  at once of all prompts, or the scores of as many queries as attend together.
   """
   if platform() != "cpu":
     return 0
+  T = chunk(T) if config.causal else T
   heads = B * config.heads
   narrow = any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(weights))
   gates = B * 2 * config.mlp_width * (2 if narrow else 4)

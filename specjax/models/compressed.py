@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Evaluation, Features, Params, Target
+from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import transformer
 from specjax.models.caches.base import CacheKind, Queries
+from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
@@ -73,13 +74,16 @@ def compressed(config: Config, kind: CacheKind) -> Target:
     return Features(lm.norm(params, x), tuple(inputs[i] for i in layers))
 
   def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
-    B, T = tokens.shape
-    position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-    mask = transformer.attention_mask(jnp.zeros_like(tokens), causal=True)
-    x, fresh, inputs = run(config, params, lm.embed(params, tokens), position, mask)
-    asked = Queries(fresh.queries.layers, jnp.where(position < length[:, None] - 1, position, -1))
-    cache = kind.start(fresh.kv, asked, length - 1, capacity)
-    return cache, features(params, x, inputs, hidden_layers)
+    def read(cache: Cache | None, tokens: Array, position: Array, mask: Array):
+      x, fresh, inputs = run(config, params, lm.embed(params, tokens), position, mask, cache)
+      found = features(params, x, inputs, hidden_layers)
+      return fresh.kv, (found, fresh.queries.layers if kind.judges else ())
+
+    kv, (found, queries) = read_prompts(read, tokens, length, causal=True)
+    place = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    place = jnp.where(place < length[:, None] - 1, place, -1)
+    asked = Queries(queries, place) if kind.judges else None
+    return kind.start(kv, asked, length - 1, capacity), found
 
   def evaluate(params: Params, cache, tokens: Array, depth: Array, mask: Array, hidden_layers=()):
     position = cache.length[:, None] + depth

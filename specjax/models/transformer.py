@@ -13,6 +13,7 @@ from jax import Array
 
 from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 from specjax.models import cache as kv_cache
+from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import INIT, Layers, of_layer
 from specjax.models.linear import linear, lookup
@@ -100,12 +101,11 @@ def target(config: Config) -> Target:
   apply: Callable[..., Any] = Transformer(config).apply
 
   def prefill(params: Params, tokens: Array, length: Array, capacity: int, hidden_layers=()):
-    B, T = tokens.shape
-    position = jnp.broadcast_to(jnp.arange(T), (B, T))
-    mask = attention_mask(jnp.zeros_like(tokens), config.causal)
-    features, kv = apply(
-      params, tokens, position, mask, hidden_layers=hidden_layers, method="features"
-    )
+    def read(cache: Cache | None, tokens: Array, position: Array, mask: Array):
+      found = apply(params, tokens, position, mask, cache, hidden_layers, method="features")
+      return found[::-1]
+
+    kv, features = read_prompts(read, tokens, length, config.causal)
     return kv_cache.allocate(kv, length - 1, capacity), features
 
   def lm_head(params: Params) -> Array:
