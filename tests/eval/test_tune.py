@@ -16,7 +16,7 @@ from specjax.base import Draft, Drafter, Evaluation, Features
 from specjax.checkpoints import heads, hf
 from specjax.decoding import spec
 from specjax.decoding.builders.tree import build_tree
-from specjax.drafters import draft_tree, drafting, medusa
+from specjax.drafters import HEADS, draft_tree, drafting, medusa
 from specjax.drafters.medusa import MedusaConfig
 from specjax.eval import (
   bench,
@@ -401,6 +401,22 @@ def test_a_tree_of_a_new_shape_has_the_size_that_promises_most(method, trees, wa
   assert names == want
   for name in names:
     build_tree(spec.parse("drafter", name)[0].decorations[0])
+
+
+@pytest.mark.parametrize(
+  ("name", "depth", "deepest"), [("medusa", 2, 2), ("medusa", 7, fillers.DEPTH), ("ctc", 5, 0)]
+)
+def test_drawn_trees_are_no_deeper_than_the_head(name, depth, deepest, model, tmp_path):
+  """Of a head that speaks in frames none is drawn, and the other trees are still tried."""
+  network, make = HEADS[name]
+  config = make(depth=depth)
+  params = network(model.target, config).init(jax.random.key(1), model.params)
+  heads.save(tmp_path / "head", name, config, params, [[0], [0, 0]], RATES, base="tiny")
+  part = spec.parse_one("drafter", f"{name}[{tmp_path / 'head'}]")
+  found = fillers.filler(model, part)
+  assert found is not None and found.deepest == deepest
+  asked = tune._asked(model, spec.show([part]), tune.Config(drafters=(), temperature=1.0))
+  assert {*asked.fillers} == {"best_first", "sequoia"} - ({"sequoia"} if name == "ctc" else set())
 
 
 @pytest.mark.full
