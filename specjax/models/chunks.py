@@ -18,7 +18,7 @@ from specjax.base import KV, Cache
 from specjax.kernels.platform import platform
 
 CHUNK = 128  # tokens; each chunk reads the weights anew
-LONG = 512  # tokens from which on that is faster
+LONG = 1024  # tokens from which on that is faster
 
 Read = Callable[[Cache | None, Array, Array, Array], tuple[KV, Any]]
 
