@@ -32,7 +32,6 @@ from specjax.eval import bench, interleaved, prompts, report, table, tune
 from specjax.eval.options import Tune
 
 PLAIN = "none"
-TURNS = 6  # in which the tuner times each draft: of two, other work on the machine may disturb both
 SIZES = (4, 6, 8, 16)
 SHAPES = ("static-1", "static-1-1", "static-1-1-1", "dynamic-8-4-4", "dynamic-16-4-4")
 DRAWN = (
@@ -88,10 +87,9 @@ def cell(
   file = out / "questions.jsonl"
   file.write_text("".join(json.dumps({"tokens": item.ids}) + "\n" for item in own))
   held_out = tune.MEASURED if temperature else 0
-  turns = -(-(len(own) - held_out) // batch)  # in which each draft is decoded once
   settings = Tune(
     drafters=config.drafters, prompts=str(file), max_new_tokens=config.max_new_tokens, batch=batch,
-    temperature=temperature, repeats=-(-TURNS // turns),
+    temperature=temperature, repeats=tune.repeats(len(own) - held_out, batch),
   )  # fmt: skip
   chosen = tune.run(model, settings, out)["chosen"]
   jax.clear_caches()  # a process may map 65530 pieces of memory

@@ -32,6 +32,7 @@ from specjax.trees import files
 
 MEASURED = 8  # prompts on which acceptance by rank is measured
 SIZES = (4, 8, 16)  # nodes of drafters about whose guesses nothing is known
+TURNS = 6  # in which each draft is timed; other work on the machine may disturb one or two
 
 
 def unsized(name: str) -> Part | None:
@@ -169,6 +170,11 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   return summary
 
 
+def repeats(prompts: int, batch: int) -> int:
+  """How often so many prompts are decoded for TURNS turns of each draft."""
+  return -(-TURNS // -(-prompts // batch))
+
+
 def tuned(model: Model, config: options.Bench, out: pathlib.Path) -> options.Bench:
   """A benchmark whose drafters, where they leave their size open, are chosen on our questions.
 
@@ -179,7 +185,7 @@ def tuned(model: Model, config: options.Bench, out: pathlib.Path) -> options.Ben
     part = unsized(name)
     if part is not None:
       own = Config(drafters=(name,), limit=6, max_new_tokens=64, batch=config.batch,
-                   temperature=config.temperature, repeats=1)  # fmt: skip
+                   temperature=config.temperature, repeats=repeats(6, config.batch))  # fmt: skip
       name = run(model, own, out / f"tune-{part.name}")["chosen"]
     chosen.append(name)
   return dataclasses.replace(config, drafters=tuple(x for x in chosen if x != PLAIN))

@@ -404,6 +404,13 @@ def test_a_tree_of_a_new_shape_has_the_size_that_promises_most(method, trees, wa
 
 
 @pytest.mark.parametrize(
+  ("prompts", "batch", "want"), [(6, 1, 1), (6, 2, 2), (6, 8, 6), (16, 8, 3), (40, 1, 1)]
+)
+def test_a_draft_is_timed_in_several_turns_at_any_batch_size(prompts, batch, want):
+  assert tune.repeats(prompts, batch) == want
+
+
+@pytest.mark.parametrize(
   ("name", "depth", "deepest"), [("medusa", 2, 2), ("medusa", 7, fillers.DEPTH), ("ctc", 5, 0)]
 )
 def test_drawn_trees_are_no_deeper_than_the_head(name, depth, deepest, model, tmp_path):
