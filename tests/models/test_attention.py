@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.kernels.tree_attention import xla
 from specjax.models import attention
 
 S, K, H, C = 1024, 2, 4, 16
@@ -51,11 +52,14 @@ def test_a_row_is_the_row_alone_whatever_its_neighbours_length(N):
     np.testing.assert_array_equal(jax.jit(attention.attend)(*row)[0], together[b])
 
 
-def test_no_product_spans_a_long_cache():
+@pytest.mark.parametrize(("one_by_one", "count"), [(False, 4), (True, 6)])
+def test_no_product_spans_a_long_cache(one_by_one, count, monkeypatch):
+  """Two products for the nodes, two for a block, and where texts attend alone two for four."""
+  monkeypatch.setattr(xla, "_one_by_one", lambda: one_by_one)
   arguments = draw(2, 8, first_rows(40, 300))
-  text = jax.jit(attention.attend).lower(*arguments).as_text()
+  text = jax.jit(lambda *a: attention.attend(*a)).lower(*arguments).as_text()
   products = re.findall(r"dot_general.*-> tensor<([0-9x]+)xf32>", text)
-  assert len(products) >= 4 and not any(str(S) in shape.split("x") for shape in products)
+  assert len(products) == count and not any(str(S) in shape.split("x") for shape in products)
 
 
 def prefixes(N: int) -> dict:

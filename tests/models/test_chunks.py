@@ -77,10 +77,11 @@ def test_other_lengths_are_read_at_once(length):
 def test_caches_that_are_not_dense_are_filled_alike(name, monkeypatch):
   params, tokens = made(TINY)
   start = compressed(TINY, CACHES[name]()).prefill
-  filled = []
-  for long in (chunks.LONG, T + 1):
+  length = jnp.asarray((T, 300), jnp.int32)
+
+  def filled(long: int):
     monkeypatch.setattr(chunks, "LONG", long)
-    length = jnp.asarray((T, 300), jnp.int32)
-    filled.append(jax.jit(lambda: start(params, tokens, length, S))())  # noqa: B023
-  for x, y in zip(*map(jax.tree.leaves, filled), strict=True):
+    return jax.tree.leaves(jax.jit(lambda: start(params, tokens, length, S))())
+
+  for x, y in zip(filled(chunks.LONG), filled(T + 1), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-4)
