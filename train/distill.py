@@ -51,8 +51,8 @@ class Config(answers.Config):
 
   Attributes:
     new: number of slots of an answer.
-    block: number of slots of the blocks in which answers are masked and the student is decoded, for
-      a model that is causal over blocks that of its own.
+    block: number of slots of the blocks in which answers are masked and the student is decoded, by
+      default those of the model's own blocks, which it must equal, or 16.
     share: share of a block's slots that are masked, before a second pass masks the others;
       published is 0.5. None draws it for each row, so that the student sees empty blocks too.
     whole: whether masks fall anywhere in the answer, as for Dream, and not block after block.
@@ -65,7 +65,7 @@ class Config(answers.Config):
   """
 
   new: Count = 16
-  block: Count = 16
+  block: Annotated[int | None, Bounds(1)] = None
   share: Annotated[float | None, Bounds(0.01, 0.99)] = None
   whole: bool = False
   weight: Amount = 2.0
@@ -169,14 +169,15 @@ def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=False)
   D = model.config.block_length
-  if D is not None and (config.block != D or config.whole):
-    raise ValueError(f"block={config.block} and whole={config.whole}: accepted are {D} and False, "
+  block = config.block or D or 16
+  if D is not None and (block != D or config.whole):
+    raise ValueError(f"block={block} and whole={config.whole}: accepted are {D} and False, "
                      f"since {config.model!r} is causal over blocks of {D}.")  # fmt: skip
 
   prompts = answers.ask(model, config)
   run.claim(out, config, prompts)
   decoder = DiffusionDecoder(
-    model, "confidence", blocks=config.block, stopping="whole", batch=config.answer_batch,
+    model, "confidence", blocks=block, stopping="whole", batch=config.answer_batch,
     seed=config.training.seed,
   )  # fmt: skip
 
@@ -200,7 +201,7 @@ def main(config: Config) -> None:
   def loss(trained, frozen, rows: Rows, key):
     tokens, answer, used = (jnp.asarray(x) for x in rows)
     B, T = tokens.shape
-    drawn = masks(key, answer, config.block, config.share, config.whole, D is not None)
+    drawn = masks(key, answer, block, config.share, config.whole, D is not None)
     # Both passes are one: the second half of a batch of twice the size.
     both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
     params = low_rank.weights(trained, frozen, config.dtype)

@@ -11,6 +11,7 @@ is reported. The same command again continues a run that was killed.
 
 import dataclasses
 import sys
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from specjax import processes, script
 from specjax.checkpoints import parts
 from specjax.diffusion.policies.learned import Filter, logits
 from specjax.train.recipe import answers, calibration, losses, run
-from specjax.train.recipe.config import Count, Share, Training
+from specjax.train.recipe.config import Bounds, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.traces import Trace, kept_traces
 
@@ -34,7 +35,7 @@ class Config(answers.Config):
   Attributes:
     held_out: number of these, the first, that choose and measure.
     new: number of slots after each question.
-    block: number of slots of a block.
+    block: number of slots of a block, by default those of the model's own blocks, or 16.
     hidden: hidden width of the filter.
     precision: share of the held-out slots beyond the threshold that are to be final.
     answer_batch: number of prompts that are answered together.
@@ -43,7 +44,7 @@ class Config(answers.Config):
   questions: Count = 640
   held_out: Count = 128
   new: Count = 16
-  block: Count = 16
+  block: Annotated[int | None, Bounds(1)] = None
   hidden: Count = 32
   precision: Share = 0.995
   answer_batch: Count = 32
@@ -73,8 +74,9 @@ def main(config: Config) -> None:
   prompts = answers.ask(model, config)
   answers.check_held_out(config.held_out, len(prompts), least=2)
   run.claim(out, config, prompts)
+  block = config.block or model.config.block_length or 16
   trace, share = kept_traces(
-    out / "traces.npz", model, prompts, config.new, config.block, config.answer_batch
+    out / "traces.npz", model, prompts, config.new, block, config.answer_batch
   )
   half, cut = config.held_out // 2, config.held_out
   train, chooses, test = (
@@ -84,7 +86,7 @@ def main(config: Config) -> None:
 
   best = fit(
     lambda params, _, batch, key: (loss(params, batch), {}),
-    new_filter(jax.random.key(config.training.seed), config.block, config.hidden),
+    new_filter(jax.random.key(config.training.seed), block, config.hidden),
     batches(train, config.training), config.training, out, held_out=chooses,
   )  # fmt: skip
 

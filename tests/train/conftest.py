@@ -1,4 +1,4 @@
-"""Questions, and a tiny model with its head trained on them."""
+"""Questions, a tiny model with its head trained on them, and a tiny denoiser with blocks."""
 
 import dataclasses
 import json
@@ -10,6 +10,8 @@ import pytest
 from options import changed
 from orbax.checkpoint import v1 as ocp
 
+from specjax.checkpoints import hf
+from specjax.decoding.model import load
 from specjax.drafters.medusa import MedusaConfig
 from specjax.train import heads, joint, lm
 from specjax.train.recipe.answers import AnswersConfig
@@ -78,6 +80,16 @@ def tiny_joint(warm):
   same = {field.name: getattr(warm, field.name) for field in dataclasses.fields(AnswersConfig)}
   config = joint.Config(init=f"{warm.out}/model", rank=4, points=32, nodes=8, **same)
   return changed(config, answers=f"{warm.out}/answers.jsonl", steps=40)
+
+
+@pytest.fixture(scope="session")
+def block_denoiser(list_denoiser, tmp_path_factory) -> str:
+  """The directory of the model of `list_denoiser` as if it were causal over blocks of 4 slots."""
+  path, model = tmp_path_factory.mktemp("blocks"), load(list_denoiser)
+  config = dataclasses.replace(model.config, block_length=4)
+  hf.save(path / "model", config, model.params, model.tokenizer, template=model.template,
+          mask=model.mask, stop=model.stop)  # fmt: skip
+  return str(path / "model")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from options import changed
 
-from specjax.checkpoints import hf
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.model import load
@@ -115,16 +114,6 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
     script.main(changed(config, rank=5))
 
 
-@pytest.fixture(scope="module")
-def block_denoiser(list_denoiser, tmp_path_factory) -> str:
-  """The directory of the model of `list_denoiser` as if it were causal over blocks of 4 slots."""
-  path, model = tmp_path_factory.mktemp("blocks"), load(list_denoiser)
-  config = dataclasses.replace(model.config, block_length=4)
-  hf.save(path / "model", config, model.params, model.tokenizer, template=model.template,
-          mask=model.mask, stop=model.stop)  # fmt: skip
-  return str(path / "model")
-
-
 @pytest.mark.parametrize("shift", [False, True])
 def test_a_noisy_block_is_said_as_in_decoding(block_denoiser, shift):
   """As the network says it of a row that ends with the block, whatever comes later in the row."""
@@ -146,7 +135,7 @@ def test_a_block_denoiser_gets_a_student_that_decodes_over_its_cache(block_denoi
   data = tmp_path / "questions.jsonl"
   data.write_text("".join(json.dumps(record) + "\n" for record in lists.records(1, 16)))
   config = script.Config(
-    model=block_denoiser, data=str(data), out=str(tmp_path / "run"), questions=16, new=6, block=4,
+    model=block_denoiser, data=str(data), out=str(tmp_path / "run"), questions=16, new=6,
     answer_batch=8,
     training=Training(batch=8, steps=8, warmup=1, save_every=4, rate=1e-2, devices=1),
   )  # fmt: skip

@@ -1,6 +1,5 @@
 """The learned filter: its traces, its threshold, the run and its files."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -10,14 +9,14 @@ from options import changed
 from specjax.checkpoints import parts
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import Model, load
+from specjax.decoding.model import load
 from specjax.diffusion import caches
 from specjax.train import filter as script
 from specjax.train.recipe.calibration import threshold
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.traces import collect
 
-W = 4
+W = 4  # that of `block_denoiser`, too
 
 
 def test_traces_follow_the_models_own_answers(list_denoiser):
@@ -36,18 +35,12 @@ def test_traces_follow_the_models_own_answers(list_denoiser):
     assert right + forced == answer.filling.filled
 
 
-@pytest.fixture
-def block_denoiser(list_denoiser) -> Model:
-  """The model of `list_denoiser` as if it were causal over blocks of W slots."""
-  model = load(list_denoiser)
-  return dataclasses.replace(model, config=dataclasses.replace(model.config, block_length=W))
-
-
 def test_a_block_denoisers_traces_are_those_of_whole_passes(block_denoiser, monkeypatch):
-  prompts = [block_denoiser.chat(r["question"]) for r in lists.records(1, 4)]
-  cached, share = collect(block_denoiser, prompts, 6, W, 4)
+  model = load(block_denoiser)
+  prompts = [model.chat(r["question"]) for r in lists.records(1, 4)]
+  cached, share = collect(model, prompts, 6, W, 4)
   monkeypatch.setattr(caches, "committed", caches.none)
-  whole, same = collect(block_denoiser, prompts, 6, W, 4)
+  whole, same = collect(model, prompts, 6, W, 4)
   assert share == same
   for name in ("right", "open", "prompt"):
     np.testing.assert_array_equal(getattr(cached, name), getattr(whole, name))
@@ -69,17 +62,19 @@ def test_the_threshold_is_the_least_that_is_precise(said, right, precision, pass
   assert (said > np.float32(least)).sum() == passing
 
 
-def test_a_run_gives_a_filter_that_decodes(list_denoiser, tmp_path):
+@pytest.mark.parametrize(("model", "block"), [("list_denoiser", W), ("block_denoiser", None)])
+def test_a_run_gives_a_filter_that_decodes(request, tmp_path, model, block):
+  model = request.getfixturevalue(model)
   config = script.Config(
-    model=list_denoiser, data="lists:1:24", out=str(tmp_path / "run"), questions=24, held_out=8,
-    new=6, block=W, hidden=5, answer_batch=8,
+    model=model, data="lists:1:24", out=str(tmp_path / "run"), questions=24, held_out=8,
+    new=6, block=block, hidden=5, answer_batch=8,
     training=Training(batch=8, steps=12, save_every=6, devices=1),
   )  # fmt: skip
   script.main(config)
   report = json.loads((tmp_path / "run" / "report.json").read_text())
   assert report["parameters"] == W * 5 + 5 + 5 * W + W
   assert 0 <= report["held_out"]["precision"] <= 1 and 0 < report["threshold"] < 1
-  decoder = DiffusionDecoder(load(list_denoiser), f"learned[{tmp_path}/run/model]")
+  decoder = DiffusionDecoder(load(model), f"learned[{tmp_path}/run/model]")
   assert decoder(["copy : Ada Bob ="], 6)[0].forwards <= 6
   script.main(config)  # finished: nothing is done again
   assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
