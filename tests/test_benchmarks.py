@@ -98,6 +98,8 @@ ERRORS = [
   ("benchmarks/speed/kernels.py --most 1", "most=1: accepted"),
   ("benchmarks/speed/peers.py --limit 0", "limit=0: accepted"),
   ("benchmarks/speed/peers.py --model absent", "absent"),
+  ("benchmarks/speed/processors.py --processors luck", "luck"),
+  ("benchmarks/speed/processors.py --repeats 0", "repeats=0"),
   ("benchmarks/speed/rule_cost.py --repeats 0", "repeats=0"),
   ("benchmarks/speed/streaming.py --tokens 0", "tokens=0"),
   ("benchmarks/speed/sweep.py --tasks fly", "fly"),

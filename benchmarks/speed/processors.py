@@ -1,0 +1,96 @@
+r"""What a processor of the target's logits costs, and that drafts change no text under it.
+
+    python benchmarks/speed/processors.py --prompts gsm8k_test.jsonl
+    python benchmarks/speed/processors.py --processors "grammar[texts.lark]" "stop_text[####]"
+
+Every processor decodes the same prompts plainly and by each drafter, all in turns with decoding
+without one. A round's time compares where texts are of other lengths; texts under a processor are
+compared with the plain ones under the same processor.
+"""
+
+import dataclasses
+import sys
+from typing import Any
+
+import numpy as np
+
+import specjax
+from specjax import script
+from specjax.decoding.decoder import Decoder
+from specjax.eval import interleaved, metrics, prompts, report, table
+
+NONE = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(prompts.Questions):
+  """What is measured."""
+
+  # names of processors, each of which is added by itself
+  processors: tuple[str, ...] = (
+    "penalties-1.1-0-0", "momentum-0.2-5", r"constraint[[ -~\n]*]", "stop_text[####]",
+  )  # fmt: skip
+  drafters: tuple[str, ...] = ("prompt_lookup-4",)  # names, beside plain decoding
+  limit: int | None = 10  # number of questions that are decoded
+  max_new_tokens: int = 64  # budget per question
+  temperature: float = 0.0  # 0 is greedy
+  batch: int = 1  # questions decoded together
+  repeats: int = 3  # times everything is decoded; medians count
+  out: str = "results/processors"  # directory of the report
+
+
+def per_round(run: interleaved.Runs, batch: int) -> np.ndarray:
+  """Milliseconds of a round in each batch of questions, the median of its repeats."""
+  forwards = np.array([r.forwards for r in run.results])
+  rounds = np.maximum.reduceat(forwards, np.arange(0, len(forwards), batch))
+  return 1e3 * np.median(run.seconds, 0) / rounds
+
+
+def figures(
+  run: interleaved.Runs, bare: interleaved.Runs, plain: interleaved.Runs, batch: int
+) -> dict[str, Any]:
+  """A run beside that of its drafter without a processor, and the plain one of its processor."""
+  own = per_round(run, batch)
+  ratios = own / per_round(bare, batch)
+  tokens = sum(r.emitted for r in run.results)
+  return {
+    "ms_per_round": float(np.median(own)), "ratio": float(np.median(ratios)),
+    "ratio_quartiles": np.percentile(ratios, [25, 75]).tolist(),
+    "tokens_per_forward": metrics.tau(run.results)["tau"], "tokens": tokens,
+    "ms_per_token": 1e3 * float(np.median(run.seconds, 0).sum()) / tokens,
+    "differ": sum(a.tokens != b.tokens for a, b in zip(run.results, plain.results, strict=True)),
+  }  # fmt: skip
+
+
+def main(config: Config) -> None:
+  report.check(config, "max_new_tokens", "batch", "repeats")
+  model = specjax.load(config.model)
+  items = config.read(model)
+  ways = [(p, d) for p in (NONE, *config.processors) for d in (NONE, *config.drafters)]
+  decoders = {
+    f"{p} {d}": Decoder(model, d, "target_only", temperature=config.temperature,
+                        processors=() if p == NONE else (p,), batch=config.batch)
+    for p, d in ways
+  }  # fmt: skip
+  report.directory(config.out)
+  ids = [item.ids for item in items]
+  runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
+  found, rows = [], []
+  for p, d in ways:
+    bare, plain = runs[f"{NONE} {d}"], runs[f"{p} {NONE}"]
+    one = figures(runs[f"{p} {d}"], bare, plain, config.batch)
+    found.append({"processor": p, "drafter": d, **one})
+    low, high = one["ratio_quartiles"]
+    rows.append({
+      "processor": f"`{p}`", "drafter": f"`{d}`",
+      "ms per round": f"{one['ms_per_round']:.2f}",
+      "of a round without": f"{one['ratio']:.2f} [{low:.2f}, {high:.2f}]",
+      "tokens per forward": f"{one['tokens_per_forward']:.2f}",
+      "ms per token": f"{one['ms_per_token']:.2f}",
+      "texts that differ": f"{one['differ']} of {len(items)}",
+    })  # fmt: skip
+  report.publish(config, {"runs": found}, table.markdown(rows))
+
+
+if __name__ == "__main__":
+  sys.exit(script.run(main, Config, __doc__))
