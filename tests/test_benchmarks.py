@@ -150,6 +150,39 @@ def test_losslessness_goes_on_where_it_was_and_takes_more_drafters(tmp_path, mon
   assert table.read_text().count("| 1 of 2 |") == 2
 
 
+def test_a_comparison_of_heads_goes_on_with_the_next_head(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  module, measured = load("benchmarks/speed/bakeoff.py"), []
+
+  def measure(model, name, *_):  # in place of minutes of decoding
+    if len(measured) == 1:
+      raise KeyboardInterrupt
+    measured.append(name)
+    one = {
+      "tau": 2.0, "tau_interval": [1.0, 3.0], "speed_up": 1.0, "speed_up_interval": [0.9, 1.1],
+      "acceptance_by_depth": [0.5], "divergences": [], "lossy": False,
+    }  # fmt: skip
+    return {
+      "parameters": 1, "hit_rates": [0.5], "draft_share": 0.1, "own": f"{name}-4",
+      "figures": dict.fromkeys((module.SAME, module.DYNAMIC, module.OWN), one),
+    }  # fmt: skip
+
+  monkeypatch.setattr(module, "measure", measure)
+  for name in ("hydra", "medusa"):
+    (tmp_path / "runs/bakeoff" / name / "model").mkdir(parents=True)
+  config = module.Config(limit=1)
+  with pytest.raises(KeyboardInterrupt):
+    module.main(config)
+  assert measured == ["hydra"] and not (tmp_path / config.out / "table.md").exists()
+  measured.clear()
+  module.main(config)
+  assert measured == ["medusa"]
+  table = (tmp_path / config.out / "table.md").read_text()
+  assert "| hydra |" in table and "| medusa |" in table
+  with pytest.raises(ValueError, match="nodes=16"):
+    module.main(dataclasses.replace(config, nodes=8))
+
+
 @pytest.fixture
 def accelerator(tmp_path):
   """(the parts, a function that runs some of them in the small size; it returns what it saved)."""

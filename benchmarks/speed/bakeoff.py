@@ -6,10 +6,12 @@
 No head may have seen the questions. A head is measured with the best static tree of `nodes` nodes
 by its held-out hit rates (and half as many pseudo rows again, where it has them), with a dynamic
 tree of as many nodes, and with the tree that promises most on this machine. All decode the same
-questions greedily, in turns with plain decoding, and ids are compared.
+questions greedily, in turns with plain decoding, and ids are compared. A run that was ended goes on
+with the next head, and one that is started again with more heads adds them.
 """
 
 import dataclasses
+import json
 import pathlib
 import sys
 from typing import Any
@@ -21,6 +23,7 @@ import optax
 import specjax
 from specjax import script
 from specjax.checkpoints import formats
+from specjax.data import resume
 from specjax.decoding import spec
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.spec import Part
@@ -115,8 +118,19 @@ def main(config: Config) -> None:
     raise ValueError(f"heads={config.heads!r}, only={' '.join(config.only)!r}: the directory has "
                      f"the heads {', '.join(found) or '(none)'}.")  # fmt: skip
   items = config.read(model)
-  report.directory(config.out)
-  heads = {n: measure(model, n, f"{config.heads}/{n}/model", items, config) for n in names}
+  out = report.directory(config.out)
+  fixed = ("heads", "max_new_tokens", "nodes", "beam", "repeats", "batch")
+  same = {name: getattr(config, name) for name in fixed}
+  same |= {"model": model.label, "questions": resume.digest(str(item.ids) for item in items)}
+  resume.claim(out, same)
+  log = out / "heads.jsonl"
+  known = {line["name"]: line["figures"] for line in resume.kept(log)}
+  for name in names:
+    if name not in known:
+      known[name] = measure(model, name, f"{config.heads}/{name}/model", items, config)
+      with log.open("a") as file:
+        file.write(json.dumps({"name": name, "figures": known[name]}) + "\n")
+  heads = {name: known[name] for name in names}
   about = {"model": config.model, "prompts": len(items), "heads": heads}
   summary = report.summary(config, about)
   order = sorted(heads, key=lambda k: heads[k]["figures"][SAME]["tau"])
