@@ -82,7 +82,8 @@ def measure(model: specjax.Model, name: str, path: str, items, config: Config) -
   figures = {k: bench.figures(x, runs[bench.PLAIN], items, settings) for k, x in runs.items()}
   jax.clear_caches()
   return {
-    "parameters": optax.tree.size(loaded.params["params"]), "hit_rates": rates[:, 0].tolist(),
+    "parameters": optax.tree.size(loaded.params["params"]),
+    "hit_rates": [] if loaded.head.blank else rates[:, 0].tolist(),  # frames are not tokens
     "draft_share": None if pseudo else shares.get(names[SAME]),
     "draft_seconds": dict(zip(shares, draft, strict=True)),
     "own": own.name.replace(f"[{path}]", ""),

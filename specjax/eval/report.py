@@ -98,7 +98,8 @@ def decoding(summary: Mapping[str, Any]) -> str:
 def machine(summary: Mapping[str, Any]) -> str:
   """Where a measurement ran."""
   m = summary["machine"]
-  return f"{m['cpu'] if m['backend'] == 'cpu' else m['device']}, {m['cores']} cores"
+  cores = f"{m['cores']} core" + "s" * (m["cores"] > 1)
+  return f"{m['cpu'] if m['backend'] == 'cpu' else m['device']}, {cores}"
 
 
 def caption(summary: Mapping[str, Any]) -> str:
