@@ -229,6 +229,16 @@ def table_rows(text: str, *header: str) -> list[list[str]]:
   return rows
 
 
+def test_every_method_has_a_figure_and_a_command_that_measures_it():
+  measured = {slug(title): commands(text) for title, text in sections("docs/results.md").items()}
+  for text in sections("docs/methods.md").values():
+    prose = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
+    for row in table_rows(text, "measured"):
+      assert re.search(r"\d", re.sub(r"\]\(.*?\)", "]", row[-1])), row
+      where, links = (re.findall(r"results\.md#([\w-]+)", said) for said in (row[-1], prose))
+      assert any(measured[link] for link in where or links), row
+
+
 def test_new_names_can_be_imported():
   for _, now in table_rows(sections("docs/changes.md")["Python"], "was", "is"):
     for dotted in re.findall(r"`(specjax(?:\.\w+)+)`", now):
