@@ -179,6 +179,10 @@ def test_a_comparison_of_heads_goes_on_with_the_next_head(tmp_path, monkeypatch)
   assert measured == ["medusa"]
   table = (tmp_path / config.out / "table.md").read_text()
   assert "| hydra |" in table and "| medusa |" in table
+  measured.clear()
+  (tmp_path / "runs/bakeoff/hydra/model/head.safetensors").write_text("trained again")
+  module.main(config)
+  assert measured == ["hydra"]
   with pytest.raises(ValueError, match="nodes=16"):
     module.main(dataclasses.replace(config, nodes=8))
 

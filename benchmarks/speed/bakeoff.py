@@ -125,13 +125,17 @@ def main(config: Config) -> None:
   same |= {"model": model.label, "questions": resume.digest(str(item.ids) for item in items)}
   resume.claim(out, same)
   log = out / "heads.jsonl"
-  known = {line["name"]: line["figures"] for line in resume.kept(log)}
+  known = {(line["name"], line["weights"]): line["figures"] for line in resume.kept(log)}
+  heads = {}
   for name in names:
-    if name not in known:
-      known[name] = measure(model, name, f"{config.heads}/{name}/model", items, config)
+    path = pathlib.Path(config.heads, name, "model")
+    weights = resume.digest(np.fromfile(p, np.uint8) for p in sorted(path.iterdir()))
+    if (name, weights) not in known:  # a head that was trained again is measured again
+      known[name, weights] = measure(model, name, str(path), items, config)
+      line = {"name": name, "weights": weights, "figures": known[name, weights]}
       with log.open("a") as file:
-        file.write(json.dumps({"name": name, "figures": known[name]}) + "\n")
-  heads = {name: known[name] for name in names}
+        file.write(json.dumps(line) + "\n")
+    heads[name] = known[name, weights]
   about = {"model": config.model, "prompts": len(items), "heads": heads}
   summary = report.summary(config, about)
   order = sorted(heads, key=lambda k: heads[k]["figures"][SAME]["tau"])
