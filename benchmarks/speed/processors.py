@@ -10,14 +10,14 @@ compared with the plain ones under the same processor.
 
 import dataclasses
 import sys
-from typing import Any
 
 import numpy as np
 
 import specjax
 from specjax import script
 from specjax.decoding.decoder import Decoder
-from specjax.eval import interleaved, metrics, prompts, report, table
+from specjax.eval import bench, interleaved, prompts, report, table
+from specjax.eval.options import Tune
 
 NONE = "none"
 
@@ -46,22 +46,6 @@ def per_round(run: interleaved.Runs, batch: int) -> np.ndarray:
   return 1e3 * np.median(run.seconds, 0) / rounds
 
 
-def figures(
-  run: interleaved.Runs, bare: interleaved.Runs, plain: interleaved.Runs, batch: int
-) -> dict[str, Any]:
-  """A run beside that of its drafter without a processor, and the plain one of its processor."""
-  own = per_round(run, batch)
-  ratios = own / per_round(bare, batch)
-  tokens = sum(r.emitted for r in run.results)
-  return {
-    "ms_per_round": float(np.median(own)), "ratio": float(np.median(ratios)),
-    "ratio_quartiles": np.percentile(ratios, [25, 75]).tolist(),
-    "tokens_per_forward": metrics.tau(run.results)["tau"], "tokens": tokens,
-    "ms_per_token": 1e3 * float(np.median(run.seconds, 0).sum()) / tokens,
-    "differ": sum(a.tokens != b.tokens for a, b in zip(run.results, plain.results, strict=True)),
-  }  # fmt: skip
-
-
 def main(config: Config) -> None:
   report.check(config, "max_new_tokens", "batch", "repeats")
   model = specjax.load(config.model)
@@ -72,22 +56,24 @@ def main(config: Config) -> None:
                         processors=() if p == NONE else (p,), batch=config.batch)
     for p, d in ways
   }  # fmt: skip
+  settings = Tune(drafters=config.drafters, batch=config.batch, temperature=config.temperature)
   report.directory(config.out)
   ids = [item.ids for item in items]
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   found, rows = [], []
   for p, d in ways:
-    bare, plain = runs[f"{NONE} {d}"], runs[f"{p} {NONE}"]
-    one = figures(runs[f"{p} {d}"], bare, plain, config.batch)
-    found.append({"processor": p, "drafter": d, **one})
-    low, high = one["ratio_quartiles"]
+    run, bare, plain = runs[f"{p} {d}"], runs[f"{NONE} {d}"], runs[f"{p} {NONE}"]
+    one = bench.figures(run, plain, items, settings)
+    ratios = per_round(run, config.batch) / per_round(bare, config.batch)
+    low, middle, high = np.percentile(ratios, (25, 50, 75)).tolist()
+    found.append({"processor": p, "drafter": d, "of_bare": [low, middle, high], **one})
     rows.append({
       "processor": f"`{p}`", "drafter": f"`{d}`",
       "ms per round": f"{one['ms_per_round']:.2f}",
-      "of a round without": f"{one['ratio']:.2f} [{low:.2f}, {high:.2f}]",
-      "tokens per forward": f"{one['tokens_per_forward']:.2f}",
-      "ms per token": f"{one['ms_per_token']:.2f}",
-      "texts that differ": f"{one['differ']} of {len(items)}",
+      "of a round without": table.estimate(middle, (low, high)),
+      "tokens per forward": f"{one['tau']:.2f}",
+      "ms per token": f"{1e3 / one['tokens_per_second']:.2f}",
+      "texts that differ": f"{len(one['divergences'])} of {len(items)}",
     })  # fmt: skip
   report.publish(config, {"runs": found}, table.markdown(rows))
 
