@@ -36,6 +36,8 @@ class Family(NamedTuple):
     target: config -> Target.
     init: (config, key) -> random parameters.
     spare: config -> names of tensors that may be on disk and are not read.
+    check_keys: (config.json, config, name of the file, keys that `hf.load` reads) -> None;
+      ValueError for a key that could change the output and that nothing reads.
   """
 
   config: type
@@ -44,12 +46,13 @@ class Family(NamedTuple):
   target: Callable[[Any], Target]
   init: Callable[[Any, Array], Params]
   spare: Callable[[Any], frozenset[str]] = lambda config: frozenset()
+  check_keys: Callable[..., None] = lambda *given: None
 
 
 def _llama(names: Names) -> Family:
   return Family(
     Config, hf_config.from_json, functools.partial(layout, names=names), transformer.target,
-    transformer.init, functools.partial(spare, names=names),
+    transformer.init, functools.partial(spare, names=names), hf_config.check_keys,
   )  # fmt: skip
 
 

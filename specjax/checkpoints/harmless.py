@@ -1,6 +1,7 @@
 """Keys of files that other programs wrote: each is read, or harmless, or refused by its name."""
 
 import fnmatch
+import json
 from collections.abc import Collection, Mapping
 from types import EllipsisType
 from typing import Any
@@ -8,28 +9,91 @@ from typing import Any
 from specjax import checks
 
 Harmless = Mapping[str, tuple[Any, ...] | EllipsisType]
-"""Keys that change no output: at these values only, or at any (...). A key may have `*` and `?`."""
+"""Keys that change no output: at these values only, or at any (...). A key may have `*`, for all
+keys that are not here by their whole name."""
 
-# What the base class of all configs of transformers keeps, and what training alone reads.
-CONFIG: Harmless = {
+# config.json: what the base class of all configs of transformers keeps, what training alone reads,
+# and the settings of sampling that old files keep here; a caller of ours gives its own.
+_SAMPLING: Harmless = {
+  "do_sample": ..., "temperature": ..., "top_k": ..., "top_p": ..., "min_p": ..., "typical_p": ...,
+  "top_h": ..., "epsilon_cutoff": ..., "eta_cutoff": ..., "repetition_penalty": ...,
+  "max_length": ..., "max_new_tokens": ..., "num_return_sequences": ..., "penalty_alpha": ...,
+  "renormalize_logits": ..., "remove_invalid_values": ..., "early_stopping": ...,
+  "length_penalty": ..., "num_beams": (1,), "num_beam_groups": (1,), "diversity_penalty": (0,),
+  "min_length": (0,), "min_new_tokens": (0,), "no_repeat_ngram_size": (0,),
+  "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,),
+  "guidance_scale": (1,), "token_healing": (False,), "bad_words_ids": ([],),
+  "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "stop_strings": ([],),
+}  # fmt: skip
+CONFIG: Harmless = _SAMPLING | {
   "_*": ..., "architectures": ..., "auto_map": ..., "model_type": ..., "transformers_version": ...,
   "torch_dtype": ..., "dtype": ..., "torchscript": ..., "use_bfloat16": ..., "use_cache": ...,
   "cache_implementation": ..., "attn_implementation": ..., "pretraining_tp": ...,
-  "return_dict": ..., "output_attentions": ..., "output_hidden_states": ...,
-  "output_router_logits": ..., "chunk_size_feed_forward": ..., "gradient_checkpointing": ...,
-  "id2label": ..., "label2id": ..., "num_labels": ..., "problem_type": ..., "finetuning_task": ...,
-  "task_specific_params": ..., "tokenizer_class": ..., "tf_legacy_loss": ..., "license": ...,
-  "unsloth_fixed": ..., "unsloth_version": ..., "name_or_path": ..., "model_name": ...,
-  "bos_token_id": ..., "pad_token_id": ..., "sep_token_id": ..., "unk_token_id": ...,
-  "initializer_range": ..., "attention_dropout": ..., "hidden_dropout": ..., "resid_pdrop": ...,
-  "embd_pdrop": ..., "attn_pdrop": ..., "embedding_dropout": ..., "residual_dropout": ...,
-  "output_dropout": ..., "classifier_dropout": ..., "router_aux_loss_coef": ...,
-  "router_jitter_noise": ...,
+  "return_dict": ..., "return_dict_in_generate": ..., "output_*": ..., "init_*": ...,
+  "chunk_size_feed_forward": ..., "gradient_checkpointing": ..., "id2label": ..., "label2id": ...,
+  "num_labels": ..., "problem_type": ..., "finetuning_task": ..., "task_specific_params": ...,
+  "tokenizer_class": ..., "tf_legacy_loss": ..., "license": ..., "unsloth_*": ...,
+  "name_or_path": ..., "model_name": ..., "prefix": ..., "bos_token_id": ..., "pad_token_id": ...,
+  "sep_token_id": ..., "unk_token_id": ..., "initializer_range": ..., "attention_dropout": ...,
+  "hidden_dropout": ..., "resid_pdrop": ..., "embd_pdrop": ..., "attn_pdrop": ...,
+  "embedding_dropout": ..., "residual_dropout": ..., "classifier_dropout": ...,
+  "router_aux_loss_coef": ..., "router_jitter_noise": ..., "max_sequence_length": ...,
   # Features of networks that these have not, where they are switched off.
-  "is_encoder_decoder": (False,), "add_cross_attention": (False,), "tie_encoder_decoder": (False,),
-  "pruned_heads": ({},), "use_mrope": (False,), "logits_scaling": (1,), "logit_scale": (1,),
-  "embedding_multiplier": (1,), "residual_multiplier": (1,), "mlp_bias": (False,),
-  "attention_bias": (False,), "use_sliding_window": (False,), "partial_rotary_factor": (1,),
+  "is_encoder_decoder": (False,), "is_decoder": ..., "add_cross_attention": (False,),
+  "tie_encoder_decoder": (False,), "pruned_heads": ({},), "use_mrope": (False,),
+  "logits_scaling": (1,), "logit_scale": (1,), "embedding_multiplier": (1,),
+  "residual_multiplier": (1,), "mlp_bias": (False,), "attention_bias": (False,),
+  "qkv_bias": (False,), "use_sliding_window": (False,), "partial_rotary_factor": (1,),
+  "num_nextn_predict_layers": (0,), "shared_expert_intermediate_size": (0,),
+}  # fmt: skip
+# What the published files of a family have beside these.
+_SDAR: Harmless = {"debug": ..., "ep_size": ..., "fuse_cross_entropy": ..., "micro_forward": ...,
+                   "skip_checkpoint": ...}  # fmt: skip
+FAMILIES: Mapping[str, Harmless] = {
+  "llada": {
+    "alibi_bias_max": ..., "attention_layer_norm_with_affine": ..., "bias_for_layer_norm": (False,),
+    "block_group_size": ..., "flash_attention": ..., "input_emb_norm": (False,),
+    "layer_norm_with_affine": (True,), "mlp_ratio": ..., "multi_query_attention": (False,),
+    "precision": ..., "rope_full_precision": ..., "vocab_size": ...,
+  },
+  "qwen3_moe": {"use_qk_norm": (True,)},
+  "sdar": _SDAR,
+  "sdar_moe": _SDAR | {"use_qk_norm": (True,)},
+  "llada2_moe": {
+    "moe_router_enable_expert_bias": (True,), "mtp_loss_scaling_factor": ...,
+    "multi_gate": (False,), "norm_softmax": (False,), "router_dtype": ..., "use_rmsnorm": (True,),
+    "using_split_qkv_in_self_attention": (False,),
+    "sliding_window": ...,  # which its program does not read
+  },
+}  # fmt: skip
+# Of the scaling of rotary frequencies; a text has the same position in all sections of mrope.
+ROPE: Harmless = {"finetuned": ..., "mrope_*": ..., "attn_factor": (1,),
+                  "extrapolation_factor": (1,), "factor": (1,)}  # fmt: skip
+GENERATION: Harmless = _SAMPLING | {
+  "_*": ..., "transformers_version": ..., "use_cache": ..., "use_mtp": ..., "cache_*": ...,
+  "max_cache_len": ..., "max_time": ..., "output_*": ..., "return_dict_in_generate": ...,
+  "bos_token_id": ..., "pad_token_id": ..., "decoder_start_token_id": ..., "trust_remote_code": ...,
+  "is_assistant": ..., "num_assistant_tokens*": ..., "assistant_*": ..., "target_lookbehind": ...,
+  "prompt_lookup_num_tokens": ..., "max_matching_ngram_size": ..., "speculation_type": ...,
+  "compile_config": ..., "disable_compile": ..., "continuous_batching_config": ...,
+  "low_memory": ..., "prefill_chunk_size": ..., "chat_format": ..., "max_window_size": ...,
+}  # fmt: skip
+# What is said about batches (prompts are never cut or padded), of programs, and of tokens whose ids
+# tokenizer.json has. `clean_up_tokenization_spaces` rewrites texts, and the text is what was said.
+TOKENIZER: Harmless = {
+  "_*": ..., "*_token": ..., "*_token_id": ..., "*_token_type_id": ..., "*_tokens": ...,
+  "auto_map": ..., "backend": ..., "clean_up_tokenization_spaces": ..., "chat_template_*": ...,
+  "device_map": ..., "errors": ..., "from_slow": ..., "is_local": ..., "legacy": ...,
+  "local_files_only": ..., "max_length": ..., "model_input_names": ..., "model_max_length": ...,
+  "model_type": ..., "name_or_path": ..., "pad_to_multiple_of": ..., "padding*": ...,
+  "processor_class": ..., "revision": ..., "sp_model_kwargs": ({},),
+  "spaces_between_special_tokens": ..., "special_tokens_map_file": ..., "stride": ...,
+  "tokenizer_class": ..., "tokenizer_file": ..., "tokenizer_type": ..., "tool_*": ...,
+  "torch_dtype": ..., "transformers_version": ..., "truncation*": ..., "trust_remote_code": ...,
+  "unsloth_*": ..., "use_default_system_prompt": (False,), "use_fast": ..., "vocab_size": ...,
+  "response_schema": ..., "token_type_ids_*": ...,
+  "add_eos_token": (False,), "add_sep_token": (False,), "do_lower_case": (False,),
+  "fix_mistral_regex": (False,), "split_special_tokens": (False,),
 }  # fmt: skip
 
 
@@ -48,11 +112,11 @@ def known_keys(
   for key, value in raw.items():
     if value is None or key in used:
       continue
-    patterns = [name for name in harmless if fnmatch.fnmatchcase(key, name)]
+    patterns = [key] if key in harmless else [x for x in harmless if fnmatch.fnmatchcase(key, x)]
     if not patterns:
       checks.refuse(f"{where}: {key}", value, "a file without this key, which is not read and may "
                     "change the output: remove it where it does not")  # fmt: skip
     accepted = [harmless[name] for name in patterns]
     if not any(values is ... or value in values for values in accepted):
-      neutral = {repr(x): None for values in accepted if values is not ... for x in values}
-      checks.refuse(f"{where}: {key}", value, f"{' or '.join(neutral)}: it is not read")
+      neutral = {json.dumps(x): None for values in accepted if values is not ... for x in values}
+      checks.refuse(f"{where}: {key}", value, f"{' or '.join(neutral)}, for nothing else is read")

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import eight_bits, hf_config, templates
+from specjax.checkpoints import eight_bits, harmless, hf_config, quantised, templates
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.hf_layout import Layout, assemble, scatter
@@ -75,9 +75,15 @@ _MASKS = {
 }  # fmt: skip
 
 
-def _optional(path: pathlib.Path, known: Mapping[str, Any]) -> dict[str, Any]:
+def _optional(
+  path: pathlib.Path, known: Mapping[str, Any], others: harmless.Harmless
+) -> dict[str, Any]:
   """The checked values of a file that a checkpoint may lack."""
-  return schema.fields(schema.read(path), known, str(path)) if path.exists() else {}
+  if not path.exists():
+    return {}
+  raw = schema.read(path)
+  harmless.known_keys(raw, str(path), known, others)
+  return schema.fields(raw, known, str(path))
 
 
 def shards(index: pathlib.Path) -> list[pathlib.Path]:
@@ -122,6 +128,7 @@ def _read_params(
         raise ValueError(f"tensor {name} has dtype {found}; accepted are {', '.join(_FLOATS)}.")
       return stored(name, index)
 
+    quantised.check_tensors({k: file.get_slice(k).get_dtype() for k, file in home.items()})
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in home.items()}
     for name, file in home.items():
       scale = name + eight_bits.SCALE
@@ -183,13 +190,15 @@ def load(
   file, raw = directory / "config.json", read_config(directory, "model")
   family = hf_config.family_of(raw)
   kind = FAMILIES.get(family, FAMILIES["llama"])  # it refuses an unknown family
+  quantised.check_config(directory, raw)
   config = kind.from_json(raw, str(file))
+  kind.check_keys(raw, config, str(file), (*_OWN, *_IDS))
   own = schema.fields(raw, _OWN | _IDS, str(file))
-  written = _optional(directory / "generation_config.json", _IDS)
+  written = _optional(directory / "generation_config.json", _IDS, harmless.GENERATION)
   tokens = directory / "tokenizer.json"
   tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
-  known = _optional(directory / "special_tokens_map.json", _TOKENS)
-  known |= _optional(directory / "tokenizer_config.json", _TOKENIZER)
+  known = _optional(directory / "special_tokens_map.json", _TOKENS, harmless.TOKENIZER)
+  known |= _optional(directory / "tokenizer_config.json", _TOKENIZER, harmless.TOKENIZER)
   mask = _mask(family, own, known, tokenizer)
   if mask is not None:
     checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)

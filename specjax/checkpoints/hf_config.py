@@ -1,11 +1,11 @@
 """A model's config.json, as Hugging Face writes it, to and from our Config."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from specjax import checks, schema
-from specjax.checkpoints import hf_experts, hf_rope
+from specjax.checkpoints import harmless, hf_experts, hf_rope
 from specjax.models.config import Config
 
 FAMILIES = (
@@ -17,6 +17,8 @@ _BLOCKS = {
   "sdar": ("block_size", 4), "sdar_moe": ("block_size", 4), "Fast_dLLM_Qwen": ("bd_size", 32),
   "llada2_moe": ("specjax_block_length", 32),
 }  # fmt: skip
+# Their programs know no sliding window.
+_NO_WINDOW = ("llama", "llada", "Dream", "lladamoe", "llada2_moe", "specjax_blockffn")
 _BOTH_SIDES = ("Dream", "lladamoe", *_BLOCKS)
 _NORMED = ("qwen3", "sdar", "qwen3_moe", "sdar_moe", "lladamoe", "llada2_moe")
 _BIASED = ("qwen2", "mimo", "Dream", "Fast_dLLM_Qwen")
@@ -90,7 +92,7 @@ def _window(
   raw: Mapping[str, Any], known: Mapping[str, Any], family: str, where: str
 ) -> int | None:
   """The sliding window of all layers, or None where every layer sees everything."""
-  if family in ("llama", "llada", "Dream", "lladamoe", "llada2_moe", "specjax_blockffn"):
+  if family in _NO_WINDOW:
     return None
   if family == "mixtral":
     return known.get("sliding_window")
@@ -157,6 +159,31 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
     )  # fmt: skip
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
+
+
+def check_keys(raw: Mapping[str, Any], config: Config, where: str, used: Collection[str]) -> None:
+  """Raises ValueError for a key of a model's config.json that could change what the model says and
+  that neither `from_json`, which has made the config, nor the caller reads (`used`)."""
+  family = family_of(raw)
+  own = set(_LLADA_HAS) | set(_OF_LLADA.values()) if family == "llada" else set(_SCHEMA)
+  own |= {"rope_scaling", "rope_parameters", "original_max_position_embeddings", *used}
+  own |= hf_experts.keys(family) | {_BLOCKS.get(family, ("specjax_block_length",))[0]}
+  if family == "lladamoe":
+    own |= {"dense_intermediate_size"}
+  if family == "mimo":  # of the layer that `mtp` reads
+    own |= {"num_nextn_predict_layers"}
+  seen = "full_attention" if config.window is None else "sliding_attention"
+  windows: dict[str, Any] = {"layer_types": ([seen] * config.layers,)}
+  if family in (*_NO_WINDOW, "mistral", "mixtral"):  # they do not read the switch
+    windows |= {"use_sliding_window": (config.window is not None,)}
+    windows |= {"max_window_layers": ... if config.window is None else (0,)}
+    if family in _NO_WINDOW:
+      windows |= {"sliding_window": ... if raw.get("use_sliding_window") is False else (None,)}
+    own -= windows.keys()
+  own -= {"layer_types"}
+  harmless.known_keys(
+    raw, where, own, {**harmless.CONFIG, **windows, **harmless.FAMILIES.get(family, {})}
+  )
 
 
 def _family(config: Config, mask: bool, shift: bool) -> tuple[str, str]:

@@ -74,6 +74,14 @@ _SCHEMA = {
 }  # fmt: skip
 
 
+def keys(family: str) -> set[str]:
+  """All keys that `read` reads of a config.json of this family."""
+  if family not in KEYS:
+    return set()
+  own = KEYS[family]
+  return {own.experts, own.chosen, own.width, "num_local_experts", *own.only, *_SCHEMA}
+
+
 def _dense_layers(found: Mapping[str, Any], layers: int, where: str) -> int:
   """How many of the first layers are dense; ValueError where later ones are, too."""
   frequency = found.get("moe_layer_freq", (1,) * layers)

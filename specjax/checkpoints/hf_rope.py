@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax import checks, schema
+from specjax.checkpoints import harmless
 from specjax.models.config import RopeScaling
 
 _POSITIVE = functools.partial(checks.number, above=0)
@@ -16,12 +17,17 @@ _SCHEMA = {
   "original_max_position_embeddings": _SIZE, "beta_slow": _POSITIVE, "beta_fast": _POSITIVE,
   "attention_factor": _POSITIVE, "mscale": _POSITIVE, "mscale_all_dim": _POSITIVE, "truncate": bool,
 }  # fmt: skip
-_LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor",
-           "original_length": "original_max_position_embeddings"}  # fmt: skip
+_LENGTH = "original_max_position_embeddings"
+_LLAMA3 = {"low": "low_freq_factor", "high": "high_freq_factor", "original_length": _LENGTH}
 _YARN = {"low": "beta_slow", "high": "beta_fast", "attention": "attention_factor",
-         "whole_pairs": "truncate",
-         "original_length": "original_max_position_embeddings"}  # fmt: skip
+         "whole_pairs": "truncate", "original_length": _LENGTH}  # fmt: skip
 _NAMES: dict[str, dict[str, str]] = {"linear": {}, "llama3": _LLAMA3, "yarn": _YARN}
+_NEEDED: dict[str, tuple[str, ...]] = {
+  "default": (), "linear": ("factor",), "yarn": ("factor",),
+  "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}  # fmt: skip
+_ALWAYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH)
+_OF_YARN = (*_YARN.values(), "mscale", "mscale_all_dim")
 
 
 def read(
@@ -29,35 +35,44 @@ def read(
 ) -> tuple[float, RopeScaling | None, float]:
   """Base, scaling and the share of a head that turns.
 
-  They are in `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+  They are in `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`. As transformers
+  has it, a `rope_scaling` stands for all of `rope_parameters`, and what is inside wins over
+  `rope_theta` and `partial_rotary_factor` beside it.
 
   Args:
     raw, known: config.json as it is, and its checked values by the keys that most families use.
     where: the file, for messages.
 
-  It raises ValueError where a scaling is unknown or lacks a number, or only part of a head turns in
-  a family that has whole ones.
+  It raises ValueError where a scaling is unknown, lacks a number or has a key that its kind does
+  not read, where two places give another original length, and where only part of a head turns in a
+  family that has whole ones.
   """
-  key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+  key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+  inside = f"{where}: {key}"
   if not isinstance(raw.get(key) or {}, dict):
-    checks.refuse(f"{where}: {key}", raw[key], "an object or null")
-  rope = schema.fields(raw.get(key) or {}, _SCHEMA, f"{where}: {key}")
+    checks.refuse(inside, raw[key], "an object or null")
+  rope = schema.fields(raw.get(key) or {}, _SCHEMA, inside)
   theta = rope.get("rope_theta", known.get("rope_theta", 10000.0))
   kind = rope.get("rope_type", rope.get("type", "default"))
-  needed = {"default": [], "linear": ["factor"], "llama3": ["factor", *_LLAMA3.values()],
-            "yarn": ["factor"]}  # fmt: skip
-  checks.choice(f"{where}: rope_type", kind, needed)
-  for name in needed[kind]:
+  checks.choice(f"{where}: rope_type", kind, _NEEDED)
+  for name in _NEEDED[kind]:
     if name not in rope:
       raise ValueError(f"{where}: the {kind} rope scaling lacks {name!r}.")
+  used = {*_ALWAYS, *_NEEDED[kind], *(_OF_YARN if kind == "yarn" else ())}
+  harmless.known_keys(raw.get(key) or {}, inside, used, harmless.ROPE)
   share = rope.get("partial_rotary_factor", known.get("partial_rotary_factor", 1.0))
   if share != 1.0 and family != "llada2_moe":
     checks.refuse(f"{where}: partial_rotary_factor", share, "1, for whole heads are rotated")
   if kind == "default":
     return theta, None, share
   names = _NAMES[kind]
+  beside = schema.fields(raw, {_LENGTH: _SIZE}, where).get(_LENGTH)
+  if beside is not None and rope.get(_LENGTH, beside) != beside:
+    raise ValueError(f"{where}: {_LENGTH}={beside}, and in {key} it is {rope[_LENGTH]}: accepted "
+                     "is one length.")  # fmt: skip
+  rope = {_LENGTH: beside or known.get("max_position_embeddings", 2048), **rope}
   if kind == "yarn":
-    rope = _yarn(rope, known.get("max_position_embeddings", 2048))
+    rope = _yarn(rope)
   limits = {ours: rope[name] for ours, name in names.items()}
   if limits and not limits["low"] < limits["high"]:
     checks.refuse(f"{where}: {names['low']}", limits["low"],
@@ -65,7 +80,7 @@ def read(
   return theta, RopeScaling(kind, rope["factor"], **limits), share
 
 
-def _yarn(rope: Mapping[str, Any], length: int) -> dict[str, Any]:
+def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
   """A YaRN scaling with what a file leaves out, by the paper and as transformers fills it in."""
 
   def spread(weight: float) -> float:
@@ -73,8 +88,7 @@ def _yarn(rope: Mapping[str, Any], length: int) -> dict[str, Any]:
 
   of_one, of_all = rope.get("mscale", 0), rope.get("mscale_all_dim", 0)
   attention = spread(of_one) / spread(of_all) if of_one and of_all else spread(1)
-  absent = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True, "attention_factor": attention,
-            "original_max_position_embeddings": length}  # fmt: skip
+  absent = {"beta_slow": 1.0, "beta_fast": 32.0, "truncate": True, "attention_factor": attention}
   return {**absent, **rope}
 
 

@@ -15,9 +15,17 @@ MASK = "<|mask|>"
 
 
 class Tokenizer:
-  """A `tokenizers.Tokenizer` that never adds tokens of its own accord."""
+  """A `tokenizers.Tokenizer` that never adds, cuts or pads tokens of its own accord.
+
+  What a file says about batches (truncation, padding) and training (dropout of merges) is taken out
+  of `inner`.
+  """
 
   def __init__(self, inner: tokenizers.Tokenizer):
+    inner.no_truncation()
+    inner.no_padding()
+    if getattr(inner.model, "dropout", None):
+      inner.model.dropout = None
     self.inner = inner
 
   @classmethod
