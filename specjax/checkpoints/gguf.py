@@ -13,13 +13,11 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax import checks, schema
-from specjax.checkpoints import gguf_tokenizer
+from specjax.checkpoints import gguf_rope, gguf_tokenizer, harmless
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, assemble
 from specjax.checkpoints.llama2c import halves
-from specjax.models.config import Config
-from specjax.models.rotary import rope_frequencies
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "llama": {"model_type": "llama"},
@@ -31,8 +29,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 """The architectures that are read, each with what a config.json would say of it."""
 
 _PAIRED = ("llama", "llada")  # their rows of q and k lie in rotary pairs (2i, 2i + 1)
-_STRETCH = "rope_freqs.weight"  # Llama 3.1's divisors of the rotary frequencies
-_LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 _SIZE = functools.partial(checks.whole, least=1)
 # Keys after the architecture's name: what they accept, and their names in a config.json.
@@ -55,10 +51,10 @@ _NEEDED = (
   "attention.layer_norm_rms_epsilon", "context_length",
 )  # fmt: skip
 _OTHERS = {
-  "attention.value_length": _SIZE, "rope.dimension_count": _SIZE, "rope.scaling.type": str,
-  "rope.scaling.factor": float, "rope.scaling.original_context_length": _SIZE,
-  "expert_count": functools.partial(checks.whole, most=0),
+  "attention.value_length": _SIZE, "expert_count": functools.partial(checks.whole, most=0),
+  **gguf_rope.SCHEMA,
 }  # fmt: skip
+_SHIFT = "diffusion.shift_logits"
 
 
 def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
@@ -101,6 +97,10 @@ def _config_json(
   known = {f"{kind}.{k}": check for k, (check, _) in _KEYS.items()}
   known |= {f"{kind}.{k}": check for k, check in _OTHERS.items()}
   values = schema.fields(metadata, known, where, [f"{kind}.{k}" for k in _NEEDED])
+  used = {*known, *gguf_tokenizer.KEYS, "general.architecture", _SHIFT}
+  if kind != "llama":  # whose programs see everything
+    used -= {f"{kind}.attention.sliding_window"}
+  harmless.known_keys(metadata, where, used, harmless.GGUF)
   found = {k.removeprefix(f"{kind}."): v for k, v in values.items()}
   raw = {theirs: found[k] for k, (_, theirs) in _KEYS.items() if k in found}
   raw |= ARCHITECTURES[kind]
@@ -118,28 +118,9 @@ def _config_json(
                   f"the length of keys, {head}")  # fmt: skip
   if head and found.get("rope.dimension_count", head) != head:
     raw["partial_rotary_factor"] = found["rope.dimension_count"] / head
-  if found.get("rope.scaling.type", "none") != "none":
-    raw["rope_scaling"] = rope = {"rope_type": found["rope.scaling.type"],
-                                  "factor": found.get("rope.scaling.factor")}  # fmt: skip
-    if rope["rope_type"] == "yarn":
-      key = "rope.scaling.original_context_length"
-      if key not in found:
-        raise ValueError(f"{where}: the yarn rope scaling lacks '{kind}.{key}'.")
-      rope["original_max_position_embeddings"] = found[key]
-  if _STRETCH in tensors:
-    stretch = float(_values(tensors[_STRETCH]).max())
-    raw["rope_scaling"] = {"rope_type": "llama3", "factor": stretch, **_LLAMA3}
+  stretch = _values(tensors[gguf_rope.STRETCH]) if gguf_rope.STRETCH in tensors else None
+  raw["rope_scaling"] = gguf_rope.scaling(found, stretch, where, kind)
   return kind, raw
-
-
-def _check_stretch(config: Config, tensor: ReaderTensor, theta: float, where: str) -> None:
-  """Raises ValueError unless the frequencies are divided as Llama 3.1's are."""
-  exponent = np.arange(0, config.head_dim, 2) / config.head_dim
-  stretch = _values(tensor)
-  wanted = rope_frequencies(config)
-  if stretch.shape != wanted.shape or not np.allclose(theta**-exponent / stretch, wanted, 1e-4):
-    raise ValueError(f"{where}: {_STRETCH} stretches rotary frequencies by other limits than "
-                     f"those of Llama 3.1, {_LLAMA3}.")  # fmt: skip
 
 
 def load(
@@ -163,8 +144,8 @@ def load(
   kind, raw = _config_json(metadata, tensors, str(path))
   family = FAMILIES[raw["model_type"]]
   config = family.from_json(raw, str(path))
-  if _STRETCH in tensors:
-    _check_stretch(config, tensors[_STRETCH], config.rope_theta, str(path))
+  if gguf_rope.STRETCH in tensors:
+    gguf_rope.check_stretch(config, _values(tensors[gguf_rope.STRETCH]), str(path))
 
   architecture = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind)
   names = get_tensor_name_map(MODEL_ARCH(architecture), config.layers)
@@ -176,7 +157,7 @@ def load(
     ours: [Fusion(theirs(part.name), part.shape) for part in parts]
     for ours, parts in family.layout(config).items()
   }
-  spare = frozenset(map(theirs, family.spare(config))) | {_STRETCH}
+  spare = frozenset(map(theirs, family.spare(config))) | {gguf_rope.STRETCH}
   heads = {"attn_q": config.heads, "attn_k": config.kv_heads} if kind in _PAIRED else {}
 
   def read(name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -188,9 +169,9 @@ def load(
   source = f"the metadata of {path.name}"
   params = assemble(table, spare, shapes, read, dtype, source, weights, mesh)
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
-  own = schema.fields(metadata, {"diffusion.shift_logits": bool}, str(path))
+  own = schema.fields(metadata, {_SHIFT: bool}, str(path))
   return Checkpoint(
     config=config, params=params, tokenizer=text.tokenizer, stop=text.stop,
     template=text.template, start=text.start, mask=text.mask,
-    shift=own.get("diffusion.shift_logits", kind == "dream"),
+    shift=own.get(_SHIFT, kind == "dream"),
   )  # fmt: skip

@@ -9,6 +9,7 @@ from gguf import TokenType
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from specjax import checks, schema
+from specjax.checkpoints import gguf_ends
 from specjax.checkpoints.llama2c import scored_merges
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import Tokenizer
@@ -75,12 +76,15 @@ class Text(NamedTuple):
   template: JinjaTemplate | None
 
 
-_STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SCHEMA: dict[str, Any] = {
   "model": str, "pre": str, "tokens": tuple[str, ...], "scores": tuple[float, ...],
   "token_type": tuple[int, ...], "merges": tuple[str, ...], "add_bos_token": bool,
   "add_space_prefix": bool,
 }  # fmt: skip
+_PREFIX = "tokenizer.ggml."
+_IDS = (*gguf_ends.KEYS, "bos_token_id", "mask_token_id")
+KEYS = ("tokenizer.chat_template", *(_PREFIX + key for key in (*_SCHEMA, *_IDS)))
+"""The keys that `read` reads."""
 
 
 def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
@@ -95,13 +99,11 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
     ValueError: an unknown tokenizer or pre-tokenizer, values that do not fit each other, or a chat
       template that is no Jinja.
   """
-  prefix = "tokenizer.ggml."
   token_id = functools.partial(checks.whole, most=vocab_size - 1)
-  known = {prefix + key: kind for key, kind in _SCHEMA.items()}
-  known |= {prefix + key: token_id for key in (*_STOPS, "bos_token_id", "mask_token_id")}
-  known["tokenizer.chat_template"] = str
-  found = {k.removeprefix(prefix): v for k, v in schema.fields(metadata, known, where).items()}
-  stop = tuple(dict.fromkeys(found[key] for key in _STOPS if key in found))
+  known = {_PREFIX + key: kind for key, kind in _SCHEMA.items()}
+  known |= {_PREFIX + key: token_id for key in _IDS} | {"tokenizer.chat_template": str}
+  found = {k.removeprefix(_PREFIX): v for k, v in schema.fields(metadata, known, where).items()}
+  stop, named = gguf_ends.of(found, found.get("tokens", ()))
   mask = found.get("mask_token_id")
   if "tokens" not in found or found.get("model") in ("no_vocab", "none"):
     return Text(None, (), stop, mask, None)
@@ -119,9 +121,9 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
   inner, starts = (_byte_level if kind == "gpt2" else _sentence_piece)(found, where)
   # These tokens are in the vocabulary already and keep their ids.
   inner.add_tokens([
-    tokenizers.AddedToken(token, special=kind in _SPECIAL, normalized=False)
-    for token, kind in zip(tokens, found["token_type"], strict=True)
-    if kind in (*_SPECIAL, TokenType.USER_DEFINED)
+    tokenizers.AddedToken(token, special=kind in _SPECIAL or i in named, normalized=False)
+    for i, (token, kind) in enumerate(zip(tokens, found["token_type"], strict=True))
+    if kind in (*_SPECIAL, TokenType.USER_DEFINED) or i in named
   ])  # fmt: skip
   start: tuple[int, ...] = ()
   if found.get("add_bos_token", starts):

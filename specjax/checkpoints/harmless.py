@@ -95,6 +95,28 @@ TOKENIZER: Harmless = {
   "add_eos_token": (False,), "add_sep_token": (False,), "do_lower_case": (False,),
   "fix_mistral_regex": (False,), "split_special_tokens": (False,),
 }  # fmt: skip
+# After the architecture's name: what llama.cpp reads of other families only, at its own defaults.
+GGUF: Harmless = {
+  "GGUF.*": ..., "general.*": ..., "general.type": ("model",), "quantize.*": ...,
+  "split.no": (0,), "split.count": (0, 1), "split.tensors.count": ...,
+  "tokenizer.huggingface.json": ..., "tokenizer.chat_templates": ...,
+  "tokenizer.chat_template.*": ...,
+  "*.tensor_data_layout": ..., "*.expert_used_count": (0,), "*.use_parallel_residual": (False,),
+  "*.pooling_type": (0,), "*.logit_scale": (0, 1), "*.residual_scale": (0, 1),
+  "*.embedding_scale": (0, 1), "*.attention.scale": (0,), "*.attention.output_scale": (0,),
+  "*.attention.clamp_kqv": (0,), "*.attention.max_alibi_bias": (0,),
+  "*.attn_logit_softcapping": (0,), "*.final_logit_softcapping": (0,),
+  "*.rope.scaling.finetuned": ..., "*.rope.scaling.yarn_ext_factor": (-1, 1),
+  "*.rope.scaling.yarn_attn_factor": (1,), "*.rope.scaling.yarn_beta_fast": (32,),
+  "*.rope.scaling.yarn_beta_slow": (1,), "*.rope.scaling.yarn_log_multiplier": (0,),
+  **{f"tokenizer.ggml.{name}_token_id": ... for name in (
+    "unknown", "padding", "seperator", "separator", "cls", "prefix", "suffix", "middle", "fim_pre",
+    "fim_suf", "fim_mid",
+  )},
+  "tokenizer.ggml.token_type_count": ..., "tokenizer.ggml.precompiled_charsmap": ([],),
+  "tokenizer.ggml.add_eos_token": (False,), "tokenizer.ggml.add_sep_token": (False,),
+  "tokenizer.ggml.remove_extra_whitespaces": (False,),
+}  # fmt: skip
 
 
 def known_keys(

@@ -55,7 +55,7 @@ def test_ids_are_those_of_the_trained_tokenizer(pre):
   types = [4 if t == "<tool>" else 3 if t.startswith("<|im") else 1 for t in tokens]
   raw = metadata(model="gpt2", pre=pre, tokens=tokens, token_type=types, merges=merges)
   text = gguf_tokenizer.read(raw, len(tokens), "m.gguf")
-  assert (text.start, text.stop, text.template) == ((), (), None)
+  assert (text.start, text.stop, text.template) == ((), (tokens.index("<|im_end|>"),), None)
   for each in TEXTS:
     ids = inner.encode(each).ids
     assert text.tokenizer.encode(each) == ids
@@ -202,6 +202,34 @@ def test_a_template_that_is_no_jinja_is_named():
     gguf_tokenizer.read(raw, 9, "m.gguf")
 
 
+@pytest.mark.parametrize(
+  ("tokens", "keys", "ends"),
+  [
+    (["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"], {"eos_token_id": 1}, [1, 2, 3]),
+    (["<|end_of_text|>", "<|eot_id|>"], {"eos_token_id": 2, "eot_token_id": 0}, [2, 0, 1]),
+    (["<x>", "<y>"], {"eos_token_id": 2}, [2]),
+    (["<end_of_turn>", "_<EOT>", "[EOT]"], {}, [1, 2, 3]),
+    (["<\uff5cend\u2581of\u2581sentence\uff5c>"], {}, [1]),
+    (["<\uff5cend\u2581of\u2581sentence\uff5c>"], {"eot_token_id": 0}, [0]),
+    (["<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"], {}, [1, 2, 3, 4]),
+    (["<x>", "<|fim_pad|>"], {"fim_pad_token_id": 1}, [1]),
+    (["<|end|>", "<|return|>"], {}, [1, 2]),
+    (["<|end|>", "<|return|>", "<|call|>"], {"eos_token_id": 2}, [2, 3]),
+    (["<|end|>", "<|calls|>", "<|flush|>"], {}, [2, 3]),
+    (["</s>", "<|tool_response>"], {}, [2]),
+  ],
+)
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_a_text_ends_where_llama_cpp_ends_it(tokens, keys, ends, kind):
+  raw = metadata(model="gpt2", pre="gpt-2", tokens=["a", *tokens], token_type=[1] + [kind] * len(
+    tokens), **keys)  # fmt: skip
+  text = gguf_tokenizer.read(raw, 9, "m.gguf")
+  assert list(text.stop) == ends
+  for end in set(ends) - set(keys.values()):  # markers, whatever type the file gives them
+    assert text.tokenizer.encode("a" + tokens[end - 1]) == [0, end]
+    assert text.tokenizer.decode([0, end]) == "a"
+
+
 SMOLLM2 = {
   "Hello, we can use": [19556, 28, 392, 416, 722],
   "The capital of France is": [504, 3575, 282, 4649, 314],
@@ -219,7 +247,8 @@ def test_the_published_file():
     pytest.skip(f"{home} is absent: specjax info --model {name} fetches it")
   assert name in MODELS
   model = specjax.load(str(home))
-  assert (model.config.layers, model.config.width, model.stop, model.start) == (30, 576, (2,), ())
+  assert (model.config.layers, model.config.width, model.start) == (30, 576, ())
+  assert model.stop == (2, 0, 4)  # as llama.cpp prints them for this file
   for text, ids in SMOLLM2.items():
     assert model.encode(text) == ids
     assert model.decode(ids) == text

@@ -1,0 +1,73 @@
+"""The rotary embedding of a GGUF file, as llama.cpp reads it, into the keys of a config.json."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specjax import checks
+from specjax.models.config import Config
+from specjax.models.rotary import rope_frequencies
+
+STRETCH = "rope_freqs.weight"  # a tensor of Llama 3.1's divisors of the rotary frequencies
+_LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+_SIZE = functools.partial(checks.whole, least=1)
+_FACTOR = functools.partial(checks.number, least=0)
+SCHEMA = {
+  "rope.dimension_count": _SIZE, "rope.scaling.type": str, "rope.scaling.factor": _FACTOR,
+  "rope.scale_linear": _FACTOR, "rope.scaling.original_context_length": _SIZE,
+  "rope.scaling.attn_factor": functools.partial(checks.number, above=0),
+}  # fmt: skip
+"""Keys after the architecture's name, and what they accept."""
+
+
+def scaling(
+  found: Mapping[str, Any], stretch: np.ndarray | None, where: str, architecture: str
+) -> dict[str, Any] | None:
+  """`rope_scaling` of an equal config.json.
+
+  A factor without a type is linear, `rope.scale_linear` is the factor's name in the oldest files,
+  and a factor of 0 is none.
+
+  Args:
+    found: values by their keys after the architecture's name.
+    stretch: of the tensor `STRETCH`, or None.
+    where, architecture: the file, and what its keys begin with, for messages.
+
+  It raises ValueError for what no config.json has.
+  """
+  kind = found.get("rope.scaling.type", "linear")
+  factor = found.get("rope.scaling.factor", found.get("rope.scale_linear"))
+  attention = found.get("rope.scaling.attn_factor", 1.0)
+  if attention != 1 and kind != "yarn":
+    checks.refuse(f"{where}: {architecture}.rope.scaling.attn_factor", attention, "1 but for yarn")
+  idle = factor in (0, 1) or (factor is None and "rope.scaling.type" not in found)
+  rope = {"rope_type": kind, "factor": 1.0 if factor == 0 else factor}
+  if kind == "yarn":
+    key = "rope.scaling.original_context_length"
+    if key not in found:
+      raise ValueError(f"{where}: the yarn rope scaling lacks '{architecture}.{key}'.")
+    rope["original_max_position_embeddings"] = found[key]
+    if attention != 1 and factor is not None:
+      rope["attention_factor"] = attention * (0.1 * math.log(max(factor, 1)) + 1)
+  wanted = None if kind == "none" or (kind == "linear" and idle) else rope
+  if stretch is None:
+    return wanted
+  if wanted is not None:
+    checks.refuse(f"{where}: {architecture}.rope.scaling.type", kind,
+                  f"none beside the tensor {STRETCH}")  # fmt: skip
+  return {"rope_type": "llama3", "factor": float(stretch.max()), **_LLAMA3}
+
+
+def check_stretch(config: Config, stretch: np.ndarray, where: str) -> None:
+  """Raises ValueError unless the frequencies are divided as Llama 3.1's are."""
+  exponent = np.arange(0, config.head_dim, 2) / config.head_dim
+  wanted = rope_frequencies(config)
+  if stretch.shape != wanted.shape or not np.allclose(
+    config.rope_theta**-exponent / stretch, wanted, 1e-4
+  ):
+    raise ValueError(f"{where}: {STRETCH} stretches rotary frequencies by other limits than "
+                     f"those of Llama 3.1, {_LLAMA3}.")  # fmt: skip
