@@ -1,69 +1,19 @@
 """The tokenizer of a GGUF file, from its metadata into the `tokenizers` library."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import tokenizers
 from gguf import TokenType
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import processors
 
 from specjax import checks, schema
-from specjax.checkpoints import gguf_ends
-from specjax.checkpoints.llama2c import scored_merges
+from specjax.checkpoints import bpe, gguf_ends
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import Tokenizer
 
-_SPACE = "\u2581"
 _SPECIAL = (TokenType.UNKNOWN, TokenType.CONTROL)
-
-# How a text is split before merges, as each family publishes it in its tokenizer.json.
-_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_WORDS = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,DIGITS}"
-  rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-  rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
-  rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
-)
-_CHINESE_AND_KOREAN = "[\u0800-\u9fa5\uac00-\ud7ff]+"
-
-
-class Pre(NamedTuple):
-  """What happens to a text before merges.
-
-  Attributes:
-    patterns: regular expressions that split it, one after the other.
-    whole_words: whether a word that is a token needs no merges.
-    composed: whether characters are composed (NFC) first.
-    start: whether `add_bos_token` is true where the file is silent.
-  """
-
-  patterns: Sequence[str]
-  whole_words: bool = False
-  composed: bool = False
-  start: bool = False
-
-
-_LLAMA3 = Pre((_WORDS.replace("DIGITS", "3"),), whole_words=True, start=True)
-_QWEN2 = Pre((_WORDS.replace("DIGITS", "1"),))
-PRE_TOKENIZERS = {
-  "gpt-2": Pre((_GPT2,)),
-  "smollm": Pre((r"\p{N}", _GPT2)),
-  "llama-bpe": _LLAMA3,
-  "llama3": _LLAMA3,
-  "llama-v3": _LLAMA3,
-  "qwen2": _QWEN2._replace(composed=True),
-  "deepseek-r1-qwen": _QWEN2,
-  "deepseek-coder": Pre(
-    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE_AND_KOREAN, r"\p{N}"),
-  ),
-  "tekken": Pre((_TEKKEN,), whole_words=True, start=True),
-}
-"""Pre-tokenizers by the value of `tokenizer.ggml.pre`."""
 
 
 class Text(NamedTuple):
@@ -152,23 +102,10 @@ def _template(found: Mapping[str, Any], where: str) -> JinjaTemplate | None:
 def _byte_level(found: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, bool]:
   """Byte-level BPE, and whether a text begins with `bos` where the file is silent."""
   name = f"{where}: tokenizer.ggml.pre"
-  pre = PRE_TOKENIZERS[checks.choice(name, found.get("pre"), PRE_TOKENIZERS)]
+  pre = bpe.PRE_TOKENIZERS[checks.choice(name, found.get("pre"), bpe.PRE_TOKENIZERS)]
   vocab = {token: i for i, token in enumerate(found["tokens"])}
-  merges = [tuple(line.split(" ")) for line in found.get("merges", ())]
-  for i, merge in enumerate(merges):
-    if len(merge) != 2 or not {*merge, "".join(merge)} <= vocab.keys():
-      checks.refuse(f"{where}: tokenizer.ggml.merges[{i}]", found["merges"][i],
-                    "two tokens that make a token, with a space between them")  # fmt: skip
-  inner = tokenizers.Tokenizer(
-    models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.whole_words)
-  )
-  if pre.composed:
-    inner.normalizer = normalizers.NFC()
-  splits = [pre_tokenizers.Split(tokenizers.Regex(p), "isolated") for p in pre.patterns]
-  to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-  inner.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-  inner.decoder = decoders.ByteLevel()
-  return inner, pre.start
+  merges = f"{where}: tokenizer.ggml.merges"
+  return bpe.byte_level(vocab, found.get("merges", ()), pre, merges), pre.start
 
 
 def _sentence_piece(found: Mapping[str, Any], where: str) -> tuple[tokenizers.Tokenizer, bool]:
@@ -182,21 +119,6 @@ def _sentence_piece(found: Mapping[str, Any], where: str) -> tuple[tokenizers.To
     if kind == TokenType.NORMAL
   }
   unknown = tokens[types.index(TokenType.UNKNOWN)] if TokenType.UNKNOWN in types else None
-  inner = tokenizers.Tokenizer(
-    models.BPE(
-      vocab={token: i for i, token in enumerate(tokens)}, merges=scored_merges(scores),
-      unk_token=unknown, fuse_unk=True, byte_fallback=True,
-    )
-  )  # fmt: skip
-  spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", _SPACE)]
-  steps: list[decoders.Decoder] = [
-    decoders.Replace(_SPACE, " "),
-    decoders.ByteFallback(),
-    decoders.Fuse(),
-  ]
-  if found.get("add_space_prefix", True):
-    spaces.insert(0, normalizers.Prepend(_SPACE))
-    steps.append(decoders.Strip(" ", 1, 0))
-  inner.normalizer = normalizers.Sequence(spaces)
-  inner.decoder = decoders.Sequence(steps)
-  return inner, True
+  vocab = {token: i for i, token in enumerate(tokens)}
+  prefix: Literal["always", "never"] = "always" if found.get("add_space_prefix", True) else "never"
+  return bpe.sentence_piece(bpe.scored(vocab, scores, unknown), prefix), True

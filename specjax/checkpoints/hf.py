@@ -15,7 +15,14 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import eight_bits, harmless, hf_config, quantised, templates
+from specjax.checkpoints import (
+  eight_bits,
+  harmless,
+  hf_config,
+  hf_tokenizer,
+  quantised,
+  templates,
+)
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.hf_layout import Layout, assemble, scatter
@@ -61,7 +68,10 @@ def _token(name: str, value: Any) -> str:
 
 _IDS = {"eos_token_id": _one_or_more}
 _TOKENS = {"bos_token": _token, "eos_token": _token, "mask_token": _token}
-_TOKENIZER = _TOKENS | {"add_bos_token": bool, "chat_template": templates.source}
+_TOKENIZER = _TOKENS | {
+  "add_bos_token": bool, "add_prefix_space": bool, "legacy": bool, "tokenizer_class": str,
+  "added_tokens_decoder": hf_tokenizer.added_tokens, "chat_template": templates.source,
+}  # fmt: skip
 _OWN = {
   "specjax_template": functools.partial(checks.choice, accepted=TEMPLATES),
   "specjax_shift": bool,
@@ -153,7 +163,7 @@ def _start(tokenizer: Tokenizer | None, known: Mapping[str, Any]) -> tuple[int, 
   token = known.get("bos_token")
   bos = None if token is None else tokenizer.id(token)
   if bos is None:
-    raise ValueError(f"tokenizer_config.json: bos_token={token!r} is not in tokenizer.json.")
+    raise ValueError(f"tokenizer_config.json: bos_token={token!r} is no token of the tokenizer.")
   return (bos,)
 
 
@@ -195,10 +205,9 @@ def load(
   kind.check_keys(raw, config, str(file), (*_OWN, *_IDS))
   own = schema.fields(raw, _OWN | _IDS, str(file))
   written = _optional(directory / "generation_config.json", _IDS, harmless.GENERATION)
-  tokens = directory / "tokenizer.json"
-  tokenizer = Tokenizer.load(tokens) if tokens.exists() else None
   known = _optional(directory / "special_tokens_map.json", _TOKENS, harmless.TOKENIZER)
   known |= _optional(directory / "tokenizer_config.json", _TOKENIZER, harmless.TOKENIZER)
+  tokenizer = hf_tokenizer.read(directory, known, family)
   mask = _mask(family, own, known, tokenizer)
   if mask is not None:
     checks.whole(f"{file}: mask_token_id", mask, 0, config.vocab_size - 1)

