@@ -58,6 +58,8 @@ PRE_TOKENIZERS = {
 }
 """Pre-tokenizers by the value of `tokenizer.ggml.pre`."""
 
+Prefix = Literal["always", "first", "never"]
+
 
 def byte_level(
   vocab: Mapping[str, int], merges: Sequence[str], pre: Pre, where: str, *,
@@ -73,11 +75,13 @@ def byte_level(
 
   It raises ValueError for a merge that is no two tokens which make a token.
   """
-  pairs = [tuple(line.split(" ")) for line in merges]
-  for i, pair in enumerate(pairs):
-    if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
-      checks.refuse(f"{where}[{i}]", merges[i],
+  pairs: list[tuple[str, str]] = []
+  for i, line in enumerate(merges):
+    first, _, second = line.partition(" ")
+    if not {first, second, first + second} <= vocab.keys():
+      checks.refuse(f"{where}[{i}]", line,
                     "two tokens that make a token, with a space between them")  # fmt: skip
+    pairs.append((first, second))
   inner = tokenizers.Tokenizer(
     models.BPE(vocab=dict(vocab), merges=pairs, ignore_merges=pre.whole_words)
   )
@@ -122,7 +126,7 @@ def scored(
 
 
 def sentence_piece(
-  model: models.Model, prefix: Literal["always", "first", "never"],
+  model: models.Model, prefix: Prefix,
   before: Sequence[normalizers.Normalizer] = (),
 ) -> tokenizers.Tokenizer:  # fmt: skip
   """A tokenizer of SentencePiece's, whose spaces are letters.

@@ -92,6 +92,9 @@ def _config_json(
   metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor], where: str
 ) -> tuple[str, dict[str, Any]]:
   """The architecture, and the values that an equal config.json has."""
+  if metadata.get("split.count", 0) > 1:
+    checks.refuse(f"{where}: split.count", metadata["split.count"],
+                  "1: join the parts first, as llama-gguf-split --merge does")  # fmt: skip
   name = f"{where}: general.architecture"
   kind = checks.choice(name, metadata.get("general.architecture"), ARCHITECTURES)
   known = {f"{kind}.{k}": check for k, (check, _) in _KEYS.items()}

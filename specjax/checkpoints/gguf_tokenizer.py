@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import tokenizers
 from gguf import TokenType
@@ -120,5 +120,5 @@ def _sentence_piece(found: Mapping[str, Any], where: str) -> tuple[tokenizers.To
   }
   unknown = tokens[types.index(TokenType.UNKNOWN)] if TokenType.UNKNOWN in types else None
   vocab = {token: i for i, token in enumerate(tokens)}
-  prefix: Literal["always", "never"] = "always" if found.get("add_space_prefix", True) else "never"
+  prefix: bpe.Prefix = "always" if found.get("add_space_prefix", True) else "never"
   return bpe.sentence_piece(bpe.scored(vocab, scores, unknown), prefix), True

@@ -25,7 +25,8 @@ _SAMPLING: Harmless = {
   "guidance_scale": (1,), "token_healing": (False,), "bad_words_ids": ([],),
   "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "stop_strings": ([],),
 }  # fmt: skip
-CONFIG: Harmless = _SAMPLING | {
+CONFIG: Harmless = {
+  **_SAMPLING,
   "_*": ..., "architectures": ..., "auto_map": ..., "model_type": ..., "transformers_version": ...,
   "torch_dtype": ..., "dtype": ..., "torchscript": ..., "use_bfloat16": ..., "use_cache": ...,
   "cache_implementation": ..., "attn_implementation": ..., "pretraining_tp": ...,
@@ -58,7 +59,7 @@ FAMILIES: Mapping[str, Harmless] = {
   },
   "qwen3_moe": {"use_qk_norm": (True,)},
   "sdar": _SDAR,
-  "sdar_moe": _SDAR | {"use_qk_norm": (True,)},
+  "sdar_moe": {**_SDAR, "use_qk_norm": (True,)},
   "llada2_moe": {
     "moe_router_enable_expert_bias": (True,), "mtp_loss_scaling_factor": ...,
     "multi_gate": (False,), "norm_softmax": (False,), "router_dtype": ..., "use_rmsnorm": (True,),
@@ -69,7 +70,8 @@ FAMILIES: Mapping[str, Harmless] = {
 # Of the scaling of rotary frequencies; a text has the same position in all sections of mrope.
 ROPE: Harmless = {"finetuned": ..., "mrope_*": ..., "attn_factor": (1,),
                   "extrapolation_factor": (1,), "factor": (1,)}  # fmt: skip
-GENERATION: Harmless = _SAMPLING | {
+GENERATION: Harmless = {
+  **_SAMPLING,
   "_*": ..., "transformers_version": ..., "use_cache": ..., "use_mtp": ..., "cache_*": ...,
   "max_cache_len": ..., "max_time": ..., "output_*": ..., "return_dict_in_generate": ...,
   "bos_token_id": ..., "pad_token_id": ..., "decoder_start_token_id": ..., "trust_remote_code": ...,

@@ -167,6 +167,19 @@ def _start(tokenizer: Tokenizer | None, known: Mapping[str, Any]) -> tuple[int, 
   return (bos,)
 
 
+def _stop(
+  written: Mapping[str, Any], own: Mapping[str, Any], known: Mapping[str, Any],
+  tokenizer: Tokenizer | None,
+) -> tuple[int, ...]:  # fmt: skip
+  """The ids that end a text: generation_config.json's, or else config.json's, as in transformers,
+  or else the tokenizer's `eos_token`."""
+  for found in (written, own):
+    if "eos_token_id" in found:
+      return found["eos_token_id"]
+  end = None if tokenizer is None else tokenizer.id(known.get("eos_token", ""))
+  return () if end is None else (end,)
+
+
 def _mask(
   family: str, own: Mapping[str, Any], known: Mapping[str, Any], tokenizer: Tokenizer | None
 ) -> int | None:
@@ -216,8 +229,7 @@ def load(
   named = own.get("specjax_template", usual)
   params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights, mesh)
   return Checkpoint(
-    config=config, params=params, tokenizer=tokenizer,
-    stop=written.get("eos_token_id", own.get("eos_token_id", ())),
+    config=config, params=params, tokenizer=tokenizer, stop=_stop(written, own, known, tokenizer),
     template=templates.read(directory, known) or (TEMPLATES[named] if named else None),
     start=_start(tokenizer, known), mask=mask, shift=own.get("specjax_shift", family in _SHIFTED),
   )  # fmt: skip

@@ -70,7 +70,9 @@ def read(file: pathlib.Path, legacy: bool, add_bos: bool) -> tuple[tokenizers.To
   else:
     table = [(p.piece, p.score) for p in pieces]
     model = models.Unigram(table, trainer.unk_id, trainer.byte_fallback)
-  prefix = ("always" if legacy else "first") if spec.add_dummy_prefix else "never"
+  prefix: bpe.Prefix = "never"
+  if spec.add_dummy_prefix:
+    prefix = "always" if legacy else "first"
   inner = bpe.sentence_piece(model, prefix, _before(file, spec))
   inner.add_tokens([
     tokenizers.AddedToken(p.piece, special=False, normalized=False)

@@ -154,9 +154,12 @@ class Model:
     """The ids of a question in the model's chat template, ready for `generate`.
 
     `question` is a text or a conversation: turns of `role` and `content`, the question the last.
-    ValueError is raised where the model has no chat template or the template refuses the turns.
+    ValueError is raised where the model has no tokenizer or no chat template, or the template
+    refuses the turns.
     """
-    if self.template is None or self.tokenizer is None:
+    if self.tokenizer is None:
+      raise ValueError(f"{self.name} has no chat template and no tokenizer; pass token ids.")
+    if self.template is None:
       raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
     turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
     return self.template.prompt(self.tokenizer, turns)

@@ -88,7 +88,7 @@ def write(file, arch, metadata, tensors, kinds=lambda name, w: Kind.F32):
   add = {bool: writer.add_bool, str: writer.add_string, float: writer.add_float32,
          int: writer.add_uint32, list: writer.add_array}  # fmt: skip
   for key, value in metadata.items():
-    whole = key if key.startswith(("tokenizer.", "diffusion.")) else f"{arch}.{key}"
+    whole = key if key.startswith(("tokenizer.", "diffusion.", "split.")) else f"{arch}.{key}"
     add[type(value)](whole, value)
   for name, w in tensors.items():
     kind = kinds(name, w)

@@ -162,11 +162,19 @@ def test_a_key_of_the_other_files_is_named(files, words, copied):
     hf.load(copied(**files))
 
 
-def test_the_ends_of_generation_config_win_and_null_is_no_end(copied):
+def test_the_ends_of_generation_config_win(copied):
   sampling = {"temperature": 0.6, "top_p": 0.9, "do_sample": True, "repetition_penalty": 1.05}
   directory = copied(generation_config=sampling | {"eos_token_id": [7, 9]},
                      config={"eos_token_id": 2})  # fmt: skip
   assert hf.load(directory).stop == (7, 9)
+
+
+def test_the_tokenizers_end_is_taken_where_no_id_is_given(copied):
+  tokenizer = train_bpe(["a b"], 270)
+  directory = copied(config={"eos_token_id": None}, generation_config={"eos_token_id": None},
+                     tokenizer_config={"eos_token": {"content": "<|end|>"}})  # fmt: skip
+  tokenizer.save(directory / "tokenizer.json")
+  assert hf.load(directory).stop == (tokenizer.id("<|end|>"),)
 
 
 QUANTISED = {

@@ -82,6 +82,7 @@ ONES = {"rope_freqs.weight": np.full(4, 8, np.float32)}
     ({"attention.scale": 0.5}, None, r"llama\.attention\.scale=0\.5"),
     ({"final_logit_softcapping": 30.0}, None, r"final_logit_softcapping=30\.0: accepted is 0"),
     ({"a_key_of_tomorrow": 1}, None, r"llama\.a_key_of_tomorrow=1: accepted is a file without"),
+    ({"split.count": 3}, None, r"split\.count=3: accepted is 1: join the parts first"),
     ({"diffusion.of_tomorrow": 1}, None, r"diffusion\.of_tomorrow=1"),
     ({"tokenizer.ggml.add_eos_token": True}, None, "add_eos_token=True: accepted is false"),
     ({"tokenizer.ggml.remove_extra_whitespaces": True}, None, "remove_extra_whitespaces=True"),
