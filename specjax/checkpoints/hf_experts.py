@@ -112,7 +112,13 @@ def read(raw: Mapping[str, Any], family: str, layers: int, where: str) -> Expert
       said = " or ".join("null" if x is None else repr(x) for x in accepted)
       checks.refuse(f"{where}: {key}", raw.get(key), said)
   # transformers 5 writes all counts by Mixtral's key.
-  raw = {keys.experts: raw.get("num_local_experts"), **raw}
+  counts = {
+    key: raw[key] for key in (keys.experts, "num_local_experts") if raw.get(key) is not None
+  }
+  if len(set(counts.values())) > 1:
+    said = " and ".join(f"{key}={value}" for key, value in counts.items())
+    raise ValueError(f"{where}: {said}: accepted is one count.")
+  raw = {**raw, keys.experts: next(iter(counts.values()), None)}
   sizes = {"count": keys.experts, "chosen": keys.chosen, "width": keys.width}
   sizes = {ours: theirs for ours, theirs in sizes.items() if theirs}
   needed = [theirs for ours, theirs in sizes.items() if ours not in keys.absent]

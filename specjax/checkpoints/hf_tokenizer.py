@@ -1,5 +1,6 @@
 """The tokenizer of a Hugging Face directory, in the layouts in which tokenizers are published."""
 
+import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -95,6 +96,19 @@ def _add(
                        f"{own} in the tokenizer: accepted is one id.")  # fmt: skip
 
 
+def _check_space(
+  inner: tokenizers.Tokenizer, known: Mapping[str, Any], directory: pathlib.Path
+) -> None:
+  """Raises ValueError where tokenizer_config.json puts a space before texts and tokenizer.json, in
+  its ByteLevel, does not, or the other way round."""
+  top = json.loads(inner.pre_tokenizer.__getstate__()) if inner.pre_tokenizer is not None else {}
+  for step in top.get("pretokenizers", [top]):
+    own = step.get("add_prefix_space") if step.get("type") == "ByteLevel" else None
+    if own is not None and known.get("add_prefix_space", own) != own:
+      checks.refuse(f"{directory / _CONFIG}: add_prefix_space", not own,
+                    f"{str(own).lower()}, as in {_JSON}")  # fmt: skip
+
+
 def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Tokenizer | None:
   """tokenizer.json, or byte-level BPE in vocab.json and merges.txt, or SentencePiece's
   tokenizer.model; None where there is no tokenizer.
@@ -111,6 +125,7 @@ def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Toke
   wanted = dict(known.get("added_tokens_decoder", {}))
   if (directory / _JSON).exists():
     tokenizer = Tokenizer.load(directory / _JSON)
+    _check_space(tokenizer.inner, known, directory)
     _add(tokenizer.inner, wanted, directory)
     return tokenizer
   file, special = directory / _ADDED, _special(directory)

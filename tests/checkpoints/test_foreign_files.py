@@ -11,6 +11,7 @@ import tokenizers
 import transformers
 from tokenizers import models, pre_tokenizers
 
+import specjax
 from specjax.checkpoints import harmless, hf, hf_config
 from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.models.rotary import rope_frequencies
@@ -79,6 +80,9 @@ def test_what_published_files_have_is_known(family):
     ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "factor=2.0"),
     ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
     ({"text_config": {"hidden_size": 8}}, "text_config"),
+    ({"model_type": "mixtral", "num_experts": 8, "num_local_experts": 4}, "num_experts=8"),
+    ({"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 4},
+     "num_experts=8 and num_local_experts=4: accepted is one count"),
   ],
 )  # fmt: skip
 def test_a_key_that_could_change_the_output_is_named(raw, words):
@@ -175,6 +179,22 @@ def test_the_tokenizers_end_is_taken_where_no_id_is_given(copied):
                      tokenizer_config={"eos_token": {"content": "<|end|>"}})  # fmt: skip
   tokenizer.save(directory / "tokenizer.json")
   assert hf.load(directory).stop == (tokenizer.id("<|end|>"),)
+
+
+@pytest.mark.parametrize(("more", "start"), [({}, "b"), ({"added_tokens_decoder": {}}, "a")])
+def test_which_file_names_the_special_tokens(more, start, copied):
+  tokenizer = train_bpe(["a b"], 270)
+  directory = copied(tokenizer_config={"add_bos_token": True, "bos_token": "a"} | more,
+                     special_tokens_map={"bos_token": {"content": "b"}})  # fmt: skip
+  tokenizer.save(directory / "tokenizer.json")
+  assert hf.load(directory).start == (tokenizer.id(start),)
+
+
+def test_a_model_without_a_tokenizer_says_one_thing():
+  model = specjax.load(str(LLAMA3))
+  for ask in (model.encode, model.chat):
+    with pytest.raises(ValueError, match="no tokenizer; pass token ids"):
+      ask("hello")
 
 
 QUANTISED = {

@@ -136,6 +136,21 @@ def test_added_tokens_beside_a_tokenizer_json(trained, tmp_path):
       read(tmp_path)
 
 
+def test_two_files_that_disagree_about_a_space_are_named(trained, tmp_path):
+  inner = tokenizers.Tokenizer(models.BPE(trained[0], []))
+  inner.pre_tokenizer = pre_tokenizers.Sequence([
+    pre_tokenizers.Digits(), pre_tokenizers.ByteLevel(add_prefix_space=False),
+  ])  # fmt: skip
+  inner.save(str(tmp_path / "tokenizer.json"))
+  config = tmp_path / "tokenizer_config.json"
+  for said in (None, False):
+    config.write_text(json.dumps({} if said is None else {"add_prefix_space": said}))
+    assert read(tmp_path).encode("a") == [trained[0]["a"]]
+  config.write_text(json.dumps({"add_prefix_space": True}))
+  with pytest.raises(ValueError, match="add_prefix_space=True: accepted is false, as in tokenizer"):
+    read(tmp_path)
+
+
 @pytest.mark.parametrize(
   ("name", "content", "words"),
   [
