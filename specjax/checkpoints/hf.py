@@ -96,16 +96,6 @@ def _optional(
   return schema.fields(raw, known, str(path))
 
 
-def _of_tokenizer(directory: pathlib.Path) -> dict[str, Any]:
-  """The checked values of tokenizer_config.json and special_tokens_map.json.
-
-  In transformers the second wins, unless the first lists all tokens that were added.
-  """
-  first = _optional(directory / "tokenizer_config.json", _TOKENIZER, harmless.TOKENIZER)
-  second = _optional(directory / "special_tokens_map.json", _TOKENS, harmless.TOKENIZER)
-  return {**second, **first} if "added_tokens_decoder" in first else {**first, **second}
-
-
 def shards(index: pathlib.Path) -> list[pathlib.Path]:
   """The files that an index of shards names; ValueError where one is not in the index's folder."""
   raw = schema.read(index)
@@ -228,7 +218,8 @@ def load(
   kind.check_keys(raw, config, str(file), (*_OWN, *_IDS))
   own = schema.fields(raw, _OWN | _IDS, str(file))
   written = _optional(directory / "generation_config.json", _IDS, harmless.GENERATION)
-  known = _of_tokenizer(directory)
+  known = _optional(directory / "special_tokens_map.json", _TOKENS, harmless.TOKENIZER)
+  known |= _optional(directory / "tokenizer_config.json", _TOKENIZER, harmless.TOKENIZER)
   tokenizer = hf_tokenizer.read(directory, known, family)
   mask = _mask(family, own, known, tokenizer)
   if mask is not None:

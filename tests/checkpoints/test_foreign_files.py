@@ -181,15 +181,6 @@ def test_the_tokenizers_end_is_taken_where_no_id_is_given(copied):
   assert hf.load(directory).stop == (tokenizer.id("<|end|>"),)
 
 
-@pytest.mark.parametrize(("more", "start"), [({}, "b"), ({"added_tokens_decoder": {}}, "a")])
-def test_which_file_names_the_special_tokens(more, start, copied):
-  tokenizer = train_bpe(["a b"], 270)
-  directory = copied(tokenizer_config={"add_bos_token": True, "bos_token": "a"} | more,
-                     special_tokens_map={"bos_token": {"content": "b"}})  # fmt: skip
-  tokenizer.save(directory / "tokenizer.json")
-  assert hf.load(directory).start == (tokenizer.id(start),)
-
-
 def test_a_model_without_a_tokenizer_says_one_thing():
   model = specjax.load(str(LLAMA3))
   for ask in (model.encode, model.chat):
