@@ -39,12 +39,14 @@ CONFIG: Harmless = {
   "hidden_dropout": ..., "resid_pdrop": ..., "embd_pdrop": ..., "attn_pdrop": ...,
   "embedding_dropout": ..., "residual_dropout": ..., "classifier_dropout": ...,
   "router_aux_loss_coef": ..., "router_jitter_noise": ..., "max_sequence_length": ...,
+  "attention_probs_dropout_prob": ..., "is_llama_config": ..., "transformers.js_config": ...,
   # Features of networks that these have not, where they are switched off.
   "is_encoder_decoder": (False,), "is_decoder": ..., "add_cross_attention": (False,),
   "tie_encoder_decoder": (False,), "pruned_heads": ({},), "use_mrope": (False,),
   "logits_scaling": (1,), "logit_scale": (1,), "embedding_multiplier": (1,),
   "residual_multiplier": (1,), "mlp_bias": (False,), "attention_bias": (False,),
   "qkv_bias": (False,), "use_sliding_window": (False,), "partial_rotary_factor": (1,),
+  "rope_interleaved": (False,), "use_parallel_residual": (False,), "clip_qkv": (0,),
   "num_nextn_predict_layers": (0,), "shared_expert_intermediate_size": (0,),
 }  # fmt: skip
 # What the published files of a family have beside these.
@@ -79,6 +81,9 @@ GENERATION: Harmless = {
   "prompt_lookup_num_tokens": ..., "max_matching_ngram_size": ..., "speculation_type": ...,
   "compile_config": ..., "disable_compile": ..., "continuous_batching_config": ...,
   "low_memory": ..., "prefill_chunk_size": ..., "chat_format": ..., "max_window_size": ...,
+  # What denoisers are asked for.
+  "mask_token_id": ..., "steps": ..., "eps": ..., "alg": ..., "alg_temp": ..., "block_length": ...,
+  "gen_length": ..., "cfg_scale": ..., "remasking": ..., "threshold": ...,
 }  # fmt: skip
 # What is said about batches (prompts are never cut or padded), of programs, and of tokens whose ids
 # tokenizer.json has. `clean_up_tokenization_spaces` rewrites texts, and the text is what was said.

@@ -173,16 +173,20 @@ def check_keys(raw: Mapping[str, Any], config: Config, where: str, used: Collect
   if family == "mimo":  # of the layer that `mtp` reads
     own |= {"num_nextn_predict_layers"}
   seen = "full_attention" if config.window is None else "sliding_attention"
-  windows: dict[str, Any] = {"layer_types": ([seen] * config.layers,)}
+  # Second places for what the config has: they may say the same.
+  same: dict[str, Any] = {
+    "layer_types": ([seen] * config.layers,),
+    "rotary_dim": (config.rotary_dim or config.head_dim,),
+  }
   if family in (*_NO_WINDOW, "mistral", "mixtral"):  # they do not read the switch
-    windows |= {"use_sliding_window": (config.window is not None,)}
-    windows |= {"max_window_layers": ... if config.window is None else (0,)}
+    same |= {"use_sliding_window": (config.window is not None,)}
+    same |= {"max_window_layers": ... if config.window is None else (0,)}
     if family in _NO_WINDOW:
-      windows |= {"sliding_window": ... if raw.get("use_sliding_window") is False else (None,)}
-    own -= windows.keys()
+      same |= {"sliding_window": ... if raw.get("use_sliding_window") is False else (None,)}
+    own -= same.keys()
   own -= {"layer_types"}
   harmless.known_keys(
-    raw, where, own, {**harmless.CONFIG, **windows, **harmless.FAMILIES.get(family, {})}
+    raw, where, own, {**harmless.CONFIG, **same, **harmless.FAMILIES.get(family, {})}
   )
 
 

@@ -43,6 +43,8 @@ PUBLISHED = {
   "llama": {
     "_name_or_path": "x", "torch_dtype": "bfloat16", "temperature": 1.0, "max_sequence_length": 64,
     "rope_scaling": None, "pretraining_tp": 2, "sliding_window": 9, "use_sliding_window": False,
+    "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"},
+    "rotary_dim": 8,
   },
   "qwen2": {"use_mrope": False, "sliding_window": 9, "max_window_layers": 21, "rope_theta": 1e6},
   "qwen3_moe": {"qkv_bias": False, "use_qk_norm": True, "shared_expert_intermediate_size": 0,
@@ -79,6 +81,7 @@ def test_what_published_files_have_is_known(family):
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}}, "beta_fast=32"),
     ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "factor=2.0"),
     ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+    ({"rotary_dim": 4}, "rotary_dim=4: accepted is 8"),
     ({"text_config": {"hidden_size": 8}}, "text_config"),
     ({"model_type": "mixtral", "num_experts": 8, "num_local_experts": 4}, "num_experts=8"),
     ({"model_type": "qwen3_moe", "num_experts": 8, "num_local_experts": 4},
