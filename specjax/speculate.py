@@ -77,6 +77,9 @@ class Stats(NamedTuple):
   offered: Array
 
 
+NAN, INFINITE = -1, -2
+
+
 class State(NamedTuple):
   """What rides in the loop.
 
@@ -86,7 +89,9 @@ class State(NamedTuple):
     log_probs: f32[B, capacity], nats, of each new token under the target itself, whatever the
       processors and the settings; 0 for the prompt.
     done: bool[B].
-    failed: bool[B], rows that ended because the target's logits were NaN.
+    failed: bool[B], rows that ended because there was nothing to draw a token from.
+    why: i32[B], of a row that failed: `NAN` or `INFINITE` where the target's logits were; else bit
+      i says that processor i forbade tokens, until none was left.
   """
 
   context: Context
@@ -96,6 +101,7 @@ class State(NamedTuple):
   log_probs: Array
   done: Array
   failed: Array
+  why: Array
   stats: Stats
 
 
@@ -132,7 +138,7 @@ def start(
   zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, drafter.depth + 1), jnp.int32)
   return State(
     context, cache, guesser, memories, log_probs=jnp.zeros((B, capacity)),
-    done=length >= request.limit, failed=jnp.zeros(B, bool),
+    done=length >= request.limit, failed=jnp.zeros(B, bool), why=zero,
     stats=Stats(zero, zero, counts, counts),
   )  # fmt: skip
 
@@ -143,11 +149,34 @@ def _first(flags: Array, more: int) -> Array:
   return jnp.where(flags.any(1), index + more, flags.shape[1] + 1)
 
 
+def _processed(
+  method: Method, request: Request, state: State, draft: Draft, mask: Array, logits: Array
+) -> tuple[Array, Array]:
+  """(logits f32[B, N, V] after the processors; i32[B, N], `State.why` for a row that fails
+  behind a node, 0 where none does).
+
+  Where no token is left the logits are 0, for a node that is not reached must not be NaN.
+  """
+  why = jnp.zeros(logits.shape[:2], jnp.int32)
+  if not method.processors:
+    return logits, why
+  each = zip(method.processors, request.processors, state.processors, strict=True)
+  for i, (p, params, own) in enumerate(each):
+    before, logits = logits, p.logits(params, own, draft=draft, mask=mask, logits=logits)
+    forbids = (jnp.isfinite(before) & ~jnp.isfinite(logits)).any(-1)
+    why |= forbids.astype(jnp.int32) << i
+  best = logits.max(-1)
+  greedy = request.settings.temperature[:, None] == 0  # takes a token of +inf
+  left = (best > -jnp.inf) & (greedy | (best < jnp.inf))
+  return jnp.where(left[..., None], logits, 0.0), jnp.where(left, 0, why)
+
+
 def guess(
   method: Method, weights: Weights, request: Request, state: State, noise: Source
-) -> tuple[Draft, Any, Evaluation, Array]:
-  """(draft, the drafter's state after it, evaluation, log_probs f32[B, N, V] to verify against)."""
-  target, drafter, _, processors, widths = method
+) -> tuple[Draft, Any, Evaluation, Array, Array]:
+  """(draft, the drafter's state after it, evaluation, log_probs f32[B, N, V] to verify against,
+  i32[B, N] as of `_processed`)."""
+  target, drafter, _, _, widths = method
   draft, memory = drafter.propose(
     weights.drafter, weights.target, state.drafter,
     context=state.context._replace(cache=state.cache), settings=request.settings, noise=noise,
@@ -165,10 +194,8 @@ def guess(
       weights.drafter, weights.target, memory, cache=state.cache, draft=draft, mask=mask
     )
   evaluation = evaluation._replace(features=spread_rows(evaluation.features))
-  logits = evaluation.logits
-  for p, params, own in zip(processors, request.processors, state.processors, strict=True):
-    logits = p.logits(params, own, draft=draft, mask=mask, logits=logits)
-  return draft, memory, evaluation, warp(logits, request.settings)
+  logits, failed = _processed(method, request, state, draft, mask, evaluation.logits)
+  return draft, memory, evaluation, warp(logits, request.settings), failed
 
 
 def round_(
@@ -179,15 +206,17 @@ def round_(
   processors = list(zip(method.processors, request.processors, state.processors, strict=True))
   context, stats, D = state.context, state.stats, drafter.depth
   noise = source(request.key, context.length)
-  draft, drafter_state, evaluation, log_probs = guess(method, weights, request, state, noise)
+  draft, drafter_state, evaluation, log_probs, failing = guess(
+    method, weights, request, state, noise
+  )
   verdict = verifier.verify(
     weights.verifier, draft, log_probs, evaluation.features, noise,
     depth=D, proposal=drafter.proposal,
   )  # fmt: skip
   verdict = spread_rows(verdict)
 
-  # A row emits what was accepted, up to its first stop token, its budget, or a failure: a NaN among
-  # the logits of an accepted node, which shows in their sum.
+  # A row emits what was accepted, up to its first stop token, its budget, or a failure at an
+  # accepted node: no token to draw, or logits that are not finite, which shows in their sum.
   live = ~state.done
   step = jnp.arange(D + 1, dtype=jnp.int32)[None]
   stops = (verdict.tokens[:, :, None] == request.stop[None, None]).any(-1)
@@ -195,10 +224,15 @@ def round_(
     stops = stops | p.ends(params, own, tokens=verdict.tokens)
   until_stop = _first(stops & (step <= verdict.count[:, None]), 1)
   total = jax.nn.logsumexp(evaluation.logits, -1)
-  until_nan = _first(at(jnp.isnan(total), verdict.path), 0)
+  failing = jnp.where(jnp.isinf(total), INFINITE, failing)
+  failing = at(jnp.where(jnp.isnan(total), NAN, failing), verdict.path)
+  until_failure = _first(failing != 0, 0)
   emitted = jnp.minimum(jnp.minimum(verdict.count + 1, until_stop), request.limit - context.length)
-  failed = state.failed | (live & (until_nan < emitted))
-  emitted = jnp.where(live, jnp.minimum(emitted, until_nan), 0)
+  fails = live & (until_failure < emitted)
+  failed = state.failed | fails
+  first = jnp.take_along_axis(failing, jnp.minimum(until_failure, D)[:, None], 1)[:, 0]
+  why = jnp.where(fails, first, state.why)
+  emitted = jnp.where(live, jnp.minimum(emitted, until_failure), 0)
   length = context.length + emitted
   done = state.done | failed | (emitted == until_stop) | (length >= request.limit)
 
@@ -228,7 +262,7 @@ def round_(
     stats.offered + (live[:, None] & (step == deepest)).astype(jnp.int32),
   )
   return State(
-    Context(text, length), cache, drafter_state, memories, log_probs, done, failed, stats
+    Context(text, length), cache, drafter_state, memories, log_probs, done, failed, why, stats
   )
 
 

@@ -148,7 +148,7 @@ def build(
 def one_round(method: Method, weights: Weights, request: Request, state: State) -> Any:
   """(draft, evaluation, log_probs to verify against, verdict, the state after it)."""
   noise = Noise(request.key, state.context.length)
-  draft, _, evaluation, log_probs = speculate.guess(method, weights, request, state, noise)
+  draft, _, evaluation, log_probs, _ = speculate.guess(method, weights, request, state, noise)
   verdict = method.verifier.verify(
     weights.verifier, draft, log_probs, evaluation.features, noise, depth=method.drafter.depth,
     proposal=method.drafter.proposal,

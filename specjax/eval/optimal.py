@@ -29,7 +29,7 @@ KNOWN = frozenset({"deterministic", "chain", "iid", "without_replacement", "mixe
 def _root(method: speculate.Method, weights: speculate.Weights, request, state):
   """(p f32[B, V], q f32[B, V] or None, tokens i32[B, N], root's children bool[B, N]) of a round."""
   noise = Noise(request.key, state.context.length)
-  draft, _, _, log_probs = speculate.guess(method, weights, request, state, noise)
+  draft, _, _, log_probs, _ = speculate.guess(method, weights, request, state, noise)
   q = None if draft.log_probs is None else jnp.exp(draft.log_probs[:, 0])
   return jnp.exp(log_probs[:, 0]), q, draft.tokens, draft.valid & (draft.depth == 1)
 

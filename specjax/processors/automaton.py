@@ -18,10 +18,20 @@ class Automaton(NamedTuple):
   Attributes:
     following: i32[Q, V], the state after a token; -1 forbids it.
     final: bool[Q], states with which a text ends.
+    distance: i32[Q], the fewest tokens to the end of a text, its stop token included; None where
+      a text need not end within its budget.
   """
 
   following: Array
   final: Array
+  distance: Array | None = None
+
+
+class Place(NamedTuple):
+  """The state of `constraint`: where a text is, i32[B], and how many tokens may follow, i32[B]."""
+
+  state: Array
+  left: Array
 
 
 def _walk(automaton: Automaton, state: Array, tokens: Array) -> Array:
@@ -64,16 +74,42 @@ def _ends(params: Automaton, state: Array, tokens: Array) -> Array:
 def constraint() -> Processor:
   """Forbids the tokens that the automaton does not allow after the text on a node's own path.
 
+  With distances, a token is also forbidden if no end fits into what is left of the budget after it.
+  A budget that is one too short for the stop token holds the shortest texts without it.
+
   Every state that can be reached needs an allowed token. See `text.of_regex`.
   """
 
-  def logits(params: Automaton, state: Array, draft: Draft, mask: Array, logits: Array) -> Array:
-    states = _at_nodes(params, state, draft)
-    # Nodes that cannot be reached keep their logits: a distribution without support would be NaN.
-    forbidden = (states >= 0)[..., None] & (params.following[states] < 0)
-    return jnp.where(forbidden, -jnp.inf, logits)
+  def init(params: Automaton, context: Context, limit: Array) -> Place:
+    left = limit - context.length
+    if params.distance is not None:
+      left = jnp.maximum(left, params.distance[0])
+    return Place(_init(params, context, limit), left)
 
-  return Processor("constraint", _init, logits, _ends, _update)
+  def logits(params: Automaton, state: Place, draft: Draft, mask: Array, logits: Array) -> Array:
+    states = _at_nodes(params, state.state, draft)
+    after = params.following[states]
+    allowed = after >= 0
+    if (distance := params.distance) is not None:
+      left = state.left[:, None] - draft.depth
+
+      def fitting() -> Array:
+        fits = allowed & (distance[after] < left[..., None])
+        # Nothing fits at nodes that cannot be reached alone.
+        return jnp.where(fits.any(-1, keepdims=True), fits, allowed)
+
+      near = draft.valid & (left <= distance.max())
+      allowed = lax.cond(near.any(), fitting, lambda: allowed)
+    # Nodes that cannot be reached keep their logits: a distribution without support would be NaN.
+    return jnp.where((states >= 0)[..., None] & ~allowed, -jnp.inf, logits)
+
+  def ends(params: Automaton, state: Place, tokens: Array) -> Array:
+    return _ends(params, state.state, tokens)
+
+  def update(params: Automaton, state: Place, tokens: Array, rows: Array) -> Place:
+    return Place(_update(params, state.state, tokens, rows), state.left - rows)
+
+  return Processor("constraint", init, logits, ends, update)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ of 32 bits, G bytes of a grammar.
 """
 
 import functools
+import json
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,9 +17,13 @@ import numpy as np
 
 from specjax.data.tokenizer import Tokenizer
 from specjax.processors import closing
+from specjax.processors.distances import Distances, Vocabulary
+from specjax.processors.json_texts import Unknown, texts_of
+from specjax.processors.languages import INFINITE, NOTHING, Languages
 
 KEPT = 256  # matchers, each at the end of a text: more than most batches have rows
 GRAMMARS = 64  # parsed grammars
+INT32 = 2**31 - 1
 _BEFORE = "\x02"
 
 
@@ -87,10 +92,49 @@ class Matchers:
     self._ending = np.packbits(bits, bitorder="little").view(np.int32)
     self._lock = threading.Lock()  # several loops may run at once
     self._kept: dict[tuple[bytes, bytes], Any] = {}
+    self._words = Vocabulary(tokenizer.spoken_bytes(vocab_size), self._stop)
     self._parsed = functools.lru_cache(GRAMMARS)(self._parse)
+    self._known = functools.lru_cache(GRAMMARS)(self._distances)
 
   def _parse(self, grammar: bytes) -> Any:
     return self._engine.LLMatcher(self._tokens, grammar.decode(), log_level=0)
+
+  def _distances(self, grammar: bytes) -> Distances | None:
+    """How far texts of a grammar are from their ends; None where `json_texts` does not know them."""
+    (one,) = json.loads(grammar)["grammars"]
+    if "json_schema" not in one:
+      return None
+    languages = Languages()
+    try:
+      return Distances(languages, texts_of(one["json_schema"], languages), self._words)
+    except Unknown:
+      return None
+
+  def too_long(self, grammar: Any, budget: int) -> int | None:
+    """The tokens of a shortest text without its stop token, if they are more than the budget.
+
+    None where they are not, or where the shortest text is not known.
+    """
+    with self._lock:
+      known = self._known(_text(np.asarray(grammar)))
+      if known is None or known.within(known.start, budget + 1):
+        return None
+      least = known.distance(known.start)
+    if least == INFINITE:
+      raise ValueError("json_schema: no text of this form can be said in tokens.")
+    return int(least) - 1
+
+  def closing(self, grammar: Any, text: Sequence[int], budget: int) -> int | None:
+    """The first place of a text at which its budget forbade what the grammar allows, if one did."""
+    rules, said = _text(np.asarray(grammar)), np.asarray(text, np.int32)
+    n = len(said)
+    chain = [np.array([0, *said]), np.arange(-1, n).clip(0), np.ones(n + 1, bool)]
+    rows = np.full((2, n + 1, self.words), -1, np.int32)
+    with self._lock:
+      for row, left in zip(rows, (budget, INT32), strict=True):
+        self._walk(rules, said[:0], left, chain, row)
+    places = np.flatnonzero((rows[0] != rows[1]).any(1)[:n])
+    return int(places[0]) if len(places) else None
 
   def check(self, grammar: str) -> None:
     """Raises ValueError, in the engine's words, for a grammar that it refuses."""
@@ -115,13 +159,33 @@ class Matchers:
       row |= self._ending
 
   def _allow_end(
-    self, matcher: Any, text: np.ndarray, path: Sequence[int], left: int, row: np.ndarray
+    self, known: Distances | None, matcher: Any, said: Sequence[int], left: int, row: np.ndarray
   ) -> None:
-    """Allows in row i32[W] only the next token of a short end where `left` tokens are few for it.
+    """Leaves in row i32[W] what an end fits behind, into the `left` tokens after what was said."""
+    if known is not None and known.free(left):
+      return
+    state = NOTHING if known is None else functools.reduce(known.read, said, known.start)
+    if known is None or state == NOTHING:
+      self._allow_short_end(matcher, said, left, row)
+      return
+    allowed = self._bits(known.tokens_after(state) != NOTHING)
+    if (allowed != row & ~self._ending).any():  # it is not what the engine reads
+      self._allow_short_end(matcher, said, left, row)
+    elif (fitting := known.fitting(state, left)) is not None:
+      row &= self._bits(fitting) | self._ending
 
-    What was said is the text i32[n] and the tokens on the path of a draft.
-    Any other token may lengthen it, such as a comma, behind which an item follows. So few is up to
-    twice what it takes with the stop token, and `closing.MORE`.
+  def _bits(self, tokens: np.ndarray) -> np.ndarray:
+    """i32[W] of bool[V]."""
+    padded = np.pad(tokens, (0, 32 * self.words - len(tokens)))
+    return np.packbits(padded, bitorder="little").view(np.int32)
+
+  def _allow_short_end(
+    self, matcher: Any, said: Sequence[int], left: int, row: np.ndarray
+  ) -> None:
+    """Of a grammar whose distances are not known, allows in row i32[W] only a short end's token.
+
+    Any other token may lengthen it, such as a comma, behind which an item follows. It does so where
+    `left` is up to twice what the end takes with its stop token, and `closing.MORE`.
     """
     if left > closing.ZONE:
       return
@@ -131,8 +195,8 @@ class Matchers:
       self._engine.numpy.fill_next_token_bitmask(matcher, bits[None])
       return lambda token: bool(bits[token >> 5] >> (token & 31) & 1)
 
-    said = b"".join(self._said.spoken[i] for i in (*text.tolist(), *path))
-    ids = closing.end(matcher, said, left, self._said, allows)
+    text = b"".join(self._said.spoken[i] for i in said)
+    ids = closing.end(matcher, text, left, self._said, allows)
     if ids is None or left > 2 * (len(ids) + 1) + closing.MORE:
       return
     row[:] = self._ending
@@ -174,8 +238,13 @@ class Matchers:
     if (matcher := self._read(grammar, text)) is None:
       out[0] = self._ending
       return
+    known, said = self._known(grammar), text.tolist()
+    if known is not None and not known.within(known.start, budget + len(said)):
+      # The shortest texts of a budget that is one too short for the stop token do without it.
+      least = known.distance(known.start)
+      budget = max(budget, int(least) - len(said)) if least < INFINITE else budget
     self._allow(matcher, out[0])
-    self._allow_end(matcher, text, (), budget, out[0])
+    self._allow_end(known, matcher, said, budget, out[0])
     children: list[list[int]] = [[] for _ in tokens]
     path: list[list[int]] = [[] for _ in tokens]
     for node in range(len(tokens) - 1, 0, -1):
@@ -196,7 +265,7 @@ class Matchers:
       read = depth[node] = depth[above] + 1
       self._allow(matcher, out[node])
       path[node] = [*path[above], token]
-      self._allow_end(matcher, text, path[node], budget - read, out[node])
+      self._allow_end(known, matcher, [*said, *path[node]], budget - read, out[node])
       left += children[node]
     matcher.rollback(read)
     self._keep(grammar, text, matcher)
@@ -208,8 +277,9 @@ class Matchers:
 
     All bits are set where nothing follows: at and below a stop token, below a token that is
     forbidden or not valid, and for a text that has ended. Those of stop tokens alone are set where
-    the engine cannot read the text. A row whose grammar is zeros is allowed everything. Where few
-    tokens are left, a text that can end in them has to, see `closing`.
+    the engine cannot read the text. A row whose grammar is zeros is allowed everything. A token is
+    forbidden if no end fits into what is left after it, see `distances`; where these do not know
+    the grammar, a text that has few tokens left has to take a short end, see `closing`.
 
     Args:
       grammar: u8[B, G], of each row; see `schemas`.

@@ -3,6 +3,7 @@
 They are built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -93,19 +94,36 @@ def of_regex(pattern: str, tokenizer: Tokenizer, vocab_size: int, stop: Sequence
 
   following = _run(table, [symbols_of(b) for b in tokenizer.spoken_bytes(vocab_size)])
   matching = np.array([state in machine.finals for state in states])
-  following[:, list(stop)] = np.where(matching, np.arange(len(states)), -1)[:, None]
-  following = _without_dead_ends(following, matching)
-  if not (following[0] >= 0).any():
+  # One more state, behind the stop tokens, in which only they go on.
+  ended = len(states)
+  following = np.pad(following, ((0, 1), (0, 0)), constant_values=-1)
+  following[:, list(stop)] = np.where([*matching, True], ended, -1)[:, None]
+  # Without stop tokens a text ends where nothing may follow.
+  distance = distances(following, [ended] if len(stop) else np.flatnonzero(matching))
+  following = np.where(distance[following] < np.inf, following, -1)
+  if not np.isfinite(distance[0]):
     raise ValueError(f"regex={pattern!r}: no text of this form can be said in tokens.")
-  return Automaton(jnp.asarray(following), jnp.zeros(len(states), bool))
+  final = np.array([*matching, False]) & (following < 0).all(1)
+  finite = np.where(np.isfinite(distance), distance, 0)  # the others cannot be reached
+  return Automaton(jnp.asarray(following), jnp.asarray(final), jnp.asarray(finite, jnp.int32))
 
 
-def _without_dead_ends(following: np.ndarray, matching: np.ndarray) -> np.ndarray:
-  """Forbids tokens i32[Q, V] after which no text can be completed; matching bool[Q]."""
-  alive = matching
-  while True:
-    leads = np.where(following >= 0, alive[following], False)
-    grown = alive | leads.any(1)
-    if (grown == alive).all():
-      return np.where(leads, following, -1).astype(np.int32)
-    alive = grown
+def distances(following: np.ndarray, ends: Sequence[int] | np.ndarray) -> np.ndarray:
+  """f64[Q]: the fewest steps from each state to one of `ends`, infinite where there are none.
+
+  Args:
+    following: i32[Q, V], the state after each token; -1 for none.
+  """
+  before: list[list[int]] = [[] for _ in following]
+  for state, row in enumerate(following):
+    for after in np.unique(row[row >= 0]).tolist():
+      before[after].append(state)
+  found = np.full(len(following), np.inf)
+  level = [int(i) for i in ends]
+  for steps in itertools.count():
+    level = [state for state in dict.fromkeys(level) if found[state] == np.inf]
+    if not level:
+      return found
+    found[level] = steps
+    level = [earlier for state in level for earlier in before[state]]
+  raise AssertionError
