@@ -121,6 +121,8 @@ def _print(
   """Prints a result: as one JSON object of JSON_KEYS and `more`, or for people."""
   if args.json:
     fields = {key: getattr(result, key) for key in JSON_KEYS}
+    if result.closing is not None:
+      fields["closing"] = result.closing
     print(json.dumps({"prompt": item.given, **fields, **more}), flush=True)
     return
   console = Console(highlight=False, markup=False)
@@ -128,6 +130,8 @@ def _print(
   console.print(str(item.given), style="dim")
   console.print(result.text or str(result.tokens))
   console.print(summary, style="cyan")
+  if result.closing is not None:
+    console.print(_kept_short(result.closing), style="cyan")
 
 
 def _stream(decoder: Decoder, item: prompts.Item, max_new_tokens: int) -> None:
@@ -136,6 +140,12 @@ def _stream(decoder: Decoder, item: prompts.Item, max_new_tokens: int) -> None:
   answer = terminal.show(decoder.model, Conversation(decoder).ask(item.ids, max_new_tokens))
   console = Console(highlight=False, markup=False)
   console.print(terminal.summary(answer, decoder.label), style="cyan")
+  if (closing := decoder.closing(answer.tokens, max_new_tokens)) is not None:
+    console.print(_kept_short(closing), style="cyan")
+
+
+def _kept_short(closing: int) -> str:
+  return f"from token {closing} on the budget left room for a shorter text only"
 
 
 def _check_picture(file: str) -> None:

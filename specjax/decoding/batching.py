@@ -60,6 +60,9 @@ class Result:
     method: canonical name of the drafter, or of the denoising policy with its decorations.
     verifier: canonical name of the rule; "" for a masked diffusion model.
     exactness: the rule's label, with its knob if it is LOSSY; "" where there is no rule.
+    closing: the first of `tokens` at which a text of a regular expression, a JSON Schema or a
+      grammar was kept from another choice, since no end would have fitted into its budget behind
+      it; None where none was.
   """
 
   prompt: Prompt
@@ -72,6 +75,7 @@ class Result:
   method: str = ""
   verifier: str = ""
   exactness: str = ""
+  closing: int | None = None
   rounds: Rounds = Rounds()
   filling: Filling = Filling()
 

@@ -101,7 +101,7 @@ def _until_first(
       break
   state = processes.fetch(state._replace(cache=None, drafter=None))
   decoder.check_logits(state, np.arange(first, first + decoder.batch))
-  samples = [decoder.result(prompt, len(ids), state, b, seconds, prefill) for b in range(n)]
+  samples = [decoder.result(prompt, len(ids), budget, state, b, seconds, prefill) for b in range(n)]
   own = zip(first_finish(samples), done, strict=True)
   scores = [score if ended else -math.inf for score, ended in own]
   return Best(samples, scores, int(np.argmax(scores)))
@@ -133,6 +133,7 @@ def best_of(
   if decoder.settings.temperature == 0 and n > 1:
     checks.refuse("temperature", 0, "a number above 0, for several samples")
   ids, budgets = read(decoder.model, prompts, max_new_tokens)
+  decoder.check_budgets(budgets)
   if select == "first_finish":
     checks.whole("n", n, 1, decoder.batch, "batch is the most for first_finish")
     each = zip(prompts, ids, budgets, strict=True)

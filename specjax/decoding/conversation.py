@@ -121,7 +121,8 @@ class Conversation:
     if room < 1:
       raise ValueError(f"the conversation is full: it has {len(ids)} tokens, and {model.name} has "
                        f"{model.config.max_length} positions; reset it to begin anew.")  # fmt: skip
-    return self._answer(ids, min(max_new_tokens, room))
+    self.decoder.check_budgets([budget := min(max_new_tokens, room)])
+    return self._answer(ids, budget)
 
   def _answer(self, ids: list[int], budget: int) -> Iterator[Piece]:
     method, B = self.decoder.method, self.decoder.batch

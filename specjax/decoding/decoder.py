@@ -20,7 +20,14 @@ from specjax.decoding.batching import (
 )
 from specjax.decoding.builders.cache import DENSE, build_cache
 from specjax.decoding.builders.drafter import build_drafter
-from specjax.decoding.builders.processors import build_processors, with_schema
+from specjax.decoding.builders.processors import (
+  Used,
+  build_processors,
+  check_budgets,
+  closing,
+  least_budget,
+  with_schema,
+)
 from specjax.decoding.builders.verifier import build_verifier
 from specjax.decoding.method import method
 from specjax.decoding.model import Model, Prompt
@@ -86,11 +93,11 @@ class Decoder:
         raise ValueError(f"cache={self.cache!r}: accepted is a rule without reflection.")
       target, rule = over, rule._replace(exactness=f"LOSSY ({self.cache})")
     self.stop = (*model.stop, *stop)
-    used, self._stop_words = build_processors(
+    self._used, self._stop_words = build_processors(
       model, processors, regex, json_schema, self.stop, stop_words
     )
-    self._processors = tuple(params for _, params in used)
-    called = tuple(p for p, _ in used)
+    self._processors = tuple(one.params for one in self._used)
+    called = tuple(one.processor for one in self._used)
     self.method = method(target, guess, rule, called, model.narrow_passes(guess))
     self.weights = speculate.Weights(model.params, weights, judge)
     self._warm: set[tuple[int, int]] = set()
@@ -120,13 +127,28 @@ class Decoder:
     used = self._processors if processors is None else processors
     return speculate.Request(arrays, keys, jnp.asarray(limit, jnp.int32), stop, used)
 
-  def processors_with(self, json_schema: str | Mapping[str, Any]) -> tuple[Params, ...]:
-    """The params of the processors, with this JSON Schema in place of the decoder's.
+  def processors_with(self, json_schema: str | Mapping[str, Any]) -> list[Used]:
+    """The processors, with this JSON Schema in place of the decoder's.
 
     Raises:
       ValueError: a decoder without the processor `json_schema`, or a schema that is not accepted.
     """
-    return with_schema(self.model, self.method.processors, self._processors, json_schema, self.stop)
+    return with_schema(self.model, self._used, json_schema, self.stop)
+
+  def check_budgets(self, budgets: Sequence[int], used: Sequence[Used] | None = None) -> None:
+    """Raises ValueError where no text that the processors allow fits into one of the budgets."""
+    check_budgets(self._used if used is None else used, budgets)
+
+  @property
+  def least_budget(self) -> int:
+    """The least budget that `check_budgets` accepts."""
+    return least_budget(self._used)
+
+  def closing(
+    self, tokens: Sequence[int], budget: int, used: Sequence[Used] | None = None
+  ) -> int | None:
+    """`Result.closing` of new tokens, with the decoder's processors or others."""
+    return closing(self._used if used is None else used, tokens, budget)
 
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """(request, state, seconds) after the prefill of up to B prompts; missing rows are done."""
@@ -163,14 +185,24 @@ class Decoder:
       self.weights = self.weights._replace(drafter=left)
 
   def check_logits(self, state: speculate.State, numbers: np.ndarray) -> None:
-    """Raises FloatingPointError where a row, of number numbers[b] i[B], has failed."""
+    """Raises `failure` where a row, of number numbers[b] i[B], has failed."""
     for b in np.flatnonzero(state.failed):
       raise self.failure(state, int(b), f"prompt {numbers[b]}")
 
-  def failure(self, state: speculate.State, b: int, what: str) -> FloatingPointError:
-    """The error that says how row b, which is called `what`, has failed."""
-    return FloatingPointError(f"{what}: the logits of {self.model.name} became NaN after "
-                              f"{int(state.stats.emitted[b])} new tokens.")  # fmt: skip
+  def failure(self, state: speculate.State, b: int, what: str) -> Exception:
+    """The error that says how row b, which is called `what`, has failed.
+
+    It is a FloatingPointError where the model's logits are not finite, and a ValueError where the
+    processors left no token.
+    """
+    after = f"after {int(state.stats.emitted[b])} new tokens"
+    # A state of PEARL has no processors, and no reason.
+    why = int(state.why[b]) if self._used else speculate.NAN
+    if why > 0:
+      names = [one.shown for i, one in enumerate(self._used) if why >> i & 1]
+      return ValueError(f"{what}: {' and '.join(names)} left no token to sample {after}.")
+    kind = "infinite" if why == speculate.INFINITE else "NaN"
+    return FloatingPointError(f"{what}: the logits of {self.model.name} became {kind} {after}.")
 
   def __call__(
     self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, first: int = 0,
@@ -183,6 +215,7 @@ class Decoder:
       first: number of the first prompt among all requests, which decides its noise.
     """
     ids, budgets = read(self.model, prompts, max_new_tokens)
+    self.check_budgets(budgets)
     checks.whole("first", first)
     results = []
     for begin in range(0, len(ids), self.batch):
@@ -193,15 +226,18 @@ class Decoder:
       state = processes.fetch(state._replace(cache=None, drafter=None))
       self.check_logits(state, np.arange(first + begin, first + begin + self.batch))
       results += [
-        self.result(prompt, len(row), state, b, seconds, prefill)
-        for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
+        self.result(prompt, len(row), budget, state, b, seconds, prefill)
+        for b, (prompt, row, budget) in enumerate(
+          zip(prompts[part], ids[part], budgets[part], strict=True)
+        )
       ]
     return results
 
   def result(
-    self, prompt: Prompt, given: int, state: speculate.State, b: int, seconds: float, prefill: float
-  ) -> Result:
-    """What row b of a state, on the host, says to a prompt of `given` tokens."""
+    self, prompt: Prompt, given: int, budget: int, state: speculate.State, b: int, seconds: float,
+    prefill: float,
+  ) -> Result:  # fmt: skip
+    """What row b of a state, on the host, says in `budget` tokens to a prompt of `given` tokens."""
     new = slice(given, int(state.context.length[b]))
     tokens = state.context.tokens[b, new].tolist()
     text = self.model.decode(tokens)
@@ -210,7 +246,7 @@ class Decoder:
       prompt=prompt, text=text[: min(stops, default=len(text))], tokens=tokens,
       log_probs=state.log_probs[b, new].tolist(), forwards=int(state.stats.forwards[b]),
       seconds=seconds, prefill_seconds=prefill, method=self.name, verifier=self.verifier,
-      exactness=self.method.verifier.exactness,
+      exactness=self.method.verifier.exactness, closing=self.closing(tokens, budget),
       rounds=Rounds(state.stats.accepted[b].tolist(), state.stats.offered[b].tolist()),
     )  # fmt: skip
 
@@ -221,6 +257,7 @@ class Decoder:
     ids, budgets = read(self.model, prompts, max_new_tokens)
     checks.whole("len(prompts)", len(ids), 1, self.batch, "batch is the most")
     checks.whole("rounds", rounds, 1)
+    self.check_budgets(budgets)
     request, state, _ = self._start(ids, budgets, 0)
     shown = [len(x) for x in ids]
     while not bool(state.done.all()):

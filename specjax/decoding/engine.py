@@ -132,6 +132,7 @@ class Engine:
     checks.whole("number", number)
     ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
     processors = None if json_schema is None else self.decoder.processors_with(json_schema)
+    self.decoder.check_budgets([max_new_tokens], processors)
     ticket = Ticket(
       ids, max_new_tokens, settings, seed, number, processors, ends, tell, self._give_up
     )
@@ -203,7 +204,7 @@ class Engine:
       limit = np.array([len(ticket.ids) + ticket.budget])
       request = self.decoder.request(
         np.array([ticket.number]), limit, settings=ticket.settings, seed=ticket.seed,
-        processors=ticket.processors,
+        processors=ticket.params,
       )  # fmt: skip
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
       again = following is not None and following.ids == ticket.ids
@@ -223,6 +224,7 @@ class Engine:
         rows.free(b)
       with self._changed:
         del self._held[b]
+      ticket.closing = self.decoder.closing(ticket.tokens, ticket.budget, ticket.processors)
       if seen.failed[b] and not stopped:
         ticket.end(None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
       elif stopped or (seen.done[b] and self._stopped(ticket)):

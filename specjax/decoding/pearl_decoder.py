@@ -242,10 +242,12 @@ class PearlDecoder:
       self.plain.check_logits(state, numbers)
       results += [
         dataclasses.replace(
-          self.plain.result(prompt, len(row), state, b, seconds, 0.0),
+          self.plain.result(prompt, len(row), budget, state, b, seconds, 0.0),
           method=self.name, verifier="pearl", exactness="EXACT",
         )
-        for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
+        for b, (prompt, row, budget) in enumerate(
+          zip(prompts[part], ids[part], budgets[part], strict=True)
+        )
       ]  # fmt: skip
     return results
 

@@ -57,9 +57,10 @@ def refilled(
 
   Raises:
     ValueError: prompts or budgets that the decoder refuses.
-    FloatingPointError: the model's logits became NaN.
+    FloatingPointError: the model's logits became NaN or infinite.
   """
   ids, budgets = read(decoder.model, prompts, max_new_tokens)
+  decoder.check_budgets(budgets)
   checks.whole("rounds", rounds, 1)
   own = list(range(len(ids)) if numbers is None else numbers)
   if len(own) != len(ids):
@@ -101,4 +102,5 @@ def _run(decoder: Decoder, asked: list[_Asked], rounds: int) -> Iterator[tuple[i
     for b in [b for b in held if seen.done[b]]:
       i, prefill, begun = held.pop(b)
       rows.free(b)
-      yield i, decoder.result(asked[i].prompt, len(asked[i].ids), seen, b, now - begun, prefill)
+      prompt, ids, budget, *_ = asked[i]
+      yield i, decoder.result(prompt, len(ids), budget, seen, b, now - begun, prefill)

@@ -2,11 +2,12 @@
 
 import collections
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from specjax.base import Params
 from specjax.decoding.batching import Numbers
+from specjax.decoding.builders.processors import Used
 
 Reason = Literal["stop", "length", "cancelled"]
 
@@ -17,6 +18,7 @@ class Ticket:
   Attributes:
     ids, budget, settings, seed, number, processors: what was asked for.
     tokens: the new ids so far.
+    closing: see `Result.closing`; it is known once the answer has ended.
     forwards: passes of the model so far, prefill excluded; a stop id of the request's own is seen
       after the rounds in which it was said.
     reason: how the answer ended: with a stop token or a stop word of the decoder's, with its
@@ -30,8 +32,9 @@ class Ticket:
   settings: Numbers
   seed: int | None
   number: int
-  processors: tuple[Params, ...] | None
+  processors: Sequence[Used] | None
   tokens: list[int]
+  closing: int | None
   forwards: int
   reason: Reason | None
   given_up: bool
@@ -39,16 +42,21 @@ class Ticket:
 
   def __init__(
     self, ids: list[int], budget: int, settings: Numbers, seed: int | None, number: int,
-    processors: tuple[Params, ...] | None, stop: frozenset[int], tell: Callable[[], None],
+    processors: Sequence[Used] | None, stop: frozenset[int], tell: Callable[[], None],
     give_up: Callable[["Ticket"], None],
   ):  # fmt: skip
     self.ids, self.budget, self.settings, self.seed, self.number, self.processors = (
       ids, budget, settings, seed, number, processors,
     )  # fmt: skip
-    self.tokens, self.forwards = [], 0
+    self.tokens, self.closing, self.forwards = [], None, 0
     self.reason, self.given_up, self.error = None, False, None
     self._stop, self._tell, self._give_up = stop, tell, give_up
     self._pieces = queue.SimpleQueue[list[int] | None]()
+
+  @property
+  def params(self) -> tuple[Params, ...] | None:
+    """Those of `processors`, where the request brings some."""
+    return None if self.processors is None else tuple(one.params for one in self.processors)
 
   @property
   def ended(self) -> bool:

@@ -18,13 +18,22 @@ class Automaton(NamedTuple):
   Attributes:
     following: i32[Q, V], the state after a token; -1 forbids it.
     final: bool[Q], states with which a text ends.
-    distance: i32[Q], the fewest tokens to the end of a text, its stop token included; None where
-      a text need not end within its budget.
   """
 
   following: Array
   final: Array
-  distance: Array | None = None
+
+
+class Measured(NamedTuple):
+  """An `Automaton` whose texts have to end within their budgets.
+
+  Attributes:
+    distance: i32[Q], the fewest tokens to the end of a text, its stop token included.
+  """
+
+  following: Array
+  final: Array
+  distance: Array
 
 
 class Place(NamedTuple):
@@ -34,7 +43,7 @@ class Place(NamedTuple):
   left: Array
 
 
-def _walk(automaton: Automaton, state: Array, tokens: Array) -> Array:
+def _walk(automaton: Automaton | Measured, state: Array, tokens: Array) -> Array:
   """i32[B, A]: the state after each token i32[B, A], from `state` i32[B] on; -1 stays -1."""
   states = []
   for i in range(tokens.shape[1]):
@@ -44,7 +53,7 @@ def _walk(automaton: Automaton, state: Array, tokens: Array) -> Array:
   return jnp.stack(states, 1)
 
 
-def _at_nodes(automaton: Automaton, state: Array, draft: Draft) -> Array:
+def _at_nodes(automaton: Automaton | Measured, state: Array, draft: Draft) -> Array:
   """i32[B, N]: the state at every node, -1 below a forbidden token."""
 
   def level_below(level: Array, states: Array) -> Array:
@@ -56,16 +65,16 @@ def _at_nodes(automaton: Automaton, state: Array, draft: Draft) -> Array:
   return lax.fori_loop(1, draft.depth.max() + 1, level_below, root)
 
 
-def _init(params: Automaton, context: Context, limit: Array) -> Array:
+def _init(params: Automaton | Measured, context: Context, limit: Array) -> Array:
   return jnp.zeros(context.length.shape, jnp.int32)
 
 
-def _update(params: Automaton, state: Array, tokens: Array, rows: Array) -> Array:
+def _update(params: Automaton | Measured, state: Array, tokens: Array, rows: Array) -> Array:
   states = jnp.concatenate([state[:, None], _walk(params, state, tokens)], 1)
   return jnp.take_along_axis(states, rows[:, None], 1)[:, 0]
 
 
-def _ends(params: Automaton, state: Array, tokens: Array) -> Array:
+def _ends(params: Automaton | Measured, state: Array, tokens: Array) -> Array:
   states = _walk(params, state, tokens)
   return (states >= 0) & params.final[states]
 
@@ -74,24 +83,26 @@ def _ends(params: Automaton, state: Array, tokens: Array) -> Array:
 def constraint() -> Processor:
   """Forbids the tokens that the automaton does not allow after the text on a node's own path.
 
-  With distances, a token is also forbidden if no end fits into what is left of the budget after it.
-  A budget that is one too short for the stop token holds the shortest texts without it.
+  Of a `Measured` one a token is also forbidden if no end fits into what is left of the budget after
+  it. A budget that is one too short for the stop token holds the shortest texts without it.
 
   Every state that can be reached needs an allowed token. See `text.of_regex`.
   """
 
-  def init(params: Automaton, context: Context, limit: Array) -> Place:
+  def init(params: Automaton | Measured, context: Context, limit: Array) -> Place:
     left = limit - context.length
-    if params.distance is not None:
+    if isinstance(params, Measured):
       left = jnp.maximum(left, params.distance[0])
     return Place(_init(params, context, limit), left)
 
-  def logits(params: Automaton, state: Place, draft: Draft, mask: Array, logits: Array) -> Array:
+  def logits(
+    params: Automaton | Measured, state: Place, draft: Draft, mask: Array, logits: Array
+  ) -> Array:
     states = _at_nodes(params, state.state, draft)
     after = params.following[states]
     allowed = after >= 0
-    if (distance := params.distance) is not None:
-      left = state.left[:, None] - draft.depth
+    if isinstance(params, Measured):
+      left, distance = state.left[:, None] - draft.depth, params.distance
 
       def fitting() -> Array:
         fits = allowed & (distance[after] < left[..., None])
@@ -103,10 +114,10 @@ def constraint() -> Processor:
     # Nodes that cannot be reached keep their logits: a distribution without support would be NaN.
     return jnp.where((states >= 0)[..., None] & ~allowed, -jnp.inf, logits)
 
-  def ends(params: Automaton, state: Place, tokens: Array) -> Array:
+  def ends(params: Automaton | Measured, state: Place, tokens: Array) -> Array:
     return _ends(params, state.state, tokens)
 
-  def update(params: Automaton, state: Place, tokens: Array, rows: Array) -> Place:
+  def update(params: Automaton | Measured, state: Place, tokens: Array, rows: Array) -> Place:
     return Place(_update(params, state.state, tokens, rows), state.left - rows)
 
   return Processor("constraint", init, logits, ends, update)

@@ -3,7 +3,6 @@
 They are built once, on the host, for a tokenizer. Letters: V vocabulary, Q states.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,7 +10,7 @@ import interegular
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.processors.automaton import Automaton
+from specjax.processors.automaton import Automaton, Measured
 
 
 class Tokenizer(Protocol):
@@ -69,7 +68,7 @@ def of_regex(pattern: str, tokenizer: Tokenizer, vocab_size: int, stop: Sequence
   """The automaton, for `constraint`, of texts that match a regular expression from end to end.
 
   The pattern is one of `re` without back-references. Where the text matches it, the stop tokens are
-  allowed too. Tokens that are a part of a character are forbidden, for what they say depends on the
+  allowed too; behind them is the last state. Tokens that are a part of a character are forbidden, for what they say depends on the
   next one, and so are ids beyond the tokenizer's. It raises ValueError where the pattern is no
   regular expression, or none of its texts can be written in tokens.
   """
@@ -104,8 +103,45 @@ def of_regex(pattern: str, tokenizer: Tokenizer, vocab_size: int, stop: Sequence
   if not np.isfinite(distance[0]):
     raise ValueError(f"regex={pattern!r}: no text of this form can be said in tokens.")
   final = np.array([*matching, False]) & (following < 0).all(1)
-  finite = np.where(np.isfinite(distance), distance, 0)  # the others cannot be reached
-  return Automaton(jnp.asarray(following), jnp.asarray(final), jnp.asarray(finite, jnp.int32))
+  return Automaton(jnp.asarray(following), jnp.asarray(final))
+
+
+def measured(automaton: Automaton) -> Measured:
+  """An automaton of `of_regex` with its distances.
+
+  A text without a stop token ends where nothing may follow, or else with its budget.
+  """
+  following, final = np.asarray(automaton.following), np.asarray(automaton.final)
+  stops = (following[-1] >= 0).any()
+  distance = distances(following, [len(following) - 1] if stops else np.flatnonzero(final))
+  # Of no use are states that cannot be reached, or all where no text has to end.
+  distance = np.where(np.isfinite(distance), distance, 0)
+  return Measured(*automaton, jnp.asarray(distance, jnp.int32))
+
+
+class RegexForm:
+  """What an automaton of `of_regex` allows, on the host; see `decoding.builders.processors.Form`."""
+
+  def __init__(self, automaton: Measured):
+    self._following, distance = np.asarray(automaton.following), np.asarray(automaton.distance)
+    self._least = int(distance[0])
+    self._stops = int((self._following[-1] >= 0).any())  # the last state is behind a stop token
+    # By state, the tokens to the end of a text by way of the token that takes it farthest from it.
+    self._most = np.where(self._following >= 0, 1 + distance[self._following], 0).max(1)
+
+  def too_long(self, budget: int) -> int | None:
+    """The tokens of a shortest text without its stop token, if they are more than the budget."""
+    shortest = self._least - self._stops
+    return shortest if shortest > budget else None
+
+  def closing(self, tokens: Sequence[int], budget: int) -> int | None:
+    """The first place at which the budget forbade a token that matches, if it did."""
+    state, left = 0, max(budget, self._least)
+    for i, token in enumerate(tokens):
+      if self._most[state] > left - i:
+        return i
+      state = self._following[state, token]
+    return None
 
 
 def distances(following: np.ndarray, ends: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -119,11 +155,10 @@ def distances(following: np.ndarray, ends: Sequence[int] | np.ndarray) -> np.nda
     for after in np.unique(row[row >= 0]).tolist():
       before[after].append(state)
   found = np.full(len(following), np.inf)
-  level = [int(i) for i in ends]
-  for steps in itertools.count():
-    level = [state for state in dict.fromkeys(level) if found[state] == np.inf]
-    if not level:
-      return found
+  level, steps = [int(i) for i in ends], 0
+  while level:
     found[level] = steps
-    level = [earlier for state in level for earlier in before[state]]
-  raise AssertionError
+    behind = (earlier for state in level for earlier in before[state])
+    level = [state for state in dict.fromkeys(behind) if found[state] == np.inf]
+    steps += 1
+  return found

@@ -106,6 +106,8 @@ class Answers:
     if not ended:
       return Piece(i, new, None) if new else None
     if (error := ticket.error) is not None:
+      if isinstance(error, ValueError):  # the request's processors left no token
+        raise Refused(400, str(error))
       own = isinstance(error, FloatingPointError)
       sentence = str(error) if own else f"the loop has failed ({type(error).__name__})."
       raise Refused(500, sentence, "server_error")
@@ -120,10 +122,12 @@ class Answers:
     new = sum(len(text.ids) for text in self._texts)
     forwards = sum(ticket.forwards for ticket in self._tickets)
     decoder = self._engine.decoder
+    closing = [ticket.closing for ticket in self._tickets]
     return {
       "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
       "specjax": {
         "forwards": forwards, "tokens_per_forward": round(new / max(forwards, 1), 3),
         "drafter": decoder.name, "rule": decoder.label,
+        **({"closing": closing} if any(place is not None for place in closing) else {}),
       },
     }  # fmt: skip

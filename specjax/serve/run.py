@@ -54,8 +54,9 @@ def bound(host: str, port: int) -> socket.socket:
 
 def warm(engine: Engine) -> None:
   """Compiles all that the engine will run."""
+  budget = engine.decoder.least_budget
   for T in engine.lengths:
-    engine.submit([0] * min(T, engine.max_length - 1), 1).wait()
+    engine.submit([0] * max(1, min(T, engine.max_length - budget)), budget).wait()
 
 
 def serve(make: Callable[[], Engine], host: str, port: int, seconds: float) -> None:
