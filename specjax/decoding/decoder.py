@@ -196,8 +196,7 @@ class Decoder:
     processors left no token.
     """
     after = f"after {int(state.stats.emitted[b])} new tokens"
-    # A state of PEARL has no processors, and no reason.
-    why = int(state.why[b]) if self._used else speculate.NAN
+    why = int(state.why[b])
     if why > 0:
       names = [one.shown for i, one in enumerate(self._used) if why >> i & 1]
       return ValueError(f"{what}: {' and '.join(names)} left no token to sample {after}.")

@@ -26,7 +26,7 @@ from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.model import Model, Prompt
 from specjax.models.cache import append_one
 from specjax.sampling import DRAFT, Noise, Settings, warp
-from specjax.speculate import Request, Stats
+from specjax.speculate import INFINITE, NAN, Request, Stats
 
 
 class State(NamedTuple):
@@ -38,6 +38,7 @@ class State(NamedTuple):
   log_probs: Array
   done: Array
   failed: Array
+  why: Array
   stats: Stats
 
 
@@ -107,9 +108,12 @@ def join(
 
   stops = (committed[:, :, None] == request.stop[None, None]).any(-1)
   until_stop = first(stops & (step < count[:, None]), 1)
-  until_nan = first(jnp.isnan(total) & (step < count[:, None]), 0)
+  unsound = ~jnp.isfinite(total) & (step < count[:, None])
+  until_nan = first(unsound, 0)
   emitted = jnp.minimum(jnp.minimum(count, until_stop), request.limit - context.length)
-  failed = state.failed | (live & (until_nan < emitted))
+  fails = live & (until_nan < emitted)
+  failed = state.failed | fails
+  infinite = jnp.take_along_axis(jnp.isinf(total), jnp.argmax(unsound, 1)[:, None], 1)[:, 0]
   emitted = jnp.where(live, jnp.minimum(emitted, until_nan), 0)
   length = context.length + emitted
   done = state.done | failed | (emitted == until_stop) | (length >= request.limit)
@@ -133,7 +137,8 @@ def join(
   )  # fmt: skip
   kept = state.log_probs.at[row, column].set(said, mode="drop")
   after = after._replace(position=length, post=post)
-  return State(context, cache, after, kept, done, failed, stats), ahead, done.all()
+  why = jnp.where(fails, jnp.where(infinite, INFINITE, NAN), state.why)
+  return State(context, cache, after, kept, done, failed, why, stats), ahead, done.all()
 
 
 def decode(
@@ -181,7 +186,7 @@ def _start(
   nothing, zero = jnp.zeros(B, bool), jnp.zeros(B, jnp.int32)
   state = State(
     context, cache, pearl.start(request.key, length, block, target.vocab_size),
-    jnp.zeros((B, capacity)), length >= request.limit, nothing,
+    jnp.zeros((B, capacity)), length >= request.limit, nothing, zero,
     Stats(zero, zero, jnp.zeros((B, 0), jnp.int32), jnp.zeros((B, 0), jnp.int32)),
   )  # fmt: skip
   return state, Ahead(context.root, length - 1, length)

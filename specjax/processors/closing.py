@@ -1,8 +1,8 @@
-"""How a text in JSON ends soon: what may still be said when its budget runs out.
+"""How a text ends soon of a grammar whose `distances` are not known, such as one of Lark.
 
-A grammar alone lets a model go on in a list or a number until its budget cuts the text, which is no
-JSON then. Near the end of the budget only the tokens of one short end are allowed. Which these are
-follows from the text and from what is left of its budget, never from the draft.
+A grammar alone lets a model go on in a list or a number until its budget cuts the text. Near the
+end of the budget only the tokens of one short end are allowed. Which these are follows from the
+text and from what is left of its budget, never from the draft.
 """
 
 import string
@@ -50,6 +50,20 @@ def in_string(text: bytes) -> bool:
       continue
     inside, escaped = inside != (byte == ord('"') and not escaped), False
   return inside
+
+
+def due(
+  matcher: Any, said: Sequence[int], left: int, tokens: Tokens, allows: Allows
+) -> list[int] | None:
+  """The tokens of a short end, if the `left` tokens are few for it; None where they are not.
+
+  Any other token may lengthen it, such as a comma, behind which an item follows. So few is up to
+  twice what it takes with the stop token, and `MORE`.
+  """
+  if left > ZONE:
+    return None
+  ids = end(matcher, b"".join(tokens.spoken[i] for i in said), left, tokens, allows)
+  return None if ids is None or left > 2 * (len(ids) + 1) + MORE else ids
 
 
 def end(matcher: Any, text: bytes, most: int, tokens: Tokens, allows: Allows) -> list[int] | None:

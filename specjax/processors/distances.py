@@ -1,10 +1,10 @@
 """How many tokens it takes to end a text of a language, and which tokens leave room for that.
 
-A token joins what may stand in several parts of a text, so that tokens are counted by a walk through
-the states behind them: a breadth-first search from the ends, over the states that can be reached.
-Where a language holds itself, as that of a JSON value of any form does, there is no end of states.
-Then an end is looked for that is never within more of such languages than `DEEPER` beyond the fewest
-that it was within before.
+A token joins what may stand in several parts of a text, so that tokens are counted by a walk
+through the states behind them: a breadth-first search from the ends, over all states that can be
+reached. Where a language holds itself, as that of a JSON value of any form does, there is no end of
+states. Then an end is looked for that is never within more of such languages than `DEEPER` beyond
+the fewest that it was within before.
 
 Letters: V vocabulary, Q states.
 """
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specjax.processors.languages import INFINITE, NOTHING, Languages
+from specjax.processors.languages import NOTHING, Languages
+from specjax.processors.measures import INFINITE, Measures
 
 DEEPER = 1
 
@@ -51,6 +52,7 @@ class Distances:
 
   def __init__(self, languages: Languages, start: int, words: Vocabulary):
     self.languages, self.start, self._words = languages, start, words
+    self._measures = Measures(languages)
     self._table = np.zeros((0, 256), np.int32)  # what is left after a byte; -1 is not known yet
     self._after: dict[int, np.ndarray] = {}
     self._found: dict[int, float] = {}
@@ -99,14 +101,14 @@ class Distances:
     return self._found[state]
 
   def _search(self, state: int) -> None:
-    languages = self.languages
-    root = state, languages.depth(state) + DEEPER
+    depth_of = self._measures.depth
+    root = state, depth_of(state) + DEEPER
     before: dict[tuple[int, int], list[tuple[int, int]]] = {root: []}
     waiting = [root]
     while waiting:
       one = waiting.pop()
       for after in self._next(one[0]).tolist():
-        if (depth := languages.depth(after)) > one[1]:
+        if (depth := depth_of(after)) > one[1]:
           continue
         node = after, min(one[1], depth + DEEPER)
         if node not in before:
@@ -114,24 +116,24 @@ class Distances:
           waiting.append(node)
         before[node].append(one)
     found = dict.fromkeys(before, INFINITE)
-    level, steps = [one for one in before if languages.ends(one[0])], 1
+    level, steps = [one for one in before if self.languages.ends(one[0])], 1
     while level:
       found |= dict.fromkeys(level, steps)
       behind = (one for after in level for one in before[after])
       level = [one for one in dict.fromkeys(behind) if found[one] == INFINITE]
       steps += 1
     # Other states, if they are within any, would have been searched further than from here.
-    own = [root] if any(languages.depth(one) for one, _ in before) else before
+    own = [root] if any(depth_of(one) for one, _ in before) else before
     self._found |= {one[0]: found[one] for one in own}
 
   def within(self, state: int, left: int) -> bool:
     """Whether a text can end in so many tokens, its stop token included."""
-    near = self._words.single and self.languages.shortest(state) < left
+    near = self._words.single and self._measures.shortest(state) < left
     return near or self.distance(state) <= left
 
   def free(self, left: int) -> bool:
     """Whether an end surely fits into so many tokens behind any token of any text."""
-    return self._words.single and self.languages.longest(self.start) < left - 1
+    return self._words.single and self._measures.longest(self.start) < left - 1
 
   def fitting(self, state: int, left: int) -> np.ndarray | None:
     """bool[V], the tokens after which an end fits into the `left` tokens; None where all do."""

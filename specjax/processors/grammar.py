@@ -62,7 +62,7 @@ class Ruled(NamedTuple):
 def grammar(masks: Callable[..., np.ndarray]) -> Processor:
   """Allows only texts of a grammar; where one is complete, it allows a stop token.
 
-  Near the end of its budget a text has to end, where the host finds how (`closing`).
+  A token is forbidden, too, if no end fits into what is left of the budget after it (`distances`).
 
   Its params are u8[G], the grammar, see `schemas`. A row keeps the one with which it began, so that
   rows of other grammars of the same G may join a batch, and another needs no new compilation. The

@@ -12,7 +12,6 @@ from typing import Any
 import interegular
 
 NOTHING, EMPTY = 0, 1  # no text, and the empty text alone
-INFINITE = float("inf")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
             "\t": "\\t"}  # fmt: skip
 _CONTROL = [chr(i) for i in (*range(32), 127)]
@@ -27,17 +26,22 @@ class Languages:
     self._numbers = {key: i for i, key in enumerate(self._keys)}
     self._rules: dict[Any, Callable[[], int]] = {}
     self._machines: list[Any] = []
-    self._after: dict[tuple[int, int], int] = {}
-    self._depth: dict[int, int] = {}
     self._to_end: dict[int, dict[Any, int]] = {}
-    self._shortest: dict[int, float] = {}
-    self._longest: dict[int, float] = {}
+    self._after: dict[tuple[int, int], int] = {}
 
   def _number(self, *key: Any) -> int:
     if key not in self._numbers:
       self._numbers[key] = len(self._keys)
       self._keys.append(key)
     return self._numbers[key]
+
+  def key(self, language: int) -> tuple[Any, ...]:
+    """The kind of a language, and what it is made of."""
+    return self._keys[language]
+
+  def rule(self, name: Any) -> int:
+    """What a name stands for."""
+    return self._rules[name]()
 
   def text(self, text: bytes) -> int:
     """One text."""
@@ -107,8 +111,22 @@ class Languages:
     self._machines.append(machine)
     return self._at(len(self._machines) - 1, machine.initial, quoted)
 
+  def steps(self, machine: int) -> dict[Any, int]:
+    """Of the states of a machine from which a text can end, the fewest characters to its end."""
+    if machine not in self._to_end:
+      found, moves = dict.fromkeys(self._machines[machine].finals, 0), self._machines[machine].map
+      while True:
+        more = {state: 1 + min(found[after] for after in each.values() if after in found)
+                for state, each in moves.items()
+                if state not in found and not found.keys().isdisjoint(each.values())}  # fmt: skip
+        if not more:
+          break
+        found |= more
+      self._to_end[machine] = found
+    return self._to_end[machine]
+
   def _at(self, machine: int, state: Any, quoted: bool) -> int:
-    live = state in self._steps(machine)
+    live = state in self.steps(machine)
     return self._number("machine", machine, state, quoted) if live else NOTHING
 
   def _spoken(self, machine: int, state: Any, char: str, quoted: bool) -> int:
@@ -237,104 +255,3 @@ class Languages:
     if byte < 128:
       return goes_on(chr(byte)) if 32 <= byte < 127 else NOTHING
     return self.joined(self._foreign.get(byte, NOTHING), goes_on(_FOREIGN))
-
-  def depth(self, language: int) -> int:
-    """How many named languages a text is within, or has to begin."""
-    if language not in self._depth:
-      self._depth[language] = self._depth_of(*self._keys[language])
-    return self._depth[language]
-
-  def _depth_of(self, kind: str, *key: Any) -> int:
-    match kind:
-      case "deeper":
-        return 1 + self.depth(key[0])
-      case "joined" | "both":
-        return max(self.depth(key[0]), self.depth(key[1]))
-      case "either":
-        return max(map(self.depth, key[0]))
-      case "without":
-        return self.depth(key[0])
-      case "named":
-        return 1
-      case _:
-        return 0
-
-  def shortest(self, language: int) -> float:
-    """No fewer bytes than the shortest text has; infinite where that takes a walk to know."""
-    if language not in self._shortest:
-      known = set(self._shortest)
-      if named := self._keys[language][0] == "named":
-        self._shortest[language] = INFINITE  # within itself, where it is not shortest
-      found = self._shortest_of(*self._keys[language])
-      if named:  # what was found within it may be too long
-        self._shortest = {one: self._shortest[one] for one in known}
-      self._shortest[language] = found
-    return self._shortest[language]
-
-  def _shortest_of(self, kind: str, *key: Any) -> float:
-    match kind:
-      case "bytes":
-        return len(key[0])
-      case "set":
-        return 1
-      case "joined":
-        return self.shortest(key[0]) + self.shortest(key[1])
-      case "either":
-        return min(map(self.shortest, key[0]))
-      case "repeated":
-        return key[1] * self.shortest(key[0]) if key[1] else 0
-      case "named":
-        return self.shortest(self._rules[key[0]]())
-      case "deeper":
-        return self.shortest(key[0])
-      case "machine":
-        # A character takes six bytes at most, as in \\u001f.
-        machine, state, quoted = key
-        steps = self._steps(machine)[state]
-        return 6 * steps + 1 if quoted else steps
-      case _:
-        return INFINITE
-
-  def _steps(self, machine: int) -> dict[Any, int]:
-    """Of the states of a machine from which a text can end, the fewest characters to its end."""
-    if machine not in self._to_end:
-      found, moves = dict.fromkeys(self._machines[machine].finals, 0), self._machines[machine].map
-      while True:
-        more = {state: 1 + min(found[after] for after in each.values() if after in found)
-                for state, each in moves.items()
-                if state not in found and not found.keys().isdisjoint(each.values())}  # fmt: skip
-        if not more:
-          break
-        found |= more
-      self._to_end[machine] = found
-    return self._to_end[machine]
-
-  def longest(self, language: int) -> float:
-    """No fewer than `shortest` of all that may be left behind any bytes of a text."""
-    if language not in self._longest:
-      self._longest[language] = INFINITE
-      self._longest[language] = self._longest_of(*self._keys[language])
-    return self._longest[language]
-
-  def _longest_of(self, kind: str, *key: Any) -> float:
-    match kind:
-      case "bytes":
-        return len(key[0])
-      case "set":
-        return 1
-      case "joined":
-        return max(self.longest(key[0]) + self.shortest(key[1]), self.longest(key[1]))
-      case "either":
-        return max(map(self.longest, key[0]))
-      case "repeated":
-        rest = (key[1] - 1) * self.shortest(key[0]) if key[1] > 1 else 0
-        return self.longest(key[0]) + rest
-      case "named":
-        return self.longest(self._rules[key[0]]())
-      case "deeper":
-        return self.longest(key[0])
-      case "machine":
-        most = max(self._steps(key[0]).values())
-        return 6 * most + 1 if key[2] else most
-      case _:
-        return INFINITE

@@ -19,7 +19,8 @@ from specjax.data.tokenizer import Tokenizer
 from specjax.processors import closing
 from specjax.processors.distances import Distances, Vocabulary
 from specjax.processors.json_texts import Unknown, texts_of
-from specjax.processors.languages import INFINITE, NOTHING, Languages
+from specjax.processors.languages import NOTHING, Languages
+from specjax.processors.measures import INFINITE
 
 KEPT = 256  # matchers, each at the end of a text: more than most batches have rows
 GRAMMARS = 64  # parsed grammars
@@ -179,30 +180,18 @@ class Matchers:
     padded = np.pad(tokens, (0, 32 * self.words - len(tokens)))
     return np.packbits(padded, bitorder="little").view(np.int32)
 
-  def _allow_short_end(
-    self, matcher: Any, said: Sequence[int], left: int, row: np.ndarray
-  ) -> None:
-    """Of a grammar whose distances are not known, allows in row i32[W] only a short end's token.
-
-    Any other token may lengthen it, such as a comma, behind which an item follows. It does so where
-    `left` is up to twice what the end takes with its stop token, and `closing.MORE`.
-    """
-    if left > closing.ZONE:
-      return
+  def _allow_short_end(self, matcher: Any, said: Sequence[int], left: int, row: np.ndarray) -> None:
+    """`_allow_end` of a grammar whose distances are not known, see `closing`."""
     bits = np.zeros_like(row)
 
     def allows(matcher: Any) -> Callable[[int], bool]:
       self._engine.numpy.fill_next_token_bitmask(matcher, bits[None])
       return lambda token: bool(bits[token >> 5] >> (token & 31) & 1)
 
-    text = b"".join(self._said.spoken[i] for i in said)
-    ids = closing.end(matcher, text, left, self._said, allows)
-    if ids is None or left > 2 * (len(ids) + 1) + closing.MORE:
-      return
-    row[:] = self._ending
-    if ids:
-      row[:] = 0
-      row[ids[0] >> 5] = np.uint32(1 << (ids[0] & 31)).view(np.int32)
+    ids = closing.due(matcher, said, left, self._said, allows)
+    if ids is not None:
+      row[:] = 0 if ids else self._ending
+      row |= self._bits(np.isin(np.arange(32 * self.words), ids[:1]))
 
   def _ended(self, text: np.ndarray) -> bool:
     return bool(np.isin(text, self._stop).any())

@@ -112,8 +112,8 @@ def test_masks_of_random_trees(lark):
   ("said", "left", "expected"),
   [
     ('{"unit":"a', 65, None), ('{"unit":"a', 5, None),  # far from the end; too late
-    ('{"unit":"apples","count":7', 12, ","), ('{"unit":"apples","count":7', 50, None),
-    ('{"unit":"dollars","count":7,"sure":fa', 4, "lse"), ('{"why":"a \\\\" 1', 60, '"'),
+    ('{"unit":"apples","count":7', 12, None), ('{"unit":"apples","count":7', 9, ","),
+    ('{"unit":"dollars","count":7,"sure":fa', 4, "lse"), ('{"why":"a \\" 1', 27, '"'),
     ('{"unit":"apples","count":7,"sure":true}', 4, "STOP"),
   ],
 )  # fmt: skip

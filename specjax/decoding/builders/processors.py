@@ -15,6 +15,7 @@ from specjax.decoding.spec import Part
 from specjax.processors import PROCESSORS, Momentum, Penalties, momentum, schemas, text
 from specjax.processors.matchers import Matchers, matchers
 
+
 class Form(Protocol):
   """The texts that a processor allows, on the host.
 
