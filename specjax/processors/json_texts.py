@@ -42,6 +42,7 @@ class _Texts:
 
   def __init__(self, schema: Mapping[str, Any], languages: Languages):
     self._all, self._languages = schema, languages
+    self._referred_to: set[str] = set()
     style = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":",
              **schema.get("x-guidance", {})}  # fmt: skip
     if style.keys() != _STYLE:
@@ -110,7 +111,8 @@ class _Texts:
         return None, True
       if own is not None and other is not None:
         raise Unknown("two bounds")
-      value, inside = (own, True) if other is None else (other, False)
+      value: Any = own if other is None else other
+      inside = other is None
       if isinstance(value, bool) or value != int(value):
         raise Unknown("a bound with a fraction")
       if kind == "integer" and not inside:
@@ -160,7 +162,12 @@ class _Texts:
     found: Any = self._all
     for name in place[1:].strip("/").split("/") if place != "#" else ():
       found = found[name.replace("~1", "/").replace("~0", "~")]
-    return self._languages.named(place, lambda: self.of(found))
+    named = self._languages.named(place, lambda: self.of(found))
+    if place not in self._referred_to:
+      self._referred_to.add(place)
+      self.of(found)  # which may be unknown
+      self._languages.after(named, 0)  # or begin with itself
+    return named
 
   def _array(self, schema: Mapping[str, Any]) -> int:
     first = [self.of(one) for one in schema.get("prefixItems", [])]

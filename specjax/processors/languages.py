@@ -106,7 +106,7 @@ class Languages:
       machine = interegular.parse_pattern(pattern).to_fsm().reduce()
     except Exception as error:  # the library raises several unrelated classes
       raise ValueError(f"no regular expression: {error}") from error
-    if any(isinstance(c, str) and not c.isascii() for c in machine.alphabet.keys()):
+    if any(isinstance(c, str) and not c.isascii() for c in machine.alphabet):
       raise ValueError("characters beyond ASCII")
     self._machines.append(machine)
     return self._at(len(self._machines) - 1, machine.initial, quoted)
@@ -230,21 +230,21 @@ class Languages:
       case "both":
         return self.both(self.after(key[0], byte), self.after(key[1], byte))
       case "without":
-        rest = frozenset(text[1:] for text in key[1] if text[:1] == bytes([byte]))
-        return self.without(self.after(key[0], byte), rest)
+        texts = frozenset(text[1:] for text in key[1] if text[:1] == bytes([byte]))
+        return self.without(self.after(key[0], byte), texts)
       case "named":
         return self._deeper(self.after(self._rules[key[0]](), byte))
       case "deeper":
         return self._deeper(self.after(key[0], byte))
       case "machine":
-        return self._of_machine(*key, byte)
+        return self._of_machine(byte, *key)
       case _:
         return NOTHING
 
   def _deeper(self, language: int) -> int:
     return language if language in (NOTHING, EMPTY) else self._number("deeper", language)
 
-  def _of_machine(self, machine: int, state: Any, quoted: bool, byte: int) -> int:
+  def _of_machine(self, byte: int, machine: int, state: Any, quoted: bool) -> int:
     goes_on = functools.partial(self._spoken, machine, state, quoted=quoted)
     if not quoted:
       return goes_on(chr(byte)) if byte < 128 else NOTHING

@@ -101,29 +101,23 @@ class Matchers:
     return self._engine.LLMatcher(self._tokens, grammar.decode(), log_level=0)
 
   def _distances(self, grammar: bytes) -> Distances | None:
-    """How far texts of a grammar are from their ends; None where `json_texts` does not know them."""
+    """How far texts are from their ends; None where `json_texts` does not know the grammar."""
     (one,) = json.loads(grammar)["grammars"]
-    if "json_schema" not in one:
-      return None
     languages = Languages()
     try:
       return Distances(languages, texts_of(one["json_schema"], languages), self._words)
-    except Unknown:
+    except (KeyError, Unknown):  # a Lark grammar, or a schema that is not known
       return None
 
   def too_long(self, grammar: Any, budget: int) -> int | None:
-    """The tokens of a shortest text without its stop token, if they are more than the budget.
-
-    None where they are not, or where the shortest text is not known.
-    """
+    """The tokens of a shortest text without its stop token, if it is known not to fit."""
     with self._lock:
       known = self._known(_text(np.asarray(grammar)))
       if known is None or known.within(known.start, budget + 1):
         return None
-      least = known.distance(known.start)
-    if least == INFINITE:
-      raise ValueError("json_schema: no text of this form can be said in tokens.")
-    return int(least) - 1
+      if (least := known.distance(known.start)) == INFINITE:
+        raise ValueError("json_schema: no text of this form can be said in tokens.")
+      return int(least) - 1
 
   def closing(self, grammar: Any, text: Sequence[int], budget: int) -> int | None:
     """The first place of a text at which its budget forbade what the grammar allows, if one did."""
@@ -134,8 +128,7 @@ class Matchers:
     with self._lock:
       for row, left in zip(rows, (budget, INT32), strict=True):
         self._walk(rules, said[:0], left, chain, row)
-    places = np.flatnonzero((rows[0] != rows[1]).any(1)[:n])
-    return int(places[0]) if len(places) else None
+    return next(iter(np.flatnonzero((rows[0] != rows[1]).any(1)[:n]).tolist()), None)
 
   def check(self, grammar: str) -> None:
     """Raises ValueError, in the engine's words, for a grammar that it refuses."""

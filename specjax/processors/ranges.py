@@ -1,4 +1,4 @@
-"""Numbers of a range as regular expressions, in the ways in which llguidance lets them be written."""
+"""Numbers of a range as regular expressions, written in the ways that llguidance allows."""
 
 _INTEGER = "-?(0|[1-9][0-9]*)"
 _NUMBER = _INTEGER + "(\\.[0-9]+)?([eE][+\\-]?[0-9]+)?"

@@ -68,9 +68,10 @@ def of_regex(pattern: str, tokenizer: Tokenizer, vocab_size: int, stop: Sequence
   """The automaton, for `constraint`, of texts that match a regular expression from end to end.
 
   The pattern is one of `re` without back-references. Where the text matches it, the stop tokens are
-  allowed too; behind them is the last state. Tokens that are a part of a character are forbidden, for what they say depends on the
-  next one, and so are ids beyond the tokenizer's. It raises ValueError where the pattern is no
-  regular expression, or none of its texts can be written in tokens.
+  allowed too; behind them is the last state. Tokens that are a part of a character are forbidden,
+  for what they say depends on the next one, and so are ids beyond the tokenizer's. It raises
+  ValueError where the pattern is no regular expression, or none of its texts can be written in
+  tokens.
   """
   try:
     machine = interegular.parse_pattern(pattern).to_fsm().reduce()
@@ -120,7 +121,7 @@ def measured(automaton: Automaton) -> Measured:
 
 
 class RegexForm:
-  """What an automaton of `of_regex` allows, on the host; see `decoding.builders.processors.Form`."""
+  """What an automaton of `of_regex` allows; a `decoding.builders.processors.Form`."""
 
   def __init__(self, automaton: Measured):
     self._following, distance = np.asarray(automaton.following), np.asarray(automaton.distance)

@@ -95,7 +95,8 @@ def test_languages_are_those_of_the_engine(name):
   "schema",
   [{"allOf": [{"type": "integer"}]}, {"type": "string", "format": "uri"},
    {"type": "number", "minimum": 0.5}, {"type": "integer", "multipleOf": 3},
-   {"type": "string", "pattern": "a"}, {"enum": [2.0]}],
+   {"type": "string", "pattern": "a"}, {"enum": [2.0]}, {"$ref": "#"},
+   {"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"not": {}}}}],
 )  # fmt: skip
 def test_what_is_not_known_is_said(schema):
   with pytest.raises(Unknown):
@@ -190,7 +191,7 @@ TEXTS = {"type": "string", "pattern": "^a[ab]*$", "maxLength": 3}
 DIGITS = {"type": "integer", "minimum": 2, "maximum": 221}
 WORDS = {"enum": ["a", "bab", "bbb"]}
 FORMS = {
-  "words": (('"', "a", "b"), WORDS), "strings": (('"a', "b", '"'), TEXTS),
+  "words": (('"', "a", "b"), WORDS), "strings": (('"', "a", "b"), TEXTS),
   "numbers": (("1", "2", "12"), DIGITS), "regex": (("a", "b", "ab"), "(ab){2}|b"),
 }  # fmt: skip
 DRAFTS = {"plain": (none(), 3), "tree": (fixed_draft([[0], [1], [0, 0], [1, 2]], [2, 1, 0, 1]), 1)}
@@ -238,7 +239,9 @@ def test_the_choice_is_the_models_own(settings):
   decoder = Decoder(MODEL, **settings)
   prompts = ["It is ", "The capital of France is ", "Hello", "2 + 2 = "]
   free, near = decoder(prompts, 128), decoder(prompts, 16)
-  assert [r.tokens for r in near] == [r.tokens for r in free] and len({r.text for r in free}) > 1
+  assert [r.tokens for r in near] == [r.tokens for r in free]
+  if "regex" not in settings:
+    assert len({r.text for r in free}) > 1
   assert all(r.closing is None for r in [*free, *near])
   for r in decoder(prompts, decoder.least_budget):
     assert r.text.strip('"') == "Rome" and r.closing is not None

@@ -69,7 +69,7 @@ def test_a_request_that_fails_so_ends_alone():
   with Engine(decoder, max_length=64) as engine:
     bad = engine.submit("It costs ", 8, json_schema={"type": "integer"})
     good = engine.submit("It costs ", 8)
-    with pytest.raises(ValueError, match="json_schema and letters left no token|letters and json"):
+    with pytest.raises(ValueError, match="letters and json_schema left no token"):
       bad.wait()
     assert len(good.wait()) == 8
 
