@@ -1,5 +1,6 @@
 """Processors of the target's logits from names."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -160,11 +161,10 @@ def least_budget(used: Sequence[Used]) -> int:
 
 def check_budgets(used: Sequence[Used], budgets: Sequence[int]) -> None:
   """Raises ValueError for a budget of tokens into which no text of a form fits."""
-  for one in used:
-    for budget in budgets if one.form is not None else ():
-      if (least := one.form.too_long(budget)) is not None:
-        raise ValueError(f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
-                         "the tokens of its shortest text.")  # fmt: skip
+  for budget, one in itertools.product(budgets, used):
+    if one.form is not None and (least := one.form.too_long(budget)) is not None:
+      raise ValueError(f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
+                       "the tokens of its shortest text.")  # fmt: skip
 
 
 def closing(used: Sequence[Used], tokens: Sequence[int], budget: int) -> int | None:
