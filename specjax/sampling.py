@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from specjax import switches
 from specjax.kernels.platform import platform
 
 
@@ -191,6 +192,7 @@ class Source(Protocol):
 RESIDUAL, DRAFT, COIN = 0, 1, 1 << 16
 
 
+@switches.hold
 def categorical(key: Array, log_probs: Array) -> Array:
   """i32[], a draw from log_probs f32[V], whose probabilities need not sum to 1.
 
@@ -202,8 +204,8 @@ def categorical(key: Array, log_probs: Array) -> Array:
   members = _grouped(log_probs)
   of_group, of_member = jax.random.split(key)
   mass = jnp.log(jnp.exp(members).sum(1))
-  group = jnp.argmax(mass + jax.random.gumbel(of_group, mass.shape))
-  member = jnp.argmax(members[group] + jax.random.gumbel(of_member, (_GROUP,)))
+  group = jnp.argmax(mass + jax.random.gumbel(of_group, mass.shape, mode="low"))
+  member = jnp.argmax(members[group] + jax.random.gumbel(of_member, (_GROUP,), mode="low"))
   return (group * _GROUP + member).astype(jnp.int32)
 
 
@@ -245,6 +247,7 @@ class Noise(NamedTuple):
     """i32[B], one token per row of f32[B, V]; independent between streams and rounds."""
     return jax.vmap(categorical)(self._round(stream), log_probs)
 
+  @switches.hold
   def accept(self, stream: int, p: Array, q: Array) -> Array:
     """Tosses independent coins, which fall True with probability min(1, p / q); p, q f32[B, D].
 
@@ -267,12 +270,25 @@ class Noise(NamedTuple):
     noisy = log_probs[:, :, None] + self.gumbel(stream, (B, W, count, V))
     return jnp.argmax(noisy, -1).astype(jnp.int32)
 
+  @switches.hold
   def gumbel(self, stream: int, shape: tuple[int, ...]) -> Array:
     """Independent standard Gumbel noise f32[shape]; shape begins with B."""
-    return jax.vmap(lambda k: jax.random.gumbel(k, shape[1:]))(self._round(stream))
+    draw = functools.partial(jax.random.gumbel, shape=shape[1:], mode="low")
+    return jax.vmap(draw)(self._round(stream))
+
+
+def new_key(seed: int | Array) -> Array:
+  """key[] of a seed below 2**32: the one place where keys are made.
+
+  The generator is named, so that its draws are the same whatever `jax_default_prng_impl` is: under
+  JAX's others the rows of a batch share their noise. The words are `jax.random.key`'s, without
+  `jax_random_seed_offset`.
+  """
+  word = jnp.asarray(seed, jnp.uint32)
+  return jax.random.wrap_key_data(jnp.stack([jnp.zeros_like(word), word]), impl="threefry2x32")
 
 
 def request_keys(seed: int | Array, requests: ArrayLike) -> Array:
   """key[B]: the key of each request, whatever batch it is decoded in."""
   numbers = jnp.asarray(requests, jnp.uint32)
-  return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+  return jax.vmap(jax.random.fold_in, (None, 0))(new_key(seed), numbers)

@@ -59,13 +59,15 @@ def run(
     config, prog=prog, description=description, args=argv, config=markers, default=default
   )
   _keep_programs()
+  from specjax import switches
+
   try:
     several = "JAX_COORDINATOR_ADDRESS" in os.environ
     if several:
       from specjax import processes
 
       processes.start()
-    with contextlib.ExitStack() as stack:
+    with switches.held(), contextlib.ExitStack() as stack:
       if several and not processes.first():  # one speaks
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
       main(options)

@@ -28,6 +28,7 @@ from specjax.decoding.model import load
 from specjax.draft_length.specdecpp import AcceptanceHead, labels
 from specjax.draft_length.specdecpp import loss as head_loss
 from specjax.models.transformer import Transformer
+from specjax.sampling import new_key
 from specjax.train.recipe import answers, calibration, forward, run
 from specjax.train.recipe.config import Amount, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
@@ -76,7 +77,7 @@ def examples(
     return jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(-1, logits.shape[-1])
 
   q = log_probs(draft, draft_params)
-  said = jax.random.categorical(drawn, q).astype(jnp.int32)
+  said = jax.random.categorical(drawn, q, mode="low").astype(jnp.int32)
   chance = labels(log_probs(target, target_params), q, said).reshape(len(tokens), -1)
   guess = jnp.pad(said.reshape(chance.shape), ((0, 0), (1, 0)))
   counts = own & (jax.random.uniform(kept, tokens.shape) >= mixed)
@@ -109,7 +110,7 @@ def main(config: Config) -> None:
   rows, held_out = (pack(part, config.length) for part in (documents[cut:], documents[:cut]))
   networks = Transformer(model.config), Transformer(small.config)
   frozen = model.params, small.params
-  head, key = AcceptanceHead(config.blocks), jax.random.key(config.training.seed)
+  head, key = AcceptanceHead(config.blocks), new_key(config.training.seed)
 
   def loss(params, frozen, rows: Rows, key):
     batch = examples(networks, frozen, rows, key, config.mixed)

@@ -107,7 +107,9 @@ def at_random(key: Array, chances: Array) -> Choice:
 
   def choice(layer: int, log_p: Array) -> Array:
     own = jnp.log(chances if chances.ndim == 1 else chances[layer])
-    drawn = jax.random.categorical(jax.random.fold_in(key, layer), own, shape=log_p.shape[:2])
+    drawn = jax.random.categorical(
+      jax.random.fold_in(key, layer), own, shape=log_p.shape[:2], mode="low"
+    )
     return jax.nn.one_hot(drawn, 3)
 
   return choice

@@ -22,6 +22,7 @@ from jax import Array
 from specjax import processes, script
 from specjax.checkpoints import parts
 from specjax.diffusion.policies.learned import Filter, logits
+from specjax.sampling import new_key
 from specjax.train.recipe import answers, calibration, losses, run
 from specjax.train.recipe.config import Bounds, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
@@ -86,7 +87,7 @@ def main(config: Config) -> None:
 
   best = fit(
     lambda params, _, batch, key: (loss(params, batch), {}),
-    new_filter(jax.random.key(config.training.seed), block, config.hidden),
+    new_filter(new_key(config.training.seed), block, config.hidden),
     batches(train, config.training), config.training, out, held_out=chooses,
   )  # fmt: skip
 

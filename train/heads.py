@@ -33,6 +33,7 @@ from specjax.drafters.base import Head, LossWeights
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
 from specjax.models.transformer import Transformer
+from specjax.sampling import new_key
 from specjax.train.recipe import answers, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Objective, Source
@@ -192,7 +193,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     share = counts[vocabulary].sum() / counts.sum()
     print(f"The draft vocabulary is {W} of {V} tokens, {share:.2%} of the answers.")
   objective = Objective(head, vocabulary, Transformer(model.config) if config.online else None)
-  params = jax.jit(head.init)(jax.random.key(training.seed), model.params, vocabulary)
+  params = jax.jit(head.init)(new_key(training.seed), model.params, vocabulary)
   if config.init is not None:
     params = checkpoint.weights_like(config.init, model.config, params, name)
   fixed = {name: x for name, x in params.items() if name != "params"}

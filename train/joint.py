@@ -35,6 +35,7 @@ from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import LossWeights
 from specjax.models import lora
 from specjax.models.transformer import Transformer
+from specjax.sampling import new_key
 from specjax.train.recipe import answers, forward, losses, run
 from specjax.train.recipe.config import Amount, Count, Length, Positive, Training
 from specjax.train.recipe.draft_positions import Batch, Objective, Source
@@ -152,7 +153,7 @@ def main(config: Config) -> None:
   tuning = Tuning(network, Objective(head, vocabulary), config.stay, config.heads_weight)
   order = shuffled(len(rows.tokens), training)
   fixed = {name: x for name, x in loaded.params.items() if name != "params"}
-  updates = lora.start(jax.random.key(training.seed), model.params, config.rank)
+  updates = lora.start(new_key(training.seed), model.params, config.rank)
 
   def step(i: int) -> Step:
     return Step(source.sample(order(i), i), np.full(training.batch, i / training.steps, np.float32))

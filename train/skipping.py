@@ -30,6 +30,7 @@ from specjax.decoding.skipping import skipping
 from specjax.models import lora
 from specjax.models.skipping import base
 from specjax.models.skipping.first import Routers
+from specjax.sampling import new_key
 from specjax.train.recipe import answers, reading, run
 from specjax.train.recipe.config import Count
 from specjax.train.recipe.fit import batches, fit
@@ -57,7 +58,7 @@ def main(config: Config) -> None:
   model = answers.teacher(config.model, causal=True)
   network, E = model.config, model.config.width
   train, held_out = reading.claimed(model, config, out)
-  updates = lora.start(jax.random.key(config.training.seed), model.params, config.rank)
+  updates = lora.start(new_key(config.training.seed), model.params, config.rank)
   begin: dict[str, Any] = {"lora": updates}
   fixed = None
   if config.skipping == FIRST:

@@ -23,6 +23,7 @@ from specjax import checks, script, speculate
 from specjax.arguments import Weights
 from specjax.decoding.decoder import padded
 from specjax.eval import memory, report, table
+from specjax.sampling import new_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ def decoded(model_name: str, setting: Setting, rounds: int) -> dict[str, Any]:
   B, T = setting.batch, padded(setting.prompt)
   capacity = decoder.capacity(T, setting.new)
   request = decoder.request(np.arange(B), np.full(B, setting.prompt + setting.new))
-  text = jax.random.randint(jax.random.key(0), (B, T), 0, model.config.vocab_size, jnp.int32)
+  text = jax.random.randint(new_key(0), (B, T), 0, model.config.vocab_size, jnp.int32)
   asked = decoder.method, decoder.weights, text, jnp.full(B, setting.prompt, jnp.int32), request
   start = speculate.compiled_start.lower(*asked, capacity).compile()
   state = speculate.compiled_start.eval_shape(*asked, capacity)

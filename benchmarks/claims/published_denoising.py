@@ -38,6 +38,7 @@ from specjax.diffusion.base import Earlier
 from specjax.eval import report, table
 from specjax.models import transformer
 from specjax.models.config import Config as NetworkConfig
+from specjax.sampling import new_key
 
 NEW = 32  # slots of a text
 NETWORK = NetworkConfig(
@@ -249,7 +250,7 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
 
 def make_model(seed: int) -> specjax.Model:
   """A denoiser of random weights, large enough that some tokens are nearly certain."""
-  params = transformer.init(NETWORK, jax.random.key(seed))
+  params = transformer.init(NETWORK, new_key(seed))
   params = jax.tree.map(lambda x: x * 40 if x.ndim > 1 else x, params)
   return specjax.Model("random", NETWORK, params, None, (), (), None, mask=NETWORK.vocab_size - 1)
 

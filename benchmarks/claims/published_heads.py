@@ -47,7 +47,7 @@ from specjax.eval import report, table
 from specjax.eval.published_heads import FILES, Eagle, Medusa, Published, program
 from specjax.models import transformer
 from specjax.models.config import Config as NetworkConfig
-from specjax.sampling import Noise, Settings, request_keys
+from specjax.sampling import Noise, Settings, new_key, request_keys
 from specjax.speculate import Method, Request, State, Weights
 from specjax.trees.base import Tree
 from specjax.trees.dynamic import Dynamic
@@ -199,7 +199,7 @@ def compare(
   setting: Setting, modules: Mapping[str, Any], prompts: Sequence[list[int]], config: Config
 ) -> dict[str, Any]:
   """A cell."""
-  params = transformer.init(NETWORK, jax.random.key(config.seed))
+  params = transformer.init(NETWORK, new_key(config.seed))
   params = jax.tree.map(lambda x: x * 20 if x.ndim > 1 else x, params)
   published, tree = build(setting, modules, params, config.seed)
   with tempfile.TemporaryDirectory() as directory:

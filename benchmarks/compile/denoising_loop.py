@@ -36,7 +36,7 @@ from specjax.kernels import topology
 from specjax.models import denoiser, sharding, transformer
 from specjax.models.config import Config as ModelConfig
 from specjax.models.weights import parameter
-from specjax.sampling import request_keys
+from specjax.sampling import new_key, request_keys
 
 MODELS = {
   "llada-8b": ModelConfig(
@@ -80,7 +80,7 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
   )
 
   def weights():
-    params = sharding.split(transformer.init(model, jax.random.key(0)))
+    params = sharding.split(transformer.init(model, new_key(0)))
     return jax.tree.map(lambda x: parameter(x, jnp.bfloat16, "float"), params)
 
   def parts():

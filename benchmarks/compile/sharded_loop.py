@@ -41,7 +41,7 @@ from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.compressed import compressed
 from specjax.models.weights import parameter
-from specjax.sampling import Settings, request_keys
+from specjax.sampling import Settings, new_key, request_keys
 from specjax.trees.dynamic import Dynamic
 from specjax.verifiers import target_only
 
@@ -68,7 +68,7 @@ def eagle3_drafter(target: Target, config: Config, params: Params) -> tuple[Draf
   head = drafters.HEADS["eagle3"][0](target, Eagle3Config(depth=5, hidden_layers=taps))
   vocabulary = jnp.arange(32000)
   shapes = jax.eval_shape(functools.partial(head.init, vocabulary=vocabulary),
-                          jax.random.key(0), params)  # fmt: skip
+                          new_key(0), params)  # fmt: skip
   weights = jax.tree.map(
     lambda x: x.update(dtype=jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, shapes
   )
@@ -83,7 +83,7 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   B = config.batch
 
   def weights():
-    params = sharding.split(transformer.init(model, jax.random.key(0)))
+    params = sharding.split(transformer.init(model, new_key(0)))
     return jax.tree.map(lambda x: parameter(x, jnp.bfloat16, config.weights), params)
 
   def request():

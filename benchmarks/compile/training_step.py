@@ -32,6 +32,7 @@ from specjax.eval.random_model import SIZES, Size
 from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.weights import parameter
+from specjax.sampling import new_key
 from specjax.train import heads
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.draft_positions import Batch, Objective
@@ -87,10 +88,10 @@ def compiled_for(name: str, size: Size, layers: int, config: Config) -> dict:
   training = Training(batch=config.batch, fsdp=True)
 
   def target():
-    params = sharding.split(transformer.init(model, jax.random.key(0)))
+    params = sharding.split(transformer.init(model, new_key(0)))
     return jax.tree.map(lambda x: parameter(x, jnp.bfloat16, "float"), params)
 
-  key = jax.random.key(0)
+  key = new_key(0)
   with jax.set_mesh(mesh):
     dealt, copied = training.shardings()
     frozen = jax.eval_shape(target)

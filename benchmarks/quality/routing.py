@@ -33,6 +33,7 @@ from specjax.models.config import Config as Network
 from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
 from specjax.models.skipping.duo import DUO, SMALL
+from specjax.sampling import new_key
 from specjax.train.duo import Choice, always, at_random, by, routed
 from specjax.train.recipe.reading import loss_of, of_records
 
@@ -107,7 +108,7 @@ def main(config: Config) -> None:
   assert config.prompts is not None
   rows, L = of_records(model, config.prompts, len(ids)), model.config.layers
   asked = np.pad(rows.mask[:, 1:], ((0, 0), (0, 1)))
-  key = jax.random.key(config.seed)
+  key = new_key(config.seed)
   gates: list[Array] = []
 
   def noted(layer: int, log_p: Array) -> Array:

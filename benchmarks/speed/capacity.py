@@ -23,6 +23,7 @@ from specjax.eval import report, table, timing
 from specjax.eval.verify_cost import passes
 from specjax.models import attention, transformer
 from specjax.models.config import Config as ModelConfig
+from specjax.sampling import new_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ def main(config: Config) -> None:
     mlp_width=4 * config.width, max_length=max(config.capacity),
   )  # fmt: skip
   report.directory(config.out)
-  params = transformer.init(model, jax.random.key(0))
+  params = transformer.init(model, new_key(0))
   at_capacity = functools.partial(step, config, model, params)
   ways = {f"capacity {small}": at_capacity(small), f"capacity {large}": at_capacity(large)}
   with mock.patch.object(attention, "reads_blocks", lambda *_: False):

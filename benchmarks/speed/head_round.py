@@ -23,6 +23,7 @@ from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.eval import draft_cost, report, table, timing, verify_cost
 from specjax.eval.random_model import SIZES, Size, random_weights
 from specjax.models import transformer
+from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -81,7 +82,7 @@ def main(config: Config) -> None:
   out = report.directory(config.out)
   params = random_weights(model, config.dtype)
   vocabulary = np.arange(min(config.draft_vocab, model.vocab_size))
-  weights = jax.jit(head.init)(jax.random.key(1), params, vocabulary)
+  weights = jax.jit(head.init)(new_key(1), params, vocabulary)
   weights = jax.tree.map(
     lambda x: x.astype(config.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, weights
   )

@@ -22,6 +22,7 @@ from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.eval import report, table, timing
 from specjax.eval.random_model import SIZES, Size, random_weights
 from specjax.models import transformer
+from specjax.sampling import new_key
 from specjax.train.recipe import forward
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.draft_positions import Batch, Objective
@@ -62,7 +63,7 @@ def main(config: Config) -> None:
   report.directory(config.out)
   frozen = random_weights(model, config.dtype)
   vocabulary = np.arange(min(config.draft_vocab, model.vocab_size))
-  whole = jax.jit(head.init)(jax.random.key(1), frozen, vocabulary)
+  whole = jax.jit(head.init)(new_key(1), frozen, vocabulary)
   whole = whole | {"params": jax.tree.map(lambda x: x.astype(jnp.float32), whole["params"])}
   rows = random_rows(config, len(vocabulary))
   at = np.linspace(0, room - 1, config.points).astype(np.int32)

@@ -23,7 +23,7 @@ from specjax.drafters import draft_tree
 from specjax.eval import report, table, timing, verify_cost
 from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
-from specjax.sampling import Noise, Settings, request_keys, warp
+from specjax.sampling import Noise, Settings, new_key, request_keys, warp
 from specjax.testing import table_model
 from specjax.train.recipe.config import Network
 from specjax.trees import IID, Guesser, Sampling, WithoutReplacement
@@ -68,10 +68,10 @@ def main(config: Config) -> None:
   V = config.vocab_size
   model = ModelConfig(vocab_size=V, **config.network.sizes, tied=False)
   report.directory(config.out)
-  params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
+  params = jax.jit(transformer.init, static_argnums=0)(model, new_key(0))
   cost = verify_cost.measure(transformer.target(model), params, config.context, nodes=(1, NODES))
   verify = cost.seconds[1]
-  keys = jax.random.split(jax.random.key(1))
+  keys = jax.random.split(new_key(1))
   logits = 3 * jax.random.normal(keys[0], (1, NODES, V))
   guess = 3 * jax.random.normal(keys[1], (1, 1, V))
   log_probs, q = warp(logits, SETTINGS), warp(guess, SETTINGS)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from specjax import checks
+from specjax import checks, switches
 from specjax.kernels.platform import device, mesh_axis, platform
 from specjax.kernels.tree_attention import config, pallas_tpu, reference, xla
 from specjax.kernels.tree_attention.quantised import Cached, Quantised
@@ -125,6 +125,7 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
     raise ValueError(f"q has {H} heads: accepted is a multiple of the cache's {K}.")
 
 
+@switches.hold
 def tree_attention(
   q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
   tree_mask: Array, *, scale: float | None = None, implementation: Implementation | None = None,

@@ -23,6 +23,7 @@ from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import measured
 from specjax.kernels.tree_attention.api import default_implementation, tree_attention
 from specjax.kernels.tree_attention.config import Shape, sizes
+from specjax.sampling import new_key
 
 ON_CPU = jax.default_backend() == "cpu"
 SHARES = (1 / 16, 1 / 2, 1)  # how much of the capacity is seen; the mean of the times counts
@@ -54,7 +55,7 @@ class Config:
 def draw(config: Config, capacity: int, length: int) -> tuple[Array, ...]:
   """Arguments of `tree_attention`: a chain after `length` rows."""
   B, H, K, N, C = config.batch, config.heads, config.kv_heads, config.nodes, config.width
-  keys = iter(jax.random.split(jax.random.key(0), 5))
+  keys = iter(jax.random.split(new_key(0), 5))
   shapes = ((B, H, N, C), (B, K, capacity, C), (B, K, capacity, C), (B, K, N, C), (B, K, N, C))
   q, k, v, k_tree, v_tree = (jax.random.normal(next(keys), s, config.dtype) for s in shapes)
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((N, N), bool)), (B, N, N))

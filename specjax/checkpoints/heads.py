@@ -23,6 +23,7 @@ from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
 from specjax.drafters.named import is_file, named
 from specjax.models.config import Config
+from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic
 from specjax.trees.static import Choices, from_choices
 
@@ -54,7 +55,7 @@ class Loaded(NamedTuple):
 
 def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
   """Shapes and dtypes of a head's params."""
-  key = jax.eval_shape(lambda: jax.random.key(0))
+  key = jax.eval_shape(lambda: new_key(0))
   target_params = jax.eval_shape(functools.partial(families.family_of(model).init, model), key)
   vocabulary = draft_vocab and jax.ShapeDtypeStruct((draft_vocab,), jnp.int32)
   return jax.eval_shape(head.init, key, target_params, vocabulary or None)

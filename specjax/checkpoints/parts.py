@@ -21,6 +21,7 @@ from specjax.checkpoints.heads import MOST
 from specjax.diffusion.policies import Filter
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.models.config import Config
+from specjax.sampling import new_key
 from specjax.verifiers.judge import Judge
 
 _WEIGHTS, _OF_ACCEPTANCE = "model.safetensors", "acceptance.safetensors"
@@ -93,7 +94,7 @@ def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:
     raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width "
                      f"{own['width']}, not {width}.")  # fmt: skip
   example = jax.ShapeDtypeStruct((1, width), jnp.float32)
-  key = jax.eval_shape(lambda: jax.random.key(0))
+  key = jax.eval_shape(lambda: new_key(0))
   shapes = flatten_dict(jax.eval_shape(AcceptanceHead(own["blocks"]).init, key, example), sep="/")
   path = pathlib.Path(directory) / _OF_ACCEPTANCE
   tensors = _read(path, {name: x.shape for name, x in shapes.items()})

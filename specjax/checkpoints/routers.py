@@ -18,6 +18,7 @@ from specjax.models import lora
 from specjax.models.config import Config
 from specjax.models.int8 import Int8
 from specjax.models.skipping.first import ROUTERS, Routers
+from specjax.sampling import new_key
 
 _WEIGHTS = "model.safetensors"
 
@@ -49,7 +50,7 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
   if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | None):
     raise ValueError("routers come with updates of float weights that are not spread: accepted are "
                      "weights='float' and mesh=None, see `Model.on`.")  # fmt: skip
-  updates = jax.eval_shape(functools.partial(lora.start, rank=rank), jax.random.key(0), params)
+  updates = jax.eval_shape(functools.partial(lora.start, rank=rank), new_key(0), params)
   shapes = {name: x.shape for name, x in flatten_dict(updates, sep="/").items()}
   shapes |= {"w": (config.layers, config.width), "b": (config.layers,)}
   path = pathlib.Path(directory) / _WEIGHTS

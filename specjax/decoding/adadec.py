@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks, speculate
+from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
@@ -102,6 +102,7 @@ def write(
   return jax.lax.while_loop(lambda state: ~state.done, step, start)
 
 
+@switches.hold
 def adadec(
   model: Model, prompts: Sequence[Prompt], threshold: float,
   max_new_tokens: int | Sequence[int] = 128, *, candidates: int = 3, ahead: int = 5,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks, speculate
+from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
@@ -140,6 +140,7 @@ def hypotheses(state: State, start: int, limit: int, penalty: float) -> list[tup
   return sorted(((score, list(text)) for text, score in found.items()), key=lambda x: -x[0])
 
 
+@switches.hold
 def beam_search(
   model: Model, prompts: Sequence[Prompt], beams: int = 4,
   max_new_tokens: int | Sequence[int] = 128, *, groups: int = 1, diversity: float = 0.5,

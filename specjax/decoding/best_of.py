@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specjax import checks, processes
+from specjax import checks, processes, switches
 from specjax.decoding.batching import Result, read, timed
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Prompt
@@ -107,6 +107,7 @@ def _until_first(
   return Best(samples, scores, int(np.argmax(scores)))
 
 
+@switches.hold
 def best_of(
   decoder: Decoder, prompts: Sequence[Prompt], n: int = 8,
   max_new_tokens: int | Sequence[int] = 128, *, select: str = "likelihood", first: int = 0,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks, speculate
+from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
@@ -168,6 +168,7 @@ def marks(model: Model) -> list[int]:
   return [i for i, said in enumerate(spoken) if said and said[-1] in PUNCTUATION]
 
 
+@switches.hold
 def cntp(
   model: Model, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *,
   trials: int = 40, low: float = 0.01, high: float = 1.5, temperature: float = 1.0, seed: int = 0,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks, speculate
+from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.decoder import padded
@@ -169,6 +169,7 @@ def _filtered(
   return [Particle(list(text), model.decode(text), *weight) for text, *weight in each]
 
 
+@switches.hold
 def constrained(
   model: Model, prompts: Sequence[Prompt], allowed: Allowed, particles: int = 8,
   max_new_tokens: int | Sequence[int] = 128, *, temperature: float = 1.0, resample: float = 0.5,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, speculate
+from specjax import checks, speculate, switches
 from specjax.base import PROPOSALS, Draft, Verdict, Verifier
 from specjax.decoding.decoder import Decoder
 from specjax.trees.structure import at, chain
@@ -60,6 +60,7 @@ def reading(method: speculate.Method) -> speculate.Method:
   return speculate.Method(method.target, reader, _ALL)
 
 
+@switches.hold
 class Conversation:
   """One text that prompts and answers continue, in the first row of a decoder's batch.
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, processes, speculate
+from specjax import checks, processes, speculate, switches
 from specjax.base import Params
 from specjax.decoding.batching import (
   Numbers,
@@ -39,6 +39,7 @@ def padded(length: int) -> int:
   return max(32, 1 << (length - 1).bit_length())
 
 
+@switches.hold
 class Decoder:
   """A method ready to decode batches of one causal model; it compiles once per shape.
 

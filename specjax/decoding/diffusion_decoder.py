@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, processes
+from specjax import checks, processes, switches
 from specjax.base import Params
 from specjax.decoding.batching import Filling, Result, check_model, check_settings, read, timed
 from specjax.decoding.builders.denoising import build_denoising
@@ -18,6 +18,7 @@ from specjax.diffusion.loops import Filled
 from specjax.sampling import request_keys
 
 
+@switches.hold
 class DiffusionDecoder:
   """A method ready to fill batches of texts; it compiles once per shape.
 

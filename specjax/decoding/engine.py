@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, speculate
+from specjax import checks, speculate, switches
 from specjax.decoding.batching import check_settings
 from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.model import Prompt
@@ -36,6 +36,7 @@ class Closed(RuntimeError):
   """The engine takes no request any more."""
 
 
+@switches.hold
 class Engine:
   """A decoder that answers requests of any thread, B at a time.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax import checks
+from specjax import checks, switches
 from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import families, gguf, hf, hub
 from specjax.data.chat import ChatTemplate, Turns
@@ -199,6 +199,7 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
   )
 
 
+@switches.hold
 def load(
   name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None,
   weights: str = "float", mesh: Mesh | None = None, skipping: str | None = None,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks, pearl, speculate
+from specjax import checks, pearl, speculate, switches
 from specjax.base import Cache, Context, Evaluation, Params, Target
 from specjax.decoding import spec
 from specjax.decoding.batching import Result, read, timed
@@ -192,6 +192,7 @@ def _start(
   return state, Ahead(context.root, length - 1, length)
 
 
+@switches.hold
 class PearlDecoder:
   """A target and a draft model that decode at the same time; it compiles once per shape.
 

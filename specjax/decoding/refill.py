@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax import checks
+from specjax import checks, switches
 from specjax.decoding.batching import Result, read
 from specjax.decoding.builders.cache import DENSE
 from specjax.decoding.decoder import Decoder, padded
@@ -72,6 +72,7 @@ def refilled(
   return _run(decoder, asked, rounds)
 
 
+@switches.hold
 def _run(decoder: Decoder, asked: list[_Asked], rounds: int) -> Iterator[tuple[int, Result]]:
   waiting = collections.deque(sorted(range(len(asked)), key=lambda i: asked[i].shape))
   held, numbers = dict[int, _Held](), np.zeros(decoder.batch, int)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import processes, speculate
+from specjax import processes, speculate, switches
 from specjax.decoding.batching import timed
 from specjax.decoding.decoder import Decoder
 
@@ -41,6 +41,7 @@ def _inside(larger: speculate.State, state: speculate.State) -> speculate.State:
   return jax.tree.map(put, larger, state)
 
 
+@switches.hold
 class Rows:
   """B rows, all of them free at first.
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks, speculate
+from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.data.datastore import Datastore
 from specjax.decoding.batching import check_model, read
@@ -131,6 +131,7 @@ def _decode(
   return jax.lax.while_loop(unfinished, step, start)
 
 
+@switches.hold
 def superposed(
   model: Model, prompt: Prompt, store: Datastore, drafts: int = 3, max_new_tokens: int = 10, *,
   alpha: float = 0.54, candidates: int = 9, temperature: float = 0.06,

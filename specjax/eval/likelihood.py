@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import checks
+from specjax import checks, switches
 from specjax.base import Params, Target
 from specjax.decoding.batching import check_model
 from specjax.decoding.model import Model
@@ -33,6 +33,7 @@ class Scored(NamedTuple):
   greedy: bool
 
 
+@switches.hold
 def causal(model: Model, pairs: Sequence[Pair], batch: int = 8) -> list[Scored]:
   """The probability of each continuation under an autoregressive model.
 
@@ -75,6 +76,7 @@ def _causal(
   return jnp.where(inside, said, 0).sum(1), (right | ~inside).all(1)
 
 
+@switches.hold
 def masked(
   model: Model, pairs: Sequence[Pair], samples: int = 128, batch: int = 8, seed: int = 0
 ) -> list[float]:

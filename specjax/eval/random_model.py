@@ -8,6 +8,7 @@ from specjax.base import Params
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.weights import parameter
+from specjax.sampling import new_key
 
 Size = Literal["small", "134m", "8b", "32b", "70b"]
 SIZES: dict[str, Config] = dict(zip(get_args(Size), (
@@ -34,10 +35,10 @@ def random_weights(model: Config, dtype: str, weights: str = "float") -> Params:
     dtype: that of the arithmetic.
     weights: how matrices lie in memory, one of `models.weights.WEIGHTS`.
   """
-  shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
+  shapes = jax.eval_shape(lambda: transformer.init(model, new_key(0)))
   leaves, tree = jax.tree.flatten(shapes)
   draw = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
-  keys = jax.random.split(jax.random.key(0), len(leaves))
+  keys = jax.random.split(new_key(0), len(leaves))
   drawn = [parameter(draw(key, x.shape), dtype, weights)
            for key, x in zip(keys, leaves, strict=True)]  # fmt: skip
   return jax.tree.unflatten(tree, drawn)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import speculate
+from specjax import speculate, switches
 from specjax.base import Context, Params
 from specjax.sampling import Settings, request_keys
 
@@ -206,6 +206,7 @@ def probability(entry: Chosen | Drawn | Tossed | Children) -> np.ndarray:
   return np.where(total > 0, taken / np.where(total > 0, total, 1.0), 0.0)
 
 
+@switches.hold
 def emitted_distribution(
   case: Case, method: speculate.Method, drafter_params: Params = (), *, rounds: int = 1
 ) -> Distribution:

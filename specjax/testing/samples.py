@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from specjax import speculate
+from specjax import speculate, switches
 from specjax.base import Params
 from specjax.sampling import Noise, Source, request_keys
 from specjax.testing.enumerate import Case, target_distribution
@@ -20,6 +20,7 @@ from specjax.testing.enumerate import Case, target_distribution
 _RARE = 5  # cells with fewer expected sequences are merged
 
 
+@switches.hold
 def p_value(
   case: Case, method: speculate.Method, drafter_params: Params = (), *,
   requests: int = 2**15, seed: int = 1, source: Callable[..., Source] = Noise,

@@ -17,6 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 from specjax import processes
 from specjax.base import Params
 from specjax.models.sharding import on_all
+from specjax.sampling import new_key
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.log import Log
 
@@ -104,7 +105,7 @@ def stepper(
 
   @functools.partial(jax.jit, donate_argnums=0)
   def step(state, frozen, held_out, batch, number):
-    key = jax.random.fold_in(jax.random.key(training.seed), number)
+    key = jax.random.fold_in(new_key(training.seed), number)
     (value, figures), grads = gradient(state["params"], frozen, batch, key)
     updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
     updates = jax.tree.map(optax.tree.scale, rates, updates)

@@ -30,6 +30,7 @@ from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer, attention_mask
+from specjax.sampling import new_key
 from specjax.train.recipe import forward
 from specjax.train.recipe.texts import Document
 
@@ -118,7 +119,8 @@ def mark(
     )
     allowed &= (log_probs >= least) | (of != WORD)[..., None]
     log_probs = jnp.where(allowed, log_probs, -jnp.inf)
-    other = jnp.argmax(log_probs + jax.random.gumbel(key, log_probs.shape), -1).astype(jnp.int32)
+    noise = jax.random.gumbel(key, log_probs.shape, mode="low")
+    other = jnp.argmax(log_probs + noise, -1).astype(jnp.int32)
     before = seen & ~jnp.eye(T, dtype=bool)[None]
     itself = jnp.broadcast_to(jnp.eye(T, dtype=bool), before.shape)
     mask = jnp.block([[seen, jnp.zeros_like(seen)], [before, itself]])
@@ -130,7 +132,7 @@ def mark(
 
   parts = []
   for i, size, part in forward.parts(rows, batch, "marked tokens"):
-    hidden, left = run(model.params, part, jax.random.fold_in(jax.random.key(seed), i))
+    hidden, left = run(model.params, part, jax.random.fold_in(new_key(seed), i))
     hidden, left = np.asarray(hidden)[:size], np.asarray(left)[:size]
     T = left.shape[1]
     own, replaced = rows.mask[i : i + size], may[i : i + size] & left

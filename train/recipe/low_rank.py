@@ -8,13 +8,14 @@ from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.models import lora
+from specjax.sampling import new_key
 
 
 def begin(params: Params, rank: int, seed: int) -> tuple[Params, Params]:
   """(what is trained, what is frozen): with rank 0 all weights, and nothing."""
   if rank == 0:
     return params, {}
-  return lora.start(jax.random.key(seed), params, rank), params
+  return lora.start(new_key(seed), params, rank), params
 
 
 def weights(trained: Params, frozen: Params, dtype: DTypeLike) -> Params:

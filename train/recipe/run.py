@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from specjax import processes
+from specjax import processes, switches
 from specjax.data import resume
 from specjax.data.resume import count_lines as count_lines
 from specjax.data.resume import digest, write_json
@@ -29,6 +29,7 @@ _FREE = (
 def on_mesh(main: Callable[..., None]) -> Callable[..., None]:
   """A trainer's `main(config, ..)` under the mesh that its options name."""
 
+  @switches.hold
   @functools.wraps(main)
   def under(config: Any, *others: Any, **more: Any) -> None:
     text = config.training.mesh

@@ -15,6 +15,7 @@ from specjax.data.sources import conversation, numbered, open_source, text_of
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import init
+from specjax.sampling import new_key
 from specjax.train.recipe.config import Length, Network, Training
 
 Document = tuple[list[int], list[bool]]  # ids, and whether each is trained
@@ -109,4 +110,4 @@ def new_network(
     vocab_size=tokenizer.vocab_size, **config.network.sizes, max_length=max_length,
     causal=causal,
   )  # fmt: skip
-  return network, jax.jit(functools.partial(init, network))(jax.random.key(config.training.seed))
+  return network, jax.jit(functools.partial(init, network))(new_key(config.training.seed))

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specjax import switches
 from specjax.base import Drafter, Params
 from specjax.data import datastore, trigrams
 from specjax.decoding import spec
@@ -47,6 +48,7 @@ from specjax.trees import Static
 (PRUNED,) = map(Part, OF_SOURCES)
 
 
+@switches.hold
 def make_drafter(
   model: Model, drafter: Any, *, tree: Any = None, draft_length: Any = None
 ) -> tuple[Drafter, Params]:

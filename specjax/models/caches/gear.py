@@ -13,6 +13,7 @@ from jax import Array
 
 from specjax.models.caches.base import CacheKind
 from specjax.models.caches.packed import packed
+from specjax.sampling import new_key
 
 ROWS = 64
 SWEEPS = 3  # of the power iteration
@@ -112,7 +113,7 @@ def gear(bits: int = 4, rank: int = 4, outliers: float = 0.02) -> CacheKind:
 
 def _thin(x: Array, rank: int) -> tuple[Array, Array]:
   """(left [.., m, r], right [.., n, r]) whose product is near x f32[.., m, n]."""
-  right = jax.random.normal(jax.random.key(0), (x.shape[-1], rank))
+  right = jax.random.normal(new_key(0), (x.shape[-1], rank))
   right = jnp.broadcast_to(right, (*x.shape[:-2], *right.shape))
   for _ in range(SWEEPS):
     left = _orthonormal(jnp.einsum("...mn,...nr->...mr", x, right))

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from specjax.models.caches.base import CacheKind
 from specjax.models.caches.evicting import attention, evicting
+from specjax.sampling import new_key
 
 QUERIES = 128  # of a prompt that are judged by at a time
 
@@ -50,8 +51,8 @@ def keyformer(share: float = 0.6, recent: float = 0.3, noise: float = 1.0) -> Ca
 
     def some(q: Array, own: Array) -> Array:
       def change(logits: Array) -> Array:
-        key = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), own.max(1))
-        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, k.shape[1:3]))(key)
+        key = jax.vmap(jax.random.fold_in, (None, 0))(new_key(0), own.max(1))
+        gumbel = jax.vmap(lambda key: jax.random.gumbel(key, k.shape[1:3], mode="low"))(key)
         return (logits + noise * gumbel[:, :, None, None]) / tau
 
       return attention(q, own, k, place, change)
