@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 INT32 = 2**31 - 1
 SEED = 2**32 - 1  # jax.random.key drops the higher bits of a seed without a word
 FLOAT32 = 3.4e38
+TINY = 1.2e-38  # float32 takes what is nearer to 0 for 0
 BATCH = 2**16
 
 _SHORT = reprlib.Repr()
@@ -49,7 +50,7 @@ def number(
   name: str, value: Any, least: float = -FLOAT32, most: float = FLOAT32, *,
   above: float | None = None, below: float | None = None, note: str = "",
 ) -> float:  # fmt: skip
-  """A float in least..most that float32 holds; True, NaN and infinity are refused.
+  """A float in least..most that float32 holds; True, NaN, infinity and a rounded 0 are refused.
 
   `above` and `below` are bounds that the value may not equal, in place of `least` and `most`.
   """
@@ -65,6 +66,9 @@ def number(
     bounds += [f"{most:g} or less"] if most < FLOAT32 else []
     bounds += [f"below {below:g}"] if below is not None else []
     refuse(name, value, _said(" ".join(["a finite number", " and ".join(bounds)]).strip(), note))
+  if 0 < abs(value) < TINY:
+    zero = "" if above is not None else "0, or "
+    refuse(name, value, _said(f"{zero}a number of {TINY:g} or more in size", note))
   return float(value)
 
 

@@ -128,6 +128,17 @@ def likeliest(scores: Array, count: int) -> Array:
   return (group * _GROUP + best % _GROUP).astype(jnp.int32)
 
 
+def heated(logits: Array, temperature: Array) -> Array:
+  """logits f32[.., V] / temperature, above 0; -inf stays, as 1 / 3e38 may be 0 to a processor.
+
+  Where the quotient overflows, the highest logit is taken off first.
+  """
+  top = logits.max(-1, keepdims=True)
+  over = jnp.isfinite(top) & ~jnp.isfinite(top / temperature)
+  cooled = (logits - jnp.where(over, top, 0.0)) / temperature
+  return jnp.where(jnp.isfinite(logits), cooled, logits)
+
+
 def warp(logits: Array, settings: Settings) -> Array:
   """The log-probabilities f32[B, N, V] that tokens are drawn from, of logits f32[B, N, V].
 
@@ -140,7 +151,7 @@ def warp(logits: Array, settings: Settings) -> Array:
   logits = logits.astype(jnp.float32)
 
   def sampled(_) -> Array:
-    x = logits / jnp.where(greedy, 1.0, temperature)
+    x = heated(logits, jnp.where(greedy, 1.0, temperature))
     active = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
     x = lax.cond(active.any(), filtered, lambda x: x, x)
     if typical_p is not None:
@@ -148,7 +159,7 @@ def warp(logits: Array, settings: Settings) -> Array:
     return jax.nn.log_softmax(x)
 
   def filtered(x: Array) -> Array:
-    order = _order(x)
+    order = _order(logits)  # a high temperature leaves no differences in x
 
     def first(weight: Array, wanted: Array, off: Array) -> Array:
       every = jnp.ones(x.shape, bool)
@@ -157,8 +168,7 @@ def warp(logits: Array, settings: Settings) -> Array:
     in_k = first(jnp.ones(x.shape, jnp.int32), top_k, top_k == 0)
     p = jax.nn.softmax(jnp.where(in_k, x, -jnp.inf))
     keep = in_k & first(p, top_p, top_p >= 1) & (p >= min_p * p.max(-1, keepdims=True))
-    best = jnp.arange(x.shape[-1])[None, None] == most_likely(x)[..., None]
-    return jnp.where(keep | best, x, -jnp.inf)
+    return jnp.where(keep | (ids == best), x, -jnp.inf)
 
   def typical(mass: Array, x: Array) -> Array:
     log_p = jax.nn.log_softmax(x)
@@ -167,10 +177,10 @@ def warp(logits: Array, settings: Settings) -> Array:
     keep = (mass >= 1) | _most_likely(_order(-jnp.abs(log_p + entropy)), p, mass)
     return jnp.where(keep, x, -jnp.inf)
 
-  best = most_likely(logits)[..., None]
+  best, ids = most_likely(logits)[..., None], jnp.arange(logits.shape[-1])[None, None]
 
   def one_hot() -> Array:
-    return jnp.where(jnp.arange(logits.shape[-1])[None, None] == best, 0.0, -jnp.inf)
+    return jnp.where(ids == best, 0.0, -jnp.inf)
 
   # Rows may differ; a branch that no row needs is not run.
   return lax.cond(

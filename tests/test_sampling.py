@@ -197,3 +197,27 @@ def test_a_draw_does_not_see_the_batch():
     alone = everything(*(x[b : b + 1] for x in rows))
     for got, want in zip(alone, together, strict=True):
       np.testing.assert_array_equal(got[0], want[b])
+
+
+EXTREMES = [  # (settings of a row, the tokens of probability above 0, of logits 1 to 6 and -inf)
+  ((3e-38, 0, 1.0, 0.0, 1.0), [5]), ((1.2e-38, 3, 0.9, 0.1, 0.5), [5]),
+  ((1e-30, 0, 1.0, 0.0, 1.0), [5]), ((3.4e38, 0, 1.0, 0.0, 1.0), [0, 1, 2, 3, 4, 5]),
+  ((3.4e38, 2, 1.0, 0.0, 1.0), [4, 5]), ((3.4e38, 0, 0.5, 0.0, 1.0), [3, 4, 5]),
+  ((1.0, 2**31 - 1, 1.0, 0.0, 1.0), [0, 1, 2, 3, 4, 5]), ((1.0, 0, 1.2e-38, 0.0, 1.0), [5]),
+  ((1.0, 0, 1.0, 1.2e-38, 1.0), [0, 1, 2, 3, 4, 5]), ((1.0, 0, 1.0, 0.9999999, 1.0), [5]),
+  ((1.0, 0, 0.99999999, 0.0, 1.0), [0, 1, 2, 3, 4, 5]), ((1.0, 0, 1.0, 0.0, 1.2e-38), [4]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shift", [0.0, -40.0, 90.0])  # below 0, above it and at it
+def test_numbers_at_their_ends_have_the_limits_distribution(shift):
+  logits = np.append(np.arange(1, 7), -np.inf).astype(np.float32) + np.float32(shift)
+  logits = np.broadcast_to(logits, (len(EXTREMES), 1, 7))
+  got = np.exp(jax.jit(warp)(logits, settings_of([row for row, _ in EXTREMES])))[:, 0]
+  np.testing.assert_allclose(got.sum(-1), 1, rtol=1e-5)
+  for p, (row, want) in zip(got, EXTREMES, strict=True):
+    assert np.flatnonzero(p).tolist() == want, row
+
+
+def test_equal_logits_stay_equal_at_a_tiny_temperature():
+  np.testing.assert_allclose(log_probs_of([7.0, 7.0, 3.0], 3e-38, 0, 1.0, 0.0), [0.5, 0.5, 0])

@@ -168,8 +168,8 @@ def beam_search(
   checks.whole("groups", groups, 1, beams)
   if beams % groups:
     checks.refuse("groups", groups, f"a divisor of beams={beams}")
-  checks.number("diversity", diversity, 0)
-  checks.number("length_penalty", length_penalty, 0)
+  checks.number("diversity", diversity, 0, 1e6)
+  checks.number("length_penalty", length_penalty, 0, 6)  # float32 holds its power
   ends = jnp.asarray(sorted({*model.stop, *checks.ids("stop", stop, V)}) or [-1], jnp.int32)
   found = []
   for prompt, budget in zip(*read(model, prompts, max_new_tokens), strict=True):

@@ -170,6 +170,8 @@ def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[s
       raise ValueError(f"{what}={name!r}: {key} of {part.name} is {accepted}.")
     if not abs(number) <= checks.INT32:  # NaN too
       checks.refuse(f"{what}={name!r}: {key}", number, "a number below 2**31")
+    if 0 < number < checks.TINY:
+      checks.refuse(f"{what}={name!r}: {key}", number, f"0, or a number of {checks.TINY:g} or more")
     given[key] = kind(number)
   numbers = [int(x) if isinstance(x, bool) else x for x in given.values()]
   while numbers and numbers[-1] == [*known.values()][len(numbers) - 1]:

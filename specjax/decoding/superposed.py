@@ -24,6 +24,7 @@ from specjax.data.datastore import Datastore
 from specjax.decoding.batching import check_model, read
 from specjax.decoding.model import Model, Prompt
 from specjax.drafters.rest import occurrences
+from specjax.sampling import heated
 from specjax.trees.structure import at
 
 EXACTNESS = "LOSSY (drafts share a pass)"
@@ -100,7 +101,7 @@ def _decode(
     x, kv = target.run_layers(params, x, cache.length[:, None], alone, cache)
     logits = target.head(params, target.norm(params, x))[0, 0]
     cache = target.commit(cache, kv, jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
-    best, tokens = jax.lax.top_k(logits / temperature, K)
+    best, tokens = jax.lax.top_k(heated(logits, temperature), K)
     log_p = jax.nn.log_softmax(best)
     index = length - len(MIX) + jnp.arange(len(MIX), dtype=jnp.int32)[None]
     recent = at(texts, jnp.maximum(jnp.broadcast_to(index, (k, len(MIX))), 0))

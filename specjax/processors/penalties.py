@@ -47,8 +47,10 @@ def penalise(penalties: Penalties, seen: Array, said: Array, logits: Array) -> A
   """logits f32[B, N, V] after the penalties; seen bool[B, N, V], said f32[B, N, V]."""
   repetition, presence, frequency = (x[:, None, None] for x in penalties)
   weaker = jnp.where(logits > 0, logits / repetition, logits * repetition)
-  logits = jnp.where(seen | (said > 0), weaker, logits)
-  return logits - jnp.where(said > 0, presence, 0.0) - frequency * said
+  changed = jnp.where(seen | (said > 0), weaker, logits)
+  changed = changed - jnp.where(said > 0, presence, 0.0) - frequency * said
+  most = jnp.finfo(logits.dtype).max
+  return jnp.where(jnp.isfinite(logits), jnp.clip(changed, -most, most), logits)
 
 
 @functools.cache
