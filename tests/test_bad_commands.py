@@ -176,7 +176,7 @@ DENOISE = [
   ("--prompt Ann --picture a.docx", "picture='a.docx': accepted is"),
   (("--prompt", "Ann", "--picture", ""), "picture='': accepted is"),
   (("--prompt", "Ann", "--picture", "a\0b.png"), "picture='a\\x00b.png': accepted is"),
-  ("--prompt Ann --policy threshold/reweighted[both]", "reweighted[both] sees both sides"),
+  ("--prompt Ann --policy random/reweighted[both]", "reweighted[both] sees both sides"),
   ("--prompt Ann --policy guided[both]", "guided[both] sees both sides"),
   ("--prompt Ann --policy guided-5", "guided: it needs a model, guided[PATH]"),
 ]  # fmt: skip

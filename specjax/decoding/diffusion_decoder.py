@@ -64,6 +64,11 @@ class DiffusionDecoder:
       draws=draws, confidence=confidence, guidance=guidance, guesses=guesses,
     )  # fmt: skip
     self.name, self.model, self.loop = self._denoising[:3]
+    own, filtered = self._denoising.temperatures, self.settings[1:] != (0, 1, 0, 1)
+    if own is not None and (temperature not in own or (temperature > 0 and filtered)):
+      how = "which is greedy" if own == (0,) else "which draws at 1, without filters"
+      named = " or ".join(f"{t:g}" for t in own)
+      checks.refuse("temperature", temperature, f"{named} with {self.name}, {how}")
     self.batch, self.seed = batch, seed
     self._warm: set[int] = set()
 

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from specjax import checks
 from specjax.drafters import HEADS
@@ -177,6 +177,14 @@ def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[s
   while numbers and numbers[-1] == [*known.values()][len(numbers) - 1]:
     numbers.pop()
   return show([Part(part.name, tuple(numbers), part.text)]), given
+
+
+def check_ranges(what: str, numbers: Mapping[str, Number], table: Callable) -> None:
+  """Raises ValueError for a number out of the range of its annotation in `table`, if it has one."""
+  for key, kind in get_type_hints(table, include_extras=True).items():
+    if key in numbers and hasattr(kind, "__metadata__"):
+      check = checks.whole if isinstance(numbers[key], int) else checks.number
+      check(f"{what}: {key}", numbers[key], *kind.__metadata__)
 
 
 def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:

@@ -19,13 +19,15 @@ This file imports nothing of the package.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 Params = Any  # a pytree of arrays
-Knob = Any  # an array [B], a value for every row; its default is a number
+Knob = Any  # an array [B], a value for every row; its default is a number, 0 or more
+Probability = Annotated[Knob, 0, 1]  # what a name may give it, least and most
+Count = Annotated[Knob, 1, 2**31 - 1]
 
 
 class Canvas(NamedTuple):
@@ -225,6 +227,8 @@ class Policy(NamedTuple):
     ahead: whether it has a use for slots past its block (static).
     said: (memory that `select` returned) -> i32[B, W], the tokens that are committed; None is
       `prediction.token`.
+    blind: whether which slots it commits depends on no token and no probability (static).
+    temperature: those at which it decodes (static); "zero" where it asks for likeliest tokens.
   """
 
   name: str
@@ -234,6 +238,8 @@ class Policy(NamedTuple):
   carry: Callable[..., Any] = forget
   ahead: bool = False
   said: Callable[[Any], Array] | None = None
+  blind: bool = False
+  temperature: Literal["any", "zero"] = "any"
 
 
 class Blocks(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.diffusion.base import Blocks, Denoiser, Knob, Prediction
+from specjax.diffusion.base import Blocks, Count, Denoiser, Prediction, Probability
 
 
 @functools.cache
@@ -42,9 +42,9 @@ class Delimiters(NamedTuple):
   """
 
   tokens: Array
-  least: Knob = 0.3
-  size: Knob = 1024
-  reach: Knob = 1024
+  least: Probability = 0.3
+  size: Count = 1024
+  reach: Count = 1024
 
 
 @functools.cache

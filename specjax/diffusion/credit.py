@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Knob, Transform
+from specjax.diffusion.base import Knob, Probability, Transform
 
 
 class Credit(NamedTuple):
   """Knobs of `credit`: alpha, beta and gamma f32[B]; the defaults are those that were published."""
 
   strength: Knob = 0.7
-  decay: Knob = 0.8
+  decay: Probability = 0.8
   power: Knob = 0.2
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion import denoise
-from specjax.diffusion.base import Canvas
+from specjax.diffusion.base import Cache, Canvas
 from specjax.diffusion.denoise import Method, Request, State, Weights
 from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
@@ -39,17 +39,22 @@ class Drafting(NamedTuple):
   passes: Array
 
 
+def check_cache(cache: Cache) -> None:
+  """Raises ValueError for a cache whose passes depend on each other."""
+  if not cache.steady:
+    raise ValueError(
+      f"cache={cache.name!r}: its passes depend on each other, so that rounds cannot be skipped "
+      "by guesses; accepted are none, dual, prefix, free, committed, and vicinity without warm-up."
+    )
+
+
 def start(method: Method, weights: Weights, canvas: Canvas) -> Drafting:
   """The state after the first pass. `method` is static.
 
   Raises:
-    ValueError: a cache whose passes depend on each other.
+    ValueError: see `check_cache`.
   """
-  if not method.cache.steady:
-    raise ValueError(
-      f"cache={method.cache.name!r}: its passes depend on each other, so that rounds cannot be "
-      "skipped; accepted are none, dual, prefix, free, committed, and vicinity without warm-up."
-    )
+  check_cache(method.cache)
   states, state = denoise.read(method, weights, denoise.start(method, weights, canvas))
   return Drafting(state, states, (~state.done).astype(jnp.int32))
 

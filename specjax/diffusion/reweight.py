@@ -4,15 +4,15 @@ Letters beside those of `base`: N all slots of the canvas, S samples.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Target
-from specjax.diffusion.base import Denoiser, Params
+from specjax.diffusion.base import Denoiser, Params, Policy
 from specjax.sampling import DRAFT, RESIDUAL, Noise, Source
 
 TextLogProbs = Callable[[Params, Array, Array], Array]
@@ -84,16 +84,39 @@ class Reweighted(NamedTuple):
   key: Array
 
 
+# What may stand beside a reweighted denoiser, of each kind of part that asks for probabilities.
+BESIDE = {
+  "blocks": ("fixed",), "cache": ("none",), "stopping": ("after_end", "whole"), "transform": (),
+  "draws": ("kept",), "confidence": (), "guidance": (),
+}  # fmt: skip
+
+
+def check_beside(policy: Policy, parts: Mapping[str, Any]) -> None:
+  """Raises ValueError for parts that mean nothing to a denoiser which is sure of one text.
+
+  Args:
+    parts: by kind a part or how it is named, None for none.
+  """
+  for kind, names in BESIDE.items():
+    name = getattr(parts[kind], "name", parts[kind])
+    if name is not None and name not in names:
+      raise ValueError(f"{kind}={name!r}: a reweighted denoiser reads whole texts and is sure of "
+                       "one in every pass; accepted is a denoiser without reweighted.")  # fmt: skip
+  if not policy.blind:
+    raise ValueError(f"policy={policy.name!r}: a reweighted denoiser is sure of every slot, so all "
+                     "would be committed at once; accepted are random, left_to_right and origin, "
+                     "alone or with +steps or +timesteps.")  # fmt: skip
+
+
 @functools.cache
 def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) -> Denoiser:
   """LOSSY: a denoiser that is sure of one text in every pass, that which `resample` chose.
 
-  EDLM (Xu et al. 2024, arXiv 2410.21357) as a denoiser like any other: a policy that commits every
-  slot decodes in one pass, one that commits slots at random is nearest to the paper's. As long as
-  what is committed does not depend on the tokens, each further pass draws from p given the tokens
-  so far, and the text's distribution is as exact as that of `resample`. All slots have confidence
-  1, so that policies which ask for it commit them all; tokens are drawn at temperature 1, and the
-  request's temperature changes nothing.
+  EDLM (Xu et al. 2024, arXiv 2410.21357) for policies that are `blind`: one that commits every slot
+  decodes in one pass, one that commits slots at random is nearest to the paper's. Then each further
+  pass draws from p given the tokens so far, and the text's distribution is as exact as that of
+  `resample`. All slots have confidence 1, so that a policy which asks for it would commit them all.
+  Tokens are drawn at temperature 1, and the request's temperature changes nothing.
 
   In every pass `log_probs` reads S whole texts. Whole canvases are read, so `caches.none` is the
   only cache.
@@ -126,4 +149,4 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
     return jnp.where((tokens_of_v == states) | (states == denoiser.mask), 0.0, -jnp.inf)
 
   # Windows need not end with the denoiser's blocks, since every pass reads the whole canvas.
-  return denoiser._replace(shift=False, evaluate=evaluate, head=head, block=None)
+  return denoiser._replace(shift=False, evaluate=evaluate, head=head, pieces=None, block=None)

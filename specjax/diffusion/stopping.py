@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Canvas, Prediction, Stopping
+from specjax.diffusion.base import Canvas, Prediction, Probability, Stopping
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def end_of_text_prediction() -> Stopping:
 
 
 @functools.cache
-def sure_end(least: float = 0.9) -> Stopping:
+def sure_end(least: Probability = 0.9) -> Stopping:
   """LOSSY: all is filled after the first end-of-text that is committed, or guessed surely enough.
 
   This rule is ours: unlike end_of_text_prediction it waits until a guess has the confidence

@@ -274,6 +274,17 @@ def test_local_leap_as_an_object_has_its_published_knobs(model):
     ({"stopping": "whole/dual"}, "stopping='whole/dual': accepted is one part"),
     ({"guidance": "much"}, "guidance='much': accepted are guidance"),
     ({"guesses": 2, "cache": "sliding"}, "passes depend on each other"),
+    ({"policy": "threshold/similar/guesses-4"}, "cache='similar': its passes depend on each"),
+    ({"policy": "threshold/vicinity/guesses-4"}, "cache='vicinity': its passes depend on each"),
+    ({"policy": "threshold-1.5"}, "least=1.5: accepted is a finite number 0 or more and 1 or less"),
+    ({"policy": "hierarchy-0.9-1.1"}, "low=1.1: accepted is a finite number 0 or more and 1"),
+    ({"policy": "threshold-1e-45"}, "least=1e-45: accepted is 0, or a number of 1.2e-38 or more"),
+    ({"policy": "confidence-0"}, "slots=0: accepted is a whole number from 1"),
+    ({"policy": "threshold+steps-0"}, "steps=0: accepted is a whole number from 1"),
+    ({"policy": "threshold/sure_end-1.5"}, "least=1.5: accepted is a finite number 0 or more"),
+    ({"transform": "credit-0.7-1.5"}, "decay=1.5: accepted is a finite number 0 or more and 1"),
+    ({"blocks": "adaptive-8-0.5-0[.]"}, "size=0: accepted is a whole number from 1"),
+    ({"guidance": 1e9}, "guidance=1000000000.0: accepted is a finite number 0 or more and 1e"),
     ({"guidance": 1.0, "guesses": 2}, "1 with guidance"),
     ({"guidance": -1.0}, "guidance=-1.0"),
     ({"policy": "threshold/dual", "cache": "free"}, "cache='free': accepted is one of the two"),
@@ -290,7 +301,7 @@ def test_local_leap_as_an_object_has_its_published_knobs(model):
 )
 def test_what_does_not_go_together_is_refused(model, options, problem):
   with pytest.raises(ValueError, match=problem):
-    DiffusionDecoder(model, **options)(["copy : Ann ="], 4)
+    DiffusionDecoder(model, **options)
 
 
 def rightmost() -> Policy:

@@ -255,6 +255,8 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
     return fills(f"threshold+{part}/fixed-{W}" if part else f"threshold/fixed-{W}")
   if door == "blocks":  # this policy alone looks ahead
     return fills(f"explore-0.9-0.3/{part}")
+  if door == "reweighting":
+    return fills(f"random/fixed-{W}/{part}")
   return fills(f"threshold/fixed-{W}/{part}")
 
 

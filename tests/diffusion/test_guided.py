@@ -231,8 +231,29 @@ def test_the_mask_may_be_the_denoisers_alone(home):
     Decoder(guide, name)(PROMPTS[:1], 10) for name in ("none", f"denoiser-4[{home}/denoiser]")
   )
   assert drafted.tokens == plain.tokens and drafted.forwards < plain.forwards
-  (filled,) = DiffusionDecoder(model, f"threshold/reweighted[{home}/guide]")(PROMPTS[:1], 10)
-  assert len(filled.tokens) == 10 and model.mask not in filled.tokens
+  (filled,) = DiffusionDecoder(model, f"random/reweighted[{home}/guide]")(PROMPTS[:1], 10)
+  assert len(filled.tokens) == filled.forwards == 10 and model.mask not in filled.tokens
+
+
+SETTINGS = [  # (policy, settings, what is accepted)
+  ("guided", {"temperature": 0.7}, r"accepted is 0 with guided\[.*\], which is greedy"),
+  ("random/reweighted", {"temperature": 0.7}, "accepted is 0 or 1 with random/reweighted"),
+  ("random/reweighted", {"temperature": 1.0, "top_k": 3}, "which draws at 1, without filters"),
+  ("threshold/reweighted", {}, "accepted are random, left_to_right and origin"),
+  ("threshold+steps/reweighted", {}, "policy='threshold.steps': a reweighted denoiser is sure"),
+  ("random+r2/reweighted", {}, "accepted are random, left_to_right and origin"),
+  ("random/dual/reweighted", {}, "cache='dual': a reweighted denoiser reads whole texts"),
+  ("random/guidance-1/reweighted", {}, "guidance='guidance': a reweighted denoiser reads whole"),
+  ("random/credit/reweighted", {}, "transform='credit': a reweighted denoiser reads whole texts"),
+  ("random/tempered/reweighted", {}, "confidence='tempered': a reweighted denoiser reads whole"),
+  ("random/sure_end/reweighted", {}, "stopping='sure_end': a reweighted denoiser reads whole"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "settings", "problem"), SETTINGS)
+def test_what_a_second_model_would_leave_unread_is_refused(home, policy, settings, problem):
+  with pytest.raises(ValueError, match=problem):
+    DiffusionDecoder(never_ending(home / "denoiser"), f"{policy}[{home}/guide]", **settings)
 
 
 def test_nothing_is_added_to_what_a_guide_approves(home):

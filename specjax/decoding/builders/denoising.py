@@ -25,7 +25,7 @@ from specjax.diffusion.draws import DRAWS, tempered
 from specjax.diffusion.guidance import Guided, guided
 from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
 from specjax.diffusion.policies import ADDED, GUIDED, POLICIES, Filter, Guide
-from specjax.diffusion.reweight import Reweighted, autoregressive, reweighted
+from specjax.diffusion.reweight import Reweighted, autoregressive, check_beside, reweighted
 from specjax.diffusion.stopping import STOPPING
 from specjax.diffusion.transforms import TRANSFORMS
 
@@ -53,6 +53,7 @@ class Denoising(NamedTuple):
     weights: of the method's parts; those of the denoiser are the network's own.
     wrap: (given bool[B, L], key[B]) -> the denoiser's weights for a request whose slots `given`
       hold tokens.
+    temperatures: those at which it decodes, None for all.
   """
 
   name: str
@@ -60,6 +61,7 @@ class Denoising(NamedTuple):
   loop: Loop
   weights: denoise.Weights
   wrap: Callable[[Array, Array], Params]
+  temperatures: tuple[float, ...] | None = None
 
 
 def knobs(builder: Callable) -> dict[str, spec.Number | None]:
@@ -87,8 +89,10 @@ def _rows(params: Params, batch: int) -> Params:
 def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **traced: Any):
   """(canonical name, the part that `builder` makes from `fixed` and numbers, its params [B])."""
   name, numbers = spec.settle(what, part, knobs(builder))
+  spec.check_ranges(f"{what}={name!r}", numbers, builder)
   static = [numbers.pop(k) for k in spec.knobs(builder) if k in numbers]
   made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
+  spec.check_ranges(f"{what}={name!r}", numbers, getattr(made, "knobs", tuple))
   return name, made, _rows(getattr(made, "knobs", tuple)(**traced, **numbers), batch)
 
 
@@ -224,6 +228,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     labels["student"], _ = spec.settle("policy", student, {})
     model = load(_companion(model, student))
   name, policy, params = _policy(model, given, batch)
+  if chosen["reweighting"] is not None:
+    check_beside(policy, chosen)
   denoiser, wrap = _denoiser(model, chosen, labels, batch)
   labels["blocks"], blocks, sizes = _blocks(
     chosen["blocks"], model, denoiser, policy, params, batch
@@ -248,9 +254,6 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   rule, _ = plain("stopping")
   draws, _ = plain("draws")
   transforms = [plain("transform")] if chosen["transform"] is not None else []
-  if chosen["reweighting"] is not None and any(t.name == "end_suppressed" for t, _ in transforms):
-    raise ValueError("transform='end_suppressed': a reweighted denoiser is sure of one text, which "
-                     "may have an end; accepted is a denoiser without reweighted.")  # fmt: skip
   if chosen["confidence"] is not None:
     labels["confidence"], _ = spec.settle("confidence", chosen["confidence"], {})
   guesses = 1
@@ -259,6 +262,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
     labels["guesses"], numbers = spec.settle("guesses", chosen["guesses"], known)
     guesses = numbers.get("guesses", 4)
     checks.whole("guesses", guesses, 1, 4096, note="1 is off")
+    if guesses > 1:
+      draft_verify.check_cache(cache)
     if guesses > 1 and chosen["guidance"] is not None:
       raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
@@ -269,7 +274,10 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   )  # fmt: skip
   weights = denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms))
   loop = Denoise(method) if guesses == 1 else DraftVerify(method, guesses)
-  return Denoising("/".join((name, *shown)), model, loop, weights, wrap)
+  temperatures = (0.0,) if policy.temperature == "zero" else None
+  if chosen["reweighting"] is not None:
+    temperatures = (0.0, 1.0)  # at both it draws at 1
+  return Denoising("/".join((name, *shown)), model, loop, weights, wrap, temperatures)
 
 
 def _denoiser(
@@ -286,7 +294,7 @@ def _denoiser(
     return weighed, lambda given, key: Reweighted(model.params, text.params, fold(key, 1))
   if (part := chosen["guidance"]) is not None:
     labels["guidance"], numbers = spec.settle("guidance", part, knobs(Guided))
-    number = checks.number("guidance", numbers.get("weight", 1.0), 0)
+    number = checks.number("guidance", numbers.get("weight", 1.0), 0, 1e6)
     weight = jnp.full(batch, number, jnp.float32)
     return guided(denoiser), lambda given, key: Guided(model.params, given, weight)
   return denoiser, lambda given, key: model.params

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Knob, Params, Policy, Prediction
+from specjax.diffusion.base import Count, Knob, Params, Policy, Prediction, Probability
+from specjax.sampling import heated
 
 
 def best(score: Array, open_: Array, count: Array) -> Array:
@@ -39,7 +40,7 @@ def _confidence(prediction: Prediction) -> Array:
 class Quota(NamedTuple):
   """The knob of policies that ask nothing of the model: i32[B], commits per round."""
 
-  slots: Knob = 1
+  slots: Count = 1
 
 
 class Ranked(NamedTuple):
@@ -51,12 +52,13 @@ class Ranked(NamedTuple):
       replacement, from softmax(score / heat) (Dream's alg_temp).
   """
 
-  slots: Knob = 1
+  slots: Count = 1
   heat: Knob = 0.0
 
 
 def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
-  return _best(name, score, lambda params, prediction: params.slots, Quota)
+  quota = _best(name, score, lambda params, prediction: params.slots, Quota)
+  return quota._replace(blind=True)
 
 
 def _ranked(name: str, score: Callable[[Prediction], Array]) -> Policy:
@@ -65,7 +67,8 @@ def _ranked(name: str, score: Callable[[Prediction], Array]) -> Policy:
   def select(params: Ranked, memory, prediction: Prediction):
     heat = jnp.reshape(params.heat, (-1, 1))
     uniform = jnp.maximum(prediction.uniform, jnp.finfo(jnp.float32).tiny)
-    noisy = score(prediction) / jnp.where(heat > 0, heat, 1.0) - jnp.log(-jnp.log(uniform))
+    hot = heated(score(prediction), jnp.where(heat > 0, heat, 1.0))
+    noisy = hot - jnp.log(-jnp.log(uniform))
     value = jnp.where(heat > 0, noisy, score(prediction))
     return best(value, prediction.open, params.slots), value, memory
 
@@ -163,7 +166,7 @@ def factor() -> Policy:
 class Frechet(NamedTuple):
   """The knob of `frechet`: d of the rule, f32[B]; published 0.25."""
 
-  delta: Knob = 0.25
+  delta: Probability = 0.25
 
 
 @functools.cache

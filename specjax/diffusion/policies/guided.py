@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Target
-from specjax.diffusion.base import Knob, Params, Policy, Prediction
+from specjax.diffusion.base import Knob, Params, Policy, Prediction, Probability
 
 
 class Guide(NamedTuple):
@@ -34,9 +34,9 @@ class Guide(NamedTuple):
 
   model: Params
   top: Knob = 1
-  share: Knob = 0.0
-  least: Knob = 0.0
-  corrected: Knob = 1
+  share: Probability = 0.0
+  least: Probability = 0.0
+  corrected: Probability = 1
 
 
 def approved(params: Guide, log_probs: Array, tokens: Array) -> Array:
@@ -100,4 +100,4 @@ def guided_by(target: Target, mask: int) -> Policy:
   def init(B: int, W: int, V: int) -> Array:
     return jnp.zeros((B, W), jnp.int32)
 
-  return Policy("guided", init, select, Guide, said=lambda memory: memory)
+  return Policy("guided", init, select, Guide, said=lambda memory: memory, temperature="zero")

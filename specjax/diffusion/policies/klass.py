@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Knob, Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction, Probability
 
 
 class Stable(NamedTuple):
@@ -19,7 +19,7 @@ class Stable(NamedTuple):
     rounds: i32[B], for so many rounds running; never before the block's round of that number.
   """
 
-  least: Knob = 0.9
+  least: Probability = 0.9
   moved: Knob = 0.01
   rounds: Knob = 2
 

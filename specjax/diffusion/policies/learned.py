@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Knob, Policy, Prediction, at_least_one
+from specjax.diffusion.base import Policy, Prediction, Probability, at_least_one
 
 
 class Filter(NamedTuple):
@@ -23,7 +23,7 @@ class Filter(NamedTuple):
   into_bias: Array
   out: Array
   out_bias: Array
-  least: Knob = 0.96
+  least: Probability = 0.96
 
 
 def logits(params: Filter, confidence: Array) -> Array:

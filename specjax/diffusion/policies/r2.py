@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Knob, Policy, Prediction, at_least_one
+from specjax.diffusion.base import Count, Policy, Prediction, Probability, at_least_one
 
 
 class Redundancy(NamedTuple):
@@ -22,10 +22,10 @@ class Redundancy(NamedTuple):
   """
 
   base: Params
-  cluster: Knob = 0.8
-  run: Knob = 0.8
-  stay: Knob = 0.8
-  rounds: Knob = 3
+  cluster: Probability = 0.8
+  run: Probability = 0.8
+  stay: Probability = 0.8
+  rounds: Count = 3
 
 
 class Persistence(NamedTuple):

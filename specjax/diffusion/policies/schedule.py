@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.diffusion.base import Knob, Policy, Prediction
+from specjax.diffusion.base import Count, Policy, Prediction, Probability
 from specjax.diffusion.policies.best import best
 
 
@@ -20,7 +20,7 @@ class Spread(NamedTuple):
   """
 
   base: Params
-  steps: Knob = 16
+  steps: Count = 16
 
 
 @functools.cache
@@ -52,8 +52,8 @@ class Timed(NamedTuple):
   """
 
   base: Params
-  steps: Knob = 16
-  eps: Knob = 1e-3
+  steps: Count = 16
+  eps: Probability = 1e-3
 
 
 class Clock(NamedTuple):
@@ -91,14 +91,16 @@ def timesteps(base: Policy) -> Policy:
   def carry(new: Clock, old: Clock, by: Array) -> Clock:
     return new._replace(base=base.carry(new.base, old.base, by))
 
-  return Policy(f"{base.name}+timesteps", init, select, Timed, carry, base.ahead)
+  return base._replace(
+    name=f"{base.name}+timesteps", init=init, select=select, knobs=Timed, carry=carry
+  )
 
 
 class Times(NamedTuple):
   """Knobs of `origin`: how many times i32[B] there are in a block, and the last one f32[B]."""
 
-  steps: Knob = 16
-  eps: Knob = 1e-3
+  steps: Count = 16
+  eps: Probability = 1e-3
 
 
 @functools.cache
@@ -118,4 +120,4 @@ def origin() -> Policy:
     following = jnp.where(prediction.open, step, jnp.inf).min(1, keepdims=True)
     return prediction.open & (step == following), -step, drawn
 
-  return Policy("origin", lambda B, W, V: jnp.zeros((B, W)), select, Times)
+  return Policy("origin", lambda B, W, V: jnp.zeros((B, W)), select, Times, blind=True)

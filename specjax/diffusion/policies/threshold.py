@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.diffusion.base import Knob, Policy, Prediction
+from specjax.diffusion.base import Knob, Policy, Prediction, Probability
 
 
 class Threshold(NamedTuple):
   """The knob of `threshold`: the probability f32[B] that suffices; published 0.9."""
 
-  least: Knob = 0.9
+  least: Probability = 0.9
 
 
 @functools.cache
@@ -57,8 +57,8 @@ class Leap(NamedTuple):
     radius: i32[B], how far a neighbour may be; published 4.
   """
 
-  anchor: Knob = 0.9
-  near: Knob = 0.75
+  anchor: Probability = 0.9
+  near: Probability = 0.75
   radius: Knob = 4
 
 
@@ -85,8 +85,8 @@ class Levels(NamedTuple):
     low: f32[B], what the surest slot of a gap must exceed; published 0.62.
   """
 
-  high: Knob = 0.92
-  low: Knob = 0.62
+  high: Probability = 0.92
+  low: Probability = 0.62
 
 
 @functools.cache
@@ -120,8 +120,8 @@ class Exploration(NamedTuple):
     fewest: i32[B], commits in the block below which a round explores.
   """
 
-  least: Knob = 0.9
-  ahead: Knob = 0.97
+  least: Probability = 0.9
+  ahead: Probability = 0.97
   fewest: Knob = 2
 
 
