@@ -67,6 +67,7 @@ def run(
       from specjax import processes
 
       processes.start()
+    switches.check()
     with switches.held(), contextlib.ExitStack() as stack:
       if several and not processes.first():  # one speaks
         stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))

@@ -17,6 +17,14 @@ from typing import Any, TypeVar
 import jax
 
 T = TypeVar("T", bound=Callable[..., Any])
+_NOTHING_RUNS = "jax_no_tracing", "jax_no_execution"
+
+
+def check() -> None:
+  """Raises ValueError where a switch of the process lets nothing be computed."""
+  for name in _NOTHING_RUNS:
+    if jax.config.values[name]:
+      raise ValueError(f"{name}=True: accepted is False, for a command traces and runs programs.")
 
 
 @contextlib.contextmanager

@@ -122,6 +122,21 @@ def shared_data() -> pathlib.Path:
   return path
 
 
+@pytest.fixture
+def switch():
+  """Sets switches of JAX, by name, for the rest of a test."""
+  before = {}
+
+  def put(values) -> None:
+    for name, value in values.items():
+      before.setdefault(name, jax.config.values[name])
+      jax.config.update(name, value)
+
+  yield put
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
 @pytest.fixture(scope="session")
 def list_denoiser(tmp_path_factory) -> str:
   """Directory of a masked diffusion model with random weights that reads questions about lists."""

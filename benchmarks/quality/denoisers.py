@@ -1,7 +1,7 @@
 r"""A denoiser's answers by each policy beside a causal model's: passes, seconds, likelihood, right.
 
     python benchmarks/quality/denoisers.py --prompts gsm8k_test.jsonl --model runs/denoiser/model \
-        --methods threshold-0.9 'threshold/reweighted[gsm8k-7m]' 'guided-5[gsm8k-7m]' \
+        --methods threshold-0.9 'random/reweighted[gsm8k-7m]' 'guided-5[gsm8k-7m]' \
         --drafters none eagle-4
 
 Each record has a `question` and an `answer` whose last number is the right one, as in GSM8K. A text

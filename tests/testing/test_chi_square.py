@@ -48,6 +48,24 @@ def test_the_compiled_loop_draws_from_the_target(drafter, verifier):
   assert p_of(drafter, verifier) > SUSPICIOUS
 
 
+@pytest.mark.full(but=["rbg"])
+@pytest.mark.parametrize(
+  "values",
+  [
+    {"jax_default_prng_impl": "rbg"},
+    {"jax_default_prng_impl": "unsafe_rbg"},
+    {"jax_enable_x64": True},
+    {"jax_threefry_partitionable": False},
+  ],
+  ids=lambda x: "-".join(map(str, x.values())),
+)
+def test_its_law_is_that_under_every_generator(values, switch):
+  """Rows that shared their noise would be as far from the law as one row is."""
+  switch(values)
+  method = pair(table_model(V), CHAIN[1], TARGET_ONLY)
+  assert p_value(CASE, method, DRAFT_TABLE, requests=2**11) > SUSPICIOUS
+
+
 class Shared(NamedTuple):
   """Noise in which some streams are one."""
 

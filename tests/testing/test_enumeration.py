@@ -252,6 +252,24 @@ def test_the_emitted_distribution_is_the_targets(name, pytestconfig):
 
 
 @pytest.mark.parametrize(
+  "values",
+  [
+    {"jax_default_prng_impl": "rbg"},
+    {"jax_default_prng_impl": "unsafe_rbg"},
+    {"jax_enable_x64": True},
+  ],
+  ids=lambda x: "-".join(map(str, x.values())),
+)
+def test_the_proofs_hold_under_each_generator_and_with_64_bits(values, switch):
+  switch(values)
+  for drafter, verifier in ((TREES["2,1"], TARGET_ONLY), (SAMPLED[1], TOKEN)):
+    method = pair(table_model(V), drafter, verifier)
+    for settings in (SETTINGS[0], SETTINGS[8]) if verifier is TARGET_ONLY else SETTINGS[8:]:
+      case = Case(table(0), prompt=(0, 2, 0), **settings)
+      assert distance(case, method, drafter_params(drafter, 0)) < EXACT
+
+
+@pytest.mark.parametrize(
   ("drafter", "verifier"),
   [(TREES["2,1"], TARGET_ONLY), (draft_model(table_model(4), 2), TOKEN)],
   ids=["2,1, target_only", "draft model 2, token"],
