@@ -274,7 +274,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   )  # fmt: skip
   weights = denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms))
   loop = Denoise(method) if guesses == 1 else DraftVerify(method, guesses)
-  temperatures = (0.0,) if policy.temperature == "zero" else None
+  temperatures: tuple[float, ...] | None = (0.0,) if policy.temperature == "zero" else None
   if chosen["reweighting"] is not None:
     temperatures = (0.0, 1.0)  # at both it draws at 1
   return Denoising("/".join((name, *shown)), model, loop, weights, wrap, temperatures)
