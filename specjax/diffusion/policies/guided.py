@@ -36,7 +36,7 @@ class Guide(NamedTuple):
   top: Knob = 1
   share: Probability = 0.0
   least: Probability = 0.0
-  corrected: Probability = 1
+  corrected: Knob = 1
 
 
 def approved(params: Guide, log_probs: Array, tokens: Array) -> Array:
