@@ -48,6 +48,7 @@ class Decode(Loaded):
     min_p: drop tokens less likely than this share of the most likely; 0 keeps all.
     typical_p: keep the tokens of typical surprise up to this mass; 1 keeps all.
     seed: seed of the sampling noise.
+    stop: ids of tokens that end a text, besides the model's own.
     batch: prompts decoded together.
     json: print one JSON object per prompt and nothing else.
   """
@@ -62,6 +63,7 @@ class Decode(Loaded):
   min_p: float = 0.0
   typical_p: float = 1.0
   seed: int = 0
+  stop: tuple[int, ...] = ()
   batch: int = 1
   json: bool = False
 
@@ -78,7 +80,7 @@ class Generate(Decode):
     processors: what changes the logits, such as penalties-1.3-0.2.
     regex: what every new text must match from end to end.
     json_schema: file of a JSON Schema that every new text must follow; needs specjax[grammar].
-    stop_words: texts that end a text, and are cut off it.
+    stop_words: texts that end a text, and are cut off it; special tokens, too.
     cache: how the text is kept, such as int8 or keyformer-0.6; all but dense are LOSSY.
     best_of: samples of each prompt, of which one is shown.
     select: the sample that is likeliest per token (the default), that agrees most with the others
@@ -106,6 +108,8 @@ class Chat(Loaded):
     max_new_tokens: budget of an answer.
     system: what the model is told before the first turn.
     seed: seed of the sampling noise.
+    stop: ids of tokens that end an answer, besides the model's own.
+    stop_words: texts that end an answer, as for `generate`.
   """
 
   drafter: str = "none"
@@ -113,6 +117,8 @@ class Chat(Loaded):
   max_new_tokens: int = 512
   system: str | None = None
   seed: int = 0
+  stop: tuple[int, ...] = ()
+  stop_words: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +131,8 @@ class Serve(Loaded):
     drafter: how to guess, as for `generate`.
     verifier: rule of acceptance; target_only says at a seed what plain sampling says, and at
       temperature 0 what greedy decoding says.
+    stop: ids of tokens that end every answer, besides the model's own and a request's.
+    stop_words: texts that end every answer, as for `generate`.
     batch: requests decoded together.
     max_length: the most tokens of a prompt and its answer together; by default all positions of the
       model, but not more than 4096.
@@ -136,6 +144,8 @@ class Serve(Loaded):
 
   drafter: str = "none"
   verifier: str = "target_only"
+  stop: tuple[int, ...] = ()
+  stop_words: tuple[str, ...] = ()
   batch: int = 8
   max_length: int | None = None
   queue: int = 64

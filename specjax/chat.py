@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -52,8 +52,14 @@ class Session:
   def begin(self, **settings: Any) -> None:
     """Answers with another `drafter` or `temperature` from now on, if they are accepted."""
     settings = getattr(self, "settings", {}) | settings
-    self.conversation = Conversation(Decoder(self.model, seed=self.options.seed, **settings))
+    self.conversation = Conversation(self._decoder(settings))
     self.settings = settings
+
+  def _decoder(self, settings: Mapping[str, Any]) -> Decoder:
+    options = self.options
+    return Decoder(
+      self.model, seed=options.seed, stop=options.stop, stop_words=options.stop_words, **settings
+    )
 
   def reset(self) -> None:
     """Forgets what was said."""
@@ -63,10 +69,11 @@ class Session:
   def answer(self, question: str) -> str:
     """Shows the answer to a question; its line of figures."""
     turns = [*self.turns, _user(question)]
+    asked, words = self.model.chat(turns), self.conversation.decoder.stop_words
     with _until_interrupted(self.conversation.ask(turns, self.options.max_new_tokens)) as pieces:
-      answer = show(self.model, pieces)
+      answer = show(self.model, pieces, asked, words)
       rate = self._plain(turns) if self.settings["drafter"] != "none" else 0.0
-    self.turns = [*turns, self._assistant(turns, self.model.decode(answer.tokens))]
+    self.turns = [*turns, self._assistant(turns, self.model.decode(answer.tokens, asked))]
     times = [f"{answer.rate / rate:.2f} times plain decoding"] if answer.rate and rate else []
     return summary(answer, *times, self.conversation.decoder.label)
 
@@ -82,8 +89,7 @@ class Session:
   def _plain(self, turns: list[dict[str, str]]) -> float:
     """Tokens/s of plain decoding, 0 where it says one token."""
     if not self.plain:
-      settings = self.settings | {"drafter": "none"}
-      plain = Conversation(Decoder(self.model, seed=self.options.seed, **settings))
+      plain = Conversation(self._decoder(self.settings | {"drafter": "none"}))
       for _ in range(2):
         self.plain = follow(plain.ask(turns, PLAIN_TOKENS)).rate
         plain.reset()

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -65,6 +66,15 @@ def _items(args: Decode, model):
   return [item]
 
 
+def _say_idle(args: Decode) -> None:
+  """Says on stderr which options change nothing, for at temperature 0 the likeliest token wins."""
+  filters = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
+  idle = [name for name, off in filters.items() if getattr(args, name) != off]
+  if args.temperature == 0 and idle:
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+    print(f"note: {flags} has no effect at temperature 0.", file=sys.stderr)
+
+
 def run_generate(args: Generate) -> None:
   model = asked(args, True)
   items = _items(args, model)
@@ -72,15 +82,15 @@ def run_generate(args: Generate) -> None:
     model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
     temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
     typical_p=args.typical_p, regex=args.regex, json_schema=args.json_schema,
-    stop_words=args.stop_words, seed=args.seed,
-    batch=args.batch,
+    stop=args.stop, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
   )  # fmt: skip
+  _say_idle(args)
   if args.best_of != 1:
     _run_best_of(args, items, decoder)
     return
   if args.select is not None:
     raise ValueError(f"--select {args.select} goes with --best-of.")
-  if len(items) == 1 and not args.json and not args.stop_words:
+  if len(items) == 1 and not args.json and model.skipping is None:  # as conversations need it
     _stream(decoder, items[0], args.max_new_tokens)
     return
   for item, r in _decoded(args, items, decoder):
@@ -137,7 +147,8 @@ def _print(
 def _stream(decoder: Decoder, item: prompts.Item, max_new_tokens: int) -> None:
   """Prints a text as it comes, a round at a time."""
   print(item.given, end="" if decoder.model.tokenizer else " ", flush=True)
-  answer = terminal.show(decoder.model, Conversation(decoder).ask(item.ids, max_new_tokens))
+  pieces = Conversation(decoder).ask(item.ids, max_new_tokens)
+  answer = terminal.show(decoder.model, pieces, item.ids, decoder.stop_words)
   console = Console(highlight=False, markup=False)
   console.print(terminal.summary(answer, decoder.label), style="cyan")
   if (closing := decoder.closing(answer.tokens, max_new_tokens)) is not None:
@@ -167,8 +178,10 @@ def run_denoise(args: Denoise) -> None:
   items = _items(args, model)
   decoder = DiffusionDecoder(
     model, args.policy, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-    min_p=args.min_p, typical_p=args.typical_p, seed=args.seed, batch=args.batch,
+    min_p=args.min_p, typical_p=args.typical_p, seed=args.seed,
+    stop=args.stop, batch=args.batch,
   )  # fmt: skip
+  _say_idle(args)
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")

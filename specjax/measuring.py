@@ -103,6 +103,8 @@ def run_memory(args: Memory) -> None:
     batch, found = args.batch, memory.measure(decoder(args.batch), *lengths)
   else:
     checks.number("budget", args.budget, above=0)
+    if args.batch != 1:
+      raise ValueError(f"--batch {args.batch}: --budget {args.budget:g} finds the batch itself.")
     batch, found = memory.largest_batch(decoder, int(args.budget * 1e9), *lengths)
   caption = f"{model.label}, {args.drafter}, batch {max(batch, 1)}, on each device"
   console.print(table.terminal(found.rows, caption))

@@ -75,6 +75,21 @@ def test_a_pipe_is_answered_line_by_line(talk, model):
   assert out.count("times plain decoding") == 2 and "\x1b" not in out and ">" not in out
 
 
+def test_stops_end_an_answer(talk, model):
+  loaded = specjax.load(model)
+  decoder = Decoder(loaded, temperature=1.0)
+  for decoder.seed in range(50):  # until as many words as there are tokens are said
+    ids = decoder([loaded.chat("the cat")], NEW, first=1)[0].tokens  # a chat begins with a reset
+    if len({*ids}) == NEW and all(words := [loaded.decode([token]) for token in ids]):
+      break
+  drawn, place = ["--temperature", "1", "--seed", str(decoder.seed)], 3
+  for options in (["--stop", str(ids[place])], ["--stop-words", words[place]]):
+    out, _ = talk("the cat", options=[*drawn, *options])
+    shown = words[:place] if "--stop-words" in options else words[: place + 1]
+    assert out.splitlines()[0].split() == shown
+    assert f"{place + 1} tokens" in out
+
+
 def test_commands(talk, model):
   out, err = talk(
     "/drafter oracle", "/temperature x", "/oracle", "the cat", "/temperature 0.8",

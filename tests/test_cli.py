@@ -187,6 +187,40 @@ def test_several_prompts_are_shown(text_model, write, run):
   assert out.count("4 tokens") == 2
 
 
+@pytest.mark.parametrize("how", [["--json"], []])
+def test_a_stop_ends_a_text(text_model, run, how):
+  common = ("generate", "--model", text_model, "--prompt", "the cat", "--max-new-tokens", 12,
+            "--temperature", 1, "--seed", 3)  # fmt: skip
+  plain = json.loads(run(*common, "--json")[1])
+  token = next(i for i in plain["tokens"][3:] if i not in plain["tokens"][:3])
+  count = plain["tokens"].index(token) + 1
+  model = specjax.load(text_model)
+  whole = model.decode(plain["tokens"][:count])
+  pairs = (plain["text"][i : i + 2] for i in range(3, 12))
+  word = next(pair for pair in pairs if "\ufffd" not in pair)
+  for option, text in ((("--stop", token), whole), (("--stop-words", word),
+                       plain["text"].partition(word)[0])):  # fmt: skip
+    code, out, err = run(*common, *how, *option)
+    assert (code, err) == (0, "")
+    if how:
+      assert json.loads(out)["text"] == text
+    else:
+      assert out.startswith(f"the cat{text}\n")
+  sentence = run(*common, "--stop-words", "<|end|>Question:")[2]
+  assert "stop_words='<|end|>Question:': accepted is text without special tokens" in sentence
+
+
+@pytest.mark.parametrize(("options", "said"), [
+  (["--top-k", 5, "--min-p", 0.1], "note: --top-k, --min-p has no effect at temperature 0.\n"),
+  (["--top-p", 0.9, "--typical-p", 0.5], "note: --top-p, --typical-p has no effect at"),
+  (["--top-p", 0.9, "--temperature", 1], ""), ([], ""),
+])  # fmt: skip
+def test_options_without_effect_are_said(text_model, run, options, said):
+  common = ("generate", "--model", text_model, "--prompt", "the cat", "--max-new-tokens", 2)
+  code, _, err = run(*common, *options)
+  assert code == 0 and err.startswith(said) and err.count("\n") == bool(said)
+
+
 def test_list_names_everything(run):
   code, out, _ = run("list")
   assert code == 0

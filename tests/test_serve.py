@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -17,12 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
+import tokenizers
 
 import specjax
 from specjax.checkpoints import hf
 from specjax.cli import main
 from specjax.data.chat import TEMPLATES
-from specjax.data.tokenizer import train_bpe
+from specjax.data.jinja_chat import JinjaTemplate
+from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.decoding.engine import Engine
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
@@ -225,6 +228,105 @@ def test_stop_words_are_cut_off(client, model):
     assert parts[-1].choices[0].finish_reason == "stop"
 
 
+def test_stop_ids_end_an_answer(client, model, engine, monkeypatch):
+  plain = alone(model, "the dog", LONG, **GREEDY)
+  token = next(i for i in plain.tokens[5:] if i not in plain.tokens[:5])
+  expected = alone(model, "the dog", LONG, **GREEDY, stop=[token])
+  options = {"model": NAME, "prompt": "the dog", **GREEDY, "max_tokens": LONG}
+  found = client.completions.create(extra_body={"stop_token_ids": [token, token]}, **options)
+  assert (found.choices[0].text, found.choices[0].finish_reason) == (expected.text, "stop")
+  assert found.usage.completion_tokens == len(expected.tokens) < LONG
+  # The same token is no text where it is a special one, and its name ends an answer.
+  special = Tokenizer(tokenizers.Tokenizer.from_str(model.tokenizer.inner.to_str()))
+  name = special.inner.id_to_token(token)
+  special.inner.add_special_tokens([name])
+  silent = dataclasses.replace(model, tokenizer=special)
+  monkeypatch.setattr(engine.decoder, "model", silent)
+  cut = model.decode(expected.tokens[:-1])
+  for stop in (name, [name, "never said"]):
+    found = client.completions.create(stop=stop, **options)
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (cut, "stop")
+    parts = list(client.completions.create(stop=stop, stream=True, **options))
+    assert "".join(part.choices[0].text for part in parts) == cut
+  with pytest.raises(openai.BadRequestError, match="accepted is text without") as e:
+    client.completions.create(stop=f"Paris{name}", **options)
+  assert e.value.param == "stop"
+
+
+# Of clients that name what they do not ask for.
+NEUTRAL = [
+  {"n": 1, "best_of": 1, "logit_bias": {}, "logprobs": False, "top_logprobs": 0, "tools": []},
+  {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0},
+  {"stop": None, "tools": None, "tool_choice": "none", "logit_bias": None, "suffix": None},
+  {"stop": [], "stop_token_ids": [], "tool_choice": "auto", "parallel_tool_calls": True},
+  {"user": "x", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "seed": None},
+  {"top_k": -1, "top_p": 1, "min_p": 0, "skip_special_tokens": True, "ignore_eos": False},
+  {"response_format": {"type": "text"}, "echo": False, "stream_options": {}, "seed": -1},
+  {"use_beam_search": False, "length_penalty": 1.0, "include_stop_str_in_output": False},
+  {"max_tokens": None, "max_completion_tokens": NEW}, {"max_completion_tokens": NEW},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=lambda x: ", ".join(x)[:40])
+@pytest.mark.parametrize("chat", [True, False])
+def test_what_asks_for_nothing_changes_nothing(port, model, fields, chat):
+  expected = alone(model, model.chat("the cat") if chat else "the cat", **GREEDY).text
+  path, named = (
+    ("/v1/chat/completions", {"messages": asked("the cat")}) if chat
+    else ("/v1/completions", {"prompt": "the cat"})
+  )  # fmt: skip
+  body = named | GREEDY | {"max_tokens": NEW} | fields
+  status, found = get(port, path, json.dumps(body).encode())
+  assert status == 200, found
+  (choice,) = found["choices"]
+  assert (choice["message"]["content"] if chat else choice["text"]) == expected
+
+
+def test_values_that_have_a_meaning_of_their_own(client, model):
+  options = {"model": NAME, "prompt": "the dog", "max_tokens": NEW, "temperature": 1.0}
+
+  def text(**more):
+    return client.completions.create(**options, **more).choices[0].text
+
+  greedy = alone(model, "the dog", **GREEDY).text
+  assert text(top_p=0) == text(top_p=0.0, seed=4) == text(extra_body={"min_p": 1}) == greedy
+  assert text(seed=-2) == text(seed=-2) == text(seed=2**32 - 2) != greedy
+  assert len({text(seed=-1) for _ in range(4)}) > 1
+  assert text(seed=3, extra_body={"top_k": -1}) == text(seed=3)
+
+
+ROLES = JinjaTemplate(
+  "{% for m in messages %}{% if m.role == 'system' %}S {{ m.content | trim }}\n"
+  "{% elif m.role in ['user', 'assistant'] %}{{ m.name or m.role }} {{ m.content }}\n{% endif %}"
+  "{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+)
+TOLD = [{"role": "system", "content": "be kind"}, *asked("the cat")]
+
+
+def test_a_developer_is_the_system(client, model, engine, monkeypatch):
+  own = dataclasses.replace(model, template=ROLES)
+  monkeypatch.setattr(engine.decoder, "model", own)
+  text = "S be kind\nuser the cat\nassistant"
+  assert own.chat(TOLD) == model.encode(text)
+  options = {"model": NAME, "max_tokens": NEW, **GREEDY}
+  for role in ("system", "developer"):
+    messages = [{"role": role, "content": "be kind"}, *asked("the cat")]
+    found = client.chat.completions.create(messages=messages, **options).choices[0].message.content
+    assert found == alone(model, text, **GREEDY).text
+  messages = [
+    {**asked("the cat")[0], "name": "Ann"},
+    {"role": "assistant", "content": None, "tool_calls": [], "refusal": None}, *asked("a dog"),
+  ]  # fmt: skip
+  found = client.chat.completions.create(messages=messages, **options).choices[0].message.content
+  text = "Ann the cat\nassistant \nuser a dog\nassistant"
+  assert found == alone(model, text, **GREEDY).text
+  for role in ("pope", "tool", "function", "", "System"):
+    messages = [{"role": role, "content": "be kind"}, *asked("the cat")]
+    with pytest.raises(openai.BadRequestError) as error:
+      client.chat.completions.create(messages=messages, **options)
+    assert error.value.param == "messages" and f"messages[0]: role={role!r}" in error.value.message
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 50])
 def test_a_text_in_pieces(model, size):
   """Nothing that was shown is taken back, whatever the pieces are."""
@@ -410,7 +512,20 @@ WRONG = [
   ({"max_tokens": "many"}, 400, "max_tokens='many'"),
   ({"temperature": -1}, 400, "temperature=-1: accepted is"),
   ({"temperature": "hot"}, 400, "temperature='hot'"),
-  ({"top_p": 0}, 400, "top_p=0: accepted is"),
+  ({"max_tokens": 4, "max_completion_tokens": 5}, 400, "max_tokens=4: accepted is that of"),
+  ({"max_completion_tokens": 0}, 400, "max_completion_tokens=0: accepted is a whole number from 1"),
+  ({"stream_options": {"include_usage": True}}, 400, "accepted is only with stream=true."),
+  ({"stream_options": {"include_usage": 1}, "stream": True}, 400, "accepted is true or false."),
+  ({"stop_token_ids": [1, 10**6]}, 400, "stop_token_ids[1]=1000000: accepted is a whole number"),
+  ({"stop_token_ids": "x"}, 400, "stop_token_ids='x'"),
+  ({"messages": [{"role": "user", "content": "x", "name": 7}]}, 400, "messages[0].name=7"),
+  ({"messages": [{"role": "developer", "content": "x"}]}, 400, "role='developer'"),
+  ({"top_logprobs": 2}, 400, "top_logprobs=2: accepted is only 0."),
+  ({"repetition_penalty": 1.2}, 400, "repetition_penalty=1.2: accepted is only 1."),
+  ({"top_k": -2}, 400, "top_k=-2"),
+  ({"top_k": True}, 400, "top_k=True"),
+  ({"seed": -(2**40)}, 400, "seed=-1099511627776"),
+  ({"top_p": -0.1}, 400, "top_p=-0.1: accepted is"),
   ({"seed": 2**40}, 400, "seed=1099511627776"),
   ({"seed": 1.5}, 400, "seed=1.5"),
   ({"stop": 7}, 400, "stop=7"),

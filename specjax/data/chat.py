@@ -15,7 +15,13 @@ class ChatTemplate(Protocol):
 
   Both methods raise ValueError for a turn without role or content, and for a conversation that the
   template refuses.
+
+  Attributes:
+    roles: whose turns it writes.
   """
+
+  @property
+  def roles(self) -> tuple[str, ...]: ...
 
   def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
     """Turns as ids and a mask that is True where the assistant speaks, its end marker included."""
@@ -34,6 +40,25 @@ def checked(turns: Turns) -> Turns:
         checks.refuse(f"turns[{i}]", turn, "a dict with the texts role and content")
       checks.text(f"turns[{i}]: {key}", turn[key])
   return turns
+
+
+def with_known_roles(turns: Turns, roles: Sequence[str]) -> Turns:
+  """The turns, in roles that a template has; OpenAI's newer name of the system is understood.
+
+  Raises:
+    ValueError: there is no turn, or one of a role that the template does not have.
+  """
+  if not len(checked(turns)):
+    checks.refuse("turns", turns, "a list of one turn or more")
+  found = []
+  for i, turn in enumerate(turns):
+    role = turn["role"]
+    role = "system" if role == "developer" and role not in roles else role
+    if role not in roles:
+      raise ValueError(f"turns[{i}]: role={turn['role']!r}: this template has turns of "
+                       f"{', '.join(roles)}.")  # fmt: skip
+    found.append({**turn, "role": role})
+  return found
 
 
 def question(turns: Turns) -> Turns:
@@ -59,6 +84,11 @@ class Template:
   system: str | None = None
   start: str = ""
 
+  @property
+  def roles(self) -> tuple[str, ...]:
+    """See `ChatTemplate`."""
+    return ("user", "assistant", *(() if self.system is None else ("system",)))
+
   def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
     """See `ChatTemplate`; roles are user and assistant, and system where the format has it."""
     pieces = [(self.start, False)]
@@ -83,7 +113,7 @@ class Template:
     patterns = {"user": self.user, "assistant": self.assistant, "system": self.system}
     pattern = patterns.get(role)
     if pattern is None:
-      accepted = ", ".join(name for name, text in patterns.items() if text is not None)
+      accepted = ", ".join(self.roles)
       raise ValueError(f"turns[{i}]: role={role!r}: this template has turns of {accepted}.")
     if role != "assistant":
       return [(pattern.format(content), False)]

@@ -118,9 +118,33 @@ class JinjaTemplate:
     ids, spans = tokenizer.encode_spans(whole)
     return ids, [any(said[start:end]) for start, end in spans]
 
+  @functools.cached_property
+  def roles(self) -> tuple[str, ...]:
+    """See `ChatTemplate`: the usual ones, and texts that the template compares something with."""
+    found = ["user", "assistant", "system"]
+    for node in _sandbox().parse(self.source).find_all(jinja2.nodes.Compare):
+      for side in (node.expr, *(operand.expr for operand in node.ops)):
+        each = side.items if isinstance(side, jinja2.nodes.List | jinja2.nodes.Tuple) else [side]
+        found += [x.value for x in each if isinstance(x, jinja2.nodes.Const)]
+    return tuple(dict.fromkeys(role for role in found if isinstance(role, str)))
+
   def prompt(self, tokenizer: Tokenizer, turns: Turns) -> list[int]:
-    """See `ChatTemplate`."""
-    return tokenizer.encode(self._text(turns, prompt=True))
+    """See `ChatTemplate`; a conversation of which the template leaves out a turn is refused too."""
+    text = self._text(turns, prompt=True)
+    for i, turn in enumerate(turns):
+      usual = turn["role"] in ("user", "assistant") and (turn["content"] or "").strip() in text
+      if not usual and self._leaves_out(turns, i, text):
+        raise ValueError(f"turns[{i}]: role={turn['role']!r}: the chat template leaves this turn "
+                         "out.")  # fmt: skip
+    return tokenizer.encode(text)
+
+  def _leaves_out(self, turns: Turns, i: int, text: str) -> bool:
+    """Whether the prompt's text is the same whatever turn i says."""
+    other = {**turns[i], "content": f"{turns[i]['content'] or ''}x"}
+    try:
+      return self._text([*turns[:i], other, *turns[i + 1 :]], prompt=True) == text
+    except ValueError:
+      return False
 
   def _added(self, whole: str, turns: Turns) -> list[bool]:
     """For each character of the conversation whether an assistant's turn adds it."""

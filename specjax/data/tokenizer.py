@@ -1,9 +1,11 @@
 """Text to ids and back, through the `tokenizers` library."""
 
-import json
+import codecs
+import functools
+import itertools
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -61,20 +63,112 @@ class Tokenizer:
     # Where the tokenizer trims offsets, white space has none: it ends where its span is.
     return encoding.ids, [(max(a - 1, 0) if a == b else a, b) for a, b in encoding.offsets]
 
-  def decode(self, ids: Iterable[int]) -> str:
-    """Text of ids; end markers and other special tokens are left out."""
-    return self.inner.decode(list(ids), skip_special_tokens=True)
+  def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:
+    """The text that ids add to that of the ids `after`; special tokens are left out."""
+    stream = self.stream(after)
+    return stream.add(ids) + stream.end()
+
+  def stream(self, after: Sequence[int] = ()) -> "DecodeStream":
+    """The text of ids that come one by one after others."""
+    return DecodeStream(self, after)
+
+  def special_ids(self, name: str, words: Iterable[str]) -> list[int]:
+    """The ids of those words, called `name`, that are special tokens and so are in no text.
+
+    Raises:
+      ValueError: a word holds a special token beside other text.
+    """
+    found = []
+    for word in words:
+      ids = self.encode(word)
+      # What the tokenizer does not know is a special token, too, but not by its name.
+      special = [i for i in ids if i in self._special and str(self.inner.id_to_token(i)) in word]
+      if special and len(ids) > 1:
+        checks.refuse(name, word, "text without special tokens, or one special token alone")
+      found += special
+    return found
 
   def spoken_bytes(self, vocab_size: int) -> list[bytes]:
     """The bytes that each id adds in the middle of a text; special and unused ids add none.
 
-    `vocab_size` is the model's, which may be larger than the tokenizer's.
+    `vocab_size` is the model's, which may be larger than the tokenizer's. `joint` is left out.
     """
-    byte_level = '"ByteLevel"' in json.dumps(json.loads(self.inner.to_str())["decoder"])
-    special = {i for i, token in self.inner.get_added_tokens_decoder().items() if token.special}
-    tokens = (None if i in special else self.inner.id_to_token(i) for i in range(vocab_size))
-    spoken = _of_byte_level if byte_level else _of_sentence_piece
-    return [b"" if token is None else spoken(token) for token in tokens]
+    texts = ((i, self._text(i)) for i in range(min(vocab_size, self.vocab_size)))
+    before = next((i for i, text in texts if text.strip() and "\ufffd" not in text), None)
+    spoken = (self.spoken(i, before) or b"" for i in range(vocab_size))
+    return [said.removeprefix(self.joint) for said in spoken]
+
+  @property
+  def joint(self) -> bytes:
+    """What a text has between any two ids: a space for a tokenizer that says nothing of texts."""
+    return b"" if self._decoder else b" "
+
+  def spoken(self, i: int, before: int | None) -> bytes | None:
+    """The bytes that an id adds after the id `before`, or as the first of a text.
+
+    None for an id that is no text, such as a special token.
+    """
+    token = None if i in self._special else self.inner.id_to_token(i)
+    if token is None:
+      return None
+    if b'"ByteLevel"' in self._decoder:
+      return _of_byte_level(token)
+    if b'"ByteFallback"' in self._decoder and re.fullmatch("<0x[0-9A-F]{2}>", token):
+      return bytes([int(token[3:5], 16)])
+    if before is None:
+      return self._text(i).encode()
+    return self._text(before, i)[len(self._text(before)) :].encode()
+
+  def _text(self, *ids: int) -> str:
+    return self.inner.decode(ids, skip_special_tokens=True)
+
+  @functools.cached_property
+  def _special(self) -> frozenset[int]:
+    added = self.inner.get_added_tokens_decoder()
+    return frozenset(i for i, token in added.items() if token.special)
+
+  @functools.cached_property
+  def _decoder(self) -> bytes:
+    """The JSON of the library's decoder."""
+    return b"" if self.inner.decoder is None else self.inner.decoder.__getstate__()
+
+
+class DecodeStream:
+  """The text of ids while they come: what `add` and at last `end` return is `Tokenizer.decode`.
+
+  A character of which only the first bytes have come waits for the others. Where the ids before
+  end with such a character, what completes it says the whole character.
+  """
+
+  def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()):
+    self._tokenizer = tokenizer
+    self._before: int | None = None
+    self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    # A character has up to four bytes, so these ids hold the beginning of one that is not whole.
+    spoken = (i for i in reversed(after) if tokenizer.spoken(i, None) is not None)
+    self._unfinished = False
+    self.add([*itertools.islice(spoken, 4)][::-1])
+    self._unfinished = bool(self._utf8.getstate()[0])
+
+  def add(self, ids: Iterable[int]) -> str:
+    """What can be said now that these ids have come."""
+    said = ""
+    for i in ids:
+      spoken = self._tokenizer.spoken(i, self._before)
+      if spoken is not None:
+        self._before, said = i, said + self._utf8.decode(spoken)
+    return self._own(said)
+
+  def end(self) -> str:
+    """What is left to say when no more ids come."""
+    return self._own(self._utf8.decode(b"", final=True))
+
+  def _own(self, said: str) -> str:
+    """A text without the sign for a character that the ids before left unfinished."""
+    if said and self._unfinished:
+      self._unfinished = False
+      return said.removeprefix("\ufffd")
+    return said
 
 
 # A byte-level token writes a printable byte as itself, and any other as a letter from 256 on.
@@ -87,12 +181,6 @@ def _of_byte_level(token: str) -> bytes:
   if all(c in _BYTE_OF for c in token):
     return bytes(_BYTE_OF[c] for c in token)
   return token.encode()  # added as text
-
-
-def _of_sentence_piece(token: str) -> bytes:
-  if re.fullmatch("<0x[0-9A-F]{2}>", token):
-    return bytes([int(token[3:5], 16)])
-  return token.replace("\u2581", " ").encode()
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -141,5 +141,5 @@ def adadec(
       raise FloatingPointError(f"prompt {r}: the logits of {model.name} became NaN.")
     new = slice(start, int(state.length))
     said = state.text[0, new].tolist()
-    found.append(Considered(said, model.decode(said), state.looked[new].tolist()))
+    found.append(Considered(said, model.decode(said, ids), state.looked[new].tolist()))
   return found

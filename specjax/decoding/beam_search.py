@@ -186,7 +186,7 @@ def beam_search(
     if not best:
       raise FloatingPointError(f"the logits of {model.name} became NaN.")
     found.append([
-      Beam(ids, model.decode(ids), score * len(ids) ** length_penalty, score)
+      Beam(ids, model.decode(ids, prompt), score * len(ids) ** length_penalty, score)
       for score, ids in best[:beams]
     ])  # fmt: skip
   return found

@@ -218,5 +218,6 @@ def cntp(
       raise FloatingPointError(f"prompt {r}: the logits of {model.name} became NaN.")
     new = slice(start, int(state.length))
     said = state.text[new].tolist()
-    found.append(Cautious(said, model.decode(said), state.trials[new].tolist(), int(state.drawn)))
+    spoken = model.decode(said, ids)
+    found.append(Cautious(said, spoken, state.trials[new].tolist(), int(state.drawn)))
   return found

@@ -166,7 +166,7 @@ def _filtered(
     if not going.any():
       break
   each = zip(texts, _weights(weights).tolist(), weights.tolist(), strict=True)
-  return [Particle(list(text), model.decode(text), *weight) for text, *weight in each]
+  return [Particle(list(text), model.decode(text, ids), *weight) for text, *weight in each]
 
 
 @switches.hold

@@ -31,6 +31,7 @@ from specjax.decoding.builders.processors import (
 from specjax.decoding.builders.verifier import build_verifier
 from specjax.decoding.method import method
 from specjax.decoding.model import Model, Prompt
+from specjax.decoding.texts import cut
 from specjax.sampling import Settings, request_keys
 
 
@@ -62,7 +63,8 @@ class Decoder:
       `processors.schemas`. It needs specjax[grammar].
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
     stop: ids that end a text, besides the model's own.
-    stop_words: texts that end a text, and are cut off it.
+    stop_words: texts that end a text, and are cut off it; one that is a special token ends it as a
+      stop id does.
     batch: B, rows decoded together.
 
   Raises:
@@ -93,9 +95,8 @@ class Decoder:
       if target is not model.target:
         raise ValueError(f"cache={self.cache!r}: accepted is a rule without reflection.")
       target, rule = over, rule._replace(exactness=f"LOSSY ({self.cache})")
-    self.stop = (*model.stop, *stop)
-    self._used, self._stop_words = build_processors(
-      model, processors, regex, json_schema, self.stop, stop_words
+    self._used, self.stop_words, self.stop = build_processors(
+      model, processors, regex, json_schema, (*model.stop, *stop), stop_words
     )
     self._processors = tuple(one.params for one in self._used)
     called = tuple(one.processor for one in self._used)
@@ -239,11 +240,11 @@ class Decoder:
   ) -> Result:  # fmt: skip
     """What row b of a state, on the host, says in `budget` tokens to a prompt of `given` tokens."""
     new = slice(given, int(state.context.length[b]))
-    tokens = state.context.tokens[b, new].tolist()
-    text = self.model.decode(tokens)
-    stops = (text.find(word) for word in self._stop_words if word in text)
+    ids = state.context.tokens[b].tolist()
+    tokens = ids[new]
+    text = self.model.decode(tokens, ids[:given])
     return Result(
-      prompt=prompt, text=text[: min(stops, default=len(text))], tokens=tokens,
+      prompt=prompt, text=cut(text, self.stop_words), tokens=tokens,
       log_probs=state.log_probs[b, new].tolist(), forwards=int(state.stats.forwards[b]),
       seconds=seconds, prefill_seconds=prefill, method=self.name, verifier=self.verifier,
       exactness=self.method.verifier.exactness, closing=self.closing(tokens, budget),

@@ -1,5 +1,6 @@
 """Fill texts with a masked diffusion model: the loop behind one object."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class DiffusionDecoder:
     temperature, top_k, top_p, min_p, typical_p: see `sampling.Settings`; temperature 0
       takes the likeliest token.
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
+    stop: ids that end a text, besides the model's own.
     batch: B, rows decoded together.
 
   Raises:
@@ -53,12 +55,14 @@ class DiffusionDecoder:
     stopping: Any = None, transform: Any = None, draws: Any = None, confidence: str | None = None,
     guidance: float | None = None, guesses: int | None = None, temperature: float = 0.0,
     top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, typical_p: float = 1.0, seed: int = 0,
-    batch: int = 1,
+    stop: Sequence[int] = (), batch: int = 1,
   ):  # fmt: skip
     check_model(model, causal=False)
     self.settings = check_settings(temperature, top_k, top_p, min_p, typical_p)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
+    if own := checks.ids("stop", stop, model.config.vocab_size):
+      model = dataclasses.replace(model, stop=(*model.stop, *own))
     self._denoising = build_denoising(
       model, policy, batch, blocks=blocks, cache=cache, stopping=stopping, transform=transform,
       draws=draws, confidence=confidence, guidance=guidance, guesses=guesses,
@@ -165,10 +169,11 @@ class DiffusionDecoder:
       canvas=row[:size].tolist(), when=when[:size].tolist(), log_probs=log_probs,
       filled=int((when >= 0).sum()), wasted=int(when.max(initial=-1)) + 1 - len(useful),
     )  # fmt: skip
-    tokens = row[said].tolist()
+    before, tokens = row[: said.start].tolist(), row[said].tolist()
     return Result(
-      prompt=prompt, text=self.model.decode(tokens), tokens=tokens, log_probs=log_probs[said],
-      forwards=int(filled.passes[b]), seconds=seconds, method=self.name, filling=filling,
+      prompt=prompt, text=self.model.decode(tokens, before), tokens=tokens,
+      log_probs=log_probs[said], forwards=int(filled.passes[b]), seconds=seconds, method=self.name,
+      filling=filling,
     )  # fmt: skip
 
   def stream(

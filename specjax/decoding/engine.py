@@ -25,6 +25,7 @@ from specjax.decoding.batching import check_settings
 from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.model import Prompt
 from specjax.decoding.rows import Rows
+from specjax.decoding.texts import cut
 from specjax.decoding.ticket import Ticket
 
 
@@ -234,9 +235,12 @@ class Engine:
         ticket.end("length" if seen.done[b] else "cancelled")
 
   def _stopped(self, ticket: Ticket) -> bool:
-    """Whether a text that is done ended before its budget, or with a stop token at its end."""
-    tokens = ticket.tokens
-    return len(tokens) < ticket.budget or tokens[-1] in self.decoder.stop
+    """Whether a text that is done ended before its budget, or with a stop at its end."""
+    tokens, decoder = ticket.tokens, self.decoder
+    if len(tokens) < ticket.budget or tokens[-1] in decoder.stop:
+      return True
+    text = decoder.model.decode(tokens, ticket.ids) if decoder.stop_words else ""
+    return cut(text, decoder.stop_words) != text
 
 
 def _lengths(decoder: Decoder, max_length: int, capacity: int) -> list[int]:

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from specjax import checks, switches
 from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import families, gguf, hf, hub
-from specjax.data.chat import ChatTemplate, Turns
+from specjax.data.chat import ChatTemplate, Turns, with_known_roles
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.skipping import skipping as named_skipping
 from specjax.diffusion.any_subset import AnyOrder
@@ -154,20 +154,27 @@ class Model:
     """The ids of a question in the model's chat template, ready for `generate`.
 
     `question` is a text or a conversation: turns of `role` and `content`, the question the last.
-    ValueError is raised where the model has no tokenizer or no chat template, or the template
-    refuses the turns.
+    A developer's turn is the system's where the template has no developer. ValueError is raised
+    where the model has no tokenizer or no chat template, or where the template refuses the turns or
+    one of their roles, or would leave a turn out.
     """
     if self.tokenizer is None:
       raise ValueError(f"{self.name} has no chat template and no tokenizer; pass token ids.")
     if self.template is None:
       raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
     turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    turns = with_known_roles(turns, self.template.roles)
     return self.template.prompt(self.tokenizer, turns)
 
-  def decode(self, ids: Sequence[int]) -> str:
-    """The text of ids, "" without a tokenizer."""
+  def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+    """The text of ids, "" without a tokenizer.
+
+    Args:
+      after: the ids before them, such as a prompt's, whose text goes on: many tokenizers write the
+        space before a word only where the word is not the first.
+    """
     ids = checks.ids("ids", ids, self.config.vocab_size)
-    return self.tokenizer.decode(ids) if self.tokenizer else ""
+    return self.tokenizer.decode(ids, after) if self.tokenizer else ""
 
 
 def resolve(name: str, revision: str | None = None) -> pathlib.Path:

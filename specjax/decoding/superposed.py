@@ -175,4 +175,4 @@ def superposed(
     if score > -np.inf
   ]
   best = sorted(rows, key=lambda row: -row[0])[:drafts]
-  return [Superposed(list(tokens), model.decode(list(tokens)), score) for score, tokens in best]
+  return [Superposed(list(tokens), model.decode(tokens, ids), score) for score, tokens in best]

@@ -180,5 +180,5 @@ def switching(
       raise FloatingPointError(f"prompt {r}: the logits of a model became NaN.")
     new = slice(start, int(state.length[0]))
     said = state.text[0, new].tolist()
-    found.append(Switched(said, large.decode(said), state.wrote[new].tolist()))
+    found.append(Switched(said, large.decode(said, ids), state.wrote[new].tolist()))
   return found

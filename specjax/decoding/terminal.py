@@ -3,11 +3,12 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from specjax.decoding.conversation import Piece
 from specjax.decoding.model import Model
+from specjax.decoding.texts import Text
 
 DRAFTED, PLAIN = "\x1b[36m", "\x1b[0m"  # terminal codes: cyan for accepted drafts, and its end
 
@@ -40,26 +41,26 @@ def follow(pieces: Iterable[Piece], tell: Callable[[Piece], None] = lambda piece
   return Answer(tokens, forwards, later / (time.perf_counter() - begin) if later else 0.0)
 
 
-def show(model: Model, pieces: Iterable[Piece]) -> Answer:
-  """Writes an answer to stdout as it comes, with colour for what was drafted in a terminal."""
-  known, ids, shown = model.tokenizer is not None, list[int](), ""
+def show(
+  model: Model, pieces: Iterable[Piece], after: Sequence[int] = (), stop_words: Sequence[str] = ()
+) -> Answer:
+  """Writes an answer to stdout as it comes, with colour for what was drafted in a terminal.
+
+  It goes on from the text of the ids `after`, and ends before the first stop word.
+  """
+  text = None if model.tokenizer is None else Text(model, stop_words, after)
   colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
   def write(more: list[int], codes: tuple[str, str]) -> None:
-    nonlocal shown
-    ids.extend(more)
-    # A character of which only the first bytes have come waits for the others.
-    text = model.decode(ids).rstrip("\ufffd") if known else " ".join(map(str, ids))
-    if new := text[len(shown) :]:
+    if new := "".join(f"{i} " for i in more) if text is None else text.add(more):
       print(codes[0], new, codes[1], sep="", end="", flush=True)
-    shown = text
 
   def tell(piece: Piece) -> None:
     write(piece.tokens[: piece.drafted], (DRAFTED, PLAIN) if colour else ("", ""))
     write(piece.tokens[piece.drafted :], ("", ""))
 
   answer = follow(pieces, tell)
-  print()
+  print(text.end() if text else "")
   return answer
 
 

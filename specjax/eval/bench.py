@@ -35,6 +35,7 @@ def make_decoder(model: Model, name: str, config: Config) -> Decoder:
   return Decoder(
     model, name, None if name == PLAIN else config.verifier,
     temperature=config.temperature, seed=config.seed, batch=config.batch,
+    stop=config.stop, stop_words=config.stop_words,
   )  # fmt: skip
 
 

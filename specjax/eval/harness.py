@@ -18,8 +18,8 @@ from specjax import checks
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.decoding.engine import Engine
+from specjax.decoding.texts import Text
 from specjax.eval import likelihood, report
-from specjax.serve.texts import Text
 
 
 class Asked(NamedTuple):
@@ -155,7 +155,7 @@ class Harness(TemplateLM):
         for i, x in enumerate(asked)
       ]
       for ticket, x in report.progress(list(zip(tickets, asked, strict=True)), "texts"):
-        text = Text(self.model, x.until)
+        text = Text(self.model, x.until, x.ids)
         for new in ticket:
           text.add(new)
           if text.stopped:
@@ -173,7 +173,7 @@ class Harness(TemplateLM):
       part = asked[first : first + B]
       results = self.decoder([x.ids for x in part], [x.budget for x in part], first=first)
       for result, x in zip(results, part, strict=True):
-        text = Text(self.model, x.until)
+        text = Text(self.model, x.until, x.ids)
         text.add(result.tokens)
         text.end()
         texts.append(text.shown)

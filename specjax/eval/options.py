@@ -34,6 +34,8 @@ class Bench(_Measurement):
     drafters: names such as medusa-16, eagle/tree[FILE.json] or draft_model[PATH]/adaedl.
     seed: seed of the sampling noise.
     verifier: rule for the drafters, such as judge[PATH]; by default the exact one.
+    stop: ids of tokens that end a text, besides the model's own.
+    stop_words: texts that end a text; special tokens, too.
     tune: whether drafters that are named without numbers are first tuned on our own questions, as
       by `specjax tune`; a drafter that loses to plain decoding is then left out.
     verify_cost: whether passes over 1 to 64 nodes are timed, too.
@@ -42,6 +44,8 @@ class Bench(_Measurement):
   drafters: tuple[str, ...] = ("prompt_lookup", "medusa")
   seed: int = 0
   verifier: str | None = None
+  stop: tuple[int, ...] = ()
+  stop_words: tuple[str, ...] = ()
   tune: bool = False
   verify_cost: bool = True
 

@@ -21,6 +21,7 @@ from specjax.data import resume, spec_bench
 from specjax.data.spec_bench import Question
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
+from specjax.decoding.texts import cut
 from specjax.eval import interleaved, metrics, report
 from specjax.eval.bench import PLAIN, make_decoders
 from specjax.eval.divergence import divergences
@@ -96,10 +97,11 @@ def answers(
     budgets = [min(max_new_tokens, model.config.max_length - len(ids)) for ids in prompts]
     results = decoder(prompts, budgets, first=first)
     for question, messages, ids, r in zip(batch, spoken, prompts, results, strict=True):
-      messages.append({"role": "assistant", "content": said(model, r)})
+      answer = cut(said(model, r), decoder.stop_words).strip()
+      messages.append({"role": "assistant", "content": answer})
       yield {
         "question": question.number, "category": question.category, "turn": turn, "prompt": ids,
-        "tokens": r.tokens, "text": messages[-1]["content"], "forwards": r.forwards,
+        "tokens": r.tokens, "text": answer, "forwards": r.forwards,
         "seconds": r.seconds, "prefill_seconds": r.prefill_seconds,
       }  # fmt: skip
 

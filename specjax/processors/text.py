@@ -16,6 +16,8 @@ from specjax.processors.automaton import Automaton, Measured
 class Tokenizer(Protocol):
   """The part of `data.tokenizer.Tokenizer` that is needed."""
 
+  @property
+  def joint(self) -> bytes: ...
   def spoken_bytes(self, vocab_size: int) -> Sequence[bytes]: ...
 
 
@@ -57,7 +59,7 @@ def of_stop_words(words: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -
         table[state, byte] = next(
           number[text[i:]] for i in range(len(text) + 1) if text[i:] in number
         )
-  spoken = tokenizer.spoken_bytes(vocab_size)
+  spoken = [tokenizer.joint + b if b else b for b in tokenizer.spoken_bytes(vocab_size)]
   after = _run(table, [list(b) for b in spoken])
   silent = np.array([not b for b in spoken])
   after = np.where(silent, np.arange(said + 1)[:, None], after)

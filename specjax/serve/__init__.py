@@ -31,10 +31,11 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
   def make() -> Engine:
     model = load()
     most = min(model.config.max_length, POSITIONS) if args.max_length is None else args.max_length
-    structured = model.tokenizer is not None and model.stop and find_spec("llguidance")
+    ends = model.stop or args.stop
+    structured = model.tokenizer is not None and ends and find_spec("llguidance")
     decoder = Decoder(
       model, args.drafter, args.verifier, batch=args.batch,
-      processors=["json_schema"] if structured else [],
+      processors=["json_schema"] if structured else [], stop=args.stop, stop_words=args.stop_words,
     )  # fmt: skip
     return Engine(decoder, max_length=most, queue=args.queue)
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 from specjax.decoding.engine import Busy, Closed, Engine
+from specjax.decoding.texts import Text
 from specjax.serve.fields import Asked, Refused
-from specjax.serve.texts import Text
 
 
 class Piece(NamedTuple):
@@ -53,7 +53,9 @@ class Answers:
     self._loop, self._told = asyncio.get_running_loop(), asyncio.Queue[int]()
     self._seconds, self._end = seconds, self._loop.time() + seconds
     self._engine = engine
-    self._texts = [Text(engine.decoder.model, asked.stop_words) for _ in asked.prompts]
+    decoder = engine.decoder
+    words = (*decoder.stop_words, *asked.stop_words)
+    self._texts = [Text(decoder.model, words, ids) for ids in asked.prompts]
     self._tickets = []
     try:
       for i, (ids, budget) in enumerate(zip(asked.prompts, asked.budgets, strict=True)):

@@ -15,19 +15,28 @@ from specjax.decoding.model import Model
 
 PROMPTS = 16  # of one request for completions
 STOP_WORDS = 16
+STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
 
-_COMMON = {"model", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "stop",
-           "stream", "stream_options", "max_tokens"}  # fmt: skip
-CHAT = _COMMON | {"messages", "max_completion_tokens", "response_format"}
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "typical_p", "seed"}
+_COMMON = SAMPLING | {"model", "stop", "stop_token_ids", "stream", "stream_options", "max_tokens",
+                      "max_completion_tokens"}  # fmt: skip
+CHAT = _COMMON | {"messages", "response_format"}
 COMPLETIONS = _COMMON | {"prompt"}
 # Fields that say who asks, or how; they change no text.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-           "prompt_cache_retention", "parallel_tool_calls", "prediction"}  # fmt: skip
-# Fields that are accepted where their value asks for nothing.
+           "prompt_cache_retention", "parallel_tool_calls", "prediction", "request_id",
+           "cache_salt", "spaces_between_special_tokens"}  # fmt: skip
+# Fields of OpenAI's and vLLM's protocols that are accepted where their value asks for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-  "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "suffix": ("",),
-  "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0), "logit_bias": ({},),
+  "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,),
+  "suffix": ("",), "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0),
+  "repetition_penalty": (1, 1.0), "length_penalty": (1, 1.0), "logit_bias": ({},),
+  "bad_words": ([],), "logits_processors": ([],), "min_tokens": (0,), "ignore_eos": (False,),
+  "use_beam_search": (False,), "include_stop_str_in_output": (False,),
+  "skip_special_tokens": (True,), "add_generation_prompt": (True,),
+  "continue_final_message": (False,), "chat_template_kwargs": ({},), "documents": ([],),
+  "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "priority": (0,),
   "response_format": ({"type": "text"},), "modalities": (["text"],), "tools": ([],),
   "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
 }  # fmt: skip
@@ -121,28 +130,64 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
     raise ValueError(f"the request lacks {needed!r}.")
   model = engine.decoder.model
   prompts = [_chat(model, given["messages"])] if chat else _prompts(model, given["prompt"])
-  asked = given.get("max_completion_tokens", given.get("max_tokens"))
-  budgets = [_budget(engine, len(ids), asked, chat) for ids in prompts]
+  budgets = [_budget(engine, len(ids), given, chat) for ids in prompts]
+  words, ends = _stop(model, given)
+  stream = checks.boolean("stream", given.get("stream", False))
+  settings = _sampling(given) | {"stop": ends}
+  if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
+    settings["json_schema"] = form
+  return Asked(prompts, budgets, settings, words, stream, _usage(given, stream))
+
+
+def _stop(model: Model, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[int]]:
+  """The texts and the ids that end an answer; a text that is a special token is an id."""
   stop = given.get("stop", [])
   words = checks.texts("stop", [stop] if isinstance(stop, str) else stop)
   if len(words) > STOP_WORDS or max(map(len, words), default=0) > 256:
     checks.refuse("stop", stop, f"up to {STOP_WORDS} texts of up to 256 characters")
+  ends = checks.ids("stop_token_ids", given.get("stop_token_ids", []), model.config.vocab_size)
+  assert model.tokenizer is not None
+  return words, [*ends, *model.tokenizer.special_ids("stop", words)]
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+  """The settings of a request, in which a few values have OpenAI's and vLLM's meaning.
+
+  As at OpenAI, a request that names no temperature is sampled, each time with other noise.
+  """
+  settings = {"temperature": 1.0} | {k: given[k] for k in SAMPLING if k in given}
+  if _is(settings.get("top_k"), -1):  # off, at vLLM
+    del settings["top_k"]
+  # Nothing but the likeliest token is left: at OpenAI of no mass, at vLLM of that share of it.
+  for field, value in (("top_p", 0), ("min_p", 1)):
+    if _is(settings.get(field), value):
+      del settings[field]
+      settings["top_k"] = 1
+  seed = settings.get("seed", -1)
+  if _is(seed, -1):  # none, at vLLM
+    settings["seed"] = secrets.randbelow(checks.SEED + 1)
+  elif isinstance(seed, int) and -checks.SEED <= seed < 0:
+    settings["seed"] = seed + checks.SEED + 1
+  return settings
+
+
+def _is(value: Any, number: int) -> bool:
+  """Whether a value of JSON is this number; `true` is none."""
+  return value == number and not isinstance(value, bool)
+
+
+def _usage(given: Mapping[str, Any], stream: bool) -> bool:
+  """Whether a stream ends with its counts."""
   options = given.get("stream_options", {})
-  if not isinstance(options, Mapping) or options.keys() - {"include_usage", "include_obfuscation"}:
+  if not isinstance(options, Mapping) or options.keys() - STREAM_OPTIONS:
     checks.refuse("stream_options", options, "an object with include_usage")
-  # As at OpenAI, a request that names no temperature is sampled, each time with other noise.
-  settings: dict[str, Any] = {"temperature": 1.0, "seed": secrets.randbelow(checks.SEED + 1)}
-  settings |= {
-    k: given[k]
-    for k in ("temperature", "top_p", "top_k", "min_p", "typical_p", "seed")
-    if k in given
-  }
-  if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
-    settings["json_schema"] = form
-  return Asked(
-    prompts, budgets, settings, words, checks.boolean("stream", given.get("stream", False)),
-    checks.boolean("include_usage", options.get("include_usage") or False),
-  )  # fmt: skip
+  if options and not stream:
+    checks.refuse("stream_options", options, "only with stream=true")
+  for name, value in options.items():
+    checks.boolean(f"stream_options[{name!r}]", value or False)
+  if options.get("continuous_usage_stats"):
+    checks.refuse("stream_options", options, "counts at the end only")
+  return options.get("include_usage") or False
 
 
 def _form(given: Any) -> Mapping[str, Any] | None:
@@ -163,32 +208,45 @@ def _form(given: Any) -> Mapping[str, Any] | None:
   )
 
 
-def _budget(engine: Engine, length: int, asked: Any, chat: bool) -> int:
+def _budget(engine: Engine, length: int, given: Mapping[str, Any], chat: bool) -> int:
   """How many tokens may follow a prompt; a chat without a number goes on to the end."""
+  numbers = {k: given[k] for k in ("max_tokens", "max_completion_tokens") if k in given}
+  for name, number in numbers.items():
+    checks.whole(name, number, 1)
+  if len({*numbers.values()}) > 1:
+    checks.refuse("max_tokens", numbers["max_tokens"], "that of max_completion_tokens, or none")
+  name, asked = next(iter(numbers.items()), ("", None))
   room = engine.max_length - length
   budget = min(COMPLETION, room) if asked is None and not chat else room if asked is None else asked
-  if asked is not None:
-    checks.whole("max_tokens", asked, 1)
   if not 1 <= budget <= room:
-    more = "" if asked is None else f" and max_tokens={asked}"
+    more = "" if asked is None else f" and {name}={asked}"
     sentence = f"the prompt has {length} tokens{more}: together at most {engine.max_length}."
     raise Refused(400, sentence, code="context_length_exceeded")
   return budget
 
 
 def _chat(model: Model, messages: Any) -> list[int]:
-  """The ids of a conversation."""
+  """The ids of a conversation. A message may have the name of who speaks, for the template."""
   turns = []
   for i, message in enumerate(checks.sequence("messages", messages, "a list of messages")):
     if not isinstance(message, Mapping):
       checks.refuse(f"messages[{i}]", message, "an object with role and content")
     for key, value in message.items():
-      if key not in ("role", "content") and value:
+      if key not in ("role", "content", "name") and value:
         checks.refuse(f"messages[{i}]", message, f"an object with role and content, not {key!r}")
-    turns.append({"role": message.get("role"), "content": _content(i, message.get("content"))})
+    content = message.get("content")
+    if content is None and message.get("role") == "assistant":
+      content = ""  # as beside an empty list of tool calls
+    turn = {"role": message.get("role"), "content": _content(i, content)}
+    if (name := message.get("name")) is not None:
+      turn["name"] = checks.text(f"messages[{i}].name", name)
+    turns.append(turn)
   if not turns:
     checks.refuse("messages", messages, "a list of one message or more")
-  return model.chat(turns)
+  try:
+    return model.chat(turns)
+  except ValueError as error:
+    raise ValueError(str(error).replace("turns[", "messages[", 1)) from None
 
 
 def _content(i: int, content: Any) -> str:

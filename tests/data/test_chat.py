@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from specjax.data.chat import TEMPLATES
+from specjax.data.chat import TEMPLATES, with_known_roles
 from specjax.data.tokenizer import train_bpe
 
 SPECIAL = [
@@ -121,3 +121,26 @@ def test_roles_that_a_template_lacks_are_refused(tokenizer):
     TEMPLATES["qa"].encode(tokenizer, [SYSTEM])
   with pytest.raises(ValueError, match=r"role='tool': .* turns of user, assistant, system\."):
     TEMPLATES["chatml"].encode(tokenizer, [{"role": "tool", "content": "x"}])
+
+
+DEVELOPER, SAID = {"role": "developer", "content": "Be kind."}, {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(("roles", "found"), [
+  (("user", "assistant", "system"), "system"), (("user", "developer"), "developer"),
+])  # fmt: skip
+def test_a_developer_is_the_system_of_a_template_without_one(roles, found):
+  turns = [DEVELOPER, SAID | {"name": "Ann"}]
+  assert with_known_roles(turns, roles) == [DEVELOPER | {"role": found}, turns[1]]
+
+
+@pytest.mark.parametrize(("turns", "words"), [
+  ([], "turns=[]: accepted is a list of one turn or more."),
+  ([SAID, DEVELOPER], "turns[1]: role='developer': this template has turns of user, assistant."),
+  ([SAID | {"role": "tool"}], "turns[0]: role='tool': this template has turns of user, assistant."),
+  ([SAID | {"role": "User"}], "turns[0]: role='User': this template has turns of user, assistant."),
+])  # fmt: skip
+def test_turns_of_unknown_roles_are_refused(turns, words):
+  with pytest.raises(ValueError) as refusal:
+    with_known_roles(turns, TEMPLATES["qa"].roles)
+  assert str(refusal.value) == words

@@ -185,3 +185,40 @@ def test_refused_turns(name, turns, words):
     with pytest.raises(ValueError) as refusal:
       ask(BYTES, turns)
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+EACH = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+NAMED = (
+  "{% for m in messages %}{% if m.role == 'user' or m.role == 'assistant' %}{{ m.content | upper }}"
+  "{% elif m['role'] in ['tool', 'ipython'] %}{{ m.content | tojson }}{% endif %}{% endfor %}"
+)
+FIRST = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}" + NAMED
+
+
+@pytest.mark.parametrize(("source", "roles"), [
+  (EACH, ()), (NAMED, ("tool", "ipython")), (FIRST, ("tool", "ipython")),
+  ("{% if messages[0].role != 'developer' %}x{% endif %}" + EACH, ("developer",)),
+])  # fmt: skip
+def test_roles_are_those_that_a_template_names(source, roles):
+  assert JinjaTemplate(source).roles == ("user", "assistant", "system", *roles)
+
+
+SYSTEM_X, TOOL, USER = ({"role": r, "content": "a"} for r in ("system", "tool", "user"))
+
+
+@pytest.mark.parametrize(("source", "turns", "left_out"), [
+  (EACH, [SYSTEM_X, USER], None), (NAMED, [USER, TOOL], None), (NAMED, [SYSTEM_X, USER], 0),
+  (FIRST, [SYSTEM_X, USER], None), (FIRST, [USER, SYSTEM_X], 1),
+  ("{{ messages[-1].content }}", [USER | {"content": "b"}, USER], 0),
+  (NAMED, [USER | {"content": ""}, SYSTEM_X | {"content": ""}], 1),
+])  # fmt: skip
+def test_a_turn_that_a_template_leaves_out_is_refused(source, turns, left_out):
+  template = JinjaTemplate(source)
+  if left_out is None:
+    assert template.prompt(BYTES, turns)
+    return
+  with pytest.raises(ValueError) as refusal:
+    template.prompt(BYTES, turns)
+  role = turns[left_out]["role"]
+  words = f"turns[{left_out}]: role='{role}': the chat template leaves this turn out."
+  assert str(refusal.value) == words

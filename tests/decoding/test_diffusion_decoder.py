@@ -219,6 +219,16 @@ def test_ends_are_the_models_or_those_that_are_named(model):
     DiffusionDecoder(endless, "threshold/end_suppressed")
 
 
+def test_a_stop_id_of_its_own_ends_a_text(model):
+  plain = DiffusionDecoder(model, "confidence", blocks=W)(["copy : Ann Bob ="], 12)[0]
+  token = plain.tokens[len(plain.tokens) // 2]
+  ended = DiffusionDecoder(model, "confidence", blocks=W, stop=[token])(["copy : Ann Bob ="], 12)[0]
+  assert ended.tokens[-1] == token and token not in ended.tokens[:-1]
+  assert ended.tokens == plain.tokens[: plain.tokens.index(token) + 1]
+  with pytest.raises(ValueError, match=r"stop\[0\]=-1: accepted is a whole number from 0"):
+    DiffusionDecoder(model, stop=[-1])
+
+
 def test_an_adaptive_block_ends_at_the_delimiter_it_is_told(model):
   decoder = DiffusionDecoder(model, f"threshold/adaptive-{W}-0.2[.]")
   delimiters = decoder._denoising.weights.blocks

@@ -67,6 +67,7 @@ def test_the_command_prints_the_parts(capsys):
   ("words", "message"),
   [
     (("--budget", "0"), "budget=0"),
+    (("--budget", "1", "--batch", "4"), "--batch 4: --budget 1 finds the batch itself."),
     (("--prompt-tokens", "0"), "prompt_tokens=0"),
     (("--prompt-tokens", "300"), "prompt_tokens=300 and max_new_tokens=128: together at most 384"),
     (("--drafter", "nothing"), "nothing"),

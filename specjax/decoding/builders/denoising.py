@@ -1,5 +1,6 @@
 """Methods of masked diffusion from names: a policy, and what decorates it."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -226,7 +227,8 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   labels: dict[str, str] = {}
   if student := chosen["student"]:
     labels["student"], _ = spec.settle("policy", student, {})
-    model = load(_companion(model, student))
+    network = load(_companion(model, student))
+    model = dataclasses.replace(network, stop=tuple(dict.fromkeys((*network.stop, *model.stop))))
   name, policy, params = _policy(model, given, batch)
   if chosen["reweighting"] is not None:
     check_beside(policy, chosen)

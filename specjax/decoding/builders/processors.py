@@ -70,14 +70,14 @@ def knobs(name: str) -> dict[str, spec.Number | None]:
 def build_processors(
   model: Model, given: Sequence[Any], regex: str | None, json_schema: str | Mapping | None,
   stop: Sequence[int], stop_words: Sequence[str],
-) -> tuple[list[Used], list[str]]:  # fmt: skip
-  """The processors, and the words that end a text.
+) -> tuple[list[Used], list[str], tuple[int, ...]]:  # fmt: skip
+  """The processors, and the words and all the ids that end a text.
 
   Args:
     given: names, Processors, or pairs of one and its params.
     regex, json_schema, stop_words: the texts of one more `constraint`, of one more `json_schema`
       and of more `stop_text`.
-    stop: ids that end a text.
+    stop: ids that end a text; a word that is a special token, which no text shows, becomes one.
 
   Raises:
     ValueError: a text for a model without a tokenizer; see also `processors.text` and
@@ -96,7 +96,9 @@ def build_processors(
     else:
       own_processor, params = spec.with_weights("processors", one, Processor)
       used.append(Used(own_processor, params, own_processor.name))
-  words = []
+  words = [part.text for part in parts if part.name == "stop_text" and part.text is not None]
+  if words and model.tokenizer is not None:
+    stop = (*stop, *model.tokenizer.special_ids("stop_words", words))
   for part in parts:
     builder = spec.look_up("processors", part, PROCESSORS)
     name, numbers = spec.settle("processors", part, knobs(part.name))
@@ -125,15 +127,13 @@ def build_processors(
       own = matchers(model.tokenizer, V, tuple(stop))
       rules = GRAMMARS[part.name](part.text, own)
       used.append(Used(builder(own.masks), rules, name, GrammarForm(own, rules)))
-    elif part.name == "stop_text":
-      words.append(part.text)
-    else:
+    elif part.name == "constraint":
       regular = text.measured(text.of_regex(part.text, model.tokenizer, V, stop))
       used.append(Used(builder(), regular, name, text.RegexForm(regular)))
   if words and model.tokenizer is not None:
     ending = text.of_stop_words(words, model.tokenizer, V)
     used.append(Used(PROCESSORS["stop_text"](), ending, "stop_text"))
-  return used, words
+  return used, words, tuple(stop)
 
 
 def with_schema(
