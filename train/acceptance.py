@@ -12,6 +12,7 @@ Letters: B rows, T row length, P = B T tokens, E width of the draft model, V voc
 """
 
 import dataclasses
+import functools
 import sys
 from typing import Any
 
@@ -20,16 +21,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import processes, script
+from specjax import fingerprint, processes, script
 from specjax.base import Params
 from specjax.checkpoints import parts
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import Rows
 from specjax.decoding.model import load
-from specjax.draft_length.specdecpp import AcceptanceHead, labels
+from specjax.draft_length.specdecpp import AcceptanceHead
+from specjax.draft_length.specdecpp import labels as chances
 from specjax.draft_length.specdecpp import loss as head_loss
 from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, calibration, forward, run
+from specjax.train.recipe import answers, calibration, forward, labels, means, run
 from specjax.train.recipe.config import Amount, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
 
@@ -61,26 +63,31 @@ def examples(
   At every token of an answer the draft model proposes a token of its own after the target's text.
   Since it reads its own tokens while it drafts, the states are those of answers in which its
   proposals replace the target's tokens, but for a share `mixed` (Huang et al. 2024, arXiv
-  2405.19715, section 3.2). `models` and `params` are the target's and the draft model's.
+  2405.19715, section 3.2). `models` and `params` are the target's and the draft model's; `key` is
+  one, or one for each row.
 
   Returns:
     (states [P, E] of the proposals; f32[P], the probability that each is accepted; f32[P], 1 where
     it counts: in an answer, where it replaced the target's token).
   """
   (target, draft), (target_params, draft_params) = models, params
-  drawn, kept = jax.random.split(key)
+  keys = means.row_keys(key, len(rows.tokens))
+  drawn, kept = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
   tokens, own = jnp.asarray(rows.tokens), jnp.asarray(rows.mask)
 
   def log_probs(model: Transformer, weights: Params) -> Array:
     state = forward.read(model, weights, rows).hidden[:, :-1]
     logits: Any = model.apply(weights, state, method="head")
-    return jax.nn.log_softmax(logits.astype(jnp.float32)).reshape(-1, logits.shape[-1])
+    return jax.nn.log_softmax(logits.astype(jnp.float32))
 
   q = log_probs(draft, draft_params)
-  said = jax.random.categorical(drawn, q, mode="low").astype(jnp.int32)
-  chance = labels(log_probs(target, target_params), q, said).reshape(len(tokens), -1)
+  draw = functools.partial(jax.random.categorical, mode="low")
+  said = jax.vmap(draw)(drawn, q).astype(jnp.int32).reshape(-1)
+  p, q = (x.reshape(-1, x.shape[-1]) for x in (log_probs(target, target_params), q))
+  chance = chances(p, q, said).reshape(len(tokens), -1)
   guess = jnp.pad(said.reshape(chance.shape), ((0, 0), (1, 0)))
-  counts = own & (jax.random.uniform(kept, tokens.shape) >= mixed)
+  noise = jax.vmap(lambda key: jax.random.uniform(key, tokens.shape[1:]))(kept)
+  counts = own & (noise >= mixed)
   mixture: Any = jnp.where(counts, guess, tokens)
   states = forward.read(draft, draft_params, rows._replace(tokens=mixture)).hidden
   weight = counts.astype(jnp.float32).reshape(-1)
@@ -103,22 +110,32 @@ def main(config: Config) -> None:
     raise ValueError(f"draft={config.draft!r} has a vocabulary of {small.config.vocab_size}, "
                      f"{model.name} one of {model.config.vocab_size}: they must share "
                      "one.")  # fmt: skip
-  prompts, cut = answers.ask(model, config), config.held_out
-  answers.check_held_out(cut, len(prompts))
-  run.claim(out, config, prompts)
+  if config.mixed == 1:
+    raise ValueError("mixed=1.0: accepted is below 1, for the head learns from the other tokens.")
+  labels.check_length(config.length, small)
+  prompts, cut = answers.asked(model, config), config.held_out
+  both = fingerprint.of_model(model) | fingerprint.of_model(small, "draft")
+  run.claim(out, config, prompts, both)
   documents = answers.answered(model, prompts, config)
-  rows, held_out = (pack(part, config.length) for part in (documents[cut:], documents[:cut]))
+  rows, held_out = (
+    labels.packed(part, some, config.length)
+    for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
+  )
   networks = Transformer(model.config), Transformer(small.config)
   frozen = model.params, small.params
   head, key = AcceptanceHead(config.blocks), new_key(config.training.seed)
 
-  def loss(params, frozen, rows: Rows, key):
-    batch = examples(networks, frozen, rows, key, config.mixed)
-    return head_loss(params, head, *batch, config.refusal), {}
+  def loss(params, frozen, batch: tuple[Rows, Array], _):
+    states, chance, counts = examples(networks, frozen, *batch, config.mixed)
+    weight = counts * (chance + config.refusal * (1 - chance))
+    return means.over(weight, head_loss(params, head, states, chance, counts, config.refusal)), {}
+
+  def drawn(rows: Rows, key: Array) -> tuple[Rows, Array]:
+    return rows, means.row_keys(key, config.training.batch)
 
   params = jax.jit(head.init)(key, jnp.zeros((1, small.config.width)))
-  batch = batches(rows, config.training)
-  params = fit(loss, params, batch, config.training, out, frozen=frozen)
+  batch = batches(rows, config.training, again=True)
+  params = fit(loss, params, batch, config.training, out, frozen=frozen, draw=drawn)
 
   @jax.jit
   def measure(frozen, params, rows: Rows, key):

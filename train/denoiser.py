@@ -15,19 +15,18 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import processes, script
+from specjax import fingerprint, processes, script
 from specjax.arguments import Dtype
 from specjax.checkpoints import hf
-from specjax.data.chat import TEMPLATES, ChatTemplate
+from specjax.data.chat import TEMPLATES, ChatTemplate, Turns
 from specjax.data.packing import Rows, pack
-from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.decoding.model import Model, load
 from specjax.models.any_order import any_order
@@ -37,7 +36,9 @@ from specjax.train.recipe import (
   block_diffusion,
   forward,
   from_causal,
+  labels,
   low_rank,
+  means,
   run,
   texts,
 )
@@ -111,14 +112,15 @@ def rows_of(
   stream: list[int] = []
   documents: list[texts.Document] = []
   longer: list[int] = []
+  chats: list[tuple[int, Turns]] = []
   for i, text in enumerate(records):
     if isinstance(text, str):
       stream += [*tokenizer.encode(text), end]
       continue
     if text[-1]["role"] != "assistant":
       raise ValueError(f"record {i + 1} does not end with an answer of the assistant.")
-    with numbered(i):
-      ids, said = template.encode(tokenizer, text)
+    chats.append((i, text))
+  for ids, said in texts.encoded(template, tokenizer, chats):
     if len(ids) > T:
       longer.append(len(ids))
       continue
@@ -131,6 +133,9 @@ def rows_of(
     raise ValueError(f"length={T}: the texts hold {len(stream)} tokens and fill no row.")
   if longer:
     print(f"{len(longer)} of {len(records)} records take more than {T} tokens and are left out.")
+  if len(stream) % T:
+    print(f"The last {len(stream) % T} of the texts' {len(stream)} tokens fill no row of {T} and "
+          "are left out.")  # fmt: skip
   return pack(documents, T, first=True)
 
 
@@ -158,21 +163,38 @@ def begun(name: str, anneal: int) -> Model:
   return from_causal.as_denoiser(model) if model.config.causal else model
 
 
+class Noisy(NamedTuple):
+  """Rows with what is drawn for a step."""
+
+  rows: Rows
+  share: np.ndarray  # f32[B], the chance that a later slot is seen, the same for all
+  masked: Array  # bool[B, T]
+  p: Array  # f32[B, 1] or f32[B, T], the share of the slots that is masked
+  key: Array  # [B], the same for all: what slots see of each other
+
+
+def drawn(batch: tuple[Rows, np.ndarray], key: Array, D: int | None) -> Noisy:
+  """The noise of a batch, with blocks of D slots."""
+  maskable = jnp.asarray(batch[0].mask)
+  masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
+  return Noisy(*batch, masked, p, jnp.broadcast_to(jax.random.fold_in(key, 0), len(maskable)))
+
+
 def loss_of(config: Config, model: Model) -> Loss:
-  """The loss of a step, whose batch is rows and the chance that a later slot is seen f32[B]."""
+  """The loss of a step, whose batch is `Noisy`."""
   network = Transformer(model.config, remat=config.remat)
   D, mask = model.config.block_length, model.mask
   assert mask is not None
   groups = config.training.groups()
 
-  def loss(trained, frozen, batch: tuple[Rows, Array], key: Array):
-    params, (rows, share) = low_rank.weights(trained, frozen, config.dtype), batch
+  def loss(trained, frozen, batch: Noisy, _):
+    params, (rows, share, masked, p, key) = low_rank.weights(trained, frozen, config.dtype), batch
     tokens, maskable = jnp.asarray(rows.tokens), jnp.asarray(rows.mask)
-    masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
     noisy = jnp.where(masked, mask, tokens)
-    said = figures(params, rows, noisy, masked, jax.random.fold_in(key, 0), share[0])
+    said = figures(params, rows, noisy, masked, key[0], share[0])
     weight = context_weight(masked) if config.context else 1 / p
-    return denoising_loss(*said, masked, maskable, weight)
+    nats, right = denoising_loss(*said, masked, maskable, weight)
+    return nats, means.over(masked, right)  # the loss is a mean over rows
 
   def figures(params, rows: Rows, noisy: Array, masked: Array, key: Array, share: Array):
     """Nats of every masked slot and whether its likeliest token is the right one, [B, T]."""
@@ -202,6 +224,7 @@ def main(config: Config) -> None:
 
   records = texts.read(config)
   model = begun(config.start, config.anneal) if config.start else new_model(config, out, records)
+  labels.check_length(config.length, model)
   shape = dataclasses.replace(
     model.config, block_length=config.block_length or model.config.block_length,
     any_order=config.any_order or model.config.any_order,
@@ -221,19 +244,21 @@ def main(config: Config) -> None:
   named = None if config.template is None else TEMPLATES[config.template]
   template = named or model.template or TEMPLATES["plain"]
   rows = rows_of(records, config.length, template, tokenizer, model.stop[0], D)
+  labels.counted(labels.TRAIN, rows.mask)
   dealt = batches(rows, config.training)
 
   def batch(step: int) -> tuple[Rows, np.ndarray]:
     share = step / max(config.anneal, 1)
     return dealt(step), np.full(config.training.batch, share, np.float32)
 
-  run.claim(out, config, rows)
+  run.claim(out, config, rows, fingerprint.of_model(model, "start") if config.start else None)
   texts.keep_tokenizer(out, tokenizer)
   print(f"There are {len(rows.tokens)} rows of {config.length} tokens.")
 
   start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
   read = low_rank.cast(frozen, config.dtype)
-  trained = fit(loss_of(config, model), start, batch, config.training, out, frozen=read)
+  trained = fit(loss_of(config, model), start, batch, config.training, out, frozen=read,
+                draw=functools.partial(drawn, D=D))  # fmt: skip
   params = low_rank.merged(trained, frozen)
 
   plain = all(isinstance(record, str) for record in records)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import processes, script
+from specjax import fingerprint, processes, script
 from specjax.arguments import Dtype
 from specjax.checkpoints import hf
 from specjax.data import lists
@@ -36,8 +36,10 @@ from specjax.train.recipe import (
   asked_slots,
   block_diffusion,
   forward,
+  labels,
   losses,
   low_rank,
+  means,
   run,
   texts,
 )
@@ -151,17 +153,26 @@ def certainty(temperature: float) -> asked_slots.Figures:
   return figures
 
 
-def certainty_loss(
+def certainty_terms(
   nats: Array, entropy: Array, right: Array, asked: Array, weight: float
-) -> tuple[Array, dict[str, Array]]:
+) -> tuple[list[means.Mean], dict[str, means.Mean]]:
   """Cross-entropy of the asked slots, and entropy of those that are right, in nats (section 3.2).
 
   The first three are figures of `certainty` [B, T], and `asked` is bool[B, T].
   """
   counts, correct = asked.astype(jnp.float32), (asked & right).astype(jnp.float32)
-  said, sure = losses.mean(nats, counts), losses.mean(entropy, correct)
-  figures = {"cross_entropy": said, "entropy": sure, "accuracy": losses.mean(correct, counts)}
-  return said + weight * sure, figures
+  said, accuracy = means.over(counts, (losses.mean(nats, counts), losses.mean(correct, counts)))
+  sure = means.over(correct, losses.mean(entropy, correct))
+  figures = {"cross_entropy": said, "entropy": sure, "accuracy": accuracy}
+  return [said, sure._replace(value=weight * sure.value)], figures
+
+
+def certainty_loss(
+  nats: Array, entropy: Array, right: Array, asked: Array, weight: float
+) -> tuple[Array, dict[str, Array]]:
+  """The sum of `certainty_terms` and their figures."""
+  terms, figures = certainty_terms(nats, entropy, right, asked, weight)
+  return means.added(means.values(terms)), means.values(figures)
 
 
 @run.on_mesh
@@ -174,8 +185,9 @@ def main(config: Config) -> None:
     raise ValueError(f"block={block} and whole={config.whole}: accepted are {D} and False, "
                      f"since {config.model!r} is causal over blocks of {D}.")  # fmt: skip
 
-  prompts = answers.ask(model, config)
-  run.claim(out, config, prompts)
+  prompts = answers.ask(model, config, config.new)
+  answers.check_batch(config.training.batch, len(prompts))
+  run.claim(out, config, prompts, fingerprint.of_model(model))
   decoder = DiffusionDecoder(
     model, "confidence", blocks=block, stopping="whole", batch=config.answer_batch,
     seed=config.training.seed,
@@ -194,14 +206,20 @@ def main(config: Config) -> None:
     right = is_right(model, [source[i][config.field] for i in range(len(prompts))], rows)
     print(f"{right.mean():.1%} of the answers are right.")
     rows = Rows(*(x[right] for x in rows))
+  batch = batches(rows, config.training, again=True)
+  labels.counted(labels.TRAIN, rows.answer)
 
   network, mask = Transformer(model.config, remat=config.remat), model.denoiser.mask
   figures, groups = certainty(config.temperature), config.training.groups()
 
-  def loss(trained, frozen, rows: Rows, key):
-    tokens, answer, used = (jnp.asarray(x) for x in rows)
+  def drawn(rows: Rows, key: Array) -> tuple[Rows, Masks]:
+    found = masks(key, jnp.asarray(rows.answer), block, config.share, config.whole, D is not None)
+    return rows, Masks(*(x.swapaxes(0, 1) for x in found))  # rows first
+
+  def loss(trained, frozen, batch: tuple[Rows, Masks], _):
+    tokens, used = jnp.asarray(batch[0].tokens), jnp.asarray(batch[0].used)
+    drawn = Masks(*(x.swapaxes(0, 1) for x in batch[1]))
     B, T = tokens.shape
-    drawn = masks(key, answer, block, config.share, config.whole, D is not None)
     # Both passes are one: the second half of a batch of twice the size.
     both, seen = jnp.where(drawn.hidden, mask, tokens[None]), jnp.tile(used, (2, 1))
     params = low_rank.weights(trained, frozen, config.dtype)
@@ -213,17 +231,17 @@ def main(config: Config) -> None:
       # Not minus infinity, whose entropy has no gradient.
       return logits.at[..., mask].set(-1e9)
 
-    def half(states: Array, asked: Array) -> tuple[Array, dict[str, Array]]:
+    def half(states: Array, asked: Array) -> tuple[list[means.Mean], dict[str, means.Mean]]:
       nats, entropy, right = asked_slots.of_asked(figures, head, states, tokens, asked, groups)
-      return certainty_loss(nats, entropy, right, asked, config.weight)
+      return certainty_terms(nats, entropy, right, asked, config.weight)
 
-    halves = list(map(half, jnp.split(states, 2), drawn.asked))
-    means = jax.tree.map(lambda a, b: (a + b) / 2, halves[0][1], halves[1][1])
-    return halves[0][0] + halves[1][0], means
+    (first, one), (second, other) = map(half, jnp.split(states, 2), drawn.asked)
+    of_halves = jax.tree.map(lambda *x: jnp.stack(x), one, other)
+    return [*first, *second], means.merged(of_halves)
 
   start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
-  trained = fit(loss, start, batches(rows, config.training), config.training, out,
-                frozen=low_rank.cast(frozen, config.dtype))  # fmt: skip
+  trained = fit(loss, start, batch, config.training, out,
+                frozen=low_rank.cast(frozen, config.dtype), draw=drawn)  # fmt: skip
 
   if processes.first():
     params = low_rank.merged(trained, frozen)

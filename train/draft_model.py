@@ -29,15 +29,15 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import processes, script
+from specjax import fingerprint, processes, script
 from specjax.base import Params
 from specjax.checkpoints import hf
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import Rows
 from specjax.decoding.model import Model, load
 from specjax.models.config import Config as Network
 from specjax.models.exits import exits_of
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import answers, forward, losses, run
+from specjax.train.recipe import answers, forward, labels, losses, means, run
 from specjax.train.recipe.config import Count, Natural
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
@@ -155,19 +155,21 @@ def main(config: Config) -> None:
   other = None if config.boost is None else load(config.boost)
   small, params = cut(model.config, model.params, config.keep)
   exits = exits_of(config.keep, config.exit_every) if config.exit_every else ()
-  prompts, first = answers.ask(model, config), config.held_out
-  answers.check_held_out(first, len(prompts))
-  run.claim(out, config, prompts)
+  labels.check_length(config.length, *([] if other is None else [other]))
+  prompts, first = answers.asked(model, config), config.held_out
+  key = {} if other is None else fingerprint.of_model(other, "boost")
+  run.claim(out, config, prompts, fingerprint.of_model(model) | key)
   documents = answers.answered(model, prompts, config)
   directory = pathlib.Path(config.features or out / "features")
 
   def examples(part: list, name: str):
-    rows = pack(part, config.length)
+    rows = labels.packed(name, part, config.length)
     hidden = compute(model, rows, (), directory / name).hidden
     # The state before a trained token predicts it.
     learned = np.pad(rows.mask[:, 1:], ((0, 0), (0, 1)))
     if other is not None:
       learned = learned & ~guessed(model, other, rows, hidden)
+      labels.counted(name, learned, f" that {other.name} does not guess")
     useful = [np.flatnonzero(row) for row in learned]
 
     def batch(chosen: np.ndarray, step: int) -> Batch:
@@ -186,14 +188,14 @@ def main(config: Config) -> None:
 
   (rows, batch, left), (held_out, of_held_out, _) = (
     examples(part, name)
-    for part, name in ((documents[first:], "train"), (documents[:first], "held_out"))
+    for part, name in ((documents[first:], labels.TRAIN), (documents[:first], labels.HELD_OUT))
   )
-  network, order = Transformer(small), shuffled(len(rows.tokens), training)
+  network, order = Transformer(small), shuffled(len(rows.tokens), training, again=True)
   frozen = {name: x for name, x in params["params"].items() if name in FROZEN}
   layers = {name: x for name, x in params["params"].items() if name not in FROZEN}
 
   def loss(trained, frozen, batch: Batch, key):
-    return loss_of(network, {"params": trained | frozen}, batch, exits)
+    return means.over(batch.weight, loss_of(network, {"params": trained | frozen}, batch, exits))
 
   trained = fit(loss, layers, lambda i: batch(order(i), i), training, out, frozen=frozen)
   params = {"params": jax.device_get(trained) | jax.device_get(frozen)}

@@ -23,7 +23,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax import processes, script
@@ -115,6 +114,11 @@ def at_random(key: Array, chances: Array) -> Choice:
   return choice
 
 
+def given(chosen: Array) -> Choice:
+  """Modules that have been chosen, f32[B, L, T, 3]."""
+  return lambda layer, log_p: chosen[:, layer]
+
+
 def always(module: int) -> Choice:
   """One module for every token."""
   return lambda layer, log_p: jnp.broadcast_to(jax.nn.one_hot(module, 3), log_p.shape)
@@ -135,22 +139,27 @@ def main(config: Config) -> None:
   def joined(params: Params, *parts: Params) -> Params:
     return {**params, DUO: {i: {k: x for p in parts for k, x in p[i].items()} for i in begin}}
 
-  def of_mlps(mlps: Params, frozen, batch: Rows, key: Array):
-    chosen = by(L, at_random(key, jnp.full(3, 1 / 3)))
-    return loss_of(network, joined(frozen[0], mlps, frozen[1]), batch, chosen)[0], {}
+  def drawn(batch: Rows, key: Array) -> tuple[Rows, Array]:
+    choice = at_random(key, jnp.full(3, 1 / 3))
+    like = jnp.zeros((*batch.tokens.shape, 3))
+    return batch, jnp.stack([choice(i, like) for i in range(L)], 1)
+
+  def of_mlps(mlps: Params, frozen, batch: tuple[Rows, Array], key: Array):
+    params, (rows, chosen) = joined(frozen[0], mlps, frozen[1]), batch
+    return reading.terms(network, params, rows, by(L, given(chosen)))["entropy"], {}
 
   def of_routers(routers: Params, frozen, batch: Rows, key: Array):
-    entropy, shares = loss_of(network, joined(frozen[0], frozen[1], routers), batch, by(L, routed))
-    kept = shares.mean()
-    loss = entropy + config.penalty * (kept - config.keep) ** 2
-    return loss, {"entropy": entropy, "kept": kept}
+    found = reading.terms(network, joined(frozen[0], frozen[1], routers), batch, by(L, routed))
+    return found, found
 
   rows, training = batches(train, config.training), config.training
   for part in ("mlps", "routers"):
     (out / part).mkdir(exist_ok=True)
-  mlps = fit(of_mlps, mlps, rows, training, out / "mlps", frozen=(model.params, routers))
+  mlps = fit(of_mlps, mlps, rows, training, out / "mlps", frozen=(model.params, routers),
+             draw=drawn)  # fmt: skip
   training = dataclasses.replace(training, rate=config.router_rate)
-  routers = fit(of_routers, routers, rows, training, out / "routers", frozen=(model.params, mlps))
+  routers = fit(of_routers, routers, rows, training, out / "routers", frozen=(model.params, mlps),
+                total=reading.penalised(config))  # fmt: skip
   params = joined(model.params, mlps, routers)
   ways = {"whole": None, "duo": by(L, routed), "small": by(L, always(SMALL))}
   found = {
@@ -159,7 +168,7 @@ def main(config: Config) -> None:
   }
   run.report(out, {
     "held_out": {name: round(float(nats), 4) for name, (nats, _) in found.items()},
-    "kept": np.round(np.asarray(found["duo"][1]).mean(0), 3).tolist(),
+    "kept": reading.kept_of_layers(found["duo"][1], held_out),
   })  # fmt: skip
   if processes.first():
     files.save(out / "model", params[DUO], base=config.model)

@@ -19,14 +19,14 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import processes, script
+from specjax import fingerprint, processes, script
 from specjax.checkpoints import parts
 from specjax.diffusion.policies.learned import Filter, logits
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, calibration, losses, run
+from specjax.train.recipe import answers, calibration, labels, losses, means, run
 from specjax.train.recipe.config import Bounds, Count, Share, Training
 from specjax.train.recipe.fit import batches, fit
-from specjax.train.recipe.traces import Trace, kept_traces
+from specjax.train.recipe.traces import Trace, kept_traces, traced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,14 @@ def new_filter(key: Array, window: int, hidden: int) -> Filter:
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=False)
-  prompts = answers.ask(model, config)
+  prompts = answers.ask(model, config, config.new)
   answers.check_held_out(config.held_out, len(prompts), least=2)
-  run.claim(out, config, prompts)
+  if len(prompts) >= config.answer_batch:  # else `traced` refuses them
+    # A round fills a slot of a prompt at least, and leaves one record.
+    answers.check_batch(config.training.batch, (len(prompts) - config.held_out) * config.new)
+  run.claim(out, config, prompts, fingerprint.of_model(model))
+  prompts = traced(prompts, config.answer_batch)
+  answers.check_held_out(config.held_out, len(prompts), least=2)
   block = config.block or model.config.block_length or 16
   trace, share = kept_traces(
     out / "traces.npz", model, prompts, config.new, block, config.answer_batch
@@ -85,10 +90,13 @@ def main(config: Config) -> None:
     for low, high in ((cut, len(prompts)), (0, half), (half, cut))
   )
 
+  for part, records in ((labels.TRAIN, train), (labels.HELD_OUT, chooses)):
+    labels.counted(part, records.open)
+
   best = fit(
-    lambda params, _, batch, key: (loss(params, batch), {}),
+    lambda params, _, batch, key: (means.over(batch.open, loss(params, batch)), {}),
     new_filter(new_key(config.training.seed), block, config.hidden),
-    batches(train, config.training), config.training, out, held_out=chooses,
+    batches(train, config.training, again=True), config.training, out, held_out=chooses,
   )  # fmt: skip
 
   def open_slots(trace: Trace) -> tuple[np.ndarray, np.ndarray]:

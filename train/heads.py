@@ -23,18 +23,18 @@ import tyro
 from flax.traverse_util import flatten_dict
 from jax import Array
 
-from specjax import on_mesh, processes, script
+from specjax import fingerprint, on_mesh, processes, script
 from specjax.arguments import Dtype
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import Rows
 from specjax.drafters import HEADS, draft_vocabulary
 from specjax.drafters.base import Head, LossWeights
 from specjax.drafters.medusa import MedusaConfig
 from specjax.drafters.named import Named, is_file, named
 from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, losses, run
+from specjax.train.recipe import answers, draft_positions, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Objective, Source
 from specjax.train.recipe.features import compute
@@ -109,12 +109,24 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Ro
   """(rows to train on, held-out rows), which have no text in common."""
   head = {"name": name, **dataclasses.asdict(config.head)}
   field, cut = config.answer_field, config.held_out
-  documents = [] if field is None else answers.given(model, config, field)
-  prompts = [ids for ids, _ in documents] or answers.ask(model, config)
-  answers.check_held_out(cut, len(prompts))
-  run.claim(out, config, prompts, head=head)
-  documents = documents or answers.answered(model, prompts, config, config.temperature)
-  return pack(documents[cut:], config.length), pack(documents[:cut], config.length)
+  if field is None:
+    prompts = answers.asked(model, config)
+  else:
+    labels.check_length(config.length, model)
+    documents = answers.given(model, config, field)
+    prompts = [ids for ids, _ in documents]
+    answers.check_held_out(cut, len(prompts))
+  key = fingerprint.of_model(model)
+  if config.init is not None:
+    key["init.files"] = fingerprint.of_files(config.init)
+  run.claim(out, config, prompts, key, head=head)
+  if field is None:
+    documents = answers.answered(model, prompts, config, config.temperature)
+  rows, held_out = (
+    labels.packed(part, some, config.length, labels=draft_positions.first)
+    for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
+  )
+  return rows, held_out
 
 
 def sizes(head: Head, params: Params) -> str:
@@ -137,13 +149,15 @@ def loss_and_judge(
 ) -> tuple[Loss, Callable[..., Array]]:
   """What `fit` takes: the loss, and the judge, passes per token with a chain of best guesses.
 
-  What is frozen are the target's weights and those of the head that are not trained.
+  What is frozen are the target's weights and those of the head that are not trained. With noise
+  the batch of the loss is (batch, a key for each row).
   """
 
-  def loss(trained, frozen, batch: Batch, key):
+  def loss(trained, frozen, batch, _):
     target_params, fixed = frozen
+    own, keys = batch if noise else (batch, None)
     used = in_use(trained, fixed, dtype)
-    return objective.loss(used, target_params, batch, weights, noise, key)
+    return objective.terms(used, target_params, own, weights, noise, keys)
 
   def passes(trained, frozen, batch: Batch, _):
     target_params, fixed = frozen
@@ -158,6 +172,9 @@ def loss_and_judge(
 def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
+  if config.loss and not any(config.loss[:-1]):
+    raise ValueError(f"loss={' '.join(map(str, config.loss))}: accepted is a weight above 0 for "
+                     "one term at least.")  # fmt: skip
   if config.online and (config.features or config.layers):
     raise ValueError("online=True keeps no states: accepted are no features and no layers.")
   out = run.begin(config)
@@ -184,7 +201,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     return Source(rows, own, head.depth, config.points, training.seed)
 
   source, test = examples(rows, "train"), examples(held_out, "held_out")
-  order = shuffled(len(rows.tokens), training)
+  order = shuffled(len(rows.tokens), training, again=config.answer_field is None)
 
   vocabulary = None
   if W is not None:
@@ -201,12 +218,16 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
 
   loss, passes = loss_and_judge(objective, model.dtype, weights, config.noise)
 
+  def drawn(batch: Batch, key: Array) -> tuple[Batch, Array]:
+    return batch, means.row_keys(key, training.batch)
+
   spread = model.spread()
   trained = fit(
     loss, own, lambda i: source.sample(order(i), i), training, out,
     frozen=(spread.params, fixed), judge_every=config.judge_every,
     judge=None if head.blank else passes,  # best guesses of frames may say nothing
-    held_out=test.sample(np.arange(training.batch) % len(held_out.tokens), 0),
+    draw=drawn if config.noise else None,
+    held_out=test.judged(training.batch),
   )  # fmt: skip
 
   rates = objective.rates(in_use(trained, fixed, model.dtype), spread.params, test, training)

@@ -24,11 +24,10 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import processes, script
+from specjax import fingerprint, processes, script
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.checkpoints import hf
-from specjax.data.packing import pack
 from specjax.decoding.builders.head import load_head
 from specjax.decoding.spec import Part
 from specjax.drafters import draft_vocabulary
@@ -36,7 +35,7 @@ from specjax.drafters.base import LossWeights
 from specjax.models import lora
 from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
-from specjax.train.recipe import answers, forward, losses, run
+from specjax.train.recipe import answers, draft_positions, forward, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Positive, Training
 from specjax.train.recipe.draft_positions import Batch, Objective, Source
 from specjax.train.recipe.fit import fit, shuffled
@@ -106,7 +105,7 @@ class Tuning:
   def __init__(self, network: Transformer, objective: Objective, stay: str, most: float):
     self.network, self.objective, self.stay, self.most = network, objective, stay, most
 
-  def apart(self, old_params: Params, new: Array, batch: Batch) -> dict[str, Array]:
+  def apart(self, old_params: Params, new: Array, batch: Batch) -> dict[str, means.Mean]:
     """The means of `distances` over a batch, from the new model's states [B, T, E]."""
     examples, weight = batch.examples, jnp.asarray(batch.weight[:, :, 0], jnp.float32)
     # A head of depth 1 guesses from `at` what the model itself says one position later.
@@ -116,11 +115,18 @@ class Tuning:
       jnp.asarray(self.network.apply(old_params, at(x, own), method="head")) for x in (new, old)
     )
     found = distances(said, wanted, jnp.asarray(batch.labels[:, :, 0]))
-    return {name: losses.mean(x.reshape(-1), weight.reshape(-1)) for name, x in found.items()}
+    weight = weight.reshape(-1)
+    return {k: means.over(weight, losses.mean(x.reshape(-1), weight)) for k, x in found.items()}
 
   def loss(self, trained: Any, frozen: Any, step: Step, key: Any = None):
-    """The loss in nats and its metrics, of {"updates": .., "head": ..} on a frozen (old model, what
-    is fixed in the head)."""
+    """The loss in nats of a whole batch and its metrics; see `terms`."""
+    terms, metrics = self.terms(trained, frozen, step, key)
+    total = means.added(means.values(terms))
+    return total, means.values(metrics) | {"loss": total}
+
+  def terms(self, trained: Any, frozen: Any, step: Step, key: Any = None):
+    """The terms of the loss in nats and its metrics, of {"updates": .., "head": ..} on a frozen
+    (old model, what is fixed in the head)."""
     old_params, fixed = frozen
     params = lora.gate(old_params, trained["updates"], 0)
     examples = step.batch.examples
@@ -129,9 +135,10 @@ class Tuning:
     batch = step.batch._replace(examples=examples._replace(features=states))
     own = fixed | {"params": trained["head"]}
     # Of all terms the text's alone has a mark that does not move with the model.
-    drafting, figures = self.objective.loss(own, params, batch, LossWeights())
-    total = apart[self.stay] + risen(self.most, jnp.asarray(step.done)) * drafting
-    return total, figures | apart | {"loss": total}
+    drafting, figures = self.objective.terms(own, params, batch, LossWeights())
+    scale = risen(self.most, jnp.asarray(step.done))
+    scaled = [x._replace(value=scale * x.value) for x in drafting]
+    return [apart[self.stay], *scaled], figures | apart
 
 
 @run.on_mesh
@@ -140,18 +147,21 @@ def main(config: Config) -> None:
   model = answers.teacher(config.model, causal=True)
   _, loaded = load_head(model, Part("head", (), config.init))
   head, network = loaded.head, Transformer(model.config)
-  prompts, cut = answers.ask(model, config), config.held_out
-  answers.check_held_out(cut, len(prompts))
-  run.claim(out, config, prompts)
+  prompts, cut = answers.asked(model, config), config.held_out
+  key = {"init.weights": fingerprint.of_weights(loaded.params)}
+  run.claim(out, config, prompts, fingerprint.of_model(model) | key)
   documents = answers.answered(model, prompts, config)
-  rows, held_out = (pack(part, config.length) for part in (documents[cut:], documents[:cut]))
+  rows, held_out = (
+    labels.packed(part, some, config.length, labels=draft_positions.first)
+    for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
+  )
   source, test = (
     Source(part, None, head.depth, config.points, training.seed) for part in (rows, held_out)
   )
   ids = draft_vocabulary.ids(loaded.params)
   vocabulary = None if ids is None else np.asarray(ids)
   tuning = Tuning(network, Objective(head, vocabulary), config.stay, config.heads_weight)
-  order = shuffled(len(rows.tokens), training)
+  order = shuffled(len(rows.tokens), training, again=True)
   fixed = {name: x for name, x in loaded.params.items() if name != "params"}
   updates = lora.start(new_key(training.seed), model.params, config.rank)
 
@@ -159,10 +169,9 @@ def main(config: Config) -> None:
     return Step(source.sample(order(i), i), np.full(training.batch, i / training.steps, np.float32))
 
   end = np.ones(training.batch, np.float32)
-  judged = test.sample(np.arange(training.batch) % len(held_out.tokens), 0)
   trained = fit(
-    tuning.loss, {"updates": updates, "head": loaded.params["params"]}, step, training, out,
-    frozen=(model.params, fixed), judge_every=50, held_out=Step(judged, end),
+    tuning.terms, {"updates": updates, "head": loaded.params["params"]}, step, training, out,
+    frozen=(model.params, fixed), judge_every=50, held_out=Step(test.judged(training.batch), end),
     rates={"updates": 1.0, "head": config.heads_rate},
   )  # fmt: skip
   params, own = lora.merge(model.params, trained["updates"]), fixed | {"params": trained["head"]}

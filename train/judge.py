@@ -10,6 +10,7 @@ The same command again continues a run that was killed.
 
 import dataclasses
 import functools
+import itertools
 import sys
 
 import jax.numpy as jnp
@@ -17,10 +18,10 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import processes, script
-from specjax.checkpoints import parts
+from specjax import fingerprint, processes, script
+from specjax.checkpoints import parts as files
 from specjax.data.sources import open_source
-from specjax.train.recipe import answers, calibration, judge_marks, losses, run
+from specjax.train.recipe import answers, calibration, judge_marks, labels, losses, means, run
 from specjax.train.recipe.config import Count, Length, Positive, Training
 from specjax.train.recipe.fit import batches, fit
 from specjax.train.recipe.judge_labels import JudgeLabels, mark
@@ -50,13 +51,18 @@ class Config(answers.Config):
   training: Training = Training(steps=1500, batch=2048, rate=1e-2, save_every=500)
 
 
-def loss(params: Judge, batch: JudgeLabels) -> Array:
-  """Cross-entropy in nats, in which right and wrong tokens count the same: f32[]."""
+def terms(params: Judge, batch: JudgeLabels) -> list[means.Mean]:
+  """Cross-entropy in nats of right and of wrong tokens, which count the same in the loss."""
   hidden, right = jnp.asarray(batch.hidden, jnp.float32), jnp.asarray(batch.right)
   score = jnp.einsum("pe,e->p", hidden, params.w) + params.b[None]
   label = right.astype(jnp.float32)
   each = optax.sigmoid_binary_cross_entropy(score, label)
-  return (losses.mean(each, label) + losses.mean(each, 1 - label)) / 2
+  return [means.over(x, losses.mean(each, x) / 2) for x in (label, 1 - label)]
+
+
+def loss(params: Judge, batch: JudgeLabels) -> Array:
+  """The sum of `terms`, f32[]."""
+  return means.added(means.values(terms(params, batch)))
 
 
 def measure(params: Judge, tokens: JudgeLabels) -> dict:
@@ -71,10 +77,20 @@ def measure(params: Judge, tokens: JudgeLabels) -> dict:
   return {"right": int(right.sum()), "wrong": wrong, "auc": area, **at}
 
 
+def judgeable(part: str, tokens: JudgeLabels) -> JudgeLabels:
+  """The tokens; ValueError where all of them are right, or all wrong: nothing tells these apart."""
+  right, wrong = int(tokens.right.sum()), int((~tokens.right).sum())
+  if not right or not wrong:
+    raise ValueError(f"{part} has {right} right and {wrong} wrong tokens: accepted are data with "
+                     "some of both.")  # fmt: skip
+  return tokens
+
+
 @run.on_mesh
 def main(config: Config) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True)
+  labels.check_length(config.length, model)
   if config.marked:
     source = open_source(config.data)
     records = [
@@ -82,23 +98,36 @@ def main(config: Config) -> None:
       for i in range(min(config.questions, len(source)))
     ]
     content = [[(ids, wrong) for (ids, _), wrong in record] for record in records]
+    texts = [[document for document, _ in record] for record in records]
     label = functools.partial(judge_marks.states, model, length=config.length)
   else:
+    if config.top_k > model.config.vocab_size:
+      raise ValueError(f"top_k={config.top_k}: accepted is 1 to {model.config.vocab_size}.")
     records = answers.given(model, config, config.answer_field)
     content = [ids for ids, _ in records]
+    texts = [[document] for document in records]
     label = functools.partial(
       mark, model, top_k=config.top_k, temperature=config.temperature, length=config.length,
       seed=config.training.seed,
     )  # fmt: skip
   answers.check_held_out(config.held_out, len(records), least=2)
-  run.claim(out, config, content)
+  run.claim(out, config, content, fingerprint.of_model(model))
   half, cut = config.held_out // 2, config.held_out
-  train, chooses, test = map(label, (records[cut:], records[:half], records[half:cut]))
+  parts = {
+    labels.TRAIN: slice(cut, None), "held_out to choose": slice(half),
+    "held_out to measure": slice(half, cut),
+  }  # fmt: skip
+  rows = {
+    name: labels.packed(name, list(itertools.chain(*texts[part])), config.length)
+    for name, part in parts.items()
+  }
+  answers.check_batch(config.training.batch, 2 * int(rows[labels.TRAIN].mask.sum()))
+  train, chooses, test = (judgeable(name, label(records[part])) for name, part in parts.items())
 
   best = fit(
-    lambda params, _, batch, key: (loss(params, batch), {}),
+    lambda params, _, batch, key: (terms(params, batch), {}),
     Judge(jnp.zeros(model.config.width), jnp.zeros(())),
-    batches(train, config.training), config.training, out, held_out=chooses,
+    batches(train, config.training, again=True), config.training, out, held_out=chooses,
   )  # fmt: skip
 
   run.report(out, {
@@ -108,7 +137,7 @@ def main(config: Config) -> None:
     "numbers": measure(best, JudgeLabels(*(x[test.number] for x in test))),
   })  # fmt: skip
   if processes.first():
-    parts.save(out / "model", best, base=config.model)
+    files.save(out / "model", best, base=config.model)
 
 
 if __name__ == "__main__":

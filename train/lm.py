@@ -8,21 +8,22 @@ command again continues a run that was killed.
 """
 
 import dataclasses
+import functools
 import sys
 
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax import processes, script
+from specjax import fingerprint, processes, script
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import Rows
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import early_exits, forward, losses, run, texts
+from specjax.train.recipe import early_exits, forward, labels, losses, means, run, texts
 from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
 
@@ -89,9 +90,9 @@ def main(config: Config) -> None:
   for i, record in enumerate(records):
     with numbered(i):
       parts += documents(record, config, tokenizer)
-  rows = pack(parts, config.length)
+  rows = labels.packed(labels.TRAIN, parts, config.length)
   batch = batches(rows, config.training)
-  run.claim(out, config, rows)
+  run.claim(out, config, rows, None if model is None else fingerprint.of_model(model, "start"))
   texts.keep_tokenizer(out, tokenizer)
 
   if model is None:
@@ -100,12 +101,18 @@ def main(config: Config) -> None:
     network, params = model.config, model.params
   print(f"{rows.mask.sum() / 1e6:.2f}M tokens fill {len(rows.tokens)} rows.")
 
-  def loss(params, frozen, rows: Rows, key: Array) -> tuple[Array, dict[str, Array]]:
-    if config.layer_dropout or config.exit_loss:
-      return early_exits.loss_fn(params, Transformer(network), rows, key, config)
-    return loss_fn(params, Transformer(network), rows)
+  early = bool(config.layer_dropout or config.exit_loss)
 
-  params = fit(loss, params, batch, config.training, out)
+  def loss(params, frozen, batch, key: Array):
+    rows, drawn = batch if early else (batch, None)
+    of_exits = functools.partial(early_exits.loss_of, drawn=drawn, options=config)
+    found = (of_exits if early else loss_fn)(params, Transformer(network), rows)
+    return means.over(rows.mask[:, 1:], found)
+
+  def drawn(rows: Rows, key: Array) -> tuple[Rows, early_exits.Drawn]:
+    return rows, early_exits.draw(key, network.layers, len(rows.tokens), config)
+
+  params = fit(loss, params, batch, config.training, out, draw=drawn if early else None)
 
   template = None if all(isinstance(r, str) for r in records) else TEMPLATES[config.template]
   if processes.first():

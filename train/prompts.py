@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specjax import script
+from specjax import fingerprint, script
 from specjax.data.sources import open_source, text_of
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model
@@ -144,7 +144,8 @@ def main(config: Config) -> None:
   avoided = [source[i] for source in map(open_source, config.avoid) for i in range(len(source))]
   seen = Seen(text for record in avoided for text in texts_in(record, config.field))
   others = joined(config.join, config.field, config.joined, seen)
-  run.claim(out, config, [record["question"] for record in others])
+  key = fingerprint.of_model(model) | {"avoided": fingerprint.digest(map(json.dumps, avoided))}
+  run.claim(out, config, [record["question"] for record in others], key)
 
   records = others + write(model, config, out, seen)
   random.Random(config.seed).shuffle(records)

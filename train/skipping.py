@@ -15,12 +15,12 @@ Letters: L layers, E width.
 
 import dataclasses
 import functools
+import operator
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax import checks, processes, script
 from specjax.base import Params
@@ -71,13 +71,12 @@ def main(config: Config) -> None:
 
   def loss(trained, frozen: Params, batch: Rows, key):
     chosen = trained.get("routers", fixed)
-    entropy, runs = loss_of(network, lora.gate(frozen, trained["lora"], 0), batch, chosen)
-    kept = runs.mean()
-    penalty = config.penalty * (kept - config.keep) ** 2 if fixed is None else 0.0
-    return entropy + penalty, {"entropy": entropy, "kept": kept}
+    found = reading.terms(network, lora.gate(frozen, trained["lora"], 0), batch, chosen)
+    return found, found
 
+  total = reading.penalised(config) if fixed is None else operator.itemgetter("entropy")
   trained = fit(loss, begin, batches(train, config.training), config.training, out,
-                frozen=model.params)  # fmt: skip
+                frozen=model.params, total=total)  # fmt: skip
   merged, chosen = lora.merge(model.params, trained["lora"]), trained.get("routers", fixed)
   (whole, _), (skipped, kept) = (
     jax.jit(functools.partial(loss_of, network, chosen=x))(params, rows=held_out)
@@ -85,7 +84,7 @@ def main(config: Config) -> None:
   )
   run.report(out, {
     "held_out": {"whole": round(float(whole), 4), "skipping": round(float(skipped), 4)},
-    "kept": np.round(np.asarray(kept).mean(0), 3).tolist(),
+    "kept": reading.kept_of_layers(kept, held_out),
   })  # fmt: skip
   if not processes.first():
     return

@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 import specjax
-from specjax import script
+from specjax import fingerprint, script
 from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.decoding.builders.cache import DENSE
@@ -54,8 +54,8 @@ def main(config: Config) -> None:
   }
   out = report.directory(config.out)
   same = {"model": model.label, "max_new_tokens": config.max_new_tokens, "batch": config.batch,
-          "questions": resume.digest(map(str, ids))}  # fmt: skip
-  resume.claim(out, same)
+          "questions": fingerprint.digest(map(str, ids))}  # fmt: skip
+  resume.claim(out, same | fingerprint.of_model(model))
   file = out / "answers.jsonl"
   answers = {line["cache"]: line["answers"] for line in resume.kept(file)}
   for name in report.progress([name for name in kinds if name not in answers], "answering"):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 
 import specjax
-from specjax import checks, script
+from specjax import checks, fingerprint, script
 from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.decoding import catalogue
@@ -89,17 +89,25 @@ def main(config: Config) -> None:
   }
   out = report.directory(config.out)
   same = {"model": model.label, "temperatures": every, "max_new_tokens": config.max_new_tokens,
-          "plain_batch": config.batches[0], "questions": resume.digest(map(str, ids))}  # fmt: skip
-  resume.claim(out, same)
+          "plain_batch": config.batches[0],
+          "questions": fingerprint.digest(map(str, ids))}  # fmt: skip
+  resume.claim(out, same | fingerprint.of_model(model))
   file = out / "answers.jsonl"
-  known = {(x["batch"], x["drafter"]): [Text(*t) for t in x["texts"]] for x in resume.kept(file)}
+  weights = {turn: fingerprint.of_weights(x.weights.drafter) for turn, x in decoders.items()}
+  known = {
+    turn: [Text(*t) for t in x["texts"]]
+    for x in resume.kept(file)
+    # A head that was trained again answers again.
+    if weights.get(turn := (x["batch"], x["drafter"])) == x.get("weights")
+  }
   cells = []
   for i, (batch, name) in enumerate(turns):
     if (batch, name) not in known:
       title = f"{name} at batch {batch} ({i + 1} of {len(turns)})"
       texts = known[batch, name] = answers(decoders[batch, name], ids, config, title)
+      line = {"batch": batch, "drafter": name, "weights": weights[batch, name], "texts": texts}
       with file.open("a") as log:
-        log.write(json.dumps({"batch": batch, "drafter": name, "texts": texts}) + "\n")
+        log.write(json.dumps(line) + "\n")
       jax.clear_caches()  # a process may map 65530 pieces of memory
     for j, t in enumerate(every):
       part = slice(j * len(ids), (j + 1) * len(ids))

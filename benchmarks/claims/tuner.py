@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 import specjax
-from specjax import checks, script
+from specjax import checks, fingerprint, script
 from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.decoding import spec
@@ -134,11 +134,16 @@ def main(config: Config) -> None:
   step = max(1, len(asked) // config.tuned_on)
   own = set(range(0, step * config.tuned_on, step))
   items = [asked[i] for i in sorted(range(len(asked)), key=lambda i: (i not in own, i))]
+  weights = set()
   for t in config.temperatures:
     for draft in [draft for name in config.drafters for draft in by_hand(name, t)]:
-      Decoder(model, draft, temperature=t)  # it refuses what cannot be
+      made = Decoder(model, draft, temperature=t)  # it refuses what cannot be
+      weights.add(fingerprint.of_weights(made.weights.drafter))
   out = report.directory(config.out)
-  resume.claim(out, dataclasses.asdict(config), {"batches", "temperatures"})
+  same = dataclasses.asdict(config) | fingerprint.of_model(model)
+  same["drafters.weights"] = sorted(weights)
+  same["questions"] = fingerprint.digest(str(item.ids) for item in items)
+  resume.claim(out, same, {"batches", "temperatures"})
   file = out / "cells.jsonl"
   known = {(x["batch"], x["temperature"]): x for x in resume.kept(file)}
   for batch in config.batches:

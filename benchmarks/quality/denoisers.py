@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import specjax
-from specjax import checks, script
+from specjax import checks, fingerprint, script
 from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.data.sources import open_source
@@ -89,7 +89,9 @@ def main(config: Config) -> None:
   out = report.directory(config.out)
   left_out = ("methods", "drafters", "bound", "out")
   same = {k: v for k, v in dataclasses.asdict(config).items() if k not in left_out}
-  resume.claim(out, same | {"prompts": resume.digest(map(str, ids))})
+  same |= {"prompts": fingerprint.digest(map(str, ids))}
+  same |= fingerprint.of_model(model) | fingerprint.of_model(judge, "judge")
+  resume.claim(out, same)
   file = out / "cells.jsonl"
   cells = resume.kept(file)
   known = {cell["method"] for cell in cells}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import specjax
-from specjax import checks, script
+from specjax import checks, fingerprint, script
 from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.decoding.model import Model
@@ -122,7 +122,8 @@ def main(config: Config) -> None:
   chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
   out = report.directory(config.out)
   same = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("strategies", "out")}
-  resume.claim(out, same | {"prompts": resume.digest(map(str, ids))})
+  same |= {"prompts": fingerprint.digest(map(str, ids))}
+  resume.claim(out, same | fingerprint.of_model(model))
   file = out / "strategies.jsonl"
   cells = resume.kept(file)
   left = [name for name in chosen if name not in {cell["strategy"] for cell in cells}]

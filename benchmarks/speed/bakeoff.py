@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import specjax
-from specjax import script
+from specjax import fingerprint, script
 from specjax.checkpoints import formats
 from specjax.data import resume
 from specjax.decoding import spec
@@ -122,14 +122,15 @@ def main(config: Config) -> None:
   out = report.directory(config.out)
   fixed = ("heads", "max_new_tokens", "nodes", "beam", "repeats", "batch")
   same = {name: getattr(config, name) for name in fixed}
-  same |= {"model": model.label, "questions": resume.digest(str(item.ids) for item in items)}
+  same |= {"model": model.label, "questions": fingerprint.digest(str(item.ids) for item in items)}
+  same |= fingerprint.of_model(model)
   resume.claim(out, same)
   log = out / "heads.jsonl"
   known = {(line["name"], line["weights"]): line["figures"] for line in resume.kept(log)}
   heads = {}
   for name in names:
     path = pathlib.Path(config.heads, name, "model")
-    weights = resume.digest(np.fromfile(p, np.uint8) for p in sorted(path.iterdir()))
+    weights = fingerprint.of_files(path)
     if (name, weights) not in known:  # a head that was trained again is measured again
       known[name, weights] = measure(model, name, str(path), items, config)
       line = {"name": name, "weights": weights, "figures": known[name, weights]}

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import checks, script
+from specjax import checks, fingerprint, script
 from specjax.checkpoints import gguf_float32, hf
 from specjax.data import resume, spec_bench
 from specjax.decoding.model import resolve
@@ -266,7 +266,8 @@ def main(config: Config) -> None:
   machine = {k: v for k, v in report.environment()["machine"].items() if k != "load"}
   resume.claim(directory, {
     **options, "machine": machine, "contenders": list(contenders),
-    "data_digest": resume.digest([json.dumps([q.ids for q in asked])]),
+    "data_digest": fingerprint.digest([json.dumps([q.ids for q in asked])]),
+    **fingerprint.of_model(model),
   }, free=("prompts", "out"))  # fmt: skip
 
   runs = measure(contenders, asked, config, directory / "answers.jsonl")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import specjax
-from specjax import script
+from specjax import fingerprint, script
 from specjax.arguments import Weights
 from specjax.data import resume
 from specjax.decoding.batching import Result
@@ -73,7 +73,9 @@ def main(config: Config) -> None:
   items = config.read(model)
   ids = sorted((item.ids for item in items), key=len)
   out = report.directory(config.out)
-  resume.claim(out, dataclasses.asdict(config), {"drafters", "out"})
+  same = dataclasses.asdict(config) | fingerprint.of_model(model)
+  same["questions"] = fingerprint.digest(map(str, ids))
+  resume.claim(out, same, {"drafters", "out"})
   file = out / "decoded.jsonl"
   known = {(x["drafter"], x["padded"], x["way"]): x for x in resume.kept(file)}
   cells: list[dict[str, Any]] = []

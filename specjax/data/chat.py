@@ -7,7 +7,11 @@ from typing import Any, Protocol
 from specjax import checks
 from specjax.data.tokenizer import Tokenizer
 
-Turns = Sequence[Mapping[str, Any]]  # each with the texts "role" and "content"
+# Each with the text "role", and the "content": a text, or a list of parts as OpenAI's messages have
+# it, such as {"type": "text", "text": ..}. It may be None where one of `INSTEAD` is there.
+Turns = Sequence[Mapping[str, Any]]
+INSTEAD = "tool_calls", "function_call", "refusal", "reasoning_content"  # of a content
+TEXTS = "text", "input_text", "output_text"  # types of parts
 
 
 class ChatTemplate(Protocol):
@@ -31,34 +35,80 @@ class ChatTemplate(Protocol):
     """The ids after which the assistant is to speak."""
     ...
 
+  def untrained(self, tokenizer: Tokenizer, turns: Turns) -> int:
+    """The number of tokens of answers that `encode` writes otherwise than the assistant says them.
 
-def checked(turns: Turns) -> Turns:
-  """The turns; ValueError where one has no text as its role or content."""
-  for i, turn in enumerate(checks.sequence("turns", turns, "a list of turns")):
-    for key in ("role", "content"):
-      if not isinstance(turn, Mapping) or key not in turn:
-        checks.refuse(f"turns[{i}]", turn, "a dict with the texts role and content")
-      checks.text(f"turns[{i}]: {key}", turn[key])
+    They are not True in its mask.
+    """
+    ...
+
+
+def checked(turns: Turns, name: str = "turns") -> Turns:
+  """The turns; ValueError where one has no text as its role, or no content."""
+  for i, turn in enumerate(checks.sequence(name, turns, "a list of turns")):
+    if not isinstance(turn, Mapping) or "role" not in turn or silent(turn):
+      checks.refuse(f"{name}[{i}]", turn, "a dict with the texts role and content")
+    checks.text(f"{name}[{i}]: role", turn["role"])
+    content = turn.get("content")
+    if isinstance(content, list | tuple):
+      if not all(map(_is_part, content)):
+        checks.refuse(f"{name}[{i}]: content", content, 'text, or parts {"type": "text", '
+                      '"text": ..}')  # fmt: skip
+    elif content is not None:
+      checks.text(f"{name}[{i}]: content", content)
   return turns
 
 
+def in_roles(turns: Turns, roles: Sequence[str]) -> list[dict[str, Any]]:
+  """The turns, a developer's as the system's where a template has no developer."""
+  system = {} if "developer" in roles else {"developer": "system"}
+  return [{**turn, "role": system.get(turn["role"], turn["role"])} for turn in turns]
+
+
 def with_known_roles(turns: Turns, roles: Sequence[str]) -> Turns:
-  """The turns, in roles that a template has; OpenAI's newer name of the system is understood.
+  """The turns, in roles that a template has.
 
   Raises:
     ValueError: there is no turn, or one of a role that the template does not have.
   """
   if not len(checked(turns)):
     checks.refuse("turns", turns, "a list of one turn or more")
-  found = []
-  for i, turn in enumerate(turns):
-    role = turn["role"]
-    role = "system" if role == "developer" and role not in roles else role
-    if role not in roles:
-      raise ValueError(f"turns[{i}]: role={turn['role']!r}: this template has turns of "
+  found = in_roles(turns, roles)
+  for i, turn in enumerate(found):
+    if turn["role"] not in roles:
+      raise ValueError(f"turns[{i}]: role={turns[i]['role']!r}: this template has turns of "
                        f"{', '.join(roles)}.")  # fmt: skip
-    found.append({**turn, "role": role})
   return found
+
+
+def silent(turn: Mapping[str, Any]) -> bool:
+  """Whether a turn has neither a content nor what may stand in its place."""
+  return turn.get("content") is None and not any(turn.get(key) for key in INSTEAD)
+
+
+def _is_part(part: Any) -> bool:
+  kind = part.get("type") if isinstance(part, Mapping) else None
+  return isinstance(kind, str) and (kind not in TEXTS or isinstance(part.get("text"), str))
+
+
+def content_of(turn: Mapping[str, Any]) -> str:
+  """The content of a turn as one text, "" where it has none.
+
+  Raises:
+    ValueError: a part of it is no text.
+  """
+  content = turn.get("content")
+  if not isinstance(content, list | tuple):
+    return content or ""
+  for part in content:
+    if part["type"] not in TEXTS:
+      checks.refuse("content: type", part["type"], f"one of {', '.join(TEXTS)}")
+  return "".join(part["text"] for part in content)
+
+
+def plain(turns: Turns) -> list[dict[str, Any]]:
+  """The turns for templates that write texts alone; a content that is None is ""."""
+  return [{**turn, "content": content_of(turn)} for turn in turns]
 
 
 def question(turns: Turns) -> Turns:
@@ -90,9 +140,12 @@ class Template:
     return ("user", "assistant", *(() if self.system is None else ("system",)))
 
   def encode(self, tokenizer: Tokenizer, turns: Turns) -> tuple[list[int], list[bool]]:
-    """See `ChatTemplate`; roles are user and assistant, and system where the format has it."""
+    """See `ChatTemplate`; roles are user and assistant, and system where the format has it.
+
+    It has no place for tool calls; a turn that has nothing else is empty and not trained.
+    """
     pieces = [(self.start, False)]
-    for i, turn in enumerate(checked(turns)):
+    for i, turn in enumerate(plain(in_roles(checked(turns), self.roles))):
       pieces += self._pieces(turn, i)
     ids: list[int] = []
     mask: list[bool] = []
@@ -107,6 +160,10 @@ class Template:
     header = self.assistant.split("{}")[0].rstrip(" ")
     return self.encode(tokenizer, turns)[0] + tokenizer.encode(header)
 
+  def untrained(self, tokenizer: Tokenizer, turns: Turns) -> int:
+    """See `ChatTemplate`: none."""
+    return 0
+
   def _pieces(self, turn: Mapping[str, Any], i: int) -> list[tuple[str, bool]]:
     """The texts of turn `i`, each with whether the assistant says it."""
     role, content = turn["role"], turn["content"]
@@ -120,7 +177,8 @@ class Template:
     before, after = pattern.split("{}")
     header, end = before.rstrip(" "), after.rstrip()
     said = before[len(header) :] + content + end
-    return [(header, False), (said, True), (after[len(end) :], False)]
+    silent = not content and any(turn.get(key) for key in INSTEAD)
+    return [(header, False), (said, not silent), (after[len(end) :], False)]
 
 
 def _tagged(turn: str, start: str = "", system: bool = True) -> Template:

@@ -10,6 +10,7 @@ import datetime
 import functools
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jinja2
@@ -19,7 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from specjax import checks
-from specjax.data.chat import Turns, checked
+from specjax.data.chat import Turns, checked, content_of, in_roles, plain
 from specjax.data.tokenizer import Tokenizer
 
 # These characters enclose what a generation block writes. As lone surrogates they are in no UTF-8
@@ -66,6 +67,12 @@ def _reason(error: Exception) -> str:
   return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+def _lost(turns: Turns, text: str) -> bool:
+  """Whether a list of parts was written as Python writes it."""
+  contents = (turn.get("content") for turn in turns)
+  return any(str(x) in text for x in contents if isinstance(x, list | tuple))
+
+
 @functools.lru_cache(16)
 def _compiled(source: str) -> jinja2.Template:
   try:
@@ -87,7 +94,10 @@ class JinjaTemplate:
   What the assistant says is what the template writes in `{% generation %}`, else what a turn adds
   to the turns before it with the generation prompt, without the white space at its end. A turn
   that the template writes otherwise once others follow, as some do to leave out its thinking, is
-  not trained.
+  not trained; `untrained` counts it.
+
+  A template is handed the messages as they are, a developer's as the system's unless it names that
+  role; where it takes a list of parts, or None, for a text, as a text.
 
   Attributes:
     source: the template.
@@ -132,7 +142,7 @@ class JinjaTemplate:
     """See `ChatTemplate`; a conversation of which the template leaves out a turn is refused too."""
     text = self._text(turns, prompt=True)
     for i, turn in enumerate(turns):
-      usual = turn["role"] in ("user", "assistant") and (turn["content"] or "").strip() in text
+      usual = turn["role"] in ("user", "assistant") and content_of(turn).strip() in text
       if not usual and self._leaves_out(turns, i, text):
         raise ValueError(f"turns[{i}]: role={turn['role']!r}: the chat template leaves this turn "
                          "out.")  # fmt: skip
@@ -140,36 +150,71 @@ class JinjaTemplate:
 
   def _leaves_out(self, turns: Turns, i: int, text: str) -> bool:
     """Whether the prompt's text is the same whatever turn i says."""
-    other = {**turns[i], "content": f"{turns[i]['content'] or ''}x"}
+    other = {**turns[i], "content": f"{content_of(turns[i])}x"}
     try:
       return self._text([*turns[:i], other, *turns[i + 1 :]], prompt=True) == text
     except ValueError:
       return False
 
+  def untrained(self, tokenizer: Tokenizer, turns: Turns) -> int:
+    """See `ChatTemplate`: of turns that the template writes otherwise once others follow."""
+    marked = self._render(turns)
+    if _OPEN in marked:
+      return 0
+    answers = [after[len(before) :] for before, after, there in self._answers(marked, turns)
+               if there is None and after.startswith(before)]  # fmt: skip
+    return sum(len(tokenizer.encode(text)) for text in answers)
+
   def _added(self, whole: str, turns: Turns) -> list[bool]:
     """For each character of the conversation whether an assistant's turn adds it."""
     said = [False] * len(whole)
-    assistants = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
-    for i in assistants:
-      before = self._text(turns[:i], prompt=True)
-      after = self._text(turns[: i + 1]).rstrip()
-      # Some templates write a last token after all turns, which no turn in the middle has.
-      for end in (after, after.removesuffix(self.eos_token).rstrip()):
-        if end.startswith(before) and whole.startswith(end):
-          said[len(before) : len(end)] = [True] * (len(end) - len(before))
-          break
-    if assistants and not any(said):
+    answers = list(self._answers(whole, turns))
+    for before, _, end in answers:
+      if end is not None:
+        said[len(before) : len(end)] = [True] * (len(end) - len(before))
+    if answers and not any(after.startswith(before) for before, after, _ in answers):
       raise ValueError("the chat template has no {% generation %}, and its assistant's turns do "
                        "not go on from its generation prompt: they cannot be "
                        "trained.")  # fmt: skip
     return said
 
+  def _answers(self, whole: str, turns: Turns) -> Iterator[tuple[str, str, str | None]]:
+    """For each turn of the assistant what is written before it, and after it where it is the last.
+
+    The third is what the whole conversation begins with up to the turn's end, None where that is
+    not so.
+    """
+    for i, turn in enumerate(turns):
+      if turn["role"] == "assistant":
+        before = self._text(turns[:i], prompt=True)
+        after = self._text(turns[: i + 1]).rstrip()
+        # Some templates write a last token after all turns, which no turn in the middle has.
+        ends = (after, after.removesuffix(self.eos_token).rstrip())
+        there = (end for end in ends if end.startswith(before) and whole.startswith(end))
+        yield before, after, next(there, None)
+
   def _text(self, turns: Turns, prompt: bool = False) -> str:
     return re.sub(_MARKS, "", self._render(turns, prompt))
 
   def _render(self, turns: Turns, prompt: bool = False) -> str:
-    known = checked(turns)
-    messages = [{k: v for k, v in turn.items() if v is not None} for turn in known]
+    known = in_roles(checked(turns), self.roles)
+    simple = plain(known)
+    if simple == known:
+      return self._rendered(known, prompt)
+    try:
+      text = self._rendered(known, prompt)
+    except ValueError:
+      return self._rendered(simple, prompt)
+    if not _lost(known, text) and "None" not in text:
+      return text
+    other = self._rendered(simple, prompt)
+    wrote_none = text.replace("None", "") == other.replace("None", "")
+    return other if _lost(known, text) or wrote_none else text
+
+  def _rendered(self, turns: Turns, prompt: bool) -> str:
+    messages = [
+      {k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns
+    ]
     try:
       return _compiled(self.source).render(
         messages=messages, tools=None, documents=None, add_generation_prompt=prompt,

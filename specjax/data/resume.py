@@ -1,15 +1,12 @@
 """The files of a run that may be killed at any moment and started again."""
 
-import hashlib
 import itertools
 import json
 import pathlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from typing import Any
 
-import numpy as np
-
-from specjax import schema
+from specjax import fingerprint, schema
 
 
 def write_json(file: pathlib.Path, content: Any) -> None:
@@ -19,15 +16,7 @@ def write_json(file: pathlib.Path, content: Any) -> None:
   unfinished.replace(file)
 
 
-def digest(parts: Iterable[Any]) -> str:
-  """A short hash of texts and arrays in order."""
-  sha = hashlib.sha256()
-  for part in parts:
-    sha.update(part.encode() if isinstance(part, str) else np.asarray(part).tobytes())
-  return sha.hexdigest()[:16]
-
-
-def claim(directory: pathlib.Path, options: Mapping[str, Any], free: Collection[str] = ()) -> None:
+def claim(directory: pathlib.Path, options: fingerprint.Key, free: Collection[str] = ()) -> None:
   """Ties a directory to a run with these options, so that starting it again cannot mix two.
 
   The options are kept in run.json; a directory without that file is accepted. Those in `free` may
@@ -36,16 +25,13 @@ def claim(directory: pathlib.Path, options: Mapping[str, Any], free: Collection[
   Raises:
     ValueError: the directory holds a run with other options.
   """
-  file, here = directory / "run.json", json.loads(json.dumps(options))
+  file = directory / "run.json"
   if file.exists():
-    there = schema.read(file)
-    keys = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
-    changed = [k for k in keys if k not in free]
+    changed = fingerprint.differences(schema.read(file), options, free)
     if changed:
-      values = ", ".join(f"{k}={there.get(k)!r} (now {here.get(k)!r})" for k in changed)
-      raise ValueError(f"out={str(directory)!r} holds a run with {values}: continue it with the "
+      raise ValueError(f"out={str(directory)!r} holds a run with {changed}: continue it with the "
                        "same settings and data, or choose another directory.")  # fmt: skip
-  write_json(file, here)
+  write_json(file, options)
 
 
 def count_lines(path: pathlib.Path) -> int:

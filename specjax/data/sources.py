@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from specjax import checks, schema
 from specjax.data import lists
+from specjax.data.chat import checked, silent
 
 
 class Source(Protocol):
@@ -120,10 +121,15 @@ def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     for i, turn in enumerate(checks.sequence(key, record[key], "a list of turns")):
       if not isinstance(turn, dict):
         checks.refuse(f"{key}[{i}]", turn, f"an object with the texts {role} and {content}")
+      if key == "messages":  # of OpenAI, which the templates read
+        schema.fields(turn, {}, f"{key}[{i}]", needed=(role, *([content] if silent(turn) else ())))
+        turns.append(turn)
+        continue
       held = schema.fields(turn, {role: str, content: str}, f"{key}[{i}]", needed=(role, content))
       turns.append(turn | {"role": _ROLES.get(held[role], held[role]), "content": held[content]})
     if not turns:
       checks.refuse(key, record[key], "a list of one turn at least")
+    checked(turns, key)
     return turns
   return None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from specjax import checks
-from specjax.data.chat import question
+from specjax.data.chat import content_of, question
 from specjax.data.sources import conversation, open_source
 from specjax.decoding.model import Model
 from specjax.eval import metrics
@@ -40,7 +40,7 @@ def _item(record: Mapping[str, Any], model: Model) -> Item:
     ids = model.encode(given)
   elif turns := conversation(record):
     asked = question(turns)
-    given, ids = asked[-1]["content"], model.chat(asked)
+    given, ids = content_of(asked[-1]), model.chat(asked)
   elif "prompt" in record or "question" in record or record.get("turns"):
     key = next(k for k in ("prompt", "question", "turns") if k in record)
     given = record[key][0] if isinstance(record[key], list) else record[key]

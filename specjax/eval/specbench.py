@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax import checks
+from specjax import checks, fingerprint
 from specjax.data import resume, spec_bench
 from specjax.data.spec_bench import Question
 from specjax.decoding.decoder import Decoder
@@ -223,7 +223,9 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   machine = {k: v for k, v in about["machine"].items() if k != "load"}
   resume.claim(directory, {
     **about["config"], "model": model.label, "machine": machine,
-    "data_digest": resume.digest([json.dumps(asked)]),
+    "data_digest": fingerprint.digest([json.dumps(asked)]),
+    **fingerprint.of_model(model),
+    "drafters.weights": [fingerprint.of_weights(x.weights.drafter) for x in decoders.values()],
   }, free=("prompts",))  # fmt: skip
   batches = batched(asked, config.batch)
   found = measure(decoders, batches, config, directory / FILE)

@@ -144,3 +144,25 @@ def test_turns_of_unknown_roles_are_refused(turns, words):
   with pytest.raises(ValueError) as refusal:
     with_known_roles(turns, TEMPLATES["qa"].roles)
   assert str(refusal.value) == words
+
+
+def test_openais_messages_are_texts(tokenizer):
+  """A developer is the system, parts are a text, and a call of a tool is an empty turn."""
+  call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+  parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "x"}]
+  turns = [
+    {"role": "developer", "content": parts},
+    {"role": "user", "content": "7?"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+    {"role": "user", "content": "8?"}, {"role": "assistant", "content": "9."},
+  ]  # fmt: skip
+  ids, mask = TEMPLATES["chatml"].encode(tokenizer, turns)
+  assert text_of(tokenizer, ids) == "".join(
+    f"<|im_start|>{role}\n{content}<|im_end|>\n"
+    for role, content in [("system", "Be x"), ("user", "7?"), ("assistant", ""), ("user", "8?"),
+                          ("assistant", "9.")]
+  )  # fmt: skip
+  said = [i for i, own in zip(ids, mask, strict=True) if own]
+  assert text_of(tokenizer, said) == "9.<|im_end|>"
+  image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+  with pytest.raises(ValueError, match="type='image_url': accepted is one of text, input_text"):
+    TEMPLATES["chatml"].encode(tokenizer, [image])

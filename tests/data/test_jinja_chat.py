@@ -132,6 +132,57 @@ def test_a_template_that_cannot_be_trained_says_so():
   assert not any(template.encode(BYTES, TURNS[:1])[1])  # a question alone trains nothing
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]}
+DEVELOPER = {"role": "developer", "content": "Be kind."}
+LOOP = (
+  "{%% for m in messages %%}<{{ m.role }}>%s;{%% endfor %%}"
+  "{{ '<assistant>' if add_generation_prompt }}"
+)
+PLAIN = LOOP % "{{ m.content }}"
+ADDED = LOOP % "{{ '' + m.content }}"
+CALLING = LOOP % "{{ m.content if m.content is not none else m.tool_calls[0].function.name }}"
+PARTED = LOOP % (
+  "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}[{{ p.text }}]"
+  "{% endfor %}{% endif %}"
+)
+KNOWING = (
+  "{% for m in messages %}{% if m.role in ('user', 'system') %}{{ m.content }};{% endif %}"
+  "{% endfor %}"
+)
+MESSAGES = {
+  "a call": (CALLING, CALLS, "<assistant>add;"),
+  "a call that is not written": (PLAIN, CALLS, "<assistant>;"),
+  "a call beside texts alone": (ADDED, CALLS, "<assistant>;"),
+  "a text": (PLAIN, {"role": "user", "content": "None"}, "<user>None;"),
+  "parts": (PARTED, PARTS, "<user>[ab][c];"),
+  "parts that are no text": (PLAIN, PARTS, "<user>abc;"),
+  "parts beside texts alone": (ADDED, PARTS, "<user>abc;"),
+  "a developer": (PLAIN, DEVELOPER, "<system>Be kind.;"),
+  "a developer who is not heard": (KNOWING, DEVELOPER, "Be kind.;"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_are_handed_to_the_template_as_they_are(name):
+  source, turn, want = MESSAGES[name]
+  question = {"role": "user", "content": "?"}
+  asked = JinjaTemplate(source).prompt(BYTES, [question, turn])
+  assert want in text_of(asked) and "None;" not in text_of(asked).replace(want, "")
+
+
+def test_what_is_left_out_later_is_counted():
+  turns = [TURNS[0], {"role": "assistant", "content": "<think>Hm.</think>Yes."}, *TURNS[2:4]]
+  family = FAMILIES["qwen"]
+  said = text_of(family.encode(BYTES, turns)[0])
+  lost = "<think>Hm.</think>Yes.<|im_end|>" if "Hm." not in said else ""
+  assert family.untrained(BYTES, turns) == len(BYTES.encode(lost))
+  assert (
+    FAMILIES["chatml"].untrained(BYTES, TURNS) == FAMILIES["marked"].untrained(BYTES, TURNS) == 0
+  )
+
+
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def both(request):
   """A tokenizer of ours, and transformers' around a copy of it."""

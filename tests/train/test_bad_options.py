@@ -53,6 +53,30 @@ WRONG = {
   "large mesh": (SCRIPTS, "--mesh data=99", "at most as many together as the 8 devices"),
   "too few rows": (("lm", "denoiser"), "--batch 1000", "batch=1000: accepted is 1 to"),
   "length": (("lm", "denoiser", "heads", "judge", "acceptance"), "--length 0", "length=0: acc"),
+  "no room for an answer": (DRAFTING, "--length 2 --held-out 2 --batch 1", "length=2: accepted is"),
+  "nothing to train on": (
+    ("judge", *SKIPPING), "--length 2 --held-out 2",
+    "at length=2 and lose 30 labels: there is nothing to train on",
+  ),
+  "longer than the model": (
+    (*DRAFTING, "judge", *SKIPPING), "--length 1000 --held-out 2 --batch 1",
+    "length=1000: accepted is at most 384, the positions of",
+  ),
+  "longer than its start": (
+    ("denoiser",), "--start lists-3m --length 1000", "length=1000: accepted is at most"
+  ),
+  "more rows than there can be": (
+    DRAFTING, "--batch 11 --held-out 2", "batch=11: accepted is 1 to 10, the rows"
+  ),
+  "more records than there can be": (
+    ("filter",), "--batch 1000 --answer-batch 4 --held-out 2", "batch=1000: accepted is 1 to 160"
+  ),
+  "more answers than there are": (("distill",), "--batch 99", "batch=99: accepted is 1 to 12"),
+  "answers beyond the model": (
+    ("filter", "distill"), "--new 1000 --batch 1 --held-out 2", "questions leave less than 1000 of"
+  ),
+  "no token to learn": (("acceptance",), "--mixed 1", "mixed=1.0: accepted is below 1"),
+  "no loss": (("heads",), "--loss 0 0 0 0.8", "loss=0.0 0.0 0.0 0.8: accepted is a weight above"),
   "width": (("lm", "denoiser"), "--width 0", "width=0: accepted is 1 or more"),
   "heads": (("lm",), "--heads 3 --kv-heads 2 --batch 1", "heads=3 must be a multiple of kv_heads"),
   "vocab_size": (("lm", "denoiser"), "--vocab-size 0", "vocab_size=0: accepted is 2 or more"),

@@ -1,5 +1,6 @@
 """Conversations of several turns in JSONL: what is trained of them, and what is answered."""
 
+import dataclasses
 import json
 
 import pytest
@@ -97,6 +98,33 @@ def test_a_denoiser_reads_the_template_of_its_start(model):
   spoken = [i for i, m in zip(rows.tokens[0], rows.mask[0], strict=True) if m and i != end]
   assert text_of(model, spoken) == SAID
   assert rows.mask[0, -1] and rows.tokens[0, -1] == end
+
+
+THINKING = """\
+{% for m in messages %}<{{ m.role[0] }}>\
+{{ m.content if loop.last else m.content.split('~')[-1] }}|
+{% endfor %}{{ '<a>' if add_generation_prompt }}"""
+CALL = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def test_it_is_said_how_much_of_the_answers_is_trained_and_why(model, tmp_path, capsys):
+  """The thinking before ~ is shown in the last answer alone."""
+  turns = [TURNS[0], {"role": "assistant", "content": "Hm.~7."}, TURNS[2],
+           {"role": "assistant", "content": "Hm!~12."}]  # fmt: skip
+  calls = [TURNS[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}, *TURNS[2:]]
+  data = write(tmp_path / "data.jsonl", {"messages": turns}, {"messages": calls}, PAIR)
+  thinking = dataclasses.replace(model, template=JinjaTemplate(THINKING))
+  documents = answers.given(thinking, heads.Config(model="", data=data, out=""), "answer")
+  trained = [text_of(model, [i for i, m in zip(*d, strict=True) if m]) for d in documents]
+  assert trained[0] == "Hm!~12.|" and trained[2] == "3 + 4 = 7.|"
+  count = sum(sum(mask) for _, mask in documents)
+  lost = len(model.tokenizer.encode("Hm.~7.|"))
+  said = capsys.readouterr().out
+  assert f"{count} of the answers' {count + lost} tokens are trained: the chat template" in said
+  assert "1 tool calls are not trained: the chat template does not write them." in said
+  pair = heads.Config(model="", data=write(tmp_path / "pair.jsonl", PAIR), out="")
+  answers.given(model, pair, "answer")
+  assert capsys.readouterr().out == ""
 
 
 BAD = [

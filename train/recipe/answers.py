@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -11,15 +12,16 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from rich.progress import Progress, TextColumn
 
-from specjax import processes
+from specjax import fingerprint, processes
 from specjax.data.chat import Turns, question
 from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.model import Model, load
 from specjax.decoding.refill import refilled
+from specjax.train.recipe import labels
 from specjax.train.recipe.config import Count, Length, Training
-from specjax.train.recipe.run import count_lines, keep_lines
-from specjax.train.recipe.texts import Document, turns_of
+from specjax.train.recipe.run import count_lines, keep_lines, write_json
+from specjax.train.recipe.texts import Document, encoded, turns_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,28 +87,50 @@ def _conversations(config: Config, *fields: str) -> list[Turns]:
   return [turns_of(source[i], fields, i) for i in range(min(config.questions, len(source)))]
 
 
-def ask(model: Model, config: Config) -> list[list[int]]:
-  """The questions as prompts, without those that leave no position for an answer.
+def ask(model: Model, config: Config, new: int = 1) -> list[list[int]]:
+  """The questions as prompts, without those that leave no `new` positions for an answer.
 
   Raises:
-    ValueError: the model has no chat template, or a record no question that it accepts.
+    ValueError: the model has no chat template, a record no question that it accepts, or no question
+      leaves room.
   """
   prompts = []
   for i, turns in enumerate(_conversations(config, config.field)):
     with numbered(i):
       prompts.append(model.chat(question(turns)))
-  return [p for p in prompts if len(p) < model.config.max_length]
+  most = model.config.max_length
+  room = [p for p in prompts if len(p) + new <= most]
+  said = (f"{len(prompts) - len(room)} of {len(prompts)} questions leave less than {new} of the "
+          f"{most} positions of {model.name} for an answer")  # fmt: skip
+  if not room:
+    raise ValueError(f"data={config.data!r}: {said}.")
+  if len(room) < len(prompts):
+    print(f"{said} and are left out.")
+  return room
+
+
+def asked(model: Model, config: "AnswersConfig") -> list[list[int]]:
+  """`ask`, once it is sure that rows can be made of the answers, which take long to write.
+
+  Raises:
+    ValueError: see `ask`; or there are too few questions, or rows too long for the model, or too
+      short for an answer.
+  """
+  labels.check_length(config.length, model)
+  prompts, cut = ask(model, config), config.held_out
+  check_held_out(cut, len(prompts))
+  check_batch(config.training.batch, len(prompts) - cut)
+  for part, some in ((labels.TRAIN, prompts[cut:]), (labels.HELD_OUT, prompts[:cut])):
+    labels.check_prompts(part, some, config.length)
+  return prompts
 
 
 def given(model: Model, config: Config, answer_field: str) -> list[Document]:
   """The questions with the answers that the records have in `answer_field`, or conversations."""
   template, tokenizer = model.template, model.tokenizer
   assert template is not None and tokenizer is not None  # see `teacher`
-  documents = []
-  for i, turns in enumerate(_conversations(config, config.field, answer_field)):
-    with numbered(i):
-      documents.append(template.encode(tokenizer, turns))
-  return documents
+  turns = _conversations(config, config.field, answer_field)
+  return encoded(template, tokenizer, enumerate(turns))
 
 
 def check_held_out(held_out: int, count: int, least: int = 1) -> None:
@@ -116,25 +140,46 @@ def check_held_out(held_out: int, count: int, least: int = 1) -> None:
                      f"{count} questions that fit the model.")  # fmt: skip
 
 
+def check_batch(batch: int, most: int) -> None:
+  """Raises ValueError where a batch takes more rows than there can be."""
+  if batch > most:
+    raise ValueError(f"batch={batch}: accepted is 1 to {most}, the rows that the data can fill.")
+
+
 def written(
   path: pathlib.Path, prompts: list[list[int]],
   reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]], batch: int = 1,
+  key: fingerprint.Key | None = None,
 ) -> list[Document]:  # fmt: skip
   """Answers to prompts, each a line of a JSONL file that a killed run continues.
 
   `reply` is given the numbers of the prompts that have no answer, and yields (number, ids of the
-  answer). Where its answers come in batches, a multiple of `batch` is kept.
+  answer). Where its answers come in batches, a multiple of `batch` is kept. The `key` says what
+  the answers depend on, for a file that another run may be given; a file without one is read as it
+  is.
 
   Raises:
-    ValueError: the file holds answers to other questions.
+    ValueError: the file holds answers to other questions, or with another key.
   """
   with processes.in_turn_or_together():
-    return _written(path, prompts, reply, batch)
+    if key is not None and processes.first():
+      _compare(path, key)
+    return _written(path, prompts, reply, batch, key)
+
+
+def _compare(path: pathlib.Path, key: fingerprint.Key) -> None:
+  there = fingerprint.read(path)
+  if there is not None:
+    fingerprint.check("answers", path, there, key)
+  elif not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(fingerprint.beside(path), key)
 
 
 def _written(
   path: pathlib.Path, prompts: list[list[int]],
   reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]], batch: int,
+  key: fingerprint.Key | None,
 ) -> list[Document]:  # fmt: skip
   if processes.first():
     done = count_lines(path)
@@ -142,6 +187,9 @@ def _written(
     keep_lines(path, done - done % batch if done < len(prompts) else done)
   processes.met()
   answers = _answers(path, prompts)
+  if key is not None and fingerprint.read(path) is None:
+    print(f"answers={str(path)!r} has no {fingerprint.beside(path).name} beside it: with which "
+          "settings they were written is not known.", file=sys.stderr)  # fmt: skip
   left = [i for i in range(len(prompts)) if i not in answers]
   processes.met()
   if left:
@@ -186,7 +234,10 @@ def _answers(path: pathlib.Path, prompts: list[list[int]]) -> dict[int, list[int
 def answered(
   model: Model, prompts: list[list[int]], config: AnswersConfig, temperature: float = 0.0
 ) -> list[Document]:
-  """The answers of a causal model, see `written`; they end at the model's last position."""
+  """The answers of a causal model, see `written`; they end at the model's last position.
+
+  What is drawn depends on the seed, and greedy answers do not.
+  """
   path = pathlib.Path(config.answers or f"{config.out}/answers.jsonl")
   seed, batch = config.training.seed, config.answer_batch
   decoder = Decoder(model.spread(), temperature=temperature, seed=seed, batch=batch)
@@ -197,4 +248,8 @@ def answered(
     for k, result in refilled(decoder, asked, budgets, numbers=left):
       yield left[k], result.tokens
 
-  return written(path, prompts, reply)
+  key = fingerprint.of_model(model) | {
+    "temperature": temperature, "max_new_tokens": config.max_new_tokens,
+    "seed": seed if temperature else None,
+  }  # fmt: skip
+  return written(path, prompts, reply, key=key)

@@ -19,7 +19,7 @@ from specjax.drafters.base import Examples, Head, LossWeights
 from specjax.models.linear import linear
 from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer
-from specjax.train.recipe import forward, frames, losses
+from specjax.train.recipe import forward, frames, losses, means
 from specjax.train.recipe.config import Training
 from specjax.trees.structure import at
 
@@ -44,6 +44,11 @@ def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
   inside, at = later < T, np.minimum(later, T - 1)
   same = rows.segment[:, at] == rows.segment[:, :, None]
   return np.where(inside, rows.tokens[:, at], 0), inside & rows.mask[:, at] & same
+
+
+def first(rows: Rows) -> np.ndarray:
+  """bool[R, T]: the positions of which the first draft token is trained."""
+  return candidates(rows, 1)[1][:, :, 0]
 
 
 class Source:
@@ -76,6 +81,11 @@ class Source:
     useful = [self.useful[r] for r in chosen]
     some = [np.sort(rng.choice(x, min(self.points, len(x)), replace=False)) for x in useful]
     return self.take(list(zip(chosen, some, strict=True)), len(chosen))
+
+  def judged(self, count: int) -> Batch:
+    """A batch of `count` rows on which weights are judged, the first that have a label."""
+    labelled = np.array([r for r, points in enumerate(self.useful) if len(points)])
+    return self.sample(labelled[np.arange(count) % len(labelled)], 0)
 
   def every(self, batch: int):
     """Batches that hold every useful position of every row once."""
@@ -125,24 +135,34 @@ class Objective:
     self, params: Params, target_params: Params, batch: Batch, weights: LossWeights,
     noise: float = 0.0, key: Any = None,
   ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-    """The loss in nats and its metrics; logits are recomputed in the backward pass.
+    """The loss in nats of a whole batch and its metrics; see `terms`."""
+    terms, metrics = self.terms(params, target_params, batch, weights, noise, key)
+    total = means.added(means.values(terms))
+    return total, {"loss": total, **means.values(metrics)}
 
-    `weights` and `noise`, the width of uniform noise on the hidden states, are static.
+  def terms(
+    self, params: Params, target_params: Params, batch: Batch, weights: LossWeights,
+    noise: float = 0.0, key: Any = None,
+  ) -> tuple[list[means.Mean], dict[str, means.Mean]]:  # fmt: skip
+    """The terms of the loss in nats, one for each depth that counts, and its metrics.
+
+    Logits are recomputed in the backward pass. `weights` and `noise`, the width of uniform noise on
+    the hidden states, are static; `key` is one, or one for each row.
     """
     batch = self.seen(target_params, batch)
     examples, hidden = batch.examples, batch.examples.features.hidden
     if noise:
-      shift = noise * (jax.random.uniform(key, hidden.shape) - 0.5)
+      drawn = jax.vmap(lambda key: jax.random.uniform(key, hidden.shape[1:]))
+      shift = noise * (drawn(means.row_keys(key, len(hidden))) - 0.5)
       noisy = examples.features._replace(hidden=hidden + shift.astype(hidden.dtype))
       examples = examples._replace(features=noisy)
     states = self.states(params, target_params, examples)
     if self.head.blank:
-      total = self._of_all_depths(params, target_params, states, batch)
-      return total, {"loss": total}
+      return [self._of_all_depths(params, target_params, states, batch)], {}
     matrix = draft_vocabulary.rows(
       self.head.target.lm_head(target_params), draft_vocabulary.ids(params)
     )
-    T, total, metrics = hidden.shape[1], jnp.zeros(()), {}
+    T, terms, metrics = hidden.shape[1], [], {}
     scales = losses.depth_weights(weights.decay, len(states))
     reached = jnp.ones(examples.at.size, bool)
     for d, (state, scale) in enumerate(zip(states, scales, strict=True), 1):
@@ -153,22 +173,22 @@ class Objective:
       own = at(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
 
       @jax.checkpoint
-      def at_depth(state, own, reached, label=label, known=known, weight=weight, d=d):
+      def at_depth(state, own, reached, label=label, known=known, weight=weight, d=d, scale=scale):
         logits = self.head.read(params, target_params, state, d)
         flat, own = logits.reshape(-1, logits.shape[-1]), own.reshape(-1, own.shape[-1])
         teacher = linear(own, matrix).astype(jnp.float32)
         right = (flat.argmax(-1) == label).astype(jnp.float32)
         state = self.head.feature(state, d)
         guess = losses.Guess(state.reshape(-1, state.shape[-1]), flat, label, teacher, own)
-        loss = losses.total(weights, guess, jnp.where(reached, weight, 0.0))
+        counts = jnp.where(reached, weight, 0.0)
+        loss = means.over(counts, scale * losses.total(weights, guess, counts))
         if weights.within:
           reached = reached & known & losses.within(flat, label, weights.within)
-        return loss, losses.mean(right, weight), reached
+        return loss, means.over(weight, losses.mean(right, weight)), reached
 
       loss, metrics[f"accuracy_{d}"], reached = at_depth(state, own, reached)
-      if scale:
-        total = total + scale * loss
-    return total, {"loss": total, **metrics}
+      terms += [loss] if scale else []
+    return terms, metrics
 
   def _known(self, batch: Batch) -> tuple[Array, Array]:
     """Labels [B, M, D] in the draft vocabulary, and whether they are in it and trained."""
@@ -177,13 +197,14 @@ class Objective:
 
   def _of_all_depths(self, params: Params, target_params: Params, states: Any, batch: Batch):
     """The loss of frames, see `frames.loss`; logits are recomputed in the backward pass."""
+    tokens, known = self._known(batch)
 
     @jax.checkpoint
     def whole(states):
       read = [self.head.read(params, target_params, x, d) for d, x in enumerate(states, 1)]
-      return frames.loss(jnp.stack(read, 2), *self._known(batch))
+      return frames.loss(jnp.stack(read, 2), tokens, known)
 
-    return whole(states)
+    return means.over(known[:, :, 0], whole(states))
 
   def hits(self, params: Params, target_params: Params, batch: Batch) -> tuple[Array, Array]:
     """(i[D, RANKS], number of labels guessed at each rank; i[D], number of labels).

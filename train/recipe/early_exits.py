@@ -7,6 +7,7 @@ Letters: B rows, T tokens of a row, L layers, E width.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,8 +73,33 @@ def streams(network: Transformer, params: Params, rows: Rows, dropped: Array) ->
   return jnp.stack(behind)
 
 
+class Drawn(NamedTuple):
+  """What is drawn for a step: the layers that are dropped from each row bool[B, L], and the first
+  exit that is trained i32[B], the same in all rows."""
+
+  dropped: Array
+  start: Array
+
+
+def draw(key: Array, layers: int, rows: int, options: EarlyExits) -> Drawn:
+  """Draws for a batch of rows."""
+  drop, rotate = jax.random.split(key)
+  chance = jnp.asarray(dropout(layers, options.layer_dropout), jnp.float32)
+  dropped = jax.random.uniform(drop, (layers, rows)) < chance[:, None]
+  start = jax.random.randint(rotate, (), 0, options.exit_every)
+  return Drawn(dropped.T, jnp.broadcast_to(start, rows))
+
+
 def loss_fn(
   params: Params, network: Transformer, rows: Rows, key: Array, options: EarlyExits
+) -> tuple[Array, dict[str, Array]]:
+  """`loss_of` a batch, with what is drawn for it."""
+  drawn = draw(key, network.config.layers, len(rows.tokens), options)
+  return loss_of(params, network, rows, drawn, options)
+
+
+def loss_of(
+  params: Params, network: Transformer, rows: Rows, drawn: Drawn, options: EarlyExits
 ) -> tuple[Array, dict[str, Array]]:
   """The weighted cross-entropy of the exits, in nats over the trained tokens, and the last one's.
 
@@ -81,10 +107,7 @@ def loss_fn(
   exit of the step.
   """
   L, every = network.config.layers, options.exit_every
-  drop, rotate = jax.random.split(key)
-  chance = jnp.asarray(dropout(L, options.layer_dropout), jnp.float32)
-  dropped = jax.random.uniform(drop, (L, len(rows.tokens))) < chance[:, None]
-  behind = streams(network, params, rows, dropped)
+  behind = streams(network, params, rows, drawn.dropped.T)
   scale = jnp.asarray(weights(L, options.exit_loss), jnp.float32)
   labels = jnp.asarray(rows.tokens)[:, 1:]
   mask = jnp.asarray(rows.mask[:, 1:]).astype(jnp.float32)
@@ -98,7 +121,7 @@ def loss_fn(
 
   last, accuracy = read(behind[-1])
   total, weight, first = scale[-1] * last, scale[-1], last
-  start = jax.random.randint(rotate, (), 0, every)
+  start = drawn.start[0]
   for j in reversed(range(-(-(L - 1) // every) if options.exit_loss else 0)):
     layer = start + j * every
     there = (layer < L - 1).astype(jnp.float32)

@@ -22,12 +22,13 @@ from specjax import processes, schema
 from specjax.base import Features
 from specjax.data.packing import Rows
 from specjax.decoding.model import Model
+from specjax.fingerprint import differences, digest, of_model
 from specjax.models import sharding
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward
-from specjax.train.recipe.run import digest, write_json
+from specjax.train.recipe.run import write_json
 
-VERSION = 1
+VERSION = 2
 
 
 def dtype_of(model: Model) -> np.dtype:
@@ -45,8 +46,9 @@ def _claim(
   """The manifest on disk, which must agree with what is asked for; it is written where absent."""
   here = {
     "version": VERSION,
-    "model": digest(jax.tree.leaves(model.params)),
+    "model": digest(jax.tree.leaves(model.params)),  # in the dtype of its states
     "tokenizer": digest([model.tokenizer.inner.to_str()] if model.tokenizer else []),
+    **{k: v for k, v in of_model(model).items() if k.startswith("model.config.")},
     "rows": digest(rows),
     "shape": [*rows.tokens.shape, model.config.width],
     "layers": sorted(set(layers)),
@@ -56,12 +58,11 @@ def _claim(
     directory.mkdir(parents=True, exist_ok=True)
     write_json(file, here)
   there = schema.read(file)
-  for key, value in here.items():
-    found = there.get(key)
-    missing = set(value) - set(found or ()) if key == "layers" else found != value
-    if missing:
-      raise ValueError(f"features={str(directory)!r} were computed with {key}={found!r} "
-                       f"(now {value!r}): choose another directory.")  # fmt: skip
+  more = set(here["layers"]) <= set(there.get("layers") or ())  # layers of other heads
+  changed = differences(there, here, free=("layers",) if more else ())
+  if changed:
+    raise ValueError(f"features={str(directory)!r} were computed with {changed}: choose another "
+                     "directory.")  # fmt: skip
   return there
 
 

@@ -18,29 +18,39 @@ from specjax import processes
 from specjax.base import Params
 from specjax.models.sharding import on_all
 from specjax.sampling import new_key
+from specjax.train.recipe import means
 from specjax.train.recipe.config import Training
 from specjax.train.recipe.log import Log
+from specjax.train.recipe.means import Loss as Loss
+from specjax.train.recipe.means import Total
 
-# (params, frozen, batch, key of the step) -> (loss f32[], other metrics f32[] by name)
-Loss = Callable[[Any, Any, Any, Array], tuple[Array, dict[str, Array]]]
+Draw = Callable[[Any, Array], Any]  # (batch, key of the step) -> the batch with its noise
 
 
-def shuffled(count: int, training: Training) -> Callable[[int], np.ndarray]:
+def shuffled(
+  count: int, training: Training, *, again: bool = False
+) -> Callable[[int], np.ndarray]:  # fmt: skip
   """The numbers i[batch] of each step's rows: `count` rows, shuffled anew in every epoch.
+
+  Args:
+    again: whether a batch may hold a row more than once, for rows that are counted only after much
+      work.
 
   Raises:
     ValueError: a batch takes more rows than there are.
   """
   size = training.batch
-  if not 1 <= size <= count:
+  if again and size > count > 0:
+    print(f"batch={size} is more than the {count} rows there are: a batch holds some again.")
+  elif not 1 <= size <= count:
     raise ValueError(f"batch={size}: accepted is 1 to {count}, the rows that the data fill.")
   order = grain.MapDataset.range(count).seed(training.seed).shuffle().repeat().batch(size)
   return lambda step: np.asarray(order[step])
 
 
-def batches(data: Any, training: Training) -> Callable[[int], Any]:
+def batches(data: Any, training: Training, *, again: bool = False) -> Callable[[int], Any]:
   """The batch of each step: `shuffled` rows of `data`, a NamedTuple of arrays with rows first."""
-  order = shuffled(len(data[0]), training)
+  order = shuffled(len(data[0]), training, again=again)
   return lambda step: type(data)(*(x[order(step)] for x in data))
 
 
@@ -48,11 +58,12 @@ def fit(
   loss: Loss, params: Params, batch: Callable[[int], Any], training: Training,
   directory: pathlib.Path, *, frozen: Any = (), held_out: Any = None,
   judge: Callable[[Any, Any, Any, Array], Array] | None = None, judge_every: int = 1,
-  rates: Any = 1.0,
+  rates: Any = 1.0, draw: Draw | None = None, total: Total = means.added,
 ) -> Params:  # fmt: skip
   """Trains weights; see `loop` for what is written and how a killed run goes on.
 
   Args:
+    loss: see `means.Loss`; it is computed for each of the `training.parts` of a batch.
     params: the weights to begin with, which stay as they are.
     batch: the batch of a step, a tree of arrays with examples first.
     frozen: what else the loss reads, such as a target's weights.
@@ -60,6 +71,8 @@ def fit(
       `judge_every` steps and after the last.
     judge: (params, frozen, held_out, key) -> f32[], less is better; by default the loss.
     rates: multiples of the learning rate, a tree of floats for parts of `params`, or one for all.
+    draw: draws the noise of a whole batch, with rows first, so that no cut changes it.
+    total: the loss, of the terms of a whole batch.
 
   Returns:
     The last weights, on the host; with `held_out`, those that were judged best.
@@ -80,7 +93,7 @@ def fit(
     for name in ("least", "newest"):
       state[name] = jax.device_put(jnp.float32(jnp.inf), places[name])
 
-  step = stepper(loss, training, places, judge, judge_every, rates)
+  step = stepper(loss, training, places, judge, judge_every, rates, draw, total)
   size, devices = optax.tree.size(params), len(dealt.device_set)
   print(f"{size / 1e6:.2f}M parameters are trained on {devices} device(s).")
   state = loop(
@@ -92,7 +105,7 @@ def fit(
 
 def stepper(
   loss: Loss, training: Training, places: Any, judge: Callable[..., Array] | None = None,
-  judge_every: int = 1, rates: Any = 1.0,
+  judge_every: int = 1, rates: Any = 1.0, draw: Draw | None = None, total: Total = means.added,
 ) -> Callable[..., tuple[Any, dict[str, Array]]]:  # fmt: skip
   """The jitted step of `fit`: (state, frozen, held_out, batch, number i32[]) -> (state, metrics).
 
@@ -100,12 +113,13 @@ def stepper(
   "least" and "newest"; `places` has its shardings.
   """
   optimizer = training.optimizer()
-  gradient = averaged(jax.value_and_grad(loss, has_aux=True), training.parts)
-  judged = judge or (lambda *args: loss(*args)[0])
+  gradient = means.gradient(loss, total, training.parts)
+  judged = judge or (lambda *args: total(means.values(loss(*args)[0])))
 
   @functools.partial(jax.jit, donate_argnums=0)
   def step(state, frozen, held_out, batch, number):
     key = jax.random.fold_in(new_key(training.seed), number)
+    batch = batch if draw is None else draw(batch, key)
     (value, figures), grads = gradient(state["params"], frozen, batch, key)
     updates, moments = optimizer.update(grads, state["optimizer"], state["params"])
     updates = jax.tree.map(optax.tree.scale, rates, updates)
@@ -125,31 +139,6 @@ def stepper(
     return jax.lax.with_sharding_constraint(after, places), metrics
 
   return step
-
-
-def averaged(gradient: Callable[..., Any], parts: int) -> Callable[..., Any]:
-  """A gradient with its metrics, as the mean over `parts` of a batch, computed one after another.
-
-  Row i belongs to part i % parts, so that each device has as many rows of each part.
-  """
-  if parts == 1:
-    return gradient
-
-  def mean(params: Any, frozen: Any, batch: Any, key: Array) -> Any:
-    def part(i: Array) -> Any:
-      return gradient(params, frozen, jax.tree.map(lambda x: split(x)[i], batch),
-                      jax.random.fold_in(key, i))  # fmt: skip
-
-    def split(x: Array) -> Array:
-      return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
-
-    def add(total: Any, i: Array) -> tuple[Any, None]:
-      return jax.tree.map(jnp.add, total, part(i)), None
-
-    total, _ = jax.lax.scan(add, part(jnp.int32(0)), jnp.arange(1, parts, dtype=jnp.int32))
-    return jax.tree.map(lambda x: x / parts, total)
-
-  return mean
 
 
 def loop(

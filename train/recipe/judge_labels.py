@@ -83,13 +83,10 @@ def mark(
   For `top_k`, `temperature` and `length` T see `train.judge`; `batch` rows are read at once.
 
   Raises:
-    ValueError: the tokenizer does not split numbers into digits, or top_k is larger than its
-      vocabulary.
+    ValueError: the tokenizer does not split numbers into digits.
   """
   rows = pack(documents, length)
   assert model.tokenizer is not None  # `rows` come from it
-  if not 1 <= top_k <= model.config.vocab_size:
-    raise ValueError(f"top_k={top_k}: accepted is 1 to {model.config.vocab_size}.")
   kind = kinds(model.tokenizer, model.config.vocab_size)
   said = np.unique(rows.tokens[rows.mask]).tolist()
   if (kind == DIGIT).sum() < 10 or any(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from specjax.data.chat import Turns
+from specjax.data.chat import Turns, content_of
 from specjax.data.sources import conversation
 from specjax.decoding.model import Model
 
@@ -76,7 +76,7 @@ def texts_in(record: dict[str, Any], field: str) -> list[str]:
   """What a user says in a record: its question, its `turns`, or those of its conversation."""
   turns = conversation(record)
   if turns:
-    return [turn["content"] for turn in turns if turn["role"] == "user"]
+    return [content_of(turn) for turn in turns if turn["role"] == "user"]
   said = record.get(field, record.get("turns"))
   return [said] if isinstance(said, str) else [x for x in said or () if isinstance(x, str)]
 

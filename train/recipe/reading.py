@@ -7,6 +7,7 @@ Letters: B rows, T row length, V vocabulary, L layers.
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 import optax
 from jax import Array
 
+from specjax import fingerprint
 from specjax.base import Params
 from specjax.data.packing import Rows, pack
 from specjax.data.sources import open_source
@@ -26,8 +28,9 @@ from specjax.models.rotary import angles
 from specjax.models.skipping import Skipping
 from specjax.models.skipping.base import MLP, whole
 from specjax.models.skipping.first import Routers, probability
-from specjax.train.recipe import answers, losses, run
+from specjax.train.recipe import answers, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Share, Training
+from specjax.train.recipe.texts import Document
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Config(answers.Config):
   training: Training = Training(steps=300, batch=4, rate=1e-3, save_every=100)
 
 
-def one_each(documents: list, length: int) -> Rows:
+def one_each(documents: Sequence[Document], length: int) -> Rows:
   """A row for each document (ids, mask), cut to `length` T."""
   return Rows(*map(np.concatenate, zip(*(pack([x], length) for x in documents), strict=True)))
 
@@ -69,14 +72,20 @@ def of_records(model: Model, data: str, count: int) -> Rows:
 
 def claimed(model: Model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
   """(rows to train on, those held out) of the records, once the run's directory is tied to them."""
-  documents = answers.given(model, config, config.answer_field)
-  answers.check_held_out(config.held_out, len(documents))
-  run.claim(out, config, [ids for ids, _ in documents])
-  rows = one_each(documents, config.length)
-  rows = Rows(*(x[rows.mask.any(1)] for x in rows))
-  train, held_out = (Rows(*(x[part] for x in rows)) for part in
-                     (slice(config.held_out, None), slice(config.held_out)))  # fmt: skip
+  labels.check_length(config.length, model)
+  documents, cut = answers.given(model, config, config.answer_field), config.held_out
+  answers.check_held_out(cut, len(documents))
+  run.claim(out, config, [ids for ids, _ in documents], fingerprint.of_model(model))
+  train, held_out = (
+    labelled(labels.packed(part, some, config.length, one_each))
+    for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
+  )
   return train, held_out
+
+
+def labelled(rows: Rows) -> Rows:
+  """The rows that have a label."""
+  return Rows(*(x[rows.mask.any(1)] for x in rows))
 
 
 def read(
@@ -129,3 +138,24 @@ def loss_of(
   each = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], after)
   weight = jnp.asarray(rows.mask)[:, 1:].astype(jnp.float32)
   return losses.mean(each.reshape(-1), weight.reshape(-1)), shares
+
+
+def terms(
+  network: Network, params: Params, rows: Rows, chosen: Skipping | Routers | None
+) -> dict[str, means.Mean]:
+  """The `entropy` of `loss_of`, and the share that is `kept` in all answers' tokens and layers."""
+  nats, shares = loss_of(network, params, rows, chosen)
+  weight = jnp.asarray(rows.mask)[:, 1:].astype(jnp.float32)
+  kept = losses.mean(shares.mean(1), weight.sum(1))
+  return means.over(weight, {"entropy": nats, "kept": kept})
+
+
+def penalised(config: Config) -> means.Total:
+  """The loss: the cross-entropy, and the penalty for what is kept of the whole batch."""
+  return lambda x: x["entropy"] + config.penalty * (x["kept"] - config.keep) ** 2
+
+
+def kept_of_layers(shares: Array, rows: Rows) -> list[float]:
+  """The share f32[L] of each layer over all answers' tokens, from the shares f32[B, L] of rows."""
+  tokens = np.asarray(rows.mask)[:, 1:].sum(1)
+  return np.average(np.asarray(shares), axis=0, weights=tokens).round(3).tolist()

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 
-from specjax import processes, switches
+from specjax import fingerprint, processes, switches
 from specjax.data import resume
 from specjax.data.resume import count_lines as count_lines
-from specjax.data.resume import digest, write_json
 from specjax.data.resume import keep_lines as keep_lines
+from specjax.data.resume import write_json
 from specjax.models.sharding import named_mesh
 from specjax.train.recipe.config import check
 
@@ -62,11 +62,15 @@ def begin(config: Any) -> pathlib.Path:
   return path
 
 
-def claim(directory: pathlib.Path, config: Any, content: Any, **replaced: Any) -> None:
+def claim(
+  directory: pathlib.Path, config: Any, content: Any, key: fingerprint.Key | None = None,
+  **replaced: Any,
+) -> None:  # fmt: skip
   """Ties a directory to one run, so that starting it again cannot mix two.
 
   The options `config | replaced` are kept in run.json with a digest of what is trained on, a tuple
-  of arrays or a value for JSON. A directory without run.json is accepted.
+  of arrays or a value for JSON, and the `key` of the models that take part. A directory without
+  run.json is accepted.
 
   Raises:
     ValueError: the directory holds a run with other options or other data.
@@ -74,7 +78,8 @@ def claim(directory: pathlib.Path, config: Any, content: Any, **replaced: Any) -
   here = dataclasses.asdict(config) | replaced
   for shared in ("training", "network"):
     here |= here.pop(shared, {})
-  here["data_digest"] = digest(content if isinstance(content, tuple) else [json.dumps(content)])
+  parts = content if isinstance(content, tuple) else [json.dumps(content)]
+  here |= {"data_digest": fingerprint.digest(parts), **(key or {})}
   with processes.in_turn():
     resume.claim(directory, here, _FREE)
 

@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from specjax import processes
 from specjax.base import Params
-from specjax.data.chat import TEMPLATES, Turns
+from specjax.data.chat import TEMPLATES, ChatTemplate, Turns, content_of
 from specjax.data.sources import conversation, numbered, open_source, text_of
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.config import Config as ModelConfig
@@ -82,10 +82,46 @@ def turns_of(record: dict[str, Any], fields: Sequence[str], index: int) -> Turns
   ]
 
 
+def encoded(
+  template: ChatTemplate, tokenizer: Tokenizer, conversations: Iterable[tuple[int, Turns]]
+) -> list[Document]:
+  """Numbered conversations by a template, of which only the assistant's turns are trained.
+
+  It is said how many of their tokens the template writes otherwise once other turns follow, and how
+  many tool calls it does not write.
+
+  Raises:
+    ValueError: the template refuses a conversation, which is named by its number.
+  """
+  documents, lost, unwritten = [], 0, 0
+  for i, turns in conversations:
+    with numbered(i):
+      documents.append(template.encode(tokenizer, turns))
+      lost += template.untrained(tokenizer, turns)
+    names = [name for turn in turns for name in _called(turn)]
+    text = tokenizer.decode(documents[-1][0]) if names else ""
+    unwritten += sum(name not in text for name in names)
+  if lost:
+    trained = sum(sum(said) for _, said in documents)
+    print(f"{trained} of the answers' {trained + lost} tokens are trained: the chat template "
+          "writes the others otherwise once another turn follows, such as without their "
+          "thinking.")  # fmt: skip
+  if unwritten:
+    print(f"{unwritten} tool calls are not trained: the chat template does not write them.")
+  return documents
+
+
+def _called(turn: Mapping[str, Any]) -> list[str]:
+  """The names of the functions that a turn calls."""
+  calls = turn.get("tool_calls") or ()
+  functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
+  return [f["name"] for f in functions if isinstance(f, Mapping) and isinstance(f.get("name"), str)]
+
+
 def contents(records: Iterable[Text]) -> Iterator[str]:
   """The texts of records, from which a tokenizer learns."""
   for record in records:
-    yield from [record] if isinstance(record, str) else (turn["content"] for turn in record)
+    yield from [record] if isinstance(record, str) else map(content_of, record)
 
 
 def kept_tokenizer(out: pathlib.Path, train: Callable[[], Tokenizer]) -> Tokenizer:

@@ -30,18 +30,8 @@ class Trace(NamedTuple):
   prompt: np.ndarray  # i32[S], number of the prompt
 
 
-def collect(
-  model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
-) -> tuple[Trace, float]:
-  """Traces of an oracle that knows the reference: the model's own answers, one slot per pass.
-
-  The oracle commits the predictions that agree with the reference, which is Learn2PD's extremely
-  greedy policy (Bao et al. 2025, arXiv 2509.25188, section 3). Where none agrees, the reference's
-  token is put in the slot of highest confidence. Each prompt has `new` slots. Prompts after the
-  last full batch are left out.
-
-  Returns:
-    The records, and the oracle's passes as a share of the reference's.
+def traced(prompts: Sequence[list[int]], batch: int) -> list[list[int]]:
+  """The prompts that fill batches; those after the last full one are left out, and counted.
 
   Raises:
     ValueError: the prompts fill no batch.
@@ -49,6 +39,25 @@ def collect(
   if len(prompts) < batch:
     raise ValueError(f"answer_batch={batch}: accepted is 1 to {len(prompts)}, the questions that "
                      "fit the model.")  # fmt: skip
+  left = len(prompts) % batch
+  if left:
+    print(f"{left} of {len(prompts)} questions fill no batch of {batch} and are left out.")
+  return list(prompts[: len(prompts) - left])
+
+
+def collect(
+  model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
+) -> tuple[Trace, float]:
+  """Traces of an oracle that knows the reference: the model's own answers, one slot per pass.
+
+  The oracle commits the predictions that agree with the reference, which is Learn2PD's extremely
+  greedy policy (Bao et al. 2025, arXiv 2509.25188, section 3). Where none agrees, the reference's
+  token is put in the slot of highest confidence. Each prompt has `new` slots. The prompts fill
+  batches, see `traced`.
+
+  Returns:
+    The records, and the oracle's passes as a share of the reference's.
+  """
   reference = DiffusionDecoder(model, "confidence", blocks=block, stopping="whole", batch=batch)
   network, watched = model.denoiser, []
 
@@ -74,7 +83,7 @@ def collect(
 
   parts: list[Trace] = []
   passes = ordinary = 0
-  for first in track(range(0, len(prompts) - batch + 1, batch), description="traces"):
+  for first in track(range(0, len(prompts), batch), description="traces"):
     rows = prompts[first : first + batch]
     answers = reference(rows, new, first=first)
     ordinary += sum(r.forwards for r in answers)

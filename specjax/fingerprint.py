@@ -1,0 +1,96 @@
+"""What determines a file of kept work: it lies beside the file, and is compared when that is read.
+
+A key is a mapping for JSON of ingredients by name: settings, and digests of what is too large to be
+shown. Whoever keeps work names all that its content depends on.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import schema
+
+if TYPE_CHECKING:
+  from specjax.decoding.model import Model
+
+Key = Mapping[str, Any]
+
+
+def digest(parts: Iterable[Any]) -> str:
+  """A short hash of texts and arrays in order."""
+  sha = hashlib.sha256()
+  for part in parts:
+    sha.update(part.encode() if isinstance(part, str) else np.asarray(part).tobytes())
+  return sha.hexdigest()[:16]
+
+
+def of_weights(params: Any) -> str:
+  """Of a tree of weights, their names and shapes; the same whatever dtype it was loaded in."""
+  parts: list[Any] = []
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    x = jnp.asarray(leaf)
+    parts += [f"{jax.tree_util.keystr(path)} {x.shape}",
+              x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x]  # fmt: skip
+  return digest(parts)
+
+
+def of_files(path: str | pathlib.Path) -> str:
+  """Of a file, or of the files of a directory; of the name alone where it is neither."""
+  path = pathlib.Path(path)
+  files = sorted(x for x in path.rglob("*") if x.is_file()) if path.is_dir() else [path]
+  contents = (np.fromfile(x, np.uint8) for x in files if x.is_file())
+  return digest([*([] if path.exists() else [str(path)]), *contents])
+
+
+def of_model(model: "Model", name: str = "model") -> dict[str, Any]:
+  """The ingredients of a model: its weights, its whole config, its tokenizer and its template.
+
+  The dtype of the arithmetic is none of them: what a model says hardly depends on it.
+  """
+  tokenizer = None if model.tokenizer is None else digest([model.tokenizer.inner.to_str()])
+  template = None if model.template is None else digest([repr(model.template)])
+  of_config = {f"config.{k}": v for k, v in dataclasses.asdict(model.config).items()}
+  found = of_config | {
+    "weights": of_weights(model.params), "stored": model.weights, "tokenizer": tokenizer,
+    "template": template, "stop": sorted(model.stop), "start": list(model.start),
+    "mask": model.mask, "shift": model.shift,
+    "skipping": None if model.skipping is None else model.skipping.name,
+  }  # fmt: skip
+  return {f"{name}.{key}": value for key, value in found.items()}
+
+
+def differences(there: Key, here: Key, free: Collection[str] = ()) -> str:
+  """The ingredients that differ, by name, but those in `free`: each with its old and its new value.
+
+  It is empty where the keys are equal.
+  """
+  here = json.loads(json.dumps(here))
+  names = sorted(k for k in there.keys() | here.keys() if there.get(k) != here.get(k))
+  changed = [k for k in names if k not in free]
+  return ", ".join(f"{k}={there.get(k)!r} (now {here.get(k)!r})" for k in changed)
+
+
+def beside(path: pathlib.Path) -> pathlib.Path:
+  """Where the key of a file is kept."""
+  return path.with_name(f"{path.name}.key.json")
+
+
+def check(name: str, path: pathlib.Path, there: Key, here: Key) -> None:
+  """Raises ValueError where the file that the option `name` gives was made with another key."""
+  changed = differences(there, here)
+  if changed:
+    raise ValueError(f"{name}={str(path)!r} was made with {changed}: use the same settings, or "
+                     "choose another file.")  # fmt: skip
+
+
+def read(path: pathlib.Path) -> Key | None:
+  """The key beside a file; None where it has none."""
+  file = beside(path)
+  return schema.read(file) if file.exists() else None
