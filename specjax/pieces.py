@@ -26,13 +26,14 @@ class MakeLayers(Protocol):
     mlp: False leaves the MLPs out, for drafters that have others in their place.
     mlp_width: 0 is the target's.
     attention_width: the width of `attention_input`, where one is given.
-    window, qk_norm: False leaves out the target's sliding window, or its norms on q and k.
+    window: of sliding attention; True is the target's, False or None leaves it out.
+    qk_norm: False leaves out the target's norms on q and k.
     qkv_bias: whether q, k and v have biases; None is as in the target.
   """
 
   def __call__(
     self, count: int = 1, *, mlp: bool = True, mlp_width: int = 0,
-    attention_width: int | None = None, window: bool = True, qk_norm: bool = True,
+    attention_width: int | None = None, window: bool | int | None = True, qk_norm: bool = True,
     qkv_bias: bool | None = None,
   ) -> Any: ...  # fmt: skip
 

@@ -36,7 +36,7 @@ def run_convert(args: Convert) -> None:
     check_model(target, causal=True)
     head = formats.load(source, target.config, target_params=target.params)
     formats.save(
-      args.out, args.to, head, target.config, target.params, base=target.name, torch=args.torch,
+      args.out, args.to, head, target.config, target.params, base=target.identity, torch=args.torch,
       dtype=dtype,
     )  # fmt: skip
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
@@ -64,6 +64,6 @@ def run_corpus(args: Corpus) -> None:
   count = min(len(source), len(source) if args.limit is None else args.limit)
   records = report.progress(range(count), "reading")
   store = datastore.build(datastore.ids(source[i], model.encode, args.field, i) for i in records)
-  datastore.save(args.out, store, model.config.vocab_size)
+  datastore.save(args.out, store, model.config.vocab_size, model.identity.tokens)
   size = sum(x.nbytes for x in store) / 1e6
   print(f"wrote {args.out}: {count} texts of {len(store.tokens) - count} tokens, {size:.1f} MB")

@@ -170,7 +170,7 @@ DENOISE = [
   (f"--prompt Ann --policy confidence-{HUGE}", "slots=1099511627776: accepted is a number below"),
   ("--prompt Ann --policy threshold/guesses-0", "guesses=0: accepted is a whole number from 1"),
   ("--prompt Ann --policy learned[no_such]", "'no_such' is no directory with a config.json"),
-  ("--prompt Ann --policy threshold/student", "'both-student' is no directory"),
+  ("--prompt Ann --policy threshold/student", "'both-student' is not in the zoo"),
   ("--prompt Ann --picture no/such/a.png", "picture='no/such/a.png': accepted is"),
   ("--prompt Ann --picture deep", "picture='deep': accepted is"),
   ("--prompt Ann --picture file/a.png", "picture='file/a.png': accepted is"),

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import itertools
 import math
 import pathlib
 import re
@@ -189,6 +190,12 @@ def test_names_are_those_of_the_list(page):
   assert [part for part in parts if len(part.numbers) > most[part.name]] == []
   if page == "docs/methods.md":
     assert {part.name for part in parts} == set(most)
+
+
+def test_what_is_left_out_points_to_names_of_the_list():
+  rows = itertools.chain.from_iterable(catalogue.parts().values())
+  listed = {re.sub(r"^[/+]|\[.*", "", name) for name, *_ in rows}
+  assert set(CODE.findall(sections("docs/papers.md")["Left out, and why"])) <= listed
 
 
 # --- Links, paths, modules

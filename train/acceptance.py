@@ -25,6 +25,7 @@ from specjax import fingerprint, processes, script
 from specjax.base import Params
 from specjax.checkpoints import parts
 from specjax.data.packing import Rows
+from specjax.decoding.builders.drafters import sharing
 from specjax.decoding.model import load
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.draft_length.specdecpp import labels as chances
@@ -106,6 +107,7 @@ def without_weight(predicted: np.ndarray, refusal: float) -> np.ndarray:
 def main(config: Config) -> None:
   out = run.begin(config)
   model, small = answers.teacher(config.model, causal=True), load(config.draft)
+  sharing(model, small, f"draft={config.draft!r}")
   if small.config.vocab_size != model.config.vocab_size:
     raise ValueError(f"draft={config.draft!r} has a vocabulary of {small.config.vocab_size}, "
                      f"{model.name} one of {model.config.vocab_size}: they must share "
@@ -157,7 +159,7 @@ def main(config: Config) -> None:
   })  # fmt: skip
   trained = parts.Acceptance(config.blocks, params)
   if processes.first():
-    parts.save(out / "model", trained, target=config.model, draft=config.draft)
+    parts.save(out / "model", trained, target=model.identity, draft=small.identity)
 
 
 if __name__ == "__main__":

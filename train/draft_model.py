@@ -33,6 +33,7 @@ from specjax import fingerprint, processes, script
 from specjax.base import Params
 from specjax.checkpoints import hf
 from specjax.data.packing import Rows
+from specjax.decoding.builders.drafters import sharing
 from specjax.decoding.model import Model, load
 from specjax.models.config import Config as Network
 from specjax.models.exits import exits_of
@@ -127,6 +128,7 @@ def guessed(model: Model, other: Model, rows: Rows, hidden: np.ndarray) -> np.nd
   Raises:
     ValueError: the other model has another vocabulary.
   """
+  sharing(model, other, f"boost={other.name!r}")
   if other.config.vocab_size != model.config.vocab_size:
     raise ValueError(f"boost={other.name!r} has {other.config.vocab_size} tokens: accepted is a "
                      f"model with the target's {model.config.vocab_size}.")  # fmt: skip

@@ -171,7 +171,7 @@ def main(config: Config) -> None:
     "kept": reading.kept_of_layers(found["duo"][1], held_out),
   })  # fmt: skip
   if processes.first():
-    files.save(out / "model", params[DUO], base=config.model)
+    files.save(out / "model", params[DUO], base=model.identity)
 
 
 if __name__ == "__main__":

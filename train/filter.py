@@ -114,7 +114,7 @@ def main(config: Config) -> None:
     "held_out": calibration.passing(final > least, right) | {"slots": len(right)},
   })  # fmt: skip
   if processes.first():
-    parts.save(out / "model", best._replace(least=jnp.float32(least)), base=config.model)
+    parts.save(out / "model", best._replace(least=jnp.float32(least)), base=model.identity)
 
 
 if __name__ == "__main__":

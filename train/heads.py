@@ -246,7 +246,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   })  # fmt: skip
   if processes.first():
     whole = fixed | {"params": trained}
-    checkpoint.save(out / "model", name, config.head, whole, choices, rates, base=config.model)
+    checkpoint.save(out / "model", name, config.head, whole, choices, rates, base=model.identity)
 
 
 def command(argv: Sequence[str] | None = None) -> int:

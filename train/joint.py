@@ -191,7 +191,8 @@ def main(config: Config) -> None:
   if processes.first():
     hf.save(out / "model", model.config, jax.device_get(params), model.tokenizer,
             template=model.template, stop=model.stop, start=model.start)  # fmt: skip
-    choices, base = best_first(rates, config.nodes), str(out / "model")
+    choices, base = best_first(rates, config.nodes), model.identity
+    base = base._replace(name=str(out / "model"))
     checkpoint.save(out / "head", head.name, loaded.config, own, choices, rates, base=base)
 
 

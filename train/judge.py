@@ -137,7 +137,7 @@ def main(config: Config) -> None:
     "numbers": measure(best, JudgeLabels(*(x[test.number] for x in test))),
   })  # fmt: skip
   if processes.first():
-    files.save(out / "model", best, base=config.model)
+    files.save(out / "model", best, base=model.identity)
 
 
 if __name__ == "__main__":

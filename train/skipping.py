@@ -89,7 +89,7 @@ def main(config: Config) -> None:
   if not processes.first():
     return
   if fixed is None:
-    routers.save(out / "model", trained["lora"], chosen, base=config.model)
+    routers.save(out / "model", trained["lora"], chosen, base=model.identity)
   else:
     hf.save(out / "model", network, jax.device_get(merged), model.tokenizer,
             template=model.template, stop=model.stop, start=model.start)  # fmt: skip

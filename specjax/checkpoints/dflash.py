@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import eagle3_file, hf_config, published
+from specjax.checkpoints import eagle3_file, harmless, hf_config, published
 from specjax.checkpoints.heads import MOST, Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.drafters.dflash import DFlashConfig, layers_read
@@ -44,12 +44,12 @@ _OF_SPECULATORS = _SCHEMA | {
   "mask_token_id": int, "aux_hidden_state_layer_ids": tuple[int, ...],
   "draft_vocab_size": functools.partial(checks.whole, least=1),
 }  # fmt: skip
-# Keys of either object that change the published network, and the value that leaves it as it is.
-_PLAIN = {
-  "is_causal": False, "attention_bias": False, "use_sliding_window": False,
-  "sample_from_anchor": False, "use_qk_norm": True, "use_aux_hidden_state": True,
-  "input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0,
-  "projector_type": "dflash", "shift_label": False,
+# Keys of either object that change the published network, at the values that leave it as it is.
+_PLAIN: harmless.Harmless = {
+  "is_causal": (False,), "causal": (False,), "attention_bias": (False,),
+  "sample_from_anchor": (False,), "use_qk_norm": (True,), "use_aux_hidden_state": (True,),
+  "input_embedding_scale": (1,), "output_multiplier": (1,), "final_logit_softcapping": (0,),
+  "projector_type": ("dflash",), "shift_label": (False,),
 }  # fmt: skip
 
 
@@ -67,16 +67,6 @@ def _layout(c: DFlashConfig, network: Config) -> published.Layout:
   for i in range(c.layers):
     layout |= block(_layer(c, network), (f"layers_{i}", "layer_0"), f"layers.{i}")
   return layout
-
-
-def _check_plain(raw: Mapping[str, Any]) -> None:
-  """Raises ValueError for a feature of later heads, which `drafters.dflash` does not have."""
-  for key, accepted in _PLAIN.items():
-    if raw.get(key) not in (None, accepted):
-      checks.refuse(f"{key} in config.json", raw[key], str(accepted).lower())
-  types = raw.get("layer_types", ())
-  if any(kind != "full_attention" for kind in types):
-    checks.refuse("layer_types in config.json", types, "full_attention in all layers")
 
 
 class _Said(NamedTuple):
@@ -99,7 +89,12 @@ def _of_zlab(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   inner = raw.get("dflash_config")
   if not isinstance(inner, dict):
     checks.refuse(f"{where}: dflash_config", inner, "an object")
-  _check_plain({**raw, **inner})
+  published.check_keys(raw, where, {"dflash_config", "num_target_layers", *_SCHEMA}, _PLAIN)
+  every = {**harmless.CONFIG, **harmless.HEADS, **_PLAIN}
+  harmless.known_keys(inner, f"{where}: dflash_config", {"num_target_layers", *_OWN}, every)
+  for number in (raw.get("num_target_layers"), inner.get("num_target_layers")):
+    if number not in (None, L):
+      checks.refuse(f"{where}: num_target_layers", number, f"{L}, the target's")
   outer = schema.fields(raw, _SCHEMA, where, ["num_hidden_layers"])
   needed = [key for key in _OWN if key != "block_size" or key not in outer]
   own = outer | schema.fields(inner, _OWN, f"{where}: dflash_config", needed)
@@ -112,8 +107,8 @@ def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   inner = raw.get("transformer_layer_config")
   if not isinstance(inner, dict):
     checks.refuse(f"{where}: transformer_layer_config", inner, "an object")
-  raw = {**inner, **{k: v for k, v in raw.items() if k not in inner}}
-  _check_plain(raw)
+  raw = published.in_one_piece(raw, where)
+  published.check_keys(raw, where, {eagle3_file.KIND, *_OF_SPECULATORS}, _PLAIN)
   needed = [key for key in _OF_SPECULATORS if key != "layer_types"]
   own = schema.fields(raw, _OF_SPECULATORS, where, needed)
   layers = own["aux_hidden_state_layer_ids"]
@@ -130,6 +125,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   published.check_architecture(raw, ARCHITECTURES)
   where = f"{directory}/config.json"
   said = (_of_speculators if eagle3_file.KIND in raw else _of_zlab)(raw, where, model.layers)
+  published.check_no_window(said.raw, where)
   network, mlp_width = published.network_of(said.raw, model, qkv_bias=False)
   network = dataclasses.replace(network, qk_norm=True)
   config = DFlashConfig(

@@ -11,25 +11,26 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax import schema
 from specjax.base import Params
+from specjax.checkpoints import harmless, trained_for
 from specjax.checkpoints.files import check, read_config, read_tensors, write
+from specjax.checkpoints.trained_for import Identity
 from specjax.models.config import Config
 from specjax.models.skipping.duo import DUO
 
 _WEIGHTS = "model.safetensors"
 
 
-def save(directory: str | pathlib.Path, trained: Params, *, base: str) -> None:
+def save(directory: str | pathlib.Path, trained: Params, *, base: str | Identity) -> None:
   """Writes what `load` reads; ValueError where a weight is not finite.
 
   Args:
     trained: {layer: `Beside` as a dict}, of small MLPs of one width.
-    base: name of the model.
+    base: the model, or its name alone.
   """
   tensors = {k: np.asarray(x, np.float32) for k, x in flatten_dict(trained, sep="/").items()}
   width = trained["layer_0"]["small_down"].shape[1]
-  write(
-    pathlib.Path(directory) / _WEIGHTS, tensors, {"skipping": DUO, "width": width, "base": base}
-  )
+  config = {"skipping": DUO, "width": width, **trained_for.record(base=base)}
+  write(pathlib.Path(directory) / _WEIGHTS, tensors, config)
 
 
 def load(directory: str | pathlib.Path, config: Config, params: Params) -> Params:
@@ -43,6 +44,8 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
     raise ValueError(f"{directory}/config.json lacks skipping='duo': there are no small MLPs here.")
   if config.experts is not None:
     raise ValueError("small MLPs stand beside dense ones: accepted is a model without experts.")
+  keys = {"skipping", "width", "base", trained_for.KEY}
+  harmless.known_keys(found, f"{directory}/config.json", keys, {})
   width = schema.fields(found, {"width": int}, f"{directory}/config.json", ["width"])["width"]
   E = config.width
   own = {"router": (3, E), "bias": (3,), "small_gate_up": (2 * width, E), "small_down": (E, width)}

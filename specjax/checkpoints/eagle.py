@@ -46,12 +46,14 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   and otherwise the depth and the tree are those of the published code.
   """
   published.check_architecture(raw, _ARCHITECTURES)
-  own = schema.fields(raw, _SCHEMA, f"{directory}/config.json")
+  where = f"{directory}/config.json"
+  own = schema.fields(raw, _SCHEMA, where)
+  published.check_keys(raw, where, _SCHEMA)
   network, mlp_width = published.network_of(raw, model, own.get("qkv_bias", False))
   path, tensors = published.read(directory, published.FILES)
   config = EagleConfig(
     own.get("specjax_depth", published.TREE.depth), own.get("bias", True), mlp_width,
-    own_embedding=published.EMBEDDING in tensors,
+    own_embedding=published.EMBEDDING in tensors, window=published.window_of(raw, where),
   )  # fmt: skip
   params = published.gather(tensors, _layout(config, network), path, dtype)
   head = build(target(network), config)

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import published
+from specjax.checkpoints import harmless, published
 from specjax.checkpoints.files import Shapes
 from specjax.checkpoints.hf_layout import Fusion, block
 from specjax.drafters import draft_vocabulary
@@ -33,9 +33,16 @@ KIND = "speculators_model_type"
 def _hidden_layer_ids(name: str, value: Any) -> Any:
   if not isinstance(value, dict):
     checks.refuse(name, value, "an object")
+  harmless.known_keys(value, name, _IDS, _PLAIN)
   return schema.fields(value, _IDS, name)
 
 
+# Features of NVIDIA's heads that change the network, where they leave it as it is.
+_PLAIN: harmless.Harmless = {
+  "use_aux_hidden_state": (True,), "use_input_layernorm_in_first_layer": (True,),
+  "use_last_layernorm": (True,), "use_mtp_layernorm": (False,), "next_layer_regular": (True,),
+  "parallel_draft_step": (1,), "has_lm_head": (True,),
+}  # fmt: skip
 _IDS = {"eagle_aux_hidden_state_layer_ids": tuple[int, ...]}
 _SCHEMA = _IDS | {
   "draft_vocab_size": functools.partial(checks.whole, least=1), "attention_bias": bool,
@@ -50,14 +57,16 @@ def fields(
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:  # fmt: skip
   """(config.json in one piece, its checked values), also those that the schema `more` names.
 
-  It raises ValueError for another kind or architecture, and for another width of the target.
+  It raises ValueError for another kind or architecture, for another width of the target, and for a
+  key that could change what the head drafts and that is not read.
   """
   published.check_architecture(raw, architectures)
   if raw.get(KIND, kind) != kind:
     raise ValueError(f"{KIND}={raw[KIND]!r} in config.json: accepted is {kind!r}.")
-  if isinstance(inner := raw.get("transformer_layer_config"), dict):
-    raw = inner | {k: v for k, v in raw.items() if k not in inner}
-  own = schema.fields(raw, {**_SCHEMA, **more}, f"{directory}/config.json", ["draft_vocab_size"])
+  where = f"{directory}/config.json"
+  raw = published.in_one_piece(raw, where)
+  own = schema.fields(raw, {**_SCHEMA, **more}, where, ["draft_vocab_size"])
+  published.check_keys(raw, where, {KIND, *_SCHEMA, *more}, _PLAIN)
   if own.get("target_hidden_size", model.width) != model.width:
     raise ValueError(f"target_hidden_size={own['target_hidden_size']} in config.json: accepted is "
                      f"the target's width, {model.width}.")  # fmt: skip
@@ -72,12 +81,17 @@ def hidden_layers(own: Mapping[str, Any], model: Config) -> tuple[int, ...]:
   """The layers of a head's config: `specjax_taps`, which `to_json` writes, or the published ones.
 
   `eagle_aux_hidden_state_layer_ids` count the outputs of layers inside `eagle_config`, which
-  SpecForge and SGLang write, and else the inputs, as speculators and vLLM do.
+  SpecForge and SGLang write, and else the inputs, as speculators and vLLM do. It raises ValueError
+  where both are there, and name other layers.
   """
   usual, nested = _published_layers(model), own.get("eagle_config") or {}
-  found = own.get("eagle_aux_hidden_state_layer_ids", usual)
+  beside = own.get("eagle_aux_hidden_state_layer_ids")
+  found = usual if beside is None else beside
   if ids := nested.get("eagle_aux_hidden_state_layer_ids"):
     found = tuple(i + 1 for i in ids)
+    if beside not in (None, found):
+      raise ValueError(f"eagle_aux_hidden_state_layer_ids={beside}, and the outputs {ids} in "
+                       "eagle_config: accepted is one of the two.")  # fmt: skip
   layers = own.get("specjax_taps", found)
   return () if layers == hidden_layers_of(model.layers) else layers
 

@@ -22,9 +22,12 @@ from specjax.checkpoints import (
   mlp_speculator,
   mtp,
   peagle,
+  quantised,
+  trained_for,
 )
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.trained_for import Identity
 from specjax.drafters import HEADS, draft_vocabulary, embedding
 from specjax.drafters.named import is_file
 from specjax.models.config import Config
@@ -78,6 +81,7 @@ def load(
     raise ValueError(f"{directory}/config.json is of no known format: {', '.join(FORMATS)} are.")
   if form == "specjax" or is_file(called):
     return heads.load(directory, model, dtype, called)
+  quantised.check_config(pathlib.Path(directory), raw)
   loaded = PUBLISHED[form].decode(raw, pathlib.Path(directory), model, dtype)
   return loaded if target_params is None else _without_copy(loaded, target_params)
 
@@ -101,14 +105,14 @@ def _without_copy(loaded: Loaded, target_params: Params) -> Loaded:
 
 def save(
   directory: str | pathlib.Path, form: str, loaded: Loaded, model: Config, target_params: Params,
-  *, base: str, dtype: DTypeLike = jnp.float16, torch: bool = False,
+  *, base: str | Identity, dtype: DTypeLike = jnp.float16, torch: bool = False,
 ) -> None:  # fmt: skip
   """Writes a head for the target `model` in the format `form`: "specjax", or the head's own name.
 
-  No published format but Medusa's keeps the tree, and none the hit rates. `base` names the target.
-  With `torch` the weights are the .pt file that the programs of Medusa and Hydra load; both kinds
-  of file are read here. It raises ValueError where the format is not for this head, has no place
-  for a part of it or no such file, or where torch is needed and absent.
+  No published format but Medusa's keeps the tree, and none the hit rates. `base` is the target, or
+  its name. With `torch` the weights are the .pt file that the programs of Medusa and Hydra load;
+  both kinds of file are read here. It raises ValueError where the format is not for this head, has
+  no place for a part of it or no such file, or where torch is needed and absent.
   """
   name, network = loaded.head.name, loaded.network
   if torch and form not in TORCH:
@@ -129,6 +133,5 @@ def save(
     raise ValueError(f"the format {form} has no place for a draft vocabulary.")
   file, tensors, raw = PUBLISHED[form].encode(loaded, target_params, dtype)
   path = pathlib.Path(directory) / file
-  write(
-    path.with_suffix(".pt") if torch else path, tensors, raw | {"base_model_name_or_path": base}
-  )
+  raw |= trained_for.record(base_model_name_or_path=base)
+  write(path.with_suffix(".pt") if torch else path, tensors, raw)

@@ -69,6 +69,19 @@ FAMILIES: Mapping[str, Harmless] = {
     "sliding_window": ...,  # which its program does not read
   },
 }  # fmt: skip
+# What programs that train and run draft heads add to these.
+HEADS: Harmless = {
+  "base_model_name_or_path": ..., "eos_token_id": ..., "tie_word_embeddings": ..., "version": ...,
+  "target_model_type": ..., "reuse_target_lm_head": ..., "additional_fc": (False,),
+  "speculators_version": ..., "speculators_config": ..., "trained_for": ...,
+  "specjax_template": ..., "embed_requires_grad": ..., "has_no_defaults_at_init": ...,
+  "ttt_*": ..., "loss_*": ..., "dropout_rate": ..., "draft_attn_impl": ..., "max_anchors": ...,
+  "num_anchors": ...,
+  "sliding_window_non_causal": (False,), "is_causal": (True,),
+}  # fmt: skip
+# The rest of a target's config.json, which files of Medusa and Hydra repeat: they have no layer.
+OF_TARGET: Harmless = {"attention_bias": ..., "qkv_bias": ..., "num_local_experts": ...,
+                       "num_experts_per_tok": ...}  # fmt: skip
 # Of the scaling of rotary frequencies; a text has the same position in all sections of mrope.
 ROPE: Harmless = {"finetuned": ..., "mrope_*": ..., "attn_factor": (1,),
                   "extrapolation_factor": (1,), "factor": (1,)}  # fmt: skip

@@ -17,8 +17,9 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import eight_bits, families
+from specjax.checkpoints import eight_bits, families, harmless, trained_for
 from specjax.checkpoints.files import check, read_config, read_tensors, write
+from specjax.checkpoints.trained_for import Identity
 from specjax.drafters import draft_vocabulary
 from specjax.drafters.base import Head
 from specjax.drafters.named import is_file, named
@@ -96,6 +97,7 @@ def load(
   for key in _KEYS:
     if key not in raw:
       raise ValueError(f"{file} lacks {key}: this is no draft head.")
+  harmless.known_keys(raw, file, {*_KEYS, "base", trained_for.KEY}, {})
   own = schema.fields(raw, _SCHEMA, file, ["config"])
   name = called if is_file(called) else raw["head"]
   if name != called and is_file(name):
@@ -145,13 +147,13 @@ def weights_like(
 
 def save(
   directory: str | pathlib.Path, name: str, config: Any, params: Params, choices: Choices,
-  hit_rates: np.ndarray | None, *, base: str, dtype: DTypeLike = jnp.float16,
+  hit_rates: np.ndarray | None, *, base: str | Identity, dtype: DTypeLike = jnp.float16,
 ) -> None:  # fmt: skip
   """Writes what `load` reads; see `Loaded` for the values.
 
   Args:
     name: of the head, as `drafters.named` takes it.
-    base: names the target.
+    base: the target, or its name alone.
     dtype: of the weights on disk; int8 is that of `eight_bits.narrow`.
 
   Raises:
@@ -164,7 +166,7 @@ def save(
     "head": name,
     "config": dataclasses.asdict(config),
     "draft_vocab": None if vocabulary is None else len(vocabulary),
-    "base": base,
+    **trained_for.record(base=base),
     "choices": [list(path) for path in choices],
     "hit_rates": None if hit_rates is None else np.asarray(hit_rates).round(4).tolist(),
   }

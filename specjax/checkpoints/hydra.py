@@ -13,7 +13,7 @@ from typing import Any
 from jax.typing import DTypeLike
 
 from specjax.base import Params
-from specjax.checkpoints import published
+from specjax.checkpoints import harmless, published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.drafters.hydra import HydraConfig
@@ -60,8 +60,11 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   that of the prefix layer, which nothing reads; their shapes are checked. Heads that do not see
   tokens (`grounded_heads`) or that read another layer (`hidden_state_offset`) are refused.
   """
+  where = f"{directory}/config.json"
   counts = dict.fromkeys(_KEYS[:2], published.COUNT)
   own = published.fields(raw, counts, directory, _KEYS, "these are no Hydra heads")
+  published.check_keys(raw, where, _KEYS, harmless.OF_TARGET)
+  published.check_base(raw, model, where)
   for key, accepted in (
     ("hydra_head_arch", tuple(_PREFIX)), ("grounded_heads", (True,)), ("hidden_state_offset", (0,))
   ):  # fmt: skip

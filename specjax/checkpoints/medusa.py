@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from specjax.base import Params
-from specjax.checkpoints import heads, published
+from specjax.checkpoints import harmless, heads, published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, Layout, scatter
 from specjax.drafters.medusa import MedusaConfig
@@ -60,6 +60,9 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   `medusa_num_heads` must be corrected.
   """
   own = published.fields(raw, _SCHEMA, directory, _KEYS, "these are no Medusa heads")
+  where = f"{directory}/config.json"
+  published.check_keys(raw, where, _SCHEMA, harmless.OF_TARGET)
+  published.check_base(raw, model, where)
   (path, tensors), blocks = published.read(directory, _FILES), own["medusa_num_layers"]
   shared = not any(name.endswith(f".{blocks}.weight") for name in tensors)
   config = MedusaConfig(own["medusa_num_heads"], blocks, shared=shared)

@@ -25,6 +25,7 @@ _SCHEMA = {
   "n_predict": published.COUNT, "emb_dim": int, "inner_dim": int, "vocab_size": int,
   "tie_weights": bool, "scale_input": bool,
 }  # fmt: skip
+_SEARCH = dict.fromkeys(("top_k_tokens_per_head", "n_candidates"), ...)
 _ARCHITECTURE = "MLPSpeculatorPreTrainedModel"
 
 
@@ -58,6 +59,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   """
   own = published.fields(raw, _SCHEMA, directory, _KEYS, "this is no MLPSpeculator")
   published.check_architecture(raw, [_ARCHITECTURE])
+  published.check_keys(raw, f"{directory}/config.json", _SCHEMA, _SEARCH)
   published.check_target("emb_dim", own["emb_dim"], own["vocab_size"], model)
   config = MLPSpeculatorConfig(
     own["n_predict"], own["inner_dim"], own.get("tie_weights", False), own.get("scale_input", False)

@@ -23,6 +23,9 @@ from specjax.drafters.mtp import mtp as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 
+# Of the target's, which `hf.load` reads, or of a head's.
+_OTHERS = ("specjax_depth", "eos_token_id", "specjax_template", "base_model_name_or_path",
+           "trained_for")  # fmt: skip
 _SCHEMA = {"num_nextn_predict_layers": published.COUNT, "specjax_depth": published.COUNT}
 
 
@@ -45,6 +48,9 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   if own["num_nextn_predict_layers"] != 1:
     checks.refuse(f"{where}: num_nextn_predict_layers", own["num_nextn_predict_layers"], "1")
   network = hf_config.from_json(raw, where)
+  hf_config.check_keys(raw, network, where, _OTHERS)
+  if network.window is not None:
+    checks.refuse(f"{where}: sliding_window", network.window, "full attention in the MTP layer")
   for field in dataclasses.fields(network):
     found, ours = (getattr(x, field.name) for x in (network, model))
     if found != ours and field.name != "max_length":

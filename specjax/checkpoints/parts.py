@@ -16,8 +16,10 @@ from jax import Array
 
 from specjax import checks, schema
 from specjax.base import Params
+from specjax.checkpoints import harmless, trained_for
 from specjax.checkpoints.files import Shapes, check, read_config, read_tensors, write
 from specjax.checkpoints.heads import MOST
+from specjax.checkpoints.trained_for import Identity
 from specjax.diffusion.policies import Filter
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.models.config import Config
@@ -25,6 +27,7 @@ from specjax.sampling import new_key
 from specjax.verifiers.judge import Judge
 
 _WEIGHTS, _OF_ACCEPTANCE = "model.safetensors", "acceptance.safetensors"
+_BASE = ("base", trained_for.KEY)
 _ACCEPTANCE = {"blocks": functools.partial(checks.whole, most=MOST), "width": int}
 
 
@@ -35,12 +38,15 @@ class Acceptance(NamedTuple):
   params: Params
 
 
-def save(directory: str | pathlib.Path, part: Judge | Filter | Acceptance, **models: str) -> None:
+def save(
+  directory: str | pathlib.Path, part: Judge | Filter | Acceptance, **models: str | Identity
+) -> None:
   """Writes what the loader of the part reads; ValueError where a weight is not finite.
 
   Args:
     part: its weights; `Filter.least` is f32[].
-    models: names of those it was trained for: `base`, or an acceptance head's `target` and `draft`.
+    models: those it was trained for, or their names: `base`, or an acceptance head's `target` and
+      `draft`.
   """
   weights: Mapping[str, Any] = part._asdict()
   config: dict[str, Any] = {"verifier": "judge"}
@@ -51,7 +57,7 @@ def save(directory: str | pathlib.Path, part: Judge | Filter | Acceptance, **mod
     weights, file = flatten_dict(part.params, sep="/"), _OF_ACCEPTANCE
     config = {"blocks": part.blocks, "width": weights["params/out"].shape[1]}
   tensors = {name: np.asarray(x, np.float32) for name, x in weights.items()}
-  write(pathlib.Path(directory) / file, tensors, config | models)
+  write(pathlib.Path(directory) / file, tensors, config | trained_for.record(**models))
 
 
 def _read(path: pathlib.Path, shapes: Shapes) -> dict[str, Array]:
@@ -65,8 +71,10 @@ def load_judge(directory: str | pathlib.Path, model: Config) -> Judge:
   It raises ValueError where the directory holds no judge, or tensors that are missing, extra or
   misshapen, as those of a judge for a target of another width are.
   """
-  if read_config(directory, "judge").get("verifier") != "judge":
+  raw = read_config(directory, "judge")
+  if raw.get("verifier") != "judge":
     raise ValueError(f"{directory}/config.json lacks verifier='judge': this is no judge.")
+  harmless.known_keys(raw, f"{directory}/config.json", {"verifier", *_BASE}, {})
   return Judge(**_read(pathlib.Path(directory) / _WEIGHTS, {"w": (model.width,), "b": ()}))
 
 
@@ -75,6 +83,7 @@ def load_filter(directory: str | pathlib.Path) -> Filter:
   config, path = read_config(directory, "filter"), pathlib.Path(directory) / _WEIGHTS
   if config.get("policy") != "learned":
     raise ValueError(f"{directory}/config.json lacks policy='learned': this is no filter.")
+  harmless.known_keys(config, f"{directory}/config.json", {"policy", "window", *_BASE}, {})
   W = schema.fields(config, {"window": int}, f"{directory}/config.json", ["window"])["window"]
   H = read_tensors(path).get("into_bias", np.empty(0)).size
   shapes = {"into": (H, W), "into_bias": (H,), "out": (W, H), "out_bias": (W,), "least": ()}
@@ -89,6 +98,7 @@ def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:
   raw, where = read_config(directory, "acceptance head"), f"{directory}/config.json"
   if not _ACCEPTANCE.keys() <= raw.keys():
     raise ValueError(f"{where} has no blocks and width: this is no acceptance head.")
+  harmless.known_keys(raw, where, {*_ACCEPTANCE, "target", "draft", trained_for.KEY}, {})
   own = schema.fields(raw, _ACCEPTANCE, where, _ACCEPTANCE)
   if own["width"] != width:
     raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width "

@@ -39,7 +39,7 @@ def _proposed(name: str, value: Any) -> int:
 
 # Where D is said, the first of them that is there.
 _DEPTHS = {"num_depths": published.COUNT, "para_depths": published.COUNT,
-           "speculators_config": _proposed}  # fmt: skip
+           "speculators_config": _proposed, "specjax_depth": published.COUNT}  # fmt: skip
 _SCHEMA = {"num_hidden_layers": published.COUNT} | _DEPTHS | dict.fromkeys(MASK_TOKENS, int)
 
 
@@ -57,13 +57,17 @@ def _layout(c: PEagleConfig, network: Config, words: int, name: str) -> publishe
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
   """A head for the target `model`, which drafts chains of the depth that it was trained for."""
   raw, own = eagle3_file.fields(raw, _SCHEMA, "peagle", _ACCEPTED, directory, model)
-  found = [own[key] for key in MASK_TOKENS if key in own]
+  found = sorted({own[key] for key in MASK_TOKENS if key in own})
   if not found:
     raise ValueError(f"{directory}/config.json names no mask: it lacks "
                      f"{' and '.join(MASK_TOKENS)}.")  # fmt: skip
+  if len(found) > 1:
+    raise ValueError(f"{directory}/config.json names the masks {found} by "
+                     f"{', '.join(MASK_TOKENS)}: accepted is one.")  # fmt: skip
   for name in eagle3_file.OPTIONS[1:]:
     if own.get(name):
       checks.refuse(f"{name} in config.json", True, "false in the format peagle")
+  published.check_no_window(raw, f"{directory}/config.json")
   network, mlp_width = published.network_of(raw, model, model.qkv_bias)
   path, tensors = published.read(directory, published.FILES)
   config = PEagleConfig(

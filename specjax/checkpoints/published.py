@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import pathlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 
 from specjax import checks, schema
 from specjax.base import Params
-from specjax.checkpoints import hf_config
+from specjax.checkpoints import harmless, hf_config
 from specjax.checkpoints.files import Shapes, Tensors, check, read_tensors
 from specjax.checkpoints.heads import MOST
 from specjax.checkpoints.hf import shards
@@ -37,6 +37,17 @@ COUNT = functools.partial(checks.whole, least=1, most=MOST)
 """The check of a number of heads or blocks in a config.json."""
 
 FILES = ("model.safetensors", "pytorch_model.bin")  # where transformers keeps weights
+_WINDOW: dict[str, Any] = {
+  "use_sliding_window": bool, "sliding_window": functools.partial(checks.whole, least=1),
+  "max_window_layers": int, "layer_types": tuple[str, ...],
+}  # fmt: skip
+# Keys of a layer, or of the network beside a head, which `network_of` and `window_of` read.
+_NETWORK = frozenset(_WINDOW) | {
+  "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+  "head_dim", "intermediate_size", "hidden_act", "mlp_bias", "rms_norm_eps", "rope_theta",
+  "rope_scaling", "rope_parameters", "partial_rotary_factor", "max_position_embeddings",
+  "original_max_position_embeddings",
+}  # fmt: skip
 TREE = Dynamic(60, 8, 10)  # of EAGLE's published code, whose depth of 7 leaves out the first level
 EMBEDDING = "embed_tokens.weight"  # that a head of EAGLE may bring
 
@@ -146,6 +157,82 @@ def fields(
   return schema.fields(raw, known, f"{directory}/config.json", [k for k in needed if k in known])
 
 
+def in_one_piece(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+  """A config.json of speculators without its `transformer_layer_config`, whose keys stand beside
+  the others; ValueError where both have a key of the network's, and differ in it."""
+  inner = raw.get("transformer_layer_config")
+  if inner is None:
+    return raw
+  if not isinstance(inner, dict):
+    checks.refuse(f"{where}: transformer_layer_config", inner, "an object")
+  outer = {k: v for k, v in raw.items() if k != "transformer_layer_config"}
+  for key in _NETWORK & inner.keys() & outer.keys():
+    if None not in (inner[key], outer[key]) and inner[key] != outer[key]:
+      raise ValueError(f"{where}: {key}={outer[key]!r}, and in transformer_layer_config it is "
+                       f"{inner[key]!r}: accepted is one of the two.")  # fmt: skip
+  return {**outer, **{k: v for k, v in inner.items() if v is not None or k not in outer}}
+
+
+def check_keys(
+  raw: Mapping[str, Any], where: str, used: Collection[str], others: harmless.Harmless | None = None
+) -> None:
+  """Raises ValueError for a key of a head's config.json that could change what it drafts.
+
+  Args:
+    used: keys that the format reads beside those of `network_of`.
+    others: further keys that change nothing, see `checkpoints.harmless`.
+  """
+  every = {**harmless.CONFIG, **harmless.HEADS, **(others or {})}
+  harmless.known_keys(raw, where, _NETWORK.union(used), every)
+
+
+def check_base(raw: Mapping[str, Any], model: Config, where: str) -> None:
+  """Raises ValueError where config.json repeats the target's, and that is not `model`."""
+  for key, ours in (("hidden_size", model.width), ("vocab_size", model.vocab_size),
+                    ("num_hidden_layers", model.layers)):  # fmt: skip
+    if raw.get(key) not in (None, ours):
+      checks.refuse(f"{where}: {key}", raw[key], f"the target's, {ours}")
+
+
+def window_of(raw: Mapping[str, Any], where: str) -> int | None:
+  """The sliding window of a head's layers, None where they see everything.
+
+  `layer_types` says which layers have it and, where it is absent, `use_sliding_window`; a window
+  alone is that of Mistral's layers, and nothing for Qwen's. ValueError where these disagree, none
+  of them is there, or layers differ.
+  """
+  own = schema.fields(raw, _WINDOW, where)
+  kinds, family = set(own.get("layer_types", ())), str(raw.get("model_type"))
+  if not kinds <= {"full_attention"} and kinds != {"sliding_attention"}:
+    checks.refuse(f"{where}: layer_types", raw["layer_types"],
+                  "full_attention in all layers, or sliding_attention in all")  # fmt: skip
+  switch = own.get("use_sliding_window")
+  slides = kinds == {"sliding_attention"} if kinds else switch
+  if slides is None:
+    if "sliding_window" in own and not family.startswith(("mistral", "qwen")):
+      checks.refuse(f"{where}: sliding_window", own["sliding_window"],
+                    "a window beside use_sliding_window or layer_types, which say whether layers "
+                    "have it")  # fmt: skip
+    slides = "sliding_window" in own and family == "mistral"
+  if switch not in (None, slides):
+    checks.refuse(f"{where}: use_sliding_window", switch, f"{str(slides).lower()}, as layer_types "
+                  "has it")  # fmt: skip
+  if not slides:
+    return None
+  if "sliding_window" not in own:
+    raise ValueError(f"{where} lacks 'sliding_window', which its layers have.")
+  if not kinds and own.get("max_window_layers", 0) > 0:
+    checks.refuse(f"{where}: max_window_layers", own["max_window_layers"],
+                  "0, for all layers of a head have its window, or layer_types")  # fmt: skip
+  return own["sliding_window"]
+
+
+def check_no_window(raw: Mapping[str, Any], where: str) -> None:
+  """Raises ValueError for a sliding window, in a format whose layers see everything."""
+  if (window := window_of(raw, where)) is not None:
+    checks.refuse(f"{where}: sliding_window", window, "full attention in this format")
+
+
 def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[Config, int]:
   """The network whose layer an EAGLE head has, and the width of the layer's MLP (0: the target's).
 
@@ -183,4 +270,8 @@ def layer_json(network: Config, config: Any, dtype: DTypeLike) -> dict[str, Any]
   """The config.json of a Llama with the layer of an EAGLE head's config, which adds the biases."""
   layer = layer_of(network, config.mlp_width)
   raw = hf_config.to_json(dataclasses.replace(layer, tied=False, qkv_bias=False, causal=True))
-  return raw | {"torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
+  raw |= {"torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
+  if (window := getattr(config, "window", None)) is not None:
+    raw |= {"sliding_window": window, "use_sliding_window": True,
+            "layer_types": ["sliding_attention"]}  # fmt: skip
+  return raw

@@ -13,7 +13,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax import schema
 from specjax.base import Params
+from specjax.checkpoints import harmless, trained_for
 from specjax.checkpoints.files import check, read_config, read_tensors, write
+from specjax.checkpoints.trained_for import Identity
 from specjax.models import lora
 from specjax.models.config import Config
 from specjax.models.int8 import Int8
@@ -23,17 +25,19 @@ from specjax.sampling import new_key
 _WEIGHTS = "model.safetensors"
 
 
-def save(directory: str | pathlib.Path, updates: Params, routers: Routers, *, base: str) -> None:
+def save(
+  directory: str | pathlib.Path, updates: Params, routers: Routers, *, base: str | Identity
+) -> None:
   """Writes what `load` reads; ValueError where a weight is not finite.
 
   Args:
     updates: of `lora.start`, of one rank.
-    base: name of the model.
+    base: the model, or its name alone.
   """
   tensors = {**flatten_dict(updates, sep="/"), **routers._asdict()}
   rank = next(x.shape[0] for name, x in tensors.items() if name.endswith("/down"))
   tensors = {name: np.asarray(x, np.float32) for name, x in tensors.items()}
-  config = {"skipping": "first", "rank": rank, "base": base}
+  config = {"skipping": "first", "rank": rank, **trained_for.record(base=base)}
   write(pathlib.Path(directory) / _WEIGHTS, tensors, config)
 
 
@@ -46,6 +50,8 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
   found = read_config(directory, "part with routers")
   if found.get("skipping") != "first":
     raise ValueError(f"{directory}/config.json lacks skipping='first': there are no routers here.")
+  keys = {"skipping", "rank", "base", trained_for.KEY}
+  harmless.known_keys(found, f"{directory}/config.json", keys, {})
   rank = schema.fields(found, {"rank": int}, f"{directory}/config.json", ["rank"])["rank"]
   if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | None):
     raise ValueError("routers come with updates of float weights that are not spread: accepted are "

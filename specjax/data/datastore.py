@@ -64,13 +64,19 @@ def build(texts: Iterable[Sequence[int]]) -> Datastore:
   return Datastore(tokens, np.argsort(rank, kind="stable").astype(np.int32))
 
 
-def save(path: str | pathlib.Path, store: Datastore, vocab_size: int) -> None:
-  """Writes FILE.npz; `vocab_size` is that of the model whose ids these are."""
-  np.savez(path, **store._asdict(), vocab_size=np.int32(vocab_size))
+def save(
+  path: str | pathlib.Path, store: Datastore, vocab_size: int, tokens: str | None = None
+) -> None:
+  """Writes FILE.npz.
+
+  Args:
+    vocab_size, tokens: of the model whose ids these are; see `vocabulary.digest`.
+  """
+  np.savez(path, **store._asdict(), vocab_size=np.int32(vocab_size), words=np.str_(tokens or ""))
 
 
-def load(path: str, vocab_size: int) -> Datastore:
-  """Reads FILE.npz.
+def load(path: str, vocab_size: int, tokens: str | None = None) -> Datastore:
+  """Reads FILE.npz for a model; see `save` for the arguments.
 
   Raises:
     ValueError: there is no such file, it is no datastore, or one of another vocabulary.
@@ -81,6 +87,7 @@ def load(path: str, vocab_size: int) -> Datastore:
   try:
     with np.load(path) as file:
       held = {key: file[key] for key in ("tokens", "order", "vocab_size")}
+      words = str(file["words"]) if "words" in file else ""  # files of old releases lack them
   except Exception as error:  # whatever numpy raises for a file of another kind
     raise ValueError(f"{what} is no datastore ({type(error).__name__}).") from error
   store = Datastore(held["tokens"], held["order"])
@@ -91,4 +98,7 @@ def load(path: str, vocab_size: int) -> Datastore:
   if int(held["vocab_size"]) != vocab_size or store.tokens.max() >= vocab_size:
     raise ValueError(f"{what} has ids of a vocabulary of {int(held['vocab_size'])}, the model one "
                      f"of {vocab_size}.")  # fmt: skip
+  if words and tokens and words != tokens:
+    raise ValueError(f"{what} has ids of another tokenizer than the model's, whose tokens differ; "
+                     "`specjax corpus` makes one of its own.")  # fmt: skip
   return store

@@ -14,6 +14,8 @@ from jax.typing import DTypeLike
 from specjax import checks, switches
 from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import families, gguf, hf, hub
+from specjax.checkpoints.trained_for import Identity
+from specjax.data import vocabulary
 from specjax.data.chat import ChatTemplate, Turns, with_known_roles
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.skipping import skipping as named_skipping
@@ -25,6 +27,7 @@ from specjax.models.adaptive import adaptive
 from specjax.models.any_order import any_order
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
+from specjax.models.fitted import fitted
 from specjax.models.skipping import Skipping
 from specjax.models.weights import WEIGHTS, count_parameters
 
@@ -53,6 +56,7 @@ class Model:
     dtype: that of the arithmetic.
     weights: how matrices lie in memory, see `load`.
     skipping: which layers leave tokens out, or None for none.
+    fit: V of the model whose tokens this one is to say, or None for its own; see `models.fitted`.
   """
 
   name: str
@@ -67,6 +71,7 @@ class Model:
   dtype: DTypeLike = jnp.float32
   weights: str = "float"
   skipping: Skipping | None = None
+  fit: int | None = None
 
   @property
   def label(self) -> str:
@@ -86,8 +91,17 @@ class Model:
   @functools.cached_property
   def target(self) -> Target:
     if self.skipping is not None:
-      return adaptive(self.config, self.skipping)
-    return families.target(self.config)
+      own = adaptive(self.config, self.skipping)
+    else:
+      own = families.target(self.config)
+    return own if self.fit is None else fitted(own, self.fit)
+
+  @functools.cached_property
+  def identity(self) -> Identity:
+    """What tells this model from others, for the parts that are trained for it."""
+    tokens = None if self.tokenizer is None else vocabulary.digest(self.tokenizer)
+    c = self.config
+    return Identity(self.name, c.vocab_size, c.width, c.layers, tokens)
 
   def narrow_passes(self, drafter: Drafter) -> tuple[int, ...]:
     """The widths below N that pay.
@@ -206,6 +220,20 @@ def resolve(name: str, revision: str | None = None) -> pathlib.Path:
   )
 
 
+def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
+  """The name of what ships for a model as the weights of a part, by default of the part's name.
+
+  Raises:
+    ValueError: there is nothing; it says what trains it.
+  """
+  name = f"{pathlib.Path(model.name).name}-{kind or part}"
+  if not any(os.path.isfile(path / "config.json") for path in (ZOO / name, pathlib.Path(name))):
+    raise ValueError(f"{part}: {checks.shown(name)} is not in the zoo; `python -m "
+                     f"specjax.{trainer}` trains one for {model.name}, which {part}[DIRECTORY] "
+                     "names.")  # fmt: skip
+  return name
+
+
 @switches.hold
 def load(
   name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None,
@@ -244,6 +272,6 @@ def load(
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
   if skipping is None:
     return model
-  chosen, params = named_skipping(skipping, model.config, model.params)
+  chosen, params = named_skipping(skipping, model.config, model.params, model.identity)
   adaptive(model.config, chosen)  # which refuses some models
   return dataclasses.replace(model, params=params, skipping=chosen)

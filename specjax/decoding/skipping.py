@@ -2,6 +2,8 @@
 
 from specjax.base import Params
 from specjax.checkpoints import duo, routers
+from specjax.checkpoints.files import read_config
+from specjax.checkpoints.trained_for import Identity, checked
 from specjax.decoding import spec
 from specjax.models.config import Config
 from specjax.models.skipping import SKIPPINGS, Skipping
@@ -10,8 +12,13 @@ from specjax.models.skipping import SKIPPINGS, Skipping
 TRAINED = {"first": (routers.load, "train.skipping"), "duo": (duo.load, "train.duo")}
 
 
-def skipping(name: str, config: Config, params: Params) -> tuple[Skipping, Params]:
+def skipping(
+  name: str, config: Config, params: Params, model: Identity | None = None
+) -> tuple[Skipping, Params]:
   """(what the name says for a model, the weights that go with it).
+
+  Args:
+    model: whose weights these are, which the file of trained ones is asked about.
 
   Raises:
     ValueError: an unknown name or number, a model of another family, or one whose weights do not
@@ -25,5 +32,7 @@ def skipping(name: str, config: Config, params: Params) -> tuple[Skipping, Param
   if part.name in TRAINED:
     read, trainer = TRAINED[part.name]
     path = spec.text_of(part, "trained routers", "DIRECTORY", f", see specjax.{trainer}")
-    params = read(path, config, params)
+    models = {} if model is None else {"target": model}
+    with checked(canonical, read_config(path, "part with routers"), **models):
+      params = read(path, config, params)
   return builder(config.layers, **numbers)._replace(name=canonical), params

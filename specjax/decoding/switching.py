@@ -22,6 +22,7 @@ from jax import Array
 from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
+from specjax.decoding.builders.drafters import sharing
 from specjax.decoding.decoder import padded
 from specjax.decoding.model import Model, Prompt
 from specjax.models.cache import once, read_one, zero_after
@@ -154,8 +155,7 @@ def switching(
   """
   check_model(small, causal=True)
   check_model(large, causal=True)
-  if small.config.vocab_size != large.config.vocab_size:
-    checks.refuse("large", large.name, f"a model of the vocabulary of {small.name}")
+  small = sharing(large, small, f"small={small.name!r} with large={large.name!r}")
   checks.number("threshold", threshold, 0)
   checks.whole("window", window, 1, 10**4)
   checks.whole("dwell", dwell, 1)

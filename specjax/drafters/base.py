@@ -192,6 +192,8 @@ class Head(NamedTuple):
     attends_root: whether `attend` takes in the root, too, and gives depth 1 (static).
     hidden_layers: layers of the target whose input `memory` reads, see `Features` (static).
     feature: what the loss term of that name compares; the whole state by default.
+    window: how many of the last positions the layers see, more than D, or None for all (static);
+      rows of the text are masked by it, and guesses are always inside.
     blank: whether guesses are frames of CTC, of which `depth` counts (static): the last of W' + 1
       logits says nothing, all depths are trained together, and `trees.folded` folds the drafts.
   """
@@ -212,4 +214,5 @@ class Head(NamedTuple):
   pseudo: Pseudo | None = None
   hidden_layers: tuple[int, ...] = ()
   feature: Feature = lambda state, d: state
+  window: int | None = None
   blank: bool = False

@@ -143,7 +143,11 @@ def _attended(
   states = [] if head.attends_root else [state]
   chain: Cache | None = None  # what each drafting position has guessed, which no other sees
   for d in range(len(states) + 1, head.depth + 1):
-    state, fresh = attend(state, _token_at(examples, d), position + d - 1, seen, chain, kv)
+    place = position + d - 1
+    near = seen
+    if head.window is not None:
+      near = seen & (place[:, :, None] - examples.position[:, None] < head.window)
+    state, fresh = attend(state, _token_at(examples, d), place, near, chain, kv)
     states.append(state)
     fresh = jax.tree.map(lambda x: x[:, :, :, None], fresh)
     rows = fresh if chain is None else jax.tree.map(

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.drafters import draft_vocabulary, embedding
 from specjax.drafters.base import Head, LossWeights
@@ -25,12 +26,14 @@ class EagleConfig:
     bias: of the projection before the layer.
     mlp_width: of the layer; 0 is the target's.
     own_embedding: whether the head has an embedding of its own, which starts as the target's.
+    window: how many of the last positions a row sees, more than D; None is all.
   """
 
   depth: int = 5
   bias: bool = True
   mlp_width: int = 0
   own_embedding: bool = False
+  window: int | None = None
 
 
 class EagleLayer(nn.Module):
@@ -63,11 +66,14 @@ def eagle(target: Target, config: EagleConfig) -> Head:
   the target's LM head reads the guesses; embeddings are the target's too. Below the root the states
   are themselves guesses. EAGLE-1's draws of children are `trees.WithoutReplacement`.
 
-  The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor a
-  sliding window, which the published layer lacks. `loss` trains depth 1 only, as published; the
-  published noise on the states, 0.2 * 512 / T wide, is `train.heads --noise`.
+  The layer has the target's heads, biases and rotary embedding, but neither norms on q and k nor
+  its sliding window, which the published layer lacks; `window` is the head's own. `loss` trains
+  depth 1 only, as published; the published noise on the states, 0.2 * 512 / T wide, is `train.heads
+  --noise`.
   """
-  layers = target.make_layers(mlp_width=config.mlp_width, window=False, qk_norm=False)
+  if config.window is not None:
+    checks.whole("window", config.window, config.depth + 1, note="more than the depth")
+  layers = target.make_layers(mlp_width=config.mlp_width, window=config.window, qk_norm=False)
   module = EagleLayer(layers, config.bias)
 
   def init(key, target_params, vocabulary=None):
@@ -85,4 +91,7 @@ def eagle(target: Target, config: EagleConfig) -> Head:
 
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=0.0)
   read = draft_vocabulary.through(target)
-  return Head("eagle", target, config.depth, loss, init, read, memory=memory, attend=attend)
+  return Head(
+    "eagle", target, config.depth, loss, init, read, memory=memory, attend=attend,
+    window=config.window,
+  )  # fmt: skip

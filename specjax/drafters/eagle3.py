@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.drafters import draft_vocabulary, embedding
 from specjax.drafters.base import Head, LossWeights
@@ -34,6 +35,7 @@ class Eagle3Config:
     norm_before_fc, fc_norm: whether the target's states are normed before the projection, all as
       one vector, or each by itself; these and the next are the options of EAGLE-3.1.
     norm_output: whether the head goes on from its states after the final norm.
+    window: how many of the last positions a row sees, more than D; None is all.
   """
 
   depth: int = 5
@@ -45,6 +47,7 @@ class Eagle3Config:
   norm_before_fc: bool = False
   fc_norm: bool = False
   norm_output: bool = False
+  window: int | None = None
 
 
 class Eagle3Layer(nn.Module):
@@ -95,16 +98,20 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
 
   Li et al. 2025 (arXiv 2503.01840, section 3). Its states need not be like the target's, so it has
   its own final norm and LM head [W', E], usually over a reduced vocabulary, and no loss on states.
-  Depth d is trained on the layer's own states at depths 1 to d - 1, the training-time test.
+  Depth d is trained on the layer's own states at depths 1 to d - 1, the training-time test, where
+  the text's token is in the draft vocabulary. The published code asks this of the target's
+  likeliest token, which is the same one in the target's own greedy answers.
 
-  The layer has the target's heads and rotary embedding, but neither biases, norms on q and k nor a
-  sliding window, which the published layer lacks. The LM head starts as the target's rows, which
-  the paper leaves open.
+  The layer has the target's heads and rotary embedding, but neither biases, norms on q and k nor
+  its sliding window, which the published layer lacks; `window` is the head's own. The LM head
+  starts as the target's rows, which the paper leaves open.
   """
+  if config.window is not None:
+    checks.whole("window", config.window, config.depth + 1, note="more than the depth")
   E, epsilon = target.width, target.norm_epsilon
   hidden_layers = hidden_layers_of(target.layers, config.hidden_layers)
   layers = target.make_layers(
-    mlp_width=config.mlp_width, attention_width=2 * E, window=False, qk_norm=False,
+    mlp_width=config.mlp_width, attention_width=2 * E, window=config.window, qk_norm=False,
     qkv_bias=config.attention_bias,
   )  # fmt: skip
   module, norm = Eagle3Layer(layers, E, epsilon, len(hidden_layers), config), RMSNorm(epsilon)
@@ -139,4 +146,5 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
   return Head(
     "eagle3", target, config.depth, loss, init, read, memory=memory,
     attend=functools.partial(apply, method="guess"), hidden_layers=hidden_layers,
+    window=config.window,
   )  # fmt: skip

@@ -153,8 +153,8 @@ class Layers(nn.Module):
         sees of x itself alone; a cache then holds arrays [B, K, N, S, C] of rows that one row of x
         each sees.
       cache: a Cache whose first `length` rows everyone sees, or None.
-      earlier: KV with arrays [B, K, M, C] of rows that are neither cached nor in x, or None.
-        Not together with a window.
+      earlier: KV with arrays [B, K, M, C] of rows that are neither cached nor in x, or None. A
+        sliding window is in their mask, and rows that one row of x each sees are inside it.
       attention_input: of the first block, see `Block`.
       visible: bool[B, S], what of the cache is seen in place of its first rows, or None. Not
         together with a window.
@@ -166,12 +166,14 @@ class Layers(nn.Module):
     """
     c = self.config
     angle = angles(c, position)
-    if c.window is not None:
-      mask = mask & (position[:, :, None] - position[:, None, :] < c.window)
+    M = 0 if earlier is None else earlier.k[0].shape[2]
+    if c.window is not None and mask.shape[2] != M:
+      near = position[:, :, None] - position[:, None, :] < c.window
+      mask = jnp.concatenate([mask[..., :M], mask[..., M:] & near], 2)
     rows = None if cache is None else kv_cache.rows_of(cache)
     if rows is not None and visible is None:
       visible = cache.length
-      if c.window is not None:
+      if c.window is not None and rows.k[0].ndim == 4:
         column = jnp.arange(rows.k[0].shape[2])[None, None]
         visible = column < cache.length[:, None, None]
         visible = visible & (position[:, :, None] - column < c.window)

@@ -120,7 +120,8 @@ def target(config: Config) -> Target:
       experts = None if mlp_width else dataclasses.replace(experts, dense_layers=0)
     own = dataclasses.replace(
       config, layers=count, experts=experts, mlp_width=mlp_width or config.mlp_width,
-      window=config.window if window else None, qk_norm=config.qk_norm and qk_norm,
+      window=config.window if window is True else window or None,
+      qk_norm=config.qk_norm and qk_norm,
       qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
     )  # fmt: skip
     return Layers(own, attention_width, mlp)

@@ -35,7 +35,7 @@ def rotate(x, t, theta):
 
 
 def decoder_layer(t, prefix, raw, x, attended):
-  """Rows x [T, E] of a text, attending from `attended` [T, any]."""
+  """Rows x [T, E] of a text, attending from `attended` [T, any], all or in a sliding window."""
   H, K = raw["num_attention_heads"], raw["num_key_value_heads"]
   theta = raw.get("rope_theta", 10000.0)
   q, k, v = (
@@ -49,9 +49,10 @@ def decoder_layer(t, prefix, raw, x, attended):
     mixed = []
     for h in range(H):
       g = h * K // H
-      score = [rotate(q[i, h], i, theta) @ rotate(k[j, g], j, theta) for j in range(i + 1)]
+      first = max(0, i + 1 - raw["sliding_window"]) if raw.get("use_sliding_window") else 0
+      score = [rotate(q[i, h], i, theta) @ rotate(k[j, g], j, theta) for j in range(first, i + 1)]
       p = np.exp(np.array(score) / q.shape[-1] ** 0.5)
-      mixed.append(p / p.sum() @ v[: i + 1, g])
+      mixed.append(p / p.sum() @ v[first : i + 1, g])
     y = x[i] + t[f"{prefix}.self_attn.o_proj.weight"] @ np.concatenate(mixed)
     z = rms(y, raw["rms_norm_eps"], t[f"{prefix}.post_attention_layernorm.weight"])
     z = silu(t[f"{prefix}.mlp.gate_proj.weight"] @ z) * (t[f"{prefix}.mlp.up_proj.weight"] @ z)

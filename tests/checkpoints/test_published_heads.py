@@ -128,6 +128,8 @@ LLAMA = {
   "tie_word_embeddings": False, "vocab_size": V, "use_cache": True,
 }  # fmt: skip
 EAGLE = {"embed_tokens.weight": (V, E), "fc.weight": (E, 2 * E)}
+WINDOW = {"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention"],
+          "specjax_depth": 2}  # fmt: skip
 # As for Llama 3.1 8B: no rope_theta, which the published code takes for 10000.
 EAGLE3 = {k: v for k, v in LLAMA.items() if k not in ("rope_theta", "head_dim")} | {
   "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 8, "rms_norm_eps": 1e-6,
@@ -227,6 +229,15 @@ CASES = {
     | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,), "input_norm.weight": (3 * E,),
        "embed_tokens.weight": (V, E)},
     Eagle3Config(8, mlp_width=8, attention_bias=True, own_embedding=True, norm_before_fc=True),
+  ),
+  "eagle, a sliding window": Case(
+    "eagle", "model.safetensors", LLAMA | WINDOW, EAGLE | {"fc.bias": (E,)} | layer("layers.0"),
+    EagleConfig(2, window=3),
+  ),
+  "eagle3, a sliding window": Case(
+    "eagle3", "model.safetensors", EAGLE3 | WINDOW,
+    EAGLE3_SHAPES | {"lm_head.weight": (W, E), "d2t": (W,), "t2d": (V,)},
+    Eagle3Config(2, mlp_width=8, window=3),
   ),
   "mlp_speculator": Case(
     "mlp_speculator", "model.safetensors", MLP, mlp_shapes(2, 8),
@@ -496,6 +507,38 @@ CONFIGS = [
   ("mlp_speculator", {"architectures": "ArcticLSTMSpeculatorPreTrainedModel"}, "accepted is MLPS"),
   ("mlp_speculator", {"emb_dim": 16}, "emb_dim=16 in config.json: accepted is the target's, 12"),
   ("mlp_speculator", {"vocab_size": 8}, "vocab_size=8 in config.json: accepted is the target's"),
+  *((name, {"new_key": 3}, "config.json: new_key=3: accepted is a file without this key")
+    for name in ("hydra", "eagle", "eagle3", "mlp_speculator", "dflash", "peagle")),
+  *((name, {"quantization_config": {"quant_method": "awq"}}, "quantization_config says quant_method"
+     "='awq'") for name in ("hydra", "eagle3", "dflash")),
+  ("hydra", {"hidden_size": 24}, "hidden_size=24: accepted is the target's, 12"),
+  ("eagle", {"attention_bias": True}, "attention_bias=True: accepted is false"),
+  ("eagle", {"is_causal": False}, "is_causal=False: accepted is true"),
+  ("eagle3", {"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm=True: accepted is"),
+  ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+              "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}},
+   "eagle_aux_hidden_state_layer_ids=(2, 4, 5), and the outputs (2, 4, 5) in eagle_config"),
+  ("eagle3", {"transformer_layer_config": {"rms_norm_eps": 1e-5}},
+   "rms_norm_eps=1e-06, and in transformer_layer_config it is 1e-05: accepted is one of the two"),
+  *((name, change, words) for name in ("eagle", "eagle3", "peagle", "dflash") for change, words in (
+    ({"layer_types": ["full_attention"], "use_sliding_window": True, "sliding_window": 64},
+     "use_sliding_window=True: accepted is false, as layer_types has it"),
+    ({"layer_types": ["sliding_attention"], "use_sliding_window": False, "sliding_window": 64},
+     "use_sliding_window=False: accepted is true, as layer_types has it"),
+    ({"layer_types": ["sliding_attention"], "use_sliding_window": None, "sliding_window": None},
+     "lacks 'sliding_window', which its layers have"),
+    ({"layer_types": ["chunked_attention"]}, "is full_attention in all layers, or sliding"),
+    ({"layer_types": None, "use_sliding_window": True, "sliding_window": 64,
+      "max_window_layers": 28}, "max_window_layers=28: accepted is 0"),
+  )),
+  ("eagle3", {"sliding_window": 64}, "sliding_window=64: accepted is a window beside use_sliding"),
+  ("eagle3", WINDOW | {"specjax_depth": 3}, "window=3: accepted is a whole number from 4"),
+  *((name, {"layer_types": None, "use_sliding_window": True, "sliding_window": 64},
+     "sliding_window=64: accepted is full attention in this format")
+    for name in ("peagle", "dflash")),
+  ("dflash", {"num_target_layers": 36}, "num_target_layers=36: accepted is 8, the target's"),
+  ("dflash", {"dflash_config": DFLASH["dflash_config"] | {"causal": True}}, "causal=True: acc"),
+  ("peagle", {"ptd_token_id": 12}, "names the masks [11, 12] by mask_token_id, ptd_token_id"),
   ("dflash", {"architectures": ["DFlash2DraftModel"]}, "accepted is DFlashDraftModel"),
   ("dflash", {"dflash_config": ABSENT}, "dflash_config=None: accepted is an object"),
   ("dflash", {"dflash_config": [13]}, "dflash_config=[13]: accepted is an object"),
@@ -504,12 +547,12 @@ CONFIGS = [
   ("dflash", {"dflash_config": {"mask_token_id": 99, "target_layer_ids": [1]}}, "mask_token=99"),
   ("dflash", {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [7]}}, "from 0 to 6"),
   ("dflash", {"dflash_config": DFLASH["dflash_config"] | {"output_multiplier": 0.2}},
-   "output_multiplier in config.json=0.2: accepted is 1."),
+   "dflash_config: output_multiplier=0.2: accepted is 1, for"),
   ("dflash", {"block_size": ABSENT}, "dflash_config lacks 'block_size'"),
   ("dflash", {"block_size": 1}, "block_size=1: accepted is a whole number from 2 to 65"),
   ("dflash", {"layer_types": ["sliding_attention", "full_attention"]},
    "accepted is full_attention in all layers"),
-  ("dflash", {"is_causal": True}, "is_causal in config.json=True: accepted is false"),
+  ("dflash", {"is_causal": True}, "config.json: is_causal=True: accepted is false"),
   ("dflash", {"hidden_size": 24}, "hidden_size=24 in config.json: accepted is the target's, 12"),
   ("dflash", {"num_hidden_layers": 3}, "lacks tensor layers.2."),
   ("peagle", {"architectures": ["LlamaForCausalLM"]}, "accepted is PEagleDraftModel or"),
@@ -527,6 +570,42 @@ CONFIGS = [
 def test_a_config_that_does_not_fit_is_named(tmp_path, name, change, words):
   raw = {k: v for k, v in (CASES[name].raw | change).items() if v is not ABSENT}
   assert words in sentence(formats.load, write(tmp_path, name, raw=raw), MODEL)
+
+
+# What programs that train heads write beside what is read, and the files of targets, repeated.
+HARMLESS = {
+  "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 0, "attention_dropout": 0.0,
+  "initializer_range": 0.02, "max_position_embeddings": 2048, "pretraining_tp": 1,
+  "rope_scaling": None, "torch_dtype": "bfloat16", "dtype": "bfloat16", "use_cache": True,
+  "transformers_version": "4.51.0", "tie_word_embeddings": True, "target_model_type": "llama",
+  "auto_map": {"AutoModel": "x.Y"}, "_name_or_path": "x", "mlp_bias": False,
+  "sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("name", "more"),
+  [
+    *((name, {}) for name in CASES if "window" not in name and name != "hydra++"),
+    ("eagle3", {"eagle_config": {"use_aux_hidden_state": True, "use_last_layernorm": True}}),
+    ("eagle3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    ("eagle3", {"rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": True}}),
+    ("eagle", {"model_type": "qwen2", "use_sliding_window": None}),
+  ],
+)
+def test_harmless_keys_change_nothing(tmp_path, name, more):
+  plain = load(write(tmp_path / "a", name))
+  found = load(write(tmp_path / "b", name, raw=HARMLESS | CASES[name].raw | more))
+  assert (found.config, found.network) == (plain.config, plain.network)
+
+
+@pytest.mark.parametrize("family", ["mistral", "llama"])
+def test_a_window_alone_is_mistrals(tmp_path, family):
+  raw = LLAMA | {"model_type": family, "sliding_window": 64, "use_sliding_window": None}
+  if family == "mistral":
+    assert load(write(tmp_path, "eagle", raw=raw)).config.window == 64
+  else:
+    assert "sliding_window=64" in sentence(load, write(tmp_path, "eagle", raw=raw))
 
 
 @pytest.mark.parametrize("ids", [[2, 4, 5], [1, 3, 7]])
@@ -578,8 +657,8 @@ def test_dflash_in_the_format_of_speculators(tmp_path, words):
   ("change", "words"),
   [
     ({"transformer_layer_config": None}, "transformer_layer_config=None: accepted is an object"),
-    ({"sample_from_anchor": True}, "sample_from_anchor in config.json=True: accepted is false"),
-    ({"projector_type": "domino"}, "projector_type in config.json='domino': accepted is dflash"),
+    ({"sample_from_anchor": True}, "config.json: sample_from_anchor=True: accepted is false"),
+    ({"projector_type": "domino"}, "config.json: projector_type='domino': accepted is \"dflash\""),
     (
       {"aux_hidden_state_layer_ids": [2, 8]},
       "aux_hidden_state_layer_ids=8: accepted is a whole number from 0 to 7",

@@ -22,12 +22,12 @@ from specjax.drafters.mtp import MTPConfig, mtp
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import target
-from specjax.sampling import Settings, request_keys
+from specjax.sampling import Noise, Settings, request_keys
 from specjax.trees import Dynamic
 from specjax.verifiers import greedy
 
 V, E, H, K, C = 6, 8, 4, 2, 4
-# The window and the norms on q and k are the target's alone.
+# The target's window and its norms on q and k are its alone.
 MODEL = Config(
   vocab_size=V, width=E, layers=4, heads=H, kv_heads=K, head_dim=C, mlp_width=12, max_length=64,
   rope_theta=100.0, qkv_bias=True, qk_norm=True, window=6, tied=False,
@@ -37,6 +37,8 @@ HEADS = {
   "eagle": eagle(target(MODEL), EagleConfig(depth=D, mlp_width=10)),
   "eagle, no bias": eagle(target(MODEL), EagleConfig(depth=D, bias=False)),
   "eagle3": eagle3(target(MODEL), Eagle3Config(depth=D, mlp_width=10)),
+  "eagle, a window": eagle(target(MODEL), EagleConfig(depth=D, window=D + 1)),
+  "eagle3, a window": eagle3(target(MODEL), Eagle3Config(depth=D, window=D + 2)),
   "eagle3, two hidden_layers": eagle3(target(MODEL), Eagle3Config(depth=D, hidden_layers=(4, 0))),
   "mtp": mtp(target(MODEL), MTPConfig(depth=D)),
   "jakiro": jakiro(target(MODEL), JakiroConfig(depth=D)),
@@ -77,12 +79,12 @@ def attention(w, x, attended):
       qkv[:, first:stop] = norm(qkv[:, first:stop], w[name]["weight"])
   out = x.copy()
   for t in range(len(x)):
-    heads = []
+    heads, first = [], max(0, t + 1 - w.get("window", t + 1))
     for h in range(H):
       q, g = rotate(qkv[t, h], t), h // (H // K)
-      scores = [q @ rotate(qkv[s, H + g], s) / C**0.5 for s in range(t + 1)]
+      scores = [q @ rotate(qkv[s, H + g], s) / C**0.5 for s in range(first, t + 1)]
       p = np.exp(scores - np.max(scores))
-      heads.append(p / p.sum() @ qkv[: t + 1, H + K + g])
+      heads.append(p / p.sum() @ qkv[first : t + 1, H + K + g])
     out[t] += w["out"] @ np.concatenate(heads)
   return out
 
@@ -155,6 +157,8 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
   """Guesses after token t of one text: (state, next token) pairs anew for every guess."""
   model, own = jax.tree.map(np.float64, jax.device_get(weights_of(name)))
   w, embedding = own["params"], model["params"]["embedding"]
+  if (window := HEADS[name].window) is not None:
+    w["layers"]["layer_0"]["window"] = window
   if name.startswith("eagle3"):
     pairs = list(np.concatenate(hidden_layers, -1)[: t + 1] @ w["fc"].T)
   else:
@@ -197,6 +201,43 @@ def test_unroll_is_drafting_without_a_cache(name):
           np.testing.assert_allclose(got[d][b, m], want[d], rtol=1e-3, atol=1e-4)
           checked += 1
   assert checked > M * D  # of twice as many
+
+
+@pytest.mark.full(but=["eagle3, a window"])
+@pytest.mark.parametrize("name", ["eagle, a window", "eagle3, a window"])
+def test_a_window_is_obeyed_over_the_cache(name):
+  """The chain of best guesses after a prompt, which is longer than the window."""
+  head, (model, own) = HEADS[name], weights_of(name)
+  drafter = drafting.drafter(head, tuple((0,) * d for d in range(1, D + 1)))
+  tokens = jnp.asarray(np.random.default_rng(5).integers(0, V, (2, 13)), jnp.int32)
+  context = Context(tokens, jnp.asarray([12, 8], jnp.int32))
+
+  @jax.jit
+  def draft(context):
+    _, features = target(MODEL).prefill(
+      model, context.tokens[:, :-1], context.length, 20, hidden_layers=drafter.hidden_layers
+    )
+    state = drafter.init(own, model, context, features, 20)
+    f = jnp.zeros(2)
+    settings = Settings(f, jnp.zeros(2, jnp.int32), f + 1, f)
+    noise = Noise(request_keys(0, range(2)), context.length)
+    return drafter.propose(own, model, state, context, settings, noise)[0], features
+
+  drafted, features = jax.device_get(draft(context))
+  for b, n in enumerate(context.length.tolist()):
+    text = [*np.asarray(tokens[b, :n]), *drafted.tokens[b, 1:]]
+    states = naive_states(
+      name, text, features.hidden[b], [x[b] for x in features.hidden_layers], n - 2
+    )
+    for d, state in enumerate(states, 1):
+      logits = np.asarray(head.read(own, model, jnp.asarray(state, jnp.float32), d))
+      assert drafted.tokens[b, d] in np.flatnonzero(logits > logits.max() - 1e-4)
+  assert head.window < 8
+
+
+def test_a_window_of_the_draft_alone_is_refused():
+  with pytest.raises(ValueError, match="window=3: accepted is a whole number from 4"):
+    eagle(target(MODEL), EagleConfig(depth=3, window=3))
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -1,7 +1,6 @@
 """Methods of masked diffusion from names: a policy, and what decorates it."""
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +12,12 @@ from jax import Array
 from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import parts as trained
+from specjax.checkpoints.files import read_config
+from specjax.checkpoints.trained_for import checked
 from specjax.decoding import spec
-from specjax.decoding.builders.drafters import load_small
+from specjax.decoding.builders.drafters import load_small, sharing
 from specjax.decoding.builders.tokens import delimiters, ends_of
-from specjax.decoding.model import Model, load, resolve
+from specjax.decoding.model import Model, companion, load, resolve
 from specjax.decoding.spec import Part
 from specjax.diffusion import any_subset, denoise, draft_verify
 from specjax.diffusion.base import Blocks, Cache, Denoiser, Draws, Policy, Stopping, Transform
@@ -111,8 +112,11 @@ def _open(what: str, given: Any, kind: type, batch: int):
 
 def _companion(model: Model, part: Part) -> str:
   """The path of a part's weights, by default the zoo's for the model."""
-  kind = "filter" if part.name == "learned" else part.name
-  return part.text or f"{pathlib.Path(model.name).name}-{kind}"
+  if part.text is not None:
+    return part.text
+  if part.name == "learned":
+    return companion(model, part.name, "train.filter", "filter")
+  return companion(model, part.name, "train.distill")
 
 
 def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
@@ -130,7 +134,9 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
     guide = load_small(model, first)
     fixed, own = (guide.target, model.mask), {"model": guide.params}
   if first.name == "learned":
-    own = trained.load_filter(resolve(_companion(model, first)))._asdict()
+    directory = resolve(_companion(model, first))
+    with checked(str(directory), read_config(directory, "filter"), target=model.identity):
+      own = trained.load_filter(directory)._asdict()
     if first.numbers:
       own.pop("least")
   name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
@@ -228,6 +234,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   if student := chosen["student"]:
     labels["student"], _ = spec.settle("policy", student, {})
     network = load(_companion(model, student))
+    network = sharing(model, network, f"student[{network.name}]")
     model = dataclasses.replace(network, stop=tuple(dict.fromkeys((*network.stop, *model.stop))))
   name, policy, params = _policy(model, given, batch)
   if chosen["reweighting"] is not None:

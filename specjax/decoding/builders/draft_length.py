@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from specjax import checks
 from specjax.base import Params
+from specjax.checkpoints.files import read_config
 from specjax.checkpoints.parts import load_acceptance
+from specjax.checkpoints.trained_for import Identity, checked
 from specjax.decoding import spec
 from specjax.decoding.spec import Part
 from specjax.draft_length import DRAFT_LENGTHS
@@ -15,12 +18,15 @@ def knobs(name: str) -> dict[str, spec.Number | None]:
   return spec.knobs(DRAFT_LENGTHS[name], without=("longest", "blocks"))
 
 
-def build_draft_length(given: Any, width: int, depth: int) -> tuple[str, DraftLength, Params]:
+def build_draft_length(
+  given: Any, width: int, depth: int, **models: Identity
+) -> tuple[str, DraftLength, Params]:
   """(canonical name, policy, weights) for drafts of up to `depth` tokens.
 
   Args:
     given: a name, a part, a DraftLength, or a pair of it and its weights.
     width: E of the draft model.
+    models: the `target` and the `draft` model that an acceptance head is used with.
 
   Raises:
     ValueError: a name of no policy, or a policy without the weights that it needs.
@@ -36,9 +42,11 @@ def build_draft_length(given: Any, width: int, depth: int) -> tuple[str, DraftLe
   if "longest" in every:
     arguments["longest"] = depth
   if "length" in every:
-    arguments.setdefault("length", min(int(every["length"] or 0), depth))
+    length = arguments.setdefault("length", min(int(every["length"] or 0), depth))
+    checks.whole(f"draft_length={name!r}: length", length, 0, depth, "the most that is drafted")
   if given.name != "specdecpp":
     return name, builder(**arguments), ()
   path = spec.text_of(given, "an acceptance head", hint=", see specjax.train.acceptance")
-  loaded = load_acceptance(path, width)
+  with checked(name, read_config(path, "acceptance head"), **models):
+    loaded = load_acceptance(path, width)
   return name, builder(loaded.blocks, **arguments), loaded.params

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax.base import Drafter, Params
 from specjax.decoding import spec
@@ -48,7 +49,8 @@ def build_draft_model(
                      "length with nodes as its most.")  # fmt: skip
   target, weights, width = small.target, small.params, small.config.width
   if "vocabulary" in found:
-    label, ids = chosen(model, found["vocabulary"])
+    shared = np.arange(min(small.config.vocab_size, model.config.vocab_size))
+    label, ids = chosen(model, found["vocabulary"], shared)
     target, weights = trimmed(target), trim(target, weights, jnp.asarray(ids))
     name = f"{name}/{label}"
   if "exits" in found:
@@ -74,7 +76,8 @@ def build_draft_model(
       return "none", none(), ()
     return built(suffix, draft_tree(target, shape), weights)
   if length is not None:
-    label, policy, own = build_draft_length(length, width, depth)
+    models = {"target": model.identity} | ({} if "ensemble" in found else {"draft": small.identity})
+    label, policy, own = build_draft_length(length, width, depth, **models)
     return built(f"/{label}", adaptive_model(target, policy, depth), (weights, own))
   if joined:  # a union takes sources that write nothing while they draft
     return built("", draft_tree(target, IID(chain(depth))), weights)

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import switches
+from specjax import schema, switches
 from specjax.base import Drafter, Params
+from specjax.checkpoints.trained_for import checked
 from specjax.data import datastore, trigrams
 from specjax.decoding import spec
 from specjax.decoding.builders.cache import config_of, make_cache
@@ -136,7 +137,7 @@ def _over_cache(model: Model, part: Part) -> Built:
 
 def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> datastore.Datastore:
   file = spec.text_of(part, "a datastore", "FILE.npz")
-  return datastore.load(file, model.config.vocab_size)
+  return datastore.load(file, model.config.vocab_size, model.identity.tokens)
 
 
 def _suffixes(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
@@ -172,7 +173,9 @@ def _history(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
 
 def _skipped_layers(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
   file = spec.text_of(part, "a set of layers to skip", "FILE.json")
-  return jnp.asarray(skipped_layers.load(file, model.config.layers))
+  about = schema.read(file).get("about") or {}
+  with checked(file, {"target": about.get("model")}, target=model.identity):
+    return jnp.asarray(skipped_layers.load(file, model.config.layers))
 
 
 # What a drafter that is not trained begins with: what it searches, skips or has learned.

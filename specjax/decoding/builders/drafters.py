@@ -4,6 +4,7 @@ A trained head is built by `builders.head`, a draft model by `builders.draft_mod
 with their unions and choices by `builders.drafter`.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 from specjax.base import Drafter, Params, Target
+from specjax.data import vocabulary
 from specjax.decoding import spec
 from specjax.decoding.builders.tree import FILE
 from specjax.decoding.model import Model, load
@@ -115,6 +117,29 @@ def either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
   return found.get(kind, given)
 
 
+def sharing(model: Model, small: Model, what: str) -> Model:
+  """The model `small`, as one that says the tokens of `model`; `what` is its name in messages.
+
+  Where both have a tokenizer, their tokens decide, and files may pad them to different lengths.
+
+  Raises:
+    ValueError: their vocabularies differ.
+  """
+  if small is model:
+    return small
+  compared = small.tokenizer is not None and model.tokenizer is not None
+  if compared and (found := vocabulary.difference(small.tokenizer, model.tokenizer)):
+    i, theirs, ours = (x if isinstance(x, int) else "none" if x is None else repr(x) for x in found)
+    raise ValueError(f"{what} has another vocabulary than {model.name}, and they must share one: "
+                     f"id {i} is {theirs} there, and {ours} in {model.name}.")  # fmt: skip
+  if words(small) == words(model):
+    return small
+  if not compared:
+    raise ValueError(f"{what} has a vocabulary of {small.config.vocab_size}, {model.name} one of "
+                     f"{model.config.vocab_size}: they must share one.")  # fmt: skip
+  return dataclasses.replace(small, fit=model.config.vocab_size)
+
+
 def words(model: Model) -> int:
   """How many tokens a model has without the mask, where that is the last of them."""
   V = model.config.vocab_size
@@ -139,10 +164,4 @@ def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
   if part.name != "denoiser" and not small.config.causal:
     raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
                      "accepted is a causal model.")  # fmt: skip
-  sizes = {small.config.vocab_size, model.config.vocab_size}
-  if len(sizes) > 1 and words(small) != words(model):
-    raise ValueError(
-      f"{part.name}[{small.name}] has a vocabulary of {small.config.vocab_size}, "
-      f"{model.name} one of {model.config.vocab_size}: they must share one."
-    )
-  return small
+  return sharing(model, small, f"{part.name}[{small.name}]")

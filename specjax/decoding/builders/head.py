@@ -1,13 +1,14 @@
 """Trained heads from names: with a tree, with shared pseudo rows, or rescored."""
 
-import pathlib
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints import formats
+from specjax.checkpoints.files import read_config
 from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.trained_for import checked
 from specjax.data import ngram as bigrams
 from specjax.data import sources
 from specjax.decoding import spec
@@ -24,7 +25,7 @@ from specjax.decoding.builders.drafters import (
 )
 from specjax.decoding.builders.tree import build_tree, chain
 from specjax.decoding.builders.vocabulary import trim_head
-from specjax.decoding.model import Model, resolve
+from specjax.decoding.model import Model, companion, resolve
 from specjax.decoding.spec import Part
 from specjax.drafters import HEADS, draft_vocabulary, drafting
 from specjax.drafters.adaptive_head import adaptive_head
@@ -41,12 +42,14 @@ def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
   It raises ValueError for no such head, and for one in a Python file that the part does not name.
   """
   if part.name in HEADS:
-    path = part.text or f"{pathlib.Path(model.name).name}-{part.name}"
+    path = part.text or companion(model, part.name, "train.heads")
   else:
     path = spec.text_of(part, "a trained head")
-  loaded = formats.load(
-    resolve(path), model.config, model.dtype, part.name, target_params=model.params
-  )
+  directory = resolve(path)
+  with checked(path, read_config(directory), target=model.identity):
+    loaded = formats.load(
+      directory, model.config, model.dtype, part.name, target_params=model.params
+    )
   if part.name in HEADS and part.name != loaded.head.name:
     raise ValueError(f"drafter={spec.show([part])!r}: {path} is a head of {loaded.head.name}.")
   return path, loaded._replace(params=sharding.place_head(loaded.params))
@@ -73,8 +76,12 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
     if found or tree is not None or rows is not None:
       raise ValueError(f"drafter={spec.show([part])!r}: a draft length ends a chain, without a "
                        "tree, a rescoring or shared rows.")  # fmt: skip
-    depth = min(arguments.get("depth", DEFAULT_NODES - 1), loaded.head.depth)
-    label, policy, _ = build_draft_length(length, model.config.width, depth)
+    deepest = loaded.head.depth
+    depth = arguments.get("depth", min(DEFAULT_NODES - 1, deepest))
+    if depth > deepest:
+      raise ValueError(f"nodes={depth + 1}: {path} guesses {deepest} tokens ahead, and a chain of "
+                       f"them has {deepest + 1} nodes at most.")  # fmt: skip
+    label, policy, _ = build_draft_length(length, model.config.width, depth, target=model.identity)
     return f"{name}/{label}", adaptive_head(loaded.head, policy, depth), loaded.params
   if "rescoring" in found:
     refuse(part.name, tree, None)

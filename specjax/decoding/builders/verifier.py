@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from specjax.base import Drafter, Params, Target, Verifier
+from specjax.checkpoints.files import read_config
 from specjax.checkpoints.parts import load_judge
+from specjax.checkpoints.trained_for import checked
 from specjax.decoding import spec
 from specjax.decoding.model import Model
 from specjax.models.reflective import reflective, reflective_once
@@ -58,7 +60,8 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   weights: Params = ()
   if part.name == "judge":
     path = spec.text_of(part, "a head", hint=", see specjax.train.judge")
-    weights = load_judge(path, model.config)
+    with checked(name, read_config(path, "judge"), target=model.identity):
+      weights = load_judge(path, model.config)
   for second in spec.decorations(part, {"reflection": REFLECTIONS}).values():
     prompt = model.encode(spec.text_of(second, "a prompt", "TEXT"))
     builder = REFLECTIONS[second.name]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints.heads import Loaded, abstract
 from specjax.data import sources
@@ -31,7 +32,8 @@ def chosen(model: Model, part: Part, among: np.ndarray | None = None) -> tuple[s
   for i in range(len(source)):
     np.add.at(counts, model.encode(sources.text_of(source[i], "text", i)), 1)
   every = np.arange(len(counts), dtype=np.int32) if among is None else np.asarray(among)
-  size = min(int((spec.knobs(choose) | knob)["size"] or 0), len(every))
+  usual = min(int(spec.knobs(choose)["size"] or 0), len(every))
+  size = checks.whole(f"drafter={label!r}: size", knob.get("size", usual), 1, len(every))
   return label, every[choose(counts[every], size)]
 
 
