@@ -55,7 +55,7 @@ def _said(raw: Mapping[str, Any], role: str) -> dict[str, Any]:
   verifier = program.get("verifier") if isinstance(program, dict) else None
   names = [raw.get(key) for key in keys]
   names += [verifier.get("name_or_path")] if isinstance(verifier, dict) else []
-  own = next((known[key] for key in keys if key in known), {})
+  own: dict[str, Any] = next((known[key] for key in keys if key in known), {})
   name = next((x for x in names if isinstance(x, str) and x), "")
   return {"name": name, **schema.fields(own, _SCHEMA, f"{KEY}: {role}")}
 
