@@ -61,8 +61,8 @@ class DiffusionDecoder:
     self.settings = check_settings(temperature, top_k, top_p, min_p, typical_p)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
-    if own := checks.ids("stop", stop, model.config.vocab_size):
-      model = dataclasses.replace(model, stop=(*model.stop, *own))
+    if ends := checks.ids("stop", stop, model.config.vocab_size):
+      model = dataclasses.replace(model, stop=(*model.stop, *ends))
     self._denoising = build_denoising(
       model, policy, batch, blocks=blocks, cache=cache, stopping=stopping, transform=transform,
       draws=draws, confidence=confidence, guidance=guidance, guesses=guesses,

@@ -127,14 +127,14 @@ def sharing(model: Model, small: Model, what: str) -> Model:
   """
   if small is model:
     return small
-  compared = small.tokenizer is not None and model.tokenizer is not None
-  if compared and (found := vocabulary.difference(small.tokenizer, model.tokenizer)):
+  own, other = small.tokenizer, model.tokenizer
+  if own is not None and other is not None and (found := vocabulary.difference(own, other)):
     i, theirs, ours = (x if isinstance(x, int) else "none" if x is None else repr(x) for x in found)
     raise ValueError(f"{what} has another vocabulary than {model.name}, and they must share one: "
                      f"id {i} is {theirs} there, and {ours} in {model.name}.")  # fmt: skip
   if words(small) == words(model):
     return small
-  if not compared:
+  if own is None or other is None:
     raise ValueError(f"{what} has a vocabulary of {small.config.vocab_size}, {model.name} one of "
                      f"{model.config.vocab_size}: they must share one.")  # fmt: skip
   return dataclasses.replace(small, fit=model.config.vocab_size)
