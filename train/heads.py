@@ -39,6 +39,7 @@ from specjax.train.recipe.config import Amount, Count, Length, Natural
 from specjax.train.recipe.draft_positions import Batch, Objective, Source
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import Loss, fit, shuffled
+from specjax.train.recipe.texts import Document
 from specjax.trees.static import best_first, expected_length
 
 
@@ -116,12 +117,20 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Ro
     documents = answers.given(model, config, field)
     prompts = [ids for ids, _ in documents]
     answers.check_held_out(cut, len(prompts))
+    found = packed(documents, config)
+    shuffled(len(found[0].tokens), config.training)  # which refuses a batch of more rows
   key = fingerprint.of_model(model)
   if config.init is not None:
     key["init.files"] = fingerprint.of_files(config.init)
   run.claim(out, config, prompts, key, head=head)
-  if field is None:
-    documents = answers.answered(model, prompts, config, config.temperature)
+  if field is not None:
+    return found
+  return packed(answers.answered(model, prompts, config, config.temperature), config)
+
+
+def packed(documents: list[Document], config: Config) -> tuple[Rows, Rows]:
+  """(rows to train on, held-out rows) of documents, of which the first are held out."""
+  cut = config.held_out
   rows, held_out = (
     labels.packed(part, some, config.length, labels=draft_positions.first)
     for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))

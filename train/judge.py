@@ -111,7 +111,6 @@ def main(config: Config) -> None:
       seed=config.training.seed,
     )  # fmt: skip
   answers.check_held_out(config.held_out, len(records), least=2)
-  run.claim(out, config, content, fingerprint.of_model(model))
   half, cut = config.held_out // 2, config.held_out
   parts = {
     labels.TRAIN: slice(cut, None), "held_out to choose": slice(half),
@@ -122,6 +121,7 @@ def main(config: Config) -> None:
     for name, part in parts.items()
   }
   answers.check_batch(config.training.batch, 2 * int(rows[labels.TRAIN].mask.sum()))
+  run.claim(out, config, content, fingerprint.of_model(model))
   train, chooses, test = (judgeable(name, label(records[part])) for name, part in parts.items())
 
   best = fit(

@@ -64,7 +64,8 @@ class Captured(Exception):
 def uneven(tmp_path_factory):
   """Sums in words, of which every second answer is one number."""
   records = [
-    {"question": f"{a} pens and {b}?", "answer": f"{a} + {b} = {a + b}." if a % 2 else f"{a + b}"}
+    {"question": f"{a} pens and {b}?", "answer": f"{a} + {b} = {a + b}." if a % 2 else f"{a + b}",
+     "wrong": [[0, 1]] if b % 2 else []}
     for a in range(6) for b in range(6)
   ]  # fmt: skip
   path = tmp_path_factory.mktemp("uneven") / "data.jsonl"
@@ -97,7 +98,7 @@ def settings(request, tiny_heads, uneven, tmp_path):
     "joint": lambda: (joint, changed(request.getfixturevalue("tiny_joint"), out=str(tmp_path))),
     "draft_model": lambda: (draft_model, draft_model.Config(keep=1, points=8, **drafting)),
     "acceptance": lambda: (acceptance, acceptance.Config(draft=tiny_heads.model, **drafting)),
-    "judge": lambda: (judge, judge.Config(**answering | {"model": "gsm8k-7m"}, held_out=8)),
+    "judge": lambda: (judge, judge.Config(marked=True, held_out=8, length=64, **answering)),
     "skipping": lambda: (skipping, read(skipping.Config)),
     "duo, mlps": lambda: (duo, read(duo.Config)),
     "duo, routers": lambda: (duo, read(duo.Config)),

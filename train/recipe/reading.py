@@ -75,11 +75,12 @@ def claimed(model: Model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows
   labels.check_length(config.length, model)
   documents, cut = answers.given(model, config, config.answer_field), config.held_out
   answers.check_held_out(cut, len(documents))
-  run.claim(out, config, [ids for ids, _ in documents], fingerprint.of_model(model))
   train, held_out = (
     labelled(labels.packed(part, some, config.length, one_each))
     for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
   )
+  answers.check_batch(config.training.batch, len(train.tokens))
+  run.claim(out, config, [ids for ids, _ in documents], fingerprint.of_model(model))
   return train, held_out
 
 
