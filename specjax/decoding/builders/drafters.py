@@ -127,16 +127,17 @@ def sharing(model: Model, small: Model, what: str) -> Model:
   """
   if small is model:
     return small
-  own, other = small.tokenizer, model.tokenizer
-  if own is not None and other is not None and (found := vocabulary.difference(own, other)):
-    i, theirs, ours = (x if isinstance(x, int) else "none" if x is None else repr(x) for x in found)
-    raise ValueError(f"{what} has another vocabulary than {model.name}, and they must share one: "
-                     f"id {i} is {theirs} there, and {ours} in {model.name}.")  # fmt: skip
-  if words(small) == words(model):
-    return small
-  if own is None or other is None:
+  same_size = words(small) == words(model)
+  if small.tokenizer is not None and model.tokenizer is not None:
+    if found := vocabulary.difference(small.tokenizer, model.tokenizer):
+      i, theirs, ours = found[0], *("none" if x is None else repr(x) for x in found[1:])
+      raise ValueError(f"{what} has another vocabulary than {model.name}, and they must share one: "
+                       f"id {i} is {theirs} there, and {ours} in {model.name}.")  # fmt: skip
+  elif not same_size:
     raise ValueError(f"{what} has a vocabulary of {small.config.vocab_size}, {model.name} one of "
                      f"{model.config.vocab_size}: they must share one.")  # fmt: skip
+  if same_size:
+    return small
   return dataclasses.replace(small, fit=model.config.vocab_size)
 
 
