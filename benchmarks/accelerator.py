@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any, Literal, NamedTuple
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.eval import report, table
 
 HERE = pathlib.Path(__file__).parent
@@ -193,4 +193,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

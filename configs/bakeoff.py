@@ -19,8 +19,8 @@ from typing import Any
 
 import tyro
 
-from specjax import script
-from specjax.drafters import HEADS
+from specjax import command_line
+from specjax.heads import HEADS
 from specjax.train.heads import Config, main
 from specjax.train.recipe.config import Training
 
@@ -65,4 +65,4 @@ CONFIGS: dict[str, Config] = {
 if __name__ == "__main__":
   heads = {name: repr(config.head) for name, config in CONFIGS.items()}
   choice = tyro.extras.subcommand_type_from_defaults(CONFIGS, heads)
-  sys.exit(script.run(main, choice, __doc__, markers=(tyro.conf.AvoidSubcommands,)))
+  sys.exit(command_line.run(main, choice, __doc__, markers=(tyro.conf.AvoidSubcommands,)))

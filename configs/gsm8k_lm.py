@@ -7,7 +7,7 @@ Without --data, GSM8K comes from the TFDS catalogue (needs a network).
 
 import sys
 
-from specjax import script
+from specjax import command_line
 from specjax.train.lm import Config, main
 from specjax.train.recipe.config import Network, Training
 
@@ -18,4 +18,4 @@ CONFIG = Config(
 )  # fmt: skip
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, default=CONFIG))
+  sys.exit(command_line.run(main, Config, __doc__, default=CONFIG))

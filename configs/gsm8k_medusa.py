@@ -9,8 +9,8 @@ import sys
 
 import tyro
 
-from specjax import script
-from specjax.drafters.medusa import MedusaConfig
+from specjax import command_line
+from specjax.heads.medusa import MedusaConfig
 from specjax.train.heads import Config, main
 from specjax.train.recipe.config import Training
 
@@ -22,4 +22,4 @@ CONFIG = Config(
 
 if __name__ == "__main__":
   markers = (tyro.conf.OmitSubcommandPrefixes,)
-  sys.exit(script.run(main, Config, __doc__, default=CONFIG, markers=markers))
+  sys.exit(command_line.run(main, Config, __doc__, default=CONFIG, markers=markers))

@@ -11,7 +11,7 @@ import json
 import pathlib
 import sys
 
-from specjax import script
+from specjax import command_line
 from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.train.denoiser import Config, main
@@ -56,4 +56,4 @@ def both(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(both, Config, __doc__, default=CONFIG))
+  sys.exit(command_line.run(both, Config, __doc__, default=CONFIG))

@@ -27,11 +27,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 import specjax
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.data import spec_bench
-from specjax.decoding.model import DEFAULT_DENOISER
 from specjax.eval import bench, parallelbench, prompts, report, table
 from specjax.eval.plots import denoising
+from specjax.names.load import DEFAULT_DENOISER
 
 LOCAL = pathlib.Path(__file__).parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 CHAT, DRAFTERS = "smollm2-135m", ("prompt_lookup-4", "eagle3-4")
@@ -143,7 +143,7 @@ def chat(console: Console, config: Config) -> bool:
   try:
     model = specjax.load(CHAT)
   except ValueError as error:
-    console.print(f"{script.sentence(error)}\n", markup=False)
+    console.print(f"{command_line.sentence(error)}\n", markup=False)
     return False
   console.print(f"model [bold]{model.name}[/], greedy, float32, batch 1: {QUESTION!r}\n")
   race(console, model, ("none", *DRAFTERS), QUESTION, NEW)
@@ -209,4 +209,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

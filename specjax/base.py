@@ -18,33 +18,202 @@ One round of decoding, for a row whose committed text is "the cat sat" (n = 3 to
                 path = [0, 1, 3], count = 2, tokens = [on, the, mat]
     commit      the cache gains the rows of path: sat, on, the. Committed: n = 6, root = mat.
 
-Of the package this file imports `arrays` and `pieces`, which it hands on, and `sampling`.
+Of the package this file imports `sampling` alone.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+import jax.numpy as jnp
 from jax import Array
 
-from specjax.arrays import (
-  KV,
-  PROPOSALS,
-  Cache,
-  Context,
-  Draft,
-  Evaluation,
-  Features,
-  Params,
-  Proposal,
-  Verdict,
-)
-from specjax.pieces import MakeLayers, RunLayers, RunSome
 from specjax.sampling import Settings, Source
 
-__all__ = [
-  "KV", "PROPOSALS", "Cache", "Context", "Draft", "Drafter", "Evaluation", "Features", "Params",
-  "Processor", "Proposal", "Target", "Verdict", "Verifier", "Verify",
+Params = Any  # a pytree of arrays
+Proposal = Literal[
+  "deterministic", "chain", "iid", "without_replacement", "mixed", "independent", "truncated",
+  "coupled",
 ]  # fmt: skip
+"""How a drafter's tokens came about, which decides what a verifier may assume.
+
+"deterministic": a fixed rule (top-k, lookup) chose them; there is no distribution q to correct for.
+"chain": one token per depth was drawn, from the distribution in `Draft.log_probs`.
+"iid": the children of a node are independent draws from its distribution; they may repeat.
+"without_replacement": the children of a node were drawn from its distribution one after the other,
+  without replacement.
+"mixed": some children were chosen, see `Draft.chosen`; the others were drawn from what is left,
+  without replacement.
+"independent": every child was drawn by itself, from a distribution of its own (several models).
+"truncated": a chain that may end early, depending on the token that was drawn. Row i of
+  `Draft.log_probs` gives the probability that a token is drawn and kept; the draft ends at node i
+  with the probability that is missing from 1. Rows are -inf where nothing was drawn.
+"coupled": a chain like "chain", but a row of `Draft.log_probs` may tell about the tokens above it.
+  Each token has its distribution given those before it and the rows up to its own, not given all
+  rows.
+
+Siblings are in the order of their node numbers, which is the order they were drawn in.
+"""
+PROPOSALS: frozenset[str] = frozenset(get_args(Proposal))
+
+
+class Draft(NamedTuple):
+  """A token tree. A chain is the tree of width 1; plain decoding is the tree with N = 1.
+
+  Attributes:
+    tokens: i32[B, N]. Node 0 is the root.
+    parent: i32[B, N]. parent[0] = 0 and parent[i] < i.
+    depth: i32[B, N]. 0 for the root.
+    valid: bool[B, N]. False for padding; the root is always valid.
+    log_probs: f32[B, N, V] or None. Row i holds the log-probabilities from which the children of
+      node i were drawn; for "independent" proposals, those from which node i itself was drawn.
+      None for "deterministic".
+    chosen: bool[B, N] or None. For "mixed" proposals, the nodes that were chosen, not drawn.
+  """
+
+  tokens: Array
+  parent: Array
+  depth: Array
+  valid: Array
+  log_probs: Array | None = None
+  chosen: Array | None = None
+
+
+class KV(NamedTuple):
+  """L arrays of keys (after RoPE), and L of values, one per layer.
+
+  They are [B, K, N, C] for fresh rows of N nodes, and [B, K, S, C] for a cache.
+  """
+
+  k: tuple[Array, ...]
+  v: tuple[Array, ...]
+
+
+class Cache(NamedTuple):
+  """The keys and values [B, K, S, C] of the committed tokens but for the root.
+
+  Attributes:
+    length: i32[B], valid rows, one less than the committed tokens. Later rows are garbage.
+  """
+
+  kv: KV
+  length: Array
+
+
+class Features(NamedTuple):
+  """The target's inner states, one row per token.
+
+  Attributes:
+    hidden: [B, N, E]. After the final norm: what the LM head reads.
+    hidden_layers: arrays [B, N, E], one per layer that was asked for: the residual stream before
+      layer i; i = L is the stream before the final norm.
+  """
+
+  hidden: Array
+  hidden_layers: tuple[Array, ...] = ()
+
+
+class Evaluation(NamedTuple):
+  """The target at every node.
+
+  Attributes:
+    logits: f32[B, N, V]. Row i predicts the token after node i.
+    features: Features with arrays [B, N, E].
+    kv: KV with arrays [B, K, N, C], which are not in the cache yet.
+    aux: what a drafter that replaces `evaluate` computed in the same pass, for its own `update`.
+  """
+
+  logits: Array
+  features: Features
+  kv: Any
+  aux: Any = ()
+
+
+class Verdict(NamedTuple):
+  """What the target accepts of a draft.
+
+  Attributes:
+    path: i32[B, A]. Accepted node ids, the root first; entries after `count` repeat the last one.
+    count: i32[B]. Accepted draft tokens, 0..D.
+    tokens: i32[B, A]. The accepted tokens, then one from the target; count + 1 of them count.
+  """
+
+  path: Array
+  count: Array  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+  tokens: Array
+
+
+class Context(NamedTuple):
+  """The committed text.
+
+  Attributes:
+    tokens: i32[B, S]. Entries from `length` on are garbage.
+    length: i32[B]. Committed tokens n, the root included; the root is tokens[n - 1].
+    cache: the target's cache of the committed tokens but for the root, where a drafter begins and
+      where a draft is made; None elsewhere.
+  """
+
+  tokens: Array
+  length: Array
+  cache: Any = None
+
+  @property
+  def root(self) -> Array:
+    """i32[B, 1], the newest committed token."""
+    return jnp.take_along_axis(self.tokens, self.length[:, None] - 1, 1)
+
+
+class RunLayers(Protocol):
+  """Runs layers start..stop (static) over the residual stream x [B, N, E]: (x, their KV)."""
+
+  def __call__(
+    self, params: Params, x: Array, position: Array, mask: Array, cache: Any = None, *,
+    start: int = 0, stop: int | None = None,
+  ) -> tuple[Array, KV]: ...  # fmt: skip
+
+
+class MakeLayers(Protocol):
+  """A Linen module of `count` layers shaped like the target's, for drafters that have their own.
+
+  It is called with (x [B, N, E], position i32[B, N], mask, cache=None, earlier=None,
+  attention_input=None) and returns x, the KV, and more; see `models.layers.Layers`.
+
+  Args:
+    mlp: False leaves the MLPs out, for drafters that have others in their place.
+    mlp_width: 0 is the target's.
+    attention_width: the width of `attention_input`, where one is given.
+    window: of sliding attention; True is the target's, False or None leaves it out.
+    qk_norm: False leaves out the target's norms on q and k.
+    qkv_bias: whether q, k and v have biases; None is as in the target.
+  """
+
+  def __call__(
+    self, count: int = 1, *, mlp: bool = True, mlp_width: int = 0,
+    attention_width: int | None = None, window: bool | int | None = True, qk_norm: bool = True,
+    qkv_bias: bool | None = None,
+  ) -> Any: ...  # fmt: skip
+
+
+class RunSome(Protocol):
+  """Runs some of a target's sublayers over the residual stream x [B, N, E].
+
+  Args:
+    position: i32[B, N], absolute.
+    mask: bool[B, N, N], or bool[B, N, M + N] with M earlier rows, which it has first.
+    cache: a Cache whose first `length` rows everyone sees, or None.
+    run: bool[L, 2], whether the attention and the MLP of each layer run; a sublayer that does not
+      leaves the stream as it is. It is traced: one program serves every choice.
+    earlier: KV with arrays [B, K, M, C] of rows that are neither cached nor in x, or None.
+    given: KV with arrays [B, K, N, C] of x's rows in layers whose attention does not run, or None.
+
+  Returns:
+    (x [B, N, E] before the final norm; KV of all L layers, that of `given`, or else 0, where
+    attention does not run; the input [B, N, E] of each of the L layers.)
+  """
+
+  def __call__(
+    self, params: Params, x: Array, position: Array, mask: Array, cache: Any, run: Array, *,
+    earlier: KV | None = None, given: KV | None = None,
+  ) -> tuple[Array, KV, tuple[Array, ...]]: ...  # fmt: skip
 
 
 class Prefill(Protocol):

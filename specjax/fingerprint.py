@@ -18,7 +18,7 @@ import numpy as np
 from specjax import schema
 
 if TYPE_CHECKING:
-  from specjax.decoding.model import Model
+  from specjax.names.load import Model
 
 Key = Mapping[str, Any]
 

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import narrow
+from specjax import bucketing
 from specjax.base import Context, Draft, Drafter, Evaluation, Params, Processor, Target, Verifier
-from specjax.on_mesh import spread_rows
 from specjax.sampling import Noise, Settings, Source, warp
+from specjax.sharding import spread_rows
 from specjax.trees.structure import ancestors, at
 
 
@@ -25,7 +25,8 @@ class Method(NamedTuple):
   `decoding.method.method` builds it, and checks that the rule is exact for the draft.
 
   Attributes:
-    narrow: the numbers of nodes, below N, for which a pass is compiled too. See `specjax.narrow`.
+    narrow: the numbers of nodes, below N, for which a pass is compiled too; see
+      `specjax.bucketing`.
   """
 
   target: Target
@@ -182,11 +183,11 @@ def guess(
     context=state.context._replace(cache=state.cache), settings=request.settings, noise=noise,
   )  # fmt: skip
   if widths:
-    draft = narrow.compact(draft, drafter.depth)
+    draft = bucketing.compact(draft, drafter.depth)
   draft = spread_rows(draft)
   mask = ancestors(draft.parent, drafter.depth)
   if drafter.evaluate is None:
-    evaluation = narrow.evaluate(
+    evaluation = bucketing.evaluate(
       target, weights.target, widths, state.cache, draft, mask, drafter.hidden_layers
     )
   else:

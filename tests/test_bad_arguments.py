@@ -9,7 +9,7 @@ import pytest
 
 from specjax import Decoder, DiffusionDecoder, load
 from specjax.checkpoints import hf
-from specjax.cli import main
+from specjax.cli.main import main
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import train_bpe
 from specjax.models.config import Config

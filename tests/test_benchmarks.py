@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from specjax import script
+from specjax import command_line
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = sorted(
@@ -29,7 +29,7 @@ def load(path):
 @pytest.mark.parametrize("path", SCRIPTS, ids=str)
 def test_a_script_is_in_the_index_and_ends_as_all_do(path):
   text = (ROOT / path).read_text()
-  assert text.endswith("  sys.exit(script.run(main, Config, __doc__))\n")
+  assert text.endswith("  sys.exit(command_line.run(main, Config, __doc__))\n")
   assert f"python {path}" in text
   assert path.parts[0] == "examples" or f"python {path}" in INDEX
 
@@ -121,7 +121,7 @@ def test_a_users_error_is_one_sentence(command, message, tmp_path, monkeypatch, 
   path, *options = command.split()
   monkeypatch.chdir(tmp_path)
   module = load(path)
-  assert script.run(module.main, module.Config, module.__doc__, argv=options) == 2
+  assert command_line.run(module.main, module.Config, module.__doc__, argv=options) == 2
   said = capsys.readouterr().err
   assert said.startswith("error: ") and message in said and said.count("\n") == 1
   assert not (tmp_path / "results").exists()
@@ -194,7 +194,7 @@ def accelerator(tmp_path):
 
   def run(*names):
     options = ["--size", "small", "--out", str(tmp_path), "--parts", *names]
-    code = script.run(module.main, module.Config, module.__doc__, argv=options)
+    code = command_line.run(module.main, module.Config, module.__doc__, argv=options)
     summary = json.loads((tmp_path / "summary.json").read_text())
     return code, summary, (tmp_path / "table.md").read_text()
 

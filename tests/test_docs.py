@@ -15,10 +15,10 @@ import tomllib
 import pytest
 
 import specjax
-from specjax import script
-from specjax.decoding import catalogue, spec
-from specjax.decoding.spec import Part
+from specjax import command_line
 from specjax.eval.prompts import OUR_QUESTIONS
+from specjax.names import catalogue, grammar
+from specjax.names.grammar import Part
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
@@ -132,21 +132,23 @@ def test_a_command_is_understood(words, monkeypatch, tmp_path):
     for option in ("drafter", "drafters", "verifier", "processors", "policy", "methods"):
       names = getattr(options, option, None) or ()
       for name in (names,) if isinstance(names, str) else names:
-        for one in spec.alternatives(name):
-          spec.parse(option, one)
+        for one in grammar.alternatives(name):
+          grammar.parse(option, one)
 
 
 def parsed(words, monkeypatch, tmp_path) -> list:
   """What a command's `main` would be called with."""
   calls: list = []
-  run = script.run
-  monkeypatch.setattr(script, "run", lambda main, *rest, **more: run(calls.append, *rest, **more))
-  (tmp_path / "my_file.py").write_text("from specjax.drafters.medusa import medusa as my_head\n")
+  run = command_line.run
+  monkeypatch.setattr(
+    command_line, "run", lambda main, *rest, **more: run(calls.append, *rest, **more)
+  )
+  (tmp_path / "my_file.py").write_text("from specjax.heads.medusa import medusa as my_head\n")
   words = ["python", "-m", "specjax.cli", *words[1:]] if words[0] == "specjax" else words
   by_module = words[1] == "-m"
   name, arguments = (words[2], words[3:]) if by_module else (str(ROOT / words[1]), words[2:])
   source = importlib.util.find_spec(name).origin if by_module else name
-  assert "script.run(" in pathlib.Path(source).read_text(), "a command that would really run"
+  assert "command_line.run(" in pathlib.Path(source).read_text(), "a command that would really run"
   monkeypatch.setattr(sys, "argv", [name, *arguments])
   monkeypatch.chdir(tmp_path)
   with pytest.raises(SystemExit) as end:
@@ -171,8 +173,8 @@ def named(page: str) -> set[Part]:
   for title, before in NAMES.items():
     for first, *_ in table_rows(PAGES[page], title):
       for code in CODE.findall(first):
-        for one in spec.alternatives(code.replace(r"\|", "|")):
-          for part in spec.parse("name", before + one):
+        for one in grammar.alternatives(code.replace(r"\|", "|")):
+          for part in grammar.parse("name", before + one):
             found |= {part._replace(decorations=()), *part.decorations}
   return found
 
@@ -221,9 +223,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_exist(page):
   top = r"(?:specjax|kernels|train|configs|benchmarks|examples|tests|notebooks|docs)/[\w./]*"
-  text = "".join(f"|{row[1]}" for row in table_rows(PAGES[page], "is"))
-  text = text if page == "docs/changes.md" else PAGES[page]
-  named = [code for code in CODE.findall(text) if re.fullmatch(top, code)]
+  named = [code for code in CODE.findall(PAGES[page]) if re.fullmatch(top, code)]
   assert [path for path in named if not (ROOT / path).exists()] == []
 
 
@@ -244,13 +244,6 @@ def test_every_method_has_a_figure_and_a_command_that_measures_it():
       assert re.search(r"\d", re.sub(r"\]\(.*?\)", "]", row[-1])), row
       where, links = (re.findall(r"results\.md#([\w-]+)", said) for said in (row[-1], prose))
       assert any(measured[link] for link in where or links), row
-
-
-def test_new_names_can_be_imported():
-  for _, now in table_rows(sections("docs/changes.md")["Python"], "was", "is"):
-    for dotted in re.findall(r"`(specjax(?:\.\w+)+)`", now):
-      module, _, name = dotted.rpartition(".")
-      assert hasattr(importlib.import_module(module), name) or importlib.import_module(dotted)
 
 
 def test_papers_lead_to_their_files():
@@ -341,10 +334,7 @@ def test_docstrings_describe_what_there_is():
 
 def test_the_reference_is_whole():
   # Of the command line, --help is the reference.
-  own = {
-    "__init__", "zoo", "arguments", "asked", "chat", "cli", "commands", "home", "measuring",
-    "moved", "script", "writing",
-  }  # fmt: skip
+  own = {"__init__", "zoo", "cache_dir", "cli", "command_line"}
   api = "".join(text for page, text in PAGES.items() if page.startswith("docs/api/"))
   there = {path.stem for path in (ROOT / "specjax").iterdir() if not path.stem.startswith("__py")}
   assert set(re.findall(r"^::: specjax\.(\w+)$", api, re.MULTILINE)) == there - own

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from specjax.decoding import model
+from specjax.names import load
 
 NOTEBOOKS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
@@ -17,8 +17,8 @@ NOTEBOOKS = sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipy
 def test_notebook_runs(path, monkeypatch):
   nbformat = pytest.importorskip("nbformat")
   nbclient = pytest.importorskip("nbclient")
-  for name in (model.DEFAULT_MODEL, f"{model.DEFAULT_MODEL}-medusa"):
-    if not (model.ZOO / name / "config.json").is_file():
+  for name in (load.DEFAULT_MODEL, f"{load.DEFAULT_MODEL}-medusa"):
+    if not (load.ZOO / name / "config.json").is_file():
       pytest.skip(f"{name} is not in the zoo")
   monkeypatch.setenv("SPECJAX_QUICK", "1")
   monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from test_benchmarks import load
 
-from specjax.drafters.drafting import drafter
-from specjax.drafters.medusa import MedusaConfig, medusa
 from specjax.eval import published_heads
+from specjax.heads.drafting import drafter
+from specjax.heads.medusa import MedusaConfig, medusa
 from specjax.trees.dynamic import Dynamic
 from specjax.trees.static import Static
 from specjax.verifiers.greedy import greedy

@@ -12,8 +12,8 @@ import pytest
 from specjax import drafters, speculate
 from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
-from specjax.drafters import drafting
-from specjax.drafters.medusa import MedusaConfig, medusa
+from specjax.heads import drafting
+from specjax.heads.medusa import MedusaConfig, medusa
 from specjax.models.config import Config
 from specjax.models.denoiser import denoiser
 from specjax.models.transformer import Transformer, attention_mask, target
@@ -60,9 +60,9 @@ TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
 BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
 CHAIN = drafters.draft_tree(target(CONFIG), IID(((0,), (0, 0))))
 ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
-FIRST = drafters.first_of(drafters.prompt_lookup(4, 3, 2), MEDUSA)
+FIRST = drafters.fallback(drafters.prompt_lookup(4, 3, 2), MEDUSA)
 OWN = drafters.self_speculative(target(CONFIG), 3, 0.1)
-NARROW = {"first_of": (1, 2), "adaptive_model, block": (2,)}  # widths of passes
+NARROW = {"fallback": (1, 2), "adaptive_model, block": (2,)}  # widths of passes
 METHODS = {
   name: (
     pair(target(CONFIG), drafter, verifier, narrow=NARROW.get(name, ())),
@@ -89,7 +89,7 @@ METHODS = {
     ),
     ("random_draft", random_draft(TREE, V), TARGET_ONLY, ()),
     ("union", TWO_CHOSEN, TARGET_ONLY, ((), HEAD_PARAMS)),
-    ("first_of", FIRST, TARGET_ONLY, ((), HEAD_PARAMS)),
+    ("fallback", FIRST, TARGET_ONLY, ((), HEAD_PARAMS)),
     ("union, recursive", ONE_DRAWN, recursive(), ((), OTHER_PARAMS)),
     ("draft_model, token", SAMPLED, token(), OTHER_PARAMS),
     ("speculative_jacobi, token", drafters.speculative_jacobi(target(CONFIG), 3), token(), ()),
@@ -107,7 +107,7 @@ QUICK = [
   "itself",
   "medusa",
   "denoiser",
-  "first_of",
+  "fallback",
   "draft_model, token",
 ]
 

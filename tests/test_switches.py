@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import cli, switches
+from specjax import switches
+from specjax.cli import main
 from specjax.data import datastore
 from specjax.decoding.conversation import Conversation
-from specjax.decoding.engine import Engine
-from specjax.decoding.model import Model
-from specjax.decoding.refill import refilled
 from specjax.models.config import Config
 from specjax.models.transformer import init
+from specjax.names.load import Model
 from specjax.sampling import new_key
+from specjax.serving.engine import Engine
+from specjax.serving.refill import refilled
 
 ROOT = pathlib.Path(__file__).parents[1]
 V, MASK = 24, 23
@@ -145,7 +146,7 @@ def test_a_generator_gives_its_users_switches_back(switch):
 @pytest.mark.parametrize("name", ["jax_no_tracing", "jax_no_execution"])
 def test_a_command_that_may_compute_nothing_says_so(name, switch, capsys):
   switch({name: True})
-  assert cli.main(["generate", "--prompt", "hi"]) == 2
+  assert main.main(["generate", "--prompt", "hi"]) == 2
   assert capsys.readouterr().err.startswith(f"error: {name}=True: accepted is False")
 
 

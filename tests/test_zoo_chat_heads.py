@@ -7,9 +7,9 @@ import pytest
 
 import specjax
 from specjax.checkpoints import heads
-from specjax.decoding import catalogue
-from specjax.decoding.model import ZOO
 from specjax.models.config import Config
+from specjax.names import catalogue
+from specjax.names.load import ZOO
 
 MODEL = "smollm2-135m"
 HEADS = ("eagle3", "medusa")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from specjax import DiffusionDecoder
-from specjax.cli import main
-from specjax.decoding.model import DEFAULT_DENOISER, load
+from specjax.cli.main import main
 from specjax.eval import parallelbench
 from specjax.eval.parallelbench import Config
+from specjax.names.load import DEFAULT_DENOISER, load
 
 CONFIG = Config(count=2, batch=80)
 SURE = ("copy", "reverse", "sort", "replace_index", "insert_index", "remove_index")

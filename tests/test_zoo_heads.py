@@ -7,8 +7,8 @@ import pytest
 
 import specjax
 from specjax.base import Context
-from specjax.decoding import catalogue
-from specjax.drafters.memory import TextMemory
+from specjax.heads.prefix import TextMemory
+from specjax.names import catalogue
 
 QUESTIONS = (
   "Tom has 3 bags of 12 apples and eats 5. How many are left?",

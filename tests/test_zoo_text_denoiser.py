@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specjax import Decoder, DiffusionDecoder
-from specjax.decoding.model import load
 from specjax.eval import likelihood
+from specjax.names.load import load
 
 NAME, NEW = "gsm8k-7m-denoiser", 48
 QUESTIONS = (

@@ -21,16 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import fingerprint, processes, script
+from specjax import command_line, distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import parts
 from specjax.data.packing import Rows
-from specjax.decoding.builders.drafters import sharing
-from specjax.decoding.model import load
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.draft_length.specdecpp import labels as chances
 from specjax.draft_length.specdecpp import loss as head_loss
 from specjax.models.transformer import Transformer
+from specjax.names.build.drafters import sharing
+from specjax.names.load import load
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, calibration, forward, labels, means, run
 from specjax.train.recipe.config import Amount, Count, Share, Training
@@ -158,9 +158,9 @@ def main(config: Config) -> None:
     "without_weight": calibration.reliability(without_weight(predicted, config.refusal), chance),
   })  # fmt: skip
   trained = parts.Acceptance(config.blocks, params)
-  if processes.first():
+  if distributed.first():
     parts.save(out / "model", trained, target=model.identity, draft=small.identity)
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.acceptance"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.acceptance"))

@@ -22,15 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import fingerprint, processes, script
-from specjax.arguments import Dtype
+from specjax import command_line, distributed, fingerprint
 from specjax.checkpoints import hf
+from specjax.cli.arguments import Dtype
 from specjax.data.chat import TEMPLATES, ChatTemplate, Turns
 from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
-from specjax.decoding.model import Model, load
 from specjax.models.any_order import any_order
 from specjax.models.transformer import Transformer
+from specjax.names.load import Model, load
 from specjax.train.recipe import (
   asked_slots,
   block_diffusion,
@@ -262,11 +262,11 @@ def main(config: Config) -> None:
   params = low_rank.merged(trained, frozen)
 
   plain = all(isinstance(record, str) for record in records)
-  if processes.first():
+  if distributed.first():
     hf.save(out / "model", model.config, params, tokenizer,
             template=model.template if plain else template, mask=mask, stop=model.stop,
             start=model.start, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.denoiser"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.denoiser"))

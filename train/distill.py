@@ -23,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import fingerprint, processes, script
-from specjax.arguments import Dtype
+from specjax import command_line, distributed, fingerprint
 from specjax.checkpoints import hf
+from specjax.cli.arguments import Dtype
 from specjax.data import lists
 from specjax.data.sources import open_source
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
+from specjax.names.load import Model
 from specjax.train.recipe import (
   answers,
   asked_slots,
@@ -243,11 +243,11 @@ def main(config: Config) -> None:
   trained = fit(loss, start, batch, config.training, out,
                 frozen=low_rank.cast(frozen, config.dtype), draw=drawn)  # fmt: skip
 
-  if processes.first():
+  if distributed.first():
     params = low_rank.merged(trained, frozen)
     hf.save(out / "model", model.config, params, model.tokenizer,
             template=model.template, mask=mask, shift=model.shift)  # fmt: skip
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.distill"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.distill"))

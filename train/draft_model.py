@@ -29,15 +29,15 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import fingerprint, processes, script
+from specjax import command_line, distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import hf
 from specjax.data.packing import Rows
-from specjax.decoding.builders.drafters import sharing
-from specjax.decoding.model import Model, load
 from specjax.models.config import Config as Network
 from specjax.models.exits import exits_of
 from specjax.models.transformer import Transformer
+from specjax.names.build.drafters import sharing
+from specjax.names.load import Model, load
 from specjax.train.recipe import answers, forward, labels, losses, means, run
 from specjax.train.recipe.config import Count, Natural
 from specjax.train.recipe.features import compute
@@ -210,10 +210,10 @@ def main(config: Config) -> None:
     "left": round(float(left), 4),
     "agreement": round(float((agreed * counts).sum() / counts.sum()), 4),
   })  # fmt: skip
-  if processes.first():
+  if distributed.first():
     hf.save(out / "model", small, params, model.tokenizer, template=model.template, stop=model.stop,
             start=model.start)  # fmt: skip
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.draft_model"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.draft_model"))

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import processes, script
+from specjax import command_line, distributed
 from specjax.base import Params
 from specjax.checkpoints import duo as files
 from specjax.data.packing import Rows
@@ -170,9 +170,9 @@ def main(config: Config) -> None:
     "held_out": {name: round(float(nats), 4) for name, (nats, _) in found.items()},
     "kept": reading.kept_of_layers(found["duo"][1], held_out),
   })  # fmt: skip
-  if processes.first():
+  if distributed.first():
     files.save(out / "model", params[DUO], base=model.identity)
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.duo"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.duo"))

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import fingerprint, processes, script
+from specjax import command_line, distributed, fingerprint
 from specjax.checkpoints import parts
 from specjax.diffusion.policies.learned import Filter, logits
 from specjax.sampling import new_key
@@ -113,9 +113,9 @@ def main(config: Config) -> None:
     "threshold": round(least, 4),
     "held_out": calibration.passing(final > least, right) | {"slots": len(right)},
   })  # fmt: skip
-  if processes.first():
+  if distributed.first():
     parts.save(out / "model", best._replace(least=jnp.float32(least)), base=model.identity)
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.filter"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.filter"))

@@ -23,15 +23,15 @@ import tyro
 from flax.traverse_util import flatten_dict
 from jax import Array
 
-from specjax import fingerprint, on_mesh, processes, script
-from specjax.arguments import Dtype
+from specjax import command_line, distributed, fingerprint, sharding
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
+from specjax.cli.arguments import Dtype
 from specjax.data.packing import Rows
-from specjax.drafters import HEADS, draft_vocabulary
-from specjax.drafters.base import Head, LossWeights
-from specjax.drafters.medusa import MedusaConfig
-from specjax.drafters.named import Named, is_file, named
+from specjax.heads import HEADS, draft_vocabulary
+from specjax.heads.base import Head, LossWeights
+from specjax.heads.medusa import MedusaConfig
+from specjax.heads.named import Named, is_file, named
 from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, labels, losses, means, run
@@ -150,7 +150,7 @@ def sizes(head: Head, params: Params) -> str:
 def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
   """A head's weights as it reads them, those that are trained in the dtype of the target."""
   own = jax.tree.map(lambda x: x.astype(dtype), trained)
-  return fixed | {"params": on_mesh.whole(own)}
+  return fixed | {"params": sharding.whole(own)}
 
 
 def loss_and_judge(
@@ -253,7 +253,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     # Frames that are right may say nothing.
     **({} if head.blank else {"expected_tokens_per_forward": expected}),
   })  # fmt: skip
-  if processes.first():
+  if distributed.first():
     whole = fixed | {"params": trained}
     checkpoint.save(out / "model", name, config.head, whole, choices, rates, base=model.identity)
 
@@ -264,14 +264,14 @@ def command(argv: Sequence[str] | None = None) -> int:
   try:
     own = {word: named(word) for word in words if is_file(word)}
   except ValueError as error:
-    print(script.sentence(error), file=sys.stderr)
+    print(command_line.sentence(error), file=sys.stderr)
     return 2
   heads = HEADS | own
   config = dataclasses.make_dataclass(
     "Config", [("head", _one_of(heads), Config.head)], bases=(Config,), frozen=True,
     namespace={"__doc__": Config.__doc__},
   )  # fmt: skip
-  return script.run(
+  return command_line.run(
     functools.partial(main, heads=heads), config if own else Config, __doc__,
     prog="python -m specjax.train.heads", argv=argv, markers=(tyro.conf.OmitSubcommandPrefixes,),
   )  # fmt: skip

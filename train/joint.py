@@ -24,16 +24,16 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import fingerprint, processes, script
+from specjax import command_line, distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.checkpoints import hf
-from specjax.decoding.builders.head import load_head
-from specjax.decoding.spec import Part
-from specjax.drafters import draft_vocabulary
-from specjax.drafters.base import LossWeights
+from specjax.heads import draft_vocabulary
+from specjax.heads.base import LossWeights
 from specjax.models import lora
 from specjax.models.transformer import Transformer
+from specjax.names.build.head import load_head
+from specjax.names.grammar import Part
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, forward, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Positive, Training
@@ -178,7 +178,7 @@ def main(config: Config) -> None:
 
   measure, parts = jax.jit(tuning.loss), list(test.every(training.batch))
   found = [
-    processes.fetch(measure(trained, (model.params, fixed), Step(part, end))[1]) for part in parts
+    distributed.fetch(measure(trained, (model.params, fixed), Step(part, end))[1]) for part in parts
   ]
   shares = [part.weight[:, :, 0].sum() for part in parts]
   rates = Objective(head, vocabulary, network).rates(own, params, test, training)
@@ -188,7 +188,7 @@ def main(config: Config) -> None:
        for name in ("agreement", "teacher", "text", "text_before")},
     "hit_rates": rates.round(4).tolist(),
   })  # fmt: skip
-  if processes.first():
+  if distributed.first():
     hf.save(out / "model", model.config, jax.device_get(params), model.tokenizer,
             template=model.template, stop=model.stop, start=model.start)  # fmt: skip
     choices, base = best_first(rates, config.nodes), model.identity
@@ -197,4 +197,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.joint"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.joint"))

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import fingerprint, processes, script
+from specjax import command_line, distributed, fingerprint
 from specjax.checkpoints import parts as files
 from specjax.data.sources import open_source
 from specjax.train.recipe import answers, calibration, judge_marks, labels, losses, means, run
@@ -136,9 +136,9 @@ def main(config: Config) -> None:
     "tokens": measure(best, test),
     "numbers": measure(best, JudgeLabels(*(x[test.number] for x in test))),
   })  # fmt: skip
-  if processes.first():
+  if distributed.first():
     files.save(out / "model", best, base=model.identity)
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.judge"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.judge"))

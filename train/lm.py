@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax import fingerprint, processes, script
+from specjax import command_line, distributed, fingerprint
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.packing import Rows
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
-from specjax.decoding.model import Model, load
 from specjax.models.transformer import Transformer
+from specjax.names.load import Model, load
 from specjax.train.recipe import early_exits, forward, labels, losses, means, run, texts
 from specjax.train.recipe.config import Length, Network, Training
 from specjax.train.recipe.fit import batches, fit
@@ -115,9 +115,9 @@ def main(config: Config) -> None:
   params = fit(loss, params, batch, config.training, out, draw=drawn if early else None)
 
   template = None if all(isinstance(r, str) for r in records) else TEMPLATES[config.template]
-  if processes.first():
+  if distributed.first():
     hf.save(out / "model", network, params, tokenizer, template=template)
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.lm"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.lm"))

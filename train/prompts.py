@@ -20,11 +20,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specjax import fingerprint, script
+from specjax import command_line, fingerprint
 from specjax.data.sources import open_source, text_of
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
-from specjax.decoding.refill import refilled
+from specjax.names.load import Model
+from specjax.serving.refill import refilled
 from specjax.train.recipe import answers, run
 from specjax.train.recipe.config import Count, Length, Natural, Positive, Seed
 from specjax.train.recipe.questions import TASKS, Seen, spoken, task, texts_in, until_user
@@ -157,4 +157,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.prompts"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.prompts"))

@@ -22,14 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import checks, processes, script
+from specjax import checks, command_line, distributed
 from specjax.base import Params
 from specjax.checkpoints import hf, routers
 from specjax.data.packing import Rows
-from specjax.decoding.skipping import skipping
 from specjax.models import lora
 from specjax.models.skipping import base
 from specjax.models.skipping.first import Routers
+from specjax.names.build.skipping import skipping
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, reading, run
 from specjax.train.recipe.config import Count
@@ -86,7 +86,7 @@ def main(config: Config) -> None:
     "held_out": {"whole": round(float(whole), 4), "skipping": round(float(skipped), 4)},
     "kept": reading.kept_of_layers(kept, held_out),
   })  # fmt: skip
-  if not processes.first():
+  if not distributed.first():
     return
   if fixed is None:
     routers.save(out / "model", trained["lora"], chosen, base=model.identity)
@@ -96,4 +96,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.train.skipping"))
+  sys.exit(command_line.run(main, Config, __doc__, prog="python -m specjax.train.skipping"))

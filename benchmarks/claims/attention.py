@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.eval import report, table
 from specjax.kernels.tree_attention import quantise, refusals, tree_attention, tune
 
@@ -65,7 +65,7 @@ def compare(config: Config, int8: bool, dtype: str, N: int, C: int, G: int, S: i
         found = jax.jit(functools.partial(tree_attention, implementation=name))(*given)
         cell["error"] = float(np.abs(np.asarray(found, np.float64) - wanted).max() / scale)
       except Exception as error:  # a compiler may raise anything, and the other cells are wanted
-        cell["failure"] = script.sentence(error)[:300]
+        cell["failure"] = command_line.sentence(error)[:300]
   return cells
 
 
@@ -113,4 +113,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

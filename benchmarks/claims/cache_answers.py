@@ -17,11 +17,11 @@ import sys
 import numpy as np
 
 import specjax
-from specjax import fingerprint, script
-from specjax.arguments import Weights
+from specjax import command_line, fingerprint
+from specjax.cli.arguments import Weights
 from specjax.data import resume
-from specjax.decoding.builders.cache import DENSE
 from specjax.eval import prompts, report, table
+from specjax.names.build.cache import DENSE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,4 +77,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

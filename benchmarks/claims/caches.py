@@ -21,11 +21,11 @@ import numpy as np
 from jax import Array
 
 import specjax
-from specjax import checks, script
-from specjax.arguments import Weights
+from specjax import checks, command_line
 from specjax.base import Params, Target
-from specjax.decoding.builders.cache import DENSE, build_cache
+from specjax.cli.arguments import Weights
 from specjax.eval import prompts, report, table
+from specjax.names.build.cache import DENSE, build_cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,4 +114,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

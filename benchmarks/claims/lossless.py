@@ -21,13 +21,13 @@ from typing import NamedTuple
 import jax
 
 import specjax
-from specjax import checks, fingerprint, script
-from specjax.arguments import Weights
+from specjax import checks, command_line, fingerprint
+from specjax.cli.arguments import Weights
 from specjax.data import resume
-from specjax.decoding import catalogue
-from specjax.decoding.engine import Engine
 from specjax.eval import metrics, prompts, report, table
 from specjax.eval.divergence import divergences
+from specjax.names import catalogue
+from specjax.serving.engine import Engine
 
 PLAIN = "none"
 
@@ -129,4 +129,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -13,7 +13,7 @@ import dataclasses
 import sys
 
 import specjax
-from specjax import script
+from specjax import command_line
 from specjax.decoding.decoder import Result
 from specjax.eval import metrics, prompts, report, table
 
@@ -69,4 +69,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

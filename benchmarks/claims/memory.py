@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import checks, script, speculate
-from specjax.arguments import Weights
+from specjax import checks, command_line, speculate
+from specjax.cli.arguments import Weights
 from specjax.decoding.decoder import padded
 from specjax.eval import memory, report, table
 from specjax.sampling import new_key
@@ -108,4 +108,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.diffusion.base import Earlier
 from specjax.eval import report, table
@@ -288,4 +288,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -39,12 +39,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, script, speculate
+from specjax import checks, command_line, speculate
 from specjax.base import Features, Params
 from specjax.checkpoints import formats
-from specjax.drafters.drafting import drafter
 from specjax.eval import report, table
 from specjax.eval.published_heads import FILES, Eagle, Medusa, Published, program
+from specjax.heads.drafting import drafter
 from specjax.models import transformer
 from specjax.models.config import Config as NetworkConfig
 from specjax.sampling import Noise, Settings, new_key, request_keys
@@ -265,4 +265,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -15,7 +15,7 @@ import sys
 import jax
 
 import specjax
-from specjax import fingerprint, script
+from specjax import command_line, fingerprint
 from specjax.eval import metrics, optimal, prompts, report, table
 from specjax.train.recipe.run import claim
 from specjax.verifiers import VERIFIERS
@@ -98,4 +98,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -22,14 +22,14 @@ from typing import Any
 import jax
 
 import specjax
-from specjax import checks, fingerprint, script
-from specjax.arguments import Weights
+from specjax import checks, command_line, fingerprint
+from specjax.cli.arguments import Weights
 from specjax.data import resume
-from specjax.decoding import spec
-from specjax.decoding.builders.drafters import is_head
 from specjax.decoding.decoder import Decoder
 from specjax.eval import bench, interleaved, prompts, report, table, tune
 from specjax.eval.options import Tune
+from specjax.names import grammar
+from specjax.names.build.drafters import is_head
 
 PLAIN = "none"
 SIZES = (4, 6, 8, 16)
@@ -72,8 +72,8 @@ def by_hand(name: str, temperature: float) -> list[str]:
   found = [part._replace(numbers=(n,)) for n in SIZES]
   if is_head(part.name):
     shapes = SHAPES + DRAWN if temperature else SHAPES
-    found += [part._replace(decorations=(spec.parse_one("tree", s),)) for s in shapes]
-  return [spec.show([p]) for p in found]
+    found += [part._replace(decorations=(grammar.parse_one("tree", s),)) for s in shapes]
+  return [grammar.show([p]) for p in found]
 
 
 def cell(
@@ -157,4 +157,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

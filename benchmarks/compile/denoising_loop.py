@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.diffusion import denoise, stopping
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.blocks import fixed
@@ -132,4 +132,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

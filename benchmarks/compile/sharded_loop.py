@@ -26,21 +26,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specjax import drafters, script, speculate
+from specjax import command_line, drafters, speculate
 from specjax.base import Cache, Drafter, Params, Target
-from specjax.decoding.builders.cache import DENSE, make_cache
 from specjax.decoding.method import method as pair
-from specjax.decoding.spec import parse_one
-from specjax.drafters import drafting
-from specjax.drafters.eagle3 import Eagle3Config
 from specjax.eval import compiled, report, table
 from specjax.eval.compiled import placed
 from specjax.eval.memory import size_of
 from specjax.eval.random_model import SIZES, Size
+from specjax.heads import HEADS, drafting
+from specjax.heads.eagle3 import Eagle3Config
 from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.compressed import compressed
 from specjax.models.weights import parameter
+from specjax.names.build.cache import DENSE, make_cache
+from specjax.names.grammar import parse_one
 from specjax.sampling import Settings, new_key, request_keys
 from specjax.trees.dynamic import Dynamic
 from specjax.verifiers import target_only
@@ -65,7 +65,7 @@ class Config:
 def eagle3_drafter(target: Target, config: Config, params: Params) -> tuple[Drafter, Params]:
   """An EAGLE-3 head with as many guesses as nodes, and the shapes of its weights in bfloat16."""
   taps = 0, target.layers // 2, target.layers
-  head = drafters.HEADS["eagle3"][0](target, Eagle3Config(depth=5, hidden_layers=taps))
+  head = HEADS["eagle3"][0](target, Eagle3Config(depth=5, hidden_layers=taps))
   vocabulary = jnp.arange(32000)
   shapes = jax.eval_shape(functools.partial(head.init, vocabulary=vocabulary),
                           new_key(0), params)  # fmt: skip
@@ -148,4 +148,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

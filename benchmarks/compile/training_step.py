@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from specjax import checks, script
-from specjax.drafters.base import Examples
-from specjax.drafters.eagle3 import Eagle3Config, eagle3
+from specjax import checks, command_line
 from specjax.eval import compiled, report, table
 from specjax.eval.compiled import placed
 from specjax.eval.random_model import SIZES, Size
+from specjax.heads.base import Examples
+from specjax.heads.eagle3 import Eagle3Config, eagle3
 from specjax.kernels import topology
 from specjax.models import sharding, transformer
 from specjax.models.weights import parameter
@@ -134,4 +134,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

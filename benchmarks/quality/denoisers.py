@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import specjax
-from specjax import checks, fingerprint, script
-from specjax.arguments import Weights
+from specjax import checks, command_line, fingerprint
+from specjax.cli.arguments import Weights
 from specjax.data import resume
 from specjax.data.sources import open_source
-from specjax.decoding.model import Model
 from specjax.eval import likelihood, metrics, prompts, report, table
 from specjax.eval.plots import denoising
+from specjax.names.load import Model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,4 +138,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

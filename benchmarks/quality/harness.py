@@ -17,9 +17,9 @@ import time
 from typing import Any
 
 import specjax
-from specjax import checks, script
-from specjax.decoding.model import Model
+from specjax import checks, command_line
 from specjax.eval import report, table
+from specjax.names.load import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,4 +104,4 @@ def _error(metric: str) -> str:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

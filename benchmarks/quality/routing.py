@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 import specjax
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.base import Params
 from specjax.data.packing import Rows
 from specjax.eval import prompts, report, table
@@ -165,4 +165,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

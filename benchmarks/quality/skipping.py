@@ -15,10 +15,10 @@ import sys
 import numpy as np
 
 import specjax
-from specjax import checks, script
-from specjax.decoding.model import Model
+from specjax import checks, command_line
 from specjax.eval import metrics, prompts, report, table
 from specjax.models.skipping.first import ROUTERS, Routers
+from specjax.names.load import Model
 from specjax.train.recipe.reading import loss_of, of_records
 
 WHOLE = "none"
@@ -94,4 +94,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

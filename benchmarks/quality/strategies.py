@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import specjax
-from specjax import checks, fingerprint, script
-from specjax.arguments import Weights
+from specjax import checks, command_line, fingerprint
+from specjax.cli.arguments import Weights
 from specjax.data import resume
-from specjax.decoding.model import Model
 from specjax.eval import metrics, prompts, report, table
+from specjax.names.load import Model
 
 
 class Said(NamedTuple):
@@ -155,4 +155,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -21,16 +21,16 @@ import numpy as np
 import optax
 
 import specjax
-from specjax import fingerprint, script
+from specjax import command_line, fingerprint
 from specjax.checkpoints import formats
 from specjax.data import resume
-from specjax.decoding import spec
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.spec import Part
-from specjax.drafters import drafting
 from specjax.eval import bench, choice, fillers, interleaved, prompts, report, table
 from specjax.eval.options import Tune
 from specjax.eval.plots import speed
+from specjax.heads import drafting
+from specjax.names import grammar
+from specjax.names.grammar import Part
 from specjax.trees import Static
 
 SAME, DYNAMIC, OWN = "same budget", "dynamic", "own best"
@@ -72,8 +72,8 @@ def measure(model: specjax.Model, name: str, path: str, items, config: Config) -
   some = (Part("rows", (config.nodes * 3 // 2,)),) if pseudo else ()
   dynamic = Part("dynamic", (config.nodes, min(len(rates), config.nodes - 1), config.beam))
   names = {
-    SAME: spec.show([part._replace(numbers=(config.nodes,), decorations=some)]),
-    DYNAMIC: spec.show([part._replace(decorations=(dynamic,))]), OWN: own.name,
+    SAME: grammar.show([part._replace(numbers=(config.nodes,), decorations=some)]),
+    DYNAMIC: grammar.show([part._replace(decorations=(dynamic,))]), OWN: own.name,
   }  # fmt: skip
   decoders = {kind: Decoder(model, one, batch=config.batch) for kind, one in names.items()}
   decoders[bench.PLAIN] = Decoder(model, batch=config.batch)
@@ -146,4 +146,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

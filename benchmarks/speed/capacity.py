@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import script
+from specjax import command_line
 from specjax.eval import report, table, timing
 from specjax.eval.verify_cost import passes
 from specjax.models import attention, transformer
@@ -85,4 +85,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

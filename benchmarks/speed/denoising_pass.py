@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import script
+from specjax import command_line
 from specjax.base import Params
 from specjax.diffusion import caches
 from specjax.diffusion.base import Cache, Canvas, Denoiser
@@ -90,4 +90,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

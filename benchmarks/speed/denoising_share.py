@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import checks, script
-from specjax.arguments import Weights
+from specjax import checks, command_line
+from specjax.cli.arguments import Weights
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
 from specjax.diffusion import denoise
 from specjax.diffusion.loops import Denoise
@@ -108,4 +108,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 import specjax
-from specjax import script
+from specjax import command_line
 from specjax.base import Context, Drafter, Params
-from specjax.decoding.builders.drafter import build_drafter
-from specjax.decoding.model import DEFAULT_MODEL
 from specjax.eval import draft_cost, memory, report, table, verify_cost
+from specjax.names.build.drafter import build_drafter
+from specjax.names.load import DEFAULT_MODEL
 
 FREE = ("prompt_lookup-8", "prompt_lookup-8-8-2-2", "token_recycling-8", "history-8",
         "lookahead-4-5-5", "jacobi-8", "speculative_jacobi-8", "aggressive-8")  # fmt: skip
@@ -80,4 +80,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

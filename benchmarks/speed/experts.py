@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 import specjax
-from specjax import script
+from specjax import command_line
 from specjax.eval import prompts, report, table, timing, verify_cost
 from specjax.eval.experts_read import by_chance, choices, experts_read
 from specjax.models import experts
@@ -128,4 +128,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

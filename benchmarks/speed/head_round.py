@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from specjax import script
+from specjax import command_line
 from specjax.base import Cache, Params, Target
-from specjax.drafters import drafting
-from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.eval import draft_cost, report, table, timing, verify_cost
 from specjax.eval.random_model import SIZES, Size, random_weights
+from specjax.heads import drafting
+from specjax.heads.eagle3 import Eagle3Config, eagle3
 from specjax.models import transformer
 from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic
@@ -112,4 +112,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.data.packing import Rows
-from specjax.drafters.base import Examples
-from specjax.drafters.eagle3 import Eagle3Config, eagle3
 from specjax.eval import report, table, timing
 from specjax.eval.random_model import SIZES, Size, random_weights
+from specjax.heads.base import Examples
+from specjax.heads.eagle3 import Eagle3Config, eagle3
 from specjax.models import transformer
 from specjax.sampling import new_key
 from specjax.train.recipe import forward
@@ -113,4 +113,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

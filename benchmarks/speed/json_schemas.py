@@ -17,12 +17,12 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from specjax import script
+from specjax import command_line
 from specjax.data.json_schemas import Sample, samples
 from specjax.decoding.batching import Result
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import DEFAULT_MODEL, Model, load
 from specjax.eval import report, table
+from specjax.names.load import DEFAULT_MODEL, Model, load
 from specjax.processors import schemas
 from specjax.processors.matchers import matchers
 
@@ -129,4 +129,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

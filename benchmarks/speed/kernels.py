@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 from matplotlib.figure import Figure
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.eval import report, table
 from specjax.eval.plots import style
 from specjax.kernels.tree_attention import default_implementation, refusals, tree_attention, tune
@@ -174,7 +174,7 @@ def main(config: Config) -> None:
     try:
       group.append(measure(config, B, N, length))
     except Exception as error:  # for want of memory, or by any fault of a kernel or its compiler
-      failures.append(f"batch {B}, {length} rows, {N} nodes: {script.sentence(error)[:300]}")
+      failures.append(f"batch {B}, {length} rows, {N} nodes: {command_line.sentence(error)[:300]}")
     even = {
       f"batch {b}, {seen} rows seen": {name: break_even(each, name) for name in config.ways}
       for (b, seen), each in groups.items() if each
@@ -189,4 +189,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 import specjax
-from specjax import checks, script
-from specjax.arguments import Dtype, Weights
+from specjax import checks, command_line
+from specjax.cli.arguments import Dtype, Weights
 from specjax.eval import report, table, timing, verify_cost
 from specjax.models import transformer
 
@@ -99,4 +99,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 import specjax
-from specjax import script
-from specjax.decoding.pearl_decoder import PearlDecoder
+from specjax import command_line
 from specjax.eval import interleaved, metrics, prompts, report, table
+from specjax.search.pearl_decoder import PearlDecoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,4 +83,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -32,14 +32,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
-from specjax import checks, fingerprint, script
+from specjax import checks, command_line, fingerprint
+from specjax.cache_dir import home
 from specjax.checkpoints import gguf_float32, hf
 from specjax.data import resume, spec_bench
-from specjax.decoding.model import resolve
 from specjax.eval import interleaved, metrics, peers, prompts, report, specbench, table
 from specjax.eval.peers import Contenders, Run
 from specjax.eval.plots import peers as plots
-from specjax.home import home
+from specjax.names.load import resolve
 
 OURS = "specjax"
 TIE = 1e-3  # in logits; the sums of float32 programs differ by less
@@ -292,4 +292,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 import specjax
-from specjax import script
+from specjax import command_line
 from specjax.decoding.decoder import Decoder
 from specjax.eval import bench, interleaved, prompts, report, table
 from specjax.eval.options import Tune
@@ -79,4 +79,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 import specjax
-from specjax import fingerprint, script
-from specjax.arguments import Weights
+from specjax import command_line, fingerprint
+from specjax.cli.arguments import Weights
 from specjax.data import resume
 from specjax.decoding.batching import Result
 from specjax.decoding.decoder import Decoder, padded
-from specjax.decoding.refill import refilled
 from specjax.eval import prompts, report, table
+from specjax.serving.refill import refilled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,4 +121,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

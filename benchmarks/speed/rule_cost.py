@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import script
+from specjax import command_line
 from specjax.base import Draft, Drafter, Features
 from specjax.drafters import draft_tree
 from specjax.eval import report, table, timing, verify_cost
@@ -102,4 +102,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import script
+from specjax import command_line
 from specjax.base import Params
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
 from specjax.eval import report, verify_cost
 from specjax.eval.random_model import SIZES, Size, random_weights
 from specjax.kernels.tree_attention.tune import timed
 from specjax.models import transformer
 from specjax.models.config import Config as ModelConfig
+from specjax.names.load import Model
 
 ON_CPU = jax.default_backend() == "cpu"
 
@@ -93,4 +93,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

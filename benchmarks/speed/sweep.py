@@ -16,12 +16,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import script
+from specjax import command_line
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import DEFAULT_DENOISER, load
 from specjax.diffusion import denoise
 from specjax.eval import parallelbench, report, table
 from specjax.eval.plots import denoising
+from specjax.names.load import DEFAULT_DENOISER, load
 
 SETTINGS = {
   "threshold": np.linspace(0.05, 1.0, 20),
@@ -100,4 +100,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -21,7 +21,7 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.kernels import topology
 from specjax.kernels.tree_attention.api import refusals, tree_attention
 from specjax.kernels.tree_attention.quantised import quantise
@@ -119,4 +119,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

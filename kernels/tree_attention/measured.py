@@ -6,7 +6,7 @@ import pathlib
 import warnings
 
 from specjax import schema
-from specjax.home import home
+from specjax.cache_dir import home
 
 Sizes = dict[str, dict[str, int]]  # rows per block, by device kind and class of calls
 

@@ -18,7 +18,7 @@ from jax import Array
 from rich.console import Console
 from rich.table import Table
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import measured
 from specjax.kernels.tree_attention.api import default_implementation, tree_attention
@@ -118,4 +118,4 @@ def main(config: Config, measure: Callable[[Config, str, int, Sequence[int]], Se
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__))
+  sys.exit(command_line.run(main, Config, __doc__))

@@ -27,8 +27,8 @@ from specjax.base import Params
 from specjax.checkpoints import eagle3_file, harmless, hf_config, published
 from specjax.checkpoints.heads import MOST, Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
-from specjax.drafters.dflash import DFlashConfig, layers_read
-from specjax.drafters.dflash import dflash as build
+from specjax.heads.dflash import DFlashConfig, layers_read
+from specjax.heads.dflash import dflash as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

@@ -18,9 +18,9 @@ from specjax.base import Params
 from specjax.checkpoints import published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
-from specjax.drafters.eagle import EagleConfig
-from specjax.drafters.eagle import eagle as build
-from specjax.drafters.embedding import of_target
+from specjax.heads.eagle import EagleConfig
+from specjax.heads.eagle import eagle as build
+from specjax.heads.embedding import of_target
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

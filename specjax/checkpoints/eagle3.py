@@ -13,9 +13,9 @@ from specjax.base import Params
 from specjax.checkpoints import eagle3_file, published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, scatter
-from specjax.drafters.eagle3 import Eagle3Config
-from specjax.drafters.eagle3 import eagle3 as build
-from specjax.drafters.hidden_layers import hidden_layers_of
+from specjax.heads.eagle3 import Eagle3Config
+from specjax.heads.eagle3 import eagle3 as build
+from specjax.heads.hidden_layers import hidden_layers_of
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

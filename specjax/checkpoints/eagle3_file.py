@@ -22,8 +22,8 @@ from specjax.base import Params
 from specjax.checkpoints import harmless, published
 from specjax.checkpoints.files import Shapes
 from specjax.checkpoints.hf_layout import Fusion, block
-from specjax.drafters import draft_vocabulary
-from specjax.drafters.hidden_layers import hidden_layers_of
+from specjax.heads import draft_vocabulary
+from specjax.heads.hidden_layers import hidden_layers_of
 from specjax.models.config import Config
 
 OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE-3.1

@@ -28,8 +28,8 @@ from specjax.checkpoints import (
 from specjax.checkpoints.files import read_config, write
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.trained_for import Identity
-from specjax.drafters import HEADS, draft_vocabulary, embedding
-from specjax.drafters.named import is_file
+from specjax.heads import HEADS, draft_vocabulary, embedding
+from specjax.heads.named import is_file
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

@@ -20,9 +20,9 @@ from specjax.base import Params
 from specjax.checkpoints import eight_bits, families, harmless, trained_for
 from specjax.checkpoints.files import check, read_config, read_tensors, write
 from specjax.checkpoints.trained_for import Identity
-from specjax.drafters import draft_vocabulary
-from specjax.drafters.base import Head
-from specjax.drafters.named import is_file, named
+from specjax.heads import draft_vocabulary
+from specjax.heads.base import Head
+from specjax.heads.named import is_file, named
 from specjax.models.config import Config
 from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic

@@ -16,7 +16,7 @@ import filelock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from specjax.home import home
+from specjax.cache_dir import home
 
 _POLL = 0.2  # seconds between two looks at a download
 

@@ -16,8 +16,8 @@ from specjax.base import Params
 from specjax.checkpoints import harmless, published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
-from specjax.drafters.hydra import HydraConfig
-from specjax.drafters.hydra import hydra as build
+from specjax.heads.hydra import HydraConfig
+from specjax.heads.hydra import hydra as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

@@ -20,8 +20,8 @@ from specjax.base import Params
 from specjax.checkpoints import harmless, heads, published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, Layout, scatter
-from specjax.drafters.medusa import MedusaConfig
-from specjax.drafters.medusa import medusa as build
+from specjax.heads.medusa import MedusaConfig
+from specjax.heads.medusa import medusa as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

@@ -15,8 +15,8 @@ from specjax.base import Params
 from specjax.checkpoints import published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, scatter
-from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
-from specjax.drafters.mlp_speculator import mlp_speculator as build
+from specjax.heads.mlp_speculator import MLPSpeculatorConfig
+from specjax.heads.mlp_speculator import mlp_speculator as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

@@ -18,8 +18,8 @@ from specjax.base import Params
 from specjax.checkpoints import hf_config, published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import MIMO, mtp_layer, scatter
-from specjax.drafters.mtp import MTPConfig
-from specjax.drafters.mtp import mtp as build
+from specjax.heads.mtp import MTPConfig
+from specjax.heads.mtp import mtp as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

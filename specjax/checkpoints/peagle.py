@@ -16,9 +16,9 @@ from specjax.base import Params
 from specjax.checkpoints import eagle3_file, published
 from specjax.checkpoints.heads import Loaded
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
-from specjax.drafters.hidden_layers import hidden_layers_of
-from specjax.drafters.peagle import PEagleConfig
-from specjax.drafters.peagle import peagle as build
+from specjax.heads.hidden_layers import hidden_layers_of
+from specjax.heads.peagle import PEagleConfig
+from specjax.heads.peagle import peagle as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

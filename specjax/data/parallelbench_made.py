@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax import checks, script
+from specjax import checks, command_line
 from specjax.data import lists
 from specjax.data.parallelbench_score import SENTENCE, SQUARE, SUDOKU
 
@@ -191,4 +191,5 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(script.run(main, Config, __doc__, prog="python -m specjax.data.parallelbench_made"))
+  prog = "python -m specjax.data.parallelbench_made"
+  sys.exit(command_line.run(main, Config, __doc__, prog=prog))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from specjax import checks
-from specjax.decoding.model import Model, Prompt
+from specjax.names.load import Model, Prompt
 
 
 @dataclasses.dataclass(frozen=True)

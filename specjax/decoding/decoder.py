@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, processes, speculate, switches
+from specjax import checks, distributed, speculate, switches
 from specjax.base import Params
 from specjax.decoding.batching import (
   Numbers,
@@ -18,9 +18,11 @@ from specjax.decoding.batching import (
   read,
   timed,
 )
-from specjax.decoding.builders.cache import DENSE, build_cache
-from specjax.decoding.builders.drafter import build_drafter
-from specjax.decoding.builders.processors import (
+from specjax.decoding.method import method
+from specjax.decoding.texts import cut
+from specjax.names.build.cache import DENSE, build_cache
+from specjax.names.build.drafter import build_drafter
+from specjax.names.build.processors import (
   Used,
   build_processors,
   check_budgets,
@@ -28,10 +30,8 @@ from specjax.decoding.builders.processors import (
   least_budget,
   with_schema,
 )
-from specjax.decoding.builders.verifier import build_verifier
-from specjax.decoding.method import method
-from specjax.decoding.model import Model, Prompt
-from specjax.decoding.texts import cut
+from specjax.names.build.verifier import build_verifier
+from specjax.names.load import Model, Prompt
 from specjax.sampling import Settings, request_keys
 
 
@@ -224,7 +224,7 @@ class Decoder:
       request, state, prefill = self._start(ids[part], budgets[part], first + begin)
       state, seconds = timed(self.advance, request, state, np.iinfo(np.int32).max)
       self.learn(state)
-      state = processes.fetch(state._replace(cache=None, drafter=None))
+      state = distributed.fetch(state._replace(cache=None, drafter=None))
       self.check_logits(state, np.arange(first + begin, first + begin + self.batch))
       results += [
         self.result(prompt, len(row), budget, state, b, seconds, prefill)
@@ -263,7 +263,7 @@ class Decoder:
     shown = [len(x) for x in ids]
     while not bool(state.done.all()):
       state = self.advance(request, state, rounds)
-      text, length = processes.fetch((state.context.tokens, state.context.length))
+      text, length = distributed.fetch((state.context.tokens, state.context.length))
       yield [text[b, shown[b] : length[b]].tolist() for b in range(len(ids))]
       shown = length.tolist()
       self.check_logits(state, np.arange(self.batch))

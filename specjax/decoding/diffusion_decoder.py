@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checks, processes, switches
+from specjax import checks, distributed, switches
 from specjax.base import Params
 from specjax.decoding.batching import Filling, Result, check_model, check_settings, read, timed
-from specjax.decoding.builders.denoising import build_denoising
-from specjax.decoding.model import Model, Prompt
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.loops import Filled
+from specjax.names.build.denoising import build_denoising
+from specjax.names.load import Model, Prompt
 from specjax.sampling import request_keys
 
 
@@ -97,7 +97,7 @@ class DiffusionDecoder:
       rows = None if params is None else jax.tree.map(lambda x, part=part: x[part], params)
       arguments = self._arguments(ids[part], budgets[part], first + begin, rows)
       filled, seconds = timed(self._run, *arguments, np.iinfo(np.int32).max)
-      filled = processes.fetch(filled)
+      filled = distributed.fetch(filled)
       results += [
         self._result(prompt, len(row), filled, b, seconds)
         for b, (prompt, row) in enumerate(zip(prompts[part], ids[part], strict=True))
@@ -188,5 +188,5 @@ class DiffusionDecoder:
     filled = self.loop.filled(state)
     while not filled.done.all():
       state = self.loop.advance(weights, request, state, jnp.int32(rounds))
-      filled = processes.fetch(self.loop.filled(state))
+      filled = distributed.fetch(self.loop.filled(state))
       yield [filled.tokens[b, : filled.end[b]].tolist() for b in range(len(ids))]

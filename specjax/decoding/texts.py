@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specjax.decoding.model import Model
+from specjax.names.load import Model
 
 
 def cut(text: str, stop_words: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
 from specjax.eval import interleaved, metrics, optimal, report, table
 from specjax.eval.divergence import divergences
 from specjax.eval.interleaved import Runs
@@ -18,6 +17,7 @@ from specjax.eval.plots import speed, trees
 from specjax.eval.prompts import Item, read
 from specjax.eval.verify_cost import measure
 from specjax.models.weights import count_parameters
+from specjax.names.load import Model
 
 PLAIN = "none"
 MODELS = ("draft_model", "adaptive_model", "draft_tree")

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.decoding import spec
-from specjax.decoding.builders.drafters import ROWS
-from specjax.decoding.spec import Part
 from specjax.eval import metrics
+from specjax.names import grammar
+from specjax.names.build.drafters import ROWS
+from specjax.names.grammar import Part
 from specjax.trees import prompt_token_budget, static
 from specjax.trees.static import as_tuples, best_first
 
@@ -69,7 +69,7 @@ def candidates(head: Part, rates: np.ndarray, pseudo: bool = False) -> list[Cand
     for tree in _trees(lambda nodes: whole[: nodes - 1], len(rates))
   ]
   if not pseudo:
-    return [Candidate(spec.show([p]), t, static.expected_length(t, rates)) for p, t in found]
+    return [Candidate(grammar.show([p]), t, static.expected_length(t, rates)) for p, t in found]
   return [c for part, tree in found for c in _shared_out(part, tree, rates)]
 
 
@@ -95,7 +95,7 @@ def _shared_out(part: Part, tree: Paths, rates: np.ndarray) -> list[Candidate]:
       named = part._replace(decorations=(Part(rows, (budget,)),))
       found.append((named, prompt_token_budget.allocate(tree, rates, budget)))
   return [
-    Candidate(spec.show([p]), tree, prompt_token_budget.expected_length(tree, rates, g), g)
+    Candidate(grammar.show([p]), tree, prompt_token_budget.expected_length(tree, rates, g), g)
     for p, g in found
   ]
 

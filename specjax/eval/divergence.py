@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Params, Target
-from specjax.decoding.model import Model
 from specjax.eval.metrics import first_divergence
+from specjax.names.load import Model
 
 
 @functools.partial(jax.jit, static_argnames="target")

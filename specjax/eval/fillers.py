@@ -22,17 +22,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.base import Drafter, Params
-from specjax.decoding import spec
-from specjax.decoding.builders.drafters import is_head, load_small
-from specjax.decoding.builders.head import load_head
-from specjax.decoding.model import Model
-from specjax.decoding.spec import Part
-from specjax.drafters import drafting
-from specjax.drafters.draft_tree import draft_tree
+from specjax.drafters.models.draft_tree import draft_tree
 from specjax.eval import draft_cost, sequoia
 from specjax.eval import verify_cost as verify
 from specjax.eval.choice import Candidate, Paths, candidates, drawn, expected, fitted, spread
 from specjax.eval.options import Tune as Config
+from specjax.heads import drafting
+from specjax.names import grammar
+from specjax.names.build.drafters import is_head, load_small
+from specjax.names.build.head import load_head
+from specjax.names.grammar import Part
+from specjax.names.load import Model
 from specjax.trees import Static, Tree, WithoutReplacement, files
 from specjax.trees.sequoia import sequoia as best_drawn
 
@@ -111,7 +111,7 @@ def _options(
 
   def name(tree: Paths) -> str:
     file = out / f"{filler.part.name}-{len(tree) + 1}-{max(map(len, tree))}.json"
-    return spec.show([filler.part._replace(decorations=(Part("tree", (), str(file)),))])
+    return grammar.show([filler.part._replace(decorations=(Part("tree", (), str(file)),))])
 
   deep = np.tile(rates, (filler.deepest, 1))
   options = drawn(name, deep, lambda nodes: best_drawn(rates, nodes, filler.deepest))
@@ -145,7 +145,7 @@ def _changing(part: Part, method: str, best: Sequence[Candidate]) -> list[str]:
   while 1 + width + (D - 1) * width**2 < N:
     width += 1
   shape = Part("dynamic" if method == "best_first" else "dyspec", (N, D, width))
-  return [spec.show([part._replace(decorations=(shape,))])]
+  return [grammar.show([part._replace(decorations=(shape,))])]
 
 
 def promising(
@@ -176,7 +176,7 @@ def promising(
   first = best[: config.decode]
   if method == "sequoia":
     for c in first:
-      file = spec.parse("drafter", c.name)[0].decorations[0].text
-      files.save(str(file), shape(c.tree), {"drafter": spec.show([filler.part])})
+      file = grammar.parse("drafter", c.name)[0].decorations[0].text
+      files.save(str(file), shape(c.tree), {"drafter": grammar.show([filler.part])})
   changing = [] if filler.pseudo else _changing(filler.part, method, best)
   return Found(figures | {k: {} for k in changing}, [c.name for c in first] + changing, rates)

@@ -17,9 +17,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from specjax import checks
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.engine import Engine
 from specjax.decoding.texts import Text
 from specjax.eval import likelihood, report
+from specjax.serving.engine import Engine
 
 
 class Asked(NamedTuple):

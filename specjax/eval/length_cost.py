@@ -1,11 +1,11 @@
 """What a draft token costs on this device: the numbers of the draft-length policy `marginal`."""
 
-from specjax.decoding import spec
-from specjax.decoding.builders.drafters import load_small
-from specjax.decoding.model import Model
-from specjax.decoding.spec import Part
-from specjax.drafters.draft_model import draft_model
+from specjax.drafters.models.draft_model import draft_model
 from specjax.eval import draft_cost, verify_cost
+from specjax.names import grammar
+from specjax.names.build.drafters import load_small
+from specjax.names.grammar import Part
+from specjax.names.load import Model
 
 DEPTHS = 1, 5  # the cost of a token is the slope between drafts of these lengths
 OPEN = Part("marginal")  # without numbers
@@ -16,7 +16,7 @@ def priced(model: Model, name: str, context: int, batch: int = 1) -> str:
 
   Any other name stays as it is. `context` tokens are cached during the measurement.
   """
-  parts = spec.parse("drafter", name) if len(spec.alternatives(name)) == 1 else ()
+  parts = grammar.parse("drafter", name) if len(grammar.alternatives(name)) == 1 else ()
   if len(parts) != 1 or parts[0].name != "draft_model" or OPEN not in parts[0].decorations:
     return name
   (part,) = parts
@@ -32,4 +32,4 @@ def priced(model: Model, name: str, context: int, batch: int = 1) -> str:
   step = one * (DEPTHS[1] - DEPTHS[0])
   costs = [round(max((long - short) / step, 0.001), 3) for short, long in (drafts, passes)]
   own = [x._replace(numbers=tuple(costs)) if x == OPEN else x for x in part.decorations]
-  return spec.show([part._replace(decorations=tuple(own))])
+  return grammar.show([part._replace(decorations=tuple(own))])

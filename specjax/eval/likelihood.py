@@ -15,8 +15,8 @@ from jax import Array
 from specjax import checks, switches
 from specjax.base import Params, Target
 from specjax.decoding.batching import check_model
-from specjax.decoding.model import Model
 from specjax.diffusion.base import Denoiser
+from specjax.names.load import Model
 
 Pair = tuple[Sequence[int], Sequence[int]]  # ids of a context, one at least, and of what follows it
 

@@ -18,10 +18,10 @@ from specjax.data import lists, parallelbench, parallelbench_score
 from specjax.data.parallelbench_score import Score
 from specjax.decoding.batching import Result, read
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import Model
 from specjax.eval import interleaved, metrics, report, table
 from specjax.eval.interleaved import Runs
 from specjax.eval.plots import denoising
+from specjax.names.load import Model
 
 SEED = 10_007  # of the questions; no training uses it
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
 from specjax.eval import divergence, report
+from specjax.names.load import Model
 
 
 class Run(NamedTuple):

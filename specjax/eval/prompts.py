@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from specjax import checks
 from specjax.data.chat import content_of, question
 from specjax.data.sources import conversation, open_source
-from specjax.decoding.model import Model
 from specjax.eval import metrics
+from specjax.names.load import Model
 
 OUR_QUESTIONS = tuple(pathlib.Path(__file__).with_name("questions.txt").read_text().splitlines())
 KEYS = (

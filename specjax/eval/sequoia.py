@@ -12,8 +12,8 @@ import numpy as np
 
 from specjax.base import Drafter, Params
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
 from specjax.eval.choice import Paths
+from specjax.names.load import Model
 from specjax.trees.static import as_tuples, k_config
 from specjax.trees.structure import at
 

@@ -20,14 +20,14 @@ from flax.traverse_util import flatten_dict
 
 from specjax import checks
 from specjax.base import Context
-from specjax.decoding import spec
-from specjax.decoding.builders.drafters import settle
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
-from specjax.drafters import skipped_layers
-from specjax.drafters.own_layers import agreement
+from specjax.drafters.layers import skipped_layers
+from specjax.drafters.layers.own_layers import agreement
 from specjax.eval import prompts, report
 from specjax.eval.options import Tune as Config
+from specjax.names import grammar
+from specjax.names.build.drafters import settle
+from specjax.names.load import Model
 
 WINDOW = 32  # W, the last tokens of an answer
 CANDIDATES = 8  # sublayers of which one is left out
@@ -90,7 +90,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
       decoded.
   """
   drafter = " ".join(config.drafters)
-  part = spec.parse_one("drafter", config.drafters[0])
+  part = grammar.parse_one("drafter", config.drafters[0])
   if part.name != "self_speculative" or config.temperature or len(config.drafters) > 1:
     raise ValueError(f"drafters={drafter!r}, temperature={config.temperature:g}: accepted for "
                      "method='skipped_layers' are self_speculative and 0.")  # fmt: skip

@@ -20,7 +20,6 @@ from specjax import checks, fingerprint
 from specjax.data import resume, spec_bench
 from specjax.data.spec_bench import Question
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
 from specjax.decoding.texts import cut
 from specjax.eval import interleaved, metrics, report
 from specjax.eval.bench import PLAIN, make_decoders
@@ -31,6 +30,7 @@ from specjax.eval.parallelbench import said
 from specjax.eval.plots import categories
 from specjax.eval.specbench_report import OVERALL, PUBLISHED, PUBLISHED_ON, text
 from specjax.models.weights import count_parameters
+from specjax.names.load import Model
 
 FILE = "specbench.jsonl"
 

@@ -15,11 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax import checks
-from specjax.decoding import spec
-from specjax.decoding.builders.drafters import is_head, knobs
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
-from specjax.decoding.spec import Part
 from specjax.drafters import DRAFTERS
 from specjax.eval import bench, fillers, interleaved, options, prompts, report, table
 from specjax.eval.choice import PLAIN
@@ -28,6 +24,10 @@ from specjax.eval.length_cost import priced
 from specjax.eval.options import Tune as Config
 from specjax.eval.plots import speed, trees
 from specjax.models.weights import count_parameters
+from specjax.names import grammar
+from specjax.names.build.drafters import is_head, knobs
+from specjax.names.grammar import Part
+from specjax.names.load import Model
 from specjax.trees import files
 
 MEASURED = 8  # prompts on which acceptance by rank is measured
@@ -37,7 +37,7 @@ TURNS = 6  # in which each draft is timed; other work on the machine may disturb
 
 def unsized(name: str) -> Part | None:
   """The part of a name that leaves the size open, or None."""
-  parts = spec.parse("drafter", name) if len(spec.alternatives(name)) == 1 else ()
+  parts = grammar.parse("drafter", name) if len(grammar.alternatives(name)) == 1 else ()
   (part,) = parts if len(parts) == 1 else (Part(PLAIN),)
   whole = part.numbers or part.decorations or not (is_head(part.name) or part.name in DRAFTERS)
   return None if whole or "nodes" not in knobs(part.name) else part
@@ -46,7 +46,7 @@ def unsized(name: str) -> Part | None:
 def _whole(name: str) -> list[str]:
   """The drafts of a drafter about whose guesses nothing is known."""
   part = unsized(name)
-  return [name] if part is None else [spec.show([part._replace(numbers=(n,))]) for n in SIZES]
+  return [name] if part is None else [grammar.show([part._replace(numbers=(n,))]) for n in SIZES]
 
 
 class _Asked(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.arrays import KV, Params
+from specjax.base import KV, Params
 from specjax.models.cache import rows_of
 
 

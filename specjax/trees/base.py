@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.on_mesh import spread_rows, top_k
 from specjax.sampling import Settings, Source, warp
+from specjax.sharding import spread_rows, top_k
 from specjax.trees.structure import take_rows
 
 NEVER = -jnp.inf  # the log-probability of what cannot be drawn

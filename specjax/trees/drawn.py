@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.on_mesh import top_k
 from specjax.sampling import DRAFT, Source
+from specjax.sharding import top_k
 from specjax.trees.base import NEVER, Guesser
 from specjax.trees.static import Static, ask_level, levels, rows_of
 

@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.on_mesh import top_k
 from specjax.sampling import DRAFT
+from specjax.sharding import top_k
 from specjax.trees.base import NEVER, Guesser
 from specjax.trees.structure import at, below, take_rows
 

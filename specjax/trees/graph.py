@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.on_mesh import top_k
+from specjax.sharding import top_k
 from specjax.trees.base import NEVER, Guesser, check_size
 from specjax.trees.paths import likeliest
 from specjax.trees.structure import at, take_rows

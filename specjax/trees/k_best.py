@@ -6,7 +6,7 @@ Letters: B batch, D depth, K guesses per depth (ranks 0..K - 1), P paths.
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.on_mesh import top_k
+from specjax.sharding import top_k
 from specjax.trees.structure import at
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft
-from specjax.on_mesh import top_k
+from specjax.sharding import top_k
 from specjax.trees.base import Guesser
 from specjax.trees.structure import at, below
 

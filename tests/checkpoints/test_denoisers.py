@@ -14,7 +14,7 @@ import safetensors.numpy
 
 import specjax
 from specjax.checkpoints import hf
-from specjax.cli import main
+from specjax.cli.main import main
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import MASK, train_words
 

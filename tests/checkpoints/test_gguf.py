@@ -16,7 +16,7 @@ from gguf_writer import in_pairs, read_directory, write
 
 import specjax
 from specjax.checkpoints import gguf, hf
-from specjax.cli import main
+from specjax.cli.main import main
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
 Q, DOWN = "blk.0.attn_q.weight", "blk.1.ffn_down.weight"

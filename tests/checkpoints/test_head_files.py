@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from specjax.checkpoints import formats, heads, hf
-from specjax.cli import main
-from specjax.drafters import HEADS
-from specjax.drafters.medusa import MedusaConfig
+from specjax.cli.main import main
+from specjax.heads import HEADS
+from specjax.heads.medusa import MedusaConfig
 from specjax.models.config import Config
 from specjax.models.transformer import init, target
 

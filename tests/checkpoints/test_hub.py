@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 import specjax
 from specjax.checkpoints import hf, hub
-from specjax.cli import main
+from specjax.cli.main import main
 
 FIXTURE = pathlib.Path(__file__).parents[1] / "fixtures" / "hf" / "qwen2"
 CONTENT = b"GGUF and so on" * 1000

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 from specjax.base import Features
 from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded, abstract
-from specjax.drafters import drafting
-from specjax.drafters.base import Examples
-from specjax.drafters.medusa import MedusaConfig
-from specjax.drafters.medusa import medusa as build
+from specjax.heads import drafting
+from specjax.heads.base import Examples
+from specjax.heads.medusa import MedusaConfig
+from specjax.heads.medusa import medusa as build
 from specjax.models.config import Config
 from specjax.models.transformer import target
 

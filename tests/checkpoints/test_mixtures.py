@@ -16,8 +16,8 @@ import safetensors.numpy
 import specjax
 from specjax.checkpoints import formats, hf, hf_config
 from specjax.checkpoints.heads import Loaded
-from specjax.cli import main
-from specjax.drafters.eagle import EagleConfig, eagle
+from specjax.cli.main import main
+from specjax.heads.eagle import EagleConfig, eagle
 from specjax.models import sharding
 from specjax.models.config import Config, Experts
 from specjax.models.int8 import Int8

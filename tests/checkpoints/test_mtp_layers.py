@@ -17,9 +17,9 @@ from test_published_heads import layer, same, sentence
 import specjax
 from specjax.base import Features
 from specjax.checkpoints import formats, hf, hf_config
-from specjax.drafters import drafting
-from specjax.drafters.base import Examples
-from specjax.drafters.mtp import MTPConfig
+from specjax.heads import drafting
+from specjax.heads.base import Examples
+from specjax.heads.mtp import MTPConfig
 
 V, E, LAYERS = 16, 12, 2
 RAW = {

@@ -18,25 +18,25 @@ import pytest
 from head_formulas import PREFIX
 from safetensors.numpy import load_file, save_file
 
-from specjax.arguments import Convert
 from specjax.base import Features
 from specjax.checkpoints import formats
 from specjax.checkpoints.heads import Loaded, abstract
-from specjax.decoding.builders.drafter import make_drafter
+from specjax.cli.arguments import Convert
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
-from specjax.drafters import HEADS, draft_vocabulary, drafting
-from specjax.drafters.base import Examples
-from specjax.drafters.dflash import DFlashConfig
-from specjax.drafters.eagle import EagleConfig
-from specjax.drafters.eagle3 import Eagle3Config
-from specjax.drafters.hydra import HydraConfig
-from specjax.drafters.medusa import MedusaConfig
-from specjax.drafters.mlp_speculator import MLPSpeculatorConfig
-from specjax.drafters.peagle import PEagleConfig
+from specjax.heads import HEADS, draft_vocabulary, drafting
+from specjax.heads.base import Examples
+from specjax.heads.dflash import DFlashConfig
+from specjax.heads.eagle import EagleConfig
+from specjax.heads.eagle3 import Eagle3Config
+from specjax.heads.hydra import HydraConfig
+from specjax.heads.medusa import MedusaConfig
+from specjax.heads.mlp_speculator import MLPSpeculatorConfig
+from specjax.heads.peagle import PEagleConfig
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import target
+from specjax.names.build.drafter import make_drafter
+from specjax.names.load import Model
 
 V, E, F, W = 16, 12, 20, 6
 MODEL = Config(

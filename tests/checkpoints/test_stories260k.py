@@ -11,15 +11,15 @@ from llama2c_reference import greedy
 from specjax import drafters
 from specjax.checkpoints import hf, llama2c
 from specjax.data import datastore, trigrams
-from specjax.decoding.builders.drafters import target_of
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import load
-from specjax.drafters import drafting
-from specjax.drafters.dynamic_exit import unseen
-from specjax.drafters.history import empty
-from specjax.drafters.medusa import MedusaConfig, medusa
-from specjax.drafters.skipped_layers import every_second
-from specjax.drafters.swift import begin
+from specjax.drafters.layers.dynamic_exit import unseen
+from specjax.drafters.layers.skipped_layers import every_second
+from specjax.drafters.layers.swift import begin
+from specjax.drafters.retrieval.history import empty
+from specjax.heads import drafting
+from specjax.heads.medusa import MedusaConfig, medusa
+from specjax.names.build.drafters import target_of
+from specjax.names.load import load
 from specjax.processors.matchers import matchers
 
 STEPS = 200

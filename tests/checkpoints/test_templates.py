@@ -9,9 +9,9 @@ import pytest
 from tokenizers import processors
 
 import specjax
-from specjax import writing
-from specjax.arguments import Convert
 from specjax.checkpoints import hf, templates
+from specjax.cli import writing
+from specjax.cli.arguments import Convert
 from specjax.data.chat import TEMPLATES, Template
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import train_bpe

@@ -3,7 +3,7 @@
 import jsonschema
 
 from specjax.data.json_schemas import BY_HAND, KINDS, samples
-from specjax.decoding.model import load
+from specjax.names.load import load
 from specjax.processors.matchers import Matchers
 from specjax.processors.schemas import LEAST, of_json_schema
 

@@ -11,9 +11,9 @@ import pytest
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import Model
 from specjax.models.config import Config
 from specjax.models.transformer import init
+from specjax.names.load import Model
 
 TOKENIZER = train_words(["copy : Ann Bob Cy Dan = ."])
 TOKENIZER.inner.add_special_tokens([END, MASK])

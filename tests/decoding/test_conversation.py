@@ -20,11 +20,12 @@ from specjax.data.tokenizer import Tokenizer, train_bpe
 from specjax.decoding import conversation
 from specjax.decoding.conversation import Conversation
 from specjax.draft_length import confidence
-from specjax.drafters import HEADS, draft_model, forced, self_speculative, swift
-from specjax.drafters.rapid import rapid
-from specjax.drafters.recycled import recycled
-from specjax.drafters.rescored import local
-from specjax.drafters.swift import begin
+from specjax.drafters import draft_model, forced, self_speculative, swift
+from specjax.drafters.combine.rescored import local
+from specjax.drafters.layers.swift import begin
+from specjax.drafters.models.rapid import rapid
+from specjax.drafters.retrieval.recycled import recycled
+from specjax.heads import HEADS
 from specjax.models.config import Config
 from specjax.models.exits import sorted_exits
 from specjax.models.transformer import Transformer, target

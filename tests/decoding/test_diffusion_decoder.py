@@ -11,7 +11,6 @@ from specjax.checkpoints import parts
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, MASK, train_words
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import Model
 from specjax.diffusion import blocks, caches, stopping
 from specjax.diffusion.base import Policy
 from specjax.diffusion.credit import Credit, credit
@@ -21,6 +20,7 @@ from specjax.diffusion.policies.threshold import local_leap, threshold
 from specjax.diffusion.suppression import end_suppressed
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
+from specjax.names.load import Model
 
 TOKENIZER = train_words(["copy : Ann Bob Cy Dan = ."])
 TOKENIZER.inner.add_special_tokens([END, MASK])

@@ -10,11 +10,11 @@ from test_conversation import CONFIG, random_model
 from tokenizers import decoders, models, pre_tokenizers
 
 from specjax import Decoder, beam_search
+from specjax.cli import terminal
 from specjax.data.tokenizer import Tokenizer
-from specjax.decoding import terminal
 from specjax.decoding.conversation import Conversation
-from specjax.decoding.engine import Engine
 from specjax.decoding.texts import Text
+from specjax.serving.engine import Engine
 
 WORDS = ["France", "is", "Paris", "Rome", "the", "in", "of", "and", "old"]
 NEW = 12

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.decoding.builders.head import load_head
-from specjax.decoding.builders.vocabulary import chosen, trim_head
-from specjax.decoding.spec import parse_one
-from specjax.drafters import draft_vocabulary
+from specjax.heads import draft_vocabulary
 from specjax.models.trimmed import trim, trimmed
+from specjax.names.build.head import load_head
+from specjax.names.build.vocabulary import chosen, trim_head
+from specjax.names.grammar import parse_one
 
 W = 300
 TEXTS = ["A pen costs 3 dollars. ", "Tom has 12 apples and eats 5 of them. ", "7 * 8 = 56 "]

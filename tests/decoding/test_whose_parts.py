@@ -17,17 +17,17 @@ import specjax
 from specjax.checkpoints import parts, trained_for
 from specjax.data import datastore, vocabulary
 from specjax.data.tokenizer import Tokenizer
-from specjax.decoding.builders.drafter import make_drafter
-from specjax.decoding.builders.drafters import sharing
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import ZOO, Model
-from specjax.decoding.pearl_decoder import PearlDecoder
-from specjax.decoding.switching import switching
 from specjax.draft_length.specdecpp import AcceptanceHead
-from specjax.drafters import skipped_layers
+from specjax.drafters.layers import skipped_layers
 from specjax.models import transformer
 from specjax.models.config import Config
+from specjax.names.build.drafter import make_drafter
+from specjax.names.build.drafters import sharing
+from specjax.names.load import ZOO, Model
+from specjax.search.pearl_decoder import PearlDecoder
+from specjax.search.switching import switching
 from specjax.verifiers.judge import Judge
 
 TARGET, PLACES = "gsm8k-7m", (1000, 2000)

@@ -14,12 +14,12 @@ from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import END, train_bpe
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import Model, load
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas, Denoiser
 from specjax.diffusion.policies import GUIDED, Guide
 from specjax.models import transformer
 from specjax.models.config import Config
+from specjax.names.load import Model, load
 from specjax.sampling import request_keys
 from specjax.testing import random_table, table_model
 from specjax.train.recipe.from_causal import as_denoiser

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import Model, cli, load
+from specjax import Model, load
+from specjax.cli import main
 from specjax.decoding.decoder import Decoder
 from specjax.eval import memory
 from specjax.models.config import Config
@@ -56,7 +57,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 
 
 def test_the_command_prints_the_parts(capsys):
-  assert cli.main(["memory", "--max-new-tokens", "8"]) == 0
+  assert main.main(["memory", "--max-new-tokens", "8"]) == 0
   out = capsys.readouterr().out
   assert "at most" in out and "gsm8k-7m, none, batch 1" in out
   size = next(line.split()[-1] for line in out.splitlines() if "of the target" in line)
@@ -74,5 +75,5 @@ def test_the_command_prints_the_parts(capsys):
   ],
 )
 def test_bad_numbers_are_one_sentence(words, message, capsys):
-  assert cli.main(["memory", *words]) == 2
+  assert main.main(["memory", *words]) == 2
   assert message in capsys.readouterr().err

@@ -6,15 +6,15 @@ import json
 import numpy as np
 import pytest
 
-from specjax.cli import main
+from specjax.cli.main import main
 from specjax.data import lists
 from specjax.data.parallelbench_score import Score
 from specjax.decoding.batching import Result
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import load
 from specjax.eval import parallelbench
 from specjax.eval.interleaved import Runs
 from specjax.eval.parallelbench import Config
+from specjax.names.load import load
 
 SMALL = Config(
   methods=("confidence", "threshold-0.3/dual", "confidence/guesses-3"), tasks=("copy", "shuffle"),

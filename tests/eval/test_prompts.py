@@ -7,8 +7,8 @@ import pytest
 
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import train_bpe
-from specjax.decoding.model import Model
 from specjax.eval import prompts
+from specjax.names.load import Model
 
 TOKENIZER = train_bpe(["the cat sat on the mat, system user assistant"] * 3, 300)
 CONFIG = types.SimpleNamespace(vocab_size=300, max_length=200)

@@ -11,7 +11,7 @@ import pytest
 import specjax
 from specjax import Decoder
 from specjax.checkpoints import hf
-from specjax.drafters import skipped_layers
+from specjax.drafters.layers import skipped_layers
 from specjax.eval import skip_search
 from specjax.eval.options import Tune
 from specjax.models.config import Config, Experts

@@ -17,7 +17,7 @@ import pytest
 
 import specjax
 from specjax.checkpoints import hf
-from specjax.cli import main
+from specjax.cli.main import main
 from specjax.data import spec_bench
 from specjax.data.chat import TEMPLATES
 from specjax.data.resume import count_lines

@@ -14,10 +14,7 @@ import pytest
 import specjax
 from specjax.base import Draft, Drafter, Evaluation, Features
 from specjax.checkpoints import heads, hf
-from specjax.decoding import spec
-from specjax.decoding.builders.tree import build_tree
-from specjax.drafters import HEADS, draft_tree, drafting, medusa
-from specjax.drafters.medusa import MedusaConfig
+from specjax.drafters import draft_tree
 from specjax.eval import (
   bench,
   choice,
@@ -28,14 +25,18 @@ from specjax.eval import (
   tune,
   verify_cost,
 )
+from specjax.heads import HEADS, drafting, medusa
+from specjax.heads.medusa import MedusaConfig
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
+from specjax.names import grammar
+from specjax.names.build.tree import build_tree
 from specjax.trees import Dynamic, WithoutReplacement, files
 from specjax.trees.static import expected_length
 
 RATES = np.array([[0.5, 0.2, 0.1], [0.4, 0.3, 0.0]])
 HEAD = MedusaConfig(depth=2, shared=True)
-EAGLE = spec.parse_one("drafter", "eagle")
+EAGLE = grammar.parse_one("drafter", "eagle")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_the_candidates_reach_as_far_as_the_table():
 
 def test_pseudo_rows_are_shared_out():
   """Fewer rows never expect more, and all of them as much as where guesses cost nothing."""
-  head = spec.parse_one("drafter", "ppd[runs/a]")
+  head = grammar.parse_one("drafter", "ppd[runs/a]")
   options = {c.name: c for c in choice.candidates(head, np.full((3, 4), 0.2), pseudo=True)}
   tree = [options[f"ppd-8{rows}"] for rows in ("[runs/a]/rows-8", "[runs/a]/rows-12", "[runs/a]")]
   assert [sum(c.guesses) for c in tree] == [8, 12, 16]
@@ -389,7 +390,7 @@ def test_a_head_without_hit_rates_is_tried_with_several_sizes(tmp_path):
 )
 def test_a_tree_of_a_new_shape_has_the_size_that_promises_most(method, trees, want):
   """Chains and stars of children have no other shape."""
-  part = spec.parse_one("drafter", "eagle[runs/a]")
+  part = grammar.parse_one("drafter", "eagle[runs/a]")
 
   def tree(nodes: int, depth: int) -> choice.Candidate:
     chain = [(0,) * d for d in range(1, depth + 1)]
@@ -400,7 +401,7 @@ def test_a_tree_of_a_new_shape_has_the_size_that_promises_most(method, trees, wa
   names = fillers._changing(part, method, best)
   assert names == want
   for name in names:
-    build_tree(spec.parse("drafter", name)[0].decorations[0])
+    build_tree(grammar.parse("drafter", name)[0].decorations[0])
 
 
 @pytest.mark.parametrize(
@@ -419,10 +420,10 @@ def test_drawn_trees_are_no_deeper_than_the_head(name, depth, deepest, model, tm
   config = make(depth=depth)
   params = network(model.target, config).init(jax.random.key(1), model.params)
   heads.save(tmp_path / "head", name, config, params, [[0], [0, 0]], RATES, base="tiny")
-  part = spec.parse_one("drafter", f"{name}[{tmp_path / 'head'}]")
+  part = grammar.parse_one("drafter", f"{name}[{tmp_path / 'head'}]")
   found = fillers.filler(model, part)
   assert found is not None and found.deepest == deepest
-  asked = tune._asked(model, spec.show([part]), tune.Config(drafters=(), temperature=1.0))
+  asked = tune._asked(model, grammar.show([part]), tune.Config(drafters=(), temperature=1.0))
   assert {*asked.fillers} == {"best_first", "sequoia"} - ({"sequoia"} if name == "ctc" else set())
 
 

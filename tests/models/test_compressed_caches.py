@@ -6,7 +6,6 @@ import pytest
 from growing_text import PATHS, RNG, ROUNDS, B, C, H, K, L, Text, kept_by_sinks, rows, softmax
 
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model
 from specjax.models.caches import CACHES
 from specjax.models.caches.gear import gear
 from specjax.models.caches.int8 import int8
@@ -17,6 +16,7 @@ from specjax.models.caches.sinks import sinks
 from specjax.models.caches.token_select import token_select
 from specjax.models.config import Config
 from specjax.models.transformer import init
+from specjax.names.load import Model
 
 
 @pytest.mark.parametrize(("size", "recent"), [(4, 0), (4, 3), (2, 5), (1, 0)])

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import drafters, speculate, verifiers
+from specjax import drafters, heads, speculate, verifiers
 from specjax.decoding.method import method as pair
-from specjax.drafters import drafting
+from specjax.heads import drafting
 from specjax.models import experts, int8, lora, sharding, transformer
 from specjax.models.caches import CACHES
 from specjax.models.compressed import compressed
@@ -295,7 +295,7 @@ def test_layers_of_a_head_are_the_last_layer(name):
 
 def test_a_head_drafts_and_changes_no_token():
   t, params = target(NETWORKS["mixtral"]), random_params("mixtral")
-  build, config = drafters.HEADS["eagle"]
+  build, config = heads.HEADS["eagle"]
   head = build(t, config())
   weights = head.init(jax.random.key(1), params, None)
   assert "experts" in weights["params"]["layers"]["layer_0"]

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 import specjax
 from specjax.checkpoints import families
 from specjax.checkpoints.hf_layout import Fusion
-from specjax.drafters import drafting
-from specjax.drafters.medusa import MedusaConfig, medusa
+from specjax.heads import drafting
+from specjax.heads.medusa import MedusaConfig, medusa
 from specjax.testing import random_table, table_model
 
 

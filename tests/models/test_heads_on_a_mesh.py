@@ -11,7 +11,7 @@ from test_sharding import CONFIG, random_params, two_by
 
 from specjax import speculate
 from specjax.decoding.method import method as pair
-from specjax.drafters import HEADS, drafting
+from specjax.heads import HEADS, drafting
 from specjax.models import sharding
 from specjax.models.transformer import target
 from specjax.sampling import Settings, request_keys

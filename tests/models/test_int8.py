@@ -9,7 +9,7 @@ import pytest
 
 import specjax
 from specjax.checkpoints import hf
-from specjax.drafters.medusa import MedusaConfig, medusa
+from specjax.heads.medusa import MedusaConfig, medusa
 from specjax.models import int8, sharding
 from specjax.models.config import Config
 from specjax.models.linear import linear, lookup

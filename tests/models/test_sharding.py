@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from specjax import Decoder, cli, drafters, load, speculate
+from specjax import Decoder, drafters, load, speculate
 from specjax.checkpoints import hf, hf_layout
+from specjax.cli import main
 from specjax.decoding.method import method as pair
 from specjax.models import sharding, transformer
 from specjax.models.config import Config
@@ -175,7 +176,7 @@ GENERATE = ("generate", "--drafter", "eagle-4", "--temperature", "0.8", "--json"
 def test_commands_say_the_same_on_a_mesh(command, capsys):
   said = []
   for mesh in ((), ("--mesh", "data=2,model=2")):
-    assert cli.main([*command, *mesh]) == 0
+    assert main.main([*command, *mesh]) == 0
     said.append(json.loads(capsys.readouterr().out)["tokens"])
   assert said[0] == said[1]
   assert jax.sharding.get_mesh().empty
@@ -190,6 +191,6 @@ def test_commands_say_the_same_on_a_mesh(command, capsys):
   ],
 )  # fmt: skip
 def test_what_is_no_mesh_is_one_sentence(text, message, capsys):
-  assert cli.main(["generate", "--prompt", "1", "--mesh", text]) == 2
+  assert main.main(["generate", "--prompt", "1", "--mesh", text]) == 2
   assert message in capsys.readouterr().err
   assert dict(sharding.named_mesh("model=4").shape) == {"data": 1, "model": 4}

@@ -11,8 +11,6 @@ from specjax.checkpoints import duo as small_mlps
 from specjax.checkpoints import routers
 from specjax.decoding.conversation import Conversation
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model, load
-from specjax.decoding.skipping import skipping
 from specjax.models import lora
 from specjax.models.config import Config, Experts
 from specjax.models.layers import of_layer
@@ -20,6 +18,8 @@ from specjax.models.skipping.duo import DUO, duo
 from specjax.models.skipping.first import ROUTERS, Routers
 from specjax.models.skipping.skip_decode import skip_decode
 from specjax.models.transformer import init
+from specjax.names.build.skipping import skipping
+from specjax.names.load import Model, load
 
 CONFIG = Config(
   vocab_size=13, width=16, layers=4, heads=4, kv_heads=2, head_dim=8, mlp_width=24, max_length=128

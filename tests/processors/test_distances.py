@@ -15,8 +15,8 @@ from specjax.data.json_schemas import samples
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.method import method as pair
-from specjax.decoding.model import load
 from specjax.drafters import none
+from specjax.names.load import load
 from specjax.processors import constraint, grammar
 from specjax.processors.distances import Distances, Vocabulary
 from specjax.processors.grammar import unpacked

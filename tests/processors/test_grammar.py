@@ -15,11 +15,11 @@ import tokenizers
 from specjax.data.json_schemas import samples
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.engine import Engine
-from specjax.decoding.model import load
+from specjax.names.load import load
 from specjax.processors.grammar import Said, say, unpacked
 from specjax.processors.matchers import Matchers
 from specjax.processors.schemas import OWN, of_json_schema, of_lark
+from specjax.serving.engine import Engine
 
 MODEL = load()
 QUESTIONS = [

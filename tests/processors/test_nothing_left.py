@@ -9,9 +9,9 @@ import pytest
 
 from specjax.base import Processor
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.engine import Engine
-from specjax.decoding.model import load
-from specjax.decoding.refill import refilled
+from specjax.names.load import load
+from specjax.serving.engine import Engine
+from specjax.serving.refill import refilled
 
 MODEL = load()
 SPOKEN = MODEL.tokenizer.spoken_bytes(MODEL.config.vocab_size)

@@ -8,8 +8,8 @@ import pytest
 
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import load
 from specjax.models.transformer import Transformer
+from specjax.names.load import load
 from specjax.processors.text import of_regex, of_stop_words
 
 MODEL = load()

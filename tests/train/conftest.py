@@ -11,8 +11,8 @@ from options import changed
 from orbax.checkpoint import v1 as ocp
 
 from specjax.checkpoints import hf
-from specjax.decoding.model import load
-from specjax.drafters.medusa import MedusaConfig
+from specjax.heads.medusa import MedusaConfig
+from specjax.names.load import load
 from specjax.train import heads, joint, lm
 from specjax.train.recipe.answers import AnswersConfig
 from specjax.train.recipe.config import Network, Training

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from specjax.drafters import HEADS
+from specjax.heads import HEADS
 
 INNER = ("training", "network")
 

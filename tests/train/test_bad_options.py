@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from specjax import script
+from specjax import command_line
 
 SCRIPTS = {
   "lm": (), "denoiser": (), "heads": ("--model", "gsm8k-7m"), "judge": ("--model", "gsm8k-7m"),
@@ -137,7 +137,7 @@ def test_a_users_error_is_one_sentence(folder, tmp_path, capsys, name, words, se
     del said[said.index("--held-out") :]
   good = ("--data", f"{folder}/data.jsonl", "--out", str(tmp_path / "run"), *SCRIPTS[name])
   kept = sorted(folder.rglob("*"))
-  assert script.run(module.main, module.Config, argv=[*good, *said]) == 2
+  assert command_line.run(module.main, module.Config, argv=[*good, *said]) == 2
   error = capsys.readouterr().err
   assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
   assert sorted(folder.rglob("*")) == kept

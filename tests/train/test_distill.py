@@ -11,9 +11,9 @@ from options import changed
 
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import load
 from specjax.models import lora
 from specjax.models.transformer import Transformer
+from specjax.names.load import load
 from specjax.train import distill as script
 from specjax.train.recipe import block_diffusion, forward
 from specjax.train.recipe.config import Training

@@ -11,9 +11,9 @@ from specjax.base import Features
 from specjax.data.chat import TEMPLATES
 from specjax.data.packing import pack
 from specjax.data.tokenizer import train_bpe
-from specjax.decoding.model import Model
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target
+from specjax.names.load import Model
 from specjax.train.recipe import features
 
 CONFIG = Config(

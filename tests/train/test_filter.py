@@ -9,8 +9,8 @@ from options import changed
 from specjax.checkpoints import parts
 from specjax.data import lists
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import load
 from specjax.diffusion import caches
+from specjax.names.load import load
 from specjax.train import filter as script
 from specjax.train.recipe.calibration import threshold
 from specjax.train.recipe.config import Training

@@ -18,9 +18,9 @@ from specjax.base import Features
 from specjax.checkpoints import heads as checkpoint
 from specjax.data.packing import pack
 from specjax.data.sources import open_source
-from specjax.drafters import HEADS
-from specjax.drafters.base import LossWeights
-from specjax.drafters.medusa import MedusaConfig, medusa
+from specjax.heads import HEADS
+from specjax.heads.base import LossWeights
+from specjax.heads.medusa import MedusaConfig, medusa
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads

@@ -13,9 +13,9 @@ from options import changed
 from specjax.checkpoints import parts
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import Tokenizer, train_bpe
-from specjax.decoding.model import Model, load
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask
+from specjax.names.load import Model, load
 from specjax.train import judge
 from specjax.train.recipe.calibration import area
 from specjax.train.recipe.config import Training

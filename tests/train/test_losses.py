@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.drafters.base import LossWeights
+from specjax.heads.base import LossWeights
 from specjax.train.recipe import losses
 
 P, V, E = 40, 12, 5

@@ -8,7 +8,7 @@ import pytest
 from options import changed
 
 import specjax
-from specjax.drafters.masked_slots import MaskedSlotsConfig
+from specjax.heads.masked_slots import MaskedSlotsConfig
 from specjax.train import heads
 from specjax.train.recipe.draft_positions import Source
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from options import changed
 
-from specjax.drafters import HEADS
+from specjax.heads import HEADS
 from specjax.train import (
   acceptance,
   denoiser,

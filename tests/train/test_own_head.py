@@ -6,8 +6,8 @@ import pytest
 
 import specjax
 from specjax.checkpoints import formats
-from specjax.drafters import drafting
-from specjax.drafters.named import named
+from specjax.heads import drafting
+from specjax.heads.named import named
 from specjax.train import heads
 
 SOURCE = '''
@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from specjax.base import Target
-from specjax.drafters import draft_vocabulary
-from specjax.drafters.base import Head, LossWeights
+from specjax.heads import draft_vocabulary
+from specjax.heads.base import Head, LossWeights
 from specjax.models.linear import linear
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from specjax.configs import bakeoff, smollm2_135m
-from specjax.drafters import HEADS
+from specjax.heads import HEADS
 from specjax.models import transformer
 from specjax.models.config import Config
 

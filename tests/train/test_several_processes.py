@@ -15,9 +15,9 @@ import pytest
 import safetensors.numpy
 from options import changed, words
 
-from specjax import processes
-from specjax.drafters.eagle import EagleConfig
-from specjax.drafters.medusa import MedusaConfig
+from specjax import distributed
+from specjax.heads.eagle import EagleConfig
+from specjax.heads.medusa import MedusaConfig
 from specjax.train import heads
 from specjax.train.recipe.run import count_lines
 
@@ -164,4 +164,4 @@ def test_processes_that_are_not_numbered_are_refused(own, words, monkeypatch):
   for name, value in own.items():
     monkeypatch.setenv(name, value)
   with pytest.raises(ValueError, match=words):
-    processes.start()
+    distributed.start()

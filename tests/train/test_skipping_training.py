@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.decoding.skipping import skipping
 from specjax.models import lora
 from specjax.models.skipping.duo import BIG, DUO, NONE, SMALL
 from specjax.models.skipping.first import ROUTERS, Routers
+from specjax.names.build.skipping import skipping
 from specjax.train import duo
 from specjax.train import skipping as training
 from specjax.train.recipe.config import Training

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specjax.decoding.builders.tree import build_tree
+from specjax.names.build.tree import build_tree
 from specjax.trees import (
   IID,
   TREES,

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from rich.progress import Progress, TextColumn
 
-from specjax import fingerprint, processes
+from specjax import distributed, fingerprint
 from specjax.data.chat import Turns, question
 from specjax.data.sources import JsonlSource, numbered, open_source
 from specjax.decoding.decoder import Decoder
-from specjax.decoding.model import Model, load
-from specjax.decoding.refill import refilled
+from specjax.names.load import Model, load
+from specjax.serving.refill import refilled
 from specjax.train.recipe import labels
 from specjax.train.recipe.config import Count, Length, Training
 from specjax.train.recipe.run import count_lines, keep_lines, write_json
@@ -161,8 +161,8 @@ def written(
   Raises:
     ValueError: the file holds answers to other questions, or with another key.
   """
-  with processes.in_turn_or_together():
-    if key is not None and processes.first():
+  with distributed.in_turn_or_together():
+    if key is not None and distributed.first():
       _compare(path, key)
     return _written(path, prompts, reply, batch, key)
 
@@ -181,19 +181,19 @@ def _written(
   reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]], batch: int,
   key: fingerprint.Key | None,
 ) -> list[Document]:  # fmt: skip
-  if processes.first():
+  if distributed.first():
     done = count_lines(path)
     # What is cut is half a line, or half a batch: batches are those of an uninterrupted run.
     keep_lines(path, done - done % batch if done < len(prompts) else done)
-  processes.met()
+  distributed.met()
   answers = _answers(path, prompts)
   if key is not None and fingerprint.read(path) is None:
     print(f"answers={str(path)!r} has no {fingerprint.beside(path).name} beside it: with which "
           "settings they were written is not known.", file=sys.stderr)  # fmt: skip
   left = [i for i in range(len(prompts)) if i not in answers]
-  processes.met()
+  distributed.met()
   if left:
-    note, writes = TextColumn("{task.fields[rate]}"), processes.first()
+    note, writes = TextColumn("{task.fields[rate]}"), distributed.first()
     with (
       path.open("a") if writes else open(os.devnull, "w") as sink,
       Progress(*Progress.get_default_columns(), note) as progress,

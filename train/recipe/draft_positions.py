@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import on_mesh, processes
+from specjax import distributed, sharding
 from specjax.base import Features, Params
 from specjax.data.packing import Rows
-from specjax.drafters import draft_vocabulary, drafting
-from specjax.drafters.base import Examples, Head, LossWeights
+from specjax.heads import draft_vocabulary, drafting
+from specjax.heads.base import Examples, Head, LossWeights
 from specjax.models.linear import linear
 from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer
@@ -120,9 +120,9 @@ class Objective:
     if self.network is not None:
       found = forward.read(self.network, target_params, examples, self.head.hidden_layers)
       # First they stay as the target leaves them, or XLA would gather its weights to spread rows.
-      found = jax.lax.optimization_barrier(on_mesh.spread_rows(jax.lax.stop_gradient(found)))
+      found = jax.lax.optimization_barrier(sharding.spread_rows(jax.lax.stop_gradient(found)))
       examples = examples._replace(features=found)
-    return on_mesh.over_all(batch._replace(examples=examples))
+    return sharding.over_all(batch._replace(examples=examples))
 
   def states(self, params: Params, target_params: Params, examples: Examples):
     """The head's states at every depth, from features in the target's own dtype."""
@@ -239,5 +239,5 @@ class Objective:
     params, target_params = jax.device_put(params, copied), on_all(target_params, copied)
     for part in source.every(training.batch):
       found = measure(params, target_params, jax.device_put(part, dealt))
-      hits, counts = jax.tree.map(np.add, (hits, counts), processes.fetch(found))
+      hits, counts = jax.tree.map(np.add, (hits, counts), distributed.fetch(found))
     return hits / np.maximum(counts, 1)[:, None]

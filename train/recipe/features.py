@@ -18,13 +18,13 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from specjax import processes, schema
+from specjax import distributed, schema
 from specjax.base import Features
 from specjax.data.packing import Rows
-from specjax.decoding.model import Model
 from specjax.fingerprint import differences, digest, of_model
 from specjax.models import sharding
 from specjax.models.transformer import Transformer
+from specjax.names.load import Model
 from specjax.train.recipe import forward
 from specjax.train.recipe.run import write_json
 
@@ -80,11 +80,11 @@ def compute(
       layer; the states would not fit its disk; or a state is beyond that dtype.
   """
   directory = pathlib.Path(directory)
-  with processes.in_turn():
+  with distributed.in_turn():
     there = _claim(directory, model, rows, layers)
   kept = there["layers"]
   paths = [directory / f"{name}.npy" for name in ("hidden", *(f"layer_{i}" for i in kept))]
-  with processes.in_turn_or_together():
+  with distributed.in_turn_or_together():
     _write(model, rows, kept, paths, tuple(there["shape"]), directory / "done", batch)
   hidden, *own = (np.load(path, mmap_mode="r").view(dtype_of(model)) for path in paths)
   return Features(hidden, tuple(own[kept.index(i)] for i in layers))
@@ -94,7 +94,7 @@ def _announce(directory: pathlib.Path, size: int) -> None:
   """Says how many bytes will be written, before they are; ValueError where they do not fit."""
   there = sum(path.stat().st_size for path in directory.glob("*.npy"))
   free = shutil.disk_usage(directory).free + there
-  if processes.first():
+  if distributed.first():
     print(f"{size / 1e9:.2f} GB of hidden states will be written to {directory}.")
   if size > free:
     raise ValueError(f"features={str(directory)!r} would take {size / 1e9:.2f} GB; its disk has "
@@ -108,12 +108,12 @@ def _write(
 ) -> None:  # fmt: skip
   """Goes on with the files of `paths`, that of the last states and one of each layer."""
   done = int(progress.read_text()) if progress.exists() else 0
-  processes.met()
+  distributed.met()
   if done == len(rows.tokens):
     return
   if not done:
     _announce(progress.parent, 2 * math.prod(shape) * len(paths))
-  mode, several = "r+" if done else "w+", paths if processes.first() else ()
+  mode, several = "r+" if done else "w+", paths if distributed.first() else ()
   kept = dtype_of(model)
   files = [np.lib.format.open_memmap(path, mode, _on_disk(kept), shape) for path in several]
   network, params = Transformer(model.config), model.spread().params
@@ -124,7 +124,7 @@ def _write(
     return [x.astype(kept) for x in (features.hidden, *features.hidden_layers)]
 
   for i, size, part in forward.parts(rows, batch, "hidden states", done):
-    states = [x[:size] for x in processes.fetch(run(params, sharding.dealt(part)))]
+    states = [x[:size] for x in distributed.fetch(run(params, sharding.dealt(part)))]
     if not all(np.isfinite(x).all() for x in states):
       raise ValueError(f"model={model.name!r} has states beyond {kept} in rows {i} to "
                        f"{i + size - 1}: they cannot be kept; a head's training with --dtype "

@@ -14,7 +14,7 @@ from jax import Array
 from orbax.checkpoint import v1 as ocp
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
-from specjax import processes
+from specjax import distributed
 from specjax.base import Params
 from specjax.models.sharding import on_all
 from specjax.sampling import new_key
@@ -100,7 +100,7 @@ def fit(
     lambda state, numbered: step(state, frozen, held_out, *numbered), state,
     lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
   )  # fmt: skip
-  return processes.fetch(state["params" if held_out is None else "best"])
+  return distributed.fetch(state["params" if held_out is None else "best"])
 
 
 def stepper(
@@ -147,8 +147,8 @@ def loop(
 ) -> Any:  # fmt: skip
   """Runs `step` from the newest checkpoint of `directory` up to the last step.
 
-  Several processes (see `specjax.processes`) take each step together; the first writes the metrics,
-  and all write their parts of the checkpoints.
+  Several processes (see `specjax.distributed`) take each step together; the first writes the
+  metrics, and all write their parts of the checkpoints.
 
   A killed run that is started again continues bit for bit: batches are a function of the step
   alone, and the state holds everything else. `checkpoints/` gets the state after every

@@ -10,7 +10,7 @@ from rich.progress import track
 
 from specjax.base import Features, Params
 from specjax.data.packing import Rows
-from specjax.drafters.base import Examples
+from specjax.heads.base import Examples
 from specjax.models.transformer import Transformer, attention_mask
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.data.tokenizer import MASK
-from specjax.decoding.model import Model
+from specjax.names.load import Model
 
 
 def as_denoiser(model: Model) -> Model:

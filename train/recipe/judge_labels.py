@@ -28,8 +28,8 @@ from jax import Array
 
 from specjax.data.packing import Rows, pack
 from specjax.data.tokenizer import Tokenizer
-from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer, attention_mask
+from specjax.names.load import Model
 from specjax.sampling import new_key
 from specjax.train.recipe import forward
 from specjax.train.recipe.texts import Document

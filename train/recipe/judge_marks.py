@@ -23,8 +23,8 @@ import numpy as np
 
 from specjax.data.packing import pack
 from specjax.data.sources import numbered
-from specjax.decoding.model import Model
 from specjax.models.transformer import Transformer
+from specjax.names.load import Model
 from specjax.train.recipe import forward
 from specjax.train.recipe.judge_labels import JudgeLabels
 from specjax.train.recipe.texts import Document

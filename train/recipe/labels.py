@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specjax.data.packing import Rows, pack
-from specjax.decoding.model import Model
+from specjax.names.load import Model
 from specjax.train.recipe.texts import Document
 
 TRAIN, HELD_OUT = "train", "held_out"

@@ -11,7 +11,7 @@ from typing import Self
 
 from jax import Array
 
-from specjax import processes
+from specjax import distributed
 from specjax.train.recipe.run import keep_lines
 
 
@@ -26,7 +26,7 @@ class Log:
   def __init__(self, directory: pathlib.Path, first: int, tensorboard: bool = False):
     self.directory, self.begin = directory, time.perf_counter()
     self.files, self.lines, self.board = contextlib.ExitStack(), None, None
-    if processes.first():
+    if distributed.first():
       path = directory / "metrics.jsonl"
       keep_lines(path, first)
       self.lines = self.files.enter_context(path.open("a"))

@@ -15,7 +15,7 @@ import optax
 from jax import Array
 
 from specjax import checks
-from specjax.drafters.base import LossWeights
+from specjax.heads.base import LossWeights
 
 
 def mean(values: Array, weight: Array) -> Array:

@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax.data.chat import Turns, content_of
 from specjax.data.sources import conversation
-from specjax.decoding.model import Model
+from specjax.names.load import Model
 
 WORDS = 8  # successive words that two prompts may not share
 

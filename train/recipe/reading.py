@@ -20,7 +20,6 @@ from specjax import fingerprint
 from specjax.base import Params
 from specjax.data.packing import Rows, pack
 from specjax.data.sources import open_source
-from specjax.decoding.model import Model
 from specjax.models import transformer
 from specjax.models.config import Config as Network
 from specjax.models.layers import of_layer
@@ -28,6 +27,7 @@ from specjax.models.rotary import angles
 from specjax.models.skipping import Skipping
 from specjax.models.skipping.base import MLP, whole
 from specjax.models.skipping.first import Routers, probability
+from specjax.names.load import Model
 from specjax.train.recipe import answers, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Share, Training
 from specjax.train.recipe.texts import Document

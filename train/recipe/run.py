@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from specjax import fingerprint, processes, switches
+from specjax import distributed, fingerprint, switches
 from specjax.data import resume
 from specjax.data.resume import count_lines as count_lines
 from specjax.data.resume import keep_lines as keep_lines
@@ -53,7 +53,7 @@ def begin(config: Any) -> pathlib.Path:
       raise ValueError("tensorboard=True needs tensorboardX: pip install 'specjax[tensorboard]'.")
   path = pathlib.Path(config.out)
   try:
-    with processes.in_turn():
+    with distributed.in_turn():
       path.mkdir(parents=True, exist_ok=True)
       (path / ".writable").touch()
       (path / ".writable").unlink()
@@ -80,13 +80,13 @@ def claim(
     here |= here.pop(shared, {})
   parts = content if isinstance(content, tuple) else [json.dumps(content)]
   here |= {"data_digest": fingerprint.digest(parts), **(key or {})}
-  with processes.in_turn():
+  with distributed.in_turn():
     resume.claim(directory, here, _FREE)
 
 
 def report(directory: pathlib.Path, figures: dict[str, Any]) -> None:
   """Writes report.json and prints a line per figure, in the first process."""
-  if not processes.first():
+  if not distributed.first():
     return
   write_json(directory / "report.json", figures)
   for name, value in figures.items():

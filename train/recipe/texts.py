@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from specjax import processes
+from specjax import distributed
 from specjax.base import Params
 from specjax.data.chat import TEMPLATES, ChatTemplate, Turns, content_of
 from specjax.data.sources import conversation, numbered, open_source, text_of
@@ -132,7 +132,7 @@ def kept_tokenizer(out: pathlib.Path, train: Callable[[], Tokenizer]) -> Tokeniz
 
 def keep_tokenizer(out: pathlib.Path, tokenizer: Tokenizer) -> None:
   """Keeps the tokenizer for `kept_tokenizer`."""
-  with processes.in_turn():
+  with distributed.in_turn():
     if not (out / "tokenizer.json").exists():
       tokenizer.save(out / "tokenizer.tmp")
       (out / "tokenizer.tmp").replace(out / "tokenizer.json")

@@ -13,11 +13,11 @@ import numpy as np
 from jax import Array
 from rich.progress import track
 
-from specjax import processes
+from specjax import distributed
 from specjax.decoding.diffusion_decoder import DiffusionDecoder
-from specjax.decoding.model import Model
 from specjax.diffusion import blocks, caches, denoise, stopping
 from specjax.diffusion.base import Canvas, Policy, Prediction
+from specjax.names.load import Model
 from specjax.sampling import request_keys
 
 
@@ -109,7 +109,7 @@ def kept_traces(
   file: pathlib.Path, model: Model, prompts: Sequence[list[int]], new: int, block: int, batch: int
 ) -> tuple[Trace, float]:
   """What `collect` returns, kept in a file."""
-  with processes.in_turn():
+  with distributed.in_turn():
     if not file.exists():
       trace, share = collect(model, prompts, new, block, batch)
       unfinished = file.with_suffix(".tmp.npz")

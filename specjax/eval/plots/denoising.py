@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specjax.decoding.batching import Result
-from specjax.decoding.model import Model
 from specjax.eval.plots import style
+from specjax.names.load import Model
 
 MASKED, OLDER, NEW, NEW_END = 0.86, 1.0, (0.55, 0.80, 0.95), (0.96, 0.80, 0.45)
 Curve = tuple[Sequence[float], Sequence[float]]  # passes, accuracies

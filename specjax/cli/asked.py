@@ -1,0 +1,31 @@
+"""The model that the options of a command ask for."""
+
+import jax
+
+from specjax.cli.arguments import Loaded
+from specjax.decoding.batching import check_model
+from specjax.names.load import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load
+
+# Options that say what is loaded.
+OF_MODEL = ("model", "revision", "dtype", "weights", "mesh", "skipping")
+
+
+def named(
+  name: str | None, causal: bool | None = None, revision: str | None = None,
+  dtype: str = "float32", weights: str = "float", skipping: str | None = None,
+) -> Model:  # fmt: skip
+  """The model of a name, by default the zoo's, causal or not where that matters."""
+  default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
+  mesh = jax.sharding.get_mesh()  # that of `run`
+  model = load(
+    default if name is None else name, dtype, revision=revision, weights=weights,
+    mesh=None if mesh.empty else mesh, skipping=skipping,
+  )  # fmt: skip
+  if causal is not None:
+    check_model(model, causal)
+  return model
+
+
+def asked(args: Loaded, causal: bool) -> Model:
+  """The model of a command's options."""
+  return named(args.model, causal, args.revision, args.dtype, args.weights, args.skipping)

@@ -1,0 +1,256 @@
+"""What the commands of the command line do.
+
+What draws pictures is imported where one is drawn: matplotlib takes longer to import than jax.
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from specjax import checks, serving
+from specjax.checkpoints import hub, templates
+from specjax.cli import terminal
+from specjax.cli.arguments import (
+  Bench,
+  Chat,
+  Convert,
+  Corpus,
+  Decode,
+  Denoise,
+  Generate,
+  Info,
+  List,
+  Memory,
+  Serve,
+  Tune,
+)
+from specjax.cli.asked import asked, named
+from specjax.cli.chat import chat
+from specjax.cli.writing import run_convert, run_corpus
+from specjax.decoding.batching import Result
+from specjax.decoding.conversation import Conversation
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.diffusion_decoder import DiffusionDecoder
+from specjax.eval import prompts
+from specjax.models import sharding
+from specjax.names import catalogue
+from specjax.names.load import resolve
+from specjax.search.best_of import best_of
+
+# Fields of a Result in the output of --json, after the prompt.
+JSON_KEYS = (
+  "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds", "method",
+)  # fmt: skip
+
+
+def _items(args: Decode, model):
+  """The prompts, after their checks."""
+  if args.max_new_tokens < 1:
+    raise ValueError(f"max_new_tokens={args.max_new_tokens}: accepted is 1 or more.")
+  if args.prompts is not None and args.prompt is None:
+    if args.chat:
+      raise ValueError("--chat goes with --prompt; in a file, `question` says the same.")
+    return prompts.read(args.prompts, model, args.max_new_tokens)
+  if args.prompt is None or args.prompts is not None:
+    raise ValueError("expected either --prompt TEXT or --prompts FILE.")
+  ids = model.chat(args.prompt) if args.chat and args.prompt else model.encode(args.prompt)
+  prompts.check_length(item := prompts.Item(args.prompt, ids), args.max_new_tokens, model)
+  return [item]
+
+
+def _say_idle(args: Decode) -> None:
+  """Says on stderr which options change nothing, for at temperature 0 the likeliest token wins."""
+  filters = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
+  idle = [name for name, off in filters.items() if getattr(args, name) != off]
+  if args.temperature == 0 and idle:
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+    print(f"note: {flags} has no effect at temperature 0.", file=sys.stderr)
+
+
+def run_generate(args: Generate) -> None:
+  model = asked(args, True)
+  items = _items(args, model)
+  decoder = Decoder(
+    model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
+    temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
+    typical_p=args.typical_p, regex=args.regex, json_schema=args.json_schema,
+    stop=args.stop, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
+  )  # fmt: skip
+  _say_idle(args)
+  if args.best_of != 1:
+    _run_best_of(args, items, decoder)
+    return
+  if args.select is not None:
+    raise ValueError(f"--select {args.select} goes with --best-of.")
+  if len(items) == 1 and not args.json and model.skipping is None:  # as conversations need it
+    _stream(decoder, items[0], args.max_new_tokens)
+    return
+  for item, r in _decoded(args, items, decoder):
+    rate = f"{r.emitted / r.forwards:.2f} per forward"
+    rule = {"verifier": r.verifier, "exactness": r.exactness}
+    _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
+
+
+def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder) -> None:
+  n, select = args.best_of, args.select or "likelihood"
+  for i, item in enumerate(items):
+    (best,) = best_of(decoder, [item.ids], n, args.max_new_tokens, select=select, first=n * i)
+    more = {"select": select, "chosen": best.chosen, "samples": [r.text for r in best.samples],
+            "scores": [x if x > -math.inf else None for x in best.scores]}  # fmt: skip
+    summary = f"sample {best.chosen + 1} of {n} by {select}, {best.result.emitted} tokens"
+    _print(args, item, best.result, more, f"{summary}, {decoder.label}")
+
+
+def run_chat(args: Chat) -> None:
+  chat(asked(args, True), args)
+
+
+def run_serve(args: Serve) -> None:
+  serving.command(args, lambda: asked(args, True))
+
+
+def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
+  """Each prompt with its result as soon as its batch is done, so that a failure loses no text."""
+  for first in range(0, len(items), args.batch):
+    part = items[first : first + args.batch]
+    results = decoder([item.ids for item in part], args.max_new_tokens, first=first)
+    yield from zip(part, results, strict=True)
+
+
+def _print(
+  args: Decode, item: prompts.Item, result: Result, more: dict[str, Any], summary: str
+) -> None:
+  """Prints a result: as one JSON object of JSON_KEYS and `more`, or for people."""
+  if args.json:
+    fields = {key: getattr(result, key) for key in JSON_KEYS}
+    if result.closing is not None:
+      fields["closing"] = result.closing
+    print(json.dumps({"prompt": item.given, **fields, **more}), flush=True)
+    return
+  console = Console(highlight=False, markup=False)
+  console.rule(style="dim")
+  console.print(str(item.given), style="dim")
+  console.print(result.text or str(result.tokens))
+  console.print(summary, style="cyan")
+  if result.closing is not None:
+    console.print(_kept_short(result.closing), style="cyan")
+
+
+def _stream(decoder: Decoder, item: prompts.Item, max_new_tokens: int) -> None:
+  """Prints a text as it comes, a round at a time."""
+  print(item.given, end="" if decoder.model.tokenizer else " ", flush=True)
+  pieces = Conversation(decoder).ask(item.ids, max_new_tokens)
+  answer = terminal.show(decoder.model, pieces, item.ids, decoder.stop_words)
+  console = Console(highlight=False, markup=False)
+  console.print(terminal.summary(answer, decoder.label), style="cyan")
+  if (closing := decoder.closing(answer.tokens, max_new_tokens)) is not None:
+    console.print(_kept_short(closing), style="cyan")
+
+
+def _kept_short(closing: int) -> str:
+  return f"from token {closing} on the budget left room for a shorter text only"
+
+
+def _check_picture(file: str) -> None:
+  """Raises ValueError for a picture that could not be written once the text is there."""
+  from matplotlib.figure import Figure
+
+  path, kinds = pathlib.Path(file), Figure().canvas.get_supported_filetypes()
+  possible = path.name and "\0" not in file and not path.is_dir() and path.parent.is_dir()
+  if not possible or path.suffix[1:] not in kinds or not os.access(path.parent, os.W_OK):
+    checks.refuse(
+      "picture", file, f"a file in a directory that is there, of type {', '.join(kinds)}"
+    )
+
+
+def run_denoise(args: Denoise) -> None:
+  if args.picture is not None:
+    _check_picture(args.picture)
+  model = asked(args, False)
+  items = _items(args, model)
+  decoder = DiffusionDecoder(
+    model, args.policy, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
+    min_p=args.min_p, typical_p=args.typical_p, seed=args.seed,
+    stop=args.stop, batch=args.batch,
+  )  # fmt: skip
+  _say_idle(args)
+  for i, (item, r) in enumerate(_decoded(args, items, decoder)):
+    slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
+    _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
+    if args.picture and i == 0:
+      from specjax.eval.plots import denoising
+
+      denoising.canvas(model, {r.method: r}).savefig(args.picture)
+
+
+def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+  table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+  for i, column in enumerate(columns):
+    table.add_column(column, no_wrap=i == 0 or not column, overflow="ellipsis")
+  for row in rows:
+    table.add_row(*row)
+  return table
+
+
+def run_list(args: List) -> None:
+  console = Console(highlight=False, markup=False)
+  console.width = max(console.width, 160)  # a part is one line, which a terminal may wrap
+  for title, rows in catalogue.parts().items():
+    console.print(_grid(title, ("name", "knobs", "label", "source", ""), rows), "")
+  console.print(_grid("zoo", ("name", "kind"), [*catalogue.zoo(), *hub.rows()]))
+
+
+def run_info(args: Info) -> None:
+  model = named(args.model, revision=args.revision)
+  rows = [("parameters", f"{model.size:,}"), *((k, str(v)) for k, v in vars(model.config).items())]
+  own = "none" if model.template is None else "its own, in Jinja"
+  rows += [("template", templates.known(model.template) or own)]
+  rows += [(k, str(getattr(model, k))) for k in ("stop", "start")]
+  rows += [("tokenizer", "yes" if model.tokenizer else "none")]
+  console = Console(highlight=False, markup=False)
+  console.print(_grid(model.name, ("field", "value"), rows))
+  for card in sorted(resolve(model.name, args.revision).glob("*.md")):
+    console.print("", card.read_text(), sep="\n")
+
+
+def _measure(args: Bench | Tune | Memory) -> None:
+  from specjax.cli import measuring
+
+  measuring.COMMANDS[type(args)](args)
+
+
+COMMANDS: dict[type, Callable] = {
+  Generate: run_generate, Chat: run_chat, Serve: run_serve, Denoise: run_denoise,
+  Bench: _measure, Tune: _measure, Memory: _measure, Convert: run_convert, Corpus: run_corpus,
+  List: run_list, Info: run_info,
+}  # fmt: skip
+
+
+def check_processes(command: str, mesh: str | None) -> None:
+  """Raises ValueError for a command or a mesh that several processes cannot run together."""
+  if jax.process_count() == 1:
+    return
+  if command not in ("generate", "denoise"):
+    raise ValueError(f"{command} runs in one process: accepted in several are generate, denoise "
+                     "and the training scripts.")  # fmt: skip
+  there = jax.device_count()
+  if mesh is None or sharding.named_mesh(mesh).size < there:
+    raise ValueError(f"mesh={mesh!r}: accepted in several processes is a mesh of all their {there} "
+                     "devices.")  # fmt: skip
+
+
+def run(args: Any) -> None:
+  """Runs the command whose arguments these are."""
+  text = getattr(args, "mesh", None)
+  check_processes(type(args).__name__.lower(), text)
+  with contextlib.nullcontext() if text is None else jax.set_mesh(sharding.named_mesh(text)):
+    COMMANDS[type(args)](args)

@@ -1,0 +1,43 @@
+"""The command line, whose commands are the classes of `arguments`.
+
+`commands`, which imports jax, is imported when a command runs, so that `--help` answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from specjax import command_line
+from specjax.cli.arguments import (
+  Bench,
+  Chat,
+  Convert,
+  Corpus,
+  Denoise,
+  Generate,
+  Info,
+  List,
+  Memory,
+  Serve,
+  Tune,
+)
+
+
+def _run(args) -> None:
+  from specjax.cli import commands
+
+  commands.run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs a command; 0, or 2 after one sentence on stderr that says what was wrong with it."""
+  argv = sys.argv[1:] if argv is None else argv
+  return command_line.run(
+    _run,
+    Generate | Chat | Serve | Denoise | Bench | Tune | Memory | Convert | Corpus | List | Info,
+    "Parallel decoding of language models in JAX.",
+    prog="specjax",
+    argv=argv,
+    markers=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+  )

@@ -1,0 +1,117 @@
+"""What the commands that measure do."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from specjax import checks
+from specjax.cli.arguments import Bench, Memory, Tune
+from specjax.cli.asked import OF_MODEL, asked
+from specjax.decoding.decoder import Decoder
+from specjax.eval import (
+  bench,
+  memory,
+  parallelbench,
+  report,
+  skip_search,
+  specbench,
+  specbench_report,
+  table,
+  tune,
+)
+
+
+def _parallelbench(args: Bench) -> None:
+  if args.limit is not None:
+    checks.whole("limit", args.limit, 1, 10**5)
+  if args.published is not None and (args.tasks is not None or args.lengths != Bench.lengths):
+    raise ValueError(f"published={args.published!r}: accepted without --tasks and --lengths, which "
+                     "choose among our own questions.")  # fmt: skip
+  fields = _fields(args, parallelbench.Config, {"limit": "count"})
+  config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
+  summary = parallelbench.run(asked(args, False), config, args.out)
+  print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
+
+
+def _fields(args: Bench, config: type, names: dict[str, str]) -> dict[str, Any]:
+  """The options that the config of a suite holds, some under other names.
+
+  Raises:
+    ValueError: an option was given that the suite does not read.
+  """
+  known = {field.name for field in dataclasses.fields(config)}
+  found = {}
+  for field in dataclasses.fields(args):
+    value, name = getattr(args, field.name), names.get(field.name, field.name)
+    if name in known:
+      found[name] = value
+    elif field.name not in (*OF_MODEL, "suite", "out") and value != field.default:
+      flag = field.name.replace("_", "-")
+      raise ValueError(f"--{flag} {value!r}: --suite {args.suite} does not read this option.")
+  return found
+
+
+def run_bench(args: Bench) -> None:
+  if args.suite == "parallelbench":
+    _parallelbench(args)
+    return
+  if args.suite == "specbench" and not args.verify_cost:
+    raise ValueError("--no-verify-cost: --suite specbench does not measure this.")
+  fields = _fields(args, bench.Config, {})
+  fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
+  model, config = asked(args, True), bench.Config(**fields)
+  if config.tune:
+    config = tune.tuned(model, config, pathlib.Path(args.out))
+  console = Console(highlight=False)
+  if args.suite == "specbench":
+    for shown in specbench_report.terminal(specbench.run(model, config, args.out)):
+      console.print(shown)
+  else:
+    summary = bench.run(model, config, args.out)
+    console.print(table.terminal(bench.rows(summary), report.caption(summary), columns=5))
+  console.print(report.contents(args.out), markup=False)
+
+
+def run_tune(args: Tune) -> None:
+  fields = {k: v for k, v in vars(args).items() if k not in (*OF_MODEL, "out")}
+  console = Console(highlight=False)
+  if args.method == "skipped_layers":
+    found = skip_search.run(asked(args, True), tune.Config(**fields), args.out)
+    console.print(skip_search.verdict(found), report.contents(args.out), sep="\n", markup=False)
+    return
+  summary = tune.run(asked(args, True), tune.Config(**fields), args.out)
+  decoded = [row for row in tune.rows(summary) if row["tokens/s"]]
+  console.print(table.terminal(decoded, report.caption(summary), columns=5, bold=summary["chosen"]))
+  console.print(tune.verdict(summary), markup=False)
+  console.print(report.contents(args.out), markup=False)
+
+
+def run_memory(args: Memory) -> None:
+  model, lengths = asked(args, True), (args.prompt_tokens, args.max_new_tokens)
+
+  def decoder(batch: int) -> Decoder:
+    return Decoder(
+      model, args.drafter, args.verifier, cache=args.cache, temperature=args.temperature,
+      batch=batch,
+    )  # fmt: skip
+
+  console = Console(highlight=False, markup=False)
+  if args.budget is None:
+    batch, found = args.batch, memory.measure(decoder(args.batch), *lengths)
+  else:
+    checks.number("budget", args.budget, above=0)
+    if args.batch != 1:
+      raise ValueError(f"--batch {args.batch}: --budget {args.budget:g} finds the batch itself.")
+    batch, found = memory.largest_batch(decoder, int(args.budget * 1e9), *lengths)
+  caption = f"{model.label}, {args.drafter}, batch {max(batch, 1)}, on each device"
+  console.print(table.terminal(found.rows, caption))
+  if args.budget is not None and not batch:
+    raise ValueError(f"--budget {args.budget:g}: batch 1 needs {found.total / 1e9:.3g} GB.")
+  if args.budget is not None:
+    console.print(f"The largest batch that fits {args.budget:g} GB is {batch}.")
+
+
+COMMANDS: dict[type, Callable] = {Bench: run_bench, Tune: run_tune, Memory: run_memory}

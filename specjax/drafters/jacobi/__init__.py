@@ -1,0 +1,1 @@
+"""Drafters that guess again what the target said of their last guesses."""

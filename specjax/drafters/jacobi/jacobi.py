@@ -1,0 +1,48 @@
+"""Jacobi decoding guesses with the target itself, all positions at once.
+
+Letters: B batch, N nodes, D depth, V vocabulary.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Drafter
+from specjax.drafters.jacobi.guesses import moved, repeated
+from specjax.sampling import most_likely
+from specjax.trees.structure import at, chain, spelled
+
+
+@functools.cache
+def jacobi(depth: int = 7) -> Drafter:
+  """A chain in which every guess is the target's argmax after the guess before it, a pass ago.
+
+  This is greedy Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427). After a pass the guesses
+  move by the tokens that were committed; where no pass has looked yet, the argmax after the last
+  guess is repeated. The first guesses are the last D tokens of the prompt. The state is i32[B, D],
+  4 D bytes per row. In a union, the guesses are found wherever the joint draft has them; those that
+  no pass looked at stay.
+
+  Args:
+    depth: D, tokens drafted.
+
+  Raises:
+    ValueError: a depth below 1.
+  """
+  if depth < 1:
+    raise ValueError(f"depth={depth}: jacobi drafts 1 token or more.")
+
+  def init(params, target_params, /, context, features, capacity):
+    return repeated(context, depth)
+
+  def propose(params, target_params, guesses: Array, /, context, settings, noise):
+    return chain(jnp.concatenate([context.root, guesses], 1)), guesses
+
+  def update(params, target_params, guesses: Array, /, draft, evaluation, verdict, rows):
+    node, seen = spelled(draft, guesses)
+    better = at(most_likely(evaluation.logits), node)  # of the depth below the node's
+    kept = jnp.concatenate([guesses, guesses[:, -1:]], 1)
+    return moved(jnp.where(seen, better, kept), rows, depth)
+
+  return Drafter("jacobi", "deterministic", depth + 1, depth, init, propose, update)

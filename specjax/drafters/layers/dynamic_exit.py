@@ -1,0 +1,136 @@
+"""DEL: after which layer the target drafts, and how many tokens, follow what was accepted.
+
+Letters: B batch, D depth, N = D + 1 nodes, E width, L layers, X exits.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Drafter, Target
+from specjax.drafters.layers.layerskip import finished, first_layers
+from specjax.drafters.layers.own_layers import Rows, drafted, nothing
+from specjax.models.exits import exits_of
+from specjax.sampling import most_likely
+from specjax.trees.structure import rows_where
+
+DECAY = 0.95  # of what was seen in earlier rounds
+
+
+class Shadows(NamedTuple):
+  """f32[X], or [B, X] in the state: how often an exit would have drafted the target's token, and
+  how often that was known; decayed."""
+
+  hit: Array
+  seen: Array
+
+
+class State(NamedTuple):
+  """What is kept between rounds.
+
+  Attributes:
+    rows: of the draft that is being verified, with the inputs of the exits.
+    exit: i32[B], the layers that drafted it, the same in all rows.
+    shadows: what is known of the exits.
+  """
+
+  rows: Rows
+  exit: Array
+  shadows: Shadows
+
+
+def unseen(layers: int, every: int) -> Shadows:
+  """What is known before the first request: nothing."""
+  unknown = jnp.zeros(len(exits_of(layers, every)), jnp.float32)
+  return Shadows(unknown, unknown)
+
+
+def expected_tokens_per_layer(rate: Array, exits: Array, layers: int, depth: int) -> Array:
+  """f32[X, A]: the expected tokens of a round over the layers that it loads, of d = 0..D tokens.
+
+  A round of d tokens accepted at `rate` f32[X] each emits 1 + a + ... + a^d tokens. It loads the
+  layers below the exit for each of the d tokens, and all L once more.
+  """
+  step = jnp.arange(depth + 1, dtype=jnp.float32)[None]
+  tokens = jnp.cumsum(rate[:, None] ** step, 1)
+  return tokens / (step * exits[:, None] + layers)
+
+
+@functools.cache
+def dynamic_exit(target: Target, depth: int = 7, every: int = 2) -> Drafter:
+  """Drafts as LayerSkip does, with the exit and the length that should give most for their layers.
+
+  This is DEL (Entezari Zarch et al. 2025, arXiv 2504.05598). Shadow tokens tell what every exit
+  would have drafted: the head reads its state at each verified node, up to the first node that the
+  target refused. A round takes the exit with the most expected tokens per loaded layer at its best
+  length, by the shares of right shadow tokens of all rows of a batch and of earlier requests.
+  A draft ends by confidence, as published; the threshold is ours. Another token costs the layers
+  below the exit and is of use if all tokens before it are right. It is drafted while their joint
+  probability, times the exit's share, exceeds what so many layers give on average.
+
+  Args:
+    depth: D, tokens drafted at most; a round may draft none.
+    every: an exit lies behind every so many layers, since each costs the head over D + 1 rows.
+
+  Raises:
+    ValueError: a depth below 1, or a step that leaves no exit.
+  """
+  L = target.layers
+  if depth < 1 or not 1 <= every < L:
+    raise ValueError(f"depth={depth}, every={every}: del drafts 1 token or more, with an exit "
+                     f"every 1 to {L - 1} layers.")  # fmt: skip
+  exits = exits_of(L, every)
+  behind = jnp.asarray(np.array(exits, np.int32))
+
+  def init(params: Shadows, target_params, /, context, features, capacity):
+    B = context.length.shape[0]
+    rows = nothing(target, target_params, B, depth + 1, len(exits))
+    shadows = Shadows(*(jnp.broadcast_to(x[None], (B, *x.shape)) for x in params))
+    return State(rows, jnp.full(B, every, jnp.int32), shadows)
+
+  def propose(params, target_params, state: State, /, context, settings, noise):
+    rate = (state.shadows.hit.sum(0) + 1) / (state.shadows.seen.sum(0) + 2)
+    worth = expected_tokens_per_layer(rate, behind.astype(jnp.float32), L, depth)
+    best = jnp.argmax(worth.reshape(-1)).astype(jnp.int32)
+    chosen, length = best // (depth + 1), best % (depth + 1)
+    exit = behind[chosen]
+    enough = worth.reshape(-1)[best] * exit.astype(jnp.float32) / rate[chosen]
+    draft, rows = drafted(
+      target, target_params, context, first_layers(L, exit), depth,
+      longest=jnp.where(length > 0, depth, 0), least=jnp.broadcast_to(enough, context.length.shape),
+      joint=True, whole=True, layers=exits,
+    )  # fmt: skip
+    return draft, state._replace(rows=rows, exit=jnp.full_like(state.exit, exit))
+
+  def evaluate(params, target_params, state: State, /, cache, draft, mask):
+    exit = state.exit[0]
+    evaluation, inputs = finished(target, target_params, state.rows, exit, cache, draft, mask)
+    said = []
+    for i, before in zip(exits, state.rows.inputs, strict=True):
+      stream = jnp.where(i <= exit, before, inputs[i])
+      said.append(most_likely(target.head(target_params, target.norm(target_params, stream))))
+    return evaluation._replace(aux=jnp.stack(said, 1))
+
+  def update(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+    known = jnp.arange(depth + 1, dtype=jnp.int32)[None] <= verdict.count[:, None]
+    right = known[:, None] & (evaluation.aux == verdict.tokens[:, None])
+    live = rows > 0
+    hit, seen = state.shadows
+    more = Shadows(
+      DECAY * hit + right.sum(2, dtype=jnp.float32),
+      DECAY * seen + known.sum(1, dtype=jnp.float32)[:, None],
+    )
+    return state._replace(shadows=rows_where(live, more, state.shadows))
+
+  def read(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+    return state
+
+  def keep(params, state: State, context):
+    return Shadows(*(x.mean(0) for x in state.shadows))
+
+  return Drafter(
+    "del", "deterministic", depth + 1, depth, init, propose, update, evaluate, read=read, keep=keep
+  )

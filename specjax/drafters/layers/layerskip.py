@@ -1,0 +1,74 @@
+"""LayerSkip: the first layers draft, and the others verify what they have begun.
+
+Letters: B batch, D depth, E width, L layers.
+"""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import Drafter, Evaluation, Features, Params, Target
+from specjax.drafters.layers.own_layers import Rows, drafted, nothing
+
+
+def first_layers(layers: int, exit: Array | int) -> Array:
+  """bool[L, 2], the layers below `exit` i32[]."""
+  below = jnp.arange(layers, dtype=jnp.int32) < exit
+  return jnp.broadcast_to(below[:, None], (layers, 2))
+
+
+def finished(
+  target: Target, target_params: Params, rows: Rows, exit: Array | int, cache, draft, mask
+) -> tuple[Evaluation, tuple[Array, ...]]:
+  """The target at every node, whose rows have passed the layers below `exit` before.
+
+  Returns:
+    (the evaluation, the input [B, N, E] of each layer; below `exit` that is the stream there).
+  """
+  x, kv, inputs = target.run_some(
+    target_params, rows.stream, cache.length[:, None] + draft.depth, mask, cache,
+    ~first_layers(target.layers, exit), given=rows.kv,
+  )  # fmt: skip
+  hidden = target.norm(target_params, x)
+  return Evaluation(target.head(target_params, hidden), Features(hidden), kv), inputs
+
+
+@functools.cache
+def layerskip(target: Target, depth: int = 6, exit: int | None = None) -> Drafter:
+  """Drafts with the target's first layers, whose keys, values and states its own pass goes on with.
+
+  This is LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), for models that were trained to exit
+  early, see `train.lm --exit-loss`. The target's final norm and head read the draft. The pass that
+  verifies runs the other layers alone, so a round reads each weight of a first layer once for each
+  drafted token and once for the last one, and every other weight once.
+
+  Args:
+    depth: D, tokens drafted.
+    exit: how many layers draft; None is a quarter of them, as published for 32.
+
+  Raises:
+    ValueError: a depth below 1, or an exit that leaves no layer to draft or none to verify.
+  """
+  exit = max(1, target.layers // 4) if exit is None else exit
+  if depth < 1 or not 1 <= exit < target.layers:
+    raise ValueError(f"depth={depth}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
+                     f"{target.layers - 1} of the model's layers.")  # fmt: skip
+  early = np.arange(target.layers)[:, None].repeat(2, 1) < exit
+
+  def init(params, target_params, /, context, features, capacity):
+    return nothing(target, target_params, context.length.shape[0], depth + 1, 0)
+
+  def propose(params, target_params, state: Rows, /, context, settings, noise):
+    return drafted(target, target_params, context, jnp.asarray(early), depth, whole=True)
+
+  def evaluate(params, target_params, state: Rows, /, cache, draft, mask):
+    return finished(target, target_params, state, exit, cache, draft, mask)[0]
+
+  def update(params, target_params, state: Rows, /, draft, evaluation, verdict, rows):
+    return state
+
+  return Drafter(
+    "layerskip", "deterministic", depth + 1, depth, init, propose, update, evaluate, read=update
+  )

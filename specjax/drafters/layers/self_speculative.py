@@ -1,0 +1,63 @@
+"""Draft and verify: the target drafts with some of its sublayers left out.
+
+Letters: B batch, D depth, L layers.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Drafter, Target
+from specjax.draft_length.threshold import Threshold, confidence
+from specjax.drafters.layers.own_layers import drafted
+from specjax.trees.structure import rows_where
+
+
+class State(NamedTuple):
+  """limit: the controller's; drafted: i32[B], tokens of the draft that is being verified."""
+
+  limit: Threshold
+  drafted: Array
+
+
+@functools.cache
+def self_speculative(target: Target, depth: int = 7, least: float = 0.8) -> Drafter:
+  """Drafts with the target's own sublayers but for a set that was found to be dispensable.
+
+  This is the self-speculative decoding of Draft & Verify (Zhang et al. 2023, arXiv 2309.08168). The
+  weights are bool[L, 2], whether the attention and the MLP of each layer run, as
+  `skipped_layers.load` reads them and `specjax tune --method skipped_layers` finds them. A draft
+  ends after a token that is less likely than a threshold. Each row has its own, which follows the
+  share of its tokens that are accepted as in the policy `confidence`.
+
+  Args:
+    depth: D, tokens drafted at most.
+    least: the first threshold.
+
+  Raises:
+    ValueError: a depth below 1.
+  """
+  if depth < 1:
+    raise ValueError(f"depth={depth}: self_speculative drafts 1 token or more.")
+  policy = confidence(least, depth)
+
+  def init(params, target_params, /, context, features, capacity):
+    return State(policy.init(context.length.shape[0]), jnp.zeros_like(context.length))
+
+  def propose(params, target_params, state: State, /, context, settings, noise):
+    draft, _ = drafted(target, target_params, context, params, depth, least=state.limit.value)
+    return draft, state._replace(drafted=draft.valid[:, 1:].sum(1, dtype=jnp.int32))
+
+  def update(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+    after = policy.update(state.limit, verdict.count, state.drafted)
+    return state._replace(limit=rows_where(rows > 0, after, state.limit))
+
+  def read(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+    return state
+
+  return Drafter(
+    "self_speculative", "deterministic", depth + 1, depth, init, propose, update, read=read,
+    varies=True,
+  )  # fmt: skip

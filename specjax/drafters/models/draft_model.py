@@ -1,0 +1,49 @@
+"""A small language model drafts a chain, token by token, from its own distribution."""
+
+import functools
+
+import jax.numpy as jnp
+
+from specjax.base import Cache, Drafter, Target
+from specjax.heads.prefix import prefilled, reread
+from specjax.models.cache import append_one
+from specjax.sampling import DRAFT, warp
+from specjax.trees.structure import chain
+
+
+@functools.cache
+def draft_model(lm: Target, depth: int = 4) -> Drafter:
+  """A chain is sampled from an independent LM, with the distribution q of every step.
+
+  Leviathan et al. 2023 (arXiv 2211.17192). q is warped by the settings of the target's p.
+  The LM's cache is written while drafting and cut back to the committed text after verification.
+
+  Args:
+    lm: the small LM; its vocabulary must be the target's.
+    depth: D, tokens drafted per round.
+  """
+  if depth < 1:
+    raise ValueError(f"depth={depth}: a draft model drafts 1 token or more.")
+
+  def init(params, target_params, context, features, capacity):
+    return prefilled(lm, params, context, features, capacity)
+
+  def propose(params, target_params, cache: Cache, context, settings, noise):
+    tokens, log_probs = [context.root], []
+    zero, alone = jnp.zeros_like(context.root), jnp.ones((*context.root.shape, 1), bool)
+    # The last step draws nothing; it caches the last token, which may be accepted.
+    for step in range(depth + 1):
+      evaluation = lm.evaluate(params, cache, tokens[-1], zero, alone)
+      log_probs.append(warp(evaluation.logits, settings))
+      cache = append_one(lm, cache, evaluation)
+      if step < depth:
+        tokens.append(noise.draw(DRAFT + step, log_probs[-1][:, 0])[:, None])
+    return chain(jnp.concatenate(tokens, 1), log_probs=jnp.concatenate(log_probs, 1)), cache
+
+  def update(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
+    return cache._replace(length=cache.length - (depth + 1) + rows)
+
+  def read(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
+    return reread(lm, params, cache, draft, verdict, rows)
+
+  return Drafter("draft_model", "chain", depth + 1, depth, init, propose, update, read=read)

@@ -1,0 +1,90 @@
+"""A draft head guesses a chain, whose length a policy decides row by row.
+
+Letters: B batch, D depth, W' draft vocabulary.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Drafter
+from specjax.draft_length.base import DraftLength, Observation
+from specjax.heads import drafting
+from specjax.heads.base import Head
+from specjax.sampling import most_likely
+from specjax.trees.static import Static
+from specjax.trees.structure import rows_where
+
+
+class State(NamedTuple):
+  """head: what the head keeps; policy: the state of the policy, arrays [B, ..]."""
+
+  head: Any
+  policy: Any
+
+
+@functools.cache
+def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
+  """The best guesses of a head, one per level, until a policy of `specjax.draft_length` ends them.
+
+  The policy sees what the head says over its own vocabulary, at temperature 1. Guesses are chosen,
+  not drawn, so the draft stays deterministic even where the policy drops a token it has looked at.
+  The head guesses the whole chain; what the policy saves is nodes of the pass that verifies.
+
+  Args:
+    head: without pseudo rows, since these are drafted in the pass before, and without a blank.
+    policy: asked once per draft token.
+    depth: D, tokens drafted per round at most.
+
+  Raises:
+    ValueError: a head with pseudo rows or a blank, a policy that reads a draft model's states, or a
+      depth beyond the head's.
+  """
+  if head.pseudo is not None or head.blank:
+    why = "guesses frames" if head.blank else "guesses in the pass that verifies"
+    raise ValueError(f"head={head.name!r} {why}: accepted before a draft length are heads without "
+                     "pseudo rows or a blank.")  # fmt: skip
+  if policy.name == "specdecpp":
+    raise ValueError("draft_length='specdecpp' reads the states of a draft model: a head has none.")
+  chain = Static([(0,) * d for d in range(1, depth + 1)])
+  whole = drafting.drafter(head, chain)
+
+  def init(params, target_params, context, features, capacity):
+    own = whole.init(params, target_params, context=context, features=features, capacity=capacity)
+    return State(own, policy.init(context.length.shape[0]))
+
+  def propose(params, target_params, state: State, context, settings, noise):
+    guesser = drafting.guesser(
+      head, params, target_params, state.head, context, depth, settings, noise
+    )
+    said: list[Array] = []
+
+    def step(*arguments: Any) -> tuple[Array, Any, Any]:
+      logits, carry, memory = guesser.step(*arguments)
+      said.append(jax.nn.log_softmax(logits[:, 0]))
+      return logits, carry, memory
+
+    draft = chain.fill(context.root, guesser._replace(step=step))
+    going, policy_state = jnp.ones(len(context.root), bool), state.policy
+    valid = [going]
+    for level, log_probs in enumerate(said):
+      token = most_likely(log_probs) if policy.looks_at_token else None
+      ends, after = policy.stop((), policy_state, Observation(level, log_probs, token))
+      policy_state = rows_where(going, after, policy_state)
+      valid.append(going if policy.looks_at_token and not policy.drops else going & ~ends)
+      going = going & ~ends
+    return draft._replace(valid=jnp.stack(valid, 1)), State(state.head, policy_state)
+
+  def update(params, target_params, state: State, draft, evaluation, verdict, rows):
+    drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
+    after = policy.update(state.policy, verdict.count, drafted)
+    own = whole.update(
+      params, target_params, state.head,
+      draft=draft, evaluation=evaluation, verdict=verdict, rows=rows,
+    )  # fmt: skip
+    return State(own, rows_where(rows > 0, after, state.policy))
+
+  return whole._replace(init=init, propose=propose, update=update, read=None, varies=True)

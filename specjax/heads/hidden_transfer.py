@@ -1,0 +1,79 @@
+"""Hidden Transfer: the target's upper layers complete states that stand for later tokens.
+
+Letters: K pseudo tokens, E width, L layers of the target.
+"""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.base import Target
+from specjax.heads import draft_vocabulary
+from specjax.heads.base import Head, LossWeights, Pseudo
+from specjax.models.linear import linear
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenTransferConfig:
+  """Where the pseudo tokens enter.
+
+  Attributes:
+    depth: K; pseudo token k guesses depth k.
+    layers: K layers of the target in any order; pseudo token k enters before layers[k - 1]. ()
+      means all at three quarters of the way up.
+  """
+
+  depth: int = 3
+  layers: tuple[int, ...] = ()
+
+
+class TransferMaps(nn.Module):
+  """p_k = W_k h; each W_k starts as the identity."""
+
+  depth: int
+
+  @nn.compact
+  def __call__(self, hidden: Array, k: int) -> Array:
+    """[..., E], the stream of a real token -> [..., E], that of its pseudo token k = 1..K."""
+    E = hidden.shape[-1]
+    maps = self.param("maps", lambda _: jnp.broadcast_to(jnp.eye(E), (self.depth, E, E)))
+    return linear(hidden, maps[k - 1].astype(hidden.dtype))
+
+
+@functools.cache
+def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
+  """Maps from a token's state in the middle of the target to the states of later tokens.
+
+  Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
+  which lets all enter at one layer; see `drafters.pseudo`. The published loss is the divergence
+  from the target's distribution at the true token, soft cross-entropy up to a constant.
+
+  There is no public code. The papers leave open the layers (here 3/4 L, the last layer at most), K
+  (here 3), biases (here none), the start (here the identity: row k starts as a copy of its node at
+  a later position) and the weights of depths (here PPD's 0.8). A row that enters at a lower layer
+  than a row before it sees that row only once both have entered.
+
+  Raises:
+    ValueError: the layers do not fit depth or target.
+  """
+  usual = min(round(0.75 * target.layers), target.layers - 1)
+  layers = config.layers or (usual,) * config.depth
+  if len(layers) != config.depth or not all(0 <= i < target.layers for i in layers):
+    raise ValueError(f"layers={config.layers}: accepted are (), or depth={config.depth} layers of "
+                     f"0 to {target.layers - 1}.")  # fmt: skip
+  module, loss = TransferMaps(config.depth), LossWeights(hard=0.0, soft=1.0, decay=0.8)
+
+  def init(key, target_params, vocabulary=None):
+    params = module.init(key, jnp.zeros((1, target.width)), 1)["params"]
+    return {"params": params} | draft_vocabulary.collection(vocabulary)
+
+  def enter(params, k, stream):
+    return module.apply({"params": params["params"]}, stream, k)
+
+  return Head(
+    "hidden_transfer", target, config.depth, loss, init, draft_vocabulary.through(target),
+    pseudo=Pseudo(layers, enter), hidden_layers=(min(layers),),
+  )  # fmt: skip

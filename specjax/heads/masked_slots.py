@@ -1,0 +1,74 @@
+"""Masked slots behind every node, which the target fills in the pass that verifies the nodes.
+
+Letters: K slots of a node, E width.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specjax import checks
+from specjax.base import Target
+from specjax.heads import draft_vocabulary
+from specjax.heads.base import Head, LossWeights, Pseudo
+from specjax.models import lora
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedSlotsConfig:
+  """Shape of the head.
+
+  Attributes:
+    depth: K; slot k guesses depth k.
+    rank: of the low-rank updates of the target's layers for the slots; 0 trains the mask alone.
+  """
+
+  depth: int = 3
+  rank: int = 16
+
+
+@functools.cache
+def masked_slots(target: Target, config: MaskedSlotsConfig) -> Head:
+  """K masks that see each other both ways, through the target's layers with updates of their own.
+
+  The layout is that of TiDAR, Liu et al. 2025 (arXiv 2511.08923): one pass fills masks after every
+  draft that might be accepted and verifies the drafts by the network's causal part. Its masks have
+  one embedding, are told apart by position, and see the text, the draft and all masks of their
+  block, as in Set Block Decoding, Gat et al. 2025 (arXiv 2509.04185). Both train the whole network,
+  which changes its distribution. Here the target is frozen, and low-rank updates apply to masks
+  alone: the gated LoRA of Samragh et al. 2025 (arXiv 2507.11851), whose masks have an embedding
+  each and see only earlier ones.
+
+  The slots are pseudo rows that enter before the first layer; see `drafters.pseudo`. All are filled
+  at once, so guesses of different depths are independent. A node that is given fewer slots than K
+  lacks some that its others saw in training, and its guesses differ.
+
+  The loss is PPD's, the divergence from the target's distribution at the true token with weights
+  0.8 ** (k - 1); TiDAR and SBD train both halves with cross-entropy, and Samragh et al. add a
+  consistency loss and a sampler that reads the guess before. The mask starts as a random token.
+
+  Raises:
+    ValueError: a rank below 0.
+  """
+  checks.whole("rank", config.rank, 0)
+  K, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
+
+  def init(key, target_params, vocabulary=None):
+    drawn, updates = jax.random.split(key)
+    token = jax.random.randint(drawn, (1, 1), 0, target.vocab_size)
+    params = {"mask": target.embed(target_params, token)[0, 0]}
+    if config.rank:
+      params["lora"] = lora.start(updates, target_params, config.rank)
+    return {"params": params} | draft_vocabulary.collection(vocabulary)
+
+  def enter(params, k, stream):
+    return jnp.broadcast_to(params["params"]["mask"].astype(stream.dtype), stream.shape)
+
+  def of_pass(params, target_params, nodes):
+    return lora.gate(target_params, params["params"].get("lora", {}), nodes)
+
+  read = draft_vocabulary.through(target)
+  pseudo = Pseudo((0,) * K, enter, causal=False, of_pass=of_pass)
+  return Head("masked_slots", target, K, loss, init, read, pseudo=pseudo)

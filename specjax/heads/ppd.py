@@ -1,0 +1,65 @@
+"""PPD, parallel prompt decoding: trained prompt tokens after every candidate guess its successors.
+
+Letters: K prompt tokens, E width, V vocabulary, B batch, G candidates.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specjax import checks
+from specjax.base import Target
+from specjax.heads import draft_vocabulary
+from specjax.heads.base import Head, LossWeights, Pseudo
+
+
+@dataclasses.dataclass(frozen=True)
+class PPDConfig:
+  """Number of prompt tokens.
+
+  Attributes:
+    depth: K; prompt token k guesses depth k.
+    ensemble: groups of K prompt tokens, whose predictions are averaged.
+  """
+
+  depth: int = 3
+  ensemble: int = 1
+
+
+@functools.cache
+def ppd(target: Target, config: PPDConfig) -> Head:
+  """K trained embeddings, at which the target predicts the tokens after the next.
+
+  Chen et al. 2024 (arXiv 2405.18628, section 3). Prompt token k of a candidate is a pseudo row that
+  enters before the first layer; see `drafters.pseudo`. With an `ensemble` there are several for
+  each k: a row sees those of its own group alone, and the groups' logits are averaged. The
+  published program trains such groups and decodes with one only. The published loss is the
+  divergence from the target's distribution at the true token, soft cross-entropy up to a constant.
+
+  The dynamic sparse tree (section 3.2) is the pair (tree, counts) of `drafting.drafter`, whose
+  counts `trees.prompt_token_budget.allocate` finds. The published trees after m prompts are
+  optimised one by one; here they are the first m levels of one tree.
+
+  The embeddings start as those of random tokens. The published start, the words of a phrase, would
+  need a tokenizer.
+
+  Raises:
+    ValueError: an ensemble below 1.
+  """
+  sets = checks.whole("ensemble", config.ensemble, 1)
+  D, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
+
+  def init(key, target_params, vocabulary=None):
+    tokens = jax.random.choice(key, target.vocab_size, (1, D * sets), replace=False)
+    params = {"prompt": target.embed(target_params, tokens)[0]}
+    return {"params": params} | draft_vocabulary.collection(vocabulary)
+
+  def enter(params, k, stream):
+    (B, G, E), first = stream.shape, (k - 1) * sets
+    prompt = params["params"]["prompt"][first : first + sets].astype(stream.dtype)
+    return jnp.broadcast_to(prompt, (B, G // sets, sets, E)).reshape(B, G, E)
+
+  read = draft_vocabulary.through(target)
+  return Head("ppd", target, D, loss, init, read, pseudo=Pseudo((0,) * D, enter, sets=sets))

@@ -1,0 +1,196 @@
+"""Pseudo rows: guesses at later tokens made inside the target's own pass.
+
+Row k of a node v stands for the token k places after v: it has position(v) + k, enters the residual
+stream at a layer of its own, and sees the cached prefix, the nodes that v sees (v included) and
+rows of v that have entered by then: rows 1..k, or all. No node sees a pseudo row and none reaches
+the cache, so the target's distributions do not change. After the last layer, row k is read as the
+distribution of the token k + 1 places after v. A head of such rows drafts from those of the round
+before.
+
+Letters: B batch, N nodes, G nodes with pseudo rows, P pseudo rows, K rows of one node at most,
+D depth of the tree, E width, M drafting positions.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.base import KV, Cache, Drafter, Evaluation, Features, Params, Target, Verdict
+from specjax.heads import draft_vocabulary
+from specjax.heads.base import Examples, Head
+from specjax.models.transformer import attention_mask
+from specjax.trees.base import Guesser, Sampling, Tree, independent
+from specjax.trees.structure import at
+
+
+def ride(
+  network: Target, target_params: Params, x: Array, position: Array, mask: Array, owner: Array,
+  counts: Sequence[int], layers: Sequence[int], enter: Callable[[int, Array], Array], *,
+  cache: Cache | None = None, start: int = 0, causal: bool = True,
+) -> tuple[Array, Array, KV]:  # fmt: skip
+  """Layers from `start` up over nodes and their pseudo rows.
+
+  Args:
+    x: [B, N, E], the stream of the nodes before layer `start`.
+    position: i32[B, N].
+    mask: bool[B, N, N].
+    owner: i32[B, G], the nodes with pseudo rows. A node named twice has two sets, which do not see
+      each other.
+    counts: G numbers (static), pseudo rows of each owner.
+    layers: K numbers (static), where rows k = 1..K enter, none before `start`.
+    enter: (k, stream [B, G, E] of the nodes) -> [B, G, E], rows k as they enter.
+    causal: whether row k sees the rows 1..k of its node, or all of them (static).
+
+  Returns:
+    (nodes [B, N, E], pseudo rows [B, P, E], KV of the nodes alone); both after the final norm, the
+    rows sorted by owner, then k.
+  """
+  B, N, _ = x.shape
+  group = np.repeat(np.arange(len(counts)), counts)
+  ahead = np.concatenate([np.arange(1, n + 1) for n in counts]) if counts else np.zeros(0, int)
+  entry = np.array([layers[k - 1] for k in ahead], int)
+  inside = np.zeros(0, int)  # rows of group and ahead, in order of entering
+  ks: tuple[Array, ...] = ()
+  vs: tuple[Array, ...] = ()
+  for first, stop in itertools.pairwise([*sorted({start, *entry.tolist()}), None]):
+    for k in np.unique(ahead[entry == first]).tolist():
+      new = np.flatnonzero((entry == first) & (ahead == k))
+      nodes = at(x[:, :N], owner[:, group[new]])
+      # A row that is not finite would reach the nodes: hidden columns weigh 0, and 0 * NaN is NaN.
+      rows = enter(k, nodes)
+      rows = jnp.where(jnp.isfinite(rows), rows, 0)
+      x, inside = jnp.concatenate([x, rows], 1), np.concatenate([inside, new])
+    who = owner[:, group[inside]]
+    steps = jnp.asarray(ahead[inside], jnp.int32)[None]
+    own = group[inside][:, None] == group[inside][None]
+    if causal:
+      own &= ahead[inside][:, None] >= ahead[inside][None]
+    above = jnp.take_along_axis(mask, who[:, :, None], 1)
+    below = jnp.concatenate([above, jnp.broadcast_to(own, (B, *own.shape))], 2)
+    hidden_from = jnp.zeros((B, N, len(inside)), bool)
+    places = jnp.concatenate([position, at(position, who) + steps], 1)
+    sees = jnp.concatenate([jnp.concatenate([mask, hidden_from], 2), below], 1)
+    x, kv = network.run_layers(target_params, x, places, sees, cache, start=first, stop=stop)
+    ks, vs = (*ks, *(k[:, :, :N] for k in kv.k)), (*vs, *(v[:, :, :N] for v in kv.v))
+  x = network.norm(target_params, x)
+  return x[:, :N], x[:, N:][:, np.argsort(inside)], KV(ks, vs)
+
+
+def mean_of_sets(rows: Array, counts: Sequence[int], sets: int) -> Array:
+  """[B, P, E]: the means of the rows [B, P sets, E] of all `sets` of a node, for its `counts` rows.
+
+  The rows are sorted by node, then set, then k; counts and sets are static.
+  """
+  if sets == 1:
+    return rows
+  number = np.asarray(counts)
+  within = np.concatenate([np.arange(n) for n in counts])
+  first = np.repeat(sets * (np.cumsum(number) - number), number) + within
+  return jnp.stack([rows[:, first + i * np.repeat(number, number)] for i in range(sets)]).mean(0)
+
+
+class Guesses(NamedTuple):
+  """The pseudo rows of the last accepted node: states [B, D, E] after the final norm, and how many
+  of them there are, known i32[B]; 0 after a prefill, which has no pseudo rows."""
+
+  states: Array
+  known: Array
+
+
+def newest(
+  rows_of_nodes: Array, counts: Sequence[int], verdict: Verdict, rows: Array, old: Guesses
+) -> Guesses:
+  """The pseudo rows of the last committed node, from those [B, P, E] of all N nodes.
+
+  Args:
+    counts: N numbers (static).
+    rows: i32[B], nodes committed; where 0, `old` stays.
+  """
+  number = np.asarray(counts, np.int32)
+  first = jnp.asarray(np.cumsum(number) - number, jnp.int32)
+  node = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
+  step = jnp.arange(old.states.shape[1], dtype=jnp.int32)[None]
+  # Behind the rows of a node come those of another, which `known` leaves out.
+  index = jnp.minimum(first[node] + step, rows_of_nodes.shape[1] - 1)
+  live = rows > 0
+  return Guesses(
+    jnp.where(live[:, None, None], at(rows_of_nodes, index), old.states),
+    jnp.where(live, jnp.asarray(number)[node[:, 0]], old.known),
+  )
+
+
+def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+  """A drafter whose guesses all come from the target's pass of the round before.
+
+  There are no guesses after a prefill, so the first round of a text is plain decoding with an
+  invalid draft. After a node with m pseudo rows, levels 1..m of the tree are drafted.
+
+  Args:
+    counts: pseudo rows per node, N numbers in the order of `trees.static.from_choices`; None gives
+      every node as many as the tree is deep, and more could never be used.
+
+  Raises:
+    ValueError: counts that do not fit the tree.
+  """
+  assert head.pseudo is not None
+  network, (layers, enter, causal, of_pass, sets) = head.target, head.pseudo
+  nodes, depth = tree.nodes, tree.depth
+  counts = (depth,) * nodes if counts is None else counts
+  within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
+  if not within or counts[0] < min(depth, 1):
+    raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
+                     "at least 1, or nothing would ever be drafted.")  # fmt: skip
+
+  def init(params, target_params, context, features, capacity):
+    B, _, E = features.hidden.shape
+    return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
+
+  def propose(params, target_params, guesses, context, settings, noise):
+    logits = head.read(params, target_params, guesses.states, None)
+    ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
+    draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
+    reached = draft.depth <= guesses.known[:, None]
+    return draft._replace(valid=draft.valid & reached), guesses
+
+  def evaluate(params, target_params, guesses, cache, draft, mask):
+    everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
+    everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
+    hidden, guessed, kv = ride(
+      network, of_pass(params, target_params, nodes), network.embed(target_params, draft.tokens),
+      cache.length[:, None] + draft.depth, mask, everyone, np.repeat(counts, sets).tolist(), layers,
+      functools.partial(enter, params), cache=cache, causal=causal,
+    )  # fmt: skip
+    guessed = mean_of_sets(guessed, counts, sets)
+    return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
+
+  def update(params, target_params, guesses, draft, evaluation, verdict, rows):
+    return newest(evaluation.aux, counts, verdict, rows, guesses)
+
+  def read(params, target_params, guesses, draft, evaluation, verdict, rows):
+    return guesses._replace(known=jnp.where(rows > 0, 0, guesses.known))  # as after a prefill
+
+  return Drafter(head.name, tree.proposal, nodes, depth, init, propose, update, evaluate, read=read)
+
+
+def unroll(head: Head, params: Params, target_params: Params, examples: Examples):
+  """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`."""
+  assert head.pseudo is not None
+  network, (layers, enter, causal, of_pass, sets) = head.target, head.pseudo
+  if head.hidden_layers:
+    x, start = examples.features.hidden_layers[0], head.hidden_layers[0]
+  else:
+    x, start = network.embed(target_params, examples.tokens), 0
+  B, M = examples.at.shape
+  _, guessed, _ = ride(
+    network, of_pass(params, target_params, x.shape[1]), x, examples.position,
+    attention_mask(examples.segment, causal=True), jnp.repeat(examples.at, sets, 1),
+    (head.depth,) * (M * sets), layers,
+    functools.partial(enter, params), start=start, causal=causal,
+  )  # fmt: skip
+  guessed = guessed.reshape(B, M, sets, head.depth, -1).mean(2)
+  return tuple(guessed[:, :, d] for d in range(head.depth))

@@ -1,0 +1,1 @@
+"""Names of models and parts: their grammar, their catalogue, and what is built from them."""

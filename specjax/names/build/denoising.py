@@ -1,0 +1,310 @@
+"""Methods of masked diffusion from names: a policy, and what decorates it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import checks
+from specjax.base import Params
+from specjax.checkpoints import parts as trained
+from specjax.checkpoints.files import read_config
+from specjax.checkpoints.trained_for import checked
+from specjax.diffusion import any_subset, denoise, draft_verify
+from specjax.diffusion.base import Blocks, Cache, Denoiser, Draws, Policy, Stopping, Transform
+from specjax.diffusion.blocks import BLOCKS, check_blocks
+from specjax.diffusion.caches import CACHES
+from specjax.diffusion.draws import DRAWS, tempered
+from specjax.diffusion.guidance import Guided, guided
+from specjax.diffusion.loops import AnySubset, Denoise, DraftVerify, Loop
+from specjax.diffusion.policies import ADDED, GUIDED, POLICIES, Filter, Guide
+from specjax.diffusion.reweight import Reweighted, autoregressive, check_beside, reweighted
+from specjax.diffusion.stopping import STOPPING
+from specjax.diffusion.transforms import TRANSFORMS
+from specjax.names import grammar
+from specjax.names.build.drafters import load_small, sharing
+from specjax.names.build.tokens import delimiters, ends_of
+from specjax.names.grammar import Part
+from specjax.names.load import Model, companion, load, resolve
+
+# What may follow the name of a policy with a slash, by kind.
+DECORATIONS: dict[str, Mapping[str, Callable]] = {
+  "blocks": BLOCKS, "cache": CACHES, "stopping": STOPPING, "transform": TRANSFORMS,
+  "draws": DRAWS, "confidence": {"tempered": tempered},
+  "guidance": {"guidance": Guided}, "reweighting": {"reweighted": reweighted},
+  "guesses": {"guesses": draft_verify.advance}, "student": {"student": load},
+}  # fmt: skip
+ANY_SUBSET: dict[str, Callable] = {"assd": any_subset.advance}  # loops in place of a policy
+OBJECTS = {
+  "blocks": Blocks, "cache": Cache, "stopping": Stopping, "transform": Transform, "draws": Draws,
+}  # fmt: skip
+# That of the cache depends on the model.
+DEFAULTS = {"blocks": "fixed", "stopping": "after_end", "draws": "kept"}
+
+
+class Denoising(NamedTuple):
+  """A method of masked diffusion.
+
+  Attributes:
+    name: canonical.
+    model: whose denoiser decodes; a student may have replaced it.
+    weights: of the method's parts; those of the denoiser are the network's own.
+    wrap: (given bool[B, L], key[B]) -> the denoiser's weights for a request whose slots `given`
+      hold tokens.
+    temperatures: those at which it decodes, None for all.
+  """
+
+  name: str
+  model: Model
+  loop: Loop
+  weights: denoise.Weights
+  wrap: Callable[[Array, Array], Params]
+  temperatures: tuple[float, ...] | None = None
+
+
+def knobs(builder: Callable) -> dict[str, grammar.Number | None]:
+  """What a part's numbers set: arguments of its builder, then knobs that are traced per row."""
+  found = grammar.knobs(builder)
+  if builder in GUIDED.values():
+    return found | grammar.knobs(Guide)
+  if builder in (*POLICIES.values(), *TRANSFORMS.values(), *BLOCKS.values()):
+    return found | grammar.knobs(builder().knobs)
+  if builder in ADDED.values():
+    return found | grammar.knobs(builder(POLICIES["random"]()).knobs)
+  return found
+
+
+def _rows(params: Params, batch: int) -> Params:
+  """Numbers as arrays [B], the same for all rows; arrays stay as they are."""
+
+  def row(x: Any) -> Any:
+    whole = jnp.issubdtype(jnp.result_type(x), jnp.integer)
+    return x if np.ndim(x) else jnp.full(batch, x, jnp.int32 if whole else jnp.float32)
+
+  return jax.tree.map(row, params)
+
+
+def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **traced: Any):
+  """(canonical name, the part that `builder` makes from `fixed` and numbers, its params [B])."""
+  name, numbers = grammar.settle(what, part, knobs(builder))
+  grammar.check_ranges(f"{what}={name!r}", numbers, builder)
+  static = [numbers.pop(k) for k in grammar.knobs(builder) if k in numbers]
+  made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
+  grammar.check_ranges(f"{what}={name!r}", numbers, getattr(made, "knobs", tuple))
+  return name, made, _rows(getattr(made, "knobs", tuple)(**traced, **numbers), batch)
+
+
+def _open(what: str, given: Any, kind: type, batch: int):
+  """As `_make`, from an object or a pair of it and its params."""
+  made, params = grammar.with_weights(what, given, kind)
+  if params == () and hasattr(made, "knobs"):
+    try:
+      params = made.knobs()
+    except TypeError:
+      raise ValueError(f"{what}={made.name!r}: some of its knobs have no default; accepted are its "
+                       "name, or a pair of it and its weights.") from None  # fmt: skip
+  return made.name, made, _rows(params, batch)
+
+
+def _companion(model: Model, part: Part) -> str:
+  """The path of a part's weights, by default the zoo's for the model."""
+  if part.text is not None:
+    return part.text
+  if part.name == "learned":
+    return companion(model, part.name, "train.filter", "filter")
+  return companion(model, part.name, "train.distill")
+
+
+def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
+  """(canonical name, policy, params) of a policy with what is added to it."""
+  if not isinstance(given, str):
+    return _open("policy", given, Policy, batch)
+  first, *added = grammar.parse("policy", given)
+  builder = grammar.look_up("policy", first, POLICIES, GUIDED)
+  own: dict[str, Any] = {}
+  fixed: tuple[Any, ...] = ()
+  if first.name in GUIDED:
+    if added:
+      raise ValueError(f"policy={given!r}: {first.name} commits from left to right what its model "
+                       "approves; accepted is nothing with + after it.")  # fmt: skip
+    guide = load_small(model, first)
+    fixed, own = (guide.target, model.mask), {"model": guide.params}
+  if first.name == "learned":
+    directory = resolve(_companion(model, first))
+    with checked(str(directory), read_config(directory, "filter"), target=model.identity):
+      own = trained.load_filter(directory)._asdict()
+    if first.numbers:
+      own.pop("least")
+  name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
+  for part in added:
+    builder = grammar.look_up("policy", part, ADDED)
+    ends = ends_of(model, part, batch)
+    label, policy, params = _make("policy", part, builder, batch, policy, base=params, **ends)
+    name = f"{name}+{label}"
+  return name, policy, params
+
+
+def _window(params: Params) -> int | None:
+  """The window that a filter among the params was trained for."""
+  leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Filter))
+  return next((x.into.shape[1] for x in leaves if isinstance(x, Filter)), None)
+
+
+def _blocks(
+  part: Any, model: Model, denoiser: Denoiser, policy: Policy, params: Params, batch: int
+):
+  """(canonical name, blocks, params) of what was asked for.
+
+  By default a filter decides the window, or the blocks that the denoiser is causal over; a policy
+  that has a use for it looks a block ahead.
+  """
+  if not isinstance(part, Part):
+    return _open("blocks", part, Blocks, batch)
+  label, _ = grammar.settle("blocks", part, knobs(BLOCKS[part.name]))
+  window = _window(params)
+  if part == Part("fixed") and (length := window or denoiser.block):
+    part = Part("fixed", (length,))
+  if part.name == "fixed":
+    looks_ahead = policy.ahead and denoiser.block is None
+    if looks_ahead and len(part.numbers) < 2:
+      size = part.numbers[0] if part.numbers else grammar.knobs(BLOCKS["fixed"])["size"]
+      part = Part("fixed", (size, size))  # type: ignore[arg-type]
+    traced = {}
+  else:
+    traced = {"tokens": delimiters(model, part.text or "\n")}
+  _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], batch, **traced)
+  if window not in (None, blocks.window):
+    raise ValueError(f"blocks={label!r}: accepted is the filter's window, {window}.")
+  return label, blocks, sizes
+
+
+def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, Any]) -> Denoising:
+  """The loop of a model of any slots given any others; nothing decorates it."""
+  part, *others = parts
+  given = [k for k, x in decorations.items() if x is not None]
+  if others or part.decorations or given:
+    raise ValueError(f"policy={grammar.show(parts)!r}: {', '.join(ANY_SUBSET)} is a loop of its "
+                     "own, accepted alone, without blocks, cache or other "
+                     "decorations.")  # fmt: skip
+  known = knobs(ANY_SUBSET[part.name])
+  name, numbers = grammar.settle("policy", part, known)
+  guesses = checks.whole("guesses", (known | numbers)["guesses"], 1, 4096)
+  loop = AnySubset(model.any_order, guesses)
+  return Denoising(name, model, loop, denoise.Weights(model.params), lambda _, key: model.params)
+
+
+def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) -> Denoising:
+  """A method of masked diffusion.
+
+  Args:
+    given: a name with its decorations, a Policy, or a pair of it and its params.
+    batch: B.
+    decorations: by kind of `DECORATIONS` a name, an object, a pair, or the first number of the
+      first part of that kind; None where the name or a default decides.
+
+  Raises:
+    ValueError: a name that is not known, or parts that do not go together.
+  """
+  parts = grammar.parse("policy", given) if isinstance(given, str) else ()
+  if any(part.name in ANY_SUBSET for part in parts):
+    return _any_subset(model, parts, decorations)
+  named = grammar.decorations(
+    Part("policy", decorations=tuple(d for part in parts for d in part.decorations)), DECORATIONS
+  )
+  chosen: dict[str, Any] = {}
+  for kind, table in DECORATIONS.items():
+    value = decorations.get(kind)
+    if value is not None and kind in named:
+      raise ValueError(f"policy={given!r}, {kind}={value!r:.40}: accepted is one of the two.")
+    value = named.get(kind, DEFAULTS.get(kind) if value is None else value)
+    if isinstance(value, int | float):
+      value = Part(next(iter(table)), (value,))
+    if isinstance(value, str):
+      value = grammar.parse_one(kind, value)
+    if isinstance(value, Part):
+      grammar.look_up(kind, value, table)
+    elif value is not None and kind not in OBJECTS:
+      raise ValueError(f"{kind}={value!r:.40}: accepted are names with {', '.join(table)}.")
+    chosen[kind] = value
+
+  labels: dict[str, str] = {}
+  if student := chosen["student"]:
+    labels["student"], _ = grammar.settle("policy", student, {})
+    network = load(_companion(model, student))
+    network = sharing(model, network, f"student[{network.name}]")
+    model = dataclasses.replace(network, stop=tuple(dict.fromkeys((*network.stop, *model.stop))))
+  name, policy, params = _policy(model, given, batch)
+  if chosen["reweighting"] is not None:
+    check_beside(policy, chosen)
+  denoiser, wrap = _denoiser(model, chosen, labels, batch)
+  labels["blocks"], blocks, sizes = _blocks(
+    chosen["blocks"], model, denoiser, policy, params, batch
+  )
+  checks.whole("blocks", blocks.window, 1, 2**16, note="slots of a block")
+  check_blocks(denoiser, blocks)
+  defaults = DEFAULTS | {"cache": "none" if denoiser.block is None else "committed"}
+  if chosen["cache"] is None:
+    chosen["cache"] = Part(defaults["cache"])
+
+  def plain(kind: str, *fixed: Any):
+    value = chosen[kind]
+    if isinstance(value, Part):
+      builder, ends = DECORATIONS[kind][value.name], ends_of(model, value, batch)
+      labels[kind], made, params = _make(kind, value, builder, batch, *fixed, **ends)
+    else:
+      value = value(*fixed) if fixed and callable(value) else value
+      labels[kind], made, params = _open(kind, value, OBJECTS[kind], batch)
+    return made, params
+
+  cache, _ = plain("cache", denoiser, blocks.window)
+  rule, _ = plain("stopping")
+  draws, _ = plain("draws")
+  transforms = [plain("transform")] if chosen["transform"] is not None else []
+  if chosen["confidence"] is not None:
+    labels["confidence"], _ = grammar.settle("confidence", chosen["confidence"], {})
+  guesses = 1
+  if chosen["guesses"] is not None:
+    known = knobs(draft_verify.advance)
+    labels["guesses"], numbers = grammar.settle("guesses", chosen["guesses"], known)
+    guesses = numbers.get("guesses", 4)
+    checks.whole("guesses", guesses, 1, 4096, note="1 is off")
+    if guesses > 1:
+      draft_verify.check_cache(cache)
+    if guesses > 1 and chosen["guidance"] is not None:
+      raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
+  shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
+  stop = jnp.asarray([*model.stop, -1], jnp.int32)
+  method = denoise.Method(
+    denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms), draws,
+    tempered=chosen["confidence"] is not None,
+  )  # fmt: skip
+  weights = denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms))
+  loop = Denoise(method) if guesses == 1 else DraftVerify(method, guesses)
+  temperatures: tuple[float, ...] | None = (0.0,) if policy.temperature == "zero" else None
+  if chosen["reweighting"] is not None:
+    temperatures = (0.0, 1.0)  # at both it draws at 1
+  return Denoising("/".join((name, *shown)), model, loop, weights, wrap, temperatures)
+
+
+def _denoiser(
+  model: Model, chosen: Mapping[str, Any], labels: dict[str, str], batch: int
+) -> tuple[Denoiser, Callable[[Array, Array], Params]]:
+  """The denoiser, guided or reweighted where that is asked for, and its weights for a request."""
+  denoiser: Denoiser = model.denoiser
+  if (part := chosen["reweighting"]) is not None:
+    text = load_small(model, part)
+    label, numbers = grammar.settle("policy", part, knobs(reweighted))
+    labels["reweighting"] = label
+    weighed = reweighted(denoiser, autoregressive(text.target), **numbers)
+    fold = jax.vmap(jax.random.fold_in, (0, None))
+    return weighed, lambda given, key: Reweighted(model.params, text.params, fold(key, 1))
+  if (part := chosen["guidance"]) is not None:
+    labels["guidance"], numbers = grammar.settle("guidance", part, knobs(Guided))
+    number = checks.number("guidance", numbers.get("weight", 1.0), 0, 1e6)
+    weight = jnp.full(batch, number, jnp.float32)
+    return guided(denoiser), lambda given, key: Guided(model.params, given, weight)
+  return denoiser, lambda given, key: model.params

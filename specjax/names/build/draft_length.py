@@ -1,0 +1,52 @@
+"""Draft-length policies from names."""
+
+from typing import Any
+
+from specjax import checks
+from specjax.base import Params
+from specjax.checkpoints.files import read_config
+from specjax.checkpoints.parts import load_acceptance
+from specjax.checkpoints.trained_for import Identity, checked
+from specjax.draft_length import DRAFT_LENGTHS
+from specjax.draft_length.base import DraftLength
+from specjax.names import grammar
+from specjax.names.grammar import Part
+
+
+def knobs(name: str) -> dict[str, grammar.Number | None]:
+  """What a name's numbers set; the drafter's nodes and the weights decide the other arguments."""
+  return grammar.knobs(DRAFT_LENGTHS[name], without=("longest", "blocks"))
+
+
+def build_draft_length(
+  given: Any, width: int, depth: int, **models: Identity
+) -> tuple[str, DraftLength, Params]:
+  """(canonical name, policy, weights) for drafts of up to `depth` tokens.
+
+  Args:
+    given: a name, a part, a DraftLength, or a pair of it and its weights.
+    width: E of the draft model.
+    models: the `target` and the `draft` model that an acceptance head is used with.
+
+  Raises:
+    ValueError: a name of no policy, or a policy without the weights that it needs.
+  """
+  if isinstance(given, str):
+    given = grammar.parse_one("draft_length", given)
+  if not isinstance(given, Part):
+    policy, weights = grammar.with_weights("draft_length", given, DraftLength)
+    return policy.name, policy, weights
+  builder = grammar.look_up("draft_length", given, DRAFT_LENGTHS)
+  name, arguments = grammar.settle("draft_length", given, knobs(given.name))
+  every = grammar.knobs(builder)
+  if "longest" in every:
+    arguments["longest"] = depth
+  if "length" in every:
+    length = arguments.setdefault("length", min(int(every["length"] or 0), depth))
+    checks.whole(f"draft_length={name!r}: length", length, 0, depth, "the most that is drafted")
+  if given.name != "specdecpp":
+    return name, builder(**arguments), ()
+  path = grammar.text_of(given, "an acceptance head", hint=", see specjax.train.acceptance")
+  with checked(name, read_config(path, "acceptance head"), **models):
+    loaded = load_acceptance(path, width)
+  return name, builder(loaded.blocks, **arguments), loaded.params

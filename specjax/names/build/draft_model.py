@@ -1,0 +1,84 @@
+"""Draft models from names: with a chain, a tree, or a chain that a policy ends."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.base import Drafter, Params
+from specjax.drafters import DRAFTERS
+from specjax.drafters.models.adaptive_model import adaptive_model
+from specjax.drafters.models.draft_tree import draft_tree
+from specjax.drafters.models.rapid import rapid
+from specjax.drafters.stateless import none
+from specjax.models.ensemble import ensemble
+from specjax.models.exits import sorted_exits
+from specjax.models.trimmed import trim, trimmed
+from specjax.names import grammar
+from specjax.names.build.draft_length import build_draft_length
+from specjax.names.build.drafters import (
+  OF_MODELS,
+  Built,
+  either,
+  knobs,
+  load_small,
+  settle,
+)
+from specjax.names.build.tree import build_tree, chain
+from specjax.names.build.vocabulary import chosen
+from specjax.names.grammar import Part
+from specjax.names.load import Model
+from specjax.trees import IID
+
+
+def build_draft_model(
+  model: Model, part: Part, tree: Any, draft_length: Any, given: Model | None = None,
+  joined: bool = False,
+) -> Built:  # fmt: skip
+  """A small LM, or two as one, with a chain, a tree, or a chain that a policy ends.
+
+  It reads the prompt, or what `rapid` leaves of it.
+  """
+  found = grammar.decorations(part, OF_MODELS)
+  tree = either(part, found, "tree", tree)
+  length = either(part, found, "draft_length", draft_length)
+  small = load_small(model, part, given)
+  name, arguments = settle(part._replace(text=small.name), length is not None)
+  if tree is not None and (arguments or length is not None):
+    raise ValueError(f"drafter={grammar.show([part])!r}: accepted is one of nodes, a tree, or a "
+                     "draft length with nodes as its most.")  # fmt: skip
+  target, weights, width = small.target, small.params, small.config.width
+  if "vocabulary" in found:
+    shared = np.arange(min(small.config.vocab_size, model.config.vocab_size))
+    label, ids = chosen(model, found["vocabulary"], shared)
+    target, weights = trimmed(target), trim(target, weights, jnp.asarray(ids))
+    name = f"{name}/{label}"
+  if "exits" in found:
+    label, knob = grammar.settle("drafter", found["exits"], grammar.knobs(sorted_exits))
+    target, name = sorted_exits(target, **knob), f"{name}/{label}"
+  if "ensemble" in found:
+    second = found["ensemble"]
+    other = load_small(model, second)
+    label, knob = grammar.settle("drafter", second, grammar.knobs(ensemble))
+    target = ensemble(target, other.target, **knob)
+    name, weights, width = f"{name}/{label}", (weights, other.params), model.config.vocab_size
+
+  def built(suffix: str, drafter: Drafter, weights: Params) -> Built:
+    if "prompt" in found:
+      label, knob = grammar.settle("drafter", found["prompt"], grammar.knobs(rapid))
+      suffix, drafter = f"{suffix}/{label}", rapid(drafter, **knob)
+    return name + suffix, drafter, weights
+
+  depth = arguments.get("depth", int(knobs(part.name, length is not None)["nodes"] or 0) - 1)
+  if tree is not None:
+    suffix, shape = build_tree(tree)
+    if shape.depth == 0:
+      return "none", none(), ()
+    return built(suffix, draft_tree(target, shape), weights)
+  if length is not None:
+    models = {"target": model.identity} | ({} if "ensemble" in found else {"draft": small.identity})
+    label, policy, own = build_draft_length(length, width, depth, **models)
+    return built(f"/{label}", adaptive_model(target, policy, depth), (weights, own))
+  if joined:  # a union takes sources that write nothing while they draft
+    return built("", draft_tree(target, IID(chain(depth))), weights)
+  return built("", DRAFTERS[part.name](target, depth), weights)

@@ -1,0 +1,221 @@
+"""Drafters from names: of one part, or of several that are joined."""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from specjax import schema, switches
+from specjax.base import Drafter, Params
+from specjax.checkpoints.trained_for import checked
+from specjax.data import datastore, trigrams
+from specjax.drafters import DRAFTERS, fallback, forced, union
+from specjax.drafters.layers import skipped_layers
+from specjax.drafters.layers.dynamic_exit import unseen
+from specjax.drafters.layers.over_cache import over_cache
+from specjax.drafters.layers.self_speculative import self_speculative
+from specjax.drafters.layers.swift import begin
+from specjax.drafters.retrieval.history import empty
+from specjax.drafters.retrieval.token_recycling import nothing, part_of_published, token_recycling
+from specjax.drafters.stateless import none
+from specjax.heads import HEADS, drafting
+from specjax.heads.base import Head
+from specjax.models.compressed import drafting as drafting_target
+from specjax.names import grammar as spec
+from specjax.names.build.cache import config_of, make_cache
+from specjax.names.build.draft_model import build_draft_model
+from specjax.names.build.drafters import (
+  ANY_HEAD,
+  OF_OWN_LAYERS,
+  OF_RECYCLING,
+  OF_SOURCES,
+  Built,
+  either,
+  is_head,
+  knobs,
+  load_small,
+  refuse,
+  settle,
+  target_of,
+)
+from specjax.names.build.head import build_head, load_head
+from specjax.names.build.tree import build_tree, chain
+from specjax.names.grammar import Part
+from specjax.names.load import Model
+from specjax.processors import schemas
+from specjax.processors.matchers import matchers
+from specjax.trees import Static
+
+(PRUNED,) = map(Part, OF_SOURCES)
+
+
+@switches.hold
+def make_drafter(
+  model: Model, drafter: Any, *, tree: Any = None, draft_length: Any = None
+) -> tuple[Drafter, Params]:
+  """A drafter for `model`, and its weights; see `Decoder` for the arguments.
+
+  Raises:
+    ValueError: an unknown name, a missing part, or a draft that does not fit the model.
+  """
+  return build_drafter(model, drafter, tree, draft_length)[1:]
+
+
+def build_drafter(model: Model, given: Any, tree: Any = None, draft_length: Any = None) -> Built:
+  """(canonical name, drafter, weights), otherwise as `make_drafter`."""
+  if isinstance(given, str):
+    sources = [spec.parse("drafter", text) for text in spec.alternatives(given)]
+    if len(sources) == 1 == len(sources[0]) and PRUNED not in sources[0][0].decorations:
+      return _single(model, sources[0][0], tree, draft_length)
+    refuse(given, tree, draft_length)
+    built = [_union(model, parts) for parts in sources]
+    if len(built) == 1:
+      return built[0]
+    names, drafters, weights = zip(*built, strict=True)
+    return "|".join(names), fallback(*drafters), weights
+  if isinstance(given, Model):
+    return build_draft_model(model, Part("draft_model"), tree, draft_length, given)
+  part, own = spec.with_weights("drafter", given, Drafter, Head)
+  if isinstance(part, Drafter):
+    refuse(part.name, tree, draft_length)
+    return part.name, part, own
+  refuse(part.name, None, draft_length)
+  suffix, shape = build_tree(chain(part.depth) if tree is None else tree)
+  return part.name + suffix, drafting.drafter(part, shape), own
+
+
+def _union(model: Model, parts: tuple[Part, ...]) -> Built:
+  """Parts that are joined by +, one of several drafters or the whole."""
+  pruned = tuple(i for i, part in enumerate(parts) if PRUNED in part.decorations)
+  bare = [
+    part._replace(decorations=tuple(x for x in part.decorations if x != PRUNED)) for part in parts
+  ]
+  built = [_single(model, part, joined=True) for part in bare]
+  if len(built) == 1 and not pruned:
+    return built[0]
+  names, drafters, weights = zip(*built, strict=True)
+  shown = (f"{name}/{PRUNED.name}" if i in pruned else name for i, name in enumerate(names))
+  return "+".join(shown), union(*drafters, pruned=pruned), weights
+
+
+def _single(
+  model: Model, part: Part, tree: Any = None, draft_length: Any = None, joined: bool = False
+) -> Built:
+  """A drafter of one part with its decorations, which may be `joined` to others."""
+  if is_head(part.name):
+    return build_head(model, part, tree, draft_length)
+  builder = spec.look_up("drafter", part, DRAFTERS, HEADS, {ANY_HEAD: load_head})
+  if part.name == "draft_model":
+    return build_draft_model(model, part, tree, draft_length, joined=joined)
+  if part.name == "token_recycling":
+    return _token_recycling(model, part, tree, draft_length)
+  refuse(part.name, tree, draft_length)
+  if part.name == "self_speculative" and part.decorations:
+    return _over_cache(model, part)
+  spec.decorations(part, {})
+  name, arguments = settle(part)
+  read = target_of(builder, model.target)
+  if part.name == "forced":
+    return _forced(model, part, name, arguments)
+  if part.name != "denoiser":
+    weights = WEIGHTS.get(part.name, lambda *_: ())
+    return name, builder(*read, **arguments), weights(model, part, knobs(part.name) | arguments)
+  small = load_small(model, part)
+  return name, builder(small.denoiser, *read, **arguments), small.params
+
+
+def _over_cache(model: Model, part: Part) -> Built:
+  """The target's own layers, all or those of a file, over a smaller cache."""
+  label, kind = make_cache(spec.decorations(part, OF_OWN_LAYERS)["cache"])
+  name, arguments = settle(part)
+  config = config_of(model, f"{name}/{label}")
+  drafter = self_speculative(drafting_target(config, kind), **arguments)
+  every = jnp.ones((config.layers, 2), bool)
+  weights = every if part.text is None else _skipped_layers(model, part, arguments)
+  return f"{name}/{label}", over_cache(drafter, config, kind), weights
+
+
+def _datastore(model: Model, part: Part, arguments: Mapping[str, Any]) -> datastore.Datastore:
+  file = spec.text_of(part, "a datastore", "FILE.npz")
+  return datastore.load(file, model.config.vocab_size, model.identity.tokens)
+
+
+def _suffixes(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  return tuple(map(jnp.asarray, _datastore(model, part, arguments)))
+
+
+def _trigrams(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  texts = _datastore(model, part, arguments).tokens
+  return jax.tree.map(jnp.asarray, trigrams.count(texts, model.config.vocab_size))
+
+
+def _source(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  """The ids of a text in a file; () is the prompt."""
+  if part.text is None:
+    return ()
+  try:
+    text = pathlib.Path(part.text).read_text(encoding="utf-8")
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f"{spec.show([part])}: accepted is a file of text ({error}).") from error
+  if not text:
+    raise ValueError(f"{spec.show([part])}: the file has no text.")
+  return jnp.asarray(model.encode(text), jnp.int32)
+
+
+def _history(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  """The newest texts of a datastore; without one nothing yet."""
+  nothing = empty(int(arguments["kept"]))
+  if part.text is None:
+    return nothing
+  newest = _datastore(model, part, arguments).tokens[-len(nothing) :]
+  return nothing.at[len(nothing) - len(newest) :].set(newest)
+
+
+def _skipped_layers(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+  file = spec.text_of(part, "a set of layers to skip", "FILE.json")
+  about = schema.read(file).get("about") or {}
+  with checked(file, {"target": about.get("model")}, target=model.identity):
+    return jnp.asarray(skipped_layers.load(file, model.config.layers))
+
+
+# What a drafter that is not trained begins with: what it searches, skips or has learned.
+WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
+  "rest": _suffixes,
+  "aded": _trigrams,
+  "aggressive": _source,
+  "self_speculative": _skipped_layers,
+  "history": _history,
+  "swift": lambda model, part, arguments: begin(model.config.layers),
+  "del": lambda model, part, arguments: unseen(model.config.layers, int(arguments["every"])),
+}  # fmt: skip
+
+
+def _forced(model: Model, part: Part, name: str, arguments: Mapping[str, Any]) -> Built:
+  """What a JSON Schema, or the Lark grammar of a file *.lark, leaves no choice about."""
+  given = spec.text_of(part, "the schema of the text", "SCHEMA", ", or the file of a Lark grammar")
+  if model.tokenizer is None:
+    raise ValueError(f"drafter={name!r}: {model.name} has no tokenizer.")
+  own = matchers(model.tokenizer, model.config.vocab_size, model.stop)
+  read = schemas.of_lark if given.endswith(".lark") else schemas.of_json_schema
+  return name, forced(own.forced, **arguments), read(given, own)
+
+
+def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
+  """Token Recycling with the published tree, or a static one."""
+  refuse(part.name, None, draft_length)
+  tree = either(part, spec.decorations(part, OF_RECYCLING), "tree", tree)
+  name, arguments = settle(part)
+  suffix, shape = ("", None) if tree is None else build_tree(tree)
+  if tree is not None and arguments:
+    raise ValueError(f"drafter={spec.show([part])!r}: its tree decides the nodes.")
+  if shape is not None and not isinstance(shape, Static):
+    raise ValueError(f"drafter={name + suffix!r} has no probabilities: it takes a static tree.")
+  if shape is not None and shape.depth == 0:
+    return "none", none(), ()
+  drafter = token_recycling(model.target, **arguments, tree=shape)
+  if drafter.keep is None:
+    return name + suffix, drafter, ()
+  shape = shape or part_of_published(drafter.nodes)
+  return name + suffix, drafter, nothing(model.config.vocab_size, shape)

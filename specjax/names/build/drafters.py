@@ -1,0 +1,169 @@
+"""What the builders of drafters share: which names there are, their knobs, and small models.
+
+A trained head is built by `builders.head`, a draft model by `builders.draft_model`, and all others
+with their unions and choices by `builders.drafter`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.base import Drafter, Params, Target
+from specjax.data import vocabulary
+from specjax.draft_length import DRAFT_LENGTHS
+from specjax.drafters import DRAFTERS
+from specjax.drafters.combine.rescored import local, ngram
+from specjax.drafters.combine.union import agreeing
+from specjax.drafters.models.adaptive_model import adaptive_model
+from specjax.drafters.models.rapid import rapid
+from specjax.drafters.retrieval.recycled import recycled
+from specjax.heads import HEADS
+from specjax.heads.draft_vocabulary import choose
+from specjax.heads.named import is_file
+from specjax.models.caches import CACHES
+from specjax.models.ensemble import ensemble
+from specjax.models.exits import sorted_exits
+from specjax.names import grammar
+from specjax.names.build.tree import FILE
+from specjax.names.grammar import Part
+from specjax.names.load import Model, load
+from specjax.trees import TREES, Static
+from specjax.trees import load as load_tree
+from specjax.trees.prompt_token_budget import allocate
+
+DEFAULT_NODES = 8
+MOST_NODES = 4096
+ANY_HEAD = "head"  # of the kind that its directory holds
+HEAD_NAMES = (*HEADS, ANY_HEAD)
+RESCORINGS: dict[str, Callable[..., Drafter]] = {
+  "ngram": ngram, "local": local, "recycled": recycled,
+}  # fmt: skip
+ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
+VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
+EXITS: dict[str, Callable[..., Target]] = {"sorted": sorted_exits}
+ENSEMBLES: dict[str, Callable[..., Target]] = {"ensemble": ensemble}
+PROMPTS: dict[str, Callable[..., Drafter]] = {"rapid": rapid}
+# What may follow a name with a slash, by kind; nothing may follow the other drafters.
+OF_TREES: dict[str, Callable] = {FILE: load_tree, **TREES}
+OF_HEADS: dict[str, Mapping[str, Any]] = {
+  "tree": OF_TREES, "rescoring": RESCORINGS, "pseudo rows": ROWS, "vocabulary": VOCABULARIES,
+  "draft_length": DRAFT_LENGTHS,
+}  # fmt: skip
+OF_MODELS: dict[str, Mapping[str, Any]] = {
+  "ensemble": ENSEMBLES, "tree": OF_TREES, "draft_length": DRAFT_LENGTHS, "prompt": PROMPTS,
+  "vocabulary": VOCABULARIES, "exits": EXITS,
+}  # fmt: skip
+OF_SOURCES: dict[str, Callable] = {"pruned": agreeing}  # of a union, see `union`
+OF_OWN_LAYERS: dict[str, Mapping[str, Any]] = {"cache": CACHES}
+OF_RECYCLING: dict[str, Mapping[str, Any]] = {"tree": {FILE: load_tree, "static": Static}}
+
+Built = tuple[str, Drafter, Params]
+
+
+def refuse(name: str, tree: Any, draft_length: Any) -> None:
+  for what, given, of in (("tree", tree, "a head or draft_model"),
+                          ("draft_length", draft_length, "a head or draft_model")):  # fmt: skip
+    if given is not None:
+      raise ValueError(f"drafter={name!r}, {what}={given!r:.40}: accepted for {of} only.")
+
+
+def is_head(name: str) -> bool:
+  """Whether a part of this name is a trained head."""
+  return name in HEAD_NAMES or is_file(name)
+
+
+def knobs(name: str, draft_length: bool = False) -> dict[str, grammar.Number | None]:
+  """The knobs of a drafter or a head, `nodes` the first.
+
+  Args:
+    draft_length: whether a draft-length policy ends the chain of a draft model.
+  """
+  if is_head(name):
+    return {"nodes": DEFAULT_NODES}
+  found = grammar.knobs(adaptive_model if draft_length else DRAFTERS[name])
+  depth = found.pop("depth", None)  # a builder counts tokens, a name nodes, the root included
+  return found if depth is None else {"nodes": 1 + int(depth), **found}
+
+
+def target_of(builder: Callable[..., Drafter], target: Target) -> tuple[Target, ...]:
+  """What a builder in DRAFTERS takes of the target: itself where it has an argument `target`."""
+  return (target,) if "target" in inspect.signature(builder).parameters else ()
+
+
+def settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:
+  """(canonical name, arguments of the builder) of a drafter.
+
+  Raises:
+    ValueError: a draft of less than 2 nodes, or more than MOST_NODES.
+  """
+  name, given = grammar.settle("drafter", part, knobs(part.name, draft_length))
+  if (nodes := given.pop("nodes", None)) is not None:
+    if not 2 <= nodes <= MOST_NODES:
+      raise ValueError(f"drafter={grammar.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; "
+                       "for none use drafter='none'.")  # fmt: skip
+    counts_nodes = part.name in DRAFTERS and "nodes" in grammar.knobs(DRAFTERS[part.name])
+    given = {**({"nodes": nodes} if counts_nodes else {"depth": nodes - 1}), **given}
+  return name, given
+
+
+def either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
+  """The part of a kind that the name holds, or else the argument of that kind."""
+  if given is not None and kind in found:
+    raise ValueError(f"drafter={grammar.show([part])!r}, {kind}={given!r:.40}: accepted is one of "
+                     "the two.")  # fmt: skip
+  return found.get(kind, given)
+
+
+def sharing(model: Model, small: Model, what: str) -> Model:
+  """The model `small`, as one that says the tokens of `model`; `what` is its name in messages.
+
+  Where both have a tokenizer, their tokens decide, and files may pad them to different lengths.
+
+  Raises:
+    ValueError: their vocabularies differ.
+  """
+  if small is model:
+    return small
+  same_size = words(small) == words(model)
+  if small.tokenizer is not None and model.tokenizer is not None:
+    if found := vocabulary.difference(small.tokenizer, model.tokenizer):
+      i, theirs, ours = found[0], *("none" if x is None else repr(x) for x in found[1:])
+      raise ValueError(f"{what} has another vocabulary than {model.name}, and they must share one: "
+                       f"id {i} is {theirs} there, and {ours} in {model.name}.")  # fmt: skip
+  elif not same_size:
+    raise ValueError(f"{what} has a vocabulary of {small.config.vocab_size}, {model.name} one of "
+                     f"{model.config.vocab_size}: they must share one.")  # fmt: skip
+  if same_size:
+    return small
+  return dataclasses.replace(small, fit=model.config.vocab_size)
+
+
+def words(model: Model) -> int:
+  """How many tokens a model has without the mask, where that is the last of them."""
+  V = model.config.vocab_size
+  return V - 1 if model.mask == V - 1 else V
+
+
+def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
+  """The model that a part names, loaded as `model` is, whose vocabulary it must share.
+
+  One of the two may have a mask token after its last word, which it never says.
+
+  Raises:
+    ValueError: it does not, or it is of masked diffusion and no denoiser is asked for.
+  """
+  if given is None:
+    name = grammar.text_of(part, "a model", hint=", a zoo name or directory")
+    mesh = jax.sharding.get_mesh()
+    given = model if name == model.name else load(
+      name, model.dtype, weights=model.weights, mesh=None if mesh.empty else mesh
+    )  # fmt: skip
+  small = given
+  if part.name != "denoiser" and not small.config.causal:
+    raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
+                     "accepted is a causal model.")  # fmt: skip
+  return sharing(model, small, f"{part.name}[{small.name}]")

@@ -1,0 +1,138 @@
+"""Trained heads from names: with a tree, with shared pseudo rows, or rescored."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints import formats
+from specjax.checkpoints.files import read_config
+from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.trained_for import checked
+from specjax.data import ngram as bigrams
+from specjax.data import sources
+from specjax.drafters.stateless import none
+from specjax.heads import HEADS, draft_vocabulary, drafting
+from specjax.heads.adaptive_head import adaptive_head
+from specjax.models import sharding
+from specjax.names import grammar
+from specjax.names.build.draft_length import build_draft_length
+from specjax.names.build.drafters import (
+  DEFAULT_NODES,
+  OF_HEADS,
+  RESCORINGS,
+  Built,
+  either,
+  load_small,
+  refuse,
+  settle,
+)
+from specjax.names.build.tree import build_tree, chain
+from specjax.names.build.vocabulary import trim_head
+from specjax.names.grammar import Part
+from specjax.names.load import Model, companion, resolve
+from specjax.trees import Dynamic, Static, Tree
+from specjax.trees.prompt_token_budget import allocate
+from specjax.trees.static import Choices, best_first
+
+
+def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
+  """A trained head that a part names, by default the zoo's for the model: (its path, the head).
+
+  It raises ValueError for no such head, and for one in a Python file that the part does not name.
+  """
+  if part.name in HEADS:
+    path = part.text or companion(model, part.name, "train.heads")
+  else:
+    path = grammar.text_of(part, "a trained head")
+  directory = resolve(path)
+  with checked(path, read_config(directory), target=model.identity):
+    loaded = formats.load(
+      directory, model.config, model.dtype, part.name, target_params=model.params
+    )
+  if part.name in HEADS and part.name != loaded.head.name:
+    raise ValueError(f"drafter={grammar.show([part])!r}: {path} is a head of {loaded.head.name}.")
+  return path, loaded._replace(params=sharding.place_head(loaded.params))
+
+
+def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
+  """A trained head with its tree, or rescored."""
+  found = grammar.decorations(part, OF_HEADS)
+  length = either(part, found, "draft_length", draft_length)
+  found.pop("draft_length", None)
+  rows, vocabulary = found.pop("pseudo rows", None), found.pop("vocabulary", None)
+  tree = either(part, found, "tree", tree)
+  name, arguments = settle(part)
+  if rows is not None and (found or tree is not None):
+    raise ValueError(f"drafter={grammar.show([part])!r}: rows are shared out to the nodes of the "
+                     "head's own tree, without another tree or a rescoring.")  # fmt: skip
+  if arguments and (found or tree is not None):
+    raise ValueError(f"drafter={grammar.show([part])!r}: its tree or rescoring decides the nodes.")
+  path, loaded = load_head(model, part)
+  if vocabulary is not None:
+    label, loaded = trim_head(model, loaded, vocabulary)
+    name = f"{name}/{label}"
+  if length is not None:
+    if found or tree is not None or rows is not None:
+      raise ValueError(f"drafter={grammar.show([part])!r}: a draft length ends a chain, without a "
+                       "tree, a rescoring or shared rows.")  # fmt: skip
+    deepest = loaded.head.depth
+    depth = arguments.get("depth", min(DEFAULT_NODES - 1, deepest))
+    if depth > deepest:
+      raise ValueError(f"nodes={depth + 1}: {path} guesses {deepest} tokens ahead, and a chain of "
+                       f"them has {deepest + 1} nodes at most.")  # fmt: skip
+    label, policy, _ = build_draft_length(length, model.config.width, depth, target=model.identity)
+    return f"{name}/{label}", adaptive_head(loaded.head, policy, depth), loaded.params
+  if "rescoring" in found:
+    refuse(part.name, tree, None)
+    return _rescored(model, name, loaded, found["rescoring"])
+  if loaded.tree is not None and tree is None and rows is None:  # as the published code drafts
+    nodes = 1 + arguments["depth"] if arguments else loaded.tree.nodes
+    shape: Tree = Dynamic(nodes, min(loaded.tree.depth, nodes - 1), loaded.tree.beam)
+    return name, drafting.drafter(loaded.head, shape), loaded.params
+  if tree is None:
+    depth = arguments.get("depth", DEFAULT_NODES - 1)
+    choices = loaded.choices or chain(loaded.head.depth)  # in order of worth
+    if loaded.hit_rates is not None:
+      choices = best_first(np.asarray(loaded.hit_rates), 1 + depth)
+    if arguments and depth > len(choices):
+      raise ValueError(f"nodes={depth + 1}: {path} has a tree of {len(choices) + 1} nodes at most.")
+    if rows is not None:
+      name, counts = _shared_rows(name, path, loaded, choices[:depth], rows)
+      return name, drafting.drafter(loaded.head, Static(choices[:depth]), counts), loaded.params
+    return name, drafting.drafter(loaded.head, Static(choices[:depth])), loaded.params
+  suffix, shape = build_tree(tree)
+  if shape.depth == 0:
+    return "none", none(), ()
+  return name + suffix, drafting.drafter(loaded.head, shape), loaded.params
+
+
+def _shared_rows(
+  name: str, path: str, loaded: Loaded, choices: Choices, part: Part
+) -> tuple[str, tuple[int, ...]]:
+  """(name, pseudo rows of each node), by the hit rates of the head."""
+  label, budget = grammar.settle("drafter", part, grammar.knobs(allocate))
+  if loaded.head.pseudo is None or loaded.hit_rates is None:
+    raise ValueError(f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
+                     "are shared out: accepted after hidden_transfer, ppd and "
+                     "masked_slots.")  # fmt: skip
+  return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
+
+
+def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
+  """A trained head whose guesses a bigram table, a memory or a small LM rescores."""
+  builder = RESCORINGS[part.name]
+  label, arguments = grammar.settle("drafter", part, grammar.knobs(builder))
+  if part.name == "local":
+    small = load_small(model, part)
+    drafter = builder(loaded.head, small.target, **arguments)
+    return f"{name}/{label}", drafter, {"head": loaded.params, "lm": small.params}
+  if part.name == "recycled":
+    return f"{name}/{label}", builder(loaded.head, **arguments), loaded.params
+  source = sources.open_source(grammar.text_of(part, "texts", "FILE.jsonl"))
+  texts = [model.encode(sources.text_of(source[i], "text", i)) for i in range(len(source))]
+  ids = draft_vocabulary.ids(loaded.params)
+  vocabulary = None if ids is None else np.asarray(ids)
+  table = bigrams.bigram(texts, model.config.vocab_size, vocabulary)
+  weights = {"head": loaded.params, "ngram": jnp.asarray(table)}
+  return f"{name}/{label}", builder(loaded.head, **arguments), weights

@@ -1,0 +1,174 @@
+"""Processors of the target's logits from names."""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import checks
+from specjax.base import Params, Processor
+from specjax.names import grammar as spec
+from specjax.names.grammar import Part
+from specjax.names.load import Model
+from specjax.processors import PROCESSORS, Momentum, Penalties, momentum, schemas, text
+from specjax.processors.matchers import Matchers, matchers
+
+
+class Form(Protocol):
+  """The texts that a processor allows, on the host.
+
+  `too_long` gives the tokens of a shortest text if they are more than a budget; `closing` the first
+  place of a text at which its budget forbade a token that the form allows.
+  """
+
+  def too_long(self, budget: int) -> int | None: ...
+  def closing(self, tokens: Sequence[int], budget: int) -> int | None: ...
+
+
+class GrammarForm(NamedTuple):
+  """Of a grammar u8[G]."""
+
+  own: Matchers
+  rules: Array
+
+  def too_long(self, budget: int) -> int | None:
+    return self.own.too_long(self.rules, budget)
+
+  def closing(self, tokens: Sequence[int], budget: int) -> int | None:
+    return self.own.closing(self.rules, tokens, budget)
+
+
+class Used(NamedTuple):
+  """A processor of a decoder.
+
+  Attributes:
+    shown: its name with its text, as one types it.
+    form: what texts it allows, if that is known.
+  """
+
+  processor: Processor
+  params: Params
+  shown: str
+  form: Form | None = None
+
+
+GRAMMARS: dict[str, Callable[[str, Matchers], Array]] = {
+  "json_schema": schemas.of_json_schema, "grammar": schemas.of_lark,
+}  # fmt: skip
+
+
+def knobs(name: str) -> dict[str, spec.Number | None]:
+  """What the numbers of a processor's name set."""
+  if name == "momentum":
+    return spec.knobs(Momentum, momentum)
+  return spec.knobs(Penalties) if name == "penalties" else {}
+
+
+def build_processors(
+  model: Model, given: Sequence[Any], regex: str | None, json_schema: str | Mapping | None,
+  stop: Sequence[int], stop_words: Sequence[str],
+) -> tuple[list[Used], list[str], tuple[int, ...]]:  # fmt: skip
+  """The processors, and the words and all the ids that end a text.
+
+  Args:
+    given: names, Processors, or pairs of one and its params.
+    regex, json_schema, stop_words: the texts of one more `constraint`, of one more `json_schema`
+      and of more `stop_text`.
+    stop: ids that end a text; a word that is a special token, which no text shows, becomes one.
+
+  Raises:
+    ValueError: a text for a model without a tokenizer; see also `processors.text` and
+      `processors.schemas`.
+  """
+  V = model.config.vocab_size
+  used: list[Used] = []
+  parts = [Part("stop_text", text=word) for word in stop_words]
+  parts += [Part("constraint", text=regex)] if regex is not None else []
+  if json_schema is not None:
+    schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+    parts.append(Part("json_schema", text=schema))
+  for one in given:
+    if isinstance(one, str):
+      parts += spec.parse("processors", one)
+    else:
+      own_processor, params = spec.with_weights("processors", one, Processor)
+      used.append(Used(own_processor, params, own_processor.name))
+  words = [part.text for part in parts if part.name == "stop_text" and part.text is not None]
+  if words and model.tokenizer is not None:
+    stop = (*stop, *model.tokenizer.special_ids("stop_words", words))
+  for part in parts:
+    builder = spec.look_up("processors", part, PROCESSORS)
+    name, numbers = spec.settle("processors", part, knobs(part.name))
+    if part.name == "penalties":
+      strength = Penalties(**numbers)
+      if strength.repetition <= 0:
+        raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")
+      params = Penalties(*(jnp.full(1, x, jnp.float32) for x in strength))
+      used.append(Used(builder(V), params, name))
+    elif part.name == "momentum":
+      given_alpha = {k: numbers.pop(k) for k in Momentum._fields if k in numbers}
+      for count in numbers.values():
+        checks.whole(f"processors={name!r}: candidates", count, 1, V)
+      alpha = Momentum(**given_alpha).alpha
+      used.append(Used(builder(**numbers), Momentum(jnp.full(1, alpha, jnp.float32)), name))
+    elif part.name == "json_schema" and part.text is None and model.tokenizer is not None:
+      # Every request of an engine brings its own.
+      own = matchers(model.tokenizer, V, tuple(stop))
+      used.append(Used(builder(own.masks), schemas.none(), name))
+    elif part.text is None:
+      raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
+    elif model.tokenizer is None:
+      raise ValueError(f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes "
+                       "ids.")  # fmt: skip
+    elif part.name in GRAMMARS:
+      own = matchers(model.tokenizer, V, tuple(stop))
+      rules = GRAMMARS[part.name](part.text, own)
+      used.append(Used(builder(own.masks), rules, name, GrammarForm(own, rules)))
+    elif part.name == "constraint":
+      regular = text.measured(text.of_regex(part.text, model.tokenizer, V, stop))
+      used.append(Used(builder(), regular, name, text.RegexForm(regular)))
+  if words and model.tokenizer is not None:
+    ending = text.of_stop_words(words, model.tokenizer, V)
+    used.append(Used(PROCESSORS["stop_text"](), ending, "stop_text"))
+  return used, words, tuple(stop)
+
+
+def with_schema(
+  model: Model, used: Sequence[Used], json_schema: str | Mapping[str, Any], stop: Sequence[int]
+) -> list[Used]:
+  """The processors `used`, with this schema in place of what their grammar has.
+
+  Raises:
+    ValueError: there is no grammar among them, or the schema is not accepted.
+  """
+  names = [one.processor.name for one in used]
+  if "grammar" not in names or model.tokenizer is None:
+    raise ValueError("json_schema: accepted by a decoder with processors=['json_schema'].")
+  i = names.index("grammar")
+  own = matchers(model.tokenizer, model.config.vocab_size, tuple(stop))
+  rules = schemas.of_json_schema(json_schema, own, used[i].params.size)
+  mine = used[i]._replace(params=rules, form=GrammarForm(own, rules))
+  return [*used[:i], mine, *used[i + 1 :]]
+
+
+def least_budget(used: Sequence[Used]) -> int:
+  """The fewest tokens, at least one, into which a text of each form fits."""
+  return max((one.form.too_long(1) or 1 for one in used if one.form is not None), default=1)
+
+
+def check_budgets(used: Sequence[Used], budgets: Sequence[int]) -> None:
+  """Raises ValueError for a budget of tokens into which no text of a form fits."""
+  for budget, one in itertools.product(budgets, used):
+    if one.form is not None and (least := one.form.too_long(budget)) is not None:
+      raise ValueError(f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
+                       "the tokens of its shortest text.")  # fmt: skip
+
+
+def closing(used: Sequence[Used], tokens: Sequence[int], budget: int) -> int | None:
+  """The first of new tokens before which the budget forbade what a form allows, if any."""
+  forms = [one.form for one in used if one.form is not None]
+  places = [form.closing(tokens, budget) for form in forms]
+  return min((place for place in places if place is not None), default=None)

@@ -1,0 +1,71 @@
+"""Rules of acceptance from names."""
+
+from collections.abc import Callable
+from typing import Any
+
+from specjax.base import Drafter, Params, Target, Verifier
+from specjax.checkpoints.files import read_config
+from specjax.checkpoints.parts import load_judge
+from specjax.checkpoints.trained_for import checked
+from specjax.models.reflective import reflective, reflective_once
+from specjax.names import grammar
+from specjax.names.load import Model
+from specjax.verifiers import VERIFIERS
+
+REFLECTIONS: dict[str, Callable[..., Target]] = {
+  "reflective": reflective, "reflective_once": reflective_once,
+}  # fmt: skip
+
+
+def exact_rule(drafter: Drafter, temperature: float) -> str:
+  """The exact rule that accepts the most; at temperature 0 it is greedy."""
+  if temperature == 0:
+    return "greedy"
+  rules = {
+    "deterministic": "target_only", "chain": "block", "truncated": "block", "coupled": "token",
+  }  # fmt: skip
+  return rules.get(drafter.proposal, "traversal") if drafter.depth else "target_only"
+
+
+def build_verifier(
+  model: Model, given: Any, drafter: Drafter, temperature: float
+) -> tuple[str, Verifier, Params, Target]:
+  """(canonical name, rule, its weights, the target as the rule reads it).
+
+  Args:
+    given: a name, a Verifier, or a pair of it and its weights; None is `exact_rule`.
+
+  Raises:
+    ValueError: an unknown name, or greedy verification above temperature 0.
+  """
+  given = exact_rule(drafter, temperature) if given is None else given
+  if isinstance(given, str):
+    name, rule, weights, target = _named(model, given)
+  else:
+    rule, weights = grammar.with_weights("verifier", given, Verifier)
+    name, target = rule.name, model.target
+  if rule.temperature == "zero" and temperature > 0:
+    raise ValueError(f"verifier={name!r} is for temperature 0, not {temperature}: use "
+                     "target_only, exact at any temperature.")  # fmt: skip
+  return name, rule, weights, target
+
+
+def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
+  part, *more = grammar.parse("verifier", given)
+  builder = grammar.look_up("verifier", part, VERIFIERS)
+  if more:
+    raise ValueError(f"verifier={given!r}: accepted is one rule.")
+  name, arguments = grammar.settle("verifier", part, grammar.knobs(builder))
+  rule, target = builder(*arguments.values()), model.target
+  weights: Params = ()
+  if part.name == "judge":
+    path = grammar.text_of(part, "a head", hint=", see specjax.train.judge")
+    with checked(name, read_config(path, "judge"), target=model.identity):
+      weights = load_judge(path, model.config)
+  for second in grammar.decorations(part, {"reflection": REFLECTIONS}).values():
+    prompt = model.encode(grammar.text_of(second, "a prompt", "TEXT"))
+    builder = REFLECTIONS[second.name]
+    label, knob = grammar.settle("verifier", second, grammar.knobs(builder))
+    target = builder(target, tuple(prompt), **knob)
+    name, rule = f"{name}/{label}", rule._replace(exactness=f"LOSSY ({label})")
+  return name, rule, weights, target

@@ -1,0 +1,137 @@
+"""Rows of text about every part that has a name, and about the zoo."""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specjax.base import Drafter
+from specjax.checkpoints.formats import format_of
+from specjax.diffusion.policies import ADDED, GUIDED, POLICIES
+from specjax.draft_length import DRAFT_LENGTHS
+from specjax.drafters import DRAFTERS
+from specjax.heads import HEADS
+from specjax.models.caches import CACHES
+from specjax.models.config import Config
+from specjax.models.denoiser import denoiser as network
+from specjax.models.skipping import SKIPPINGS
+from specjax.models.transformer import target
+from specjax.names import grammar
+from specjax.names.build import denoising, draft_length, drafters, head, processors
+from specjax.names.build.denoising import DECORATIONS
+from specjax.names.build.verifier import REFLECTIONS
+from specjax.names.load import ZOO
+from specjax.processors import PROCESSORS
+from specjax.verifiers import VERIFIERS
+
+_LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
+_SOURCE = re.compile(r"\d{4}\.\d{5}")
+
+_CONFIG = Config(8, 8, 4, 1, 1, 8, 8)
+_SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
+_TARGET = target(_CONFIG)
+_EXAMPLES = {"draft_model": (_TARGET,), "denoiser": (network(_SEES_BOTH, 7, False),),
+             "forced": (lambda *_, **__: None,)}  # fmt: skip
+
+Row = tuple[str, str, str, str, str]
+Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
+
+
+def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, prefix: str) -> Row:
+  """(name, knobs with defaults, exactness label or proposal, arXiv number, first sentence)."""
+  says = inspect.getdoc(builder) or ""
+  found = _LABEL.search(says)
+  source = _SOURCE.search(says) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
+  brackets = f"[{grammar.BRACKETS[name]}]" if name in grammar.BRACKETS else ""
+  return (
+    f"{prefix}{name}{brackets}",
+    ", ".join(f"{key}={value}".rstrip("=") for key, value in known.items()),
+    label or (found[0] if found else ""),
+    source[0] if source else "",
+    says.split("\n")[0].removeprefix(f"{found[0]}: " if found else ""),
+  )
+
+
+def _example(name: str, build: Callable[..., Drafter]) -> Drafter:
+  return build(*_EXAMPLES.get(name, ()), *drafters.target_of(build, _TARGET))
+
+
+def kinds() -> dict[str, tuple[str, Rows]]:
+  """By kind, (what precedes a name in the list, {name: (builder, knobs, label)})."""
+  return {
+    "drafters": ("", {
+      name: (build, drafters.knobs(name), _example(name, build).proposal)
+      for name, build in DRAFTERS.items()
+    }),
+    "heads": ("", {
+      name: (HEADS[name][0] if name in HEADS else head.load_head, drafters.knobs(name), "")
+      for name in drafters.HEAD_NAMES
+    }),
+    "trees, after a head or draft_model": ("/", {
+      name: (tree, _fields(tree), "") for name, tree in drafters.OF_TREES.items()
+    }),
+    "draft lengths, after a head or draft_model": ("/", {
+      name: (build, draft_length.knobs(name), "truncated" if build().drops else "chain")
+      for name, build in DRAFT_LENGTHS.items()
+    }),
+    "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
+    "exits, after draft_model": ("/", _plain(drafters.EXITS)),
+    "prompts, after draft_model": ("/", _plain(drafters.PROMPTS)),
+    "vocabularies, after a head or draft_model": ("/", _plain(drafters.VOCABULARIES)),
+    "caches, of --cache or after self_speculative": ("/", _plain(CACHES)),
+    "skipping, of --skipping": ("", _plain(SKIPPINGS)),
+    "sources, of a union": ("/", _plain(drafters.OF_SOURCES)),
+    "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
+    "pseudo rows, after hidden_transfer, ppd or masked_slots": ("/", _plain(drafters.ROWS)),
+    "verifiers": ("", {
+      name: (build, grammar.knobs(build), build().exactness) for name, build in VERIFIERS.items()
+    }),
+    "reflection, after a verifier": ("/", _plain(REFLECTIONS)),
+    "processors": ("", {k: (build, processors.knobs(k), "") for k, build in PROCESSORS.items()}),
+    "denoising policies": ("", _plain(POLICIES | GUIDED)),
+    "any-subset decoding, in place of a policy": ("", _plain(denoising.ANY_SUBSET)),
+    "additions to a policy": ("+", _plain(ADDED)),
+    **{f"{kind}, after a policy": ("/", _plain(table)) for kind, table in DECORATIONS.items()},
+  }  # fmt: skip
+
+
+def parts() -> dict[str, list[Row]]:
+  """The rows of all parts by kind."""
+  return {
+    title: [_row(name, *row, prefix) for name, row in rows.items()]
+    for title, (prefix, rows) in kinds().items()
+  }
+
+
+def _fields(tree: Callable) -> dict[str, Any]:
+  """What the numbers of a tree's name set: its fields, or how many children a node has."""
+  fields = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ()
+  if fields and fields[0].name == "choices":
+    return {"children of a node at each depth": ""}
+  return {f.name: "" if f.default is dataclasses.MISSING else f.default for f in fields}
+
+
+def _plain(table: Mapping[str, Callable]) -> Rows:
+  return {name: (build, denoising.knobs(build), "") for name, build in table.items()}
+
+
+def zoo() -> list[tuple[str, str]]:
+  """(name, kind) of everything that ships with the package."""
+  rows = []
+  for path in sorted(ZOO.glob("*/config.json")):
+    raw = json.loads(path.read_text())
+    kind = "model" if raw.get("is_causal", True) else "masked diffusion model"
+    if (form := format_of(raw)) is not None:
+      kind = f"{raw.get('head', form)} head"
+    elif raw.get("policy") == "learned":
+      kind = "filter of the policy learned"
+    rows.append((path.parent.name, kind))
+  return rows
+
+
+def heads(model: str) -> list[str]:
+  """The trained heads that ship for a model, by the names that decode with it."""
+  own, ending = f"{model}-", " head"
+  return [k.removesuffix(ending) for n, k in zoo() if n.startswith(own) and k.endswith(ending)]

@@ -1,0 +1,277 @@
+"""A language model with its tokenizer, by name."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from specjax import checks, switches
+from specjax.base import Drafter, Params, Target
+from specjax.checkpoints import families, gguf, hf, hub
+from specjax.checkpoints.trained_for import Identity
+from specjax.data import vocabulary
+from specjax.data.chat import ChatTemplate, Turns, with_known_roles
+from specjax.data.tokenizer import Tokenizer
+from specjax.diffusion.any_subset import AnyOrder
+from specjax.diffusion.base import Denoiser
+from specjax.kernels.platform import platform
+from specjax.models import sharding
+from specjax.models.adaptive import adaptive
+from specjax.models.any_order import any_order
+from specjax.models.config import Config
+from specjax.models.denoiser import denoiser
+from specjax.models.fitted import fitted
+from specjax.models.skipping import Skipping
+from specjax.models.weights import WEIGHTS, count_parameters
+from specjax.names.build.skipping import skipping as named_skipping
+
+LARGE = 2**25  # parameters
+WIDTHS = (1, 4, 8, 16, 32)
+ZOO = pathlib.Path(__file__).parents[1] / "zoo"
+DEFAULT_MODEL = "gsm8k-7m"
+DEFAULT_DENOISER = "lists-3m"
+
+Prompt = str | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+  """A loaded language model.
+
+  Attributes:
+    name: as `load` took it.
+    config: its network.
+    params: its weights.
+    tokenizer: None for a model that takes ids only.
+    stop: ids that end a text.
+    start: ids before every text prompt.
+    template: chat template, or None.
+    mask, shift: for a masked diffusion model, see `checkpoints.hf.Checkpoint`.
+    dtype: that of the arithmetic.
+    weights: how matrices lie in memory, see `load`.
+    skipping: which layers leave tokens out, or None for none.
+    fit: V of the model whose tokens this one is to say, or None for its own; see `models.fitted`.
+  """
+
+  name: str
+  config: Config
+  params: Params
+  tokenizer: Tokenizer | None
+  stop: tuple[int, ...]
+  start: tuple[int, ...]
+  template: ChatTemplate | None
+  mask: int | None = None
+  shift: bool = False
+  dtype: DTypeLike = jnp.float32
+  weights: str = "float"
+  skipping: Skipping | None = None
+  fit: int | None = None
+
+  @property
+  def label(self) -> str:
+    """The name, with the dtype, the weights and the skipping where these are not the default."""
+    dtype = jnp.dtype(self.dtype).name
+    return ", ".join(
+      [self.name, *([dtype] if dtype != "float32" else []),
+       *([f"{self.weights} weights"] if self.weights != "float" else []),
+       *([f"LOSSY ({self.skipping.name})"] if self.skipping is not None else [])]
+    )  # fmt: skip
+
+  @property
+  def size(self) -> int:
+    """Parameters."""
+    return count_parameters(self.params)
+
+  @functools.cached_property
+  def target(self) -> Target:
+    if self.skipping is not None:
+      own = adaptive(self.config, self.skipping)
+    else:
+      own = families.target(self.config)
+    return own if self.fit is None else fitted(own, self.fit)
+
+  @functools.cached_property
+  def identity(self) -> Identity:
+    """What tells this model from others, for the parts that are trained for it."""
+    tokens = None if self.tokenizer is None else vocabulary.digest(self.tokenizer)
+    c = self.config
+    return Identity(self.name, c.vocab_size, c.width, c.layers, tokens)
+
+  def narrow_passes(self, drafter: Drafter) -> tuple[int, ...]:
+    """The widths below N that pay.
+
+    That is on a CPU, where the time of a pass grows with its nodes, and for a model whose passes
+    take so long that a round's other work does not count. See `specjax.bucketing`.
+    """
+    if not drafter.varies or platform() != "cpu" or self.size < LARGE:
+      return ()
+    return tuple(w for w in WIDTHS if w < drafter.nodes)
+
+  @property
+  def denoiser(self) -> Denoiser:
+    """ValueError where the model is no masked diffusion model."""
+    if self.config.causal or self.mask is None:
+      raise ValueError(f"model={self.name!r} is no masked diffusion model: accepted is one with "
+                       "is_causal false and a mask_token_id in config.json.")  # fmt: skip
+    if self.config.any_order:
+      raise ValueError(f"model={self.name!r} knows any slots given any others: accepted is the "
+                       "policy assd.")  # fmt: skip
+    return denoiser(self.config, self.mask, self.shift)
+
+  @property
+  def any_order(self) -> AnyOrder:
+    """ValueError where the model is none of any slots given any others."""
+    if not self.config.any_order or self.mask is None:
+      raise ValueError(f"model={self.name!r}: accepted is a model of any slots given any others, "
+                       "as `python -m specjax.train.denoiser --any-order` makes it.")  # fmt: skip
+    return any_order(self.config, self.mask)
+
+  def on(self, mesh: Mesh) -> "Model":
+    """This model with its weights spread over a mesh, for use under `jax.set_mesh(mesh)`.
+
+    A model that is too large for one device is loaded under `jax.default_device(...)` of a CPU.
+
+    Args:
+      mesh: axes "data", for rows of a batch, and "model", for heads and columns, both Auto.
+    """
+    return dataclasses.replace(self, params=sharding.place(self.params, mesh))
+
+  def spread(self) -> "Model":
+    """This model on the mesh that is set; itself where none is."""
+    mesh = jax.sharding.get_mesh()
+    return self if mesh.empty else self.on(mesh)
+
+  def encode(self, prompt: Prompt) -> list[int]:
+    """The ids of a prompt; ids that are given are only checked.
+
+    Raises:
+      ValueError: an empty prompt, an id outside the vocabulary, or text without a tokenizer.
+    """
+    if isinstance(prompt, str):
+      if self.tokenizer is None:
+        raise ValueError(f"prompt={checks.shown(prompt)}: {self.name} has no tokenizer; pass token "
+                         "ids.")  # fmt: skip
+      ids = [*self.start, *self.tokenizer.encode(prompt)] if prompt else []
+    else:
+      ids = list(checks.sequence("prompt", prompt, "text or a list of token ids"))
+    if not ids:
+      raise ValueError("prompt is empty: it needs one token at least.")
+    return checks.ids("prompt", ids, self.config.vocab_size)
+
+  def chat(self, question: str | Turns) -> list[int]:
+    """The ids of a question in the model's chat template, ready for `generate`.
+
+    `question` is a text or a conversation: turns of `role` and `content`, the question the last.
+    A developer's turn is the system's where the template has no developer. ValueError is raised
+    where the model has no tokenizer or no chat template, or where the template refuses the turns or
+    one of their roles, or would leave a turn out.
+    """
+    if self.tokenizer is None:
+      raise ValueError(f"{self.name} has no chat template and no tokenizer; pass token ids.")
+    if self.template is None:
+      raise ValueError(f"{self.name} has no chat template; pass a plain prompt.")
+    turns = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    turns = with_known_roles(turns, self.template.roles)
+    return self.template.prompt(self.tokenizer, turns)
+
+  def decode(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+    """The text of ids, "" without a tokenizer.
+
+    Args:
+      after: the ids before them, such as a prompt's, whose text goes on: many tokenizers write the
+        space before a word only where the word is not the first.
+    """
+    ids = checks.ids("ids", ids, self.config.vocab_size)
+    return self.tokenizer.decode(ids, after) if self.tokenizer else ""
+
+
+def resolve(name: str, revision: str | None = None) -> pathlib.Path:
+  """The directory or GGUF file of a name: of the zoo, a path, in `hub.MODELS`, or of the hub.
+
+  Args:
+    name: a path that exists wins over the hub.
+    revision: of a repository of the hub, see `hub.snapshot`.
+
+  Raises:
+    ValueError: nothing has this name, or it cannot be downloaded.
+  """
+  checks.text("name", name)
+  if revision is not None and not hub.is_repository(checks.text("revision", revision) and name):
+    checks.refuse("revision", revision, f"one of a model ORG/NAME of the hub, not of {name!r}")
+  for path in (ZOO / name, pathlib.Path(name)):
+    if name and os.path.isfile(path / "config.json"):  # pathlib's raises for a name too long
+      return path
+  if name.endswith(".gguf") and os.path.isfile(name):
+    return pathlib.Path(name)
+  if name in hub.MODELS:
+    return hub.fetch(name)
+  if hub.is_repository(name):
+    return hub.snapshot(name, revision)
+  known = ", ".join(sorted(p.parent.name for p in ZOO.glob("*/config.json")) + list(hub.MODELS))
+  raise ValueError(
+    f"{checks.shown(name)} is no directory with a config.json, no GGUF file, nor in the zoo "
+    f"({known})."
+  )
+
+
+def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
+  """The name of what ships for a model as the weights of a part, by default of the part's name.
+
+  Raises:
+    ValueError: there is nothing; it says what trains it.
+  """
+  name = f"{pathlib.Path(model.name).name}-{kind or part}"
+  if not any(os.path.isfile(path / "config.json") for path in (ZOO / name, pathlib.Path(name))):
+    raise ValueError(f"{part}: {checks.shown(name)} is not in the zoo; `python -m "
+                     f"specjax.{trainer}` trains one for {model.name}, which {part}[DIRECTORY] "
+                     "names.")  # fmt: skip
+  return name
+
+
+@switches.hold
+def load(
+  name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None,
+  weights: str = "float", mesh: Mesh | None = None, skipping: str | None = None,
+) -> Model:  # fmt: skip
+  """Loads a model by name, from a Hugging Face directory or from a GGUF file.
+
+  Args:
+    name: for example "gsm8k-7m" of the zoo, "smollm2-135m" or "ORG/NAME" of the hub, which are
+      downloaded once, "path/to/llama" or "model.gguf"; `specjax convert` makes a directory of other
+      formats.
+    dtype: that of the arithmetic, and of weights that `weights` leaves as they are.
+    revision: branch, tag or commit of a repository of the hub.
+    weights: "float"; "bfloat16" for matrices in 16 bits, which are multiplied in them and summed
+      in float32; or "int8" for 8 bits with a scale for each output. Both change the model's
+      distribution; speculation follows that of the model as it is loaded.
+    mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
+      holds more than its own; for use under `jax.set_mesh(mesh)`.
+    skipping: which layers leave tokens out, such as "skip_decode-6-128". It is LOSSY: this changes
+      the model's distribution; speculation follows that of the model as it is loaded.
+
+  Raises:
+    ValueError: no such model, a checkpoint with missing, extra or misshapen tensors, or a skipping
+      that is not accepted.
+  """
+  try:
+    floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+  except TypeError:
+    floating = False
+  if dtype is None or not floating:
+    checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
+  checks.choice("weights", weights, WEIGHTS)
+  path = resolve(name, revision)
+  read = gguf.load if path.suffix == ".gguf" else hf.load
+  found = read(path, dtype, weights, mesh)
+  model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
+  if skipping is None:
+    return model
+  chosen, params = named_skipping(skipping, model.config, model.params, model.identity)
+  adaptive(model.config, chosen)  # which refuses some models
+  return dataclasses.replace(model, params=params, skipping=chosen)

@@ -1,0 +1,135 @@
+"""The answers to one request of a client, as an event loop hears of them."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple
+
+from specjax.decoding.texts import Text
+from specjax.serving.engine import Busy, Closed, Engine
+from specjax.serving.fields import Asked, Refused
+
+
+class Piece(NamedTuple):
+  """What one answer has more.
+
+  Attributes:
+    answer: its index among those to the request.
+    text: new, and it may be "".
+    reason: "stop" or "length" where the answer ends with it, else None.
+  """
+
+  answer: int
+  text: str
+  reason: str | None
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+  """Says in HTTP's terms why an engine takes no request."""
+  try:
+    yield
+  except Busy as error:
+    raise Refused(429, str(error), "rate_limit_error", "queue_full") from None
+  except Closed as error:
+    raise Refused(503, str(error), "server_error", "closed") from None
+  except ValueError as error:
+    field = str(error).partition("=")[0]
+    raise Refused(400, str(error), field=field if field.isidentifier() else None) from None
+
+
+class Answers:
+  """The answers to all prompts of a request, which the engine takes here; it runs in a loop.
+
+  Args:
+    seconds: until when, from now, all must have ended.
+
+  Raises:
+    Refused: the engine takes no request, or none with such settings.
+  """
+
+  def __init__(self, engine: Engine, asked: Asked, seconds: float):
+    self._loop, self._told = asyncio.get_running_loop(), asyncio.Queue[int]()
+    self._seconds, self._end = seconds, self._loop.time() + seconds
+    self._engine = engine
+    decoder = engine.decoder
+    words = (*decoder.stop_words, *asked.stop_words)
+    self._texts = [Text(decoder.model, words, ids) for ids in asked.prompts]
+    self._tickets = []
+    try:
+      for i, (ids, budget) in enumerate(zip(asked.prompts, asked.budgets, strict=True)):
+        tell = functools.partial(self._tell, i)
+        with _refusing():
+          ticket = engine.submit(ids, budget, **asked.settings, number=i, tell=tell)
+        self._tickets.append(ticket)
+    except Refused:
+      self.cancel()
+      raise
+
+  def cancel(self) -> None:
+    """Gives up what has not ended."""
+    for ticket in self._tickets:
+      ticket.cancel()
+
+  def _tell(self, i: int) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has been closed, and nobody listens
+      self._loop.call_soon_threadsafe(self._told.put_nowait, i)
+
+  async def pieces(self) -> AsyncIterator[Piece]:
+    """The pieces as they come; whoever stops listening gives the rest up.
+
+    Raises:
+      Refused: the time is over, the server ends, or the loop has failed.
+    """
+    left = set(range(len(self._tickets)))
+    try:
+      while left:
+        try:
+          async with asyncio.timeout_at(self._end):
+            i = await self._told.get()
+        except TimeoutError:
+          sentence = f"the answer took longer than {self._seconds:g} seconds."
+          raise Refused(503, sentence, "server_error", "timeout") from None
+        if i in left and (piece := self._piece(i)) is not None:
+          if piece.reason is not None:
+            left.discard(i)
+          yield piece
+    finally:
+      self.cancel()
+
+  def _piece(self, i: int) -> Piece | None:
+    ticket, text = self._tickets[i], self._texts[i]
+    ended = ticket.ended  # before the tokens are read: then there are no more
+    new = text.add(ticket.tokens[len(text.ids) :])
+    if text.stopped:
+      ticket.cancel()
+      return Piece(i, new, "stop")
+    if not ended:
+      return Piece(i, new, None) if new else None
+    if (error := ticket.error) is not None:
+      if isinstance(error, ValueError):  # the request's processors left no token
+        raise Refused(400, str(error))
+      own = isinstance(error, FloatingPointError)
+      sentence = str(error) if own else f"the loop has failed ({type(error).__name__})."
+      raise Refused(500, sentence, "server_error")
+    if ticket.reason == "cancelled":
+      raise Refused(503, "the server ends before the answer does.", "server_error", "closed")
+    return Piece(i, new + text.end(), ticket.reason)
+
+  @property
+  def usage(self) -> dict[str, Any]:
+    """Counts in OpenAI's form, and what was decoded in how many passes of the model."""
+    given = sum(len(ticket.ids) for ticket in self._tickets)
+    new = sum(len(text.ids) for text in self._texts)
+    forwards = sum(ticket.forwards for ticket in self._tickets)
+    decoder = self._engine.decoder
+    closing = [ticket.closing for ticket in self._tickets]
+    return {
+      "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
+      "specjax": {
+        "forwards": forwards, "tokens_per_forward": round(new / max(forwards, 1), 3),
+        "drafter": decoder.name, "rule": decoder.label,
+        **({"closing": closing} if any(place is not None for place in closing) else {}),
+      },
+    }  # fmt: skip

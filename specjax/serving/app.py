@@ -1,0 +1,223 @@
+"""The web application: OpenAI's endpoints over an engine.
+
+It reads no file and loads nothing that a client names. It asks for no key: where others than this
+machine's users can reach it, a proxy must.
+"""
+
+import asyncio
+import contextlib
+import functools
+import json
+import pathlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from specjax.serving.answers import Answers, Piece
+from specjax.serving.engine import Engine
+from specjax.serving.fields import Refused, read
+
+GONE = 499  # the status of an answer that nobody waits for
+
+
+def model_name(engine: Engine) -> str:
+  """What clients call the model: the last part of its name or path."""
+  return pathlib.PurePath(engine.decoder.model.name).name
+
+
+class Server:
+  """The endpoints.
+
+  Args:
+    engine: answers.
+    seconds: the time limit of an answer, waiting included.
+  """
+
+  def __init__(self, engine: Engine, seconds: float = 300.0):
+    self.engine, self.seconds, self.name = engine, seconds, model_name(engine)
+    self.created = int(time.time())
+    # A token has a few bytes, and JSON may write each as six characters.
+    self.most_bytes = 2**16 + 64 * engine.max_length
+
+  async def health(self, request: Request) -> Response:
+    """How many requests hold a row and wait; 503 when no more are taken."""
+    running, waiting = self.engine.load
+    ok = not self.engine.closed
+    state = {"status": "ok" if ok else "closed", "running": running, "waiting": waiting}
+    return JSONResponse(state, 200 if ok else 503)
+
+  def _card(self) -> dict[str, Any]:
+    return {
+      "id": self.name, "object": "model", "created": self.created, "owned_by": "specjax",
+      "max_length": self.engine.max_length,
+    }  # fmt: skip
+
+  async def models(self, request: Request) -> Response:
+    """The one model."""
+    return JSONResponse({"object": "list", "data": [self._card()]})
+
+  async def model(self, request: Request) -> Response:
+    """The one model, by its name."""
+    if request.path_params["name"] != self.name:
+      raise Refused(404, f"the model here is {self.name!r}.", code="model_not_found")
+    return JSONResponse(self._card())
+
+  async def _body(self, request: Request) -> bytes:
+    held = bytearray()
+    async with asyncio.timeout(self.seconds):
+      async for part in request.stream():
+        held += part
+        if len(held) > self.most_bytes:
+          raise Refused(413, f"the request has more than {self.most_bytes} bytes.")
+    return bytes(held)
+
+  async def answer(self, request: Request, chat: bool) -> Response:
+    """Chats and completions, whole or as a stream of events."""
+    try:
+      body = await self._body(request)
+    except (ClientDisconnect, TimeoutError):
+      return Response(status_code=GONE)
+    # A long prompt takes a while to read, in which others are answered.
+    asked = await run_in_threadpool(read, self.engine, self.name, body, chat)
+    answers = Answers(self.engine, asked, self.seconds)
+    form = Form(self.name, chat)
+    if asked.stream:
+      return _Stream(answers, _events(form, answers, len(asked.prompts), asked.usage))
+    whole = asyncio.ensure_future(_whole(form, answers, len(asked.prompts)))
+    gone = asyncio.ensure_future(_until_gone(request))
+    try:
+      await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
+      return JSONResponse(whole.result()) if whole.done() else Response(status_code=GONE)
+    finally:
+      whole.cancel()
+      gone.cancel()
+      answers.cancel()
+
+
+class Form:
+  """How the answers to one request are written, as chats or as completions."""
+
+  def __init__(self, model: str, chat: bool):
+    self.chat, kind = chat, "chat.completion" if chat else "text_completion"
+    name = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+    self._whole = {"id": name, "object": kind, "created": int(time.time()), "model": model}
+    self._chunk = self._whole | {"object": f"{kind}.chunk" if chat else kind}
+
+  def whole(self, texts: list[str], reasons: list[str | None], usage: dict) -> dict[str, Any]:
+    """All answers at once."""
+    choices: list[dict[str, Any]] = []
+    for i, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
+      said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+      choices.append({"index": i, **said, "logprobs": None, "finish_reason": reason})
+    return self._whole | {"choices": choices, "usage": usage}
+
+  def chunk(self, index: int, said: str | dict[str, str], reason: str | None = None) -> dict:
+    """A part of an answer; `said` is text, or what else a chat's `delta` has."""
+    delta = {"content": said} if isinstance(said, str) else said
+    inner: dict[str, Any] = {"delta": delta} if self.chat else {"text": said}
+    choice = {"index": index, **inner, "logprobs": None, "finish_reason": reason}
+    return self._chunk | {"choices": [choice]}
+
+  def counts(self, usage: dict) -> dict[str, Any]:
+    """The end of a stream."""
+    return self._chunk | {"choices": [], "usage": usage}
+
+  def parts(self, piece: Piece) -> list[dict]:
+    """The parts of an answer that a piece adds."""
+    index, text, reason = piece
+    if not self.chat:
+      return [self.chunk(index, text, reason)]
+    parts = [self.chunk(index, text)] if text else []
+    return parts if reason is None else [*parts, self.chunk(index, {}, reason)]
+
+
+async def _whole(form: Form, answers: Answers, count: int) -> dict[str, Any]:
+  texts, reasons = [""] * count, list[str | None]([None] * count)
+  async for index, text, reason in answers.pieces():
+    texts[index] += text
+    reasons[index] = reason
+  return form.whole(texts, reasons, answers.usage)
+
+
+async def _until_gone(request: Request) -> None:
+  """Returns when the client has hung up."""
+  while (await request.receive())["type"] != "http.disconnect":
+    pass
+
+
+def _event(data: dict) -> bytes:
+  return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _events(form: Form, answers: Answers, count: int, usage: bool) -> AsyncIterator[bytes]:
+  """A stream; where it must break off, its last event is the error."""
+  try:
+    if form.chat:
+      yield b"".join(
+        _event(form.chunk(i, {"role": "assistant", "content": ""})) for i in range(count)
+      )
+    async for piece in answers.pieces():
+      if parts := form.parts(piece):
+        yield b"".join(map(_event, parts))
+    if usage:
+      yield _event(form.counts(answers.usage))
+    yield b"data: [DONE]\n\n"
+  except Refused as error:
+    yield _event(error.body)
+
+
+class _Stream(StreamingResponse):
+  """Events; whoever hangs up gives the answers up, also before the first event."""
+
+  def __init__(self, answers: Answers, events: AsyncIterator[bytes]):
+    super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    self._answers = answers
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+      with contextlib.suppress(ClientDisconnect):
+        await super().__call__(scope, receive, send)
+    finally:
+      self._answers.cancel()
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+  """Errors in OpenAI's form."""
+  if isinstance(error, HTTPException):
+    error = Refused(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
+  if not isinstance(error, Refused):
+    error = Refused(500, f"the server failed ({type(error).__name__}).", "server_error")
+  headers = {"Retry-After": "1"} if error.status == 429 else None
+  return JSONResponse(error.body, error.status, headers)
+
+
+def app(engine: Engine, seconds: float = 300.0) -> Starlette:
+  """The application; see `Server`. Whoever made the engine closes it.
+
+  Raises:
+    ValueError: the engine's model has no tokenizer.
+  """
+  model = engine.decoder.model
+  if model.tokenizer is None:
+    raise ValueError(f"model={model.name!r} has no tokenizer: accepted is a model of texts.")
+  server = Server(engine, seconds)
+  routes = [
+    Route("/health", server.health),
+    Route("/v1/models", server.models),
+    Route("/v1/models/{name:path}", server.model),
+  ]
+  for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
+    routes.append(Route(path, functools.partial(server.answer, chat=chat), methods=["POST"]))
+  return Starlette(
+    routes=routes,
+    exception_handlers={Refused: _refused, HTTPException: _refused, Exception: _refused},
+  )

@@ -1,0 +1,264 @@
+"""Requests that come one by one, answered by one compiled loop that takes them in while it decodes.
+
+A thread owns the rows, see `decoding.rows`. Every few rounds it hands out what is new, frees the
+rows that are done or given up, and fills them from a queue. All requests share the shapes of the
+loop: one cache length, and a few lengths to which prompts are padded. What a request asks for is
+traced, so nothing is compiled for it.
+
+Letters: B batch, S cache length, T padded length of a prompt.
+"""
+
+import atexit
+import collections
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import checks, speculate, switches
+from specjax.decoding.batching import check_settings
+from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.texts import cut
+from specjax.names.load import Prompt
+from specjax.serving.rows import Rows
+from specjax.serving.ticket import Ticket
+
+
+class Busy(RuntimeError):
+  """The engine takes no request now, for its queue is full."""
+
+
+class Closed(RuntimeError):
+  """The engine takes no request any more."""
+
+
+@switches.hold
+class Engine:
+  """A decoder that answers requests of any thread, B at a time.
+
+  A request draws the tokens that a `Decoder` of its seed and settings draws for its prompt alone,
+  whoever its neighbours are and whenever it is admitted. For requests of any temperature the
+  decoder needs a rule such as target_only: with it, greedy ones get plain greedy decoding's tokens.
+
+  Args:
+    decoder: the method. Its settings, seed and JSON Schema are those of requests that bring none;
+      its stop tokens, stop words and other processors are everyone's.
+    max_length: the most tokens of a prompt and its answer together; None is all positions of the
+      model. Every cache is that long.
+    queue: how many requests may wait for a row.
+    rounds: rounds between two looks at what is new.
+
+  Raises:
+    ValueError: a length beyond the positions of the model, or a number that is not accepted.
+  """
+
+  def __init__(
+    self, decoder: Decoder, *, max_length: int | None = None, queue: int = 64, rounds: int = 4
+  ):
+    positions = decoder.model.config.max_length
+    length = positions if max_length is None else max_length
+    self.max_length = checks.whole("max_length", length, 2, positions, "the model's positions")
+    self.queue = checks.whole("queue", queue)
+    self.rounds = checks.whole("rounds", rounds, 1)
+    self.decoder, self.capacity = decoder, decoder.capacity(self.max_length, 0)
+    self.lengths = _lengths(decoder, self.max_length, self.capacity)
+    self._waiting = collections.deque[Ticket]()
+    self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
+    self._changed = threading.Condition()
+    self._closed = self._finishing = False
+    self._mesh = jax.sharding.get_mesh()  # the thread would have none
+    # At the interpreter's end a thread that computes must have ended.
+    atexit.register(self.close)
+    self._thread = threading.Thread(target=self._work, name="specjax engine", daemon=True)
+    self._thread.start()
+
+  def __enter__(self) -> "Engine":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  @property
+  def closed(self) -> bool:
+    """Whether it takes no request any more."""
+    return self._closed or self._finishing
+
+  @property
+  def load(self) -> tuple[int, int]:
+    """(requests that hold a row, requests that wait)."""
+    with self._changed:
+      return len(self._held), len(self._waiting)
+
+  def submit(
+    self, prompt: Prompt, max_new_tokens: int = 128, *, temperature: float | None = None,
+    top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
+    typical_p: float | None = None, seed: int | None = None, number: int = 0,
+    json_schema: str | Mapping[str, Any] | None = None, stop: Sequence[int] = (),
+    tell: Callable[[], None] = lambda: None,
+  ) -> Ticket:  # fmt: skip
+    """Takes a request.
+
+    Args:
+      prompt: text, or ids.
+      temperature, top_k, top_p, min_p, typical_p, seed: None is the decoder's.
+      number: of the prompt among those of its seed: a decoder's prompt of that index has its noise.
+      json_schema: of this text, in place of the decoder's; for a decoder whose processors have one,
+        or the name `json_schema` without a schema.
+      stop: ids that end this text, besides the decoder's.
+      tell: is called after every piece and at the end, from another thread. It must not block.
+
+    Raises:
+      ValueError: a prompt without room for the answer, or a setting that is not accepted.
+      Busy: the queue is full.
+      Closed: the engine has been closed, or has failed.
+    """
+    ids = self.decoder.model.encode(prompt)
+    checks.whole("max_new_tokens", max_new_tokens, 1)
+    if len(ids) + max_new_tokens > self.max_length:
+      raise ValueError(f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
+                       f"together at most {self.max_length}.")  # fmt: skip
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+             "typical_p": typical_p}  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = check_settings(**self.decoder.settings._asdict() | given)
+    if settings.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
+      raise ValueError(f"temperature={temperature}: accepted is 0 with the rule "
+                       f"{self.decoder.verifier!r}; target_only takes any.")  # fmt: skip
+    if seed is not None:
+      checks.whole("seed", seed, 0, checks.SEED)
+    checks.whole("number", number)
+    ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
+    processors = None if json_schema is None else self.decoder.processors_with(json_schema)
+    self.decoder.check_budgets([max_new_tokens], processors)
+    ticket = Ticket(
+      ids, max_new_tokens, settings, seed, number, processors, ends, tell, self._give_up
+    )
+    with self._changed:
+      if self.closed:
+        raise Closed("the engine is closed: it takes no more requests.")
+      if len(self._held) + len(self._waiting) >= self.decoder.batch + self.queue:
+        raise Busy(f"the queue is full: {len(self._waiting)} requests wait; try again later.")
+      self._waiting.append(ticket)
+      self._changed.notify()
+    return ticket
+
+  def cut(self) -> None:
+    """Takes no more requests and gives up all that it has; it does not wait."""
+    with self._changed:
+      self._closed = True
+      self._changed.notify()
+
+  def close(self, finish: bool = False) -> None:
+    """Takes no more requests and returns when the thread has ended.
+
+    Args:
+      finish: whether the requests that it has are answered, or given up.
+    """
+    with self._changed:
+      self._finishing, self._closed = True, self._closed or not finish
+      self._changed.notify()
+    self._thread.join()
+    atexit.unregister(self.close)
+
+  def _give_up(self, ticket: Ticket) -> None:
+    with self._changed:
+      ticket.given_up = True
+      if ticket in self._waiting:
+        self._waiting.remove(ticket)
+        ticket.end("cancelled")
+
+  def _work(self) -> None:
+    failure: Exception | None = None
+    try:
+      with contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh):
+        rows = Rows(self.decoder, self.capacity, self.lengths[0])
+        while self._admit(rows):
+          self._hand_out(rows)
+    except Exception as error:  # what is not a request's own fault ends all of them
+      failure = error
+      raise
+    finally:
+      with self._changed:
+        self._closed = True
+        left = [*self._held.values(), *self._waiting]
+        self._held.clear()
+        self._waiting.clear()
+      for ticket in left:
+        ticket.end(None if failure else "cancelled", failure)
+
+  def _admit(self, rows: Rows) -> bool:
+    """Waits until there is something to do and fills the free rows; False is the end."""
+    with self._changed:
+      while not (self._held or self._waiting or self.closed):
+        self._changed.wait()
+      if self._closed or not (self._held or self._waiting):
+        return False
+      free = sorted(set(range(self.decoder.batch)) - self._held.keys())
+      fresh = [(b, self._waiting.popleft()) for b in free[: len(self._waiting)]]
+      self._held.update(fresh)
+      coming = [*(ticket for _, ticket in fresh[1:]), self._waiting[0] if self._waiting else None]
+    for (b, ticket), following in zip(fresh, coming, strict=False):
+      limit = np.array([len(ticket.ids) + ticket.budget])
+      request = self.decoder.request(
+        np.array([ticket.number]), limit, settings=ticket.settings, seed=ticket.seed,
+        processors=ticket.params,
+      )  # fmt: skip
+      T = min(T for T in self.lengths if len(ticket.ids) <= T)
+      again = following is not None and following.ids == ticket.ids
+      rows.admit(b, ticket.ids, T, request, again)
+    return True
+
+  def _hand_out(self, rows: Rows) -> None:
+    """Runs some rounds, hands out what is new, and frees the rows that have ended."""
+    seen = rows.advance(self.rounds)
+    for b, ticket in list(self._held.items()):
+      ticket.forwards = int(seen.stats.forwards[b])
+      first = len(ticket.ids) + len(ticket.tokens)
+      stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
+      if not (stopped or seen.done[b] or ticket.given_up):
+        continue
+      if not seen.failed[b]:
+        rows.free(b)
+      with self._changed:
+        del self._held[b]
+      ticket.closing = self.decoder.closing(ticket.tokens, ticket.budget, ticket.processors)
+      if seen.failed[b] and not stopped:
+        ticket.end(None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
+      elif stopped or (seen.done[b] and self._stopped(ticket)):
+        ticket.end("stop")
+      else:
+        ticket.end("length" if seen.done[b] else "cancelled")
+
+  def _stopped(self, ticket: Ticket) -> bool:
+    """Whether a text that is done ended before its budget, or with a stop at its end."""
+    tokens, decoder = ticket.tokens, self.decoder
+    if len(tokens) < ticket.budget or tokens[-1] in decoder.stop:
+      return True
+    text = decoder.model.decode(tokens, ticket.ids) if decoder.stop_words else ""
+    return cut(text, decoder.stop_words) != text
+
+
+def _lengths(decoder: Decoder, max_length: int, capacity: int) -> list[int]:
+  """The T that are compiled, rising: powers of two, and one for the longest prompt.
+
+  Some drafters keep what is as long as the padded prompt, such as `aggressive`, whose source it is.
+  Their rows agree only where all prompts are padded to the longest.
+  """
+  powers = (padded(1) << i for i in itertools.count())
+  every = [*itertools.takewhile(max_length.__gt__, powers), max_length]
+
+  def shapes(T: int) -> list[tuple[tuple[int, ...], jnp.dtype]]:
+    tokens, length = jax.ShapeDtypeStruct((1, T), jnp.int32), jnp.ones(1, jnp.int32)
+    request = decoder.request(np.zeros(1, int), np.ones(1, np.int32))
+    state = speculate.compiled_start.eval_shape(
+      decoder.method, decoder.weights, tokens, length, request, capacity
+    )
+    return [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+
+  longest = shapes(max_length)
+  return [T for T in every if shapes(T) == longest]

@@ -1,0 +1,274 @@
+"""What a client may ask for, in the fields of OpenAI's protocol.
+
+A field that would change the text and is not known here is refused: an answer that quietly leaves
+it out would be wrong.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from specjax import checks, schema
+from specjax.names.load import Model
+from specjax.serving.engine import Engine
+
+PROMPTS = 16  # of one request for completions
+STOP_WORDS = 16
+STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
+COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
+
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "typical_p", "seed"}
+_COMMON = SAMPLING | {"model", "stop", "stop_token_ids", "stream", "stream_options", "max_tokens",
+                      "max_completion_tokens"}  # fmt: skip
+CHAT = _COMMON | {"messages", "response_format"}
+COMPLETIONS = _COMMON | {"prompt"}
+# Fields that say who asks, or how; they change no text.
+IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+           "prompt_cache_retention", "parallel_tool_calls", "prediction", "request_id",
+           "cache_salt", "spaces_between_special_tokens"}  # fmt: skip
+# Fields of OpenAI's and vLLM's protocols that are accepted where their value asks for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+  "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,),
+  "suffix": ("",), "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0),
+  "repetition_penalty": (1, 1.0), "length_penalty": (1, 1.0), "logit_bias": ({},),
+  "bad_words": ([],), "logits_processors": ([],), "min_tokens": (0,), "ignore_eos": (False,),
+  "use_beam_search": (False,), "include_stop_str_in_output": (False,),
+  "skip_special_tokens": (True,), "add_generation_prompt": (True,),
+  "continue_final_message": (False,), "chat_template_kwargs": ({},), "documents": ([],),
+  "return_token_ids": (False,), "return_tokens_as_token_ids": (False,), "priority": (0,),
+  "response_format": ({"type": "text"},), "modalities": (["text"],), "tools": ([],),
+  "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
+}  # fmt: skip
+
+
+class Refused(Exception):
+  """A request that is not answered.
+
+  Attributes:
+    status: of HTTP.
+    sentence: what was wrong.
+    kind, code, field: OpenAI's `type` and `code`, and the field at fault.
+  """
+
+  status: int
+  sentence: str
+  kind: str
+  code: str | None
+  field: str | None
+
+  def __init__(
+    self, status: int, sentence: str, kind: str = "invalid_request_error", code: str | None = None,
+    field: str | None = None,
+  ):  # fmt: skip
+    super().__init__(sentence)
+    self.status, self.sentence, self.kind, self.code, self.field = (
+      status, sentence, kind, code, field,
+    )  # fmt: skip
+
+  @property
+  def body(self) -> dict[str, Any]:
+    """The error in OpenAI's form."""
+    said = {"message": self.sentence, "type": self.kind, "param": self.field, "code": self.code}
+    return {"error": said}
+
+
+class Asked(NamedTuple):
+  """A request that can be answered.
+
+  Attributes:
+    prompts: ids of each.
+    budgets: new tokens of each.
+    settings: keyword arguments of `Engine.submit`.
+    stop_words: texts that end a text.
+    stream: whether the text is sent as it comes.
+    usage: whether a stream ends with its counts.
+  """
+
+  prompts: list[list[int]]
+  budgets: list[int]
+  settings: dict[str, Any]
+  stop_words: tuple[str, ...]
+  stream: bool
+  usage: bool
+
+
+def read(engine: Engine, name: str, body: bytes, chat: bool) -> Asked:
+  """The request in a body of JSON, to the model of this name.
+
+  Raises:
+    Refused: a field or value that is not accepted.
+  """
+  raw = None
+  try:
+    raw = schema.parse(body, "the request")
+    if not isinstance(raw, dict):
+      checks.refuse("request", raw, "a JSON object")
+    return _read(engine, name, {k: v for k, v in raw.items() if v is not None}, chat)
+  except ValueError as error:
+    words = str(error)
+    field = words.partition("=")[0].partition("[")[0]
+    known = isinstance(raw, dict) and field in raw
+    raise Refused(400, words, field=field if known else None) from None
+
+
+def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked:
+  known = CHAT if chat else COMPLETIONS
+  for field, value in given.items():
+    if field in known or field in IGNORED:
+      continue
+    accepted = NEUTRAL.get(field)
+    if accepted is None:
+      checks.refuse("field", field, f"one of {', '.join(sorted(known))}")
+    if not any(value == x and type(value) is type(x) for x in accepted):
+      checks.refuse(field, value, f"only {json.dumps(accepted[0])}")
+  if "model" in given and given["model"] != name:
+    sentence = f"model={checks.shown(given['model'])}: accepted is only {name!r}."
+    raise Refused(404, sentence, code="model_not_found", field="model")
+  needed = "messages" if chat else "prompt"
+  if needed not in given:
+    raise ValueError(f"the request lacks {needed!r}.")
+  model = engine.decoder.model
+  prompts = [_chat(model, given["messages"])] if chat else _prompts(model, given["prompt"])
+  budgets = [_budget(engine, len(ids), given, chat) for ids in prompts]
+  words, ends = _stop(model, given)
+  stream = checks.boolean("stream", given.get("stream", False))
+  settings = _sampling(given) | {"stop": ends}
+  if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
+    settings["json_schema"] = form
+  return Asked(prompts, budgets, settings, words, stream, _usage(given, stream))
+
+
+def _stop(model: Model, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[int]]:
+  """The texts and the ids that end an answer; a text that is a special token is an id."""
+  stop = given.get("stop", [])
+  words = checks.texts("stop", [stop] if isinstance(stop, str) else stop)
+  if len(words) > STOP_WORDS or max(map(len, words), default=0) > 256:
+    checks.refuse("stop", stop, f"up to {STOP_WORDS} texts of up to 256 characters")
+  ends = checks.ids("stop_token_ids", given.get("stop_token_ids", []), model.config.vocab_size)
+  assert model.tokenizer is not None
+  return words, [*ends, *model.tokenizer.special_ids("stop", words)]
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+  """The settings of a request, in which a few values have OpenAI's and vLLM's meaning.
+
+  As at OpenAI, a request that names no temperature is sampled, each time with other noise.
+  """
+  settings = {"temperature": 1.0} | {k: given[k] for k in SAMPLING if k in given}
+  if _is(settings.get("top_k"), -1):  # off, at vLLM
+    del settings["top_k"]
+  # Nothing but the likeliest token is left: at OpenAI of no mass, at vLLM of that share of it.
+  for field, value in (("top_p", 0), ("min_p", 1)):
+    if _is(settings.get(field), value):
+      del settings[field]
+      settings["top_k"] = 1
+  seed = settings.get("seed", -1)
+  if _is(seed, -1):  # none, at vLLM
+    settings["seed"] = secrets.randbelow(checks.SEED + 1)
+  elif isinstance(seed, int) and -checks.SEED <= seed < 0:
+    settings["seed"] = seed + checks.SEED + 1
+  return settings
+
+
+def _is(value: Any, number: int) -> bool:
+  """Whether a value of JSON is this number; `true` is none."""
+  return value == number and not isinstance(value, bool)
+
+
+def _usage(given: Mapping[str, Any], stream: bool) -> bool:
+  """Whether a stream ends with its counts."""
+  options = given.get("stream_options", {})
+  if not isinstance(options, Mapping) or options.keys() - STREAM_OPTIONS:
+    checks.refuse("stream_options", options, "an object with include_usage")
+  if options and not stream:
+    checks.refuse("stream_options", options, "only with stream=true")
+  for name, value in options.items():
+    checks.boolean(f"stream_options[{name!r}]", value or False)
+  if options.get("continuous_usage_stats"):
+    checks.refuse("stream_options", options, "counts at the end only")
+  return options.get("include_usage") or False
+
+
+def _form(given: Any) -> Mapping[str, Any] | None:
+  """The JSON Schema that an answer must follow, if any."""
+  form = given if isinstance(given, Mapping) else {}
+  match form.get("type"):
+    case "text":
+      return None
+    case "json_object":
+      return {"type": "object"}
+    case "json_schema":
+      inner = form.get("json_schema")
+      # Nothing but an object: a text might name a file.
+      if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
+        return inner["schema"]
+  return checks.refuse(
+    "response_format", given, "an object of type text, json_object, or json_schema with its schema"
+  )
+
+
+def _budget(engine: Engine, length: int, given: Mapping[str, Any], chat: bool) -> int:
+  """How many tokens may follow a prompt; a chat without a number goes on to the end."""
+  numbers = {k: given[k] for k in ("max_tokens", "max_completion_tokens") if k in given}
+  for name, number in numbers.items():
+    checks.whole(name, number, 1)
+  if len({*numbers.values()}) > 1:
+    checks.refuse("max_tokens", numbers["max_tokens"], "that of max_completion_tokens, or none")
+  name, asked = next(iter(numbers.items()), ("", None))
+  room = engine.max_length - length
+  budget = min(COMPLETION, room) if asked is None and not chat else room if asked is None else asked
+  if not 1 <= budget <= room:
+    more = "" if asked is None else f" and {name}={asked}"
+    sentence = f"the prompt has {length} tokens{more}: together at most {engine.max_length}."
+    raise Refused(400, sentence, code="context_length_exceeded")
+  return budget
+
+
+def _chat(model: Model, messages: Any) -> list[int]:
+  """The ids of a conversation. A message may have the name of who speaks, for the template."""
+  turns = []
+  for i, message in enumerate(checks.sequence("messages", messages, "a list of messages")):
+    if not isinstance(message, Mapping):
+      checks.refuse(f"messages[{i}]", message, "an object with role and content")
+    for key, value in message.items():
+      if key not in ("role", "content", "name") and value:
+        checks.refuse(f"messages[{i}]", message, f"an object with role and content, not {key!r}")
+    content = message.get("content")
+    if content is None and message.get("role") == "assistant":
+      content = ""  # as beside an empty list of tool calls
+    turn = {"role": message.get("role"), "content": _content(i, content)}
+    if (name := message.get("name")) is not None:
+      turn["name"] = checks.text(f"messages[{i}].name", name)
+    turns.append(turn)
+  if not turns:
+    checks.refuse("messages", messages, "a list of one message or more")
+  try:
+    return model.chat(turns)
+  except ValueError as error:
+    raise ValueError(str(error).replace("turns[", "messages[", 1)) from None
+
+
+def _content(i: int, content: Any) -> str:
+  """The text of a message, which may come in parts."""
+  if isinstance(content, str):
+    return content
+  accepted = "text, or a list of parts of type text"
+  parts = checks.sequence(f"messages[{i}].content", content, accepted)
+  for part in parts:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+      checks.refuse(f"messages[{i}].content", part, accepted)
+  return "".join(checks.text(f"messages[{i}].content", part.get("text")) for part in parts)
+
+
+def _prompts(model: Model, given: Any) -> list[list[int]]:
+  """The ids of one prompt, text or ids, or of a list of prompts."""
+  if isinstance(given, str):
+    return [model.encode(given)]
+  accepted = f"text, ids, or a list of 1 to {PROMPTS} of these"
+  held = checks.sequence("prompt", given, accepted)
+  if held and all(isinstance(x, int) for x in held):
+    return [model.encode(held)]
+  if not 1 <= len(held) <= PROMPTS or not all(isinstance(x, str | Sequence) for x in held):
+    checks.refuse("prompt", given, accepted)
+  return [model.encode(x) for x in held]

@@ -1,0 +1,108 @@
+"""The rows of one compiled loop, each of which is free or holds a request of its own.
+
+Between rounds a prompt is prefilled alone, and its state takes the place of a free row. The rounds
+are those of `speculate.advance`, whatever the drafter is. Requests with one prompt that follow each
+other share its prefill.
+
+Letters: B batch, T padded length of a prompt.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import distributed, speculate, switches
+from specjax.decoding.batching import timed
+from specjax.decoding.decoder import Decoder
+
+
+@jax.jit(donate_argnums=0)
+def _replaced(
+  state: speculate.State, request: speculate.Request, alone: speculate.State,
+  own: speculate.Request, b: jax.Array,
+) -> tuple[speculate.State, speculate.Request]:  # fmt: skip
+  """A state and a request of B rows, of which row b is now that of `alone` and `own`."""
+
+  def put(x: jax.Array, row: jax.Array) -> jax.Array:
+    return x.at[b].set(row[0])
+
+  rows = {name: getattr(request, name) for name in ("settings", "key", "limit")}
+  replaced = jax.tree.map(put, rows, {name: getattr(own, name) for name in rows})
+  return jax.tree.map(put, state, alone), request._replace(**replaced)
+
+
+@jax.jit(donate_argnums=0)
+def _inside(larger: speculate.State, state: speculate.State) -> speculate.State:
+  """`state`, each array of it at the beginning of that of `larger`."""
+
+  def put(x: jax.Array, part: jax.Array) -> jax.Array:
+    return part if x.shape == part.shape else x.at[tuple(slice(n) for n in part.shape)].set(part)
+
+  return jax.tree.map(put, larger, state)
+
+
+@switches.hold
+class Rows:
+  """B rows, all of them free at first.
+
+  Args:
+    decoder: the method, the weights and B.
+    capacity: S of the caches.
+    T: to which a text is padded that fills the free rows.
+  """
+
+  def __init__(self, decoder: Decoder, capacity: int, T: int):
+    self.decoder, self.capacity = decoder, capacity
+    B = decoder.batch
+    # A free row holds a text of one token, which has reached its limit.
+    self._request = self._empty = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
+    self._state = self._start([0], T, self._request)
+    self._kept: tuple[list[int], int, speculate.State] | None = None  # a prompt, T, its state
+    # Other states are not the prompt's alone: a request's processors and earlier texts are in them.
+    self._sharing = not decoder.method.processors and decoder.method.drafter.keep is None
+
+  def _start(self, prompt: list[int], T: int, request: speculate.Request) -> speculate.State:
+    B, decoder = len(request.limit), self.decoder
+    tokens = np.zeros((B, T), np.int32)
+    tokens[:, : len(prompt)] = prompt
+    length = jnp.full(B, len(prompt), jnp.int32)
+    return speculate.compiled_start(
+      decoder.method, decoder.weights, jnp.asarray(tokens), length, request, self.capacity
+    )
+
+  def admit(
+    self, b: int, prompt: list[int], T: int, request: speculate.Request, again: bool = False
+  ) -> float:
+    """Puts a request of one row into row b; the seconds of its prefill.
+
+    What a drafter keeps may be as long as T; then all prompts are padded to one T.
+
+    Args:
+      again: whether the next request has the same prompt, for which the prefill is then kept.
+    """
+    kept, self._kept = self._kept, None
+    if kept is not None and kept[:2] == (prompt, T):
+      alone, seconds = kept[2]._replace(done=len(prompt) >= request.limit), 0.0
+    else:
+      alone, seconds = timed(self._start, prompt, T, request)
+    if again and self._sharing:
+      self._kept = prompt, T, alone
+    self._state, self._request = _replaced(self._state, self._request, alone, request, jnp.int32(b))
+    return seconds
+
+  def grow(self, capacity: int, T: int) -> None:
+    """Makes room for longer requests beside those that are held; caches must be dense."""
+    self.capacity, self._kept = capacity, None
+    self._state = _inside(self._start([0], T, self._empty), self._state)
+
+  def free(self, b: int) -> None:
+    """Ends row b where it is; later requests begin with what its drafter has learnt."""
+    self._state = self._state._replace(done=self._state.done.at[b].set(True))
+    if self.decoder.method.drafter.keep is not None:
+      one = jax.tree.map(lambda x: x[b : b + 1], (self._state.drafter, self._state.context))
+      self.decoder.learn(self._state._replace(drafter=one[0], context=one[1]))
+
+  def advance(self, rounds: int) -> speculate.State:
+    """`rounds` rounds at most; the state on the host, without caches and memories."""
+    self._state = self.decoder.advance(self._request, self._state, rounds)
+    return distributed.fetch(self._state._replace(cache=None, drafter=None, processors=()))

@@ -1,0 +1,128 @@
+"""A head's chain that a policy ends: which guesses it has, and that nothing else changes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import speculate
+from specjax.draft_length import confidence
+from specjax.heads import drafting
+from specjax.heads.adaptive_head import adaptive_head
+from specjax.heads.base import Examples
+from specjax.names.build.head import load_head
+from specjax.names.grammar import parse_one
+from specjax.sampling import Noise
+
+MODEL = specjax.load("gsm8k-7m")
+PROMPTS = [
+  "A pen costs 3 dollars. What do 7 cost?",
+  "Tom has",
+  "How many are 12 apples and 5 pears?",
+]
+D = 4
+
+
+@functools.cache
+def loaded(name: str):
+  return load_head(MODEL, parse_one("drafter", name))[1]
+
+
+def drafted(drafter, params, ids):
+  """(tokens i32[D + 1], valid bool[D + 1]) of the first draft after a prompt."""
+  decoder = specjax.Decoder(MODEL, (drafter, params))
+  tokens, length = jnp.asarray([ids]), jnp.asarray([len(ids)], jnp.int32)
+  request = decoder.request(np.arange(1), np.array([len(ids) + 8]))
+  state = speculate.compiled_start(
+    decoder.method, decoder.weights, tokens, length, request, len(ids) + 16
+  )
+  noise = Noise(request.key, length)
+  draft, _ = jax.jit(drafter.propose)(
+    params, MODEL.params, state.drafter, state.context, request.settings, noise
+  )
+  return np.asarray(draft.tokens[0]), np.asarray(draft.valid[0])
+
+
+def chances(name: str, text: list[int]) -> list[float]:
+  """How likely the best guess of each depth is, by the unroll that trains the head."""
+  head, params = loaded(name).head, loaded(name).params
+  tokens, T = jnp.asarray([text]), len(text)
+  _, features = MODEL.target.prefill(
+    MODEL.params, tokens, jnp.asarray([T], jnp.int32), T, head.hidden_layers
+  )
+  position, segment = jnp.arange(T, dtype=jnp.int32)[None], jnp.zeros((1, T), jnp.int32)
+  at = jnp.asarray([[T - D - 2]], jnp.int32)
+  states = drafting.unroll(
+    head, params, MODEL.params, Examples(tokens, position, segment, features, at)
+  )
+  said = [head.read(params, MODEL.params, x, d)[0, 0] for d, x in enumerate(states[:D], 1)]
+  return [float(jax.nn.softmax(logits).max()) for logits in said]
+
+
+@pytest.mark.full(but=["True-eagle3", "False-medusa"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_it_is_the_heads_chain_up_to_where_it_ends(name, keep):
+  """A guess that is less likely than the threshold ends the draft, and is kept or not."""
+  head, params = loaded(name).head, loaded(name).params
+  whole = drafting.drafter(head, tuple((0,) * d for d in range(1, D + 1)))
+  found = set()
+  for prompt in PROMPTS:
+    ids = MODEL.encode(prompt)
+    tokens, valid = drafted(whole, params, ids)
+    assert valid.all()
+    likely = chances(name, [*ids, *tokens[1:].tolist()])
+    for least in (0.3, 0.9):
+      ends = [d for d, chance in enumerate(likely) if chance < least]
+      want = min(D, ends[0] + keep) if ends else D
+      policy = confidence(least, D, keep=keep)
+      got, valid = drafted(adaptive_head(head, policy, D), params, ids)
+      assert (got == tokens).all() and valid.tolist() == [i <= want for i in range(D + 1)]
+      found.add(want)
+  assert len(found) > 1
+
+
+@pytest.mark.full(but=["eagle-5/adaedl-0.4"])
+@pytest.mark.parametrize(
+  "name",
+  ["eagle-5/adaedl-0.4", "eagle3-4/confidence-0.6", "medusa-5/marginal-0.2", "eagle/heuristic-2",
+   "eagle-4/constant-2", "eagle3/trimmed-300[TEXTS]/constant-3"],
+)  # fmt: skip
+def test_texts_are_those_of_plain_decoding(name, tmp_path):
+  (tmp_path / "texts.jsonl").write_text('{"text": "A pen costs 3 dollars. 7 * 3 = 21"}\n')
+  name = name.replace("TEXTS", str(tmp_path / "texts.jsonl"))
+  for temperature in (0.0, 0.8):
+    plain, decoder = (
+      specjax.Decoder(MODEL, x, "target_only" if temperature else None, temperature=temperature,
+                      batch=2, seed=2)
+      for x in ("none", name)
+    )  # fmt: skip
+    want, found = (d(PROMPTS, [20, 9, 14]) for d in (plain, decoder))
+    assert [r.tokens for r in found] == [r.tokens for r in want] and decoder.name == name
+    assert sum(r.forwards for r in found) < sum(r.forwards for r in want)
+    offered = np.sum([r.rounds.offered for r in found], 0)
+    if "constant" in name:
+      assert np.flatnonzero(offered).tolist() == [int(name[-1])]
+    elif temperature == 0:
+      assert len(np.flatnonzero(offered)) > 1
+
+
+@pytest.mark.parametrize(
+  ("name", "words"),
+  [
+    (
+      "hidden_transfer/adaedl",
+      "guesses in the pass that verifies: accepted before a draft length "
+      "are heads without pseudo rows or a blank",
+    ),
+    ("eagle/adaedl/dynamic-6-3-2", "a draft length ends a chain, without a tree"),
+    ("prompt_lookup/adaedl", "accepted after prompt_lookup/ are none"),
+    ("eagle/specdecpp", "specdecpp: it needs an acceptance head"),
+  ],
+)
+def test_what_has_no_length_to_choose(name, words):
+  with pytest.raises(ValueError, match=words):
+    specjax.Decoder(MODEL, name)

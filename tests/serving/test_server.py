@@ -1,0 +1,677 @@
+"""The server on loopback, asked by OpenAI's own client: its texts are those of a decoder alone."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import openai
+import pytest
+import tokenizers
+
+import specjax
+from specjax.checkpoints import hf
+from specjax.cli.main import main
+from specjax.data.chat import TEMPLATES
+from specjax.data.jinja_chat import JinjaTemplate
+from specjax.data.tokenizer import Tokenizer, train_bpe
+from specjax.models.config import Config
+from specjax.models.transformer import Transformer
+from specjax.serving.engine import Engine
+from specjax.serving.run import Uvicorn, bound, configured
+from specjax.serving.texts import Text
+
+NEW, LONG = 12, 31
+NAME = "tiny"
+
+
+def save(path, tokenizer, vocab_size: int) -> str:
+  """A random model, whose texts are bytes of every kind."""
+  config = Config(vocab_size, 32, 1, 2, 1, 16, 48, max_length=96)
+  z = jnp.zeros((1, 2), jnp.int32)
+  mask, noise = jnp.ones((1, 2, 2), bool), np.random.default_rng(0)
+  shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), z, z, mask)
+  params = jax.tree.map(lambda x: noise.normal(size=x.shape).astype(np.float32), shapes)
+  template = TEMPLATES["qa"] if tokenizer else None
+  hf.save(path, config, params, tokenizer, template=template, dtype=jnp.float32)
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+  tokenizer = train_bpe(["the cat sat on the mat, Question: Answer: the dog é ü 猫"] * 2, 300)
+  return save(tmp_path_factory.mktemp("models") / NAME, tokenizer, tokenizer.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+  return specjax.load(directory)
+
+
+def decoder_of(model):
+  return specjax.Decoder(
+    model, "prompt_lookup-4", "target_only", batch=4, processors=["json_schema"]
+  )
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+  with Engine(decoder_of(model), max_length=64, queue=20) as engine:
+    yield engine
+
+
+def until(condition) -> None:
+  """Waits until it holds; a test fails where it never does."""
+  for _ in range(3000):
+    if condition():
+      return
+    time.sleep(0.01)
+  raise AssertionError("it never came true")
+
+
+@contextlib.contextmanager
+def running(engine, seconds: float = 60.0, grace: float = 0.2):
+  """A server in a thread; (it, its port)."""
+  with bound("127.0.0.1", 0) as place:
+    server = Uvicorn(configured(engine, seconds), engine, grace)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+    thread.start()
+    try:
+      until(lambda: server.started)
+      yield server, place.getsockname()[1]
+    finally:
+      server.should_exit = True
+      thread.join(30)
+      assert not thread.is_alive()
+
+
+def client_of(port: int) -> openai.OpenAI:
+  return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def port(engine):
+  with running(engine) as (_, port):
+    yield port
+
+
+@pytest.fixture(scope="module")
+def client(port):
+  with client_of(port) as client:
+    yield client
+
+
+def alone(model, prompt, budget=NEW, **options):
+  """What plain decoding says; its one rule is compiled once for all temperatures."""
+  options = {"verifier": "target_only", "max_new_tokens": budget} | options
+  return specjax.generate(model, [prompt], **options)[0]
+
+
+def asked(text: str) -> list[dict]:
+  return [{"role": "user", "content": text}]
+
+
+GREEDY = {"temperature": 0.0}
+SETTINGS = [GREEDY, {"temperature": 0.8, "seed": 3}, {"temperature": 1.2, "seed": 4, "top_p": 0.9}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "sampled", "top_p"])
+def test_a_chat(client, model, settings):
+  expected = alone(model, model.chat("the cat"), **settings)
+  options = {"model": NAME, "messages": asked("the cat"), **settings}
+  found = client.chat.completions.create(max_tokens=NEW, **options)
+  assert found.choices[0].message.content == expected.text
+  assert found.choices[0].finish_reason == "length" and found.object == "chat.completion"
+  length = len(model.chat("the cat"))
+  counts = found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens
+  assert counts == (length, NEW, length + NEW)
+  own = found.usage.specjax
+  assert own["tokens_per_forward"] == round(NEW / own["forwards"], 3) >= 1
+  assert (own["drafter"], own["rule"]) == ("prompt_lookup-4", "target_only [EXACT]")
+
+  parts = list(client.chat.completions.create(
+    max_completion_tokens=NEW, stream=True, stream_options={"include_usage": True}, **options
+  ))  # fmt: skip
+  assert parts[0].choices[0].delta.role == "assistant" and len({part.id for part in parts}) == 1
+  assert parts[-1].choices == [] and parts[-1].usage == found.usage
+  assert parts[-2].choices[0].finish_reason == "length"
+  texts = [part.choices[0].delta.content or "" for part in parts[:-1]]
+  assert "".join(texts) == expected.text and len(texts) >= 3  # a slow reader gets larger pieces
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "sampled", "top_p"])
+def test_a_completion(client, model, settings):
+  options = {"model": NAME, "prompt": "the dog", **settings, "max_tokens": LONG}
+  expected = alone(model, "the dog", LONG, **settings)
+  found = client.completions.create(**options)
+  assert found.choices[0].text == expected.text and found.object == "text_completion"
+  parts = list(client.completions.create(stream=True, **options))
+  assert "".join(part.choices[0].text for part in parts) == expected.text
+  assert [part.choices[0].finish_reason for part in parts[-2:]] == [None, "length"]
+  ids = client.completions.create(**options | {"prompt": model.encode("the dog")})
+  assert ids.choices[0].text == expected.text
+
+
+def test_parts_of_a_message_are_one_text(client):
+  parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat"}]
+  texts = [
+    client.chat.completions.create(
+      model=NAME, messages=[{"role": "user", "content": content}], max_tokens=5, **GREEDY
+    ).choices[0].message.content
+    for content in (parts, "the cat")
+  ]  # fmt: skip
+  assert texts[0] == texts[1]
+
+
+FORMS = [
+  ({"type": "json_schema", "json_schema": {"name": "pet", "schema": {"enum": ["cat", "dog"]}}},
+   {"cat", "dog"}),
+  ({"type": "json_schema", "json_schema": {"schema": {
+    "type": "object", "properties": {"the": {"type": "boolean"}}, "required": ["the"],
+    "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}}},
+   None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "accepted"), FORMS, ids=["a word", "an object"])
+def test_an_answer_follows_its_schema(client, model, form, accepted):
+  options = {"model": NAME, "messages": asked("the cat"), "max_tokens": LONG}
+  free = client.chat.completions.create(**options, **GREEDY).choices[0].message.content
+  found = client.chat.completions.create(**options, **GREEDY, response_format=form).choices[0]
+  assert found.finish_reason == "stop" and free != found.message.content
+  said = json.loads(found.message.content)
+  assert said in accepted if accepted else [*said] == ["the"]
+  own = alone(
+    model, model.chat("the cat"), LONG, json_schema=form["json_schema"]["schema"], **GREEDY
+  )
+  assert found.message.content == own.text
+  plain = client.chat.completions.create(**options, **GREEDY, response_format={"type": "text"})
+  assert plain.choices[0].message.content == free
+
+
+def test_several_prompts(client, model):
+  prompts = ["the cat", "a dog", "é"]
+  decoder = specjax.Decoder(model, verifier="target_only", temperature=0.9, seed=5)
+  expected = [result.text for result in decoder(prompts, NEW)]
+  options = {"model": NAME, "prompt": prompts, "temperature": 0.9, "seed": 5, "max_tokens": NEW}
+  found = client.completions.create(**options)
+  assert [choice.text for choice in found.choices] == expected
+  assert [choice.index for choice in found.choices] == [0, 1, 2]
+  texts = [""] * 3
+  for part in client.completions.create(stream=True, **options):
+    texts[part.choices[0].index] += part.choices[0].text
+  assert texts == expected
+
+
+def test_stop_words_are_cut_off(client, model):
+  whole = alone(model, "the dog", LONG, **GREEDY).text
+  word = next(whole[i : i + 2] for i in range(4, LONG) if "\ufffd" not in whole[i : i + 3])
+  expected = alone(model, "the dog", LONG, **GREEDY, stop_words=[word, "never said"])
+  options = {"model": NAME, "prompt": "the dog", **GREEDY, "max_tokens": LONG}
+  for stop in (word, [word, "never said"]):
+    found = client.completions.create(stop=stop, **options)
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (expected.text, "stop")
+    assert found.usage.completion_tokens == len(expected.tokens) < LONG
+    parts = list(client.completions.create(stop=stop, stream=True, **options))
+    assert "".join(part.choices[0].text for part in parts) == expected.text
+    assert parts[-1].choices[0].finish_reason == "stop"
+
+
+def test_stop_ids_end_an_answer(client, model, engine, monkeypatch):
+  plain = alone(model, "the dog", LONG, **GREEDY)
+  token = next(i for i in plain.tokens[5:] if i not in plain.tokens[:5])
+  expected = alone(model, "the dog", LONG, **GREEDY, stop=[token])
+  options = {"model": NAME, "prompt": "the dog", **GREEDY, "max_tokens": LONG}
+  found = client.completions.create(extra_body={"stop_token_ids": [token, token]}, **options)
+  assert (found.choices[0].text, found.choices[0].finish_reason) == (expected.text, "stop")
+  assert found.usage.completion_tokens == len(expected.tokens) < LONG
+  # The same token is no text where it is a special one, and its name ends an answer.
+  special = Tokenizer(tokenizers.Tokenizer.from_str(model.tokenizer.inner.to_str()))
+  name = special.inner.id_to_token(token)
+  special.inner.add_special_tokens([name])
+  silent = dataclasses.replace(model, tokenizer=special)
+  monkeypatch.setattr(engine.decoder, "model", silent)
+  cut = model.decode(expected.tokens[:-1])
+  for stop in (name, [name, "never said"]):
+    found = client.completions.create(stop=stop, **options)
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (cut, "stop")
+    parts = list(client.completions.create(stop=stop, stream=True, **options))
+    assert "".join(part.choices[0].text for part in parts) == cut
+  with pytest.raises(openai.BadRequestError, match="accepted is text without") as e:
+    client.completions.create(stop=f"Paris{name}", **options)
+  assert e.value.param == "stop"
+
+
+# Of clients that name what they do not ask for.
+NEUTRAL = [
+  {"n": 1, "best_of": 1, "logit_bias": {}, "logprobs": False, "top_logprobs": 0, "tools": []},
+  {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0},
+  {"stop": None, "tools": None, "tool_choice": "none", "logit_bias": None, "suffix": None},
+  {"stop": [], "stop_token_ids": [], "tool_choice": "auto", "parallel_tool_calls": True},
+  {"user": "x", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "seed": None},
+  {"top_k": -1, "top_p": 1, "min_p": 0, "skip_special_tokens": True, "ignore_eos": False},
+  {"response_format": {"type": "text"}, "echo": False, "stream_options": {}, "seed": -1},
+  {"use_beam_search": False, "length_penalty": 1.0, "include_stop_str_in_output": False},
+  {"max_tokens": None, "max_completion_tokens": NEW}, {"max_completion_tokens": NEW},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", NEUTRAL, ids=lambda x: ", ".join(x)[:40])
+@pytest.mark.parametrize("chat", [True, False])
+def test_what_asks_for_nothing_changes_nothing(port, model, fields, chat):
+  expected = alone(model, model.chat("the cat") if chat else "the cat", **GREEDY).text
+  path, named = (
+    ("/v1/chat/completions", {"messages": asked("the cat")}) if chat
+    else ("/v1/completions", {"prompt": "the cat"})
+  )  # fmt: skip
+  body = named | GREEDY | {"max_tokens": NEW} | fields
+  status, found = get(port, path, json.dumps(body).encode())
+  assert status == 200, found
+  (choice,) = found["choices"]
+  assert (choice["message"]["content"] if chat else choice["text"]) == expected
+
+
+def test_values_that_have_a_meaning_of_their_own(client, model):
+  options = {"model": NAME, "prompt": "the dog", "max_tokens": NEW, "temperature": 1.0}
+
+  def text(**more):
+    return client.completions.create(**options, **more).choices[0].text
+
+  greedy = alone(model, "the dog", **GREEDY).text
+  assert text(top_p=0) == text(top_p=0.0, seed=4) == text(extra_body={"min_p": 1}) == greedy
+  assert text(seed=-2) == text(seed=-2) == text(seed=2**32 - 2) != greedy
+  assert len({text(seed=-1) for _ in range(4)}) > 1
+  assert text(seed=3, extra_body={"top_k": -1}) == text(seed=3)
+
+
+ROLES = JinjaTemplate(
+  "{% for m in messages %}{% if m.role == 'system' %}S {{ m.content | trim }}\n"
+  "{% elif m.role in ['user', 'assistant'] %}{{ m.name or m.role }} {{ m.content }}\n{% endif %}"
+  "{% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+)
+TOLD = [{"role": "system", "content": "be kind"}, *asked("the cat")]
+
+
+def test_a_developer_is_the_system(client, model, engine, monkeypatch):
+  own = dataclasses.replace(model, template=ROLES)
+  monkeypatch.setattr(engine.decoder, "model", own)
+  text = "S be kind\nuser the cat\nassistant"
+  assert own.chat(TOLD) == model.encode(text)
+  options = {"model": NAME, "max_tokens": NEW, **GREEDY}
+  for role in ("system", "developer"):
+    messages = [{"role": role, "content": "be kind"}, *asked("the cat")]
+    found = client.chat.completions.create(messages=messages, **options).choices[0].message.content
+    assert found == alone(model, text, **GREEDY).text
+  messages = [
+    {**asked("the cat")[0], "name": "Ann"},
+    {"role": "assistant", "content": None, "tool_calls": [], "refusal": None}, *asked("a dog"),
+  ]  # fmt: skip
+  found = client.chat.completions.create(messages=messages, **options).choices[0].message.content
+  text = "Ann the cat\nassistant \nuser a dog\nassistant"
+  assert found == alone(model, text, **GREEDY).text
+  for role in ("pope", "tool", "function", "", "System"):
+    messages = [{"role": role, "content": "be kind"}, *asked("the cat")]
+    with pytest.raises(openai.BadRequestError) as error:
+      client.chat.completions.create(messages=messages, **options)
+    assert error.value.param == "messages" and f"messages[0]: role={role!r}" in error.value.message
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 50])
+def test_a_text_in_pieces(model, size):
+  """Nothing that was shown is taken back, whatever the pieces are."""
+  ids = alone(model, "the dog", LONG, temperature=1.3, seed=8).tokens + model.encode(
+    "猫 é the catX"
+  )
+  whole = model.decode(ids)
+  for words in ((), ("catX",), ("at", "the"), ("never",), (whole[6:8].strip("\ufffd") or "e",)):
+    parts = [model.decode(ids[: n + 1]).rstrip("\ufffd") for n in range(len(ids))]
+    first = next((n + 1 for n, part in enumerate(parts) if any(w in part for w in words)), None)
+    said = model.decode(ids[:first])
+    expected = said[: min((said.find(w) for w in words if w in said), default=None)]
+    text, shown = Text(model, words), ""
+    for i in range(0, len(ids), size):
+      shown += text.add(ids[i : i + size])
+      assert expected.startswith(shown) and shown == text.shown
+    assert shown + text.end() == text.shown == expected
+    assert text.stopped == (first is not None) and len(text.ids) == (first or len(ids))
+
+
+def test_requests_that_name_no_seed_differ(client):
+  texts = {
+    client.completions.create(model=NAME, prompt="the").choices[0].text for _ in range(4)
+  }  # fmt: skip
+  assert len(texts) > 1
+
+
+def test_the_model_and_the_health(client, port):
+  (card,) = client.models.list().data
+  assert card.id == NAME == client.models.retrieve(NAME).id and card.max_length == 64
+  with pytest.raises(openai.NotFoundError):
+    client.models.retrieve("gpt-5")
+  assert get(port, "/health")[1] == {"status": "ok", "running": 0, "waiting": 0}
+
+
+def get(port: int, path: str, body: bytes | None = None):
+  """(status, what JSON says)."""
+  with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as link:
+    kind = "GET" if body is None else "POST"
+    head = f"{kind} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += "" if body is None else f"Content-Length: {len(body)}\r\n"
+    link.sendall(head.encode() + b"\r\n" + (body or b""))
+    answer = b"".join(iter(lambda: link.recv(65536), b""))
+  head, _, said = answer.partition(b"\r\n\r\n")
+  return int(head.split()[1]), json.loads(said)
+
+
+# --- Under load
+
+
+def test_two_hundred_requests_of_sixteen_clients(client, model):
+  """None is lost, and none is mixed up; more at once than there are rows, with all settings."""
+  words = ["the", "cat", "sat", "on", "mat", "dog", "Question", "Answer"]
+  requests = [
+    (f"{words[i % 8]} {i} {words[i // 8 % 8]}", 3 + i % 9,
+     GREEDY if i % 3 == 0 else {"temperature": 1.0, "seed": i}, i % 4 < 2)
+    for i in range(200)
+  ]  # fmt: skip
+
+  def ask(request):
+    prompt, budget, settings, stream = request
+    options = {"model": NAME, "prompt": prompt, "max_tokens": budget, **settings}
+    if not stream:
+      return client.completions.create(**options).choices[0].text
+    return "".join(part.choices[0].text for part in client.completions.create(
+      stream=True, **options))  # fmt: skip
+
+  with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    found = list(pool.map(ask, requests))
+  greedy, sampled = (
+    specjax.Decoder(model, verifier="target_only", temperature=t) for t in (0.0, 1.0)
+  )
+  for text, (prompt, budget, settings, _) in zip(found, requests, strict=True):
+    decoder = greedy if settings is GREEDY else sampled
+    decoder.seed = settings.get("seed", 0)
+    assert text == decoder([prompt], budget)[0].text, (prompt, settings)
+  assert len(set(found)) > 150
+
+
+def test_clients_that_hang_up(client, port, engine, model):
+  options = {"model": NAME, "prompt": "the cat", "max_tokens": 50, **GREEDY}
+  body = json.dumps({k: v for k, v in options.items() if k != "model"}).encode()
+  head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+
+  def leave(i):
+    if i % 3 == 0:
+      with client.completions.create(stream=True, **options) as stream:
+        next(iter(stream))
+    else:  # without reading an answer, or before the request is whole
+      with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as link:
+        link.sendall(head + (body if i % 3 == 1 else body[:9]))
+        time.sleep(0.005)
+
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(leave, range(24)))
+    assert client.completions.create(**options).choices[0].text == alone(
+      model, "the cat", 50, **GREEDY).text  # fmt: skip
+  until(lambda: engine.load == (0, 0))
+
+
+@contextlib.contextmanager
+def kept_busy(engine, waiting: int):
+  """Every row is taken and so many wait; nothing goes on until the end."""
+  reached, over = threading.Event(), threading.Event()
+
+  def tell():
+    reached.set()
+    over.wait(30)
+
+  tickets = [engine.submit([1], 60, tell=tell)]
+  assert reached.wait(30)
+  tickets += [engine.submit([1], 60) for _ in range(engine.decoder.batch - 1 + waiting)]
+  try:
+    yield
+  finally:
+    for ticket in tickets:
+      ticket.cancel()
+    over.set()
+
+
+def test_a_row_is_freed_where_nobody_listens(engine, client, port):
+  with kept_busy(engine, 0):
+    with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as link:
+      body = b'{"prompt": "the", "max_tokens": 50}'
+      link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+                   % (len(body), body))  # fmt: skip
+      until(lambda: engine.load == (1, engine.decoder.batch))
+    until(lambda: engine.load == (1, engine.decoder.batch - 1))
+
+
+def test_a_full_queue_is_said(engine, client):
+  with kept_busy(engine, engine.queue), pytest.raises(openai.RateLimitError) as error:
+    client.completions.create(model=NAME, prompt="the")
+  assert error.value.code == "queue_full" and "try again later" in error.value.message
+  assert client.completions.create(model=NAME, prompt="the").usage.completion_tokens == 16
+
+
+def test_time_is_limited(engine):
+  with running(engine, seconds=0.2) as (_, port), client_of(port) as client:
+    options = {"model": NAME, "prompt": "the"}
+    with kept_busy(engine, 0):
+      with pytest.raises(openai.InternalServerError) as error:
+        client.completions.create(**options)
+      assert error.value.status_code == 503 and error.value.code == "timeout"
+      with pytest.raises(openai.APIError, match=r"longer than 0\.2 seconds"):
+        list(client.completions.create(stream=True, **options))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_that_run_are_cut_at_the_end(model, stream):
+  """The server ends, with an answer that would never end by itself."""
+  with Engine(decoder_of(model), max_length=64, queue=20) as engine:
+    over = threading.Event()
+    with running(engine) as (server, port), client_of(port) as client:
+      engine.submit([1], 40, tell=lambda: over.wait(30))
+      with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: list(client.completions.create(
+          model=NAME, prompt="the", max_tokens=50, stream=stream)))  # fmt: skip
+        until(lambda: sum(engine.load) == 2)
+        server.should_exit = True
+        until(lambda: engine.closed)
+        over.set()
+        with pytest.raises(openai.APIError, match="the server ends before the answer does"):
+          answer.result(30)
+
+
+# --- What is refused
+
+CHAT = {"messages": asked("the cat"), "max_tokens": 4}
+WRONG = [
+  ({"model": "gpt-5"}, 404, "model='gpt-5': accepted is only 'tiny'."),
+  ({"messages": []}, 400, "messages=[]: accepted is a list of one message or more."),
+  ({"messages": "hello"}, 400, "messages='hello': accepted is a list of messages."),
+  ({"messages": ["hello"]}, 400, "messages[0]='hello': accepted is an object"),
+  ({"messages": [{"role": "user"}]}, 400, "messages[0].content=None: accepted is text"),
+  ({"messages": [{"role": "pope", "content": "x"}]}, 400, "role='pope'"),
+  ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "parts of type text"),
+  ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "without lone surrogates"),
+  ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, 400, "not 'tool_calls'"),
+  ({"messages": asked("cat " * 90)}, 400, "together at most 64."),
+  ({"max_tokens": 60}, 400, "max_tokens=60: together at most 64."),
+  ({"max_tokens": 0}, 400, "max_tokens=0: accepted is a whole number from 1"),
+  ({"max_tokens": "many"}, 400, "max_tokens='many'"),
+  ({"temperature": -1}, 400, "temperature=-1: accepted is"),
+  ({"temperature": "hot"}, 400, "temperature='hot'"),
+  ({"max_tokens": 4, "max_completion_tokens": 5}, 400, "max_tokens=4: accepted is that of"),
+  ({"max_completion_tokens": 0}, 400, "max_completion_tokens=0: accepted is a whole number from 1"),
+  ({"stream_options": {"include_usage": True}}, 400, "accepted is only with stream=true."),
+  ({"stream_options": {"include_usage": 1}, "stream": True}, 400, "accepted is true or false."),
+  ({"stop_token_ids": [1, 10**6]}, 400, "stop_token_ids[1]=1000000: accepted is a whole number"),
+  ({"stop_token_ids": "x"}, 400, "stop_token_ids='x'"),
+  ({"messages": [{"role": "user", "content": "x", "name": 7}]}, 400, "messages[0].name=7"),
+  ({"messages": [{"role": "developer", "content": "x"}]}, 400, "role='developer'"),
+  ({"top_logprobs": 2}, 400, "top_logprobs=2: accepted is only 0."),
+  ({"repetition_penalty": 1.2}, 400, "repetition_penalty=1.2: accepted is only 1."),
+  ({"top_k": -2}, 400, "top_k=-2"),
+  ({"top_k": True}, 400, "top_k=True"),
+  ({"seed": -(2**40)}, 400, "seed=-1099511627776"),
+  ({"top_p": -0.1}, 400, "top_p=-0.1: accepted is"),
+  ({"seed": 2**40}, 400, "seed=1099511627776"),
+  ({"seed": 1.5}, 400, "seed=1.5"),
+  ({"stop": 7}, 400, "stop=7"),
+  ({"stop": [""]}, 400, "stop=['']"),
+  ({"stop": ["a"] * 17}, 400, "up to 16 texts"),
+  ({"stream": 1}, 400, "stream=1: accepted is true or false."),
+  ({"stream_options": 1}, 400, "stream_options=1"),
+  ({"n": 2}, 400, "n=2: accepted is only 1."),
+  ({"logprobs": True}, 400, "logprobs=True: accepted is only false."),
+  ({"presence_penalty": 0.5}, 400, "presence_penalty=0.5: accepted is only 0."),
+  ({"logit_bias": {"1": 5}}, 400, "logit_bias={'1': 5}"),
+  ({"response_format": "json"}, 400, "response_format='json': accepted is an object of type text"),
+  (
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": "/etc/passwd"}}},
+    400,
+    "json_schema with its schema",
+  ),
+  (
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}},
+    400,
+    "Invalid type: foo",
+  ),
+  ({"tools": [{}]}, 400, "tools=[{}]: accepted is only []."),
+  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of max_"),
+]
+
+
+@pytest.mark.parametrize(("change", "status", "words"), WRONG, ids=[str(x[0])[:40] for x in WRONG])
+def test_bad_requests_are_refused(port, change, status, words):
+  found, said = get(port, "/v1/chat/completions", json.dumps(CHAT | change).encode())
+  sentence = said["error"]["message"]
+  assert found == status and words in sentence
+  assert sentence.endswith(".") and "\n" not in sentence
+  field = said["error"]["param"]
+  assert field in (None, *change)
+
+
+@pytest.mark.parametrize(("prompt", "words"), [
+  ("", "prompt is empty"), ([], "prompt=[]"), ([[]], "prompt is empty"), ({}, "prompt={}"),
+  ([999], "prompt[0]=999"), ([1.5], "prompt=[1.5]"), ([True], "prompt[0]=True"),
+  (["a"] * 17, "a list of 1 to 16 of these"), (None, "the request lacks 'prompt'."),
+])  # fmt: skip
+def test_bad_prompts_are_refused(port, prompt, words):
+  status, said = get(port, "/v1/completions", json.dumps({"prompt": prompt}).encode())
+  assert status == 400 and words in said["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), [
+  ("/v1/completions", b"[" * 50_000, 400), ("/v1/completions", b"\xff", 400),
+  ("/v1/completions", b'{"prompt": "x", "temperature": NaN}', 400), ("/v1/completions", b"1", 400),
+  ("/v1/completions", b"x" * 80_000, 413), ("/v1/completions", None, 405),
+  ("/v1/../../etc/passwd", None, 404), ("/v1/models/..%2f..%2fetc", None, 404), ("/", None, 404),
+])  # fmt: skip
+def test_what_is_no_request(port, path, body, status):
+  found, said = get(port, path, body)
+  assert found == status and said["error"]["message"].endswith(".")
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+  (["--port", "70000"], "port=70000: accepted is a whole number from 0 to 65535"),
+  (["--host", "no.such.place.invalid"], "host='no.such.place.invalid', port=8000: accepted is"),
+  (["--port", "0", "--seconds", "0"], "seconds=0"),
+  (["--port", "0", "--max-length", "97"], "max_length=97: accepted is a whole number from 2 to 96"),
+  (["--port", "0", "--queue", "-1"], "queue=-1"),
+  (["--port", "0", "--verifier", "oracle"], "oracle"),
+])  # fmt: skip
+def test_a_bad_command_is_refused(directory, capsys, arguments, words):
+  before = signal.getsignal(signal.SIGTERM)
+  assert main(["serve", "--model", directory, *arguments]) == 2
+  out, err = capsys.readouterr()
+  assert words in err and err.startswith("error: ") and err.count("\n") == 1 and out == ""
+  assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_port_that_is_taken(capsys, port):
+  assert main(["serve", "--port", str(port)]) == 2
+  assert f"port={port}: accepted is an address of this machine" in capsys.readouterr().err
+
+
+def test_a_model_without_a_tokenizer(tmp_path, capsys):
+  assert main(["serve", "--model", save(tmp_path / "ids", None, 64), "--port", "0"]) == 2
+  assert "has no tokenizer: accepted is a model of texts" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_named(monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, "uvicorn", None)
+  monkeypatch.delitem(sys.modules, "specjax.serving.run", raising=False)
+  assert main(["serve"]) == 2
+  assert capsys.readouterr().err == "error: serve needs uvicorn: pip install specjax[serve].\n"
+
+
+OPTIONS = ["--drafter", "prompt_lookup-4", "--batch", "4", "--max-length", "64", "--port"]
+SIGNALS = pytest.mark.parametrize(
+  "kind", [signal.SIGTERM, signal.SIGINT], ids=lambda kind: kind.name
+)
+
+
+@SIGNALS
+def test_a_signal_ends_the_server(directory, capsys, kind):
+  """It is sent while an answer comes, which goes on to its end."""
+  with bound("127.0.0.1", 0) as place:
+    port = place.getsockname()[1]
+  found = []
+
+  def ask():
+    while True:
+      try:
+        get(port, "/health")
+        break
+      except OSError:
+        time.sleep(0.02)
+    with client_of(port) as client, client.completions.create(
+      model=NAME, prompt="the", max_tokens=50, stream=True
+    ) as stream:  # fmt: skip
+      found.append(next(iter(stream)))
+      os.kill(os.getpid(), kind)
+      found.extend(stream)
+
+  before = signal.getsignal(kind)
+  asking = threading.Thread(target=ask)
+  asking.start()
+  assert main(["serve", "--model", directory, *OPTIONS, str(port)]) == 0
+  asking.join(30)
+  assert found[-1].choices[0].finish_reason == "length"
+  out, err = capsys.readouterr()
+  rule = "with prompt_lookup-4 and target_only [EXACT]"
+  assert (out, err) == (f"{NAME} at http://127.0.0.1:{port}/v1, {rule}\n", "")
+  assert signal.getsignal(kind) is before
+
+
+@pytest.mark.full
+@SIGNALS
+def test_a_signal_ends_the_command(directory, kind, tmp_path):
+  command = [sys.executable, "-m", "specjax.cli", "serve", "--model", directory, *OPTIONS, "0"]
+  root = str(pathlib.Path(specjax.__file__).parents[1])
+  errors = tmp_path / "errors"
+  with (
+    errors.open("w") as file,
+    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, cwd=tmp_path,
+                     env=os.environ | {"PYTHONPATH": root}) as process,
+  ):  # fmt: skip
+    line = process.stdout.readline()
+    assert line.startswith("tiny at http://127.0.0.1:"), errors.read_text()
+    port = int(line.split("/v1")[0].rpartition(":")[2])
+    with client_of(port) as client:
+      assert client.completions.create(model=NAME, prompt="the").usage.completion_tokens == 16
+    process.send_signal(kind)
+    assert process.wait(30) == 0 and process.stdout.read() == ""
+  assert "Traceback" not in errors.read_text() and "ERROR" not in errors.read_text()
