@@ -69,7 +69,8 @@ def _same_name(a: str, b: str) -> bool:
 def checked(what: str, raw: Mapping[str, Any], **models: Identity) -> Iterator[None]:
   """Around the reading of a trained part: its errors say whose it is, if that is another model's.
 
-  A line on stderr says where a part was trained for a model of another name that is alike.
+  A line on stderr says where a part was trained for a model of another name that is known to be
+  alike. A name alone is no sign of another model: it may be a path, or an alias.
 
   Args:
     what: the part, as the user called it.
@@ -80,7 +81,7 @@ def checked(what: str, raw: Mapping[str, Any], **models: Identity) -> Iterator[N
     ValueError: it was trained for a model of another vocabulary, width or number of layers, or
       whose tokens are others.
   """
-  others = []
+  others: dict[str, bool] = {}
   for role, model in models.items():
     said = _said(raw, role)
     name = said["name"]
@@ -92,10 +93,11 @@ def checked(what: str, raw: Mapping[str, Any], **models: Identity) -> Iterator[N
     if None not in (said.get("tokens"), model.tokens) and said["tokens"] != model.tokens:
       raise ValueError(f"{whose}: their tokenizers have other tokens.")
     if name and not _same_name(name, model.name):
-      others.append(whose)
+      others[whose] = len(said) > 1
   try:
     yield
   except ValueError as error:
-    raise (ValueError(f"{others[0]}: {error}") if others else error) from None
-  for whose in others:
-    print(f"{whose}: it may draft badly.", file=sys.stderr)
+    raise (ValueError(f"{next(iter(others))}: {error}") if others else error) from None
+  for whose, is_alike in others.items():
+    if is_alike:
+      print(f"{whose}: it may draft badly.", file=sys.stderr)

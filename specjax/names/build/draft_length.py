@@ -42,8 +42,11 @@ def build_draft_length(
   if "longest" in every:
     arguments["longest"] = depth
   if "length" in every:
-    length = arguments.setdefault("length", min(int(every["length"] or 0), depth))
-    checks.whole(f"draft_length={name!r}: length", length, 0, depth, "the most that is drafted")
+    usual = int(every["length"] or 0)
+    if arguments.setdefault("length", usual) == usual:  # a name leaves a default out, which fits
+      arguments["length"] = min(usual, depth)
+    most = "the most that is drafted"
+    checks.whole(f"draft_length={name!r}: length", arguments["length"], 0, depth, most)
   if given.name != "specdecpp":
     return name, builder(**arguments), ()
   path = grammar.text_of(given, "an acceptance head", hint=", see specjax.train.acceptance")
