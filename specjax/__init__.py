@@ -14,20 +14,23 @@ if (_CHECKOUT / "kernels" / "tree_attention").is_dir():
 _HOMES = {
   name: f"specjax.{module}"
   for module, names in {
-    "decoding.decoder": ("Decoder", "generate"),
-    "decoding.adadec": ("adadec",),
-    "decoding.beam_search": ("beam_search",),
-    "decoding.best_of": ("best_of",),
-    "decoding.cntp": ("cntp",),
-    "decoding.constrained": ("constrained",),
+    "names.load": ("load", "Model"),
+    "decoding.decoder": ("generate", "Decoder"),
     "decoding.diffusion_decoder": ("DiffusionDecoder",),
     "decoding.batching": ("Result",),
-    "decoding.builders.drafter": ("make_drafter",),
-    "decoding.model": ("Model", "load"),
-    "decoding.pearl_decoder": ("PearlDecoder",),
-    "decoding.superposed": ("superposed",),
-    "decoding.switching": ("switching",),
+    "base": ("Target", "Drafter", "Draft", "Verifier", "Verdict", "Context", "Processor"),
+    "heads.base": ("Head",),
+    "diffusion.base": ("Denoiser", "Policy", "Canvas", "Prediction"),
+    "names.build.drafter": ("make_drafter",),
     "models.sharding": ("mesh",),
+    "search.adadec": ("adadec",),
+    "search.beam_search": ("beam_search",),
+    "search.best_of": ("best_of",),
+    "search.cntp": ("cntp",),
+    "search.constrained": ("constrained",),
+    "search.pearl_decoder": ("PearlDecoder",),
+    "search.superposed": ("superposed",),
+    "search.switching": ("switching",),
   }.items()
   for name in names
 }
