@@ -5,9 +5,9 @@
         --avoid spec_bench.jsonl gsm8k_test.jsonl
     python -m specjax.configs.qwen_coder
 
-The head has 59.8 M parameters, 25.2 M of them in its LM head over 16384 tokens. On one
-H200 prompts take 2 minutes, and answers and training 9, of which 2.5 are the 1600 steps. Expected of
-its 100 held-out answers: 2.69 tokens a pass with 4 nodes, 3.24 with 8, 3.51 with 16.
+The head has 59.8 M parameters, 25.2 M of them in its LM head over 16384 tokens. On one H200 prompts
+take 2 minutes, and answers and training 9, of which 2.5 are the 1600 steps. Expected on its 100
+held-out answers: 2.69 tokens a pass with 4 nodes, 3.24 with 8, 3.51 with 16.
 """
 
 import sys

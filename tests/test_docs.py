@@ -147,7 +147,8 @@ def parsed(words, monkeypatch, tmp_path) -> list:
   words = ["python", "-m", "specjax.cli", *words[1:]] if words[0] == "specjax" else words
   by_module = words[1] == "-m"
   name, arguments = (words[2], words[3:]) if by_module else (str(ROOT / words[1]), words[2:])
-  source = importlib.util.find_spec(name).origin if by_module else name
+  main = "specjax.cli.main" if name == "specjax.cli" else name
+  source = importlib.util.find_spec(main).origin if by_module else name
   assert "command_line.run(" in pathlib.Path(source).read_text(), "a command that would really run"
   monkeypatch.setattr(sys, "argv", [name, *arguments])
   monkeypatch.chdir(tmp_path)

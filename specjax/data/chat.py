@@ -46,10 +46,13 @@ class ChatTemplate(Protocol):
 def checked(turns: Turns, name: str = "turns") -> Turns:
   """The turns; ValueError where one has no text as its role, or no content."""
   for i, turn in enumerate(checks.sequence(name, turns, "a list of turns")):
-    if not isinstance(turn, Mapping) or "role" not in turn or silent(turn):
+    named = isinstance(turn, Mapping) and "role" in turn
+    if not named or ("content" not in turn and silent(turn)):
       checks.refuse(f"{name}[{i}]", turn, "a dict with the texts role and content")
     checks.text(f"{name}[{i}]: role", turn["role"])
     content = turn.get("content")
+    if silent(turn):
+      checks.text(f"{name}[{i}]: content", content)
     if isinstance(content, list | tuple):
       if not all(map(_is_part, content)):
         checks.refuse(f"{name}[{i}]: content", content, 'text, or parts {"type": "text", '

@@ -26,11 +26,11 @@ from specjax.cli.main import main
 from specjax.data.chat import TEMPLATES
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import Tokenizer, train_bpe
+from specjax.decoding.texts import Text
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.serving.engine import Engine
 from specjax.serving.run import Uvicorn, bound, configured
-from specjax.serving.texts import Text
 
 NEW, LONG = 12, 31
 NAME = "tiny"
