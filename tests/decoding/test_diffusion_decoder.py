@@ -102,7 +102,7 @@ def test_numbers_keep_their_kind(model):
     ("threshold-x", "accepted is NAME or NAME-NUMBER"),
     ("threshold:0.9", "is now threshold/0.9"),
     ("threshold+r3", "policy='r3': accepted are r2"),
-    ("learned", "'tiny-filter' is not in the zoo; `python -m specjax.train.filter` trains one for tiny"),
+    ("learned", "'tiny-filter' is not in the zoo; `python -m specjax.train.filter` trains"),
     ("threshold[here]", "threshold takes nothing in brackets"),
     ("threshold/dual/prefix", "policy/prefix: there is a cache already, dual"),
     ("threshold/anew/kept", "policy/kept: there is a draws already, anew"),
