@@ -10,6 +10,7 @@ import datetime
 import functools
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -139,13 +140,19 @@ class JinjaTemplate:
     return tuple(dict.fromkeys(role for role in found if isinstance(role, str)))
 
   def prompt(self, tokenizer: Tokenizer, turns: Turns) -> list[int]:
-    """See `ChatTemplate`; a conversation of which the template leaves out a turn is refused too."""
+    """See `ChatTemplate`; a template that leaves out a turn of a role of its own is refused too.
+
+    A line on stderr says where it leaves out one of the user's or of the assistant's.
+    """
     text = self._text(turns, prompt=True)
     for i, turn in enumerate(turns):
-      usual = turn["role"] in ("user", "assistant") and content_of(turn).strip() in text
-      if not usual and self._leaves_out(turns, i, text):
-        raise ValueError(f"turns[{i}]: role={turn['role']!r}: the chat template leaves this turn "
-                         "out.")  # fmt: skip
+      usual = turn["role"] in ("user", "assistant")
+      if (usual and content_of(turn).strip() in text) or not self._leaves_out(turns, i, text):
+        continue
+      said = f"turns[{i}]: role={turn['role']!r}: the chat template leaves this turn out."
+      if not usual:
+        raise ValueError(said)
+      print(said, file=sys.stderr)
     return tokenizer.encode(text)
 
   def _leaves_out(self, turns: Turns, i: int, text: str) -> bool:

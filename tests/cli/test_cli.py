@@ -308,24 +308,6 @@ def test_a_tree_is_refused(ids_model, medusa_head, write, refused, tree, message
 
 
 @pytest.mark.parametrize(
-  ("command", "flag", "now"),
-  [
-    ("generate", "--nodes", "--drafter NAME-NODES"),
-    ("generate", "--policy", "--drafter 'draft_model[PATH]/POLICY'"),
-    ("generate", "--presence-penalty=1", "--processors penalties-"),
-    ("denoise", "--cache", "--policy NAME/CACHE"),
-    ("denoise", "--filter", "--policy 'learned[PATH]'"),
-    ("bench", "--draft-model", "--drafters 'draft_model[PATH]'"),
-    ("bench", "--student", "--methods 'NAME/student[PATH]'"),
-    ("tune", "--head=x", "--drafters 'NAME[PATH]'"),
-    ("tune", "--drafter=x", "--drafters"),
-  ],
-)
-def test_an_option_of_old_is_told_its_new_name(refused, command, flag, now):
-  assert f"{flag.partition('=')[0]} is now {now}" in refused(command, flag)
-
-
-@pytest.mark.parametrize(
   ("suite", "option", "value"),
   [
     ("parallelbench", "--drafters", "eagle"), ("parallelbench", "--verifier", "typical"),

@@ -260,7 +260,6 @@ SYSTEM_X, TOOL, USER = ({"role": r, "content": "a"} for r in ("system", "tool", 
 @pytest.mark.parametrize(("source", "turns", "left_out"), [
   (EACH, [SYSTEM_X, USER], None), (NAMED, [USER, TOOL], None), (NAMED, [SYSTEM_X, USER], 0),
   (FIRST, [SYSTEM_X, USER], None), (FIRST, [USER, SYSTEM_X], 1),
-  ("{{ messages[-1].content }}", [USER | {"content": "b"}, USER], 0),
   (NAMED, [USER | {"content": ""}, SYSTEM_X | {"content": ""}], 1),
 ])  # fmt: skip
 def test_a_turn_that_a_template_leaves_out_is_refused(source, turns, left_out):
@@ -273,3 +272,9 @@ def test_a_turn_that_a_template_leaves_out_is_refused(source, turns, left_out):
   role = turns[left_out]["role"]
   words = f"turns[{left_out}]: role='{role}': the chat template leaves this turn out."
   assert str(refusal.value) == words
+
+
+def test_a_turn_of_the_user_that_is_left_out_is_said(capsys):
+  JinjaTemplate("{{ messages[-1].content }}").prompt(BYTES, [USER | {"content": "b"}, USER])
+  said = "turns[0]: role='user': the chat template leaves this turn out.\n"
+  assert capsys.readouterr().err == said

@@ -40,7 +40,9 @@ def test_the_most_frequent_tokens_are_chosen(texts):
   among = np.sort(np.unique(said))[::2]
   _, some = chosen(MODEL, named(texts, 3), among)
   assert set(some) <= set(among) and counts[some].min() >= np.sort(counts[among])[-3]
-  assert len(chosen(MODEL, named(texts, 10**6))[1]) == 4096
+  assert len(chosen(MODEL, named(texts, 4096))[1]) == 4096
+  with pytest.raises(ValueError, match="size=4097: accepted is a whole number from 1 to 4096"):
+    chosen(MODEL, named(texts, 4097))
 
 
 @pytest.mark.full(but=["eagle3", "medusa"])
@@ -106,7 +108,7 @@ def test_trimmed_draft_models_change_no_token(texts, after):
   ("name", "words"),
   [
     ("medusa/trimmed", "trimmed: it needs texts, trimmed\\[FILE.jsonl\\]"),
-    ("medusa/trimmed-0[TEXTS]", "draft_vocab=0"),
+    ("medusa/trimmed-0[TEXTS]", "size=0: accepted is a whole number from 1 to 4096"),
     ("prompt_lookup/trimmed-9[TEXTS]", "accepted after prompt_lookup/ are none"),
   ],
 )

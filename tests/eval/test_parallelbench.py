@@ -74,8 +74,8 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
   ("label", "problem"),
   [
     ("threshold/quick", "policy/quick: accepted after policy/ are fixed, adaptive, none, dual"),
-    ("entropy_threshold/student", "-student' is no directory"),
-    ("learned", "-filter' is no directory"),
+    ("entropy_threshold/student", "-student' is not in the zoo; `python -m specjax.train.distill`"),
+    ("learned", "-filter' is not in the zoo; `python -m specjax.train.filter`"),
     ("sure", "policy='sure': accepted are random"),
     ("threshold:0.9", "is now threshold/0.9"),
   ],
