@@ -90,7 +90,7 @@ def test_a_trimmed_model_says_its_tokens_alone(texts):
     small.evaluate(params, cache, tokens[:, 8:9], node, mask, (1,))
 
 
-@pytest.mark.full(but=["adaedl"])
+@pytest.mark.full(but=["chain"])
 @pytest.mark.parametrize(
   "after", ["", "/adaedl-0.3", "/without_replacement-2-1"], ids=["chain", "adaedl", "tree"]
 )

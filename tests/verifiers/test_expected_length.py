@@ -115,7 +115,7 @@ def test_chains(distributions, verifier, want):
     ((2, 1), "iid", RECURSIVE, 2.24575),
     pytest.param((2, 2), "without_replacement", RECURSIVE, 2.452404, marks=pytest.mark.full),
     pytest.param((2, 2), "without_replacement", TRAVERSAL, 2.505068, marks=pytest.mark.full),
-    ((2, 2), "iid", RECURSIVE, 2.325025),
+    pytest.param((2, 2), "iid", RECURSIVE, 2.325025, marks=pytest.mark.full),
   ],
 )
 def test_trees(widths, how, verifier, want):
