@@ -24,8 +24,9 @@ def _parse(file: pathlib.Path) -> Any:
   except ImportError:
     raise ValueError(f"{file} needs the package sentencepiece, which is not installed: accepted is "
                      f"pip install specjax[sentencepiece], or {_HELP}.") from None  # fmt: skip
+  messages: Any = sentencepiece_model_pb2  # makes its classes when it is imported
   try:
-    return sentencepiece_model_pb2.ModelProto.FromString(content)
+    return messages.ModelProto.FromString(content)
   except DecodeError as error:
     raise ValueError(f"{file} is truncated or no model of SentencePiece: {error}.") from error
 
