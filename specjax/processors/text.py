@@ -123,7 +123,7 @@ def measured(automaton: Automaton) -> Measured:
 
 
 class RegexForm:
-  """What an automaton of `of_regex` allows; a `decoding.builders.processors.Form`."""
+  """What an automaton of `of_regex` allows; a `names.build.processors.Form`."""
 
   def __init__(self, automaton: Measured):
     self._following, distance = np.asarray(automaton.following), np.asarray(automaton.distance)
