@@ -438,7 +438,7 @@ class Verifier(NamedTuple):
 
   Attributes:
     name: what `specjax list` shows.
-    exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its knob when lossy.
+    exactness: "GREEDY-EXACT", "EXACT" or "LOSSY", with its parameter when lossy.
     accepts: the proposals for which the rule is exact, or, if it is lossy, defined.
     temperature: "zero" for rules that follow the argmax, "any" otherwise.
   """

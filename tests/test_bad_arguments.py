@@ -59,7 +59,7 @@ OF_DECODER = {
   "verifier": (7, "oracle", "", ["greedy"], ("greedy", ()), {}),
   "drafter": (7, "oracle", "", None, ["none"], ("none", ()), "draft_model", "medusa[no]", "a b",
               "prompt_lookup-1", "prompt_lookup-1000000000", "medusa:16", "+"),
-  "tree": (7, "dynamic-16-5-4", "x"),
+  "tree": (7, "dynamic-16,depth=5,beam=4", "x"),
   "draft_length": (7, "x"),
 }  # fmt: skip
 

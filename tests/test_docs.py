@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import itertools
-import math
 import pathlib
 import re
 import runpy
@@ -182,17 +181,18 @@ def named(page: str) -> set[Part]:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
 def test_names_are_those_of_the_list(page):
-  most: dict[str, float] = {}  # numbers that a name takes; a tree and a draft length share one
+  known: dict[str, set[str]] = {}  # parameters of a name, which parts of two kinds may share
   for rows in catalogue.parts().values():
-    for label, knobs, *_ in rows:
+    for label, parameters, *_ in rows:
       name = re.sub(r"^[/+]|\[.*", "", label)
-      count = math.inf if "each depth" in knobs else len(knobs.split(", "))
-      most[name] = max(count, most.get(name, 0))
+      known.setdefault(name, set()).update(re.findall(r"\w+", re.sub("=[^,]*", "", parameters)))
   parts = named(page)
-  assert {part.name for part in parts} <= set(most)
-  assert [part for part in parts if len(part.numbers) > most[part.name]] == []
+  assert {part.name for part in parts} <= set(known)
+  for part in parts:
+    assert {key for key, _ in part.labelled} <= known[part.name], part
+    assert len(part.numbers) < 2 or "children" in known[part.name], part
   if page == "docs/methods.md":
-    assert {part.name for part in parts} == set(most)
+    assert {part.name for part in parts} == set(known)
 
 
 def test_what_is_left_out_points_to_names_of_the_list():

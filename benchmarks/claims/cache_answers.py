@@ -1,7 +1,8 @@
 r"""How far the answers over a compressed cache are those over the dense one.
 
     python benchmarks/claims/cache_answers.py --model smollm2-135m --prompts spec_bench.jsonl \
-        --caches int8 gear-4 mustafar-0.5 keyformer-0.5 sinks-4-508 token_select-384-4-124
+        --caches int8 gear-4 mustafar-0.5 keyformer-0.5 sinks-4,recent=508 \
+        token_select-384,first=4,recent=124
 
 Every cache answers the same questions greedily, to the full length. Two answers agree up to their
 first other token, behind which they are texts of their own. Questions of at least `long` tokens,

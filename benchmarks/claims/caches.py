@@ -1,7 +1,8 @@
 r"""What compressed caches cost: the likelihood of texts, and the bytes of a token.
 
     python benchmarks/claims/caches.py --model smollm2-135m --prompts spec_bench.jsonl \
-        --caches int8 gear-4 gear-2 mustafar-0.5 keyformer-0.5 sinks-4-252 token_select-128-16-112
+        --caches int8 gear-4 gear-2 mustafar-0.5 keyformer-0.5 sinks-4,recent=252 \
+        token_select-128,first=16,recent=112
 
 The prompts that are long enough are cut to one length and read a few tokens at a time, as
 decoding would commit them, over each cache. Perplexity is that of all tokens behind the first

@@ -25,7 +25,7 @@ class Config(prompts.Questions):
   """What is compared."""
 
   # names of rules, such as judge-0.9[PATH] or token/reflective[TEXT]
-  rules: tuple[str, ...] = ("typical", "typical-0.3-0.5477")
+  rules: tuple[str, ...] = ("typical", "typical-0.3,delta=0.5477")
   drafter: str = "eagle"  # name of a drafter, such as "eagle-16" or "draft_model-8[PATH]"
   # temperatures of the target; at 0 typical acceptance is greedy
   temperatures: tuple[float, ...] = (0.0, 0.8)

@@ -43,7 +43,7 @@ SETTINGS = (
   Setting("prompt_lookup-8", 8, 2000, 128),
   Setting("prompt_lookup-8|token_recycling-16", 32, 500, 128),
   Setting("eagle3-16", 8, 1000, 128),
-  Setting("none", 16, 2000, 128, cache="sinks-4-508"),
+  Setting("none", 16, 2000, 128, cache="sinks-4,recent=508"),
   Setting("prompt_lookup-4", 8, 4000, 128, weights="bfloat16"),
 )
 

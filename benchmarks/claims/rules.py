@@ -29,8 +29,8 @@ class Config(prompts.Questions):
   drafter: str = "eagle"
   # names of trees of about equal size; a number stands for the best tree of that size
   trees: tuple[str, ...] = (
-    "8", "dynamic-8-4-3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1", "mixed-2-2-1",
-    "stochastic_beam-2-4", "dyspec-9-4-2",
+    "8", "dynamic-8,depth=4,beam=3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1",
+    "mixed-2-2-1", "stochastic_beam-2,depth=4", "dyspec-9,depth=4,children=2",
   )  # fmt: skip
   # names of rules
   rules: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")

@@ -2,7 +2,7 @@ r"""What `specjax tune` chooses beside drafts whose sizes and trees are set by h
 
     python benchmarks/claims/tuner.py --prompts gsm8k_test.jsonl
     python benchmarks/claims/tuner.py --model smollm2-135m --prompts spec_bench.jsonl \
-        --drafters eagle3 prompt_lookup "prompt_lookup-8-8-2-2|eagle3-4"
+        --drafters eagle3 prompt_lookup "prompt_lookup-8,longest=8,shortest=2,per_match=2|eagle3-4"
 
 At every temperature and batch size the tuner gets the drafters and the first questions. Its choice
 then answers the other questions, in turns with plain decoding and with every draft by hand: those
@@ -33,9 +33,16 @@ from specjax.names.build.drafters import is_head
 
 PLAIN = "none"
 SIZES = (4, 6, 8, 16)
-SHAPES = ("static-1", "static-1-1", "static-1-1-1", "dynamic-8-4-4", "dynamic-16-4-4")
+SHAPES = (
+  "static-1",
+  "static-1-1",
+  "static-1-1-1",
+  "dynamic-8,depth=4,beam=4",
+  "dynamic-16,depth=4,beam=4",
+)
 DRAWN = (
-  "iid-1-1", "iid-1-1-1", "without_replacement-2-1-1", "stochastic_beam-2-3", "dyspec-8-4-3",
+  "iid-1-1", "iid-1-1-1", "without_replacement-2-1-1", "stochastic_beam-2,depth=3",
+  "dyspec-8,depth=4,children=3",
 )  # fmt: skip
 
 

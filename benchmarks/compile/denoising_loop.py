@@ -84,17 +84,17 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
     return jax.tree.map(lambda x: parameter(x, jnp.bfloat16, "float"), params)
 
   def parts():
-    knobs = jax.tree.map(lambda x: jnp.full(B, x, jnp.float32), threshold().knobs())
+    parameters = jax.tree.map(lambda x: jnp.full(B, x, jnp.float32), threshold().parameters())
     canvas = Canvas(
       jnp.zeros((B, L), jnp.int32), jnp.ones((B, L), bool), jnp.full(B, config.canvas)
     )
-    return knobs, canvas, denoise.Request(request_keys(0, jnp.arange(B)), jnp.zeros(B))
+    return parameters, canvas, denoise.Request(request_keys(0, jnp.arange(B)), jnp.zeros(B))
 
   shapes = jax.eval_shape(weights)
   params = placed(shapes, sharding.of_params(shapes, mesh))
-  knobs, canvas, request = placed(jax.eval_shape(parts), everywhere)
+  parameters, canvas, request = placed(jax.eval_shape(parts), everywhere)
   ends = jax.ShapeDtypeStruct((1,), jnp.int32, sharding=everywhere)
-  own = denoise.Weights(params, knobs, stopping=ends)
+  own = denoise.Weights(params, parameters, stopping=ends)
   with jax.set_mesh(mesh):
     start = functools.partial(denoise.start, method)
     state = placed(jax.eval_shape(start, own, canvas), everywhere)

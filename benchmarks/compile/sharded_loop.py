@@ -6,8 +6,8 @@ r"""The whole generation loop of a large model, compiled for chips that this mac
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies v5e:1 --weights int8 \
       --batch 1
     JAX_PLATFORMS=cpu python benchmarks/compile/sharded_loop.py --topologies v5e:1 h100:1 \
-      --layers 2 --caches dense int8 gear-4 mustafar-0.5 keyformer-0.5 sinks-4-508 \
-      token_select-384-4-124
+      --layers 2 --caches dense int8 gear-4 mustafar-0.5 keyformer-0.5 sinks-4,recent=508 \
+      token_select-384,first=4,recent=124
 
 The report has for each topology the bytes per chip, the number of copies of the cache, which should
 be 0, and of collectives, which should be two a layer and a few more. To compile all layers takes

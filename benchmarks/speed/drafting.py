@@ -22,8 +22,9 @@ from specjax.eval import draft_cost, memory, report, table, verify_cost
 from specjax.names.build.drafter import build_drafter
 from specjax.names.load import DEFAULT_MODEL
 
-FREE = ("prompt_lookup-8", "prompt_lookup-8-8-2-2", "token_recycling-8", "history-8",
-        "lookahead-4-5-5", "jacobi-8", "speculative_jacobi-8", "aggressive-8")  # fmt: skip
+FREE = ("prompt_lookup-8", "prompt_lookup-8,longest=8,shortest=2,per_match=2", "token_recycling-8",
+        "history-8", "lookahead-4,window=5,guesses=5", "jacobi-8", "speculative_jacobi-8",
+        "aggressive-8")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,9 @@ class Config:
   max_new_tokens: int = 128  # budget per question
   drafters: tuple[str, ...] = ("prompt_lookup",)  # ours, such as eagle3[PATH]
   draft_model: str | None = None  # a small model that drafts for specjax and transformers
-  lookup: int = 7  # tokens drafted by prompt lookup in the other programs; ours has its own knob
+  lookup: int = (
+    7  # tokens drafted by prompt lookup in the other programs; ours has its own parameter
+  )
   repeats: int = 1  # times everything is decoded
   out: str = "results/peers"  # directory of the report
 

@@ -28,7 +28,8 @@ class Config(prompts.Questions):
 
   # names of processors, each of which is added by itself
   processors: tuple[str, ...] = (
-    "penalties-1.1-0-0", "momentum-0.2-5", r"constraint[[ -~\n]*]", "stop_text[####]",
+    "penalties-1.1,presence=0,frequency=0", "momentum-0.2,candidates=5",
+    r"constraint[[ -~\n]*]", "stop_text[####]",
   )  # fmt: skip
   drafters: tuple[str, ...] = ("prompt_lookup-4",)  # names, beside plain decoding
   limit: int | None = 10  # number of questions that are decoded

@@ -49,7 +49,7 @@ def swept(model, name: str, values: np.ndarray, asked, config: Config) -> dict[s
   ids = [model.chat(q.messages) for q in asked]
   prompts = [x for x in ids for _ in values]
   loop: Any = decoder.loop  # of a policy
-  params = loop.method.policy.knobs(jnp.tile(jnp.asarray(values, jnp.float32), len(asked)))
+  params = loop.method.policy.parameters(jnp.tile(jnp.asarray(values, jnp.float32), len(asked)))
   # Every jitted function has this counter of its compilations, but jax has no public name for it.
   size: Callable[[], int] = denoise.compiled_advance._cache_size  # type: ignore[attr-defined]
   before, begin = size(), time.perf_counter()

@@ -21,7 +21,8 @@ class Loaded:
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
       with a scale for each output. Either has its own texts.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
-    skipping: layers that leave tokens out, such as skip_decode-6-128; LOSSY, with its own texts.
+    skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY, with its own
+      texts.
   """
 
   model: str | None = None
@@ -73,11 +74,11 @@ class Generate(Decode):
   """Decode prompts.
 
   Attributes:
-    drafter: how to guess, such as medusa-16, eagle/dynamic-16-5-4, draft_model-8[PATH]/adaedl-0.7
-      or eagle+prompt_lookup; `specjax list` shows all names.
+    drafter: how to guess, such as medusa-16, eagle/dynamic-16,depth=5,beam=4,
+      draft_model-8[PATH]/adaedl-0.7 or eagle+prompt_lookup; `specjax list` shows all names.
     verifier: rule of acceptance, such as typical-0.2 or judge-0.9[PATH]; by default greedy at
       temperature 0, else the rule that is exact for the drafter.
-    processors: what changes the logits, such as penalties-1.3-0.2.
+    processors: what changes the logits, such as penalties-1.3,presence=0.2.
     regex: what every new text must match from end to end.
     json_schema: file of a JSON Schema that every new text must follow; needs specjax[grammar].
     stop_words: texts that end a text, and are cut off it; special tokens, too.
@@ -161,7 +162,7 @@ class Denoise(Decode):
   Attributes:
     policy: which slots to commit, and how: a name with its decorations, such as confidence-2+r2,
       threshold-0.9/dual/sure_end, threshold/adaptive-32[.], learned[PATH]/fixed-16/guesses-4 or,
-      as Dream samples, entropy-1-0.2/anew/tempered; `specjax list` shows all.
+      as Dream samples, entropy-1,heat=0.2/anew/tempered; `specjax list` shows all.
     picture: file for a picture of the first prompt's canvas after every pass.
   """
 
@@ -292,7 +293,7 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class List:
-  """Show every part that has a name, with its knobs, exactness and source, and the zoo."""
+  """Show every part that has a name, with its parameters, exactness and source, and the zoo."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -205,7 +205,7 @@ def run_list(args: List) -> None:
   console = Console(highlight=False, markup=False)
   console.width = max(console.width, 160)  # a part is one line, which a terminal may wrap
   for title, rows in catalogue.parts().items():
-    console.print(_grid(title, ("name", "knobs", "label", "source", ""), rows), "")
+    console.print(_grid(title, ("name", "parameters", "label", "source", ""), rows), "")
   console.print(_grid("zoo", ("name", "kind"), [*catalogue.zoo(), *hub.rows()]))
 
 

@@ -46,7 +46,8 @@ class Decoder:
 
   A part is given by name, see `decoding.spec` and `specjax list`, as a pair of the part and its
   weights, or as itself. A drafter that learns from one call for the next, such as
-  `token_recycling-8-1-1`, changes `weights`, and so what later calls cost, never what they say.
+  `token_recycling-8,seeded=1,kept=1`, changes `weights`, and so what later calls cost,
+  never what they say.
 
   Args:
     model: the target.

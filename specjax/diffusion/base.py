@@ -25,9 +25,9 @@ import jax.numpy as jnp
 from jax import Array
 
 Params = Any  # a pytree of arrays
-Knob = Any  # an array [B], a value for every row; its default is a number, 0 or more
-Probability = Annotated[Knob, 0, 1]  # what a name may give it, least and most
-Count = Annotated[Knob, 1, 2**31 - 1]
+Parameter = Any  # an array [B], a value for every row; its default is a number, 0 or more
+Probability = Annotated[Parameter, 0, 1]  # what a name may give it, least and most
+Count = Annotated[Parameter, 1, 2**31 - 1]
 
 
 class Canvas(NamedTuple):
@@ -174,13 +174,13 @@ class Transform(NamedTuple):
     init: (B, W, V) -> memory, a fixed-shape pytree of arrays [B, ..], new for every block.
     apply: (params, memory, logits f32[B, W, V], masked bool[B, W], step i32[B]) -> (logits,
       memory). The mask token's logits are -inf. `step` counts the block's rounds before this one.
-    knobs: class of `params`, a NamedTuple of `Knob`s.
+    parameters: class of `params`, a NamedTuple of `Parameter`s.
   """
 
   name: str
   init: Callable[..., Any]
   apply: Callable[..., tuple[Array, Any]]
-  knobs: Callable[..., Params] = tuple
+  parameters: Callable[..., Params] = tuple
 
 
 def at_least_one(commit: Array, score: Array, open_: Array) -> Array:
@@ -221,7 +221,7 @@ class Policy(NamedTuple):
     select: (params, memory, prediction) -> (commit bool[B, W], score f32[B, W], memory). Any slot
       that is `masked` may be committed, so that a policy can reach past its block. Where `commit`
       names no open slot, `at_least_one` adds the one of the highest score.
-    knobs: class of `params`, a NamedTuple of `Knob`s.
+    parameters: class of `params`, a NamedTuple of `Parameter`s.
     carry: (new, old, by i32[B]) -> the memory with which a block begins; `new` is that of `init`,
       `old` what the block before left, and the window has moved on by `by` slots.
     ahead: whether it has a use for slots past its block (static).
@@ -234,7 +234,7 @@ class Policy(NamedTuple):
   name: str
   init: Callable[..., Any]
   select: Callable[..., tuple[Array, Array, Any]]
-  knobs: Callable[..., Params] = tuple
+  parameters: Callable[..., Params] = tuple
   carry: Callable[..., Any] = forget
   ahead: bool = False
   said: Callable[[Any], Array] | None = None
@@ -250,14 +250,14 @@ class Blocks(NamedTuple):
     window: W, the longest block (static).
     size: (params, prediction) -> i32[B], 1..W; asked in a block's first round, where
       `prediction.open` holds all masked slots of the window.
-    knobs: class of `params`, a NamedTuple of `Knob`s.
+    parameters: class of `params`, a NamedTuple of `Parameter`s.
     length: what `size` gives, where it is always the same (static).
   """
 
   name: str
   window: int
   size: Callable[..., Array]
-  knobs: Callable[..., Params] = tuple
+  parameters: Callable[..., Params] = tuple
   length: int | None = None
 
 

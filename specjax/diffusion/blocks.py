@@ -32,7 +32,7 @@ def fixed(size: int = 32, ahead: int = 0) -> Blocks:
 
 
 class Delimiters(NamedTuple):
-  """Knobs of `adaptive`.
+  """Parameters of `adaptive`.
 
   Attributes:
     tokens: i32[M], delimiters, such as the line break.

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Knob, Probability, Transform
+from specjax.diffusion.base import Parameter, Probability, Transform
 
 
 class Credit(NamedTuple):
-  """Knobs of `credit`: alpha, beta and gamma f32[B]; the defaults are those that were published."""
+  """Parameters of `credit`: alpha, beta and gamma f32[B]; the defaults are published."""
 
-  strength: Knob = 0.7
+  strength: Parameter = 0.7
   decay: Probability = 0.8
-  power: Knob = 0.2
+  power: Parameter = 0.2
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion import base
-from specjax.diffusion.base import Canvas, Knob, Params, Prediction
+from specjax.diffusion.base import Canvas, Parameter, Params, Prediction
 from specjax.diffusion.blocks import check_blocks
 from specjax.diffusion.draws import draw, kept, tempered
 from specjax.sampling import Settings
@@ -57,16 +57,16 @@ class Request(NamedTuple):
 
   key: Array
   temperature: Array
-  top_k: Knob = 0
-  top_p: Knob = 1.0
-  min_p: Knob = 0.0
-  typical_p: Knob = 1.0
+  top_k: Parameter = 0
+  top_p: Parameter = 1.0
+  min_p: Parameter = 0.0
+  typical_p: Parameter = 1.0
 
   @property
   def settings(self) -> Settings:
     """The settings of each row; what was left at its default is the same for all."""
 
-    def rows(x: Knob, kind: Any) -> Array:
+    def rows(x: Parameter, kind: Any) -> Array:
       return jnp.broadcast_to(jnp.asarray(x, kind), self.temperature.shape)
 
     f32 = jnp.float32

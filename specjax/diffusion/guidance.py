@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Denoiser, Earlier, Knob, Params
+from specjax.diffusion.base import Denoiser, Earlier, Parameter, Params
 
 
 class Guided(NamedTuple):
@@ -20,7 +20,7 @@ class Guided(NamedTuple):
 
   inner: Params
   prompt: Array
-  weight: Knob = 1.0
+  weight: Parameter = 1.0
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from specjax.draft_length.base import DraftLength, Observation
 
 
 class State(NamedTuple):
-  """Arrays f32[B]: S, moving averages per round whose ratio is theta, and `marginal`'s knobs."""
+  """Arrays f32[B]: S, moving averages per round whose ratio is theta, and parameters."""
 
   survival: Array
   tokens: Array

@@ -61,7 +61,7 @@ def loss(
 
 class State(NamedTuple):
   """Arrays [B]: the predicted probability that all draft tokens so far are accepted, and
-  `specdecpp`'s knobs."""
+  `specdecpp`'s parameters."""
 
   survival: Array
   risk: Array

@@ -144,7 +144,8 @@ def _changing(part: Part, method: str, best: Sequence[Candidate]) -> list[str]:
   (N, D), width = (tree.nodes, tree.depth), CHILDREN
   while 1 + width + (D - 1) * width**2 < N:
     width += 1
-  shape = Part("dynamic" if method == "best_first" else "dyspec", (N, D, width))
+  name, each = ("dynamic", "beam") if method == "best_first" else ("dyspec", "children")
+  shape = Part(name, (N,), labelled=(("depth", D), (each, width)))
   return [grammar.show([part._replace(decorations=(shape,))])]
 
 

@@ -1,5 +1,6 @@
 """What a draft token costs on this device: the numbers of the draft-length policy `marginal`."""
 
+from specjax.draft_length.marginal import marginal
 from specjax.drafters.models.draft_model import draft_model
 from specjax.eval import draft_cost, verify_cost
 from specjax.names import grammar
@@ -9,6 +10,7 @@ from specjax.names.load import Model
 
 DEPTHS = 1, 5  # the cost of a token is the slope between drafts of these lengths
 OPEN = Part("marginal")  # without numbers
+COSTS = "draft_cost", "node_cost"
 
 
 def priced(model: Model, name: str, context: int, batch: int = 1) -> str:
@@ -31,5 +33,7 @@ def priced(model: Model, name: str, context: int, batch: int = 1) -> str:
   ).seconds
   step = one * (DEPTHS[1] - DEPTHS[0])
   costs = [round(max((long - short) / step, 0.001), 3) for short, long in (drafts, passes)]
-  own = [x._replace(numbers=tuple(costs)) if x == OPEN else x for x in part.decorations]
+  given = dict(zip(COSTS, costs, strict=True))
+  named = grammar.labelled(OPEN.name, grammar.parameters(marginal), given)
+  own = [named if x == OPEN else x for x in part.decorations]
   return grammar.show([part._replace(decorations=tuple(own))])

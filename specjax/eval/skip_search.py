@@ -26,7 +26,7 @@ from specjax.drafters.layers.own_layers import agreement
 from specjax.eval import prompts, report
 from specjax.eval.options import Tune as Config
 from specjax.names import grammar
-from specjax.names.build.drafters import settle
+from specjax.names.build.drafters import bind
 from specjax.names.load import Model
 
 WINDOW = 32  # W, the last tokens of an answer
@@ -96,7 +96,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
                      "method='skipped_layers' are self_speculative and 0.")  # fmt: skip
   checks.whole("tries", config.tries, CANDIDATES)
   checks.whole("max_new_tokens", config.max_new_tokens, WINDOW + 1)
-  depth = settle(part)[1].get("depth", 7)
+  depth = bind(part)[1].get("depth", 7)
   ids = [x.ids for x in prompts.read(config.prompts, model, config.max_new_tokens, config.limit)]
   directory = report.directory(out)
   answers = Decoder(model, batch=min(config.batch, len(ids)))(ids, config.max_new_tokens)

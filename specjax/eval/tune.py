@@ -25,7 +25,7 @@ from specjax.eval.options import Tune as Config
 from specjax.eval.plots import speed, trees
 from specjax.models.weights import count_parameters
 from specjax.names import grammar
-from specjax.names.build.drafters import is_head, knobs
+from specjax.names.build.drafters import is_head, parameters
 from specjax.names.grammar import Part
 from specjax.names.load import Model
 from specjax.trees import files
@@ -40,7 +40,7 @@ def unsized(name: str) -> Part | None:
   parts = grammar.parse("drafter", name) if len(grammar.alternatives(name)) == 1 else ()
   (part,) = parts if len(parts) == 1 else (Part(PLAIN),)
   whole = part.numbers or part.decorations or not (is_head(part.name) or part.name in DRAFTERS)
-  return None if whole or "nodes" not in knobs(part.name) else part
+  return None if whole or "nodes" not in parameters(part.name) else part
 
 
 def _whole(name: str) -> list[str]:

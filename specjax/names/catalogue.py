@@ -40,7 +40,7 @@ Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
 
 
 def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, prefix: str) -> Row:
-  """(name, knobs with defaults, exactness label or proposal, arXiv number, first sentence)."""
+  """(name, parameters with defaults, exactness label or proposal, arXiv number, first sentence)."""
   says = inspect.getdoc(builder) or ""
   found = _LABEL.search(says)
   source = _SOURCE.search(says) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
@@ -59,21 +59,21 @@ def _example(name: str, build: Callable[..., Drafter]) -> Drafter:
 
 
 def kinds() -> dict[str, tuple[str, Rows]]:
-  """By kind, (what precedes a name in the list, {name: (builder, knobs, label)})."""
+  """By kind, (what precedes a name in the list, {name: (builder, parameters, label)})."""
   return {
     "drafters": ("", {
-      name: (build, drafters.knobs(name), _example(name, build).proposal)
+      name: (build, drafters.parameters(name), _example(name, build).proposal)
       for name, build in DRAFTERS.items()
     }),
     "heads": ("", {
-      name: (HEADS[name][0] if name in HEADS else head.load_head, drafters.knobs(name), "")
+      name: (HEADS[name][0] if name in HEADS else head.load_head, drafters.parameters(name), "")
       for name in drafters.HEAD_NAMES
     }),
     "trees, after a head or draft_model": ("/", {
       name: (tree, _fields(tree), "") for name, tree in drafters.OF_TREES.items()
     }),
     "draft lengths, after a head or draft_model": ("/", {
-      name: (build, draft_length.knobs(name), "truncated" if build().drops else "chain")
+      name: (build, draft_length.parameters(name), "truncated" if build().drops else "chain")
       for name, build in DRAFT_LENGTHS.items()
     }),
     "ensembles, after draft_model": ("/", _plain(drafters.ENSEMBLES)),
@@ -86,10 +86,13 @@ def kinds() -> dict[str, tuple[str, Rows]]:
     "rescoring, after a head": ("/", _plain(drafters.RESCORINGS)),
     "pseudo rows, after hidden_transfer, ppd or masked_slots": ("/", _plain(drafters.ROWS)),
     "verifiers": ("", {
-      name: (build, grammar.knobs(build), build().exactness) for name, build in VERIFIERS.items()
+      name: (build, grammar.parameters(build), build().exactness)
+      for name, build in VERIFIERS.items()
     }),
     "reflection, after a verifier": ("/", _plain(REFLECTIONS)),
-    "processors": ("", {k: (build, processors.knobs(k), "") for k, build in PROCESSORS.items()}),
+    "processors": ("", {
+      name: (build, processors.parameters(name), "") for name, build in PROCESSORS.items()
+    }),
     "denoising policies": ("", _plain(POLICIES | GUIDED)),
     "any-subset decoding, in place of a policy": ("", _plain(denoising.ANY_SUBSET)),
     "additions to a policy": ("+", _plain(ADDED)),
@@ -114,7 +117,7 @@ def _fields(tree: Callable) -> dict[str, Any]:
 
 
 def _plain(table: Mapping[str, Callable]) -> Rows:
-  return {name: (build, denoising.knobs(build), "") for name, build in table.items()}
+  return {name: (build, denoising.parameters(build), "") for name, build in table.items()}
 
 
 def zoo() -> list[tuple[str, str]]:

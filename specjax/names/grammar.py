@@ -1,15 +1,19 @@
 """Names of parts: one grammar, one parser, one printer.
 
-    medusa-16                     a part and its knobs, in the order of its builder's arguments
+    medusa-16                     a part, and the first of its parameters
+    prompt_lookup-8,longest=4     the other parameters by their names
+    medusa/static-4-2-1           the children of a node at each depth of a tree
     medusa-16[runs/my-head]       [..] says where its weights or its file are, or what text it takes
     draft_model-8[lm]/adaedl-0.7  a/b: b decorates a
     eagle+prompt_lookup           a+b: a and b together; / binds tighter
     prompt_lookup|eagle           a|b: b where a has nothing to say; + binds tighter
     my_file.py:my_head-16[run]    a head of one's own: its file and function, and its weights
 
-Knobs are the arguments of a builder whose default is a number: the signature is their only table.
+Parameters are the arguments of a builder whose default is a number: the signature is their only
+table.
 """
 
+import difflib
 import inspect
 import itertools
 import re
@@ -36,8 +40,8 @@ BRACKETS = {
   "guided": "MODEL", "first": "ROUTERS", "duo": "ROUTERS",
 } | dict.fromkeys(HEADS, "HEAD")  # fmt: skip
 _NUMBER = r"-(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
-_HEAD = re.compile(rf"([^\[\]+:]+\.py:[A-Za-z_]\w*|[a-z]\w*)((?:{_NUMBER})*)")
-_OLD = re.compile(r"([a-z]\w*):([^:/+\[\]]+|[^:\[\]]+\.json)")
+_LABELLED = rf",([a-z]\w*)={_NUMBER[1:]}"
+_HEAD = re.compile(rf"([^\[\]+:]+\.py:[A-Za-z_]\w*|[a-z]\w*)((?:{_NUMBER})*)((?:{_LABELLED})*)")
 
 
 class Part(NamedTuple):
@@ -45,22 +49,24 @@ class Part(NamedTuple):
 
   Attributes:
     name: a key of one of the tables of parts, or FILE.py:FUNCTION.
-    numbers: its first knobs; the others keep their defaults.
+    numbers: its first parameter, or the children of a node at each depth of a tree.
     text: what stands in brackets, None without.
     decorations: what follows with a slash.
+    labelled: its other parameters, by name.
   """
 
   name: str
   numbers: tuple[Number, ...] = ()
   text: str | None = None
   decorations: tuple["Part", ...] = ()
+  labelled: tuple[tuple[str, Number], ...] = ()
 
 
 def parse(what: str, text: str) -> tuple[Part, ...]:
   """The parts of the name `text` that are joined by +; `what` is the argument that holds it.
 
   Raises:
-    ValueError: the text does not follow the grammar; for an old spelling, it says the new one.
+    ValueError: the text does not follow the grammar.
   """
   terms: list[list[Part]] = [[]]
   at = 0
@@ -74,7 +80,9 @@ def parse(what: str, text: str) -> tuple[Part, ...]:
       if closing is None:
         raise ValueError(f"{what}={text!r}: a bracket is not closed.")
       inside, at = text[at + 1 : closing], closing + 1
-    terms[-1].append(Part(found[1], tuple(map(_number, re.findall(_NUMBER, found[2]))), inside))
+    numbers = tuple(map(_number, re.findall(_NUMBER, found[2])))
+    labelled = tuple((key, _number(value)) for key, value in re.findall(_LABELLED, found[4]))
+    terms[-1].append(Part(found[1], numbers, inside, labelled=labelled))
     if at == len(text):
       return tuple(first._replace(decorations=tuple(rest)) for first, *rest in terms)
     if text[at] not in "/+":
@@ -110,15 +118,8 @@ def _number(text: str) -> Number:
 
 
 def _problem(what: str, text: str) -> str:
-  if old := _OLD.fullmatch(text):
-    name, rest = old.groups()
-    if rest.endswith(".json"):
-      return f"{what}={text!r} is now {name}/tree[{rest}]."
-    if rest.isdigit():
-      return f"{what}={text!r} is now {name}-{rest}."
-    return f"{what}={text!r} is now {name}/{rest}, with [PATH] after a name that needs one."
-  return (f"{what}={text!r}: accepted is NAME or NAME-NUMBER-.., [PATH] after it or not, "
-          "/ before a decoration and + before a second part.")  # fmt: skip
+  return (f"{what}={text!r}: accepted is NAME, NAME-NUMBER or NAME-NUMBER,KEY=NUMBER,.., [PATH] "
+          "after it or not, / before a decoration and + before a second part.")  # fmt: skip
 
 
 def show(parts: Sequence[Part]) -> str:
@@ -128,11 +129,12 @@ def show(parts: Sequence[Part]) -> str:
 
 def _one(part: Part) -> str:
   inside = "" if part.text is None else f"[{part.text}]"
-  return "-".join((part.name, *map(repr, part.numbers))) + inside
+  labelled = "".join(f",{key}={value!r}" for key, value in part.labelled)
+  return "-".join((part.name, *map(repr, part.numbers))) + labelled + inside
 
 
-def knobs(*builders: Callable, without: Sequence[str] = ()) -> dict[str, Number | None]:
-  """What the numbers of a name set, with defaults, in order: the number arguments of `builders`.
+def parameters(*builders: Callable, without: Sequence[str] = ()) -> dict[str, Number | None]:
+  """What a name sets, with defaults, in order: the number arguments of `builders`.
 
   Args:
     without: arguments that something else decides.
@@ -146,24 +148,20 @@ def knobs(*builders: Callable, without: Sequence[str] = ()) -> dict[str, Number 
   return found
 
 
-def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[str, dict[str, Any]]:
-  """(canonical name without decorations, arguments) of a part whose knobs are `known`.
+def bind(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[str, dict[str, Any]]:
+  """(canonical name without decorations, arguments) of a part whose parameters are `known`.
 
-  The name leaves out the last numbers where they are defaults; the arguments hold what was given,
-  in the type of its default.
+  The name leaves out defaults; the arguments hold what was given, in the type of its default.
 
   Raises:
-    ValueError: more numbers than knobs, a broken number for a whole one, or brackets that nothing
-      reads.
+    ValueError: a parameter that is not known or given twice, a second number without a name, a
+      broken number for a whole one, or brackets that nothing reads.
   """
   refuse_text(what, part)
   name = show([part._replace(decorations=())])
-  if len(part.numbers) > len(known):
-    takes = ", ".join(f"{k}={v}" for k, v in known.items())
-    raise ValueError(f"{what}={name!r}: {part.name} takes "
-                     f"{f'the numbers {takes}' if known else 'no number'}.")  # fmt: skip
   given: dict[str, Any] = {}
-  for (key, default), number in zip(known.items(), part.numbers, strict=False):
+  for key, number in _labels(what, part, known):
+    default = known[key]
     kind = int if default is None else type(default)
     if kind is not float and not (isinstance(number, int) and (kind is int or number < 2)):
       accepted = "a whole number" if kind is int else "0 or 1"
@@ -173,10 +171,42 @@ def settle(what: str, part: Part, known: Mapping[str, Number | None]) -> tuple[s
     if 0 < number < checks.TINY:
       checks.refuse(f"{what}={name!r}: {key}", number, f"0, or a number of {checks.TINY:g} or more")
     given[key] = kind(number)
-  numbers = [int(x) if isinstance(x, bool) else x for x in given.values()]
-  while numbers and numbers[-1] == [*known.values()][len(numbers) - 1]:
-    numbers.pop()
-  return show([Part(part.name, tuple(numbers), part.text)]), given
+  return show([labelled(part.name, known, given, part.text)]), given
+
+
+def labelled(
+  name: str, known: Mapping[str, Any], given: Mapping[str, Any], text: str | None = None
+) -> Part:
+  """The part with these parameters, the first of `known` without its name, defaults left out."""
+  own = {
+    key: int(given[key]) if isinstance(given[key], bool) else given[key]
+    for key, default in known.items() if key in given and given[key] != default
+  }  # fmt: skip
+  first = tuple(own.pop(key) for key in [*known][:1] if key in own)
+  return Part(name, first, text, labelled=tuple(own.items()))
+
+
+def _labels(what: str, part: Part, known: Mapping[str, Any]) -> list[tuple[str, Number]]:
+  """The parameters of a part with their names, each in `known` and given once."""
+  name, keys = show([part._replace(decorations=())]), [*known]
+  takes = ", ".join(f"{k}={v}" if isinstance(v, int | float) else k for k, v in known.items())
+  if len(part.numbers) > len(keys):
+    raise ValueError(f"{what}={name!r}: {part.name} takes {takes or 'no number'}.")
+  if len(part.numbers) > 1:
+    pairs = (*zip(keys[1:], part.numbers[1:], strict=False), *part.labelled)
+    form = part._replace(numbers=part.numbers[:1], decorations=(), labelled=pairs)
+    raise ValueError(f"{what}={name!r}: accepted is one number without a name, {show([form])}.")
+  found = [*zip(keys, part.numbers, strict=False), *part.labelled]
+  given = [key for key, _ in found]
+  for key in given:
+    if key not in known:
+      near = difflib.get_close_matches(key, keys, 1)
+      hint = f"; did you mean {near[0]}?" if near else "."
+      raise ValueError(f"{what}={name!r}: {part.name} has no {key}, it takes "
+                       f"{takes or 'no number'}{hint}")  # fmt: skip
+    if given.count(key) > 1:
+      raise ValueError(f"{what}={name!r}: {key} is given twice.")
+  return found
 
 
 def check_ranges(what: str, numbers: Mapping[str, Number], table: Callable) -> None:

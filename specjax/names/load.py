@@ -252,8 +252,8 @@ def load(
       distribution; speculation follows that of the model as it is loaded.
     mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
       holds more than its own; for use under `jax.set_mesh(mesh)`.
-    skipping: which layers leave tokens out, such as "skip_decode-6-128". It is LOSSY: this changes
-      the model's distribution; speculation follows that of the model as it is loaded.
+    skipping: which layers leave tokens out, such as "skip_decode-6,span=128". It is LOSSY:
+      this changes the model's distribution; speculation follows that of the model as it is loaded.
 
   Raises:
     ValueError: no such model, a checkpoint with missing, extra or misshapen tensors, or a skipping

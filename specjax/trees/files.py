@@ -6,8 +6,8 @@ what the tree was chosen for:
     {"dynamic": {"nodes": 16, "depth": 5, "beam": 4}, "about": {"batch": 1}}
     {"static": {"choices": [[0], [1], [0, 0]]}}
 
-In a name the fields are numbers in their order, dynamic-16-5-4; rank paths are given by the number
-of children at each depth, without_replacement-4-2-1.
+A name has the same fields, dynamic-16,depth=5,beam=4; rank paths are given by the number of
+children at each depth, without_replacement-4-2-1.
 """
 
 import dataclasses
@@ -34,39 +34,25 @@ TREES: dict[str, type] = {
 }  # fmt: skip
 
 
-def _form(name: str) -> str:
-  """What `build` accepts of a tree: dyspec-NODES-DEPTH-CHILDREN[-WIDTH]."""
-  fields = dataclasses.fields(TREES[name])
-  if fields[0].name == "choices":
-    return f"{name}-CHILDREN-CHILDREN-.."
-  words = (f"-{f.name.upper()}" if _required(f) else f"[-{f.name.upper()}]" for f in fields)
-  return name + "".join(words)
+def has_paths(name: str) -> bool:
+  """Whether a tree of `TREES` is given by rank paths."""
+  return dataclasses.fields(TREES[name])[0].name == "choices"
 
 
-def _required(field: dataclasses.Field) -> bool:
-  return field.default is dataclasses.MISSING
-
-
-def build(name: str, numbers: Sequence[float] = ()) -> Tree:
-  """The tree of `dynamic-16-5-4`, ("dynamic", (16, 5, 4)).
+def build(name: str, given: Mapping[str, float] | Sequence[float], where: str = "tree") -> Tree:
+  """The tree of {"nodes": 16, "depth": 5, "beam": 4}, or of the children of a node at each depth.
 
   Args:
     name: a key of `TREES`.
-    numbers: the fields in their order, those with defaults last; for rank paths the number of
-      children at each depth.
+    given: its fields; for rank paths the number of children at each depth.
+    where: what a message calls it.
 
   Raises:
-    ValueError: another name, other numbers, or no possible tree.
+    ValueError: other fields, or no possible tree.
   """
-  where = f"tree={'-'.join([name, *map(str, numbers)])!r}"
-  if name not in TREES:
-    raise ValueError(f"{where}: accepted is tree[FILE.json], {', '.join(map(_form, TREES))}.")
-  fields = dataclasses.fields(TREES[name])
-  if fields[0].name == "choices":
-    return TREES[name](k_config([checks.whole(f"{where}: a number", n, 1) for n in numbers]))
-  if not sum(map(_required, fields)) <= len(numbers) <= len(fields):
-    raise ValueError(f"{where}: accepted is {_form(name)}.")
-  return _tree(name, {f.name: n for f, n in zip(fields, numbers, strict=False)}, where)
+  if has_paths(name) and not isinstance(given, Mapping):
+    return TREES[name](k_config([checks.whole(f"{where}: a number", n, 1) for n in given]))
+  return _tree(name, given, where)
 
 
 def save(path: str | pathlib.Path, tree: Tree | Choices, about: Mapping[str, Any]) -> None:
@@ -91,7 +77,8 @@ def load(path: str | pathlib.Path) -> Tree:
 
 
 def _tree(name: str, value: Any, where: str) -> Tree:
-  required = [f.name for f in dataclasses.fields(TREES[name]) if _required(f)]
+  fields = dataclasses.fields(TREES[name])
+  required = [f.name for f in fields if f.default is dataclasses.MISSING]
   if not isinstance(value, dict) or not set(required) <= set(value):
     checks.refuse(where, value, f"an object with {', '.join(required)}")
   try:

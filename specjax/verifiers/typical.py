@@ -38,5 +38,5 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     after = noise.choose(log_probs, draft.depth)
     return follow(draft, ok, score, after, depth)
 
-  knob = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
-  return Verifier("typical", knob, PROPOSALS, "any", verify)
+  label = f"LOSSY (epsilon={epsilon:g}, delta={delta:g})"
+  return Verifier("typical", label, PROPOSALS, "any", verify)

@@ -707,7 +707,7 @@ def test_a_published_head_drafts_the_published_tree(tmp_path):
   path = write(tmp_path, "eagle3")
   for name, tree in (
     (f"eagle3[{path}]", (60, 8)), (f"eagle3-8[{path}]", (8, 7)), (f"eagle3-16[{path}]", (16, 8)),
-    (f"eagle3[{path}]/dynamic-60-8-10", (60, 8)), (f"eagle3[{path}]/static-1-1", (3, 2)),
+    (f"eagle3[{path}]/dynamic-60,depth=8,beam=10", (60, 8)), (f"eagle3[{path}]/static-1-1", (3, 2)),
   ):  # fmt: skip
     drafter = make_drafter(model, name)[0]
     assert (drafter.nodes, drafter.depth) == tree

@@ -294,9 +294,12 @@ def test_a_tree_changes_no_token(ids_model, medusa_head, write, run, tmp_path, r
     ("tree[no_such.json]", "'no_such.json' cannot be read"),
     ("tree", "it needs a file, tree[FILE.json]"),
     ("wide", "medusa/wide: accepted after medusa/ are tree, static, dynamic"),
-    ("dynamic-9", "tree='dynamic-9': accepted is dynamic-NODES-DEPTH-BEAM"),
-    ("dynamic-9-3-3", "tree is 3 deep: the head guesses 2"),
-    ("dynamic-6-2-3/beam-6-2-3", "medusa/beam: there is a tree already, dynamic"),
+    ("dynamic-9", "tree='dynamic-9': it needs depth and beam; accepted is dynamic-NODES,depth="),
+    ("dynamic-9,depth=3,beam=3", "tree is 3 deep: the head guesses 2"),
+    (
+      "dynamic-6,depth=2,beam=3/beam-6,depth=2,width=3",
+      "medusa/beam: there is a tree already, dynamic",
+    ),
   ],
 )
 def test_a_tree_is_refused(ids_model, medusa_head, write, refused, tree, message):
@@ -434,7 +437,7 @@ def test_convert_refuses(refused, tmp_path, text_model):
     (("--prompt", "the", "--drafter", "medusa[no_such]"), "'no_such' is no directory"),
     (("--prompt", "the", "--drafter", "prompt_lookup-1"), "a draft has 2 to 4096 nodes"),
     (("--prompt", "the", "--drafter", "medusa/ensemble"), "accepted after medusa/ are tree"),
-    (("--prompt", "the", "--drafter", "prompt_lookup:8"), "is now prompt_lookup-8"),
+    (("--prompt", "the", "--drafter", "prompt_lookup:8"), "accepted is NAME, NAME-NUMBER"),
     (("--prompt", "the", "--drafter", "none[x]"), "none takes nothing in brackets"),
     (("--prompt", "the", "--top-k", str(1 << 40)), "top_k=1099511627776"),
     (("--prompt", "the", "--processors", "penalties-0"), "repetition is above 0"),

@@ -54,7 +54,7 @@ def test_a_policy_that_looks_ahead_does_not(model):
   [
     ("threshold/dual", "cache='dual': the denoiser is causal over blocks of 6"),
     ("threshold/fixed-4", "blocks='fixed' with a window of 4: .* a length that divides 6"),
-    ("threshold/fixed-3-3", "blocks='fixed' with a window of 6: .* none ahead"),
+    ("threshold/fixed-3,ahead=3", "blocks='fixed' with a window of 6: .* none ahead"),
   ],
 )
 def test_what_does_not_go_with_its_blocks_is_refused(model, name, problem):

@@ -55,15 +55,15 @@ def learned(tmp_path_factory) -> str:
     ("threshold", "threshold", [0.9]),
     ("threshold-0.50", "threshold-0.5", [0.5]),
     ("confidence-3", "confidence-3", [3, 0.0]),
-    ("entropy-1-0.2", "entropy-1-0.2", [1, 0.2]),
-    ("local_leap-0.8-0.75", "local_leap-0.8", [0.8, 0.75, 4]),
+    ("entropy-1,heat=0.2", "entropy-1,heat=0.2", [1, 0.2]),
+    ("local_leap-0.8,near=0.75", "local_leap-0.8", [0.8, 0.75, 4]),
     ("factor+r2", "factor+r2", [1.0, 0.8, 0.8, 0.8, 3]),
-    ("factor-2+r2-0.8-0.5", "factor-2.0+r2-0.8-0.5", [2.0, 0.8, 0.5, 0.8, 3]),
+    ("factor-2+r2-0.8,run=0.5", "factor-2.0+r2-0.8,run=0.5", [2.0, 0.8, 0.5, 0.8, 3]),
     ("confidence+steps-5", "confidence+steps-5", [1, 0, 5]),
     ("random-2+steps-5+r2", "random-2+steps-5+r2", [2, 5, 0.8, 0.8, 0.8, 3]),
-    ("entropy+timesteps-8-0.01", "entropy+timesteps-8-0.01", [1, 0, 8, 0.01]),
+    ("entropy+timesteps-8,eps=0.01", "entropy+timesteps-8,eps=0.01", [1, 0, 8, 0.01]),
     ("origin-8", "origin-8", [8, 1e-3]),
-    ("klass-0.6-0.015-2", "klass-0.6-0.015", [0.6, 0.015, 2]),
+    ("klass-0.6,moved=0.015,rounds=2", "klass-0.6,moved=0.015", [0.6, 0.015, 2]),
   ],
 )
 def test_a_name_sets_a_knob_per_row(model, name, canonical, numbers):
@@ -78,7 +78,7 @@ def test_a_name_sets_a_knob_per_row(model, name, canonical, numbers):
   ("name", "window"),
   [
     ("threshold", 32), ("explore", 64), ("klass", 64), ("klass/fixed-8", 16),
-    ("klass/fixed-8-0", 8), ("klass+r2/fixed-8", 16), ("klass+timesteps/fixed-8", 16),
+    ("klass/fixed-8,ahead=0", 8), ("klass+r2/fixed-8", 16), ("klass+timesteps/fixed-8", 16),
     ("threshold+steps/fixed-8", 8),
   ],
 )  # fmt: skip
@@ -194,7 +194,7 @@ OBJECTS = {
 
 @pytest.mark.parametrize("part", OBJECTS)
 def test_a_part_and_its_name_are_the_same(model, part):
-  """The compiled method is one object, and so are its knobs."""
+  """The compiled method is one object, and so are its parameters."""
   thing, name = OBJECTS[part]
   if part in ("policy", "pair"):
     given, named = DiffusionDecoder(model, thing), DiffusionDecoder(model, name)
@@ -287,13 +287,16 @@ def test_local_leap_as_an_object_has_its_published_knobs(model):
     ({"policy": "threshold/similar/guesses-4"}, "cache='similar': its passes depend on each"),
     ({"policy": "threshold/vicinity/guesses-4"}, "cache='vicinity': its passes depend on each"),
     ({"policy": "threshold-1.5"}, "least=1.5: accepted is a finite number 0 or more and 1 or less"),
-    ({"policy": "hierarchy-0.9-1.1"}, "low=1.1: accepted is a finite number 0 or more and 1"),
+    ({"policy": "hierarchy-0.9,low=1.1"}, "low=1.1: accepted is a finite number 0 or more and 1"),
     ({"policy": "threshold-1e-45"}, "least=1e-45: accepted is 0, or a number of 1.2e-38 or more"),
     ({"policy": "confidence-0"}, "slots=0: accepted is a whole number from 1"),
     ({"policy": "threshold+steps-0"}, "steps=0: accepted is a whole number from 1"),
     ({"policy": "threshold/sure_end-1.5"}, "least=1.5: accepted is a finite number 0 or more"),
-    ({"transform": "credit-0.7-1.5"}, "decay=1.5: accepted is a finite number 0 or more and 1"),
-    ({"blocks": "adaptive-8-0.5-0[.]"}, "size=0: accepted is a whole number from 1"),
+    (
+      {"transform": "credit-0.7,decay=1.5"},
+      "decay=1.5: accepted is a finite number 0 or more and 1",
+    ),
+    ({"blocks": "adaptive-8,least=0.5,size=0[.]"}, "size=0: accepted is a whole number from 1"),
     ({"guidance": 1e9}, "guidance=1000000000.0: accepted is a finite number 0 or more and 1e"),
     ({"guidance": 1.0, "guesses": 2}, "1 with guidance"),
     ({"guidance": -1.0}, "guidance=-1.0"),
@@ -305,7 +308,7 @@ def test_local_leap_as_an_object_has_its_published_knobs(model):
     ({"confidence": "cool"}, "confidence='cool': accepted are tempered"),
     (
       {"transform": end_suppressed()},
-      "transform='end_suppressed': some of its knobs have no default",
+      "transform='end_suppressed': some of its parameters have no default",
     ),
   ],
 )

@@ -63,7 +63,7 @@ def test_a_trimmed_head_reads_its_rows(texts, name):
 
 
 @pytest.mark.parametrize(
-  "name", ["medusa-6/trimmed-300[TEXTS]", "eagle3/trimmed-300[TEXTS]/dynamic-6-3-2"]
+  "name", ["medusa-6/trimmed-300[TEXTS]", "eagle3/trimmed-300[TEXTS]/dynamic-6,depth=3,beam=2"]
 )
 def test_trimmed_heads_change_no_token(texts, name):
   name = name.replace("TEXTS", str(texts))

@@ -107,10 +107,10 @@ def best_first(score, left):
   return sorted(left, key=lambda i: (-score[i], i))
 
 
-def rows(knobs):
-  """The numbers of `knobs` as arrays [B]."""
+def rows(parameters):
+  """The numbers of `parameters` as arrays [B]."""
   return jax.tree.map(
-    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), knobs
+    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), parameters
   )
 
 

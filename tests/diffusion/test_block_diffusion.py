@@ -82,9 +82,11 @@ class Case:
     canvas = jax.tree.map(lambda x: x[rows], canvases())
     count, method = len(rows), self.method(cache)
     row = functools.partial(jnp.full, count)
-    knobs = PARAMS[self.policy]
-    knobs = knobs if isinstance(knobs, tuple) else (knobs,)
-    params = POLICIES[self.policy]().knobs(*(row(x) if np.ndim(x) == 0 else x for x in knobs))
+    parameters = PARAMS[self.policy]
+    parameters = parameters if isinstance(parameters, tuple) else (parameters,)
+    params = POLICIES[self.policy]().parameters(
+      *(row(x) if np.ndim(x) == 0 else x for x in parameters)
+    )
     if self.r2:
       params = Redundancy(params, row(0.3), row(0.3), row(0.3), row(2))
     network = weights()

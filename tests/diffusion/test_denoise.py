@@ -87,8 +87,8 @@ def method_of(name: str, shift: bool = False, transforms=()) -> denoise.Method:
 def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
   method = method_of(name, shift)
   B = len(canvas.end)
-  knobs = PARAMS[name] if isinstance(PARAMS[name], tuple) else (PARAMS[name],)
-  params = method.policy.knobs(*(jnp.full(B, x) if np.ndim(x) == 0 else x for x in knobs))
+  parameters = PARAMS[name] if isinstance(PARAMS[name], tuple) else (PARAMS[name],)
+  params = method.policy.parameters(*(jnp.full(B, x) if np.ndim(x) == 0 else x for x in parameters))
   weights = denoise.Weights(WEIGHTS, params)
   request = denoise.Request(request_keys(0, rows), jnp.full(B, temperature))
   state = denoise.compiled_start(method, weights, canvas)
@@ -169,7 +169,7 @@ def run(network, params, canvas: Canvas, transforms=(), settings=(), policy="thr
     network, caches.none(network, W), POLICIES[policy](), blocks.fixed(W), stopping.whole(),
     transforms,
   )  # fmt: skip
-  weights = denoise.Weights(params, method.policy.knobs(jnp.full(B, 0.3)), transforms=settings)
+  weights = denoise.Weights(params, method.policy.parameters(jnp.full(B, 0.3)), transforms=settings)
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   return denoise.compiled_advance(method, weights, request, state, jnp.int32(1000))

@@ -73,9 +73,9 @@ def method_of(case: str) -> denoise.Method:
 
 def decode(case: str, seed: int, guesses: int | None):
   name, setting, _, kind, _, temperature = CASES[case]
-  knobs = setting if isinstance(setting, tuple) else POLICIES[name]().knobs(setting)
+  parameters = setting if isinstance(setting, tuple) else POLICIES[name]().parameters(setting)
   params = jax.tree.map(
-    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), knobs
+    lambda x: jnp.full(B, x, jnp.int32 if isinstance(x, int) else jnp.float32), parameters
   )
   sizes = ()
   if kind == "adaptive":

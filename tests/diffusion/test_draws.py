@@ -42,7 +42,7 @@ def evaluate(params, tokens, position, seen, earlier=None):
 TABLE = Denoiser(N, MASK, False, evaluate, lambda params, states: states)
 
 
-def sampled(joint, policy: str, knobs, draws: str, temperature: float, tempered=False):
+def sampled(joint, policy: str, parameters, draws: str, temperature: float, tempered=False):
   """i[8], how often each text is decoded."""
   method = denoise.Method(
     TABLE, caches.none(TABLE, N), POLICIES[policy](), blocks.fixed(N), stopping.whole(),
@@ -52,7 +52,7 @@ def sampled(joint, policy: str, knobs, draws: str, temperature: float, tempered=
     jnp.zeros((ROWS, 2 * N), jnp.int32), jnp.tile(jnp.arange(2 * N) < N, (ROWS, 1)),
     jnp.full(ROWS, N),
   )  # fmt: skip
-  params = method.policy.knobs(*(jnp.full(ROWS, x) for x in knobs))
+  params = method.policy.parameters(*(jnp.full(ROWS, x) for x in parameters))
   weights = denoise.Weights(jnp.asarray(joint, jnp.float32), params)
   request = denoise.Request(request_keys(5, np.arange(ROWS)), jnp.full(ROWS, temperature))
   state = denoise.compiled_start(method, weights, canvas)
@@ -88,7 +88,7 @@ RULES = {
   "left_to_right": lambda c, H: [([min(c)], 1.0)],
 }
 BEST = np.int32(1), np.float32(0)
-KNOBS = {
+PARAMETERS = {
   "threshold": (np.float32(0.6),), "random": BEST[:1], "left_to_right": BEST[:1],
   "confidence": BEST, "entropy": BEST,
 }  # fmt: skip
@@ -151,7 +151,7 @@ CASES = [
 def test_texts_have_the_law_of_their_draws(rule, draws, temperature, tempered):
   want = law(JOINT, rule, draws, temperature, tempered)
   assert want.sum() == pytest.approx(1)
-  got = sampled(JOINT, rule, KNOBS[rule], draws, temperature, tempered)
+  got = sampled(JOINT, rule, PARAMETERS[rule], draws, temperature, tempered)
   assert stats.chisquare(got, ROWS * want).pvalue > 1e-3
   if (rule, temperature) == ("confidence", 1.0):  # the test can tell the two laws apart
     other = law(JOINT, rule, "anew" if draws == "kept" else "kept", temperature)

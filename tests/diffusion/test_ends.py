@@ -41,12 +41,12 @@ def decode(policy, params, transforms=(), own=()):
 
 
 @pytest.mark.parametrize(
-  ("name", "knob"), [("threshold", np.float32(2.0)), ("random", np.int32(1))]
+  ("name", "parameter"), [("threshold", np.float32(2.0)), ("random", np.int32(1))]
 )
-def test_ends_wait_for_all_other_slots(name, knob):
+def test_ends_wait_for_all_other_slots(name, parameter):
   """Also where the policy names no slot, and the loop takes the best."""
   base = POLICIES[name]()
-  params = EndLast(base.knobs(jnp.full(B, knob)), jnp.asarray(ENDS))
+  params = EndLast(base.parameters(jnp.full(B, parameter)), jnp.asarray(ENDS))
   state = decode(end_last(base), params)
   np.testing.assert_array_equal(state.canvas.tokens[:, :W], np.tile(LIKELIEST, (B, 1)))
   ends = np.isin(LIKELIEST, ENDS)
@@ -55,12 +55,12 @@ def test_ends_wait_for_all_other_slots(name, knob):
 
 def test_a_round_may_commit_all_ends_once_they_are_all_that_is_left():
   base = POLICIES["threshold"]()
-  params = EndLast(base.knobs(jnp.full(B, 0.3)), jnp.asarray(ENDS))
+  params = EndLast(base.parameters(jnp.full(B, 0.3)), jnp.asarray(ENDS))
   assert (decode(end_last(base), params).forwards == 2).all()
 
 
 def test_ends_that_are_suppressed_are_never_said():
-  params = POLICIES["left_to_right"]().knobs(jnp.full(B, 2, jnp.int32))
+  params = POLICIES["left_to_right"]().parameters(jnp.full(B, 2, jnp.int32))
   own = (Suppressed(jnp.asarray(ENDS)),)
   state = decode(POLICIES["left_to_right"](), params, (end_suppressed(),), own)
   left = LOGITS.astype(np.float64)

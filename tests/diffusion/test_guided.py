@@ -48,15 +48,15 @@ def canvases(seed: int, holes: float = 0.0) -> Canvas:
 
 
 def decode(canvas: Canvas, rules, size: int, denoiser: Denoiser = TABLE, params=None, guide=GUIDE):
-  """The state in the end; `rules` has a row of knobs for every row of the canvas."""
+  """The state in the end; `rules` has a row of parameters for every row of the canvas."""
   method = denoise.Method(
     denoiser, caches.none(denoiser, size), GUIDED["guided"](guide, MASK), blocks.fixed(size),
     stopping.whole(),
   )  # fmt: skip
   top, share, least, corrected = (jnp.asarray(x) for x in zip(*rules, strict=True))
-  knobs = Guide(LIKELY, top, share.astype(jnp.float32), least.astype(jnp.float32), corrected)
+  parameters = Guide(LIKELY, top, share.astype(jnp.float32), least.astype(jnp.float32), corrected)
   own = jax.tree.map(jnp.float32, table(0)) if params is None else params
-  weights = denoise.Weights(own, knobs)
+  weights = denoise.Weights(own, parameters)
   request = denoise.Request(request_keys(0, np.arange(len(rules))), jnp.zeros(len(rules)))
   state = denoise.compiled_start(method, weights, canvas)
   state = jax.device_get(denoise.compiled_advance(method, weights, request, state, jnp.int32(99)))

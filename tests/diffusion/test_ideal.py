@@ -24,7 +24,7 @@ def decode(denoiser, policy: str, params, rows: int, temperature: float):
     jnp.zeros((rows, 2 * N), jnp.int32), jnp.broadcast_to(jnp.arange(2 * N) < N, (rows, 2 * N)),
     jnp.full(rows, N, jnp.int32),
   )  # fmt: skip
-  weights = denoise.Weights((), method.policy.knobs(jnp.full(rows, params)))
+  weights = denoise.Weights((), method.policy.parameters(jnp.full(rows, params)))
   request = denoise.Request(request_keys(0, np.arange(rows)), jnp.full(rows, temperature))
   state = denoise.compiled_start(method, weights, canvas)
   state = denoise.compiled_advance(method, weights, request, state, jnp.int32(100))

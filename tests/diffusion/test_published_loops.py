@@ -35,17 +35,17 @@ def klass_pick(least, moved, rounds):
   return pick
 
 
-@pytest.mark.parametrize("knobs", [(0.3, 0.02, 1), (0.4, 0.05, 2), (0.4, 0.3, 3)])
-def test_klass_remembers_what_it_saw_of_the_next_block(knobs):
+@pytest.mark.parametrize("parameters", [(0.3, 0.02, 1), (0.4, 0.05, 2), (0.4, 0.3, 3)])
+def test_klass_remembers_what_it_saw_of_the_next_block(parameters):
   policy = POLICIES["klass"]()
-  agree(policy, rows(Stable(*knobs)), lambda row: klass_pick(*knobs), 4, ahead=4)
+  agree(policy, rows(Stable(*parameters)), lambda row: klass_pick(*parameters), 4, ahead=4)
 
 
 def test_klass_without_a_look_ahead_sees_each_block_anew():
   """Slots of which it has seen nothing have no history: their first round counts for nothing."""
-  knobs = (0.4, 0.05, 2)
-  _, passes = decode(POLICIES["klass"](), rows(Stable(*knobs)), 0, 4)
-  _, further = decode(POLICIES["klass"](), rows(Stable(*knobs)), 0, 4, 4)
+  parameters = (0.4, 0.05, 2)
+  _, passes = decode(POLICIES["klass"](), rows(Stable(*parameters)), 0, 4)
+  _, further = decode(POLICIES["klass"](), rows(Stable(*parameters)), 0, 4, 4)
   assert sum(map(len, further)) < sum(map(len, passes))
 
 

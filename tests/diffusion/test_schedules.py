@@ -31,7 +31,7 @@ def test_steps_that_do_not_divide_a_block(name):
     s = steps[row]
     return lambda p, left, lo, step: best_first(SCORES[name](p), left)[: 8 // s + (step < 8 % s)]
 
-  params = Spread(rows(POLICIES[name]().knobs()), jnp.asarray(steps, jnp.int32))
+  params = Spread(rows(POLICIES[name]().parameters()), jnp.asarray(steps, jnp.int32))
   agree(policy, params, pick_of, 8)
 
 
@@ -66,7 +66,7 @@ def test_timesteps(name, eps):
 
     return pick
 
-  own = rows(POLICIES[name]().knobs())
+  own = rows(POLICIES[name]().parameters())
   params = Timed(own, jnp.asarray(steps, jnp.int32), jnp.full(B, eps, jnp.float32))
   agree(policy, params, pick_of, NEW)
 

@@ -144,8 +144,8 @@ CASES = {
 
 def commits(name, params, prediction):
   policy = POLICIES[name]()
-  knobs = params if isinstance(params, tuple) else policy.knobs(params)
-  rows = jax.tree.map(lambda x: jnp.full(B, x), knobs)
+  parameters = params if isinstance(params, tuple) else policy.parameters(params)
+  rows = jax.tree.map(lambda x: jnp.full(B, x), parameters)
   return policy.select(rows, policy.init(B, W, V), prediction)
 
 
@@ -273,9 +273,9 @@ def test_heat_commits_as_many_slots_whatever_the_noise():
 
 @pytest.mark.parametrize("name", ["confidence", "threshold", "entropy", "frechet"])
 def test_ends_wait_until_nothing_else_is_open(name):
-  (knob, oracle), ends = CASES[name], [1, 3]
+  (parameter, oracle), ends = CASES[name], [1, 3]
   base = POLICIES[name]()
-  rows = jax.tree.map(lambda x: jnp.full(B, x), base.knobs(knob))
+  rows = jax.tree.map(lambda x: jnp.full(B, x), base.parameters(parameter))
   params = EndLast(rows, jnp.tile(jnp.asarray([ends], jnp.int32), (B, 1)))
   for seed in range(2):
     prediction = seen_of(seed)
@@ -287,7 +287,7 @@ def test_ends_wait_until_nothing_else_is_open(name):
       row = {k: v[b] for k, v in seen.items()}
       others = row["open"] & ~np.isin(row["token"], ends)
       waits = row["open"] & ~others if others.any() else np.zeros(W, bool)
-      want = oracle(row | {"open": row["open"] & ~waits}, knob)
+      want = oracle(row | {"open": row["open"] & ~waits}, parameter)
       assert set(np.flatnonzero(np.asarray(commit[b]) & row["open"])) == want, (seed, b)
       assert (score[b][waits] == -np.inf).all() and np.isfinite(
         score[b][~waits & row["open"]]

@@ -75,7 +75,7 @@ def test_what_adds_nothing_is_skipped(model, tmp_path, capsys):
   assert "1 attentions and 1 MLPs" in skip_search.verdict(summary) or (~run).sum() > 2
   plain, drafted = (
     Decoder(model, name)([[5, 6, 7]], 24)[0]
-    for name in ("none", f"self_speculative-4-0.0[{tmp_path / 'out/skipped.json'}]")
+    for name in ("none", f"self_speculative-4,least=0.0[{tmp_path / 'out/skipped.json'}]")
   )
   assert plain.tokens == drafted.tokens and drafted.forwards < plain.forwards
 

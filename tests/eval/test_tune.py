@@ -305,7 +305,7 @@ def test_sequoia_chooses_a_drawn_tree(model, tmp_path, monkeypatch):
   assert [f.get("nodes") for f in found.values()] == [1, 2, 3, 4, 4]
   assert list(found.values())[2]["expected_tau"] == 3
   label, changing = (k for k, f in found.items() if "tau" in f and k != "none")
-  assert changing == f"{name}/dyspec-4-2-4"
+  assert changing == f"{name}/dyspec-4,depth=2,children=4"
   tree = specjax.Decoder(model, label, temperature=1.0).method.drafter
   assert tree.proposal in ("without_replacement", "chain")  # whichever is faster here
   assert tree.nodes == found[label]["nodes"]
@@ -328,15 +328,15 @@ def test_a_benchmark_takes_a_tree(model, head, tmp_path, raw, name, nodes):
 
 def test_a_benchmark_takes_a_tree_by_name(model, head):
   config, name = bench.Config(), f"medusa[{head}]"
-  drafter = bench.make_decoder(model, f"{name}/dynamic-6-2-3", config).method.drafter
+  drafter = bench.make_decoder(model, f"{name}/dynamic-6,depth=2,beam=3", config).method.drafter
   assert drafter is drafting.drafter(medusa(model.target, HEAD), Dynamic(6, 2, 3))
   for label, message in (
-    (f"{name}/dynamic-6-2", "tree='dynamic-6-2': accepted is dynamic-NODES"),
+    (f"{name}/dynamic-6,depth=2", "tree='dynamic-6,depth=2': it needs beam; accepted is dynamic-NODES"),
     (f"{name}/tree[no_such.json]", "'no_such.json' cannot be read"),
-    (f"{name}/dynamic-6-5-3", "tree is 5 deep: the head guesses 2"),
-    ("medusa:dynamic-6-2-3", "is now medusa/dynamic-6-2-3"),
+    (f"{name}/dynamic-6,depth=5,beam=3", "tree is 5 deep: the head guesses 2"),
+    ("medusa:dynamic-6,depth=2,beam=3", "is now medusa/dynamic-6,depth=2,beam=3"),
     ("medusa:tree.json", r"is now medusa/tree\[tree.json\]"),
-    ("prompt_lookup/dynamic-6-2-3", "accepted after prompt_lookup/ are none"),
+    ("prompt_lookup/dynamic-6,depth=2,beam=3", "accepted after prompt_lookup/ are none"),
   ):
     with pytest.raises(ValueError, match=message):
       bench.make_decoder(model, label, config)
@@ -381,10 +381,10 @@ def test_a_head_without_hit_rates_is_tried_with_several_sizes(tmp_path):
 @pytest.mark.parametrize(
   ("method", "trees", "want"),
   [
-    ("best_first", [(4, 2), (16, 4)], ["eagle[runs/a]/dynamic-4-2-4"]),
-    ("sequoia", [(3, 2), (2, 1), (9, 1), (16, 4)], ["eagle[runs/a]/dyspec-16-4-4"]),
-    ("best_first", [(64, 2)], ["eagle[runs/a]/dynamic-64-2-8"]),
-    ("sequoia", [(64, 2)], ["eagle[runs/a]/dyspec-64-2-8"]),
+    ("best_first", [(4, 2), (16, 4)], ["eagle[runs/a]/dynamic-4,depth=2,beam=4"]),
+    ("sequoia", [(3, 2), (2, 1), (9, 1), (16, 4)], ["eagle[runs/a]/dyspec-16,depth=4,children=4"]),
+    ("best_first", [(64, 2)], ["eagle[runs/a]/dynamic-64,depth=2,beam=8"]),
+    ("sequoia", [(64, 2)], ["eagle[runs/a]/dyspec-64,depth=2,children=8"]),
     ("best_first", [(3, 2), (2, 1)], []),
   ],
 )
@@ -448,8 +448,8 @@ def test_above_temperature_0_drawn_trees_are_tried_as_well(model, tmp_path, monk
 @pytest.mark.parametrize(
   ("name", "priced"),
   [
-    ("draft_model[{}]/marginal", "draft_model[{}]/marginal-0.25-0.125"),
-    ("draft_model-3[{}]/marginal", "draft_model-3[{}]/marginal-0.25-0.125"),
+    ("draft_model[{}]/marginal", "draft_model[{}]/marginal-0.25,node_cost=0.125"),
+    ("draft_model-3[{}]/marginal", "draft_model-3[{}]/marginal-0.25,node_cost=0.125"),
     ("draft_model[{}]/marginal-0.5", None),
     ("draft_model-3[{}]", None),
     ("prompt_lookup|draft_model[{}]/marginal", None),

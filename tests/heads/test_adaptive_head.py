@@ -118,7 +118,7 @@ def test_texts_are_those_of_plain_decoding(name, tmp_path):
       "guesses in the pass that verifies: accepted before a draft length "
       "are heads without pseudo rows or a blank",
     ),
-    ("eagle/adaedl/dynamic-6-3-2", "a draft length ends a chain, without a tree"),
+    ("eagle/adaedl/dynamic-6,depth=3,beam=2", "a draft length ends a chain, without a tree"),
     ("prompt_lookup/adaedl", "accepted after prompt_lookup/ are none"),
     ("eagle/specdecpp", "specdecpp: it needs an acceptance head"),
   ],

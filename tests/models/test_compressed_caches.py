@@ -198,8 +198,8 @@ CONFIG = Config(
 MODEL = Model("random", CONFIG, init(CONFIG, jax.random.key(1)), None, (), (), None)
 PROMPTS = [RNG.integers(V, size=n).tolist() for n in (70, 7)]
 WHOLE = {
-  "mustafar": "mustafar-0", "keyformer": "keyformer-1", "sinks": "sinks-4-500",
-  "token_select": "token_select-500", "actqkv": "actqkv-32-14",
+  "mustafar": "mustafar-0", "keyformer": "keyformer-1", "sinks": "sinks-4,recent=500",
+  "token_select": "token_select-500", "actqkv": "actqkv-32,more=14",
 }  # fmt: skip
 
 
@@ -217,14 +217,14 @@ def test_a_cache_that_drops_nothing_says_what_a_dense_one_says(name):
 def test_drafts_over_a_small_cache_change_no_token(name):
   small = {
     "keyformer": "keyformer-0.2",
-    "sinks": "sinks-2-8",
-    "token_select": "token_select-4-2-4",
-    "actqkv": "actqkv-1-0-1-2",
+    "sinks": "sinks-2,recent=8",
+    "token_select": "token_select-4,first=2,recent=4",
+    "actqkv": "actqkv-1,more=0,first=1,recent=2",
   }
   for temperature in (0.0, 1.0):
     options = {"temperature": temperature, "batch": 2}
     plain = Decoder(MODEL, **options)(PROMPTS, 24)
-    drafter = f"self_speculative-4-0/{small.get(name, name)}"
+    drafter = f"self_speculative-4,least=0/{small.get(name, name)}"
     drafted = Decoder(MODEL, drafter, **options)(PROMPTS, 24)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
     assert sum(r.forwards for r in drafted) < sum(r.forwards for r in plain)
@@ -236,12 +236,12 @@ def test_drafts_over_a_small_cache_change_no_token(name):
     ({"cache": "gear-3"}, "2 or 4 bits"),
     ({"cache": "mustafar-1"}, "0 or more, and below 1"),
     ({"cache": "keyformer-0"}, "0 < share <= 1"),
-    ({"cache": "sinks-1-0"}, "1 recent row or more"),
+    ({"cache": "sinks-1,recent=0"}, "1 recent row or more"),
     ({"cache": "token_select-0"}, "1 or more"),
     ({"cache": "actqkv-0"}, "1 block or more"),
     ({"cache": "int8-0"}, "1 row or more"),
     ({"cache": "zip"}, "accepted are int8"),
-    ({"cache": "int8", "drafter": "layerskip-4-2"}, "do not read the target's cache"),
+    ({"cache": "int8", "drafter": "layerskip-4,exit=2"}, "do not read the target's cache"),
     ({"cache": "int8", "drafter": "self_speculative-4/int8"}, "is dense"),
   ],
 )

@@ -151,7 +151,8 @@ def model(tmp_path_factory):
 
 
 CASES = {
-  "skip_decode-1-10-1": of_skip_decode(1, 10, 1), "skip_decode-2-30-0": of_skip_decode(2, 30, 0),
+  "skip_decode-1,span=10,first=1": of_skip_decode(1, 10, 1),
+  "skip_decode-2,span=30,first=0": of_skip_decode(2, 30, 0),
   "first[{}]": of_first(0.5), "first-0.4[{}]": of_first(0.4),
   "duo[{}/duo]": of_duo, "duo-0.7[{}/duo]": of_duo,
 }  # fmt: skip
@@ -189,14 +190,17 @@ def test_drafts_change_no_token(model, name, drafter):
 
 
 def test_all_layers_are_the_whole_model(model):
-  whole, all_layers = Decoder(PLAIN)(PROMPTS, NEW), Decoder(model("skip_decode-4-9"))(PROMPTS, NEW)
+  whole, all_layers = (
+    Decoder(PLAIN)(PROMPTS, NEW),
+    Decoder(model("skip_decode-4,span=9"))(PROMPTS, NEW),
+  )
   assert [r.tokens for r in all_layers] == [r.tokens for r in whole]
 
 
 @pytest.mark.parametrize(
   ("name", "words"),
   [
-    ("skip_decode-5", "0 <= first <= least layers"), ("skip_decode-2-0", "1 <= span"),
+    ("skip_decode-5", "0 <= first <= least layers"), ("skip_decode-2,span=0", "1 <= span"),
     ("first", "it needs trained routers"), ("first-2[{}]", "accepted is 0 to 1"),
     ("none", "accepted are skip_decode, first, duo"), ("skip_decode[x]", "takes nothing in brack"),
     ("duo", "it needs trained routers, duo.DIRECTORY., see specjax.train.duo"),
@@ -210,13 +214,13 @@ def test_what_cannot_be_is_refused(model, name, words):
 
 
 def test_what_does_not_go_together_is_refused(model, tmp_path):
-  own = model("skip_decode-2-30-0")
+  own = model("skip_decode-2,span=30,first=0")
   with pytest.raises(ValueError, match="accepted for a conversation"):
     Conversation(Decoder(own))
   with pytest.raises(ValueError, match="a model without skipping"):
     Decoder(own, cache="int8")
   with pytest.raises(ValueError, match="do not read the target's cache"):
-    Decoder(own, "layerskip-4-2")(PROMPTS, 4)
+    Decoder(own, "layerskip-4,exit=2")(PROMPTS, 4)
   with pytest.raises(ValueError, match="accepted for causal models"):
     load("lists-3m", skipping="skip_decode-1")
   with pytest.raises(ValueError, match="accepted are weights='float' and mesh=None"):

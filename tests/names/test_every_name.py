@@ -1,9 +1,9 @@
-"""Every part that `specjax list` shows is built and decoded by name, and every knob counts.
+"""Every part that `specjax list` shows is built and decoded by name, and every parameter counts.
 
 A method is fingerprinted by the program it is traced to and by its weights. Of two names that
 differ in one number, the fingerprints must differ too, and writing out a default must change
-nothing. Tracing is cheap. Decoding a few tokens with random models shows what a knob does: another
-draft, other tokens, another order. Where a part is lossless, the tokens must stay.
+nothing. Tracing is cheap. Decoding a few tokens with random models shows what a parameter does:
+another draft, other tokens, another order. Where a part is lossless, the tokens must stay.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -160,10 +161,10 @@ DECORATING = ("additions to a policy", "blocks", "cache", "stopping", "transform
               "confidence", "guidance", "reweighting", "guesses", "student")  # fmt: skip
 
 
-def changed(knob: str, value):
-  """Another number that the knob accepts."""
-  if knob in OTHER:
-    return OTHER[knob]
+def changed(parameter: str, value):
+  """Another number that the parameter accepts."""
+  if parameter in OTHER:
+    return OTHER[parameter]
   return value + 1 if isinstance(value, int) else round(value / 2 or 0.25, 4)
 
 
@@ -176,11 +177,20 @@ def numbers_of(kind: str, name: str) -> tuple[list, list]:
   if kind.startswith("trees") and len(known) < len(needed):
     defaults = needed
   others = [[*defaults[:i], n + 1] for i, n in enumerate(needed)]
-  for i, (knob, value) in enumerate(optional, len(needed)):
-    others.append([*defaults[:i], changed(knob, value)])
+  for i, (parameter, value) in enumerate(optional, len(needed)):
+    others.append([*defaults[:i], changed(parameter, value)])
   for other, count in zip(others, range(len(needed)), strict=False):
     other += defaults[count + 1 : len(needed)]
   return [x for x in defaults if x is not None], others
+
+
+def part_of(kind: str, name: str, numbers: Sequence, text: str = "") -> str:
+  """The name of a part with these numbers, in the order of its parameters."""
+  known = [*KINDS[kind][1][name][1]]
+  if known[:1] == ["children of a node at each depth"]:
+    return "-".join([name, *map(str, numbers)]) + text
+  others = "".join(f",{k}={n}" for k, n in zip(known[1:], numbers[1:], strict=False))
+  return "-".join([name, *map(str, numbers[:1])]) + others + text
 
 
 loaded = functools.cache(load)
@@ -257,7 +267,7 @@ def decoder_of(home, kind: str, part: str, temperature: float = 1.0, of: str = "
   if door == "additions to a policy":
     return fills(f"threshold+{part}/fixed-{W}" if part else f"threshold/fixed-{W}")
   if door == "blocks":  # this policy alone looks ahead
-    return fills(f"explore-0.9-0.3/{part}")
+    return fills(f"explore-0.9,ahead=0.3/{part}")
   if door == "reweighting":
     return fills(f"random/fixed-{W}/{part}")
   return fills(f"threshold/fixed-{W}/{part}")
@@ -350,13 +360,13 @@ def names_of(decoder) -> tuple[str, ...]:
 
 @pytest.mark.full(but=TRACED)
 @pytest.mark.parametrize(("kind", "name"), PARTS)
-def test_every_knob_counts(home, kind, name):
+def test_every_parameter_counts(home, kind, name):
   brackets = spec.BRACKETS.get(name)
   text = TEXTS.get(name, TEXTS.get(brackets, "")).format(name=name)
   text = f"[{text}]" if brackets else ""
 
   def decoder(numbers):
-    return decoder_of(home, kind, "-".join([name, *map(repr, numbers)]) + text, of=name)
+    return decoder_of(home, kind, part_of(kind, name, numbers, text), of=name)
 
   defaults, others = numbers_of(kind, name)
   written = decoder(defaults)
@@ -427,8 +437,9 @@ def decoded(decoder) -> dict[str, Any]:
   }  # fmt: skip
 
 
-# Of a part, for each of its knobs in order, numbers of its name that differ in this knob alone, so
-# far apart that a decoding of a few tokens shows it. Others differ as in `numbers_of`.
+# Of a part, for each of its parameters in order, numbers (of `part_of`) that differ in this
+# parameter alone, so far apart that a decoding of a few tokens shows it. Others differ as in
+# `numbers_of`.
 PAIRS = {
   "prompt_lookup": "8:4 8-3:8-1 8-3-1:8-3-2 8-3-1-0:8-3-1-1 8-3-1-0-1:8-3-1-0-2",
   "aded": "5:8 5-1:5-3 5-2-1:5-2-3 9-2-4-0:9-2-4-0.9 "
@@ -472,8 +483,8 @@ PAIRS = {
   "skip_decode": "1-4-1:4-4-1 1-2-1:1-64-1 1-4-0:1-4-1", "first": "0:1",
   "duo": "0:9",
 }  # fmt: skip
-# Of a part without knobs, what it may hold in brackets instead, or the part to which it is compared
-# ("" is the method without the part).
+# Of a part without parameters, what it may hold in brackets instead, or the part to which it is
+# compared ("" is the method without the part).
 PEERS = {
   "tree": "tree[wide.json]", "constraint": "constraint[Cy( Dan)*]",
   "json_schema": 'json_schema[{"type": "integer", "maximum": 3}]',
@@ -484,29 +495,32 @@ PEERS = {
   "end_of_text_prediction": "after_end", "kept": "anew", "anew": "kept", "tempered": "",
   "end_suppressed": "", "end_last": "",
 }  # fmt: skip
-# Knobs that change the time of a pass and nothing that it computes.
+# Parameters that change the time of a pass and nothing that it computes.
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
 # What a decoder learns shows in its next call, see the tests of these drafters.
 SILENT += [("history", "longest"), ("history", "kept")]
 # What a search has found shows later than in a few tokens, see the tests of the drafter.
-SILENT += [("swift", knob) for knob in ("window", "skip")]
+SILENT += [("swift", parameter) for parameter in ("window", "skip")]
 # Blocks of many rows are packed in longer texts, see tests/models/test_compressed_caches.py.
 SILENT += [("int8", "rows"), ("gear", "bits"), ("gear", "rank"), ("gear", "outliers")]
 SILENT += [("mustafar", "sparsity"), ("mustafar", "recent")]
-SILENT += [("actqkv", knob) for knob in ("least", "more", "first", "recent")]
+SILENT += [("actqkv", parameter) for parameter in ("least", "more", "first", "recent")]
 LOSSLESS = ("drafters", "heads", "trees", "draft lengths", "ensembles", "exits", "prompts",
             "sources", "rescoring", "pseudo rows")  # fmt: skip
 
 
 def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:
-  """Names of which something must tell the decodings apart, for each knob in order."""
+  """Names of which something must tell the decodings apart, for each parameter in order."""
   brackets = spec.BRACKETS.get(name)
   text = TEXTS.get(name, TEXTS.get(brackets, "")).format(name=name)
   text = f"[{'Dan' if name == 'adaptive' else text}]" if brackets else ""
   if own := PAIRS.get(f"{kind.split(',')[0]}: {name}", PAIRS.get(name)):
-    return [tuple(f"{name}-{x}{text}" for x in pair.split(":")) for pair in own.split()]
+    return [
+      tuple(part_of(kind, name, x.split("-"), text) for x in pair.split(":"))
+      for pair in own.split()
+    ]
   defaults, others = numbers_of(kind, name)
-  first, *more = ("-".join([name, *map(repr, x)]) + text for x in (defaults, *others))
+  first, *more = (part_of(kind, name, x, text) for x in (defaults, *others))
   peers = [PEERS[name]] if name in PEERS and kind != "drafters" else []
   return [(first, other) for other in (more or peers or [first])]
 
@@ -521,7 +535,7 @@ QUICK = (
 @pytest.mark.full(but=QUICK)
 @pytest.mark.parametrize(("kind", "name"), PARTS)
 def test_every_part_decodes(home, kind, name):
-  """A decoding shows every knob, and is that of the method without the part where it must be."""
+  """A decoding shows every parameter, and is that of the method without it where it must."""
   door, known = kind.split(",")[0], KINDS[kind][1][name][1]
   sampled = float(name == "dyspec" or (door == "verifiers" and name != "greedy"))
 
@@ -532,9 +546,11 @@ def test_every_part_decodes(home, kind, name):
   pairs, wrong = pairs_of(kind, name), []
   for i, (one, other) in enumerate(pairs):
     if len(known) == len(pairs):
-      given = (spec.parse_one("part", x).numbers for x in (one, other))
-      numbers = zip(*((*x, *[*known.values()][len(x) :]) for x in given), strict=True)
-      assert [k for k, (x, y) in enumerate(numbers) if x != y] == [i], (one, other)
+      first, second = (
+        {**known, **dict(zip(known, part.numbers, strict=False)), **dict(part.labelled)}
+        for part in (spec.parse_one("part", x) for x in (one, other))
+      )
+      assert [k for k in known if first[k] != second[k]] == [[*known][i]], (one, other)
     same = shown(one, sampled) == shown(other, sampled)
     if same != ((name, *[*known][i : i + 1]) in SILENT or one == other):
       wrong.append((one, other))

@@ -21,7 +21,12 @@ def random_part(rng, name: str, deep: bool = True) -> Part:
     tuple(rng.permutation(np.array(numbers, object))[: rng.integers(4)]),
     rng.choice([None, *TEXTS]),
     tuple(more),
+    tuple((f"key{i}", numbers[rng.integers(len(numbers))]) for i in range(rng.integers(3))),
   )
+
+
+def types(part: Part) -> list[type]:
+  return [type(n) for n in (*part.numbers, *(n for _, n in part.labelled))]
 
 
 def names() -> list[str]:
@@ -36,9 +41,7 @@ def test_what_is_printed_is_read_again():
       parts = tuple(random_part(rng, name) for _ in range(rng.integers(1, 4)))
       again = spec.parse("x", spec.show(parts))
       assert again == parts
-      assert [type(n) for p in again for n in p.numbers] == [
-        type(n) for p in parts for n in p.numbers
-      ]
+      assert list(map(types, again)) == list(map(types, parts))
 
 
 def test_alternatives_are_cut_outside_brackets():
@@ -50,6 +53,9 @@ def test_precedence():
   assert spec.parse("x", "a-1[p]/b-2.5+c/d/e") == (
     Part("a", (1,), "p", (Part("b", (2.5,)),)),
     Part("c", (), None, (Part("d"), Part("e"))),
+  )
+  assert spec.parse("x", "a-1,x=2,y_z=1e-05[p]/b,c=0.5") == (
+    Part("a", (1,), "p", (Part("b", labelled=(("c", 0.5),)),), (("x", 2), ("y_z", 1e-05))),
   )
   assert spec.parse("x", "a+b/my.py:f-4[p]/d") == (
     Part("a"), Part("b/my.py:f", (4,), "p", (Part("d"),)),
@@ -70,10 +76,13 @@ def test_precedence():
     ("my.py:", "accepted is NAME"),
     ("my.py", "accepted is NAME"),
     ("medusa[a", "a bracket is not closed"),
-    ("medusa:16", "medusa:16' is now medusa-16"),
-    ("medusa:dynamic-16-5-4", "is now medusa/dynamic-16-5-4"),
-    ("medusa:runs/tree.json", r"is now medusa/tree\[runs/tree.json\]"),
-    ("draft_model:adaedl", "is now draft_model/adaedl"),
+    ("medusa:16", "accepted is NAME"),
+    ("medusa-8,", "accepted is NAME"),
+    ("medusa-8,depth", "accepted is NAME"),
+    ("medusa-8,depth=", "accepted is NAME"),
+    ("medusa-8,depth=-1", "accepted is NAME"),
+    ("medusa,depth=2-8", "accepted is NAME"),
+    ("medusa[a],depth=2", "accepted is NAME"),
   ],
 )
 def test_what_is_no_name_is_refused(text, problem):
@@ -84,15 +93,15 @@ def test_what_is_no_name_is_refused(text, problem):
 def builder(
   model: list, nodes: int = 8, least: float = 0.5, keep: bool = True, cut: int | None = None
 ):
-  """What `knobs` reads."""
+  """What `parameters` reads."""
 
 
-KNOBS = spec.knobs(builder)
+PARAMETERS = spec.parameters(builder)
 
 
-def test_the_signature_is_the_table_of_knobs():
-  assert KNOBS == {"nodes": 8, "least": 0.5, "keep": True, "cut": None}
-  assert list(spec.knobs(builder, without=("nodes",))) == ["least", "keep", "cut"]
+def test_the_signature_is_the_table_of_parameters():
+  assert PARAMETERS == {"nodes": 8, "least": 0.5, "keep": True, "cut": None}
+  assert list(spec.parameters(builder, without=("nodes",))) == ["least", "keep", "cut"]
 
 
 @pytest.mark.parametrize(
@@ -100,32 +109,37 @@ def test_the_signature_is_the_table_of_knobs():
   [
     ("b", "b", {}),
     ("b-8", "b", {"nodes": 8}),
-    ("b-9-1", "b-9-1.0", {"nodes": 9, "least": 1.0}),
-    ("b-8-0.50-1", "b", {"nodes": 8, "least": 0.5, "keep": True}),
-    ("judge-8-0.5-0[p]", "judge-8-0.5-0[p]", {"nodes": 8, "least": 0.5, "keep": False}),
-    ("b-8-0.5-1-4", "b-8-0.5-1-4", {"nodes": 8, "least": 0.5, "keep": True, "cut": 4}),
+    ("b-9,least=1", "b-9,least=1.0", {"nodes": 9, "least": 1.0}),
+    ("b,nodes=9", "b-9", {"nodes": 9}),
+    ("b-8,keep=1,least=0.50", "b", {"nodes": 8, "keep": True, "least": 0.5}),
+    ("judge,keep=0[p]", "judge,keep=0[p]", {"keep": False}),
+    ("b-9,cut=4,keep=0", "b-9,keep=0,cut=4", {"nodes": 9, "cut": 4, "keep": False}),
   ],
 )
-def test_a_name_is_settled(text, canonical, arguments):
+def test_a_name_binds_its_parameters(text, canonical, arguments):
   (part,) = spec.parse("x", text)
-  name, given = spec.settle("x", part, KNOBS)
+  name, given = spec.bind("x", part, PARAMETERS)
   assert name == canonical and given == arguments
   assert [type(v) for v in given.values()] == [type(v) for v in arguments.values()]
-  again, twice = spec.settle("x", *spec.parse("x", name), KNOBS)
-  assert again == name and {**KNOBS, **twice} == {**KNOBS, **given}
+  again, twice = spec.bind("x", *spec.parse("x", name), PARAMETERS)
+  assert again == name and {**PARAMETERS, **twice} == {**PARAMETERS, **given}
 
 
 @pytest.mark.parametrize(
   ("text", "problem"),
   [
     ("b-8.5", "x='b-8.5': nodes of b is a whole number"),
-    ("b-8-1-2", "keep of b is 0 or 1"),
+    ("b-8,keep=2", "keep of b is 0 or 1"),
     ("b-8[p]", "x='b-8\\[p\\]': b takes nothing in brackets"),
-    ("b-8-1-1-0.5", "cut of b is a whole number"),
-    ("b-1-1-1-1-1", "b takes the numbers nodes=8, least=0.5, keep=True, cut=None"),
+    ("b,cut=0.5", "cut of b is a whole number"),
+    ("b-1-1-1-1-1", "b takes nodes=8, least=0.5, keep=True, cut"),
+    ("b-9-1,cut=4", "accepted is one number without a name, b-9,least=1,cut=4"),
+    ("b-8,nodes=9", "x='b-8,nodes=9': nodes is given twice"),
+    ("b,leest=0.5", "b has no leest, it takes nodes=8, .*; did you mean least?"),
+    ("b,zzz=0.5", "b has no zzz, it takes nodes=8, least=0.5, keep=True, cut\\."),
   ],
 )
 def test_numbers_that_do_not_fit_are_refused(text, problem):
   (part,) = spec.parse("x", text)
   with pytest.raises(ValueError, match=problem):
-    spec.settle("x", part, KNOBS)
+    spec.bind("x", part, PARAMETERS)

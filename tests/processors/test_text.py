@@ -97,7 +97,7 @@ def test_a_regex_forbids_what_does_not_match():
     ({"regex": "(a"}, "regex='(a'"),
     ({"stop_words": [""]}, "stop_words"),
     ({"processors": ["penalties-0"]}, "repetition is above 0"),
-    ({"processors": ["momentum-0.2-0"]}, "candidates=0"),
+    ({"processors": ["momentum-0.2,candidates=0"]}, "candidates=0"),
     ({"processors": ["constraint[(a]"]}, "regex='(a'"),
     ({"processors": ["stop_text"]}, "stop_text[TEXT]"),
   ],
@@ -109,7 +109,7 @@ def test_bad_settings(settings, message):
 
 METHODS = {"plain": "none", "lookup": "prompt_lookup", "eagle": "eagle"}
 SETTINGS = {
-  "penalties": {"processors": ["penalties-1.3-0.4-0.2"]},
+  "penalties": {"processors": ["penalties-1.3,presence=0.4,frequency=0.2"]},
   "momentum": {"processors": ["momentum"]},
   "regex": {"regex": r"[A-Z][a-zA-Z ]*[0-9]+ [a-z ]*\."},
   "stop words": {"stop_words": ["="]},
@@ -143,9 +143,9 @@ def test_drafts_change_nothing(name, temperature):
 
 def test_log_probs_are_the_models_own():
   """Against one pass over the whole text, whatever the temperature and the penalties."""
-  (result,) = Decoder(MODEL, "eagle", temperature=0.7, top_k=20, processors=["penalties-1-1"])(
-    QUESTIONS[:1], 24
-  )
+  (result,) = Decoder(
+    MODEL, "eagle", temperature=0.7, top_k=20, processors=["penalties-1,presence=1"]
+  )(QUESTIONS[:1], 24)
   ids = np.array([[*QUESTIONS[0], *result.tokens]], np.int32)
   position = np.arange(ids.shape[1], dtype=np.int32)[None]
   mask = np.tril(np.ones((1, ids.shape[1], ids.shape[1]), bool))

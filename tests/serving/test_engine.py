@@ -276,7 +276,7 @@ def test_a_greedy_rule_refuses_to_sample():
     engine.submit([1], 8, temperature=0.5)
 
 
-@pytest.mark.parametrize("name", ["history-4", "token_recycling-4-0-1"])
+@pytest.mark.parametrize("name", ["history-4", "token_recycling-4,seeded=0,kept=1"])
 def test_what_one_request_taught_helps_the_next(name):
   prompt = [5, 6, 7, 5, 1, 2]
   (plain,) = Decoder(MODEL)([prompt], 20)

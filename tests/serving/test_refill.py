@@ -55,7 +55,7 @@ def test_bad_requests_are_refused(wrong, message):
     refilled(Decoder(MODEL), PROMPTS, **{"max_new_tokens": 8} | wrong)
 
 
-@pytest.mark.parametrize("name", ["history-4", "token_recycling-4-0-1"])
+@pytest.mark.parametrize("name", ["history-4", "token_recycling-4,seeded=0,kept=1"])
 def test_what_one_request_taught_helps_the_next(name):
   found = dict(refilled(Decoder(MODEL, name), [[5, 6, 7, 5, 1, 2]] * 2, 20))
   assert found[0].tokens == found[1].tokens

@@ -56,7 +56,7 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   method = denoise.Method(
     network, caches.none(network, W), POLICIES["confidence"](), blocks.fixed(W), stopping.whole()
   )
-  weights = denoise.Weights(model.params, method.policy.knobs(jnp.ones(B, jnp.int32)))
+  weights = denoise.Weights(model.params, method.policy.parameters(jnp.ones(B, jnp.int32)))
   request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   state = denoise.compiled_advance(method, weights, request, state, jnp.int32(99))

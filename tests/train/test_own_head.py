@@ -90,7 +90,9 @@ def test_it_is_trained_by_name_and_decodes(file, tiny_heads, capsys):
     specjax.Decoder(model, "my_head.py:mix[run/model]")
 
 
-@pytest.mark.parametrize("drafter", ["head[evil]", "head[evil]/beam-4-2-2", "medusa[evil]"])
+@pytest.mark.parametrize(
+  "drafter", ["head[evil]", "head[evil]/beam-4,depth=2,width=2", "medusa[evil]"]
+)
 def test_a_file_that_only_config_json_names_is_not_run(file, drafter):
   (file.parent / "evil.py").write_text("open('it_ran', 'w')\n")
   (file.parent / "evil").mkdir()

@@ -32,7 +32,7 @@ BESIDE = jax.tree.map(
 OF_LAYERS = Routers(*(jax.numpy.asarray(RNG.normal(size=n), "float32") for n in ((L, E), L)))
 
 
-@pytest.mark.parametrize("name", ["skip_decode-3-16-1", "first", "duo", None])
+@pytest.mark.parametrize("name", ["skip_decode-3,span=16,first=1", "first", "duo", None])
 def test_a_row_is_read_as_it_is_decoded(name, tmp_path):
   """The loss of a text is the mean surprise that its decoding reports."""
   model, params, chosen = MODEL, MODEL.params, None
@@ -86,11 +86,11 @@ def test_routers_learn_the_share_that_is_asked_for(config, tmp_path):
 
 
 def test_a_model_learns_to_be_read_by_fewer_layers(config, tmp_path):
-  name = "skip_decode-1-4"
+  name = "skip_decode-1,span=4"
   training.main(dataclasses.replace(config, out=str(tmp_path), skipping=name))
   report = json.loads((tmp_path / "report.json").read_text())["held_out"]
   tuned = specjax.load(f"{tmp_path}/model", skipping=name)
-  assert tuned.label.endswith("LOSSY (skip_decode-1-4)")
+  assert tuned.label.endswith("LOSSY (skip_decode-1,span=4)")
   first = json.loads((pathlib.Path(tmp_path) / "metrics.jsonl").read_text().splitlines()[0])
   assert report["skipping"] < first["entropy"]
 

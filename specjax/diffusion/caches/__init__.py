@@ -1,4 +1,4 @@
-"""What of earlier passes is used again. A builder takes (denoiser, window) and its knobs."""
+"""What of earlier passes is used again. A builder takes (denoiser, window) and its parameters."""
 
 from collections.abc import Callable
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Count, Knob, Params, Policy, Prediction, Probability
+from specjax.diffusion.base import Count, Parameter, Params, Policy, Prediction, Probability
 from specjax.sampling import heated
 
 
@@ -22,7 +22,7 @@ def best(score: Array, open_: Array, count: Array) -> Array:
 
 def _best(
   name: str, score: Callable[[Prediction], Array], count: Callable[[Params, Prediction], Array],
-  knobs: type,
+  parameters: type,
 ) -> Policy:  # fmt: skip
   """The policy that commits the `best` slots by a score."""
 
@@ -30,7 +30,7 @@ def _best(
     value = score(prediction)
     return best(value, prediction.open, count(params, prediction)), value, memory
 
-  return Policy(name, lambda B, W, V: (), select, knobs)
+  return Policy(name, lambda B, W, V: (), select, parameters)
 
 
 def _confidence(prediction: Prediction) -> Array:
@@ -38,13 +38,13 @@ def _confidence(prediction: Prediction) -> Array:
 
 
 class Quota(NamedTuple):
-  """The knob of policies that ask nothing of the model: i32[B], commits per round."""
+  """The parameter of policies that ask nothing of the model: i32[B], commits per round."""
 
   slots: Count = 1
 
 
 class Ranked(NamedTuple):
-  """Knobs of policies whose score alone tells them apart.
+  """Parameters of policies whose score alone tells them apart.
 
   Attributes:
     slots: i32[B], commits per round.
@@ -53,7 +53,7 @@ class Ranked(NamedTuple):
   """
 
   slots: Count = 1
-  heat: Knob = 0.0
+  heat: Parameter = 0.0
 
 
 def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
@@ -112,9 +112,9 @@ def left_to_right() -> Policy:
 
 
 class WarmUp(NamedTuple):
-  """The knob of `warm_up`: i32[B], the first rounds of a block, which commit one slot each."""
+  """The parameter of `warm_up`: i32[B], the first rounds of a block, which commit one slot each."""
 
-  rounds: Knob = 2
+  rounds: Parameter = 2
 
 
 @functools.cache
@@ -142,9 +142,9 @@ def _confidences(prediction: Prediction) -> tuple[Array, Array]:
 
 
 class Factor(NamedTuple):
-  """The knob of `factor`: f of the rule, f32[B]; published 1."""
+  """The parameter of `factor`: f of the rule, f32[B]; published 1."""
 
-  most: Knob = 1.0
+  most: Parameter = 1.0
 
 
 @functools.cache
@@ -164,7 +164,7 @@ def factor() -> Policy:
 
 
 class Frechet(NamedTuple):
-  """The knob of `frechet`: d of the rule, f32[B]; published 0.25."""
+  """The parameter of `frechet`: d of the rule, f32[B]; published 0.25."""
 
   delta: Probability = 0.25
 
@@ -187,9 +187,9 @@ def frechet() -> Policy:
 
 
 class EntropyBound(NamedTuple):
-  """The knob of `entropy_bound`: nats f32[B] of the slots before one; published 0.1 to 0.15."""
+  """Nats f32[B] of the slots before one, of `entropy_bound`; published 0.1 to 0.15."""
 
-  most: Knob = 0.1
+  most: Parameter = 0.1
 
 
 @functools.cache

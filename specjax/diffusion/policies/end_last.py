@@ -38,4 +38,4 @@ def end_last(base: Policy) -> Policy:
     commit, score, memory = base.select(params.base, memory, others)
     return commit & ~wait, jnp.where(wait, -jnp.inf, score), memory
 
-  return base._replace(name=f"{base.name}+end_last", select=select, knobs=EndLast, blind=False)
+  return base._replace(name=f"{base.name}+end_last", select=select, parameters=EndLast, blind=False)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Target
-from specjax.diffusion.base import Knob, Params, Policy, Prediction, Probability
+from specjax.diffusion.base import Parameter, Params, Policy, Prediction, Probability
 
 
 class Guide(NamedTuple):
@@ -33,10 +33,10 @@ class Guide(NamedTuple):
   """
 
   model: Params
-  top: Knob = 1
+  top: Parameter = 1
   share: Probability = 0.0
   least: Probability = 0.0
-  corrected: Knob = 1
+  corrected: Parameter = 1
 
 
 def approved(params: Guide, log_probs: Array, tokens: Array) -> Array:
@@ -61,11 +61,11 @@ def guided_by(target: Target, mask: int) -> Policy:
   guide reads the text with all proposals of the window, in one pass of its own that is not counted
   among the denoiser's; nothing of it is kept, so that the pass reads the whole canvas.
 
-  Published rules are `guided-1`, the likeliest token; `guided-5`, one of five; `guided-2-0.5`, one
-  of two that is half as probable as the first; `guided-0-0-0.1`, a probability of .1. Where nothing
-  is approved, the paper commits the denoiser's token (`guided-1-0-0-0`) and its program the
-  guide's. Here the guide's token is committed at every refusal, after what was approved, since it
-  is known: a round commits a slot more.
+  Published rules are `guided-1`, the likeliest token; `guided-5`, one of five;
+  `guided-2,share=0.5`, one of two that is half as probable as the first; `guided-0,least=0.1`, a
+  probability of .1. Where nothing is approved, the paper commits the denoiser's token
+  (`guided-1,corrected=0`) and its program the guide's. Here the guide's token is committed at
+  every refusal, after what was approved, since it is known: a round commits a slot more.
 
   With `guided-1` all that is committed is the guide's likeliest token after what stands before it:
   the text is the guide's greedy text, whatever the denoiser says, in blocks of any length. That is

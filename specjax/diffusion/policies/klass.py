@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Knob, Policy, Prediction, Probability
+from specjax.diffusion.base import Parameter, Policy, Prediction, Probability
 
 
 class Stable(NamedTuple):
-  """Knobs of `klass`.
+  """Parameters of `klass`.
 
   Attributes:
     least: f32[B], the probability that a token must exceed.
@@ -20,8 +20,8 @@ class Stable(NamedTuple):
   """
 
   least: Probability = 0.9
-  moved: Knob = 0.01
-  rounds: Knob = 2
+  moved: Parameter = 0.01
+  rounds: Parameter = 2
 
 
 class History(NamedTuple):

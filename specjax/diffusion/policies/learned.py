@@ -11,7 +11,7 @@ from specjax.diffusion.base import Policy, Prediction, Probability, at_least_one
 
 
 class Filter(NamedTuple):
-  """Knobs of `learned`, an MLP over the confidences of all slots of the window.
+  """Parameters of `learned`, an MLP over the confidences of all slots of the window.
 
   Attributes:
     into: f32[H, W]; into_bias f32[H].

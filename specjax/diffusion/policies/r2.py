@@ -11,7 +11,7 @@ from specjax.diffusion.base import Count, Policy, Prediction, Probability, at_le
 
 
 class Redundancy(NamedTuple):
-  """Knobs of `r2`.
+  """Parameters of `r2`.
 
   Attributes:
     base: params of the policy that goes first.

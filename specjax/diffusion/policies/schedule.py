@@ -12,7 +12,7 @@ from specjax.diffusion.policies.best import best
 
 
 class Spread(NamedTuple):
-  """Knobs of `steps`.
+  """Parameters of `steps`.
 
   Attributes:
     base: params of the policy that goes first.
@@ -39,11 +39,11 @@ def steps(base: Policy) -> Policy:
     count = slots // s + (prediction.step < slots % s).astype(jnp.int32)
     return commit | best(score, prediction.open, count), score, memory
 
-  return base._replace(name=f"{base.name}+steps", select=select, knobs=Spread)
+  return base._replace(name=f"{base.name}+steps", select=select, parameters=Spread)
 
 
 class Timed(NamedTuple):
-  """Knobs of `timesteps`.
+  """Parameters of `timesteps`.
 
   Attributes:
     base: params of the policy that goes first.
@@ -92,12 +92,12 @@ def timesteps(base: Policy) -> Policy:
     return new._replace(base=base.carry(new.base, old.base, by))
 
   return base._replace(
-    name=f"{base.name}+timesteps", init=init, select=select, knobs=Timed, carry=carry
+    name=f"{base.name}+timesteps", init=init, select=select, parameters=Timed, carry=carry
   )
 
 
 class Times(NamedTuple):
-  """Knobs of `origin`: how many times i32[B] there are in a block, and the last one f32[B]."""
+  """Parameters of `origin`: how many times i32[B] there are in a block, and the last one f32[B]."""
 
   steps: Count = 16
   eps: Probability = 1e-3

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from specjax.diffusion.base import Knob, Policy, Prediction, Probability
+from specjax.diffusion.base import Parameter, Policy, Prediction, Probability
 
 
 class Threshold(NamedTuple):
-  """The knob of `threshold`: the probability f32[B] that suffices; published 0.9."""
+  """The parameter of `threshold`: the probability f32[B] that suffices; published 0.9."""
 
   least: Probability = 0.9
 
@@ -29,9 +29,9 @@ def threshold() -> Policy:
 
 
 class EntropyThreshold(NamedTuple):
-  """The knob of `entropy_threshold`: nats f32[B] that a slot may have; published 0.45 to 0.5."""
+  """Nats f32[B] that a slot may have, of `entropy_threshold`; published 0.45 to 0.5."""
 
-  most: Knob = 0.5
+  most: Parameter = 0.5
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def entropy_threshold() -> Policy:
 
 
 class Leap(NamedTuple):
-  """Knobs of `local_leap`.
+  """Parameters of `local_leap`.
 
   Attributes:
     anchor: f32[B], the probability that makes an anchor; published 0.9.
@@ -59,7 +59,7 @@ class Leap(NamedTuple):
 
   anchor: Probability = 0.9
   near: Probability = 0.75
-  radius: Knob = 4
+  radius: Parameter = 4
 
 
 @functools.cache
@@ -78,7 +78,7 @@ def local_leap() -> Policy:
 
 
 class Levels(NamedTuple):
-  """Knobs of `hierarchy`.
+  """Parameters of `hierarchy`.
 
   Attributes:
     high: f32[B], the probability that suffices anywhere; published 0.92.
@@ -112,7 +112,7 @@ def hierarchy() -> Policy:
 
 
 class Exploration(NamedTuple):
-  """Knobs of `explore`; none of them is published.
+  """Parameters of `explore`; none of them is published.
 
   Attributes:
     least: f32[B], the probability that suffices in the block.
@@ -122,7 +122,7 @@ class Exploration(NamedTuple):
 
   least: Probability = 0.9
   ahead: Probability = 0.97
-  fewest: Knob = 2
+  fewest: Parameter = 2
 
 
 @functools.cache

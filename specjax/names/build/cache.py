@@ -16,7 +16,7 @@ DENSE = "dense"
 def make_cache(part: Part) -> tuple[str, CacheKind]:
   """(canonical name, kind) of a part; ValueError for an unknown name or a number out of range."""
   builder = grammar.look_up("cache", part, CACHES)
-  name, arguments = grammar.settle("cache", part, grammar.knobs(builder))
+  name, arguments = grammar.bind("cache", part, grammar.parameters(builder))
   return name, builder(**arguments)
 
 

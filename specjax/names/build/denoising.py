@@ -66,15 +66,15 @@ class Denoising(NamedTuple):
   temperatures: tuple[float, ...] | None = None
 
 
-def knobs(builder: Callable) -> dict[str, grammar.Number | None]:
-  """What a part's numbers set: arguments of its builder, then knobs that are traced per row."""
-  found = grammar.knobs(builder)
+def parameters(builder: Callable) -> dict[str, grammar.Number | None]:
+  """Of a part: the arguments of its builder, then parameters that are traced for each row."""
+  found = grammar.parameters(builder)
   if builder in GUIDED.values():
-    return found | grammar.knobs(Guide)
+    return found | grammar.parameters(Guide)
   if builder in (*POLICIES.values(), *TRANSFORMS.values(), *BLOCKS.values()):
-    return found | grammar.knobs(builder().knobs)
+    return found | grammar.parameters(builder().parameters)
   if builder in ADDED.values():
-    return found | grammar.knobs(builder(POLICIES["random"]()).knobs)
+    return found | grammar.parameters(builder(POLICIES["random"]()).parameters)
   return found
 
 
@@ -90,23 +90,23 @@ def _rows(params: Params, batch: int) -> Params:
 
 def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **traced: Any):
   """(canonical name, the part that `builder` makes from `fixed` and numbers, its params [B])."""
-  name, numbers = grammar.settle(what, part, knobs(builder))
+  name, numbers = grammar.bind(what, part, parameters(builder))
   grammar.check_ranges(f"{what}={name!r}", numbers, builder)
-  static = [numbers.pop(k) for k in grammar.knobs(builder) if k in numbers]
+  static = [numbers.pop(k) for k in grammar.parameters(builder) if k in numbers]
   made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
-  grammar.check_ranges(f"{what}={name!r}", numbers, getattr(made, "knobs", tuple))
-  return name, made, _rows(getattr(made, "knobs", tuple)(**traced, **numbers), batch)
+  grammar.check_ranges(f"{what}={name!r}", numbers, getattr(made, "parameters", tuple))
+  return name, made, _rows(getattr(made, "parameters", tuple)(**traced, **numbers), batch)
 
 
 def _open(what: str, given: Any, kind: type, batch: int):
   """As `_make`, from an object or a pair of it and its params."""
   made, params = grammar.with_weights(what, given, kind)
-  if params == () and hasattr(made, "knobs"):
+  if params == () and hasattr(made, "parameters"):
     try:
-      params = made.knobs()
+      params = made.parameters()
     except TypeError:
-      raise ValueError(f"{what}={made.name!r}: some of its knobs have no default; accepted are its "
-                       "name, or a pair of it and its weights.") from None  # fmt: skip
+      raise ValueError(f"{what}={made.name!r}: some of its parameters have no default; accepted "
+                       "are its name, or a pair of it and its weights.") from None  # fmt: skip
   return made.name, made, _rows(params, batch)
 
 
@@ -137,7 +137,7 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
     directory = resolve(_companion(model, first))
     with checked(str(directory), read_config(directory, "filter"), target=model.identity):
       own = trained.load_filter(directory)._asdict()
-    if first.numbers:
+    if first.numbers or first.labelled:
       own.pop("least")
   name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
   for part in added:
@@ -164,15 +164,14 @@ def _blocks(
   """
   if not isinstance(part, Part):
     return _open("blocks", part, Blocks, batch)
-  label, _ = grammar.settle("blocks", part, knobs(BLOCKS[part.name]))
+  label, given = grammar.bind("blocks", part, parameters(BLOCKS[part.name]))
   window = _window(params)
-  if part == Part("fixed") and (length := window or denoiser.block):
-    part = Part("fixed", (length,))
   if part.name == "fixed":
+    usual = window or denoiser.block or int(parameters(BLOCKS["fixed"])["size"] or 0)
+    size = given.get("size", usual)
     looks_ahead = policy.ahead and denoiser.block is None
-    if looks_ahead and len(part.numbers) < 2:
-      size = part.numbers[0] if part.numbers else grammar.knobs(BLOCKS["fixed"])["size"]
-      part = Part("fixed", (size, size))  # type: ignore[arg-type]
+    ahead = given.get("ahead", size if looks_ahead else 0)
+    part = Part("fixed", labelled=(("size", size), ("ahead", ahead)))
     traced = {}
   else:
     traced = {"tokens": delimiters(model, part.text or "\n")}
@@ -190,8 +189,8 @@ def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, A
     raise ValueError(f"policy={grammar.show(parts)!r}: {', '.join(ANY_SUBSET)} is a loop of its "
                      "own, accepted alone, without blocks, cache or other "
                      "decorations.")  # fmt: skip
-  known = knobs(ANY_SUBSET[part.name])
-  name, numbers = grammar.settle("policy", part, known)
+  known = parameters(ANY_SUBSET[part.name])
+  name, numbers = grammar.bind("policy", part, known)
   guesses = checks.whole("guesses", (known | numbers)["guesses"], 1, 4096)
   loop = AnySubset(model.any_order, guesses)
   return Denoising(name, model, loop, denoise.Weights(model.params), lambda _, key: model.params)
@@ -233,7 +232,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
 
   labels: dict[str, str] = {}
   if student := chosen["student"]:
-    labels["student"], _ = grammar.settle("policy", student, {})
+    labels["student"], _ = grammar.bind("policy", student, {})
     network = load(_companion(model, student))
     network = sharing(model, network, f"student[{network.name}]")
     model = dataclasses.replace(network, stop=tuple(dict.fromkeys((*network.stop, *model.stop))))
@@ -265,11 +264,11 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   draws, _ = plain("draws")
   transforms = [plain("transform")] if chosen["transform"] is not None else []
   if chosen["confidence"] is not None:
-    labels["confidence"], _ = grammar.settle("confidence", chosen["confidence"], {})
+    labels["confidence"], _ = grammar.bind("confidence", chosen["confidence"], {})
   guesses = 1
   if chosen["guesses"] is not None:
-    known = knobs(draft_verify.advance)
-    labels["guesses"], numbers = grammar.settle("guesses", chosen["guesses"], known)
+    known = parameters(draft_verify.advance)
+    labels["guesses"], numbers = grammar.bind("guesses", chosen["guesses"], known)
     guesses = numbers.get("guesses", 4)
     checks.whole("guesses", guesses, 1, 4096, note="1 is off")
     if guesses > 1:
@@ -297,13 +296,13 @@ def _denoiser(
   denoiser: Denoiser = model.denoiser
   if (part := chosen["reweighting"]) is not None:
     text = load_small(model, part)
-    label, numbers = grammar.settle("policy", part, knobs(reweighted))
+    label, numbers = grammar.bind("policy", part, parameters(reweighted))
     labels["reweighting"] = label
     weighed = reweighted(denoiser, autoregressive(text.target), **numbers)
     fold = jax.vmap(jax.random.fold_in, (0, None))
     return weighed, lambda given, key: Reweighted(model.params, text.params, fold(key, 1))
   if (part := chosen["guidance"]) is not None:
-    labels["guidance"], numbers = grammar.settle("guidance", part, knobs(Guided))
+    labels["guidance"], numbers = grammar.bind("guidance", part, parameters(Guided))
     number = checks.number("guidance", numbers.get("weight", 1.0), 0, 1e6)
     weight = jnp.full(batch, number, jnp.float32)
     return guided(denoiser), lambda given, key: Guided(model.params, given, weight)

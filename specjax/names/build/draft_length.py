@@ -13,9 +13,9 @@ from specjax.names import grammar
 from specjax.names.grammar import Part
 
 
-def knobs(name: str) -> dict[str, grammar.Number | None]:
+def parameters(name: str) -> dict[str, grammar.Number | None]:
   """What a name's numbers set; the drafter's nodes and the weights decide the other arguments."""
-  return grammar.knobs(DRAFT_LENGTHS[name], without=("longest", "blocks"))
+  return grammar.parameters(DRAFT_LENGTHS[name], without=("longest", "blocks"))
 
 
 def build_draft_length(
@@ -37,8 +37,8 @@ def build_draft_length(
     policy, weights = grammar.with_weights("draft_length", given, DraftLength)
     return policy.name, policy, weights
   builder = grammar.look_up("draft_length", given, DRAFT_LENGTHS)
-  name, arguments = grammar.settle("draft_length", given, knobs(given.name))
-  every = grammar.knobs(builder)
+  name, arguments = grammar.bind("draft_length", given, parameters(given.name))
+  every = grammar.parameters(builder)
   if "longest" in every:
     arguments["longest"] = depth
   if "length" in every:

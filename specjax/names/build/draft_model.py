@@ -19,10 +19,10 @@ from specjax.names.build.draft_length import build_draft_length
 from specjax.names.build.drafters import (
   OF_MODELS,
   Built,
+  bind,
   either,
-  knobs,
   load_small,
-  settle,
+  parameters,
 )
 from specjax.names.build.tree import build_tree, chain
 from specjax.names.build.vocabulary import chosen
@@ -43,7 +43,7 @@ def build_draft_model(
   tree = either(part, found, "tree", tree)
   length = either(part, found, "draft_length", draft_length)
   small = load_small(model, part, given)
-  name, arguments = settle(part._replace(text=small.name), length is not None)
+  name, arguments = bind(part._replace(text=small.name), length is not None)
   if tree is not None and (arguments or length is not None):
     raise ValueError(f"drafter={grammar.show([part])!r}: accepted is one of nodes, a tree, or a "
                      "draft length with nodes as its most.")  # fmt: skip
@@ -54,22 +54,22 @@ def build_draft_model(
     target, weights = trimmed(target), trim(target, weights, jnp.asarray(ids))
     name = f"{name}/{label}"
   if "exits" in found:
-    label, knob = grammar.settle("drafter", found["exits"], grammar.knobs(sorted_exits))
-    target, name = sorted_exits(target, **knob), f"{name}/{label}"
+    label, numbers = grammar.bind("drafter", found["exits"], grammar.parameters(sorted_exits))
+    target, name = sorted_exits(target, **numbers), f"{name}/{label}"
   if "ensemble" in found:
     second = found["ensemble"]
     other = load_small(model, second)
-    label, knob = grammar.settle("drafter", second, grammar.knobs(ensemble))
-    target = ensemble(target, other.target, **knob)
+    label, numbers = grammar.bind("drafter", second, grammar.parameters(ensemble))
+    target = ensemble(target, other.target, **numbers)
     name, weights, width = f"{name}/{label}", (weights, other.params), model.config.vocab_size
 
   def built(suffix: str, drafter: Drafter, weights: Params) -> Built:
     if "prompt" in found:
-      label, knob = grammar.settle("drafter", found["prompt"], grammar.knobs(rapid))
-      suffix, drafter = f"{suffix}/{label}", rapid(drafter, **knob)
+      label, numbers = grammar.bind("drafter", found["prompt"], grammar.parameters(rapid))
+      suffix, drafter = f"{suffix}/{label}", rapid(drafter, **numbers)
     return name + suffix, drafter, weights
 
-  depth = arguments.get("depth", int(knobs(part.name, length is not None)["nodes"] or 0) - 1)
+  depth = arguments.get("depth", int(parameters(part.name, length is not None)["nodes"] or 0) - 1)
   if tree is not None:
     suffix, shape = build_tree(tree)
     if shape.depth == 0:

@@ -32,12 +32,12 @@ from specjax.names.build.drafters import (
   OF_RECYCLING,
   OF_SOURCES,
   Built,
+  bind,
   either,
   is_head,
-  knobs,
   load_small,
+  parameters,
   refuse,
-  settle,
   target_of,
 )
 from specjax.names.build.head import build_head, load_head
@@ -115,13 +115,17 @@ def _single(
   if part.name == "self_speculative" and part.decorations:
     return _over_cache(model, part)
   spec.decorations(part, {})
-  name, arguments = settle(part)
+  name, arguments = bind(part)
   read = target_of(builder, model.target)
   if part.name == "forced":
     return _forced(model, part, name, arguments)
   if part.name != "denoiser":
     weights = WEIGHTS.get(part.name, lambda *_: ())
-    return name, builder(*read, **arguments), weights(model, part, knobs(part.name) | arguments)
+    return (
+      name,
+      builder(*read, **arguments),
+      weights(model, part, parameters(part.name) | arguments),
+    )
   small = load_small(model, part)
   return name, builder(small.denoiser, *read, **arguments), small.params
 
@@ -129,7 +133,7 @@ def _single(
 def _over_cache(model: Model, part: Part) -> Built:
   """The target's own layers, all or those of a file, over a smaller cache."""
   label, kind = make_cache(spec.decorations(part, OF_OWN_LAYERS)["cache"])
-  name, arguments = settle(part)
+  name, arguments = bind(part)
   config = config_of(model, f"{name}/{label}")
   drafter = self_speculative(drafting_target(config, kind), **arguments)
   every = jnp.ones((config.layers, 2), bool)
@@ -206,7 +210,7 @@ def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> 
   """Token Recycling with the published tree, or a static one."""
   refuse(part.name, None, draft_length)
   tree = either(part, spec.decorations(part, OF_RECYCLING), "tree", tree)
-  name, arguments = settle(part)
+  name, arguments = bind(part)
   suffix, shape = ("", None) if tree is None else build_tree(tree)
   if tree is not None and arguments:
     raise ValueError(f"drafter={spec.show([part])!r}: its tree decides the nodes.")

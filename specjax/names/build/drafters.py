@@ -1,4 +1,4 @@
-"""What the builders of drafters share: which names there are, their knobs, and small models.
+"""What the builders of drafters share: which names there are, their parameters, and small models.
 
 A trained head is built by `builders.head`, a draft model by `builders.draft_model`, and all others
 with their unions and choices by `builders.drafter`.
@@ -76,15 +76,15 @@ def is_head(name: str) -> bool:
   return name in HEAD_NAMES or is_file(name)
 
 
-def knobs(name: str, draft_length: bool = False) -> dict[str, grammar.Number | None]:
-  """The knobs of a drafter or a head, `nodes` the first.
+def parameters(name: str, draft_length: bool = False) -> dict[str, grammar.Number | None]:
+  """The parameters of a drafter or a head, `nodes` the first.
 
   Args:
     draft_length: whether a draft-length policy ends the chain of a draft model.
   """
   if is_head(name):
     return {"nodes": DEFAULT_NODES}
-  found = grammar.knobs(adaptive_model if draft_length else DRAFTERS[name])
+  found = grammar.parameters(adaptive_model if draft_length else DRAFTERS[name])
   depth = found.pop("depth", None)  # a builder counts tokens, a name nodes, the root included
   return found if depth is None else {"nodes": 1 + int(depth), **found}
 
@@ -94,18 +94,18 @@ def target_of(builder: Callable[..., Drafter], target: Target) -> tuple[Target, 
   return (target,) if "target" in inspect.signature(builder).parameters else ()
 
 
-def settle(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:
+def bind(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:
   """(canonical name, arguments of the builder) of a drafter.
 
   Raises:
     ValueError: a draft of less than 2 nodes, or more than MOST_NODES.
   """
-  name, given = grammar.settle("drafter", part, knobs(part.name, draft_length))
+  name, given = grammar.bind("drafter", part, parameters(part.name, draft_length))
   if (nodes := given.pop("nodes", None)) is not None:
     if not 2 <= nodes <= MOST_NODES:
       raise ValueError(f"drafter={grammar.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; "
                        "for none use drafter='none'.")  # fmt: skip
-    counts_nodes = part.name in DRAFTERS and "nodes" in grammar.knobs(DRAFTERS[part.name])
+    counts_nodes = part.name in DRAFTERS and "nodes" in grammar.parameters(DRAFTERS[part.name])
     given = {**({"nodes": nodes} if counts_nodes else {"depth": nodes - 1}), **given}
   return name, given
 

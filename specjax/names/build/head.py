@@ -22,10 +22,10 @@ from specjax.names.build.drafters import (
   OF_HEADS,
   RESCORINGS,
   Built,
+  bind,
   either,
   load_small,
   refuse,
-  settle,
 )
 from specjax.names.build.tree import build_tree, chain
 from specjax.names.build.vocabulary import trim_head
@@ -62,7 +62,7 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   found.pop("draft_length", None)
   rows, vocabulary = found.pop("pseudo rows", None), found.pop("vocabulary", None)
   tree = either(part, found, "tree", tree)
-  name, arguments = settle(part)
+  name, arguments = bind(part)
   if rows is not None and (found or tree is not None):
     raise ValueError(f"drafter={grammar.show([part])!r}: rows are shared out to the nodes of the "
                      "head's own tree, without another tree or a rescoring.")  # fmt: skip
@@ -111,7 +111,7 @@ def _shared_rows(
   name: str, path: str, loaded: Loaded, choices: Choices, part: Part
 ) -> tuple[str, tuple[int, ...]]:
   """(name, pseudo rows of each node), by the hit rates of the head."""
-  label, budget = grammar.settle("drafter", part, grammar.knobs(allocate))
+  label, budget = grammar.bind("drafter", part, grammar.parameters(allocate))
   if loaded.head.pseudo is None or loaded.hit_rates is None:
     raise ValueError(f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
                      "are shared out: accepted after hidden_transfer, ppd and "
@@ -122,7 +122,7 @@ def _shared_rows(
 def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
   """A trained head whose guesses a bigram table, a memory or a small LM rescores."""
   builder = RESCORINGS[part.name]
-  label, arguments = grammar.settle("drafter", part, grammar.knobs(builder))
+  label, arguments = grammar.bind("drafter", part, grammar.parameters(builder))
   if part.name == "local":
     small = load_small(model, part)
     drafter = builder(loaded.head, small.target, **arguments)

@@ -60,11 +60,11 @@ GRAMMARS: dict[str, Callable[[str, Matchers], Array]] = {
 }  # fmt: skip
 
 
-def knobs(name: str) -> dict[str, spec.Number | None]:
+def parameters(name: str) -> dict[str, spec.Number | None]:
   """What the numbers of a processor's name set."""
   if name == "momentum":
-    return spec.knobs(Momentum, momentum)
-  return spec.knobs(Penalties) if name == "penalties" else {}
+    return spec.parameters(Momentum, momentum)
+  return spec.parameters(Penalties) if name == "penalties" else {}
 
 
 def build_processors(
@@ -101,7 +101,7 @@ def build_processors(
     stop = (*stop, *model.tokenizer.special_ids("stop_words", words))
   for part in parts:
     builder = spec.look_up("processors", part, PROCESSORS)
-    name, numbers = spec.settle("processors", part, knobs(part.name))
+    name, numbers = spec.bind("processors", part, parameters(part.name))
     if part.name == "penalties":
       strength = Penalties(**numbers)
       if strength.repetition <= 0:

@@ -28,7 +28,7 @@ def skipping(
     raise ValueError(f"skipping={name!r}: accepted for models of the Llama family.")
   part = grammar.parse_one("skipping", name)
   builder = grammar.look_up("skipping", part, SKIPPINGS)
-  canonical, numbers = grammar.settle("skipping", part, grammar.knobs(builder))
+  canonical, numbers = grammar.bind("skipping", part, grammar.parameters(builder))
   if part.name in TRAINED:
     read, trainer = TRAINED[part.name]
     path = grammar.text_of(part, "trained routers", "DIRECTORY", f", see specjax.{trainer}")

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from specjax import trees
+from specjax import checks, trees
 from specjax.names import grammar
 from specjax.names.grammar import Part
 from specjax.trees import TREES, Static, Tree
@@ -22,28 +22,44 @@ def build_tree(given: Any) -> tuple[str, Tree]:
     given = grammar.parse_one("tree", given)
   if not isinstance(given, Part):
     shape: Any = Static(given) if isinstance(given, Sequence) else given
-    known = type(shape) in TREES.values()
-    if not known:
+    if type(shape) not in TREES.values():
       raise ValueError(f"tree={given!r:.60}: accepted are a name, a tree, or a list of rank paths.")
     return f"/{name_of(shape)}", shape
-  if given.name != FILE:
+  if given.name == FILE:
+    name, _ = grammar.bind("tree", given, {})
+    return f"/{name}", trees.load(grammar.text_of(given, "a file", "FILE.json"))
+  grammar.look_up("tree", given, TREES, {FILE: trees.load})
+  where = f"tree={grammar.show([given])!r}"
+  if trees.has_paths(given.name):
     grammar.refuse_text("tree", given)
-    shape = trees.build(given.name, given.numbers)
-    return f"/{name_of(shape, given)}", shape
-  name, _ = grammar.settle("tree", given, {})
-  return f"/{name}", trees.load(grammar.text_of(given, "a file", "FILE.json"))
+    if given.labelled or not given.numbers:
+      checks.refuse("tree", grammar.show([given]), f"{given.name}-CHILDREN-CHILDREN-..")
+    return f"/{grammar.show([given])}", trees.build(given.name, given.numbers, where)
+  known = fields(given.name)
+  _, numbers = grammar.bind("tree", given, known)
+  if missing := [key for key, default in known.items() if default is None and key not in numbers]:
+    first, *others = known
+    form = f"{given.name}-{first.upper()}" + "".join(f",{key}=NUMBER" for key in others)
+    raise ValueError(f"{where}: it needs {' and '.join(missing)}; accepted is {form}.")
+  shape = trees.build(given.name, numbers, where)
+  return f"/{name_of(shape)}", shape
 
 
-def name_of(shape: Tree, part: Part | None = None) -> str:
-  """The canonical name of a tree, with rank paths only where a name gave them as `part`."""
+def fields(name: str) -> dict[str, float | None]:
+  """The parameters of a tree, with None where it has no default."""
+  return {
+    f.name: None if f.default is dataclasses.MISSING else f.default
+    for f in dataclasses.fields(TREES[name])
+  }
+
+
+def name_of(shape: Tree) -> str:
+  """The canonical name of a tree, without its rank paths."""
   kind = next(name for name, tree in TREES.items() if type(shape) is tree)
-  fields = dataclasses.fields(shape)  # type: ignore[arg-type]
-  if fields[0].name == "choices":
-    return kind if part is None else grammar.show([part])
-  numbers = [getattr(shape, field.name) for field in fields]
-  while numbers[-1] == fields[len(numbers) - 1].default:
-    numbers.pop()
-  return grammar.show([Part(kind, tuple(numbers))])
+  if trees.has_paths(kind):
+    return kind
+  own = dataclasses.asdict(shape)  # type: ignore[call-overload]
+  return grammar.show([grammar.labelled(kind, fields(kind), own)])
 
 
 def chain(depth: int) -> tuple[tuple[int, ...], ...]:

@@ -55,7 +55,7 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   builder = grammar.look_up("verifier", part, VERIFIERS)
   if more:
     raise ValueError(f"verifier={given!r}: accepted is one rule.")
-  name, arguments = grammar.settle("verifier", part, grammar.knobs(builder))
+  name, arguments = grammar.bind("verifier", part, grammar.parameters(builder))
   rule, target = builder(*arguments.values()), model.target
   weights: Params = ()
   if part.name == "judge":
@@ -65,7 +65,7 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   for second in grammar.decorations(part, {"reflection": REFLECTIONS}).values():
     prompt = model.encode(grammar.text_of(second, "a prompt", "TEXT"))
     builder = REFLECTIONS[second.name]
-    label, knob = grammar.settle("verifier", second, grammar.knobs(builder))
-    target = builder(target, tuple(prompt), **knob)
+    label, numbers = grammar.bind("verifier", second, grammar.parameters(builder))
+    target = builder(target, tuple(prompt), **numbers)
     name, rule = f"{name}/{label}", rule._replace(exactness=f"LOSSY ({label})")
   return name, rule, weights, target

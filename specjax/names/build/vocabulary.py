@@ -26,14 +26,14 @@ def chosen(model: Model, part: Part, among: np.ndarray | None = None) -> tuple[s
   Args:
     among: i32[W'], the tokens that are drafted so far; None is all.
   """
-  label, knob = grammar.settle("drafter", part, grammar.knobs(choose))
+  label, numbers = grammar.bind("drafter", part, grammar.parameters(choose))
   source = sources.open_source(grammar.text_of(part, "texts", "FILE.jsonl"))
   counts = np.zeros(model.config.vocab_size, np.int64)
   for i in range(len(source)):
     np.add.at(counts, model.encode(sources.text_of(source[i], "text", i)), 1)
   every = np.arange(len(counts), dtype=np.int32) if among is None else np.asarray(among)
-  usual = min(int(grammar.knobs(choose)["size"] or 0), len(every))
-  size = checks.whole(f"drafter={label!r}: size", knob.get("size", usual), 1, len(every))
+  usual = min(int(grammar.parameters(choose)["size"] or 0), len(every))
+  size = checks.whole(f"drafter={label!r}: size", numbers.get("size", usual), 1, len(every))
   return label, every[choose(counts[every], size)]
 
 

@@ -167,7 +167,7 @@ def test_what_cannot_be_joined_is_refused(sources, words):
 
 
 def test_names():
-  name = "prompt_lookup-16-8-3-1|token_recycling-4+prompt_lookup-4"
+  name = "prompt_lookup-16,longest=8,shortest=3,per_match=1|token_recycling-4+prompt_lookup-4"
   decoder = Decoder(load(), name)
   assert decoder.name == name
   assert decoder.method.drafter.nodes == 16 and decoder.method.drafter.depth == 15

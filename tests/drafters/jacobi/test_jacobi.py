@@ -140,11 +140,14 @@ def test_first_guesses_and_how_they_move():
     ("jacobi-1", "a draft has 2 to 4096 nodes"),
     ("speculative_jacobi-1", "a draft has 2 to 4096 nodes"),
     ("jacobi-8-2", "jacobi takes the numbers nodes=8"),
-    ("lookahead-1-7-7", "level=1, window=7, guesses=7: lookahead takes a level of 2 or more"),
-    ("lookahead-5-0-7", "a window of 1 or more"),
-    ("lookahead-5-7-0", "1 to 1024 guesses"),
-    ("lookahead-5-200-200", "here 1600; accepted are 1024 at most"),
-    ("lookahead-5-7-7-2", "seeded of lookahead is 0 or 1"),
+    (
+      "lookahead-1,window=7,guesses=7",
+      "level=1, window=7, guesses=7: lookahead takes a level of 2 or more",
+    ),
+    ("lookahead-5,window=0,guesses=7", "a window of 1 or more"),
+    ("lookahead-5,window=7,guesses=0", "1 to 1024 guesses"),
+    ("lookahead-5,window=200,guesses=200", "here 1600; accepted are 1024 at most"),
+    ("lookahead-5,window=7,guesses=7,seeded=2", "seeded of lookahead is 0 or 1"),
     ("speculative_jacobi-4+prompt_lookup", "proposal 'coupled'"),
   ],
 )
@@ -162,9 +165,10 @@ def test_a_depth_below_1_is_an_error():
 @pytest.mark.full
 @pytest.mark.parametrize(
   "name",
-  ["jacobi-5", "lookahead-3-3-2", "lookahead-3-3-2-0", "speculative_jacobi-4",
-   "jacobi-4+prompt_lookup-4", "prompt_lookup-4-3-2|lookahead-3-3-2",
-   "lookahead-3-3-2+prompt_lookup-3"],
+  ["jacobi-5", "lookahead-3,window=3,guesses=2", "lookahead-3,window=3,guesses=2,seeded=0",
+   "speculative_jacobi-4", "jacobi-4+prompt_lookup-4",
+   "prompt_lookup-4,longest=3,shortest=2|lookahead-3,window=3,guesses=2",
+   "lookahead-3,window=3,guesses=2+prompt_lookup-3"],
 )  # fmt: skip
 def test_names_decode_losslessly(name):
   model = load()

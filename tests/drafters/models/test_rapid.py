@@ -70,12 +70,12 @@ def test_a_prompt_changes_what_is_drafted_and_no_token():
   ids = model.encode(prompt)
   whole, parts = (
     Decoder(model, f"draft_model-4[{model.name}]{more}", temperature=0.8, verifier="target_only")
-    for more in ("", "/rapid-3-4")
+    for more in ("", "/rapid-3,size=4")
   )
   a, b = whole([ids], 24)[0], parts([ids], 24)[0]
   assert a.tokens == b.tokens and len(ids) > 12
   assert a.forwards < b.forwards < 24  # it knows less, and something
-  assert parts.name == f"draft_model-4[{model.name}]/rapid-3-4"
+  assert parts.name == f"draft_model-4[{model.name}]/rapid-3,size=4"
   assert whole.weights.drafter is model.params  # not loaded twice
 
 
@@ -83,7 +83,7 @@ def test_a_prompt_changes_what_is_drafted_and_no_token():
 def test_its_cache_is_that_of_the_shortened_prompt():
   model = load()
   ids = model.encode("Q: Ann has 3 apples and Bob has 12 pears. How many pears?\nA:")
-  decoder = Decoder(model, f"draft_model-4[{model.name}]/rapid-3-4")
+  decoder = Decoder(model, f"draft_model-4[{model.name}]/rapid-3,size=4")
   _, state, _ = decoder._start([ids], [8], 0)
   want, length = shortened(jnp.asarray([ids]), jnp.asarray([len(ids)]), 3, 4)[:2]
   assert state.drafter.length.tolist() == (length - 1).tolist()

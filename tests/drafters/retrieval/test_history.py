@@ -67,11 +67,13 @@ def test_the_draft_is_what_came_after_the_best_match(longest, shortest, per_matc
 
 def test_an_answer_is_drafted_when_it_is_asked_for_again():
   model, prompts = load(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
-  decoder = Decoder(model, "prompt_lookup-4-3-3|history-8", batch=2)
+  decoder = Decoder(model, "prompt_lookup-4,longest=3,shortest=3|history-8", batch=2)
   first, again = decoder(prompts, 24), decoder(prompts, 24)
   assert [r.tokens for r in again] == [r.tokens for r in first]
   assert sum(r.forwards for r in again) < sum(r.forwards for r in first) / 2
-  assert Decoder(model, "history-8-8-2-2-100").weights.drafter.shape == (100,)
+  assert Decoder(
+    model, "history-8,longest=8,shortest=2,per_match=2,kept=100"
+  ).weights.drafter.shape == (100,)
 
 
 def test_answers_of_another_day_are_drafted(tmp_path):
@@ -86,7 +88,7 @@ def test_answers_of_another_day_are_drafted(tmp_path):
   again = decoder(prompts, 24)
   assert [r.tokens for r in again] == [r.tokens for r in first]
   assert sum(r.forwards for r in again) < sum(r.forwards for r in first) / 2
-  short = Decoder(model, f"history-4-2-2-1-12[{file}]")
+  short = Decoder(model, f"history-4,longest=2,shortest=2,per_match=1,kept=12[{file}]")
   assert short.weights.drafter.tolist() == kept[-12:]
 
 

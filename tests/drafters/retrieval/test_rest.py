@@ -120,7 +120,7 @@ def test_a_datastore_of_answers_drafts_them(tmp_path):
   got = decoder([prompt], 24)[0]
   assert got.tokens == plain.tokens and got.forwards <= 6
   assert decoder.name == f"rest[{path}]"
-  both = Decoder(model, f"prompt_lookup-8-3-3|rest-4[{path}]")([prompt], 24)[0]
+  both = Decoder(model, f"prompt_lookup-8,longest=3,shortest=3|rest-4[{path}]")([prompt], 24)[0]
   assert both.tokens == plain.tokens and both.forwards < plain.forwards
 
 

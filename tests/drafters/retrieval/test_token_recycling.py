@@ -217,7 +217,7 @@ def test_impossible_trees_are_an_error(settings, words):
 @pytest.mark.full
 def test_what_a_request_left_starts_the_next():
   model = load()
-  decoder = Decoder(model, "token_recycling-8-0-1+prompt_lookup-4", batch=2)
+  decoder = Decoder(model, "token_recycling-8,seeded=0,kept=1+prompt_lookup-4", batch=2)
   prompts = ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
   first = decoder(prompts, 24)
   memory, _ = decoder.weights.drafter
@@ -231,7 +231,7 @@ def test_what_a_request_left_starts_the_next():
   assert [r.tokens for r in again] == [r.tokens for r in first]
   assert sum(r.forwards for r in again) < sum(r.forwards for r in first)
   assert not any("compile" in name for name in compiled)
-  fresh = Decoder(model, "token_recycling-8-0", batch=2)
+  fresh = Decoder(model, "token_recycling-8,seeded=0", batch=2)
   assert fresh(prompts, 24) and fresh.weights.drafter == ()
 
 
@@ -247,9 +247,9 @@ def test_of_rows_that_learnt_about_a_token_the_first_is_kept():
 def test_names():
   model = load()
   for name, tree, shown, nodes in (
-    ("token_recycling-16-0", None, "token_recycling-16-0", 16),
-    ("token_recycling-8-1", None, "token_recycling", 8),
-    ("token_recycling-8-1-1", None, "token_recycling-8-1-1", 8),
+    ("token_recycling-16,seeded=0", None, "token_recycling-16,seeded=0", 16),
+    ("token_recycling-8,seeded=1", None, "token_recycling", 8),
+    ("token_recycling-8,seeded=1,kept=1", None, "token_recycling-8,seeded=1,kept=1", 8),
     ("token_recycling/static-2-1", None, "token_recycling/static-2-1", 5),
     ("token_recycling", [[0], [1]], "token_recycling/static", 3),
     ("prompt_lookup-4+token_recycling-12", None, "prompt_lookup-4+token_recycling-12", 15),
@@ -257,7 +257,11 @@ def test_names():
     decoder = Decoder(model, name, tree=tree)
     assert (decoder.name, decoder.method.drafter.nodes) == (shown, nodes)
   for name, tree, words in (
-    ("token_recycling/dynamic-6-2-3", None, "accepted after token_recycling/ are tree, static"),
+    (
+      "token_recycling/dynamic-6,depth=2,beam=3",
+      None,
+      "accepted after token_recycling/ are tree, static",
+    ),
     ("token_recycling", Dynamic(6, 2, 3), "has no probabilities: it takes a static tree"),
     ("token_recycling-8/static-2-1", None, "its tree decides the nodes"),
     ("token_recycling-100", None, "2 to 81 nodes"),
