@@ -483,4 +483,4 @@ def test_a_draft_model_is_tuned_with_its_costs(model, prompt_file, tmp_path):
     repeats=1,
   )  # fmt: skip
   (_, name) = tune.run(model, config, tmp_path / "out")["candidates"]
-  assert re.fullmatch(r"draft_model-3\[.*\]/marginal-[0-9.]+-[0-9.e-]+", name)
+  assert re.fullmatch(r"draft_model-3\[.*\]/marginal-[0-9.]+,node_cost=[0-9.e-]+", name)
