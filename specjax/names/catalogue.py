@@ -21,9 +21,11 @@ from specjax.models.transformer import target
 from specjax.names import grammar
 from specjax.names.build import denoising, draft_length, drafters, head, processors
 from specjax.names.build.denoising import DECORATIONS
+from specjax.names.build.tree import fields
 from specjax.names.build.verifier import REFLECTIONS
 from specjax.names.load import ZOO
 from specjax.processors import PROCESSORS
+from specjax.trees import TREES, has_paths
 from specjax.verifiers import VERIFIERS
 
 _LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
@@ -70,7 +72,7 @@ def kinds() -> dict[str, tuple[str, Rows]]:
       for name in drafters.HEAD_NAMES
     }),
     "trees, after a head or draft_model": ("/", {
-      name: (tree, _fields(tree), "") for name, tree in drafters.OF_TREES.items()
+      name: (tree, _fields(name), "") for name, tree in drafters.OF_TREES.items()
     }),
     "draft lengths, after a head or draft_model": ("/", {
       name: (build, draft_length.parameters(name), "truncated" if build().drops else "chain")
@@ -108,12 +110,13 @@ def parts() -> dict[str, list[Row]]:
   }
 
 
-def _fields(tree: Callable) -> dict[str, Any]:
+def _fields(tree: str) -> dict[str, Any]:
   """What the numbers of a tree's name set: its fields, or how many children a node has."""
-  fields = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else ()
-  if fields and fields[0].name == "choices":
+  if tree not in TREES:
+    return {}
+  if has_paths(tree):
     return {"children of a node at each depth": ""}
-  return {f.name: "" if f.default is dataclasses.MISSING else f.default for f in fields}
+  return {key: "" if value is None else value for key, value in fields(tree).items()}
 
 
 def _plain(table: Mapping[str, Callable]) -> Rows:

@@ -55,10 +55,10 @@ def learned(tmp_path_factory) -> str:
     ("threshold", "threshold", [0.9]),
     ("threshold-0.50", "threshold-0.5", [0.5]),
     ("confidence-3", "confidence-3", [3, 0.0]),
-    ("entropy-1,heat=0.2", "entropy-1,heat=0.2", [1, 0.2]),
+    ("entropy-1,heat=0.2", "entropy,heat=0.2", [1, 0.2]),
     ("local_leap-0.8,near=0.75", "local_leap-0.8", [0.8, 0.75, 4]),
     ("factor+r2", "factor+r2", [1.0, 0.8, 0.8, 0.8, 3]),
-    ("factor-2+r2-0.8,run=0.5", "factor-2.0+r2-0.8,run=0.5", [2.0, 0.8, 0.5, 0.8, 3]),
+    ("factor-2+r2-0.8,run=0.5", "factor-2.0+r2,run=0.5", [2.0, 0.8, 0.5, 0.8, 3]),
     ("confidence+steps-5", "confidence+steps-5", [1, 0, 5]),
     ("random-2+steps-5+r2", "random-2+steps-5+r2", [2, 5, 0.8, 0.8, 0.8, 3]),
     ("entropy+timesteps-8,eps=0.01", "entropy+timesteps-8,eps=0.01", [1, 0, 8, 0.01]),
@@ -97,10 +97,10 @@ def test_numbers_keep_their_kind(model):
   ("name", "problem"),
   [
     ("thresold", "policy='thresold': accepted are random, confidence"),
-    ("threshold-0.9-0.8", "threshold takes the numbers least=0.9"),
+    ("threshold-0.9-0.8", "threshold takes least=0.9"),
     ("confidence-1.5", "slots of confidence is a whole number"),
-    ("threshold-x", "accepted is NAME or NAME-NUMBER"),
-    ("threshold:0.9", "is now threshold/0.9"),
+    ("threshold-x", "accepted is NAME, NAME-NUMBER"),
+    ("threshold:0.9", "accepted is NAME, NAME-NUMBER"),
     ("threshold+r3", "policy='r3': accepted are r2"),
     ("learned", "'tiny-filter' is not in the zoo; `python -m specjax.train.filter` trains"),
     ("threshold[here]", "threshold takes nothing in brackets"),
@@ -230,7 +230,7 @@ def test_a_stop_id_of_its_own_ends_a_text(model):
 
 
 def test_an_adaptive_block_ends_at_the_delimiter_it_is_told(model):
-  decoder = DiffusionDecoder(model, f"threshold/adaptive-{W}-0.2[.]")
+  decoder = DiffusionDecoder(model, f"threshold/adaptive-{W},least=0.2[.]")
   delimiters = decoder._denoising.weights.blocks
   assert delimiters.tokens.tolist() == [TOKENIZER.id(".")]
   assert float(delimiters.least[0]) == pytest.approx(0.2) and decoder.loop.window == W

@@ -176,7 +176,7 @@ def test_a_long_prompt_is_found_before_decoding(model, tmp_path):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"drafters": ("prompt_lookup:16",)}, "'prompt_lookup:16' is now prompt_lookup-16"),
+    ({"drafters": ("prompt_lookup:16",)}, "'prompt_lookup:16': accepted is NAME, NAME-NUMBER"),
     ({"drafters": ("none-4",)}, "none takes no number"),
     ({"drafters": ("prompt_lookup", "prompt_lookup-8")}, "twice"),
     ({"drafters": ("prompt_lookup", "prompt_lookup")}, "twice"),

@@ -77,7 +77,7 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
     ("entropy_threshold/student", "-student' is not in the zoo; `python -m specjax.train.distill`"),
     ("learned", "-filter' is not in the zoo; `python -m specjax.train.filter`"),
     ("sure", "policy='sure': accepted are random"),
-    ("threshold:0.9", "is now threshold/0.9"),
+    ("threshold:0.9", "accepted is NAME, NAME-NUMBER"),
   ],
 )
 def test_other_labels_are_refused(list_denoiser, label, problem):

@@ -331,11 +331,10 @@ def test_a_benchmark_takes_a_tree_by_name(model, head):
   drafter = bench.make_decoder(model, f"{name}/dynamic-6,depth=2,beam=3", config).method.drafter
   assert drafter is drafting.drafter(medusa(model.target, HEAD), Dynamic(6, 2, 3))
   for label, message in (
-    (f"{name}/dynamic-6,depth=2", "tree='dynamic-6,depth=2': it needs beam; accepted is dynamic-NODES"),
+    (f"{name}/dynamic-6,depth=2", "tree='dynamic-6,depth=2': it needs beam"),
     (f"{name}/tree[no_such.json]", "'no_such.json' cannot be read"),
     (f"{name}/dynamic-6,depth=5,beam=3", "tree is 5 deep: the head guesses 2"),
-    ("medusa:dynamic-6,depth=2,beam=3", "is now medusa/dynamic-6,depth=2,beam=3"),
-    ("medusa:tree.json", r"is now medusa/tree\[tree.json\]"),
+    ("medusa:dynamic-6,depth=2,beam=3", "accepted is NAME, NAME-NUMBER"),
     ("prompt_lookup/dynamic-6,depth=2,beam=3", "accepted after prompt_lookup/ are none"),
   ):
     with pytest.raises(ValueError, match=message):

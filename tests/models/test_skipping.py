@@ -205,7 +205,7 @@ def test_all_layers_are_the_whole_model(model):
     ("none", "accepted are skip_decode, first, duo"), ("skip_decode[x]", "takes nothing in brack"),
     ("duo", "it needs trained routers, duo.DIRECTORY., see specjax.train.duo"),
     ("duo[{}]", "lacks skipping='duo'"), ("first[{}/duo]", "lacks skipping='first'"),
-    ("duo-0-1[{}/duo]", "duo takes the numbers price=0.0"),
+    ("duo-0-1[{}/duo]", "duo takes price=0.0"),
   ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(model, name, words):

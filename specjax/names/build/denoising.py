@@ -27,7 +27,7 @@ from specjax.diffusion.stopping import STOPPING
 from specjax.diffusion.transforms import TRANSFORMS
 from specjax.names import grammar
 from specjax.names.build.drafters import load_small, sharing
-from specjax.names.build.tokens import delimiters, ends_of
+from specjax.names.build.tokens import tokens_of
 from specjax.names.grammar import Part
 from specjax.names.load import Model, companion, load, resolve
 
@@ -95,7 +95,7 @@ def _make(what: str, part: Part, builder: Callable, batch: int, *fixed: Any, **t
   static = [numbers.pop(k) for k in grammar.parameters(builder) if k in numbers]
   made = builder(*fixed, *static)  # by place: builders remember what they made by their arguments
   grammar.check_ranges(f"{what}={name!r}", numbers, getattr(made, "parameters", tuple))
-  return name, made, _rows(getattr(made, "parameters", tuple)(**traced, **numbers), batch)
+  return name, made, _rows(getattr(made, "parameters", tuple)(**traced | numbers), batch)
 
 
 def _open(what: str, given: Any, kind: type, batch: int):
@@ -110,13 +110,15 @@ def _open(what: str, given: Any, kind: type, batch: int):
   return made.name, made, _rows(params, batch)
 
 
-def _companion(model: Model, part: Part) -> str:
-  """The path of a part's weights, by default the zoo's for the model."""
-  if part.text is not None:
-    return part.text
-  if part.name == "learned":
-    return companion(model, part.name, "train.filter", "filter")
-  return companion(model, part.name, "train.distill")
+def _filter(model: Model, part: Part) -> dict[str, Any]:
+  """A learned filter, by default the zoo's for the model."""
+  directory = resolve(part.text or companion(model, part.name, "train.filter", "filter"))
+  with checked(str(directory), read_config(directory, "filter"), target=model.identity):
+    return trained.load_filter(directory)._asdict()
+
+
+# Parameters of policies that are trained.
+TRAINED: dict[str, Callable[[Model, Part], dict[str, Any]]] = {"learned": _filter}
 
 
 def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
@@ -125,7 +127,7 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
     return _open("policy", given, Policy, batch)
   first, *added = grammar.parse("policy", given)
   builder = grammar.look_up("policy", first, POLICIES, GUIDED)
-  own: dict[str, Any] = {}
+  own = TRAINED.get(first.name, lambda *_: {})(model, first)
   fixed: tuple[Any, ...] = ()
   if first.name in GUIDED:
     if added:
@@ -133,16 +135,10 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
                        "approves; accepted is nothing with + after it.")  # fmt: skip
     guide = load_small(model, first)
     fixed, own = (guide.target, model.mask), {"model": guide.params}
-  if first.name == "learned":
-    directory = resolve(_companion(model, first))
-    with checked(str(directory), read_config(directory, "filter"), target=model.identity):
-      own = trained.load_filter(directory)._asdict()
-    if first.numbers or first.labelled:
-      own.pop("least")
   name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
   for part in added:
     builder = grammar.look_up("policy", part, ADDED)
-    ends = ends_of(model, part, batch)
+    ends = tokens_of(model, part, batch)
     label, policy, params = _make("policy", part, builder, batch, policy, base=params, **ends)
     name = f"{name}+{label}"
   return name, policy, params
@@ -166,16 +162,13 @@ def _blocks(
     return _open("blocks", part, Blocks, batch)
   label, given = grammar.bind("blocks", part, parameters(BLOCKS[part.name]))
   window = _window(params)
-  if part.name == "fixed":
-    usual = window or denoiser.block or int(parameters(BLOCKS["fixed"])["size"] or 0)
-    size = given.get("size", usual)
+  if "ahead" in (known := parameters(BLOCKS[part.name])):
+    size = given.get("size", window or denoiser.block or int(known["size"] or 0))
     looks_ahead = policy.ahead and denoiser.block is None
-    ahead = given.get("ahead", size if looks_ahead else 0)
-    part = Part("fixed", labelled=(("size", size), ("ahead", ahead)))
-    traced = {}
-  else:
-    traced = {"tokens": delimiters(model, part.text or "\n")}
-  _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], batch, **traced)
+    own = {"size": size} | ({"ahead": size} if looks_ahead else {}) | given
+    part = part._replace(numbers=(), labelled=tuple(own.items()))
+  ids = tokens_of(model, part, batch)
+  _, blocks, sizes = _make("blocks", part, BLOCKS[part.name], batch, **ids)
   if window not in (None, blocks.window):
     raise ValueError(f"blocks={label!r}: accepted is the filter's window, {window}.")
   return label, blocks, sizes
@@ -233,7 +226,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   labels: dict[str, str] = {}
   if student := chosen["student"]:
     labels["student"], _ = grammar.bind("policy", student, {})
-    network = load(_companion(model, student))
+    network = load(student.text or companion(model, student.name, "train.distill"))
     network = sharing(model, network, f"student[{network.name}]")
     model = dataclasses.replace(network, stop=tuple(dict.fromkeys((*network.stop, *model.stop))))
   name, policy, params = _policy(model, given, batch)
@@ -252,7 +245,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   def plain(kind: str, *fixed: Any):
     value = chosen[kind]
     if isinstance(value, Part):
-      builder, ends = DECORATIONS[kind][value.name], ends_of(model, value, batch)
+      builder, ends = DECORATIONS[kind][value.name], tokens_of(model, value, batch)
       labels[kind], made, params = _make(kind, value, builder, batch, *fixed, **ends)
     else:
       value = value(*fixed) if fixed and callable(value) else value

@@ -1,5 +1,6 @@
 """Draft-length policies from names."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specjax import checks
@@ -47,9 +48,20 @@ def build_draft_length(
       arguments["length"] = min(usual, depth)
     most = "the most that is drafted"
     checks.whole(f"draft_length={name!r}: length", arguments["length"], 0, depth, most)
-  if given.name != "specdecpp":
-    return name, builder(**arguments), ()
-  path = grammar.text_of(given, "an acceptance head", hint=", see specjax.train.acceptance")
+  if given.name in TRAINED:
+    fixed, weights = TRAINED[given.name](given, name, width, models)
+    return name, builder(*fixed, **arguments), weights
+  return name, builder(**arguments), ()
+
+
+def _acceptance(
+  part: Part, name: str, width: int, models: Mapping[str, Identity]
+) -> tuple[tuple[int, ...], Params]:
+  path = grammar.text_of(part, "an acceptance head", hint=", see specjax.train.acceptance")
   with checked(name, read_config(path, "acceptance head"), **models):
     loaded = load_acceptance(path, width)
-  return name, builder(loaded.blocks, **arguments), loaded.params
+  return (loaded.blocks,), loaded.params
+
+
+# (first arguments of the builder, weights) of policies that are trained.
+TRAINED: dict[str, Callable[..., tuple[tuple[int, ...], Params]]] = {"specdecpp": _acceptance}

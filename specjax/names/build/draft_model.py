@@ -32,8 +32,8 @@ from specjax.trees import IID
 
 
 def build_draft_model(
-  model: Model, part: Part, tree: Any, draft_length: Any, given: Model | None = None,
-  joined: bool = False,
+  model: Model, part: Part, tree: Any, draft_length: Any, joined: bool = False,
+  given: Model | None = None,
 ) -> Built:  # fmt: skip
   """A small LM, or two as one, with a chain, a tree, or a chain that a policy ends.
 

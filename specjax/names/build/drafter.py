@@ -17,6 +17,7 @@ from specjax.drafters.layers.dynamic_exit import unseen
 from specjax.drafters.layers.over_cache import over_cache
 from specjax.drafters.layers.self_speculative import self_speculative
 from specjax.drafters.layers.swift import begin
+from specjax.drafters.models.denoiser import denoiser
 from specjax.drafters.retrieval.history import empty
 from specjax.drafters.retrieval.token_recycling import nothing, part_of_published, token_recycling
 from specjax.drafters.stateless import none
@@ -76,7 +77,7 @@ def build_drafter(model: Model, given: Any, tree: Any = None, draft_length: Any 
     names, drafters, weights = zip(*built, strict=True)
     return "|".join(names), fallback(*drafters), weights
   if isinstance(given, Model):
-    return build_draft_model(model, Part("draft_model"), tree, draft_length, given)
+    return build_draft_model(model, Part("draft_model"), tree, draft_length, given=given)
   part, own = spec.with_weights("drafter", given, Drafter, Head)
   if isinstance(part, Drafter):
     refuse(part.name, tree, draft_length)
@@ -106,38 +107,29 @@ def _single(
   """A drafter of one part with its decorations, which may be `joined` to others."""
   if is_head(part.name):
     return build_head(model, part, tree, draft_length)
+  if part.name in OF_PARTS:
+    return OF_PARTS[part.name](model, part, tree, draft_length, joined)
   builder = spec.look_up("drafter", part, DRAFTERS, HEADS, {ANY_HEAD: load_head})
-  if part.name == "draft_model":
-    return build_draft_model(model, part, tree, draft_length, joined=joined)
-  if part.name == "token_recycling":
-    return _token_recycling(model, part, tree, draft_length)
   refuse(part.name, tree, draft_length)
-  if part.name == "self_speculative" and part.decorations:
-    return _over_cache(model, part)
   spec.decorations(part, {})
   name, arguments = bind(part)
-  read = target_of(builder, model.target)
-  if part.name == "forced":
-    return _forced(model, part, name, arguments)
-  if part.name != "denoiser":
-    weights = WEIGHTS.get(part.name, lambda *_: ())
-    return (
-      name,
-      builder(*read, **arguments),
-      weights(model, part, parameters(part.name) | arguments),
-    )
-  small = load_small(model, part)
-  return name, builder(small.denoiser, *read, **arguments), small.params
+  drafter = builder(*target_of(builder, model.target), **arguments)
+  weights = WEIGHTS.get(part.name, lambda *_: ())
+  return name, drafter, weights(model, part, parameters(part.name) | arguments)
 
 
-def _over_cache(model: Model, part: Part) -> Built:
-  """The target's own layers, all or those of a file, over a smaller cache."""
+def _self_speculative(model: Model, part: Part, tree: Any, draft_length: Any, _: bool) -> Built:
+  """The target's own layers, all or those of a file, over its cache or a smaller one."""
+  refuse(part.name, tree, draft_length)
+  if not part.decorations:
+    name, arguments = bind(part)
+    return name, self_speculative(model.target, **arguments), _skipped_layers(model, part)
   label, kind = make_cache(spec.decorations(part, OF_OWN_LAYERS)["cache"])
   name, arguments = bind(part)
   config = config_of(model, f"{name}/{label}")
   drafter = self_speculative(drafting_target(config, kind), **arguments)
   every = jnp.ones((config.layers, 2), bool)
-  weights = every if part.text is None else _skipped_layers(model, part, arguments)
+  weights = every if part.text is None else _skipped_layers(model, part)
   return f"{name}/{label}", over_cache(drafter, config, kind), weights
 
 
@@ -177,7 +169,7 @@ def _history(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
   return nothing.at[len(nothing) - len(newest) :].set(newest)
 
 
-def _skipped_layers(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
+def _skipped_layers(model: Model, part: Part) -> Params:
   file = spec.text_of(part, "a set of layers to skip", "FILE.json")
   about = schema.read(file).get("about") or {}
   with checked(file, {"target": about.get("model")}, target=model.identity):
@@ -189,15 +181,26 @@ WEIGHTS: dict[str, Callable[[Model, Part, Mapping[str, Any]], Params]] = {
   "rest": _suffixes,
   "aded": _trigrams,
   "aggressive": _source,
-  "self_speculative": _skipped_layers,
   "history": _history,
   "swift": lambda model, part, arguments: begin(model.config.layers),
   "del": lambda model, part, arguments: unseen(model.config.layers, int(arguments["every"])),
 }  # fmt: skip
 
 
-def _forced(model: Model, part: Part, name: str, arguments: Mapping[str, Any]) -> Built:
+def _denoiser(model: Model, part: Part, tree: Any, draft_length: Any, _: bool) -> Built:
+  """A masked diffusion model with the vocabulary of the target."""
+  refuse(part.name, tree, draft_length)
+  spec.decorations(part, {})
+  name, arguments = bind(part)
+  small = load_small(model, part, causal=False)
+  return name, denoiser(small.denoiser, model.target, **arguments), small.params
+
+
+def _forced(model: Model, part: Part, tree: Any, draft_length: Any, _: bool) -> Built:
   """What a JSON Schema, or the Lark grammar of a file *.lark, leaves no choice about."""
+  refuse(part.name, tree, draft_length)
+  spec.decorations(part, {})
+  name, arguments = bind(part)
   given = spec.text_of(part, "the schema of the text", "SCHEMA", ", or the file of a Lark grammar")
   if model.tokenizer is None:
     raise ValueError(f"drafter={name!r}: {model.name} has no tokenizer.")
@@ -206,7 +209,7 @@ def _forced(model: Model, part: Part, name: str, arguments: Mapping[str, Any]) -
   return name, forced(own.forced, **arguments), read(given, own)
 
 
-def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
+def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any, _: bool) -> Built:
   """Token Recycling with the published tree, or a static one."""
   refuse(part.name, None, draft_length)
   tree = either(part, spec.decorations(part, OF_RECYCLING), "tree", tree)
@@ -223,3 +226,13 @@ def _token_recycling(model: Model, part: Part, tree: Any, draft_length: Any) -> 
     return name + suffix, drafter, ()
   shape = shape or part_of_published(drafter.nodes)
   return name + suffix, drafter, nothing(model.config.vocab_size, shape)
+
+
+# Drafters that are made of more than a target and numbers.
+OF_PARTS: dict[str, Callable[[Model, Part, Any, Any, bool], Built]] = {
+  "draft_model": build_draft_model,
+  "token_recycling": _token_recycling,
+  "self_speculative": _self_speculative,
+  "denoiser": _denoiser,
+  "forced": _forced,
+}

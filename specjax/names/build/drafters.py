@@ -148,7 +148,7 @@ def words(model: Model) -> int:
   return V - 1 if model.mask == V - 1 else V
 
 
-def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
+def load_small(model: Model, part: Part, given: Model | None = None, causal: bool = True) -> Model:
   """The model that a part names, loaded as `model` is, whose vocabulary it must share.
 
   One of the two may have a mask token after its last word, which it never says.
@@ -163,7 +163,7 @@ def load_small(model: Model, part: Part, given: Model | None = None) -> Model:
       name, model.dtype, weights=model.weights, mesh=None if mesh.empty else mesh
     )  # fmt: skip
   small = given
-  if part.name != "denoiser" and not small.config.causal:
+  if causal and not small.config.causal:
     raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
                      "accepted is a causal model.")  # fmt: skip
   return sharing(model, small, f"{part.name}[{small.name}]")

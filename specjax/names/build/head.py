@@ -1,10 +1,12 @@
 """Trained heads from names: with a tree, with shared pseudo rows, or rescored."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.base import Params, Target
 from specjax.checkpoints import formats
 from specjax.checkpoints.files import read_config
 from specjax.checkpoints.heads import Loaded
@@ -123,16 +125,29 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
   """A trained head whose guesses a bigram table, a memory or a small LM rescores."""
   builder = RESCORINGS[part.name]
   label, arguments = grammar.bind("drafter", part, grammar.parameters(builder))
-  if part.name == "local":
-    small = load_small(model, part)
-    drafter = builder(loaded.head, small.target, **arguments)
-    return f"{name}/{label}", drafter, {"head": loaded.params, "lm": small.params}
-  if part.name == "recycled":
-    return f"{name}/{label}", builder(loaded.head, **arguments), loaded.params
+  fixed, weights = RESCORERS.get(part.name, _alone)(model, loaded, part)
+  return f"{name}/{label}", builder(loaded.head, *fixed, **arguments), weights
+
+
+def _alone(model: Model, loaded: Loaded, part: Part) -> tuple[tuple[Target, ...], Params]:
+  return (), loaded.params
+
+
+def _local(model: Model, loaded: Loaded, part: Part) -> tuple[tuple[Target, ...], Params]:
+  small = load_small(model, part)
+  return (small.target,), {"head": loaded.params, "lm": small.params}
+
+
+def _ngram(model: Model, loaded: Loaded, part: Part) -> tuple[tuple[Target, ...], Params]:
   source = sources.open_source(grammar.text_of(part, "texts", "FILE.jsonl"))
   texts = [model.encode(sources.text_of(source[i], "text", i)) for i in range(len(source))]
   ids = draft_vocabulary.ids(loaded.params)
   vocabulary = None if ids is None else np.asarray(ids)
   table = bigrams.bigram(texts, model.config.vocab_size, vocabulary)
-  weights = {"head": loaded.params, "ngram": jnp.asarray(table)}
-  return f"{name}/{label}", builder(loaded.head, **arguments), weights
+  return (), {"head": loaded.params, "ngram": jnp.asarray(table)}
+
+
+# (what a rescoring takes beside the head, the weights of both), where it is not the head's alone.
+RESCORERS: dict[str, Callable[[Model, Loaded, Part], tuple[tuple[Target, ...], Params]]] = {
+  "local": _local, "ngram": _ngram,
+}  # fmt: skip

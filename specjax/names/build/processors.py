@@ -10,10 +10,22 @@ from jax import Array
 
 from specjax import checks
 from specjax.base import Params, Processor
+from specjax.data.tokenizer import Tokenizer
 from specjax.names import grammar as spec
 from specjax.names.grammar import Part
 from specjax.names.load import Model
-from specjax.processors import PROCESSORS, Momentum, Penalties, momentum, schemas, text
+from specjax.processors import (
+  PROCESSORS,
+  Momentum,
+  Penalties,
+  constraint,
+  grammar,
+  momentum,
+  penalties,
+  schemas,
+  stop_text,
+  text,
+)
 from specjax.processors.matchers import Matchers, matchers
 
 
@@ -55,16 +67,12 @@ class Used(NamedTuple):
   form: Form | None = None
 
 
-GRAMMARS: dict[str, Callable[[str, Matchers], Array]] = {
-  "json_schema": schemas.of_json_schema, "grammar": schemas.of_lark,
-}  # fmt: skip
+Builder = Callable[[Model, Sequence[Part], tuple[int, ...]], list[Used]]
 
 
 def parameters(name: str) -> dict[str, spec.Number | None]:
   """What the numbers of a processor's name set."""
-  if name == "momentum":
-    return spec.parameters(Momentum, momentum)
-  return spec.parameters(Penalties) if name == "penalties" else {}
+  return spec.parameters(*NUMBERS.get(name, ()))
 
 
 def build_processors(
@@ -83,7 +91,6 @@ def build_processors(
     ValueError: a text for a model without a tokenizer; see also `processors.text` and
       `processors.schemas`.
   """
-  V = model.config.vocab_size
   used: list[Used] = []
   parts = [Part("stop_text", text=word) for word in stop_words]
   parts += [Part("constraint", text=regex)] if regex is not None else []
@@ -96,44 +103,95 @@ def build_processors(
     else:
       own_processor, params = spec.with_weights("processors", one, Processor)
       used.append(Used(own_processor, params, own_processor.name))
-  words = [part.text for part in parts if part.name == "stop_text" and part.text is not None]
+  of_name: dict[str, list[Part]] = {}
+  for part in parts:
+    spec.look_up("processors", part, PROCESSORS)
+    of_name.setdefault(part.name, []).append(part)
+  words = [part.text for part in of_name.get("stop_text", ()) if part.text is not None]
   if words and model.tokenizer is not None:
     stop = (*stop, *model.tokenizer.special_ids("stop_words", words))
-  for part in parts:
-    builder = spec.look_up("processors", part, PROCESSORS)
-    name, numbers = spec.bind("processors", part, parameters(part.name))
-    if part.name == "penalties":
-      strength = Penalties(**numbers)
-      if strength.repetition <= 0:
-        raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")
-      params = Penalties(*(jnp.full(1, x, jnp.float32) for x in strength))
-      used.append(Used(builder(V), params, name))
-    elif part.name == "momentum":
-      given_alpha = {k: numbers.pop(k) for k in Momentum._fields if k in numbers}
-      for count in numbers.values():
-        checks.whole(f"processors={name!r}: candidates", count, 1, V)
-      alpha = Momentum(**given_alpha).alpha
-      used.append(Used(builder(**numbers), Momentum(jnp.full(1, alpha, jnp.float32)), name))
-    elif part.name == "json_schema" and part.text is None and model.tokenizer is not None:
-      # Every request of an engine brings its own.
-      own = matchers(model.tokenizer, V, tuple(stop))
-      used.append(Used(builder(own.masks), schemas.none(), name))
-    elif part.text is None:
-      raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
-    elif model.tokenizer is None:
-      raise ValueError(f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes "
-                       "ids.")  # fmt: skip
-    elif part.name in GRAMMARS:
-      own = matchers(model.tokenizer, V, tuple(stop))
-      rules = GRAMMARS[part.name](part.text, own)
-      used.append(Used(builder(own.masks), rules, name, GrammarForm(own, rules)))
-    elif part.name == "constraint":
-      regular = text.measured(text.of_regex(part.text, model.tokenizer, V, stop))
-      used.append(Used(builder(), regular, name, text.RegexForm(regular)))
-  if words and model.tokenizer is not None:
-    ending = text.of_stop_words(words, model.tokenizer, V)
-    used.append(Used(PROCESSORS["stop_text"](), ending, "stop_text"))
+  for name, same in of_name.items():
+    used += BUILDERS[name](model, same, tuple(stop))
   return used, words, tuple(stop)
+
+
+def _penalties(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
+  name, numbers = spec.bind("processors", part, parameters(part.name))
+  strength = Penalties(**numbers)
+  if strength.repetition <= 0:
+    raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")
+  params = Penalties(*(jnp.full(1, x, jnp.float32) for x in strength))
+  return Used(penalties(model.config.vocab_size), params, name)
+
+
+def _momentum(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
+  name, numbers = spec.bind("processors", part, parameters(part.name))
+  given_alpha = {k: numbers.pop(k) for k in Momentum._fields if k in numbers}
+  for count in numbers.values():
+    checks.whole(f"processors={name!r}: candidates", count, 1, model.config.vocab_size)
+  alpha = Momentum(jnp.full(1, Momentum(**given_alpha).alpha, jnp.float32))
+  return Used(momentum(**numbers), alpha, name)
+
+
+def _json_schema(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
+  """Without a schema, every request of an engine brings its own."""
+  if part.text is not None or model.tokenizer is None:
+    return _of_grammar(model, part, stop, schemas.of_json_schema)
+  name, _ = spec.bind("processors", part, parameters(part.name))
+  own = matchers(model.tokenizer, model.config.vocab_size, stop)
+  return Used(grammar(own.masks), schemas.none(), name)
+
+
+def _lark(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
+  return _of_grammar(model, part, stop, schemas.of_lark)
+
+
+def _of_grammar(
+  model: Model, part: Part, stop: tuple[int, ...], read: Callable[[str, Matchers], Array]
+) -> Used:
+  name, given, tokenizer = _text_of(model, part)
+  own = matchers(tokenizer, model.config.vocab_size, stop)
+  rules = read(given, own)
+  return Used(grammar(own.masks), rules, name, GrammarForm(own, rules))
+
+
+def _constraint(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
+  name, regex, tokenizer = _text_of(model, part)
+  regular = text.measured(text.of_regex(regex, tokenizer, model.config.vocab_size, stop))
+  return Used(constraint(), regular, name, text.RegexForm(regular))
+
+
+def _stop_text(model: Model, parts: Sequence[Part], stop: tuple[int, ...]) -> list[Used]:
+  """One processor for all words."""
+  read = [_text_of(model, part) for part in parts]
+  words, tokenizer = [word for _, word, _ in read], read[0][2]
+  ending = text.of_stop_words(words, tokenizer, model.config.vocab_size)
+  return [Used(stop_text(), ending, "stop_text")]
+
+
+def _text_of(model: Model, part: Part) -> tuple[str, str, Tokenizer]:
+  """(canonical name, the text in the brackets, the model's tokenizer)."""
+  name, _ = spec.bind("processors", part, parameters(part.name))
+  if part.text is None:
+    raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
+  if model.tokenizer is None:
+    raise ValueError(f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes "
+                     "ids.")  # fmt: skip
+  return name, part.text, model.tokenizer
+
+
+def _each(build: Callable[[Model, Part, tuple[int, ...]], Used]) -> Builder:
+  return lambda model, parts, stop: [build(model, part, stop) for part in parts]
+
+
+# How the processors are built from all parts of a name, and what the numbers of the name set.
+BUILDERS: dict[str, Builder] = {
+  "penalties": _each(_penalties), "momentum": _each(_momentum), "constraint": _each(_constraint),
+  "json_schema": _each(_json_schema), "grammar": _each(_lark), "stop_text": _stop_text,
+}  # fmt: skip
+NUMBERS: dict[str, tuple[Callable, ...]] = {
+  "penalties": (Penalties,), "momentum": (Momentum, momentum),
+}  # fmt: skip
 
 
 def with_schema(

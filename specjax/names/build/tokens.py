@@ -1,5 +1,7 @@
 """Tokens that the brackets of a name point to."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -8,32 +10,41 @@ from specjax.names.grammar import Part
 from specjax.names.load import Model
 
 
-def ends_of(model: Model, part: Part, batch: int) -> dict[str, Array]:
-  """The tokens i32[B, M] of a part that holds back the end of a text; nothing for other parts.
+def tokens_of(model: Model, part: Part, batch: int) -> dict[str, Array]:
+  """The argument `tokens` of a part that takes ids from a text; nothing for other parts."""
+  return {"tokens": TOKENS[part.name](model, part, batch)} if part.name in TOKENS else {}
+
+
+def _ends(model: Model, part: Part, batch: int) -> Array:
+  """i32[B, M]: the token in the brackets, or the model's end markers.
 
   Raises:
     ValueError: a token that the tokenizer does not have, or a model without an end marker.
   """
-  if part.name not in ("end_last", "end_suppressed"):
-    return {}
   own = model.tokenizer.id(part.text) if model.tokenizer and part.text else None
   ids = model.stop if part.text is None else () if own is None else (own,)
   if not ids:
     wanted = "end marker" if part.text is None else f"token {part.text!r}"
     raise ValueError(f"{grammar.show([part])}: {model.name} has no {wanted}; accepted is the "
                      f"text of a token, as in {part.name}[<|endoftext|>].")  # fmt: skip
-  return {"tokens": jnp.tile(jnp.asarray([ids], jnp.int32), (batch, 1))}
+  return jnp.tile(jnp.asarray([ids], jnp.int32), (batch, 1))
 
 
-def delimiters(model: Model, text: str) -> Array:
-  """i32[M], the ids that say the delimiter, with or without a space before it.
+def _delimiters(model: Model, part: Part, batch: int) -> Array:
+  """i32[M], the ids that say the delimiter, by default a line break, or it after a space.
 
   Raises:
     ValueError: a model without a tokenizer, or whose tokens all say something else.
   """
+  text = part.text or "\n"
   said = model.tokenizer.spoken_bytes(model.config.vocab_size) if model.tokenizer else []
   ids = [i for i, x in enumerate(said) if x.removeprefix(b" ") == text.encode()]
   if not ids:
     raise ValueError(f"blocks='adaptive[{text}]': {model.name} has no token for the delimiter "
                      f"{text!r}; name another one, as in adaptive-32[.].")  # fmt: skip
   return jnp.asarray(ids, jnp.int32)
+
+
+TOKENS: dict[str, Callable[[Model, Part, int], Array]] = {
+  "end_last": _ends, "end_suppressed": _ends, "adaptive": _delimiters,
+}  # fmt: skip

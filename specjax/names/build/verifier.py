@@ -9,12 +9,23 @@ from specjax.checkpoints.parts import load_judge
 from specjax.checkpoints.trained_for import checked
 from specjax.models.reflective import reflective, reflective_once
 from specjax.names import grammar
+from specjax.names.grammar import Part
 from specjax.names.load import Model
 from specjax.verifiers import VERIFIERS
 
 REFLECTIONS: dict[str, Callable[..., Target]] = {
   "reflective": reflective, "reflective_once": reflective_once,
 }  # fmt: skip
+
+
+def _judge(model: Model, part: Part, name: str) -> Params:
+  path = grammar.text_of(part, "a head", hint=", see specjax.train.judge")
+  with checked(name, read_config(path, "judge"), target=model.identity):
+    return load_judge(path, model.config)
+
+
+# Of rules that are trained.
+WEIGHTS: dict[str, Callable[[Model, Part, str], Params]] = {"judge": _judge}
 
 
 def exact_rule(drafter: Drafter, temperature: float) -> str:
@@ -57,11 +68,7 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
     raise ValueError(f"verifier={given!r}: accepted is one rule.")
   name, arguments = grammar.bind("verifier", part, grammar.parameters(builder))
   rule, target = builder(*arguments.values()), model.target
-  weights: Params = ()
-  if part.name == "judge":
-    path = grammar.text_of(part, "a head", hint=", see specjax.train.judge")
-    with checked(name, read_config(path, "judge"), target=model.identity):
-      weights = load_judge(path, model.config)
+  weights = WEIGHTS.get(part.name, lambda *_: ())(model, part, name)
   for second in grammar.decorations(part, {"reflection": REFLECTIONS}).values():
     prompt = model.encode(grammar.text_of(second, "a prompt", "TEXT"))
     builder = REFLECTIONS[second.name]

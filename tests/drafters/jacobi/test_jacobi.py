@@ -139,7 +139,7 @@ def test_first_guesses_and_how_they_move():
   [
     ("jacobi-1", "a draft has 2 to 4096 nodes"),
     ("speculative_jacobi-1", "a draft has 2 to 4096 nodes"),
-    ("jacobi-8-2", "jacobi takes the numbers nodes=8"),
+    ("jacobi-8-2", "jacobi takes nodes=8"),
     (
       "lookahead-1,window=7,guesses=7",
       "level=1, window=7, guesses=7: lookahead takes a level of 2 or more",

@@ -249,7 +249,7 @@ def test_names():
   for name, tree, shown, nodes in (
     ("token_recycling-16,seeded=0", None, "token_recycling-16,seeded=0", 16),
     ("token_recycling-8,seeded=1", None, "token_recycling", 8),
-    ("token_recycling-8,seeded=1,kept=1", None, "token_recycling-8,seeded=1,kept=1", 8),
+    ("token_recycling-8,seeded=1,kept=1", None, "token_recycling,kept=1", 8),
     ("token_recycling/static-2-1", None, "token_recycling/static-2-1", 5),
     ("token_recycling", [[0], [1]], "token_recycling/static", 3),
     ("prompt_lookup-4+token_recycling-12", None, "prompt_lookup-4+token_recycling-12", 15),
