@@ -18,26 +18,25 @@ _HOMES = {
     "decoding.decoder": ("generate", "Decoder"),
     "decoding.diffusion_decoder": ("DiffusionDecoder",),
     "decoding.batching": ("Result",),
+    "sampling": ("SamplingParams",),
     "base": ("Target", "Drafter", "Draft", "Verifier", "Verdict", "Context", "Processor"),
     "heads.base": ("Head",),
     "diffusion.base": ("Denoiser", "Policy", "Canvas", "Prediction"),
     "names.build.drafter": ("make_drafter",),
     "models.sharding": ("mesh",),
-    "search.adadec": ("adadec",),
-    "search.beam_search": ("beam_search",),
-    "search.best_of": ("best_of",),
-    "search.cntp": ("cntp",),
-    "search.constrained": ("constrained",),
-    "search.pearl_decoder": ("PearlDecoder",),
-    "search.superposed": ("superposed",),
-    "search.switching": ("switching",),
   }.items()
   for name in names
 }
-__all__ = list(_HOMES)
+_MODULES = (
+  "models", "heads", "drafters", "trees", "draft_length", "verifiers", "processors", "search",
+  "diffusion", "serving", "checkpoints", "data", "eval", "testing",
+)  # fmt: skip
+__all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str):
+  if name in _MODULES:
+    return importlib.import_module(f"specjax.{name}")
   if name not in _HOMES:
     raise AttributeError(f"module 'specjax' has no attribute {name!r}")
   return getattr(importlib.import_module(_HOMES[name]), name)

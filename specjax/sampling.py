@@ -4,17 +4,68 @@ There is one distribution and one way to draw in the whole package: plain decodi
 and the drafters all use it. The letters of shapes are those of `specjax.base`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from specjax import switches
+from specjax import checks, switches
 from specjax.kernels.platform import platform
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
+  """How tokens are drawn, the same for all rows.
+
+  Attributes:
+    temperature, top_k, top_p, min_p, typical_p: see `Settings`; the defaults are greedy.
+
+  Raises:
+    ValueError: a number that `Settings` does not take.
+  """
+
+  temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  typical_p: float = 1.0
+
+  def __post_init__(self) -> None:
+    checks.number("temperature", self.temperature, 0, note="0 is greedy")
+    checks.whole("top_k", self.top_k, note="0 keeps all")
+    checks.number("top_p", self.top_p, most=1, above=0, note="1 keeps all")
+    checks.number("min_p", self.min_p, 0, below=1, note="0 keeps all")
+    checks.number("typical_p", self.typical_p, most=1, above=0, note="1 keeps all")
+
+  @property
+  def filters(self) -> dict[str, float]:
+    """What keeps some tokens from being drawn, by name."""
+    own = dataclasses.asdict(self)
+    usual = dataclasses.asdict(SamplingParams(self.temperature))
+    return {name: value for name, value in own.items() if value != usual[name]}
+
+  def rows(self, B: int) -> "Settings":
+    """The settings of B rows."""
+    f32 = jnp.float32
+    return Settings(
+      jnp.full(B, self.temperature, f32), jnp.full(B, self.top_k, jnp.int32),
+      jnp.full(B, self.top_p, f32), jnp.full(B, self.min_p, f32), jnp.full(B, self.typical_p, f32),
+    )  # fmt: skip
+
+
+GREEDY = SamplingParams()
+
+
+def changed(sampling: SamplingParams, **changes: Any) -> SamplingParams:
+  """These with other fields; ValueError for what are no `SamplingParams`."""
+  if not isinstance(sampling, SamplingParams):
+    checks.refuse("sampling", sampling, "a SamplingParams")
+  return dataclasses.replace(sampling, **changes)
 
 
 class Settings(NamedTuple):

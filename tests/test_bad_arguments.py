@@ -60,6 +60,7 @@ OF_DECODER = {
   "drafter": (7, "oracle", "", None, ["none"], ("none", ()), "draft_model", "medusa[no]", "a b",
               "prompt_lookup-1", "prompt_lookup-1000000000", "medusa:16", "+"),
   "tree": (7, "dynamic-16,depth=5,beam=4", "x"),
+  "sampling": (7, None, {"temperature": 1.0}, "greedy"),
   "draft_length": (7, "x"),
 }  # fmt: skip
 
@@ -80,7 +81,7 @@ OF_DIFFUSION = {
   "top_k": (-1, 1.5, None), "top_p": (0, NAN, "x"), "min_p": (1, None), "typical_p": (0, None),
   "draws": ("x", 7, "anew-1"),
   "confidence": ("x", 0.5, True), "transform": ("x", "end_suppressed[none]", "end_suppressed-1"),
-  "guesses": (0, "x", 1.5, 10**9),
+  "guesses": (0, "x", 1.5, 10**9), "sampling": (7, None),
 }  # fmt: skip
 
 

@@ -108,18 +108,19 @@ DOORS = {
   "conversation": lambda: said(Conversation(lookup()).ask(PROMPTS[0], 5)),
   "engine": by_an_engine,
   "refilled": lambda: sorted((i, x.tokens) for i, x in refilled(lookup(), PROMPTS, 5)),
-  "best_of": lambda: [x.chosen for x in specjax.best_of(lookup(), ONE, 2, 4)],
-  "pearl": lambda: said(specjax.PearlDecoder(model(), model(1), 2, temperature=1.0)(ONE, 5)),
-  "beam_search": lambda: [said(x) for x in specjax.beam_search(model(), ONE, 2, 4)],
-  "adadec": lambda: said(specjax.adadec(model(), ONE, 1.0, 4)),
+  "best_of": lambda: [x.chosen for x in specjax.search.best_of(lookup(), ONE, 2, 4)],
+  "pearl": lambda: said(specjax.search.PearlDecoder(model(), model(1), 2, temperature=1.0)(ONE, 5)),
+  "beam_search": lambda: [said(x) for x in specjax.search.beam_search(model(), ONE, 2, 4)],
+  "adadec": lambda: said(specjax.search.adadec(model(), ONE, 1.0, 4)),
   "switching": lambda: said(
-    specjax.switching(model(), model(1), ONE, 1.0, 4, temperature=1.0)
+    specjax.search.switching(model(), model(1), ONE, 1.0, 4, temperature=1.0)
   ),
   "superposed": lambda: said(
-    specjax.superposed(model(), PROMPTS[0], datastore.build([PROMPTS[0] * 3]), 2, 4, candidates=4)
+    specjax.search.superposed(model(), PROMPTS[0], datastore.build([PROMPTS[0] * 3]), 2, 4,
+                              candidates=4)
   ),
   "constrained": lambda: said(
-    specjax.constrained(model(), ONE, lambda text: sum(text) % 2 == 0, 2, 3)[0]
+    specjax.search.constrained(model(), ONE, lambda text: sum(text) % 2 == 0, 2, 3)[0]
   ),
 }  # fmt: skip
 

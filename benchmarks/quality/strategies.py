@@ -60,28 +60,28 @@ def _decoded(decoder: specjax.Decoder, new: int, ids: Sequence[list[int]]) -> li
 def _best_of(
   decoder: specjax.Decoder, n: int, new: int, select: str, ids: Sequence[list[int]]
 ) -> list[Said]:
-  every = specjax.best_of(decoder, ids, n, new, select=select)
+  every = specjax.search.best_of(decoder, ids, n, new, select=select)
   return [Said(best.result.text, sum(r.emitted for r in best.samples)) for best in every]
 
 
 def _searched(
   model: Model, beams: int, groups: int, new: int, ids: Sequence[list[int]]
 ) -> list[Said]:
-  every = specjax.beam_search(model, ids, beams, new, groups=groups)
+  every = specjax.search.beam_search(model, ids, beams, new, groups=groups)
   return [Said(best.text, len(best.tokens)) for best, *_ in every]
 
 
 def _cautious(
   model: Model, T: float, trials: int, new: int, ids: Sequence[list[int]]
 ) -> list[Said]:
-  every = specjax.cntp(model, ids, new, trials=trials, temperature=T)
+  every = specjax.search.cntp(model, ids, new, trials=trials, temperature=T)
   return [Said(x.text, x.drawn) for x in every]
 
 
 def _looking_ahead(
   model: Model, threshold: float, new: int, ids: Sequence[list[int]]
 ) -> list[Said]:
-  every = specjax.adadec(model, ids, threshold, new)
+  every = specjax.search.adadec(model, ids, threshold, new)
   return [Said(x.text, len(x.tokens)) for x in every]
 
 

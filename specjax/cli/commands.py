@@ -4,6 +4,7 @@ What draws pictures is imported where one is drawn: matplotlib takes longer to i
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -44,6 +45,7 @@ from specjax.eval import prompts
 from specjax.models import sharding
 from specjax.names import catalogue
 from specjax.names.load import resolve
+from specjax.sampling import SamplingParams
 from specjax.search.best_of import best_of
 
 # Fields of a Result in the output of --json, after the prompt.
@@ -67,13 +69,17 @@ def _items(args: Decode, model):
   return [item]
 
 
-def _say_idle(args: Decode) -> None:
-  """Says on stderr which options change nothing, for at temperature 0 the likeliest token wins."""
-  filters = {"top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1}
-  idle = [name for name, off in filters.items() if getattr(args, name) != off]
-  if args.temperature == 0 and idle:
-    flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
+def _sampling(args: Decode) -> SamplingParams:
+  """How tokens are drawn.
+
+  It says on stderr which options change nothing, for at temperature 0 the likeliest token wins.
+  """
+  own = {field.name: getattr(args, field.name) for field in dataclasses.fields(SamplingParams)}
+  sampling = SamplingParams(**own)
+  if args.temperature == 0 and sampling.filters:
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in sampling.filters)
     print(f"note: {flags} has no effect at temperature 0.", file=sys.stderr)
+  return sampling
 
 
 def run_generate(args: Generate) -> None:
@@ -81,11 +87,9 @@ def run_generate(args: Generate) -> None:
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
-    temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p,
-    typical_p=args.typical_p, regex=args.regex, json_schema=args.json_schema,
+    sampling=_sampling(args), regex=args.regex, json_schema=args.json_schema,
     stop=args.stop, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
   )  # fmt: skip
-  _say_idle(args)
   if args.best_of != 1:
     _run_best_of(args, items, decoder)
     return
@@ -178,11 +182,8 @@ def run_denoise(args: Denoise) -> None:
   model = asked(args, False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
-    model, args.policy, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-    min_p=args.min_p, typical_p=args.typical_p, seed=args.seed,
-    stop=args.stop, batch=args.batch,
+    model, args.policy, sampling=_sampling(args), seed=args.seed, stop=args.stop, batch=args.batch,
   )  # fmt: skip
-  _say_idle(args)
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")

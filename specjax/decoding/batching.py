@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -83,28 +83,6 @@ class Result:
   def emitted(self) -> int:
     """len(tokens)."""
     return len(self.tokens)
-
-
-class Numbers(NamedTuple):
-  """The numbers of `sampling.Settings`, the same for all rows."""
-
-  temperature: float
-  top_k: int
-  top_p: float
-  min_p: float
-  typical_p: float
-
-
-def check_settings(
-  temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float
-) -> Numbers:
-  """These numbers; ValueError where `sampling.Settings` does not take one."""
-  checks.number("temperature", temperature, 0, note="0 is greedy")
-  checks.whole("top_k", top_k, note="0 keeps all")
-  checks.number("top_p", top_p, most=1, above=0, note="1 keeps all")
-  checks.number("min_p", min_p, 0, below=1, note="0 keeps all")
-  checks.number("typical_p", typical_p, most=1, above=0, note="1 keeps all")
-  return Numbers(temperature, top_k, top_p, min_p, typical_p)
 
 
 def check_model(model: Any, causal: bool) -> None:

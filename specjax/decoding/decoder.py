@@ -10,11 +10,9 @@ import numpy as np
 from specjax import checks, distributed, speculate, switches
 from specjax.base import Params
 from specjax.decoding.batching import (
-  Numbers,
   Result,
   Rounds,
   check_model,
-  check_settings,
   read,
   timed,
 )
@@ -32,7 +30,7 @@ from specjax.names.build.processors import (
 )
 from specjax.names.build.verifier import build_verifier
 from specjax.names.load import Model, Prompt
-from specjax.sampling import Settings, request_keys
+from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
 
 
 def padded(length: int) -> int:
@@ -58,7 +56,7 @@ class Decoder:
     processors: Processors of the target's logits.
     cache: how the target keeps the text, a CacheKind of `specjax.models.caches`; all but "dense"
       are LOSSY.
-    temperature, top_k, top_p, min_p, typical_p: see `sampling.Settings`.
+    sampling: how tokens are drawn.
     regex: what every text must match from end to end, see `processors.text.of_regex`.
     json_schema: a JSON Schema of every text, as its content, its text or the path of its file; see
       `processors.schemas`. It needs specjax[grammar].
@@ -67,6 +65,7 @@ class Decoder:
     stop_words: texts that end a text, and are cut off it; one that is a special token ends it as a
       stop id does.
     batch: B, rows decoded together.
+    changes: fields of `sampling` by name, such as temperature=0.7.
 
   Raises:
     ValueError: a model that is not causal, a name or number that is not accepted, or parts that do
@@ -76,13 +75,12 @@ class Decoder:
   def __init__(
     self, model: Model, drafter: Any = "none", verifier: Any = None, *, tree: Any = None,
     draft_length: Any = None, processors: Sequence[Any] = (), cache: Any = DENSE,
-    temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
-    typical_p: float = 1.0, regex: str | None = None,
+    sampling: SamplingParams = GREEDY, regex: str | None = None,
     json_schema: str | Mapping[str, Any] | None = None, seed: int = 0,
-    stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1,
+    stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1, **changes: Any,
   ):  # fmt: skip
     check_model(model, causal=True)
-    self.settings = check_settings(temperature, top_k, top_p, min_p, typical_p)
+    self.sampling = changed(sampling, **changes)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
     stop = checks.ids("stop", stop, model.config.vocab_size)
@@ -90,7 +88,9 @@ class Decoder:
     stop_words = checks.texts("stop_words", stop_words)
     self.model, self.batch, self.seed = model, batch, seed
     self.name, guess, weights = build_drafter(model, drafter, tree, draft_length)
-    self.verifier, rule, judge, target = build_verifier(model, verifier, guess, temperature)
+    self.verifier, rule, judge, target = build_verifier(
+      model, verifier, guess, self.sampling.temperature
+    )
     self.cache, over = build_cache(model, cache)
     if over is not model.target:
       if target is not model.target:
@@ -111,20 +111,15 @@ class Decoder:
     return f"{self.verifier} [{self.method.verifier.exactness}]"
 
   def request(
-    self, numbers: np.ndarray, limit: np.ndarray, *, settings: Numbers | None = None,
+    self, numbers: np.ndarray, limit: np.ndarray, *, sampling: SamplingParams | None = None,
     seed: int | None = None, processors: tuple[Params, ...] | None = None,
   ) -> speculate.Request:  # fmt: skip
     """What rows ask for: row b, of number numbers[b] i[B], ends at length limit[b] i32[B].
 
-    There are as many rows as numbers. `settings`, `seed` and the params of `processors` stand in
+    There are as many rows as numbers. `sampling`, `seed` and the params of `processors` stand in
     place of the decoder's own.
     """
-    temperature, top_k, top_p, min_p, typical_p = self.settings if settings is None else settings
-    B, f32 = len(numbers), jnp.float32
-    arrays = Settings(
-      jnp.full(B, temperature, f32), jnp.full(B, top_k, jnp.int32), jnp.full(B, top_p, f32),
-      jnp.full(B, min_p, f32), jnp.full(B, typical_p, f32),
-    )  # fmt: skip
+    arrays = (self.sampling if sampling is None else sampling).rows(len(numbers))
     keys = request_keys(self.seed if seed is None else seed, numbers)
     stop = jnp.asarray([*self.stop, -1], jnp.int32)
     used = self._processors if processors is None else processors

@@ -10,13 +10,13 @@ import numpy as np
 
 from specjax import checks, distributed, switches
 from specjax.base import Params
-from specjax.decoding.batching import Filling, Result, check_model, check_settings, read, timed
+from specjax.decoding.batching import Filling, Result, check_model, read, timed
 from specjax.diffusion import denoise
 from specjax.diffusion.base import Canvas
 from specjax.diffusion.loops import Filled
 from specjax.names.build.denoising import build_denoising
 from specjax.names.load import Model, Prompt
-from specjax.sampling import request_keys
+from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
 
 
 @switches.hold
@@ -39,11 +39,11 @@ class DiffusionDecoder:
     confidence: "tempered" tells policies of the distributions that tokens are drawn from.
     guidance: weight w of classifier-free guidance.
     guesses: canvases read in a pass; more than 1 is draft and verify, see `draft_verify`.
-    temperature, top_k, top_p, min_p, typical_p: see `sampling.Settings`; temperature 0
-      takes the likeliest token.
+    sampling: how tokens are drawn.
     seed: seed of the noise; request r of a call draws the same tokens in any batch.
     stop: ids that end a text, besides the model's own.
     batch: B, rows decoded together.
+    changes: fields of `sampling` by name, such as temperature=0.7.
 
   Raises:
     ValueError: a causal model, a name or number that is not accepted, or parts that do not go
@@ -53,12 +53,12 @@ class DiffusionDecoder:
   def __init__(
     self, model: Model, policy: Any = "threshold", *, blocks: Any = None, cache: Any = None,
     stopping: Any = None, transform: Any = None, draws: Any = None, confidence: str | None = None,
-    guidance: float | None = None, guesses: int | None = None, temperature: float = 0.0,
-    top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, typical_p: float = 1.0, seed: int = 0,
-    stop: Sequence[int] = (), batch: int = 1,
+    guidance: float | None = None, guesses: int | None = None,
+    sampling: SamplingParams = GREEDY, seed: int = 0, stop: Sequence[int] = (),
+    batch: int = 1, **changes: Any,
   ):  # fmt: skip
     check_model(model, causal=False)
-    self.settings = check_settings(temperature, top_k, top_p, min_p, typical_p)
+    self.sampling = changed(sampling, **changes)
     checks.whole("batch", batch, 1, checks.BATCH)
     checks.whole("seed", seed, 0, checks.SEED)
     if ends := checks.ids("stop", stop, model.config.vocab_size):
@@ -68,8 +68,8 @@ class DiffusionDecoder:
       draws=draws, confidence=confidence, guidance=guidance, guesses=guesses,
     )  # fmt: skip
     self.name, self.model, self.loop = self._denoising[:3]
-    own, filtered = self._denoising.temperatures, self.settings[1:] != (0, 1, 0, 1)
-    if own is not None and (temperature not in own or (temperature > 0 and filtered)):
+    own, temperature = self._denoising.temperatures, self.sampling.temperature
+    if own is not None and (temperature not in own or (temperature > 0 and self.sampling.filters)):
       how = "which is greedy" if own == (0,) else "which draws at 1, without filters"
       named = " or ".join(f"{t:g}" for t in own)
       checks.refuse("temperature", temperature, f"{named} with {self.name}, {how}")
@@ -139,10 +139,7 @@ class DiffusionDecoder:
       weights = weights._replace(
         policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
       )
-    kinds = (jnp.float32, jnp.int32, jnp.float32, jnp.float32, jnp.float32)
-    request = denoise.Request(
-      key, *(jnp.full(B, *x) for x in zip(self.settings, kinds, strict=True))
-    )
+    request = denoise.Request(key, *self.sampling.rows(B))
     if room not in self._warm:  # compile outside the clock: no round is run
       jax.block_until_ready(self._run(weights, request, canvas, 0))
       self._warm.add(room)

@@ -1,1 +1,15 @@
 """Searches, samples and pairs of models: ways to write a text beside the one loop."""
+
+from specjax.search.adadec import adadec
+from specjax.search.beam_search import beam_search
+from specjax.search.best_of import best_of
+from specjax.search.cntp import cntp
+from specjax.search.constrained import constrained
+from specjax.search.pearl_decoder import PearlDecoder
+from specjax.search.superposed import superposed
+from specjax.search.switching import switching
+
+__all__ = [
+  "PearlDecoder", "adadec", "beam_search", "best_of", "cntp", "constrained", "superposed",
+  "switching",
+]  # fmt: skip

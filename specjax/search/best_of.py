@@ -131,7 +131,7 @@ def best_of(
   checks.whole("n", n, 1, checks.BATCH)
   checks.whole("first", first)
   checks.choice("select", select, tuple(SELECT))
-  if decoder.settings.temperature == 0 and n > 1:
+  if decoder.sampling.temperature == 0 and n > 1:
     checks.refuse("temperature", 0, "a number above 0, for several samples")
   ids, budgets = read(decoder.model, prompts, max_new_tokens)
   decoder.check_budgets(budgets)

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate, switches
-from specjax.decoding.batching import check_settings
 from specjax.decoding.decoder import Decoder, padded
 from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
+from specjax.sampling import SamplingParams, changed
 from specjax.serving.rows import Rows
 from specjax.serving.ticket import Ticket
 
@@ -95,22 +95,22 @@ class Engine:
       return len(self._held), len(self._waiting)
 
   def submit(
-    self, prompt: Prompt, max_new_tokens: int = 128, *, temperature: float | None = None,
-    top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-    typical_p: float | None = None, seed: int | None = None, number: int = 0,
+    self, prompt: Prompt, max_new_tokens: int = 128, *,
+    sampling: SamplingParams | None = None, seed: int | None = None, number: int = 0,
     json_schema: str | Mapping[str, Any] | None = None, stop: Sequence[int] = (),
-    tell: Callable[[], None] = lambda: None,
+    tell: Callable[[], None] = lambda: None, **changes: Any,
   ) -> Ticket:  # fmt: skip
     """Takes a request.
 
     Args:
       prompt: text, or ids.
-      temperature, top_k, top_p, min_p, typical_p, seed: None is the decoder's.
+      sampling, seed: None is the decoder's.
       number: of the prompt among those of its seed: a decoder's prompt of that index has its noise.
       json_schema: of this text, in place of the decoder's; for a decoder whose processors have one,
         or the name `json_schema` without a schema.
       stop: ids that end this text, besides the decoder's.
       tell: is called after every piece and at the end, from another thread. It must not block.
+      changes: fields of `sampling` by name, such as temperature=0.7.
 
     Raises:
       ValueError: a prompt without room for the answer, or a setting that is not accepted.
@@ -122,12 +122,9 @@ class Engine:
     if len(ids) + max_new_tokens > self.max_length:
       raise ValueError(f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
                        f"together at most {self.max_length}.")  # fmt: skip
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-             "typical_p": typical_p}  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    settings = check_settings(**self.decoder.settings._asdict() | given)
-    if settings.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
-      raise ValueError(f"temperature={temperature}: accepted is 0 with the rule "
+    own = changed(self.decoder.sampling if sampling is None else sampling, **changes)
+    if own.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
+      raise ValueError(f"temperature={own.temperature}: accepted is 0 with the rule "
                        f"{self.decoder.verifier!r}; target_only takes any.")  # fmt: skip
     if seed is not None:
       checks.whole("seed", seed, 0, checks.SEED)
@@ -135,9 +132,7 @@ class Engine:
     ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
     processors = None if json_schema is None else self.decoder.processors_with(json_schema)
     self.decoder.check_budgets([max_new_tokens], processors)
-    ticket = Ticket(
-      ids, max_new_tokens, settings, seed, number, processors, ends, tell, self._give_up
-    )
+    ticket = Ticket(ids, max_new_tokens, own, seed, number, processors, ends, tell, self._give_up)
     with self._changed:
       if self.closed:
         raise Closed("the engine is closed: it takes no more requests.")
@@ -205,7 +200,7 @@ class Engine:
     for (b, ticket), following in zip(fresh, coming, strict=False):
       limit = np.array([len(ticket.ids) + ticket.budget])
       request = self.decoder.request(
-        np.array([ticket.number]), limit, settings=ticket.settings, seed=ticket.seed,
+        np.array([ticket.number]), limit, sampling=ticket.sampling, seed=ticket.seed,
         processors=ticket.params,
       )  # fmt: skip
       T = min(T for T in self.lengths if len(ticket.ids) <= T)

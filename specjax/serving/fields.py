@@ -4,6 +4,7 @@ A field that would change the text and is not known here is refused: an answer t
 it out would be wrong.
 """
 
+import dataclasses
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from specjax import checks, schema
 from specjax.names.load import Model
+from specjax.sampling import SamplingParams
 from specjax.serving.engine import Engine
 
 PROMPTS = 16  # of one request for completions
@@ -18,7 +20,7 @@ STOP_WORDS = 16
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
 
-SAMPLING = {"temperature", "top_p", "top_k", "min_p", "typical_p", "seed"}
+SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)} | {"seed"}
 _COMMON = SAMPLING | {"model", "stop", "stop_token_ids", "stream", "stream_options", "max_tokens",
                       "max_completion_tokens"}  # fmt: skip
 CHAT = _COMMON | {"messages", "response_format"}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from specjax.base import Params
-from specjax.decoding.batching import Numbers
 from specjax.names.build.processors import Used
+from specjax.sampling import SamplingParams
 
 Reason = Literal["stop", "length", "cancelled"]
 
@@ -16,7 +16,7 @@ class Ticket:
   """A request that an engine has taken. Iterating over it gives its new ids in pieces.
 
   Attributes:
-    ids, budget, settings, seed, number, processors: what was asked for.
+    ids, budget, sampling, seed, number, processors: what was asked for.
     tokens: the new ids so far.
     closing: see `Result.closing`; it is known once the answer has ended.
     forwards: passes of the model so far, prefill excluded; a stop id of the request's own is seen
@@ -29,7 +29,7 @@ class Ticket:
 
   ids: list[int]
   budget: int
-  settings: Numbers
+  sampling: SamplingParams
   seed: int | None
   number: int
   processors: Sequence[Used] | None
@@ -41,12 +41,12 @@ class Ticket:
   error: Exception | None
 
   def __init__(
-    self, ids: list[int], budget: int, settings: Numbers, seed: int | None, number: int,
+    self, ids: list[int], budget: int, sampling: SamplingParams, seed: int | None, number: int,
     processors: Sequence[Used] | None, stop: frozenset[int], tell: Callable[[], None],
     give_up: Callable[["Ticket"], None],
   ):  # fmt: skip
-    self.ids, self.budget, self.settings, self.seed, self.number, self.processors = (
-      ids, budget, settings, seed, number, processors,
+    self.ids, self.budget, self.sampling, self.seed, self.number, self.processors = (
+      ids, budget, sampling, seed, number, processors,
     )  # fmt: skip
     self.tokens, self.closing, self.forwards = [], None, 0
     self.reason, self.given_up, self.error = None, False, None

@@ -23,7 +23,7 @@ from jax import Array
 
 from specjax import speculate, switches
 from specjax.base import Context, Params
-from specjax.sampling import Settings, request_keys
+from specjax.sampling import SamplingParams, Settings, request_keys
 
 MOST_ROWS = 300_000
 
@@ -61,9 +61,8 @@ class Case:
 
   def settings(self, B: int) -> Settings:
     """The sampling settings of B rows."""
-    values = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
-    kinds = (jnp.float32, jnp.int32, *[jnp.float32] * 3)
-    return Settings(*map(functools.partial(jnp.full, B), values, kinds))
+    fields = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+    return SamplingParams(*fields).rows(B)
 
 
 class Chosen(NamedTuple):

@@ -9,11 +9,12 @@ import tokenizers
 from test_conversation import CONFIG, random_model
 from tokenizers import decoders, models, pre_tokenizers
 
-from specjax import Decoder, beam_search
+from specjax import Decoder, SamplingParams
 from specjax.cli import terminal
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.conversation import Conversation
 from specjax.decoding.texts import Text
+from specjax.search import beam_search
 from specjax.serving.engine import Engine
 
 WORDS = ["France", "is", "Paris", "Rome", "the", "in", "of", "and", "old"]
@@ -102,3 +103,13 @@ def test_a_special_token_ends_a_text(plain, how):
 def test_a_word_of_special_tokens_and_text_is_refused():
   with pytest.raises(ValueError, match=r"stop_words='</s>User:': accepted is text without special"):
     Decoder(MODEL, stop_words=["the", "</s>User:"])
+
+
+def test_sampling_params_are_given_whole_or_by_name():
+  sampling = SamplingParams(0.7, top_k=3)
+  decoder = Decoder(MODEL, sampling=sampling, top_p=0.9)
+  assert decoder.sampling == SamplingParams(temperature=0.7, top_k=3, top_p=0.9)
+  assert decoder.sampling.filters == {"top_k": 3, "top_p": 0.9}
+  by_name = Decoder(MODEL, temperature=0.7, top_k=3)
+  whole = Decoder(MODEL, sampling=sampling)
+  assert whole([PROMPT], 6)[0].tokens == by_name([PROMPT], 6)[0].tokens

@@ -44,7 +44,7 @@ def by_hand(prompt, new, threshold, candidates, ahead):
 
 @pytest.mark.parametrize(("threshold", "candidates", "ahead"), [(0.2, 3, 5), (0.0, 4, 2)])
 def test_the_text_is_that_of_a_loop(threshold, candidates, ahead):
-  got = specjax.adadec(UNSURE, PROMPTS, threshold, NEW, candidates=candidates, ahead=ahead)
+  got = specjax.search.adadec(UNSURE, PROMPTS, threshold, NEW, candidates=candidates, ahead=ahead)
   for prompt, one in zip(PROMPTS, got, strict=True):
     assert (one.tokens, one.looked) == by_hand(prompt, NEW, threshold, candidates, ahead)
   greedy = specjax.Decoder(UNSURE)(PROMPTS, NEW)
@@ -53,7 +53,7 @@ def test_the_text_is_that_of_a_loop(threshold, candidates, ahead):
 
 @pytest.mark.full
 def test_a_sure_model_is_decoded_greedily():
-  got = specjax.adadec(UNSURE, PROMPTS, 99.0, NEW)
+  got = specjax.search.adadec(UNSURE, PROMPTS, 99.0, NEW)
   want = specjax.Decoder(UNSURE)(PROMPTS, NEW)
   assert [x.tokens for x in got] == [x.tokens for x in want]
 
@@ -63,4 +63,4 @@ def test_a_sure_model_is_decoded_greedily():
 )
 def test_bad_numbers_are_refused(wrong):
   with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-    specjax.adadec(MODEL, PROMPTS, **{"threshold": 1.0} | wrong)
+    specjax.search.adadec(MODEL, PROMPTS, **{"threshold": 1.0} | wrong)

@@ -95,7 +95,7 @@ def test_diversity_keeps_groups_apart():
 @pytest.mark.full
 def test_one_beam_is_greedy_decoding():
   prompts = [[1, 2, 3], [4, 4, 5, 6, 7]]
-  got = specjax.beam_search(MODEL, prompts, 1, [9, 6])
+  got = specjax.search.beam_search(MODEL, prompts, 1, [9, 6])
   for (beam,), want in zip(got, specjax.Decoder(MODEL)(prompts, [9, 6]), strict=True):
     assert beam.tokens == want.tokens
     np.testing.assert_allclose(beam.log_prob, sum(want.log_probs), rtol=1e-4)
@@ -108,4 +108,4 @@ def test_one_beam_is_greedy_decoding():
 )  # fmt: skip
 def test_bad_numbers_are_refused(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
-    specjax.beam_search(MODEL, [[1, 2]], **wrong)
+    specjax.search.beam_search(MODEL, [[1, 2]], **wrong)

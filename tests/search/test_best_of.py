@@ -33,7 +33,7 @@ def alone(decoders):
 @pytest.mark.parametrize("select", ["likelihood", "mbr"])
 def test_the_samples_are_requests_and_the_best_is_taken(decoders, alone, select):
   for got, want in zip(
-    specjax.best_of(decoders["none"], PROMPTS, N, 12, select=select), alone, strict=True
+    specjax.search.best_of(decoders["none"], PROMPTS, N, 12, select=select), alone, strict=True
   ):
     assert [r.tokens for r in got.samples] == [r.tokens for r in want]
     if select == "likelihood":
@@ -43,7 +43,7 @@ def test_the_samples_are_requests_and_the_best_is_taken(decoders, alone, select)
 
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup-3"])
 def test_the_first_to_finish_is_the_shortest(decoders, alone, drafter):
-  got = specjax.best_of(decoders[drafter], PROMPTS, N, 12, select="first_finish")
+  got = specjax.search.best_of(decoders[drafter], PROMPTS, N, 12, select="first_finish")
   assert len({len(r.tokens) for r in alone[0]}) > 1  # or nothing would be tested
   for best, samples in zip(got, alone, strict=True):
     lengths = [len(r.tokens) for r in samples]
@@ -86,6 +86,6 @@ def test_refused(decoders):
   decoder = decoders["none"]
   for wrong in ({"n": 0}, {"select": "best"}, {"n": 5, "select": "first_finish"}, {"first": -1}):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-      specjax.best_of(decoder, PROMPTS, **wrong)
+      specjax.search.best_of(decoder, PROMPTS, **wrong)
   with pytest.raises(ValueError, match="temperature=0"):
-    specjax.best_of(specjax.Decoder(MODEL), PROMPTS)
+    specjax.search.best_of(specjax.Decoder(MODEL), PROMPTS)

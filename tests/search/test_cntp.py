@@ -71,7 +71,7 @@ def by_hand(r, prompt, K, low, high, temperature, seed):
   ("trials", "low", "high", "temperature"), [(5, 0.01, 1.5, 0.6), (8, 1.0, 2.0, 1.0)]
 )
 def test_the_text_is_that_of_a_loop(trials, low, high, temperature):
-  got = specjax.cntp(
+  got = specjax.search.cntp(
     UNSURE, PROMPTS, NEW, trials=trials, low=low, high=high, temperature=temperature, seed=2,
     punctuation=MARKS,
   )  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_text_is_that_of_a_loop(trials, low, high, temperature):
 
 @pytest.mark.full
 def test_a_sure_model_is_plain_sampling():
-  got = specjax.cntp(UNSURE, PROMPTS, NEW, trials=3, high=99.0, temperature=0.8, seed=4,
+  got = specjax.search.cntp(UNSURE, PROMPTS, NEW, trials=3, high=99.0, temperature=0.8, seed=4,
                      punctuation=MARKS)  # fmt: skip
   want = specjax.Decoder(UNSURE, temperature=0.8, seed=4)(PROMPTS, NEW)
   assert [x.tokens for x in got] == [x.tokens for x in want]
@@ -110,4 +110,4 @@ def test_bad_numbers_are_refused(wrong):
   name, value = next(iter(wrong.items()))
   given = {"punctuation": [value]} if "[" in name else wrong
   with pytest.raises(ValueError, match=f"{name}=".replace("[", r"\[")):
-    specjax.cntp(MODEL, PROMPTS, **{"punctuation": MARKS} | given)
+    specjax.search.cntp(MODEL, PROMPTS, **{"punctuation": MARKS} | given)

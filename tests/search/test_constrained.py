@@ -85,7 +85,7 @@ def distance(a, b):
 def test_the_weights_are_those_of_the_constrained_law(resample):
   runs, K = 300, 8
   want, masked = every_text(allowed), every_text(allowed, masked=True)
-  every = specjax.constrained(
+  every = specjax.search.constrained(
     TINY, [PROMPT] * runs, allowed, K, NEW, temperature=T, resample=resample, seed=3
   )
   found = np.zeros((runs, len(want)))
@@ -113,7 +113,7 @@ CASES = {
 
 @pytest.mark.parametrize(("rule", "log_weight", "share", "lengths"), CASES.values(), ids=CASES)
 def test_weights_without_a_choice(rule, log_weight, share, lengths):
-  (got,) = specjax.constrained(TINY, [PROMPT], rule, 8, NEW)
+  (got,) = specjax.search.constrained(TINY, [PROMPT], rule, 8, NEW)
   np.testing.assert_allclose([x.log_weight for x in got], log_weight, atol=1e-5)
   np.testing.assert_allclose([x.share for x in got], share, atol=1e-5)
   assert {len(x.tokens) for x in got} <= lengths
@@ -121,7 +121,7 @@ def test_weights_without_a_choice(rule, log_weight, share, lengths):
 
 def test_the_same_is_asked_once():
   asked = []
-  specjax.constrained(TINY, [PROMPT], lambda ids: asked.append(ids) or allowed(ids), 8, NEW)
+  specjax.search.constrained(TINY, [PROMPT], lambda ids: asked.append(ids) or allowed(ids), 8, NEW)
   assert len(asked) == len(set(asked))
   assert not any(0 in ids[:-1] for ids in asked)  # nothing follows a stop token
 
@@ -149,6 +149,6 @@ def test_particles_go_on_by_their_shares(weights, uniform, rows, size):
 )  # fmt: skip
 def test_bad_arguments_are_refused(wrong):
   with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-    specjax.constrained(TINY, [PROMPT], **{"allowed": allowed} | wrong)
+    specjax.search.constrained(TINY, [PROMPT], **{"allowed": allowed} | wrong)
   with pytest.raises(ValueError, match=r"allowed\(..\)=None: accepted is true or false"):
-    specjax.constrained(TINY, [PROMPT], lambda ids: None)
+    specjax.search.constrained(TINY, [PROMPT], lambda ids: None)

@@ -55,7 +55,7 @@ def by_hand(prompt, new, threshold, window, dwell):
 
 @pytest.mark.parametrize(("window", "dwell"), [(5, 10), (2, 1)])
 def test_the_turns_are_those_of_a_loop(window, dwell):
-  got = specjax.switching(SMALL, MODEL, PROMPTS, 0.35, NEW, window=window, dwell=dwell)
+  got = specjax.search.switching(SMALL, MODEL, PROMPTS, 0.35, NEW, window=window, dwell=dwell)
   for prompt, one in zip(PROMPTS, got, strict=True):
     assert (one.tokens, one.large) == by_hand(prompt, NEW, 0.35, window, dwell)
   assert any(0 < sum(one.large) < NEW for one in got) and EXACTNESS.startswith("LOSSY")
@@ -63,7 +63,7 @@ def test_the_turns_are_those_of_a_loop(window, dwell):
 
 @pytest.mark.full
 def test_a_threshold_that_is_never_reached_is_the_small_model():
-  (got,) = specjax.switching(SMALL, MODEL, PROMPTS[:1], 99.0, NEW, temperature=0.8, seed=4)
+  (got,) = specjax.search.switching(SMALL, MODEL, PROMPTS[:1], 99.0, NEW, temperature=0.8, seed=4)
   (want,) = specjax.Decoder(SMALL, temperature=0.8, seed=4)(PROMPTS[:1], NEW)
   assert got.tokens == want.tokens and not any(got.large)
 
@@ -73,12 +73,12 @@ def test_a_threshold_that_is_never_reached_is_the_small_model():
 )
 def test_bad_numbers_are_refused(wrong):
   with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-    specjax.switching(SMALL, MODEL, PROMPTS, 1.0, **wrong)
+    specjax.search.switching(SMALL, MODEL, PROMPTS, 1.0, **wrong)
   with pytest.raises(ValueError, match="threshold="):
-    specjax.switching(SMALL, MODEL, PROMPTS, -1.0)
+    specjax.search.switching(SMALL, MODEL, PROMPTS, -1.0)
   other = random_model(dataclasses.replace(CONFIG, vocab_size=9))
   with pytest.raises(ValueError, match="large="):
-    specjax.switching(SMALL, other, PROMPTS, 1.0)
+    specjax.search.switching(SMALL, other, PROMPTS, 1.0)
 
 
 def test_no_cache_is_copied():
