@@ -112,8 +112,12 @@ def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
   """The turns of `messages`, or of ShareGPT's `conversations`; None where a record has neither.
 
   Raises:
-    ValueError: no list of turns, an empty one, or a turn without its texts.
+    ValueError: no list of turns, an empty one, a turn without its texts, or what no template here
+      is given: tools, and weights of turns other than 1.
   """
+  for key in ("tools", "functions"):
+    if record.get(key):
+      checks.refuse(key, record[key], "a record without it: no template here is given tools")
   for key, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
     if key not in record:
       continue
@@ -121,6 +125,8 @@ def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     for i, turn in enumerate(checks.sequence(key, record[key], "a list of turns")):
       if not isinstance(turn, dict):
         checks.refuse(f"{key}[{i}]", turn, f"an object with the texts {role} and {content}")
+      if turn.get("weight", 1) != 1:
+        checks.refuse(f"{key}[{i}]: weight", turn["weight"], "1: every answer is learned alike")
       if key == "messages":  # of OpenAI, which the templates read
         schema.fields(turn, {}, f"{key}[{i}]", needed=(role, *([content] if silent(turn) else ())))
         turns.append(turn)
