@@ -34,9 +34,9 @@ from specjax.cli.arguments import (
   Serve,
   Tune,
 )
-from specjax.cli.asked import asked, named
 from specjax.cli.chat import chat
-from specjax.cli.writing import run_convert, run_corpus
+from specjax.cli.convert import run_convert, run_corpus
+from specjax.cli.load_model import load_model, named
 from specjax.decoding.batching import Result
 from specjax.decoding.conversation import Conversation
 from specjax.decoding.decoder import Decoder
@@ -83,7 +83,7 @@ def _sampling(args: Decode) -> SamplingParams:
 
 
 def run_generate(args: Generate) -> None:
-  model = asked(args, True)
+  model = load_model(args, True)
   items = _items(args, model)
   decoder = Decoder(
     model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
@@ -115,11 +115,11 @@ def _run_best_of(args: Generate, items: Sequence[prompts.Item], decoder: Decoder
 
 
 def run_chat(args: Chat) -> None:
-  chat(asked(args, True), args)
+  chat(load_model(args, True), args)
 
 
 def run_serve(args: Serve) -> None:
-  serving.command(args, lambda: asked(args, True))
+  serving.command(args, lambda: load_model(args, True))
 
 
 def _decoded(args: Decode, items, decoder) -> Iterator[tuple[prompts.Item, Result]]:
@@ -179,7 +179,7 @@ def _check_picture(file: str) -> None:
 def run_denoise(args: Denoise) -> None:
   if args.picture is not None:
     _check_picture(args.picture)
-  model = asked(args, False)
+  model = load_model(args, False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
     model, args.policy, sampling=_sampling(args), seed=args.seed, stop=args.stop, batch=args.batch,
@@ -224,9 +224,9 @@ def run_info(args: Info) -> None:
 
 
 def _measure(args: Bench | Tune | Memory) -> None:
-  from specjax.cli import measuring
+  from specjax.cli import measure
 
-  measuring.COMMANDS[type(args)](args)
+  measure.COMMANDS[type(args)](args)
 
 
 COMMANDS: dict[type, Callable] = {

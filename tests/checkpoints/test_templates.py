@@ -10,7 +10,7 @@ from tokenizers import processors
 
 import specjax
 from specjax.checkpoints import hf, templates
-from specjax.cli import writing
+from specjax.cli import convert
 from specjax.cli.arguments import Convert
 from specjax.data.chat import TEMPLATES, Template
 from specjax.data.jinja_chat import JinjaTemplate
@@ -76,7 +76,7 @@ def test_convert_keeps_the_template_and_its_tokens(directory, tmp_path, capsys):
   known = [("<s>", old.tokenizer.id("<s>"))]
   old.tokenizer.inner.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=known)
   hf.save(directory, old.config, old.params, old.tokenizer, template=JINJA, stop=(3,))
-  writing.run_convert(Convert(format="hf", model=str(directory), out=str(tmp_path / "again")))
+  convert.run_convert(Convert(format="hf", model=str(directory), out=str(tmp_path / "again")))
   model = specjax.load(str(tmp_path / "again"))
   assert model.template == JINJA and model.stop == (3,) and model.start == (known[0][1],)
   # The template writes the first token, and nothing puts another before it.

@@ -14,7 +14,7 @@ from tokenizers import processors
 
 import specjax
 from specjax.checkpoints import heads, hf, parts
-from specjax.cli import asked
+from specjax.cli import load_model
 from specjax.cli.main import main
 from specjax.data.chat import TEMPLATES
 from specjax.data.tokenizer import Tokenizer, train_bpe
@@ -566,6 +566,6 @@ def test_every_command_passes_on_how_to_load(command, refused, monkeypatch):
   def load(name, dtype, *, revision, weights, mesh, skipping):
     raise ValueError(f"{name} {dtype} {weights} {skipping}.")
 
-  monkeypatch.setattr(asked, "load", load)
+  monkeypatch.setattr(load_model, "load", load)
   options = ["--model", "x", "--weights", "int8", "--dtype", "float16", "--skipping", "first"]
   assert refused(*command.split(), *options) == "error: x float16 int8 first.\n"

@@ -54,10 +54,14 @@ def test_questions_and_conversations_are_in_the_template(tmp_path, record, given
   [
     ({"messages": "hello"}, "messages='hello': accepted is a list of turns"),
     ({"messages": []}, "messages=[]: accepted is a list of one turn at least"),
-    ({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
-     "tools=[{'type': 'function'}]: accepted is a record without it"),
-    ({"messages": [{"role": "assistant", "content": "a", "weight": 0}]},
-     "messages[0]: weight=0: accepted is 1"),
+    (
+      {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
+      "tools=[{'type': 'function'}]: accepted is a record without it",
+    ),
+    (
+      {"messages": [{"role": "assistant", "content": "a", "weight": 0}]},
+      "messages[0]: weight=0: accepted is 1",
+    ),
     ({"messages": None}, "messages=None: accepted is a list of turns"),
     ({"messages": ["hello"]}, "messages[0]='hello': accepted is an object with the texts role and"),
     ({"messages": [USER, {"role": "user"}]}, "messages[1] lacks 'content'"),

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specjax import checks
 from specjax.cli.arguments import Bench, Memory, Tune
-from specjax.cli.asked import OF_MODEL, asked
+from specjax.cli.load_model import OF_MODEL, load_model
 from specjax.decoding.decoder import Decoder
 from specjax.eval import (
   bench,
@@ -32,7 +32,7 @@ def _parallelbench(args: Bench) -> None:
                      "choose among our own questions.")  # fmt: skip
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
-  summary = parallelbench.run(asked(args, False), config, args.out)
+  summary = parallelbench.run(load_model(args, False), config, args.out)
   print(table.markdown(parallelbench.rows(summary)), report.contents(args.out), sep="\n")
 
 
@@ -62,7 +62,7 @@ def run_bench(args: Bench) -> None:
     raise ValueError("--no-verify-cost: --suite specbench does not measure this.")
   fields = _fields(args, bench.Config, {})
   fields["max_new_tokens"] = 128 if args.max_new_tokens is None else args.max_new_tokens
-  model, config = asked(args, True), bench.Config(**fields)
+  model, config = load_model(args, True), bench.Config(**fields)
   if config.tune:
     config = tune.tuned(model, config, pathlib.Path(args.out))
   console = Console(highlight=False)
@@ -79,10 +79,10 @@ def run_tune(args: Tune) -> None:
   fields = {k: v for k, v in vars(args).items() if k not in (*OF_MODEL, "out")}
   console = Console(highlight=False)
   if args.method == "skipped_layers":
-    found = skip_search.run(asked(args, True), tune.Config(**fields), args.out)
+    found = skip_search.run(load_model(args, True), tune.Config(**fields), args.out)
     console.print(skip_search.verdict(found), report.contents(args.out), sep="\n", markup=False)
     return
-  summary = tune.run(asked(args, True), tune.Config(**fields), args.out)
+  summary = tune.run(load_model(args, True), tune.Config(**fields), args.out)
   decoded = [row for row in tune.rows(summary) if row["tokens/s"]]
   console.print(table.terminal(decoded, report.caption(summary), columns=5, bold=summary["chosen"]))
   console.print(tune.verdict(summary), markup=False)
@@ -90,7 +90,7 @@ def run_tune(args: Tune) -> None:
 
 
 def run_memory(args: Memory) -> None:
-  model, lengths = asked(args, True), (args.prompt_tokens, args.max_new_tokens)
+  model, lengths = load_model(args, True), (args.prompt_tokens, args.max_new_tokens)
 
   def decoder(batch: int) -> Decoder:
     return Decoder(

@@ -26,6 +26,6 @@ def named(
   return model
 
 
-def asked(args: Loaded, causal: bool) -> Model:
+def load_model(args: Loaded, causal: bool) -> Model:
   """The model of a command's options."""
   return named(args.model, causal, args.revision, args.dtype, args.weights, args.skipping)
