@@ -30,6 +30,7 @@ from specjax.cli.arguments import Dtype
 from specjax.data.packing import Rows
 from specjax.heads import HEADS, draft_vocabulary
 from specjax.heads.base import Head, LossWeights
+from specjax.heads.frames import Frames
 from specjax.heads.medusa import MedusaConfig
 from specjax.heads.named import Named, is_file, named
 from specjax.models.transformer import Transformer
@@ -190,7 +191,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   model = answers.teacher(config.model, causal=True, dtype=config.dtype)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = heads[name][0](model.target, config.head)
-  if config.loss and head.blank:
+  if config.loss and isinstance(head, Frames):
     raise ValueError(f"loss={' '.join(map(str, config.loss))}: {name} is trained by CTC over all "
                      "depths together, without other terms.")  # fmt: skip
   weights = losses.chosen(config.loss, head.loss) if config.loss else head.loss
@@ -234,7 +235,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   trained = fit(
     loss, own, lambda i: source.sample(order(i), i), training, out,
     frozen=(spread.params, fixed), judge_every=config.judge_every,
-    judge=None if head.blank else passes,  # best guesses of frames may say nothing
+    judge=None if isinstance(head, Frames) else passes,  # best guesses of frames may say nothing
     draw=drawn if config.noise else None,
     held_out=test.judged(training.batch),
   )  # fmt: skip
@@ -251,7 +252,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     "parameters": sum(x.size for x in jax.tree.leaves(trained)),
     "hit_rates": rates.round(4).tolist(),
     # Frames that are right may say nothing.
-    **({} if head.blank else {"expected_tokens_per_forward": expected}),
+    **({} if isinstance(head, Frames) else {"expected_tokens_per_forward": expected}),
   })  # fmt: skip
   if distributed.first():
     whole = fixed | {"params": trained}

@@ -29,6 +29,8 @@ from specjax.eval import bench, choice, fillers, interleaved, prompts, report, t
 from specjax.eval.options import Tune
 from specjax.eval.plots import speed
 from specjax.heads import drafting
+from specjax.heads.frames import Frames
+from specjax.heads.pseudo_rows import PseudoRows
 from specjax.names import grammar
 from specjax.names.grammar import Part
 from specjax.trees import Static
@@ -54,7 +56,7 @@ def measure(model: specjax.Model, name: str, path: str, items, config: Config) -
   loaded = formats.load(path, model.config)
   if loaded.hit_rates is None:
     raise ValueError(f"{path} came without hit rates, by which its trees are chosen.")
-  rates, pseudo = np.asarray(loaded.hit_rates), loaded.head.pseudo is not None
+  rates, pseudo = np.asarray(loaded.hit_rates), isinstance(loaded.head, PseudoRows)
   part = Part(loaded.head.name, (), path)
   filler = fillers.Filler(
     part, lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
@@ -83,7 +85,8 @@ def measure(model: specjax.Model, name: str, path: str, items, config: Config) -
   jax.clear_caches()
   return {
     "parameters": optax.tree.size(loaded.params["params"]),
-    "hit_rates": [] if loaded.head.blank else rates[:, 0].tolist(),  # frames are not tokens
+    # Frames are not tokens.
+    "hit_rates": [] if isinstance(loaded.head, Frames) else rates[:, 0].tolist(),
     "draft_share": None if pseudo else shares.get(names[SAME]),
     "draft_seconds": dict(zip(shares, draft, strict=True)),
     "own": own.name.replace(f"[{path}]", ""),

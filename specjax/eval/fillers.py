@@ -28,6 +28,8 @@ from specjax.eval import verify_cost as verify
 from specjax.eval.choice import Candidate, Paths, candidates, drawn, expected, fitted, spread
 from specjax.eval.options import Tune as Config
 from specjax.heads import drafting
+from specjax.heads.frames import Frames
+from specjax.heads.pseudo_rows import PseudoRows
 from specjax.names import grammar
 from specjax.names.build.drafters import is_head, load_small
 from specjax.names.build.head import load_head
@@ -91,9 +93,9 @@ def filler(model: Model, part: Part) -> Filler | None:
     return None
   loaded = load_head(model, part)[1]
   head = loaded.head
-  deepest = 0 if head.blank else min(head.depth, DEPTH)
+  deepest = 0 if isinstance(head, Frames) else min(head.depth, DEPTH)
   return Filler(part, lambda tree, guesses: drafting.drafter(head, tree, guesses or None),
-                loaded.params, loaded.hit_rates, deepest, head.pseudo is not None)  # fmt: skip
+                loaded.params, loaded.hit_rates, deepest, isinstance(head, PseudoRows))  # fmt: skip
 
 
 def _options(

@@ -14,6 +14,8 @@ from specjax.base import Drafter
 from specjax.draft_length.base import DraftLength, Observation
 from specjax.heads import drafting
 from specjax.heads.base import Head
+from specjax.heads.frames import Frames
+from specjax.heads.own_pass import OwnPass
 from specjax.sampling import most_likely
 from specjax.trees.static import Static
 from specjax.trees.structure import rows_where
@@ -43,8 +45,8 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
     ValueError: a head with pseudo rows or a blank, a policy that reads a draft model's states, or a
       depth beyond the head's.
   """
-  if head.pseudo is not None or head.blank:
-    why = "guesses frames" if head.blank else "guesses in the pass that verifies"
+  if not isinstance(head, OwnPass) or isinstance(head, Frames):
+    why = "guesses frames" if isinstance(head, Frames) else "guesses in the pass that verifies"
     raise ValueError(f"head={head.name!r} {why}: accepted before a draft length are heads without "
                      "pseudo rows or a blank.")  # fmt: skip
   if policy.name == "specdecpp":
@@ -57,9 +59,7 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
     return State(own, policy.init(context.length.shape[0]))
 
   def propose(params, target_params, state: State, context, settings, noise):
-    guesser = drafting.guesser(
-      head, params, target_params, state.head, context, depth, settings, noise
-    )
+    guesser = head.guesser(params, target_params, state.head, context, depth, settings, noise)
     said: list[Array] = []
 
     def step(*arguments: Any) -> tuple[Array, Any, Any]:

@@ -12,7 +12,8 @@ from jax import Array
 
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
+from specjax.heads.parallel import Parallel
 from specjax.models.linear import linear, linear_each
 
 
@@ -49,7 +50,7 @@ class BlockwiseHeads(nn.Module):
 
 
 @functools.cache
-def blockwise(target: Target, config: BlockwiseConfig) -> Head:
+def blockwise(target: Target, config: BlockwiseConfig) -> Parallel:
   """Heads that each guess one depth from the target's last state, through one vocabulary matrix.
 
   Stern, Shazeer and Uszkoreit 2018 (arXiv 1811.03115, sections 3 to 6). The state after the final
@@ -61,12 +62,11 @@ def blockwise(target: Target, config: BlockwiseConfig) -> Head:
   module, D = BlockwiseHeads(config), config.depth
 
   def init(key, target_params, vocabulary=None):
-    params = module.init(key, jnp.zeros((1, target.width)))["params"]
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return module.init(key, jnp.zeros((1, target.width)))["params"]
 
-  def first(params, target_params, last, newest):
+  def states(params, target_params, last):
     z = module.apply({"params": params["params"]}, last.reshape(-1, target.width))
     return z.reshape(*last.shape[:2], D, -1)
 
   read, loss = draft_vocabulary.through(target), LossWeights(decay=1.0)
-  return Head("blockwise", target, D, loss, init, read, first=first)
+  return Parallel("blockwise", target, D, init, read, states, loss=loss)

@@ -12,7 +12,8 @@ from jax import Array
 
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.attending_root import AttendingRoot
+from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
 from specjax.models.weights import dense
 
@@ -50,7 +51,7 @@ class ChimeraNet(nn.Module):
 
 
 @functools.cache
-def chimera(target: Target, config: ChimeraConfig) -> Head:
+def chimera(target: Target, config: ChimeraConfig) -> AttendingRoot:
   """Guesses from the last three tokens, which attend to the target's states and the guesses above.
 
   Zeng et al. 2024 (arXiv 2402.15758, section 3). The trigram encoder makes a row of the root or a
@@ -74,8 +75,7 @@ def chimera(target: Target, config: ChimeraConfig) -> Head:
     params = module.init(key, trigram, x, position, jnp.ones((1, 1, 1), bool))["params"]
     matrix = dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary))
     both = jnp.concatenate([matrix, matrix], 1)
-    params = params | {"lm_head": jnp.broadcast_to(both, (D, *both.shape))}
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params | {"lm_head": jnp.broadcast_to(both, (D, *both.shape))}
 
   def apply(params, *arguments):
     own = {name: x for name, x in params["params"].items() if name != "lm_head"}
@@ -86,7 +86,7 @@ def chimera(target: Target, config: ChimeraConfig) -> Head:
     return features.hidden, apply(params, None, features.hidden, *rest)[1]
 
   # A state is four vectors: the target's last state, the row's output, two tokens to come before.
-  def first(params, target_params, last, newest):
+  def at_root(params, target_params, last, newest):
     B, M, _ = last.shape
     before = target.embed(target_params, newest[:, :, :2].reshape(B, 2 * M)).reshape(B, M, 2 * E)
     return jnp.concatenate([last, jnp.zeros_like(last), before], -1)
@@ -103,7 +103,7 @@ def chimera(target: Target, config: ChimeraConfig) -> Head:
   def feature(state, d):
     return state[..., E : 2 * E]
 
-  return Head(
-    "chimera", target, D, LossWeights(decay=1.0), init, read, memory=memory, first=first, newest=3,
-    attend=attend, attends_root=True, feature=feature,
+  return AttendingRoot(
+    "chimera", target, D, init, read, attend, at_root, newest=3, loss=LossWeights(decay=1.0),
+    memory=memory, feature=feature,
   )  # fmt: skip

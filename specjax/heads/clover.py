@@ -13,7 +13,7 @@ from jax import Array
 
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
 from specjax.models.transformer import RMSNorm
 
@@ -89,7 +89,7 @@ class CloverNet(nn.Module):
 
 
 @functools.cache
-def clover(target: Target, config: CloverConfig) -> Head:
+def clover(target: Target, config: CloverConfig) -> Recurrent:
   """Medusa's heads made regressive: guess d is conditioned on the tokens before it.
 
   Xiao et al. 2024 (arXiv 2405.00263). The augmenting block, transformer layers over the target's
@@ -119,7 +119,7 @@ def clover(target: Target, config: CloverConfig) -> Head:
       name: layer | {last: jnp.zeros_like(layer[last]) for last in ("out", "down")}
       for name, layer in params["augment"].items()
     }
-    return {"params": params | {"augment": silent}} | draft_vocabulary.collection(vocabulary)
+    return params | {"augment": silent}
 
   def apply(params, *arguments, method: str):
     return module.apply({"params": params["params"]}, *arguments, method=method)
@@ -132,4 +132,4 @@ def clover(target: Target, config: CloverConfig) -> Head:
     return state, state
 
   read = draft_vocabulary.through(target)
-  return Head("clover", target, D, LossWeights(), init, read, memory=memory, step=step)
+  return Recurrent("clover", target, D, init, read, step, memory=memory)

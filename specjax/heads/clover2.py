@@ -14,7 +14,8 @@ from jax import Array
 
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
+from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear, lookup
 from specjax.models.norm import RMSNorm
 
@@ -117,7 +118,7 @@ class Clover2Net(nn.Module):
 
 
 @functools.cache
-def clover2(target: Target, config: Clover2Config) -> Head:
+def clover2(target: Target, config: Clover2Config) -> Recurrent:
   """A recurrent head that starts from layers over the whole text and the root.
 
   Xiao et al. 2024 (arXiv 2408.00264), as in their released code. With h_t the target's residual
@@ -146,8 +147,7 @@ def clover2(target: Target, config: Clover2Config) -> Head:
     layer, norm = target.last_layer(target_params)
     augment = {name: layer for name in params["augment"]}
     start = {"augment": augment, "norm": norm, "head_norm": norm}
-    params = params | jax.tree.map(jnp.array, start)  # buffers of their own
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params | jax.tree.map(jnp.array, start)  # buffers of their own
 
   def apply(params, *arguments, method: str):
     return module.apply({"params": params["params"]}, *arguments, method=method)
@@ -166,6 +166,7 @@ def clover2(target: Target, config: Clover2Config) -> Head:
 
   loss = LossWeights(hard=0.0, soft=1.0, feature=10.0, decay=0.7)
   read = draft_vocabulary.through(target)
-  return Head(
-    "clover2", target, D, loss, init, read, memory=memory, step=step, hidden_layers=(target.layers,)
-  )
+  return Recurrent(
+    "clover2", target, D, init, read, step, loss=loss, memory=memory,
+    hidden_layers=(target.layers,),
+  )  # fmt: skip

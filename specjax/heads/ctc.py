@@ -13,7 +13,8 @@ from jax import Array
 from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
+from specjax.heads.frames import Frames
 from specjax.models.linear import linear, linear_each
 
 
@@ -57,7 +58,7 @@ class CTCNet(nn.Module):
 
 
 @functools.cache
-def ctc(target: Target, config: CTCConfig) -> Head:
+def ctc(target: Target, config: CTCConfig) -> Frames:
   """Frames after the text, each a token or a blank, that spell the next tokens when folded.
 
   Wen et al. 2024 (arXiv 2412.00061). The sum over all alignments is trained, so that no frame is
@@ -84,8 +85,7 @@ def ctc(target: Target, config: CTCConfig) -> Head:
       name: layer | {last: jnp.zeros_like(layer[last]) for last in ("out", "down")}
       for name, layer in params["layers"].items()
     }
-    params = params | {"layers": silent, "blank": jnp.zeros((E,), jnp.float32)}
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params | {"layers": silent, "blank": jnp.zeros((E,), jnp.float32)}
 
   def apply(params, *arguments, method: str):
     own = {name: x for name, x in params["params"].items() if name != "blank"}
@@ -94,7 +94,7 @@ def ctc(target: Target, config: CTCConfig) -> Head:
   def memory(params, target_params, features, following, *rest):
     return apply(params, features.hidden, *rest, method="text")
 
-  def first(params, target_params, last, newest):
+  def states(params, target_params, last):
     z = apply(params, last.reshape(-1, E), method="frames")
     return z.reshape(*last.shape[:2], D, E)
 
@@ -102,6 +102,5 @@ def ctc(target: Target, config: CTCConfig) -> Head:
     blank = linear(state, params["params"]["blank"][None]).astype(jnp.float32)
     return jnp.concatenate([through_target(params, target_params, state, d), blank], -1)
 
-  return Head(
-    "ctc", target, D, LossWeights(hard=0.0), init, read, memory=memory, first=first, blank=True
-  )
+  loss = LossWeights(hard=0.0)
+  return Frames("ctc", target, D, init, read, states, loss=loss, memory=memory)

@@ -15,8 +15,9 @@ from jax import Array
 from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.heads import blocks, draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
+from specjax.heads.masked_block import MaskedBlock
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 
@@ -73,7 +74,7 @@ class DFlashNet(nn.Module):
     self, root: Array, given: Array | None, depth: int, position: Array, sees: Array | None,
     cache: Cache | None, earlier: KV | None,
   ) -> Array:  # fmt: skip
-    """As `heads.base.Block`, from the embeddings [B, M, E] of the roots, and that [E] of a mask
+    """As `masked_block.Block`, from the embeddings [B, M, E] of the roots, and that [E] of a mask
     where it is not learned."""
     (B, M, E), A = root.shape, depth + 1
     own = self.mask if given is None else given
@@ -97,7 +98,7 @@ def _of_layer(kv: KV, i: int) -> KV:
 
 
 @functools.cache
-def dflash(target: Target, config: DFlashConfig) -> Head:
+def dflash(target: Target, config: DFlashConfig) -> MaskedBlock:
   """Block diffusion in one step: the root and D masks, which see each other and the text.
 
   Chen et al. 2026 (arXiv 2602.06036). The text is seen through the target's states alone: a matrix
@@ -128,7 +129,7 @@ def dflash(target: Target, config: DFlashConfig) -> Head:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, (x,) * len(taps), position, jnp.ones((1, 1, 1), bool))["params"]
     norm = jax.tree.map(jnp.array, target.last_layer(target_params)[1])  # a buffer of its own
-    return {"params": params | {"norm": norm}} | draft_vocabulary.collection(vocabulary)
+    return params | {"norm": norm}
 
   def memory(params, target_params, features, following, position, mask, cache=None):
     own = {"params": params["params"]}
@@ -142,6 +143,6 @@ def dflash(target: Target, config: DFlashConfig) -> Head:
     return module.apply(own, root, given, D, position, sees, cache, earlier, method="block")
 
   read, loss = draft_vocabulary.through(target), LossWeights(decay=0.78)
-  return Head(
-    "dflash", target, D, loss, init, read, memory=memory, block=block, hidden_layers=taps
+  return MaskedBlock(
+    "dflash", target, D, init, read, block, loss=loss, memory=memory, hidden_layers=taps
   )  # fmt: skip

@@ -6,12 +6,13 @@ target's whole vocabulary, so the text does not change; other tokens are never d
 Letters: V vocabulary, W draft vocabulary, E width.
 """
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from specjax.base import Params, Target
-from specjax.heads.base import Read
 from specjax.models.linear import linear, take
 from specjax.models.weights import Matrix
 from specjax.trees.folded import SILENT
@@ -54,8 +55,8 @@ def collection(vocabulary: Array | np.ndarray | None) -> Params:
   return {} if vocabulary is None else {KEY: jnp.asarray(vocabulary, jnp.int32)}
 
 
-def through(target: Target) -> Read:
-  """Multiplies states by the rows of the target's LM head that are in the draft vocabulary."""
+def through(target: Target) -> Callable[..., Array]:
+  """`Head.read` by the rows of the target's LM head that are in the draft vocabulary."""
 
   def read(params, target_params, state, d=None):
     return linear(state, rows(target.lm_head(target_params), ids(params))).astype(jnp.float32)

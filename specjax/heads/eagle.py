@@ -13,7 +13,8 @@ from jax import Array
 from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary, embedding
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.attending import Attending
+from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
 
 
@@ -58,7 +59,7 @@ class EagleLayer(nn.Module):
 
 
 @functools.cache
-def eagle(target: Target, config: EagleConfig) -> Head:
+def eagle(target: Target, config: EagleConfig) -> Attending:
   """A layer that predicts the target's next state from the last one and the token that followed it.
 
   Li et al. 2024 (arXiv 2401.15077, section 4): EAGLE-1 on a static tree. On a `Dynamic` tree the
@@ -79,8 +80,7 @@ def eagle(target: Target, config: EagleConfig) -> Head:
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
-    params = params | embedding.collection(target, target_params, config.own_embedding)
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params | embedding.collection(target, target_params, config.own_embedding)
 
   def attend(params, target_params, state, following, *rest):
     embedded = embedding.embed(target, target_params, params, following)
@@ -91,7 +91,7 @@ def eagle(target: Target, config: EagleConfig) -> Head:
 
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=0.0)
   read = draft_vocabulary.through(target)
-  return Head(
-    "eagle", target, config.depth, loss, init, read, memory=memory, attend=attend,
+  return Attending(
+    "eagle", target, config.depth, init, read, attend, loss=loss, memory=memory,
     window=config.window,
   )  # fmt: skip

@@ -13,7 +13,8 @@ from jax import Array
 from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary, embedding
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.attending import Attending
+from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
@@ -93,7 +94,7 @@ class Eagle3Layer(nn.Module):
 
 
 @functools.cache
-def eagle3(target: Target, config: Eagle3Config) -> Head:
+def eagle3(target: Target, config: Eagle3Config) -> Attending:
   """A layer that guesses tokens from three of the target's layers, then from its own states.
 
   Li et al. 2025 (arXiv 2503.01840, section 3). Its states need not be like the target's, so it has
@@ -125,7 +126,7 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
       "lm_head": dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary)),
       **embedding.collection(target, target_params, config.own_embedding),
     }
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params
 
   def normed(params, state):
     return norm.apply({"params": params["params"]["norm"]}, state)
@@ -143,8 +144,7 @@ def eagle3(target: Target, config: Eagle3Config) -> Head:
     return linear(hidden, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=0.8)
-  return Head(
-    "eagle3", target, config.depth, loss, init, read, memory=memory,
-    attend=functools.partial(apply, method="guess"), hidden_layers=hidden_layers,
-    window=config.window,
+  return Attending(
+    "eagle3", target, config.depth, init, read, functools.partial(apply, method="guess"),
+    loss=loss, memory=memory, hidden_layers=hidden_layers, window=config.window,
   )  # fmt: skip

@@ -12,7 +12,8 @@ from jax import Array
 
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.attending import Attending
+from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 
@@ -66,7 +67,7 @@ class GriffinLayer(nn.Module):
 
 
 @functools.cache
-def griffin(target: Target, config: GriffinConfig) -> Head:
+def griffin(target: Target, config: GriffinConfig) -> Attending:
   """EAGLE's layer, which corrects its input by the token and gives tokens and states apart.
 
   Hu et al. 2025 (arXiv 2502.11018), as in the released code. The first half of the layer's output
@@ -88,8 +89,7 @@ def griffin(target: Target, config: GriffinConfig) -> Head:
 
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
-    params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
 
   def run(params, target_params, state, following, *rest):
     embedded = target.embed(target_params, following)
@@ -108,7 +108,6 @@ def griffin(target: Target, config: GriffinConfig) -> Head:
     return through_target(params, target_params, states[..., :E], d)
 
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=1.0, within=3)
-  return Head(
-    "griffin", target, config.depth, loss, init, read, memory=memory, attend=attend,
-    feature=feature,
-  )  # fmt: skip
+  return Attending(
+    "griffin", target, config.depth, init, read, attend, loss=loss, memory=memory, feature=feature
+  )

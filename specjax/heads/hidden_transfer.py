@@ -12,7 +12,8 @@ from jax import Array
 
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights, Pseudo
+from specjax.heads.base import LossWeights
+from specjax.heads.pseudo_rows import PseudoRows
 from specjax.models.linear import linear
 
 
@@ -44,11 +45,11 @@ class TransferMaps(nn.Module):
 
 
 @functools.cache
-def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
+def hidden_transfer(target: Target, config: HiddenTransferConfig) -> PseudoRows:
   """Maps from a token's state in the middle of the target to the states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),
-  which lets all enter at one layer; see `drafters.pseudo`. The published loss is the divergence
+  which lets all enter at one layer; see `pseudo_rows`. The published loss is the divergence
   from the target's distribution at the true token, soft cross-entropy up to a constant.
 
   There is no public code. The papers leave open the layers (here 3/4 L, the last layer at most), K
@@ -67,13 +68,12 @@ def hidden_transfer(target: Target, config: HiddenTransferConfig) -> Head:
   module, loss = TransferMaps(config.depth), LossWeights(hard=0.0, soft=1.0, decay=0.8)
 
   def init(key, target_params, vocabulary=None):
-    params = module.init(key, jnp.zeros((1, target.width)), 1)["params"]
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return module.init(key, jnp.zeros((1, target.width)), 1)["params"]
 
   def enter(params, k, stream):
     return module.apply({"params": params["params"]}, stream, k)
 
-  return Head(
-    "hidden_transfer", target, config.depth, loss, init, draft_vocabulary.through(target),
-    pseudo=Pseudo(layers, enter), hidden_layers=(min(layers),),
+  return PseudoRows(
+    "hidden_transfer", target, config.depth, init, draft_vocabulary.through(target), layers, enter,
+    loss=loss, hidden_layers=(min(layers),),
   )  # fmt: skip

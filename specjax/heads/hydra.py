@@ -13,7 +13,8 @@ from jax import Array
 
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
+from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 from specjax.models.weights import dense
@@ -79,7 +80,7 @@ class PrefixLayer(nn.Module):
 
 
 @functools.cache
-def hydra(target: Target, config: HydraConfig) -> Head:
+def hydra(target: Target, config: HydraConfig) -> Recurrent:
   """Heads of which number d sees the target's last state, the root and the d - 1 guesses after it.
 
   Ankner et al. 2024 (arXiv 2402.05109), as in the code that came with it. States are those after
@@ -104,7 +105,7 @@ def hydra(target: Target, config: HydraConfig) -> Head:
     if config.prefix:
       x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
       params["prefix"] = prefix.init(keys[0], x, position, jnp.ones((1, 1, 1), bool))["params"]
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params
 
   def memory(params, target_params, features, following, position, mask, cache=None):
     own = {"params": params["params"]["prefix"]}
@@ -123,4 +124,4 @@ def hydra(target: Target, config: HydraConfig) -> Head:
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=1.0) if config.prefix else LossWeights(decay=1.0)
   layers = memory if config.prefix else None
-  return Head("hydra", target, D, loss, init, read, memory=layers, step=step)
+  return Recurrent("hydra", target, D, init, read, step, loss=loss, memory=layers)

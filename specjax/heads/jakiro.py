@@ -13,7 +13,8 @@ from jax import Array
 
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.attending import Attending
+from specjax.heads.base import LossWeights
 from specjax.models.linear import linear, linear_each
 from specjax.models.norm import RMSNorm
 
@@ -73,7 +74,7 @@ class JakiroLayer(nn.Module):
 
 
 @functools.cache
-def jakiro(target: Target, config: JakiroConfig) -> Head:
+def jakiro(target: Target, config: JakiroConfig) -> Attending:
   """EAGLE's layer with two experts in place of its MLP, and its last two depths from one pass.
 
   Huang et al. 2025 (arXiv 2502.06282), as in the released code. Both experts always run. Depth D is
@@ -96,8 +97,7 @@ def jakiro(target: Target, config: JakiroConfig) -> Head:
 
   def init(key, target_params, vocabulary=None):
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
-    params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
 
   def run(params, target_params, state, following, *rest):
     embedded = target.embed(target_params, following)
@@ -119,6 +119,6 @@ def jakiro(target: Target, config: JakiroConfig) -> Head:
     return through_target(params, target_params, feature(states, d), d)
 
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=0.8)
-  return Head(
-    "jakiro", target, D, loss, init, read, memory=memory, attend=attend, feature=feature
-  )  # fmt: skip
+  return Attending(
+    "jakiro", target, D, init, read, attend, loss=loss, memory=memory, feature=feature
+  )

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from specjax import checks
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights, Pseudo
+from specjax.heads.base import LossWeights
+from specjax.heads.pseudo_rows import PseudoRows
 from specjax.models import lora
 
 
@@ -30,7 +31,7 @@ class MaskedSlotsConfig:
 
 
 @functools.cache
-def masked_slots(target: Target, config: MaskedSlotsConfig) -> Head:
+def masked_slots(target: Target, config: MaskedSlotsConfig) -> PseudoRows:
   """K masks that see each other both ways, through the target's layers with updates of their own.
 
   The layout is that of TiDAR, Liu et al. 2025 (arXiv 2511.08923): one pass fills masks after every
@@ -41,7 +42,7 @@ def masked_slots(target: Target, config: MaskedSlotsConfig) -> Head:
   alone: the gated LoRA of Samragh et al. 2025 (arXiv 2507.11851), whose masks have an embedding
   each and see only earlier ones.
 
-  The slots are pseudo rows that enter before the first layer; see `drafters.pseudo`. All are filled
+  The slots are pseudo rows that enter before the first layer; see `pseudo_rows`. All are filled
   at once, so guesses of different depths are independent. A node that is given fewer slots than K
   lacks some that its others saw in training, and its guesses differ.
 
@@ -61,7 +62,7 @@ def masked_slots(target: Target, config: MaskedSlotsConfig) -> Head:
     params = {"mask": target.embed(target_params, token)[0, 0]}
     if config.rank:
       params["lora"] = lora.start(updates, target_params, config.rank)
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params
 
   def enter(params, k, stream):
     return jnp.broadcast_to(params["params"]["mask"].astype(stream.dtype), stream.shape)
@@ -70,5 +71,6 @@ def masked_slots(target: Target, config: MaskedSlotsConfig) -> Head:
     return lora.gate(target_params, params["params"].get("lora", {}), nodes)
 
   read = draft_vocabulary.through(target)
-  pseudo = Pseudo((0,) * K, enter, causal=False, of_pass=of_pass)
-  return Head("masked_slots", target, K, loss, init, read, pseudo=pseudo)
+  return PseudoRows(
+    "masked_slots", target, K, init, read, (0,) * K, enter, causal=False, of_pass=of_pass, loss=loss
+  )

@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.parallel import Parallel
 from specjax.models.linear import linear, linear_each
 from specjax.models.weights import dense
 
@@ -52,7 +52,7 @@ class MedusaHeads(nn.Module):
 
 
 @functools.cache
-def medusa(target: Target, config: MedusaConfig) -> Head:
+def medusa(target: Target, config: MedusaConfig) -> Parallel:
   """Heads that each guess one depth from the target's last state, all at once.
 
   Cai et al. 2024 (arXiv 2401.10774, sections 2.1 and 2.2). The product of the heads' distributions
@@ -65,9 +65,9 @@ def medusa(target: Target, config: MedusaConfig) -> Head:
     if not config.shared:
       matrix = dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary))
       params = params | {"lm_head": jnp.broadcast_to(matrix, (D, *matrix.shape))}
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params
 
-  def first(params, target_params, last, newest):
+  def states(params, target_params, last):
     z = module.apply({"params": params["params"]}, last.reshape(-1, target.width))
     return z.reshape(*last.shape[:2], D, -1)
 
@@ -79,4 +79,4 @@ def medusa(target: Target, config: MedusaConfig) -> Head:
 
   if config.shared:
     read = draft_vocabulary.through(target)
-  return Head("medusa", target, D, LossWeights(), init, read, first=first)
+  return Parallel("medusa", target, D, init, read, states)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Target
-from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
+from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 
@@ -58,7 +58,7 @@ class MLPSpeculatorStep(nn.Module):
 
 
 @functools.cache
-def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
+def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Recurrent:
   """A state that starts as the target's and takes in the root, then guess after guess.
 
   Wertheimer et al. 2024 (arXiv 2404.19124), as in IBM's fms-extras. The state is the target's after
@@ -84,7 +84,7 @@ def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
         params[f"step_{d}"] = own
       elif d == 2:
         params["step_2"] = {"projection": own["projection"]}
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params
 
   def weights(params, d: int):
     steps = params["params"]
@@ -92,14 +92,13 @@ def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
       return steps["step_1"] | steps["step_2"]
     return steps[f"step_{d}"]
 
-  def first(params, target_params, last, newest):
-    if not config.scale_input:
-      return last
-    x = last.astype(jnp.float32)
+  def scaled(state):
+    x = state.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + _EPSILON) * 0.5**0.5
-    return (x * scale).astype(last.dtype)
+    return (x * scale).astype(state.dtype)
 
   def step(params, target_params, state, tokens, d):
+    state = scaled(state) if config.scale_input and d == 1 else state
     state = module.apply({"params": weights(params, d)}, state, tokens)
     return state, state
 
@@ -107,4 +106,4 @@ def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Head:
     return linear(state, weights(params, d)["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(decay=1.0)
-  return Head("mlp_speculator", target, D, loss, init, read, first=first, step=step)
+  return Recurrent("mlp_speculator", target, D, init, read, step, loss=loss)

@@ -13,7 +13,8 @@ from jax import Array
 
 from specjax.base import KV, Cache, Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.attending import Attending
+from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 
@@ -53,7 +54,7 @@ class MTPModule(nn.Module):
 
 
 @functools.cache
-def mtp(target: Target, config: MTPConfig) -> Head:
+def mtp(target: Target, config: MTPConfig) -> Attending:
   """A layer on the last state and the token after it, each behind a norm of its own.
 
   DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437, section 2.2), where module d predicts depth d and
@@ -73,7 +74,7 @@ def mtp(target: Target, config: MTPConfig) -> Head:
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
     norm = jax.tree.map(jnp.array, target.last_layer(target_params)[1])  # a buffer of its own
-    return {"params": params | {"norm": norm}} | draft_vocabulary.collection(vocabulary)
+    return params | {"norm": norm}
 
   def attend(params, target_params, state, following, *rest):
     embedded = target.embed(target_params, following)
@@ -85,7 +86,7 @@ def mtp(target: Target, config: MTPConfig) -> Head:
 
   loss, read = LossWeights(decay=0.6), draft_vocabulary.through(target)
   hidden_layers = (target.layers,) if config.before_norm else ()
-  return Head(
-    "mtp", target, config.depth, loss, init, read, memory=memory, attend=attend,
+  return Attending(
+    "mtp", target, config.depth, init, read, attend, loss=loss, memory=memory,
     hidden_layers=hidden_layers,
   )  # fmt: skip

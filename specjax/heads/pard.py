@@ -13,7 +13,8 @@ from jax import Array
 
 from specjax.base import KV, Cache, Target
 from specjax.heads import blocks, draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
+from specjax.heads.masked_block import MaskedBlock
 from specjax.models.norm import RMSNorm
 
 
@@ -57,7 +58,7 @@ class PARDModel(nn.Module):
 
 
 @functools.cache
-def pard(target: Target, config: PARDConfig) -> Head:
+def pard(target: Target, config: PARDConfig) -> MaskedBlock:
   """A draft model that says D tokens in one pass: the root and D - 1 masks in a row after it.
 
   An et al. 2025 (arXiv 2504.18583). The model reads tokens alone, none of the target's states, and
@@ -80,7 +81,7 @@ def pard(target: Target, config: PARDConfig) -> Head:
     mask = jnp.ones((1, 1, 1), bool)
     params = module.init(key, 1, x, position, mask, method="masks")["params"]
     norm = jax.tree.map(jnp.array, target.last_layer(target_params)[1])  # a buffer of its own
-    return {"params": params | {"norm": norm}} | draft_vocabulary.collection(vocabulary)
+    return params | {"norm": norm}
 
   def memory(params, target_params, features, following, position, mask, cache=None):
     own, x = {"params": params["params"]}, target.embed(target_params, following)
@@ -95,4 +96,4 @@ def pard(target: Target, config: PARDConfig) -> Head:
     return jnp.concatenate([last[:, :, None], later], 2)
 
   read, loss = draft_vocabulary.through(target), LossWeights(decay=1.0)
-  return Head("pard", target, D, loss, init, read, memory=memory, block=block)
+  return MaskedBlock("pard", target, D, init, read, block, loss=loss, memory=memory)

@@ -14,8 +14,9 @@ from jax import Array
 from specjax import checks
 from specjax.base import KV, Cache, Target
 from specjax.heads import blocks, draft_vocabulary, embedding
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
+from specjax.heads.masked_block import MaskedBlock
 from specjax.models.linear import linear
 from specjax.models.norm import RMSNorm
 from specjax.models.weights import dense
@@ -92,7 +93,7 @@ class PEagleLayers(nn.Module):
 
 
 @functools.cache
-def peagle(target: Target, config: PEagleConfig) -> Head:
+def peagle(target: Target, config: PEagleConfig) -> MaskedBlock:
   """EAGLE-3's network that says D tokens in one pass: the root's row, and D - 1 masks after it.
 
   Hui et al. 2026 (arXiv 2602.01469). The text's rows are EAGLE-3's: several states of the target
@@ -126,7 +127,7 @@ def peagle(target: Target, config: PEagleConfig) -> Head:
       "lm_head": dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary)),
       **embedding.collection(target, target_params, config.own_embedding),
     }
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return params
 
   def memory(params, target_params, features, following, *rest):
     embedded = embedding.embed(target, target_params, params, following)
@@ -149,6 +150,6 @@ def peagle(target: Target, config: PEagleConfig) -> Head:
     return linear(state, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=1.0)
-  return Head(
-    "peagle", target, D, loss, init, read, memory=memory, block=block, hidden_layers=taps
+  return MaskedBlock(
+    "peagle", target, D, init, read, block, loss=loss, memory=memory, hidden_layers=taps
   )  # fmt: skip

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from specjax import checks
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights, Pseudo
+from specjax.heads.base import LossWeights
+from specjax.heads.pseudo_rows import PseudoRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +30,11 @@ class PPDConfig:
 
 
 @functools.cache
-def ppd(target: Target, config: PPDConfig) -> Head:
+def ppd(target: Target, config: PPDConfig) -> PseudoRows:
   """K trained embeddings, at which the target predicts the tokens after the next.
 
   Chen et al. 2024 (arXiv 2405.18628, section 3). Prompt token k of a candidate is a pseudo row that
-  enters before the first layer; see `drafters.pseudo`. With an `ensemble` there are several for
+  enters before the first layer; see `pseudo_rows`. With an `ensemble` there are several for
   each k: a row sees those of its own group alone, and the groups' logits are averaged. The
   published program trains such groups and decodes with one only. The published loss is the
   divergence from the target's distribution at the true token, soft cross-entropy up to a constant.
@@ -53,8 +54,7 @@ def ppd(target: Target, config: PPDConfig) -> Head:
 
   def init(key, target_params, vocabulary=None):
     tokens = jax.random.choice(key, target.vocab_size, (1, D * sets), replace=False)
-    params = {"prompt": target.embed(target_params, tokens)[0]}
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return {"prompt": target.embed(target_params, tokens)[0]}
 
   def enter(params, k, stream):
     (B, G, E), first = stream.shape, (k - 1) * sets
@@ -62,4 +62,4 @@ def ppd(target: Target, config: PPDConfig) -> Head:
     return jnp.broadcast_to(prompt, (B, G // sets, sets, E)).reshape(B, G, E)
 
   read = draft_vocabulary.through(target)
-  return Head("ppd", target, D, loss, init, read, pseudo=Pseudo((0,) * D, enter, sets=sets))
+  return PseudoRows("ppd", target, D, init, read, (0,) * D, enter, sets=sets, loss=loss)

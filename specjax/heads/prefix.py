@@ -1,16 +1,15 @@
 """What a draft head keeps of the committed text: the target's newest state, or layers of its own.
 
-Letters: B batch, T prompt length, N nodes, A rows of an accepted path, E width, S cache length, M
-drafting positions of a row, G newest tokens of a text.
+Letters: B batch, T prompt length, N nodes, A rows of an accepted path, E width.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import KV, Cache, Context, Draft, Evaluation, Features, Params, Target, Verdict
-from specjax.heads.base import Examples, Head
+from specjax.heads.base import Examples
 from specjax.models import cache as kv_cache
 from specjax.trees.structure import at, take_rows
 
@@ -52,17 +51,14 @@ def newest(x: Array, verdict: Verdict, rows: Array, old: Array) -> Array:
   return jnp.where(rows[:, None] > 0, at(x, last)[:, 0], old)
 
 
-def newest_tokens(tokens: Array, root: Array, number: Array, count: int) -> Array:
-  """i32[B, M, G]: the G = `count` (static) tokens of texts up to their roots, see `base.First`.
+class RunText(Protocol):
+  """A head's own layers over committed text: features [B, N, E] of tokens, and the tokens that
+  follow them -> (output [B, N, any], KV). For the rest see `models.layers.Layers`."""
 
-  Args:
-    tokens: i32[B, S].
-    root: i32[B, M], where the roots are.
-    number: i32[B, M], of each root in its text, from 0.
-  """
-  back = jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
-  place = root[..., None] - jnp.minimum(back[None, None], number[..., None])
-  return at(tokens, place.reshape(len(tokens), -1)).reshape(place.shape)
+  def __call__(
+    self, params: Params, target_params: Params, features: Features, following: Array,
+    position: Array, mask: Array, cache: Cache | None = None,
+  ) -> tuple[Array, KV]: ...  # fmt: skip
 
 
 class TextMemory(NamedTuple):
@@ -79,26 +75,26 @@ class TextMemory(NamedTuple):
 
 
 def start(
-  head: Head, params: Params, target_params: Params, context: Context, features: Features,
-  capacity: int,
+  memory: RunText | None, params: Params, target_params: Params, context: Context,
+  features: Features, capacity: int,
 ) -> Array | TextMemory:  # fmt: skip
   """What is kept after a prefill, from the features [B, T, E] of the prompt.
 
   The context must be wider than the prompt, as it is in the loop.
   """
-  if head.memory is None:
+  if memory is None:
     return before_root(features.hidden, context)
   B, T, _ = features.hidden.shape
   position = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T))
   following = context.tokens[:, 1 : T + 1]
-  output, kv = head.memory(params, target_params, features, following, position, mask)
+  output, kv = memory(params, target_params, features, following, position, mask)
   cache = kv_cache.allocate(kv, context.length - 1, capacity)
   return TextMemory(cache, before_root(output, context))
 
 
 def update(
-  head: Head, params: Params, target_params: Params, state: Any,
+  memory: RunText | None, params: Params, target_params: Params, state: Any,
   evaluation: Evaluation, verdict: Verdict, rows: Array,
 ) -> Array | TextMemory:  # fmt: skip
   """What is kept after a round, of which `rows` i32[B] nodes were committed.
@@ -106,16 +102,14 @@ def update(
   Layers always run A rows, from the target's states at the accepted path; what was drafted from
   guessed states is not kept.
   """
-  if head.memory is None:
+  if memory is None:
     return newest(evaluation.features.hidden, verdict, rows, state)
   B, A = verdict.path.shape
   accepted = take_rows(evaluation.features, verdict.path)
   step = jnp.broadcast_to(jnp.arange(A, dtype=jnp.int32), (B, A))
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((A, A), bool)), (B, A, A))
   position = state.cache.length[:, None] + step
-  output, kv = head.memory(
-    params, target_params, accepted, verdict.tokens, position, mask, state.cache
-  )
+  output, kv = memory(params, target_params, accepted, verdict.tokens, position, mask, state.cache)
   last = at(output, jnp.maximum(rows - 1, 0)[:, None])[:, 0]
   return TextMemory(
     kv_cache.commit(state.cache, kv, step, rows + kv_cache.zero_after(last[:, 0])),
@@ -129,14 +123,14 @@ def last(state: Array | TextMemory) -> Array:
 
 
 def over_text(
-  head: Head, params: Params, target_params: Params, examples: Examples, mask: Array
+  memory: RunText | None, params: Params, target_params: Params, examples: Examples, mask: Array
 ) -> tuple[Array, KV | None]:
   """What would be kept at every position of a text: ([B, T, E], KV of the layers).
 
   Args:
     mask: bool[B, T, T], what each token of the text sees.
   """
-  if head.memory is None:
+  if memory is None:
     return examples.features.hidden, None
   following = jnp.pad(examples.tokens[:, 1:], ((0, 0), (0, 1)))
-  return head.memory(params, target_params, examples.features, following, examples.position, mask)
+  return memory(params, target_params, examples.features, following, examples.position, mask)

@@ -11,10 +11,11 @@ Letters: B batch, N nodes, G nodes with pseudo rows, P pseudo rows, K rows of on
 D depth of the tree, E width, M drafting positions.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -124,73 +125,115 @@ def newest(
   )
 
 
-def drafter(head: Head, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
-  """A drafter whose guesses all come from the target's pass of the round before.
+class Enter(Protocol):
+  """Pseudo rows k = 1..D (static) as they enter, [B, G, E], from the stream [B, G, E] of their G
+  nodes; a node comes once for each of its sets, one after the other."""
 
-  There are no guesses after a prefill, so the first round of a text is plain decoding with an
-  invalid draft. After a node with m pseudo rows, levels 1..m of the tree are drafted.
+  def __call__(self, params: Params, k: int, stream: Array) -> Array: ...
 
-  Args:
-    counts: pseudo rows per node, N numbers in the order of `trees.static.from_choices`; None gives
-      every node as many as the tree is deep, and more could never be used.
 
-  Raises:
-    ValueError: counts that do not fit the tree.
+class OfPass(Protocol):
+  """The target's weights for a pass over `nodes` (static) nodes and the pseudo rows behind them.
+
+  They may differ from `target_params` for the rows, and for the nodes they must not; see
+  `models.lora.gate`.
   """
-  assert head.pseudo is not None
-  network, (layers, enter, causal, of_pass, sets) = head.target, head.pseudo
-  nodes, depth = tree.nodes, tree.depth
-  counts = (depth,) * nodes if counts is None else counts
-  within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
-  if not within or counts[0] < min(depth, 1):
-    raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
-                     "at least 1, or nothing would ever be drafted.")  # fmt: skip
 
-  def init(params, target_params, context, features, capacity):
-    B, _, E = features.hidden.shape
-    return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
+  def __call__(self, params: Params, target_params: Params, nodes: int) -> Params: ...
 
-  def propose(params, target_params, guesses, context, settings, noise):
-    logits = head.read(params, target_params, guesses.states, None)
-    ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
-    draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
-    reached = draft.depth <= guesses.known[:, None]
-    return draft._replace(valid=draft.valid & reached), guesses
 
-  def evaluate(params, target_params, guesses, cache, draft, mask):
-    everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
-    everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
-    hidden, guessed, kv = ride(
-      network, of_pass(params, target_params, nodes), network.embed(target_params, draft.tokens),
-      cache.length[:, None] + draft.depth, mask, everyone, np.repeat(counts, sets).tolist(), layers,
-      functools.partial(enter, params), cache=cache, causal=causal,
+@dataclasses.dataclass(frozen=True)
+class PseudoRows(Head):
+  """A head whose guesses are rows of the pass in which the target verifies; `ppd.py` is one.
+
+  To write one is to write `weights`, `read`, which is asked with d = None and reads the rows after
+  the final norm, and what follows. The first of the `hidden_layers`, if any, is where training
+  starts, with the target's stream there; no row may enter below.
+
+  Attributes:
+    layers: D layers of the target; row k enters before layers[k - 1] (static).
+    enter: see `Enter`.
+    causal: whether a row sees no later rows of its node, or all of them (static).
+    of_pass: see `OfPass`.
+    sets: of rows that a node has, which do not see each other; a guess is the mean of their states,
+      and so of the logits that are linear in them (static).
+  """
+
+  layers: tuple[int, ...]
+  enter: Enter
+  causal: bool = True
+  of_pass: OfPass = lambda params, target_params, nodes: target_params
+  sets: int = 1
+
+  def drafter(self, tree: Tree, counts: tuple[int, ...] | None = None) -> Drafter:
+    """A drafter whose guesses all come from the target's pass of the round before.
+
+    There are no guesses after a prefill, so the first round of a text is plain decoding with an
+    invalid draft. After a node with m pseudo rows, levels 1..m of the tree are drafted.
+
+    Args:
+      counts: pseudo rows per node, N numbers in the order of `trees.static.from_choices`; None
+        gives every node as many as the tree is deep, and more could never be used.
+
+    Raises:
+      ValueError: counts that do not fit the tree.
+    """
+    network, nodes, depth, sets = self.target, tree.nodes, tree.depth, self.sets
+    counts = (depth,) * nodes if counts is None else counts
+    within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
+    if not within or counts[0] < min(depth, 1):
+      raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
+                       "at least 1, or nothing would ever be drafted.")  # fmt: skip
+
+    def init(params, target_params, context, features, capacity):
+      B, _, E = features.hidden.shape
+      return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
+
+    def propose(params, target_params, guesses, context, settings, noise):
+      logits = self.read(params, target_params, guesses.states, None)
+      ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
+      draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
+      reached = draft.depth <= guesses.known[:, None]
+      return draft._replace(valid=draft.valid & reached), guesses
+
+    def evaluate(params, target_params, guesses, cache, draft, mask):
+      everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
+      everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
+      hidden, guessed, kv = self._ride(
+        params, target_params, network.embed(target_params, draft.tokens),
+        cache.length[:, None] + draft.depth, mask, everyone, np.repeat(counts, sets).tolist(),
+        cache=cache,
+      )  # fmt: skip
+      guessed = mean_of_sets(guessed, counts, sets)
+      return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
+
+    def update(params, target_params, guesses, draft, evaluation, verdict, rows):
+      return newest(evaluation.aux, counts, verdict, rows, guesses)
+
+    def read(params, target_params, guesses, draft, evaluation, verdict, rows):
+      return guesses._replace(known=jnp.where(rows > 0, 0, guesses.known))  # as after a prefill
+
+    return Drafter(
+      self.name, tree.proposal, nodes, depth, init, propose, update, evaluate, read=read
+    )
+
+  def unroll(self, params: Params, target_params: Params, examples: Examples) -> tuple[Array, ...]:
+    if self.hidden_layers:
+      x, start = examples.features.hidden_layers[0], self.hidden_layers[0]
+    else:
+      x, start = self.target.embed(target_params, examples.tokens), 0
+    (B, M), D, sets = examples.at.shape, self.depth, self.sets
+    _, guessed, _ = self._ride(
+      params, target_params, x, examples.position, attention_mask(examples.segment, causal=True),
+      jnp.repeat(examples.at, sets, 1), (D,) * (M * sets), start=start,
     )  # fmt: skip
-    guessed = mean_of_sets(guessed, counts, sets)
-    return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
+    guessed = guessed.reshape(B, M, sets, D, -1).mean(2)
+    return tuple(guessed[:, :, d] for d in range(D))
 
-  def update(params, target_params, guesses, draft, evaluation, verdict, rows):
-    return newest(evaluation.aux, counts, verdict, rows, guesses)
-
-  def read(params, target_params, guesses, draft, evaluation, verdict, rows):
-    return guesses._replace(known=jnp.where(rows > 0, 0, guesses.known))  # as after a prefill
-
-  return Drafter(head.name, tree.proposal, nodes, depth, init, propose, update, evaluate, read=read)
-
-
-def unroll(head: Head, params: Params, target_params: Params, examples: Examples):
-  """D states [B, M, E] at the drafting positions of a text, see `drafting.unroll`."""
-  assert head.pseudo is not None
-  network, (layers, enter, causal, of_pass, sets) = head.target, head.pseudo
-  if head.hidden_layers:
-    x, start = examples.features.hidden_layers[0], head.hidden_layers[0]
-  else:
-    x, start = network.embed(target_params, examples.tokens), 0
-  B, M = examples.at.shape
-  _, guessed, _ = ride(
-    network, of_pass(params, target_params, x.shape[1]), x, examples.position,
-    attention_mask(examples.segment, causal=True), jnp.repeat(examples.at, sets, 1),
-    (head.depth,) * (M * sets), layers,
-    functools.partial(enter, params), start=start, causal=causal,
-  )  # fmt: skip
-  guessed = guessed.reshape(B, M, sets, head.depth, -1).mean(2)
-  return tuple(guessed[:, :, d] for d in range(head.depth))
+  def _ride(self, params, target_params, x, position, mask, owner, counts, cache=None, start=0):
+    """`ride` with the rows of the head."""
+    return ride(
+      self.target, self.of_pass(params, target_params, x.shape[1]), x, position, mask, owner,
+      counts, self.layers, functools.partial(self.enter, params), cache=cache, start=start,
+      causal=self.causal,
+    )  # fmt: skip

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Target
-from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.base import LossWeights
+from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
 
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", in_axis=-1, out_axis=-2)
@@ -67,7 +67,7 @@ class ReDrafterNet(nn.Module):
 
 
 @functools.cache
-def redrafter(target: Target, config: ReDrafterConfig) -> Head:
+def redrafter(target: Target, config: ReDrafterConfig) -> Recurrent:
   """A recurrent state over the root and the guesses, read beside the target's last state.
 
   Zhang et al. 2024 (arXiv 2403.09919), as in Apple's ml-recurrent-drafter. The recurrence starts
@@ -83,14 +83,11 @@ def redrafter(target: Target, config: ReDrafterConfig) -> Head:
     one, two = jax.random.split(key)
     params = module.init(one, jnp.zeros((1, 1, E)), jnp.zeros((1, 1, E)), method="mix")["params"]
     rows = target.vocab_size if vocabulary is None else vocabulary.shape[0]
-    params = params | {"lm_head": _UNIFORM(two, (rows, 2 * E))}
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
-
-  def first(params, target_params, last, newest):
-    return last, jnp.zeros_like(last)
+    return params | {"lm_head": _UNIFORM(two, (rows, 2 * E))}
 
   def step(params, target_params, carry, tokens, d):
-    own, (hidden, state) = {"params": params["params"]}, carry
+    own = {"params": params["params"]}
+    hidden, state = (carry, jnp.zeros_like(carry)) if d == 1 else carry
     state = module.apply(own, state, target.embed(target_params, tokens), method="step")
     return module.apply(own, hidden, state, method="mix"), (hidden, state)
 
@@ -98,4 +95,4 @@ def redrafter(target: Target, config: ReDrafterConfig) -> Head:
     return linear(state, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(decay=1.0)
-  return Head("redrafter", target, D, loss, init, read, first=first, step=step)
+  return Recurrent("redrafter", target, D, init, read, step, loss=loss)

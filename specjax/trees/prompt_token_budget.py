@@ -1,6 +1,6 @@
 """How many guesses each node of a tree is given where a guess costs a row in the verifying pass.
 
-Methods that guess in the verifying pass (`drafters.pseudo`) pay for the guesses of every node but
+Methods that guess in the verifying pass (`heads.pseudo_rows`) pay for the guesses of every node but
 use those of the last accepted node alone. If that node has m guesses, the next round drafts the
 first m levels of the tree, T_m: rounds are a Markov chain over m = 0..D.
 

@@ -33,7 +33,7 @@ def test_the_drafts_are_the_best_of_all_paths():
   for _ in range(3):
     hidden, likely = jax.device_get(state.drafter)
     draft, _ = propose(params, target_params(), state.drafter, state.context, None, None)
-    states = made.first(params, target_params(), hidden[:, None], draft.tokens[:, None, :1])[:, 0]
+    states = made.states(params, target_params(), hidden[:, None])[:, 0]
     logits = np.asarray(made.read(params, target_params(), states, None))
     for b in range(len(logits)):
       root = int(draft.tokens[b, 0])

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from specjax.base import Target
 from specjax.heads import draft_vocabulary
-from specjax.heads.base import Head, LossWeights
+from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
 
 
@@ -29,21 +29,19 @@ class MixConfig:
 
 
 @functools.cache
-def mix(target: Target, config: MixConfig) -> Head:
+def mix(target: Target, config: MixConfig) -> Recurrent:
   """Adds what a matrix makes of the newest token to the state."""
   E = target.width
 
   def init(key, target_params, vocabulary=None):
-    params = {"mix": 0.02 * jax.random.normal(key, (config.depth, E, 2 * E))}
-    return {"params": params} | draft_vocabulary.collection(vocabulary)
+    return {"mix": 0.02 * jax.random.normal(key, (config.depth, E, 2 * E))}
 
   def step(params, target_params, z, tokens, d):
     x = jnp.concatenate([z, target.embed(target_params, tokens)], -1)
     z = z + linear(x, params["params"]["mix"][d - 1])
     return z, z
 
-  read = draft_vocabulary.through(target)
-  return Head("mix", target, config.depth, LossWeights(), init, read, step=step)
+  return Recurrent("mix", target, config.depth, init, draft_vocabulary.through(target), step)
 
 
 def no_config(target):

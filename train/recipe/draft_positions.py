@@ -16,6 +16,7 @@ from specjax.base import Features, Params
 from specjax.data.packing import Rows
 from specjax.heads import draft_vocabulary, drafting
 from specjax.heads.base import Examples, Head, LossWeights
+from specjax.heads.frames import Frames
 from specjax.models.linear import linear
 from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer
@@ -106,6 +107,7 @@ class Objective:
 
   def __init__(self, head: Head, vocabulary: np.ndarray | None, network: Transformer | None = None):
     self.head, self.network, V = head, network, head.target.vocab_size
+    self.frames = isinstance(head, Frames)
     self.place = np.arange(V)  # of each target id in the draft vocabulary
     if vocabulary is not None:
       self.place = np.full(V, -1)
@@ -157,7 +159,7 @@ class Objective:
       noisy = examples.features._replace(hidden=hidden + shift.astype(hidden.dtype))
       examples = examples._replace(features=noisy)
     states = self.states(params, target_params, examples)
-    if self.head.blank:
+    if self.frames:
       return [self._of_all_depths(params, target_params, states, batch)], {}
     matrix = draft_vocabulary.rows(
       self.head.target.lm_head(target_params), draft_vocabulary.ids(params)
@@ -215,7 +217,7 @@ class Objective:
     states = self.states(params, target_params, batch.examples)
     labels, weight = jnp.asarray(self.place)[batch.labels], jnp.asarray(batch.weight)
     said = frames.Said(jnp.zeros(labels.shape[:2], jnp.int32), jnp.ones(labels.shape[:2], bool))
-    if self.head.blank:
+    if self.frames:
       tokens, known = self._known(batch)
       weight = jnp.broadcast_to(known[:, :, :1], weight.shape)
     hits = []
@@ -223,7 +225,7 @@ class Objective:
       logits = self.head.read(params, target_params, state, d)
       best = jax.lax.top_k(logits, min(RANKS, logits.shape[-1]))[1]
       label = labels[:, :, d - 1]
-      if self.head.blank:
+      if self.frames:
         label, said = frames.follow(logits, tokens, known, said)
       right = best == label[:, :, None]
       hits.append((right & weight[:, :, d - 1, None]).sum((0, 1)))
@@ -233,7 +235,7 @@ class Objective:
     self, params: Params, target_params: Params, source: Source, training: Training
   ) -> np.ndarray:
     """f[D, RANKS]: how often each rank is right, at every useful position of a source."""
-    ranks, D = min(RANKS, int((self.place >= 0).sum()) + self.head.blank), self.head.depth
+    ranks, D = min(RANKS, int((self.place >= 0).sum()) + self.frames), self.head.depth
     hits, counts = np.zeros((D, ranks), int), np.zeros(D, int)
     measure, (dealt, copied) = jax.jit(self.hits), training.shardings()
     params, target_params = jax.device_put(params, copied), on_all(target_params, copied)

@@ -18,18 +18,27 @@ from jax import Array
 from specjax.base import Cache, Drafter, Params, Target
 from specjax.heads import draft_vocabulary, prefix
 from specjax.heads.base import Head
+from specjax.heads.parallel import Parallel
 from specjax.models.cache import append_one
 from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
 from specjax.trees.structure import at, chain
 
 
+def parallel(head: Head) -> Parallel:
+  """The head; ValueError where it does not guess at once from the target's newest state alone."""
+  if type(head) is not Parallel or head.memory is not None:
+    raise ValueError(f"head={head.name!r}: accepted for rescoring are heads that guess at once "
+                     "from the target's newest state alone, as medusa and blockwise.")  # fmt: skip
+  return head
+
+
 def best_guesses(
-  head: Head, params: Params, target_params: Params, hidden: Array, root: Array, top: int
+  head: Parallel, params: Params, target_params: Params, hidden: Array, top: int
 ) -> tuple[Array, Array]:
-  """A head's guesses from hidden [B, E] after the root i32[B, 1]: (logits f32[B, D, K], ranks
-  i32[B, D, K] in its draft vocabulary), K = `top` or all it has."""
-  states = head.first(params, target_params, hidden[:, None], root[:, None])[:, 0]
+  """A head's guesses from hidden [B, E]: (logits f32[B, D, K], ranks i32[B, D, K] in its draft
+  vocabulary), K = `top` or all it has."""
+  states = head.states(params, target_params, hidden[:, None])[:, 0]
   logits = head.read(params, target_params, states, None)
   score, ranks = jax.lax.top_k(logits, min(top, logits.shape[-1]))
   return score, ranks.astype(jnp.int32)
@@ -64,14 +73,14 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
     alpha: weight of the LM; with 0 the chain is the head's.
     top: K.
   """
-  D = head.depth
+  guessing, D = parallel(head), head.depth
 
   def init(params, target_params, context, features, capacity):
     cache = prefix.prefilled(lm, params["lm"], context, features, capacity)
     return Rescored(prefix.before_root(features.hidden, context), cache)
 
   def propose(params, target_params, state: Rescored, context, settings, noise):
-    own, ranks = best_guesses(head, params["head"], target_params, state.hidden, context.root, top)
+    own, ranks = best_guesses(guessing, params["head"], target_params, state.hidden, top)
     guesses = named(params["head"], ranks)
     token, cache = context.root, state.cache
     zero, alone = jnp.zeros_like(token), jnp.ones((*token.shape, 1), bool)
@@ -118,6 +127,7 @@ def ngram(
     top: K.
     paths: P.
   """
+  guessing = parallel(head)
 
   def init(params, target_params, context, features, capacity):
     return prefix.before_root(features.hidden, context)
@@ -125,7 +135,7 @@ def ngram(
   def propose(params, target_params, hidden, context, settings, noise):
     root = context.root
     table = params["ngram"]
-    score, ranks = best_guesses(head, params["head"], target_params, hidden, root, top)
+    score, ranks = best_guesses(guessing, params["head"], target_params, hidden, top)
     every = named(params["head"], jnp.arange(len(table), dtype=jnp.int32))
     is_root = every[None] == root
     row = jnp.take(table, jnp.argmax(is_root, 1), axis=0)

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Drafter
-from specjax.drafters.combine.rescored import best_guesses, named
+from specjax.drafters.combine.rescored import best_guesses, named, parallel
 from specjax.drafters.retrieval.token_recycling import HIT_RATES, token_recycling
 from specjax.heads import prefix
 from specjax.heads.base import Head
@@ -63,7 +63,7 @@ def recycled(
     top: K.
     paths: P, that are packed into the tree, best first.
   """
-  size = head.target.vocab_size
+  guessing, size = parallel(head), head.target.vocab_size
   recycler = token_recycling(head.target, tree=Static(tuple((r,) for r in range(len(RATES)))))
 
   def init(params, target_params, context, features, capacity):
@@ -71,7 +71,7 @@ def recycled(
     return Recycling(prefix.before_root(features.hidden, context), likely)
 
   def propose(params, target_params, state: Recycling, context, settings, noise):
-    score, ranks = best_guesses(head, params, target_params, state.hidden, context.root, top)
+    score, ranks = best_guesses(guessing, params, target_params, state.hidden, top)
     guesses = named(params, ranks)
     row = jnp.arange(len(guesses))
     root = state.likely[row, context.root[:, 0]]

@@ -16,6 +16,7 @@ from specjax.data import sources
 from specjax.drafters.stateless import none
 from specjax.heads import HEADS, draft_vocabulary, drafting
 from specjax.heads.adaptive_head import adaptive_head
+from specjax.heads.pseudo_rows import PseudoRows
 from specjax.models import sharding
 from specjax.names import grammar
 from specjax.names.build.draft_length import build_draft_length
@@ -114,7 +115,7 @@ def _shared_rows(
 ) -> tuple[str, tuple[int, ...]]:
   """(name, pseudo rows of each node), by the hit rates of the head."""
   label, budget = grammar.bind("drafter", part, grammar.parameters(allocate))
-  if loaded.head.pseudo is None or loaded.hit_rates is None:
+  if not isinstance(loaded.head, PseudoRows) or loaded.hit_rates is None:
     raise ValueError(f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
                      "are shared out: accepted after hidden_transfer, ppd and "
                      "masked_slots.")  # fmt: skip
