@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+import tyro
+
 from specjax.eval import options
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -293,7 +295,13 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True)
 class List:
-  """Show every part that has a name, with its parameters, exactness and source, and the zoo."""
+  """Show every part that has a name, with its parameters, exactness and source, and the zoo.
+
+  Attributes:
+    what: one kind, such as heads, or one name; by default all.
+  """
+
+  what: tyro.conf.Positional[tuple[str, ...]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -196,18 +196,24 @@ def run_denoise(args: Denoise) -> None:
 def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
   table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
   for i, column in enumerate(columns):
-    table.add_column(column, no_wrap=i == 0 or not column, overflow="ellipsis")
+    table.add_column(column, no_wrap=i == 0, overflow="fold")
   for row in rows:
     table.add_row(*row)
   return table
 
 
 def run_list(args: List) -> None:
+  zoo = [*catalogue.zoo(), *hub.rows()]
+  found = catalogue.only(catalogue.parts(), " ".join(args.what), [name for name, _ in zoo])
   console = Console(highlight=False, markup=False)
-  console.width = max(console.width, 160)  # a part is one line, which a terminal may wrap
-  for title, rows in catalogue.parts().items():
-    console.print(_grid(title, ("name", "parameters", "label", "source", ""), rows), "")
-  console.print(_grid("zoo", ("name", "kind"), [*catalogue.zoo(), *hub.rows()]))
+  for title, rows in found.items():
+    said = []
+    for name, parameters, label, source, sentence in rows:
+      about = (label, f"arXiv {source}" if source else "", parameters)
+      said.append((name, "\n".join(filter(None, (sentence, "; ".join(filter(None, about)))))))
+    console.print(_grid(title, ("name", ""), said), "")
+  if not args.what or args.what == ("zoo",):
+    console.print(_grid("zoo", ("name", "kind"), zoo))
 
 
 def run_info(args: Info) -> None:

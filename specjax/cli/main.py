@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import tyro
 
+import specjax
 from specjax import command_line
 from specjax.cli.arguments import (
   Bench,
@@ -33,6 +34,9 @@ def _run(args) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; 0, or 2 after one sentence on stderr that says what was wrong with it."""
   argv = sys.argv[1:] if argv is None else argv
+  if list(argv) == ["--version"]:
+    print(f"specjax {specjax.__version__}")
+    return 0
   return command_line.run(
     _run,
     Generate | Chat | Serve | Denoise | Bench | Tune | Memory | Convert | Corpus | List | Info,

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specjax.base import Drafter
@@ -108,6 +108,30 @@ def parts() -> dict[str, list[Row]]:
     title: [_row(name, *row, prefix) for name, row in rows.items()]
     for title, (prefix, rows) in kinds().items()
   }
+
+
+def only(every: Mapping[str, list[Row]], what: str, others: Sequence[str]) -> dict[str, list[Row]]:
+  """The rows of one kind, or those of one name; all where nothing is asked for.
+
+  Raises:
+    ValueError: `what` is neither, nor "zoo" or one of the `others`.
+  """
+  if not what:
+    return dict(every)
+  kinds = {title.split(",")[0]: title for title in every}
+  if what in kinds:
+    return {kinds[what]: every[kinds[what]]}
+  named = {
+    title: [row for row in rows if re.sub(r"^[/+]|\[.*", "", row[0]) == what]
+    for title, rows in every.items()
+  }
+  found = {title: rows for title, rows in named.items() if rows}
+  if not found and what != "zoo":
+    names = [re.sub(r"^[/+]|\[.*", "", row[0]) for rows in every.values() for row in rows]
+    near = grammar.nearest(what, [*kinds, *names, *others])
+    raise ValueError(f"{what!r} is no part: {near}accepted is a name, or one of the kinds "
+                     f"{', '.join(kinds)}, zoo.")  # fmt: skip
+  return found
 
 
 def _fields(tree: str) -> dict[str, Any]:

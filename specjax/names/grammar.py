@@ -200,10 +200,8 @@ def _labels(what: str, part: Part, known: Mapping[str, Any]) -> list[tuple[str, 
   given = [key for key, _ in found]
   for key in given:
     if key not in known:
-      near = difflib.get_close_matches(key, keys, 1)
-      hint = f"; did you mean {near[0]}?" if near else "."
-      raise ValueError(f"{what}={name!r}: {part.name} has no {key}, it takes "
-                       f"{takes or 'no number'}{hint}")  # fmt: skip
+      raise ValueError(f"{what}={name!r}: {nearest(key, keys)}{part.name} takes "
+                       f"{takes or 'no number'}.")  # fmt: skip
     if given.count(key) > 1:
       raise ValueError(f"{what}={name!r}: {key} is given twice.")
   return found
@@ -226,8 +224,15 @@ def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:
   for table in tables:
     if part.name in table:
       return table[part.name]
-  names = ", ".join(name for table in tables for name in table)
-  raise ValueError(f"{what}={part.name!r}: accepted are {names}.")
+  names = [name for table in tables for name in table]
+  near = nearest(part.name, names)
+  raise ValueError(f"{what}={part.name!r}: {near}accepted are {', '.join(names)}.")
+
+
+def nearest(given: str, names: Sequence[str]) -> str:
+  """Asks whether a name was meant that is almost the one given, "" where there is none."""
+  near = difflib.get_close_matches(given, names, 1)
+  return f"did you mean {near[0]}? " if near else ""
 
 
 def decorations(part: Part, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Part]:

@@ -229,6 +229,34 @@ def test_list_names_everything(run):
   assert "GREEDY-EXACT" in out and "LOSSY" in out
 
 
+@pytest.mark.parametrize(
+  ("what", "inside", "outside"),
+  [
+    (["heads"], ["medusa[HEAD]", "arXiv 2401.10774; nodes=8"], ["prompt_lookup"]),
+    (["draft", "lengths"], ["/constant", "length=4"], ["medusa"]),
+    (["medusa"], ["medusa[HEAD]"], ["eagle3[HEAD]", "zoo"]),
+    (["zoo"], ["gsm8k-7m-medusa"], ["prompt_lookup"]),
+  ],
+)
+def test_list_names_a_kind_or_a_part(run, monkeypatch, what, inside, outside):
+  monkeypatch.setenv("COLUMNS", "80")
+  code, out, _ = run("list", *what)
+  assert code == 0 and "\u2026" not in out and max(map(len, out.splitlines())) <= 80
+  assert all(word in out for word in inside) and not any(word in out for word in outside)
+
+
+def test_list_asks_what_was_meant(refused):
+  said = refused("list", "egale")
+  assert "'egale' is no part: did you mean eagle? accepted is a name, or" in said
+    "list", "egale"
+  )
+
+
+def test_version(run):
+  code, out, _ = run("--version")
+  assert code == 0 and out == f"specjax {specjax.__version__}\n"
+
+
 def test_info(text_model, run):
   code, out, _ = run("info", "--model", text_model)
   assert code == 0 and "parameters" in out and "vocab_size" in out and "qa" in out

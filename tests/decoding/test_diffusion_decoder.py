@@ -96,7 +96,7 @@ def test_numbers_keep_their_kind(model):
 @pytest.mark.parametrize(
   ("name", "problem"),
   [
-    ("thresold", "policy='thresold': accepted are random, confidence"),
+    ("thresold", r"policy='thresold': did you mean threshold\? accepted are random, confidence"),
     ("threshold-0.9-0.8", "threshold takes least=0.9"),
     ("confidence-1.5", "slots of confidence is a whole number"),
     ("threshold-x", "accepted is NAME, NAME-NUMBER"),

@@ -97,7 +97,7 @@ def test_shapes_of_equal_numbers_are_not_equal():
     ("iid-2-a", "accepted is NAME, NAME-NUMBER or NAME-NUMBER,KEY=NUMBER"),
     ("iid-2-0.5", "a number=0.5: accepted is a whole number"),
     ("stochastic_beam-0,depth=3", "accepted are numbers of 1 or more"),
-    ("stochastic-4-3", "tree='stochastic': accepted are static, .*stochastic_beam"),
+    ("stochastic-4-3", r"tree='stochastic': did you mean stochastic_beam\? accepted are static"),
     ("16", "tree='16': accepted is NAME"),
     ("graph-9,depth=2,beam=2", r"at most 1 . beam .* = 7"),
     ("eagle-16-5-4", "tree='eagle': accepted are static, dynamic"),
