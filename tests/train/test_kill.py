@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -33,17 +34,18 @@ def finish(*arguments) -> str:
   return output
 
 
-def kill(*arguments, file: str, lines: int) -> None:
-  """Kills a run as soon as a file of its directory has so many lines."""
+def kill(*arguments, file: str, lines: int, by=signal.SIGKILL, status=-signal.SIGKILL) -> str:
+  """Kills a run as soon as a file of its directory has so many lines; what it said."""
   path = arguments[-1] / file
   end = time.monotonic() + PATIENCE
   with start(*arguments) as process:
     while count_lines(path) < lines and process.poll() is None and time.monotonic() < end:
       time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(by)
     output = process.communicate()[0].decode()
-  assert process.returncode == -signal.SIGKILL, output
+  assert process.returncode == status, output
   assert count_lines(path) >= lines, output
+  return output
 
 
 def assert_same_run(a: pathlib.Path, b: pathlib.Path, final_state) -> None:
@@ -67,6 +69,15 @@ def test_language_model(tiny, tmp_path, final_state):
   kill("lm", config, killed, file="metrics.jsonl", lines=20)  # the checkpoint is being written
   finish("lm", config, killed)
   assert_same_run(tmp_path / "whole", killed, final_state)
+  asked, kept = tmp_path / "asked", changed(config, save_every=1000)
+  for number, lines in ((signal.SIGTERM, 5), (signal.SIGINT, 15)):
+    said = kill(
+      "lm", kept, asked, file="metrics.jsonl", lines=lines, by=number, status=128 + number
+    )
+    step = int(re.search(r"stopped after step (\d+), which is saved", said)[1])
+    assert lines <= step < 40
+  assert "goes on after step" in finish("lm", kept, asked)
+  assert_same_run(tmp_path / "whole", asked, final_state)
 
 
 @pytest.mark.full

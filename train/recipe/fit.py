@@ -2,6 +2,8 @@
 
 import functools
 import pathlib
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +143,38 @@ def stepper(
   return step
 
 
+class Ending:
+  """Waits for SIGTERM or SIGINT, the first of which lets a run save its state; the second ends it.
+
+  Several processes would end at different steps: there a signal ends its process at once.
+
+  Attributes:
+    asked: the number of the signal, 0 before.
+  """
+
+  SIGNALS = signal.SIGTERM, signal.SIGINT
+
+  def __init__(self) -> None:
+    alone = jax.process_count() == 1
+    self.asked, self._listens = 0, alone and threading.current_thread() is threading.main_thread()
+
+  def __enter__(self) -> "Ending":
+    if self._listens:
+      self._before: dict[int, Any] = {
+        number: signal.signal(number, self._ask) for number in self.SIGNALS
+      }
+    return self
+
+  def __exit__(self, *raised: Any) -> None:
+    if self._listens:
+      for number, handler in self._before.items():
+        signal.signal(number, handler)
+
+  def _ask(self, number: int, frame: Any) -> None:
+    self.asked = number
+    signal.signal(number, self._before[number])
+
+
 def loop(
   step: Callable[[Any, Any], tuple[Any, dict[str, Array]]], state: Any,
   batch: Callable[[int], Any], training: Training, directory: pathlib.Path,
@@ -152,7 +186,8 @@ def loop(
 
   A killed run that is started again continues bit for bit: batches are a function of the step
   alone, and the state holds everything else. `checkpoints/` gets the state after every
-  `save_every` steps and after the last; for the metrics see `log.Log`.
+  `save_every` steps, after the last, and where the process is asked to end, see `Ending`; for the
+  metrics see `log.Log`.
 
   Args:
     step: (state, batch) -> (state, metrics), jitted. Metrics are scalars: "loss", and a gradient's
@@ -161,6 +196,7 @@ def loop(
 
   Raises:
     FloatingPointError: a metric is not finite; nothing of that step is saved.
+    SystemExit: a signal asked the process to end, and its state is saved.
   """
   steps, note = training.steps, TextColumn("{task.fields[note]}")
   policy = ocp.training.preservation_policies.LatestN(2)
@@ -170,11 +206,14 @@ def loop(
       cleanup_tmp_directories=True,
     ) as checkpoints,
     Progress(*Progress.get_default_columns(), MofNCompleteColumn(), note) as progress,
+    Ending() as ending,
   ):  # fmt: skip
     first = 0
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
       state = checkpoints.load(first, state)
+      if first < steps and distributed.first():
+        progress.print(f"{directory} goes on after step {first}.")
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")
     # The first steps compile.
     traced = range(first + 2, min(first + 2 + training.profile, steps))
@@ -196,7 +235,10 @@ def loop(
         if traced and i + 1 == traced.stop:
           jax.block_until_ready(state)
           jax.profiler.stop_trace()
-        if (i + 1) % training.save_every == 0 or i + 1 == steps:
+        if (i + 1) % training.save_every == 0 or i + 1 == steps or ending.asked:
           written(*unread.pop())
           checkpoints.save(i + 1, state)
+        if ending.asked and i + 1 < steps:
+          progress.print(f"stopped after step {i + 1}, which is saved: the same command goes on.")
+          raise SystemExit(128 + ending.asked)
   return state
