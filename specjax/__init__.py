@@ -18,7 +18,10 @@ _HOMES = {
     "decoding.decoder": ("generate", "Decoder"),
     "decoding.diffusion_decoder": ("DiffusionDecoder",),
     "decoding.batching": ("Result",),
-    "base": ("Target", "Drafter", "Draft", "Verifier", "Verdict", "Context", "Processor"),
+    "base": (
+      "Target", "StatesTarget", "LayeredTarget", "Drafter", "Draft", "Verifier", "Verdict",
+      "Context", "Processor",
+    ),
     "heads.base": ("Head",),
     "diffusion.base": ("Denoiser", "Policy", "Canvas", "Prediction"),
     "names.build.drafter": ("make_drafter",),
@@ -33,7 +36,7 @@ _HOMES = {
     "search.switching": ("switching",),
   }.items()
   for name in names
-}
+}  # fmt: skip
 __all__ = list(_HOMES)
 
 
