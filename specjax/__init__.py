@@ -19,14 +19,17 @@ _HOMES = {
     "decoding.diffusion_decoder": ("DiffusionDecoder",),
     "decoding.batching": ("Result",),
     "sampling": ("SamplingParams",),
-    "base": ("Target", "Drafter", "Draft", "Verifier", "Verdict", "Context", "Processor"),
+    "base": (
+      "Target", "StatesTarget", "LayeredTarget", "Drafter", "Draft", "Verifier", "Verdict",
+      "Context", "Processor",
+    ),
     "heads.base": ("Head",),
     "diffusion.base": ("Denoiser", "Policy", "Canvas", "Prediction"),
     "names.build.drafter": ("make_drafter",),
     "models.sharding": ("mesh",),
   }.items()
   for name in names
-}
+}  # fmt: skip
 _MODULES = (
   "models", "heads", "drafters", "trees", "draft_length", "verifiers", "processors", "search",
   "diffusion", "serving", "checkpoints", "data", "eval", "testing",

@@ -21,8 +21,9 @@ One round of decoding, for a row whose committed text is "the cat sat" (n = 3 to
 Of the package this file imports `sampling` alone.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import jax.numpy as jnp
 from jax import Array
@@ -247,27 +248,13 @@ class Commit(Protocol):
   def __call__(self, cache: Any, kv: Any, path: Array, rows: Array) -> Any: ...
 
 
-def _absent(*args: Any, **kwargs: Any) -> Any:
-  raise ValueError("this target lacks a piece of a transformer (embed, run_layers, run_some, norm, "
-                   "lm_head, make_layers or last_layer) that the drafter is made of.")  # fmt: skip
-
-
-class Target(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Target:
   """A language model as pure functions. `params` is a pytree that only these functions read.
 
   Attributes:
     vocab_size: V.
     head: (params, hidden [..., E]) -> logits f32[..., V], the final vocabulary projection.
-
-  A transformer has more fields, of which draft heads are made. Elsewhere these numbers are 0, and
-  these functions raise ValueError.
-    width, layers, heads, head_dim: E, L, the number of query heads, and C.
-    norm_epsilon: the epsilon of its norms.
-    embed: (params, tokens i32[B, N]) -> [B, N, E].
-    norm: (params, x [..., E]) -> [..., E], the final norm.
-    lm_head: (params) -> [V, E], the matrix that `head` multiplies with, an array or an Int8.
-    last_layer: (params) -> (params of its last layer, params of its final norm), from which the
-      training of layers by `make_layers` and of a norm may start.
   """
 
   vocab_size: int
@@ -275,18 +262,55 @@ class Target(NamedTuple):
   evaluate: Evaluate
   commit: Commit
   head: Callable[[Params, Array], Array]
-  width: int = 0
-  layers: int = 0
-  heads: int = 0
-  head_dim: int = 0
-  norm_epsilon: float = 0.0
-  embed: Callable[[Params, Array], Array] = _absent
-  run_layers: RunLayers = _absent
-  run_some: RunSome = _absent
-  norm: Callable[[Params, Array], Array] = _absent
-  lm_head: Callable[[Params], Array] = _absent
-  make_layers: MakeLayers = _absent
-  last_layer: Callable[[Params], tuple[Params, Params]] = _absent
+
+
+@dataclasses.dataclass(frozen=True)
+class StatesTarget(Target):
+  """A target that shows how it reads tokens and states, for heads that need no layers like its.
+
+  Attributes:
+    width: E.
+    embed: (params, tokens i32[B, N]) -> [B, N, E].
+    lm_head: (params) -> [V, E], the matrix that `head` multiplies with, an array or an Int8.
+  """
+
+  width: int
+  embed: Callable[[Params, Array], Array]
+  lm_head: Callable[[Params], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayeredTarget(StatesTarget):
+  """A transformer that shows its layers, for heads and drafters that are made of them.
+
+  Attributes:
+    layers, heads, head_dim: L, the number of query heads, and C.
+    norm_epsilon: the epsilon of its norms.
+    norm: (params, x [..., E]) -> [..., E], the final norm.
+    last_layer: (params) -> (params of its last layer, params of its final norm), from which the
+      training of layers by `make_layers` and of a norm may start.
+  """
+
+  layers: int
+  heads: int
+  head_dim: int
+  norm_epsilon: float
+  run_layers: RunLayers
+  run_some: RunSome
+  norm: Callable[[Params, Array], Array]
+  make_layers: MakeLayers
+  last_layer: Callable[[Params], tuple[Params, Params]]
+
+
+Shows = TypeVar("Shows", bound=Target)
+
+
+def showing(kind: type[Shows], target: Target, what: str) -> Shows:
+  """The target; ValueError where it is no `kind`, of which `what` is made."""
+  if not isinstance(target, kind):
+    raise ValueError(f"target of type {type(target).__name__}: accepted for {what} is a "
+                     f"{kind.__name__}, which shows what it is made of.")  # fmt: skip
+  return target
 
 
 class InitDrafter(Protocol):

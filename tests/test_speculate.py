@@ -360,7 +360,7 @@ def test_twenty_prompts_are_one_trace(name):
   def evaluate(*arguments, hidden_layers):
     return TABLE.evaluate(*arguments, hidden_layers=hidden_layers)
 
-  method = pair(TABLE._replace(evaluate=evaluate), drafter, TARGET_ONLY)
+  method = pair(dataclasses.replace(TABLE, evaluate=evaluate), drafter, TARGET_ONLY)
   weights = speculate.Weights(random_table(0, 8), ())
   for i in range(20):
     rows = [Row(random_prompt(i, 1 + i % T), 3 + i, 0.1 * i, request=i)]

@@ -30,9 +30,9 @@ from specjax.cli.arguments import Dtype
 from specjax.data.packing import Rows
 from specjax.heads import HEADS, draft_vocabulary
 from specjax.heads.base import Head, LossWeights
-from specjax.heads.frames import Frames
 from specjax.heads.medusa import MedusaConfig
-from specjax.heads.named import Named, is_file, named
+from specjax.heads.named import Named, built, is_file, named
+from specjax.heads.parallel import Frames
 from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, labels, losses, means, run
@@ -190,7 +190,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   out = run.begin(config)
   model = answers.teacher(config.model, causal=True, dtype=config.dtype)
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
-  head = heads[name][0](model.target, config.head)
+  head = built(heads[name][0], model.target, config.head)
   if config.loss and isinstance(head, Frames):
     raise ValueError(f"loss={' '.join(map(str, config.loss))}: {name} is trained by CTC over all "
                      "depths together, without other terms.")  # fmt: skip

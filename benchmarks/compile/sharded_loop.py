@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specjax import command_line, drafters, speculate
-from specjax.base import Cache, Drafter, Params, Target
+from specjax.base import Cache, Drafter, LayeredTarget, Params
 from specjax.decoding.method import method as pair
 from specjax.eval import compiled, report, table
 from specjax.eval.compiled import placed
@@ -62,7 +62,7 @@ class Config:
   out: str = "results/sharded_loop"  # directory of the report
 
 
-def eagle3_drafter(target: Target, config: Config, params: Params) -> tuple[Drafter, Params]:
+def eagle3_drafter(target: LayeredTarget, config: Config, params: Params) -> tuple[Drafter, Params]:
   """An EAGLE-3 head with as many guesses as nodes, and the shapes of its weights in bfloat16."""
   taps = 0, target.layers // 2, target.layers
   head = HEADS["eagle3"][0](target, Eagle3Config(depth=5, hidden_layers=taps))

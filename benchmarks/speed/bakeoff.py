@@ -29,7 +29,7 @@ from specjax.eval import bench, choice, fillers, interleaved, prompts, report, t
 from specjax.eval.options import Tune
 from specjax.eval.plots import speed
 from specjax.heads import drafting
-from specjax.heads.frames import Frames
+from specjax.heads.parallel import Frames
 from specjax.heads.pseudo_rows import PseudoRows
 from specjax.names import grammar
 from specjax.names.grammar import Part

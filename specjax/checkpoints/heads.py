@@ -22,7 +22,7 @@ from specjax.checkpoints.files import check, read_config, read_tensors, write
 from specjax.checkpoints.trained_for import Identity
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import Head
-from specjax.heads.named import is_file, named
+from specjax.heads.named import built, is_file, named
 from specjax.models.config import Config
 from specjax.sampling import new_key
 from specjax.trees.dynamic import Dynamic
@@ -114,7 +114,7 @@ def load(
   draft_vocab = own.get("draft_vocab")
   if draft_vocab is not None:
     checks.whole(f"{file}: draft_vocab", draft_vocab, 1, model.vocab_size)
-  head = build(families.target(model), config)
+  head = built(build, families.target(model), config)
   leaves = flatten_dict(abstract(head, model, draft_vocab), sep="/")
   tensors = eight_bits.widen(read_tensors(path), path)
   check(tensors, {k: v.shape for k, v in leaves.items()}, path)

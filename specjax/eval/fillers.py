@@ -28,7 +28,7 @@ from specjax.eval import verify_cost as verify
 from specjax.eval.choice import Candidate, Paths, candidates, drawn, expected, fitted, spread
 from specjax.eval.options import Tune as Config
 from specjax.heads import drafting
-from specjax.heads.frames import Frames
+from specjax.heads.parallel import Frames
 from specjax.heads.pseudo_rows import PseudoRows
 from specjax.names import grammar
 from specjax.names.build.drafters import is_head, load_small

@@ -19,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax import checks
-from specjax.base import Context
+from specjax.base import Context, LayeredTarget, showing
 from specjax.decoding.decoder import Decoder
 from specjax.drafters.layers import skipped_layers
 from specjax.drafters.layers.own_layers import agreement
@@ -36,6 +36,7 @@ OF_MLP = ("mlp_norm", "gate_up", "gate", "up", "down", "experts")
 
 def weights_read(model: Model) -> tuple[np.ndarray, int]:
   """(numbers i[L, 2] that a token reads of each attention and each MLP, those of the LM head)."""
+  target = showing(LayeredTarget, model.target, "skipping")
   sizes, experts = np.zeros((model.config.layers, 2), np.int64), model.config.experts
   for i in range(model.config.layers):
     for path, part in flatten_dict(model.params["params"][f"layer_{i}"]).items():
@@ -43,7 +44,7 @@ def weights_read(model: Model) -> tuple[np.ndarray, int]:
       if experts is not None and path[-1].startswith("expert_"):
         size = size * experts.chosen // experts.count
       sizes[i, int(path[0] in OF_MLP)] += size
-  return sizes, sum(x.size for x in jax.tree.leaves(model.target.lm_head(model.params)))
+  return sizes, sum(x.size for x in jax.tree.leaves(target.lm_head(model.params)))
 
 
 def worth(rate: float, share: float, depth: int) -> tuple[float, int]:
@@ -105,7 +106,8 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   if not texts:
     raise ValueError(f"prompts={config.prompts!r}: no answer has more than {WINDOW} tokens.")
 
-  own, length = model.target, jnp.asarray([len(x) for x in texts], jnp.int32)
+  own = showing(LayeredTarget, model.target, "skipping")
+  length = jnp.asarray([len(x) for x in texts], jnp.int32)
   T = max(map(len, texts))
   tokens = jnp.asarray([[*x, *[0] * (T - len(x))] for x in texts], jnp.int32)
   cache, _ = jax.jit(own.prefill, static_argnums=3)(model.params, tokens, length, T)

@@ -14,8 +14,8 @@ from specjax.base import Drafter
 from specjax.draft_length.base import DraftLength, Observation
 from specjax.heads import drafting
 from specjax.heads.base import Head
-from specjax.heads.frames import Frames
 from specjax.heads.own_pass import OwnPass
+from specjax.heads.parallel import Frames
 from specjax.sampling import most_likely
 from specjax.trees.static import Static
 from specjax.trees.structure import rows_where

@@ -1,6 +1,7 @@
 """Heads with a layer over their guesses, which sees the committed text and the guesses above.
 
-Letters: B batch, M roots, W nodes of one level or roots, D depth, E' width of what a head reads.
+Letters: B batch, M roots, W nodes of one level or roots, D depth, E' width of what a head reads, G
+newest tokens of a text.
 """
 
 import dataclasses
@@ -10,10 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import checks
 from specjax.base import KV, Cache, Params
 from specjax.heads import prefix
 from specjax.heads.own_pass import OwnPass, token_at
 from specjax.heads.prefix import RunText
+from specjax.trees.structure import at
 
 
 class Attend(Protocol):
@@ -59,6 +62,10 @@ class Attending(OwnPass):
 
   first: ClassVar[int] = 1  # the level of the first tokens that `attend` takes in
 
+  def __post_init__(self) -> None:
+    if self.window is not None:
+      checks.whole("window", self.window, self.depth + 1, note="more than the depth")
+
   def root(self, params: Params, target_params: Params, last: Array, tokens: Array,
            place: Array, number: Array) -> Array:  # fmt: skip
     """The states [B, M, E'] from which the head goes on, of what `memory` keeps, last [B, M, any].
@@ -101,6 +108,39 @@ class Attending(OwnPass):
       rows = _join(rows, jax.tree.map(lambda x: x[:, :, :, None], fresh), 3)
       chain = Cache(rows, jnp.full(examples.at.shape[0], rows.k[0].shape[3], jnp.int32))
     return tuple(states)
+
+
+class AtRoot(Protocol):
+  """The states [B, M, E'] before the root, from what `memory` keeps, last [B, M, any].
+
+  `newest` i32[B, M, G] are the text's tokens up to the root, which is the last of them; a text that
+  is shorter begins with its first token again.
+  """
+
+  def __call__(
+    self, params: Params, target_params: Params, last: Array, newest: Array
+  ) -> Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AttendingRoot(Attending):
+  """An `Attending` head whose `attend` gives depth 1, too, from the root; `chimera.py` is one.
+
+  Attributes:
+    at_root: see `AtRoot`.
+    newest: G, how many tokens up to the root `at_root` is given (static).
+  """
+
+  at_root: AtRoot
+  newest: int
+
+  first: ClassVar[int] = 0
+
+  def root(self, params, target_params, last, tokens, place, number):
+    back = jnp.arange(self.newest - 1, -1, -1, dtype=jnp.int32)
+    place = place[..., None] - jnp.minimum(back[None, None], number[..., None])
+    newest = at(tokens, place.reshape(len(tokens), -1)).reshape(place.shape)
+    return self.at_root(params, target_params, last, newest)
 
 
 def _join(rows: KV | None, fresh: KV, axis: int) -> KV:

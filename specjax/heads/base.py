@@ -3,10 +3,10 @@
 A `Head` is what all heads have. Its kinds are types, a file each, which differ in how a guess
 depends on those before; a head of one's own is one of them with its fields filled in:
 
-    not at all              `parallel.Parallel`; `frames.Frames`, which a CTC folds;
+    not at all              `parallel.Parallel`, `parallel.Frames`, which a CTC folds, and
                             `masked_block.MaskedBlock`, whose guesses attend to the text
     through a carry         `recurrent.Recurrent`
-    by attention            `attending.Attending`, `attending_root.AttendingRoot`
+    by attention            `attending.Attending`, `attending.AttendingRoot`
     in the target's pass    `pseudo_rows.PseudoRows`
 
 `drafting` fills trees with the guesses of any head, and unrolls it along texts to train.
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from jax import Array
 
-from specjax.base import Drafter, Features, Params, Target
+from specjax.base import Drafter, Features, Params, StatesTarget
 from specjax.heads import draft_vocabulary
 from specjax.trees.base import Tree
 
@@ -94,7 +94,7 @@ class Head(abc.ABC):
   """
 
   name: str
-  target: Target
+  target: StatesTarget
   depth: int
   weights: Weights
   read: Read

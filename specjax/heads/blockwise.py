@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Target
+from specjax.base import StatesTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.parallel import Parallel
@@ -50,7 +50,7 @@ class BlockwiseHeads(nn.Module):
 
 
 @functools.cache
-def blockwise(target: Target, config: BlockwiseConfig) -> Parallel:
+def blockwise(target: StatesTarget, config: BlockwiseConfig) -> Parallel:
   """Heads that each guess one depth from the target's last state, through one vocabulary matrix.
 
   Stern, Shazeer and Uszkoreit 2018 (arXiv 1811.03115, sections 3 to 6). The state after the final

@@ -10,9 +10,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary
-from specjax.heads.attending_root import AttendingRoot
+from specjax.heads.attending import AttendingRoot
 from specjax.heads.base import LossWeights
 from specjax.models.linear import linear
 from specjax.models.weights import dense
@@ -51,7 +51,7 @@ class ChimeraNet(nn.Module):
 
 
 @functools.cache
-def chimera(target: Target, config: ChimeraConfig) -> AttendingRoot:
+def chimera(target: LayeredTarget, config: ChimeraConfig) -> AttendingRoot:
   """Guesses from the last three tokens, which attend to the target's states and the guesses above.
 
   Zeng et al. 2024 (arXiv 2402.15758, section 3). The trigram encoder makes a row of the root or a
@@ -78,8 +78,7 @@ def chimera(target: Target, config: ChimeraConfig) -> AttendingRoot:
     return params | {"lm_head": jnp.broadcast_to(both, (D, *both.shape))}
 
   def apply(params, *arguments):
-    own = {name: x for name, x in params["params"].items() if name != "lm_head"}
-    return module.apply({"params": own}, *arguments)
+    return module.apply({"params": params["params"]}, *arguments)
 
   def memory(params, target_params, features, following, *rest):
     # What else the layer makes of these rows is dead code.

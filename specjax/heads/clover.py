@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Target
+from specjax.base import LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
@@ -89,7 +89,7 @@ class CloverNet(nn.Module):
 
 
 @functools.cache
-def clover(target: Target, config: CloverConfig) -> Recurrent:
+def clover(target: LayeredTarget, config: CloverConfig) -> Recurrent:
   """Medusa's heads made regressive: guess d is conditioned on the tokens before it.
 
   Xiao et al. 2024 (arXiv 2405.00263). The augmenting block, transformer layers over the target's

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Target
+from specjax.base import LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
@@ -118,7 +118,7 @@ class Clover2Net(nn.Module):
 
 
 @functools.cache
-def clover2(target: Target, config: Clover2Config) -> Recurrent:
+def clover2(target: LayeredTarget, config: Clover2Config) -> Recurrent:
   """A recurrent head that starts from layers over the whole text and the root.
 
   Xiao et al. 2024 (arXiv 2408.00264), as in their released code. With h_t the target's residual

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
-from specjax.heads.frames import Frames
+from specjax.heads.parallel import Frames
 from specjax.models.linear import linear, linear_each
 
 
@@ -58,7 +58,7 @@ class CTCNet(nn.Module):
 
 
 @functools.cache
-def ctc(target: Target, config: CTCConfig) -> Frames:
+def ctc(target: LayeredTarget, config: CTCConfig) -> Frames:
   """Frames after the text, each a token or a blank, that spell the next tokens when folded.
 
   Wen et al. 2024 (arXiv 2412.00061). The sum over all alignments is trained, so that no frame is
@@ -88,8 +88,7 @@ def ctc(target: Target, config: CTCConfig) -> Frames:
     return params | {"layers": silent, "blank": jnp.zeros((E,), jnp.float32)}
 
   def apply(params, *arguments, method: str):
-    own = {name: x for name, x in params["params"].items() if name != "blank"}
-    return module.apply({"params": own}, *arguments, method=method)
+    return module.apply({"params": params["params"]}, *arguments, method=method)
 
   def memory(params, target_params, features, following, *rest):
     return apply(params, features.hidden, *rest, method="text")

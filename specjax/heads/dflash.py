@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import blocks, draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
@@ -98,7 +98,7 @@ def _of_layer(kv: KV, i: int) -> KV:
 
 
 @functools.cache
-def dflash(target: Target, config: DFlashConfig) -> MaskedBlock:
+def dflash(target: LayeredTarget, config: DFlashConfig) -> MaskedBlock:
   """Block diffusion in one step: the root and D masks, which see each other and the text.
 
   Chen et al. 2026 (arXiv 2602.06036). The text is seen through the target's states alone: a matrix

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Params, Target
+from specjax.base import Params, StatesTarget
 from specjax.models.linear import linear, take
 from specjax.models.weights import Matrix
 from specjax.trees.folded import SILENT
@@ -55,7 +55,7 @@ def collection(vocabulary: Array | np.ndarray | None) -> Params:
   return {} if vocabulary is None else {KEY: jnp.asarray(vocabulary, jnp.int32)}
 
 
-def through(target: Target) -> Callable[..., Array]:
+def through(target: StatesTarget) -> Callable[..., Array]:
   """`Head.read` by the rows of the target's LM head that are in the draft vocabulary."""
 
   def read(params, target_params, state, d=None):

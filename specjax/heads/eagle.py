@@ -10,8 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import checks
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary, embedding
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -59,7 +58,7 @@ class EagleLayer(nn.Module):
 
 
 @functools.cache
-def eagle(target: Target, config: EagleConfig) -> Attending:
+def eagle(target: LayeredTarget, config: EagleConfig) -> Attending:
   """A layer that predicts the target's next state from the last one and the token that followed it.
 
   Li et al. 2024 (arXiv 2401.15077, section 4): EAGLE-1 on a static tree. On a `Dynamic` tree the
@@ -72,8 +71,6 @@ def eagle(target: Target, config: EagleConfig) -> Attending:
   depth 1 only, as published; the published noise on the states, 0.2 * 512 / T wide, is `train.heads
   --noise`.
   """
-  if config.window is not None:
-    checks.whole("window", config.window, config.depth + 1, note="more than the depth")
   layers = target.make_layers(mlp_width=config.mlp_width, window=config.window, qk_norm=False)
   module = EagleLayer(layers, config.bias)
 

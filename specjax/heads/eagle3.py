@@ -10,8 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import checks
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary, embedding
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -94,7 +93,7 @@ class Eagle3Layer(nn.Module):
 
 
 @functools.cache
-def eagle3(target: Target, config: Eagle3Config) -> Attending:
+def eagle3(target: LayeredTarget, config: Eagle3Config) -> Attending:
   """A layer that guesses tokens from three of the target's layers, then from its own states.
 
   Li et al. 2025 (arXiv 2503.01840, section 3). Its states need not be like the target's, so it has
@@ -107,8 +106,6 @@ def eagle3(target: Target, config: Eagle3Config) -> Attending:
   its sliding window, which the published layer lacks; `window` is the head's own. The LM head
   starts as the target's rows, which the paper leaves open.
   """
-  if config.window is not None:
-    checks.whole("window", config.window, config.depth + 1, note="more than the depth")
   E, epsilon = target.width, target.norm_epsilon
   hidden_layers = hidden_layers_of(target.layers, config.hidden_layers)
   layers = target.make_layers(

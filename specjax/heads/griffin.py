@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -67,7 +67,7 @@ class GriffinLayer(nn.Module):
 
 
 @functools.cache
-def griffin(target: Target, config: GriffinConfig) -> Attending:
+def griffin(target: LayeredTarget, config: GriffinConfig) -> Attending:
   """EAGLE's layer, which corrects its input by the token and gives tokens and states apart.
 
   Hu et al. 2025 (arXiv 2502.11018), as in the released code. The first half of the layer's output

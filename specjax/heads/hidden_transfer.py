@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Target
+from specjax.base import LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
@@ -45,7 +45,7 @@ class TransferMaps(nn.Module):
 
 
 @functools.cache
-def hidden_transfer(target: Target, config: HiddenTransferConfig) -> PseudoRows:
+def hidden_transfer(target: LayeredTarget, config: HiddenTransferConfig) -> PseudoRows:
   """Maps from a token's state in the middle of the target to the states of later tokens.
 
   Hidden Transfer, Wu et al. 2024 (arXiv 2404.12022), and FIRP, Hu et al. 2024 (arXiv 2410.20488),

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
@@ -80,7 +80,7 @@ class PrefixLayer(nn.Module):
 
 
 @functools.cache
-def hydra(target: Target, config: HydraConfig) -> Recurrent:
+def hydra(target: LayeredTarget, config: HydraConfig) -> Recurrent:
   """Heads of which number d sees the target's last state, the root and the d - 1 guesses after it.
 
   Ankner et al. 2024 (arXiv 2402.05109), as in the code that came with it. States are those after

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -74,7 +74,7 @@ class JakiroLayer(nn.Module):
 
 
 @functools.cache
-def jakiro(target: Target, config: JakiroConfig) -> Attending:
+def jakiro(target: LayeredTarget, config: JakiroConfig) -> Attending:
   """EAGLE's layer with two experts in place of its MLP, and its last two depths from one pass.
 
   Huang et al. 2025 (arXiv 2502.06282), as in the released code. Both experts always run. Depth D is

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import checks
-from specjax.base import Target
+from specjax.base import LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
@@ -31,7 +31,7 @@ class MaskedSlotsConfig:
 
 
 @functools.cache
-def masked_slots(target: Target, config: MaskedSlotsConfig) -> PseudoRows:
+def masked_slots(target: LayeredTarget, config: MaskedSlotsConfig) -> PseudoRows:
   """K masks that see each other both ways, through the target's layers with updates of their own.
 
   The layout is that of TiDAR, Liu et al. 2025 (arXiv 2511.08923): one pass fills masks after every

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Target
+from specjax.base import StatesTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.parallel import Parallel
 from specjax.models.linear import linear, linear_each
@@ -52,7 +52,7 @@ class MedusaHeads(nn.Module):
 
 
 @functools.cache
-def medusa(target: Target, config: MedusaConfig) -> Parallel:
+def medusa(target: StatesTarget, config: MedusaConfig) -> Parallel:
   """Heads that each guess one depth from the target's last state, all at once.
 
   Cai et al. 2024 (arXiv 2401.10774, sections 2.1 and 2.2). The product of the heads' distributions

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Target
+from specjax.base import StatesTarget
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
@@ -58,7 +58,7 @@ class MLPSpeculatorStep(nn.Module):
 
 
 @functools.cache
-def mlp_speculator(target: Target, config: MLPSpeculatorConfig) -> Recurrent:
+def mlp_speculator(target: StatesTarget, config: MLPSpeculatorConfig) -> Recurrent:
   """A state that starts as the target's and takes in the root, then guess after guess.
 
   Wertheimer et al. 2024 (arXiv 2404.19124), as in IBM's fms-extras. The state is the target's after

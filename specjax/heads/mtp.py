@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -54,7 +54,7 @@ class MTPModule(nn.Module):
 
 
 @functools.cache
-def mtp(target: Target, config: MTPConfig) -> Attending:
+def mtp(target: LayeredTarget, config: MTPConfig) -> Attending:
   """A layer on the last state and the token after it, each behind a norm of its own.
 
   DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437, section 2.2), where module d predicts depth d and

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from specjax.base import Target, showing
 from specjax.heads import HEADS
 from specjax.heads.base import Head
 
@@ -40,6 +41,12 @@ def named(name: str) -> Named:
     raise ValueError(f"head={name!r}: there is no file {file} in {pathlib.Path.cwd()}; a head of "
                      "your own is trained and loaded with the file that defines it.")  # fmt: skip
   return _of_file(pathlib.Path(file).resolve(), function)
+
+
+def built(build: Callable[..., Head], target: Target, config: Any) -> Head:
+  """A head on a target; ValueError where that shows less than `build` is annotated to take."""
+  kind = typing.get_type_hints(build).get("target", Target)
+  return build(showing(kind, target, f"the head {build.__name__}"), config)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Heads that guess all depths at once, from what is kept of the committed text alone.
+"""Heads that guess all depths at once, from what is kept of the committed text: tokens, or frames.
 
 Letters: B batch, M roots, D depth, E' width of what a head reads out.
 """
@@ -9,9 +9,10 @@ from typing import Protocol
 from jax import Array
 
 from specjax.base import Params
-from specjax.heads import prefix
+from specjax.heads import draft_vocabulary, prefix
 from specjax.heads.own_pass import OwnPass
 from specjax.trees.base import independent
+from specjax.trees.folded import Folded
 
 
 class States(Protocol):
@@ -41,3 +42,18 @@ class Parallel(OwnPass):
     last, *_ = self.roots(params, target_params, examples)
     states = self.states(params, target_params, last)
     return tuple(states[:, :, d] for d in range(self.depth))
+
+
+@dataclasses.dataclass(frozen=True)
+class Frames(Parallel):
+  """A `Parallel` head of D frames; `ctc.py` is one.
+
+  The last of the W' + 1 logits that `read` gives says nothing. All depths are trained together, and
+  `trees.folded` folds the drafts, so that many hold fewer tokens than the tree has nodes.
+  """
+
+  def ids(self, params):
+    return draft_vocabulary.with_blank(super().ids(params), self.target.vocab_size)
+
+  def drafter(self, tree, counts=None):
+    return super().drafter(Folded(tree), counts)._replace(varies=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import blocks, draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.masked_block import MaskedBlock
@@ -58,7 +58,7 @@ class PARDModel(nn.Module):
 
 
 @functools.cache
-def pard(target: Target, config: PARDConfig) -> MaskedBlock:
+def pard(target: LayeredTarget, config: PARDConfig) -> MaskedBlock:
   """A draft model that says D tokens in one pass: the root and D - 1 masks in a row after it.
 
   An et al. 2025 (arXiv 2504.18583). The model reads tokens alone, none of the target's states, and

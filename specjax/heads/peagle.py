@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, Target
+from specjax.base import KV, Cache, LayeredTarget
 from specjax.heads import blocks, draft_vocabulary, embedding
 from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
@@ -93,7 +93,7 @@ class PEagleLayers(nn.Module):
 
 
 @functools.cache
-def peagle(target: Target, config: PEagleConfig) -> MaskedBlock:
+def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
   """EAGLE-3's network that says D tokens in one pass: the root's row, and D - 1 masks after it.
 
   Hui et al. 2026 (arXiv 2602.01469). The text's rows are EAGLE-3's: several states of the target

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from specjax import checks
-from specjax.base import Target
+from specjax.base import LayeredTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
@@ -30,7 +30,7 @@ class PPDConfig:
 
 
 @functools.cache
-def ppd(target: Target, config: PPDConfig) -> PseudoRows:
+def ppd(target: LayeredTarget, config: PPDConfig) -> PseudoRows:
   """K trained embeddings, at which the target predicts the tokens after the next.
 
   Chen et al. 2024 (arXiv 2405.18628, section 3). Prompt token k of a candidate is a pseudo row that

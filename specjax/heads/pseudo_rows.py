@@ -21,7 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import KV, Cache, Drafter, Evaluation, Features, Params, Target, Verdict
+from specjax.base import (
+  KV,
+  Cache,
+  Drafter,
+  Evaluation,
+  Features,
+  LayeredTarget,
+  Params,
+  Verdict,
+)
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import Examples, Head
 from specjax.models.transformer import attention_mask
@@ -30,8 +39,9 @@ from specjax.trees.structure import at
 
 
 def ride(
-  network: Target, target_params: Params, x: Array, position: Array, mask: Array, owner: Array,
-  counts: Sequence[int], layers: Sequence[int], enter: Callable[[int, Array], Array], *,
+  network: LayeredTarget, target_params: Params, x: Array, position: Array, mask: Array,
+  owner: Array, counts: Sequence[int], layers: Sequence[int],
+  enter: Callable[[int, Array], Array], *,
   cache: Cache | None = None, start: int = 0, causal: bool = True,
 ) -> tuple[Array, Array, KV]:  # fmt: skip
   """Layers from `start` up over nodes and their pseudo rows.
@@ -159,6 +169,7 @@ class PseudoRows(Head):
       and so of the logits that are linear in them (static).
   """
 
+  target: LayeredTarget
   layers: tuple[int, ...]
   enter: Enter
   causal: bool = True
@@ -199,10 +210,11 @@ class PseudoRows(Head):
     def evaluate(params, target_params, guesses, cache, draft, mask):
       everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
       everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
-      hidden, guessed, kv = self._ride(
-        params, target_params, network.embed(target_params, draft.tokens),
-        cache.length[:, None] + draft.depth, mask, everyone, np.repeat(counts, sets).tolist(),
-        cache=cache,
+      hidden, guessed, kv = ride(
+        network, self.of_pass(params, target_params, nodes),
+        network.embed(target_params, draft.tokens), cache.length[:, None] + draft.depth, mask,
+        everyone, np.repeat(counts, sets).tolist(), self.layers,
+        functools.partial(self.enter, params), cache=cache, causal=self.causal,
       )  # fmt: skip
       guessed = mean_of_sets(guessed, counts, sets)
       return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
@@ -223,17 +235,11 @@ class PseudoRows(Head):
     else:
       x, start = self.target.embed(target_params, examples.tokens), 0
     (B, M), D, sets = examples.at.shape, self.depth, self.sets
-    _, guessed, _ = self._ride(
-      params, target_params, x, examples.position, attention_mask(examples.segment, causal=True),
-      jnp.repeat(examples.at, sets, 1), (D,) * (M * sets), start=start,
+    _, guessed, _ = ride(
+      self.target, self.of_pass(params, target_params, x.shape[1]), x, examples.position,
+      attention_mask(examples.segment, causal=True), jnp.repeat(examples.at, sets, 1),
+      (D,) * (M * sets), self.layers, functools.partial(self.enter, params), start=start,
+      causal=self.causal,
     )  # fmt: skip
     guessed = guessed.reshape(B, M, sets, D, -1).mean(2)
     return tuple(guessed[:, :, d] for d in range(D))
-
-  def _ride(self, params, target_params, x, position, mask, owner, counts, cache=None, start=0):
-    """`ride` with the rows of the head."""
-    return ride(
-      self.target, self.of_pass(params, target_params, x.shape[1]), x, position, mask, owner,
-      counts, self.layers, functools.partial(self.enter, params), cache=cache, start=start,
-      causal=self.causal,
-    )  # fmt: skip

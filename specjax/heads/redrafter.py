@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Target
+from specjax.base import StatesTarget
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
@@ -67,7 +67,7 @@ class ReDrafterNet(nn.Module):
 
 
 @functools.cache
-def redrafter(target: Target, config: ReDrafterConfig) -> Recurrent:
+def redrafter(target: StatesTarget, config: ReDrafterConfig) -> Recurrent:
   """A recurrent state over the root and the guesses, read beside the target's last state.
 
   Zhang et al. 2024 (arXiv 2403.09919), as in Apple's ml-recurrent-drafter. The recurrence starts

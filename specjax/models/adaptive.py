@@ -6,13 +6,14 @@ reads none of a pass's nodes costs nothing, and a node that it does not read pas
 Letters: B batch, N nodes, E width, S capacity, K key/value heads, C head dimension, L layers.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import KV, Cache, Evaluation, Features, Params, Target
+from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params
 from specjax.models import cache as kv_cache
 from specjax.models import transformer
 from specjax.models.config import Config
@@ -66,7 +67,7 @@ def run(
 
 
 @functools.cache
-def adaptive(config: Config, skipping: Skipping) -> Target:
+def adaptive(config: Config, skipping: Skipping) -> LayeredTarget:
   """The network of a config with a choice of layers; one object for each, so that jit caches hit.
 
   Its plain decoding is the baseline of every drafter, and drafts change no token of it. Drafters
@@ -103,4 +104,4 @@ def adaptive(config: Config, skipping: Skipping) -> Target:
     dense = kv_cache.commit(Cache(cache.kv, cache.length), kv, path, rows)
     return Read(dense.kv, dense.length, cache.state)
 
-  return lm._replace(prefill=prefill, evaluate=evaluate, commit=commit)
+  return dataclasses.replace(lm, prefill=prefill, evaluate=evaluate, commit=commit)

@@ -5,6 +5,7 @@ The dense target is as it was: this one runs the same blocks, and hands their qu
 Letters: B batch, T prompt length, N nodes, M earlier rows, E width, S capacity.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Evaluation, Features, Params, Target
+from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params
 from specjax.models import transformer
 from specjax.models.caches.base import CacheKind, Queries
 from specjax.models.chunks import read_prompts
@@ -58,7 +59,7 @@ def run(
 
 
 @functools.cache
-def compressed(config: Config, kind: CacheKind) -> Target:
+def compressed(config: Config, kind: CacheKind) -> LayeredTarget:
   """The network of a config over caches of a kind; one object for each, so that jit caches hit.
 
   Layers that drafters run by themselves read dense caches alone, see `models.cache.rows_of`.
@@ -95,11 +96,11 @@ def compressed(config: Config, kind: CacheKind) -> Target:
   def commit(cache: Any, kv: Fresh, path: Array, rows: Array) -> Any:
     return kind.commit(cache, kv.kv, kv.queries if kind.judges else None, path, rows)
 
-  return lm._replace(prefill=prefill, evaluate=evaluate, commit=commit)
+  return dataclasses.replace(lm, prefill=prefill, evaluate=evaluate, commit=commit)
 
 
-def drafting(config: Config, kind: CacheKind) -> Target:
+def drafting(config: Config, kind: CacheKind) -> LayeredTarget:
   """The network for drafts over caches of a kind: `run_some` reads them."""
   layer = functools.partial(of_layer, config)
   some = functools.partial(run_some, layer, functools.partial(angles, config), read=kind.read)
-  return transformer.target(config)._replace(run_some=some)
+  return dataclasses.replace(transformer.target(config), run_some=some)

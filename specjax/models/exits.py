@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax import checks
-from specjax.base import KV, Cache, Evaluation, Features, Params, Target
+from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params, Target, showing
 from specjax.trees.structure import at
 
 WAITING = 8  # W: the layers behind an exit read more rows than they need once for each 9 tokens
@@ -86,7 +86,7 @@ def _run_if(ran: Array, function: Callable, *arguments: Array) -> Any:
 
 
 @functools.cache
-def sorted_exits(lm: Target, least: float = 0.5, every: int = 2) -> Target:
+def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
   """A model whose token comes from the first exit that gives some token a probability of `least`.
 
   S2D (Kavehzadeh et al. 2024, arXiv 2407.01955), for models whose exits were trained, see
@@ -96,13 +96,15 @@ def sorted_exits(lm: Target, least: float = 0.5, every: int = 2) -> Target:
   row of the batch needs; no row's logits depend on it.
 
   Args:
-    lm: a transformer of L layers.
+    model: a transformer of L layers.
     least: 0 to 1 (static); with 0 the first exit gives all tokens.
     every: an exit lies behind every so many layers and behind the last (static).
 
   Raises:
-    ValueError: a number outside its bounds, or hidden layers that are asked for.
+    ValueError: a model that shows no layers, a number outside its bounds, or hidden layers that are
+      asked for.
   """
+  lm = showing(LayeredTarget, model, "exits")
   checks.number("least", least, 0, 1)
   if not 1 <= every < lm.layers:
     raise ValueError(f"every={every}: accepted is 1 to {lm.layers - 1}, so that a model of "
@@ -194,7 +196,7 @@ def sorted_exits(lm: Target, least: float = 0.5, every: int = 2) -> Target:
     whole = KV(*(tuple(x for part in parts for x in part) for parts in zip(*written, strict=True)))
     return Text(whole, tuple(still), length)
 
-  return Target(lm.vocab_size, prefill, evaluate, commit, lm.head, width=lm.width)
+  return Target(lm.vocab_size, prefill, evaluate, commit, lm.head)
 
 
 def _some(kv: KV, start: int, stop: int) -> KV:

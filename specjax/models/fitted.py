@@ -5,13 +5,14 @@ Published vocabularies are padded to lengths of their own, behind the tokens tha
 Letters: B batch, N nodes, V the vocabulary that is asked for.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Evaluation, Params, Target
+from specjax.base import Evaluation, Params, StatesTarget, Target
 
 
 @functools.cache
@@ -36,8 +37,11 @@ def fitted(lm: Target, vocab_size: int) -> Target:
     found = lm.evaluate(params, cache, known(tokens), *rest, **more)
     return found._replace(logits=fit(found.logits))
 
-  return lm._replace(
-    vocab_size=vocab_size, prefill=prefill, evaluate=evaluate,
+  own = dataclasses.replace(
+    lm, vocab_size=vocab_size, prefill=prefill, evaluate=evaluate,
     head=lambda params, hidden: fit(lm.head(params, hidden)),
-    embed=lambda params, tokens: lm.embed(params, known(tokens)),
   )  # fmt: skip
+  if not isinstance(own, StatesTarget):
+    return own
+  embed = own.embed
+  return dataclasses.replace(own, embed=lambda params, tokens: embed(params, known(tokens)))

@@ -3,6 +3,7 @@
 Letters: B batch, N nodes, P prompt tokens, V vocabulary.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -77,7 +78,7 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
     )  # fmt: skip
     return _mixed(both, both.logits[:, N:].reshape(B, N, rows, -1)[:, :, -1], weight)
 
-  return target._replace(evaluate=evaluate)
+  return dataclasses.replace(target, evaluate=evaluate)
 
 
 @functools.cache
@@ -116,4 +117,4 @@ def reflective_once(target: Target, prompt: tuple[int, ...], weight: float = 0.3
     )  # fmt: skip
     return _mixed(both, both.logits[:, N + P :], weight)
 
-  return target._replace(evaluate=evaluate)
+  return dataclasses.replace(target, evaluate=evaluate)

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, Evaluation, Features, Params, Target
+from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params
 from specjax.models import cache as kv_cache
 from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
@@ -95,7 +95,7 @@ def init(config: Config, key: Array) -> Params:
 
 
 @functools.cache
-def target(config: Config) -> Target:
+def target(config: Config) -> LayeredTarget:
   """The network as the functions of the contract; one object per config, so jit caches hit."""
   # By its type apply returns the output, or it and variables; without mutable it is the output.
   apply: Callable[..., Any] = Transformer(config).apply
@@ -130,7 +130,7 @@ def target(config: Config) -> Target:
     own = params["params"]
     return own[f"layer_{config.layers - 1}"], own["norm"]
 
-  return Target(
+  return LayeredTarget(
     vocab_size=config.vocab_size, prefill=prefill,
     evaluate=functools.partial(apply, method="evaluate"), commit=kv_cache.commit,
     head=functools.partial(apply, method="head"), width=config.width, layers=config.layers,

@@ -3,6 +3,7 @@
 Letters: B batch, N nodes, V vocabulary, W tokens that are said, E width.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Cache, Evaluation, Features, Params, Target
+from specjax.base import Cache, Evaluation, Features, LayeredTarget, Params, Target, showing
 from specjax.models.linear import linear, take
 from specjax.models.weights import Matrix
 
@@ -23,18 +24,23 @@ class Trimmed(NamedTuple):
   ids: Array
 
 
-def trim(lm: Target, params: Params, ids: Array) -> Trimmed:
-  """The params of `trimmed(lm)` that says the tokens i32[W]."""
+def trim(model: Target, params: Params, ids: Array) -> Trimmed:
+  """The params of `trimmed(model)` that says the tokens i32[W]."""
+  lm = showing(LayeredTarget, model, "a smaller vocabulary")
   return Trimmed(params, take(lm.lm_head(params), ids), ids)
 
 
 @functools.cache
-def trimmed(lm: Target) -> Target:
+def trimmed(model: Target) -> LayeredTarget:
   """A transformer with the logits of W tokens, -inf for all others; its params are `Trimmed`.
 
   VocabTrim (Goel et al. 2025, arXiv 2506.22694). A small model spends most of a pass in its LM
   head, and hardly ever drafts a rare token rightly.
+
+  Raises:
+    ValueError: a model that shows no layers.
   """
+  lm = showing(LayeredTarget, model, "a smaller vocabulary")
 
   def head(params: Trimmed, hidden: Array) -> Array:
     said = linear(hidden, params.rows).astype(jnp.float32)
@@ -61,7 +67,8 @@ def trimmed(lm: Target) -> Target:
   def of_lm(function: Callable) -> Callable:
     return lambda params, *arguments, **more: function(params.lm, *arguments, **more)
 
-  return Target(
-    lm.vocab_size, prefill, evaluate, lm.commit, head, width=lm.width, layers=lm.layers,
-    embed=of_lm(lm.embed), run_layers=of_lm(lm.run_layers), norm=of_lm(lm.norm),
+  return dataclasses.replace(
+    lm, prefill=prefill, evaluate=evaluate, head=head, embed=of_lm(lm.embed),
+    lm_head=of_lm(lm.lm_head), run_layers=of_lm(lm.run_layers), run_some=of_lm(lm.run_some),
+    norm=of_lm(lm.norm), last_layer=of_lm(lm.last_layer),
   )  # fmt: skip

@@ -91,7 +91,7 @@ class Model:
   @functools.cached_property
   def target(self) -> Target:
     if self.skipping is not None:
-      own = adaptive(self.config, self.skipping)
+      own: Target = adaptive(self.config, self.skipping)
     else:
       own = families.target(self.config)
     return own if self.fit is None else fitted(own, self.fit)

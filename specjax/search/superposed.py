@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from specjax import checks, speculate, switches
-from specjax.base import Cache, Params, Target
+from specjax.base import Cache, LayeredTarget, Params, showing
 from specjax.data.datastore import Datastore
 from specjax.decoding.batching import check_model, read
 from specjax.drafters.retrieval.rest import occurrences
@@ -79,7 +79,7 @@ def log_ngram(store: tuple[Array, Array], recent: Array, tokens: Array) -> Array
 
 @functools.partial(jax.jit, static_argnames=("target", "drafts", "new", "candidates"))
 def _decode(
-  target: Target, params: Params, store: tuple[Array, Array], stop: Array, tokens: Array,
+  target: LayeredTarget, params: Params, store: tuple[Array, Array], stop: Array, tokens: Array,
   alpha: Array, temperature: Array, *, drafts: int, new: int, candidates: int,
 ) -> State:  # fmt: skip
   k, K, T = drafts, candidates, tokens.shape[1]
@@ -155,13 +155,14 @@ def superposed(
     ValueError: a number that is not accepted, or a model that is not a causal transformer.
   """
   check_model(model, causal=True)
+  target = showing(LayeredTarget, model.target, "superposed decoding")
   checks.whole("drafts", drafts, 1)
   checks.whole("candidates", candidates, drafts, model.config.vocab_size, "drafts is the least")
   checks.number("alpha", alpha, 0, 1)
   checks.number("temperature", temperature, above=0)
   (ids,), (new,) = read(model, [prompt], max_new_tokens)
   state = jax.device_get(_decode(
-    model.target, model.params, tuple(map(jnp.asarray, store)), jnp.asarray([*model.stop, -1]),
+    target, model.params, tuple(map(jnp.asarray, store)), jnp.asarray([*model.stop, -1]),
     jnp.asarray([ids], jnp.int32), jnp.float32(alpha), jnp.float32(temperature),
     drafts=drafts, new=new, candidates=candidates,
   )._replace(cache=None))  # fmt: skip

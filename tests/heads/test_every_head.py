@@ -14,7 +14,7 @@ from specjax import speculate
 from specjax.decoding.method import method as pair
 from specjax.heads import HEADS, drafting
 from specjax.heads.base import Examples
-from specjax.heads.frames import Frames
+from specjax.heads.parallel import Frames
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, target

@@ -154,7 +154,7 @@ def by_rows(lm):
     alone = jax.tree.map(lambda x: x[:, None], (cache, kv, path, rows))
     return jax.tree.map(lambda x: x[:, 0], jax.vmap(lm.commit)(*alone))
 
-  return lm._replace(commit=commit)
+  return dataclasses.replace(lm, commit=commit)
 
 
 DRAFTED = sorted_exits(by_rows(target(SMALL)), 0.6, 1)

@@ -10,10 +10,14 @@ import pytest
 from safetensors.numpy import save_file
 
 import specjax
+from specjax.base import StatesTarget
 from specjax.checkpoints import families
 from specjax.checkpoints.hf_layout import Fusion
+from specjax.drafters.layers.layerskip import layerskip
 from specjax.heads import drafting
+from specjax.heads.eagle import EagleConfig, eagle
 from specjax.heads.medusa import MedusaConfig, medusa
+from specjax.heads.named import built
 from specjax.testing import random_table, table_model
 
 
@@ -39,10 +43,12 @@ def layout(config):
 def target(config):
   """The table model reads its own params, not a collection of them."""
   table, identity = table_model(config.vocab_size), jnp.eye(config.vocab_size)
-  return table._replace(
-    prefill=lambda params, *rest, **options: table.prefill(params["params"], *rest, **options),
-    evaluate=lambda params, *rest, **options: table.evaluate(params["params"], *rest, **options),
-    width=config.vocab_size, lm_head=lambda params: identity,
+  return StatesTarget(
+    config.vocab_size,
+    lambda params, *rest, **options: table.prefill(params["params"], *rest, **options),
+    lambda params, *rest, **options: table.evaluate(params["params"], *rest, **options),
+    table.commit, table.head, width=config.vocab_size,
+    embed=lambda params, tokens: identity[tokens], lm_head=lambda params: identity,
   )  # fmt: skip
 
 
@@ -75,7 +81,9 @@ def test_it_is_loaded_decoded_and_drafted_for_by_name(directory):
   assert plain == looked_up == drafted and all(len(tokens) == 12 for tokens in plain)
 
 
-def test_a_piece_that_it_lacks_is_named(directory):
+def test_what_it_does_not_show_is_named(directory):
   model = specjax.load(str(directory))
-  with pytest.raises(ValueError, match="this target lacks a piece of a transformer"):
-    model.target.embed(model.params, jnp.zeros((1, 1), jnp.int32))
+  with pytest.raises(ValueError, match="StatesTarget: accepted for the head eagle is a Layered"):
+    built(eagle, model.target, EagleConfig())
+  with pytest.raises(ValueError, match="StatesTarget: accepted for layerskip is a LayeredTarget,"):
+    layerskip(model.target)

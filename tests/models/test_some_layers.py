@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.base import KV
+from specjax.base import Target
+from specjax.drafters.layers.swift import swift
 from specjax.models import sharding
 from specjax.models.config import Config
 from specjax.models.int8 import quantise
@@ -169,6 +170,7 @@ def test_a_sliding_window_is_refused():
 
 
 def test_a_target_without_layers_says_so():
-  absent = target(CONFIG)._replace(run_some=type(target(CONFIG))._field_defaults["run_some"])
-  with pytest.raises(ValueError, match="run_some"):
-    absent.run_some({}, None, None, None, None, KV((), ()))
+  own = target(CONFIG)
+  bare = Target(own.vocab_size, own.prefill, own.evaluate, own.commit, own.head)
+  with pytest.raises(ValueError, match="type Target: accepted for swift is a LayeredTarget"):
+    swift(bare)

@@ -316,7 +316,7 @@ OWN = """
 from specjax.heads.medusa import MedusaConfig, medusa
 
 def mine(target, config: MedusaConfig):
-  return medusa(target, config)._replace(name="mine")
+  return dataclasses.replace(medusa(target, config), name="mine")
 """
 
 

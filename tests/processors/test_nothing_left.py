@@ -81,7 +81,9 @@ def test_infinite_logits_are_said(value, kind):
     return found._replace(logits=jnp.full_like(found.logits, value))
 
   decoder = Decoder(MODEL)
-  decoder.method = decoder.method._replace(target=MODEL.target._replace(evaluate=evaluate))
+  decoder.method = decoder.method._replace(
+    target=dataclasses.replace(MODEL.target, evaluate=evaluate)
+  )
   with pytest.raises(FloatingPointError, match=f"became {kind} after 0"):
     decoder([[1, 2]], 4)
 

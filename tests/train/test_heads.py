@@ -21,6 +21,7 @@ from specjax.data.sources import open_source
 from specjax.heads import HEADS
 from specjax.heads.base import LossWeights
 from specjax.heads.medusa import MedusaConfig, medusa
+from specjax.heads.parallel import Parallel
 from specjax.models.config import Config as ModelConfig
 from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads
@@ -119,7 +120,12 @@ def test_the_loss_is_that_of_a_plain_loop(reduced, weights, within):
 
 def test_a_head_says_what_of_its_states_is_like_the_targets():
   objective, params, target_params, batch, states, _ = objective_of(False)
-  own = heads.Objective(objective.head._replace(feature=lambda state, d: d * state), None)
+
+  class Scaled(Parallel):
+    def feature(self, state, d):
+      return d * state
+
+  own = heads.Objective(Scaled(**vars(objective.head)), None)
   weights = LossWeights(hard=0.0, feature=1.0, decay=1.0)
   total, _ = jax.jit(own.loss, static_argnums=3)(params, target_params, batch, weights)
   expected = 0.0

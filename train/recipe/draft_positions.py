@@ -16,7 +16,7 @@ from specjax.base import Features, Params
 from specjax.data.packing import Rows
 from specjax.heads import draft_vocabulary, drafting
 from specjax.heads.base import Examples, Head, LossWeights
-from specjax.heads.frames import Frames
+from specjax.heads.parallel import Frames
 from specjax.models.linear import linear
 from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Drafter, Target
+from specjax.base import Drafter, LayeredTarget, showing
 from specjax.drafters.layers.layerskip import finished, first_layers
 from specjax.drafters.layers.own_layers import Rows, drafted, nothing
 from specjax.models.exits import exits_of
@@ -60,7 +60,7 @@ def expected_tokens_per_layer(rate: Array, exits: Array, layers: int, depth: int
 
 
 @functools.cache
-def dynamic_exit(target: Target, depth: int = 7, every: int = 2) -> Drafter:
+def dynamic_exit(target: LayeredTarget, depth: int = 7, every: int = 2) -> Drafter:
   """Drafts as LayerSkip does, with the exit and the length that should give most for their layers.
 
   This is DEL (Entezari Zarch et al. 2025, arXiv 2504.05598). Shadow tokens tell what every exit
@@ -78,6 +78,7 @@ def dynamic_exit(target: Target, depth: int = 7, every: int = 2) -> Drafter:
   Raises:
     ValueError: a depth below 1, or a step that leaves no exit.
   """
+  target = showing(LayeredTarget, target, "dynamic_exit")
   L = target.layers
   if depth < 1 or not 1 <= every < L:
     raise ValueError(f"depth={depth}, every={every}: del drafts 1 token or more, with an exit "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Drafter, Evaluation, Features, Params, Target
+from specjax.base import Drafter, Evaluation, Features, LayeredTarget, Params, showing
 from specjax.drafters.layers.own_layers import Rows, drafted, nothing
 
 
@@ -20,7 +20,7 @@ def first_layers(layers: int, exit: Array | int) -> Array:
 
 
 def finished(
-  target: Target, target_params: Params, rows: Rows, exit: Array | int, cache, draft, mask
+  target: LayeredTarget, target_params: Params, rows: Rows, exit: Array | int, cache, draft, mask
 ) -> tuple[Evaluation, tuple[Array, ...]]:
   """The target at every node, whose rows have passed the layers below `exit` before.
 
@@ -36,7 +36,7 @@ def finished(
 
 
 @functools.cache
-def layerskip(target: Target, depth: int = 6, exit: int | None = None) -> Drafter:
+def layerskip(target: LayeredTarget, depth: int = 6, exit: int | None = None) -> Drafter:
   """Drafts with the target's first layers, whose keys, values and states its own pass goes on with.
 
   This is LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), for models that were trained to exit
@@ -51,6 +51,7 @@ def layerskip(target: Target, depth: int = 6, exit: int | None = None) -> Drafte
   Raises:
     ValueError: a depth below 1, or an exit that leaves no layer to draft or none to verify.
   """
+  target = showing(LayeredTarget, target, "layerskip")
   exit = max(1, target.layers // 4) if exit is None else exit
   if depth < 1 or not 1 <= exit < target.layers:
     raise ValueError(f"depth={depth}, exit={exit}: layerskip drafts 1 token or more, with 1 to "

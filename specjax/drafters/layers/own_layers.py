@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import KV, Context, Draft, Params, Target
+from specjax.base import KV, Context, Draft, LayeredTarget, Params
 from specjax.sampling import most_likely
 from specjax.trees.structure import at, chain
 
@@ -32,7 +32,9 @@ class Rows(NamedTuple):
   inputs: tuple[Array, ...]
 
 
-def nothing(target: Target, target_params: Params, batch: int, rows: int, layers: int) -> Rows:
+def nothing(
+  target: LayeredTarget, target_params: Params, batch: int, rows: int, layers: int
+) -> Rows:
   """Rows of zeros, of which `layers` inputs are kept."""
 
   def shapes(params: Params) -> Rows:
@@ -47,7 +49,7 @@ def nothing(target: Target, target_params: Params, batch: int, rows: int, layers
 
 
 def drafted(
-  target: Target, target_params: Params, context: Context, run: Array, depth: int, *,
+  target: LayeredTarget, target_params: Params, context: Context, run: Array, depth: int, *,
   longest: Array | int | None = None, least: Array | None = None, joint: bool = False,
   whole: bool = False, layers: tuple[int, ...] = (),
 ) -> tuple[Draft, Rows]:  # fmt: skip
@@ -117,7 +119,7 @@ def drafted(
 
 
 def agreement(
-  target: Target, target_params: Params, context: Context, end: Array, width: int, run: Array
+  target: LayeredTarget, target_params: Params, context: Context, end: Array, width: int, run: Array
 ) -> Array:
   """f32[B]: of W tokens of the text, how many some sublayers find likeliest, in one pass.
 

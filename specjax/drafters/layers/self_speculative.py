@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter, Target
+from specjax.base import Drafter, LayeredTarget, showing
 from specjax.draft_length.threshold import Threshold, confidence
 from specjax.drafters.layers.own_layers import drafted
 from specjax.trees.structure import rows_where
@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 @functools.cache
-def self_speculative(target: Target, depth: int = 7, least: float = 0.8) -> Drafter:
+def self_speculative(target: LayeredTarget, depth: int = 7, least: float = 0.8) -> Drafter:
   """Drafts with the target's own sublayers but for a set that was found to be dispensable.
 
   This is the self-speculative decoding of Draft & Verify (Zhang et al. 2023, arXiv 2309.08168). The
@@ -39,6 +39,7 @@ def self_speculative(target: Target, depth: int = 7, least: float = 0.8) -> Draf
   Raises:
     ValueError: a depth below 1.
   """
+  target = showing(LayeredTarget, target, "self_speculative")
   if depth < 1:
     raise ValueError(f"depth={depth}: self_speculative drafts 1 token or more.")
   policy = confidence(least, depth)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Context, Drafter, Params, Target
+from specjax.base import Context, Drafter, LayeredTarget, Params, showing
 from specjax.drafters.layers.own_layers import agreement, drafted
 from specjax.drafters.layers.skipped_layers import every_second
 from specjax.sampling import DRAFT, Source
@@ -74,7 +74,7 @@ def another(run: Array, noise: Array, count: int, afresh: Array) -> Array:
 
 
 @functools.cache
-def swift(target: Target, depth: int = 7, window: int = 32, skip: float = 0.45) -> Drafter:
+def swift(target: LayeredTarget, depth: int = 7, window: int = 32, skip: float = 0.45) -> Drafter:
   """Drafts with the target's own sublayers but for a set that it searches while it decodes.
 
   This is SWIFT (Xia et al. 2024, arXiv 2410.06916), with a chain in place of its tree. In each
@@ -93,6 +93,7 @@ def swift(target: Target, depth: int = 7, window: int = 32, skip: float = 0.45) 
   Raises:
     ValueError: a depth or window below 1, a share outside 0 to 1, or a model of less than 3 layers.
   """
+  target = showing(LayeredTarget, target, "swift")
   inner = 2 * (target.layers - 2)
   if depth < 1 or window < 1 or not 0 <= skip <= 1:
     raise ValueError(f"depth={depth}, window={window}, skip={skip}: swift takes 1 or more, 1 or "

@@ -1,5 +1,6 @@
 """Drafts by a model's own layers: what they say, where they end, and that no text changes."""
 
+import dataclasses
 import functools
 import json
 
@@ -108,7 +109,7 @@ def counted(run):
     jax.debug.callback(lambda _: heads.append(1), hidden)
     return OWN.head(params, hidden)
 
-  result = jax.jit(functools.partial(run, OWN._replace(run_some=run_some, head=head)))()
+  result = jax.jit(functools.partial(run, dataclasses.replace(OWN, run_some=run_some, head=head)))()
   jax.effects_barrier()
   return len(passes), len(heads), result
 
@@ -316,7 +317,9 @@ def test_a_file_that_is_no_set_is_refused(raw, words, tmp_path):
   (lambda: self_speculative(OWN, 0), "depth=0"), (lambda: layerskip(OWN, 3, L), "exit=6"),
   (lambda: layerskip(OWN, 3, 0), "exit=0"), (lambda: dynamic_exit(OWN, 3, L), "every=6"),
   (lambda: swift(OWN, 3, 0), "window=0"), (lambda: swift(OWN, 3, 8, 1.5), "skip=1.5"),
-  (lambda: swift(table_model(8)), "layers=0"), (lambda: layerskip(table_model(8)), "exit=1"),
+  (lambda: swift(target(dataclasses.replace(CONFIG, layers=2))), "layers=2"),
+  (lambda: swift(table_model(8)), "type Target: accepted for swift is a LayeredTarget"),
+  (lambda: layerskip(table_model(8)), "type Target: accepted for layerskip is a LayeredTarget"),
 ])  # fmt: skip
 def test_bad_numbers_are_refused(make, words):
   with pytest.raises(ValueError, match=words):

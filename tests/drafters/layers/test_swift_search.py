@@ -1,5 +1,6 @@
 """The search of SWIFT: which sets it tries, on which tokens, when it ends, and what it costs."""
 
+import dataclasses
 import functools
 
 import jax
@@ -121,7 +122,7 @@ def test_a_search_that_has_ended_costs_nothing(ended):
       jax.debug.callback(lambda _: wide.append(1), x[1])
     return OWN.run_some(*x, **more)
 
-  own = OWN._replace(run_some=run_some)
+  own = dataclasses.replace(OWN, run_some=run_some)
   search = begin(L)._replace(tried=jnp.int32(TRIES if ended else 0))
   weights, state = start(search, own=own)
   state = speculate.compiled_advance(method(own=own), weights, REQUEST, state, jnp.int32(9))

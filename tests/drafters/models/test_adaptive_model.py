@@ -1,5 +1,6 @@
 """A chain that a policy ends: which tokens it has, what it costs, and what is remembered."""
 
+import dataclasses
 import functools
 
 import jax
@@ -124,7 +125,7 @@ def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
     jax.debug.callback(lambda: runs.append(1))
     return TABLE.evaluate(*arguments, **hidden_layers)
 
-  drafter = adaptive_model(TABLE._replace(evaluate=evaluate), constant(D), D)
+  drafter = adaptive_model(dataclasses.replace(TABLE, evaluate=evaluate), constant(D), D)
   wanted = jnp.array(lengths, jnp.int32)
   draft, _ = proposed(
     drafter, (random_table(7, V), ()),
@@ -197,7 +198,7 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
   plain, state = start(none(), weights._replace(drafter=()), request, target_only())
   forever = jnp.int32(100)
   want = speculate.compiled_advance(plain, weights._replace(drafter=()), request, state, forever)
-  method = pair(TABLE._replace(evaluate=evaluate), drafter, token())
+  method = pair(dataclasses.replace(TABLE, evaluate=evaluate), drafter, token())
   seen = set()
   for least in (0.0, 0.3, 0.6, 2.0):
     begin = speculate.compiled_start(method, weights, TOKENS, LENGTH, request, 40)
