@@ -7,6 +7,7 @@ import pathlib
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -269,6 +270,13 @@ def test_pitfalls_lead_to_their_tests():
     defined = {node.name for node in ast.parse((ROOT / path).read_text()).body
                if isinstance(node, ast.FunctionDef)}  # fmt: skip
     assert name in defined, f"{path} has no {name}"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="no checkout")
+def test_a_checkout_is_light():
+  listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+  files = [ROOT / name.decode() for name in listed.stdout.split(b"\0") if name]
+  assert 0 < sum(file.stat().st_size for file in files if file.is_file()) < 48e6
 
 
 # --- The README and the reference

@@ -43,7 +43,7 @@ class Tokenizer:
       raise ValueError(f"{path} is no tokenizer.json: {error}.") from error
 
   def save(self, path: str | pathlib.Path) -> None:
-    self.inner.save(str(path))
+    self.inner.save(str(path), pretty=False)
 
   @property
   def vocab_size(self) -> int:

@@ -45,11 +45,16 @@ def test_the_most_frequent_tokens_are_chosen(texts):
     chosen(MODEL, named(texts, 4097))
 
 
-@pytest.mark.full(but=["eagle3", "medusa"])
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "hidden_transfer", "medusa"])
+@pytest.mark.full(but=["eagle3", "medusa", "medusa-every_token"])
+@pytest.mark.parametrize(
+  "name", ["eagle", "eagle3", "hidden_transfer", "medusa", "medusa-every_token"]
+)
 def test_a_trimmed_head_reads_its_rows(texts, name):
   """The logits of the kept tokens are those of the whole head."""
+  name, _, every = name.partition("-")
   _, loaded = load_head(MODEL, parse_one("drafter", name))
+  if every:
+    loaded = loaded._replace(params=loaded.head.init(jax.random.key(1), MODEL.params))
   _, less = trim_head(MODEL, loaded, named(texts))
   kept, old = draft_vocabulary.ids(less.params), draft_vocabulary.ids(loaded.params)
   assert kept.shape == (W,)
@@ -108,7 +113,7 @@ def test_trimmed_draft_models_change_no_token(texts, after):
   ("name", "words"),
   [
     ("medusa/trimmed", "trimmed: it needs texts, trimmed\\[FILE.jsonl\\]"),
-    ("medusa/trimmed-0[TEXTS]", "size=0: accepted is a whole number from 1 to 4096"),
+    ("medusa/trimmed-0[TEXTS]", "size=0: accepted is a whole number from 1 to 512"),
     ("prompt_lookup/trimmed-9[TEXTS]", "accepted after prompt_lookup/ are none"),
   ],
 )

@@ -94,7 +94,7 @@ DRAFTERS = [
   ("eagle/heuristic-7", "'heuristic-7': length=7: accepted is a whole number from 0 to 5"),
   (f"draft_model-4[{TARGET}]/constant-7", "length=7: accepted is a whole number from 0 to 3"),
   (f"draft_model[{TARGET}]/trimmed-5000[{{texts}}]", "size=5000: accepted is .* from 1 to 4096"),
-  ("medusa/trimmed-5000[{texts}]", "size=5000: accepted is a whole number from 1 to 4096"),
+  ("medusa/trimmed-5000[{texts}]", "size=5000: accepted is a whole number from 1 to 512"),
   # Nothing ships under this name.
   ("hydra", r"hydra: 'gsm8k-7m-hydra' is not in the zoo; `python -m specjax.train.heads` trains"),
   ("medusa[smollm2-135m-medusa]", "was trained for smollm2-135m, not gsm8k-7m: that has a vocab"),
@@ -151,7 +151,7 @@ def test_tensors_of_another_shape_say_whose_they_are(tmp_path):
   del raw[trained_for.KEY]
   (path / "config.json").write_text(json.dumps(raw))
   model = load(TARGET)
-  wider = dataclasses.replace(model, config=dataclasses.replace(model.config, vocab_size=4100))
+  wider = dataclasses.replace(model, config=dataclasses.replace(model.config, width=320))
   with pytest.raises(ValueError, match=r"trained for llama, not gsm8k-7m: tensor .* shape"):
     make_drafter(wider, f"medusa[{path}]")
 
