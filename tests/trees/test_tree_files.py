@@ -88,7 +88,7 @@ def test_shapes_of_equal_numbers_are_not_equal():
   [
     ("dynamic-16,depth=5", "it needs beam; accepted is dynamic-NODES,depth=NUMBER,beam=NUMBER"),
     ("dynamic-16", "tree='dynamic-16': it needs depth and beam; accepted is dynamic-NODES,"),
-    ("dynamic-16,depth=5,beam=4", "accepted is one number without a name, dynamic-16,depth=5,beam=4"),
+    ("dynamic-16-5-4", "accepted is one number without a name, dynamic-16,depth=5,beam=4"),
     ("iid-2,depth=5", "tree='iid-2,depth=5': accepted is iid-CHILDREN-CHILDREN-"),
     ("without_replacement-2-0", "tree='without_replacement-2-0': a number=0: accepted is a whole"),
     ("dyspec-4-3-2-1-1", "dyspec takes nodes, depth, children, width=0"),
