@@ -192,7 +192,7 @@ def blocks(console: Console) -> None:
   console.print(f"\nmodel [bold]{model.name}[/], blocks of {size} tokens, greedy, {SUM!r}\n")
   for policy in ("confidence", "confidence/guesses-4"):  # the same text in half of the passes
     (said,) = specjax.DiffusionDecoder(model, policy)([prompt], NEW)
-    console.print(f"{policy}, {len(said.tokens)} tokens in {said.forwards} passes", style="bold")
+    console.print(f"{policy}, {len(said.tokens)} tokens in {said.passes} passes", style="bold")
     text = Text()
     for token, when in zip(said.tokens, said.filling.when[len(prompt) :], strict=False):
       text.append(model.decode([token]), style=COLOURS[when % len(COLOURS)])

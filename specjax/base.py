@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.sampling import Settings, Source
+from specjax.sampling import NoiseSource, Settings
 
 Params = Any  # a pytree of arrays
 Proposal = Literal[
@@ -327,7 +327,7 @@ class Propose(Protocol):
 
   def __call__(
     self, params: Params, target_params: Params, state: Any, /,
-    context: Context, settings: Settings, noise: Source,
+    context: Context, settings: Settings, noise: NoiseSource,
   ) -> tuple[Draft, Any]: ...  # fmt: skip
 
 
@@ -452,7 +452,7 @@ class Verify(Protocol):
   """
 
   def __call__(
-    self, params: Any, draft: Draft, log_probs: Array, features: Features, noise: Source,
+    self, params: Any, draft: Draft, log_probs: Array, features: Features, noise: NoiseSource,
     *, depth: int, proposal: Proposal,
   ) -> Verdict: ...  # fmt: skip
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.base import Draft, Evaluation, Params, Target
-from specjax.trees.structure import at, connected, take_rows
+from specjax.trees.structure import connected, gather, take_rows
 
 
 def compact(draft: Draft, depth: int) -> Draft:
@@ -24,7 +24,7 @@ def compact(draft: Draft, depth: int) -> Draft:
   order = jnp.argsort(~reached, axis=1, stable=True).astype(jnp.int32)
   place = jnp.argsort(order, axis=1).astype(jnp.int32)  # of each node among the reordered
   moved: Draft = take_rows(draft, order)
-  return moved._replace(parent=at(place, moved.parent), valid=at(reached, order))
+  return moved._replace(parent=gather(place, moved.parent), valid=gather(reached, order))
 
 
 def evaluate(

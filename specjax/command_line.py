@@ -13,8 +13,6 @@ from typing import Any
 
 import tyro
 
-from specjax.cache_dir import home
-
 USER_ERRORS = (ValueError, FloatingPointError, OSError)
 
 
@@ -34,8 +32,10 @@ def _keep_programs() -> None:
   """
   import jax
 
+  from specjax.fingerprint import cache_dir
+
   if jax.config.values["jax_compilation_cache_dir"] is None:
-    jax.config.update("jax_compilation_cache_dir", str(home() / "compiled" / platform.node()))
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled" / platform.node()))
     jax.config.update("jax_compilation_cache_max_size", 10**9)
 
 

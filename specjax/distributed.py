@@ -1,6 +1,8 @@
-"""Several processes that run one command together, each with its own devices (`jax.distributed`).
+"""More than one device: processes that run one command together, and arrays over a mesh.
 
-Every process is started with the same command and
+Letters: B batch.
+
+Every process of a command (`jax.distributed`) has its own devices and is started with
 
     JAX_COORDINATOR_ADDRESS=HOST:PORT    of process 0, or `auto` where jax finds out by itself, as
                                          on Cloud TPU and under Slurm
@@ -13,13 +15,18 @@ here does anything.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax import Array, lax
 from jax.experimental import multihost_utils
+from jax.sharding import PartitionSpec
+
+from specjax.kernels.platform import mesh_axis
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 LONGEST = 7 * 24 * 3600  # seconds that a process waits for another
@@ -117,3 +124,54 @@ def fetch(tree: Any) -> Any:
     return multihost_utils.process_allgather(x, tiled=True)
 
   return jax.tree.map(here, tree)
+
+
+# How the small arrays of a round lie where a mesh is set: rows over "data", whole on "model".
+
+
+def shard_batch(tree: Any) -> Any:
+  """Arrays [B, ..] with their rows over "data" alone, inside jit; as they are where no mesh is set.
+
+  Without it XLA spreads a draft over "model" as it does what is made of it, and then gathers it in
+  every layer.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return tree
+  return jax.tree.map(lambda x: lax.with_sharding_constraint(x, _of_rows(x)), tree)
+
+
+def shard_over_all(tree: Any) -> Any:
+  """Arrays [B, ..] with their rows over all devices of the mesh, for work that spreads rows alone.
+
+  They stay as they are where no mesh is set, or its devices do not divide B.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or any(len(x) % mesh.size for x in jax.tree.leaves(tree)):
+    return tree
+  rows = PartitionSpec(mesh.axis_names)
+  return jax.tree.map(lambda x: lax.with_sharding_constraint(x, rows), tree)
+
+
+def replicate(tree: Any) -> Any:
+  """Arrays that every device of the mesh has, as they are where none is set.
+
+  A head's weights that lie in parts are gathered before they are used at all depths; otherwise XLA
+  gathers what they are multiplied with.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return tree
+  return jax.tree.map(lambda x: lax.with_sharding_constraint(x, PartitionSpec()), tree)
+
+
+def _of_rows(x: Array) -> PartitionSpec:
+  return PartitionSpec(mesh_axis("data", len(x)))
+
+
+def top_k(values: Array, count: int) -> tuple[Array, Array]:
+  """`lax.top_k` of values [B, ..], each device its own rows; XLA gathers all rows for it."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return lax.top_k(values, count)
+  rows = _of_rows(values)
+  own = functools.partial(lax.top_k, k=count)
+  values, places = jax.shard_map(own, in_specs=rows, out_specs=rows, check_vma=False)(values)
+  return values, places

@@ -7,6 +7,7 @@ shown. Whoever keeps work names all that its content depends on.
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import schema
+from specjax import checks
 
 if TYPE_CHECKING:
   from specjax.names.load import Model
 
 Key = Mapping[str, Any]
+
+
+def cache_dir() -> pathlib.Path:
+  """The folder of what is kept for later runs; $XDG_CACHE_HOME is ~/.cache by default."""
+  cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  return pathlib.Path(cache) / "specjax"
 
 
 def digest(parts: Iterable[Any]) -> str:
@@ -93,4 +100,4 @@ def check(name: str, path: pathlib.Path, there: Key, here: Key) -> None:
 def read(path: pathlib.Path) -> Key | None:
   """The key beside a file; None where it has none."""
   file = beside(path)
-  return schema.read(file) if file.exists() else None
+  return checks.read_json(file) if file.exists() else None

@@ -239,7 +239,7 @@ def warp(logits: Array, settings: Settings) -> Array:
   )
 
 
-class Source(Protocol):
+class NoiseSource(Protocol):
   """Where random choices come from: `Noise`, which documents the methods, or an enumerator."""
 
   def choose(self, log_probs: Array, depth: Array) -> Array: ...

@@ -14,9 +14,9 @@ from jax import Array
 
 from specjax import bucketing
 from specjax.base import Context, Draft, Drafter, Evaluation, Params, Processor, Target, Verifier
-from specjax.sampling import Noise, Settings, Source, warp
-from specjax.sharding import spread_rows
-from specjax.trees.structure import ancestors, at
+from specjax.distributed import shard_batch
+from specjax.sampling import Noise, NoiseSource, Settings, warp
+from specjax.trees.structure import ancestors, gather
 
 
 class Method(NamedTuple):
@@ -44,7 +44,7 @@ class Weights(NamedTuple):
   verifier: Params = ()
 
 
-class Request(NamedTuple):
+class DecodeRequest(NamedTuple):
   """What each row asks for; all of it is traced.
 
   Attributes:
@@ -66,13 +66,13 @@ class Stats(NamedTuple):
   """What is counted per row, without the prefill.
 
   Attributes:
-    forwards: i32[B], target evaluations while the row was live.
+    passes: i32[B], target evaluations while the row was live.
     emitted: i32[B], new tokens, cut at stop tokens and budgets.
     accepted: i32[B, A], entry d counts the rounds that accepted d draft tokens (before cutting).
     offered: i32[B, A], entry d counts the rounds whose draft was d deep.
   """
 
-  forwards: Array
+  passes: Array
   emitted: Array
   accepted: Array
   offered: Array
@@ -81,7 +81,7 @@ class Stats(NamedTuple):
 NAN, INFINITE = -1, -2
 
 
-class State(NamedTuple):
+class DecodeState(NamedTuple):
   """What rides in the loop.
 
   Attributes:
@@ -112,8 +112,13 @@ def capacity_for(prompt_length: int, max_new_tokens: int, depth: int) -> int:
 
 
 def start(
-  method: Method, weights: Weights, tokens: Array, length: Array, request: Request, capacity: int
-) -> State:
+  method: Method,
+  weights: Weights,
+  tokens: Array,
+  length: Array,
+  request: DecodeRequest,
+  capacity: int,
+) -> DecodeState:
   """Prefills the prompts.
 
   Args:
@@ -137,7 +142,7 @@ def start(
     for p, params in zip(processors, request.processors, strict=True)
   )
   zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, drafter.depth + 1), jnp.int32)
-  return State(
+  return DecodeState(
     context, cache, guesser, memories, log_probs=jnp.zeros((B, capacity)),
     done=length >= request.limit, failed=jnp.zeros(B, bool), why=zero,
     stats=Stats(zero, zero, counts, counts),
@@ -151,7 +156,12 @@ def _first(flags: Array, more: int) -> Array:
 
 
 def _processed(
-  method: Method, request: Request, state: State, draft: Draft, mask: Array, logits: Array
+  method: Method,
+  request: DecodeRequest,
+  state: DecodeState,
+  draft: Draft,
+  mask: Array,
+  logits: Array,
 ) -> tuple[Array, Array]:
   """(logits f32[B, N, V] after the processors; i32[B, N], `State.why` for a row that fails
   behind a node, 0 where none does).
@@ -173,7 +183,7 @@ def _processed(
 
 
 def guess(
-  method: Method, weights: Weights, request: Request, state: State, noise: Source
+  method: Method, weights: Weights, request: DecodeRequest, state: DecodeState, noise: NoiseSource
 ) -> tuple[Draft, Any, Evaluation, Array, Array]:
   """(draft, the drafter's state after it, evaluation, log_probs f32[B, N, V] to verify against,
   i32[B, N] as of `_processed`)."""
@@ -184,7 +194,7 @@ def guess(
   )  # fmt: skip
   if widths:
     draft = bucketing.compact(draft, drafter.depth)
-  draft = spread_rows(draft)
+  draft = shard_batch(draft)
   mask = ancestors(draft.parent, drafter.depth)
   if drafter.evaluate is None:
     evaluation = bucketing.evaluate(
@@ -194,14 +204,18 @@ def guess(
     evaluation = drafter.evaluate(
       weights.drafter, weights.target, memory, cache=state.cache, draft=draft, mask=mask
     )
-  evaluation = evaluation._replace(features=spread_rows(evaluation.features))
+  evaluation = evaluation._replace(features=shard_batch(evaluation.features))
   logits, failed = _processed(method, request, state, draft, mask, evaluation.logits)
   return draft, memory, evaluation, warp(logits, request.settings), failed
 
 
-def round_(
-  method: Method, weights: Weights, request: Request, state: State, source: Callable[..., Source]
-) -> State:
+def decode_round(
+  method: Method,
+  weights: Weights,
+  request: DecodeRequest,
+  state: DecodeState,
+  source: Callable[..., NoiseSource],
+) -> DecodeState:
   """Runs one round for all rows; finished rows stay as they are."""
   target, drafter, verifier, *_ = method
   processors = list(zip(method.processors, request.processors, state.processors, strict=True))
@@ -214,7 +228,7 @@ def round_(
     weights.verifier, draft, log_probs, evaluation.features, noise,
     depth=D, proposal=drafter.proposal,
   )  # fmt: skip
-  verdict = spread_rows(verdict)
+  verdict = shard_batch(verdict)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure at an
   # accepted node: no token to draw, or logits that are not finite, which shows in their sum.
@@ -226,7 +240,7 @@ def round_(
   until_stop = _first(stops & (step <= verdict.count[:, None]), 1)
   total = jax.nn.logsumexp(evaluation.logits, -1)
   failing = jnp.where(jnp.isinf(total), INFINITE, failing)
-  failing = at(jnp.where(jnp.isnan(total), NAN, failing), verdict.path)
+  failing = gather(jnp.where(jnp.isnan(total), NAN, failing), verdict.path)
   until_failure = _first(failing != 0, 0)
   emitted = jnp.minimum(jnp.minimum(verdict.count + 1, until_stop), request.limit - context.length)
   fails = live & (until_failure < emitted)
@@ -257,12 +271,12 @@ def round_(
 
   deepest = jnp.where(draft.valid, draft.depth, 0).max(1, keepdims=True)
   stats = Stats(
-    stats.forwards + live.astype(jnp.int32),
+    stats.passes + live.astype(jnp.int32),
     stats.emitted + emitted,
     stats.accepted + (live[:, None] & (step == verdict.count[:, None])).astype(jnp.int32),
     stats.offered + (live[:, None] & (step == deepest)).astype(jnp.int32),
   )
-  return State(
+  return DecodeState(
     Context(text, length), cache, drafter_state, memories, log_probs, done, failed, why, stats
   )
 
@@ -285,9 +299,9 @@ def until_done(
 
 
 def advance(
-  method: Method, weights: Weights, request: Request, state: State, rounds: Array, *,
-  while_loop: Callable[..., Any] = jax.lax.while_loop, source: Callable[..., Source] = Noise,
-) -> State:  # fmt: skip
+  method: Method, weights: Weights, request: DecodeRequest, state: DecodeState, rounds: Array, *,
+  while_loop: Callable[..., Any] = jax.lax.while_loop, source: Callable[..., NoiseSource] = Noise,
+) -> DecodeState:  # fmt: skip
   """Runs until every row is done, `rounds` i32[] rounds at most.
 
   Args:
@@ -295,8 +309,8 @@ def advance(
       enumerates, and so proves the path that ships.
   """
 
-  def run(state: State) -> State:
-    return round_(method, weights, request, state, source)
+  def run(state: DecodeState) -> DecodeState:
+    return decode_round(method, weights, request, state, source)
 
   return until_done(run, lambda state: state.done, state, rounds, while_loop)
 

@@ -24,7 +24,7 @@ from jax import Array
 from specjax import command_line, distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import parts
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.draft_length.specdecpp import AcceptanceHead
 from specjax.draft_length.specdecpp import labels as chances
 from specjax.draft_length.specdecpp import loss as head_loss
@@ -56,8 +56,8 @@ class Config(answers.AnswersConfig):
 
 
 def examples(
-  models: tuple[Transformer, Transformer], params: tuple[Params, Params], rows: Rows, key: Array,
-  mixed: float,
+  models: tuple[Transformer, Transformer], params: tuple[Params, Params], rows: PackedRows, key:
+  Array, mixed: float,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
   """What the head learns from in rows of answers, [B, T] each.
 
@@ -127,12 +127,12 @@ def main(config: Config) -> None:
   frozen = model.params, small.params
   head, key = AcceptanceHead(config.blocks), new_key(config.training.seed)
 
-  def loss(params, frozen, batch: tuple[Rows, Array], _):
+  def loss(params, frozen, batch: tuple[PackedRows, Array], _):
     states, chance, counts = examples(networks, frozen, *batch, config.mixed)
     weight = counts * (chance + config.refusal * (1 - chance))
     return means.over(weight, head_loss(params, head, states, chance, counts, config.refusal)), {}
 
-  def drawn(rows: Rows, key: Array) -> tuple[Rows, Array]:
+  def drawn(rows: PackedRows, key: Array) -> tuple[PackedRows, Array]:
     return rows, means.row_keys(key, config.training.batch)
 
   params = jax.jit(head.init)(key, jnp.zeros((1, small.config.width)))
@@ -140,7 +140,7 @@ def main(config: Config) -> None:
   params = fit(loss, params, batch, config.training, out, frozen=frozen, draw=drawn)
 
   @jax.jit
-  def measure(frozen, params, rows: Rows, key):
+  def measure(frozen, params, rows: PackedRows, key):
     states, chance, weight = examples(networks, frozen, rows, key, config.mixed)
     logits: Any = head.apply(params, states)
     return jax.nn.softmax(logits)[:, 1], chance, weight > 0

@@ -26,7 +26,7 @@ from specjax import command_line, distributed, fingerprint
 from specjax.checkpoints import hf
 from specjax.cli.arguments import Dtype
 from specjax.data.chat import TEMPLATES, ChatTemplate, Turns
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import PackedRows, pack
 from specjax.data.tokenizer import END, MASK, Tokenizer, train_bpe, train_words
 from specjax.models.any_order import any_order
 from specjax.models.transformer import Transformer
@@ -98,7 +98,7 @@ class Config(texts.Config):
 def rows_of(
   records: list[texts.Text], T: int, template: ChatTemplate, tokenizer: Tokenizer, end: int,
   D: int | None = None,
-) -> Rows:  # fmt: skip
+) -> PackedRows:  # fmt: skip
   """Texts end to end in rows of T tokens, which the mask of a row says may be masked.
 
   A conversation has its own row, which end markers fill. With blocks of D they fill its last block,
@@ -166,14 +166,14 @@ def begun(name: str, anneal: int) -> Model:
 class Noisy(NamedTuple):
   """Rows with what is drawn for a step."""
 
-  rows: Rows
+  rows: PackedRows
   share: np.ndarray  # f32[B], the chance that a later slot is seen, the same for all
   masked: Array  # bool[B, T]
   p: Array  # f32[B, 1] or f32[B, T], the share of the slots that is masked
   key: Array  # [B], the same for all: what slots see of each other
 
 
-def drawn(batch: tuple[Rows, np.ndarray], key: Array, D: int | None) -> Noisy:
+def drawn(batch: tuple[PackedRows, np.ndarray], key: Array, D: int | None) -> Noisy:
   """The noise of a batch, with blocks of D slots."""
   maskable = jnp.asarray(batch[0].mask)
   masked, p = corrupt(key, maskable) if D is None else block_diffusion.corrupt(key, maskable, D)
@@ -196,7 +196,7 @@ def loss_of(config: Config, model: Model) -> Loss:
     nats, right = denoising_loss(*said, masked, maskable, weight)
     return nats, means.over(masked, right)  # the loss is a mean over rows
 
-  def figures(params, rows: Rows, noisy: Array, masked: Array, key: Array, share: Array):
+  def figures(params, rows: PackedRows, noisy: Array, masked: Array, key: Array, share: Array):
     """Nats of every masked slot and whether its likeliest token is the right one, [B, T]."""
     tokens = jnp.asarray(rows.tokens)
     if model.config.any_order:
@@ -247,7 +247,7 @@ def main(config: Config) -> None:
   labels.counted(labels.TRAIN, rows.mask)
   dealt = batches(rows, config.training)
 
-  def batch(step: int) -> tuple[Rows, np.ndarray]:
+  def batch(step: int) -> tuple[PackedRows, np.ndarray]:
     share = step / max(config.anneal, 1)
     return dealt(step), np.full(config.training.batch, share, np.float32)
 

@@ -79,7 +79,7 @@ class Config(answers.Config):
   training: Training = Training(steps=1000, batch=32, rate=3e-4, decay=0.01, save_every=200)
 
 
-class Rows(NamedTuple):
+class StudentRows(NamedTuple):
   """Prompts with their answers: tokens i32[R, T], answer bool[R, T], used bool[R, T]."""
 
   tokens: np.ndarray
@@ -87,17 +87,17 @@ class Rows(NamedTuple):
   used: np.ndarray
 
 
-def rows_of(documents: Sequence[texts.Document]) -> Rows:
+def rows_of(documents: Sequence[texts.Document]) -> StudentRows:
   """Prompts with their answers, one to a row; T is the length of the longest."""
   shape = len(documents), max(len(ids) for ids, _ in documents)
-  rows = Rows(*(np.zeros(shape, kind) for kind in (np.int32, bool, bool)))
+  rows = StudentRows(*(np.zeros(shape, kind) for kind in (np.int32, bool, bool)))
   for i, (ids, answer) in enumerate(documents):
     rows.tokens[i, : len(ids)], rows.answer[i, : len(ids)] = ids, answer
     rows.used[i, : len(ids)] = True
   return rows
 
 
-def is_right(model: Model, questions: Sequence[str], rows: Rows) -> np.ndarray:
+def is_right(model: Model, questions: Sequence[str], rows: StudentRows) -> np.ndarray:
   """Says which answers bool[R] to questions about lists are right."""
 
   def right(question: str, ids: np.ndarray) -> bool:
@@ -205,18 +205,18 @@ def main(config: Config) -> None:
     source = open_source(config.data)
     right = is_right(model, [source[i][config.field] for i in range(len(prompts))], rows)
     print(f"{right.mean():.1%} of the answers are right.")
-    rows = Rows(*(x[right] for x in rows))
+    rows = StudentRows(*(x[right] for x in rows))
   batch = batches(rows, config.training, again=True)
   labels.counted(labels.TRAIN, rows.answer)
 
   network, mask = Transformer(model.config, remat=config.remat), model.denoiser.mask
   figures, groups = certainty(config.temperature), config.training.groups()
 
-  def drawn(rows: Rows, key: Array) -> tuple[Rows, Masks]:
+  def drawn(rows: StudentRows, key: Array) -> tuple[StudentRows, Masks]:
     found = masks(key, jnp.asarray(rows.answer), block, config.share, config.whole, D is not None)
     return rows, Masks(*(x.swapaxes(0, 1) for x in found))  # rows first
 
-  def loss(trained, frozen, batch: tuple[Rows, Masks], _):
+  def loss(trained, frozen, batch: tuple[StudentRows, Masks], _):
     tokens, used = jnp.asarray(batch[0].tokens), jnp.asarray(batch[0].used)
     drawn = Masks(*(x.swapaxes(0, 1) for x in batch[1]))
     B, T = tokens.shape

@@ -32,7 +32,7 @@ from jax import Array
 from specjax import command_line, distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import hf
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.models.config import Config as Network
 from specjax.models.exits import exits_of
 from specjax.models.transformer import Transformer
@@ -42,7 +42,7 @@ from specjax.train.recipe import answers, forward, labels, losses, means, run
 from specjax.train.recipe.config import Count, Natural
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import fit, shuffled
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 FROZEN = ("embedding", "lm_head")  # of the target
 
@@ -70,7 +70,7 @@ class Config(answers.AnswersConfig):
 class Batch(NamedTuple):
   """A step's examples: rows [B, T], positions whose next token is learned, the target's states."""
 
-  rows: Rows
+  rows: PackedRows
   at: np.ndarray  # i32[B, M]
   weight: np.ndarray  # f32[B, M], 0 where a row has fewer positions
   hidden: np.ndarray  # [B, M, E]
@@ -114,12 +114,12 @@ def loss_of(
     return losses.mean(apart, weight), losses.mean(same, weight)
 
   target = jnp.asarray(batch.hidden)
-  each = [compare(at(stream, jnp.asarray(batch.at)), target) for stream in behind]
+  each = [compare(gather(stream, jnp.asarray(batch.at)), target) for stream in behind]
   loss = jnp.stack([apart for apart, _ in each]).mean()
   return loss, {"agreement": each[-1][1]}
 
 
-def guessed(model: Model, other: Model, rows: Rows, hidden: np.ndarray) -> np.ndarray:
+def guessed(model: Model, other: Model, rows: PackedRows, hidden: np.ndarray) -> np.ndarray:
   """Where another model's best next token is the target's: bool[R, T].
 
   Args:
@@ -135,7 +135,7 @@ def guessed(model: Model, other: Model, rows: Rows, hidden: np.ndarray) -> np.nd
   small, large = Transformer(other.config), Transformer(model.config)
 
   @jax.jit
-  def same(own: Params, params: Params, part: Rows, target: Array) -> Array:
+  def same(own: Params, params: Params, part: PackedRows, target: Array) -> Array:
     states = forward.read(small, own, part).hidden
     said, wanted = (
       jnp.asarray(network.apply(weights, x, method="head")).argmax(-1)
@@ -183,7 +183,7 @@ def main(config: Config) -> None:
         count = min(config.points, len(useful[r]))
         place[b, :count] = np.sort(rng.choice(useful[r], count, replace=False))
         weight[b, :count] = 1
-      some = Rows(*(x[chosen] for x in rows))
+      some = PackedRows(*(x[chosen] for x in rows))
       return Batch(some, place, weight, np.asarray(hidden[chosen[:, None], place]))
 
     return rows, batch, learned.sum() / rows.mask.sum()

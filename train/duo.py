@@ -28,9 +28,9 @@ from jax import Array
 from specjax import command_line, distributed
 from specjax.base import Params
 from specjax.checkpoints import duo as files
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.models.config import Config as Network
-from specjax.models.layers import Block
+from specjax.models.layers import TransformerBlock
 from specjax.models.skipping.base import Skipping, whole
 from specjax.models.skipping.duo import (
   BIG,
@@ -85,7 +85,7 @@ def start(network: Network, params: Params, width: int) -> Params:
 def by(layers: int, choice: Choice) -> Skipping:
   """A skipping whose modules all run, of which a choice counts; so it has a gradient."""
 
-  def mlp(params: Params, layer: int, block: Block, x: Array) -> tuple[Array, Array]:
+  def mlp(params: Params, layer: int, block: TransformerBlock, x: Array) -> tuple[Array, Array]:
     own, h = beside(params, layer), normed(params, layer, block, x)
     gate = choice(layer, scores(own, h))
     big, _ = whole(params, layer, block, x)
@@ -139,16 +139,16 @@ def main(config: Config) -> None:
   def joined(params: Params, *parts: Params) -> Params:
     return {**params, DUO: {i: {k: x for p in parts for k, x in p[i].items()} for i in begin}}
 
-  def drawn(batch: Rows, key: Array) -> tuple[Rows, Array]:
+  def drawn(batch: PackedRows, key: Array) -> tuple[PackedRows, Array]:
     choice = at_random(key, jnp.full(3, 1 / 3))
     like = jnp.zeros((*batch.tokens.shape, 3))
     return batch, jnp.stack([choice(i, like) for i in range(L)], 1)
 
-  def of_mlps(mlps: Params, frozen, batch: tuple[Rows, Array], key: Array):
+  def of_mlps(mlps: Params, frozen, batch: tuple[PackedRows, Array], key: Array):
     params, (rows, chosen) = joined(frozen[0], mlps, frozen[1]), batch
     return reading.terms(network, params, rows, by(L, given(chosen)))["entropy"], {}
 
-  def of_routers(routers: Params, frozen, batch: Rows, key: Array):
+  def of_routers(routers: Params, frozen, batch: PackedRows, key: Array):
     found = reading.terms(network, joined(frozen[0], frozen[1], routers), batch, by(L, routed))
     return found, found
 

@@ -23,11 +23,11 @@ import tyro
 from flax.traverse_util import flatten_dict
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint, sharding
+from specjax import command_line, distributed, fingerprint
 from specjax.base import Params
 from specjax.checkpoints import heads as checkpoint
 from specjax.cli.arguments import Dtype
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.heads import HEADS, draft_vocabulary
 from specjax.heads.base import Head, LossWeights
 from specjax.heads.medusa import MedusaConfig
@@ -37,7 +37,7 @@ from specjax.models.transformer import Transformer
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Natural
-from specjax.train.recipe.draft_positions import Batch, Objective, Source
+from specjax.train.recipe.draft_positions import Batch, Objective, PositionSource
 from specjax.train.recipe.features import compute
 from specjax.train.recipe.fit import Loss, fit, shuffled
 from specjax.train.recipe.texts import Document
@@ -107,7 +107,7 @@ class Config(answers.AnswersConfig):
   judge_every: Count = 50
 
 
-def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Rows]:
+def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[PackedRows, PackedRows]:
   """(rows to train on, held-out rows), which have no text in common."""
   head = {"name": name, **dataclasses.asdict(config.head)}
   field, cut = config.answer_field, config.held_out
@@ -129,7 +129,7 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[Rows, Ro
   return packed(answers.answered(model, prompts, config, config.temperature), config)
 
 
-def packed(documents: list[Document], config: Config) -> tuple[Rows, Rows]:
+def packed(documents: list[Document], config: Config) -> tuple[PackedRows, PackedRows]:
   """(rows to train on, held-out rows) of documents, of which the first are held out."""
   cut = config.held_out
   rows, held_out = (
@@ -151,7 +151,7 @@ def sizes(head: Head, params: Params) -> str:
 def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
   """A head's weights as it reads them, those that are trained in the dtype of the target."""
   own = jax.tree.map(lambda x: x.astype(dtype), trained)
-  return fixed | {"params": sharding.whole(own)}
+  return fixed | {"params": distributed.replicate(own)}
 
 
 def loss_and_judge(
@@ -203,12 +203,12 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   states = pathlib.Path(config.features or out / "features")
   layers = (*head.hidden_layers, *config.layers)
 
-  def examples(rows: Rows, part: str) -> Source:
+  def examples(rows: PackedRows, part: str) -> PositionSource:
     if config.online:
-      return Source(rows, None, head.depth, config.points, training.seed)
+      return PositionSource(rows, None, head.depth, config.points, training.seed)
     features = compute(model, rows, layers, states / part)
     own = features._replace(hidden_layers=features.hidden_layers[: len(head.hidden_layers)])
-    return Source(rows, own, head.depth, config.points, training.seed)
+    return PositionSource(rows, own, head.depth, config.points, training.seed)
 
   source, test = examples(rows, "train"), examples(held_out, "held_out")
   order = shuffled(len(rows.tokens), training, again=config.answer_field is None)
@@ -252,7 +252,7 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     "parameters": sum(x.size for x in jax.tree.leaves(trained)),
     "hit_rates": rates.round(4).tolist(),
     # Frames that are right may say nothing.
-    **({} if isinstance(head, Frames) else {"expected_tokens_per_forward": expected}),
+    **({} if isinstance(head, Frames) else {"expected_tokens_per_pass": expected}),
   })  # fmt: skip
   if distributed.first():
     whole = fixed | {"params": trained}

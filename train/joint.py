@@ -37,10 +37,10 @@ from specjax.names.grammar import Part
 from specjax.sampling import new_key
 from specjax.train.recipe import answers, draft_positions, forward, labels, losses, means, run
 from specjax.train.recipe.config import Amount, Count, Length, Positive, Training
-from specjax.train.recipe.draft_positions import Batch, Objective, Source
+from specjax.train.recipe.draft_positions import Batch, Objective, PositionSource
 from specjax.train.recipe.fit import fit, shuffled
 from specjax.trees.static import best_first
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Tuning:
     own = jnp.minimum(examples.at + 1, examples.tokens.shape[1] - 1)
     old = forward.read(self.network, old_params, examples).hidden
     said, wanted = (
-      jnp.asarray(self.network.apply(old_params, at(x, own), method="head")) for x in (new, old)
+      jnp.asarray(self.network.apply(old_params, gather(x, own), method="head")) for x in (new, old)
     )
     found = distances(said, wanted, jnp.asarray(batch.labels[:, :, 0]))
     weight = weight.reshape(-1)
@@ -156,7 +156,8 @@ def main(config: Config) -> None:
     for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
   )
   source, test = (
-    Source(part, None, head.depth, config.points, training.seed) for part in (rows, held_out)
+    PositionSource(part, None, head.depth, config.points, training.seed)
+    for part in (rows, held_out)
   )
   ids = draft_vocabulary.ids(loaded.params)
   vocabulary = None if ids is None else np.asarray(ids)

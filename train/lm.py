@@ -18,7 +18,7 @@ from jax import Array
 from specjax import command_line, distributed, fingerprint
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.data.sources import numbered
 from specjax.data.tokenizer import END, Tokenizer, train_bpe
 from specjax.models.transformer import Transformer
@@ -53,7 +53,7 @@ def documents(text: texts.Text, config: Config, tokenizer: Tokenizer) -> list[te
   return [(ids, [True] * len(ids)) for ids in parts]
 
 
-def loss_fn(params, model: Transformer, rows: Rows) -> tuple[Array, dict[str, Array]]:
+def loss_fn(params, model: Transformer, rows: PackedRows) -> tuple[Array, dict[str, Array]]:
   """Mean cross-entropy in nats over the trained tokens of rows [B, T]; the share guessed right."""
   hidden = forward.read(model, params, rows).hidden
   logits = jnp.asarray(model.apply(params, hidden[:, :-1], method="head"))
@@ -109,7 +109,7 @@ def main(config: Config) -> None:
     found = (of_exits if early else loss_fn)(params, Transformer(network), rows)
     return means.over(rows.mask[:, 1:], found)
 
-  def drawn(rows: Rows, key: Array) -> tuple[Rows, early_exits.Drawn]:
+  def drawn(rows: PackedRows, key: Array) -> tuple[PackedRows, early_exits.Drawn]:
     return rows, early_exits.draw(key, network.layers, len(rows.tokens), config)
 
   params = fit(loss, params, batch, config.training, out, draw=drawn if early else None)

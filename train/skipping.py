@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from specjax import checks, command_line, distributed
 from specjax.base import Params
 from specjax.checkpoints import hf, routers
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.models import lora
 from specjax.models.skipping import base
 from specjax.models.skipping.first import Routers
@@ -69,7 +69,7 @@ def main(config: Config) -> None:
     if fixed.reads or fixed.mlp is not base.whole:
       checks.refuse("skipping", config.skipping, "first, or a name without weights")
 
-  def loss(trained, frozen: Params, batch: Rows, key):
+  def loss(trained, frozen: Params, batch: PackedRows, key):
     chosen = trained.get("routers", fixed)
     found = reading.terms(network, lora.gate(frozen, trained["lora"], 0), batch, chosen)
     return found, found

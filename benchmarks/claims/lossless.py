@@ -49,7 +49,7 @@ class Text(NamedTuple):
 
   temperature: float
   tokens: list[int]
-  forwards: int
+  passes: int
 
   @property
   def emitted(self) -> int:
@@ -69,7 +69,7 @@ def answers(
     }
     for ticket in report.progress(list(tickets.values()), title):
       ticket.wait()
-  return [Text(t, tickets[t, i].tokens, tickets[t, i].forwards)
+  return [Text(t, tickets[t, i].tokens, tickets[t, i].passes)
           for t in config.temperatures for i in range(len(ids))]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-r"""What the lossy rules gain in tokens per forward, and how many texts they change.
+r"""What the lossy rules gain in tokens per pass, and how many texts they change.
 
     python -m specjax.train.judge --model gsm8k-7m --data gsm8k_train.jsonl --out runs/judge
     python benchmarks/claims/lossy.py --prompts gsm8k_test.jsonl \

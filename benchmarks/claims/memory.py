@@ -21,7 +21,7 @@ import numpy as np
 import specjax
 from specjax import checks, command_line, speculate
 from specjax.cli.arguments import Weights
-from specjax.decoding.decoder import padded
+from specjax.decoding.decoder import pad_to_bucket
 from specjax.eval import memory, report, table
 from specjax.sampling import new_key
 
@@ -68,7 +68,7 @@ def decoded(model_name: str, setting: Setting, rounds: int) -> dict[str, Any]:
   model = specjax.load(model_name, weights=setting.weights)
   decoder = specjax.Decoder(model, setting.drafter, batch=setting.batch, cache=setting.cache)
   said = memory.measure(decoder, setting.prompt, setting.new)
-  B, T = setting.batch, padded(setting.prompt)
+  B, T = setting.batch, pad_to_bucket(setting.prompt)
   capacity = decoder.capacity(T, setting.new)
   request = decoder.request(np.arange(B), np.full(B, setting.prompt + setting.new))
   text = jax.random.randint(new_key(0), (B, T), 0, model.config.vocab_size, jnp.int32)

@@ -202,7 +202,7 @@ def theirs(
 def ours(model: specjax.Model, name: str, prompts: Sequence[list[int]]) -> list[Decoded]:
   """The prompts decoded by us."""
   results = DiffusionDecoder(model, name, batch=len(prompts))(prompts, NEW)
-  return [Decoded(r.tokens, r.forwards, r.filling.when[len(r.prompt):NEW + len(r.prompt)])
+  return [Decoded(r.tokens, r.passes, r.filling.when[len(r.prompt):NEW + len(r.prompt)])
           for r in results]  # fmt: skip
 
 

@@ -48,7 +48,7 @@ from specjax.heads.drafting import drafter
 from specjax.models import transformer
 from specjax.models.config import Config as NetworkConfig
 from specjax.sampling import Noise, Settings, new_key, request_keys
-from specjax.speculate import Method, Request, State, Weights
+from specjax.speculate import DecodeRequest, DecodeState, Method, Weights
 from specjax.trees.base import Tree
 from specjax.trees.dynamic import Dynamic
 from specjax.trees.static import Static, best_first
@@ -145,7 +145,7 @@ def build(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def one_round(method: Method, weights: Weights, request: Request, state: State) -> Any:
+def one_round(method: Method, weights: Weights, request: DecodeRequest, state: DecodeState) -> Any:
   """(draft, evaluation, log_probs to verify against, verdict, the state after it)."""
   noise = Noise(request.key, state.context.length)
   draft, _, evaluation, log_probs, _ = speculate.guess(method, weights, request, state, noise)
@@ -153,7 +153,7 @@ def one_round(method: Method, weights: Weights, request: Request, state: State) 
     weights.verifier, draft, log_probs, evaluation.features, noise, depth=method.drafter.depth,
     proposal=method.drafter.proposal,
   )  # fmt: skip
-  after = speculate.round_(method, weights, request, state, Noise)
+  after = speculate.decode_round(method, weights, request, state, Noise)
   return draft, evaluation, log_probs, verdict, after
 
 
@@ -165,7 +165,7 @@ def follow(
   depth, one = method.drafter.depth, jnp.ones(1)
   limit = len(prompt) + rounds * (depth + 1)
   capacity = limit + depth + 1
-  request = Request(
+  request = DecodeRequest(
     Settings(temperature * one, jnp.zeros(1, jnp.int32), one, 0 * one), request_keys(0, 0 * one),
     jnp.full(1, limit + 1, jnp.int32), jnp.full(1, -1, jnp.int32),
   )  # fmt: skip

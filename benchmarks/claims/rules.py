@@ -2,7 +2,7 @@ r"""Rules of acceptance and trees, side by side above temperature 0.
 
     python benchmarks/claims/rules.py --prompts gsm8k_test.jsonl
 
-Every exact pair of tree and rule decodes the same questions; tokens per forward have 95 % intervals
+Every exact pair of tree and rule decodes the same questions; tokens per pass have 95 % intervals
 over questions. "Reached" is how often a child of the root was accepted, over how often the best
 possible rule would accept one. Cells are kept in cells.jsonl, so that the same command continues a
 run that was stopped.

@@ -75,7 +75,7 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
   )  # fmt: skip
   B, L = config.batch, config.canvas + config.block
   network, blocks = denoiser.denoiser(model, model.vocab_size - 1), fixed(config.block)
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     network, CACHES[cache](network, blocks.window), threshold(), blocks, stopping.after_end()
   )
 
@@ -88,7 +88,7 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
     canvas = Canvas(
       jnp.zeros((B, L), jnp.int32), jnp.ones((B, L), bool), jnp.full(B, config.canvas)
     )
-    return parameters, canvas, denoise.Request(request_keys(0, jnp.arange(B)), jnp.zeros(B))
+    return parameters, canvas, denoise.DenoiseRequest(request_keys(0, jnp.arange(B)), jnp.zeros(B))
 
   shapes = jax.eval_shape(weights)
   params = placed(shapes, sharding.of_params(shapes, mesh))

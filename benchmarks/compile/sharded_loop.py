@@ -89,7 +89,7 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   def request():
     one, zero = jnp.ones(B), jnp.zeros(B, jnp.int32)
     keys = request_keys(0, jnp.arange(B))
-    return speculate.Request(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
+    return speculate.DecodeRequest(Settings(one, zero, one, one * 0), keys, zero + 100, zero[:1])
 
   whole = transformer.target(model)
   target = whole if cache == DENSE else compressed(model, make_cache(parse_one("cache", cache))[1])

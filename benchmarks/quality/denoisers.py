@@ -107,7 +107,7 @@ def main(config: Config) -> None:
     log_prob = sum(x.log_prob for x in likelihood.causal(judge, pairs, config.batch))
     good = [metrics.last_number(r.text) == want for r, want in zip(results, right, strict=True)]
     cells.append({
-      "method": name, "passes": sum(r.forwards for r in results) / len(ids),
+      "method": name, "passes": sum(r.passes for r in results) / len(ids),
       "tokens": tokens / len(ids), "seconds": seconds / len(ids), "nats": -log_prob / tokens,
       "right": sum(good), "questions": len(ids), "texts": [r.text for r in results],
     })  # fmt: skip

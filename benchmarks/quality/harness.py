@@ -80,13 +80,13 @@ def main(config: Config) -> None:
     )  # fmt: skip
     cells.append({
       "method": method, "seconds": time.perf_counter() - begin, "tasks": found["results"],
-      "tokens_per_forward": harness.emitted / harness.forwards if harness.forwards else None,
+      "tokens_per_pass": harness.emitted / harness.passes if harness.passes else None,
     })  # fmt: skip
   rows = [
     {
       "method": cell["method"], "task": task, "metric": metric,
       "value": f"{value:.4f}", "standard error": figures.get(_error(metric), ""),
-      "tokens / forward": table.estimate(cell["tokens_per_forward"] or 1.0),
+      "tokens / forward": table.estimate(cell["tokens_per_pass"] or 1.0),
       "seconds": f"{cell['seconds']:.0f}",
     }
     for cell in cells

@@ -26,7 +26,7 @@ from jax import Array
 import specjax
 from specjax import checks, command_line
 from specjax.base import Params
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.eval import prompts, report, table
 from specjax.models import transformer
 from specjax.models.config import Config as Network
@@ -58,7 +58,9 @@ class Cell(NamedTuple):
   token: float
 
 
-def alone(network: Network, params: Params, rows: Rows, choice: Choice) -> tuple[Array, Array]:
+def alone(
+  network: Network, params: Params, rows: PackedRows, choice: Choice
+) -> tuple[Array, Array]:
   """(nats f32[B, T] of the token after each, the share f32[B, T] it reads), each token for itself.
 
   All tokens before it are read by the whole model.

@@ -71,7 +71,7 @@ def main(config: Config) -> None:
       "interval": metrics.wilson_interval(good, len(ids)),
       "equal": sum(a.tokens == b.tokens for a, b in zip(said[name], drafted, strict=True)),
       "ms": 1e3 * float(np.median(seconds[name])) / tokens, "tokens": tokens,
-      "per_forward": sum(r.emitted for r in drafted) / sum(r.forwards for r in drafted),
+      "per_forward": sum(r.emitted for r in drafted) / sum(r.passes for r in drafted),
       "like_whole": sum(
         a.tokens == b.tokens for a, b in zip(said[name], said[WHOLE], strict=True)
       ),

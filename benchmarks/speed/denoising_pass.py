@@ -19,7 +19,7 @@ import numpy as np
 from specjax import command_line
 from specjax.base import Params
 from specjax.diffusion import caches
-from specjax.diffusion.base import Cache, Canvas, Denoiser
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser
 from specjax.eval import report, table, timing
 from specjax.eval.random_model import SIZES, Size, random_weights
 from specjax.models.denoiser import denoiser
@@ -41,7 +41,9 @@ class Config:
 
 
 @functools.partial(jax.jit, static_argnames=("network", "cache"))
-def passes(network: Denoiser, cache: Cache, params: Params, memory: Any, canvas: Canvas, count):
+def passes(
+  network: Denoiser, cache: CanvasCache, params: Params, memory: Any, canvas: Canvas, count
+):
   """`count` passes over a block in the middle; each depends on the tokens of the one before."""
   B, L = canvas.tokens.shape
   lo, stale = jnp.full(B, L // 2, jnp.int32), jnp.zeros(B, bool)
@@ -56,7 +58,7 @@ def passes(network: Denoiser, cache: Cache, params: Params, memory: Any, canvas:
   return jax.lax.fori_loop(0, count, body, (memory, canvas))
 
 
-def loop_of(network: Denoiser, cache: Cache, params: Params, canvas: Canvas) -> Callable:
+def loop_of(network: Denoiser, cache: CanvasCache, params: Params, canvas: Canvas) -> Callable:
   """Passes after a first one that has read the whole canvas."""
   B, L = canvas.tokens.shape
   first = jax.jit(lambda p, m, c: cache.states(p, m, c, jnp.full(B, L // 2), jnp.ones(B, bool))[1])

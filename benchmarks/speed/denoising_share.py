@@ -47,13 +47,13 @@ class Config:
 
 @functools.partial(jax.jit, static_argnames=("method", "stage"))
 def passes(
-  method: denoise.Method, stage: str, weights: denoise.Weights, request: denoise.Request,
-  state: denoise.State, count: jax.Array,
-) -> denoise.State:  # fmt: skip
+  method: denoise.DenoiseMethod, stage: str, weights: denoise.Weights, request:
+  denoise.DenoiseRequest, state: denoise.DenoiseState, count: jax.Array,
+) -> denoise.DenoiseState:  # fmt: skip
   """`count` times the next pass of a state; each waits for the one before."""
   tokens = state.canvas.tokens
 
-  def body(_, now: denoise.State) -> denoise.State:
+  def body(_, now: denoise.DenoiseState) -> denoise.DenoiseState:
     states, now = denoise.read(method, weights, now)
     if stage == "layers":
       said = (states > jnp.inf).astype(jnp.int32)  # 0, once they are there
@@ -69,7 +69,9 @@ def passes(
   return jax.lax.fori_loop(0, count, body, state)
 
 
-def loops(model: specjax.Model, name: str, config: Config) -> list[Callable[[int], denoise.State]]:
+def loops(
+  model: specjax.Model, name: str, config: Config
+) -> list[Callable[[int], denoise.DenoiseState]]:
   """The loop of every stage; ValueError for a method that is more than one canvas and a policy."""
   decoder = DiffusionDecoder(model, name, batch=config.batch)
   if not isinstance(decoder.loop, Denoise):
@@ -81,7 +83,7 @@ def loops(model: specjax.Model, name: str, config: Config) -> list[Callable[[int
   state = state._replace(step=jnp.ones_like(state.step))  # no pass over the whole canvas
   method = decoder.loop.method
 
-  def loop(stage: str, count: int) -> denoise.State:
+  def loop(stage: str, count: int) -> denoise.DenoiseState:
     return passes(method, stage, weights, request, state, jnp.int32(count))
 
   return [functools.partial(loop, stage) for stage in STAGES]

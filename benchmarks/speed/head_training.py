@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from specjax import checks, command_line
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.eval import report, table, timing
 from specjax.eval.random_model import SIZES, Size, random_weights
 from specjax.heads.base import Examples
@@ -45,12 +45,12 @@ class Config:
   out: str = "results/head_training"  # directory of the report
 
 
-def random_rows(config: Config, vocab_size: int) -> Rows:
+def random_rows(config: Config, vocab_size: int) -> PackedRows:
   """One text in every row."""
   shape = config.batch, config.length
   tokens = np.random.default_rng(0).integers(0, vocab_size, shape, np.int32)
   position = np.broadcast_to(np.arange(config.length, dtype=np.int32), shape)
-  return Rows(tokens, position, np.zeros(shape, np.int32), np.ones(shape, bool))
+  return PackedRows(tokens, position, np.zeros(shape, np.int32), np.ones(shape, bool))
 
 
 def main(config: Config) -> None:

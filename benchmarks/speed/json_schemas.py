@@ -107,7 +107,7 @@ def main(config: Config) -> None:
     tokens = sum(r.emitted for r in results)
     found[name] = {
       **{end: ends.count(end) for end in ("valid", "invalid", "cut")},
-      "tokens_per_forward": tokens / sum(r.forwards for r in results),
+      "tokens_per_pass": tokens / sum(r.passes for r in results),
       "ms_per_token": 1e3 * sum(r.seconds for r in results) / tokens,
       "same_as_first": sum(a.tokens == b.tokens for a, b in zip(plain, results, strict=True)),
       "texts": [r.text for r in results],
@@ -117,7 +117,7 @@ def main(config: Config) -> None:
   rows = [
     {"drafter": name.replace("|", r"\|"), "cut": f["cut"],
      "valid": f"{f['valid']} of {f['valid'] + f['invalid']}",
-     "tokens per forward": f"{f['tokens_per_forward']:.2f}",
+     "tokens per pass": f"{f['tokens_per_pass']:.2f}",
      "ms per token": f"{f['ms_per_token']:.2f}",
      "texts of the first": f"{f['same_as_first']} of {len(asked)}"}
     for name, f in found.items()

@@ -33,12 +33,12 @@ import numpy as np
 
 import specjax
 from specjax import checks, command_line, fingerprint
-from specjax.cache_dir import home
 from specjax.checkpoints import gguf_float32, hf
 from specjax.data import resume, spec_bench
 from specjax.eval import interleaved, metrics, peers, prompts, report, specbench, table
 from specjax.eval.peers import Contenders, Run
 from specjax.eval.plots import peers as plots
+from specjax.fingerprint import cache_dir
 from specjax.names.load import resolve
 
 OURS = "specjax"
@@ -96,7 +96,7 @@ def files(name: str, model: specjax.Model) -> tuple[pathlib.Path, dict[str, path
     return source, {}
   with source.open("rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-  cache = home() / "peers" / f"{source.stem}-{digest}"
+  cache = cache_dir() / "peers" / f"{source.stem}-{digest}"
   cache.mkdir(parents=True, exist_ok=True)
   directory, float32 = cache / "hf", cache / "float32.gguf"
   if not float32.exists():
@@ -208,7 +208,7 @@ def figures(runs: Mapping[str, list[list[Run]]], name: str) -> dict[str, Any]:
     "ms_per_token_interval": metrics.bootstrap_interval(milliseconds, timed, seconds),
     "ms_per_token_quartiles": np.percentile(each, (25, 50, 75)).tolist(),
     "ms_per_token_with_prompt": float(milliseconds(emitted, total.sum())),
-    "tokens": emitted, "tau": float(timed.sum() / sum(r.forwards for r in first)),
+    "tokens": emitted, "tau": float(timed.sum() / sum(r.passes for r in first)),
     "same_as_own_plain": sum(a.tokens == b.tokens for a, b in zip(first, before, strict=True)),
     "unstable": sum(len({tuple(x[i].tokens) for x in runs[name]}) > 1 for i in range(len(first))),
   }  # fmt: skip
@@ -230,7 +230,7 @@ def rows(summary: Mapping[str, Any]) -> table.Rows:
       "": name, "ms/token": table.estimate(m["ms_per_token"], m["ms_per_token_interval"]),
       "median": table.estimate(middle, (low, high)),
       "with the prompt": f"{m['ms_per_token_with_prompt']:.2f}",
-      "tokens/forward": f"{m['tau']:.2f}",
+      "tokens/pass": f"{m['tau']:.2f}",
       "over its own plain": cells["over_own_plain"] if "," in name else "",
       "over ours": cells["over_ours"] if name != OURS else "",
       "same ids as its plain": m["same_as_own_plain"] if "," in name else "",

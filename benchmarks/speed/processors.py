@@ -42,8 +42,8 @@ class Config(prompts.Questions):
 
 def per_round(run: interleaved.Runs, batch: int) -> np.ndarray:
   """Milliseconds of a round in each batch of questions, the median of its repeats."""
-  forwards = np.array([r.forwards for r in run.results])
-  rounds = np.maximum.reduceat(forwards, np.arange(0, len(forwards), batch))
+  passes = np.array([r.passes for r in run.results])
+  rounds = np.maximum.reduceat(passes, np.arange(0, len(passes), batch))
   return 1e3 * np.median(run.seconds, 0) / rounds
 
 
@@ -72,7 +72,7 @@ def main(config: Config) -> None:
       "processor": f"`{p}`", "drafter": f"`{d}`",
       "ms per round": f"{one['ms_per_round']:.2f}",
       "of a round without": table.estimate(middle, (low, high)),
-      "tokens per forward": f"{one['tau']:.2f}",
+      "tokens per pass": f"{one['tau']:.2f}",
       "ms per token": f"{1e3 / one['tokens_per_second']:.2f}",
       "texts that differ": f"{len(one['divergences'])} of {len(items)}",
     })  # fmt: skip

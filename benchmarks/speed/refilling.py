@@ -24,7 +24,7 @@ from specjax import command_line, fingerprint
 from specjax.cli.arguments import Weights
 from specjax.data import resume
 from specjax.decoding.batching import Result
-from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.decoder import Decoder, pad_to_bucket
 from specjax.eval import prompts, report, table
 from specjax.serving.refill import refilled
 
@@ -62,7 +62,9 @@ ALL = 0  # in place of a length
 
 def turns(ids: Sequence[list[int]]) -> list[tuple[str, int, list[list[int]]]]:
   """(way, padded length or ALL, prompts) of each timing, in order; `ids` are sorted by length."""
-  groups = [(T, list(group)) for T, group in itertools.groupby(ids, lambda row: padded(len(row)))]
+  groups = [
+    (T, list(group)) for T, group in itertools.groupby(ids, lambda row: pad_to_bucket(len(row)))
+  ]
   alike = [("fixed", T, group) for T, group in groups]
   return [*alike[::2], ("refilled", ALL, list(ids)), *alike[1::2]]
 
@@ -85,7 +87,7 @@ def main(config: Config) -> None:
     for way, T, group in report.progress(parts, name):
       if (name, T, way) not in known:
         decode = fixed if way == "fixed" else refilling
-        firsts = list({padded(len(row)): row for row in group}.values())
+        firsts = list({pad_to_bucket(len(row)): row for row in group}.values())
         for row in firsts:
           decode(decoder, [row], config)
         decode(decoder, firsts, config)  # in which rows ride on from each length to the next

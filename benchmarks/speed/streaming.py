@@ -55,7 +55,7 @@ def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], fl
 
   def once() -> float:
     result = decode([text] * config.batch, config.tokens)[0]
-    return result.seconds / result.forwards
+    return result.seconds / result.passes
 
   return once
 

@@ -59,7 +59,7 @@ def swept(model, name: str, values: np.ndarray, asked, config: Config) -> dict[s
   right = [asked[i // shape[1]].right(parallelbench.said(model, r)) for i, r in enumerate(results)]
   return {
     "right": np.array(right).reshape(shape),
-    "passes": np.array([r.forwards for r in results]).reshape(shape),
+    "passes": np.array([r.passes for r in results]).reshape(shape),
     "compilations": size() - before, "seconds": seconds,
   }  # fmt: skip
 

@@ -29,7 +29,7 @@ from specjax.kernels.tree_attention.quantised import quantise
 K, H = 8, 32
 
 
-class Shape(NamedTuple):
+class CompiledShape(NamedTuple):
   """The shape of a call: B, N, S, the dtype of nodes and cache, and C.
 
   `int8` says whether the cache is Quantised, and `anywhere` whether nodes see any rows of the
@@ -45,20 +45,20 @@ class Shape(NamedTuple):
   width: int = 128
 
 
-def shapes() -> Iterator[Shape]:
+def shapes() -> Iterator[CompiledShape]:
   """The shapes of interest."""
   for nodes, (batch, capacity), dtype in itertools.product(
     (1, 8, 16, 64), ((1, 4096), (8, 8192)), ("bfloat16", "float32")
   ):
-    yield Shape(batch, nodes, capacity, dtype)
+    yield CompiledShape(batch, nodes, capacity, dtype)
   for int8, anywhere in ((True, False), (False, True), (True, True)):
-    yield Shape(1, 8, 4096, "bfloat16", int8, anywhere)
+    yield CompiledShape(1, 8, 4096, "bfloat16", int8, anywhere)
   for width in (80, 96, 192):
-    yield Shape(1, 8, 4096, width=width)
-  yield Shape(8, 5, 4200)  # neither nodes nor capacity fill a tile
+    yield CompiledShape(1, 8, 4096, width=width)
+  yield CompiledShape(8, 5, 4200)  # neither nodes nor capacity fill a tile
 
 
-def arguments(shape: Shape, place: NamedSharding) -> tuple:
+def arguments(shape: CompiledShape, place: NamedSharding) -> tuple:
   """The arguments of `tree_attention`, as shapes and dtypes."""
   B, N, S, dtype, int8, anywhere, C = shape
 
@@ -74,7 +74,7 @@ def arguments(shape: Shape, place: NamedSharding) -> tuple:
   return array(B, H, N, C), cache, cache, prefix, tree, tree, array(B, N, N, dtype="bool")
 
 
-def report(device: jax.Device, shape: Shape) -> dict:
+def report(device: jax.Device, shape: CompiledShape) -> dict:
   """Seconds to compile for one chip, and the bytes that a call needs; or why there are none."""
   kernel = "pallas_tpu" if device.platform == "tpu" else "pallas_gpu"
   mesh = Mesh(np.array([device]), ("chip",))

@@ -42,7 +42,7 @@ def _tpu_refusal(q: Array, k_cache: Cached) -> str | None:
     return f"nodes are {q.dtype} and the cache {values.dtype}, not bfloat16 or float32"
   if values.shape[2] < 2:
     return "the cache has 1 row, not 2 or more"
-  shape, group = config.Shape.of(q, k_cache), q.shape[1] // values.shape[1]
+  shape, group = config.AttentionShape.of(q, k_cache), q.shape[1] // values.shape[1]
   if not (config.nodes_fit(shape, q.shape[2]) and config.sizes("pallas_tpu", shape)):
     return f"{q.shape[2]} nodes of {group} query heads to a key head do not fit beside a block"
   return None
@@ -170,7 +170,7 @@ def tree_attention(
   scale = float(q.shape[-1] ** -0.5) if scale is None else scale
 
   def attention(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> Result:
-    shape = config.Shape.of(q, k_cache)
+    shape = config.AttentionShape.of(q, k_cache)
     tree = (k_tree, v_tree, tree_mask, scale)
     size = block or config.block(implementation, shape)
     if implementation == "pallas_tpu":

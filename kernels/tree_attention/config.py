@@ -14,7 +14,7 @@ GPU_TILE = 64  # rows of a head in one product, wgmma's
 GPU_BLOCK = 64  # cached rows of one
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
   """The shape of a call, as far as the size of its blocks depends on it."""
 
   capacity: int  # S
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
   rows: int  # how many rows share a head's keys
 
   @classmethod
-  def of(cls, q: Array, k_cache: Cached) -> "Shape":
+  def of(cls, q: Array, k_cache: Cached) -> "AttentionShape":
     """The shape of a call of `tree_attention`."""
     values = jax.tree.leaves(k_cache)[0]
     K, S, C = values.shape[1:]
@@ -40,7 +40,7 @@ def lanes(width: int) -> int:
   return -(-width // 128) * 128
 
 
-def nodes_fit(shape: Shape, nodes: int) -> bool:
+def nodes_fit(shape: AttentionShape, nodes: int) -> bool:
   """Whether the rows of `nodes` fit on a TPU beside a block of the prefix.
 
   Two buffers each of queries, outputs, maxima and sums, and what is carried from block to block,
@@ -52,7 +52,7 @@ def nodes_fit(shape: Shape, nodes: int) -> bool:
   return shape.rows * row <= 12 << 20 and 4 * shape.rows * nodes <= 4 << 20
 
 
-def sizes(implementation: str, shape: Shape) -> Sequence[int]:
+def sizes(implementation: str, shape: AttentionShape) -> Sequence[int]:
   """The numbers of cached rows per block that a call may have, the best guess first.
 
   There are none where no block fits. On TPU blocks are large, so that the fixed time of a step is
@@ -67,7 +67,7 @@ def sizes(implementation: str, shape: Shape) -> Sequence[int]:
   return list(dict.fromkeys(min(size, shape.capacity) for size in allowed))
 
 
-def block(implementation: str, shape: Shape) -> int:
+def block(implementation: str, shape: AttentionShape) -> int:
   """Cached rows per block: the size measured on such a device, else the best guess."""
   allowed = sizes(implementation, shape)
   of_device = measured.read(measured.path()).get(device().device_kind, {})

@@ -5,15 +5,15 @@ import json
 import pathlib
 import warnings
 
-from specjax import schema
-from specjax.cache_dir import home
+from specjax import checks
+from specjax.fingerprint import cache_dir
 
 Sizes = dict[str, dict[str, int]]  # rows per block, by device kind and class of calls
 
 
 def path() -> pathlib.Path:
   """The file."""
-  return home() / "tree_attention.json"
+  return cache_dir() / "tree_attention.json"
 
 
 @functools.cache
@@ -22,7 +22,7 @@ def read(file: pathlib.Path) -> Sizes:
   if not file.exists():
     return {}
   try:
-    return {kind: {**of_class} for kind, of_class in schema.read(file).items()}
+    return {kind: {**of_class} for kind, of_class in checks.read_json(file).items()}
   except (ValueError, TypeError) as error:
     warnings.warn(f"{file} is not used, delete it: {error}.", stacklevel=2)
     return {}

@@ -22,7 +22,7 @@ from specjax import checks, command_line
 from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import measured
 from specjax.kernels.tree_attention.api import default_implementation, tree_attention
-from specjax.kernels.tree_attention.config import Shape, sizes
+from specjax.kernels.tree_attention.config import AttentionShape, sizes
 from specjax.sampling import new_key
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -106,7 +106,7 @@ def main(config: Config, measure: Callable[[Config, str, int, Sequence[int]], Se
   for capacity in config.capacity:
     q, k, _, length, *_ = jax.eval_shape(functools.partial(draw, config, capacity, capacity))
     implementation = default_implementation(q, k, length)
-    shape = Shape.of(q, k)
+    shape = AttentionShape.of(q, k)
     tried = sizes(implementation, shape)
     taken = measure(config, implementation, capacity, tried)
     size = best[shape.of_class(implementation)] = min(taken, key=taken.__getitem__)

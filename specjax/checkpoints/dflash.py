@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import eagle3_file, harmless, hf_config, published
-from specjax.checkpoints.heads import MOST, Loaded
+from specjax.checkpoints.heads import MOST, LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.heads.dflash import DFlashConfig, layers_read
 from specjax.heads.dflash import dflash as build
@@ -95,9 +95,9 @@ def _of_zlab(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   for number in (raw.get("num_target_layers"), inner.get("num_target_layers")):
     if number not in (None, L):
       checks.refuse(f"{where}: num_target_layers", number, f"{L}, the target's")
-  outer = schema.fields(raw, _SCHEMA, where, ["num_hidden_layers"])
+  outer = checks.fields_of(raw, _SCHEMA, where, ["num_hidden_layers"])
   needed = [key for key in _OWN if key != "block_size" or key not in outer]
-  own = outer | schema.fields(inner, _OWN, f"{where}: dflash_config", needed)
+  own = outer | checks.fields_of(inner, _OWN, f"{where}: dflash_config", needed)
   _check_layers(f"{where}: target_layer_ids", own["target_layer_ids"], L - 2)
   layers = tuple(i + 1 for i in own["target_layer_ids"])
   return _Said(raw, own["block_size"], own["num_hidden_layers"], layers, own["mask_token_id"], None)
@@ -110,14 +110,14 @@ def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   raw = published.in_one_piece(raw, where)
   published.check_keys(raw, where, {eagle3_file.KIND, *_OF_SPECULATORS}, _PLAIN)
   needed = [key for key in _OF_SPECULATORS if key != "layer_types"]
-  own = schema.fields(raw, _OF_SPECULATORS, where, needed)
+  own = checks.fields_of(raw, _OF_SPECULATORS, where, needed)
   layers = own["aux_hidden_state_layer_ids"]
   _check_layers(f"{where}: aux_hidden_state_layer_ids", layers, L - 1)
   return _Said(raw, own["block_size"], own["num_hidden_layers"], layers, own["mask_token_id"],
                own["draft_vocab_size"])  # fmt: skip
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """A head for the target `model`, which drafts chains, of `block_size` - 1 tokens at most.
 
   The output of the target's last layer is refused: programs differ in whether it is normed.
@@ -138,10 +138,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   else:
     frozen = {"lm_head.weight": (said.words, model.width), published.EMBEDDING: (V, model.width)}
     params = eagle3_file.gather(tensors, layout, said.words, model, path, dtype, unused=frozen)
-  return Loaded(head, params, (), None, config, network)
+  return LoadedHead(head, params, (), None, config, network)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """A head; ValueError where its mask is no token, its layers are not Qwen3's, or it reads the
   target's embeddings or last output."""
   config, network = loaded.config, loaded.network

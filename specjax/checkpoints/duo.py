@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from specjax import schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import harmless, trained_for
 from specjax.checkpoints.files import check, read_config, read_tensors, write
@@ -46,7 +46,7 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
     raise ValueError("small MLPs stand beside dense ones: accepted is a model without experts.")
   keys = {"skipping", "width", "base", trained_for.KEY}
   harmless.known_keys(found, f"{directory}/config.json", keys, {})
-  width = schema.fields(found, {"width": int}, f"{directory}/config.json", ["width"])["width"]
+  width = checks.fields_of(found, {"width": int}, f"{directory}/config.json", ["width"])["width"]
   E = config.width
   own = {"router": (3, E), "bias": (3,), "small_gate_up": (2 * width, E), "small_down": (E, width)}
   shapes = {f"layer_{i}/{k}": shape for i in range(config.layers) for k, shape in own.items()}

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from specjax import schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import published
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.heads.eagle import EagleConfig
 from specjax.heads.eagle import eagle as build
@@ -39,7 +39,7 @@ def _layout(c: EagleConfig, network: Config) -> published.Layout:
   return layout | block(layer, ("layers", "layer_0"), "layers.0", norm=False)
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """A head for the target `model`.
 
   Published files do not say how deep the head drafts: `specjax_depth` does, which `encode` writes,
@@ -47,7 +47,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   """
   published.check_architecture(raw, _ARCHITECTURES)
   where = f"{directory}/config.json"
-  own = schema.fields(raw, _SCHEMA, where)
+  own = checks.fields_of(raw, _SCHEMA, where)
   published.check_keys(raw, where, _SCHEMA)
   network, mlp_width = published.network_of(raw, model, own.get("qkv_bias", False))
   path, tensors = published.read(directory, published.FILES)
@@ -58,10 +58,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   params = published.gather(tensors, _layout(config, network), path, dtype)
   head = build(target(network), config)
   tree = None if "specjax_depth" in own else published.TREE
-  return Loaded(head, {"params": params}, (), None, config, network, tree)
+  return LoadedHead(head, {"params": params}, (), None, config, network, tree)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """A head, with its own embedding or the target's, since the published code needs one."""
   config, network = loaded.config, loaded.network
   tensors = scatter(loaded.params, _layout(config, network), dtype)

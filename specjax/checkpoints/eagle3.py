@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.checkpoints import eagle3_file, published
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, scatter
 from specjax.heads.eagle3 import Eagle3Config
 from specjax.heads.eagle3 import eagle3 as build
@@ -36,7 +36,7 @@ def _layout(c: Eagle3Config, network: Config, words: int, name: str) -> publishe
   return layout
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """A head for the target `model`; the depth is found as in `eagle`.
 
   `num_hidden_layers` is not read: the head for Vicuna 13B says 40 and holds one layer, as all
@@ -56,10 +56,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   layout = _layout(config, network, words, eagle3_file.name_of_layer(tensors))
   params = eagle3_file.gather(tensors, layout, words, model, path, dtype)
   head, tree = build(target(network), config), None if "specjax_depth" in own else published.TREE
-  return Loaded(head, params, (), None, config, network, tree)
+  return LoadedHead(head, params, (), None, config, network, tree)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """A head; ValueError where its draft vocabulary has all tokens, not in the target's order."""
   config, network = loaded.config, loaded.network
   words, tables = eagle3_file.tables(loaded.params, network.vocab_size, "eagle3")

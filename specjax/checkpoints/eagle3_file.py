@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from jax.typing import DTypeLike
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import harmless, published
 from specjax.checkpoints.files import Shapes
@@ -34,7 +34,7 @@ def _hidden_layer_ids(name: str, value: Any) -> Any:
   if not isinstance(value, dict):
     checks.refuse(name, value, "an object")
   harmless.known_keys(value, name, _IDS, _PLAIN)
-  return schema.fields(value, _IDS, name)
+  return checks.fields_of(value, _IDS, name)
 
 
 # Features of NVIDIA's heads that change the network, where they leave it as it is.
@@ -65,7 +65,7 @@ def fields(
     raise ValueError(f"{KIND}={raw[KIND]!r} in config.json: accepted is {kind!r}.")
   where = f"{directory}/config.json"
   raw = published.in_one_piece(raw, where)
-  own = schema.fields(raw, {**_SCHEMA, **more}, where, ["draft_vocab_size"])
+  own = checks.fields_of(raw, {**_SCHEMA, **more}, where, ["draft_vocab_size"])
   published.check_keys(raw, where, {KIND, *_SCHEMA, *more}, _PLAIN)
   if own.get("target_hidden_size", model.width) != model.width:
     raise ValueError(f"target_hidden_size={own['target_hidden_size']} in config.json: accepted is "

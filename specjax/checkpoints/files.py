@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from specjax import checks, schema
+from specjax import checks
 
 Tensors = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -21,7 +21,7 @@ def read_config(directory: str | pathlib.Path, what: str = "draft head") -> dict
   file = pathlib.Path(directory) / "config.json"
   if not file.exists():
     raise ValueError(f"{directory} has no config.json: this is no {what}.")
-  return schema.read(file)
+  return checks.read_json(file)
 
 
 def read_tensors(path: pathlib.Path, prefix: str = "") -> Tensors:

@@ -26,7 +26,7 @@ from specjax.checkpoints import (
   trained_for,
 )
 from specjax.checkpoints.files import read_config, write
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.trained_for import Identity
 from specjax.heads import HEADS, draft_vocabulary, embedding
 from specjax.heads.named import is_file
@@ -68,7 +68,7 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
 def load(
   directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = "", *,
   target_params: Params | None = None,
-) -> Loaded:  # fmt: skip
+) -> LoadedHead:  # fmt: skip
   """A head for the target `model`; config.json tells the format, `called` is as in `heads.load`.
 
   An embedding that the file brings is kept, unless it is that of `target_params`.
@@ -86,7 +86,7 @@ def load(
   return loaded if target_params is None else _without_copy(loaded, target_params)
 
 
-def _without_copy(loaded: Loaded, target_params: Params) -> Loaded:
+def _without_copy(loaded: LoadedHead, target_params: Params) -> LoadedHead:
   """The head, without an embedding that repeats the target's but for rounding."""
   own = loaded.params["params"].get("embedding")
   if own is None:
@@ -104,8 +104,8 @@ def _without_copy(loaded: Loaded, target_params: Params) -> Loaded:
 
 
 def save(
-  directory: str | pathlib.Path, form: str, loaded: Loaded, model: Config, target_params: Params,
-  *, base: str | Identity, dtype: DTypeLike = jnp.float16, torch: bool = False,
+  directory: str | pathlib.Path, form: str, loaded: LoadedHead, model: Config, target_params:
+  Params, *, base: str | Identity, dtype: DTypeLike = jnp.float16, torch: bool = False,
 ) -> None:  # fmt: skip
   """Writes a head for the target `model` in the format `form`: "specjax", or the head's own name.
 

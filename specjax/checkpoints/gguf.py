@@ -12,7 +12,7 @@ from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.checkpoints import gguf_rope, gguf_tokenizer, harmless
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.hf import Checkpoint
@@ -62,7 +62,7 @@ def _open(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
 
   It raises ValueError where the file is absent, damaged or no GGUF file.
   """
-  schema.contents(path, 1)
+  checks.contents(path, 1)
   try:
     reader = GGUFReader(path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
@@ -99,7 +99,7 @@ def _config_json(
   kind = checks.choice(name, metadata.get("general.architecture"), ARCHITECTURES)
   known = {f"{kind}.{k}": check for k, (check, _) in _KEYS.items()}
   known |= {f"{kind}.{k}": check for k, check in _OTHERS.items()}
-  values = schema.fields(metadata, known, where, [f"{kind}.{k}" for k in _NEEDED])
+  values = checks.fields_of(metadata, known, where, [f"{kind}.{k}" for k in _NEEDED])
   used = {*known, *gguf_tokenizer.KEYS, "general.architecture", _SHIFT}
   if kind != "llama":  # whose programs see everything
     used -= {f"{kind}.attention.sliding_window"}
@@ -172,7 +172,7 @@ def load(
   source = f"the metadata of {path.name}"
   params = assemble(table, spare, shapes, read, dtype, source, weights, mesh)
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
-  own = schema.fields(metadata, {_SHIFT: bool}, str(path))
+  own = checks.fields_of(metadata, {_SHIFT: bool}, str(path))
   return Checkpoint(
     config=config, params=params, tokenizer=text.tokenizer, stop=text.stop,
     template=text.template, start=text.start, mask=text.mask,

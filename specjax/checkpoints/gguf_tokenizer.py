@@ -8,7 +8,7 @@ import tokenizers
 from gguf import TokenType
 from tokenizers import processors
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.checkpoints import bpe, gguf_ends
 from specjax.data.jinja_chat import JinjaTemplate
 from specjax.data.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
   token_id = functools.partial(checks.whole, most=vocab_size - 1)
   known = {_PREFIX + key: kind for key, kind in _SCHEMA.items()}
   known |= {_PREFIX + key: token_id for key in _IDS} | {"tokenizer.chat_template": str}
-  found = {k.removeprefix(_PREFIX): v for k, v in schema.fields(metadata, known, where).items()}
+  found = {k.removeprefix(_PREFIX): v for k, v in checks.fields_of(metadata, known, where).items()}
   stop, named = gguf_ends.of(found, found.get("tokens", ()))
   mask = found.get("mask_token_id")
   if "tokens" not in found or found.get("model") in ("no_vocab", "none"):

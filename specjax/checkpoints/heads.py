@@ -15,7 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import eight_bits, families, harmless, trained_for
 from specjax.checkpoints.files import check, read_config, read_tensors, write
@@ -33,7 +33,7 @@ _KEYS = ("head", "config", "draft_vocab", "choices", "hit_rates")
 MOST = 64  # the most tokens ahead, or blocks of a network: XLA would compile more for hours
 
 
-class Loaded(NamedTuple):
+class LoadedHead(NamedTuple):
   """A head as it was read, for the target it was asked for.
 
   Attributes:
@@ -64,7 +64,7 @@ def abstract(head: Head, model: Config, draft_vocab: int | None) -> Params:
 
 def choices(name: str, value: Any) -> Choices:
   """The tree of a file, as a tuple of rank paths; ValueError where the value is no tree."""
-  paths = schema.accept(tuple[tuple[int, ...], ...])(name, value)
+  paths = checks.accept(tuple[tuple[int, ...], ...])(name, value)
   try:
     from_choices(paths)
   except ValueError as error:
@@ -73,7 +73,7 @@ def choices(name: str, value: Any) -> Choices:
 
 
 def _hit_rates(name: str, value: Any) -> np.ndarray:
-  rows = schema.accept(tuple[tuple[float, ...], ...])(name, value)
+  rows = checks.accept(tuple[tuple[float, ...], ...])(name, value)
   if len({len(row) for row in rows}) != 1 or not all(0 <= x <= 1 for row in rows for x in row):
     checks.refuse(name, value, "rows of one length, of rates from 0 to 1")
   return np.asarray(rows)
@@ -84,7 +84,7 @@ _SCHEMA = {"draft_vocab": int, "choices": choices, "hit_rates": _hit_rates}
 
 def load(
   directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = ""
-) -> Loaded:
+) -> LoadedHead:
   """A head for the target `model`.
 
   The user calls the head `called`: FILE.py:FUNCTION is run in place of the file that config.json
@@ -98,7 +98,7 @@ def load(
     if key not in raw:
       raise ValueError(f"{file} lacks {key}: this is no draft head.")
   harmless.known_keys(raw, file, {*_KEYS, "base", trained_for.KEY}, {})
-  own = schema.fields(raw, _SCHEMA, file, ["config"])
+  own = checks.fields_of(raw, _SCHEMA, file, ["config"])
   name = called if is_file(called) else raw["head"]
   if name != called and is_file(name):
     raise ValueError(f"{file}: head={name!r} is in a Python file, which is run only where you name "
@@ -107,7 +107,7 @@ def load(
     build, kind = named(name)
   except ValueError as error:
     raise ValueError(f"{file}: {error}") from error
-  config = schema.build(kind, raw["config"], f"{file}: config")
+  config = checks.from_json(kind, raw["config"], f"{file}: config")
   for name, least in (("depth", 1), ("blocks", 0), ("layers", 0)):
     if isinstance(number := getattr(config, name, None), int):
       checks.whole(f"{file}: {name}", number, least, MOST)
@@ -128,7 +128,7 @@ def load(
     k: jnp.asarray(v, leaves[k].dtype if v.dtype.kind == "i" else dtype) for k, v in tensors.items()
   }
   tree, rates = own.get("choices", ()), own.get("hit_rates")
-  return Loaded(head, unflatten_dict(params, sep="/"), tree, rates, config, model)
+  return LoadedHead(head, unflatten_dict(params, sep="/"), tree, rates, config, model)
 
 
 def weights_like(

@@ -13,7 +13,7 @@ import safetensors
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import (
   eight_bits,
@@ -91,14 +91,14 @@ def _optional(
   """The checked values of a file that a checkpoint may lack."""
   if not path.exists():
     return {}
-  raw = schema.read(path)
+  raw = checks.read_json(path)
   harmless.known_keys(raw, str(path), known, others)
-  return schema.fields(raw, known, str(path))
+  return checks.fields_of(raw, known, str(path))
 
 
 def shards(index: pathlib.Path) -> list[pathlib.Path]:
   """The files that an index of shards names; ValueError where one is not in the index's folder."""
-  raw = schema.read(index)
+  raw = checks.read_json(index)
   table = raw.get("weight_map")
   if not isinstance(table, dict) or not table:
     checks.refuse(f"{index}: weight_map", table, "an object of a file for every tensor")
@@ -216,7 +216,7 @@ def load(
   quantised.check_config(directory, raw)
   config = kind.from_json(raw, str(file))
   kind.check_keys(raw, config, str(file), (*_OWN, *_IDS))
-  own = schema.fields(raw, _OWN | _IDS, str(file))
+  own = checks.fields_of(raw, _OWN | _IDS, str(file))
   written = _optional(directory / "generation_config.json", _IDS, harmless.GENERATION)
   known = _optional(directory / "special_tokens_map.json", _TOKENS, harmless.TOKENIZER)
   known |= _optional(directory / "tokenizer_config.json", _TOKENIZER, harmless.TOKENIZER)

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.checkpoints import harmless, hf_experts, hf_rope
 from specjax.models.config import Config
 
@@ -73,19 +73,19 @@ def _checked(raw: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
     width = raw.get("dense_intermediate_size") or raw.get("expert_intermediate_size")
     raw = {**raw, "intermediate_size": width}
   if family != "llada":
-    return {**_ABSENT.get(family, {}), **schema.fields(raw, _SCHEMA, where, _NEEDED)}
+    return {**_ABSENT.get(family, {}), **checks.fields_of(raw, _SCHEMA, where, _NEEDED)}
   for key, accepted in _LLADA_HAS.items():
     if raw.get(key, accepted) != accepted:
       checks.refuse(f"{where}: {key}", raw[key], repr(accepted))
   theirs = {_OF_LLADA[ours]: _SCHEMA[ours] for ours in _OF_LLADA}
-  found = schema.fields(raw, theirs, where, [_OF_LLADA[ours] for ours in _NEEDED])
+  found = checks.fields_of(raw, theirs, where, [_OF_LLADA[ours] for ours in _NEEDED])
   values = {ours: found[key] for ours, key in _OF_LLADA.items() if key in found}
   return {"is_causal": False, **values}
 
 
 def _block_length(raw: Mapping[str, Any], family: str, where: str) -> int | None:
   key, default = _BLOCKS.get(family, ("specjax_block_length", None))
-  return schema.fields(raw, {key: _SIZE}, where).get(key, default)
+  return checks.fields_of(raw, {key: _SIZE}, where).get(key, default)
 
 
 def _window(

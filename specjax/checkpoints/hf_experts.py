@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.models.config import Config, Experts
 
 _SIZE = functools.partial(checks.whole, least=1)
@@ -122,7 +122,7 @@ def read(raw: Mapping[str, Any], family: str, layers: int, where: str) -> Expert
   sizes = {"count": keys.experts, "chosen": keys.chosen, "width": keys.width}
   sizes = {ours: theirs for ours, theirs in sizes.items() if theirs}
   needed = [theirs for ours, theirs in sizes.items() if ours not in keys.absent]
-  found = schema.fields(raw, _SCHEMA | dict.fromkeys(sizes.values(), _SIZE), where, needed)
+  found = checks.fields_of(raw, _SCHEMA | dict.fromkeys(sizes.values(), _SIZE), where, needed)
   taken = sizes | {x: _MORE[x] for x in keys.absent if x in _MORE}
   values = {**keys.absent, **{x: found[key] for x, key in taken.items() if key in found}}
   values = {"chosen": values["count"], **values, **keys.fixed}

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.checkpoints import harmless
 from specjax.models.config import RopeScaling
 
@@ -51,7 +51,7 @@ def read(
   inside = f"{where}: {key}"
   if not isinstance(raw.get(key) or {}, dict):
     checks.refuse(inside, raw[key], "an object or null")
-  rope = schema.fields(raw.get(key) or {}, _SCHEMA, inside)
+  rope = checks.fields_of(raw.get(key) or {}, _SCHEMA, inside)
   theta = rope.get("rope_theta", known.get("rope_theta", 10000.0))
   kind = rope.get("rope_type", rope.get("type", "default"))
   checks.choice(f"{where}: rope_type", kind, _NEEDED)
@@ -66,7 +66,7 @@ def read(
   if kind == "default":
     return theta, None, share
   names = _NAMES[kind]
-  beside = schema.fields(raw, {_LENGTH: _SIZE}, where).get(_LENGTH)
+  beside = checks.fields_of(raw, {_LENGTH: _SIZE}, where).get(_LENGTH)
   if beside is not None and rope.get(_LENGTH, beside) != beside:
     raise ValueError(f"{where}: {_LENGTH}={beside}, and in {key} it is {rope[_LENGTH]}: accepted "
                      "is one length.")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.checkpoints import bpe, sentence_piece
 from specjax.data.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 def _token(name: str, value: Any) -> tokenizers.AddedToken:
   if not isinstance(value, dict):
     checks.refuse(name, value, "an object with content")
-  found = schema.fields(value, {"content": str} | dict.fromkeys(_FLAGS, bool), name, ["content"])
+  found = checks.fields_of(value, {"content": str} | dict.fromkeys(_FLAGS, bool), name, ["content"])
   return tokenizers.AddedToken(**found)
 
 
@@ -52,7 +52,7 @@ def _special(directory: pathlib.Path) -> set[str]:
   """The texts of the tokens that have a name, such as `pad_token`; no text writes these."""
   found: set[str] = set()
   for file in (directory / "special_tokens_map.json", directory / _CONFIG):
-    for key, value in (schema.read(file) if file.exists() else {}).items():
+    for key, value in (checks.read_json(file) if file.exists() else {}).items():
       if key.endswith(("_token", "special_tokens")) and not key.startswith("add_"):
         found.update(_texts(value))
   return found
@@ -67,14 +67,14 @@ def _byte_level(
   if kind not in _CLASSES:
     checks.refuse(f"{directory / _CONFIG}: tokenizer_class", named,
                   f"one of {', '.join(_CLASSES)} beside {_VOCAB}, or a {_JSON}")  # fmt: skip
-  raw = schema.read(directory / _VOCAB)
+  raw = checks.read_json(directory / _VOCAB)
   vocab = {token: checks.whole(f"{directory / _VOCAB}: {token!r}", i) for token, i in raw.items()}
   for token, i in more.items():
     if vocab.setdefault(token, i) != i:
       raise ValueError(f"{directory}: {token!r} has the id {vocab[token]} in {_VOCAB}, and {i} "
                        "among the added tokens: accepted is one id.")  # fmt: skip
   try:
-    lines = schema.contents(directory / _MERGES).decode().split("\n")
+    lines = checks.contents(directory / _MERGES).decode().split("\n")
   except UnicodeDecodeError:
     raise ValueError(f"{directory / _MERGES} is no UTF-8.") from None
   merges = [x.rstrip("\r") for x in lines[lines[0].startswith("#version") :] if x.strip()]
@@ -129,7 +129,7 @@ def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Toke
     _add(tokenizer.inner, wanted, directory)
     return tokenizer
   file, special = directory / _ADDED, _special(directory)
-  for token, i in (schema.read(file) if file.exists() else {}).items():
+  for token, i in (checks.read_json(file) if file.exists() else {}).items():
     i = checks.whole(f"{file}: {token!r}", i)
     flags = dict(special=token in special, normalized=token not in special)
     wanted.setdefault(i, tokenizers.AddedToken(token, **flags))

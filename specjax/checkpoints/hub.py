@@ -17,7 +17,7 @@ import filelock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from specjax.cache_dir import home
+from specjax.fingerprint import cache_dir
 
 _POLL = 0.2  # seconds between two looks at a download
 
@@ -91,7 +91,7 @@ def rows() -> list[tuple[str, str]]:
 
 def path(name: str) -> pathlib.Path:
   """Where the file of a named model is kept."""
-  return home() / "models" / f"{name}.gguf"
+  return cache_dir() / "models" / f"{name}.gguf"
 
 
 def fetch(name: str) -> pathlib.Path:

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.checkpoints import harmless, published
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.heads.hydra import HydraConfig
 from specjax.heads.hydra import hydra as build
@@ -53,7 +53,7 @@ def _layout(c: HydraConfig, model: Config) -> tuple[published.Layout, dict[str, 
   return layout, copies
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """Heads for the target `model`.
 
   The target's embedding, which files hold because the module refers to it, is dropped, and so is
@@ -78,10 +78,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   names = ("input_embed_fn.weight", *([f"{_LAYER}.embed_tokens.weight"] if prefix else []))
   unused = dict.fromkeys(names, (model.vocab_size, model.width))
   params = published.gather(tensors, layout, path, dtype, copies=copies, unused=unused)
-  return Loaded(build(target(model), config), {"params": params}, (), None, config, model)
+  return LoadedHead(build(target(model), config), {"params": params}, (), None, config, model)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """Heads; ValueError where they share a vocabulary matrix or have untied blocks."""
   config = loaded.config
   if config.shared:

@@ -10,7 +10,7 @@ import tokenizers
 from jax.typing import DTypeLike
 from tokenizers import decoders, models, normalizers, processors
 
-from specjax import schema
+from specjax import checks
 from specjax.checkpoints.bpe import scored_merges
 from specjax.checkpoints.hf import Checkpoint, start_ids
 from specjax.data.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def _read_header(path: pathlib.Path) -> Config:
-  head = schema.contents(path, _HEADER.size)
+  head = checks.contents(path, _HEADER.size)
   if len(head) < _HEADER.size:
     raise ValueError(f"{path} has {len(head)} bytes, less than a llama2.c header.")
   numbers = _HEADER.unpack(head)
@@ -63,7 +63,7 @@ def halves(w: np.ndarray, heads: int) -> np.ndarray:
 
 def _read_pieces(path: pathlib.Path, vocab_size: int) -> list[tuple[float, str]]:
   """(score, text) of every token."""
-  data = schema.contents(path)
+  data = checks.contents(path)
   pieces, at = [], 4  # the length of the longest token comes first
   for i in range(vocab_size):
     if at + 8 > len(data):

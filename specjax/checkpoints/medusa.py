@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.checkpoints import harmless, heads, published
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, Layout, scatter
 from specjax.heads.medusa import MedusaConfig
 from specjax.heads.medusa import medusa as build
@@ -53,7 +53,7 @@ def _check_one_block(params: Params, c: MedusaConfig) -> None:
                          "has as one.")  # fmt: skip
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """Heads for the target `model`, and their tree where `medusa_choices` has one.
 
   The published config.json for Vicuna 7B says 2 heads beside a file of 5. That is refused:
@@ -79,10 +79,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   _check_one_block(apart, config)
   params = {k: jnp.stack([x[str(h)] for h in range(config.depth)]) for k, x in apart.items()}
   choices = own.get("medusa_choices", ())
-  return Loaded(build(target(model), config), {"params": params}, choices, None, config, model)
+  return LoadedHead(build(target(model), config), {"params": params}, choices, None, config, model)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """Heads with their tree."""
   config = loaded.config
   _check_one_block(loaded.params["params"], config)

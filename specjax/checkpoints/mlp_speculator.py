@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from specjax.base import Params
 from specjax.checkpoints import published
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, scatter
 from specjax.heads.mlp_speculator import MLPSpeculatorConfig
 from specjax.heads.mlp_speculator import mlp_speculator as build
@@ -52,7 +52,7 @@ def _layout(c: MLPSpeculatorConfig, model: Config) -> tuple[published.Layout, di
   return layout, copies
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """A head for the target `model`.
 
   `top_k_tokens_per_head` and `n_candidates`, which describe a search, are not read.
@@ -67,10 +67,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   layout, copies = _layout(config, model)
   path, tensors = published.read(directory, published.FILES)
   params = published.gather(tensors, layout, path, dtype, copies=copies)
-  return Loaded(build(target(model), config), {"params": params}, (), None, config, model)
+  return LoadedHead(build(target(model), config), {"params": params}, (), None, config, model)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """A head; its config.json asks for a search of five candidates."""
   config, model = loaded.config, loaded.network
   raw = {

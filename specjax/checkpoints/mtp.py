@@ -13,10 +13,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import hf_config, published
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import MIMO, mtp_layer, scatter
 from specjax.heads.mtp import MTPConfig
 from specjax.heads.mtp import mtp as build
@@ -35,7 +35,7 @@ def _other_order(params: Params) -> Params:
   return params | {"projection": jnp.roll(projection, projection.shape[1] // 2, 1)}
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """A head for the target `model`, of whose checkpoint only the MTP layer is read.
 
   The layer was trained for the next token but one, and is used again for later ones.
@@ -44,7 +44,7 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   if raw.get("model_type") != "mimo":
     checks.refuse(f"{where}: model_type", raw.get("model_type"),
                   "mimo, the family whose MTP layer is read")  # fmt: skip
-  own = schema.fields(raw, _SCHEMA, where)
+  own = checks.fields_of(raw, _SCHEMA, where)
   if own["num_nextn_predict_layers"] != 1:
     checks.refuse(f"{where}: num_nextn_predict_layers", own["num_nextn_predict_layers"], "1")
   network = hf_config.from_json(raw, where)
@@ -59,10 +59,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   params = published.gather(tensors, mtp_layer(model), path, dtype)
   config = MTPConfig(own.get("specjax_depth", MTPConfig().depth), before_norm=True)
   head = build(target(model), config)
-  return Loaded(head, {"params": _other_order(params)}, (), None, config, model)
+  return LoadedHead(head, {"params": _other_order(params)}, (), None, config, model)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """A head's tensors alone, to lie beside the target's; ValueError where MiMo has no such layer."""
   config, network = loaded.config, loaded.network
   if not config.before_norm:

@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import harmless, trained_for
 from specjax.checkpoints.files import Shapes, check, read_config, read_tensors, write
@@ -84,7 +84,7 @@ def load_filter(directory: str | pathlib.Path) -> Filter:
   if config.get("policy") != "learned":
     raise ValueError(f"{directory}/config.json lacks policy='learned': this is no filter.")
   harmless.known_keys(config, f"{directory}/config.json", {"policy", "window", *_BASE}, {})
-  W = schema.fields(config, {"window": int}, f"{directory}/config.json", ["window"])["window"]
+  W = checks.fields_of(config, {"window": int}, f"{directory}/config.json", ["window"])["window"]
   H = read_tensors(path).get("into_bias", np.empty(0)).size
   shapes = {"into": (H, W), "into_bias": (H,), "out": (W, H), "out_bias": (W,), "least": ()}
   return Filter(**_read(path, shapes))
@@ -99,7 +99,7 @@ def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:
   if not _ACCEPTANCE.keys() <= raw.keys():
     raise ValueError(f"{where} has no blocks and width: this is no acceptance head.")
   harmless.known_keys(raw, where, {*_ACCEPTANCE, "target", "draft", trained_for.KEY}, {})
-  own = schema.fields(raw, _ACCEPTANCE, where, _ACCEPTANCE)
+  own = checks.fields_of(raw, _ACCEPTANCE, where, _ACCEPTANCE)
   if own["width"] != width:
     raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width "
                      f"{own['width']}, not {width}.")  # fmt: skip

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import eagle3_file, published
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.hf_layout import Fusion, block, scatter
 from specjax.heads.hidden_layers import hidden_layers_of
 from specjax.heads.peagle import PEagleConfig
@@ -54,7 +54,7 @@ def _layout(c: PEagleConfig, network: Config, words: int, name: str) -> publishe
   return layout
 
 
-def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> Loaded:
+def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
   """A head for the target `model`, which drafts chains of the depth that it was trained for."""
   raw, own = eagle3_file.fields(raw, _SCHEMA, "peagle", _ACCEPTED, directory, model)
   found = sorted({own[key] for key in MASK_TOKENS if key in own})
@@ -80,10 +80,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
     tensors[_MASK] = tensors[_MASK].reshape(-1)
   layout = _layout(config, network, words, eagle3_file.name_of_layer(tensors))
   params = eagle3_file.gather(tensors, layout, words, model, path, dtype)
-  return Loaded(head, params, (), None, config, network)
+  return LoadedHead(head, params, (), None, config, network)
 
 
-def encode(loaded: Loaded, target_params: Params, dtype: DTypeLike) -> published.Encoded:
+def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> published.Encoded:
   """A head; ValueError where its draft vocabulary has all tokens, not in the target's order."""
   config, network = loaded.config, loaded.network
   words, tables = eagle3_file.tables(loaded.params, network.vocab_size, "peagle")

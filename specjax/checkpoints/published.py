@@ -21,7 +21,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.typing import DTypeLike
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import harmless, hf_config
 from specjax.checkpoints.files import Shapes, Tensors, check, read_tensors
@@ -150,11 +150,11 @@ def fields(
   raw: Mapping[str, Any], known: Mapping[str, Any], directory: pathlib.Path,
   needed: Sequence[str], refusal: str,
 ) -> dict[str, Any]:  # fmt: skip
-  """`schema.fields` of a config.json; `refusal` ends the sentence where a needed key is absent."""
+  """`checks.fields` of a config.json; `refusal` ends the sentence where a needed key is absent."""
   for key in needed:
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: {refusal}.")
-  return schema.fields(raw, known, f"{directory}/config.json", [k for k in needed if k in known])
+  return checks.fields_of(raw, known, f"{directory}/config.json", [k for k in needed if k in known])
 
 
 def in_one_piece(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -201,7 +201,7 @@ def window_of(raw: Mapping[str, Any], where: str) -> int | None:
   alone is that of Mistral's layers, and nothing for Qwen's. ValueError where these disagree, none
   of them is there, or layers differ.
   """
-  own = schema.fields(raw, _WINDOW, where)
+  own = checks.fields_of(raw, _WINDOW, where)
   kinds, family = set(own.get("layer_types", ())), str(raw.get("model_type"))
   if not kinds <= {"full_attention"} and kinds != {"sliding_attention"}:
     checks.refuse(f"{where}: layer_types", raw["layer_types"],

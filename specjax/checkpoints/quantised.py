@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from specjax import checks, schema
+from specjax import checks
 
 _READ = ("safetensors in F32, F16, BF16 or the 8 bits that specjax writes, or a GGUF file, whose "
          "tensors are dequantised")  # fmt: skip
@@ -47,7 +47,7 @@ def check_config(directory: pathlib.Path, raw: Mapping[str, Any]) -> None:
       _refuse(f"{directory / 'config.json'}: {key} says {said}")
   for name in _FILES:
     if (directory / name).is_file():
-      _refuse(f"{directory / name} says {_method(schema.read(directory / name))}")
+      _refuse(f"{directory / name} says {_method(checks.read_json(directory / name))}")
 
 
 def check_tensors(dtypes: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from specjax import schema
+from specjax import checks
 from specjax.base import Params
 from specjax.checkpoints import harmless, trained_for
 from specjax.checkpoints.files import check, read_config, read_tensors, write
@@ -52,7 +52,7 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
     raise ValueError(f"{directory}/config.json lacks skipping='first': there are no routers here.")
   keys = {"skipping", "rank", "base", trained_for.KEY}
   harmless.known_keys(found, f"{directory}/config.json", keys, {})
-  rank = schema.fields(found, {"rank": int}, f"{directory}/config.json", ["rank"])["rank"]
+  rank = checks.fields_of(found, {"rank": int}, f"{directory}/config.json", ["rank"])["rank"]
   if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | None):
     raise ValueError("routers come with updates of float weights that are not spread: accepted are "
                      "weights='float' and mesh=None, see `Model.on`.")  # fmt: skip

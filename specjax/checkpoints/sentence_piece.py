@@ -7,7 +7,7 @@ import tokenizers
 from gguf import TokenType
 from tokenizers import models, normalizers, processors
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.checkpoints import bpe
 
 _UNIGRAM, _BPE = 1, 2
@@ -15,7 +15,7 @@ _HELP = "a tokenizer.json, which transformers' AutoTokenizer writes by save_pret
 
 
 def _parse(file: pathlib.Path) -> Any:
-  content = schema.contents(file)
+  content = checks.contents(file)
   if not content.startswith(b"\n"):  # the first field of its message
     checks.refuse("tokenizer", str(file), f"a model of SentencePiece, not tiktoken's, or {_HELP}")
   try:

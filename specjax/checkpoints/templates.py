@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.data.chat import TEMPLATES, ChatTemplate
 from specjax.data.jinja_chat import JinjaTemplate
 
@@ -19,7 +19,7 @@ def source(name: str, value: Any) -> str:
   for i, each in enumerate(value):
     if not isinstance(each, dict):
       checks.refuse(f"{name}[{i}]", each, "an object with name and template")
-    held = schema.fields(each, wanted, f"{name}[{i}]", needed=wanted)
+    held = checks.fields_of(each, wanted, f"{name}[{i}]", needed=wanted)
     if held["name"] == "default":
       return held["template"]
   raise ValueError(f"{name} lists no template with the name 'default'.")
@@ -34,7 +34,7 @@ def read(directory: pathlib.Path, names: Mapping[str, str]) -> JinjaTemplate | N
   file, given = directory / _FILE, names.get("chat_template")
   try:
     if file.exists():
-      given = schema.contents(file).decode()
+      given = checks.contents(file).decode()
     if given is None:
       return None
     return JinjaTemplate(given, names.get("bos_token", ""), names.get("eos_token", ""))

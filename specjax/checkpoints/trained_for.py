@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from specjax import checks, schema
+from specjax import checks
 
 KEY = "trained_for"
 _NAMES = {"target": ("target", "base", "base_model_name_or_path")}  # where a name alone stands
@@ -57,7 +57,7 @@ def _said(raw: Mapping[str, Any], role: str) -> dict[str, Any]:
   names += [verifier.get("name_or_path")] if isinstance(verifier, dict) else []
   own: dict[str, Any] = next((known[key] for key in keys if key in known), {})
   name = next((x for x in names if isinstance(x, str) and x), "")
-  return {"name": name, **schema.fields(own, _SCHEMA, f"{KEY}: {role}")}
+  return {"name": name, **checks.fields_of(own, _SCHEMA, f"{KEY}: {role}")}
 
 
 def _same_name(a: str, b: str) -> bool:

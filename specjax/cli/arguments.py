@@ -13,7 +13,7 @@ Select = Literal["likelihood", "mbr", "first_finish"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded:
+class ModelOptions:
   """Which model, and how it lies in memory.
 
   Attributes:
@@ -36,7 +36,7 @@ class Loaded:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Decode(Loaded):
+class Decode(ModelOptions):
   """What both ways to decode prompts take.
 
   Attributes:
@@ -102,7 +102,7 @@ class Generate(Decode):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Chat(Loaded):
+class Chat(ModelOptions):
   """Talk with a model that has a chat template, line by line; /help lists what else can be typed.
 
   Attributes:
@@ -125,7 +125,7 @@ class Chat(Loaded):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Serve(Loaded):
+class Serve(ModelOptions):
   """Answer OpenAI's protocol over HTTP, for chats and completions; needs specjax[serve].
 
   There is no key and no encryption: beyond this machine, put a proxy before it.
@@ -174,7 +174,7 @@ class Denoise(Decode):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bench(options.Bench, Loaded):
+class Bench(options.Bench, ModelOptions):
   """Measure methods beside plain decoding, on the same prompts, in one run.
 
   An option that the suite does not read is refused.
@@ -205,7 +205,7 @@ class Bench(options.Bench, Loaded):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tune(options.Tune, Loaded):
+class Tune(options.Tune, ModelOptions):
   """Choose among drafters, and the size of their drafts, by speed on this machine.
 
   Attributes:
@@ -217,7 +217,7 @@ class Tune(options.Tune, Loaded):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory(Loaded):
+class Memory(ModelOptions):
   """Say how much of a device's memory a decoder needs, and which batch fits, before it runs.
 
   Attributes:

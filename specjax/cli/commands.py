@@ -50,7 +50,7 @@ from specjax.search.best_of import best_of
 
 # Fields of a Result in the output of --json, after the prompt.
 JSON_KEYS = (
-  "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds", "method",
+  "text", "tokens", "log_probs", "passes", "emitted", "seconds", "prefill_seconds", "method",
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def run_generate(args: Generate) -> None:
     _stream(decoder, items[0], args.max_new_tokens)
     return
   for item, r in _decoded(args, items, decoder):
-    rate = f"{r.emitted / r.forwards:.2f} per forward"
+    rate = f"{r.emitted / r.passes:.2f} per pass"
     rule = {"verifier": r.verifier, "exactness": r.exactness}
     _print(args, item, r, rule, f"{r.emitted} tokens, {rate}, {decoder.label}")
 
@@ -186,7 +186,7 @@ def run_denoise(args: Denoise) -> None:
   )  # fmt: skip
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
-    _print(args, item, r, slots, f"{r.filling.filled} slots in {r.forwards} passes, {r.method}")
+    _print(args, item, r, slots, f"{r.filling.filled} slots in {r.passes} passes, {r.method}")
     if args.picture and i == 0:
       from specjax.eval.plots import denoising
 

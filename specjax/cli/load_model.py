@@ -2,7 +2,7 @@
 
 import jax
 
-from specjax.cli.arguments import Loaded
+from specjax.cli.arguments import ModelOptions
 from specjax.decoding.batching import check_model
 from specjax.names.load import DEFAULT_DENOISER, DEFAULT_MODEL, Model, load
 
@@ -26,6 +26,6 @@ def named(
   return model
 
 
-def load_model(args: Loaded, causal: bool) -> Model:
+def load_model(args: ModelOptions, causal: bool) -> Model:
   """The model of a command's options."""
   return named(args.model, causal, args.revision, args.dtype, args.weights, args.skipping)

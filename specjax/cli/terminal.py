@@ -18,27 +18,27 @@ class Answer(NamedTuple):
 
   Attributes:
     tokens: its ids.
-    forwards: rounds, each of which is a forward of the target.
+    passes: rounds, each of which is a pass of the target.
     rate: tokens/s after the first round, which may include compiling; 0 if there is no other.
   """
 
   tokens: list[int]
-  forwards: int
+  passes: int
   rate: float
 
 
 def follow(pieces: Iterable[Piece], tell: Callable[[Piece], None] = lambda piece: None) -> Answer:
   """The answer that the pieces make, each of which goes to `tell` when it comes."""
   tokens: list[int] = []
-  forwards, first, begin = 0, 0, time.perf_counter()
+  passes, first, begin = 0, 0, time.perf_counter()
   for piece in pieces:
     tell(piece)
     tokens += piece.tokens
-    forwards += 1
-    if forwards == 1:
+    passes += 1
+    if passes == 1:
       first, begin = len(tokens), time.perf_counter()
   later = len(tokens) - first
-  return Answer(tokens, forwards, later / (time.perf_counter() - begin) if later else 0.0)
+  return Answer(tokens, passes, later / (time.perf_counter() - begin) if later else 0.0)
 
 
 def show(
@@ -65,10 +65,10 @@ def show(
 
 
 def summary(answer: Answer, *more: str) -> str:
-  """Tokens, tokens per forward, tokens/s and more about an answer, in one line."""
+  """Tokens, tokens per pass, tokens/s and more about an answer, in one line."""
   said = [f"{len(answer.tokens)} tokens"]
-  if answer.forwards:
-    said.append(f"{len(answer.tokens) / answer.forwards:.2f} per forward")
+  if answer.passes:
+    said.append(f"{len(answer.tokens) / answer.passes:.2f} per pass")
   if answer.rate:
     said.append(f"{answer.rate:.0f} tokens/s")
   return ", ".join([*said, *more])

@@ -8,7 +8,7 @@ import numpy as np
 from specjax import checks
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
   """Training rows.
 
   Attributes:
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 def pack(
   documents: Sequence[tuple[list[int], list[bool]]], length: int, *, first: bool = False
-) -> Rows:
+) -> PackedRows:
   """Packs documents (ids, mask) first-fit, the longest first, into rows of `length` T.
 
   Documents are cut to T. A document's first token, which nothing precedes, is trained with `first`
@@ -54,7 +54,7 @@ def pack(
     rows[r].append(i)
     space[r] -= size
   shape = (len(rows), length)
-  packed = Rows(
+  packed = PackedRows(
     np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32),
     np.zeros(shape, bool),
   )  # fmt: skip

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.data import lists
 from specjax.data.parallelbench_score import SENTENCE, SQUARE, SUDOKU, listed
 
@@ -65,7 +65,7 @@ def _prompt(file: pathlib.Path) -> str | None:
   if not path.exists():
     return None
   try:
-    raw = yaml.safe_load(schema.contents(path))
+    raw = yaml.safe_load(checks.contents(path))
   except (yaml.YAMLError, RecursionError) as error:
     raise ValueError(f"{path} is not YAML: {error}.") from None
   tasks = raw if isinstance(raw, dict) else {}
@@ -86,10 +86,10 @@ def read(path: str | pathlib.Path) -> list[Record]:
   records = []
   for file in files:
     (task, kind), prompt = _task(file), _prompt(file)
-    for number, line in enumerate(schema.contents(file).split(b"\n"), 1):
+    for number, line in enumerate(checks.contents(file).split(b"\n"), 1):
       if line.strip():
         where = f"{file}:{number}"
-        messages, label = _turns(schema.parse(line, where), prompt, task, where)
+        messages, label = _turns(checks.parse_json(line, where), prompt, task, where)
         records.append(Record(task, kind, messages, _label(kind, label, where)))
   return records
 
@@ -133,7 +133,7 @@ def _filled(text: str, values: Mapping[str, Any], where: str) -> str:
 def _value(text: Any) -> Any:
   """What a JSON text says; anything else as it is."""
   try:
-    return schema.parse(text, "value") if isinstance(text, str) else text
+    return checks.parse_json(text, "value") if isinstance(text, str) else text
   except ValueError:
     return text
 
@@ -154,4 +154,4 @@ def _label(kind: str, raw: Any, where: str) -> Any:
   key = "symbols" if kind == SQUARE else "words" if kind.startswith(SENTENCE) else "input"
   if not isinstance(found, dict):
     checks.refuse(name, raw, f"an object with {key}, the `label` of {kind}")
-  return schema.fields(found, {key: tuple[str, ...], "word": str}, name, [key])
+  return checks.fields_of(found, {key: tuple[str, ...], "word": str}, name, [key])

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Collection
 from typing import Any
 
-from specjax import fingerprint, schema
+from specjax import checks, fingerprint
 
 
 def write_json(file: pathlib.Path, content: Any) -> None:
@@ -27,7 +27,7 @@ def claim(directory: pathlib.Path, options: fingerprint.Key, free: Collection[st
   """
   file = directory / "run.json"
   if file.exists():
-    changed = fingerprint.differences(schema.read(file), options, free)
+    changed = fingerprint.differences(checks.read_json(file), options, free)
     if changed:
       raise ValueError(f"out={str(directory)!r} holds a run with {changed}: continue it with the "
                        "same settings and data, or choose another directory.")  # fmt: skip

@@ -7,36 +7,36 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.data import lists
 from specjax.data.chat import checked, silent
 
 
-class Source(Protocol):
+class TextSource(Protocol):
   """Records by number; a number past the end raises IndexError, so that loops stop."""
 
   def __len__(self) -> int: ...
   def __getitem__(self, index: int) -> dict[str, Any]: ...
 
 
-class JsonlSource(Source):
+class JsonlSource(TextSource):
   """The objects of a JSONL file, one per non-empty line, parsed when asked for."""
 
   def __init__(self, path: str | pathlib.Path):
     self._path = str(path)
-    self._lines = [line for line in schema.contents(path).split(b"\n") if line.strip()]
+    self._lines = [line for line in checks.contents(path).split(b"\n") if line.strip()]
 
   def __len__(self) -> int:
     return len(self._lines)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    record = schema.parse(self._lines[index], f"{self._path}: record {index + 1}")
+    record = checks.parse_json(self._lines[index], f"{self._path}: record {index + 1}")
     if not isinstance(record, dict):
       raise ValueError(f"{self._path}: record {index + 1} is not an object.")
     return record
 
 
-class _TextRecords(Source):
+class _TextRecords(TextSource):
   """A TFDS data source whose byte strings are decoded."""
 
   def __init__(self, source):
@@ -50,7 +50,7 @@ class _TextRecords(Source):
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in record.items()}
 
 
-def _open_tfds(spec: str) -> Source:
+def _open_tfds(spec: str) -> TextSource:
   data = f"data={checks.shown(spec)}"
   parts = re.fullmatch(r"tfds:(.+):([^:\[\]]+(?:\[[^]]*\])?)", spec)
   if parts is None:
@@ -72,7 +72,7 @@ def _open_tfds(spec: str) -> Source:
   return _TextRecords(source)
 
 
-def open_source(spec: str) -> Source:
+def open_source(spec: str) -> TextSource:
   """Opens a dataset for random access.
 
   `spec` is "path/to/file.jsonl"; "tfds:NAME:SPLIT", a dataset of the TFDS catalogue, downloaded on
@@ -128,10 +128,14 @@ def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
       if turn.get("weight", 1) != 1:
         checks.refuse(f"{key}[{i}]: weight", turn["weight"], "1: every answer is learned alike")
       if key == "messages":  # of OpenAI, which the templates read
-        schema.fields(turn, {}, f"{key}[{i}]", needed=(role, *([content] if silent(turn) else ())))
+        checks.fields_of(
+          turn, {}, f"{key}[{i}]", needed=(role, *([content] if silent(turn) else ()))
+        )
         turns.append(turn)
         continue
-      held = schema.fields(turn, {role: str, content: str}, f"{key}[{i}]", needed=(role, content))
+      held = checks.fields_of(
+        turn, {role: str, content: str}, f"{key}[{i}]", needed=(role, content)
+      )
       turns.append(turn | {"role": _ROLES.get(held[role], held[role]), "content": held[content]})
     if not turns:
       checks.refuse(key, record[key], "a list of one turn at least")

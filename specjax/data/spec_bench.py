@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.data.sources import open_source
 
 MT_BENCH = (
@@ -49,7 +49,7 @@ def read(path: str | None) -> list[Question]:
 def _question(record: dict, number: int, path: str) -> Question:
   where = f"{path}: record {number}"
   shape = {"category": str, "turns": checks.texts}
-  found = schema.fields(record, shape, where, needed=shape)
+  found = checks.fields_of(record, shape, where, needed=shape)
   category = checks.choice(f"{where}: category", found["category"], CATEGORIES)
   if not found["turns"]:
     checks.refuse(f"{where}: turns", record["turns"], "a list of one text or more")

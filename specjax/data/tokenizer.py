@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from specjax import checks, schema
+from specjax import checks
 
 END = "<|end|>"
 MASK = "<|mask|>"
@@ -33,8 +33,8 @@ class Tokenizer:
   @classmethod
   def load(cls, path: str | pathlib.Path) -> "Tokenizer":
     """Reads a tokenizer.json; ValueError where the file is absent or damaged."""
-    content = schema.contents(path)
-    schema.parse(content, str(path))
+    content = checks.contents(path)
+    checks.parse_json(content, str(path))
     try:
       return cls(tokenizers.Tokenizer.from_buffer(content))
     except Exception as error:

@@ -54,7 +54,7 @@ class Result:
       tokens, the whole prompt filled.
     log_probs: nats, of each of these tokens under the model itself; with a masked diffusion model
       in the round that filled it, and 0 for what was given.
-    forwards: passes of the model, prefill excluded.
+    passes: passes of the model, prefill excluded.
     seconds: decoding time of the prompt's batch, compilation excluded.
     prefill_seconds: time of the batch's prefill, compilation excluded.
     method: canonical name of the drafter, or of the denoising policy with its decorations.
@@ -69,7 +69,7 @@ class Result:
   text: str
   tokens: list[int]
   log_probs: list[float]
-  forwards: int
+  passes: int
   seconds: float
   prefill_seconds: float = 0.0
   method: str = ""

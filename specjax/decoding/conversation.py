@@ -17,7 +17,7 @@ import numpy as np
 from specjax import checks, speculate, switches
 from specjax.base import PROPOSALS, Draft, Verdict, Verifier
 from specjax.decoding.decoder import Decoder
-from specjax.trees.structure import at, chain
+from specjax.trees.structure import chain, gather
 
 CHUNK = 32  # N, the newest token and 31 that are read in one pass
 LEAST = 1024  # rows of the first cache; each growth compiles anew
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 def _propose(params, target_params, state, context, settings, noise):
   """Drafts the tokens that lie behind the committed text."""
   step = jnp.arange(CHUNK, dtype=jnp.int32)[None]
-  return chain(at(context.tokens, context.length[:, None] - 1 + step)), state
+  return chain(gather(context.tokens, context.length[:, None] - 1 + step)), state
 
 
 def _verify(params, draft: Draft, log_probs, features, noise, *, depth, proposal):
@@ -84,7 +84,7 @@ class Conversation:
       raise ValueError(f"skipping={chosen.name!r}: accepted for a conversation is a model without.")
     self.decoder, self.read = decoder, 0
     self._number = 0  # of this conversation among all requests, which decides its noise
-    self._state: speculate.State | None = None
+    self._state: speculate.DecodeState | None = None
 
   @property
   def ids(self) -> list[int]:
@@ -145,7 +145,9 @@ class Conversation:
       drafted, accepted = int(np.argmax(total - accepted)), total
       yield Piece(ids[before:], min(drafted, len(ids) - before))
 
-  def _read(self, ids: list[int], budget: int, request: speculate.Request) -> speculate.State:
+  def _read(
+    self, ids: list[int], budget: int, request: speculate.DecodeRequest
+  ) -> speculate.DecodeState:
     """The state whose text is `ids`, with caches that have room for the answer."""
     method, held = self.decoder.method, self.ids
     depth = max(method.drafter.depth, CHUNK)
@@ -176,8 +178,12 @@ class Conversation:
     return self._advance(reading(method), request, state, np.iinfo(np.int32).max)
 
   def _advance(
-    self, method: speculate.Method, request: speculate.Request, state: speculate.State, rounds: int
-  ) -> speculate.State:
+    self,
+    method: speculate.Method,
+    request: speculate.DecodeRequest,
+    state: speculate.DecodeState,
+    rounds: int,
+  ) -> speculate.DecodeState:
     # A round overwrites its state. Where it breaks off, the next prompt is read from its beginning.
     self._state, weights = None, self.decoder.weights
     state = speculate.compiled_advance(method, weights, request, state, jnp.int32(rounds))

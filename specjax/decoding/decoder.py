@@ -33,7 +33,7 @@ from specjax.names.load import Model, Prompt
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
 
 
-def padded(length: int) -> int:
+def pad_to_bucket(length: int) -> int:
   """T, to which a prompt of `length` tokens is padded, so that few shapes are compiled."""
   return max(32, 1 << (length - 1).bit_length())
 
@@ -113,7 +113,7 @@ class Decoder:
   def request(
     self, numbers: np.ndarray, limit: np.ndarray, *, sampling: SamplingParams | None = None,
     seed: int | None = None, processors: tuple[Params, ...] | None = None,
-  ) -> speculate.Request:  # fmt: skip
+  ) -> speculate.DecodeRequest:  # fmt: skip
     """What rows ask for: row b, of number numbers[b] i[B], ends at length limit[b] i32[B].
 
     There are as many rows as numbers. `sampling`, `seed` and the params of `processors` stand in
@@ -123,7 +123,7 @@ class Decoder:
     keys = request_keys(self.seed if seed is None else seed, numbers)
     stop = jnp.asarray([*self.stop, -1], jnp.int32)
     used = self._processors if processors is None else processors
-    return speculate.Request(arrays, keys, jnp.asarray(limit, jnp.int32), stop, used)
+    return speculate.DecodeRequest(arrays, keys, jnp.asarray(limit, jnp.int32), stop, used)
 
   def processors_with(self, json_schema: str | Mapping[str, Any]) -> list[Used]:
     """The processors, with this JSON Schema in place of the decoder's.
@@ -151,7 +151,7 @@ class Decoder:
   def _start(self, prompts: list[list[int]], budgets: list[int], first: int):
     """(request, state, seconds) after the prefill of up to B prompts; missing rows are done."""
     B = self.batch
-    T = padded(max(map(len, prompts)))
+    T = pad_to_bucket(max(map(len, prompts)))
     capacity = self.capacity(T, max(budgets))
     tokens = np.zeros((B, T), np.int32)
     length, end = np.ones(B, np.int32), np.ones(B, np.int32)
@@ -171,23 +171,23 @@ class Decoder:
     return -(-speculate.capacity_for(length, budget, self.method.drafter.depth) // 64) * 64
 
   def advance(
-    self, request: speculate.Request, state: speculate.State, rounds: int
-  ) -> speculate.State:
+    self, request: speculate.DecodeRequest, state: speculate.DecodeState, rounds: int
+  ) -> speculate.DecodeState:
     """`rounds` rounds at most; `state` is used up."""
     return speculate.compiled_advance(self.method, self.weights, request, state, jnp.int32(rounds))
 
-  def learn(self, state: speculate.State) -> None:
+  def learn(self, state: speculate.DecodeState) -> None:
     """Keeps what the drafter has learnt of requests that have ended, if it keeps anything."""
     if (keep := self.method.drafter.keep) is not None:
       left = jax.jit(keep)(self.weights.drafter, state.drafter, state.context)
       self.weights = self.weights._replace(drafter=left)
 
-  def check_logits(self, state: speculate.State, numbers: np.ndarray) -> None:
+  def check_logits(self, state: speculate.DecodeState, numbers: np.ndarray) -> None:
     """Raises `failure` where a row, of number numbers[b] i[B], has failed."""
     for b in np.flatnonzero(state.failed):
       raise self.failure(state, int(b), f"prompt {numbers[b]}")
 
-  def failure(self, state: speculate.State, b: int, what: str) -> Exception:
+  def failure(self, state: speculate.DecodeState, b: int, what: str) -> Exception:
     """The error that says how row b, which is called `what`, has failed.
 
     It is a FloatingPointError where the model's logits are not finite, and a ValueError where the
@@ -231,8 +231,8 @@ class Decoder:
     return results
 
   def result(
-    self, prompt: Prompt, given: int, budget: int, state: speculate.State, b: int, seconds: float,
-    prefill: float,
+    self, prompt: Prompt, given: int, budget: int, state: speculate.DecodeState, b: int, seconds:
+    float, prefill: float,
   ) -> Result:  # fmt: skip
     """What row b of a state, on the host, says in `budget` tokens to a prompt of `given` tokens."""
     new = slice(given, int(state.context.length[b]))
@@ -241,7 +241,7 @@ class Decoder:
     text = self.model.decode(tokens, ids[:given])
     return Result(
       prompt=prompt, text=cut(text, self.stop_words), tokens=tokens,
-      log_probs=state.log_probs[b, new].tolist(), forwards=int(state.stats.forwards[b]),
+      log_probs=state.log_probs[b, new].tolist(), passes=int(state.stats.passes[b]),
       seconds=seconds, prefill_seconds=prefill, method=self.name, verifier=self.verifier,
       exactness=self.method.verifier.exactness, closing=self.closing(tokens, budget),
       rounds=Rounds(state.stats.accepted[b].tolist(), state.stats.offered[b].tolist()),

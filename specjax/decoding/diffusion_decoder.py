@@ -120,7 +120,7 @@ class DiffusionDecoder:
 
   def _arguments(
     self, ids: list[list[int]], budgets: list[int], first: int, params: Params | None
-  ) -> tuple[denoise.Weights, denoise.Request, Canvas]:
+  ) -> tuple[denoise.Weights, denoise.DenoiseRequest, Canvas]:
     """What the loop takes for up to B prompts, after it is compiled; missing rows are done."""
     B, mask = self.batch, self.model.mask
     assert mask is not None
@@ -139,14 +139,14 @@ class DiffusionDecoder:
       weights = weights._replace(
         policy=jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], pad, 0)]), params)
       )
-    request = denoise.Request(key, *self.sampling.rows(B))
+    request = denoise.DenoiseRequest(key, *self.sampling.rows(B))
     if room not in self._warm:  # compile outside the clock: no round is run
       jax.block_until_ready(self._run(weights, request, canvas, 0))
       self._warm.add(room)
     return weights, request, canvas
 
   def _run(
-    self, weights: denoise.Weights, request: denoise.Request, canvas: Canvas, rounds: int
+    self, weights: denoise.Weights, request: denoise.DenoiseRequest, canvas: Canvas, rounds: int
   ) -> Filled:
     state = self.loop.start(weights, canvas)
     return self.loop.filled(self.loop.advance(weights, request, state, jnp.int32(rounds)))
@@ -169,7 +169,7 @@ class DiffusionDecoder:
     before, tokens = row[: said.start].tolist(), row[said].tolist()
     return Result(
       prompt=prompt, text=self.model.decode(tokens, before), tokens=tokens,
-      log_probs=log_probs[said], forwards=int(filled.passes[b]), seconds=seconds, method=self.name,
+      log_probs=log_probs[said], passes=int(filled.passes[b]), seconds=seconds, method=self.name,
       filling=filling,
     )  # fmt: skip
 

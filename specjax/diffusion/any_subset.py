@@ -31,7 +31,7 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.diffusion.base import Canvas
-from specjax.sampling import DRAFT, Noise, Settings, Source, warp
+from specjax.sampling import DRAFT, Noise, NoiseSource, Settings, warp
 from specjax.speculate import until_done
 from specjax.trees import structure
 from specjax.verifiers import chain
@@ -57,7 +57,7 @@ class AnyOrder(NamedTuple):
   joint: Callable[..., Array]
 
 
-class Request(NamedTuple):
+class AnySubsetRequest(NamedTuple):
   """What each row asks for; traced.
 
   Attributes:
@@ -69,7 +69,7 @@ class Request(NamedTuple):
   key: Array
 
 
-class State(NamedTuple):
+class AnySubsetState(NamedTuple):
   """What rides in the loop.
 
   Attributes:
@@ -92,7 +92,7 @@ class State(NamedTuple):
   log_prob: Array
 
 
-def start(canvas: Canvas, order: Array) -> State:
+def start(canvas: Canvas, order: Array) -> AnySubsetState:
   """The state before the first round.
 
   Args:
@@ -106,12 +106,17 @@ def start(canvas: Canvas, order: Array) -> State:
   rank, zero = jnp.where(todo, place, jnp.where(canvas.inside, -1, L)), jnp.zeros(B, jnp.int32)
   tokens, total = jnp.where(todo, 0, canvas.tokens), todo.sum(1, dtype=jnp.int32)
   when, log_prob = jnp.full((B, L), -1, jnp.int32), jnp.zeros((B, L))
-  return State(tokens, rank, zero, total, passes=zero, when=when, log_prob=log_prob)
+  return AnySubsetState(tokens, rank, zero, total, passes=zero, when=when, log_prob=log_prob)
 
 
 def round_(
-  model: AnyOrder, params: Params, request: Request, state: State, guesses: int, noise: Source
-) -> State:
+  model: AnyOrder,
+  params: Params,
+  request: AnySubsetRequest,
+  state: AnySubsetState,
+  guesses: int,
+  noise: NoiseSource,
+) -> AnySubsetState:
   """Two passes, one where a single slot is left; finished rows stay as they are."""
   tokens, rank, filled, total, passes, when, log_prob = state
   B, L = tokens.shape
@@ -136,14 +141,14 @@ def round_(
   # The root of the chain is the first guess, which is accepted in any case.
   after = jnp.pad(q[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=-jnp.inf)
   draft = structure.chain(drafted, step[:, :-1] < jnp.maximum(left, 1)[:, None], after)
-  verdict = chain.leave(draft, p, chain.coins(draft, p, noise), noise, "chain")
+  verdict = chain.accept_until_rejection(draft, p, chain.coins(draft, p, noise), noise, "chain")
   emitted = jnp.minimum(verdict.count + 2, left)
   new = jnp.concatenate([drafted[:, :1], verdict.tokens], 1)
   column = jnp.where(jnp.arange(guesses + 1)[None] < emitted[:, None], column, L)
   used = jnp.minimum(left, 2)  # a finished row needs no pass, the last slot no joint pass
   own = jnp.concatenate([said[:, :1], given], 1)
   own = jnp.take_along_axis(own, new[..., None], -1)[..., 0]
-  return State(
+  return AnySubsetState(
     tokens.at[row, column].set(new, mode="drop"), rank, filled + emitted, total, passes + used,
     when.at[row, column].set(passes[:, None] // 2, mode="drop"),  # all rounds before took two
     log_prob.at[row, column].set(own, mode="drop"),
@@ -151,10 +156,10 @@ def round_(
 
 
 def advance(
-  model: AnyOrder, params: Params, request: Request, state: State, rounds: Array,
+  model: AnyOrder, params: Params, request: AnySubsetRequest, state: AnySubsetState, rounds: Array,
   *, guesses: int = 5, while_loop: Callable[..., Any] = jax.lax.while_loop,
-  source: Callable[..., Source] = Noise,
-) -> State:  # fmt: skip
+  source: Callable[..., NoiseSource] = Noise,
+) -> AnySubsetState:  # fmt: skip
   """EXACT: slots are filled from left to right, several in two passes, until none is left.
 
   Args:
@@ -163,7 +168,7 @@ def advance(
       as many passes as slots, as in plain decoding.
   """
 
-  def run(state: State) -> State:
+  def run(state: AnySubsetState) -> AnySubsetState:
     return round_(model, params, request, state, guesses, source(request.key, state.filled))
 
   return until_done(run, lambda state: state.filled >= state.total, state, rounds, while_loop)

@@ -149,7 +149,7 @@ class Denoiser(NamedTuple):
   block: int | None = None
 
 
-class Cache(NamedTuple):
+class CanvasCache(NamedTuple):
   """How the window's states are computed, and what of earlier passes is used again.
 
   Attributes:

@@ -20,14 +20,14 @@ from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
 
 
-class Method(NamedTuple):
+class DenoiseMethod(NamedTuple):
   """What is fixed when the loop is compiled.
 
   `tempered` says that policies are told of the distributions that tokens are drawn from.
   """
 
   denoiser: base.Denoiser
-  cache: base.Cache
+  cache: base.CanvasCache
   policy: base.Policy
   blocks: base.Blocks
   stopping: base.Stopping
@@ -46,7 +46,7 @@ class Weights(NamedTuple):
   transforms: tuple[Params, ...] = ()
 
 
-class Request(NamedTuple):
+class DenoiseRequest(NamedTuple):
   """What each row asks for; traced.
 
   Attributes:
@@ -76,14 +76,14 @@ class Request(NamedTuple):
     )  # fmt: skip
 
 
-class State(NamedTuple):
+class DenoiseState(NamedTuple):
   """What rides in the loop.
 
   Attributes:
     lo, hi: i32[B], the block: its first slot, and the one after its last.
     step: i32[B], rounds spent in the block.
     cache, memory, transforms: what the cache, the policy and each transform keep.
-    forwards: i32[B], passes of the denoiser while the row was live.
+    passes: i32[B], passes of the denoiser while the row was live.
     when: i32[B, L], the round that committed a slot; -1 for slots that were given, are masked, or
       were filled after the text's end.
     log_prob: f32[B, L], nats at temperature 1, of each committed token in the round of its commit;
@@ -98,7 +98,7 @@ class State(NamedTuple):
   cache: Any
   memory: Any
   transforms: tuple[Any, ...]
-  forwards: Array
+  passes: Array
   when: Array
   log_prob: Array
   done: Array
@@ -110,7 +110,7 @@ def _first_masked(canvas: Canvas) -> Array:
   return jnp.where(todo.any(1), jnp.argmax(todo, 1).astype(jnp.int32), canvas.end)
 
 
-def _next_block(method: Method, canvas: Canvas) -> Array:
+def _next_block(method: DenoiseMethod, canvas: Canvas) -> Array:
   """i32[B]: where the next block begins; the end where nothing is left to fill.
 
   That is the first masked slot. Where the denoiser is causal over blocks, it is the first slot of
@@ -122,13 +122,13 @@ def _next_block(method: Method, canvas: Canvas) -> Array:
   return jnp.where(first < canvas.end, first - first % method.blocks.window, first)
 
 
-def _memories(method: Method, B: int) -> tuple[Any, tuple[Any, ...]]:
+def _memories(method: DenoiseMethod, B: int) -> tuple[Any, tuple[Any, ...]]:
   """The memories of the policy and of each transform with which a row begins."""
   shape = B, method.blocks.window, method.denoiser.vocab_size
   return method.policy.init(*shape), tuple(t.init(*shape) for t in method.transforms)
 
 
-def start(method: Method, weights: Weights, canvas: Canvas) -> State:
+def start(method: DenoiseMethod, weights: Weights, canvas: Canvas) -> DenoiseState:
   """The state before the first round.
 
   Args:
@@ -144,9 +144,9 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> State:
   canvas = canvas._replace(tokens=tokens)
   lo, zero = _next_block(method, canvas), jnp.zeros(B, jnp.int32)
   memory, transforms = _memories(method, B)
-  return State(
+  return DenoiseState(
     canvas=canvas, lo=lo, hi=lo, step=zero, cache=method.cache.init(weights.denoiser, canvas),
-    memory=memory, transforms=transforms, forwards=zero, when=jnp.full((B, L), -1, jnp.int32),
+    memory=memory, transforms=transforms, passes=zero, when=jnp.full((B, L), -1, jnp.int32),
     log_prob=jnp.zeros((B, L)), done=lo >= canvas.end,
   )  # fmt: skip
 
@@ -157,7 +157,12 @@ def _of(values: Array, token: Array) -> Array:
 
 
 def _predict(
-  method: Method, logits: Array, request: Request, position: Array, masked: Array, state: State
+  method: DenoiseMethod,
+  logits: Array,
+  request: DenoiseRequest,
+  position: Array,
+  masked: Array,
+  state: DenoiseState,
 ) -> tuple[Prediction, Array]:
   """What logits f32[B, W, V] say of the window, whose masked slots all count as open.
 
@@ -170,7 +175,7 @@ def _predict(
 
   def drawn(_) -> Array:
     warped = log_probs if method.tempered else tempered(logits, request.settings)
-    return draw(method.draws, request.key, state.forwards, position, warped)
+    return draw(method.draws, request.key, state.passes, position, warped)
 
   best = jnp.argmax(logits, -1).astype(jnp.int32)
   hot = request.temperature > 0
@@ -180,7 +185,7 @@ def _predict(
   confidence = _of(probs, token)
   fold = jax.vmap(jax.random.fold_in)
   # The keys of rounds differ from those of slots.
-  rounds = fold(fold(request.key, jnp.full_like(state.forwards, -1)), state.forwards)
+  rounds = fold(fold(request.key, jnp.full_like(state.passes, -1)), state.passes)
   uniform = jax.vmap(lambda k: jax.random.uniform(k, position.shape[1:]))(rounds)
   prediction = Prediction(
     token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, masked, masked,
@@ -190,14 +195,22 @@ def _predict(
   return prediction, own
 
 
-def read(method: Method, weights: Weights, state: State) -> tuple[Array, State]:
+def read(
+  method: DenoiseMethod, weights: Weights, state: DenoiseState
+) -> tuple[Array, DenoiseState]:
   """One pass: the window's states [B, W, E], and the state with the new cache."""
   fresh = (state.step == 0) & ~state.done
   states, cache = method.cache.states(weights.denoiser, state.cache, state.canvas, state.lo, fresh)
   return states, state._replace(cache=cache)
 
 
-def act(method: Method, weights: Weights, request: Request, state: State, states: Array) -> State:
+def act(
+  method: DenoiseMethod,
+  weights: Weights,
+  request: DenoiseRequest,
+  state: DenoiseState,
+  states: Array,
+) -> DenoiseState:
   """Commits what the policy chooses by the window's states; finished rows stay as they are."""
   denoiser, _, policy, blocks, stopping, transforms, *_ = method
   canvas, live = state.canvas, ~state.done
@@ -229,7 +242,7 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
     tokens=canvas.tokens.at[row, column].set(prediction.token, mode="drop"),
     masked=canvas.masked.at[row, column].set(False, mode="drop"),
   )
-  when = state.when.at[row, column].set(state.forwards[:, None], mode="drop")
+  when = state.when.at[row, column].set(state.passes[:, None], mode="drop")
   nats = _of(log_probs, prediction.token)
   log_prob = state.log_prob.at[row, column].set(nats, mode="drop")
 
@@ -241,23 +254,29 @@ def act(method: Method, weights: Weights, request: Request, state: State, states
   new, fresh = _memories(method, B)
   begun = policy.carry(new, memory, following - state.lo), fresh
   memory, remembered = rows_where(full, begun, (memory, tuple(memories)))
-  return State(
+  return DenoiseState(
     canvas=canvas, lo=jnp.where(live & full, following, state.lo), hi=hi,
     step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step), cache=state.cache,
-    memory=memory, transforms=remembered, forwards=state.forwards + live.astype(jnp.int32),
+    memory=memory, transforms=remembered, passes=state.passes + live.astype(jnp.int32),
     when=when, log_prob=log_prob, done=state.done | (live & (following >= canvas.end)),
   )  # fmt: skip
 
 
-def round_(method: Method, weights: Weights, request: Request, state: State) -> State:
+def round_(
+  method: DenoiseMethod, weights: Weights, request: DenoiseRequest, state: DenoiseState
+) -> DenoiseState:
   """One pass, and the commits that follow from it."""
   states, state = read(method, weights, state)
   return act(method, weights, request, state, states)
 
 
 def advance(
-  method: Method, weights: Weights, request: Request, state: State, rounds: Array
-) -> State:
+  method: DenoiseMethod,
+  weights: Weights,
+  request: DenoiseRequest,
+  state: DenoiseState,
+  rounds: Array,
+) -> DenoiseState:
   """Runs until every row is done, `rounds` i32[] rounds at most; `method` is static."""
   return until_done(
     lambda state: round_(method, weights, request, state), lambda state: state.done, state, rounds

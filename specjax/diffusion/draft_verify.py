@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.diffusion import denoise
-from specjax.diffusion.base import Cache, Canvas
-from specjax.diffusion.denoise import Method, Request, State, Weights
+from specjax.diffusion.base import Canvas, CanvasCache
+from specjax.diffusion.denoise import DenoiseMethod, DenoiseRequest, DenoiseState, Weights
 from specjax.speculate import until_done
 from specjax.trees.structure import rows_where
 
@@ -29,17 +29,17 @@ class Drafting(NamedTuple):
   """What rides in the loop.
 
   Attributes:
-    state: what `denoise` has after as many rounds, which its `forwards` counts.
+    state: what `denoise` has after as many rounds, which its `passes` counts.
     states: [B, W, E], the window's, from the last pass.
     passes: i32[B], of the denoiser.
   """
 
-  state: State
+  state: DenoiseState
   states: Array
   passes: Array
 
 
-def check_cache(cache: Cache) -> None:
+def check_cache(cache: CanvasCache) -> None:
   """Raises ValueError for a cache whose passes depend on each other."""
   if not cache.steady:
     raise ValueError(
@@ -48,7 +48,7 @@ def check_cache(cache: Cache) -> None:
     )
 
 
-def start(method: Method, weights: Weights, canvas: Canvas) -> Drafting:
+def start(method: DenoiseMethod, weights: Weights, canvas: Canvas) -> Drafting:
   """The state after the first pass. `method` is static.
 
   Raises:
@@ -60,12 +60,12 @@ def start(method: Method, weights: Weights, canvas: Canvas) -> Drafting:
 
 
 def round_(
-  method: Method, weights: Weights, request: Request, drafting: Drafting, guesses: int
+  method: DenoiseMethod, weights: Weights, request: DenoiseRequest, drafting: Drafting, guesses: int
 ) -> Drafting:
   """One pass over `guesses` = K canvases of each row; `method` and `guesses` are static."""
   state, states, passes = drafting
 
-  def act(state: State, states: Array) -> State:
+  def act(state: DenoiseState, states: Array) -> DenoiseState:
     return denoise.act(method, weights, request, state, states)
 
   drafts = [act(state._replace(cache=()), states)]
@@ -103,8 +103,8 @@ def round_(
 
 
 def advance(
-  method: Method, weights: Weights, request: Request, drafting: Drafting, rounds: Array,
-  *, guesses: int = 4,
+  method: DenoiseMethod, weights: Weights, request: DenoiseRequest, drafting: Drafting, rounds:
+  Array, *, guesses: int = 4,
 ) -> Drafting:  # fmt: skip
   """EXACT: several rounds are made in one pass, until every row is done.
 

@@ -12,13 +12,13 @@ from jax import Array
 from specjax.diffusion import any_subset, denoise, draft_verify
 from specjax.diffusion.any_subset import AnyOrder
 from specjax.diffusion.base import Canvas
-from specjax.diffusion.denoise import Method, Request, Weights
+from specjax.diffusion.denoise import DenoiseMethod, DenoiseRequest, Weights
 
 State = Any  # of the loop that made it
 
 
 class Filled(NamedTuple):
-  """What a loop has written, see `denoise.State`.
+  """What a loop has written, see `denoise.DenoiseState`.
 
   Attributes:
     tokens, end: i32[B, L], i32[B], those of the canvas.
@@ -35,7 +35,7 @@ class Filled(NamedTuple):
   done: Array
 
 
-def _filled(state: denoise.State, passes: Array) -> Filled:
+def _filled(state: denoise.DenoiseState, passes: Array) -> Filled:
   canvas = state.canvas
   return Filled(canvas.tokens, canvas.end, state.when, state.log_prob, passes, state.done)
 
@@ -44,7 +44,7 @@ def _filled(state: denoise.State, passes: Array) -> Filled:
 class Denoise:
   """One canvas per pass, see `denoise`."""
 
-  method: Method
+  method: DenoiseMethod
 
   @property
   def window(self) -> int:
@@ -54,18 +54,20 @@ class Denoise:
   def start(self, weights: Weights, canvas: Canvas) -> State:
     return denoise.compiled_start(self.method, weights, canvas)
 
-  def advance(self, weights: Weights, request: Request, state: State, rounds: Array) -> State:
+  def advance(
+    self, weights: Weights, request: DenoiseRequest, state: State, rounds: Array
+  ) -> State:
     return denoise.compiled_advance(self.method, weights, request, state, rounds)
 
   def filled(self, state: State) -> Filled:
-    return _filled(state, state.forwards)
+    return _filled(state, state.passes)
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftVerify:
   """`guesses` canvases per pass, see `draft_verify`."""
 
-  method: Method
+  method: DenoiseMethod
   guesses: int
 
   @property
@@ -75,7 +77,9 @@ class DraftVerify:
   def start(self, weights: Weights, canvas: Canvas) -> State:
     return draft_verify.compiled_start(self.method, weights, canvas)
 
-  def advance(self, weights: Weights, request: Request, state: State, rounds: Array) -> State:
+  def advance(
+    self, weights: Weights, request: DenoiseRequest, state: State, rounds: Array
+  ) -> State:
     guesses = self.guesses
     return draft_verify.compiled_advance(
       self.method, weights, request, state, rounds, guesses=guesses
@@ -88,7 +92,7 @@ class DraftVerify:
 class Subset(NamedTuple):
   """The state of `AnySubset`: that of `any_subset`, and the canvas that it began with."""
 
-  state: any_subset.State
+  state: any_subset.AnySubsetState
   canvas: Canvas
 
 
@@ -104,8 +108,10 @@ class AnySubset:
     order = jnp.zeros_like(canvas.tokens)
     return Subset(any_subset.compiled_start(canvas, order), canvas)
 
-  def advance(self, weights: Weights, request: Request, state: State, rounds: Array) -> State:
-    asked = any_subset.Request(request.settings, request.key)
+  def advance(
+    self, weights: Weights, request: DenoiseRequest, state: State, rounds: Array
+  ) -> State:
+    asked = any_subset.AnySubsetRequest(request.settings, request.key)
     own = any_subset.compiled_advance(
       self.model, weights.denoiser, asked, state.state, rounds, guesses=self.guesses
     )

@@ -13,7 +13,7 @@ from jax import Array
 
 from specjax.base import Target
 from specjax.diffusion.base import Denoiser, Params, Policy
-from specjax.sampling import DRAFT, RESIDUAL, Noise, Source
+from specjax.sampling import DRAFT, RESIDUAL, Noise, NoiseSource
 
 TextLogProbs = Callable[[Params, Array, Array], Array]
 """(params, tokens i32[B, N], seen bool[B, N]) -> f32[B], nats: how probable each whole text is, up
@@ -21,7 +21,7 @@ to a constant. Slots that are not seen do not count."""
 
 
 def resample(
-  noise: Source, log_q: Array, tokens: Array, masked: Array, log_p: Callable[[Array], Array],
+  noise: NoiseSource, log_q: Array, tokens: Array, masked: Array, log_p: Callable[[Array], Array],
   samples: int,
 ) -> Array:  # fmt: skip
   """i32[B, N]: one of S texts drawn slot by slot, chosen with the weights exp(-E).

@@ -6,7 +6,7 @@ Letters: B batch, V vocabulary.
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
 def entropy(log_probs: Array) -> Array:
@@ -26,4 +26,4 @@ def by_entropy(log_probs: Array, weight: float | Array = 0.2) -> Array:
 
 def by_probability(log_probs: Array, token: Array) -> Array:
   """f32[B], q(token) of a token i32[B] that was drawn."""
-  return jnp.exp(at(log_probs, token[:, None]))[:, 0]
+  return jnp.exp(gather(log_probs, token[:, None]))[:, 0]

@@ -21,7 +21,7 @@ from specjax.draft_length import estimates
 from specjax.draft_length.base import DraftLength, Observation
 
 
-class State(NamedTuple):
+class MarginalState(NamedTuple):
   """Arrays f32[B]: S, moving averages per round whose ratio is theta, and parameters."""
 
   survival: Array
@@ -32,7 +32,7 @@ class State(NamedTuple):
   decay: Array
 
 
-def _update(state: State, accepted: Array, drafted: Array) -> State:
+def _update(state: MarginalState, accepted: Array, drafted: Array) -> MarginalState:
   time = 1 + drafted.astype(jnp.float32) * (state.draft_cost + state.node_cost)
   tokens = 1 + accepted.astype(jnp.float32)
   keep = state.decay
@@ -64,12 +64,14 @@ def marginal(
     raise ValueError(f"draft_cost={draft_cost}, node_cost={node_cost}: accepted are costs of 0 or "
                      "more that are not both 0.")  # fmt: skip
 
-  def init(batch: int) -> State:
+  def init(batch: int) -> MarginalState:
     ones = jnp.ones(batch)
     rest = (jnp.full(batch, x, jnp.float32) for x in (draft_cost, node_cost, decay))
-    return State(ones, ones, ones, *rest)
+    return MarginalState(ones, ones, ones, *rest)
 
-  def stop(params: Params, state: State, observation: Observation) -> tuple[Array, State]:
+  def stop(
+    params: Params, state: MarginalState, observation: Observation
+  ) -> tuple[Array, MarginalState]:
     survival = state.survival * estimate(observation.log_probs)
     worth = state.tokens / state.time * (state.draft_cost + state.node_cost)
     return survival < worth, state._replace(survival=survival)

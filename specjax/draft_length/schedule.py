@@ -10,7 +10,7 @@ from specjax.base import Params
 from specjax.draft_length.base import DraftLength, Observation
 
 
-class State(NamedTuple):
+class ScheduleState(NamedTuple):
   """length: i32[B], draft tokens of the next round; longest: i32[B], at most."""
 
   length: Array
@@ -18,10 +18,12 @@ class State(NamedTuple):
 
 
 def _scheduled(name: str, length: int, longest: int, update) -> DraftLength:
-  def init(batch: int) -> State:
-    return State(jnp.full(batch, length, jnp.int32), jnp.full(batch, longest, jnp.int32))
+  def init(batch: int) -> ScheduleState:
+    return ScheduleState(jnp.full(batch, length, jnp.int32), jnp.full(batch, longest, jnp.int32))
 
-  def stop(params: Params, state: State, observation: Observation) -> tuple[Array, State]:
+  def stop(
+    params: Params, state: ScheduleState, observation: Observation
+  ) -> tuple[Array, ScheduleState]:
     return observation.step >= state.length, state
 
   return DraftLength(name, False, False, init, stop, update)
@@ -55,7 +57,7 @@ def heuristic(length: int = 5, longest: int = 20) -> DraftLength:
   if not 1 <= length <= longest:
     raise ValueError(f"length={length}: accepted are 1 to longest={longest} draft tokens.")
 
-  def update(state: State, accepted: Array, drafted: Array) -> State:
+  def update(state: ScheduleState, accepted: Array, drafted: Array) -> ScheduleState:
     longer = jnp.minimum(state.length + 2, state.longest)
     following = jnp.where(accepted == drafted, longer, jnp.maximum(state.length - 1, 1))
     return state._replace(length=jnp.where(drafted > 0, following, state.length))

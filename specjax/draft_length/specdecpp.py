@@ -13,7 +13,7 @@ from jax import Array
 
 from specjax.base import Params
 from specjax.draft_length.base import DraftLength, Observation
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
 class AcceptanceHead(nn.Module):
@@ -35,7 +35,7 @@ class AcceptanceHead(nn.Module):
 def labels(log_p: Array, log_q: Array, tokens: Array) -> Array:
   """f32[P], min(1, p / q) of draft tokens i32[P], from log-probabilities f32[P, V] of p and q."""
   index = tokens[:, None]
-  return jnp.exp(jnp.minimum(at(log_p, index) - at(log_q, index), 0.0))[:, 0]
+  return jnp.exp(jnp.minimum(gather(log_p, index) - gather(log_q, index), 0.0))[:, 0]
 
 
 def loss(
@@ -59,7 +59,7 @@ def loss(
   return -(up * accepted + down * refused).sum() / jnp.where(total > 0, total, 1.0)
 
 
-class State(NamedTuple):
+class SpecDecPPState(NamedTuple):
   """Arrays [B]: the predicted probability that all draft tokens so far are accepted, and
   `specdecpp`'s parameters."""
 
@@ -88,12 +88,14 @@ def specdecpp(
     raise ValueError(f"shortest={shortest}: accepted are 1 to longest={longest} draft tokens.")
   module = AcceptanceHead(blocks)
 
-  def init(batch: int) -> State:
+  def init(batch: int) -> SpecDecPPState:
     ones = jnp.ones(batch)
     bounds = (jnp.full(batch, x, jnp.int32) for x in (shortest, longest))
-    return State(ones, jnp.full(batch, risk, jnp.float32), *bounds)
+    return SpecDecPPState(ones, jnp.full(batch, risk, jnp.float32), *bounds)
 
-  def stop(params: Params, state: State, observation: Observation) -> tuple[Array, State]:
+  def stop(
+    params: Params, state: SpecDecPPState, observation: Observation
+  ) -> tuple[Array, SpecDecPPState]:
     logits: Array = module.apply(params, observation.features)  # type: ignore[assignment]
     accepted = jax.nn.softmax(logits)[:, 1]
     # The first state is the root's, which is committed.
@@ -102,7 +104,7 @@ def specdecpp(
     risky = (1 - survival > state.risk) & (drafted >= state.shortest)
     return risky | (drafted >= state.longest), state._replace(survival=survival)
 
-  def update(state: State, accepted: Array, drafted: Array) -> State:
+  def update(state: SpecDecPPState, accepted: Array, drafted: Array) -> SpecDecPPState:
     return state._replace(survival=jnp.ones_like(state.survival))
 
   return DraftLength("specdecpp", True, False, init, stop, update)

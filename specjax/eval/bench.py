@@ -53,7 +53,7 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config | Tune
   """The metrics of one method, ready for JSON."""
   decoder, results = run.decoder, run.results
   drafter, verifier = decoder.method.drafter, decoder.method.verifier
-  forwards = [r.forwards for r in results]
+  passes = [r.passes for r in results]
   block = metrics.tau(results)
   batches = [slice(i, i + config.batch) for i in range(0, len(results), config.batch)]
 
@@ -65,13 +65,13 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config | Tune
   tokens, seconds = totals(run)
   paired = (tokens, seconds, *totals(plain))
   with_prefill = (*totals(run, True), *totals(plain, True))
-  rounds = sum(max(forwards[batch]) for batch in batches)
+  rounds = sum(max(passes[batch]) for batch in batches)
   # A model drafts in one pass per level and one more that caches the last. A head counts as one
   # pass, which is too few where it reads the same weights at every depth (EAGLE, ReDrafter).
   offered = [r.rounds.offered for r in results]
   deep = np.sum(offered, 0)
   length = float(deep @ np.arange(len(deep)) / max(deep.sum(), 1))
-  passes = length + 1 if drafter.name in MODELS else 1.0
+  draft_passes = length + 1 if drafter.name in MODELS else 1.0
   cost = count_parameters(decoder.weights.drafter) / count_parameters(decoder.weights.target)
   rates = metrics.tokens_per_second(tokens.sum(), run.seconds.sum(1))
   plain_rates = metrics.tokens_per_second(paired[2].sum(), plain.seconds.sum(1))
@@ -85,9 +85,9 @@ def figures(run: Runs, plain: Runs, items: Sequence[Item], config: Config | Tune
     "speed_up_interval": metrics.bootstrap_interval(metrics.speed_up, *paired),
     "speed_up_repeats": (rates / plain_rates).tolist(),
     "speed_up_with_prefill": float(metrics.speed_up(*(x.sum() for x in with_prefill))),
-    "mbsu": float(metrics.mbsu(block["tau"], cost, passes)),
-    "draft_cost": cost, "draft_passes": passes, "tokens": int(tokens.sum()),
-    "forwards": sum(forwards), "seconds": float(seconds.sum()),
+    "mbsu": float(metrics.mbsu(block["tau"], cost, draft_passes)),
+    "draft_cost": cost, "draft_passes": draft_passes, "tokens": int(tokens.sum()),
+    "passes": sum(passes), "seconds": float(seconds.sum()),
     "prefill_seconds": float(np.median(run.prefill, 0).sum()),
     "tokens_per_second": float(metrics.tokens_per_second(tokens.sum(), seconds.sum())),
     "tokens_per_second_repeats": rates.tolist(),
@@ -120,7 +120,7 @@ def _records(runs: dict[str, Runs], items: Sequence[Item], batch: int) -> Iterat
     for i, (item, result) in enumerate(zip(items, run.results, strict=True)):
       yield {
         "method": label, "prompt": i, "category": item.category, "prompt_tokens": len(item.ids),
-        "tokens": result.tokens, "emitted": result.emitted, "forwards": result.forwards,
+        "tokens": result.tokens, "emitted": result.emitted, "passes": result.passes,
         "verifier": result.verifier, "exactness": result.exactness,
         **dataclasses.asdict(result.rounds), "batch": i // batch,
         "seconds": float(np.median(run.seconds[:, i // batch])),
@@ -136,7 +136,7 @@ def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
     margins = [d["margin"] for d in m["divergences"] if d["margin"] is not None]
     found.append({
       "method": label + (" (LOSSY)" if m["lossy"] else ""),
-      "tokens/forward": table.estimate(m["tau"], None if plain else m["tau_interval"]),
+      "tokens/pass": table.estimate(m["tau"], None if plain else m["tau_interval"]),
       "speed-up": table.estimate(m["speed_up"], None if plain else m["speed_up_interval"]),
       "tokens/s": f"{m['tokens_per_second']:.0f}",
       "differ": "" if plain else f"{len(m['divergences'])} of {summary['prompts']}",

@@ -23,7 +23,7 @@ def _logits(target: Target, params: Params, tokens: Array, length: Array) -> Arr
 
 
 def logits(model: Model, ids: Sequence[int]) -> np.ndarray:
-  """The logits f32[V] after `ids`, by a plain forward."""
+  """The logits f32[V] after `ids`, by a plain pass."""
   width = max(32, 1 << (len(ids) - 1).bit_length())  # few shapes, so few compilations
   tokens = jnp.zeros((1, width), jnp.int32).at[0, : len(ids)].set(jnp.asarray(ids, jnp.int32))
   length = jnp.asarray([len(ids)], jnp.int32)

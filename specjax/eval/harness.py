@@ -41,7 +41,7 @@ class Harness(TemplateLM):
   continuation is its greedy one where the decoder says it. Contexts are cut on the left.
 
   Attributes:
-    forwards, emitted: passes of the model and tokens of all texts so far.
+    passes, emitted: passes of the model and tokens of all texts so far.
 
   Args:
     max_new_tokens: of tasks that do not say it.
@@ -51,7 +51,7 @@ class Harness(TemplateLM):
     ValueError: a number is below 1, or the model has no tokenizer.
   """
 
-  forwards: int
+  passes: int
   emitted: int
 
   def __init__(
@@ -63,7 +63,7 @@ class Harness(TemplateLM):
       checks.refuse("decoder", self.model.name, "that of a model with a tokenizer")
     self.max_new_tokens = checks.whole("max_new_tokens", max_new_tokens, 1)
     self.samples = checks.whole("samples", samples, 1)
-    self.forwards = self.emitted = 0
+    self.passes = self.emitted = 0
 
   @property
   def eot_token_id(self) -> int:
@@ -162,7 +162,7 @@ class Harness(TemplateLM):
             ticket.cancel()
         text.end()
         texts.append(text.shown)
-    self.forwards += sum(ticket.forwards for ticket in tickets)
+    self.passes += sum(ticket.passes for ticket in tickets)
     self.emitted += sum(len(ticket.tokens) for ticket in tickets)
     return texts
 
@@ -177,6 +177,6 @@ class Harness(TemplateLM):
         text.add(result.tokens)
         text.end()
         texts.append(text.shown)
-      self.forwards += sum(result.forwards for result in results)
+      self.passes += sum(result.passes for result in results)
       self.emitted += sum(result.emitted for result in results)
     return texts

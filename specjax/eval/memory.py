@@ -17,7 +17,7 @@ import numpy as np
 
 from specjax import checks, speculate
 from specjax.base import Params
-from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.decoder import Decoder, pad_to_bucket
 from specjax.kernels.platform import platform
 from specjax.models.attention import queries
 from specjax.models.chunks import chunk
@@ -93,7 +93,7 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
       f"prompt_tokens={prompt_tokens} and max_new_tokens={max_new_tokens}: together at most "
       f"{model.config.max_length}, the positions of {model.name}."
     )
-  T = padded(prompt_tokens)
+  T = pad_to_bucket(prompt_tokens)
   capacity = decoder.capacity(T, max_new_tokens)
   request = decoder.request(np.arange(B), np.full(B, prompt_tokens + max_new_tokens))
   asked = method, weights, jnp.zeros((B, T), jnp.int32), jnp.ones(B, jnp.int32), request

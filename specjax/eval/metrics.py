@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-def block_efficiency(emitted, forwards):
-  """tau: tokens emitted per target forward, with the token after the accepted ones.
+def block_efficiency(emitted, passes):
+  """tau: tokens emitted per pass of the target, with the token after the accepted ones.
 
-  The prefill is no forward, and its token is not counted.
+  The prefill is not counted as a pass, and its token is not counted.
   """
-  return emitted / forwards
+  return emitted / passes
 
 
 def tau(results: Sequence) -> dict[str, Any]:
   """Block efficiency of decoded prompts, with its 95% interval over them, ready for JSON."""
-  emitted, forwards = ([getattr(r, key) for r in results] for key in ("emitted", "forwards"))
-  interval = bootstrap_interval(block_efficiency, emitted, forwards)
-  return {"tau": block_efficiency(sum(emitted), sum(forwards)), "tau_interval": interval}
+  emitted, passes = ([getattr(r, key) for r in results] for key in ("emitted", "passes"))
+  interval = bootstrap_interval(block_efficiency, emitted, passes)
+  return {"tau": block_efficiency(sum(emitted), sum(passes)), "tau_interval": interval}
 
 
 def acceptance_by_depth(accepted: ArrayLike, offered: ArrayLike) -> list[float | None]:

@@ -114,21 +114,21 @@ def figures(model: Model, asked: Sequence[Question], run: Runs) -> dict[str, Any
   results = run.results
   scores = [q.score(said(model, f)) for q, f in zip(asked, results, strict=True)]
   right, strict = np.array(scores, float).reshape(-1, 2).T
-  forwards = np.array([f.forwards for f in results], float)
+  passes = np.array([f.passes for f in results], float)
   task = np.array([q.task for q in asked])
   return {
     "accuracy": float(right.mean()),
     "accuracy_interval": metrics.bootstrap_interval(np.divide, right, np.ones(len(right))),
     "accuracy_strict": float(strict.mean()),
-    "forwards": float(forwards.mean()),
-    "forwards_interval": metrics.bootstrap_interval(np.divide, forwards, np.ones(len(right))),
+    "passes": float(passes.mean()),
+    "passes_interval": metrics.bootstrap_interval(np.divide, passes, np.ones(len(right))),
     "wasted": float(np.mean([f.filling.wasted for f in results])),
     "seconds": float(np.median(run.seconds, 0).sum()),
     "unstable_batches": run.unstable,
     "tasks": {
       name: {key: float(x[task == name].mean())
              for key, x in (("accuracy", right), ("accuracy_strict", strict),
-                            ("forwards", forwards))}
+                            ("passes", passes))}
       for name in dict.fromkeys(q.task for q in asked)
     },
   }  # fmt: skip
@@ -140,7 +140,7 @@ def _records(model: Model, asked: Sequence[Question], run: Runs) -> Iterator[dic
     text = said(model, filled)
     right, strict = question.score(text)
     yield {"task": question.task, "question": question.text, "said": text, "right": right,
-           "right_strict": strict, "forwards": filled.forwards,
+           "right_strict": strict, "passes": filled.passes,
            "when": filled.filling.when}  # fmt: skip
 
 
@@ -154,9 +154,9 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
     {
       "method": label, "right": f"{100 * m['accuracy']:.1f}",
       **({"strict": f"{100 * m['accuracy_strict']:.1f}"} if both else {}),
-      "passes": f"{m['forwards']:.1f}", "wasted": f"{m['wasted']:.1f}",
+      "passes": f"{m['passes']:.1f}", "wasted": f"{m['wasted']:.1f}",
       "seconds": f"{m['seconds']:.2f}",
-      **{k: f"{100 * t['accuracy']:.0f} / {t['forwards']:.1f}" for k, t in m["tasks"].items()},
+      **{k: f"{100 * t['accuracy']:.0f} / {t['passes']:.1f}" for k, t in m["tasks"].items()},
     }
     for label, m in summary["methods"].items()
   ]  # fmt: skip
@@ -183,7 +183,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     "methods": {label: figures(model, asked, x) for label, x in runs.items()},
   })  # fmt: skip
   curves = {
-    task: {k: ([m["tasks"][task]["forwards"]], [m["tasks"][task]["accuracy"]])
+    task: {k: ([m["tasks"][task]["passes"]], [m["tasks"][task]["accuracy"]])
            for k, m in summary["methods"].items()}
     for task in dict.fromkeys(q.task for q in asked)
   }  # fmt: skip

@@ -26,14 +26,14 @@ class Run(NamedTuple):
     tokens: the new ids, the stop token included.
     timed: number of those that came after the prompt's own pass.
     seconds: time of these.
-    forwards: passes of the model for these.
+    passes: passes of the model for these.
     total: seconds of the whole call, from the prompt on.
   """
 
   tokens: list[int]
   timed: int
   seconds: float
-  forwards: int
+  passes: int
   total: float
 
 
@@ -78,7 +78,7 @@ def specjax(model: Model, drafters: Sequence[str], label: str = "specjax") -> Co
   def contender(decoder: Decoder) -> Contender:
     def run(ids: Sequence[int], budget: int) -> Run:
       (r,) = decoder([ids], budget)
-      return Run(r.tokens, r.emitted, r.seconds, r.forwards, r.prefill_seconds + r.seconds)
+      return Run(r.tokens, r.emitted, r.seconds, r.passes, r.prefill_seconds + r.seconds)
 
     read = model.chat if model.template is not None else None
     return Contender(run, lambda ids: divergence.logits(model, ids), read, model.weights == "float")

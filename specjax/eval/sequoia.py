@@ -15,7 +15,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.eval.choice import Paths
 from specjax.names.load import Model
 from specjax.trees.static import as_tuples, k_config
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 WIDTH = 6  # R, children of the root while measuring, and ranks in a tree
 
@@ -32,7 +32,7 @@ def counting(drafter: Drafter) -> Drafter:
     return draft, (own, state[1])
 
   def update(params, target_params, state, draft, evaluation, verdict, rows):
-    last = at(verdict.path, verdict.count[:, None])
+    last = gather(verdict.path, verdict.count[:, None])
     hit = (last == jnp.arange(drafter.nodes)[None]) & (rows[:, None] > 0)
     own = drafter.update(params, target_params, state[0], draft, evaluation, verdict, rows)
     return own, state[1] + hit.astype(jnp.int32)

@@ -46,7 +46,7 @@ class Answer:
     turn: 0, or 1 for the second of two.
     prompt: the ids that were read, with the earlier turns and answers.
     tokens, text: the answer, its stop token included; its text without it.
-    forwards: passes of the target, prefill excluded.
+    passes: passes of the target, prefill excluded.
     seconds, prefill_seconds: of the whole batch.
   """
 
@@ -59,7 +59,7 @@ class Answer:
   prompt: list[int]
   tokens: list[int]
   text: str
-  forwards: int
+  passes: int
   seconds: float
   prefill_seconds: float
 
@@ -101,7 +101,7 @@ def answers(
       messages.append({"role": "assistant", "content": answer})
       yield {
         "question": question.number, "category": question.category, "turn": turn, "prompt": ids,
-        "tokens": r.tokens, "text": answer, "forwards": r.forwards,
+        "tokens": r.tokens, "text": answer, "passes": r.passes,
         "seconds": r.seconds, "prefill_seconds": r.prefill_seconds,
       }  # fmt: skip
 
@@ -141,27 +141,27 @@ def collect(decoder: Decoder, answered: Sequence[Answer], repeats: int) -> Runs:
 
 
 def totals(run: Runs) -> np.ndarray:
-  """f64[4, batches]: tokens, forwards, seconds, and seconds with the prefill."""
+  """f64[4, batches]: tokens, passes, seconds, and seconds with the prefill."""
   found = np.zeros((4, run.seconds.shape[1]))
   for a in run.results:
-    found[:2, a.batch] += len(a.tokens), a.forwards
+    found[:2, a.batch] += len(a.tokens), a.passes
   found[2], found[3] = np.median(run.seconds, 0), np.median(run.seconds + run.prefill, 0)
   return found
 
 
 def figures(mine: np.ndarray, plain: np.ndarray) -> dict[str, Any]:
   """The metrics of one method on some batches, from the columns of `totals`, ready for JSON."""
-  tokens, forwards, seconds, whole = mine
+  tokens, passes, seconds, whole = mine
   paired = (tokens, seconds, plain[0], plain[2])
   with_prefill = (tokens, whole, plain[0], plain[3])
   return {
-    "tau": float(metrics.block_efficiency(tokens.sum(), forwards.sum())),
-    "tau_interval": metrics.bootstrap_interval(metrics.block_efficiency, tokens, forwards),
+    "tau": float(metrics.block_efficiency(tokens.sum(), passes.sum())),
+    "tau_interval": metrics.bootstrap_interval(metrics.block_efficiency, tokens, passes),
     "speed_up": float(metrics.speed_up(*(x.sum() for x in paired))),
     "speed_up_interval": metrics.bootstrap_interval(metrics.speed_up, *paired),
     "speed_up_with_prefill": float(metrics.speed_up(*(x.sum() for x in with_prefill))),
     "ms_per_token": float(1e3 * seconds.sum() / tokens.sum()),
-    "tokens": int(tokens.sum()), "forwards": int(forwards.sum()), "seconds": float(seconds.sum()),
+    "tokens": int(tokens.sum()), "passes": int(passes.sum()), "seconds": float(seconds.sum()),
   }  # fmt: skip
 
 

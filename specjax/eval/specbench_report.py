@@ -44,7 +44,7 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
     differ = {d["question"] for d in m["divergences"]}
     found.append({
       "method": name(label, m),
-      "tokens/forward": table.estimate(x["tau"], None if plain else x["tau_interval"]),
+      "tokens/pass": table.estimate(x["tau"], None if plain else x["tau_interval"]),
       "speed-up": table.estimate(x["speed_up"], None if plain else x["speed_up_interval"]),
       "ms/token": f"{x['ms_per_token']:.2f}",
       "differ": "" if plain else f"{len(differ)} of {summary['prompts']}",
@@ -79,8 +79,8 @@ def caption(summary: Mapping[str, Any]) -> str:
 
 
 def published() -> table.Rows:
-  """Spec-Bench's own figures: tokens per forward, and speed-ups."""
-  headings = {"tau": "tokens/forward"}
+  """Spec-Bench's own figures: tokens per pass, and speed-ups."""
+  headings = {"tau": "tokens/pass"}
   return [
     {"method": label} | {headings.get(c, c): f"{x:.2f}" for c, x in m.items()}
     for label, m in PUBLISHED.items()
@@ -91,7 +91,7 @@ def text(summary: Mapping[str, Any]) -> str:
   """The report in Markdown."""
   parts = [caption(summary), table.markdown(rows(summary))]
   for heading, key in (
-    ("Speed-up over plain decoding", "speed_up"), ("Tokens per forward", "tau"),
+    ("Speed-up over plain decoding", "speed_up"), ("Tokens per pass", "tau"),
     ("Milliseconds per token", "ms_per_token"),
   ):  # fmt: skip
     parts += [f"## {heading}", table.markdown(by_category(summary, key, interval=True))]
@@ -107,5 +107,5 @@ def terminal(summary: Mapping[str, Any]) -> list[Table]:
            for c in list(figures[0])[2:]]  # fmt: skip
   return [
     table.terminal(rows(summary), caption(summary), columns=5),
-    table.terminal(kinds, "tokens per forward / speed-up, by category and its questions"),
+    table.terminal(kinds, "tokens per pass / speed-up, by category and its questions"),
   ]

@@ -204,10 +204,10 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
   return [
     {
       "draft": name, "tokens/s": shown(f, "tokens_per_second", 0),
-      "speed-up": estimate(f, "speed_up"), "tokens/forward": estimate(f, "tau"),
+      "speed-up": estimate(f, "speed_up"), "tokens/pass": estimate(f, "tau"),
       "differ": f"{len(f['divergences'])} of {summary['prompts']}" if "divergences" in f else "",
       "expected tokens/s": shown(f, "expected", 0),
-      "expected tokens/forward": shown(f, "expected_tau", 2),
+      "expected tokens/pass": shown(f, "expected_tau", 2),
       "target ms": shown(f, "target_seconds", 2, 1e3),
       "draft ms": shown(f, "draft_seconds", 2, 1e3),
     }

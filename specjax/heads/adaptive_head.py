@@ -21,7 +21,7 @@ from specjax.trees.static import Static
 from specjax.trees.structure import rows_where
 
 
-class State(NamedTuple):
+class AdaptiveHeadState(NamedTuple):
   """head: what the head keeps; policy: the state of the policy, arrays [B, ..]."""
 
   head: Any
@@ -56,9 +56,9 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
 
   def init(params, target_params, context, features, capacity):
     own = whole.init(params, target_params, context=context, features=features, capacity=capacity)
-    return State(own, policy.init(context.length.shape[0]))
+    return AdaptiveHeadState(own, policy.init(context.length.shape[0]))
 
-  def propose(params, target_params, state: State, context, settings, noise):
+  def propose(params, target_params, state: AdaptiveHeadState, context, settings, noise):
     guesser = head.guesser(params, target_params, state.head, context, depth, settings, noise)
     said: list[Array] = []
 
@@ -76,15 +76,15 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
       policy_state = rows_where(going, after, policy_state)
       valid.append(going if policy.looks_at_token and not policy.drops else going & ~ends)
       going = going & ~ends
-    return draft._replace(valid=jnp.stack(valid, 1)), State(state.head, policy_state)
+    return draft._replace(valid=jnp.stack(valid, 1)), AdaptiveHeadState(state.head, policy_state)
 
-  def update(params, target_params, state: State, draft, evaluation, verdict, rows):
+  def update(params, target_params, state: AdaptiveHeadState, draft, evaluation, verdict, rows):
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
     own = whole.update(
       params, target_params, state.head,
       draft=draft, evaluation=evaluation, verdict=verdict, rows=rows,
     )  # fmt: skip
-    return State(own, rows_where(rows > 0, after, state.policy))
+    return AdaptiveHeadState(own, rows_where(rows > 0, after, state.policy))
 
   return whole._replace(init=init, propose=propose, update=update, read=None, varies=True)

@@ -16,7 +16,7 @@ from specjax.base import KV, Cache, Params
 from specjax.heads import prefix
 from specjax.heads.own_pass import OwnPass, token_at
 from specjax.heads.prefix import RunText
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
 class Attend(Protocol):
@@ -139,7 +139,7 @@ class AttendingRoot(Attending):
   def root(self, params, target_params, last, tokens, place, number):
     back = jnp.arange(self.newest - 1, -1, -1, dtype=jnp.int32)
     place = place[..., None] - jnp.minimum(back[None, None], number[..., None])
-    newest = at(tokens, place.reshape(len(tokens), -1)).reshape(place.shape)
+    newest = gather(tokens, place.reshape(len(tokens), -1)).reshape(place.shape)
     return self.at_root(params, target_params, last, newest)
 
 

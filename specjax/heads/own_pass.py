@@ -16,9 +16,9 @@ from specjax.heads import draft_vocabulary, prefix
 from specjax.heads.base import Examples, Head
 from specjax.heads.prefix import RunText
 from specjax.models.transformer import attention_mask
-from specjax.sampling import Settings, Source
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.base import Guesser, Sampling, Step, Tree
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class OwnPass(Head):
 
   def guesser(
     self, params: Params, target_params: Params, state: Any, context: Context, depth: int,
-    settings: Settings, noise: Source,
+    settings: Settings, noise: NoiseSource,
   ) -> Guesser:  # fmt: skip
     """The head at the root of a tree of `depth` (static), from the state of `memory`."""
     ids, sampling = self.ids(params), Sampling(settings, noise, self.target.vocab_size)
@@ -78,11 +78,16 @@ class OwnPass(Head):
     """
     mask = attention_mask(examples.segment, causal=True)
     text, kv = prefix.over_text(self.memory, params, target_params, examples, mask)
-    return at(text, examples.at), at(examples.position, examples.at), at(mask, examples.at), kv
+    return (
+      gather(text, examples.at),
+      gather(examples.position, examples.at),
+      gather(mask, examples.at),
+      kv,
+    )
 
 
 def token_at(examples: Examples, ahead: int) -> Array:
   """i32[B, M]: the token `ahead` places after each drafting position, 0 past the row."""
   T = examples.tokens.shape[1]
   index = examples.at + ahead
-  return jnp.where(index < T, at(examples.tokens, jnp.minimum(index, T - 1)), 0)
+  return jnp.where(index < T, gather(examples.tokens, jnp.minimum(index, T - 1)), 0)

@@ -11,7 +11,7 @@ from jax import Array
 from specjax.base import KV, Cache, Context, Draft, Evaluation, Features, Params, Target, Verdict
 from specjax.heads.base import Examples
 from specjax.models import cache as kv_cache
-from specjax.trees.structure import at, take_rows
+from specjax.trees.structure import gather, take_rows
 
 
 def prefilled(
@@ -29,7 +29,7 @@ def reread(
   B, A = verdict.path.shape
   step = jnp.broadcast_to(jnp.arange(A, dtype=jnp.int32), (B, A))
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((A, A), bool)), (B, A, A))
-  evaluation = lm.evaluate(params, cache, at(draft.tokens, verdict.path), step, mask)
+  evaluation = lm.evaluate(params, cache, gather(draft.tokens, verdict.path), step, mask)
   return lm.commit(cache, evaluation.kv, step, rows)
 
 
@@ -38,7 +38,7 @@ def before_root(x: Array, context: Context) -> Array:
 
   A prompt of one token has none and gives the state of that token in its place.
   """
-  return at(x, jnp.maximum(context.length - 2, 0)[:, None])[:, 0]
+  return gather(x, jnp.maximum(context.length - 2, 0)[:, None])[:, 0]
 
 
 def newest(x: Array, verdict: Verdict, rows: Array, old: Array) -> Array:
@@ -47,8 +47,8 @@ def newest(x: Array, verdict: Verdict, rows: Array, old: Array) -> Array:
   Args:
     rows: i32[B], nodes committed; where 0, `old` [B, E] stays.
   """
-  last = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
-  return jnp.where(rows[:, None] > 0, at(x, last)[:, 0], old)
+  last = gather(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
+  return jnp.where(rows[:, None] > 0, gather(x, last)[:, 0], old)
 
 
 class RunText(Protocol):
@@ -110,7 +110,7 @@ def update(
   mask = jnp.broadcast_to(jnp.tril(jnp.ones((A, A), bool)), (B, A, A))
   position = state.cache.length[:, None] + step
   output, kv = memory(params, target_params, accepted, verdict.tokens, position, mask, state.cache)
-  last = at(output, jnp.maximum(rows - 1, 0)[:, None])[:, 0]
+  last = gather(output, jnp.maximum(rows - 1, 0)[:, None])[:, 0]
   return TextMemory(
     kv_cache.commit(state.cache, kv, step, rows + kv_cache.zero_after(last[:, 0])),
     jnp.where(rows[:, None] > 0, last, state.last),

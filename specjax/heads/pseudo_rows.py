@@ -35,10 +35,10 @@ from specjax.heads import draft_vocabulary
 from specjax.heads.base import Examples, Head
 from specjax.models.transformer import attention_mask
 from specjax.trees.base import Guesser, Sampling, Tree, independent
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
-def ride(
+def run_with_pseudo_rows(
   network: LayeredTarget, target_params: Params, x: Array, position: Array, mask: Array,
   owner: Array, counts: Sequence[int], layers: Sequence[int],
   enter: Callable[[int, Array], Array], *,
@@ -71,7 +71,7 @@ def ride(
   for first, stop in itertools.pairwise([*sorted({start, *entry.tolist()}), None]):
     for k in np.unique(ahead[entry == first]).tolist():
       new = np.flatnonzero((entry == first) & (ahead == k))
-      nodes = at(x[:, :N], owner[:, group[new]])
+      nodes = gather(x[:, :N], owner[:, group[new]])
       # A row that is not finite would reach the nodes: hidden columns weigh 0, and 0 * NaN is NaN.
       rows = enter(k, nodes)
       rows = jnp.where(jnp.isfinite(rows), rows, 0)
@@ -84,7 +84,7 @@ def ride(
     above = jnp.take_along_axis(mask, who[:, :, None], 1)
     below = jnp.concatenate([above, jnp.broadcast_to(own, (B, *own.shape))], 2)
     hidden_from = jnp.zeros((B, N, len(inside)), bool)
-    places = jnp.concatenate([position, at(position, who) + steps], 1)
+    places = jnp.concatenate([position, gather(position, who) + steps], 1)
     sees = jnp.concatenate([jnp.concatenate([mask, hidden_from], 2), below], 1)
     x, kv = network.run_layers(target_params, x, places, sees, cache, start=first, stop=stop)
     ks, vs = (*ks, *(k[:, :, :N] for k in kv.k)), (*vs, *(v[:, :, :N] for v in kv.v))
@@ -124,13 +124,13 @@ def newest(
   """
   number = np.asarray(counts, np.int32)
   first = jnp.asarray(np.cumsum(number) - number, jnp.int32)
-  node = at(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
+  node = gather(verdict.path, jnp.maximum(rows[:, None] - 1, 0))
   step = jnp.arange(old.states.shape[1], dtype=jnp.int32)[None]
   # Behind the rows of a node come those of another, which `known` leaves out.
   index = jnp.minimum(first[node] + step, rows_of_nodes.shape[1] - 1)
   live = rows > 0
   return Guesses(
-    jnp.where(live[:, None, None], at(rows_of_nodes, index), old.states),
+    jnp.where(live[:, None, None], gather(rows_of_nodes, index), old.states),
     jnp.where(live, jnp.asarray(number)[node[:, 0]], old.known),
   )
 
@@ -210,7 +210,7 @@ class PseudoRows(Head):
     def evaluate(params, target_params, guesses, cache, draft, mask):
       everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
       everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
-      hidden, guessed, kv = ride(
+      hidden, guessed, kv = run_with_pseudo_rows(
         network, self.of_pass(params, target_params, nodes),
         network.embed(target_params, draft.tokens), cache.length[:, None] + draft.depth, mask,
         everyone, np.repeat(counts, sets).tolist(), self.layers,
@@ -235,7 +235,7 @@ class PseudoRows(Head):
     else:
       x, start = self.target.embed(target_params, examples.tokens), 0
     (B, M), D, sets = examples.at.shape, self.depth, self.sets
-    _, guessed, _ = ride(
+    _, guessed, _ = run_with_pseudo_rows(
       self.target, self.of_pass(params, target_params, x.shape[1]), x, examples.position,
       attention_mask(examples.segment, causal=True), jnp.repeat(examples.at, sets, 1),
       (D,) * (M * sets), self.layers, functools.partial(self.enter, params), start=start,

@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from specjax import checks
 from specjax.base import KV, Cache, Evaluation, Features, LayeredTarget, Params, Target, showing
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 WAITING = 8  # W: the layers behind an exit read more rows than they need once for each 9 tokens
 
@@ -166,7 +166,7 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
     read_now, since = jnp.zeros_like(waiting[0].stream), cache.length
     for group, (stream, ready) in zip(groups, waiting, strict=True):
       ready = jnp.minimum(ready, cache.length)  # a refused draft was cut off
-      merged = at(
+      merged = gather(
         jnp.concatenate([stream, read_now], 1),
         _one_after_the_other(jnp.maximum(since - ready, 0), WAITING, place, WAITING),
       )
@@ -192,7 +192,7 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
       more = jnp.where(ran, length - ready, 0)
       part = lm.commit(Cache(_some(text, start, stop), ready), fresh, order, more)
       written.append(part.kv)
-      still.append(Waiting(at(before, order[:, :WAITING]), part.length))
+      still.append(Waiting(gather(before, order[:, :WAITING]), part.length))
     whole = KV(*(tuple(x for part in parts for x in part) for parts in zip(*written, strict=True)))
     return Text(whole, tuple(still), length)
 

@@ -22,7 +22,7 @@ from specjax.models.rotary import angles, rotate
 INIT = nn.initializers.normal(0.02)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
   """Attention and MLP, each behind a norm, on the residual stream.
 
   `config` is that of the layer, see `Config.of_layer`. `attention_width` is that of
@@ -115,9 +115,9 @@ class Block(nn.Module):
     return x + self.mlp(x) if self.has_mlp else x, k, v
 
 
-def of_layer(config: Config, number: int) -> Block:
+def of_layer(config: Config, number: int) -> TransformerBlock:
   """A layer of a network, to be applied to that layer's params alone."""
-  return Block(config.of_layer(number))
+  return TransformerBlock(config.of_layer(number))
 
 
 class Layers(nn.Module):
@@ -134,7 +134,7 @@ class Layers(nn.Module):
 
   def setup(self):
     c = self.config
-    block = nn.remat(Block) if self.remat else Block
+    block = nn.remat(TransformerBlock) if self.remat else TransformerBlock
     self.blocks = [
       block(c.of_layer(i), None if i else self.attention_width, self.has_mlp, name=f"layer_{i}")
       for i in range(c.layers)

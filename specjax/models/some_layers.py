@@ -32,7 +32,7 @@ def run_some(
   """`pieces.RunSome` for a network of blocks `layer_0`, `layer_1`, ...
 
   Args:
-    layer: the `layers.Block` of each layer.
+    layer: the `layers.TransformerBlock` of each layer.
     angles: position i32[B, N] -> the rotary angles.
     read: how a layer's queries read the cache, see `caches.base.CacheKind`.
 

@@ -20,7 +20,7 @@ from jax import Array
 from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
-from specjax.decoding.decoder import padded
+from specjax.decoding.decoder import pad_to_bucket
 from specjax.models.cache import read_one
 from specjax.names.load import Model, Prompt
 from specjax.sampling import likeliest
@@ -34,7 +34,7 @@ class Considered(NamedTuple):
   looked: list[bool]
 
 
-class State(NamedTuple):
+class AdaDecState(NamedTuple):
   """What rides in the loop.
 
   Attributes:
@@ -55,13 +55,13 @@ class State(NamedTuple):
 def write(
   target: Target, params: Params, tokens: Array, length: Array, limit: Array, stop: Array,
   threshold: Array, *, candidates: int, ahead: int, capacity: int,
-) -> State:  # fmt: skip
+) -> AdaDecState:  # fmt: skip
   """The state after the text, from one prompt, tokens i32[1, T] of which length i32[] count."""
   K = candidates
   cache, _ = target.prefill(params, tokens, length[None], capacity)
   text = jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1])))
   no = jnp.bool(False)
-  start = State(cache, text, length, jnp.zeros(capacity, bool), no, no)
+  start = AdaDecState(cache, text, length, jnp.zeros(capacity, bool), no, no)
 
   def ends(tokens: Array) -> Array:
     return (tokens[:, None] == stop[None]).any(1)
@@ -85,7 +85,7 @@ def write(
     _, _, total, count = jax.lax.fori_loop(0, ahead, go_on, begin)
     return first[jnp.argmax(total / count)]
 
-  def step(state: State) -> State:
+  def step(state: AdaDecState) -> AdaDecState:
     root = jax.lax.dynamic_slice_in_dim(state.text[0], state.length - 1, 1)
     logits, cache = read_one(target, params, state.cache, root)
     log_p = jax.nn.log_softmax(logits[0])
@@ -93,7 +93,7 @@ def write(
     unsure, failed = entropy >= threshold, jnp.isnan(log_p).any()
     token = jax.lax.cond(unsure, looked, lambda cache, log_p: likeliest(log_p, 1)[0], cache, log_p)
     length = state.length + 1
-    return State(
+    return AdaDecState(
       cache, state.text.at[0, state.length].set(token), length,
       state.looked.at[state.length].set(unsure), ends(token[None])[0] | (length >= limit) | failed,
       failed,
@@ -129,7 +129,7 @@ def adadec(
   found = []
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
   for r, (ids, budget) in enumerate(zip(*read(model, prompts, max_new_tokens), strict=True)):
-    start, T = len(ids), padded(len(ids))
+    start, T = len(ids), pad_to_bucket(len(ids))
     tokens = np.zeros((1, T), np.int32)
     tokens[0, :start] = ids
     state = jax.device_get(write(

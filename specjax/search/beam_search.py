@@ -22,10 +22,10 @@ from jax import Array
 from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
-from specjax.decoding.decoder import padded
+from specjax.decoding.decoder import pad_to_bucket
 from specjax.models.cache import read_one
 from specjax.names.load import Model, Prompt
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
 class Beam(NamedTuple):
@@ -37,7 +37,7 @@ class Beam(NamedTuple):
   score: float
 
 
-class State(NamedTuple):
+class BeamSearchState(NamedTuple):
   """What rides in the loop.
 
   Attributes:
@@ -61,7 +61,7 @@ class State(NamedTuple):
 def search(
   target: Target, params: Params, tokens: Array, length: Array, limit: Array, stop: Array,
   diversity: Array, penalty: Array, *, beams: int, groups: int, capacity: int,
-) -> State:  # fmt: skip
+) -> BeamSearchState:  # fmt: skip
   """The state after the search from one prompt, tokens i32[1, T] of which length i32[] count.
 
   Texts end at length limit i32[] or at a token of stop i32[M]. The score of a text is its
@@ -75,13 +75,13 @@ def search(
   texts = jnp.tile(jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1]))), (k, 1))
   nothing = jnp.full((G, b), -jnp.inf)
   # All beams begin with the same prompt: one of each group goes on.
-  start = State(cache, texts, length, nothing.at[:, 0].set(0.0), texts.reshape(G, b, -1),
+  start = BeamSearchState(cache, texts, length, nothing.at[:, 0].set(0.0), texts.reshape(G, b, -1),
                 jnp.full((G, b), length), nothing)  # fmt: skip
 
   def score(log_probs: Array, end: Array) -> Array:
     return log_probs / (end - length).astype(jnp.float32) ** penalty
 
-  def group(g: int, state: State, log_p: Array, said: Array):
+  def group(g: int, state: BeamSearchState, log_p: Array, said: Array):
     """What group g makes of log_p f32[b, V], when earlier ones have chosen tokens said f32[V]."""
     total = (state.log_probs[g][:, None] + log_p).reshape(-1)
     rank, place = jax.lax.top_k(total - jnp.tile(diversity * said, b), C)
@@ -98,8 +98,8 @@ def search(
     said = said.at[token[on]].add((rank > -jnp.inf).astype(jnp.float32))
     return said, (row[on], token[on], log_probs, ended, lengths, final)
 
-  def step(state: State) -> State:
-    last = at(state.texts, jnp.full((k, 1), state.length - 1))[:, 0]
+  def step(state: BeamSearchState) -> BeamSearchState:
+    last = gather(state.texts, jnp.full((k, 1), state.length - 1))[:, 0]
     logits, cache = read_one(target, params, state.cache, last)
     log_p = jax.nn.log_softmax(logits).reshape(G, b, V)
     said, found = jnp.zeros(V), []
@@ -110,9 +110,9 @@ def search(
     row = row.reshape(-1)
     cache = jax.tree.map(lambda x: x[row], cache)
     texts = state.texts[row].at[:, state.length].set(token.reshape(-1))
-    return State(cache, texts, state.length + 1, log_probs, ended, lengths, final)
+    return BeamSearchState(cache, texts, state.length + 1, log_probs, ended, lengths, final)
 
-  def unfinished(state: State) -> Array:
+  def unfinished(state: BeamSearchState) -> Array:
     # Log-probabilities only fall, and the longest text divides its own by most.
     hope = score(state.log_probs.max(1), limit)
     return (state.length < limit) & (hope > state.final.min(1)).any()
@@ -120,7 +120,9 @@ def search(
   return jax.lax.while_loop(unfinished, step, start)
 
 
-def hypotheses(state: State, start: int, limit: int, penalty: float) -> list[tuple[float, list]]:
+def hypotheses(
+  state: BeamSearchState, start: int, limit: int, penalty: float
+) -> list[tuple[float, list]]:
   """(score, new ids) of the b best texts of each group, best first; equal texts once.
 
   The state is on the host. Beams without a stop token count where they have reached the limit.
@@ -173,7 +175,7 @@ def beam_search(
   ends = jnp.asarray(sorted({*model.stop, *checks.ids("stop", stop, V)}) or [-1], jnp.int32)
   found = []
   for prompt, budget in zip(*read(model, prompts, max_new_tokens), strict=True):
-    start, T = len(prompt), padded(len(prompt))
+    start, T = len(prompt), pad_to_bucket(len(prompt))
     tokens = np.zeros((1, T), np.int32)
     tokens[0, :start] = prompt
     limit = start + budget

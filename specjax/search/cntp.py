@@ -20,7 +20,7 @@ from jax import Array
 from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
-from specjax.decoding.decoder import padded
+from specjax.decoding.decoder import pad_to_bucket
 from specjax.models.cache import read_one
 from specjax.names.load import Model, Prompt
 from specjax.sampling import DRAFT, Noise, Settings, request_keys, warp
@@ -38,7 +38,7 @@ class Cautious(NamedTuple):
   drawn: int
 
 
-class State(NamedTuple):
+class CNTPState(NamedTuple):
   """What rides in the loop.
 
   Attributes:
@@ -80,7 +80,7 @@ def write(
   target: Target, params: Params, tokens: Array, length: Array, limit: Array, stop: Array,
   breaks: Array, settings: Settings, key: Array, low: Array, high: Array, *, trials: int,
   capacity: int,
-) -> State:  # fmt: skip
+) -> CNTPState:  # fmt: skip
   """The state after the text, from one prompt, tokens i32[1, T] of which length i32[] count.
 
   A trial ends after a token of breaks bool[V], the text after one of stop bool[V] or at length
@@ -90,12 +90,12 @@ def write(
   cache, _ = target.prefill(params, tokens, length[None], capacity)
   text = jnp.pad(tokens[0], (0, capacity - tokens.shape[1]))
   no, rows = jnp.bool(False), jnp.arange(K, dtype=jnp.int32)
-  start = State(cache, text, length, jnp.zeros(capacity, jnp.int32), jnp.int32(0), no, no)
+  start = CNTPState(cache, text, length, jnp.zeros(capacity, jnp.int32), jnp.int32(0), no, no)
 
   def law(logits: Array) -> Array:
     return warp(logits[:, None], settings)[:, 0]
 
-  def alone(state: State, log_p: Array, count: Array) -> State:
+  def alone(state: CNTPState, log_p: Array, count: Array) -> CNTPState:
     """One token more, that of plain sampling."""
     noise = Noise(key, state.length[None])
     token = noise.choose(log_p[:, None], jnp.zeros((1, 1), jnp.int32))[0, 0]
@@ -104,7 +104,7 @@ def write(
       trials=state.trials.at[state.length].set(count), drawn=state.drawn + 1,
     )  # fmt: skip
 
-  def several(state: State, log_p: Array, count: Array) -> State:
+  def several(state: CNTPState, log_p: Array, count: Array) -> CNTPState:
     """The best of `count` trials more."""
     noise = Noise(key, state.length[None])
 
@@ -145,7 +145,7 @@ def write(
       drawn=state.drawn + new.sum(), failed=jnp.isnan(per_token[best]),
     )  # fmt: skip
 
-  def step(state: State) -> State:
+  def step(state: CNTPState) -> CNTPState:
     root = jax.lax.dynamic_slice_in_dim(state.text, state.length - 1, 1)
     logits, cache = read_one(target, params, state.cache, root)
     log_p = law(logits)
@@ -205,7 +205,7 @@ def cntp(
   settings = Settings(temperature * one, none, one, 0 * one)
   found = []
   for r, (ids, budget) in enumerate(zip(*read(model, prompts, max_new_tokens), strict=True)):
-    start, T = len(ids), padded(len(ids))
+    start, T = len(ids), pad_to_bucket(len(ids))
     tokens = np.zeros((1, T), np.int32)
     tokens[0, :start] = ids
     state = jax.device_get(write(

@@ -22,7 +22,7 @@ from jax import Array
 from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
-from specjax.decoding.decoder import padded
+from specjax.decoding.decoder import pad_to_bucket
 from specjax.models.cache import read_one
 from specjax.names.load import Model, Prompt
 from specjax.sampling import Settings, warp
@@ -136,7 +136,7 @@ def _filtered(
   model: Model, ids: list[int], budget: int, allowed: Allowed, particles: int,
   settings: Settings, resample: float, rng: np.random.Generator,
 ) -> list[Particle]:  # fmt: skip
-  K, T, V = particles, padded(len(ids)), model.config.vocab_size
+  K, T, V = particles, pad_to_bucket(len(ids)), model.config.vocab_size
   prompt = np.zeros((1, T), np.int32)
   prompt[0, : len(ids)] = ids
   cache = _start(

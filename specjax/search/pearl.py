@@ -20,11 +20,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.sampling import COIN, RESIDUAL, Noise, Source
+from specjax.sampling import COIN, RESIDUAL, Noise, NoiseSource
 from specjax.verifiers.siblings import residual
 
 
-class State(NamedTuple):
+class PearlState(NamedTuple):
   """What is kept between two ticks.
 
   Attributes:
@@ -44,17 +44,19 @@ class State(NamedTuple):
   log_probs: Array
 
 
-def start(key: Array, position: Array, block: int, vocab_size: int) -> State:
+def start(key: Array, position: Array, block: int, vocab_size: int) -> PearlState:
   """The state in which nothing is pending; key[B], position i32[B], G is `block`."""
   B = position.shape[0]
   tokens = jnp.zeros((B, block - 1), jnp.int32)
-  return State(key, position, jnp.zeros(B, bool), tokens, jnp.zeros((B, block - 1, vocab_size)))
+  return PearlState(
+    key, position, jnp.zeros(B, bool), tokens, jnp.zeros((B, block - 1, vocab_size))
+  )
 
 
 def tick(
-  state: State, target_log_probs: Array, tokens: Array, log_probs: Array,
-  source: Callable[[Array, Array], Source] = Noise,
-) -> tuple[State, Array, Array, Array]:  # fmt: skip
+  state: PearlState, target_log_probs: Array, tokens: Array, log_probs: Array,
+  source: Callable[[Array, Array], NoiseSource] = Noise,
+) -> tuple[PearlState, Array, Array, Array]:  # fmt: skip
   """EXACT, as token verification is: a refused x is replaced from norm(max(p - q, 0)).
 
   Args:
@@ -94,7 +96,7 @@ def tick(
   # After a window that is accepted whole, no token of the target follows: the draft is ahead.
   count = jnp.where(whole, accepted, accepted + 1)
   rollback = jnp.where(whole, 0, length - 1 + G - accepted)
-  after = State(state.key, state.position + count, whole, tokens[:, 1:], log_probs[:, 1:])
+  after = PearlState(state.key, state.position + count, whole, tokens[:, 1:], log_probs[:, 1:])
   return after, committed, count, rollback
 
 

@@ -20,22 +20,22 @@ from jax import Array
 from specjax import checks, speculate, switches
 from specjax.base import Cache, Context, Evaluation, Params, Target
 from specjax.decoding.batching import Result, read, timed
-from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.decoder import Decoder, pad_to_bucket
 from specjax.models.cache import append_one
 from specjax.names import grammar
 from specjax.names.build.drafters import load_small
 from specjax.names.load import Model, Prompt
 from specjax.sampling import DRAFT, Noise, Settings, warp
 from specjax.search import pearl
-from specjax.speculate import INFINITE, NAN, Request, Stats
+from specjax.speculate import INFINITE, NAN, DecodeRequest, Stats
 
 
-class State(NamedTuple):
-  """What the target's device keeps between two ticks; see `speculate.State`."""
+class PearlDecoderState(NamedTuple):
+  """What the target's device keeps between two ticks; see `speculate.DecodeState`."""
 
   context: Context
   cache: Any
-  pearl: pearl.State
+  pearl: pearl.PearlState
   log_probs: Array
   done: Array
   failed: Array
@@ -77,7 +77,7 @@ def draft_block(
 
 
 @functools.partial(jax.jit, static_argnames="target")
-def read_pending(target: Target, params: Params, state: State) -> Evaluation:
+def read_pending(target: Target, params: Params, state: PearlDecoderState) -> Evaluation:
   """The target's pass over the newest token and the pending ones, a chain of G nodes."""
   tokens = jnp.concatenate([state.context.root, state.pearl.tokens], 1)
   B, G = tokens.shape
@@ -88,12 +88,12 @@ def read_pending(target: Target, params: Params, state: State) -> Evaluation:
 
 @functools.partial(jax.jit, static_argnames="target", donate_argnames="state")
 def join(
-  target: Target, state: State, request: Request, evaluation: Evaluation, tokens: Array,
-  log_probs: Array,
-) -> tuple[State, Ahead, Array]:  # fmt: skip
+  target: Target, state: PearlDecoderState, request: DecodeRequest, evaluation: Evaluation, tokens:
+  Array, log_probs: Array,
+) -> tuple[PearlDecoderState, Ahead, Array]:  # fmt: skip
   """Commits what the tick accepted, and says whether all is done bool[].
 
-  A row ends as in `speculate.round_`.
+  A row ends as in `speculate.decode_round`.
   """
   context, B, G = state.context, *tokens.shape
   logits = evaluation.logits
@@ -130,7 +130,7 @@ def join(
   post = after.post & ~done
   context = Context(text, length)
   stats = state.stats._replace(
-    forwards=state.stats.forwards + live.astype(jnp.int32), emitted=state.stats.emitted + emitted
+    passes=state.stats.passes + live.astype(jnp.int32), emitted=state.stats.emitted + emitted
   )
   ahead = Ahead(
     jnp.where(post[:, None], tokens[:, -1:], context.root),
@@ -139,13 +139,13 @@ def join(
   kept = state.log_probs.at[row, column].set(said, mode="drop")
   after = after._replace(position=length, post=post)
   why = jnp.where(fails, jnp.where(infinite, INFINITE, NAN), state.why)
-  return State(context, cache, after, kept, done, failed, why, stats), ahead, done.all()
+  return PearlDecoderState(context, cache, after, kept, done, failed, why, stats), ahead, done.all()
 
 
 def decode(
   target: Target, params: Params, lm: Target, draft_params: Params, tokens: Array, length: Array,
-  request: Request, capacity: int, block: int, devices: tuple[Any, Any], ticks: int,
-) -> State:  # fmt: skip
+  request: DecodeRequest, capacity: int, block: int, devices: tuple[Any, Any], ticks: int,
+) -> PearlDecoderState:  # fmt: skip
   """Prompts i32[B, T] of length i32[B], continued for `ticks` ticks at most.
 
   Args:
@@ -178,14 +178,14 @@ def _prefill(lm: Target, params: Params, tokens: Array, length: Array, *, capaci
 
 @functools.partial(jax.jit, static_argnames=("target", "capacity", "block"))
 def _start(
-  target: Target, params: Params, tokens: Array, length: Array, request: Request, *,
+  target: Target, params: Params, tokens: Array, length: Array, request: DecodeRequest, *,
   capacity: int, block: int,
-) -> tuple[State, Ahead]:  # fmt: skip
+) -> tuple[PearlDecoderState, Ahead]:  # fmt: skip
   B, T = tokens.shape
   cache = target.prefill(params, tokens, length, capacity)[0]
   context = Context(jnp.pad(tokens, ((0, 0), (0, capacity - T))), length)
   nothing, zero = jnp.zeros(B, bool), jnp.zeros(B, jnp.int32)
-  state = State(
+  state = PearlDecoderState(
     context, cache, pearl.start(request.key, length, block, target.vocab_size),
     jnp.zeros((B, capacity)), length >= request.limit, nothing, zero,
     Stats(zero, zero, jnp.zeros((B, 0), jnp.int32), jnp.zeros((B, 0), jnp.int32)),
@@ -262,7 +262,7 @@ class PearlDecoder:
     self, ids: list[list[int]], budgets: list[int], numbers: np.ndarray
   ) -> tuple[Any, float]:
     """(state on the host, seconds) of up to B prompts; missing rows are done."""
-    B, T = self.batch, padded(max(map(len, ids)))
+    B, T = self.batch, pad_to_bucket(max(map(len, ids)))
     longest = speculate.capacity_for(T, max(budgets), 2 * self.block)
     capacity = -(-longest // 64) * 64
     tokens, length, end = np.zeros((B, T), np.int32), np.ones(B, np.int32), np.ones(B, np.int32)

@@ -25,7 +25,7 @@ from specjax.decoding.batching import check_model, read
 from specjax.drafters.retrieval.rest import occurrences
 from specjax.names.load import Model, Prompt
 from specjax.sampling import heated
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 EXACTNESS = "LOSSY (drafts share a pass)"
 MIX = (0.01, 0.04, 0.15, 0.18, 0.12)  # of n-grams with 1, 2, .. 5 tokens in front
@@ -40,7 +40,7 @@ class Superposed(NamedTuple):
   score: float
 
 
-class State(NamedTuple):
+class SuperposedState(NamedTuple):
   """What rides in the loop: k drafts that go on, and the k best that have ended.
 
   Attributes:
@@ -81,7 +81,7 @@ def log_ngram(store: tuple[Array, Array], recent: Array, tokens: Array) -> Array
 def _decode(
   target: LayeredTarget, params: Params, store: tuple[Array, Array], stop: Array, tokens: Array,
   alpha: Array, temperature: Array, *, drafts: int, new: int, candidates: int,
-) -> State:  # fmt: skip
+) -> SuperposedState:  # fmt: skip
   k, K, T = drafts, candidates, tokens.shape[1]
   cache, _ = target.prefill(
     params, tokens, jnp.full(1, T, jnp.int32), speculate.capacity_for(T, new, 0)
@@ -90,11 +90,11 @@ def _decode(
   nothing = jnp.full(k, -jnp.inf)
   alone = nothing.at[0].set(0.0)  # all drafts begin with the same prompt: one of them goes on
   length = jnp.int32(T)
-  start = State(cache, texts, alone, length, texts, nothing, jnp.full(k, T, jnp.int32))
+  start = SuperposedState(cache, texts, alone, length, texts, nothing, jnp.full(k, T, jnp.int32))
 
-  def step(state: State) -> State:
+  def step(state: SuperposedState) -> SuperposedState:
     cache, texts, scores, length, ended, final, lengths = state
-    last = at(texts, jnp.full((k, 1), length - 1))
+    last = gather(texts, jnp.full((k, 1), length - 1))
     weight = jax.nn.softmax(scores)[:, None]
     x = (target.embed(params, last)[:, 0] * weight).sum(0)[None, None]
     alone = jnp.ones((1, 1, 1), bool)
@@ -104,7 +104,7 @@ def _decode(
     best, tokens = jax.lax.top_k(heated(logits, temperature), K)
     log_p = jax.nn.log_softmax(best)
     index = length - len(MIX) + jnp.arange(len(MIX), dtype=jnp.int32)[None]
-    recent = at(texts, jnp.maximum(jnp.broadcast_to(index, (k, len(MIX))), 0))
+    recent = gather(texts, jnp.maximum(jnp.broadcast_to(index, (k, len(MIX))), 0))
     recent = jnp.where(index >= 0, recent, -2)  # nowhere in a datastore
     of_draft = log_ngram(store, recent, tokens.astype(jnp.int32))
     gram = jnp.where(of_draft > -jnp.inf, alpha * of_draft, jnp.where(alpha > 0, UNSUPPORTED, 0.0))
@@ -124,9 +124,9 @@ def _decode(
       jnp.concatenate([ended, written]),
       jnp.concatenate([lengths, jnp.full(len(score), length + 1)]),
     )
-    return State(cache, texts, scores, length + 1, ended, final, lengths)
+    return SuperposedState(cache, texts, scores, length + 1, ended, final, lengths)
 
-  def unfinished(state: State) -> Array:
+  def unfinished(state: SuperposedState) -> Array:
     return (state.length < T + new) & (state.scores > -jnp.inf).any()
 
   return jax.lax.while_loop(unfinished, step, start)

@@ -22,7 +22,7 @@ from jax import Array
 from specjax import checks, speculate, switches
 from specjax.base import Cache, Params, Target
 from specjax.decoding.batching import check_model, read
-from specjax.decoding.decoder import padded
+from specjax.decoding.decoder import pad_to_bucket
 from specjax.models.cache import once, read_one, zero_after
 from specjax.names.build.drafters import sharing
 from specjax.names.load import Model, Prompt
@@ -40,7 +40,7 @@ class Switched(NamedTuple):
   large: list[bool]
 
 
-class State(NamedTuple):
+class SwitchingState(NamedTuple):
   """What rides in the loop.
 
   Attributes:
@@ -87,7 +87,7 @@ def write(
   targets: tuple[Target, Target], params: tuple[Params, Params], tokens: Array, length: Array,
   limit: Array, stop: Array, settings: Settings, key: Array, threshold: Array, dwell: Array, *,
   capacity: int, window: int,
-) -> State:  # fmt: skip
+) -> SwitchingState:  # fmt: skip
   """The state after the text, from one prompt, tokens i32[1, T] of which length i32[1] count.
 
   See `switching` for the other arguments; targets and params are those of the small model first.
@@ -95,10 +95,10 @@ def write(
   caches = tuple(t.prefill(p, tokens, length, capacity)[0] for t, p in zip(
     targets, params, strict=True))  # fmt: skip
   text = jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1])))
-  start = State((caches[0], caches[1]), text, length, jnp.zeros(capacity, bool),
+  start = SwitchingState((caches[0], caches[1]), text, length, jnp.zeros(capacity, bool),
                 jnp.zeros(window), jnp.bool(False), jnp.int32(0), jnp.bool(False))  # fmt: skip
 
-  def asked(i: int, turn: Array, state: State, logits: Array) -> tuple[Array, Cache]:
+  def asked(i: int, turn: Array, state: SwitchingState, logits: Array) -> tuple[Array, Cache]:
     """(the logits of model i, its cache that has the text) in its turn; else as they were."""
 
     def run(carry: tuple[Array, Cache]) -> tuple[Array, Cache]:
@@ -106,7 +106,7 @@ def write(
 
     return once(turn, run, (logits, state.caches[i]))
 
-  def step(state: State) -> State:
+  def step(state: SwitchingState) -> SwitchingState:
     nothing = jnp.zeros((1, targets[0].vocab_size), jnp.float32)
     logits, small = asked(0, ~state.large, state, nothing)
     logits, large = asked(1, state.large, state, logits)
@@ -122,7 +122,7 @@ def write(
     known = jnp.minimum(length[0] - start.length[0], window)
     mean = jnp.where(jnp.arange(window) < known, bits, 0.0).sum() / known.astype(jnp.float32)
     other = (turn >= dwell) & ((mean >= threshold) != state.large)
-    return State(
+    return SwitchingState(
       caches, text, length, wrote, bits, state.large ^ other, jnp.where(other, 0, turn),
       (token == stop).any() | (length[0] >= limit) | jnp.isnan(entropy),
     )  # fmt: skip
@@ -167,7 +167,7 @@ def switching(
   stop = jnp.asarray([*large.stop, -1], jnp.int32)
   found = []
   for r, (ids, budget) in enumerate(zip(*read(large, prompts, max_new_tokens), strict=True)):
-    start, T = len(ids), padded(len(ids))
+    start, T = len(ids), pad_to_bucket(len(ids))
     tokens = np.zeros((1, T), np.int32)
     tokens[0, :start] = ids
     state = jax.device_get(write(

@@ -122,13 +122,13 @@ class Answers:
     """Counts in OpenAI's form, and what was decoded in how many passes of the model."""
     given = sum(len(ticket.ids) for ticket in self._tickets)
     new = sum(len(text.ids) for text in self._texts)
-    forwards = sum(ticket.forwards for ticket in self._tickets)
+    passes = sum(ticket.passes for ticket in self._tickets)
     decoder = self._engine.decoder
     closing = [ticket.closing for ticket in self._tickets]
     return {
       "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
       "specjax": {
-        "forwards": forwards, "tokens_per_forward": round(new / max(forwards, 1), 3),
+        "passes": passes, "tokens_per_pass": round(new / max(passes, 1), 3),
         "drafter": decoder.name, "rule": decoder.label,
         **({"closing": closing} if any(place is not None for place in closing) else {}),
       },

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks, speculate, switches
-from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.decoder import Decoder, pad_to_bucket
 from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
 from specjax.sampling import SamplingParams, changed
-from specjax.serving.rows import Rows
+from specjax.serving.rows import DecodeRows
 from specjax.serving.ticket import Ticket
 
 
@@ -171,7 +171,7 @@ class Engine:
     failure: Exception | None = None
     try:
       with contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh):
-        rows = Rows(self.decoder, self.capacity, self.lengths[0])
+        rows = DecodeRows(self.decoder, self.capacity, self.lengths[0])
         while self._admit(rows):
           self._hand_out(rows)
     except Exception as error:  # what is not a request's own fault ends all of them
@@ -186,7 +186,7 @@ class Engine:
       for ticket in left:
         ticket.end(None if failure else "cancelled", failure)
 
-  def _admit(self, rows: Rows) -> bool:
+  def _admit(self, rows: DecodeRows) -> bool:
     """Waits until there is something to do and fills the free rows; False is the end."""
     with self._changed:
       while not (self._held or self._waiting or self.closed):
@@ -208,11 +208,11 @@ class Engine:
       rows.admit(b, ticket.ids, T, request, again)
     return True
 
-  def _hand_out(self, rows: Rows) -> None:
+  def _hand_out(self, rows: DecodeRows) -> None:
     """Runs some rounds, hands out what is new, and frees the rows that have ended."""
     seen = rows.advance(self.rounds)
     for b, ticket in list(self._held.items()):
-      ticket.forwards = int(seen.stats.forwards[b])
+      ticket.passes = int(seen.stats.passes[b])
       first = len(ticket.ids) + len(ticket.tokens)
       stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
       if not (stopped or seen.done[b] or ticket.given_up):
@@ -244,7 +244,7 @@ def _lengths(decoder: Decoder, max_length: int, capacity: int) -> list[int]:
   Some drafters keep what is as long as the padded prompt, such as `aggressive`, whose source it is.
   Their rows agree only where all prompts are padded to the longest.
   """
-  powers = (padded(1) << i for i in itertools.count())
+  powers = (pad_to_bucket(1) << i for i in itertools.count())
   every = [*itertools.takewhile(max_length.__gt__, powers), max_length]
 
   def shapes(T: int) -> list[tuple[tuple[int, ...], jnp.dtype]]:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.names.load import Model
 from specjax.sampling import SamplingParams
 from specjax.serving.engine import Engine
@@ -103,7 +103,7 @@ def read(engine: Engine, name: str, body: bytes, chat: bool) -> Asked:
   """
   raw = None
   try:
-    raw = schema.parse(body, "the request")
+    raw = checks.parse_json(body, "the request")
     if not isinstance(raw, dict):
       checks.refuse("request", raw, "a JSON object")
     return _read(engine, name, {k: v for k, v in raw.items() if v is not None}, chat)

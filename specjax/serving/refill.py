@@ -16,10 +16,10 @@ import numpy as np
 
 from specjax import checks, switches
 from specjax.decoding.batching import Result, read
-from specjax.decoding.decoder import Decoder, padded
+from specjax.decoding.decoder import Decoder, pad_to_bucket
 from specjax.names.build.cache import DENSE
 from specjax.names.load import Prompt
-from specjax.serving.rows import Rows
+from specjax.serving.rows import DecodeRows
 
 
 class _Asked(NamedTuple):
@@ -66,7 +66,7 @@ def refilled(
   if len(own) != len(ids):
     checks.refuse("len(numbers)", len(own), f"one per prompt ({len(ids)})")
   shapes = [
-    (decoder.capacity(T := padded(len(i)), n), T) for i, n in zip(ids, budgets, strict=True)
+    (decoder.capacity(T := pad_to_bucket(len(i)), n), T) for i, n in zip(ids, budgets, strict=True)
   ]
   asked = list(map(_Asked, prompts, ids, budgets, own, shapes))
   return _run(decoder, asked, rounds)
@@ -76,7 +76,7 @@ def refilled(
 def _run(decoder: Decoder, asked: list[_Asked], rounds: int) -> Iterator[tuple[int, Result]]:
   waiting = collections.deque(sorted(range(len(asked)), key=lambda i: asked[i].shape))
   held, numbers = dict[int, _Held](), np.zeros(decoder.batch, int)
-  rows: Rows | None = None
+  rows: DecodeRows | None = None
   shape = 0, 0
   while waiting or held:
     for b in sorted(set(range(decoder.batch)) - held.keys()):
@@ -84,7 +84,7 @@ def _run(decoder: Decoder, asked: list[_Asked], rounds: int) -> Iterator[tuple[i
         break
       wanted = asked[waiting[0]].shape
       if rows is None or (wanted != shape and not held):
-        rows = Rows(decoder, *wanted)
+        rows = DecodeRows(decoder, *wanted)
       elif wanted != shape:
         # What another kind of cache keeps may depend on its length.
         if decoder.cache != DENSE or wanted[1] < shape[1]:

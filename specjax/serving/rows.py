@@ -18,9 +18,9 @@ from specjax.decoding.decoder import Decoder
 
 @jax.jit(donate_argnums=0)
 def _replaced(
-  state: speculate.State, request: speculate.Request, alone: speculate.State,
-  own: speculate.Request, b: jax.Array,
-) -> tuple[speculate.State, speculate.Request]:  # fmt: skip
+  state: speculate.DecodeState, request: speculate.DecodeRequest, alone: speculate.DecodeState,
+  own: speculate.DecodeRequest, b: jax.Array,
+) -> tuple[speculate.DecodeState, speculate.DecodeRequest]:  # fmt: skip
   """A state and a request of B rows, of which row b is now that of `alone` and `own`."""
 
   def put(x: jax.Array, row: jax.Array) -> jax.Array:
@@ -32,7 +32,7 @@ def _replaced(
 
 
 @jax.jit(donate_argnums=0)
-def _inside(larger: speculate.State, state: speculate.State) -> speculate.State:
+def _inside(larger: speculate.DecodeState, state: speculate.DecodeState) -> speculate.DecodeState:
   """`state`, each array of it at the beginning of that of `larger`."""
 
   def put(x: jax.Array, part: jax.Array) -> jax.Array:
@@ -42,7 +42,7 @@ def _inside(larger: speculate.State, state: speculate.State) -> speculate.State:
 
 
 @switches.hold
-class Rows:
+class DecodeRows:
   """B rows, all of them free at first.
 
   Args:
@@ -57,11 +57,13 @@ class Rows:
     # A free row holds a text of one token, which has reached its limit.
     self._request = self._empty = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
     self._state = self._start([0], T, self._request)
-    self._kept: tuple[list[int], int, speculate.State] | None = None  # a prompt, T, its state
+    self._kept: tuple[list[int], int, speculate.DecodeState] | None = None  # a prompt, T, its state
     # Other states are not the prompt's alone: a request's processors and earlier texts are in them.
     self._sharing = not decoder.method.processors and decoder.method.drafter.keep is None
 
-  def _start(self, prompt: list[int], T: int, request: speculate.Request) -> speculate.State:
+  def _start(
+    self, prompt: list[int], T: int, request: speculate.DecodeRequest
+  ) -> speculate.DecodeState:
     B, decoder = len(request.limit), self.decoder
     tokens = np.zeros((B, T), np.int32)
     tokens[:, : len(prompt)] = prompt
@@ -71,7 +73,7 @@ class Rows:
     )
 
   def admit(
-    self, b: int, prompt: list[int], T: int, request: speculate.Request, again: bool = False
+    self, b: int, prompt: list[int], T: int, request: speculate.DecodeRequest, again: bool = False
   ) -> float:
     """Puts a request of one row into row b; the seconds of its prefill.
 
@@ -102,7 +104,7 @@ class Rows:
       one = jax.tree.map(lambda x: x[b : b + 1], (self._state.drafter, self._state.context))
       self.decoder.learn(self._state._replace(drafter=one[0], context=one[1]))
 
-  def advance(self, rounds: int) -> speculate.State:
+  def advance(self, rounds: int) -> speculate.DecodeState:
     """`rounds` rounds at most; the state on the host, without caches and memories."""
     self._state = self.decoder.advance(self._request, self._state, rounds)
     return distributed.fetch(self._state._replace(cache=None, drafter=None, processors=()))

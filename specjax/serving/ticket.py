@@ -19,7 +19,7 @@ class Ticket:
     ids, budget, sampling, seed, number, processors: what was asked for.
     tokens: the new ids so far.
     closing: see `Result.closing`; it is known once the answer has ended.
-    forwards: passes of the model so far, prefill excluded; a stop id of the request's own is seen
+    passes: passes of the model so far, prefill excluded; a stop id of the request's own is seen
       after the rounds in which it was said.
     reason: how the answer ended: with a stop token or a stop word of the decoder's, with its
       budget, or cancelled; None before that, and where it failed.
@@ -35,7 +35,7 @@ class Ticket:
   processors: Sequence[Used] | None
   tokens: list[int]
   closing: int | None
-  forwards: int
+  passes: int
   reason: Reason | None
   given_up: bool
   error: Exception | None
@@ -48,7 +48,7 @@ class Ticket:
     self.ids, self.budget, self.sampling, self.seed, self.number, self.processors = (
       ids, budget, sampling, seed, number, processors,
     )  # fmt: skip
-    self.tokens, self.closing, self.forwards = [], None, 0
+    self.tokens, self.closing, self.passes = [], None, 0
     self.reason, self.given_up, self.error = None, False, None
     self._stop, self._tell, self._give_up = stop, tell, give_up
     self._pieces = queue.SimpleQueue[list[int] | None]()

@@ -10,11 +10,11 @@ from jax import Array
 
 from specjax.base import Context, Draft, Drafter, Params
 from specjax.drafters.stateless import from_draft
-from specjax.trees.static import Choices, Shape, from_choices
+from specjax.trees.static import Choices, StaticShape, from_choices
 
 
 def _drafter(
-  name: str, shape: Shape, guess: Callable[[Context, int], Array], valid: Sequence[bool]
+  name: str, shape: StaticShape, guess: Callable[[Context, int], Array], valid: Sequence[bool]
 ) -> Drafter:
   """`guess`: (context, N) -> i32[B, N], whose entry for the root is not used."""
   N = len(shape.parent)

@@ -1,6 +1,6 @@
 """Exact enumeration through the shipped loop: the distribution of what a method emits.
 
-Every random choice of a round is asked of a `sampling.Source`. Here the source is a script: the
+Every random choice of a round is asked of a `sampling.NoiseSource`. Here the source is a script:
 digits of r are the outcomes in row r of one large batch, so the batch plays all that can happen,
 and the probability of a row follows from the distributions with which its choices were asked.
 Summed over rows, and completed to a common length with the target's distribution, this is the joint
@@ -97,7 +97,7 @@ class Children(NamedTuple):
 
 
 class Script:
-  """A `sampling.Source` whose outcomes are the digits of each row's number.
+  """A `sampling.NoiseSource` whose outcomes are the digits of each row's number.
 
   In `Noise` the nodes of one depth share what they draw. A walk from the root meets one node per
   depth, so for `choose` it matters only that nodes of equal distribution, such as those below equal
@@ -153,7 +153,7 @@ class Script:
   compiler_options={"xla_backend_optimization_level": 0},  # compiling is all the time there is
 )
 def _play(
-  method: speculate.Method, weights: speculate.Weights, request: speculate.Request,
+  method: speculate.Method, weights: speculate.Weights, request: speculate.DecodeRequest,
   prompt: Array, rows: Array, rounds: int, capacity: int,
 ) -> tuple[Context, list]:  # fmt: skip
   """Text after `rounds` rounds of row r's script, and what the script was asked."""
@@ -227,7 +227,7 @@ def emitted_distribution(
   prompt = jnp.asarray(case.prompt, jnp.int32)
 
   def arguments(B: int):
-    request = speculate.Request(
+    request = speculate.DecodeRequest(
       settings=case.settings(B),
       key=request_keys(0, np.zeros(B, np.uint32)),
       limit=jnp.full(B, P + (most if case.budget is None else case.budget), jnp.int32),

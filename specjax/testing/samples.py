@@ -14,7 +14,7 @@ from scipy import stats
 
 from specjax import speculate, switches
 from specjax.base import Params
-from specjax.sampling import Noise, Source, request_keys
+from specjax.sampling import Noise, NoiseSource, request_keys
 from specjax.testing.enumerate import Case, target_distribution
 
 _RARE = 5  # cells with fewer expected sequences are merged
@@ -23,7 +23,7 @@ _RARE = 5  # cells with fewer expected sequences are merged
 @switches.hold
 def p_value(
   case: Case, method: speculate.Method, drafter_params: Params = (), *,
-  requests: int = 2**15, seed: int = 1, source: Callable[..., Source] = Noise,
+  requests: int = 2**15, seed: int = 1, source: Callable[..., NoiseSource] = Noise,
 ) -> float:  # fmt: skip
   """Tests what many requests of one prompt emit against the target's distribution, by chi-square.
 
@@ -38,7 +38,7 @@ def p_value(
     source: what draws, `sampling.Noise` or one with a flaw.
   """
   P, L, V = len(case.prompt), case.length, method.target.vocab_size
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     case.settings(requests), request_keys(seed, np.arange(requests)),
     jnp.full(requests, P + L, jnp.int32), jnp.array([-1]),
   )  # fmt: skip

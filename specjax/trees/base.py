@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.sampling import Settings, Source, warp
-from specjax.sharding import spread_rows, top_k
+from specjax.distributed import shard_batch, top_k
+from specjax.sampling import NoiseSource, Settings, warp
 from specjax.trees.structure import take_rows
 
 NEVER = -jnp.inf  # the log-probability of what cannot be drawn
@@ -41,7 +41,7 @@ class Sampling(NamedTuple):
   """What a drawn tree needs: the target's settings, which turn logits into q, the noise, and V."""
 
   settings: Settings
-  noise: Source
+  noise: NoiseSource
   vocab_size: int
 
 
@@ -87,7 +87,7 @@ class Guesser(NamedTuple):
     Returns:
       (log-probabilities f32[B, W, R], -inf for NaN; the target's ids i32[B, W, R]).
     """
-    rows = jax.nn.log_softmax(spread_rows(logits.astype(jnp.float32)))
+    rows = jax.nn.log_softmax(shard_batch(logits.astype(jnp.float32)))
     rows = jnp.where(jnp.isnan(rows), NEVER, rows)
     log_probs, guesses = top_k(rows, min(most, rows.shape[-1]))
     shape = (len(rows), nodes, log_probs.shape[-1])

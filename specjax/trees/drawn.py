@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.sampling import DRAFT, Source
-from specjax.sharding import top_k
+from specjax.distributed import top_k
+from specjax.sampling import DRAFT, NoiseSource
 from specjax.trees.base import NEVER, Guesser
 from specjax.trees.static import Static, ask_level, levels, rows_of
 
@@ -36,7 +36,7 @@ class Drawn(Static):
   def proposal(self) -> Proposal:
     return "chain" if not self.shape.rank.any() else self.how
 
-  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
+  def children(self, log_probs: Array, count: int, stream: int, noise: NoiseSource) -> Children:
     """R = `count` children of each node, from its distribution f32[B, W, V]."""
     raise NotImplementedError
 
@@ -74,7 +74,7 @@ class IID(Drawn):
 
   how: ClassVar[Proposal] = "iid"
 
-  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
+  def children(self, log_probs: Array, count: int, stream: int, noise: NoiseSource) -> Children:
     tokens = noise.children(stream, log_probs, count, False)
     return tokens, jnp.ones(tokens.shape, bool)
 
@@ -85,7 +85,7 @@ class WithoutReplacement(Drawn):
 
   how: ClassVar[Proposal] = "without_replacement"
 
-  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
+  def children(self, log_probs: Array, count: int, stream: int, noise: NoiseSource) -> Children:
     tokens = noise.children(stream, log_probs, count, True)
     support = (log_probs > NEVER).sum(-1, keepdims=True)
     return tokens, jnp.broadcast_to(jnp.arange(count)[None, None] < support, tokens.shape)
@@ -100,7 +100,7 @@ class Mixed(Drawn):
 
   how: ClassVar[Proposal] = "mixed"
 
-  def children(self, log_probs: Array, count: int, stream: int, noise: Source) -> Children:
+  def children(self, log_probs: Array, count: int, stream: int, noise: NoiseSource) -> Children:
     support = (log_probs > NEVER).sum(-1, keepdims=True)
     likeliest = top_k(log_probs, count)[1][..., : count - 1].astype(jnp.int32)
     top = jax.nn.one_hot(likeliest, log_probs.shape[-1], dtype=bool).any(-2)

@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax import checks, schema
+from specjax import checks
 from specjax.trees.base import Tree
 from specjax.trees.beam import Beam
 from specjax.trees.drawn import IID, Mixed, WithoutReplacement
@@ -69,7 +69,7 @@ def load(path: str | pathlib.Path) -> Tree:
   Raises:
     ValueError: the file cannot be read or holds no possible tree.
   """
-  raw = schema.read(path)
+  raw = checks.read_json(path)
   found = [name for name in TREES if name in raw]
   if len(found) != 1:
     raise ValueError(f"{path} is no tree: accepted is an object with one of {', '.join(TREES)}.")
@@ -82,6 +82,6 @@ def _tree(name: str, value: Any, where: str) -> Tree:
   if not isinstance(value, dict) or not set(required) <= set(value):
     checks.refuse(where, value, f"an object with {', '.join(required)}")
   try:
-    return schema.build(TREES[name], value, where)
+    return checks.from_json(TREES[name], value, where)
   except ValueError as error:
     raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from None

@@ -10,7 +10,7 @@ from jax import Array
 
 from specjax.base import Draft, Proposal
 from specjax.trees.base import Guesser, Tree
-from specjax.trees.structure import ancestors, at, merge
+from specjax.trees.structure import ancestors, gather, merge
 
 SILENT = -1  # the token of a blank frame
 
@@ -23,14 +23,14 @@ def fold(draft: Draft, depth: int) -> Draft:
   those that are gone are not valid. `depth` is D.
   """
   frame = draft.parent > 0
-  silent = (draft.tokens == SILENT) | (frame & (draft.tokens == at(draft.tokens, draft.parent)))
+  silent = (draft.tokens == SILENT) | (frame & (draft.tokens == gather(draft.tokens, draft.parent)))
   silent = silent & (draft.depth > 0)
   said = jnp.broadcast_to(jnp.arange(draft.tokens.shape[1], dtype=jnp.int32), draft.tokens.shape)
   for _ in range(depth):
-    said = jnp.where(at(silent, said), at(draft.parent, said), said)
-  above = at(said, draft.parent)
+    said = jnp.where(gather(silent, said), gather(draft.parent, said), said)
+  above = gather(said, draft.parent)
   told = (ancestors(draft.parent, depth) & ~silent[:, None]).sum(2, dtype=jnp.int32) - 1
-  level = jnp.where(draft.depth > 0, at(told, above) + 1, 0)
+  level = jnp.where(draft.depth > 0, gather(told, above) + 1, 0)
   tokens = jnp.where(silent, 0, draft.tokens)
   return merge(Draft(tokens, above, level, draft.valid & ~silent), depth)
 

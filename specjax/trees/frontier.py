@@ -17,10 +17,10 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
+from specjax.distributed import top_k
 from specjax.sampling import DRAFT
-from specjax.sharding import top_k
 from specjax.trees.base import NEVER, Guesser
-from specjax.trees.structure import at, below, take_rows
+from specjax.trees.structure import below, gather, take_rows
 
 
 def level_sizes(width: int, depth: int, children: int) -> list[int]:
@@ -79,8 +79,8 @@ def draw_levels(
     key = jnp.where(live[..., None], children.key, NEVER).reshape(B, W * K)
     kept = jnp.sort(top_k(key, size)[1], 1)  # siblings stay in order
     flat = jax.tree.map(lambda x: x.reshape(B, -1), (children.tokens, children.values))
-    tokens, values = jax.tree.map(lambda x: at(x, kept), flat)  # noqa: B023
-    key = at(key, kept)
+    tokens, values = jax.tree.map(lambda x: gather(x, kept), flat)  # noqa: B023
+    key = gather(key, kept)
     live, above_row = key > NEVER, kept // K
     parts.append((tokens, (first + above_row).astype(jnp.int32), key, log_probs))
     guesser, above = guesser.below(above_row, above)
@@ -212,6 +212,6 @@ def worthiest(draft: Draft, key: Array, nodes: int) -> Draft:
   """
   chosen = jnp.sort(top_k(key, nodes - 1)[1], 1) + 1
   chosen = jnp.pad(chosen.astype(jnp.int32), ((0, 0), (1, 0)))
-  parent = at(draft.parent, chosen)
+  parent = gather(draft.parent, chosen)
   place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32)
   return take_rows(draft, chosen)._replace(parent=place)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.sharding import top_k
+from specjax.distributed import top_k
 from specjax.trees.base import NEVER, Guesser, check_size
 from specjax.trees.paths import likeliest
-from specjax.trees.structure import at, take_rows
+from specjax.trees.structure import gather, take_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +112,9 @@ def expand(tree: Graph, root: Array, guesser: Guesser) -> Links:
     to = jnp.where(options.any(-1), jnp.argmax(options, -1).astype(jnp.int32), -1)
     parts.append(Links(guesses, log_probs, to.reshape(B, W, R)))
 
-    tokens = at(guesses.reshape(B, W * R), chosen)
+    tokens = gather(guesses.reshape(B, W * R), chosen)
     guesser, above = guesser.below(chosen // R, above)
-    tail = at(tails, chosen)
+    tail = gather(tails, chosen)
   return jax.tree.map(lambda *x: jnp.concatenate(x, 1), *parts)
 
 
@@ -130,8 +130,8 @@ def unroll(tree: Graph, links: Links, root: Array) -> Draft:
     log_probs = jnp.where(node[..., None] >= 0, log_probs, NEVER)
     P = node.shape[1] * R
     reach, chosen = top_k((reach[..., None] + log_probs).reshape(B, P), min(tree.nodes - 1, P))
-    tokens, node = (at(x.reshape(B, P), chosen) for x in (tokens, to))
-    pool.append((tokens, reach, at(number, chosen // R)))
+    tokens, node = (gather(x.reshape(B, P), chosen) for x in (tokens, to))
+    pool.append((tokens, reach, gather(number, chosen // R)))
     last = seen + jnp.arange(reach.shape[1], dtype=jnp.int32)
     number, seen = jnp.broadcast_to(last, reach.shape), seen + reach.shape[1]
   draft, reach = likeliest(tree.nodes, root, pool)

@@ -6,8 +6,8 @@ Letters: B batch, D depth, K guesses per depth (ranks 0..K - 1), P paths.
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.sharding import top_k
-from specjax.trees.structure import at
+from specjax.distributed import top_k
+from specjax.trees.structure import gather
 
 
 def p_best(scores: Array, transitions: Array, paths: int) -> tuple[Array, Array]:
@@ -43,6 +43,6 @@ def p_best(scores: Array, transitions: Array, paths: int) -> tuple[Array, Array]
   score, entry = top_k(best.reshape(B, -1), paths)
   ranks = [entry // kept]
   for index, kept in reversed(following):
-    entry = at(index, entry)
+    entry = gather(index, entry)
     ranks.append(entry // kept)
   return jnp.stack(ranks, 2).astype(jnp.int32), score

@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft
-from specjax.sharding import top_k
+from specjax.distributed import top_k
 from specjax.trees.base import Guesser
-from specjax.trees.structure import at, below
+from specjax.trees.structure import below, gather
 
 
 class Level(NamedTuple):
@@ -48,7 +48,7 @@ def search(width: int, depth: int, root: Array, guesser: Guesser) -> list[Level]
     reach, guessed = (score[:, :, None] + best).reshape(B, -1), guesses.reshape(B, -1)
     score, kept = top_k(reach, min(width, reach.shape[1]))
     levels.append(Level(guessed, reach, kept))
-    tokens = at(guessed, kept)
+    tokens = gather(guessed, kept)
     guesser, above = guesser.below(kept // best.shape[2], above)
   return levels
 
@@ -69,11 +69,11 @@ def likeliest(
   # Of equal scores the earlier are chosen: parents come before their children and score no less,
   # so the parent of a chosen guess is chosen too. Sorted places keep parents in front.
   chosen = jnp.sort(top_k(score, nodes - 1)[1], 1)
-  parent = at(parent, chosen)
+  parent = gather(parent, chosen)
   place = jnp.argmax(parent[:, :, None] == chosen[:, None, :], 2).astype(jnp.int32) + 1
-  depth = at(jnp.broadcast_to(jnp.asarray(depths, jnp.int32), score.shape), chosen)
+  depth = gather(jnp.broadcast_to(jnp.asarray(depths, jnp.int32), score.shape), chosen)
   parent, valid = jnp.where(parent < 0, 0, place), jnp.ones(chosen.shape, bool)
-  return below(root, at(tokens, chosen), parent, depth, valid), at(score, chosen)
+  return below(root, gather(tokens, chosen), parent, depth, valid), gather(score, chosen)
 
 
 def beam_paths(width: int, depth: int, root: Array, guesser: Guesser) -> Array:
@@ -84,7 +84,7 @@ def beam_paths(width: int, depth: int, root: Array, guesser: Guesser) -> Array:
   paths = jnp.zeros((root.shape[0], 1, 0), jnp.int32)
   for tokens, _, kept in search(width, depth, root, guesser):
     parent = kept // (tokens.shape[1] // paths.shape[1])
-    paths = jnp.concatenate([at(paths, parent), at(tokens, kept)[:, :, None]], 2)
+    paths = jnp.concatenate([gather(paths, parent), gather(tokens, kept)[:, :, None]], 2)
   return paths
 
 
@@ -101,10 +101,10 @@ def from_paths(paths: Array, root: Array, nodes: int) -> Draft:
   new = owner == jnp.arange(P, dtype=jnp.int32)[None, :, None]
   count = jnp.cumsum(new.reshape(B, P * D), 1, dtype=jnp.int32)
   first = owner * D + jnp.arange(D, dtype=jnp.int32)[None, None]
-  node = at(count, first.reshape(B, P * D)).reshape(B, P, D)
+  node = gather(count, first.reshape(B, P * D)).reshape(B, P, D)
   parent = jnp.concatenate([jnp.zeros((B, P, 1), jnp.int32), node[:, :, :-1]], 2)
   # Node n is where the count reaches n; nodes left over repeat node 1, but are not valid.
   number = jnp.arange(1, nodes, dtype=jnp.int32)
   entry = jnp.argmax(count[:, None] == number[None, :, None], 2).astype(jnp.int32)
-  tokens, parent = (at(x.reshape(B, P * D), entry) for x in (paths, parent))
+  tokens, parent = (gather(x.reshape(B, P * D), entry) for x in (paths, parent))
   return below(root, tokens, parent, entry % D + 1, number[None] <= count[:, -1:])

@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Draft, Proposal
-from specjax.sharding import top_k
+from specjax.distributed import top_k
 from specjax.trees.base import Guesser
-from specjax.trees.structure import at, take_rows
+from specjax.trees.structure import gather, take_rows
 
 Choices = Sequence[Sequence[int]]
 
@@ -29,7 +29,7 @@ def as_tuples(choices: Choices) -> tuple[tuple[int, ...], ...]:
   return tuple(tuple(int(rank) for rank in path) for path in choices)
 
 
-class Shape(NamedTuple):
+class StaticShape(NamedTuple):
   """A tree of N nodes, the root first, then by (depth, path).
 
   Attributes:
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
   rank: np.ndarray
 
 
-def from_choices(choices: Choices) -> Shape:
+def from_choices(choices: Choices) -> StaticShape:
   """The tree of `choices`, the root added.
 
   Raises:
@@ -59,7 +59,7 @@ def from_choices(choices: Choices) -> Shape:
       raise ValueError(f"choices has the path {list(path)} but not its parent {list(path[:-1])}.")
     number[path] = len(number)
   nodes: list[tuple[int, ...]] = [(), *paths]
-  return Shape(
+  return StaticShape(
     parent=np.array([number[path[:-1]] for path in nodes], np.int32),
     depth=np.array([len(path) for path in nodes], np.int32),
     rank=np.array([path[-1] if path else 0 for path in nodes], np.int32),
@@ -82,7 +82,7 @@ class Level(NamedTuple):
   mask: np.ndarray
 
 
-def levels(shape: Shape) -> Iterator[Level]:
+def levels(shape: StaticShape) -> Iterator[Level]:
   """The D levels that are expanded, from the root on."""
   N = len(shape.parent)
   closure = np.eye(N, dtype=bool)
@@ -109,7 +109,7 @@ def ask_level(guesser: Guesser, depth: int, level: Level, tokens: Array) -> tupl
   if depth:
     guesser = guesser._replace(carry=take_rows(guesser.carry, rows_of(level.above, B)))
   seen = jnp.broadcast_to(level.mask, (B, *level.mask.shape))
-  return guesser.ask(depth, at(tokens, rows_of(level.inner, B)), seen)
+  return guesser.ask(depth, gather(tokens, rows_of(level.inner, B)), seen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Static:
     _ = self.shape  # a malformed list is refused here
 
   @functools.cached_property
-  def shape(self) -> Shape:
+  def shape(self) -> StaticShape:
     return from_choices(self.choices)
 
   @property
@@ -152,7 +152,7 @@ class Static:
         raise ValueError(f"tree has rank {width - 1}: the head guesses among {logits.shape[-1]}.")
       guesses = guesser.named(top_k(logits, width)[1]).reshape(B, -1)
       row = np.searchsorted(inner, shape.parent[children]) * (logits.shape[1] > 1)
-      chosen = at(guesses, rows_of(row * width + shape.rank[children], B))
+      chosen = gather(guesses, rows_of(row * width + shape.rank[children], B))
       tokens = jnp.concatenate([tokens, chosen], 1)
     valid = jnp.ones(tokens.shape, bool)
     return Draft(tokens, rows_of(shape.parent, B), rows_of(shape.depth, B), valid)

@@ -14,7 +14,7 @@ from jax import Array
 from specjax.base import Draft, Verdict
 
 
-def at(values: Array, index: Array) -> Array:
+def gather(values: Array, index: Array) -> Array:
   """values[b, index[b, i]]: values [B, N, ...], index i32[B, M] -> [B, M, ...]."""
   index = index.reshape(*index.shape, *[1] * (values.ndim - 2))
   return jnp.take_along_axis(values, index, axis=1)
@@ -22,7 +22,7 @@ def at(values: Array, index: Array) -> Array:
 
 def take_rows(tree: Any, index: Array) -> Any:
   """`at` for every array [B, N, ...] of a pytree; index i32[B, M]."""
-  return jax.tree.map(lambda x: at(x, index), tree)
+  return jax.tree.map(lambda x: gather(x, index), tree)
 
 
 def rows_where(rows: Array, new: Any, old: Any) -> Any:
@@ -67,7 +67,7 @@ def ancestors(parent: Array, depth: int) -> Array:
   node = jnp.broadcast_to(jnp.arange(N, dtype=parent.dtype), parent.shape)
   closure = node[:, :, None] == jnp.arange(N)[None, None]
   for _ in range(depth):
-    node = at(parent, node)
+    node = gather(parent, node)
     closure = closure | (node[:, :, None] == jnp.arange(N)[None, None])
   return closure
 
@@ -81,25 +81,25 @@ def upwards(parent: Array, depth: int, node: Array | None = None) -> Array:
     node = jnp.broadcast_to(jnp.arange(parent.shape[1], dtype=parent.dtype), parent.shape)
   nodes = [node]
   for _ in range(depth):
-    nodes.append(at(parent, nodes[-1]))
+    nodes.append(gather(parent, nodes[-1]))
   return jnp.stack(nodes, -1)
 
 
 def path_to(node: Array, parent: Array, count: Array, depth: int) -> Array:
   """i32[B, A]: the nodes from the root to `node` i32[B] at depth `count`, then `node` again."""
   back = jnp.maximum(count[:, None] - jnp.arange(depth + 1, dtype=count.dtype)[None], 0)
-  return at(upwards(parent, depth, node[:, None])[:, 0], back)
+  return gather(upwards(parent, depth, node[:, None])[:, 0], back)
 
 
 def connected(hit: Array, parent: Array, depth: int) -> Array:
   """bool[B, N]: the nodes that are hit together with all above them; the root always is."""
   ok = hit.at[:, 0].set(True)
   for _ in range(depth):
-    ok = ok & at(ok, parent)
+    ok = ok & gather(ok, parent)
   return ok
 
 
-def alike(draft: Draft, depth: int) -> Array:
+def same_prefix(draft: Draft, depth: int) -> Array:
   """bool[B, N, N]: valid nodes that stand for the same text, as siblings of equal tokens do."""
   live = draft.valid & connected(draft.valid, draft.parent, depth)
   equal = live[:, :, None] & live[:, None]
@@ -107,7 +107,7 @@ def alike(draft: Draft, depth: int) -> Array:
     equal = equal & (x[:, :, None] == x[:, None])
   same = equal
   for _ in range(depth):  # so must those above
-    over = at(at(same, draft.parent).swapaxes(1, 2), draft.parent)
+    over = gather(gather(same, draft.parent).swapaxes(1, 2), draft.parent)
     same = equal & over
   return same
 
@@ -119,16 +119,16 @@ def merge(draft: Draft, depth: int) -> Draft:
   """
   above = upwards(draft.parent, depth)
   B, N, A = above.shape
-  way = at(draft.tokens, above.reshape(B, N * A)).reshape(B, N, A)
+  way = gather(draft.tokens, above.reshape(B, N * A)).reshape(B, N, A)
   reached = connected(draft.valid, draft.parent, depth)
   same = (way[:, :, None] == way[:, None]).all(-1) & reached[:, :, None] & reached[:, None]
   same = same & (draft.depth[:, :, None] == draft.depth[:, None])
   first = jnp.argmax(same, 2).astype(jnp.int32)
   node = jnp.arange(N, dtype=jnp.int32)[None]
-  return draft._replace(parent=at(first, draft.parent), valid=reached & (first == node))
+  return draft._replace(parent=gather(first, draft.parent), valid=reached & (first == node))
 
 
-def spelled(draft: Draft, tokens: Array) -> tuple[Array, Array]:
+def find_chain(draft: Draft, tokens: Array) -> tuple[Array, Array]:
   """Where a draft has the chain tokens i32[B, D] below its root, whoever drafted it.
 
   Returns:
@@ -137,7 +137,7 @@ def spelled(draft: Draft, tokens: Array) -> tuple[Array, Array]:
   """
   D = tokens.shape[1]
   wanted = jnp.pad(tokens, ((0, 0), (1, 1)), constant_values=-1)  # none for the root or below D
-  hit = draft.valid & (draft.tokens == at(wanted, jnp.minimum(draft.depth, D + 1)))
+  hit = draft.valid & (draft.tokens == gather(wanted, jnp.minimum(draft.depth, D + 1)))
   ok = connected(hit, draft.parent, D)
   there = ok[:, None] & (draft.depth[:, None] == jnp.arange(D + 1, dtype=jnp.int32)[None, :, None])
   return jnp.argmax(there, 2).astype(jnp.int32), there.any(2)
@@ -156,7 +156,7 @@ def follow(draft: Draft, ok: Array, score: Array, after: Array, depth: int) -> V
   count = reach.max(1)
   deepest = reach == count[:, None]
   leaf = jnp.argmax(jnp.where(deepest, score, -jnp.inf), 1).astype(jnp.int32)
-  return ending_at(draft, leaf, count, at(after, leaf[:, None])[:, 0], depth)
+  return ending_at(draft, leaf, count, gather(after, leaf[:, None])[:, 0], depth)
 
 
 def ending_at(draft: Draft, leaf: Array, count: Array, extra: Array, depth: int) -> Verdict:
@@ -164,11 +164,11 @@ def ending_at(draft: Draft, leaf: Array, count: Array, extra: Array, depth: int)
   path = path_to(leaf, draft.parent, count, depth)
   following = jnp.concatenate([path[:, 1:], path[:, -1:]], 1)
   accepted = jnp.arange(depth + 1, dtype=count.dtype)[None] < count[:, None]
-  return Verdict(path, count, jnp.where(accepted, at(draft.tokens, following), extra[:, None]))
+  return Verdict(path, count, jnp.where(accepted, gather(draft.tokens, following), extra[:, None]))
 
 
 def match(draft: Draft, after: Array, depth: int) -> Verdict:
   """Follows `after` i32[B, N], the target's token after each node, as far as it was drafted."""
-  hit = draft.valid & (draft.tokens == at(after, draft.parent))
+  hit = draft.valid & (draft.tokens == gather(after, draft.parent))
   ok = connected(hit, draft.parent, depth)
   return follow(draft, ok, jnp.zeros(ok.shape), after, depth)

@@ -7,7 +7,7 @@ from jax import Array, lax
 
 from specjax.base import Draft, Verifier
 from specjax.sampling import COIN, RESIDUAL
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 from specjax.verifiers import chain, siblings
 
 _LEAST = -1e9  # in place of log q = -inf, which a token of padding may have
@@ -52,8 +52,8 @@ def block() -> Verifier:
     coins = noise.accept(COIN, h[:, 1:], jnp.ones_like(h[:, 1:])) & (step[:, 1:] <= length)
     count = jnp.where(coins, step[:, 1:], 0).max(1, initial=0)
     last = count[:, None]
-    row, p_row = at(left, last)[:, 0], at(p, last)[:, 0]
-    reduced = at(proposed, last) & (row.sum(-1, keepdims=True) > 0)
+    row, p_row = gather(left, last)[:, 0], gather(p, last)[:, 0]
+    reduced = gather(proposed, last) & (row.sum(-1, keepdims=True) > 0)
     row = jnp.where(reduced, row, p_row)
     return chain.ending(draft, count, noise.draw(RESIDUAL, jnp.log(siblings.normalise(row))))
 

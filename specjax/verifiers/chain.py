@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft, Proposal, Verdict
-from specjax.sampling import COIN, RESIDUAL, Source
-from specjax.trees.structure import at
+from specjax.sampling import COIN, RESIDUAL, NoiseSource
+from specjax.trees.structure import gather
 
 
 def log_q(draft: Draft, log_probs: Array) -> Array:
@@ -26,14 +26,14 @@ def ending(draft: Draft, count: Array, extra: Array) -> Verdict:
   return Verdict(jnp.minimum(step, count[:, None]), count, tokens)
 
 
-def coins(draft: Draft, log_probs: Array, noise: Source) -> Array:
+def coins(draft: Draft, log_probs: Array, noise: NoiseSource) -> Array:
   """bool[B, D], independent: True with probability min(1, p(x) / q(x)); False behind the chain."""
   p, q = (jnp.exp(of_drafted(draft, x)) for x in (log_probs, log_q(draft, log_probs)))
   return noise.accept(COIN, p, q) & draft.valid[:, 1:]
 
 
-def leave(
-  draft: Draft, log_probs: Array, passed: Array, noise: Source, proposal: Proposal
+def accept_until_rejection(
+  draft: Draft, log_probs: Array, passed: Array, noise: NoiseSource, proposal: Proposal
 ) -> Verdict:
   """Accepts the tokens before the first that has not `passed` bool[B, D], as `coins` has it.
 
@@ -41,7 +41,7 @@ def leave(
   "truncated", see `token`.
   """
   count = jnp.cumprod(passed.astype(jnp.int32), 1).sum(1, dtype=jnp.int32)
-  p, q = (jnp.exp(at(x, count[:, None])[:, 0]) for x in (log_probs, log_q(draft, log_probs)))
+  p, q = (jnp.exp(gather(x, count[:, None])[:, 0]) for x in (log_probs, log_q(draft, log_probs)))
   length = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
   proposed = (count < length) | (proposal == "truncated")
   residual = jnp.maximum(p - jnp.where(proposed[:, None], q, 0.0), 0.0)

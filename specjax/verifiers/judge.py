@@ -55,7 +55,7 @@ def judge(threshold: float = 0.5) -> Verifier:
     right = probability(params, features.hidden) > threshold
     if proposal in ("chain", "truncated"):
       passed = chain.coins(draft, log_probs, noise) | (right & draft.valid)[:, 1:]
-      return chain.leave(draft, log_probs, passed, noise, proposal)
+      return chain.accept_until_rejection(draft, log_probs, passed, noise, proposal)
     after = _redirected(draft, noise.choose(log_probs, draft.depth), right)
     return match(draft, after, depth)
 

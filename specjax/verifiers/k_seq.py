@@ -7,7 +7,7 @@ from jax import Array
 
 from specjax.base import Draft, Verifier
 from specjax.sampling import COIN, RESIDUAL
-from specjax.trees.structure import alike, at, ending_at
+from specjax.trees.structure import ending_at, gather, same_prefix
 from specjax.verifiers import siblings
 
 _BISECTIONS = 40
@@ -48,10 +48,10 @@ def k_seq() -> Verifier:
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]
     drafted = draft.valid & (draft.depth > 0)
     child = (draft.parent[:, None] == node) & drafted[:, None]
-    own, same = child.sum(-1, dtype=jnp.int32), alike(draft, depth)
+    own, same = child.sum(-1, dtype=jnp.int32), same_prefix(draft, depth)
     count = jnp.where(same, own[:, None], 0).sum(-1, dtype=jnp.int32)  # [B, N]
     parent = same & (own > 0)[:, None]  # a leaf has no distribution that children came from
-    q = jnp.where(parent.any(-1)[..., None], at(q, jnp.argmax(parent, -1)), q)
+    q = jnp.where(parent.any(-1)[..., None], gather(q, jnp.argmax(parent, -1)), q)
     rho, beta = ratio(p, q, count)
     share = jnp.where(
       beta > 0, (1 - (1 - beta) ** count.astype(jnp.float32)) / jnp.where(beta > 0, beta, 1.0), 0.0
@@ -61,7 +61,7 @@ def k_seq() -> Verifier:
     at_node, reached = jnp.zeros(B, jnp.int32), jnp.zeros(B, jnp.int32)
     b = jnp.arange(B)
     order = jnp.argsort(draft.depth, 1, stable=True).astype(jnp.int32)
-    tokens, parents, valid = (at(x, order) for x in (draft.tokens, draft.parent, draft.valid))
+    tokens, parents, valid = (gather(x, order) for x in (draft.tokens, draft.parent, draft.valid))
     for n in range(1, N):
       token = tokens[:, n]
       tried = valid[:, n] & same[b, at_node, parents[:, n]]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Draft
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 KNOWN = frozenset({"deterministic", "chain", "iid", "without_replacement", "mixed", "independent"})
 """Proposals of which the distribution of every child is known."""
@@ -71,4 +71,4 @@ def without(row: Array, token: Array, proposal: str) -> Array:
 
 def mass_at(p: Array, token: Array) -> Array:
   """f32[B]: p f32[B, V] at token i32[B]."""
-  return at(p, token[:, None])[:, 0]
+  return gather(p, token[:, None])[:, 0]

@@ -24,6 +24,6 @@ def token() -> Verifier:
 
   def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
     passed = chain.coins(draft, log_probs, noise)
-    return chain.leave(draft, log_probs, passed, noise, proposal)
+    return chain.accept_until_rejection(draft, log_probs, passed, noise, proposal)
 
   return Verifier("token", "EXACT", frozenset({"chain", "truncated", "coupled"}), "any", verify)

@@ -43,7 +43,7 @@ def transfer(eta: float = 10.0, alpha: float = 0.1) -> Verifier:
     moved = transferred(log_probs, log_q, eta, alpha)
     passed = chain.coins(draft, moved, noise)
     accepted = draft._replace(log_probs=jnp.minimum(log_q, moved))
-    return chain.leave(accepted, log_probs, passed, noise, proposal)
+    return chain.accept_until_rejection(accepted, log_probs, passed, noise, proposal)
 
   exactness = f"LOSSY (eta={eta:g}, alpha={alpha:g})" if eta else "EXACT"
   return Verifier("transfer", exactness, frozenset({"chain", "truncated"}), "any", verify)

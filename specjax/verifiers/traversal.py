@@ -7,7 +7,7 @@ from jax import Array
 
 from specjax.base import Draft, Verifier
 from specjax.sampling import COIN, RESIDUAL
-from specjax.trees.structure import at, connected, ending_at, upwards
+from specjax.trees.structure import connected, ending_at, gather, upwards
 from specjax.verifiers import siblings
 
 
@@ -76,7 +76,7 @@ def traversal() -> Verifier:
       rest = siblings.without(row[b, u], draft.tokens[b, node], proposal)
       row = row.at[b, u].set(jnp.where(failed[:, None], rest, row[b, u]))
     extra = noise.draw(RESIDUAL, jnp.log(p[b, leaf]))
-    count = at(draft.depth, leaf[:, None])[:, 0]
+    count = gather(draft.depth, leaf[:, None])[:, 0]
     return ending_at(draft, leaf, count, extra, depth)
 
   return Verifier("traversal", "EXACT", siblings.KNOWN, "any", verify)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import PROPOSALS, Draft, Verifier
-from specjax.trees.structure import at, connected, follow
+from specjax.trees.structure import connected, follow, gather
 
 
 @functools.cache
@@ -26,15 +26,15 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
-    rows = at(log_probs, draft.parent)
+    rows = gather(log_probs, draft.parent)
     log_p = jnp.take_along_axis(rows, draft.tokens[..., None], -1)[..., 0]
-    hit = draft.valid & (jnp.exp(log_p) > at(threshold, draft.parent))
+    hit = draft.valid & (jnp.exp(log_p) > gather(threshold, draft.parent))
     ok = connected(hit, draft.parent, depth)
 
     step = score = log_p.at[:, 0].set(0.0)
     node = draft.parent
     for _ in range(depth):  # the log-likelihood of the path, summed upwards
-      score, node = score + at(step, node), at(draft.parent, node)
+      score, node = score + gather(step, node), gather(draft.parent, node)
     after = noise.choose(log_probs, draft.depth)
     return follow(draft, ok, score, after, depth)
 

@@ -74,7 +74,7 @@ def test_trimmed_heads_change_no_token(texts, name):
   name = name.replace("TEXTS", str(texts))
   decoder = specjax.Decoder(MODEL, name)
   (plain,), (found,) = (d([PROMPT], 24) for d in (specjax.Decoder(MODEL), decoder))
-  assert found.tokens == plain.tokens and found.forwards < plain.forwards
+  assert found.tokens == plain.tokens and found.passes < plain.passes
   assert decoder.name == name
 
 
@@ -105,7 +105,7 @@ def test_trimmed_draft_models_change_no_token(texts, after):
     specjax.Decoder(MODEL, x, "target_only", temperature=0.8, seed=3) for x in ("none", name)
   )
   (want,), (found,) = plain([PROMPT], 24), decoder([PROMPT], 24)
-  assert found.tokens == want.tokens and found.forwards < want.forwards
+  assert found.tokens == want.tokens and found.passes < want.passes
   assert specjax.Decoder(MODEL, name, temperature=0.8)([PROMPT], 8)[0].emitted == 8
 
 

@@ -258,7 +258,7 @@ def test_the_choice_is_a_name(tuned, model):
     assert specjax.Decoder(model, label).method.drafter.nodes == f["nodes"]
   rows = tune.rows(summary)
   assert [row["draft"] for row in rows] == list(summary["candidates"])
-  tau = [str(row["expected tokens/forward"]) for row in rows]
+  tau = [str(row["expected tokens/pass"]) for row in rows]
   assert tau == ["", "1.50", "1.80", ""]
 
 

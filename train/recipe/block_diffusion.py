@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import masking
 
@@ -57,7 +57,7 @@ def halves_mask(T: int, D: int) -> Array:
 
 
 def states(
-  network: Transformer, params: Params, noisy: Array, clean: Rows, shift: bool,
+  network: Transformer, params: Params, noisy: Array, clean: PackedRows, shift: bool,
   seen: Array | None = None,
 ) -> Array:  # fmt: skip
   """States [B, T, E] that say every slot, each given its noisy block and the clean ones before it.

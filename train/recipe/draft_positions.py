@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import distributed, sharding
+from specjax import distributed
 from specjax.base import Features, Params
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.heads import draft_vocabulary, drafting
 from specjax.heads.base import Examples, Head, LossWeights
 from specjax.heads.parallel import Frames
@@ -22,7 +22,7 @@ from specjax.models.sharding import on_all
 from specjax.models.transformer import Transformer
 from specjax.train.recipe import forward, frames, losses, means
 from specjax.train.recipe.config import Training
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 RANKS = 10  # best guesses per depth whose hits are counted
 
@@ -35,27 +35,29 @@ class Batch(NamedTuple):
   weight: np.ndarray  # bool[B, M, D], whether that token is trained; False at padding
 
 
-def candidates(rows: Rows, depth: int) -> tuple[np.ndarray, np.ndarray]:
+def candidates(rows: PackedRows, depth: int) -> tuple[np.ndarray, np.ndarray]:
   """Labels i32[R, T, D] of every position t, the tokens at t + d + 1, and weights bool[R, T, D].
 
   The weight is True where that token is trained and belongs to the same text as t.
   """
   T = rows.tokens.shape[1]
   later = np.arange(T)[:, None] + np.arange(2, depth + 2)
-  inside, at = later < T, np.minimum(later, T - 1)
-  same = rows.segment[:, at] == rows.segment[:, :, None]
-  return np.where(inside, rows.tokens[:, at], 0), inside & rows.mask[:, at] & same
+  inside, gather = later < T, np.minimum(later, T - 1)
+  same = rows.segment[:, gather] == rows.segment[:, :, None]
+  return np.where(inside, rows.tokens[:, gather], 0), inside & rows.mask[:, gather] & same
 
 
-def first(rows: Rows) -> np.ndarray:
+def first(rows: PackedRows) -> np.ndarray:
   """bool[R, T]: the positions of which the first draft token is trained."""
   return candidates(rows, 1)[1][:, :, 0]
 
 
-class Source:
+class PositionSource:
   """Batches of drafting positions, a function of the step alone."""
 
-  def __init__(self, rows: Rows, features: Features | None, depth: int, points: int, seed: int):
+  def __init__(
+    self, rows: PackedRows, features: Features | None, depth: int, points: int, seed: int
+  ):
     """`rows` are [R, T], their features [R, T, E], or None, for the step to compute them.
 
     `points` is M.
@@ -66,15 +68,15 @@ class Source:
 
   def take(self, turns: Sequence[tuple[int, np.ndarray]], batch: int) -> Batch:
     """The batch of up to B turns, each a row and up to M positions of it."""
-    at, real = (np.zeros((batch, self.points), kind) for kind in (int, bool))
+    gather, real = (np.zeros((batch, self.points), kind) for kind in (int, bool))
     chosen = np.zeros(batch, int)
     for b, (r, points) in enumerate(turns):
-      chosen[b], at[b, : len(points)], real[b, : len(points)] = r, points, True
+      chosen[b], gather[b, : len(points)], real[b, : len(points)] = r, points, True
     features: Any = jax.tree.map(lambda x: np.asarray(x[chosen]), self.features)
     tokens, position, segment, _ = (x[chosen] for x in self.rows)
-    examples = Examples(tokens, position, segment, features, at.astype(np.int32))  # type: ignore[arg-type]  # numpy until it is on the device
+    examples = Examples(tokens, position, segment, features, gather.astype(np.int32))  # type: ignore[arg-type]  # numpy until it is on the device
     row = chosen[:, None]
-    return Batch(examples, self.labels[row, at], self.weight[row, at] & real[:, :, None])
+    return Batch(examples, self.labels[row, gather], self.weight[row, gather] & real[:, :, None])
 
   def sample(self, chosen: np.ndarray, step: int) -> Batch:
     """The batch of a step: M different positions of each row, or all that it has."""
@@ -122,9 +124,9 @@ class Objective:
     if self.network is not None:
       found = forward.read(self.network, target_params, examples, self.head.hidden_layers)
       # First they stay as the target leaves them, or XLA would gather its weights to spread rows.
-      found = jax.lax.optimization_barrier(sharding.spread_rows(jax.lax.stop_gradient(found)))
+      found = jax.lax.optimization_barrier(distributed.shard_batch(jax.lax.stop_gradient(found)))
       examples = examples._replace(features=found)
-    return sharding.over_all(batch._replace(examples=examples))
+    return distributed.shard_over_all(batch._replace(examples=examples))
 
   def states(self, params: Params, target_params: Params, examples: Examples):
     """The head's states at every depth, from features in the target's own dtype."""
@@ -172,7 +174,7 @@ class Objective:
       # The head cannot guess a token outside the draft vocabulary and is not trained on it.
       label, known = jnp.maximum(label, 0).reshape(-1), (label >= 0).reshape(-1)
       weight = (batch.weight[:, :, d - 1].reshape(-1) & known).astype(jnp.float32)
-      own = at(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
+      own = gather(hidden, jnp.minimum(examples.at + d, T - 1)).astype(matrix.dtype)
 
       @jax.checkpoint
       def at_depth(state, own, reached, label=label, known=known, weight=weight, d=d, scale=scale):
@@ -232,7 +234,7 @@ class Objective:
     return jnp.stack(hits), weight.sum((0, 1))
 
   def rates(
-    self, params: Params, target_params: Params, source: Source, training: Training
+    self, params: Params, target_params: Params, source: PositionSource, training: Training
   ) -> np.ndarray:
     """f[D, RANKS]: how often each rank is right, at every useful position of a source."""
     ranks, D = min(RANKS, int((self.place >= 0).sum()) + self.frames), self.head.depth

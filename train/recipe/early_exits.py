@@ -16,7 +16,7 @@ import optax
 from jax import Array
 
 from specjax.base import Params
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.models.layers import of_layer
 from specjax.models.rotary import angles
 from specjax.models.transformer import Transformer, attention_mask
@@ -53,7 +53,7 @@ def weights(layers: int, scale: float) -> np.ndarray:
   return below
 
 
-def streams(network: Transformer, params: Params, rows: Rows, dropped: Array) -> Array:
+def streams(network: Transformer, params: Params, rows: PackedRows, dropped: Array) -> Array:
   """[L, B, T, E], the residual stream behind each layer; dropped bool[L, B] leave it as it was."""
   config = network.config
   mask = attention_mask(jnp.asarray(rows.segment), config.causal)
@@ -91,7 +91,7 @@ def draw(key: Array, layers: int, rows: int, options: EarlyExits) -> Drawn:
 
 
 def loss_fn(
-  params: Params, network: Transformer, rows: Rows, key: Array, options: EarlyExits
+  params: Params, network: Transformer, rows: PackedRows, key: Array, options: EarlyExits
 ) -> tuple[Array, dict[str, Array]]:
   """`loss_of` a batch, with what is drawn for it."""
   drawn = draw(key, network.config.layers, len(rows.tokens), options)
@@ -99,7 +99,7 @@ def loss_fn(
 
 
 def loss_of(
-  params: Params, network: Transformer, rows: Rows, drawn: Drawn, options: EarlyExits
+  params: Params, network: Transformer, rows: PackedRows, drawn: Drawn, options: EarlyExits
 ) -> tuple[Array, dict[str, Array]]:
   """The weighted cross-entropy of the exits, in nats over the trained tokens, and the last one's.
 

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from specjax import distributed, schema
+from specjax import checks, distributed
 from specjax.base import Features
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.fingerprint import differences, digest, of_model
 from specjax.models import sharding
 from specjax.models.transformer import Transformer
@@ -41,7 +41,7 @@ def _on_disk(dtype: DTypeLike) -> np.dtype:
 
 
 def _claim(
-  directory: pathlib.Path, model: Model, rows: Rows, layers: Sequence[int]
+  directory: pathlib.Path, model: Model, rows: PackedRows, layers: Sequence[int]
 ) -> dict[str, Any]:
   """The manifest on disk, which must agree with what is asked for; it is written where absent."""
   here = {
@@ -57,7 +57,7 @@ def _claim(
   if not file.exists():
     directory.mkdir(parents=True, exist_ok=True)
     write_json(file, here)
-  there = schema.read(file)
+  there = checks.read_json(file)
   more = set(here["layers"]) <= set(there.get("layers") or ())  # layers of other heads
   changed = differences(there, here, free=("layers",) if more else ())
   if changed:
@@ -67,7 +67,11 @@ def _claim(
 
 
 def compute(
-  model: Model, rows: Rows, layers: Sequence[int], directory: str | pathlib.Path, batch: int = 16
+  model: Model,
+  rows: PackedRows,
+  layers: Sequence[int],
+  directory: str | pathlib.Path,
+  batch: int = 16,
 ) -> Features:
   """The states of `rows`, computed `batch` rows at a time where they are not on disk.
 
@@ -103,7 +107,7 @@ def _announce(directory: pathlib.Path, size: int) -> None:
 
 
 def _write(
-  model: Model, rows: Rows, layers: Sequence[int], paths: Sequence[pathlib.Path],
+  model: Model, rows: PackedRows, layers: Sequence[int], paths: Sequence[pathlib.Path],
   shape: tuple[int, ...], progress: pathlib.Path, batch: int,
 ) -> None:  # fmt: skip
   """Goes on with the files of `paths`, that of the last states and one of each layer."""
@@ -119,7 +123,7 @@ def _write(
   network, params = Transformer(model.config), model.spread().params
 
   @jax.jit
-  def run(params, rows: Rows):
+  def run(params, rows: PackedRows):
     features = forward.read(network, params, rows, tuple(layers))
     return [x.astype(kept) for x in (features.hidden, *features.hidden_layers)]
 

@@ -9,13 +9,16 @@ from jax import Array
 from rich.progress import track
 
 from specjax.base import Features, Params
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.heads.base import Examples
 from specjax.models.transformer import Transformer, attention_mask
 
 
 def read(
-  network: Transformer, params: Params, rows: Rows | Examples, hidden_layers: tuple[int, ...] = ()
+  network: Transformer,
+  params: Params,
+  rows: PackedRows | Examples,
+  hidden_layers: tuple[int, ...] = (),
 ) -> Features:
   """The network's states over rows, arrays [B, T]; each document sees itself alone."""
   mask = attention_mask(jnp.asarray(rows.segment), network.config.causal)
@@ -43,12 +46,16 @@ def states(
 
 
 def parts(
-  rows: Rows, batch: int, description: str, first: int = 0
-) -> Iterator[tuple[int, int, Rows]]:
+  rows: PackedRows, batch: int, description: str, first: int = 0
+) -> Iterator[tuple[int, int, PackedRows]]:
   """(number of the first row, count of rows, these rows padded with zeros to `batch` rows).
 
   All parts have one shape, so that what reads them is compiled once.
   """
   for i in track(range(first, len(rows.tokens), batch), description=description):
     count = min(batch, len(rows.tokens) - i)
-    yield i, count, Rows(*(np.pad(x[i : i + batch], ((0, batch - count), (0, 0))) for x in rows))
+    yield (
+      i,
+      count,
+      PackedRows(*(np.pad(x[i : i + batch], ((0, batch - count), (0, 0))) for x in rows)),
+    )

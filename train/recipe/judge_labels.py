@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import PackedRows, pack
 from specjax.data.tokenizer import Tokenizer
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.names.load import Model
@@ -102,7 +102,7 @@ def mark(
   network = Transformer(model.config)
 
   @jax.jit
-  def run(params, rows: Rows, key: Array) -> tuple[Array, Array]:
+  def run(params, rows: PackedRows, key: Array) -> tuple[Array, Array]:
     """States [B, 2 T, E] after tokens and replacements; bool[B, T], where there is one."""
     T = rows.tokens.shape[1]
     seen = attention_mask(jnp.asarray(rows.segment), True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import PackedRows, pack
 from specjax.names.load import Model
 from specjax.train.recipe.texts import Document
 
@@ -31,9 +31,9 @@ def counted(part: str, labels: np.ndarray, note: str = "") -> np.ndarray:
 
 def packed(
   part: str, documents: Sequence[Document], length: int,
-  rows_of: Callable[[Sequence[Document], int], Rows] = pack,
-  labels: Callable[[Rows], np.ndarray] = lambda rows: rows.mask,
-) -> Rows:  # fmt: skip
+  rows_of: Callable[[Sequence[Document], int], PackedRows] = pack,
+  labels: Callable[[PackedRows], np.ndarray] = lambda rows: rows.mask,
+) -> PackedRows:  # fmt: skip
   """Documents as rows of T tokens, and what it costs to cut them; see `counted`.
 
   Raises:

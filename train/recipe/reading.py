@@ -18,7 +18,7 @@ from jax import Array
 
 from specjax import fingerprint
 from specjax.base import Params
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import PackedRows, pack
 from specjax.data.sources import open_source
 from specjax.models import transformer
 from specjax.models.config import Config as Network
@@ -53,12 +53,12 @@ class Config(answers.Config):
   training: Training = Training(steps=300, batch=4, rate=1e-3, save_every=100)
 
 
-def one_each(documents: Sequence[Document], length: int) -> Rows:
+def one_each(documents: Sequence[Document], length: int) -> PackedRows:
   """A row for each document (ids, mask), cut to `length` T."""
-  return Rows(*map(np.concatenate, zip(*(pack([x], length) for x in documents), strict=True)))
+  return PackedRows(*map(np.concatenate, zip(*(pack([x], length) for x in documents), strict=True)))
 
 
-def of_records(model: Model, data: str, count: int) -> Rows:
+def of_records(model: Model, data: str, count: int) -> PackedRows:
   """A row for each of the first `count` records of a file, with `question` and `answer`."""
   template, tokenizer = model.template, model.tokenizer
   assert template is not None and tokenizer is not None
@@ -70,7 +70,7 @@ def of_records(model: Model, data: str, count: int) -> Rows:
   return one_each(documents, max(len(ids) for ids, _ in documents))
 
 
-def claimed(model: Model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows]:
+def claimed(model: Model, config: Config, out: pathlib.Path) -> tuple[PackedRows, PackedRows]:
   """(rows to train on, those held out) of the records, once the run's directory is tied to them."""
   labels.check_length(config.length, model)
   documents, cut = answers.given(model, config, config.answer_field), config.held_out
@@ -84,13 +84,13 @@ def claimed(model: Model, config: Config, out: pathlib.Path) -> tuple[Rows, Rows
   return train, held_out
 
 
-def labelled(rows: Rows) -> Rows:
+def labelled(rows: PackedRows) -> PackedRows:
   """The rows that have a label."""
-  return Rows(*(x[rows.mask.any(1)] for x in rows))
+  return PackedRows(*(x[rows.mask.any(1)] for x in rows))
 
 
 def read(
-  network: Network, params: Params, rows: Rows, chosen: Skipping | Routers | None
+  network: Network, params: Params, rows: PackedRows, chosen: Skipping | Routers | None
 ) -> tuple[Array, Array]:
   """(logits f32[B, T, V], the share f32[B, L] of each layer's MLP that an answer's token reads).
 
@@ -131,7 +131,7 @@ def read(
 
 
 def loss_of(
-  network: Network, params: Params, rows: Rows, chosen: Skipping | Routers | None
+  network: Network, params: Params, rows: PackedRows, chosen: Skipping | Routers | None
 ) -> tuple[Array, Array]:
   """(cross-entropy of the answers in nats, the shares f32[B, L] of `read`)."""
   logits, shares = read(network, params, rows, chosen)
@@ -142,7 +142,7 @@ def loss_of(
 
 
 def terms(
-  network: Network, params: Params, rows: Rows, chosen: Skipping | Routers | None
+  network: Network, params: Params, rows: PackedRows, chosen: Skipping | Routers | None
 ) -> dict[str, means.Mean]:
   """The `entropy` of `loss_of`, and the share that is `kept` in all answers' tokens and layers."""
   nats, shares = loss_of(network, params, rows, chosen)
@@ -156,7 +156,7 @@ def penalised(config: Config) -> means.Total:
   return lambda x: x["entropy"] + config.penalty * (x["kept"] - config.keep) ** 2
 
 
-def kept_of_layers(shares: Array, rows: Rows) -> list[float]:
+def kept_of_layers(shares: Array, rows: PackedRows) -> list[float]:
   """The share f32[L] of each layer over all answers' tokens, from the shares f32[B, L] of rows."""
   tokens = np.asarray(rows.mask)[:, 1:].sum(1)
   return np.average(np.asarray(shares), axis=0, weights=tokens).round(3).tolist()

@@ -69,13 +69,13 @@ def collect(
   oracle = Policy("oracle", lambda B, W, V: (), select)
   # Of a denoiser that is causal over blocks, finished blocks are read once.
   cache = caches.none if network.block is None else caches.committed
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     network, cache(network, block), oracle, blocks.fixed(block), stopping.whole()
   )
 
   @jax.jit(donate_argnums=0)
-  def step(state: denoise.State, truth: Array):
-    request = denoise.Request(request_keys(0, np.arange(batch)), jnp.zeros(batch))
+  def step(state: denoise.DenoiseState, truth: Array):
+    request = denoise.DenoiseRequest(request_keys(0, np.arange(batch)), jnp.zeros(batch))
     after = denoise.round_(method, denoise.Weights(model.params, truth), request, state)
     tokens = jnp.where(after.canvas.masked, network.mask, truth)
     record = (*watched.pop(), ~state.done)  # what the policy saw while this round was traced
@@ -86,7 +86,7 @@ def collect(
   for first in track(range(0, len(prompts), batch), description="traces"):
     rows = prompts[first : first + batch]
     answers = reference(rows, new, first=first)
-    ordinary += sum(r.forwards for r in answers)
+    ordinary += sum(r.passes for r in answers)
     canvases = [r.filling.canvas for r in answers]
     end = np.array(list(map(len, canvases)), np.int32)
     shape = batch, -(-end.max() // 64) * 64 + block  # few shapes are compiled
@@ -101,7 +101,7 @@ def collect(
       confidence, right, open_, live = jax.device_get(record)
       number = np.arange(first, first + batch, dtype=np.int32)
       parts.append(Trace(confidence[live], right[live], open_[live], number[live]))
-    passes += int(state.forwards.sum())
+    passes += int(state.passes.sum())
   return Trace(*map(np.concatenate, zip(*parts, strict=True))), passes / ordinary
 
 

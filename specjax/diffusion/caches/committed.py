@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import base
-from specjax.diffusion.base import Cache, Canvas, Denoiser, Earlier, Params
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
 from specjax.diffusion.caches.reuse import reading
 from specjax.models import cache as kv_cache
 
@@ -51,7 +51,7 @@ def _commit(memory: Committed, hidden: Array, new: Any, rows: Array, D: int) -> 
 
 
 @functools.cache
-def committed(denoiser: Denoiser, window: int) -> Cache:
+def committed(denoiser: Denoiser, window: int) -> CanvasCache:
   """EXACT: finished blocks are never read again by a denoiser that is causal over blocks.
 
   A pass reads the D slots of the block; where the block before has just been finished, the 2 D
@@ -129,4 +129,4 @@ def committed(denoiser: Denoiser, window: int) -> Cache:
       state = kv_cache.once(rows.any(), through(count, rows), state)
     return state
 
-  return Cache("committed", init, states)
+  return CanvasCache("committed", init, states)

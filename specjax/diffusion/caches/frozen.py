@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Cache, Canvas, Denoiser, Params
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Params
 from specjax.diffusion.caches.reuse import KVState, Reread, read, reread, reusing
 from specjax.models.cache import once
 
 
 @functools.cache
-def none(denoiser: Denoiser, window: int) -> Cache:
+def none(denoiser: Denoiser, window: int) -> CanvasCache:
   """EXACT: every pass reads the whole canvas, nothing is cached."""
 
   def states(params: Params, cache, canvas: Canvas, lo: Array, fresh: Array):
     return read(denoiser, window, params, canvas, lo)[0], cache
 
-  return Cache("none", lambda params, canvas: (), states)
+  return CanvasCache("none", lambda params, canvas: (), states)
 
 
 def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int | None = None):
@@ -51,7 +51,7 @@ def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int 
 
 
 @functools.cache
-def dual(denoiser: Denoiser, window: int) -> Cache:
+def dual(denoiser: Denoiser, window: int) -> CanvasCache:
   """LOSSY: passes read the block; all else is read where a block begins (Fast-dLLM's dual cache).
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1). A shifted denoiser reads the slot before, too.
@@ -63,7 +63,7 @@ def dual(denoiser: Denoiser, window: int) -> Cache:
 @functools.cache
 def vicinity(
   denoiser: Denoiser, window: int, before: int = 16, after: int = 16, warm_up: int = 4
-) -> Cache:
+) -> CanvasCache:
   """LOSSY: `dual` that reads some neighbours of the block too. dInfer (2025, arXiv 2510.08666).
 
   Args:
@@ -77,7 +77,7 @@ def vicinity(
 
 
 @functools.cache
-def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -> Cache:
+def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -> CanvasCache:
   """LOSSY: some passes read all, others what is about the block; what lies far ahead is not seen.
 
   Window-Diffusion (2026, arXiv 2601.20332). There the slots read again are the first masked ones
@@ -98,7 +98,7 @@ def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -
 
 def _suffix(
   name: str, denoiser: Denoiser, window: int, lengths: int, stale: Callable[..., Array]
-) -> Cache:
+) -> CanvasCache:
   def again(params, kv, canvas: Canvas, lo: Array, last: Array, rows: Array):
     B, L = canvas.tokens.shape
     starts = [L * i // lengths for i in range(lengths)]
@@ -122,7 +122,7 @@ def _suffix(
 
 
 @functools.cache
-def prefix(denoiser: Denoiser, window: int, lengths: int = 8) -> Cache:
+def prefix(denoiser: Denoiser, window: int, lengths: int = 8) -> CanvasCache:
   """LOSSY: all is read where a block begins, else the suffix (Fast-dLLM's prefix cache).
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1).
@@ -134,7 +134,7 @@ def prefix(denoiser: Denoiser, window: int, lengths: int = 8) -> Cache:
 
 
 @functools.cache
-def free(denoiser: Denoiser, window: int, lengths: int = 8) -> Cache:
+def free(denoiser: Denoiser, window: int, lengths: int = 8) -> CanvasCache:
   """LOSSY: all is read once, and the slots before the block are never read again.
 
   FreeCache (2025, arXiv 2505.21467).

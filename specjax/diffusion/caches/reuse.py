@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.diffusion.base import Cache, Canvas, Denoiser, Earlier, Params
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Earlier, Params
 from specjax.models.cache import once, renew, zero_after
 
 
@@ -84,7 +84,7 @@ def reread(
 def reusing(
   name: str, denoiser: Denoiser, window: int, stale: Callable[..., Array],
   again: Callable[..., Any], *, steady: bool = True,
-) -> Cache:  # fmt: skip
+) -> CanvasCache:  # fmt: skip
   """A cache that reads the whole canvas of a row where it is stale, and else what `again` reads.
 
   Rows stay independent: where a batch holds rows of both kinds, both passes are run.
@@ -135,4 +135,4 @@ def reusing(
     passes = memory.passes + live.astype(jnp.int32)
     return found, KVState(kv, passes, jnp.where(live, lo, memory.last))
 
-  return Cache(name, init, states, steady)
+  return CanvasCache(name, init, states, steady)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.diffusion.base import Cache, Canvas, Denoiser, Params, Pieces
+from specjax.diffusion.base import Canvas, CanvasCache, Denoiser, Params, Pieces
 from specjax.diffusion.caches.reuse import reading
 from specjax.models.cache import once, zero_after
 from specjax.trees.structure import take_rows
@@ -130,7 +130,7 @@ def _renew(
 def similar(
   denoiser: Denoiser, window: int, prompt_every: int = 25, answer_every: int = 5,
   ratio: float = 0.25, answers: int | None = None,
-) -> Cache:  # fmt: skip
+) -> CanvasCache:  # fmt: skip
   """LOSSY: passes read all of the prompt now and then, of the answer more often, else what turned.
 
   dLLM-Cache (arXiv 2506.06295), see the top of this file. The network is reached layer by layer,
@@ -229,4 +229,4 @@ def similar(
     hidden = pieces.norm(params, take_rows(x, reading(denoiser, lo, window)))
     return hidden, SimilarState(memory.answer, memory.passes + live.astype(jnp.int32), kept)
 
-  return Cache("similar", init, states, steady=False)
+  return CanvasCache("similar", init, states, steady=False)

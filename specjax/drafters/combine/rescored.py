@@ -22,7 +22,7 @@ from specjax.heads.parallel import Parallel
 from specjax.models.cache import append_one
 from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
-from specjax.trees.structure import at, chain
+from specjax.trees.structure import chain, gather
 
 
 def parallel(head: Head) -> Parallel:
@@ -90,8 +90,8 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
       log_probs = jax.nn.log_softmax(evaluation.logits[:, 0])
       cache = append_one(lm, cache, evaluation)
       if d < D:
-        score = own[:, d] + alpha * at(log_probs, guesses[:, d])
-        tokens.append(at(guesses[:, d], jnp.argmax(score, 1, keepdims=True)))
+        score = own[:, d] + alpha * gather(log_probs, guesses[:, d])
+        tokens.append(gather(guesses[:, d], jnp.argmax(score, 1, keepdims=True)))
     return chain(jnp.concatenate(tokens, 1)), Rescored(state.hidden, cache)
 
   def update(params, target_params, state: Rescored, draft, evaluation, verdict, rows):
@@ -139,7 +139,7 @@ def ngram(
     every = named(params["head"], jnp.arange(len(table), dtype=jnp.int32))
     is_root = every[None] == root
     row = jnp.take(table, jnp.argmax(is_root, 1), axis=0)
-    first = jnp.where(is_root.any(1, keepdims=True), at(row, ranks[:, 0]), 0)
+    first = jnp.where(is_root.any(1, keepdims=True), gather(row, ranks[:, 0]), 0)
     score = score.at[:, 0].add(alpha * first)
     between = table[ranks[:, :-1, :, None], ranks[:, 1:, None, :]]
     best, _ = p_best(score, alpha * between, paths)

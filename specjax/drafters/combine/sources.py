@@ -21,8 +21,8 @@ from specjax.base import (
   UpdateDrafter,
   Verdict,
 )
-from specjax.sampling import DRAFT, Source
-from specjax.trees.structure import at
+from specjax.sampling import DRAFT, NoiseSource
+from specjax.trees.structure import gather
 
 KINDS = frozenset({"deterministic", "chain", "iid", "independent"})
 """Proposals in which no child's distribution depends on its siblings."""
@@ -31,7 +31,7 @@ KINDS = frozenset({"deterministic", "chain", "iid", "independent"})
 class Share:
   """The noise of source number `place` (from 0) among `among`: streams that no other one has."""
 
-  def __init__(self, noise: Source, place: int, among: int):
+  def __init__(self, noise: NoiseSource, place: int, among: int):
     self.noise, self.place, self.among = noise, place, among
 
   def _own(self, stream: int) -> int:
@@ -74,7 +74,7 @@ def own_log_probs(draft: Draft, proposal: Proposal, size: int) -> Array:
     return jnp.where(jax.nn.one_hot(draft.tokens, size) > 0, 0.0, -jnp.inf)
   if proposal == "independent":
     return draft.log_probs
-  return at(draft.log_probs, draft.parent)
+  return gather(draft.log_probs, draft.parent)
 
 
 def together(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax.base import Draft, Drafter
 from specjax.drafters.combine.sources import check, own_log_probs, together
-from specjax.trees.structure import at, merge, side_by_side
+from specjax.trees.structure import gather, merge, side_by_side
 
 
 def agreeing(draft: Draft, others: Sequence[Draft], depth: int) -> Draft:
@@ -21,7 +21,7 @@ def agreeing(draft: Draft, others: Sequence[Draft], depth: int) -> Draft:
   """
   first = draft.tokens
   for _ in range(depth):
-    first = jnp.where(draft.depth > 1, at(first, draft.parent), first)
+    first = jnp.where(draft.depth > 1, gather(first, draft.parent), first)
   tokens, leads = (
     jnp.concatenate(x, 1)
     for x in zip(*((d.tokens, d.valid & (d.depth == 1)) for d in others), strict=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Context
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 
 def repeated(context: Context, count: int) -> Array:
@@ -17,10 +17,10 @@ def repeated(context: Context, count: int) -> Array:
   """
   length = context.length[:, None]
   span = jnp.minimum(length, count)
-  return at(context.tokens, length - span + jnp.arange(count, dtype=jnp.int32)[None] % span)
+  return gather(context.tokens, length - span + jnp.arange(count, dtype=jnp.int32)[None] % span)
 
 
 def moved(guesses: Array, by: Array, count: int) -> Array:
   """[B, count, ...]: guesses [B, M, ...] without the first `by` i32[B], and then the last again."""
   place = by[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
-  return at(guesses, jnp.clip(place, 0, guesses.shape[1] - 1))
+  return gather(guesses, jnp.clip(place, 0, guesses.shape[1] - 1))

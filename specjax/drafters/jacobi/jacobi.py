@@ -11,7 +11,7 @@ from jax import Array
 from specjax.base import Drafter
 from specjax.drafters.jacobi.guesses import moved, repeated
 from specjax.sampling import most_likely
-from specjax.trees.structure import at, chain, spelled
+from specjax.trees.structure import chain, find_chain, gather
 
 
 @functools.cache
@@ -40,8 +40,8 @@ def jacobi(depth: int = 7) -> Drafter:
     return chain(jnp.concatenate([context.root, guesses], 1)), guesses
 
   def update(params, target_params, guesses: Array, /, draft, evaluation, verdict, rows):
-    node, seen = spelled(draft, guesses)
-    better = at(most_likely(evaluation.logits), node)  # of the depth below the node's
+    node, seen = find_chain(draft, guesses)
+    better = gather(most_likely(evaluation.logits), node)  # of the depth below the node's
     kept = jnp.concatenate([guesses, guesses[:, -1:]], 1)
     return moved(jnp.where(seen, better, kept), rows, depth)
 

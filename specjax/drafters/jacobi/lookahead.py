@@ -20,7 +20,7 @@ from specjax.base import Drafter
 from specjax.drafters.jacobi.guesses import moved, repeated
 from specjax.sampling import most_likely
 from specjax.trees.static import rows_of
-from specjax.trees.structure import at, below, merge, spelled
+from specjax.trees.structure import below, find_chain, gather, merge
 
 SLOTS = 1024  # S
 MOST_NODES = 1024
@@ -57,10 +57,10 @@ def newest(pool: Array, root: Array, count: int) -> tuple[Array, Array]:
   S = pool.shape[1]
   age = jnp.where(pool[:, :, 0] == root, jnp.arange(S, dtype=jnp.int32)[None], -1)
   place = lax.top_k(age, count)[0]
-  return at(pool, jnp.maximum(place, 0))[:, :, 1:], place >= 0
+  return gather(pool, jnp.maximum(place, 0))[:, :, 1:], place >= 0
 
 
-class Shape(NamedTuple):
+class LookaheadShape(NamedTuple):
   """The nodes of a draft, static.
 
   Attributes:
@@ -77,7 +77,7 @@ class Shape(NamedTuple):
   depth: np.ndarray
 
 
-def shape_of(level: int, window: int, guesses: int) -> Shape:
+def shape_of(level: int, window: int, guesses: int) -> LookaheadShape:
   """The nodes of N = `level`, W = `window` and G = `guesses`."""
   rows = level - 1
   cells = [(i, 0) for i in range(1, window)]
@@ -92,7 +92,7 @@ def shape_of(level: int, window: int, guesses: int) -> Shape:
   for i in range(window):
     own = [*((c, 0) for c in range(1, i + 1)), *((i, row) for row in range(1, rows))]
     way[i, : len(own)] = [c * rows + row for c, row in own]
-  return Shape(
+  return LookaheadShape(
     np.array([i * rows + row for i, row in cells], np.int32), way,
     np.array(parent, np.int32), np.array(depth, np.int32),
   )  # fmt: skip
@@ -164,16 +164,16 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
     B = len(rows)
     flat = state.window.reshape(B, -1)
     wanted = jnp.where(shape.way[None] >= 0, flat[:, np.maximum(shape.way, 0)], -1)
-    nodes, there = jax.vmap(spelled, (None, 1), 1)(draft, wanted)
+    nodes, there = jax.vmap(find_chain, (None, 1), 1)(draft, wanted)
     end = np.arange(window) + level - 2  # the depth of each column's newest guess
     node, ran = (x[:, np.arange(window), end] for x in (nodes, there))
-    said = at(most_likely(evaluation.logits), node)
+    said = gather(most_likely(evaluation.logits), node)
     columns = state.window.at[:, 0, 0].set(draft.tokens[:, 0])
     grams = jnp.concatenate([columns, said[..., None]], 2)
     ran = ran.all(1) & (rows > 0)
 
     pool = lax.fori_loop(0, window, lambda i, pool: insert(pool, grams[:, i], ran), state.pool)
-    root = at(verdict.tokens, jnp.maximum(rows[:, None] - 1, 0))
+    root = gather(verdict.tokens, jnp.maximum(rows[:, None] - 1, 0))
     stuck = (grams == grams[..., :1]).all(-1)
     grams = grams.at[:, :, -1].set(jnp.where(stuck, root, said))
     ahead = moved(grams[..., 1:], rows - 1, window)

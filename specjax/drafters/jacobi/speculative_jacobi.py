@@ -13,7 +13,7 @@ from jax import Array, lax
 from specjax.base import Drafter, Target
 from specjax.drafters.jacobi.guesses import moved, repeated
 from specjax.sampling import DRAFT, most_likely, warp
-from specjax.trees.structure import at, chain
+from specjax.trees.structure import chain, gather
 from specjax.verifiers.siblings import residual
 
 
@@ -108,7 +108,7 @@ def speculative_jacobi(target: Target, depth: int = 7) -> Drafter:
     return Guesses(tokens, log_probs, logits)
 
   def read(params, target_params, state: Guesses, /, draft, evaluation, verdict, rows):
-    last = at(verdict.tokens, jnp.maximum(rows[:, None] - 1, 0))
+    last = gather(verdict.tokens, jnp.maximum(rows[:, None] - 1, 0))
     return chosen(jnp.broadcast_to(last, state.tokens.shape))
 
   return Drafter(

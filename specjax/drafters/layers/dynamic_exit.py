@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax.base import Drafter, LayeredTarget, showing
 from specjax.drafters.layers.layerskip import finished, first_layers
-from specjax.drafters.layers.own_layers import Rows, drafted, nothing
+from specjax.drafters.layers.own_layers import LayerRows, drafted, nothing
 from specjax.models.exits import exits_of
 from specjax.sampling import most_likely
 from specjax.trees.structure import rows_where
@@ -28,7 +28,7 @@ class Shadows(NamedTuple):
   seen: Array
 
 
-class State(NamedTuple):
+class DynamicExitState(NamedTuple):
   """What is kept between rounds.
 
   Attributes:
@@ -37,7 +37,7 @@ class State(NamedTuple):
     shadows: what is known of the exits.
   """
 
-  rows: Rows
+  rows: LayerRows
   exit: Array
   shadows: Shadows
 
@@ -90,9 +90,9 @@ def dynamic_exit(target: LayeredTarget, depth: int = 7, every: int = 2) -> Draft
     B = context.length.shape[0]
     rows = nothing(target, target_params, B, depth + 1, len(exits))
     shadows = Shadows(*(jnp.broadcast_to(x[None], (B, *x.shape)) for x in params))
-    return State(rows, jnp.full(B, every, jnp.int32), shadows)
+    return DynamicExitState(rows, jnp.full(B, every, jnp.int32), shadows)
 
-  def propose(params, target_params, state: State, /, context, settings, noise):
+  def propose(params, target_params, state: DynamicExitState, /, context, settings, noise):
     rate = (state.shadows.hit.sum(0) + 1) / (state.shadows.seen.sum(0) + 2)
     worth = expected_tokens_per_layer(rate, behind.astype(jnp.float32), L, depth)
     best = jnp.argmax(worth.reshape(-1)).astype(jnp.int32)
@@ -106,7 +106,7 @@ def dynamic_exit(target: LayeredTarget, depth: int = 7, every: int = 2) -> Draft
     )  # fmt: skip
     return draft, state._replace(rows=rows, exit=jnp.full_like(state.exit, exit))
 
-  def evaluate(params, target_params, state: State, /, cache, draft, mask):
+  def evaluate(params, target_params, state: DynamicExitState, /, cache, draft, mask):
     exit = state.exit[0]
     evaluation, inputs = finished(target, target_params, state.rows, exit, cache, draft, mask)
     said = []
@@ -115,7 +115,7 @@ def dynamic_exit(target: LayeredTarget, depth: int = 7, every: int = 2) -> Draft
       said.append(most_likely(target.head(target_params, target.norm(target_params, stream))))
     return evaluation._replace(aux=jnp.stack(said, 1))
 
-  def update(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+  def update(params, target_params, state: DynamicExitState, /, draft, evaluation, verdict, rows):
     known = jnp.arange(depth + 1, dtype=jnp.int32)[None] <= verdict.count[:, None]
     right = known[:, None] & (evaluation.aux == verdict.tokens[:, None])
     live = rows > 0
@@ -126,10 +126,10 @@ def dynamic_exit(target: LayeredTarget, depth: int = 7, every: int = 2) -> Draft
     )
     return state._replace(shadows=rows_where(live, more, state.shadows))
 
-  def read(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+  def read(params, target_params, state: DynamicExitState, /, draft, evaluation, verdict, rows):
     return state
 
-  def keep(params, state: State, context):
+  def keep(params, state: DynamicExitState, context):
     return Shadows(*(x.mean(0) for x in state.shadows))
 
   return Drafter(

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from specjax.base import Drafter, Evaluation, Features, LayeredTarget, Params, showing
-from specjax.drafters.layers.own_layers import Rows, drafted, nothing
+from specjax.drafters.layers.own_layers import LayerRows, drafted, nothing
 
 
 def first_layers(layers: int, exit: Array | int) -> Array:
@@ -20,7 +20,13 @@ def first_layers(layers: int, exit: Array | int) -> Array:
 
 
 def finished(
-  target: LayeredTarget, target_params: Params, rows: Rows, exit: Array | int, cache, draft, mask
+  target: LayeredTarget,
+  target_params: Params,
+  rows: LayerRows,
+  exit: Array | int,
+  cache,
+  draft,
+  mask,
 ) -> tuple[Evaluation, tuple[Array, ...]]:
   """The target at every node, whose rows have passed the layers below `exit` before.
 
@@ -61,13 +67,13 @@ def layerskip(target: LayeredTarget, depth: int = 6, exit: int | None = None) ->
   def init(params, target_params, /, context, features, capacity):
     return nothing(target, target_params, context.length.shape[0], depth + 1, 0)
 
-  def propose(params, target_params, state: Rows, /, context, settings, noise):
+  def propose(params, target_params, state: LayerRows, /, context, settings, noise):
     return drafted(target, target_params, context, jnp.asarray(early), depth, whole=True)
 
-  def evaluate(params, target_params, state: Rows, /, cache, draft, mask):
+  def evaluate(params, target_params, state: LayerRows, /, cache, draft, mask):
     return finished(target, target_params, state, exit, cache, draft, mask)[0]
 
-  def update(params, target_params, state: Rows, /, draft, evaluation, verdict, rows):
+  def update(params, target_params, state: LayerRows, /, draft, evaluation, verdict, rows):
     return state
 
   return Drafter(

@@ -14,12 +14,12 @@ from specjax.models import transformer
 from specjax.models.caches.base import CacheKind, Queries
 from specjax.models.compressed import run
 from specjax.models.config import Config
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 ASKING = 64  # W, the last tokens of a prompt by whose queries its rows are judged
 
 
-class State(NamedTuple):
+class OverCacheState(NamedTuple):
   """own: what the drafter keeps; cache: of the committed tokens but for the root."""
 
   own: Any
@@ -31,7 +31,7 @@ def asked(config: Config, params: Params, context: Context) -> Queries:
   step = jnp.arange(ASKING, dtype=jnp.int32)[None]
   last = context.length[:, None] - 1 - ASKING + step
   place = jnp.maximum(last, 0)
-  x = transformer.target(config).embed(params, at(context.tokens, place))
+  x = transformer.target(config).embed(params, gather(context.tokens, place))
   before = context.cache._replace(length=place[:, 0])
   causal = jnp.broadcast_to(jnp.tril(jnp.ones((ASKING, ASKING), bool)), (len(last), ASKING, ASKING))
   # Copies of the first token stand where a text is shorter; nothing sees them but themselves.
@@ -60,21 +60,23 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
                        "dense.")  # fmt: skip
     queries = asked(config, target_params, context) if kind.judges else None
     own = drafter.init(params, target_params, context=context, features=features, capacity=capacity)
-    return State(own, kind.start(context.cache.kv, queries, context.length - 1, capacity))
+    return OverCacheState(own, kind.start(context.cache.kv, queries, context.length - 1, capacity))
 
-  def propose(params, target_params, state: State, /, context, settings, noise):
+  def propose(params, target_params, state: OverCacheState, /, context, settings, noise):
     small = context._replace(cache=state.cache)
     draft, own = drafter.propose(
       params, target_params, state.own, context=small, settings=settings, noise=noise
     )
     return draft, state._replace(own=own)
 
-  def after(step, params, target_params, state: State, draft, evaluation, verdict, rows: Array):
+  def after(
+    step, params, target_params, state: OverCacheState, draft, evaluation, verdict, rows: Array
+  ):
     own = step(
       params, target_params, state.own, draft=draft, evaluation=evaluation, verdict=verdict,
       rows=rows,
     )  # fmt: skip
-    return State(own, kind.commit(state.cache, evaluation.kv, None, verdict.path, rows))
+    return OverCacheState(own, kind.commit(state.cache, evaluation.kv, None, verdict.path, rows))
 
   def update(params, target_params, state, /, draft, evaluation, verdict, rows):
     return after(

@@ -15,10 +15,10 @@ from jax import Array, lax
 
 from specjax.base import KV, Context, Draft, LayeredTarget, Params
 from specjax.sampling import most_likely
-from specjax.trees.structure import at, chain
+from specjax.trees.structure import chain, gather
 
 
-class Rows(NamedTuple):
+class LayerRows(NamedTuple):
   """What the sublayers that ran leave of the A rows of a draft, the root first.
 
   Attributes:
@@ -34,16 +34,16 @@ class Rows(NamedTuple):
 
 def nothing(
   target: LayeredTarget, target_params: Params, batch: int, rows: int, layers: int
-) -> Rows:
+) -> LayerRows:
   """Rows of zeros, of which `layers` inputs are kept."""
 
-  def shapes(params: Params) -> Rows:
+  def shapes(params: Params) -> LayerRows:
     x = target.embed(params, jnp.zeros((batch, rows), jnp.int32))
     every = jnp.ones((target.layers, 2), bool)
     mask = jnp.ones((batch, rows, rows), bool)
     place = jnp.zeros((batch, rows), jnp.int32)
     _, kv, _ = target.run_some(params, x, place, mask, None, every)
-    return Rows(kv, x, (x,) * layers)
+    return LayerRows(kv, x, (x,) * layers)
 
   return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(shapes, target_params))
 
@@ -52,7 +52,7 @@ def drafted(
   target: LayeredTarget, target_params: Params, context: Context, run: Array, depth: int, *,
   longest: Array | int | None = None, least: Array | None = None, joint: bool = False,
   whole: bool = False, layers: tuple[int, ...] = (),
-) -> tuple[Draft, Rows]:  # fmt: skip
+) -> tuple[Draft, LayerRows]:  # fmt: skip
   """A chain of the tokens that some sublayers find likeliest, token by token.
 
   Args:
@@ -76,7 +76,7 @@ def drafted(
     best = most_likely(logits)
     if least is None:
       return best, jnp.ones(B, jnp.float32)
-    return best, jnp.exp(at(logits, best[:, None])[:, 0] - jax.nn.logsumexp(logits, -1))
+    return best, jnp.exp(gather(logits, best[:, None])[:, 0] - jax.nn.logsumexp(logits, -1))
 
   def one(carry):
     step, tokens, valid, going, before_it, rows = carry
@@ -87,8 +87,8 @@ def drafted(
     x, kv, inputs = target.run_some(
       target_params, x, context.length[:, None] - 1 + step, mask, cache, run, earlier=rows.kv
     )
-    new = Rows(kv, x, tuple(inputs[i] for i in layers))
-    rows = Rows(
+    new = LayerRows(kv, x, tuple(inputs[i] for i in layers))
+    rows = LayerRows(
       jax.tree.map(lambda old, x: lax.dynamic_update_slice_in_dim(old, x, step, 2), rows.kv, kv),
       *jax.tree.map(
         lambda old, x: lax.dynamic_update_slice_in_dim(old, x, step, 1), rows[1:], new[1:]
@@ -131,9 +131,9 @@ def agreement(
   step = jnp.arange(width, dtype=jnp.int32)[None]
   first = jnp.maximum(end - width - 1, 0)
   position = first[:, None] + step
-  x = target.embed(target_params, at(context.tokens, position))
+  x = target.embed(target_params, gather(context.tokens, position))
   causal = jnp.broadcast_to(jnp.tril(jnp.ones((1, width, width), bool)), (len(end), width, width))
   before = context.cache._replace(length=first)
   x, _, _ = target.run_some(target_params, x, position, causal, before, run)
   said = most_likely(target.head(target_params, target.norm(target_params, x)))
-  return (said == at(context.tokens, position + 1)).mean(1, dtype=jnp.float32)
+  return (said == gather(context.tokens, position + 1)).mean(1, dtype=jnp.float32)

@@ -15,7 +15,7 @@ from specjax.drafters.layers.own_layers import drafted
 from specjax.trees.structure import rows_where
 
 
-class State(NamedTuple):
+class SelfSpeculativeState(NamedTuple):
   """limit: the controller's; drafted: i32[B], tokens of the draft that is being verified."""
 
   limit: Threshold
@@ -45,17 +45,21 @@ def self_speculative(target: LayeredTarget, depth: int = 7, least: float = 0.8) 
   policy = confidence(least, depth)
 
   def init(params, target_params, /, context, features, capacity):
-    return State(policy.init(context.length.shape[0]), jnp.zeros_like(context.length))
+    return SelfSpeculativeState(
+      policy.init(context.length.shape[0]), jnp.zeros_like(context.length)
+    )
 
-  def propose(params, target_params, state: State, /, context, settings, noise):
+  def propose(params, target_params, state: SelfSpeculativeState, /, context, settings, noise):
     draft, _ = drafted(target, target_params, context, params, depth, least=state.limit.value)
     return draft, state._replace(drafted=draft.valid[:, 1:].sum(1, dtype=jnp.int32))
 
-  def update(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+  def update(
+    params, target_params, state: SelfSpeculativeState, /, draft, evaluation, verdict, rows
+  ):
     after = policy.update(state.limit, verdict.count, state.drafted)
     return state._replace(limit=rows_where(rows > 0, after, state.limit))
 
-  def read(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+  def read(params, target_params, state: SelfSpeculativeState, /, draft, evaluation, verdict, rows):
     return state
 
   return Drafter(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax import checks, schema
+from specjax import checks
 
 _SCHEMA = {"layers": int, "attention": tuple[int, ...], "mlp": tuple[int, ...]}
 
@@ -40,7 +40,7 @@ def load(path: str | pathlib.Path, layers: int) -> np.ndarray:
   Raises:
     ValueError: the file cannot be read, or is for a model of another number of layers.
   """
-  held = schema.fields(schema.read(path), _SCHEMA, str(path), _SCHEMA)
+  held = checks.fields_of(checks.read_json(path), _SCHEMA, str(path), _SCHEMA)
   if held["layers"] != layers:
     checks.refuse(f"{path}: layers", held["layers"], f"{layers}, those of the model")
   run = np.ones((layers, 2), bool)

@@ -13,7 +13,7 @@ from jax import Array, lax
 from specjax.base import Context, Drafter, LayeredTarget, Params, showing
 from specjax.drafters.layers.own_layers import agreement, drafted
 from specjax.drafters.layers.skipped_layers import every_second
-from specjax.sampling import DRAFT, Source
+from specjax.sampling import DRAFT, NoiseSource
 
 LEAST = 0.8  # a draft ends after a token that is less likely
 GOOD, FRUITLESS, TRIES = 0.95, 300, 1000  # where the search ends
@@ -37,7 +37,7 @@ class Search(NamedTuple):
   age: Array
 
 
-class State(NamedTuple):
+class SwiftState(NamedTuple):
   """search: arrays [B, ..]; written: i32[B], tokens of the answer; end: i32[B], where the row's
   window ends, 0 for none."""
 
@@ -105,7 +105,7 @@ def swift(target: LayeredTarget, depth: int = 7, window: int = 32, skip: float =
   def init(params: Search, target_params, /, context, features, capacity):
     B, zero = context.length.shape[0], jnp.zeros_like(context.length)
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (B, *x.shape)), params)
-    return State(rows, zero, zero)
+    return SwiftState(rows, zero, zero)
 
   def step(
     target_params: Params, search: Search, end: Array, fresh: Array, context: Context, noise: Array
@@ -123,7 +123,7 @@ def swift(target: LayeredTarget, depth: int = 7, window: int = 32, skip: float =
       (jnp.where(fresh, 0, search.age) + 1) % window,
     )  # fmt: skip
 
-  def propose(params, target_params, state: State, /, context, settings, noise: Source):
+  def propose(params, target_params, state: SwiftState, /, context, settings, noise: NoiseSource):
     B = context.length.shape[0]
     # The row that has taken part longest speaks for all; one that came later learns from it.
     leader = jnp.argmax(state.search.tried)
@@ -138,18 +138,18 @@ def swift(target: LayeredTarget, depth: int = 7, window: int = 32, skip: float =
     least = jnp.full(B, LEAST, jnp.float32)
     draft, _ = drafted(target, target_params, context, search.run, depth, least=least)
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (B, *x.shape)), search)
-    return draft, State(rows, state.written, jnp.where(goes_on, end, state.end))
+    return draft, SwiftState(rows, state.written, jnp.where(goes_on, end, state.end))
 
-  def update(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+  def update(params, target_params, state: SwiftState, /, draft, evaluation, verdict, rows):
     return state._replace(written=state.written + rows)
 
-  def read(params, target_params, state: State, /, draft, evaluation, verdict, rows):
+  def read(params, target_params, state: SwiftState, /, draft, evaluation, verdict, rows):
     quiet = rows == 0
     return state._replace(
       written=jnp.where(quiet, state.written, 0), end=jnp.where(quiet, state.end, 0)
     )
 
-  def keep(params, state: State, context):
+  def keep(params, state: SwiftState, context):
     leader = jnp.argmax(state.search.tried)
     return jax.tree.map(lambda x: x[leader], state.search)._replace(age=jnp.int32(0))
 

@@ -14,7 +14,7 @@ from specjax.sampling import DRAFT, warp
 from specjax.trees.structure import chain, rows_where
 
 
-class State(NamedTuple):
+class AdaptiveModelState(NamedTuple):
   """cache: the draft model's; policy: the state of the policy, arrays [B, ..]."""
 
   cache: Cache
@@ -40,9 +40,9 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
 
   def init(params, target_params, context, features, capacity):
     cache = prefilled(lm, params[0], context, features, capacity)
-    return State(cache, policy.init(context.length.shape[0]))
+    return AdaptiveModelState(cache, policy.init(context.length.shape[0]))
 
-  def propose(params, target_params, state: State, context, settings, noise):
+  def propose(params, target_params, state: AdaptiveModelState, context, settings, noise):
     cache, policy_state = state
     model_params, policy_params = params
     token = context.root
@@ -82,16 +82,20 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
       tokens.append(token)
       valid.append(has_token[:, None])
     nodes = jnp.concatenate(tokens, 1), jnp.concatenate(valid, 1)
-    return chain(*nodes, jnp.stack(distributions, 1)), State(cache, policy_state)
+    return chain(*nodes, jnp.stack(distributions, 1)), AdaptiveModelState(cache, policy_state)
 
-  def update(params, target_params, state: State, draft: Draft, evaluation, verdict, rows):
+  def update(
+    params, target_params, state: AdaptiveModelState, draft: Draft, evaluation, verdict, rows
+  ):
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
     cache = state.cache._replace(length=state.cache.length - (depth + 1) + rows)
-    return State(cache, rows_where(rows > 0, after, state.policy))
+    return AdaptiveModelState(cache, rows_where(rows > 0, after, state.policy))
 
-  def read(params, target_params, state: State, draft, evaluation, verdict, rows):
-    return State(reread(lm, params[0], state.cache, draft, verdict, rows), state.policy)
+  def read(params, target_params, state: AdaptiveModelState, draft, evaluation, verdict, rows):
+    return AdaptiveModelState(
+      reread(lm, params[0], state.cache, draft, verdict, rows), state.policy
+    )
 
   proposal: Proposal = "truncated" if policy.drops else "chain"
   return Drafter(

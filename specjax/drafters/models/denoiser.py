@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specjax.base import Context, Draft, Drafter, Params, Target
 from specjax.diffusion.base import Denoiser
 from specjax.drafters.stateless import from_draft
-from specjax.trees.structure import at, chain
+from specjax.trees.structure import chain, gather
 
 
 @functools.cache
@@ -57,7 +57,7 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
     # Positions count from the canvas's first slot, since only distances matter.
     position = jnp.broadcast_to(jnp.arange(F, dtype=jnp.int32), (B, F))
     slot = first + position
-    slots = jnp.where(slot < length, at(context.tokens, slot), model.mask)
+    slots = jnp.where(slot < length, gather(context.tokens, slot), model.mask)
     states, _ = model.evaluate(params, slots, position, slot < length + depth, None)
 
     step = jnp.arange(depth, dtype=jnp.int32)[None]

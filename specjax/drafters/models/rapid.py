@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Context, Drafter
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 SATURATION = 1.5  # k1 of BM25
 
@@ -22,7 +22,7 @@ def bm25(tokens: Array, length: Array, size: int) -> Array:
   place = jnp.arange(S, dtype=jnp.int32)[None]
   words = jnp.where(place < length[:, None], tokens, -1).reshape(B, -1, size)
   asked = length[:, None] - 1 - jnp.arange(size, dtype=jnp.int32)[None]
-  query = jnp.where(asked >= 0, at(tokens, jnp.maximum(asked, 0)), -2)
+  query = jnp.where(asked >= 0, gather(tokens, jnp.maximum(asked, 0)), -2)
   times = (words[..., None] == query[:, None, None]).sum(2, dtype=jnp.float32)  # [B, G, C]
   real = ((length[:, None, None] - 1) // size + 1).astype(jnp.float32)
   within = (times > 0).sum(1, keepdims=True, dtype=jnp.float32)
@@ -45,7 +45,7 @@ def shortened(tokens: Array, length: Array, chunks: int, size: int) -> Context:
   score = jnp.where(chunk <= last, score, -jnp.inf)
   best = jnp.argsort(-score, axis=1)[:, :chunks].astype(jnp.int32)
   best = jnp.sort(jnp.where(best <= last, best, S // size), 1)  # what is behind the text goes last
-  text = at(padded.reshape(B, -1, size), jnp.minimum(best, S // size - 1)).reshape(B, -1)
+  text = gather(padded.reshape(B, -1, size), jnp.minimum(best, S // size - 1)).reshape(B, -1)
   left_out = jnp.maximum(last[:, 0] + 1 - chunks, 0)
   return Context(text, length - left_out * size)
 

@@ -13,7 +13,7 @@ from specjax.base import Context, Draft, Drafter
 from specjax.data.trigrams import FOLLOWERS, Trigrams
 from specjax.drafters.stateless import from_draft
 from specjax.trees.paths import likeliest
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 RECENT = 512  # of a text, the newest tokens whose trigrams adapt the table
 MOST = 3.0  # that a trigram gains by them
@@ -55,7 +55,7 @@ def followers(
   left = met & ~(third[:, :, None] == tokens[..., None]).any(2)
   for _ in range(ADDED):
     latest = jnp.argmax(jnp.where(left, place, 0), -1).astype(jnp.int32)
-    token = jnp.where(left.any(-1), at(recent[:, 2:], latest), -1)[..., None]
+    token = jnp.where(left.any(-1), gather(recent[:, 2:], latest), -1)[..., None]
     own = left & (third == token)
     weights.append(jnp.minimum(gain * own.sum(-1, keepdims=True, dtype=jnp.float32), MOST))
     every.append(token)
@@ -101,7 +101,7 @@ def aded(
   def draft(params: Trigrams, context: Context) -> Draft:
     text, length = context.tokens, context.length
     index = length[:, None] + jnp.arange(-RECENT, 0, dtype=jnp.int32)[None]
-    recent = jnp.where(index >= 0, at(text, jnp.maximum(index, 0)), -1)
+    recent = jnp.where(index >= 0, gather(text, jnp.maximum(index, 0)), -1)
     before, last = recent[:, -2:-1], context.root
     score = jnp.where(before >= 0, 0.0, -jnp.inf)  # a text of one token has no pair
     before, parent = jnp.maximum(before, 0), jnp.full(last.shape, -1, jnp.int32)
@@ -113,7 +113,7 @@ def aded(
       flat = tokens.reshape(len(length), -1)
       pool.append((flat, reach.reshape(flat.shape), jnp.repeat(parent, K, 1)))
       score, kept = jax.lax.top_k(pool[-1][1], min(beam, width * K))
-      before, last = at(last, kept // K), jnp.maximum(at(flat, kept), 0)
+      before, last = gather(last, kept // K), jnp.maximum(gather(flat, kept), 0)
       parent, seen = seen + kept, seen + width * K
     tree, scores = likeliest(nodes, context.root, pool)
     sure = jnp.exp(pool[0][1].max(1, keepdims=True)) >= least

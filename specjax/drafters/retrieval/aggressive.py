@@ -11,7 +11,7 @@ from jax import Array
 
 from specjax.base import Drafter
 from specjax.drafters.stateless import chain_of
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 LONGEST = 3  # tokens of the end of the answer that are looked for
 NOWHERE = -1
@@ -76,24 +76,24 @@ def aggressive(depth: int = 31) -> Drafter:
       source = jnp.broadcast_to(params, (B, len(params)))
       length, place = jnp.full(B, len(params), jnp.int32), jnp.zeros(B, jnp.int32)
     index = context.length[:, None] + jnp.arange(-LONGEST, 0, dtype=jnp.int32)[None]
-    recent = jnp.where(index >= 0, at(context.tokens, jnp.maximum(index, 0)), -1)
+    recent = jnp.where(index >= 0, gather(context.tokens, jnp.maximum(index, 0)), -1)
     return Copying(source, length, place, recent)
 
   def propose(params, target_params, state: Copying, /, context, settings, noise):
     index = state.place[:, None] + jnp.arange(depth, dtype=jnp.int32)[None]
     inside = (state.place[:, None] != NOWHERE) & (index < state.length[:, None])
-    copied = at(state.source, jnp.clip(index, 0, state.source.shape[1] - 1))
+    copied = gather(state.source, jnp.clip(index, 0, state.source.shape[1] - 1))
     return chain_of(context, jnp.where(inside, copied, -1)), state
 
   def update(params, target_params, state: Copying, /, draft, evaluation, verdict, rows):
     source, length, place, recent = state
     step = jnp.arange(verdict.tokens.shape[1], dtype=jnp.int32)[None]
     index = place[:, None] + step
-    expected = at(source, jnp.clip(index, 0, source.shape[1] - 1))
+    expected = gather(source, jnp.clip(index, 0, source.shape[1] - 1))
     copied = (expected == verdict.tokens) & (index < length[:, None])
     going = (place != NOWHERE) & (copied | (step >= rows[:, None])).all(1)
     window = rows[:, None] + jnp.arange(LONGEST, dtype=jnp.int32)[None]
-    recent = at(jnp.concatenate([recent, verdict.tokens], 1), window)
+    recent = gather(jnp.concatenate([recent, verdict.tokens], 1), window)
     after = jnp.where(going, place + rows, realigned(source, length, recent))
     return Copying(source, length, jnp.where(rows > 0, after, place), recent)
 

@@ -16,7 +16,7 @@ from jax import Array
 from specjax.base import Context, Draft, Drafter, Params
 from specjax.drafters.retrieval.prompt_lookup import expected
 from specjax.drafters.stateless import chain_of, from_draft
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 SEPARATOR = -1  # between texts, and where nothing is kept yet
 
@@ -67,7 +67,7 @@ def history(
     matched = jnp.zeros(run.shape, jnp.int32)
     for j in range(longest):
       index = length[:, None] - 1 - j
-      recent = jnp.where(index >= 0, at(tokens, jnp.maximum(index, 0)), SEPARATOR - 1)
+      recent = jnp.where(index >= 0, gather(tokens, jnp.maximum(index, 0)), SEPARATOR - 1)
       shifted = jnp.pad(ring, (j, 0), constant_values=SEPARATOR)[None, :kept]
       run = run & (shifted == recent)
       matched = matched + run.astype(jnp.int32)
@@ -77,7 +77,7 @@ def history(
     matched = matches(params, context)
     place = jnp.arange(kept, dtype=jnp.int32)[None]
     best = jnp.argmax(matched * kept + place, 1).astype(jnp.int32)[:, None]
-    sure = at(matched, best)
+    sure = gather(matched, best)
     step = jnp.arange(depth, dtype=jnp.int32)[None]
     many = jnp.where(sure >= shortest, per_match * sure if per_match else depth, 0)
     copied = jnp.pad(params, (0, depth), constant_values=SEPARATOR)[best + 1 + step]

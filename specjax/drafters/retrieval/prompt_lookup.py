@@ -7,7 +7,7 @@ from jax import Array
 
 from specjax.base import Context, Draft, Drafter, Params
 from specjax.drafters.stateless import from_draft
-from specjax.trees.structure import at, chain, side_by_side
+from specjax.trees.structure import chain, gather, side_by_side
 
 
 def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
@@ -19,7 +19,7 @@ def suffix_match(tokens: Array, length: Array, limit: int) -> Array:
   run = position < length[:, None] - 1
   matched = jnp.zeros(tokens.shape, jnp.int32)
   for j in range(limit):
-    recent = at(tokens, jnp.maximum(length[:, None] - 1 - j, 0))
+    recent = gather(tokens, jnp.maximum(length[:, None] - 1 - j, 0))
     shifted = jnp.pad(tokens, ((0, 0), (j, 0)))[:, : tokens.shape[1]]
     run = run & (position >= j) & (shifted == recent)
     matched = matched + run.astype(jnp.int32)
@@ -88,17 +88,17 @@ def prompt_lookup(
     for branch in range(branches):
       score = matched * S + jnp.arange(S, dtype=jnp.int32)[None]
       best = jnp.argmax(score, 1).astype(jnp.int32)[:, None]
-      sure = at(matched, best)
+      sure = gather(matched, best)
       found = sure >= shortest
       best = jnp.where(found, best, 0)
       period = jnp.maximum(length[:, None] - 1 - best, 1)
-      copied = at(tokens, best + 1 + step % period)
+      copied = gather(tokens, best + 1 + step % period)
       valid = found & (step < (per_match * sure if per_match else depth))
       nodes = jnp.concatenate([context.root, copied], 1)
       chains.append(chain(nodes, jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)))
       if branch + 1 < branches:
         following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)))
-        matched = jnp.where(following == at(following, best), 0, matched)
+        matched = jnp.where(following == gather(following, best), 0, matched)
     return chains[0] if branches == 1 else side_by_side(chains)
 
   def expects(params, context, draft):

@@ -15,7 +15,7 @@ from jax import Array
 from specjax.base import Context, Draft, Drafter
 from specjax.data.datastore import SEPARATOR
 from specjax.drafters.stateless import from_draft
-from specjax.trees.structure import at, below
+from specjax.trees.structure import below, gather
 
 CONTINUATIONS = 32  # K, spread evenly over all occurrences
 
@@ -44,7 +44,7 @@ def occurrences(store: tuple[Array, Array], query: Array, count: Array) -> tuple
     suffix = jnp.where(index < M, tokens[jnp.minimum(index, M - 1)], SEPARATOR)
     differs = (suffix != query) & (step < count)
     first = jnp.argmax(differs, 1).astype(jnp.int32)[:, None]
-    less = (at(suffix, first) < at(query, first))[:, 0]
+    less = (gather(suffix, first) < gather(query, first))[:, 0]
     right = jnp.where(differs.any(1), less, upper) & (low < high)
     return jnp.where(right, middle + 1, low), jnp.where(right, high, middle)
 
@@ -73,10 +73,10 @@ def tree_of(rows: Array, root: Array, nodes: int) -> Draft:
   index = jnp.where(valid, index, 0)
   step = jnp.where(valid, index % D + 1, 0)
   # The parent is in the first row that has its prefix.
-  above = at(first.reshape(B, K * D), jnp.maximum(index - 1, 0)) * D + index % D - 1
+  above = gather(first.reshape(B, K * D), jnp.maximum(index - 1, 0)) * D + index % D - 1
   is_parent = (index[:, None] == above[:, :, None]) & valid[:, None] & (step > 1)[:, :, None]
   parent = jnp.where(is_parent.any(2), jnp.argmax(is_parent, 2).astype(jnp.int32) + 1, 0)
-  tokens = jnp.where(valid, at(rows.reshape(B, K * D), index), 0)
+  tokens = jnp.where(valid, gather(rows.reshape(B, K * D), index), 0)
   return below(root, tokens, parent, step, valid)
 
 
@@ -109,7 +109,7 @@ def rest(nodes: int = 8, longest: int = 8, shortest: int = 2, ahead: int = 7) ->
     begin = context.length[None] - counts
     index = begin[..., None] + jnp.arange(longest, dtype=jnp.int32)[None, None]
     index = jnp.clip(index, 0, S - 1).transpose(1, 0, 2).reshape(B, -1)
-    query = at(context.tokens, index).reshape(B, C, longest).transpose(1, 0, 2)
+    query = gather(context.tokens, index).reshape(B, C, longest).transpose(1, 0, 2)
     each = jnp.broadcast_to(counts, (C, B)).reshape(-1)
     low, high = occurrences(params, query.reshape(C * B, longest), each)
     low, high = low.reshape(C, B), jnp.where(begin >= 0, high.reshape(C, B), 0)

@@ -18,7 +18,7 @@ from jax import Array
 from specjax.base import Draft, Drafter, Target, Verdict
 from specjax.sampling import likeliest
 from specjax.trees.static import Choices, Static, levels, rows_of
-from specjax.trees.structure import at
+from specjax.trees.structure import gather
 
 CHUNK = 64  # C: the logits of a whole prompt never exist at once
 
@@ -149,9 +149,9 @@ def token_recycling(
     def read_chunk(i: Array, memory: Array) -> Array:
       first = jnp.minimum(i * size, T - size)  # the last one may begin within the one before it
       position = jnp.broadcast_to(first + jnp.arange(size, dtype=jnp.int32), (B, size))
-      logits = target.head(target_params, at(features.hidden, position))
+      logits = target.head(target_params, gather(features.hidden, position))
       keep = position < context.length[:, None]
-      return remember(memory, at(context.tokens, position), logits, position, keep)
+      return remember(memory, gather(context.tokens, position), logits, position, keep)
 
     chunks = (jnp.max(context.length) + size - 1) // size
     return jax.lax.fori_loop(0, chunks, read_chunk, memory)

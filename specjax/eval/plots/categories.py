@@ -81,11 +81,11 @@ def speed_up(summary: Mapping[str, Any]) -> Figure:
 
 
 def tau(summary: Mapping[str, Any]) -> Figure:
-  """Tokens per forward by category and method; published ones are known over all categories."""
+  """Tokens per pass by category and method; published ones are known over all categories."""
   figures = summary["published"]["figures"]
   series = {"published": (style.PLAIN, {k: (m["tau"], None) for k, m in figures.items()})}
   titles = (
-    "Tokens per forward, measured here (95% interval)",
+    "Tokens per pass, measured here (95% interval)",
     f"Mean accepted tokens over all categories, published: {summary['published']['on']}",
   )
   return _figure(summary, "tau", titles, list(figures), series)

@@ -34,7 +34,7 @@ def _panel(axes: Axes, model: Model, result: Result, title: str) -> None:
       axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
                 color=style.INK if row == born else style.PLAIN)  # fmt: skip
   axes.imshow(shades, aspect="auto")
-  passes = "1 pass" if result.forwards == 1 else f"{result.forwards} passes"
+  passes = "1 pass" if result.passes == 1 else f"{result.passes} passes"
   axes.set_title(f"{title}: {passes}", loc="left", fontsize=10)
   axes.set_xticks([])
   axes.set_yticks(range(rounds), [str(i + 1) for i in range(rounds)])

@@ -34,7 +34,7 @@ def _bar(axes: Axes, row: float, height: float, colour: str, m: Mapping[str, Any
 
 
 def speed_up(summary: Mapping[str, Any]) -> Figure:
-  """Bars of speed-up with 95% intervals, tokens per forward written on them."""
+  """Bars of speed-up with 95% intervals, tokens per pass written on them."""
   methods, styles = summary["methods"], style.of_methods(list(summary["methods"]))
   figure, (axes,) = style.panels(8, 1.3 + 0.5 * len(methods))
   axes.axvline(1, color=INK, linewidth=0.9, linestyle=style.DASHED)
@@ -49,7 +49,7 @@ def speed_up(summary: Mapping[str, Any]) -> Figure:
   axes.set_yticks(range(len(methods)), [name(k, m) for k, m in methods.items()])
   axes.invert_yaxis()
   axes.spines[["left", "bottom"]].set_visible(False)
-  style.title(axes, "Speed over plain decoding (95% interval); τ: tokens per forward",
+  style.title(axes, "Speed over plain decoding (95% interval); τ: tokens per pass",
               xlim=(0, most * 1.14), xticks=[])  # fmt: skip
   return style.source(figure, summary)
 
@@ -66,7 +66,7 @@ def heads(summary: Mapping[str, Any], kinds: Mapping[str, str]) -> Figure:
   bars.axvline(1, color=INK, linewidth=0.9, linestyle=style.DASHED)
   bars.set_yticks(range(len(by_tau)), [key.replace("_", " ") for key, _ in by_tau])
   bars.invert_yaxis()
-  style.title(bars, "Speed over plain decoding; τ: tokens per forward")
+  style.title(bars, "Speed over plain decoding; τ: tokens per pass")
   bars.legend(frameon=False, fontsize=10, loc="upper left", bbox_to_anchor=(0, -0.04), ncols=2)
   colours = colormaps["viridis"](np.linspace(0, 0.9, len(by_tau)))
   for (key, head), shade in zip(by_tau, colours, strict=True):

@@ -30,7 +30,7 @@ def acceptance(summary: Mapping[str, Any]) -> Figure:
 
 
 def verify_cost(summary: Mapping[str, Any]) -> Figure:
-  """v(N) / v(1), with each method's tokens per forward at its N: above the line, it gains."""
+  """v(N) / v(1), with each method's tokens per pass at its N: above the line, it gains."""
   cost, styles = summary["verify_cost"], style.of_methods(list(summary["methods"]))
   figure, (axes,) = style.panels(8, 3.8, ruled=True)
   low, high = ([x / cost["seconds"][0] for x in cost[k]] for k in ("low", "high"))
@@ -44,7 +44,7 @@ def verify_cost(summary: Mapping[str, Any]) -> Figure:
                 markeredgecolor="white", label="τ of " + name(label, m))  # fmt: skip
   style.powers(axes, cost["nodes"])
   style.legend(axes)
-  style.title(axes, "A tree pays where its tokens per forward (τ) lie above its cost",
+  style.title(axes, "A tree pays where its tokens per pass (τ) lie above its cost",
               xlabel="nodes N in the draft tree, root included", ylim=(0, None),
               ylabel="in passes over one node")  # fmt: skip
   return style.source(figure, summary)

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.base import Params
-from specjax.models.layers import Block
+from specjax.models.layers import TransformerBlock
 
-MLP = Callable[[Params, int, Block, Array], tuple[Array, Array]]
+MLP = Callable[[Params, int, TransformerBlock, Array], tuple[Array, Array]]
 
 
-def whole(params: Params, layer: int, block: Block, x: Array) -> tuple[Array, Array]:
+def whole(params: Params, layer: int, block: TransformerBlock, x: Array) -> tuple[Array, Array]:
   """A layer's own MLP for x [B, N, E] after its attention; see `Skipping.mlp`."""
   own = {"params": params["params"][f"layer_{layer}"]}
   added: Any = block.apply(own, x, method="mlp")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax.base import Params
-from specjax.models.layers import Block
+from specjax.models.layers import TransformerBlock
 from specjax.models.linear import linear
 from specjax.models.skipping.base import MLP, Skipping, whole
 
@@ -42,7 +42,7 @@ def beside(params: Params, layer: int) -> Beside:
   return Beside(**params[DUO][f"layer_{layer}"])
 
 
-def normed(params: Params, layer: int, block: Block, x: Array) -> Array:
+def normed(params: Params, layer: int, block: TransformerBlock, x: Array) -> Array:
   """x [B, N, E] behind the norm of the big MLP, [B, N, E]: what router and small MLP read."""
   own = {"params": params["params"][f"layer_{layer}"]}
   y: Any = block.apply(own, x, method=lambda block, x: block.mlp_norm(x))
@@ -61,7 +61,7 @@ def small(own: Beside, h: Array) -> Array:
   return linear(nn.silu(gate) * up, own.small_down.astype(h.dtype))
 
 
-def read(own: Beside, block: Block) -> Array:
+def read(own: Beside, block: TransformerBlock) -> Array:
   """f32[3], the share of the big MLP's parameters that NONE, SMALL and BIG read."""
   return jnp.array([0, own.small_down.shape[1] / block.config.mlp_width, 1], jnp.float32)
 
@@ -97,7 +97,7 @@ def duo(layers: int, price: float = 0.0) -> Skipping:
   if not price >= 0:
     raise ValueError(f"price={price}: accepted is 0 or more.")
 
-  def mlp(params: Params, layer: int, block: Block, x: Array) -> tuple[Array, Array]:
+  def mlp(params: Params, layer: int, block: TransformerBlock, x: Array) -> tuple[Array, Array]:
     own, h = beside(params, layer), normed(params, layer, block, x)
     cost = read(own, block)
     choice = jnp.argmax(scores(own, h) - price * cost[None, None], -1)

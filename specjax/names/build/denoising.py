@@ -15,7 +15,7 @@ from specjax.checkpoints import parts as trained
 from specjax.checkpoints.files import read_config
 from specjax.checkpoints.trained_for import checked
 from specjax.diffusion import any_subset, denoise, draft_verify
-from specjax.diffusion.base import Blocks, Cache, Denoiser, Draws, Policy, Stopping, Transform
+from specjax.diffusion.base import Blocks, CanvasCache, Denoiser, Draws, Policy, Stopping, Transform
 from specjax.diffusion.blocks import BLOCKS, check_blocks
 from specjax.diffusion.caches import CACHES
 from specjax.diffusion.draws import DRAWS, tempered
@@ -40,7 +40,8 @@ DECORATIONS: dict[str, Mapping[str, Callable]] = {
 }  # fmt: skip
 ANY_SUBSET: dict[str, Callable] = {"assd": any_subset.advance}  # loops in place of a policy
 OBJECTS = {
-  "blocks": Blocks, "cache": Cache, "stopping": Stopping, "transform": Transform, "draws": Draws,
+  "blocks": Blocks, "cache": CanvasCache, "stopping": Stopping, "transform": Transform, "draws":
+  Draws,
 }  # fmt: skip
 # That of the cache depends on the model.
 DEFAULTS = {"blocks": "fixed", "stopping": "after_end", "draws": "kept"}
@@ -270,7 +271,7 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
       raise ValueError(f"guesses={guesses}: accepted is 1 with guidance.")
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms), draws,
     tempered=chosen["confidence"] is not None,
   )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import schema, switches
+from specjax import checks, switches
 from specjax.base import Drafter, Params
 from specjax.checkpoints.trained_for import checked
 from specjax.data import datastore, trigrams
@@ -171,7 +171,7 @@ def _history(model: Model, part: Part, arguments: Mapping[str, Any]) -> Params:
 
 def _skipped_layers(model: Model, part: Part) -> Params:
   file = spec.text_of(part, "a set of layers to skip", "FILE.json")
-  about = schema.read(file).get("about") or {}
+  about = checks.read_json(file).get("about") or {}
   with checked(file, {"target": about.get("model")}, target=model.identity):
     return jnp.asarray(skipped_layers.load(file, model.config.layers))
 

@@ -9,7 +9,7 @@ import numpy as np
 from specjax.base import Params, Target
 from specjax.checkpoints import formats
 from specjax.checkpoints.files import read_config
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.checkpoints.trained_for import checked
 from specjax.data import ngram as bigrams
 from specjax.data import sources
@@ -39,7 +39,7 @@ from specjax.trees.prompt_token_budget import allocate
 from specjax.trees.static import Choices, best_first
 
 
-def load_head(model: Model, part: Part) -> tuple[str, Loaded]:
+def load_head(model: Model, part: Part) -> tuple[str, LoadedHead]:
   """A trained head that a part names, by default the zoo's for the model: (its path, the head).
 
   It raises ValueError for no such head, and for one in a Python file that the part does not name.
@@ -111,7 +111,7 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
 
 
 def _shared_rows(
-  name: str, path: str, loaded: Loaded, choices: Choices, part: Part
+  name: str, path: str, loaded: LoadedHead, choices: Choices, part: Part
 ) -> tuple[str, tuple[int, ...]]:
   """(name, pseudo rows of each node), by the hit rates of the head."""
   label, budget = grammar.bind("drafter", part, grammar.parameters(allocate))
@@ -122,7 +122,7 @@ def _shared_rows(
   return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
 
 
-def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
+def _rescored(model: Model, name: str, loaded: LoadedHead, part: Part) -> Built:
   """A trained head whose guesses a bigram table, a memory or a small LM rescores."""
   builder = RESCORINGS[part.name]
   label, arguments = grammar.bind("drafter", part, grammar.parameters(builder))
@@ -130,16 +130,16 @@ def _rescored(model: Model, name: str, loaded: Loaded, part: Part) -> Built:
   return f"{name}/{label}", builder(loaded.head, *fixed, **arguments), weights
 
 
-def _alone(model: Model, loaded: Loaded, part: Part) -> tuple[tuple[Target, ...], Params]:
+def _alone(model: Model, loaded: LoadedHead, part: Part) -> tuple[tuple[Target, ...], Params]:
   return (), loaded.params
 
 
-def _local(model: Model, loaded: Loaded, part: Part) -> tuple[tuple[Target, ...], Params]:
+def _local(model: Model, loaded: LoadedHead, part: Part) -> tuple[tuple[Target, ...], Params]:
   small = load_small(model, part)
   return (small.target,), {"head": loaded.params, "lm": small.params}
 
 
-def _ngram(model: Model, loaded: Loaded, part: Part) -> tuple[tuple[Target, ...], Params]:
+def _ngram(model: Model, loaded: LoadedHead, part: Part) -> tuple[tuple[Target, ...], Params]:
   source = sources.open_source(grammar.text_of(part, "texts", "FILE.jsonl"))
   texts = [model.encode(sources.text_of(source[i], "text", i)) for i in range(len(source))]
   ids = draft_vocabulary.ids(loaded.params)
@@ -149,6 +149,6 @@ def _ngram(model: Model, loaded: Loaded, part: Part) -> tuple[tuple[Target, ...]
 
 
 # (what a rescoring takes beside the head, the weights of both), where it is not the head's alone.
-RESCORERS: dict[str, Callable[[Model, Loaded, Part], tuple[tuple[Target, ...], Params]]] = {
+RESCORERS: dict[str, Callable[[Model, LoadedHead, Part], tuple[tuple[Target, ...], Params]]] = {
   "local": _local, "ngram": _ngram,
 }  # fmt: skip

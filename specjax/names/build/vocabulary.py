@@ -11,7 +11,7 @@ import numpy as np
 
 from specjax import checks
 from specjax.base import Params
-from specjax.checkpoints.heads import Loaded, abstract
+from specjax.checkpoints.heads import LoadedHead, abstract
 from specjax.data import sources
 from specjax.heads import draft_vocabulary
 from specjax.heads.draft_vocabulary import choose
@@ -37,7 +37,7 @@ def chosen(model: Model, part: Part, among: np.ndarray | None = None) -> tuple[s
   return label, every[choose(counts[every], size)]
 
 
-def trim_head(model: Model, loaded: Loaded, part: Part) -> tuple[str, Loaded]:
+def trim_head(model: Model, loaded: LoadedHead, part: Part) -> tuple[str, LoadedHead]:
   """(canonical name of the part, the head with the rows of its most frequent tokens)."""
   known = draft_vocabulary.ids(loaded.params)
   own = None if known is None else np.asarray(known)
