@@ -231,7 +231,7 @@ def look_up(what: str, part: Part, *tables: Mapping[str, Any]) -> Any:
 
 def nearest(given: str, names: Sequence[str]) -> str:
   """Asks whether a name was meant that is almost the one given, "" where there is none."""
-  near = difflib.get_close_matches(given, names, 1)
+  near = difflib.get_close_matches(given, names, 1, 0.7)
   return f"did you mean {near[0]}? " if near else ""
 
 

@@ -146,10 +146,8 @@ def stepper(
 class Ending:
   """Waits for SIGTERM or SIGINT, the first of which lets a run save its state; the second ends it.
 
-  Several processes would end at different steps: there a signal ends its process at once.
-
-  Attributes:
-    asked: the number of the signal, 0 before.
+  Several processes would end at different steps: there a signal ends its process at once. `asked`
+  is the number of the signal, 0 before.
   """
 
   SIGNALS = signal.SIGTERM, signal.SIGINT
