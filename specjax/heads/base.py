@@ -82,6 +82,9 @@ class Read(Protocol):
 class Head(abc.ABC):
   """A draft head, before its tree is chosen.
 
+  Its builder, (target, config) -> one of the kinds, is cached: heads with the same functions are
+  equal, and programs that were compiled for one serve the other.
+
   Attributes:
     name: of the method.
     target: the network it guesses for.

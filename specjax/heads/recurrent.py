@@ -25,7 +25,8 @@ class Step(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Recurrent(OwnPass):
-  """A head whose guess depends on those before it through a carry; `redrafter.py` is one.
+  """A head whose guess depends on those before it through a carry; `redrafter.py` is one, and
+  `notebooks/train_a_draft_head.ipynb` writes one in a cell.
 
   To write one is to write `weights`, `read` (often `draft_vocabulary.through(target)`), and
 

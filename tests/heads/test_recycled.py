@@ -5,12 +5,15 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from test_every_head import TARGET, head, start, target_params
 
 from specjax import speculate
 from specjax.decoding.decoder import Decoder
+from specjax.drafters.combine.rescored import local, ngram
 from specjax.drafters.retrieval.recycled import RATES, recycled
 from specjax.drafters.retrieval.token_recycling import token_recycling
+from specjax.heads import HEADS
 from specjax.names.load import load
 from specjax.trees import Static
 
@@ -63,6 +66,14 @@ def test_its_memory_is_that_of_token_recycling():
   recycler = token_recycling(TARGET, tree=Static([[r] for r in range(len(RATES))]))
   likely = start(recycler, (), LENGTHS)[3].drafter
   np.testing.assert_array_equal(state.drafter.likely, likely)
+
+
+@pytest.mark.parametrize("name", ["hydra", "ctc", "eagle", "pard", "ppd"])
+@pytest.mark.parametrize("rescored", [recycled, ngram, lambda made: local(made, TARGET)])
+def test_heads_that_guess_otherwise_are_refused(rescored, name):
+  build, config = HEADS[name]
+  with pytest.raises(ValueError, match=f"head='{name}': .* from the target's newest state alone"):
+    rescored(build(TARGET, config()))
 
 
 def test_it_is_named_and_changes_no_token():

@@ -313,6 +313,8 @@ def test_a_text_that_is_sure_of_its_end_cannot_be_kept_from_it(home):
 
 
 OWN = """
+import dataclasses
+
 from specjax.heads.medusa import MedusaConfig, medusa
 
 def mine(target, config: MedusaConfig):
