@@ -10,7 +10,7 @@ from rich.console import Console
 
 import specjax
 from specjax.data import spec_bench
-from specjax.decoding.decoder import padded
+from specjax.decoding.decoder import pad_to_bucket
 
 PATH = pathlib.Path(__file__).parents[1] / "examples" / "demo.py"
 MODEL = specjax.load("gsm8k-7m")
@@ -32,7 +32,7 @@ def test_columns_end_with_the_same_answer_and_their_own_passes(demo):
   results = {d: specjax.generate(MODEL, [MODEL.chat(QUESTION)], drafter=d, max_new_tokens=24)[0]
              for d in ("none", "medusa")}  # fmt: skip
   for r in results.values():
-    assert f"{len(r.tokens)} tokens, {r.forwards} passes" in said
+    assert f"{len(r.tokens)} tokens, {r.passes} passes" in said
   (word, *_) = results["none"].text.split()
   assert said.count(word) >= 2 and "plain" in said and "medusa" in said
 
@@ -48,7 +48,7 @@ def test_questions_compile_alike(demo, tmp_path, monkeypatch):
   out = demo.some_questions(MODEL, tmp_path / "out" / "questions.jsonl")
   chosen = [json.loads(line) for line in pathlib.Path(out).read_text().splitlines()]
   assert len(chosen) == 6 and len({r["category"] for r in chosen}) == 3
-  lengths = {padded(len(MODEL.chat(r["turns"][0]))) for r in chosen}
+  lengths = {pad_to_bucket(len(MODEL.chat(r["turns"][0]))) for r in chosen}
   assert lengths == {demo.LONGEST}
   monkeypatch.setattr(spec_bench, "LOCAL", tmp_path / "absent")
   assert demo.some_questions(MODEL, tmp_path / "q.jsonl") is None

@@ -153,7 +153,7 @@ def inputs(rows, stop=()):
       for name in Settings._fields)
   )  # fmt: skip
   limit = length + np.array([row.budget for row in rows], np.int32)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     settings, request_keys(7, [row.request for row in rows]), jnp.asarray(limit),
     jnp.asarray((*stop, -1, -1)[:2], jnp.int32),
   )  # fmt: skip
@@ -196,7 +196,7 @@ def test_types(name):
   tokens, length, request = inputs(ROWS)
   start = functools.partial(speculate.start, method, capacity=64)
   state = jax.eval_shape(start, weights, tokens, length, request)
-  round_ = functools.partial(speculate.round_, method, source=Noise)
+  round_ = functools.partial(speculate.decode_round, method, source=Noise)
   assert signature(jax.eval_shape(round_, weights, request, state)) == signature(state)
 
   def draft_and_verdict(weights, request, state):
@@ -252,7 +252,7 @@ def test_tokens_are_those_of_plain_decoding(name):
   assert [len(tokens) for tokens in got] == [row.budget for row in ROWS]
   chex.assert_trees_all_equal(state.failed, jnp.zeros(len(ROWS), bool))
   if name in ("prompt_lookup", "token_recycling", "lookahead", "itself"):
-    assert state.stats.forwards.sum() < plain.stats.forwards.sum()
+    assert state.stats.passes.sum() < plain.stats.passes.sum()
 
 
 @pytest.mark.full(but=["draft_model, token"])
@@ -283,8 +283,8 @@ def test_counts_add_up(name):
   got, state = decode(name)
   stats, A = state.stats, METHODS[name][0].drafter.depth + 1
   np.testing.assert_array_equal(stats.emitted, [len(tokens) for tokens in got])
-  np.testing.assert_array_equal(stats.accepted.sum(1), stats.forwards)
-  np.testing.assert_array_equal(stats.offered.sum(1), stats.forwards)
+  np.testing.assert_array_equal(stats.accepted.sum(1), stats.passes)
+  np.testing.assert_array_equal(stats.offered.sum(1), stats.passes)
   assert (stats.accepted @ jnp.arange(1, A + 1) >= stats.emitted).all()
   np.testing.assert_array_equal(state.cache.length, state.context.length - 1)
 
@@ -325,7 +325,7 @@ def test_streaming_is_one_call_in_pieces(name):
     state = finish(method, weights, request, state, 1)
     rounds += 1
   assert new_tokens(ROWS, state) == want
-  assert rounds == whole.stats.forwards.max()
+  assert rounds == whole.stats.passes.max()
   chex.assert_trees_all_equal(state.stats, whole.stats)
 
 

@@ -52,7 +52,7 @@ def share(label: str, tasks) -> tuple[float, float]:
   """Right answers and passes per question, of some tasks."""
   asked, results, right = filled(label)
   rows = np.array([q.task in tasks for q in asked])
-  return right[rows].mean(), np.array([r.forwards for r in results])[rows].mean()
+  return right[rows].mean(), np.array([r.passes for r in results])[rows].mean()
 
 
 def test_one_slot_per_pass_answers():
@@ -85,7 +85,7 @@ def test_draft_and_verify_changes_no_token(policy):
   plain, verified = filled(policy)[1], filled(f"{policy}/guesses-4")[1]
   assert [r.filling.canvas for r in plain] == [r.filling.canvas for r in verified]
   assert [r.filling.when for r in plain] == [r.filling.when for r in verified]
-  assert sum(r.forwards for r in verified) < sum(r.forwards for r in plain)
+  assert sum(r.passes for r in verified) < sum(r.passes for r in plain)
 
 
 @pytest.mark.full
@@ -110,7 +110,7 @@ def test_a_batch_is_its_rows(label):
   room = max(map(len, prompts))
   for i in np.flatnonzero([len(p) == room for p in prompts])[:4]:
     (one,) = alone([prompts[i]], config.max_new_tokens)
-    assert one.filling.canvas == together[i].filling.canvas and one.forwards == together[i].forwards
+    assert one.filling.canvas == together[i].filling.canvas and one.passes == together[i].passes
 
 
 def test_no_mask_is_left_and_prompts_stay():

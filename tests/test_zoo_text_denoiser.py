@@ -40,7 +40,7 @@ def test_the_cache_of_finished_blocks_changes_no_token(policy):
 def test_verified_guesses_change_no_token_and_save_passes(policy):
   plain, verified = filled(policy), filled(f"{policy}/guesses-4")
   assert same(plain, verified)
-  assert sum(r.forwards for r in verified) < sum(r.forwards for r in plain)
+  assert sum(r.passes for r in verified) < sum(r.passes for r in plain)
 
 
 def test_it_writes_text_that_the_causal_model_finds_likely():
@@ -60,4 +60,4 @@ def test_it_drafts_for_the_model_that_it_was_made_of():
     Decoder(model, d, batch=3)(prompts, NEW) for d in ("none", f"denoiser-9[{NAME}]")
   )
   assert [r.tokens for r in drafted] == [r.tokens for r in plain]
-  assert np.sum([r.emitted for r in drafted]) > 1.8 * np.sum([r.forwards for r in drafted])
+  assert np.sum([r.emitted for r in drafted]) > 1.8 * np.sum([r.passes for r in drafted])

@@ -1,4 +1,4 @@
-"""llama2.c's forward pass, written anew in numpy: an oracle for imported models."""
+"""llama2.c's pass, written anew in numpy: an oracle for imported models."""
 
 import pathlib
 import struct
@@ -9,7 +9,7 @@ FIELDS = ("embedding", "att_norm", "wq", "wk", "wv", "wo", "ffn_norm", "w1", "w2
 
 
 class Reference:
-  """llama2.c's forward pass: one token at a time, rotary pairs side by side."""
+  """llama2.c's pass: one token at a time, rotary pairs side by side."""
 
   def __init__(self, path: pathlib.Path):
     data = path.read_bytes()

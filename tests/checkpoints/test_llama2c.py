@@ -1,4 +1,4 @@
-"""llama2.c files against its forward pass and its tokenizer, both written anew here in numpy."""
+"""llama2.c files against its pass and its tokenizer, both written anew here in numpy."""
 
 import pathlib
 import struct

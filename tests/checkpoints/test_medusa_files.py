@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from specjax.base import Features
 from specjax.checkpoints import formats
-from specjax.checkpoints.heads import Loaded, abstract
+from specjax.checkpoints.heads import LoadedHead, abstract
 from specjax.heads import drafting
 from specjax.heads.base import Examples
 from specjax.heads.medusa import MedusaConfig
@@ -38,7 +38,7 @@ def random_heads(config: MedusaConfig):
 
 
 def save(directory, config: MedusaConfig, params, **more):
-  loaded = Loaded(build(target(MODEL), config), params, CHOICES, None, config, MODEL)
+  loaded = LoadedHead(build(target(MODEL), config), params, CHOICES, None, config, MODEL)
   formats.save(directory, "medusa", loaded, MODEL, (), base="gsm8k-7m", **more)
 
 
@@ -217,6 +217,8 @@ def test_without_torch_its_file_is_refused_before_anything_is_written(tmp_path, 
 
 def test_other_formats_have_no_file_of_torch(tmp_path):
   config = MedusaConfig(depth=2)
-  loaded = Loaded(build(target(MODEL), config), random_heads(config), CHOICES, None, config, MODEL)
+  loaded = LoadedHead(
+    build(target(MODEL), config), random_heads(config), CHOICES, None, config, MODEL
+  )
   with pytest.raises(ValueError, match="torch=True: accepted for the formats medusa and hydra"):
     formats.save(tmp_path, "specjax", loaded, MODEL, (), base="gsm8k-7m", torch=True)

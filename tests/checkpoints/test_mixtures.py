@@ -15,7 +15,7 @@ import safetensors.numpy
 
 import specjax
 from specjax.checkpoints import formats, hf, hf_config
-from specjax.checkpoints.heads import Loaded
+from specjax.checkpoints.heads import LoadedHead
 from specjax.cli.main import main
 from specjax.heads.eagle import EagleConfig, eagle
 from specjax.models import sharding
@@ -400,10 +400,10 @@ def test_a_published_head_has_a_dense_layer(name, write, tmp_path):
   checkpoint = hf.load(write(ALL[name], tensors_of(name)))
   config, params = checkpoint.config, checkpoint.params
 
-  def made(mlp_width: int) -> Loaded:
+  def made(mlp_width: int) -> LoadedHead:
     own = EagleConfig(3, bias=False, mlp_width=mlp_width)
     head = eagle(target(config), own)
-    return Loaded(head, head.init(jax.random.key(1), params, None), (), None, own, config)
+    return LoadedHead(head, head.init(jax.random.key(1), params, None), (), None, own, config)
 
   for width in (20, F):
     own = made(width)

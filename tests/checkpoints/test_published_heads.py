@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from specjax.base import Features
 from specjax.checkpoints import formats
-from specjax.checkpoints.heads import Loaded, abstract
+from specjax.checkpoints.heads import LoadedHead, abstract
 from specjax.cli.arguments import Convert
 from specjax.decoding.decoder import Decoder
 from specjax.heads import HEADS, draft_vocabulary, drafting
@@ -291,11 +291,11 @@ def write(directory, name: str, tensors=None, raw=None):
   return directory
 
 
-def load(directory, dtype=jnp.float32) -> Loaded:
+def load(directory, dtype=jnp.float32) -> LoadedHead:
   return formats.load(directory, MODEL, dtype, target_params=target_params())
 
 
-def save(directory, loaded: Loaded, form: str):
+def save(directory, loaded: LoadedHead, form: str):
   formats.save(directory, form, loaded, MODEL, target_params(), base="a target", dtype=jnp.float32)
   return directory
 
@@ -367,14 +367,14 @@ def test_loaded_then_saved_is_the_file(tmp_path, name):
   assert (again.config, again.network) == (loaded.config, loaded.network)
 
 
-def made(name: str, config, words=None, model=MODEL) -> Loaded:
+def made(name: str, config, words=None, model=MODEL) -> LoadedHead:
   """A head of our own, with random weights."""
   head, rng = HEADS[name][0](target(model), config), np.random.default_rng(2)
   shapes = abstract(head, model, None if words is None else len(words))
   params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), shapes)
   if words is not None:
     params["vocabulary"] = jnp.asarray(words, jnp.int32)
-  return Loaded(head, params, ((0,), (0, 0)), np.array([[0.5, 0.25]]), config, model)
+  return LoadedHead(head, params, ((0,), (0, 0)), np.array([[0.5, 0.25]]), config, model)
 
 
 NORMED = dataclasses.replace(MODEL, qk_norm=True)

@@ -72,7 +72,7 @@ def test_a_pipe_is_answered_line_by_line(talk, model):
   out, err = talk("the cat", "", "the dog sat", options=["--drafter", "prompt_lookup-4"])
   first, second = answers(model, "the cat", "the dog sat")
   assert in_order(out, first, f"{NEW} tokens", "GREEDY-EXACT]", second, f"{NEW} tokens")
-  assert err == "" and out.count("per forward") == out.count("tokens/s") == 2
+  assert err == "" and out.count("per pass") == out.count("tokens/s") == 2
   assert out.count("times plain decoding") == 2 and "\x1b" not in out and ">" not in out
 
 
@@ -102,7 +102,7 @@ def test_commands(talk, model):
   assert "temperature='x': accepted is a finite number 0 or more" in refused[1]
   assert "command='/oracle': accepted is one of /drafter, /temperature" in refused[2]
   assert in_order(out, "greedy [GREEDY-EXACT]", "target_only [EXACT]", "/reset", "Ctrl-C")
-  assert out.count("per forward") == 2
+  assert out.count("per pass") == 2
 
 
 def test_a_reset_forgets(talk, model):
@@ -132,7 +132,7 @@ def test_an_interrupted_answer_is_kept(talk, model, monkeypatch):
 def test_a_full_conversation_says_so(talk):
   out, err = talk("the cat " * 60, "the cat")
   assert "error: the conversation is full: it has" in err and err.count("\n") == 1
-  assert out.count("per forward") == 1
+  assert out.count("per pass") == 1
 
 
 def test_the_caches_are_kept(talk, monkeypatch):
@@ -165,5 +165,5 @@ def test_drafted_tokens_are_coloured_in_a_terminal(terminal_or_not, monkeypatch)
   assert out.getvalue().startswith(begin)
   plain = out.getvalue().replace("\x1b[36m", "").replace("\x1b[0m", "")
   assert plain == "the café costs 12 dollars\n"
-  assert answer.tokens == ids and answer.forwards == 3
-  assert terminal.summary(answer).startswith(f"{len(ids)} tokens, {len(ids) / 3:.2f} per forward")
+  assert answer.tokens == ids and answer.passes == 3
+  assert terminal.summary(answer).startswith(f"{len(ids)} tokens, {len(ids) / 3:.2f} per pass")

@@ -24,7 +24,7 @@ from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 
 KEYS = {
-  "prompt", "text", "tokens", "log_probs", "forwards", "emitted", "seconds", "prefill_seconds",
+  "prompt", "text", "tokens", "log_probs", "passes", "emitted", "seconds", "prefill_seconds",
   "method", "verifier", "exactness",
 }  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_generate_json_of_ids(ids_model, write, run):
   assert code == 0 and [set(r) for r in records] == [KEYS] * 3
   assert [r["prompt"] for r in records] == prompts
   assert [r["tokens"] for r in records] == [e.tokens for e in expected]
-  assert all(r["emitted"] == len(r["tokens"]) >= r["forwards"] > 0 for r in records)
+  assert all(r["emitted"] == len(r["tokens"]) >= r["passes"] > 0 for r in records)
   assert {r["text"] for r in records} == {""}
   assert {(r["method"], r["verifier"], r["exactness"]) for r in records} == {
     ("prompt_lookup-4", "greedy", "GREEDY-EXACT")
@@ -177,7 +177,7 @@ def test_one_prompt_is_streamed(text_model, run):
   expected = specjax.generate(specjax.load(text_model), ["the cat"], max_new_tokens=8)[0]
   assert code == 0 and err == ""
   assert out.startswith("the cat" + expected.text.rstrip("\ufffd"))
-  assert "8 tokens, 1.00 per forward" in out and "GREEDY-EXACT" in out
+  assert "8 tokens, 1.00 per pass" in out and "GREEDY-EXACT" in out
 
 
 def test_several_prompts_are_shown(text_model, write, run):
@@ -494,7 +494,7 @@ def test_a_policy_ends_the_chain_of_a_draft_model(run, text_model, tmp_path):
   policy = f"specdecpp[{tmp_path}]"
   got = decoded("--drafter", f"draft_model-4[{text_model}]/{policy}")
   assert got["tokens"] == plain["tokens"] and got["method"].endswith(policy)
-  assert got["forwards"] < plain["forwards"]
+  assert got["passes"] < plain["passes"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import PackedRows, pack
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer
 from specjax.train.lm import loss_fn
@@ -21,7 +21,7 @@ def random_documents(seed: int, longest: int = 24, smallest: int = 0):
   return [([next(ids) for _ in range(n)], (rng.random(n) < 0.5).tolist()) for n in sizes]
 
 
-def unpack(rows: Rows) -> list[tuple[list[int], list[bool]]]:
+def unpack(rows: PackedRows) -> list[tuple[list[int], list[bool]]]:
   """The documents of rows, after checking what holds within each."""
   found = []
   for tokens, position, segment, mask in zip(*rows, strict=True):
@@ -78,9 +78,9 @@ def test_attention_never_crosses_documents():
   params = jax.tree.map(lambda p: p * 8.0 if p.ndim > 1 else p, params)
   loss = jax.jit(lambda rows: loss_fn(params, model, rows)[0])
 
-  def summed(rows: Rows) -> float:
+  def summed(rows: PackedRows) -> float:
     return float(loss(rows)) * rows.mask[:, 1:].sum()
 
-  packed = sum(summed(Rows(*(x[r : r + 1] for x in rows))) for r in range(len(rows.tokens)))
+  packed = sum(summed(PackedRows(*(x[r : r + 1] for x in rows))) for r in range(len(rows.tokens)))
   alone = sum(summed(pack([d], LENGTH)) for d in documents)
   np.testing.assert_allclose(packed, alone, rtol=1e-6)

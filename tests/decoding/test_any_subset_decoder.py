@@ -56,10 +56,10 @@ def test_guesses_change_no_token_and_save_passes(model):
     for r in (a, b):
       np.testing.assert_allclose(r.filling.log_probs, nats, atol=1e-4)
     slots = budget + (prompt == HOLE)
-    assert a.forwards == slots == a.filling.filled and b.forwards <= slots
-    saved += slots - b.forwards
+    assert a.passes == slots == a.filling.filled and b.passes <= slots
+    saved += slots - b.passes
     rounds = np.array(b.filling.when)[-budget:]
-    assert (np.diff(rounds) >= 0).all() and 2 * rounds.max() <= b.forwards <= 2 * rounds.max() + 2
+    assert (np.diff(rounds) >= 0).all() and 2 * rounds.max() <= b.passes <= 2 * rounds.max() + 2
   assert saved > 0
 
 

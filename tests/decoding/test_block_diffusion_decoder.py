@@ -41,7 +41,7 @@ def test_its_blocks_and_its_cache_are_the_defaults(model):
   assert plain.name == "threshold-0.3/none/whole"
   for one, other in zip(decoder(PROMPTS, [20, 13]), plain(PROMPTS, [20, 13]), strict=True):
     assert one.filling.canvas == other.filling.canvas and one.filling.when == other.filling.when
-    assert 1 < one.forwards == other.forwards
+    assert 1 < one.passes == other.passes
 
 
 def test_a_policy_that_looks_ahead_does_not(model):
@@ -91,5 +91,5 @@ def test_a_long_prefix_is_read_in_blocks(shift):
     for cache in ("committed", "none")
   )
   for one, other in zip(got, wanted, strict=True):
-    assert one.tokens == other.tokens and one.forwards == other.forwards
+    assert one.tokens == other.tokens and one.passes == other.passes
     np.testing.assert_allclose(one.log_probs, other.log_probs, atol=5e-5)

@@ -155,7 +155,7 @@ def test_turns_equal_a_new_decoder(name, small):
       (expected,) = decoder([text], NEW)
       tokens, rounds = answer(talk, text)
       assert tokens == expected.tokens
-      assert rounds == expected.forwards or name in OF_PASSES
+      assert rounds == expected.passes or name in OF_PASSES
       assert talk.ids == text + tokens
       assert talk.read == (3 if turn else 32)
       saved += len(tokens) - rounds

@@ -126,7 +126,7 @@ def test_a_batch_is_its_rows(model):
   for i, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
     one = alone([prompt], 9, first=i)[0]
     canvas, when = row.filling.canvas, row.filling.when
-    assert (one.filling.canvas, one.filling.when, one.forwards) == (canvas, when, row.forwards)
+    assert (one.filling.canvas, one.filling.when, one.passes) == (canvas, when, row.passes)
     given = len(model.encode(prompt))
     assert canvas[:given] == model.encode(prompt) and when[:given] == [-1] * given
     assert row.filling.filled == 9 and model.mask not in canvas
@@ -147,7 +147,7 @@ def test_canvases_are_as_long_as_their_batch_needs(model):
   both = decoder(prompts, budgets)
   assert decoder._warm == {32 + W, 64 + W}
   (short,) = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")(prompts[:1], 3)
-  assert short.filling.canvas == both[0].filling.canvas and short.forwards == 3
+  assert short.filling.canvas == both[0].filling.canvas and short.passes == 3
 
 
 def test_filters_that_leave_one_token_are_greedy(model):
@@ -161,7 +161,7 @@ def test_holes_are_filled(model):
   ids = model.encode("copy : Ann Bob =")
   holed = [*ids[:2], model.mask, ids[3], model.mask]
   (result,) = DiffusionDecoder(model, "confidence", blocks=W)([holed], 0)
-  assert result.filling.filled == result.forwards == 2 and len(result.tokens) == 5
+  assert result.filling.filled == result.passes == 2 and len(result.tokens) == 5
   assert [result.tokens[i] for i in (0, 1, 3)] == [ids[i] for i in (0, 1, 3)]
   with pytest.raises(ValueError, match="1 or more for a prompt without holes"):
     DiffusionDecoder(model, blocks=W)([ids], 0)
@@ -243,14 +243,14 @@ def test_guesses_change_no_token(model):
   plain = DiffusionDecoder(model, "confidence", blocks=W, batch=2)(prompts, 12)
   guessed = DiffusionDecoder(model, "confidence/guesses-4", blocks=W, batch=2)(prompts, 12)
   assert [x.filling.canvas for x in plain] == [x.filling.canvas for x in guessed]
-  assert sum(x.forwards for x in guessed) < sum(x.forwards for x in plain)
+  assert sum(x.passes for x in guessed) < sum(x.passes for x in plain)
 
 
 def test_a_sweep_has_a_setting_per_prompt(model):
   decoder = DiffusionDecoder(model, "threshold", blocks=W, batch=4)
   bars = Threshold(jnp.array([0.0, 0.3, 0.6, 1.1], jnp.float32))
   swept = decoder(["copy : Ann Bob ="] * 4, 12, params=bars)
-  assert swept[0].forwards == 2 and swept[3].forwards == 12  # two blocks, and a slot per pass
+  assert swept[0].passes == 2 and swept[3].passes == 12  # two blocks, and a slot per pass
 
 
 def test_canvases_are_streamed_as_they_fill(model):
@@ -267,7 +267,7 @@ def test_several_rounds_of_a_pass_stream_too(model):
   decoder = DiffusionDecoder(model, "confidence/guesses-3", blocks=W, stopping="whole")
   (whole,) = decoder(["copy : Ann ="], 5)
   seen = [canvas for (canvas,) in decoder.stream(["copy : Ann ="], 5)]
-  assert seen[-1] == whole.filling.canvas and len(seen) <= whole.forwards < 5
+  assert seen[-1] == whole.filling.canvas and len(seen) <= whole.passes < 5
 
 
 def test_local_leap_as_an_object_has_its_published_knobs(model):

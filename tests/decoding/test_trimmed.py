@@ -71,7 +71,7 @@ def test_trimmed_heads_change_no_token(texts, name):
   name = name.replace("TEXTS", str(texts))
   decoder = specjax.Decoder(MODEL, name)
   (plain,), (found,) = (d([PROMPT], 24) for d in (specjax.Decoder(MODEL), decoder))
-  assert found.tokens == plain.tokens and found.forwards < plain.forwards
+  assert found.tokens == plain.tokens and found.passes < plain.passes
   assert decoder.name == name
 
 
@@ -102,7 +102,7 @@ def test_trimmed_draft_models_change_no_token(tmp_path, after):
   (tmp_path / "texts.jsonl").write_text(json.dumps({"text": PROMPT + want.text}))
   name = f"draft_model[{tmp_path}/model]/trimmed-300[{tmp_path}/texts.jsonl]{after}"
   (found,) = specjax.Decoder(MODEL, name, "target_only", temperature=0.8, seed=3)([PROMPT], 24)
-  assert found.tokens == want.tokens and found.forwards < want.forwards
+  assert found.tokens == want.tokens and found.passes < want.passes
   assert specjax.Decoder(MODEL, name, temperature=0.8)([PROMPT], 8)[0].emitted == 8
 
 

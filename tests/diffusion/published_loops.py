@@ -51,7 +51,7 @@ def prompts(seed: int) -> np.ndarray:
 
 def decode(policy, params, seed: int, size: int, ahead: int = 0):
   """(tokens [B, END], the slots of every pass of every row)."""
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     TABLE, caches.none(TABLE, size + ahead), policy, blocks.fixed(size, ahead), stopping.whole()
   )
   tokens = np.zeros((B, LENGTH), np.int32)
@@ -62,13 +62,13 @@ def decode(policy, params, seed: int, size: int, ahead: int = 0):
     jnp.full(B, END, jnp.int32),
   )  # fmt: skip
   weights = denoise.Weights(jax.tree.map(jnp.float32, table(seed)), params)
-  request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
+  request = denoise.DenoiseRequest(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   state = jax.device_get(denoise.compiled_advance(method, weights, request, state, jnp.int32(99)))
   assert state.done.all()
   passes = [
     [set(np.flatnonzero(when == k).tolist()) for k in range(n)]
-    for when, n in zip(state.when, state.forwards, strict=True)
+    for when, n in zip(state.when, state.passes, strict=True)
   ]
   return state.canvas.tokens[:, :END], passes
 

@@ -111,7 +111,7 @@ def enumerated(case, table, model=TABLE, source=Script) -> dict:
   tokens, slots, guesses, rounds, setting = case
 
   def arguments(B: int):
-    request = any_subset.Request(settings(B, **setting), request_keys(0, np.zeros(B, int)))
+    request = any_subset.AnySubsetRequest(settings(B, **setting), request_keys(0, np.zeros(B, int)))
     state = any_subset.start(*canvas_of(tokens, slots, B))
     return model, table, request, state, jnp.arange(B), guesses, rounds, source
 
@@ -188,7 +188,7 @@ def p_value(source) -> float:
   """Of what the compiled loop with its real noise writes, in two rounds."""
   tokens, slots, B = [0, 0, 0, 0], [3, 0, 2, 1], 2**13
   table = random_table(0, 4)
-  request = any_subset.Request(settings(B), request_keys(1, np.arange(B)))
+  request = any_subset.AnySubsetRequest(settings(B), request_keys(1, np.arange(B)))
   state = any_subset.compiled_start(*canvas_of(tokens, slots, B))
   state = any_subset.compiled_advance(
     TABLE, table, request, state, jnp.int32(99), guesses=2, source=source
@@ -239,7 +239,7 @@ ALONE = jnp.broadcast_to(WIDE[:, :1], WIDE.shape)  # what a slot sees does not m
 def decode(rows, guesses=3, temperature=1.0, table=WIDE):
   rows = np.asarray(rows)
   canvas = Canvas(*(jnp.asarray(x[rows]) for x in (TOKENS, MASKED, END)))
-  request = any_subset.Request(settings(len(rows), temperature), request_keys(0, rows))
+  request = any_subset.AnySubsetRequest(settings(len(rows), temperature), request_keys(0, rows))
   state = any_subset.compiled_start(canvas, jnp.asarray(ORDER[rows]))
   return jax.device_get(
     any_subset.compiled_advance(TABLE, table, request, state, jnp.int32(99), guesses=guesses)

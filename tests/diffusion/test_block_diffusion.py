@@ -68,11 +68,11 @@ class Case:
     assert not more
 
   @functools.cache  # noqa: B019
-  def method(self, cache) -> denoise.Method:
+  def method(self, cache) -> denoise.DenoiseMethod:
     network = denoiser(CONFIG, MASK, self.shift)
     network = network if self.weight is None else guided(network)
     policy = POLICIES[self.policy]()
-    return denoise.Method(
+    return denoise.DenoiseMethod(
       network, cache(network, self.size), r2(policy) if self.r2 else policy,
       blocks.fixed(self.size), self.stop(), (credit(),) if self.credit else (),
     )  # fmt: skip
@@ -94,7 +94,7 @@ class Case:
       network = Guided(network, ~canvas.masked, row(self.weight))
     strength = (Credit(row(3.0), row(0.8), row(0.2)),) if self.credit else ()
     parts = denoise.Weights(network, params, (), jnp.array([3, 11], jnp.int32), strength)
-    request = denoise.Request(request_keys(0, rows), row(jnp.float32(self.temperature)))
+    request = denoise.DenoiseRequest(request_keys(0, rows), row(jnp.float32(self.temperature)))
     loop = denoise if guesses is None else draft_verify
     options = {} if guesses is None else {"guesses": guesses}
     state = loop.compiled_start(method, parts, canvas)
@@ -122,7 +122,7 @@ def assert_same(got, wanted):
   np.testing.assert_array_equal(got.canvas.tokens, wanted.canvas.tokens)
   np.testing.assert_array_equal(got.canvas.end, wanted.canvas.end)
   np.testing.assert_array_equal(got.when, wanted.when)
-  np.testing.assert_array_equal(got.forwards, wanted.forwards)
+  np.testing.assert_array_equal(got.passes, wanted.passes)
 
 
 @pytest.mark.full(but=QUICK)
@@ -150,9 +150,9 @@ def test_draft_and_verify_decodes_the_same_in_fewer_passes(case):
   base = CASES[case].decode(caches.committed)
   got = CASES[case].decode(caches.committed, guesses=4)
   assert_same(got.state, base)
-  assert (got.passes <= base.forwards).all()
+  assert (got.passes <= base.passes).all()
   if "one by one" in case:
-    assert got.passes.sum() < base.forwards.sum()
+    assert got.passes.sum() < base.passes.sum()
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -185,7 +185,7 @@ def test_it_decodes_as_the_published_loop(shift):
         masked[left[sure]] = False
         passes += 1
     np.testing.assert_array_equal(got.canvas.tokens[b, :end], tokens[:end])
-    assert got.forwards[b] == passes
+    assert got.passes[b] == passes
 
 
 def test_blocks_of_one_position_are_causal_and_one_block_is_the_whole_canvas():
@@ -217,7 +217,7 @@ def test_thresholds_and_texts_compile_nothing_anew():
 )
 def test_blocks_that_cross_the_denoisers_are_refused(sizes):
   network = denoiser(CONFIG, MASK)
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     network, caches.none(network, sizes.window), POLICIES["threshold"](), sizes, stopping.whole()
   )
   with pytest.raises(ValueError, match="causal over blocks of 6; accepted are fixed blocks"):

@@ -32,13 +32,13 @@ def copies(program: str) -> int:
 def test_the_loop_does_not_copy_the_cache(name):
   config = dataclasses.replace(CONFIG, block_length=W if name == "committed" else None)
   network = denoiser(config, 23)
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     network, caches.CACHES[name](network, W), POLICIES["threshold"](), blocks.fixed(W),
     stopping.whole(),
   )  # fmt: skip
   params = jax.eval_shape(lambda: transformer.init(config, jax.random.key(0)))
   parts = denoise.Weights(params, Threshold(jnp.full(B, 0.3)))
-  request = denoise.Request(request_keys(0, range(B)), jnp.zeros(B))
+  request = denoise.DenoiseRequest(request_keys(0, range(B)), jnp.zeros(B))
   canvas = Canvas(jnp.zeros((B, L), jnp.int32), jnp.ones((B, L), bool), jnp.full(B, L))
   state = jax.eval_shape(
     lambda p: denoise.start(method, parts._replace(denoiser=p), canvas), params

@@ -75,10 +75,10 @@ def canvases() -> Canvas:
 
 
 @functools.cache
-def method_of(cache, layers: int, shift: bool, with_guidance: bool) -> denoise.Method:
+def method_of(cache, layers: int, shift: bool, with_guidance: bool) -> denoise.DenoiseMethod:
   network = denoiser(CONFIGS[layers], MASK, shift)
   network = guided(network) if with_guidance else network
-  return denoise.Method(
+  return denoise.DenoiseMethod(
     network, cache(network, W), POLICIES["threshold"](), blocks.fixed(W), stopping.whole()
   )
 
@@ -90,7 +90,7 @@ def decode(cache, layers: int, canvas: Canvas, rows=range(5), shift=False, weigh
   method = method_of(cache, layers, shift, weight is not None)
   B = len(canvas.end)
   parts = denoise.Weights(params, Threshold(jnp.full(B, 0.3)))
-  request = denoise.Request(request_keys(0, list(rows)), jnp.full(B, 0.7))
+  request = denoise.DenoiseRequest(request_keys(0, list(rows)), jnp.full(B, 0.7))
   state = denoise.compiled_start(method, parts, canvas)
   state = denoise.compiled_advance(method, parts, request, state, jnp.int32(1000))
   return jax.device_get(state)

@@ -76,9 +76,9 @@ def canvases() -> Canvas:
 
 
 @functools.cache
-def method_of(name: str, shift: bool = False, transforms=()) -> denoise.Method:
+def method_of(name: str, shift: bool = False, transforms=()) -> denoise.DenoiseMethod:
   network = denoiser(CONFIG, MASK, shift)
-  return denoise.Method(
+  return denoise.DenoiseMethod(
     network, caches.none(network, W), POLICIES[name](), blocks.fixed(W), stopping.whole(),
     transforms,
   )  # fmt: skip
@@ -90,7 +90,7 @@ def decode(name: str, canvas: Canvas, rows, shift=False, temperature=0.7):
   parameters = PARAMS[name] if isinstance(PARAMS[name], tuple) else (PARAMS[name],)
   params = method.policy.parameters(*(jnp.full(B, x) if np.ndim(x) == 0 else x for x in parameters))
   weights = denoise.Weights(WEIGHTS, params)
-  request = denoise.Request(request_keys(0, rows), jnp.full(B, temperature))
+  request = denoise.DenoiseRequest(request_keys(0, rows), jnp.full(B, temperature))
   state = denoise.compiled_start(method, weights, canvas)
   state = denoise.compiled_advance(method, weights, request, state, jnp.int32(1000))
   return jax.device_get(state)
@@ -107,10 +107,10 @@ def test_invariants(name):
   np.testing.assert_array_equal(state.canvas.tokens[given], np.asarray(canvas.tokens)[given])
   assert (state.canvas.tokens[holes] != MASK).all()
   np.testing.assert_array_equal(state.when >= 0, holes)
-  assert (state.forwards <= holes.sum(1)).all() and state.forwards[3] == 0
+  assert (state.passes <= holes.sum(1)).all() and state.passes[3] == 0
   for b in range(5):  # one slot per round at least, and nothing is committed twice
     rounds = state.when[b][holes[b]]
-    assert set(rounds) == set(range(state.forwards[b]))
+    assert set(rounds) == set(range(state.passes[b]))
   assert (state.log_prob[holes] < 0).all() and (state.log_prob[~holes] == 0).all()
 
 
@@ -145,7 +145,7 @@ def test_a_sweep_compiles_once():
   bars = np.linspace(0.05, 1.0, 20, dtype=np.float32)
   one = jax.tree.map(lambda x: x[:1], canvases())
   canvas = jax.tree.map(lambda x: jnp.repeat(x, 20, 0), one)
-  request = denoise.Request(request_keys(0, np.zeros(20, int)), jnp.zeros(20))
+  request = denoise.DenoiseRequest(request_keys(0, np.zeros(20, int)), jnp.zeros(20))
   weights = denoise.Weights(WEIGHTS, Threshold(jnp.asarray(bars)))
   before = denoise.compiled_advance._cache_size()
   for shuffle in (np.arange(20), np.arange(20)[::-1]):
@@ -153,24 +153,24 @@ def test_a_sweep_compiles_once():
     state = denoise.compiled_start(method, swept, canvas)
     state = denoise.compiled_advance(method, swept, request, state, jnp.int32(1000))
   assert denoise.compiled_advance._cache_size() == before + 1
-  forwards = np.asarray(state.forwards)[::-1]
-  assert forwards[-1] == 18 and forwards[0] < 18
+  passes = np.asarray(state.passes)[::-1]
+  assert passes[-1] == 18 and passes[0] < 18
   for i in (0, 7, 19):  # a row of the sweep is the row alone
     alone = weights._replace(policy=Threshold(jnp.asarray(bars[i : i + 1])))
-    first = denoise.Request(request_keys(0, [0]), jnp.zeros(1))
+    first = denoise.DenoiseRequest(request_keys(0, [0]), jnp.zeros(1))
     got = denoise.compiled_start(method, alone, one)
     got = denoise.compiled_advance(method, alone, first, got, jnp.int32(1000))
-    assert int(got.forwards[0]) == forwards[i]
+    assert int(got.passes[0]) == passes[i]
 
 
 def run(network, params, canvas: Canvas, transforms=(), settings=(), policy="threshold"):
   B = len(canvas.end)
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     network, caches.none(network, W), POLICIES[policy](), blocks.fixed(W), stopping.whole(),
     transforms,
   )  # fmt: skip
   weights = denoise.Weights(params, method.policy.parameters(jnp.full(B, 0.3)), transforms=settings)
-  request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
+  request = denoise.DenoiseRequest(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   return denoise.compiled_advance(method, weights, request, state, jnp.int32(1000))
 
@@ -187,7 +187,7 @@ def test_credit_without_strength_changes_nothing_and_with_it_saves_rounds():
   none, strong = with_strength(0.0), with_strength(3.0)
   np.testing.assert_array_equal(none.canvas.tokens, base.canvas.tokens)
   np.testing.assert_array_equal(none.when, base.when)
-  assert int(strong.forwards.sum()) < int(base.forwards.sum())
+  assert int(strong.passes.sum()) < int(base.passes.sum())
 
 
 def test_credit_by_hand():

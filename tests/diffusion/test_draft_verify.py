@@ -58,14 +58,14 @@ def canvases(seed: int) -> Canvas:
 
 
 @functools.cache
-def method_of(case: str) -> denoise.Method:
+def method_of(case: str) -> denoise.DenoiseMethod:
   name, _, cache, kind, shift, _ = CASES[case]
   network = denoiser(CONFIG, MASK, shift)
   sizes = {"fixed": blocks.fixed(W), "ahead": blocks.fixed(W // 2, W // 2),
            "adaptive": blocks.adaptive(W)}[kind]  # fmt: skip
   stop = STOPPING.get(case, stopping.after_end())
   drawn_anew = case.endswith("anew")
-  return denoise.Method(
+  return denoise.DenoiseMethod(
     network, cache(network, W), POLICIES[name](), sizes, stop,
     draws=anew() if drawn_anew else kept(), tempered=drawn_anew,
   )  # fmt: skip
@@ -85,7 +85,7 @@ def decode(case: str, seed: int, guesses: int | None):
     )  # fmt: skip
   method = method_of(case)
   weights = denoise.Weights(random_params(seed), params, sizes, jnp.array([7], jnp.int32))
-  request = denoise.Request(request_keys(0, np.arange(B)), jnp.full(B, temperature))
+  request = denoise.DenoiseRequest(request_keys(0, np.arange(B)), jnp.full(B, temperature))
   loop = denoise if guesses is None else draft_verify
   options = {} if guesses is None else {"guesses": guesses}
   state = loop.compiled_start(method, weights, canvases(seed))
@@ -98,8 +98,8 @@ def assert_same(got, base):
   np.testing.assert_array_equal(got.state.canvas.tokens, base.canvas.tokens)
   np.testing.assert_array_equal(got.state.canvas.end, base.canvas.end)
   np.testing.assert_array_equal(got.state.when, base.when)
-  np.testing.assert_array_equal(got.state.forwards, base.forwards)
-  assert (got.passes <= base.forwards).all()
+  np.testing.assert_array_equal(got.state.passes, base.passes)
+  assert (got.passes <= base.passes).all()
 
 
 @pytest.mark.full(but=["*anew"])
@@ -107,7 +107,7 @@ def assert_same(got, base):
 def test_the_canvas_is_the_bases(case):
   base, got = decode(case, 0, None), decode(case, 0, 4)
   assert_same(got, base)
-  assert got.passes.sum() < base.forwards.sum()
+  assert got.passes.sum() < base.passes.sum()
 
 
 def test_three_hundred_toys():
@@ -115,7 +115,7 @@ def test_three_hundred_toys():
   for seed in range(10):
     base, got = decode("one by one", seed, None), decode("one by one", seed, 4)
     assert_same(got, base)
-    passes, rounds = passes + got.passes.sum(), rounds + base.forwards.sum()
+    passes, rounds = passes + got.passes.sum(), rounds + base.passes.sum()
   assert rounds / passes > 1.3
 
 
@@ -123,13 +123,13 @@ def test_three_hundred_toys():
 def test_one_guess_is_plain_decoding():
   base, got = decode("threshold", 1, None), decode("threshold", 1, 1)
   assert_same(got, base)
-  np.testing.assert_array_equal(got.passes, base.forwards)
+  np.testing.assert_array_equal(got.passes, base.passes)
 
 
 @pytest.mark.parametrize("cache", [caches.vicinity, caches.sliding])
 def test_plans_that_count_passes_are_refused(cache):
   network = denoiser(CONFIG, MASK)
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     network, cache(network, W), POLICIES["confidence"](), blocks.fixed(W), stopping.whole()
   )
   with pytest.raises(ValueError, match="accepted are none, dual"):

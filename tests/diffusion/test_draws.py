@@ -44,7 +44,7 @@ TABLE = Denoiser(N, MASK, False, evaluate, lambda params, states: states)
 
 def sampled(joint, policy: str, parameters, draws: str, temperature: float, tempered=False):
   """i[8], how often each text is decoded."""
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     TABLE, caches.none(TABLE, N), POLICIES[policy](), blocks.fixed(N), stopping.whole(),
     draws=DRAWS[draws](), tempered=tempered,
   )  # fmt: skip
@@ -54,7 +54,7 @@ def sampled(joint, policy: str, parameters, draws: str, temperature: float, temp
   )  # fmt: skip
   params = method.policy.parameters(*(jnp.full(ROWS, x) for x in parameters))
   weights = denoise.Weights(jnp.asarray(joint, jnp.float32), params)
-  request = denoise.Request(request_keys(5, np.arange(ROWS)), jnp.full(ROWS, temperature))
+  request = denoise.DenoiseRequest(request_keys(5, np.arange(ROWS)), jnp.full(ROWS, temperature))
   state = denoise.compiled_start(method, weights, canvas)
   state = denoise.compiled_advance(method, weights, request, state, jnp.int32(99))
   return np.bincount(np.asarray(state.canvas.tokens)[:, :N] @ [4, 2, 1], minlength=2**N)
@@ -213,13 +213,13 @@ def spy() -> Policy:
 
 
 @functools.cache
-def method_of(tempered: bool) -> denoise.Method:
-  return denoise.Method(
+def method_of(tempered: bool) -> denoise.DenoiseMethod:
+  return denoise.DenoiseMethod(
     FIXED, caches.none(FIXED, W), spy(), blocks.fixed(W), stopping.whole(), tempered=tempered
   )
 
 
-def filled(tempered: bool, settings, rounds: int) -> denoise.State:
+def filled(tempered: bool, settings, rounds: int) -> denoise.DenoiseState:
   """The state after some rounds, of a row for each of the settings."""
   B, method = len(settings), method_of(tempered)
   params = jnp.pad(jnp.asarray(LOGITS), ((0, W), (0, 1)))
@@ -229,7 +229,7 @@ def filled(tempered: bool, settings, rounds: int) -> denoise.State:
   kinds = (np.float32, np.int32, np.float32, np.float32)
   columns = zip(*settings, strict=True)
   asked = [jnp.asarray(np.array(x, kind)) for x, kind in zip(columns, kinds, strict=True)]
-  request = denoise.Request(request_keys(2, np.arange(B)), *asked)
+  request = denoise.DenoiseRequest(request_keys(2, np.arange(B)), *asked)
   state = denoise.compiled_start(method, denoise.Weights(params), canvas)
   state = denoise.compiled_advance(
     method, denoise.Weights(params), request, state, jnp.int32(rounds)

@@ -27,7 +27,7 @@ FIXED = Denoiser(V + 1, V, False, read, lambda params, states: states)
 
 
 def decode(policy, params, transforms=(), own=()):
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     FIXED, caches.none(FIXED, W), policy, blocks.fixed(W), stopping.whole(), transforms
   )
   canvas = Canvas(
@@ -35,7 +35,7 @@ def decode(policy, params, transforms=(), own=()):
   )
   logits = jnp.pad(jnp.asarray(LOGITS), ((0, W), (0, 1)))
   weights = denoise.Weights(logits, params, transforms=own)
-  request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
+  request = denoise.DenoiseRequest(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   return jax.device_get(denoise.compiled_advance(method, weights, request, state, jnp.int32(99)))
 
@@ -56,7 +56,7 @@ def test_ends_wait_for_all_other_slots(name, parameter):
 def test_a_round_may_commit_all_ends_once_they_are_all_that_is_left():
   base = POLICIES["threshold"]()
   params = EndLast(base.parameters(jnp.full(B, 0.3)), jnp.asarray(ENDS))
-  assert (decode(end_last(base), params).forwards == 2).all()
+  assert (decode(end_last(base), params).passes == 2).all()
 
 
 def test_ends_that_are_suppressed_are_never_said():

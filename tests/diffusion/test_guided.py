@@ -49,7 +49,7 @@ def canvases(seed: int, holes: float = 0.0) -> Canvas:
 
 def decode(canvas: Canvas, rules, size: int, denoiser: Denoiser = TABLE, params=None, guide=GUIDE):
   """The state in the end; `rules` has a row of parameters for every row of the canvas."""
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     denoiser, caches.none(denoiser, size), GUIDED["guided"](guide, MASK), blocks.fixed(size),
     stopping.whole(),
   )  # fmt: skip
@@ -57,7 +57,7 @@ def decode(canvas: Canvas, rules, size: int, denoiser: Denoiser = TABLE, params=
   parameters = Guide(LIKELY, top, share.astype(jnp.float32), least.astype(jnp.float32), corrected)
   own = jax.tree.map(jnp.float32, table(0)) if params is None else params
   weights = denoise.Weights(own, parameters)
-  request = denoise.Request(request_keys(0, np.arange(len(rules))), jnp.zeros(len(rules)))
+  request = denoise.DenoiseRequest(request_keys(0, np.arange(len(rules))), jnp.zeros(len(rules)))
   state = denoise.compiled_start(method, weights, canvas)
   state = jax.device_get(denoise.compiled_advance(method, weights, request, state, jnp.int32(99)))
   assert state.done.all()
@@ -113,11 +113,11 @@ def test_every_rule_is_that_of_a_plain_loop(holes, size):
   tokens, masked, end = jax.device_get(canvas)
   for b, rule in enumerate(OF_ROWS):
     want, passes = by_hand(tokens[b], masked[b], end[b], rule, size)
-    got = [set(np.flatnonzero(state.when[b] == k).tolist()) for k in range(state.forwards[b])]
+    got = [set(np.flatnonzero(state.when[b] == k).tolist()) for k in range(state.passes[b])]
     assert got == passes, (b, rule)
     np.testing.assert_array_equal(state.canvas.tokens[b, : end[b]], want[: end[b]])
   several = [(np.unique(w[w >= 0], return_counts=True)[1] > 1).any() for w in state.when]
-  assert np.mean(several) > 0.3 and state.forwards.max() > 8
+  assert np.mean(several) > 0.3 and state.passes.max() > 8
 
 
 def greedy(tokens, masked, end: int) -> list[int]:
@@ -137,7 +137,7 @@ def test_approving_the_likeliest_token_alone_writes_the_guides_greedy_text(size)
   for b in range(B):
     for state in states:
       assert state.canvas.tokens[b, : end[b]].tolist() == greedy(tokens[b], masked[b], end[b])
-  one, other = (state.forwards for state in states)
+  one, other = (state.passes for state in states)
   slots = (masked & (np.arange(L) < end[:, None])).sum(1)
   assert (one != other).any() and (one <= slots).all() and (one < slots).sum() > B // 2
 
@@ -157,7 +157,7 @@ def test_a_denoiser_that_says_what_the_guide_says_fills_a_block_in_a_pass():
   slots = (masked & (np.arange(L) < end[:, None])).sum(1)
   for corrected in (0, 1):
     state = decode(canvas, [(1, 0.0, 0.0, corrected)] * B, size, knows, jnp.asarray(right))
-    np.testing.assert_array_equal(state.forwards, -(-slots // size))
+    np.testing.assert_array_equal(state.passes, -(-slots // size))
 
 
 def test_a_row_does_not_see_its_neighbours_and_all_share_a_trace():
@@ -210,11 +210,11 @@ def test_by_name_the_text_is_the_guides(home, decoration):
   model = never_ending(home / "denoiser")
   decoder = DiffusionDecoder(model, f"guided[{home}/guide]{decoration}", batch=2)
   results = decoder(PROMPTS, 10)
-  assert [r.tokens for r in results] == wanted and all(r.forwards <= 10 for r in results)
+  assert [r.tokens for r in results] == wanted and all(r.passes <= 10 for r in results)
   assert decoder.name == f"guided[{home}/guide]{decoration}"
   lossy = DiffusionDecoder(model, f"guided-64[{home}/guide]{decoration}", batch=2)(PROMPTS, 10)
   assert [r.tokens for r in lossy] != wanted
-  assert sum(r.forwards for r in lossy) < sum(r.forwards for r in results)
+  assert sum(r.passes for r in lossy) < sum(r.passes for r in results)
 
 
 def test_a_model_that_is_causal_over_blocks_may_be_guided(home):
@@ -231,9 +231,9 @@ def test_the_mask_may_be_the_denoisers_alone(home):
   (plain,), (drafted,) = (
     Decoder(guide, name)(PROMPTS[:1], 10) for name in ("none", f"denoiser-4[{home}/denoiser]")
   )
-  assert drafted.tokens == plain.tokens and drafted.forwards < plain.forwards
+  assert drafted.tokens == plain.tokens and drafted.passes < plain.passes
   (filled,) = DiffusionDecoder(model, f"random/reweighted[{home}/guide]")(PROMPTS[:1], 10)
-  assert len(filled.tokens) == filled.forwards == 10 and model.mask not in filled.tokens
+  assert len(filled.tokens) == filled.passes == 10 and model.mask not in filled.tokens
 
 
 SETTINGS = [  # (policy, settings, what is accepted)

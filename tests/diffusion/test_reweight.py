@@ -88,7 +88,7 @@ SURE = reweighted(TOY, CAUSAL)
 def decode(rows, quota: int):
   """Both slots in one pass, or one after the other."""
   B = len(rows)
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     SURE, caches.none(SURE, W), POLICIES["left_to_right"](), blocks.fixed(W), stopping.whole()
   )
   canvas = Canvas(
@@ -97,7 +97,7 @@ def decode(rows, quota: int):
   )  # fmt: skip
   params = Reweighted(jnp.asarray(GUESS), TABLE, request_keys(7, rows))
   weights = denoise.Weights(params, Quota(jnp.full(B, quota)))
-  request = denoise.Request(request_keys(0, rows), jnp.zeros(B))
+  request = denoise.DenoiseRequest(request_keys(0, rows), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   return jax.device_get(denoise.compiled_advance(method, weights, request, state, jnp.int32(9)))
 
@@ -119,7 +119,7 @@ def expected(quota: int, samples: int = 2) -> np.ndarray:
 def test_the_denoising_loop_draws_from_that_distribution(quota):
   B = 2**12
   state = decode(np.arange(B), quota)
-  assert state.done.all() and (state.forwards == 2 // quota).all()
+  assert state.done.all() and (state.passes == 2 // quota).all()
   np.testing.assert_array_equal(state.canvas.tokens[:, 0], 1)
   observed = np.bincount(state.canvas.tokens[:, 1:3] @ [2, 1], minlength=4)
 

@@ -73,9 +73,9 @@ def test_counts_are_those_of_the_ids(greedy, model):
   for name, figures in summary["methods"].items():
     mine = [line for line in lines if line["method"] == name]
     tokens = sum(len(m["tokens"]) for m in mine)
-    forwards = sum(m["forwards"] for m in mine)
-    assert figures["tokens"] == tokens and figures["forwards"] == forwards
-    assert figures["tau"] == pytest.approx(tokens / forwards)
+    passes = sum(m["passes"] for m in mine)
+    assert figures["tokens"] == tokens and figures["passes"] == passes
+    assert figures["tau"] == pytest.approx(tokens / passes)
     # Rows of a batch share their time, and it is counted once: batches (0, 1), (2, 3), (4).
     assert [m["batch"] for m in mine] == [0, 0, 1, 1, 2]
     assert mine[0]["seconds"] == mine[1]["seconds"]
@@ -131,7 +131,7 @@ def test_draft_model_pays_for_its_passes(model, prompt_file, tmp_path):
     max_new_tokens=8, repeats=1,
   )  # fmt: skip
   method = bench.run(model, config, tmp_path)["methods"][name]
-  # The target drafts for itself: all is accepted, and 3 passes of its own size are 3 forwards.
+  # The target drafts for itself: all is accepted, and 3 passes of its own size are 3 passes.
   assert method["acceptance_by_depth"] == [1.0, 1.0]
   assert method["mbsu"] == pytest.approx(method["tau"] / 4)
   assert method["tau_interval"] is None

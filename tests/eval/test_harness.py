@@ -73,7 +73,7 @@ def test_a_file_of_questions_is_answered(causal, drafter, tmp_path, monkeypatch)
   records = [{"question": q, "answer": a} for q, a in zip(questions, answers, strict=True)]
   figures = evaluate(harness, tmp_path, "our_sums", GENERATE, records, monkeypatch)
   assert figures["exact_match,none"] == 0.5
-  assert harness.emitted <= sum(r.emitted for r in plain) and harness.forwards > 0
+  assert harness.emitted <= sum(r.emitted for r in plain) and harness.passes > 0
 
 
 def test_the_task_of_the_guide_takes_the_last_number(causal, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Likelihoods against sums over plain forwards, and over all places of masks."""
+"""Likelihoods against sums over plain passes, and over all places of masks."""
 
 import dataclasses
 import functools

@@ -8,7 +8,7 @@ from specjax.eval import metrics
 
 
 def test_block_efficiency_is_a_ratio_of_totals():
-  # 10 tokens in 4 forwards and 2 in 2: not the mean of 2.5 and 1.
+  # 10 tokens in 4 passes and 2 in 2: not the mean of 2.5 and 1.
   assert metrics.block_efficiency(10 + 2, 4 + 2) == 2.0
 
 
@@ -51,13 +51,13 @@ def test_interval_of_equal_units_has_no_width():
 
 def test_interval_covers_and_repeats():
   rng = np.random.default_rng(1)
-  forwards = rng.integers(20, 60, 200)
-  emitted = np.round(forwards * rng.normal(2.5, 0.5, 200))
-  low, high = metrics.bootstrap_interval(metrics.block_efficiency, emitted, forwards)
+  passes = rng.integers(20, 60, 200)
+  emitted = np.round(passes * rng.normal(2.5, 0.5, 200))
+  low, high = metrics.bootstrap_interval(metrics.block_efficiency, emitted, passes)
   assert low < 2.5 < high
   # The spread of the ratio, 0.5 / sqrt(200), within a quarter.
   assert (high - low) / (2 * 1.96) == pytest.approx(0.5 / 200**0.5, rel=0.25)
-  assert (low, high) == metrics.bootstrap_interval(metrics.block_efficiency, emitted, forwards)
+  assert (low, high) == metrics.bootstrap_interval(metrics.block_efficiency, emitted, passes)
 
 
 def test_interval_resamples_a_method_with_its_baseline():

@@ -28,8 +28,8 @@ def test_the_questions_are_of_every_task_and_length():
   assert kinds == sorted([(t, n) for t in SMALL.tasks for n in SMALL.lengths] * 2)
 
 
-def filled(text: str, forwards: int) -> Result:
-  return Result("", text, [], [], forwards, 0.0)
+def filled(text: str, passes: int) -> Result:
+  return Result("", text, [], [], passes, 0.0)
 
 
 def judged(question: str, answer: str) -> Score:
@@ -48,13 +48,13 @@ def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
   results = [filled("Ada Bob Cy", 4), filled("Bob Ada Cy", 2), filled("Ada", 3)]
   seconds = np.array([[1.0, 5.0], [2.0, 10.0], [3.0, 4.0]])  # of three repeats and two batches
   got = parallelbench.figures(model, asked, Runs(None, results, seconds, 0 * seconds))
-  assert got["accuracy"] == pytest.approx(2 / 3) and got["forwards"] == 3
-  assert got["accuracy_interval"] == (0.0, 1.0) and got["forwards_interval"][0] < 3
+  assert got["accuracy"] == pytest.approx(2 / 3) and got["passes"] == 3
+  assert got["accuracy_interval"] == (0.0, 1.0) and got["passes_interval"][0] < 3
   assert got["seconds"] == pytest.approx(2 + 5)
   assert got["accuracy_strict"] == pytest.approx(1 / 3)
   copy, shuffle = got["tasks"]["copy"], got["tasks"]["shuffle"]
-  assert copy == {"accuracy": 0.5, "accuracy_strict": 0.5, "forwards": 3.5}
-  assert shuffle == {"accuracy": 1.0, "accuracy_strict": 0.0, "forwards": 2.0}
+  assert copy == {"accuracy": 0.5, "accuracy_strict": 0.5, "passes": 3.5}
+  assert shuffle == {"accuracy": 1.0, "accuracy_strict": 0.0, "passes": 2.0}
 
 
 def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
@@ -64,8 +64,8 @@ def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
   assert len(lines) == 3 * 8
   said = {m: [x["said"] for x in lines if x["method"] == m] for m in SMALL.methods}
   assert said["confidence"] == said["confidence/guesses-3"]
-  forwards = {m: f["forwards"] for m, f in summary["methods"].items()}
-  assert forwards["confidence/guesses-3"] <= forwards["confidence"] == 8
+  passes = {m: f["passes"] for m, f in summary["methods"].items()}
+  assert passes["confidence/guesses-3"] <= passes["confidence"] == 8
   assert (tmp_path / "parallelbench.png").exists()
   assert "threshold-0.3/dual" in (tmp_path / "table.md").read_text()
 
@@ -89,7 +89,7 @@ def test_denoise_prints_json(list_denoiser, capsys):
   assert main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada Bob =", "--policy",
                "confidence-2/fixed-8", "--max-new-tokens", "8", "--json"]) == 0  # fmt: skip
   line = json.loads(capsys.readouterr().out)
-  assert line["forwards"] <= 4 and line["method"] == "confidence-2/fixed-8" and line["seconds"] > 0
+  assert line["passes"] <= 4 and line["method"] == "confidence-2/fixed-8" and line["seconds"] > 0
   assert (
     main(["denoise", "--model", list_denoiser, "--prompt", "copy : Ada =", "--policy", "x"]) == 2
   )

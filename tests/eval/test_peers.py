@@ -148,15 +148,15 @@ def test_llama_cpp_stops_as_ours_and_counts_its_passes(float32, kept, monkeypatc
     assert {k: v for k, v in m.options.items() if k.startswith("type_")} == kept
   for contender, passes in zip(found.values(), (4, 2), strict=True):
     run = contender.run([1, 2], 8)
-    assert run.tokens == [11, 12, 13, 14, 15] and run.timed == 4 and run.forwards == passes
+    assert run.tokens == [11, 12, 13, 14, 15] and run.timed == 4 and run.passes == passes
     assert 0 <= run.seconds <= run.total
     assert contender.run([1, 2], 3).tokens == [11, 12, 13]
     assert contender.read is None and contender.float32 == float32
 
 
-def run(tokens, seconds, total, forwards=None):
+def run(tokens, seconds, total, passes=None):
   timed = len(tokens) - 1
-  return Run(tokens, timed, seconds, timed if forwards is None else forwards, total)
+  return Run(tokens, timed, seconds, timed if passes is None else passes, total)
 
 
 RUNS = {  # two repeats of two questions
@@ -257,6 +257,6 @@ def test_transformers_decodes_the_same(model):
   wanted = ours.run(ids, 24).tokens
   for contender in found.values():
     got = contender.run(ids, 24)
-    assert got.tokens == wanted and got.timed == len(wanted) - 1 >= got.forwards
+    assert got.tokens == wanted and got.timed == len(wanted) - 1 >= got.passes
     assert contender.read("Who has 3 apples?") == ids
     np.testing.assert_allclose(contender.logits(ids), ours.logits(ids), atol=1e-5)

@@ -77,7 +77,7 @@ def test_what_adds_nothing_is_skipped(model, tmp_path, capsys):
     Decoder(model, name)([[5, 6, 7]], 24)[0]
     for name in ("none", f"self_speculative-4,least=0.0[{tmp_path / 'out/skipped.json'}]")
   )
-  assert plain.tokens == drafted.tokens and drafted.forwards < plain.forwards
+  assert plain.tokens == drafted.tokens and drafted.passes < plain.passes
 
 
 @pytest.mark.parametrize("change, words", [

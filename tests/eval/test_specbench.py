@@ -144,7 +144,7 @@ def test_figures_are_those_of_the_answers(whole, small):
     for category, x in m["figures"].items():
       mine = [a for a in first if a.method == label and category in ("overall", a.category)]
       assert x["tokens"] == sum(len(a.tokens) for a in mine)
-      assert x["tau"] == x["tokens"] / sum(a.forwards for a in mine)
+      assert x["tau"] == x["tokens"] / sum(a.passes for a in mine)
   plain, drafted = (m["figures"]["overall"] for m in summary["methods"].values())
   assert plain["tau"] == plain["speed_up"] == plain["speed_up_with_prefill"] == 1
   assert plain["tokens"] == drafted["tokens"] and drafted["tau"] > 1
@@ -157,10 +157,10 @@ def test_figures_are_those_of_the_answers(whole, small):
   assert "| none | 1.00 | 1.00 |" in text and "| Medusa | 2.31 | 1.71 |" in text
 
 
-def answer(batch, turn, tokens, forwards, seconds, repeat=0, question=None, category="QA"):
+def answer(batch, turn, tokens, passes, seconds, repeat=0, question=None, category="QA"):
   return Answer(
     "m", repeat, batch, batch if question is None else question, category, turn, [1], [2] * tokens,
-    "", forwards, seconds, 1.0,
+    "", passes, seconds, 1.0,
   )  # fmt: skip
 
 

@@ -258,7 +258,7 @@ def test_the_choice_is_a_name(tuned, model):
     assert specjax.Decoder(model, label).method.drafter.nodes == f["nodes"]
   rows = tune.rows(summary)
   assert [row["draft"] for row in rows] == list(summary["candidates"])
-  tau = [str(row["expected tokens/forward"]) for row in rows]
+  tau = [str(row["expected tokens/pass"]) for row in rows]
   assert tau == ["", "1.50", "1.80", ""]
 
 
@@ -331,7 +331,10 @@ def test_a_benchmark_takes_a_tree_by_name(model, head):
   drafter = bench.make_decoder(model, f"{name}/dynamic-6,depth=2,beam=3", config).method.drafter
   assert drafter is drafting.drafter(medusa(model.target, HEAD), Dynamic(6, 2, 3))
   for label, message in (
-    (f"{name}/dynamic-6,depth=2", "tree='dynamic-6,depth=2': it needs beam; accepted is dynamic-NODES"),
+    (
+      f"{name}/dynamic-6,depth=2",
+      "tree='dynamic-6,depth=2': it needs beam; accepted is dynamic-NODES",
+    ),
     (f"{name}/tree[no_such.json]", "'no_such.json' cannot be read"),
     (f"{name}/dynamic-6,depth=5,beam=3", "tree is 5 deep: the head guesses 2"),
     ("medusa:dynamic-6,depth=2,beam=3", "is now medusa/dynamic-6,depth=2,beam=3"),

@@ -111,7 +111,7 @@ def test_texts_are_those_of_plain_decoding(name, tmp_path):
     )  # fmt: skip
     want, found = (d(PROMPTS, [20, 9, 14]) for d in (plain, decoder))
     assert [r.tokens for r in found] == [r.tokens for r in want] and decoder.name == name
-    assert sum(r.forwards for r in found) < sum(r.forwards for r in want)
+    assert sum(r.passes for r in found) < sum(r.passes for r in want)
     offered = np.sum([r.rounds.offered for r in found], 0)
     if "constant" in name:
       assert np.flatnonzero(offered).tolist() == [int(name[-1])]

@@ -112,7 +112,7 @@ METHODS = {
   **{name: (build(ALPHA), params) for name, (build, params) in RESCORED.items()},
 }  # fmt: skip
 GREEDY = slice(0, 2)
-REQUEST = speculate.Request(
+REQUEST = speculate.DecodeRequest(
   Settings(jnp.asarray([0.0, 0.0, 0.8]), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B)),
   request_keys(0, np.arange(B)), jnp.asarray(LENGTH + BUDGET, jnp.int32), jnp.asarray([-1]),
 )  # fmt: skip

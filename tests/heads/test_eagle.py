@@ -281,7 +281,7 @@ def test_memory_after_some_rounds_is_that_of_the_text_from_scratch(name, tree):
   tokens = jnp.asarray(np.random.default_rng(2).integers(0, V, (B, T)), jnp.int32)
   length = jnp.asarray([T, 4, 1, 6], jnp.int32)
   f = jnp.zeros(B)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(f, jnp.zeros(B, jnp.int32), f + 1, f), request_keys(0, range(B)),
     length + jnp.asarray(BUDGETS, jnp.int32), jnp.asarray([-1], jnp.int32),
   )  # fmt: skip

@@ -100,7 +100,7 @@ def start(drafter, params, lengths):
   length = jnp.asarray(lengths, jnp.int32)
   tokens = jnp.where(jnp.arange(T)[None] < length[:, None], tokens, 0)
   f = jnp.zeros(B)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(f, jnp.zeros(B, jnp.int32), f + 1, f), request_keys(0, np.arange(B)),
     length + BUDGET, jnp.asarray([-1], jnp.int32),
   )  # fmt: skip

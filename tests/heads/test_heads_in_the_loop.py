@@ -35,7 +35,7 @@ def inputs(rows: list[int]):
   f = lambda x: jnp.asarray([x[b] for b in rows], jnp.float32)  # noqa: E731
   settings = Settings(f(TEMPERATURE), jnp.zeros(len(rows), jnp.int32), f(TOP_P), f([0.0] * B))
   limit = length + np.array([BUDGETS[b] for b in rows], np.int32)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     settings, request_keys(3, rows), jnp.asarray(limit), jnp.asarray([5, -1], jnp.int32)
   )
   return jnp.asarray(tokens), jnp.asarray(length), request
@@ -52,7 +52,7 @@ def method_of(drafter):
 
 
 def decode(drafter, params, rows: list[int]):
-  """(new tokens of each row, forwards of each row)."""
+  """(new tokens of each row, passes of each row)."""
   method, weights = method_of(drafter), speculate.Weights(target_params(), params)
   tokens, length, request = inputs(rows)
   capacity = speculate.capacity_for(T, BUDGET, drafter.depth)
@@ -60,7 +60,7 @@ def decode(drafter, params, rows: list[int]):
   state = speculate.compiled_advance(method, weights, request, state, jnp.int32(1000))
   text, end = np.asarray(state.context.tokens), np.asarray(state.context.length)
   new = [text[i, len(PROMPTS[b]) : end[i]].tolist() for i, b in enumerate(rows)]
-  return new, np.asarray(state.stats.forwards)
+  return new, np.asarray(state.stats.passes)
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def test_state_is_stable_and_a_round_keeps_its_types(name):
   tokens, length, request = inputs(list(range(B)))
   start = functools.partial(speculate.start, method, capacity=64)
   state = jax.eval_shape(start, weights, tokens, length, request)
-  round_ = functools.partial(speculate.round_, method, source=Noise)
+  round_ = functools.partial(speculate.decode_round, method, source=Noise)
 
   def signature(tree):
     leaves = [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]

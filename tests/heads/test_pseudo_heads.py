@@ -18,7 +18,7 @@ from specjax.heads.base import Examples
 from specjax.heads.hidden_transfer import HiddenTransferConfig, hidden_transfer
 from specjax.heads.masked_slots import MaskedSlotsConfig, masked_slots
 from specjax.heads.ppd import PPDConfig, ppd
-from specjax.heads.pseudo_rows import ride
+from specjax.heads.pseudo_rows import run_with_pseudo_rows
 from specjax.models import transformer
 from specjax.models.config import Config
 from specjax.models.rotary import rope_frequencies
@@ -207,7 +207,7 @@ def test_true_states_entering_are_true_states_leaving(layers):
 
   @jax.jit
   def run(x):
-    return ride(
+    return run_with_pseudo_rows(
       TARGET, WEIGHTS, x, position, attention_mask(segment, True), cuts, (K, K), layers, enter,
       start=min(layers),
     )  # fmt: skip
@@ -271,7 +271,7 @@ def begin(name: str | None):
   B, capacity = len(LENGTHS), speculate.capacity_for(T, BUDGET, 2)
   tokens = np.random.default_rng(6).integers(0, V, (B, T)).astype(np.int32)
   length, one = jnp.asarray(LENGTHS, jnp.int32), jnp.ones(B)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(0 * one, jnp.zeros(B, jnp.int32), one, 0 * one), request_keys(0, np.arange(B)),
     length + BUDGET, jnp.asarray([-1], jnp.int32),
   )  # fmt: skip
@@ -367,7 +367,7 @@ def decoded(name: str | None):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_text_and_cache_are_those_of_plain_decoding(name):
   got, want = decoded(name), decoded(None)
-  assert int(got.stats.forwards.sum()) < 0.8 * int(want.stats.forwards.sum())
+  assert int(got.stats.passes.sum()) < 0.8 * int(want.stats.passes.sum())
   for b, n in enumerate(LENGTHS):
     n += BUDGET
     assert got.context.length[b] == want.context.length[b] == n

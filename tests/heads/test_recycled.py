@@ -70,4 +70,4 @@ def test_it_is_named_and_changes_no_token():
   plain = Decoder(model)([prompt], 24)[0].tokens
   decoder = Decoder(model, "medusa/recycled")
   (got,) = decoder([prompt], 24)
-  assert got.tokens == plain and got.forwards < 20 and decoder.name == "medusa/recycled"
+  assert got.tokens == plain and got.passes < 20 and decoder.name == "medusa/recycled"

@@ -259,7 +259,7 @@ def test_a_pruned_source_is_named_and_changes_no_token():
   decoder = Decoder(model, "medusa-8+prompt_lookup-6/pruned")
   assert decoder.name == "medusa+prompt_lookup-6/pruned"
   (got,) = decoder([prompt], 24)
-  assert got.tokens == plain and got.forwards < 24
+  assert got.tokens == plain and got.passes < 24
   for name in ("prompt_lookup/pruned", "prompt_lookup/pruned|medusa"):
     with pytest.raises(ValueError, match="prompt_lookup/pruned: accepted in a union"):
       Decoder(model, name)

@@ -7,7 +7,7 @@ import pytest
 from specjax.kernels.platform import device
 from specjax.kernels.tree_attention import config, measured, tune
 
-SHAPE = config.Shape(capacity=4096, width=64, itemsize=4, rows=32)
+SHAPE = config.AttentionShape(capacity=4096, width=64, itemsize=4, rows=32)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_every_shape_lowers_for_tpu(shape, dtype):
 
 
 def test_the_mask_is_small_beside_the_cache():
-  shape = aot.Shape(batch=1, nodes=64, capacity=8192)
+  shape = aot.CompiledShape(batch=1, nodes=64, capacity=8192)
   arguments = aot.arguments(shape, None)
 
   def attention(*arguments):

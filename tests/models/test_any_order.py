@@ -80,7 +80,7 @@ def test_the_loop_decodes_what_a_pass_per_slot_decodes():
   canvas = Canvas(jnp.asarray(TOKENS), jnp.asarray(ranks >= 0), jnp.full(B, L))
   state = any_subset.compiled_start(canvas, jnp.asarray(ranks))
   np.testing.assert_array_equal(state.rank, ranks)
-  request = any_subset.Request(greedy, request_keys(0, np.arange(B)))
+  request = any_subset.AnySubsetRequest(greedy, request_keys(0, np.arange(B)))
   state = any_subset.compiled_advance(MODEL, PARAMS, request, state, jnp.int32(99), guesses=3)
 
   want, slots = np.where(ranks < 0, TOKENS, 0), (ranks >= 0).sum(1)

@@ -229,7 +229,7 @@ def test_drafts_over_a_small_cache_change_no_token(name):
     drafter = f"self_speculative-4,least=0/{small.get(name, name)}"
     drafted = Decoder(MODEL, drafter, **options)(PROMPTS, 24)
     assert [r.tokens for r in drafted] == [r.tokens for r in plain]
-    assert sum(r.forwards for r in drafted) < sum(r.forwards for r in plain)
+    assert sum(r.passes for r in drafted) < sum(r.passes for r in plain)
 
 
 @pytest.mark.parametrize(

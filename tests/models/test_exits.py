@@ -199,7 +199,7 @@ def test_one_drafter_serves_two_targets(tmp_path):
         for x in ("none", drafter)
       )
       assert [r.tokens for r in plain] == [r.tokens for r in drafted]
-      assert sum(r.forwards for r in drafted) < sum(r.forwards for r in plain)
+      assert sum(r.passes for r in drafted) < sum(r.passes for r in plain)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def decode(t, params, drafter, temperature=0.0, head=()):
   for b, p in enumerate(PROMPTS):
     tokens[b, : len(p)] = p
   length = jnp.array([len(p) for p in PROMPTS], jnp.int32)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     settings, request_keys(0, jnp.arange(2)), length + 24, jnp.array([-1])
   )
   weights = speculate.Weights(params, head)

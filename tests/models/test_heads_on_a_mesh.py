@@ -32,7 +32,7 @@ def loop(name, params, own=None):
   guess = drafting.drafter(head, Dynamic(8, 3, 2))
   method = pair(TARGET, guess, target_only())
   one, none = jnp.ones(2), jnp.zeros(2, jnp.int32)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(one, none, one, 0 * one), request_keys(0, jnp.arange(2)), none + LENGTH, none[:1] - 1
   )
   weights = speculate.Weights(params, own)

@@ -68,7 +68,7 @@ def decode(network, drafter, verifier, temperature: float, prompts=PROMPTS):
   tokens = jnp.asarray([[*p, *[0] * (T - len(p))] for p in prompts], jnp.int32)
   length = jnp.asarray([len(p) for p in prompts], jnp.int32)
   one, zero = jnp.ones(B), jnp.zeros(B)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(temperature * one, jnp.zeros(B, jnp.int32), one, zero),
     request_keys(3, [PROMPTS.index(p) for p in prompts]), length + BUDGET, jnp.array([-1]),
   )  # fmt: skip
@@ -141,7 +141,7 @@ def test_drafts_give_the_tokens_of_plain_decoding(drafter, temperature):
   assert got == want
   assert decode(SECOND, drafter, target_only(), temperature, PROMPTS[:1])[0] == want[:1]
   if drafter is CHAIN:
-    assert state.stats.forwards.sum() < plain.stats.forwards.sum()
+    assert state.stats.passes.sum() < plain.stats.passes.sum()
 
 
 def test_the_cache_holds_what_the_plain_target_would():

@@ -46,7 +46,9 @@ def decode(params):
   method = pair(target(CONFIG), drafters.prompt_lookup(3), target_only())
   settings = Settings(*(jnp.array(x) for x in ([1.0, 0.7], [8, 0], [1.0, 0.9], [0.0, 0.0])))
   limit = jnp.full(2, 30, jnp.int32)
-  request = speculate.Request(settings, request_keys(0, jnp.arange(2)), limit, jnp.array([-1]))
+  request = speculate.DecodeRequest(
+    settings, request_keys(0, jnp.arange(2)), limit, jnp.array([-1])
+  )
   weights = speculate.Weights(params, ())
   prompt = jnp.array([[1, 2, 3, 1, 2], [7, 8, 7, 0, 0]], jnp.int32), jnp.array([5, 3], jnp.int32)
   state = speculate.compiled_start(method, weights, *prompt, request, 40)

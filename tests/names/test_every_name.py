@@ -280,7 +280,7 @@ def traced(decoder):
 
     def run(weights, request, tokens, length):
       state = speculate.start(method, weights, tokens, length, request, 64)
-      return speculate.round_(method, weights, request, state, Noise)
+      return speculate.decode_round(method, weights, request, state, Noise)
 
     tokens, length = jnp.zeros((1, 32), jnp.int32), jnp.ones(1, jnp.int32)
     program = jax.make_jaxpr(run)(decoder.weights, request, tokens, length)
@@ -422,7 +422,7 @@ def decoded(decoder) -> dict[str, Any]:
   """What a decoding by the shipped loop shows: tokens, and how they came about."""
   if isinstance(decoder, DiffusionDecoder):
     (r,) = decoder([PROMPT], NEW)
-    return {"tokens": r.tokens, "passes": r.forwards, "canvas": r.filling.canvas,
+    return {"tokens": r.tokens, "passes": r.passes, "canvas": r.filling.canvas,
             "order": r.filling.when, "log_probs": np.round(r.log_probs, 2).tolist()}  # fmt: skip
   decoder.method = decoder.method._replace(drafter=recorded(decoder.method.drafter))
   ids = decoder.model.encode(REPEATS)
@@ -431,7 +431,7 @@ def decoded(decoder) -> dict[str, Any]:
   log = state.drafter[1]
   return {
     "tokens": state.context.tokens[0, len(ids) : int(state.context.length[0])].tolist(),
-    "rounds": int(state.stats.forwards[0]), "accepted": state.stats.accepted[0].tolist(),
+    "rounds": int(state.stats.passes[0]), "accepted": state.stats.accepted[0].tolist(),
     "offered": state.stats.offered[0].tolist(),
     "drafts": [x[: int(log.count)].tolist() for x in log[1:]],
   }  # fmt: skip

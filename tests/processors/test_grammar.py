@@ -184,7 +184,7 @@ def test_drafts_change_nothing(drafter, temperature):
     np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-4)
     said = json.loads(a.text)
     assert list(said) == WORDY["required"] and said["count"] <= 99
-    assert b.forwards < a.forwards / (2 if "forced" in name else 1)
+    assert b.passes < a.passes / (2 if "forced" in name else 1)
 
 
 @pytest.mark.full(but=["0.0"])

@@ -17,7 +17,7 @@ from specjax.names.load import Model
 from specjax.sampling import Settings, request_keys
 from specjax.search import pearl_decoder
 from specjax.search.pearl_decoder import PearlDecoder
-from specjax.speculate import Request
+from specjax.speculate import DecodeRequest
 from specjax.testing import random_table, table_model
 
 CONFIG = Config(32, 16, 2, 4, 2, 16, 24, max_length=128)
@@ -45,7 +45,7 @@ def test_greedy_texts_are_those_of_plain_decoding(draft, block, batch):
     np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=1e-4)
     assert ours.method == f"pearl-{block}[{draft.name}]" and ours.exactness == "EXACT"
   if draft is TARGET:  # every tick but the first commits a whole block
-    assert found[2].forwards == 1 + -(-13 // block)
+    assert found[2].passes == 1 + -(-13 // block)
 
 
 @pytest.mark.full(but=["2"])
@@ -82,7 +82,7 @@ def test_sampled_texts_have_the_targets_distribution(wrong):
   settings = Settings(
     jnp.full(rows, temperature), jnp.zeros(rows, jnp.int32), jnp.ones(rows), jnp.zeros(rows)
   )
-  request = Request(
+  request = DecodeRequest(
     settings, request_keys(0, np.arange(rows)), jnp.full(rows, 2 + L), jnp.array([-1])
   )
   tokens = jnp.broadcast_to(jnp.array([0, 2], jnp.int32), (rows, 2))
@@ -95,7 +95,7 @@ def test_sampled_texts_have_the_targets_distribution(wrong):
   logits = np.asarray(random_table(1, V)["logits"] if wrong else table["logits"], np.float64)
   p = stats.chisquare(counts, rows * law(logits, L, temperature)).pvalue
   assert p < 1e-6 if wrong else p > 1e-6
-  assert (np.asarray(state.stats.forwards) < L).mean() > 0.2
+  assert (np.asarray(state.stats.passes) < L).mean() > 0.2
 
 
 TWO_DEVICES = """

@@ -9,7 +9,7 @@ from test_conversation import METHODS, MODEL, NEAR
 
 from specjax import Decoder, speculate
 from specjax.serving.engine import Busy, Closed, Engine
-from specjax.serving.rows import Rows
+from specjax.serving.rows import DecodeRows
 
 PLAIN = {"temperature": 0.0}
 END = 2  # a stop token of all decoders here
@@ -59,7 +59,7 @@ def test_requests_are_decoded_as_alone(name, expected):
     tickets = [engine.submit(prompt, budget, **asked) for prompt, budget, asked in ASKED]
     assert [ticket.wait() for ticket in tickets] == expected
     for ticket, (_, budget, _) in zip(tickets, ASKED, strict=True):
-      assert 0 < ticket.forwards <= len(ticket.tokens) <= budget
+      assert 0 < ticket.passes <= len(ticket.tokens) <= budget
       assert ticket.reason == ("stop" if ticket.tokens[-1] == END else "length")
     assert {ticket.reason for ticket in tickets} == {"stop", "length"}
 
@@ -286,7 +286,7 @@ def test_what_one_request_taught_helps_the_next(name):
     assert first.wait() == second.wait() == plain.tokens
     third = engine.submit(prompt, 20)
     assert third.wait() == plain.tokens
-    assert third.forwards < min(first.forwards, second.forwards)
+    assert third.passes < min(first.passes, second.passes)
 
 
 @pytest.mark.full(but=["options0-3", "options1-5"])
@@ -302,14 +302,14 @@ def test_requests_with_one_prompt_share_its_prefill(monkeypatch, options, prefil
   prompts = ([1, 2, 3, 1, 2], [1, 2, 3, 1, 2], [4], [5], [5])
   settings = {"temperature": 0.9, "processors": options.get("processors", ())}
   texts = [Decoder(MODEL, seed=i, **settings)([p], 7)[0].tokens for i, p in enumerate(prompts)]
-  seen, start, asked = [], Rows._start, threading.Event()
+  seen, start, asked = [], DecodeRows._start, threading.Event()
 
   def counted(*args):
     assert asked.wait(60)
     seen.append(args[1])
     return start(*args)
 
-  monkeypatch.setattr(Rows, "_start", counted)
+  monkeypatch.setattr(DecodeRows, "_start", counted)
   decoder = Decoder(MODEL, verifier="target_only", batch=2, **settings | options)
   with Engine(decoder, rounds=2, queue=20) as engine:
     tickets = [engine.submit(p, 7, seed=i) for i, p in enumerate(prompts)]

@@ -5,12 +5,12 @@ from test_conversation import METHODS, MODEL, OF_BATCH
 
 from specjax import Decoder
 from specjax.serving.refill import refilled
-from specjax.serving.rows import Rows
+from specjax.serving.rows import DecodeRows
 
 # The long one is padded to another length: short ones are busy when it comes.
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [4], [5, 6, 8] * 30, [7, 8, 9], [2, 2, 5], [3] * 9]
 BUDGETS = [12, 3, 5, 1, 9, 14]
-SAME = ("tokens", "forwards", "rounds", "text", "method", "verifier", "exactness", "prompt")
+SAME = ("tokens", "passes", "rounds", "text", "method", "verifier", "exactness", "prompt")
 
 
 @pytest.mark.full(but=["none-greedy"])
@@ -24,15 +24,15 @@ def test_requests_are_decoded_as_alone(name, temperature):
   alone = Decoder(MODEL, drafter(), **options | {"batch": 1})
   for i, (prompt, budget) in enumerate(zip(PROMPTS, BUDGETS, strict=True)):
     (expected,) = alone([prompt], budget, first=i)
-    for field in (x for x in SAME if name not in OF_BATCH or x not in ("forwards", "rounds")):
+    for field in (x for x in SAME if name not in OF_BATCH or x not in ("passes", "rounds")):
       assert getattr(together[i], field) == getattr(expected, field), (i, field)
     assert together[i].log_probs == pytest.approx(expected.log_probs, abs=1e-4)
 
 
 @pytest.mark.parametrize("cache, calls", [("dense", 10), ("int8", 12)])
 def test_a_busy_row_rides_on_in_longer_caches(cache, calls, monkeypatch):
-  counted, advance = [], Rows.advance
-  monkeypatch.setattr(Rows, "advance", lambda rows, n: counted.append(n) or advance(rows, n))
+  counted, advance = [], DecodeRows.advance
+  monkeypatch.setattr(DecodeRows, "advance", lambda rows, n: counted.append(n) or advance(rows, n))
   found = dict(refilled(Decoder(MODEL, batch=2, cache=cache), [[4], [5] * 90], [30, 4], rounds=3))
   assert [found[i].emitted for i in (0, 1)] == [30, 4]
   assert len(counted) == calls  # those of the first alone, or two more for the second after it
@@ -59,4 +59,4 @@ def test_bad_requests_are_refused(wrong, message):
 def test_what_one_request_taught_helps_the_next(name):
   found = dict(refilled(Decoder(MODEL, name), [[5, 6, 7, 5, 1, 2]] * 2, 20))
   assert found[0].tokens == found[1].tokens
-  assert found[1].forwards < found[0].forwards
+  assert found[1].passes < found[0].passes

@@ -137,7 +137,7 @@ def test_a_chat(client, model, settings):
   counts = found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens
   assert counts == (length, NEW, length + NEW)
   own = found.usage.specjax
-  assert own["tokens_per_forward"] == round(NEW / own["forwards"], 3) >= 1
+  assert own["tokens_per_pass"] == round(NEW / own["passes"], 3) >= 1
   assert (own["drafter"], own["rule"]) == ("prompt_lookup-4", "target_only [EXACT]")
 
   parts = list(client.chat.completions.create(

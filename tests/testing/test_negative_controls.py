@@ -26,7 +26,7 @@ from specjax.testing import (
   target_distribution,
   total_variation,
 )
-from specjax.trees.structure import at, connected, follow
+from specjax.trees.structure import connected, follow, gather
 from specjax.verifiers import block, recursive, siblings, target_only, token
 
 V = 3
@@ -101,7 +101,7 @@ def two_exits(mixture: bool) -> Drafter:
     first = chain.log_probs[:, 0]
     second = jax.nn.log_softmax(first / 3)
     again = noise.draw(DRAFT + 9, second)
-    sure = at(jnp.exp(first), chain.tokens[:, 1:])[:, 0] >= 0.5
+    sure = gather(jnp.exp(first), chain.tokens[:, 1:])[:, 0] >= 0.5
     kept = jnp.where(jnp.exp(first) >= 0.5, jnp.exp(first), 0.0)
     whole = kept + (1 - kept.sum(-1, keepdims=True)) * jnp.exp(second)
     naive = jnp.where(sure[:, None], first, second)
@@ -123,7 +123,7 @@ def best_of_beams() -> Verifier:
     ok = connected(jnp.pad(hit, ((0, 0), (1, 0))), draft.parent, depth)
     tie = jnp.zeros(ok.shape)
     verdict = follow(draft, ok, tie, draft.tokens, depth)
-    leaf = at(verdict.path, verdict.count[:, None])
+    leaf = gather(verdict.path, verdict.count[:, None])
     P, Q = (
       jnp.exp(jnp.take_along_axis(x, leaf[..., None], 1)[:, 0])
       for x in (log_probs, draft.log_probs)
@@ -147,7 +147,7 @@ def a_draw_per_candidate() -> Verifier:
     hit = [noise.draw(DRAFT + 9 + i, log_probs[:, 0]) == draft.tokens[:, i] for i in children]
     ok = jnp.stack([jnp.ones_like(hit[0]), *hit], 1)
     verdict = follow(draft, ok, jnp.zeros(ok.shape), draft.tokens, depth)
-    leaf = at(verdict.path, verdict.count[:, None])
+    leaf = gather(verdict.path, verdict.count[:, None])
     extra = noise.draw(RESIDUAL, jnp.take_along_axis(log_probs, leaf[..., None], 1)[:, 0])
     tokens = jnp.where(verdict.count[:, None] > 0, verdict.tokens, extra[:, None])
     return verdict._replace(tokens=tokens.at[:, 1].set(extra))

@@ -74,7 +74,7 @@ def test_the_script_makes_a_model_that_assd_decodes(options):
   model = specjax.load(f"{options.out}/model")
   assert model.config.any_order and not model.config.causal
   (answer,) = specjax.DiffusionDecoder(model, "assd-3")(["copy : Ann Bob ="], 6)
-  assert answer.forwards <= 6 and len(answer.filling.canvas) > 6
+  assert answer.passes <= 6 and len(answer.filling.canvas) > 6
 
 
 @pytest.mark.parametrize(

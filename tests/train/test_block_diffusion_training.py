@@ -13,7 +13,7 @@ import specjax
 from specjax.checkpoints import hf
 from specjax.data import lists
 from specjax.data.chat import TEMPLATES
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import PackedRows, pack
 from specjax.data.tokenizer import END, MASK, train_bpe
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, init
@@ -32,7 +32,7 @@ CONFIG = Config(
 def alone(clean):
   """Rows of one text each."""
   slot = jnp.broadcast_to(jnp.arange(clean.shape[1], dtype=jnp.int32), clean.shape)
-  return Rows(clean, slot, jnp.zeros_like(slot), jnp.ones(clean.shape, bool))
+  return PackedRows(clean, slot, jnp.zeros_like(slot), jnp.ones(clean.shape, bool))
 
 
 @pytest.mark.parametrize("shift", [False, True])

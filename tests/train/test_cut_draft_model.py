@@ -11,7 +11,7 @@ from options import changed
 
 import specjax
 from specjax import Decoder
-from specjax.data.packing import Rows, pack
+from specjax.data.packing import PackedRows, pack
 from specjax.models.transformer import Transformer, attention_mask
 from specjax.train import draft_model
 from specjax.train.draft_model import cut
@@ -52,7 +52,7 @@ def test_every_exit_learns_as_the_last():
   model, noise = specjax.load("gsm8k-7m"), np.random.default_rng(0)
   config, params = cut(model.config, model.params, 2)
   ids, place = noise.integers(4096, size=(2, 6)), np.arange(6)[None].repeat(2, 0)
-  rows = Rows(ids.astype(np.int32), place.astype(np.int32), 0 * place, place > 0)
+  rows = PackedRows(ids.astype(np.int32), place.astype(np.int32), 0 * place, place > 0)
   hidden = noise.normal(size=(2, 3, config.width)).astype(np.float32)
   batch = draft_model.Batch(
     rows, np.array([[0, 2, 4], [1, 2, 0]], np.int32), np.float32([[1, 1, 1], [1, 1, 0]]), hidden
@@ -86,7 +86,7 @@ def test_it_drafts(done):
     for drafter in ("none", f"draft_model-3[{done.out}/model]")
   )
   assert [r.tokens for r in plain] == [r.tokens for r in drafted]
-  assert sum(r.forwards for r in drafted) < 0.8 * sum(r.forwards for r in plain)
+  assert sum(r.passes for r in drafted) < 0.8 * sum(r.passes for r in plain)
 
 
 def test_a_finished_run_goes_no_further_and_others_are_refused(done):

@@ -53,11 +53,11 @@ def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
     tokens[b, : len(ids)] = ids
     masked[b, len(ids) : len(ids) + W] = True
   canvas = Canvas(jnp.asarray(tokens), jnp.asarray(masked), jnp.asarray(masked.argmax(1) + W))
-  method = denoise.Method(
+  method = denoise.DenoiseMethod(
     network, caches.none(network, W), POLICIES["confidence"](), blocks.fixed(W), stopping.whole()
   )
   weights = denoise.Weights(model.params, method.policy.parameters(jnp.ones(B, jnp.int32)))
-  request = denoise.Request(request_keys(0, np.arange(B)), jnp.zeros(B))
+  request = denoise.DenoiseRequest(request_keys(0, np.arange(B)), jnp.zeros(B))
   state = denoise.compiled_start(method, weights, canvas)
   state = denoise.compiled_advance(method, weights, request, state, jnp.int32(99))
   answers = [

@@ -110,7 +110,7 @@ def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   same = jax.tree.map(lambda a, b: bool((a == b).all()), student.params, teacher.params)["params"]
   assert not same["layer_0"]["qkv"] and same["embedding"] == bool(rank)
   filled = DiffusionDecoder(student, "entropy_threshold", blocks=6)(["copy : Ada Bob ="], 6)
-  assert filled[0].forwards <= 6
+  assert filled[0].passes <= 6
   with pytest.raises(ValueError, match="rank"):
     script.main(changed(config, rank=5))
 
@@ -145,7 +145,7 @@ def test_a_block_denoiser_gets_a_student_that_decodes_over_its_cache(block_denoi
   assert student.config.block_length == 4
   decoder = DiffusionDecoder(student, "entropy_threshold")
   assert decoder.loop.method.cache.name == "committed"
-  assert decoder(["copy : Ada Bob ="], 6)[0].forwards <= 6
+  assert decoder(["copy : Ada Bob ="], 6)[0].passes <= 6
   for more in ({"block": 6}, {"whole": True}):
     with pytest.raises(ValueError, match="accepted are 4 and False"):
       script.main(dataclasses.replace(config, **more))
@@ -161,7 +161,9 @@ def test_wrong_answers_to_lists_teach_nothing(list_denoiser, tmp_path):
     script.main(config)
   model = load(list_denoiser)
   said = ["Bob Ada", "Ada Bob", "Ada Bob Cy", "Ada Bob"]
-  rows = script.Rows(np.zeros((4, 12), np.int32), np.zeros((4, 12), bool), np.ones((4, 12), bool))
+  rows = script.StudentRows(
+    np.zeros((4, 12), np.int32), np.zeros((4, 12), bool), np.ones((4, 12), bool)
+  )
   for i, text in enumerate(said):
     ids = [*model.encode(text), *([model.stop[0]] * 9)][:9]
     rows.tokens[i, 3:], rows.answer[i, 3:] = ids, True

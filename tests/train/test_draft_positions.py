@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from specjax.base import Features
-from specjax.data.packing import Rows, pack
-from specjax.train.recipe.draft_positions import Source, candidates
+from specjax.data.packing import PackedRows, pack
+from specjax.train.recipe.draft_positions import PositionSource, candidates
 
 T, POINTS = 20, 7
 
 
-def random_rows(seed: int, length: int = T) -> Rows:
+def random_rows(seed: int, length: int = T) -> PackedRows:
   """Texts of 1 to more than T tokens; the last row trains nothing."""
   rng = np.random.default_rng(seed)
   documents = [
@@ -24,7 +24,7 @@ def random_rows(seed: int, length: int = T) -> Rows:
   return rows
 
 
-def texts(rows: Rows):
+def texts(rows: PackedRows):
   """(row, start, stop) of every document."""
   for r, segment in enumerate(rows.segment):
     for s in range(segment.max() + 1):
@@ -32,7 +32,7 @@ def texts(rows: Rows):
       yield r, where[0], where[-1] + 1
 
 
-def wanted(rows: Rows, depth: int) -> dict[tuple[int, int, int], int]:
+def wanted(rows: PackedRows, depth: int) -> dict[tuple[int, int, int], int]:
   """(row, position, d): the trained token of the same text at position + d + 1."""
   return {
     (r, t, d): int(rows.tokens[r, t + d + 1])
@@ -55,14 +55,14 @@ def test_what_could_be_said_is_that_of_a_plain_loop(seed, depth):
     assert labels[r, t, d - 1] == label
 
 
-def source(rows: Rows, depth: int = 3, seed: int = 0, points: int = POINTS) -> Source:
+def source(rows: PackedRows, depth: int = 3, seed: int = 0, points: int = POINTS) -> PositionSource:
   """With states that tell from where they are."""
   shape = (*rows.tokens.shape, 2)
   hidden = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-  return Source(rows, Features(hidden, (-hidden,)), depth, points, seed)
+  return PositionSource(rows, Features(hidden, (-hidden,)), depth, points, seed)
 
 
-def check(batch, rows: Rows, chosen, depth: int = 3) -> list[tuple[int, int]]:
+def check(batch, rows: PackedRows, chosen, depth: int = 3) -> list[tuple[int, int]]:
   """That a batch is rows `chosen` with right labels; its (row, position) that count."""
   e, want, counted = batch.examples, wanted(rows, depth), []
   np.testing.assert_array_equal(e.tokens, rows.tokens[chosen])
@@ -83,7 +83,7 @@ def check(batch, rows: Rows, chosen, depth: int = 3) -> list[tuple[int, int]]:
   return counted
 
 
-def useful(rows: Rows) -> set[tuple[int, int]]:
+def useful(rows: PackedRows) -> set[tuple[int, int]]:
   """Positions from which decoding could draft: the first token they guess is trained."""
   return {(r, t) for r, t, d in wanted(rows, 1)}
 

@@ -10,7 +10,7 @@ import pytest
 from options import changed
 
 import specjax
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.models.config import Config
 from specjax.models.transformer import Transformer, attention_mask, init
 from specjax.train import lm
@@ -26,7 +26,7 @@ PARAMS = jax.tree.map(
   lambda x: x * 8 + 0.01, jax.jit(functools.partial(init, CONFIG))(jax.random.key(0))
 )
 NOISE = np.random.default_rng(0)
-ROWS = Rows(
+ROWS = PackedRows(
   NOISE.integers(V, size=(B, T)).astype(np.int32), np.arange(T, dtype=np.int32)[None].repeat(B, 0),
   np.zeros((B, T), np.int32), NOISE.random((B, T)) < 0.8,
 )  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_run_gives_a_filter_that_decodes(request, tmp_path, model, block):
   assert report["parameters"] == W * 5 + 5 + 5 * W + W
   assert 0 <= report["held_out"]["precision"] <= 1 and 0 < report["threshold"] < 1
   decoder = DiffusionDecoder(load(model), f"learned[{tmp_path}/run/model]")
-  assert decoder(["copy : Ada Bob ="], 6)[0].forwards <= 6
+  assert decoder(["copy : Ada Bob ="], 6)[0].passes <= 6
   script.main(config)  # finished: nothing is done again
   assert json.loads((tmp_path / "run" / "report.json").read_text()) == report
   with pytest.raises(ValueError, match="hidden=5"):

@@ -26,7 +26,7 @@ from specjax.models.transformer import Transformer, attention_mask, target
 from specjax.train import heads
 from specjax.train.recipe import answers, losses
 from specjax.train.recipe.answers import answered, ask
-from specjax.train.recipe.draft_positions import Source
+from specjax.train.recipe.draft_positions import PositionSource
 
 SMALL = ModelConfig(vocab_size=20, width=8, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=8)
 SOME = np.array([0, 1, 3, 4, 7, 8, 11, 12, 13, 15, 18, 19], np.int32)
@@ -42,7 +42,7 @@ def objective_of(reduced: bool):
   ]
   rows = pack(documents, 15)
   hidden = rng.normal(size=(*rows.tokens.shape, 8)).astype(np.float16)
-  batch = Source(rows, Features(hidden), 3, 6, 0).sample(np.arange(4), 0)
+  batch = PositionSource(rows, Features(hidden), 3, 6, 0).sample(np.arange(4), 0)
   objective = heads.Objective(medusa(target(SMALL), MedusaConfig(3)), vocabulary)
   target_params = {"params": {"embedding": jnp.asarray(rng.normal(size=(20, 8)), jnp.float32)}}
   params = objective.head.init(jax.random.key(0), target_params, vocabulary)
@@ -195,14 +195,14 @@ def report_of(config) -> dict:
 
 
 def assert_decodes_like_plain(config) -> None:
-  """The same text in fewer forwards."""
+  """The same text in fewer passes."""
   model = specjax.load(config.model)
   drafter = f"medusa[{config.out}/model]"
   prompts = [model.chat("3 pens and 4?"), model.chat("11 figs and 2?")]
   plain = specjax.generate(model, prompts, max_new_tokens=20)
   ours = specjax.generate(model, prompts, drafter=drafter, max_new_tokens=20)
   assert [r.tokens for r in ours] == [r.tokens for r in plain]
-  assert sum(r.forwards for r in ours) < sum(r.forwards for r in plain)
+  assert sum(r.passes for r in ours) < sum(r.passes for r in plain)
 
 
 def test_loss_falls_and_the_export_decodes_the_same_text_in_fewer_forwards(run):
@@ -242,7 +242,7 @@ def test_hit_rates_are_those_of_each_document_alone(run, final_state):
   np.testing.assert_allclose(report["hit_rates"], hits / totals[:, None], atol=0.01)
   assert report["head"] == "medusa" and totals.min() > 100
   assert report["parameters"] == sum(x.size for x in jax.tree.leaves(params))
-  assert [int(n) for n in report["expected_tokens_per_forward"]] == [4, 8]
+  assert [int(n) for n in report["expected_tokens_per_pass"]] == [4, 8]
   assert len(loaded.choices) == run.nodes - 1
   np.testing.assert_array_equal(loaded.hit_rates, report["hit_rates"])
 
@@ -321,7 +321,7 @@ def test_a_target_in_bfloat16_trains_weights_in_float32(run, tmp_path, final_sta
   drafted = specjax.generate(
     loaded, prompts, drafter=f"medusa[{config.out}/model]", max_new_tokens=12
   )
-  assert sum(r.forwards for r in drafted) < sum(r.forwards for r in plain)
+  assert sum(r.passes for r in drafted) < sum(r.passes for r in plain)
 
 
 def test_a_loss_of_ones_own_trains_a_head_and_its_weight_is_read(like, monkeypatch):

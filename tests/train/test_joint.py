@@ -13,7 +13,7 @@ from specjax.data.packing import pack
 from specjax.models import lora
 from specjax.models.transformer import Transformer
 from specjax.train import joint
-from specjax.train.recipe.draft_positions import Objective, Source
+from specjax.train.recipe.draft_positions import Objective, PositionSource
 
 
 def figures_of(config) -> list[dict]:
@@ -44,7 +44,7 @@ def test_a_new_model_and_a_head_for_it(warm, tiny_joint, tmp_path):
   plain = specjax.generate(new, prompts, max_new_tokens=20)
   ours = specjax.generate(new, prompts, drafter=f"medusa-8[{config.out}/head]", max_new_tokens=20)
   assert [r.tokens for r in ours] == [r.tokens for r in plain]
-  assert sum(r.forwards for r in ours) < sum(r.forwards for r in plain)
+  assert sum(r.passes for r in ours) < sum(r.passes for r in plain)
 
 
 def test_the_heads_loss_reaches_the_model_and_nothing_else_moves_it(warm):
@@ -53,7 +53,7 @@ def test_the_heads_loss_reaches_the_model_and_nothing_else_moves_it(warm):
   loaded = checkpoint.load(f"{warm.out}/model", model.config)
   rng = np.random.default_rng(0)
   rows = pack([(rng.integers(0, 290, n).tolist(), [True] * n) for n in (9, 14, 20, 17)], 24)
-  batch = Source(rows, None, loaded.head.depth, 8, 0).sample(np.arange(2), 0)
+  batch = PositionSource(rows, None, loaded.head.depth, 8, 0).sample(np.arange(2), 0)
   updates = lora.start(jax.random.key(0), model.params, 3)
   trained = {"updates": updates, "head": loaded.params["params"]}
   step = joint.Step(batch, np.ones(2, np.float32))

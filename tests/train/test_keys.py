@@ -11,7 +11,7 @@ from options import changed
 import specjax
 from specjax import fingerprint
 from specjax.data.chat import TEMPLATES
-from specjax.data.packing import Rows
+from specjax.data.packing import PackedRows
 from specjax.train import heads
 from specjax.train.recipe import features, run
 from specjax.train.recipe.answers import answered
@@ -93,7 +93,7 @@ def test_greedy_answers_do_not_depend_on_the_seed(model, settings, tmp_path):
 @pytest.mark.parametrize("name", [x for x in OF_MODEL if x not in ("template", "stop")])
 def test_states_of_another_model_are_refused(model, tmp_path, name):
   ids = np.ones((1, 4), np.int32)
-  rows = Rows(ids, ids.cumsum(1) - 1, ids * 0, ids > 0)
+  rows = PackedRows(ids, ids.cumsum(1) - 1, ids * 0, ids > 0)
   features.compute(model, rows, (), tmp_path)
   key = {"weights": "model", "tokenizer": "tokenizer"}.get(name, f"model.{name}")
   with pytest.raises(ValueError, match=f"were computed with {key}=.*: choose another directory"):

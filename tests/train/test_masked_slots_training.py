@@ -10,7 +10,7 @@ from options import changed
 import specjax
 from specjax.heads.masked_slots import MaskedSlotsConfig
 from specjax.train import heads
-from specjax.train.recipe.draft_positions import Source
+from specjax.train.recipe.draft_positions import PositionSource
 
 
 def losses_of(config) -> list[float]:
@@ -27,7 +27,7 @@ def test_a_cut_run_goes_on_learns_and_decodes(tiny_heads, tmp_path, final_state,
     whole, out=f"{tmp_path}/cut", answers=f"{whole.out}/answers.jsonl",
     features=f"{whole.out}/features",
   )  # fmt: skip
-  sample = Source.sample
+  sample = PositionSource.sample
 
   def failing(self, chosen, step):
     if step == 17:
@@ -35,7 +35,7 @@ def test_a_cut_run_goes_on_learns_and_decodes(tiny_heads, tmp_path, final_state,
     return sample(self, chosen, step)
 
   with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-    patch.setattr(Source, "sample", failing)
+    patch.setattr(PositionSource, "sample", failing)
     heads.main(cut)
   heads.main(cut)
   jax.tree.map(np.testing.assert_array_equal, final_state(cut.out), final_state(whole.out))
@@ -49,7 +49,7 @@ def test_a_cut_run_goes_on_learns_and_decodes(tiny_heads, tmp_path, final_state,
     drafter = f"masked_slots-8[{whole.out}/model]{rows}"
     ours = specjax.generate(model, prompts, drafter=drafter, max_new_tokens=20)
     assert [r.tokens for r in ours] == [r.tokens for r in plain]
-    assert sum(r.forwards for r in ours) < sum(r.forwards for r in plain)
+    assert sum(r.passes for r in ours) < sum(r.passes for r in plain)
 
 
 def test_a_rank_below_0_is_refused():

@@ -83,7 +83,7 @@ def test_it_is_trained_by_name_and_decodes(file, tiny_heads, capsys):
   assert [r.tokens for r in named_in_full(prompts, 12)] == [r.tokens for r in drafted]
   plain = specjax.Decoder(model)(prompts, 12)
   assert [r.tokens for r in drafted] == [r.tokens for r in plain]
-  assert sum(r.emitted for r in drafted) > sum(r.forwards for r in drafted)
+  assert sum(r.emitted for r in drafted) > sum(r.passes for r in drafted)
 
   file.unlink()
   with pytest.raises(ValueError, match=r"run/model/config\.json: .*there is no file my_head\.py"):

@@ -9,15 +9,15 @@ import pytest
 
 from specjax.base import Draft
 from specjax.trees.structure import (
-  alike,
   ancestors,
   chain,
   connected,
+  find_chain,
   follow,
   match,
   path_to,
   rows_where,
-  spelled,
+  same_prefix,
 )
 
 B, N, D, V = 50, 9, 5, 3
@@ -60,7 +60,7 @@ def test_alike_are_nodes_of_one_text():
   tokens = rng.integers(2, size=(B, N)).astype(np.int32)
   valid = rng.random((B, N)) < 0.9
   valid[:, 0] = True
-  got = jax.jit(alike, static_argnums=1)(Draft(tokens, PARENT, DEPTH, valid), D)
+  got = jax.jit(same_prefix, static_argnums=1)(Draft(tokens, PARENT, DEPTH, valid), D)
   for b in range(B):
     ways = [upward(PARENT[b], i) for i in range(N)]
     texts = [tuple(tokens[b, w]) if valid[b, w].all() else None for w in ways]
@@ -152,7 +152,7 @@ def test_spelled_finds_a_chain_of_tokens():
   valid[:, 0] = True
   wanted = rng.integers(-1, V, size=(B, D - 1)).astype(np.int32)
   draft = Draft(*map(jnp.asarray, (tokens, parent, depth, valid)))
-  node, there = map(np.asarray, jax.jit(spelled)(draft, jnp.asarray(wanted)))
+  node, there = map(np.asarray, jax.jit(find_chain)(draft, jnp.asarray(wanted)))
   for b in range(B):
     ways = {}
     for i in range(N):

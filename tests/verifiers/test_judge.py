@@ -172,7 +172,7 @@ def test_it_decodes_in_the_loop_and_a_judge_without_weights_is_refused():
   method = pair(table_model(V), drafter, judge())
   tokens, length = jnp.zeros((1, 4), jnp.int32), jnp.array([4])
   one = jnp.ones(1)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), request_keys(0, [0]), jnp.array([16]),
     jnp.array([-1]),
   )  # fmt: skip

@@ -100,7 +100,7 @@ def test_nan_is_never_a_token(name):
   table = {"logits": random_table(5, V)["logits"].at[:, 1].set(jnp.nan)}
   weights = speculate.Weights(table, random_table(6, V))
   one = jnp.ones(1)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), jax.random.split(jax.random.key(0), 1),
     jnp.array([12]), jnp.array([-1]),
   )  # fmt: skip

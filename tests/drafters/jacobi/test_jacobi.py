@@ -32,7 +32,7 @@ def rounds(drafter, verifier, weights=(), prompts=PROMPTS, temperature: float = 
   for b, prompt in enumerate(prompts):
     tokens[b, : len(prompt)] = prompt
   length = jnp.asarray([len(p) for p in prompts], jnp.int32)
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(jnp.full(B, temperature), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B)),
     request_keys(1, range(B)), length + BUDGET, jnp.full(2, -1),
   )  # fmt: skip

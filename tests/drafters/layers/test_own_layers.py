@@ -161,7 +161,7 @@ def decode(name: str, temperature: float):
   drafter, params = (METHODS | {"none": (none, ())})[name]
   method, weights = pair(OWN, drafter(), target_only()), speculate.Weights(PARAMS, params)
   settings = Settings(jnp.full(B, temperature), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B))
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     settings, request_keys(1, np.arange(B)), jnp.asarray(LIMIT), jnp.array([-1])
   )
   state = speculate.compiled_start(method, weights, TOKENS, LENGTH, request, 40)
@@ -177,7 +177,7 @@ def test_texts_are_those_of_plain_decoding(name, temperature):
   got, state = decode(name, temperature)
   want, plain = decode("none", temperature)
   assert got == want and bool(state.done.all())
-  fewer = int(state.stats.forwards.sum()) < int(plain.stats.forwards.sum())
+  fewer = int(state.stats.passes.sum()) < int(plain.stats.passes.sum())
   assert fewer or name in ("swift", "del") or temperature > 0
 
 

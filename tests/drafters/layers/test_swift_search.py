@@ -29,7 +29,7 @@ PARAMS = jax.tree.map(
 LENGTH = jnp.array([6, 3])
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(V, size=(B, 6)), jnp.int32)
 SETTINGS = Settings(jnp.zeros(B), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B))
-REQUEST = speculate.Request(
+REQUEST = speculate.DecodeRequest(
   SETTINGS, request_keys(1, np.arange(B)), jnp.array([60, 60]), jnp.array([-1])
 )
 

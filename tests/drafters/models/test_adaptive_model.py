@@ -38,10 +38,10 @@ SMALL_PARAMS = small_params()
 WEIGHTS = speculate.Weights(random_table(0, V), (SMALL_PARAMS, ()))
 
 
-def request_of(temperature: float = 0.8, limit=(26, 4, 30)) -> speculate.Request:
+def request_of(temperature: float = 0.8, limit=(26, 4, 30)) -> speculate.DecodeRequest:
   settings = Settings(jnp.full(B, temperature), jnp.full(B, 0), jnp.full(B, 1.0), jnp.full(B, 0.0))
   keys = request_keys(1, np.arange(B))
-  return speculate.Request(settings, keys, jnp.array(limit), jnp.array([-1]))
+  return speculate.DecodeRequest(settings, keys, jnp.array(limit), jnp.array([-1]))
 
 
 def start(drafter, weights, request, rule=None):
@@ -204,7 +204,7 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
     limit = begin.drafter.policy._replace(value=jnp.full(B, least))
     begin = begin._replace(drafter=begin.drafter._replace(policy=limit))
     state = speculate.compiled_advance(method, weights, request, begin, forever)
-    seen.add(int(state.stats.forwards.sum()))
+    seen.add(int(state.stats.passes.sum()))
     for b, n in enumerate(request.limit):
       np.testing.assert_array_equal(state.context.tokens[b, :n], want.context.tokens[b, :n])
   assert len(seen) > 2 and len(traces) == 1

@@ -43,7 +43,7 @@ def decode(drafter, params, rows, temperature=0.0, budget=BUDGET):
   method = pair(TARGET, drafter, target_only())
   weights, B = speculate.Weights(TABLE, params), len(rows)
   settings = Settings(jnp.full(B, temperature), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B))
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     settings, request_keys(0, rows), jnp.asarray(LENGTH[rows] + budget), jnp.array([-1])
   )
   capacity = speculate.capacity_for(T, BUDGET, DEPTH)
@@ -86,8 +86,8 @@ def test_a_denoiser_that_is_right_is_followed_to_the_end(context):
   drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH, context)
   got, stats = decode(drafter, TABLE, [0, 1, 2])
   assert got == decode(drafters.none(), (), [0, 1, 2])[0]
-  np.testing.assert_array_equal(stats.forwards, BUDGET // (DEPTH + 1))
-  np.testing.assert_array_equal(stats.accepted[:, DEPTH], stats.forwards)
+  np.testing.assert_array_equal(stats.passes, BUDGET // (DEPTH + 1))
+  np.testing.assert_array_equal(stats.accepted[:, DEPTH], stats.passes)
 
 
 def test_a_canvas_that_is_too_short_misses_what_it_needs():
@@ -95,7 +95,7 @@ def test_a_canvas_that_is_too_short_misses_what_it_needs():
   drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH, DEPTH + 1)
   got, stats = decode(drafter, TABLE, [0, 1, 2])
   assert got == decode(drafters.none(), (), [0, 1, 2])[0]
-  assert stats.forwards.sum() > 3 * BUDGET // (DEPTH + 1)
+  assert stats.passes.sum() > 3 * BUDGET // (DEPTH + 1)
 
 
 @pytest.mark.full(but=["6-True"])

@@ -36,10 +36,10 @@ SEED = 1  # of which some drafts are accepted by either rule
 WEIGHTS = speculate.Weights(random_table(0, V), SMALL_PARAMS)
 
 
-def request_of(temperature: float = 0.8) -> speculate.Request:
+def request_of(temperature: float = 0.8) -> speculate.DecodeRequest:
   settings = Settings(jnp.full(B, temperature), jnp.full(B, 5), jnp.full(B, 0.95), jnp.full(B, 0.0))
   keys = request_keys(SEED, np.arange(B))
-  return speculate.Request(settings, keys, jnp.array([26, 4, 30]), jnp.array([-1]))
+  return speculate.DecodeRequest(settings, keys, jnp.array([26, 4, 30]), jnp.array([-1]))
 
 
 @pytest.mark.full

@@ -74,7 +74,7 @@ def test_a_prompt_changes_what_is_drafted_and_no_token():
   )
   a, b = whole([ids], 24)[0], parts([ids], 24)[0]
   assert a.tokens == b.tokens and len(ids) > 12
-  assert a.forwards < b.forwards < 24  # it knows less, and something
+  assert a.passes < b.passes < 24  # it knows less, and something
   assert parts.name == f"draft_model-4[{model.name}]/rapid-3,size=4"
   assert whole.weights.drafter is model.params  # not loaded twice
 

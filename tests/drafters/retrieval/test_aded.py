@@ -107,7 +107,7 @@ def test_a_corpus_of_answers_drafts_them(tmp_path):
   datastore.save(path, datastore.build(texts), model.config.vocab_size)
   decoder = Decoder(model, f"aded-8[{path}]")
   got = decoder([prompt], 24)[0]
-  assert got.tokens == plain.tokens and got.forwards <= 10 and decoder.name == f"aded-8[{path}]"
+  assert got.tokens == plain.tokens and got.passes <= 10 and decoder.name == f"aded-8[{path}]"
 
 
 def test_impossible_numbers_are_an_error():

@@ -81,7 +81,7 @@ def test_a_source_that_is_the_answer_is_copied_whole(tmp_path):
   path.write_text(plain.text)
   decoder = Decoder(model, f"aggressive-8[{path}]")
   got = decoder([prompt], 24)[0]
-  assert got.tokens == plain.tokens and got.forwards <= 8 < plain.forwards
+  assert got.tokens == plain.tokens and got.passes <= 8 < plain.passes
   assert decoder.name == f"aggressive-8[{path}]"
   for name, words in (
     (f"aggressive[{tmp_path}/no.txt]", "accepted is a file of text"),

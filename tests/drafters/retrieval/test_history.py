@@ -71,7 +71,7 @@ def test_an_answer_is_drafted_when_it_is_asked_for_again():
   decoder = Decoder(model, "prompt_lookup-4,longest=3,shortest=3|history-8", batch=2)
   first, again = decoder(prompts, 24), decoder(prompts, 24)
   assert [r.tokens for r in again] == [r.tokens for r in first]
-  assert sum(r.forwards for r in again) < sum(r.forwards for r in first) / 2
+  assert sum(r.passes for r in again) < sum(r.passes for r in first) / 2
   assert Decoder(
     model, "history-8,longest=8,shortest=2,per_match=2,kept=100"
   ).weights.drafter.shape == (100,)
@@ -88,7 +88,7 @@ def test_answers_of_another_day_are_drafted(tmp_path):
   assert decoder.weights.drafter.shape == (2**15,) and decoder.weights.drafter[0] == -1
   again = decoder(prompts, 24)
   assert [r.tokens for r in again] == [r.tokens for r in first]
-  assert sum(r.forwards for r in again) < sum(r.forwards for r in first) / 2
+  assert sum(r.passes for r in again) < sum(r.passes for r in first) / 2
   short = Decoder(model, f"history-4,longest=2,shortest=2,per_match=1,kept=12[{file}]")
   assert short.weights.drafter.tolist() == kept[-12:]
 

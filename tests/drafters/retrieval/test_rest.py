@@ -119,10 +119,10 @@ def test_a_datastore_of_answers_drafts_them(tmp_path):
   datastore.save(path, datastore.build(texts), model.config.vocab_size)
   decoder = Decoder(model, f"rest-8[{path}]")
   got = decoder([prompt], 24)[0]
-  assert got.tokens == plain.tokens and got.forwards <= 6
+  assert got.tokens == plain.tokens and got.passes <= 6
   assert decoder.name == f"rest[{path}]"
   both = Decoder(model, f"prompt_lookup-8,longest=3,shortest=3|rest-4[{path}]")([prompt], 24)[0]
-  assert both.tokens == plain.tokens and both.forwards < plain.forwards
+  assert both.tokens == plain.tokens and both.passes < plain.passes
 
 
 def test_the_command_writes_texts_and_answers(tmp_path, capsys):

@@ -183,7 +183,7 @@ def test_the_loop_does_not_copy_the_memory():
   target = table_model(size)
   method = pair(target, token_recycling(target, tree=Static([[0], [1]])), target_only())
   weights = speculate.Weights(random_table(0, size), ())
-  request = speculate.Request(
+  request = speculate.DecodeRequest(
     Settings(jnp.zeros(B), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B)),
     request_keys(0, range(B)), jnp.full(B, 30), jnp.full(2, -1),
   )  # fmt: skip
@@ -230,7 +230,7 @@ def test_what_a_request_left_starts_the_next():
   again = decoder(prompts, 24)
   jax.monitoring.clear_event_listeners()
   assert [r.tokens for r in again] == [r.tokens for r in first]
-  assert sum(r.forwards for r in again) < sum(r.forwards for r in first)
+  assert sum(r.passes for r in again) < sum(r.passes for r in first)
   assert not any("compile" in name for name in compiled)
   fresh = Decoder(model, "token_recycling-8,seeded=0", batch=2)
   assert fresh(prompts, 24) and fresh.weights.drafter == ()
