@@ -1,5 +1,6 @@
 # make demo       a chat model and a denoiser, plainly and in parallel, side by side
 # make test       lint, types and the quick tier of the tests
+# make test-fast  tests that compile nothing large, in less than 3 minutes
 # make test-all   every test, compiled as a user's program is
 #                 PYTHON=python3.12 for another Python,
 #                 EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs, TESTS=tests/trees for some
@@ -13,14 +14,22 @@ TESTS ?= tests
 VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+FAST := $(addprefix tests/,data trees verifiers test_bad_arguments.py test_bad_input.py test_sampling.py \
+  test_speculate.py cli/test_bad_commands.py diffusion/test_unmasking.py draft_length/test_draft_length.py \
+  models/test_transformer.py names/test_names.py train/test_bad_options.py)
+# Else each process compiles anew all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint docs accelerator clean
+.PHONY: demo test test-fast test-all lint docs accelerator clean
 
 demo: $(VENV)/.with-tfds
 	$(BIN)/python examples/demo.py $(PROMPTS)
 
 test: lint
 	$(PYTEST) $(TESTS)
+
+test-fast: lint
+	$(PYTEST) $(FAST)
 
 test-all: lint
 	$(PYTEST) --full $(TESTS)

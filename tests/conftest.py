@@ -5,7 +5,9 @@ kind of which other cells stay, and compiles without optimisation.
 """
 
 import collections
+import ctypes
 import fnmatch
+import gc
 import os
 import pathlib
 
@@ -35,6 +37,9 @@ if jax.__version_info__ < (0, 11):  # later compilers have one kind of emitter
 def pytest_addoption(parser):
   parser.addoption(
     "--full", action="store_true", help="run every cell, compiled as a user's program is"
+  )
+  parser.addoption(
+    "--rest", action="store_true", help="with --full, run only what the quick tier leaves out"
   )
 
 
@@ -78,9 +83,10 @@ def pytest_collection_modifyitems(config, items):
   quick = [item for item in items if is_quick(item)]
   tier = f"{len(quick)} of {len(items)} tests are in the quick tier"
   getattr(config, "workeroutput", {})["tier"] = config.stash[TIER] = tier
-  if not config.option.full:
-    config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
-    items[:] = quick
+  if not config.option.full or config.option.rest:
+    left_out = [item for item in items if is_quick(item) == config.option.rest]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if is_quick(item) != config.option.rest]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -92,18 +98,30 @@ def pytest_terminal_summary(terminalreporter, config):
   terminalreporter.write_line(config.stash.get(TIER, ""))
 
 
-MAPS = pathlib.Path("/proc/self/maps")
+MAPS, STATM = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/self/statm")
+MOST = {"maps": 30_000, "bytes": 1.8e9}
+
+
+def resident() -> int:
+  """Bytes of this process that lie in memory."""
+  return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(autouse=True)
 def _executables_end_in_time():
-  """A process may map 65530 pieces of memory, and a compiled loop takes hundreds of them.
+  """Compiled programs are let go before they fill the memory.
 
-  More than that is no error but a crash of the process.
+  A process may also map no more than 65530 pieces of memory, and a compiled loop takes hundreds of
+  them: more than that is no error but a crash of the process.
   """
   yield
-  if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 30_000:
+  if not STATM.exists():
+    return
+  if resident() > MOST["bytes"] or MAPS.read_bytes().count(b"\n") > MOST["maps"]:
     jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
+    MOST["bytes"] = max(MOST["bytes"], resident() + 0.5e9)  # what stays, others hold
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 from test_speculate import CONFIG, PARAMS, V
 
-from specjax import Decoder, bucketing, load
+from specjax import Decoder, bucketing
 from specjax.base import Draft
 from specjax.decoding.method import method as pair
 from specjax.draft_length import confidence
@@ -132,7 +133,7 @@ def test_drafts_that_were_made_compact_stay_exact():
 
 
 def test_a_large_model_gets_narrow_passes_on_a_cpu(monkeypatch):
-  model, prompts = load(), ["Q: 2 + 2 + 2 + 2 = 2 + 2 +", "one two one two"]
+  model, prompts = cut(), ["Q: 2 + 2 + 2 + 2 = 2 + 2 +", "one two one two"]
   whole = Decoder(model, "prompt_lookup-6", batch=2)
   assert whole.method.narrow == ()
   monkeypatch.setattr(models, "LARGE", 2**20)

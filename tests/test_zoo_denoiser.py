@@ -60,7 +60,7 @@ def test_one_slot_per_pass_answers():
   assert accuracy > 0.9 and passes == CONFIG.max_new_tokens
 
 
-@pytest.mark.full(but=["threshold-3", "threshold-0.95/student-6"])
+@pytest.mark.full(but=["threshold-0.95/student-6"])
 @pytest.mark.parametrize(
   ("label", "fewer"),
   [("threshold", 3), ("factor", 3), ("learned", 3), ("threshold-0.95/student", 6)],
@@ -100,7 +100,7 @@ def test_the_end_is_predicted_in_a_canvas_that_is_too_long():
   assert sure[0] < 0.2 * wasted and sure[1] >= accuracy
 
 
-@pytest.mark.full(but=["learned"])
+@pytest.mark.full
 @pytest.mark.parametrize("label", ["threshold", "learned", "threshold-0.95/student"])
 def test_a_batch_is_its_rows(label):
   asked, together, _ = filled(label)

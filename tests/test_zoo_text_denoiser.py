@@ -35,7 +35,7 @@ def test_the_cache_of_finished_blocks_changes_no_token(policy):
   assert same(filled(policy), filled(f"{policy}/none"))
 
 
-@pytest.mark.full(but=["threshold-0.7"])
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["threshold-0.7", "confidence"])
 def test_verified_guesses_change_no_token_and_save_passes(policy):
   plain, verified = filled(policy), filled(f"{policy}/guesses-4")
@@ -52,6 +52,7 @@ def test_it_writes_text_that_the_causal_model_finds_likely():
   assert -log_prob / sum(len(r.tokens) for r in results) < 1.5
 
 
+@pytest.mark.full
 def test_it_drafts_for_the_model_that_it_was_made_of():
   model = load("gsm8k-7m")
   prompts = [model.chat(q) for q in QUESTIONS]

@@ -244,6 +244,7 @@ def logits_of(name: str, config: Config, params, ids):
   return model.apply(params, hidden, method="head")
 
 
+@pytest.mark.full(but=["float-*", "int8-mixtral"])
 @every
 @pytest.mark.parametrize("weights", ["float", "int8"])
 def test_logits_are_those_of_the_definition(name, weights, write):
@@ -296,6 +297,7 @@ def test_convert_keeps_the_family(name, write, tmp_path):
   ]
 
 
+@pytest.mark.full(but=["blockffn", "mixtral"])
 @pytest.mark.parametrize("name", [x for x in ALL if x not in DENOISERS])
 def test_a_target_decodes(name, write):
   model = specjax.load(write(ALL[name], tensors_of(name)))
@@ -306,6 +308,7 @@ def test_a_target_decodes(name, write):
   assert [r.tokens for r in guessed] == [r.tokens for r in plain]
 
 
+@pytest.mark.full(but=["llada2", "llada"])
 @pytest.mark.parametrize("name", DENOISERS)
 def test_a_denoiser_decodes(name, write):
   raw = {k: v for k, v in ALL[name].items() if k != "mask_token_id"}
@@ -390,6 +393,7 @@ def test_keys_mean_what_they_mean_to_transformers(name, kind, sizes):
       assert ours.tied == theirs.tie_word_embeddings
 
 
+@pytest.mark.full(but=["mixtral"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen3"])
 def test_a_published_head_has_a_dense_layer(name, write, tmp_path):
   """EAGLE's layer is dense also for these targets, whatever the width; a copy of theirs is not."""

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
 import specjax
+from specjax.checkpoints import hf
 from specjax.heads import draft_vocabulary
 from specjax.models.trimmed import trim, trimmed
 from specjax.names.build.head import load_head
@@ -17,7 +19,7 @@ from specjax.names.grammar import parse_one
 W = 300
 TEXTS = ["A pen costs 3 dollars. ", "Tom has 12 apples and eats 5 of them. ", "7 * 8 = 56 "]
 PROMPT = "A pen costs 3 dollars. What do 7 cost?"
-MODEL = specjax.load("gsm8k-7m")
+MODEL = cut()
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +101,12 @@ def test_a_trimmed_model_says_its_tokens_alone(texts):
 @pytest.mark.parametrize(
   "after", ["", "/adaedl-0.3", "/without_replacement-2-1"], ids=["chain", "adaedl", "tree"]
 )
-def test_trimmed_draft_models_change_no_token(texts, after):
-  name = f"draft_model[gsm8k-7m]/trimmed-300[{texts}]{after}"
-  plain, decoder = (
-    specjax.Decoder(MODEL, x, "target_only", temperature=0.8, seed=3) for x in ("none", name)
-  )
-  (want,), (found,) = plain([PROMPT], 24), decoder([PROMPT], 24)
+def test_trimmed_draft_models_change_no_token(tmp_path, after):
+  hf.save(tmp_path / "model", MODEL.config, MODEL.params, MODEL.tokenizer)
+  (want,) = specjax.Decoder(MODEL, temperature=0.8, seed=3)([PROMPT], 24)
+  (tmp_path / "texts.jsonl").write_text(json.dumps({"text": PROMPT + want.text}))
+  name = f"draft_model[{tmp_path}/model]/trimmed-300[{tmp_path}/texts.jsonl]{after}"
+  (found,) = specjax.Decoder(MODEL, name, "target_only", temperature=0.8, seed=3)([PROMPT], 24)
   assert found.tokens == want.tokens and found.passes < want.passes
   assert specjax.Decoder(MODEL, name, temperature=0.8)([PROMPT], 8)[0].emitted == 8
 

@@ -142,6 +142,7 @@ CASES = {  # tokens, slots in the order of filling, guesses, rounds, settings
 }
 
 
+@pytest.mark.full(but=["two guesses*", "as many*", "cold*", "more than*"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_distribution_is_that_of_one_slot_after_the_other(case):
   tokens, slots, *_, setting = CASES[case]

@@ -101,7 +101,7 @@ def assert_same(got, wanted):
   np.testing.assert_array_equal(got.when, wanted.when)
 
 
-@pytest.mark.full(but=["True-sliding", "True-similar"])
+@pytest.mark.full(but=["True-similar"])
 @pytest.mark.parametrize("name", EVERY_PASS)
 @pytest.mark.parametrize("shift", [False, True])
 def test_reading_all_in_every_pass_is_no_cache(name, shift):
@@ -121,7 +121,7 @@ def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):
   np.testing.assert_allclose(got.log_prob, wanted.log_prob, atol=1e-5)
 
 
-@pytest.mark.full(but=["dual", "sliding"])
+@pytest.mark.full(but=["dual"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_a_deeper_network_tells(name):
   got = decode(SOME_PASSES[name], 2, canvases())
@@ -131,7 +131,7 @@ def test_a_deeper_network_tells(name):
   np.testing.assert_array_equal(got.canvas.tokens[given], np.asarray(canvases().tokens)[given])
 
 
-@pytest.mark.full(but=["vicinity", "sliding", "similar"])
+@pytest.mark.full(but=["similar", "sliding"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_rows_are_independent_with_a_cache(name):
   together = decode(SOME_PASSES[name], 2, canvases())

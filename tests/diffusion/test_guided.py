@@ -203,6 +203,7 @@ def never_ending(path) -> Model:
   return dataclasses.replace(load(str(path)), stop=())
 
 
+@pytest.mark.full(but=["/guesses-2", "/dual"])
 @pytest.mark.parametrize("decoration", ["", "/fixed-4", "/dual", "/guesses-2"])
 def test_by_name_the_text_is_the_guides(home, decoration):
   wanted = [r.tokens for r in Decoder(never_ending(home / "guide"), batch=2)(PROMPTS, 10)]

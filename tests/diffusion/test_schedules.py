@@ -22,6 +22,7 @@ def per_row(numbers) -> np.ndarray:
   return np.resize(np.asarray(numbers), B)
 
 
+@pytest.mark.full(but=["margin"])
 @pytest.mark.parametrize("name", SCORES)
 def test_steps_that_do_not_divide_a_block(name):
   """LLaDA: n_k = floor(M / s) + [k < M mod s]."""
@@ -50,6 +51,7 @@ def test_steps_beside_a_filter():
   agree(policy, Spread(own, jnp.asarray(steps, jnp.int32)), pick_of, 8)
 
 
+@pytest.mark.full(but=["0.001-entropy", "0.237-*"])
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("eps", [1e-3, 0.237])  # of which no share is a whole number
 def test_timesteps(name, eps):

@@ -7,6 +7,7 @@ import pytest
 
 lm_eval = pytest.importorskip("lm_eval")
 
+from cut import cut  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
@@ -40,7 +41,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture(scope="module")
 def causal():
-  return specjax.load()
+  return cut()
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,7 @@ def ask(kind, *arguments):
   return [Instance(kind, {}, each, i) for i, each in enumerate(arguments)]
 
 
+@pytest.mark.full(but=["prompt_lookup-4"])
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup-4"])
 def test_a_file_of_questions_is_answered(causal, drafter, tmp_path, monkeypatch):
   questions = ["Ann has 3 pens and buys 4.", "A bus carries 28 people."]

@@ -1,6 +1,7 @@
 """Likelihoods against sums over plain passes, and over all places of masks."""
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
 import specjax
 from specjax.eval import divergence, likelihood
@@ -15,7 +17,7 @@ from specjax.eval import divergence, likelihood
 
 @pytest.fixture(scope="module")
 def causal():
-  return specjax.load()
+  return cut()
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,17 @@ def test_a_context_that_is_too_long_is_cut_on_the_left(causal):
   np.testing.assert_allclose(cut.log_prob, same.log_prob, rtol=1e-6)
 
 
+@functools.cache
+def logits_of(network):
+  def run(params, tokens):
+    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    seen = jnp.ones_like(position, bool)
+    states, _ = network.evaluate(params, tokens, position, seen, None)
+    return network.head(params, states)
+
+  return jax.jit(run)
+
+
 def expected(model, context, said):
   """LLaDA's bound, summed over every number and every place of masks."""
   n, total = len(said), 0.0
@@ -66,11 +79,7 @@ def expected(model, context, said):
     for hidden in places:
       noisy = [*context, *(model.mask if j in hidden else t for j, t in enumerate(said))]
       tokens = jnp.asarray([noisy], jnp.int32)
-      position = jnp.arange(len(noisy), dtype=jnp.int32)[None]
-      states, _ = model.denoiser.evaluate(
-        model.params, tokens, position, jnp.ones_like(position, bool), None
-      )
-      logits = np.array(model.denoiser.head(model.params, states)[0], np.float64)
+      logits = np.array(logits_of(model.denoiser)(model.params, tokens)[0], np.float64)
       logits[:, model.mask] = -math.inf
       kept = sum(log_softmax(logits[len(context) + j])[said[j]] for j in hidden)
       total += n / count * kept / len(places) / n

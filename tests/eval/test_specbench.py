@@ -224,6 +224,7 @@ def test_mismatches_are_counted(model, whole):
 # --- Runs that are stopped
 
 
+@pytest.mark.full(but=["3", "31"])
 @pytest.mark.parametrize("kept", [0, 3, 8, 31])
 def test_a_stopped_run_goes_on(model, small, whole, tmp_path, kept):
   """The first two batches have 4 answers each: two methods, two turns."""

@@ -475,6 +475,7 @@ def test_marginal_gets_the_costs_of_the_device(name, priced, model, tmp_path, mo
   assert specjax.Decoder(model, want).name
 
 
+@pytest.mark.full
 def test_a_draft_model_is_tuned_with_its_costs(model, prompt_file, tmp_path):
   hf.save(tmp_path / "lm", model.config, model.params, None, dtype=jnp.float32)
   config = tune.Config(

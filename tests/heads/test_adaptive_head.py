@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
 import specjax
 from specjax import speculate
@@ -17,13 +18,13 @@ from specjax.names.build.head import load_head
 from specjax.names.grammar import parse_one
 from specjax.sampling import Noise
 
-MODEL = specjax.load("gsm8k-7m")
+MODEL = cut()
 PROMPTS = [
   "A pen costs 3 dollars. What do 7 cost?",
   "Tom has",
   "How many are 12 apples and 5 pears?",
 ]
-D = 4
+D, T = 4, 24
 
 
 @functools.cache
@@ -31,16 +32,25 @@ def loaded(name: str):
   return load_head(MODEL, parse_one("drafter", name))[1]
 
 
+@functools.cache
+def proposing(drafter):
+  return jax.jit(drafter.propose)
+
+
+@functools.cache
+def ended(name: str, least: float, keep: bool):
+  return adaptive_head(loaded(name).head, confidence(least, D, keep=keep), D)
+
+
 def drafted(drafter, params, ids):
   """(tokens i32[D + 1], valid bool[D + 1]) of the first draft after a prompt."""
   decoder = specjax.Decoder(MODEL, (drafter, params))
-  tokens, length = jnp.asarray([ids]), jnp.asarray([len(ids)], jnp.int32)
+  tokens = jnp.asarray([ids + [0] * (T - len(ids))])
+  length = jnp.asarray([len(ids)], jnp.int32)
   request = decoder.request(np.arange(1), np.array([len(ids) + 8]))
-  state = speculate.compiled_start(
-    decoder.method, decoder.weights, tokens, length, request, len(ids) + 16
-  )
+  state = speculate.compiled_start(decoder.method, decoder.weights, tokens, length, request, T + 16)
   noise = Noise(request.key, length)
-  draft, _ = jax.jit(drafter.propose)(
+  draft, _ = proposing(drafter)(
     params, MODEL.params, state.drafter, state.context, request.settings, noise
   )
   return np.asarray(draft.tokens[0]), np.asarray(draft.valid[0])
@@ -78,8 +88,7 @@ def test_it_is_the_heads_chain_up_to_where_it_ends(name, keep):
     for least in (0.3, 0.9):
       ends = [d for d, chance in enumerate(likely) if chance < least]
       want = min(D, ends[0] + keep) if ends else D
-      policy = confidence(least, D, keep=keep)
-      got, valid = drafted(adaptive_head(head, policy, D), params, ids)
+      got, valid = drafted(ended(name, least, keep), params, ids)
       assert (got == tokens).all() and valid.tolist() == [i <= want for i in range(D + 1)]
       found.add(want)
   assert len(found) > 1
@@ -125,4 +134,4 @@ def test_texts_are_those_of_plain_decoding(name, tmp_path):
 )
 def test_what_has_no_length_to_choose(name, words):
   with pytest.raises(ValueError, match=words):
-    specjax.Decoder(MODEL, name)
+    specjax.Decoder(specjax.load(), name)

@@ -141,14 +141,7 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
 
 
 @pytest.mark.full(
-  but=[
-    "medusa-all tokens",
-    "hydra-all tokens",
-    "hidden_transfer-all tokens",
-    "eagle3-reduced",
-    "pard-reduced",
-    "masked_slots-reduced",
-  ]
+  but=["hydra-all tokens", "hidden_transfer-all tokens", "eagle3-reduced", "pard-reduced"]
 )
 @pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "reduced"])
 @pytest.mark.parametrize("name", HEADS)
@@ -214,7 +207,7 @@ TREES = {
 }
 
 
-@pytest.mark.full(but=["medusa-static", "ppd-static"])
+@pytest.mark.full(but=["ppd-static"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", HEADS)
 def test_drafts_are_trees(name, tree):
@@ -231,7 +224,7 @@ def test_drafts_are_trees(name, tree):
   assert depth.max() <= 2 <= made.depth
 
 
-@pytest.mark.full(but=["medusa", "eagle3", "ppd", "masked_slots", "redrafter"])
+@pytest.mark.full(but=["eagle3", "ppd", "redrafter"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_gradient_reaches_every_trained_weight(name):
   made, params = head(name)

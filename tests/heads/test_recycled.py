@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 from test_every_head import TARGET, head, start, target_params
 
 from specjax import speculate
@@ -14,7 +15,6 @@ from specjax.drafters.combine.rescored import local, ngram
 from specjax.drafters.retrieval.recycled import RATES, recycled
 from specjax.drafters.retrieval.token_recycling import token_recycling
 from specjax.heads import HEADS
-from specjax.names.load import load
 from specjax.trees import Static
 
 K, P, N, ALPHA = 3, 5, 9, 0.7
@@ -77,7 +77,7 @@ def test_heads_that_guess_otherwise_are_refused(rescored, name):
 
 
 def test_it_is_named_and_changes_no_token():
-  model, prompt = load(), "Q: Ann has 3 apples and buys 4.\nA:"
+  model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0].tokens
   decoder = Decoder(model, "medusa/recycled")
   (got,) = decoder([prompt], 24)

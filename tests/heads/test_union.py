@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 from test_every_head import TARGET, T, V, head, start, target_params
 
 from specjax import speculate
@@ -13,7 +14,6 @@ from specjax.decoding.method import method as pair
 from specjax.drafters import draft_model, draft_tree, none, prompt_lookup, union
 from specjax.drafters.combine.union import merge
 from specjax.heads import drafting
-from specjax.names.load import load
 from specjax.sampling import DRAFT, Noise
 from specjax.testing import (
   Case,
@@ -254,7 +254,7 @@ def test_of_a_pruned_source_stay_the_branches_that_another_starts_too():
 
 
 def test_a_pruned_source_is_named_and_changes_no_token():
-  model, prompt = load(), "Q: Ann has 3 apples and buys 4.\nA:"
+  model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0].tokens
   decoder = Decoder(model, "medusa-8+prompt_lookup-6/pruned")
   assert decoder.name == "medusa+prompt_lookup-6/pruned"

@@ -75,6 +75,7 @@ def prefixes(N: int) -> dict:
   }
 
 
+@pytest.mark.full(but=["*-9", "*-16"])
 @pytest.mark.parametrize("N", [9, 12, 16])
 @pytest.mark.parametrize("kind", prefixes(1))
 def test_a_long_text_in_parts_is_what_it_is_at_once(kind, N, monkeypatch):

@@ -19,6 +19,7 @@ from specjax.models.transformer import init
 from specjax.names.load import Model
 
 
+@pytest.mark.full(but=["1-0", "2-5"])
 @pytest.mark.parametrize(("size", "recent"), [(4, 0), (4, 3), (2, 5), (1, 0)])
 def test_blocks_are_packed_in_order(size, recent):
   """What packing changes is marked: packed keys are doubled, packed values negated."""
@@ -91,6 +92,7 @@ def test_gear_is_levels_outliers_and_a_thin_product(bits):
       assert left < 1.15 * best < 1.15 * np.linalg.norm(lost)
 
 
+@pytest.mark.full(but=["2-6", "0-3"])
 @pytest.mark.parametrize(("first", "recent"), [(2, 6), (0, 3), (4, 40), (1, 1)])
 def test_sinks_keep_both_ends(first, recent):
   text = Text(sinks(first, recent), [9, 2], 30)
@@ -203,7 +205,7 @@ WHOLE = {
 }  # fmt: skip
 
 
-@pytest.mark.full(but=["mustafar-0", "keyformer-1"])
+@pytest.mark.full(but=["keyformer-1"])
 @pytest.mark.parametrize("name", WHOLE.values())
 def test_a_cache_that_drops_nothing_says_what_a_dense_one_says(name):
   plain = Decoder(MODEL, temperature=1.0, batch=2)(PROMPTS, 24)
@@ -212,7 +214,7 @@ def test_a_cache_that_drops_nothing_says_what_a_dense_one_says(name):
   assert decoder.label.startswith("target_only [LOSSY (")
 
 
-@pytest.mark.full(but=["gear", "keyformer"])
+@pytest.mark.full(but=["keyformer"])
 @pytest.mark.parametrize("name", CACHES)
 def test_drafts_over_a_small_cache_change_no_token(name):
   small = {

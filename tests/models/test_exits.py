@@ -70,6 +70,7 @@ SEES = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool)
 PATHS = np.array([[0, 1, 3], [0, 2, 2]], np.int32)  # of 3 and of 2 nodes
 
 
+@pytest.mark.full(but=["2"])
 @pytest.mark.parametrize("every", [2, 3])
 def test_a_token_is_that_of_the_first_sure_exit_whatever_waits(every):
   """Trees of 4 nodes; 0 to 3 are committed, and now and then text is cut off again."""
@@ -161,7 +162,7 @@ DRAFTED = sorted_exits(by_rows(target(SMALL)), 0.6, 1)
 CHAIN, TREE = draft_model(DRAFTED, 2), draft_tree(DRAFTED, IID(((0,), (1,))))
 
 
-@pytest.mark.full(but=["*-token-2", "draft_tree-recursive-1"])
+@pytest.mark.full(but=["*-token-2"])
 @pytest.mark.parametrize(
   ("drafter", "rule", "rounds"),
   [

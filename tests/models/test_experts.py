@@ -89,6 +89,7 @@ def rows(count: int, seed=0) -> np.ndarray:
   return np.random.default_rng(seed).normal(size=(count, E)).astype(np.float32)
 
 
+@pytest.mark.full(but=["70-*", "1-llada2"])
 @every_layer
 @pytest.mark.parametrize("count", [1, 7, 70, 300])
 def test_a_layer_is_that_of_its_definition(name, count):
@@ -148,6 +149,7 @@ def test_every_way_and_its_gradients(way, weights):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=room, rtol=room), *both)
 
 
+@pytest.mark.full(but=["*-nan"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_row_does_not_reach_the_others(way, bad):
@@ -203,6 +205,7 @@ def full_pass(name: str):
   return jax.jit(run)
 
 
+@pytest.mark.full(but=["dense cache-llada2", "dense cache-blockffn", "compressed cache-mixtral"])
 @every_network
 @pytest.mark.parametrize("network", ["dense cache", "compressed cache"])
 def test_paths_of_a_tree_through_the_cache_equal_the_full_pass(name, network):
@@ -256,6 +259,7 @@ def decode(t, params, drafter, temperature=0.0, head=()):
   return [texts[b, n : n + 24].tolist() for b, n in enumerate(map(len, PROMPTS))]
 
 
+@pytest.mark.full(but=["0.8-llada2", "0.8-blockffn"])
 @every_network
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_changes_no_token(name, temperature):
@@ -265,6 +269,7 @@ def test_speculation_changes_no_token(name, temperature):
   assert plain[0] != plain[1]
 
 
+@pytest.mark.full(but=["llada2", "blockffn"])
 @every_network
 def test_some_sublayers(name):
   """Those that do not run leave the stream as it is; all of them are the network."""
@@ -280,6 +285,7 @@ def test_some_sublayers(name):
   np.testing.assert_allclose(got, inputs[1], atol=1e-4)
 
 
+@pytest.mark.full(but=["llada2", "blockffn"])
 @every_network
 def test_layers_of_a_head_are_the_last_layer(name):
   config, params = NETWORKS[name], random_params(name)
@@ -310,6 +316,7 @@ def test_exits():
   assert every == decode(t, params, drafters.none())
 
 
+@pytest.mark.full(but=["llada2", "blockffn"])
 @every_network
 def test_8_bits(name):
   params = random_params(name)
@@ -336,6 +343,7 @@ def test_updates_of_low_rank_leave_experts_alone():
   assert np.abs(merged - full_pass("llada2")(params, ids)).max() > 0.1
 
 
+@pytest.mark.full(but=["cpu-mixtral", "cpu-blockffn", "tpu-llada2"])
 @every_network
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_a_mesh_changes_no_token(name, platform, mesh, monkeypatch):

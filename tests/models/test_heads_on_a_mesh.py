@@ -44,7 +44,7 @@ def text(*parts):
   return speculate.compiled_advance(*parts, jnp.int32(40)).context.tokens[:, :LENGTH]
 
 
-@pytest.mark.full(but=["eagle3", "jakiro"])
+@pytest.mark.full(but=["eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_tokens_do_not_depend_on_the_mesh(name):
   params, devices = random_params(), two_by(2)

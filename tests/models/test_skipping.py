@@ -159,6 +159,7 @@ CASES = {
 PRICES = {"duo[{}/duo]": 0.0, "duo-0.7[{}/duo]": 0.7}
 
 
+@pytest.mark.full(but=["skip_decode-1*", "first-0.4*", "duo-0.7*"])
 @pytest.mark.parametrize("name", CASES)
 def test_each_token_is_read_by_its_layers(model, name):
   own, layers = model(name), CASES[name]
@@ -177,6 +178,9 @@ def test_each_token_is_read_by_its_layers(model, name):
   assert "duo" not in name or set(CHOSEN[PRICES[name]]) == {0, 1, 2}
 
 
+@pytest.mark.full(
+  but=["prompt_lookup-6-skip_decode-2*", "prompt_lookup-6-duo-0.7*", "token_recycling-6-first-0.4*"]
+)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("drafter", ["prompt_lookup-6", "token_recycling-6"])
 def test_drafts_change_no_token(model, name, drafter):

@@ -528,8 +528,8 @@ def pairs_of(kind: str, name: str) -> list[tuple[str, str]]:
 
 
 QUICK = (
-  "drafters: jacobi", "heads: medusa", "trees: tree", "draft lengths: constant",
-  "reflection: *", "processors: penalties",
+  "drafters: jacobi",
+  "reflection: reflective_once", "processors: penalties",
   "denoising policies: threshold", "cache: dual", "stopping: sure_end", "transform: *",
 )  # fmt: skip
 

@@ -10,13 +10,13 @@ import jsonschema
 import numpy as np
 import pytest
 import tokenizers
+from cut import cut
 
 from specjax.data.json_schemas import samples
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.method import method as pair
 from specjax.drafters import none
-from specjax.names.load import load
 from specjax.processors import constraint, grammar
 from specjax.processors.distances import Distances, Vocabulary
 from specjax.processors.grammar import unpacked
@@ -36,7 +36,7 @@ from specjax.testing import (
 )
 from specjax.verifiers import target_only
 
-MODEL = load()
+MODEL = cut()
 V, STOP = MODEL.config.vocab_size, MODEL.stop
 CITIES = {"enum": ["Paris", "Rome", "London"]}
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -237,7 +237,7 @@ def test_the_law_is_that_of_what_fits(draft, name, more):
 @pytest.mark.parametrize("settings", [{"json_schema": CITIES}, {"regex": "Paris|Rome|London"}])
 def test_the_choice_is_the_models_own(settings):
   decoder = Decoder(MODEL, **settings)
-  prompts = ["It is ", "The capital of France is ", "Hello", "2 + 2 = "]
+  prompts = ["It is ", "the", "Hello", "2 + 2 = "]
   free, near = decoder(prompts, 128), decoder(prompts, 16)
   assert [r.tokens for r in near] == [r.tokens for r in free]
   if "regex" not in settings:

@@ -11,17 +11,17 @@ import jsonschema
 import numpy as np
 import pytest
 import tokenizers
+from cut import cut
 
 from specjax.data.json_schemas import samples
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
-from specjax.names.load import load
 from specjax.processors.grammar import Said, say, unpacked
 from specjax.processors.matchers import Matchers
 from specjax.processors.schemas import OWN, of_json_schema, of_lark
 from specjax.serving.engine import Engine
 
-MODEL = load()
+MODEL = cut()
 QUESTIONS = [
   MODEL.chat("A baker sells 12 loaves a day at 3 dollars each. How much does he earn in 5 days?"),
   MODEL.chat("Tom has 7 apples and buys 4 more. How many does he have?"),
@@ -187,6 +187,7 @@ def test_drafts_change_nothing(drafter, temperature):
     assert b.passes < a.passes / (2 if "forced" in name else 1)
 
 
+@pytest.mark.full(but=["0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_end_in_their_budget(temperature):
   """A model that knows nothing of JSON: a grammar alone leaves most of these texts cut."""
@@ -212,6 +213,7 @@ def test_another_schema_needs_no_other_loop():
   assert [x.shape for x in one._processors] == [x.shape for x in two._processors]
 
 
+@pytest.mark.full(but=["0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_each_request_of_an_engine_brings_its_own(temperature):
   """Rows of two schemas and of none, in any company, say what decoders of their own say."""

@@ -6,14 +6,14 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
 from specjax.base import Processor
 from specjax.decoding.decoder import Decoder
-from specjax.names.load import load
 from specjax.serving.engine import Engine
 from specjax.serving.refill import refilled
 
-MODEL = load()
+MODEL = cut()
 SPOKEN = MODEL.tokenizer.spoken_bytes(MODEL.config.vocab_size)
 LETTERS = np.array([b.isalpha() for b in SPOKEN])
 

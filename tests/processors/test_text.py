@@ -5,14 +5,14 @@ import re
 import jax
 import numpy as np
 import pytest
+from cut import cut
 
 from specjax.data.tokenizer import Tokenizer
 from specjax.decoding.decoder import Decoder
 from specjax.models.transformer import Transformer
-from specjax.names.load import load
 from specjax.processors.text import of_regex, of_stop_words
 
-MODEL = load()
+MODEL = cut()
 TOKENS, V, STOP = MODEL.tokenizer, MODEL.config.vocab_size, MODEL.stop
 QUESTIONS = [
   MODEL.chat("A baker sells 12 loaves a day at 3 dollars each. How much does he earn in 5 days?"),

@@ -276,6 +276,7 @@ def test_a_greedy_rule_refuses_to_sample():
     engine.submit([1], 8, temperature=0.5)
 
 
+@pytest.mark.full(but=["history-4"])
 @pytest.mark.parametrize("name", ["history-4", "token_recycling-4,seeded=0,kept=1"])
 def test_what_one_request_taught_helps_the_next(name):
   prompt = [5, 6, 7, 5, 1, 2]
@@ -288,6 +289,7 @@ def test_what_one_request_taught_helps_the_next(name):
     assert third.passes < min(first.passes, second.passes)
 
 
+@pytest.mark.full(but=["options0-3", "options1-5"])
 @pytest.mark.parametrize(
   ("options", "prefills"),
   [

@@ -120,6 +120,7 @@ def test_tokens_that_another_draft_model_guesses(done):
   assert got[real].any() and not got[real].all()
 
 
+@pytest.mark.full
 def test_a_second_draft_model_learns_what_the_first_does_not_guess(done, tmp_path):
   second = dataclasses.replace(done, out=str(tmp_path), boost=f"{done.out}/model")
   draft_model.main(second)

@@ -160,6 +160,7 @@ def test_low_rank_updates_alone_are_trained(run, tmp_path):
     script.main(dataclasses.replace(config, start=None))
 
 
+@pytest.mark.full(but=["options1*", "options2*"])
 @pytest.mark.parametrize(
   ("options", "within"),
   [({"remat": True}, 1e-5), ({"devices": 4}, 1e-5), ({"dtype": "bfloat16", "rank": 2}, 2e-2)],

@@ -94,6 +94,7 @@ def test_the_gradient_is_that_of_finite_differences():
     )
 
 
+@pytest.mark.full(but=["2"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
   data = tmp_path / "questions.jsonl"

@@ -287,6 +287,7 @@ def test_eight_devices_share_a_batch_and_the_loss_can_be_chosen(like):
   assert metrics_of(twice)[0]["loss"] == pytest.approx(2 * losses[0], rel=1e-5)
 
 
+@pytest.mark.full(but=["medusa"])
 @pytest.mark.parametrize("name", ["medusa", "eagle3"])
 def test_states_of_the_step_train_like_those_on_disk(tiny_heads, like, tmp_path, name):
   change = {"steps": 3, "warmup": 1, "head": HEADS[name][1]()}
@@ -304,6 +305,7 @@ def test_states_of_the_step_train_like_those_on_disk(tiny_heads, like, tmp_path,
   np.testing.assert_allclose(*rates, atol=0.02)
 
 
+@pytest.mark.full(but=["False"])
 @pytest.mark.parametrize("online", [False, True])
 def test_a_target_in_bfloat16_trains_weights_in_float32(run, tmp_path, final_state, online):
   """The loss follows that of float32, and small steps are not lost to rounding."""

@@ -32,6 +32,7 @@ BESIDE = jax.tree.map(
 OF_LAYERS = Routers(*(jax.numpy.asarray(RNG.normal(size=n), "float32") for n in ((L, E), L)))
 
 
+@pytest.mark.full(but=["first", "duo", "None"])
 @pytest.mark.parametrize("name", ["skip_decode-3,span=16,first=1", "first", "duo", None])
 def test_a_row_is_read_as_it_is_decoded(name, tmp_path):
   """The loss of a text is the mean surprise that its decoding reports."""

@@ -192,6 +192,7 @@ def test_static_trees_of_guesses_by_depth(tree):
     assert set(paths_of(draft, b)) == want
 
 
+@pytest.mark.full(but=["Static*", "Dynamic(nodes=11*", "Dynamic(nodes=22*", "Dynamic(nodes=5*"])
 @pytest.mark.parametrize("tree", [*DYNAMIC[2:], *STATIC], ids=str)
 def test_a_head_sees_its_rows_of_the_way_to_the_root(tree):
   """`carry` comes from the parent; the mask picks, of all rows kept, the node's and those above."""

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
-from specjax import Decoder, load
+from specjax import Decoder
 from specjax.base import Context, Features
 from specjax.decoding.method import method as pair
 from specjax.drafters import draft_tree, fallback, history, none, prompt_lookup, union
@@ -168,10 +169,10 @@ def test_what_cannot_be_joined_is_refused(sources, words):
 
 def test_names():
   name = "prompt_lookup-16,longest=8,shortest=3,per_match=1|token_recycling-4+prompt_lookup-4"
-  decoder = Decoder(load(), name)
+  decoder = Decoder(cut(), name)
   assert decoder.name == name
   assert decoder.method.drafter.nodes == 16 and decoder.method.drafter.depth == 15
   with pytest.raises(ValueError, match="accepted is NAME"):
-    Decoder(load(), "prompt_lookup|")
+    Decoder(cut(), "prompt_lookup|")
   with pytest.raises(ValueError, match=r"tree=.*accepted for"):
-    Decoder(load(), "prompt_lookup|medusa", tree=[[0]])
+    Decoder(cut(), "prompt_lookup|medusa", tree=[[0]])

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
-from specjax import Decoder, load, speculate
+from specjax import Decoder, speculate
 from specjax.decoding.method import method as pair
 from specjax.drafters import DRAFTERS, fallback, jacobi, prompt_lookup, speculative_jacobi, union
 from specjax.drafters.jacobi.guesses import moved, repeated
@@ -153,7 +154,7 @@ def test_first_guesses_and_how_they_move():
 )
 def test_impossible_numbers_are_an_error(name, words):
   with pytest.raises(ValueError, match=words):
-    Decoder(load(), name)
+    Decoder(cut(), name)
 
 
 def test_a_depth_below_1_is_an_error():
@@ -171,7 +172,7 @@ def test_a_depth_below_1_is_an_error():
    "lookahead-3,window=3,guesses=2+prompt_lookup-3"],
 )  # fmt: skip
 def test_names_decode_losslessly(name):
-  model = load()
+  model = cut()
   prompts = [model.chat(q) for q in ("Ada has 3 apples and buys 4. How many?", "What is 2 + 2?")]
   for temperature in (0.0, 0.8):
     rule = "greedy" if temperature == 0 else "target_only"

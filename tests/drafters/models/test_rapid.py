@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
 from specjax.decoding.decoder import Decoder
 from specjax.drafters.models.draft_model import draft_model
 from specjax.drafters.models.rapid import bm25, rapid, shortened
-from specjax.names.load import load
 
 
 def texts(rng, rows: int, longest: int, vocab: int):
@@ -65,7 +65,7 @@ def test_the_text_is_the_best_chunks_in_their_order(width):
 
 @pytest.mark.full
 def test_a_prompt_changes_what_is_drafted_and_no_token():
-  model = load()
+  model = cut()
   prompt = "Q: Ann has 3 apples and Bob has 12 pears. Bob buys 4 pears. How many pears?\nA:"
   ids = model.encode(prompt)
   whole, parts = (
@@ -81,7 +81,7 @@ def test_a_prompt_changes_what_is_drafted_and_no_token():
 
 @pytest.mark.full
 def test_its_cache_is_that_of_the_shortened_prompt():
-  model = load()
+  model = cut()
   ids = model.encode("Q: Ann has 3 apples and Bob has 12 pears. How many pears?\nA:")
   decoder = Decoder(model, f"draft_model-4[{model.name}]/rapid-3,size=4")
   _, state, _ = decoder._start([ids], [8], 0)
@@ -96,7 +96,7 @@ def test_its_cache_is_that_of_the_shortened_prompt():
 
 
 def test_impossible_numbers_are_an_error():
-  model = load()
+  model = cut()
   for chunks, size in ((2, 8), (3, 0)):
     with pytest.raises(ValueError, match="expected chunks >= 3 and size >= 1"):
       rapid(draft_model(model.target), chunks, size)

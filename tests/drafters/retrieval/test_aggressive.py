@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
 from specjax.base import Context, Features, Verdict
 from specjax.decoding.decoder import Decoder
 from specjax.drafters.retrieval.aggressive import aggressive
-from specjax.names.load import load
 
 B, S, D, NEW = 40, 20, 6, 30
 
@@ -75,7 +75,7 @@ def test_it_copies_where_the_papers_loop_copies(given):
 
 
 def test_a_source_that_is_the_answer_is_copied_whole(tmp_path):
-  model, prompt = load(), "Q: Ann has 3 apples and buys 4.\nA:"
+  model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0]
   path = tmp_path / "source.txt"
   path.write_text(plain.text)

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
-from specjax import Decoder, load
+from specjax import Decoder
 from specjax.base import Context
 from specjax.data import datastore
 from specjax.drafters.retrieval.history import append, empty, history
@@ -66,7 +67,7 @@ def test_the_draft_is_what_came_after_the_best_match(longest, shortest, per_matc
 
 
 def test_an_answer_is_drafted_when_it_is_asked_for_again():
-  model, prompts = load(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
+  model, prompts = cut(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
   decoder = Decoder(model, "prompt_lookup-4,longest=3,shortest=3|history-8", batch=2)
   first, again = decoder(prompts, 24), decoder(prompts, 24)
   assert [r.tokens for r in again] == [r.tokens for r in first]
@@ -77,7 +78,7 @@ def test_an_answer_is_drafted_when_it_is_asked_for_again():
 
 
 def test_answers_of_another_day_are_drafted(tmp_path):
-  model, prompts = load(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
+  model, prompts = cut(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
   first = Decoder(model, "history-8", batch=2)(prompts, 24)
   texts = [model.encode(prompt) + r.tokens for prompt, r in zip(prompts, first, strict=True)]
   datastore.save(file := tmp_path / "store.npz", datastore.build(texts), model.config.vocab_size)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
-from specjax import Decoder, load
+from specjax import Decoder
 from specjax.base import Context
 from specjax.cli import main
 from specjax.data import datastore
@@ -111,7 +112,7 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
 
 
 def test_a_datastore_of_answers_drafts_them(tmp_path):
-  model, prompt = load(), "Q: Ann has 3 apples and buys 4.\nA:"
+  model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0]
   path = tmp_path / "store.npz"
   texts = [model.encode(prompt) + plain.tokens]
@@ -129,7 +130,7 @@ def test_the_command_writes_texts_and_answers(tmp_path, capsys):
   records = ({"text": "2 + 2 = 4"}, {"prompt": [5, 6], "answer": [7, 8]}, {"text": "no"})
   data.write_text("".join(json.dumps(record) + "\n" for record in records))
   assert main.main(["corpus", "--data", str(data), "--out", str(out), "--limit", "2"]) == 0
-  model = load()
+  model = cut()
   want = [*model.encode("2 + 2 = 4"), -1, 5, 6, 7, 8, -1]
   assert datastore.load(str(out), model.config.vocab_size).tokens.tolist() == want
   assert f"2 texts of {len(want) - 2} tokens" in capsys.readouterr().out
@@ -157,7 +158,7 @@ def test_what_is_no_datastore_is_refused(tmp_path, write, words):
   path = tmp_path / "store.npz"
   write(path)
   with pytest.raises(ValueError, match=words):
-    Decoder(load(), f"rest[{path}]")
+    Decoder(cut(), f"rest[{path}]")
 
 
 def test_impossible_numbers_are_an_error():
@@ -167,4 +168,4 @@ def test_impossible_numbers_are_an_error():
   with pytest.raises(ValueError, match="a datastore needs one"):
     datastore.build([[]])
   with pytest.raises(ValueError, match=r"rest: it needs a datastore, rest\[FILE.npz\]"):
-    Decoder(load(), "rest")
+    Decoder(cut(), "rest")

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cut import cut
 
-from specjax import Decoder, load, speculate
+from specjax import Decoder, speculate
 from specjax.base import Context, Draft, Evaluation, Features, Verdict
 from specjax.decoding.method import method as pair
 from specjax.drafters import draft_tree, token_recycling, union
@@ -216,7 +217,7 @@ def test_impossible_trees_are_an_error(settings, words):
 
 @pytest.mark.full
 def test_what_a_request_left_starts_the_next():
-  model = load()
+  model = cut()
   decoder = Decoder(model, "token_recycling-8,seeded=0,kept=1+prompt_lookup-4", batch=2)
   prompts = ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
   first = decoder(prompts, 24)
@@ -245,7 +246,7 @@ def test_of_rows_that_learnt_about_a_token_the_first_is_kept():
 
 
 def test_names():
-  model = load()
+  model = cut()
   for name, tree, shown, nodes in (
     ("token_recycling-16,seeded=0", None, "token_recycling-16,seeded=0", 16),
     ("token_recycling-8,seeded=1", None, "token_recycling", 8),
