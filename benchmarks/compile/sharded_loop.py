@@ -94,7 +94,7 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
   whole = transformer.target(model)
   target = whole if cache == DENSE else compressed(model, make_cache(parse_one("cache", cache))[1])
   shapes = jax.eval_shape(weights)
-  guess, own = drafters.prompt_lookup(config.drafted), ()
+  guess, own = drafters.prompt_lookup(config.drafted + 1), ()
   if config.drafter == "eagle3":
     guess, own = eagle3_drafter(target, config, shapes)
     own = jax.eval_shape(sharding.split_head, own)

@@ -97,7 +97,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
                      "method='skipped_layers' are self_speculative and 0.")  # fmt: skip
   checks.whole("tries", config.tries, CANDIDATES)
   checks.whole("max_new_tokens", config.max_new_tokens, WINDOW + 1)
-  depth = bind(part)[1].get("depth", 7)
+  depth = bind(part)[1].get("nodes", 8) - 1
   ids = [x.ids for x in prompts.read(config.prompts, model, config.max_new_tokens, config.limit)]
   directory = report.directory(out)
   answers = Decoder(model, batch=min(config.batch, len(ids)))(ids, config.max_new_tokens)

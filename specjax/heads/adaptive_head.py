@@ -29,7 +29,7 @@ class AdaptiveHeadState(NamedTuple):
 
 
 @functools.cache
-def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
+def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
   """The best guesses of a head, one per level, until a policy of `specjax.draft_length` ends them.
 
   The policy sees what the head says over its own vocabulary, at temperature 1. Guesses are chosen,
@@ -39,7 +39,7 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
   Args:
     head: without pseudo rows, since these are drafted in the pass before, and without a blank.
     policy: asked once per draft token.
-    depth: D, tokens drafted per round at most.
+    nodes: the root and D tokens drafted per round at most.
 
   Raises:
     ValueError: a head with pseudo rows or a blank, a policy that reads a draft model's states, or a
@@ -51,7 +51,8 @@ def adaptive_head(head: Head, policy: DraftLength, depth: int = 5) -> Drafter:
                      "pseudo rows or a blank.")  # fmt: skip
   if policy.name == "specdecpp":
     raise ValueError("draft_length='specdecpp' reads the states of a draft model: a head has none.")
-  chain = Static([(0,) * d for d in range(1, depth + 1)])
+  depth = nodes - 1
+  chain = Static([(0,) * d for d in range(1, nodes)])
   whole = drafting.drafter(head, chain)
 
   def init(params, target_params, context, features, capacity):

@@ -15,7 +15,7 @@ from specjax.trees.structure import chain, find_chain, gather
 
 
 @functools.cache
-def jacobi(depth: int = 7) -> Drafter:
+def jacobi(nodes: int = 8) -> Drafter:
   """A chain in which every guess is the target's argmax after the guess before it, a pass ago.
 
   This is greedy Jacobi decoding (Santilli et al. 2023, arXiv 2305.10427). After a pass the guesses
@@ -25,13 +25,14 @@ def jacobi(depth: int = 7) -> Drafter:
   no pass looked at stay.
 
   Args:
-    depth: D, tokens drafted.
+    nodes: the root and D tokens drafted.
 
   Raises:
-    ValueError: a depth below 1.
+    ValueError: fewer than 2 nodes.
   """
-  if depth < 1:
-    raise ValueError(f"depth={depth}: jacobi drafts 1 token or more.")
+  depth = nodes - 1
+  if nodes < 2:
+    raise ValueError(f"nodes={nodes}: jacobi drafts 1 token or more.")
 
   def init(params, target_params, /, context, features, capacity):
     return repeated(context, depth)

@@ -50,7 +50,7 @@ def coupled(tokens: Array, log_q: Array, log_p: Array) -> Array:
 
 
 @functools.cache
-def speculative_jacobi(target: Target, depth: int = 7) -> Drafter:
+def speculative_jacobi(target: Target, nodes: int = 8) -> Drafter:
   """A chain whose guesses are drawn as the target's last pass has them, and kept where they can be.
 
   This is speculative Jacobi decoding (Teng et al. 2024, arXiv 2410.01699). Behind a refused guess
@@ -69,13 +69,14 @@ def speculative_jacobi(target: Target, depth: int = 7) -> Drafter:
   this is Jacobi decoding.
 
   Args:
-    depth: D, tokens drafted.
+    nodes: the root and D tokens drafted.
 
   Raises:
-    ValueError: a depth below 1.
+    ValueError: fewer than 2 nodes.
   """
-  if depth < 1:
-    raise ValueError(f"depth={depth}: speculative_jacobi drafts 1 token or more.")
+  depth = nodes - 1
+  if nodes < 2:
+    raise ValueError(f"nodes={nodes}: speculative_jacobi drafts 1 token or more.")
   V = target.vocab_size
 
   def chosen(tokens: Array) -> Guesses:

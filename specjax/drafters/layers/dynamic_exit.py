@@ -60,7 +60,7 @@ def expected_tokens_per_layer(rate: Array, exits: Array, layers: int, depth: int
 
 
 @functools.cache
-def dynamic_exit(target: LayeredTarget, depth: int = 7, every: int = 2) -> Drafter:
+def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Drafter:
   """Drafts as LayerSkip does, with the exit and the length that should give most for their layers.
 
   This is DEL (Entezari Zarch et al. 2025, arXiv 2504.05598). Shadow tokens tell what every exit
@@ -72,16 +72,17 @@ def dynamic_exit(target: LayeredTarget, depth: int = 7, every: int = 2) -> Draft
   probability, times the exit's share, exceeds what so many layers give on average.
 
   Args:
-    depth: D, tokens drafted at most; a round may draft none.
+    nodes: the root and D tokens drafted at most; a round may draft none.
     every: an exit lies behind every so many layers, since each costs the head over D + 1 rows.
 
   Raises:
-    ValueError: a depth below 1, or a step that leaves no exit.
+    ValueError: fewer than 2 nodes, or a step that leaves no exit.
   """
+  depth = nodes - 1
   target = showing(LayeredTarget, target, "dynamic_exit")
   L = target.layers
-  if depth < 1 or not 1 <= every < L:
-    raise ValueError(f"depth={depth}, every={every}: del drafts 1 token or more, with an exit "
+  if nodes < 2 or not 1 <= every < L:
+    raise ValueError(f"nodes={nodes}, every={every}: del drafts 1 token or more, with an exit "
                      f"every 1 to {L - 1} layers.")  # fmt: skip
   exits = exits_of(L, every)
   behind = jnp.asarray(np.array(exits, np.int32))

@@ -42,7 +42,7 @@ def finished(
 
 
 @functools.cache
-def layerskip(target: LayeredTarget, depth: int = 6, exit: int | None = None) -> Drafter:
+def layerskip(target: LayeredTarget, nodes: int = 7, exit: int | None = None) -> Drafter:
   """Drafts with the target's first layers, whose keys, values and states its own pass goes on with.
 
   This is LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), for models that were trained to exit
@@ -51,16 +51,17 @@ def layerskip(target: LayeredTarget, depth: int = 6, exit: int | None = None) ->
   drafted token and once for the last one, and every other weight once.
 
   Args:
-    depth: D, tokens drafted.
+    nodes: the root and D tokens drafted.
     exit: how many layers draft; None is a quarter of them, as published for 32.
 
   Raises:
-    ValueError: a depth below 1, or an exit that leaves no layer to draft or none to verify.
+    ValueError: fewer than 2 nodes, or an exit that leaves no layer to draft or none to verify.
   """
+  depth = nodes - 1
   target = showing(LayeredTarget, target, "layerskip")
   exit = max(1, target.layers // 4) if exit is None else exit
-  if depth < 1 or not 1 <= exit < target.layers:
-    raise ValueError(f"depth={depth}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
+  if nodes < 2 or not 1 <= exit < target.layers:
+    raise ValueError(f"nodes={nodes}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
                      f"{target.layers - 1} of the model's layers.")  # fmt: skip
   early = np.arange(target.layers)[:, None].repeat(2, 1) < exit
 

@@ -23,7 +23,7 @@ class SelfSpeculativeState(NamedTuple):
 
 
 @functools.cache
-def self_speculative(target: LayeredTarget, depth: int = 7, least: float = 0.8) -> Drafter:
+def self_speculative(target: LayeredTarget, nodes: int = 8, least: float = 0.8) -> Drafter:
   """Drafts with the target's own sublayers but for a set that was found to be dispensable.
 
   This is the self-speculative decoding of Draft & Verify (Zhang et al. 2023, arXiv 2309.08168). The
@@ -33,15 +33,16 @@ def self_speculative(target: LayeredTarget, depth: int = 7, least: float = 0.8) 
   share of its tokens that are accepted as in the policy `confidence`.
 
   Args:
-    depth: D, tokens drafted at most.
+    nodes: the root and D tokens drafted at most.
     least: the first threshold.
 
   Raises:
-    ValueError: a depth below 1.
+    ValueError: fewer than 2 nodes.
   """
+  depth = nodes - 1
   target = showing(LayeredTarget, target, "self_speculative")
-  if depth < 1:
-    raise ValueError(f"depth={depth}: self_speculative drafts 1 token or more.")
+  if nodes < 2:
+    raise ValueError(f"nodes={nodes}: self_speculative drafts 1 token or more.")
   policy = confidence(least, depth)
 
   def init(params, target_params, /, context, features, capacity):

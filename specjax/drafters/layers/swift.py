@@ -74,7 +74,7 @@ def another(run: Array, noise: Array, count: int, afresh: Array) -> Array:
 
 
 @functools.cache
-def swift(target: LayeredTarget, depth: int = 7, window: int = 32, skip: float = 0.45) -> Drafter:
+def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float = 0.45) -> Drafter:
   """Drafts with the target's own sublayers but for a set that it searches while it decodes.
 
   This is SWIFT (Xia et al. 2024, arXiv 2410.06916), with a chain in place of its tree. In each
@@ -86,17 +86,20 @@ def swift(target: LayeredTarget, depth: int = 7, window: int = 32, skip: float =
   It is shared by a batch: a score is the mean of the rows that have a window.
 
   Args:
-    depth: D, tokens drafted at most; a draft ends after a token with a probability below LEAST.
+    nodes: the root and D tokens drafted at most; a draft ends after a token with a probability
+      below LEAST.
     window: W, tokens on which a set is scored.
     skip: share of the sublayers between the first layer and the last that a random set leaves out.
 
   Raises:
-    ValueError: a depth or window below 1, a share outside 0 to 1, or a model of less than 3 layers.
+    ValueError: fewer than 2 nodes, a window below 1, a share outside 0 to 1, or a model of less
+      than 3 layers.
   """
+  depth = nodes - 1
   target = showing(LayeredTarget, target, "swift")
   inner = 2 * (target.layers - 2)
-  if depth < 1 or window < 1 or not 0 <= skip <= 1:
-    raise ValueError(f"depth={depth}, window={window}, skip={skip}: swift takes 1 or more, 1 or "
+  if nodes < 2 or window < 1 or not 0 <= skip <= 1:
+    raise ValueError(f"nodes={nodes}, window={window}, skip={skip}: swift takes 1 or more, 1 or "
                      "more, and a share from 0 to 1.")  # fmt: skip
   if inner < 2:
     raise ValueError(f"layers={target.layers}: swift takes a model of 3 layers or more.")

@@ -22,7 +22,7 @@ class AdaptiveModelState(NamedTuple):
 
 
 @functools.cache
-def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
+def adaptive_model(lm: Target, policy: DraftLength, nodes: int = 9) -> Drafter:
   """A chain is sampled from an independent LM until a policy ends it, row by row.
 
   Leviathan et al. 2023 (arXiv 2211.17192) with the policies of `specjax.draft_length`. q is warped
@@ -33,10 +33,11 @@ def adaptive_model(lm: Target, policy: DraftLength, depth: int = 8) -> Drafter:
   Args:
     lm: the small LM; its vocabulary must be the target's.
     policy: asked once per draft token.
-    depth: D, tokens drafted per round at most.
+    nodes: the root and D tokens drafted per round at most.
   """
-  if depth < 1:
-    raise ValueError(f"depth={depth}: a draft model drafts 1 token or more.")
+  depth = nodes - 1
+  if nodes < 2:
+    raise ValueError(f"nodes={nodes}: a draft model drafts 1 token or more.")
 
   def init(params, target_params, context, features, capacity):
     cache = prefilled(lm, params[0], context, features, capacity)

@@ -14,7 +14,7 @@ from specjax.trees.structure import chain, gather
 
 
 @functools.cache
-def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None = None) -> Drafter:
+def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None = None) -> Drafter:
   """In one pass the denoiser fills D masked slots after the text; its argmaxes are the chain.
 
   This is Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4) with exact rules.
@@ -27,7 +27,7 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
 
   Args:
     model, target: have one vocabulary, but for a mask token that is the denoiser's last.
-    depth: D.
+    nodes: the root and D tokens drafted.
     canvas: F, slots with the masked ones (static), by default as many as the buffer has. A longer
       text is cut in front.
 
@@ -35,14 +35,15 @@ def denoiser(model: Denoiser, target: Target, depth: int = 8, canvas: int | None
     ValueError: another vocabulary, a canvas with no slot for the text, or a canvas shorter than the
       buffer for a model that is causal over blocks.
   """
+  depth = nodes - 1
   # The mask is never said, so that the target need not know it.
   if model.vocab_size - (model.mask == target.vocab_size) != target.vocab_size:
     raise ValueError(
       f"model: the denoiser has a vocabulary of {model.vocab_size}, the target one of "
       f"{target.vocab_size}: they must share one."
     )
-  if depth < 1 or (canvas is not None and canvas <= depth):
-    raise ValueError(f"depth={depth}, canvas={canvas}: a denoiser drafts 1 token or more, on a "
+  if nodes < 2 or (canvas is not None and canvas <= depth):
+    raise ValueError(f"nodes={nodes}, canvas={canvas}: a denoiser drafts 1 token or more, on a "
                      "canvas of more slots than that.")  # fmt: skip
 
   if model.block is not None and canvas is not None:

@@ -12,7 +12,7 @@ from specjax.trees.structure import chain
 
 
 @functools.cache
-def draft_model(lm: Target, depth: int = 4) -> Drafter:
+def draft_model(lm: Target, nodes: int = 5) -> Drafter:
   """A chain is sampled from an independent LM, with the distribution q of every step.
 
   Leviathan et al. 2023 (arXiv 2211.17192). q is warped by the settings of the target's p.
@@ -20,10 +20,11 @@ def draft_model(lm: Target, depth: int = 4) -> Drafter:
 
   Args:
     lm: the small LM; its vocabulary must be the target's.
-    depth: D, tokens drafted per round.
+    nodes: the root and D tokens drafted per round.
   """
-  if depth < 1:
-    raise ValueError(f"depth={depth}: a draft model drafts 1 token or more.")
+  depth = nodes - 1
+  if nodes < 2:
+    raise ValueError(f"nodes={nodes}: a draft model drafts 1 token or more.")
 
   def init(params, target_params, context, features, capacity):
     return prefilled(lm, params, context, features, capacity)

@@ -49,7 +49,7 @@ def realigned(source: Array, length: Array, recent: Array) -> Array:
 
 
 @functools.cache
-def aggressive(depth: int = 31) -> Drafter:
+def aggressive(nodes: int = 32) -> Drafter:
   """Copies what comes next in a source until the target disagrees, then looks for its place again.
 
   Input-guided aggressive decoding (Ge et al. 2022, arXiv 2205.10350), for corrections and edits.
@@ -59,13 +59,14 @@ def aggressive(depth: int = 31) -> Drafter:
   4 (S + 5) bytes per row.
 
   Args:
-    depth: D, tokens copied in a round at most.
+    nodes: the root and D tokens copied in a round at most.
 
   Raises:
-    ValueError: a depth below 1.
+    ValueError: fewer than 2 nodes.
   """
-  if depth < 1:
-    raise ValueError(f"depth={depth}: aggressive drafts 1 token or more.")
+  depth = nodes - 1
+  if nodes < 2:
+    raise ValueError(f"nodes={nodes}: aggressive drafts 1 token or more.")
 
   def init(params, target_params, /, context, features, capacity):
     B = len(context.length)

@@ -16,7 +16,7 @@ from specjax.processors.grammar import nothing_said, say
 
 
 @functools.cache
-def forced(tokens: Callable[..., np.ndarray], depth: int = 7) -> Drafter:
+def forced(tokens: Callable[..., np.ndarray], nodes: int = 8) -> Drafter:
   """Drafts the tokens with which every text of a grammar goes on, such as the name of a field.
 
   Only what every continuation shares is drafted: a last token that could be a part of a longer one
@@ -26,8 +26,9 @@ def forced(tokens: Callable[..., np.ndarray], depth: int = 7) -> Drafter:
 
   Args:
     tokens: `processors.matchers.Matchers.forced`, run on the host.
-    depth: D, the most tokens drafted.
+    nodes: the root and the most tokens drafted, D.
   """
+  depth = nodes - 1
 
   def init(params, target_params, context, features, capacity):
     return nothing_said(context)

@@ -38,7 +38,7 @@ def append(history: Array, tokens: Array, length: Array) -> Array:
 
 @functools.cache
 def history(
-  depth: int = 7, longest: int = 8, shortest: int = 2, per_match: int = 2, kept: int = 2**15
+  nodes: int = 8, longest: int = 8, shortest: int = 2, per_match: int = 2, kept: int = 2**15
 ) -> Drafter:
   """Copies a chain from behind the longest, then latest, match of the last tokens in a history.
 
@@ -46,16 +46,17 @@ def history(
   to it. It takes 4 H bytes for all rows. Without a match nothing is drafted.
 
   Args:
-    depth: D, tokens drafted.
+    nodes: the root and D tokens drafted.
     longest: n-gram length that counts as a full match.
     shortest: matches shorter than this are not used.
     per_match: tokens drafted for each token that matched; 0 drafts D whatever matched.
     kept: H, tokens.
   """
-  if not 1 <= shortest <= longest or depth < 1 or per_match < 0 or kept <= depth + longest:
+  depth = nodes - 1
+  if not 1 <= shortest <= longest or nodes < 2 or per_match < 0 or kept <= depth + longest:
     raise ValueError(
-      f"depth={depth}, longest={longest}, shortest={shortest}, per_match={per_match}, kept={kept}: "
-      "expected depth >= 1, 1 <= shortest <= longest, per_match >= 0, kept > depth + longest."
+      f"nodes={nodes}, longest={longest}, shortest={shortest}, per_match={per_match}, kept={kept}: "
+      "expected nodes >= 2, 1 <= shortest <= longest, per_match >= 0, kept >= nodes + longest."
     )
   if kept * (longest + 1) >= 2**31:
     raise ValueError(f"kept={kept}: accepted is less than 2**31 / (longest + 1) tokens.")

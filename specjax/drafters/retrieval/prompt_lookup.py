@@ -56,7 +56,7 @@ def expected(tokens: Array, end: Array, matched: Array, draft: Draft) -> Array:
 
 @functools.cache
 def prompt_lookup(
-  depth: int = 7, longest: int = 3, shortest: int = 1, per_match: int = 0, branches: int = 1
+  nodes: int = 8, longest: int = 3, shortest: int = 1, per_match: int = 0, branches: int = 1
 ) -> Drafter:
   """Copies a chain from behind the longest, then latest, earlier occurrence of the last tokens.
 
@@ -64,15 +64,16 @@ def prompt_lookup(
   repeated periodically, so loops are drafted to full depth. Without a match nothing is drafted.
 
   Args:
-    depth: D, tokens drafted in a branch.
+    nodes: the root and the tokens drafted in a branch, D = nodes - 1.
     longest: n-gram length that counts as a full match.
     shortest: matches shorter than this are not used.
     per_match: tokens drafted for each token that matched, as in suffix decoding (Oliaro et al.
       2024, arXiv 2411.04975); 0 drafts D whatever matched.
     branches: of the best occurrences that differ in the next token, how many are copied.
   """
-  if not 1 <= shortest <= longest or depth < 1:
-    raise ValueError(f"depth={depth}, shortest={shortest}, longest={longest}: expected depth >= 1 "
+  depth = nodes - 1
+  if not 1 <= shortest <= longest or nodes < 2:
+    raise ValueError(f"nodes={nodes}, shortest={shortest}, longest={longest}: expected nodes >= 2 "
                      "and 1 <= shortest <= longest.")  # fmt: skip
   if per_match < 0:
     raise ValueError(f"per_match={per_match}: accepted is 0 or more tokens.")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.base import Drafter, Params
-from specjax.drafters import DRAFTERS
+from specjax.drafters import draft_model
 from specjax.drafters.models.adaptive_model import adaptive_model
 from specjax.drafters.models.draft_tree import draft_tree
 from specjax.drafters.models.rapid import rapid
@@ -69,7 +69,7 @@ def build_draft_model(
       suffix, drafter = f"{suffix}/{label}", rapid(drafter, **numbers)
     return name + suffix, drafter, weights
 
-  depth = arguments.get("depth", int(parameters(part.name, length is not None)["nodes"] or 0) - 1)
+  nodes = arguments.get("nodes", int(parameters(part.name, length is not None)["nodes"] or 0))
   if tree is not None:
     suffix, shape = build_tree(tree)
     if shape.depth == 0:
@@ -77,8 +77,8 @@ def build_draft_model(
     return built(suffix, draft_tree(target, shape), weights)
   if length is not None:
     models = {"target": model.identity} | ({} if "ensemble" in found else {"draft": small.identity})
-    label, policy, own = build_draft_length(length, width, depth, **models)
-    return built(f"/{label}", adaptive_model(target, policy, depth), (weights, own))
+    label, policy, own = build_draft_length(length, width, nodes - 1, **models)
+    return built(f"/{label}", adaptive_model(target, policy, nodes), (weights, own))
   if joined:  # a union takes sources that write nothing while they draft
-    return built("", draft_tree(target, IID(chain(depth))), weights)
-  return built("", DRAFTERS[part.name](target, depth), weights)
+    return built("", draft_tree(target, IID(chain(nodes - 1))), weights)
+  return built("", draft_model(target, nodes), weights)

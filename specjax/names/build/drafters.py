@@ -84,9 +84,7 @@ def parameters(name: str, draft_length: bool = False) -> dict[str, grammar.Numbe
   """
   if is_head(name):
     return {"nodes": DEFAULT_NODES}
-  found = grammar.parameters(adaptive_model if draft_length else DRAFTERS[name])
-  depth = found.pop("depth", None)  # a builder counts tokens, a name nodes, the root included
-  return found if depth is None else {"nodes": 1 + int(depth), **found}
+  return grammar.parameters(adaptive_model if draft_length else DRAFTERS[name])
 
 
 def target_of(builder: Callable[..., Drafter], target: Target) -> tuple[Target, ...]:
@@ -101,12 +99,9 @@ def bind(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:
     ValueError: a draft of less than 2 nodes, or more than MOST_NODES.
   """
   name, given = grammar.bind("drafter", part, parameters(part.name, draft_length))
-  if (nodes := given.pop("nodes", None)) is not None:
-    if not 2 <= nodes <= MOST_NODES:
-      raise ValueError(f"drafter={grammar.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; "
-                       "for none use drafter='none'.")  # fmt: skip
-    counts_nodes = part.name in DRAFTERS and "nodes" in grammar.parameters(DRAFTERS[part.name])
-    given = {**({"nodes": nodes} if counts_nodes else {"depth": nodes - 1}), **given}
+  if not 2 <= given.get("nodes", 2) <= MOST_NODES:
+    raise ValueError(f"drafter={grammar.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; "
+                     "for none use drafter='none'.")  # fmt: skip
   return name, given
 
 

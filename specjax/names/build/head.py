@@ -80,30 +80,33 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
       raise ValueError(f"drafter={grammar.show([part])!r}: a draft length ends a chain, without a "
                        "tree, a rescoring or shared rows.")  # fmt: skip
     deepest = loaded.head.depth
-    depth = arguments.get("depth", min(DEFAULT_NODES - 1, deepest))
-    if depth > deepest:
-      raise ValueError(f"nodes={depth + 1}: {path} guesses {deepest} tokens ahead, and a chain of "
+    nodes = arguments.get("nodes", min(DEFAULT_NODES, 1 + deepest))
+    if nodes > 1 + deepest:
+      raise ValueError(f"nodes={nodes}: {path} guesses {deepest} tokens ahead, and a chain of "
                        f"them has {deepest + 1} nodes at most.")  # fmt: skip
-    label, policy, _ = build_draft_length(length, model.config.width, depth, target=model.identity)
-    return f"{name}/{label}", adaptive_head(loaded.head, policy, depth), loaded.params
+    label, policy, _ = build_draft_length(
+      length, model.config.width, nodes - 1, target=model.identity
+    )
+    return f"{name}/{label}", adaptive_head(loaded.head, policy, nodes), loaded.params
   if "rescoring" in found:
     refuse(part.name, tree, None)
     return _rescored(model, name, loaded, found["rescoring"])
   if loaded.tree is not None and tree is None and rows is None:  # as the published code drafts
-    nodes = 1 + arguments["depth"] if arguments else loaded.tree.nodes
+    nodes = arguments.get("nodes", loaded.tree.nodes)
     shape: Tree = Dynamic(nodes, min(loaded.tree.depth, nodes - 1), loaded.tree.beam)
     return name, drafting.drafter(loaded.head, shape), loaded.params
   if tree is None:
-    depth = arguments.get("depth", DEFAULT_NODES - 1)
+    nodes = arguments.get("nodes", DEFAULT_NODES)
     choices = loaded.choices or chain(loaded.head.depth)  # in order of worth
     if loaded.hit_rates is not None:
-      choices = best_first(np.asarray(loaded.hit_rates), 1 + depth)
-    if arguments and depth > len(choices):
-      raise ValueError(f"nodes={depth + 1}: {path} has a tree of {len(choices) + 1} nodes at most.")
+      choices = best_first(np.asarray(loaded.hit_rates), nodes)
+    if arguments and nodes > len(choices) + 1:
+      raise ValueError(f"nodes={nodes}: {path} has a tree of {len(choices) + 1} nodes at most.")
     if rows is not None:
-      name, counts = _shared_rows(name, path, loaded, choices[:depth], rows)
-      return name, drafting.drafter(loaded.head, Static(choices[:depth]), counts), loaded.params
-    return name, drafting.drafter(loaded.head, Static(choices[:depth])), loaded.params
+      name, counts = _shared_rows(name, path, loaded, choices[: nodes - 1], rows)
+      drafter = drafting.drafter(loaded.head, Static(choices[: nodes - 1]), counts)
+      return name, drafter, loaded.params
+    return name, drafting.drafter(loaded.head, Static(choices[: nodes - 1])), loaded.params
   suffix, shape = build_tree(tree)
   if shape.depth == 0:
     return "none", none(), ()

@@ -49,7 +49,7 @@ def matched(texts: list[int], end: int, text: list[int], limit: int) -> int:
 )
 def test_the_draft_is_what_came_after_the_best_match(longest, shortest, per_match):
   texts, ring = kept_after(5)
-  drafter, lengths = history(5, longest, shortest, per_match, KEPT), set()
+  drafter, lengths = history(6, longest, shortest, per_match, KEPT), set()
   propose = jax.jit(lambda ring, c: drafter.propose(ring, (), (), c, None, None)[0])
   for tokens, length in batches(20):
     draft = propose(ring, Context(jnp.asarray(tokens), jnp.asarray(length)))
@@ -96,9 +96,9 @@ def test_answers_of_another_day_are_drafted(tmp_path):
 @pytest.mark.parametrize(
   ("settings", "words"),
   [
-    ({"depth": 0}, "depth=0, .*expected depth >= 1"),
+    ({"nodes": 1}, "nodes=1, .*expected nodes >= 2"),
     ({"shortest": 9}, "shortest=9, .*expected"),
-    ({"kept": 15}, r"kept=15: expected .*kept > depth \+ longest"),
+    ({"kept": 15}, r"kept=15: expected .*kept >= nodes \+ longest"),
     ({"kept": 2**30}, r"accepted is less than 2\*\*31"),
   ],
 )

@@ -52,7 +52,7 @@ def test_the_draft_is_what_came_after_the_best_matches(longest, shortest, per_ma
   tokens, length = random_texts(200)
   depth, drafted = 5, collections.Counter()
   draft = propose(
-    tokens, length, depth=depth, longest=longest, shortest=shortest, per_match=per_match,
+    tokens, length, nodes=depth + 1, longest=longest, shortest=shortest, per_match=per_match,
     branches=branches,
   )  # fmt: skip
   assert draft.tokens.shape == (200, 1 + branches * depth)
@@ -81,7 +81,7 @@ def test_the_draft_is_what_came_after_the_best_matches(longest, shortest, per_ma
 def test_a_loop_is_drafted_to_full_depth():
   tokens = np.zeros((1, S), np.int32)
   tokens[0, :7] = [9, 4, 5, 6, 4, 5, 6]
-  draft = propose(tokens, np.array([7], np.int32), depth=7)
+  draft = propose(tokens, np.array([7], np.int32), nodes=8)
   assert draft.tokens[0].tolist() == [6, 4, 5, 6, 4, 5, 6, 4]
   assert draft.parent[0].tolist() == [0, 0, 1, 2, 3, 4, 5, 6]
 
@@ -92,7 +92,7 @@ def test_impossible_numbers_are_an_error(settings):
     prompt_lookup(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"depth": 0}, {"shortest": 0}, {"shortest": 4, "longest": 3}])
+@pytest.mark.parametrize("settings", [{"nodes": 1}, {"shortest": 0}, {"shortest": 4, "longest": 3}])
 def test_impossible_settings_are_an_error(settings):
-  with pytest.raises(ValueError, match="expected depth >= 1 and 1 <= shortest <= longest"):
+  with pytest.raises(ValueError, match="expected nodes >= 2 and 1 <= shortest <= longest"):
     prompt_lookup(**settings)
