@@ -121,9 +121,9 @@ def test_drafts_that_were_made_compact_stay_exact():
   fork = fixed_draft([[0], [1], [0, 0]], [1, 2, 1])
   drawn = random_table(100, 3)
   for drafter, rule, params in (
-    (union(prompt_lookup(2), fork), target_only(), ((), ())),
-    (union(prompt_lookup(2), fork), recursive(), ((), ())),
-    (adaptive_model(small, confidence(0.5, 2, keep=True), 2), token(), (drawn, ())),
+    (union(prompt_lookup(3), fork), target_only(), ((), ())),
+    (union(prompt_lookup(3), fork), recursive(), ((), ())),
+    (adaptive_model(small, confidence(0.5, 2, keep=True), 3), token(), (drawn, ())),
   ):
     for seed, temperature in enumerate((0.8, 0.0)):
       logits = np.asarray(random_table(seed, 3)["logits"])

@@ -87,7 +87,7 @@ def test_a_draft_length_policy_is_three_functions_and_a_row():
     "peaked", False, False, lambda batch: jnp.full(batch, 0.5), stop,
     lambda state, accepted, drafted: state,
   )  # fmt: skip
-  drafter = adaptive_model(TABLE, policy, 2)
+  drafter = adaptive_model(TABLE, policy, 3)
   assert distance(drafter, token(), (random_table(9, V), ())) < 1e-6
 
 

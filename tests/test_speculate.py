@@ -50,18 +50,18 @@ def random_transformer(config: Config, seed: int):
 PARAMS, OTHER_PARAMS = random_transformer(CONFIG, 0), random_transformer(CONFIG, 1)
 HEAD = medusa(target(CONFIG), MedusaConfig(depth=3))
 HEAD_PARAMS = random_params(HEAD, 2, PARAMS)
-SAMPLED = drafters.draft_model(target(CONFIG), 2)
+SAMPLED = drafters.draft_model(target(CONFIG), 3)
 ADAPTIVE, KEPT = (
-  drafters.adaptive_model(target(CONFIG), confidence(0.1, 3, keep=keep), 3)
+  drafters.adaptive_model(target(CONFIG), confidence(0.1, 3, keep=keep), 4)
   for keep in (True, False)
 )
 MEDUSA = drafting.drafter(HEAD, Static(TREE))
-TWO_CHOSEN = drafters.union(drafters.prompt_lookup(4), MEDUSA)
+TWO_CHOSEN = drafters.union(drafters.prompt_lookup(5), MEDUSA)
 BOTH_SIDES = dataclasses.replace(CONFIG, causal=False)
 CHAIN = drafters.draft_tree(target(CONFIG), IID(((0,), (0, 0))))
-ONE_DRAWN = drafters.union(drafters.prompt_lookup(4), CHAIN)
-FIRST = drafters.fallback(drafters.prompt_lookup(4, 3, 2), MEDUSA)
-OWN = drafters.self_speculative(target(CONFIG), 3, 0.1)
+ONE_DRAWN = drafters.union(drafters.prompt_lookup(5), CHAIN)
+FIRST = drafters.fallback(drafters.prompt_lookup(5, 3, 2), MEDUSA)
+OWN = drafters.self_speculative(target(CONFIG), 4, 0.1)
 NARROW = {"fallback": (1, 2), "adaptive_model, block": (2,)}  # widths of passes
 METHODS = {
   name: (
@@ -70,12 +70,12 @@ METHODS = {
   )
   for name, drafter, verifier, params in (
     ("none", drafters.none(), TARGET_ONLY, ()),
-    ("prompt_lookup", drafters.prompt_lookup(4), TARGET_ONLY, ()),
+    ("prompt_lookup", drafters.prompt_lookup(5), TARGET_ONLY, ()),
     ("token_recycling", drafters.token_recycling(target(CONFIG), 4), TARGET_ONLY, ()),
-    ("jacobi", drafters.jacobi(4), TARGET_ONLY, ()),
+    ("jacobi", drafters.jacobi(5), TARGET_ONLY, ()),
     ("lookahead", drafters.lookahead(3, 4, 2), TARGET_ONLY, ()),
     ("self_speculative", OWN, TARGET_ONLY, jnp.array([[True, True], [True, False]])),
-    ("layerskip", drafters.layerskip(target(CONFIG), 3), TARGET_ONLY, ()),
+    ("layerskip", drafters.layerskip(target(CONFIG), 4), TARGET_ONLY, ()),
     ("draft_model", SAMPLED, TARGET_ONLY, OTHER_PARAMS),
     # Its own draft model: most of what it says is accepted, to full depth.
     ("itself", SAMPLED, TARGET_ONLY, PARAMS),
@@ -83,7 +83,7 @@ METHODS = {
     ("medusa", MEDUSA, TARGET_ONLY, HEAD_PARAMS),
     (
       "denoiser",
-      drafters.denoiser(denoiser(BOTH_SIDES, V - 1), target(CONFIG), 3, 24),
+      drafters.denoiser(denoiser(BOTH_SIDES, V - 1), target(CONFIG), 4, 24),
       TARGET_ONLY,
       OTHER_PARAMS,
     ),
@@ -92,7 +92,7 @@ METHODS = {
     ("fallback", FIRST, TARGET_ONLY, ((), HEAD_PARAMS)),
     ("union, recursive", ONE_DRAWN, recursive(), ((), OTHER_PARAMS)),
     ("draft_model, token", SAMPLED, token(), OTHER_PARAMS),
-    ("speculative_jacobi, token", drafters.speculative_jacobi(target(CONFIG), 3), token(), ()),
+    ("speculative_jacobi, token", drafters.speculative_jacobi(target(CONFIG), 4), token(), ()),
     ("adaptive_model, block", KEPT, block(), (OTHER_PARAMS, ())),
     ("medusa, greedy", MEDUSA, greedy(), HEAD_PARAMS),
   )
@@ -350,7 +350,7 @@ def test_a_python_loop_is_the_compiled_loop():
 @pytest.mark.parametrize("name", ["prompt_lookup", "token_recycling"])
 def test_twenty_prompts_are_one_trace(name):
   drafter = {
-    "prompt_lookup": drafters.prompt_lookup(4),
+    "prompt_lookup": drafters.prompt_lookup(5),
     "token_recycling": drafters.token_recycling(TABLE, tree=Static([[0], [1]])),
   }[name]  # fmt: skip
 
@@ -415,7 +415,7 @@ def nan_table():
   [
     PLAIN_TABLE.drafter,
     fixed_draft([[0], [1], [0, 0], [1, 0]], [1, BROKEN, 4, 2]),
-    drafters.draft_model(TABLE, 1),
+    drafters.draft_model(TABLE, 2),
   ],
   ids=["plain", "broken sibling", "draft_model"],
 )

@@ -39,7 +39,7 @@ DROPS = confidence(0.5, D, keep=False)
 
 def off(policy, rule, rounds: int = 1, **settings) -> float:
   """The largest total variation over two pairs of tables."""
-  method = pair(table_model(V), adaptive_model(table_model(V), policy, D), rule)
+  method = pair(table_model(V), adaptive_model(table_model(V), policy, D + 1), rule)
   found = []
   for seed in range(2):
     case = Case(np.asarray(random_table(seed, V)["logits"]), prompt=(0, 2), **settings)

@@ -39,7 +39,7 @@ def proposing(drafter):
 
 @functools.cache
 def ended(name: str, least: float, keep: bool):
-  return adaptive_head(loaded(name).head, confidence(least, D, keep=keep), D)
+  return adaptive_head(loaded(name).head, confidence(least, D, keep=keep), D + 1)
 
 
 def drafted(drafter, params, ids):

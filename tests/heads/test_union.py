@@ -41,15 +41,15 @@ DRAFTS = random_table(100, SMALL), random_table(101, SMALL)
 
 BOTH = ("recursive", "traversal")
 EXACT_FOR = {
-  "copied, then drawn": (union(prompt_lookup(2), ONE), ((), DRAFTS[0]), BOTH),
+  "copied, then drawn": (union(prompt_lookup(3), ONE), ((), DRAFTS[0]), BOTH),
   "drawn, then chosen": (union(ONE, FORK), (DRAFTS[0], ()), ("recursive",)),
   "two models": (union(ONE, TWO), DRAFTS, BOTH),
   "a union of unions": (
-    union(union(prompt_lookup(1), ONE), ONE), (((), DRAFTS[0]), DRAFTS[1]), ("recursive",),
+    union(union(prompt_lookup(2), ONE), ONE), (((), DRAFTS[0]), DRAFTS[1]), ("recursive",),
   ),
-  "independent draws": (union(prompt_lookup(1), PAIR), ((), DRAFTS[0]), ("traversal",)),
-  "all chosen": (union(prompt_lookup(1), FORK), ((), ()), ("recursive", "target_only")),
-  "with nothing": (union(none(), prompt_lookup(2)), ((), ()), ("target_only",)),
+  "independent draws": (union(prompt_lookup(2), PAIR), ((), DRAFTS[0]), ("traversal",)),
+  "all chosen": (union(prompt_lookup(2), FORK), ((), ()), ("recursive", "target_only")),
+  "with nothing": (union(none(), prompt_lookup(3)), ((), ()), ("target_only",)),
 }  # fmt: skip
 SETTINGS = [
   {"temperature": 0.7},
@@ -169,7 +169,7 @@ def test_every_source_knows_the_committed_text():
   knowing = draft_tree(TARGET, Static(((0,), (0, 0))))  # the target itself: it wins
   losing = draft_tree(TARGET, Static(((0,), (1,))))
   sources = [
-    prompt_lookup(4), *(drafting.drafter(h, Static(tree)) for h, _ in made), losing, knowing,
+    prompt_lookup(5), *(drafting.drafter(h, Static(tree)) for h, _ in made), losing, knowing,
   ]  # fmt: skip
   other = jax.tree.map(lambda x: -x, target_params())
   params = ((), *(p for _, p in made), other, target_params())
@@ -198,14 +198,14 @@ def test_every_source_knows_the_committed_text():
 
 def test_sizes_taps_and_names():
   eagle3, _ = head("eagle3")
-  source = union(prompt_lookup(5), drafting.drafter(eagle3, ((0,), (1,))), random_draft([[0]], V))
+  source = union(prompt_lookup(6), drafting.drafter(eagle3, ((0,), (1,))), random_draft([[0]], V))
   assert (source.nodes, source.depth, source.proposal) == (1 + 5 + 2 + 1, 5, "deterministic")
   assert (
     source.name == "prompt_lookup+eagle3+random_draft"
     and source.hidden_layers == eagle3.hidden_layers
   )
-  assert union(prompt_lookup(5), ONE).proposal == "independent"
-  assert union(prompt_lookup(5), ONE) is union(prompt_lookup(5), ONE)
+  assert union(prompt_lookup(6), ONE).proposal == "independent"
+  assert union(prompt_lookup(6), ONE) is union(prompt_lookup(6), ONE)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_what_cannot_be_joined_is_refused(sources, words):
 
 
 def test_a_source_that_counts_on_winning_is_refused():
-  method = pair(TABLE, union(prompt_lookup(2), draft_model(TABLE, 2)), target_only())
+  method = pair(TABLE, union(prompt_lookup(3), draft_model(TABLE, 3)), target_only())
   with pytest.raises(ValueError, match="drafter='draft_model' writes its state while it drafts"):
     emitted_distribution(Case(np.asarray(DRAFTS[0]["logits"])), method, ((), DRAFTS[1]))
 

@@ -75,7 +75,7 @@ def test_its_distribution_is_the_mixture(weight):
 @pytest.mark.parametrize(
   ("drafter", "rule"),
   [
-    (draft_model(ensemble(TABLE, TABLE, 0.4), 2), block()),
+    (draft_model(ensemble(TABLE, TABLE, 0.4), 3), block()),
     (
       draft_tree(ensemble(TABLE, TABLE, 0.4), WithoutReplacement(((0,), (1,)))),
       recursive(),

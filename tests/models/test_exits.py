@@ -159,7 +159,7 @@ def by_rows(lm):
 
 
 DRAFTED = sorted_exits(by_rows(target(SMALL)), 0.6, 1)
-CHAIN, TREE = draft_model(DRAFTED, 2), draft_tree(DRAFTED, IID(((0,), (1,))))
+CHAIN, TREE = draft_model(DRAFTED, 3), draft_tree(DRAFTED, IID(((0,), (1,))))
 
 
 @pytest.mark.full(but=["*-token-2"])
@@ -167,7 +167,7 @@ CHAIN, TREE = draft_model(DRAFTED, 2), draft_tree(DRAFTED, IID(((0,), (1,))))
   ("drafter", "rule", "rounds"),
   [
     *((CHAIN, rule(), 1) for rule in (token, block, recursive, traversal, target_only)),
-    (draft_model(DRAFTED, 1), token(), 2), (CHAIN, greedy(), 2),
+    (draft_model(DRAFTED, 2), token(), 2), (CHAIN, greedy(), 2),
     *((TREE, rule(), 1) for rule in (recursive, traversal)),
   ],
   ids=lambda x: getattr(x, "name", str(x)),

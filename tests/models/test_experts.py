@@ -265,7 +265,7 @@ def decode(t, params, drafter, temperature=0.0, head=()):
 def test_speculation_changes_no_token(name, temperature):
   t, params = target(NETWORKS[name]), random_params(name)
   plain = decode(t, params, drafters.none(), temperature)
-  assert decode(t, params, drafters.prompt_lookup(4), temperature) == plain
+  assert decode(t, params, drafters.prompt_lookup(5), temperature) == plain
   assert plain[0] != plain[1]
 
 
@@ -351,12 +351,12 @@ def test_a_mesh_changes_no_token(name, platform, mesh, monkeypatch):
   config, params = NETWORKS[name], random_params(name)
   jax.clear_caches()
   t = target.__wrapped__(config)
-  alone = decode(t, params, drafters.prompt_lookup(4))
+  alone = decode(t, params, drafters.prompt_lookup(5))
   with jax.set_mesh(mesh):
     placed = sharding.place(params, mesh)
     own = placed["params"]["layer_2"]["experts"]["expert_gate_up"]
     assert own.sharding.shard_shape(own.shape)[0] == own.shape[0] // 2
-    assert decode(t, placed, drafters.prompt_lookup(4)) == alone
+    assert decode(t, placed, drafters.prompt_lookup(5)) == alone
 
 
 def test_gradients_on_a_mesh(mesh):

@@ -35,7 +35,7 @@ PROMPT = (7, 30, 2)
 WEIGHT = 0.4
 SECOND = reflective(PLAIN, PROMPT, WEIGHT)
 TREE = random_draft([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]], V)
-CHAIN = drafters.draft_model(PLAIN, 3)
+CHAIN = drafters.draft_model(PLAIN, 4)
 PROMPTS = ((3, 1, 4, 1, 5), (9,), (2, 6, 5, 3, 5, 8, 9, 7))
 
 

@@ -43,7 +43,7 @@ def test_nodes_are_spread_where_they_divide(N, spread):
 
 def decode(params):
   """Tokens [2, 40] after two prompts, sampled, with a top-k and a top-p."""
-  method = pair(target(CONFIG), drafters.prompt_lookup(3), target_only())
+  method = pair(target(CONFIG), drafters.prompt_lookup(4), target_only())
   settings = Settings(*(jnp.array(x) for x in ([1.0, 0.7], [8, 0], [1.0, 0.9], [0.0, 0.0])))
   limit = jnp.full(2, 30, jnp.int32)
   request = speculate.DecodeRequest(

@@ -134,8 +134,8 @@ METHODS = {
   "plain": (none(), target_only(), 2),
   "tree": (TREE, target_only(), 1),
   "tree, greedy": (TREE, greedy(), 1),
-  "chain, token": (draft_model(table_model(V), 1), token(), 2),
-  "chain, block": (draft_model(table_model(V), 2), block(), 1),
+  "chain, token": (draft_model(table_model(V), 2), token(), 2),
+  "chain, block": (draft_model(table_model(V), 3), block(), 1),
   "drawn tree": (PAIR, recursive(), 1),
 }
 

@@ -18,7 +18,7 @@ V, L = 3, 4  # a chain of 1 needs two rounds or more for four tokens
 SUSPICIOUS = 1e-6
 TABLE, DRAFT_TABLE = random_table(0, V), random_table(100, V)
 TARGET_ONLY, TOKEN, RECURSIVE, TRAVERSAL = target_only(), token(), recursive(), traversal()
-CHAIN = {depth: draft_model(table_model(V), depth) for depth in (1, 2)}
+CHAIN = {depth: draft_model(table_model(V), depth + 1) for depth in (1, 2)}
 PAIR = draft_tree(table_model(V), WithoutReplacement(((0,), (1,))))
 BEAM = draft_tree(table_model(V), StochasticBeam(width=2, depth=2))
 CASE = Case(np.asarray(TABLE["logits"]), prompt=(0, 2), length=L, temperature=0.9, top_p=0.95)

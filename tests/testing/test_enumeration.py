@@ -67,14 +67,14 @@ TREES = {
   "repeated sibling": fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 1, 0, 2]),
   "padding": fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 2, 0, 1], [True, False, False, True]),
   "garbage": random_draft([[0], [1], [0, 0]], V),
-  "prompt lookup": prompt_lookup(2),
+  "prompt lookup": prompt_lookup(3),
   "token recycling": token_recycling(table_model(V), tree=Static([[0], [1], [0, 0]])),
-  "jacobi": jacobi(2),
+  "jacobi": jacobi(3),
   "lookahead": lookahead(2, 2, 2),
 }  # fmt: skip
-SAMPLED = {depth: draft_model(table_model(V), depth) for depth in (1, 2, 3)}
+SAMPLED = {depth: draft_model(table_model(V), depth + 1) for depth in (1, 2, 3)}
 P_MIN = confidence(0.4, keep=False, step=0.0)
-KEPT = {depth: adaptive_model(table_model(V), P_MIN, depth) for depth in (1, 2)}
+KEPT = {depth: adaptive_model(table_model(V), P_MIN, depth + 1) for depth in (1, 2)}
 GREEDY, TARGET_ONLY, TOKEN, TYPICAL = greedy(), target_only(), token(), typical()
 BLOCK, RECURSIVE, TRAVERSAL, K_SEQ = block(), recursive(), traversal(), k_seq()
 
@@ -121,7 +121,7 @@ METHODS = {
     for name in ("jacobi", "lookahead")
     for r in (TARGET_ONLY, GREEDY, RECURSIVE)
   },
-  "speculative jacobi, token, 2 rounds": (speculative_jacobi(table_model(V), 2), TOKEN, 2),
+  "speculative jacobi, token, 2 rounds": (speculative_jacobi(table_model(V), 3), TOKEN, 2),
   **{f"draft model {d}, token": (SAMPLED[d], TOKEN, 1) for d in SAMPLED},
   **{f"draft model {d}, target_only": (SAMPLED[d], TARGET_ONLY, 1) for d in SAMPLED},
   **{
@@ -280,7 +280,7 @@ def test_the_proofs_hold_under_each_generator_and_with_64_bits(values, switch):
 
 @pytest.mark.parametrize(
   ("drafter", "verifier"),
-  [(TREES["2,1"], TARGET_ONLY), (draft_model(table_model(4), 2), TOKEN)],
+  [(TREES["2,1"], TARGET_ONLY), (draft_model(table_model(4), 3), TOKEN)],
   ids=["2,1, target_only", "draft model 2, token"],
 )
 def test_four_tokens(drafter, verifier):

@@ -16,7 +16,7 @@ CASES = [Case(np.asarray(random_table(s, V)["logits"]), temperature=0.8) for s i
 ALWAYS = {"row of the child", "last token redrawn"}
 OF_Q = {"p for q", "p and q swapped", "q padded", "q rounded"}
 OF_SIBLINGS = {"siblings reversed", "child duplicated", "distribution forgets siblings"}
-CHAIN = draft_model(MODEL, 2)
+CHAIN = draft_model(MODEL, 3)
 DISTINCT = draft_tree(MODEL, WithoutReplacement(((0,), (1,))))
 
 SEEN = {

@@ -94,7 +94,7 @@ def repeats_dropped(draft: Draft) -> Draft:
 
 def two_exits(mixture: bool) -> Drafter:
   """One token from q1 = q(T = 1), but if q1 finds it unlikely one from q2 = q(T = 3)."""
-  base = draft_model(TARGET, 1)
+  base = draft_model(TARGET, 2)
 
   def propose(params, target_params, state, context, settings, noise):
     chain, state = base.propose(params, target_params, state, context, settings, noise)
@@ -191,9 +191,9 @@ def flawed_block(flaw: str) -> Verifier:
   return Verifier("flawed block", "LOSSY", frozenset({"chain"}), "any", verify)
 
 
-CHAIN = draft_model(TARGET, 2)
+CHAIN = draft_model(TARGET, 3)
 TWO = fixed_draft([[0], [1]], [0, 1])
-KEPT = adaptive_model(TARGET, confidence(0.4, keep=False, step=0.0), 2)
+KEPT = adaptive_model(TARGET, confidence(0.4, keep=False, step=0.0), 3)
 CONTROLS = {
   "distinct draws, rule for iid": (
     drawn("without_replacement", 2)._replace(proposal="iid"),
@@ -210,14 +210,14 @@ CONTROLS = {
     changed(drawn("without_replacement", 3), least_likely_dropped),
     RECURSIVE,
   ),
-  "dropped, then p": (changed(draft_model(TARGET, 1), unlikely_dropped), token()),
+  "dropped, then p": (changed(draft_model(TARGET, 2), unlikely_dropped), token()),
   **{
     f"{name}, {rule.name}": (drafter, rule)
     for rule in (token(), block())
     for name, drafter in {
       "kept taken for a chain": KEPT._replace(proposal="chain"),
       "dropped, then what q leaves": changed(
-        draft_model(TARGET, 2), unlikely_dropped_from_q, proposal="truncated"
+        draft_model(TARGET, 3), unlikely_dropped_from_q, proposal="truncated"
       ),
     }.items()
   },
@@ -239,7 +239,7 @@ PROPER = {
     changed(drawn("without_replacement", 3), least_likely_dropped), target_only(),
   ),
   "dropped, target_only": (
-    changed(draft_model(TARGET, 1), unlikely_dropped), target_only(),
+    changed(draft_model(TARGET, 2), unlikely_dropped), target_only(),
   ),
   "kept, token": (KEPT, token()),
   "kept, block": (KEPT, block()),

@@ -92,7 +92,7 @@ def test_chains(distributions, verifier, want):
     a = float(np.dot(p, q))
     want = (1 + a, 1 + a + a**2)
   for depth, tokens in enumerate(want, 1):
-    chain = draft_model(table_model(len(p)), depth)
+    chain = draft_model(table_model(len(p)), depth + 1)
     np.testing.assert_allclose(expected_tokens(verifier, p, q, chain), tokens, rtol=2e-6)
 
 
@@ -157,7 +157,7 @@ def test_k_seq_keeps_equal_beginnings_together(widths):
 def test_weighing_all_of_a_draft_accepts_no_less(seed):
   p, q = np.random.default_rng(seed).dirichlet(np.ones(4), 2)
   for depth in (2, 3):
-    chain = draft_model(table_model(4), depth)
+    chain = draft_model(table_model(4), depth + 1)
     whole, single = (expected_tokens(rule, p, q, chain) for rule in (block(), token()))
     assert whole >= single - 1e-5
   for widths, how in (((2, 1), "without_replacement"), ((2, 1), "iid"), ((2, 2), "mixed")):

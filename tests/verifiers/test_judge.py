@@ -15,7 +15,7 @@ from specjax.verifiers import judge, target_only, token
 from specjax.verifiers.judge import Judge, probability
 
 B, N, D, V, E = 60, 8, 4, 6, 5
-CHAIN = drafters.draft_model(table_model(V), D)
+CHAIN = drafters.draft_model(table_model(V), D + 1)
 TREE = random_draft([[0]], V)._replace(depth=D)
 NOISE = Noise(request_keys(0, np.arange(B)), jnp.full(B, 4))
 HEAD = Judge(jnp.asarray(np.random.default_rng(5).normal(size=E), jnp.float32), jnp.float32(-0.3))
@@ -168,7 +168,7 @@ def test_another_head_is_not_another_trace():
 
 
 def test_it_decodes_in_the_loop_and_a_judge_without_weights_is_refused():
-  drafter = drafters.draft_model(table_model(V), 2)
+  drafter = drafters.draft_model(table_model(V), 3)
   method = pair(table_model(V), drafter, judge())
   tokens, length = jnp.zeros((1, 4), jnp.int32), jnp.array([4])
   one = jnp.ones(1)

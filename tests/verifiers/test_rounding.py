@@ -25,8 +25,8 @@ V = 3
 MODEL = table_model(V)
 PAIR = ((0,), (1,))
 RULES = {
-  "token": (draft_model(MODEL, 2), token()),
-  "block": (draft_model(MODEL, 2), block()),
+  "token": (draft_model(MODEL, 3), token()),
+  "block": (draft_model(MODEL, 3), block()),
   "recursive": (draft_tree(MODEL, WithoutReplacement(PAIR)), recursive()),
   "traversal": (draft_tree(MODEL, WithoutReplacement(PAIR)), traversal()),
   "k_seq": (draft_tree(MODEL, IID(PAIR)), k_seq()),
@@ -52,7 +52,7 @@ def test_bfloat16_models_are_sampled_exactly(name):
 
   rough_model = MODEL._replace(evaluate=rough)
   drafter = {
-    "block": draft_model(rough_model, 2),
+    "block": draft_model(rough_model, 3),
     "recursive": draft_tree(rough_model, WithoutReplacement(PAIR)),
   }[name]
   exact = np.asarray(random_table(3, V)["logits"])

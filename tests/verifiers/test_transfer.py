@@ -40,7 +40,7 @@ def test_the_example_of_the_formula():
 
 @pytest.mark.parametrize(("eta", "alpha"), [(1.0, 0.1), (10.0, 0.6)])
 def test_the_first_token_follows_the_formula(eta, alpha):
-  rule = method(table_model(V), draft_model(table_model(V), 1), transfer(eta, alpha))
+  rule = method(table_model(V), draft_model(table_model(V), 2), transfer(eta, alpha))
   case = Case(P, prompt=(0, 2, 0), length=1, temperature=1.3)
   p, q = (
     np.array([d.get((v,), 0.0) for v in range(V)])
@@ -54,7 +54,7 @@ def test_the_first_token_follows_the_formula(eta, alpha):
 
 def test_without_a_shift_it_is_exact_and_says_so():
   assert transfer(0.0).exactness == "EXACT" and transfer(0.1).exactness.startswith("LOSSY")
-  rule = method(table_model(V), draft_model(table_model(V), 2), transfer(0.0))
+  rule = method(table_model(V), draft_model(table_model(V), 3), transfer(0.0))
   case = Case(P, prompt=(0, 2, 0), temperature=0.7)
   got = emitted_distribution(case, rule, random_table(101, V))
   assert total_variation(got, target_distribution(case)) < 1e-5

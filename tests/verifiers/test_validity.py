@@ -78,10 +78,10 @@ CHAIN = draft_tree(table_model(4), IID(((0,), (0, 0))))
   ("drafter", "proposal"),
   [
     (draft_tree(table_model(4), Graph(6, 3, 2)), "deterministic"),
-    (union(prompt_lookup(3), draft_tree(table_model(4), Graph(6, 3, 2))), "deterministic"),
-    (union(prompt_lookup(3), CHAIN), "independent"),
+    (union(prompt_lookup(4), draft_tree(table_model(4), Graph(6, 3, 2))), "deterministic"),
+    (union(prompt_lookup(4), CHAIN), "independent"),
     (union(CHAIN, CHAIN), "independent"),
-    (union(prompt_lookup(2), union(CHAIN, prompt_lookup(3))), "independent"),
+    (union(prompt_lookup(3), union(CHAIN, prompt_lookup(4))), "independent"),
   ],
   ids=lambda x: getattr(x, "name", x),
 )
@@ -94,5 +94,5 @@ def test_merged_and_joined_drafts_have_the_rules_of_their_kind(drafter, proposal
 
 
 def test_a_draft_model_is_a_chain():
-  chain = draft_model(table_model(4), 2)
+  chain = draft_model(table_model(4), 3)
   assert pair(table_model(4), chain, target_only()).verifier is target_only()

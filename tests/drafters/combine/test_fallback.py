@@ -29,13 +29,13 @@ TABLE = table_model(V)
 ONE = draft_tree(TABLE, IID(((0,),)))
 TWO = draft_tree(TABLE, IID(((0,), (1,))))
 FORK = fixed_draft([[0], [1], [0, 0]], [1, 2, 1])
-SURE = prompt_lookup(3, 3, 2)  # two tokens must match
+SURE = prompt_lookup(4, 3, 2)  # two tokens must match
 DRAFT = random_table(100, V)
 EXACT_FOR = {
   "both chosen": (fallback(SURE, FORK), ((), ()), (target_only(), recursive())),
   "chosen, then drawn": (fallback(SURE, ONE), ((), DRAFT), (recursive(), traversal())),
-  "three": (fallback(SURE, prompt_lookup(1), TWO), ((), (), DRAFT), (recursive(),)),
-  "in a union": (union(fallback(SURE, prompt_lookup(1)), FORK), (((), ()), ()), (target_only(),)),
+  "three": (fallback(SURE, prompt_lookup(2), TWO), ((), (), DRAFT), (recursive(),)),
+  "in a union": (union(fallback(SURE, prompt_lookup(2)), FORK), (((), ()), ()), (target_only(),)),
 }
 PROMPTS = ((0, 2, 0), (0, 2, 0, 2), (1, 1, 2))  # what matches: one token, two, none
 
@@ -71,7 +71,7 @@ def propose(drafter, params, texts, brought=None):
 
 
 def test_each_row_has_the_draft_of_its_first_source_that_speaks():
-  first, second = prompt_lookup(4, 3, 2), prompt_lookup(2)
+  first, second = prompt_lookup(5, 3, 2), prompt_lookup(3)
   texts = [[0, 2, 0, 2], [0, 2, 0], [0, 1, 2]]  # two tokens match, one, none
   got, _ = propose(fallback(first, second), ((), ()), texts)
   a, _ = propose(first, (), texts)
@@ -90,12 +90,12 @@ def test_each_row_has_the_draft_of_its_first_source_that_speaks():
 )
 def test_a_source_that_expects_less_than_a_round_brings_stands_back(brought, drafts):
   fork = fixed_draft([[1]], [1])
-  got, _ = propose(fallback(prompt_lookup(4, 3, 2), fork), ((), ()), [[0, 2, 0, 2]], brought)
+  got, _ = propose(fallback(prompt_lookup(5, 3, 2), fork), ((), ()), [[0, 2, 0, 2]], brought)
   assert got.tokens[0][got.valid[0]].tolist()[1:] == drafts
 
 
 def test_where_the_others_are_silent_a_draft_of_which_little_is_expected_stays():
-  sources = fallback(prompt_lookup(4, 3, 2), prompt_lookup(4, 3, 3), none())
+  sources = fallback(prompt_lookup(5, 3, 2), prompt_lookup(5, 3, 3), none())
   got, _ = propose(sources, ((), (), ()), [[0, 2, 0, 2]], 9)
   assert got.tokens[0].tolist() == [2, 0, 2, 0, 2] and got.valid.all()
 
@@ -122,7 +122,7 @@ def test_what_prompt_lookup_and_history_expect(longest):
 
   tokens = np.stack([np.pad(np.array(t, np.int32), (0, S - len(t))) for t in texts])
   context = Context(jnp.asarray(tokens), jnp.array([len(t) for t in texts], jnp.int32))
-  lookup, past = prompt_lookup(D, longest, 1), history(D, longest, 1, 0, 32)
+  lookup, past = prompt_lookup(D + 1, longest, 1), history(D + 1, longest, 1, 0, 32)
   ring = append(empty(32), jnp.asarray([texts[4]]), jnp.array([24], jnp.int32))
   own = [(text, len(text) - 1) for text in texts]
   for drafter, params, places in (

@@ -66,7 +66,7 @@ def improved(text, guesses) -> tuple[list[int], int, list[int]]:
 
 
 def test_every_guess_is_the_argmax_after_the_one_before():
-  states = rounds(jacobi(D), greedy())
+  states = rounds(jacobi(D + 1), greedy())
   before, several = next(states), 0
   for b, prompt in enumerate(PROMPTS):
     assert before.drafter[b].tolist() == again(prompt, D)
@@ -88,7 +88,7 @@ def test_every_guess_is_the_argmax_after_the_one_before():
 @pytest.mark.full
 def test_at_temperature_0_speculative_jacobi_is_jacobi():
   pairs = zip(
-    rounds(jacobi(D), greedy()), rounds(speculative_jacobi(TARGET, D), token()), strict=True
+    rounds(jacobi(D + 1), greedy()), rounds(speculative_jacobi(TARGET, D + 1), token()), strict=True
   )
   for plain, drawn in pairs:
     np.testing.assert_array_equal(plain.context.length, drawn.context.length)
@@ -100,11 +100,11 @@ def test_at_temperature_0_speculative_jacobi_is_jacobi():
 @pytest.mark.parametrize("joined", ["union", "fallback"])
 def test_guesses_are_found_among_those_of_others(joined):
   """A union numbers its nodes anew and merges equal ones; of a choice one source drafts alone."""
-  own = jacobi(D)
+  own = jacobi(D + 1)
   if joined == "union":
     drafter = union(fixed_draft([[0], [1], [0, 0]], [1, 2, 3]), own)
   else:
-    drafter = fallback(prompt_lookup(3, 2, 2), own)
+    drafter = fallback(prompt_lookup(4, 2, 2), own)
   of = (lambda state: state.drafter[1]) if joined == "union" else lambda s: s.drafter.sources[1]
   states = rounds(drafter, greedy(), ((), ()))
   before, seen, kept = next(states), 0, 0
@@ -184,7 +184,7 @@ def test_names_decode_losslessly(name):
 
 @pytest.mark.full
 def test_target_only_gives_the_tokens_of_plain_sampling():
-  *_, plain = rounds(prompt_lookup(1), target_only(), temperature=0.9)
-  *_, got = rounds(jacobi(D), target_only(), temperature=0.9)
+  *_, plain = rounds(prompt_lookup(2), target_only(), temperature=0.9)
+  *_, got = rounds(jacobi(D + 1), target_only(), temperature=0.9)
   for b in range(len(PROMPTS)):
     assert text_of(got, b) == text_of(plain, b)

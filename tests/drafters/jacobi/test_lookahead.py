@@ -109,7 +109,7 @@ def test_the_window_is_found_among_the_nodes_of_others(joined):
   if joined == "union":
     drafter = union(fixed_draft([[0], [1], [0, 0], [1, 0]], [1, 2, 3, 4]), own)
   else:
-    drafter = fallback(prompt_lookup(3, 2, 2), own)
+    drafter = fallback(prompt_lookup(4, 2, 2), own)
   kept = (lambda state: state.drafter[1]) if joined == "union" else lambda s: s.drafter.sources[1]
   states = rounds(drafter, greedy(), ((), ()))
   before, moved, looked = next(states), 0, 0
@@ -220,7 +220,7 @@ def test_a_whole_match_counts_the_token_after_it():
 
 @pytest.mark.full
 def test_sampled_tokens_are_those_of_plain_sampling():
-  *_, plain = rounds(prompt_lookup(1), target_only(), temperature=0.9)
+  *_, plain = rounds(prompt_lookup(2), target_only(), temperature=0.9)
   *_, got = rounds(lookahead(3, 4, 2), target_only(), temperature=0.9)
   for b in range(len(PROMPTS)):
     assert text_of(got, b) == text_of(plain, b)

@@ -31,7 +31,7 @@ EXACT, BIASED = 1e-6, 1e-3
 @functools.cache
 def drafter(V: int, D: int, mistake: str = "") -> Drafter:
   """The drafter, whose first guesses are drawn too, so that two rounds have all there is."""
-  own = speculative_jacobi(table_model(V), D)
+  own = speculative_jacobi(table_model(V), D + 1)
 
   def init(*weights, **more):
     state = own.init(*weights, **more)
@@ -120,7 +120,7 @@ def test_a_coupling_keeps_what_it_can():
 def test_what_is_kept_over_many_rounds():
   """The published loop takes the least accepted row of a batch for all; here each has its own."""
   rng, V, D, B = np.random.default_rng(1), 5, 4, 3
-  own = speculative_jacobi(table_model(V), D)
+  own = speculative_jacobi(table_model(V), D + 1)
   propose, update, read, law = map(jax.jit, (own.propose, own.update, own.read, warp))
   context = Context(jnp.asarray([[1, 2, 3], [4, 0, 0], [1, 3, 0]]), jnp.asarray([3, 1, 2]))
   state = own.init((), (), context=context, features=None, capacity=0)
@@ -163,7 +163,7 @@ def test_what_is_kept_over_many_rounds():
 def test_guesses_behind_a_refusal_are_kept_as_they_were_drawn():
   """The published loop draws them anew."""
   V, D, B = 6, 3, 64
-  own = speculative_jacobi(table_model(V), D)
+  own = speculative_jacobi(table_model(V), D + 1)
   rng = np.random.default_rng(3)
   law = jnp.asarray(rng.normal(size=(1, D, V)), jnp.float32)
   law = jnp.broadcast_to(law, (B, D, V))
@@ -187,7 +187,7 @@ def test_guesses_behind_a_refusal_are_kept_as_they_were_drawn():
 def test_noise_is_not_drawn_for_every_token():
   """The published loop draws noise of the size of all distributions to read an entry of each."""
   V, D, B = 49152, 3, 2
-  own = speculative_jacobi(table_model(V), D)
+  own = speculative_jacobi(table_model(V), D + 1)
   context = Context(jnp.zeros((B, 1), jnp.int32), jnp.ones(B, jnp.int32))
   settings = Settings(jnp.ones(B), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B))
 

@@ -146,11 +146,11 @@ def test_agreement_counts_the_tokens_of_a_window():
 # --- Through the loop
 
 METHODS = {
-  "self_speculative": (lambda: self_speculative(OWN, 3, 0.05), jnp.asarray(RUN)),
-  "self_speculative, all": (lambda: self_speculative(OWN, 3, 0.01), jnp.ones((L, 2), bool)),
-  "swift": (lambda: swift(OWN, 3, 4), begin(L)),
-  "layerskip": (lambda: layerskip(OWN, 3, 5), ()),
-  "del": (lambda: dynamic_exit(OWN, 3, 2), unseen(L, 2)),
+  "self_speculative": (lambda: self_speculative(OWN, 4, 0.05), jnp.asarray(RUN)),
+  "self_speculative, all": (lambda: self_speculative(OWN, 4, 0.01), jnp.ones((L, 2), bool)),
+  "swift": (lambda: swift(OWN, 4, 4), begin(L)),
+  "layerskip": (lambda: layerskip(OWN, 4, 5), ()),
+  "del": (lambda: dynamic_exit(OWN, 4, 2), unseen(L, 2)),
 }
 LIMIT = np.array([20, 12, 25])
 
@@ -249,7 +249,7 @@ def worth_its_layers(draft, exit: int, rate: float) -> list[int]:
 
 @pytest.mark.full
 def test_shadow_tokens_are_what_each_exit_would_have_said():
-  drafter = dynamic_exit(OWN, D, 2)
+  drafter = dynamic_exit(OWN, D + 1, 2)
   # What was seen makes the exit behind 4 layers the best, with a long draft.
   known = Shadows(jnp.array([0.0, 30.0]), jnp.full(2, 30.0))
   state = drafter.init(known, PARAMS, context=text(), features=None, capacity=24)
@@ -313,9 +313,9 @@ def test_a_file_that_is_no_set_is_refused(raw, words, tmp_path):
 
 
 @pytest.mark.parametrize("make, words", [
-  (lambda: self_speculative(OWN, 0), "depth=0"), (lambda: layerskip(OWN, 3, L), "exit=6"),
-  (lambda: layerskip(OWN, 3, 0), "exit=0"), (lambda: dynamic_exit(OWN, 3, L), "every=6"),
-  (lambda: swift(OWN, 3, 0), "window=0"), (lambda: swift(OWN, 3, 8, 1.5), "skip=1.5"),
+  (lambda: self_speculative(OWN, 1), "depth=0"), (lambda: layerskip(OWN, 4, L), "exit=6"),
+  (lambda: layerskip(OWN, 4, 0), "exit=0"), (lambda: dynamic_exit(OWN, 4, L), "every=6"),
+  (lambda: swift(OWN, 4, 0), "window=0"), (lambda: swift(OWN, 4, 8, 1.5), "skip=1.5"),
   (lambda: swift(table_model(8)), "layers=0"), (lambda: layerskip(table_model(8)), "exit=1"),
 ])  # fmt: skip
 def test_bad_numbers_are_refused(make, words):

@@ -36,7 +36,7 @@ REQUEST = speculate.DecodeRequest(
 
 @functools.cache
 def method(own=OWN, window: int = W, skip: float = 0.5):
-  return pair(own, swift(own, 3, window, skip), target_only())
+  return pair(own, swift(own, 4, window, skip), target_only())
 
 
 def start(search=None, **more):

@@ -68,7 +68,7 @@ def proposed(drafter, params, temperature: float = 0.8, change=lambda state: sta
 )
 def test_its_cache_is_that_of_the_committed_text(policy):
   request, capacity = request_of(), 40
-  method, state = start(adaptive_model(target(SMALL), policy, D), WEIGHTS, request)
+  method, state = start(adaptive_model(target(SMALL), policy, D + 1), WEIGHTS, request)
   prefill = jax.jit(target(SMALL).prefill, static_argnums=3)
   for _ in range(4):
     state = speculate.compiled_advance(method, WEIGHTS, request, state, jnp.int32(2))
@@ -98,9 +98,9 @@ def lengths_by_hand(draft, least: float, keep: bool) -> list[int]:
 @pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
 def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
   table = random_table(7, V)
-  want, _ = proposed(draft_model(TABLE, D), table)
+  want, _ = proposed(draft_model(TABLE, D + 1), table)
   policy = confidence(least, D, keep=keep)
-  got, _ = proposed(adaptive_model(TABLE, policy, D), (table, ()))
+  got, _ = proposed(adaptive_model(TABLE, policy, D + 1), (table, ()))
   lengths = lengths_by_hand(want, least, keep)
   np.testing.assert_array_equal(got.valid.sum(1) - 1, lengths)
   for b, n in enumerate(lengths):
@@ -124,7 +124,7 @@ def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):
     jax.debug.callback(lambda: runs.append(1))
     return TABLE.evaluate(*arguments, **hidden_layers)
 
-  drafter = adaptive_model(TABLE._replace(evaluate=evaluate), constant(D), D)
+  drafter = adaptive_model(TABLE._replace(evaluate=evaluate), constant(D), D + 1)
   wanted = jnp.array(lengths, jnp.int32)
   draft, _ = proposed(
     drafter, (random_table(7, V), ()),
@@ -148,7 +148,7 @@ def watching(stops: int) -> DraftLength:
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 def test_greedy_rows_are_seen_at_temperature_1(temperature):
   table = random_table(7, V)
-  draft, state = proposed(adaptive_model(TABLE, watching(0), D), (table, ()), temperature)
+  draft, state = proposed(adaptive_model(TABLE, watching(0), D + 1), (table, ()), temperature)
   before, root = (TOKENS[range(B), LENGTH - i] for i in (2, 1))
   logits = table["logits"][np.where(LENGTH > 1, before, V), root] / (temperature or 1.0)
   np.testing.assert_allclose(state.policy, jax.nn.log_softmax(logits), atol=1e-5)
@@ -158,7 +158,7 @@ def test_greedy_rows_are_seen_at_temperature_1(temperature):
 @pytest.mark.full
 def test_what_a_row_sees_after_its_end_is_not_remembered():
   def last_seen(stops: int, depth: int):
-    drafter = adaptive_model(TABLE, watching(stops), depth)
+    drafter = adaptive_model(TABLE, watching(stops), depth + 1)
     return proposed(drafter, (random_table(7, V), ()))[1].policy
 
   np.testing.assert_array_equal(last_seen(0, D), last_seen(0, 1))
@@ -167,7 +167,7 @@ def test_what_a_row_sees_after_its_end_is_not_remembered():
 
 @pytest.mark.full
 def test_a_finished_row_keeps_its_policys_state():
-  drafter = adaptive_model(TABLE, heuristic(3, D), D)
+  drafter = adaptive_model(TABLE, heuristic(3, D), D + 1)
   weights = speculate.Weights(random_table(0, V), (random_table(7, V), ()))
   request = request_of(limit=(26, 2, 30))
   method, state = start(drafter, weights, request)
@@ -191,7 +191,7 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
     return TABLE.evaluate(*arguments, **hidden_layers)
 
   policy = confidence(0.3, D, keep=keep)
-  drafter = adaptive_model(TABLE, policy, D)
+  drafter = adaptive_model(TABLE, policy, D + 1)
   weights = speculate.Weights(random_table(0, V), (random_table(0, V), ()))
   request = request_of(0.0)
   plain, state = start(none(), weights._replace(drafter=()), request, target_only())
@@ -212,4 +212,4 @@ def test_greedy_tokens_are_those_of_plain_decoding_in_one_trace(keep):
 
 def test_it_drafts_one_token_at_least():
   with pytest.raises(ValueError, match="depth=0"):
-    adaptive_model(TABLE, constant(0), 0)
+    adaptive_model(TABLE, constant(0), 1)

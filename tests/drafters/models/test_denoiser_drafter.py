@@ -58,7 +58,7 @@ def decode(drafter, params, rows, temperature=0.0, budget=BUDGET):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1]])
 def test_the_text_is_the_targets(rows, temperature):
-  drafter = drafters.denoiser(network(SMALL, MASK), TARGET, DEPTH)
+  drafter = drafters.denoiser(network(SMALL, MASK), TARGET, DEPTH + 1)
   got, stats = decode(drafter, small_params(), rows, temperature)
   wanted, _ = decode(drafters.none(), (), rows, temperature)
   assert got == wanted
@@ -83,7 +83,7 @@ def table_denoiser(depth: int) -> Denoiser:
 @pytest.mark.full(but=["5"])
 @pytest.mark.parametrize("context", [None, DEPTH + 2])
 def test_a_denoiser_that_is_right_is_followed_to_the_end(context):
-  drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH, context)
+  drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH + 1, context)
   got, stats = decode(drafter, TABLE, [0, 1, 2])
   assert got == decode(drafters.none(), (), [0, 1, 2])[0]
   np.testing.assert_array_equal(stats.passes, BUDGET // (DEPTH + 1))
@@ -92,7 +92,7 @@ def test_a_denoiser_that_is_right_is_followed_to_the_end(context):
 
 def test_a_canvas_that_is_too_short_misses_what_it_needs():
   """One token of the text is not enough to continue a table of two."""
-  drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH, DEPTH + 1)
+  drafter = drafters.denoiser(table_denoiser(DEPTH), TARGET, DEPTH + 1, DEPTH + 1)
   got, stats = decode(drafter, TABLE, [0, 1, 2])
   assert got == decode(drafters.none(), (), [0, 1, 2])[0]
   assert stats.passes.sum() > 3 * BUDGET // (DEPTH + 1)
@@ -102,7 +102,7 @@ def test_a_canvas_that_is_too_short_misses_what_it_needs():
 @pytest.mark.parametrize("context, shift", [(None, False), (6, True)])
 def test_it_reads_the_text_and_its_masks_and_nothing_else(context, shift):
   model, params, S = network(SMALL, MASK, shift), small_params(), 20
-  drafter = drafters.denoiser(model, TARGET, DEPTH, context)
+  drafter = drafters.denoiser(model, TARGET, DEPTH + 1, context)
   text = np.random.default_rng(2).integers(MASK, size=(3, S)).astype(np.int32)
   length = np.array([1, 6, 12], np.int32)
   draft, _ = jax.jit(lambda *x: drafter.propose(params, (), (), Context(*x), None, None))(
@@ -127,7 +127,7 @@ def test_it_reads_the_text_and_its_masks_and_nothing_else(context, shift):
 def test_other_lengths_and_budgets_are_one_trace():
   exact = table_denoiser(DEPTH)
   counted = chex.assert_max_traces(exact.evaluate, n=1)
-  drafter = drafters.denoiser(exact._replace(evaluate=counted), TARGET, DEPTH)
+  drafter = drafters.denoiser(exact._replace(evaluate=counted), TARGET, DEPTH + 1)
   for budget, rows in ((BUDGET, [0]), (5, [1]), (1, [2])):
     decode(drafter, TABLE, rows, budget=budget)
 
@@ -135,8 +135,8 @@ def test_other_lengths_and_budgets_are_one_trace():
 def test_what_does_not_fit_is_refused():
   model = network(SMALL, MASK)
   with pytest.raises(ValueError, match="vocabulary of 8, the target one of 9"):
-    drafters.denoiser(model, table_model(V + 1), DEPTH)
+    drafters.denoiser(model, table_model(V + 1), DEPTH + 1)
   with pytest.raises(ValueError, match="depth=0"):
-    drafters.denoiser(model, TARGET, 0)
+    drafters.denoiser(model, TARGET, 1)
   with pytest.raises(ValueError, match="canvas=3"):
-    drafters.denoiser(model, TARGET, DEPTH, DEPTH)
+    drafters.denoiser(model, TARGET, DEPTH + 1, DEPTH)

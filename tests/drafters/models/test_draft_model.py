@@ -45,7 +45,7 @@ def request_of(temperature: float = 0.8) -> speculate.DecodeRequest:
 @pytest.mark.full
 @pytest.mark.parametrize("verifier", [target_only(), token()], ids=lambda v: v.name)
 def test_its_cache_is_that_of_the_committed_text(verifier):
-  method = pair(TARGET, draft_model(target(SMALL), DEPTH), verifier)
+  method = pair(TARGET, draft_model(target(SMALL), DEPTH + 1), verifier)
   tokens = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
   request, capacity = request_of(), 40
   state = speculate.compiled_start(method, WEIGHTS, tokens, LENGTH, request, capacity)
@@ -63,7 +63,7 @@ def test_its_cache_is_that_of_the_committed_text(verifier):
 
 @pytest.mark.full
 def test_its_distribution_is_what_its_tokens_were_drawn_from():
-  drafter = draft_model(target(SMALL), DEPTH)
+  drafter = draft_model(target(SMALL), DEPTH + 1)
   tokens = np.random.default_rng(1).integers(V, size=(B, T)).astype(np.int32)
   method, request = pair(TARGET, drafter, token()), request_of()
   state = speculate.compiled_start(method, WEIGHTS, tokens, LENGTH, request, 40)
@@ -90,4 +90,4 @@ def test_its_distribution_is_what_its_tokens_were_drawn_from():
 
 def test_it_drafts_one_token_at_least():
   with pytest.raises(ValueError, match="depth=0"):
-    draft_model(TARGET, 0)
+    draft_model(TARGET, 1)

@@ -42,7 +42,7 @@ def test_it_copies_where_the_papers_loop_copies(given):
   answer = answers(rng, source)
   prompt = source if not given else rng.integers(12, size=(B, 5)).astype(np.int32)
   T = prompt.shape[1]
-  drafter, params = aggressive(D), jnp.asarray(source[0]) if given else ()
+  drafter, params = aggressive(D + 1), jnp.asarray(source[0]) if given else ()
   context = Context(jnp.asarray(np.pad(prompt, ((0, 0), (0, 60)))), jnp.full(B, T))
   features = Features(jnp.zeros((B, T, 2)))
   state = drafter.init(params, (), context=context, features=features, capacity=T + 60)

@@ -49,7 +49,7 @@ def matched(texts: list[int], end: int, text: list[int], limit: int) -> int:
 )
 def test_the_draft_is_what_came_after_the_best_match(longest, shortest, per_match):
   texts, ring = kept_after(5)
-  drafter, lengths = history(5, longest, shortest, per_match, KEPT), set()
+  drafter, lengths = history(6, longest, shortest, per_match, KEPT), set()
   propose = jax.jit(lambda ring, c: drafter.propose(ring, (), (), c, None, None)[0])
   for tokens, length in batches(20):
     draft = propose(ring, Context(jnp.asarray(tokens), jnp.asarray(length)))
