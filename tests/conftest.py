@@ -19,6 +19,7 @@ os.environ["XDG_CACHE_HOME"] = str(ROOT / ".jax_cache")  # a user's block sizes 
 import jax  # noqa: E402  the cache directory is read on import
 import pytest  # noqa: E402
 
+gc.set_threshold(100_000, 50, 100)  # tracing makes many objects, and few of them are garbage
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -33,13 +33,18 @@ def model() -> Model:
                TOKENIZER.id(MASK))  # fmt: skip
 
 
+@functools.cache
+def drafting(network):
+  return jax.jit(network.draft)
+
+
 def one_by_one(model, ids: list[int]) -> tuple[list[int], list[float]]:
   """(canvas, log-probabilities) of the likeliest token of each mask in turn, a pass for each."""
   canvas, nats = np.array([ids]), np.zeros(len(ids))
   empty = canvas == model.mask
-  rank = np.where(empty, np.cumsum(empty, 1) - 1, -1)
+  rank, draft = np.where(empty, np.cumsum(empty, 1) - 1, -1), drafting(model.any_order)
   for n, slot in enumerate(np.flatnonzero(empty)):
-    said = model.any_order.draft(model.params, jnp.asarray(canvas), rank < n, rank)
+    said = draft(model.params, jnp.asarray(canvas), rank < n, rank)
     said = np.asarray(said)[0, slot]
     canvas[0, slot], nats[slot] = said.argmax(), said.max()
   return canvas[0].tolist(), nats.tolist()

@@ -76,7 +76,8 @@ def test_a_file_of_questions_is_answered(causal, drafter, tmp_path, monkeypatch)
   assert harness.emitted <= sum(r.emitted for r in plain) and harness.passes > 0
 
 
-def test_the_task_of_the_guide_takes_the_last_number(causal, tmp_path, monkeypatch):
+def test_the_task_of_the_guide_takes_the_last_number(tmp_path, monkeypatch):
+  causal = specjax.load()  # which writes numbers
   guide = pathlib.Path(__file__).parents[2] / "docs" / "guide.md"
   task = guide.read_text().split("```yaml\n")[1].split("```")[0].replace("gsm8k_test.jsonl", "FILE")
   task = task.replace("max_gen_toks: 256", "max_gen_toks: 64")

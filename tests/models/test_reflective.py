@@ -180,7 +180,7 @@ def test_the_published_layout_reads_the_draft_again_after_one_prompt(tree):
     mask[node] |= mask[parent[node]]
   cache, _ = PLAIN.prefill(params(), jnp.asarray([text], jnp.int32), jnp.array([5]), 32)
   once = reflective_once(PLAIN, PROMPT, WEIGHT)
-  got = once.evaluate(params(), cache, tokens, depth, jnp.asarray(mask[None])).logits[0]
+  got = jax.jit(once.evaluate)(params(), cache, tokens, depth, jnp.asarray(mask[None])).logits[0]
   for node in range(4):
     path = [i for i in range(4) if mask[node, i]]
     plain = [*text[:-1], *(int(tokens[0, i]) for i in path)]
@@ -190,9 +190,9 @@ def test_the_published_layout_reads_the_draft_again_after_one_prompt(tree):
     z, again = (np.asarray(logits(params(), jnp.asarray([ids], jnp.int32)))[0, -1]
                 for ids in (plain, read))  # fmt: skip
     np.testing.assert_allclose(got[node], (1 - WEIGHT) * z + WEIGHT * again, atol=2e-4)
-  alone = reflective_once(PLAIN, PROMPT, 0.0).evaluate(
-    params(), cache, tokens, depth, jnp.asarray(mask[None])
+  alone, want = (
+    jax.jit(x.evaluate)(params(), cache, tokens, depth, jnp.asarray(mask[None]))
+    for x in (reflective_once(PLAIN, PROMPT, 0.0), PLAIN)
   )
-  want = PLAIN.evaluate(params(), cache, tokens, depth, jnp.asarray(mask[None]))
   np.testing.assert_allclose(alone.logits, want.logits, atol=2e-4)
   chex.assert_trees_all_close(alone.kv, want.kv, atol=2e-4)

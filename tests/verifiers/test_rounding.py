@@ -104,7 +104,8 @@ def test_nan_is_never_a_token(name):
     Settings(one, jnp.zeros(1, jnp.int32), one, 0 * one), jax.random.split(jax.random.key(0), 1),
     jnp.array([12]), jnp.array([-1]),
   )  # fmt: skip
-  state = speculate.start(method, weights, jnp.array([[0, 1]]), jnp.array([2]), request, 32)
-  state = speculate.advance(method, weights, request, state, jnp.int32(9))
+  tokens, length = jnp.array([[0, 1]]), jnp.array([2])
+  state = speculate.compiled_start(method, weights, tokens, length, request, 32)
+  state = speculate.compiled_advance(method, weights, request, state, jnp.int32(9))
   assert bool(state.failed[0]) and bool(state.done[0])
   assert int(state.context.length[0]) == 2 and int(state.stats.emitted[0]) == 0
