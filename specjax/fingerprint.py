@@ -4,22 +4,18 @@ A key is a mapping for JSON of ingredients by name: settings, and digests of wha
 shown. Whoever keeps work names all that its content depends on.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import checks
-
-if TYPE_CHECKING:
-  from specjax.names.load import Model
 
 Key = Mapping[str, Any]
 
@@ -54,23 +50,6 @@ def of_files(path: str | pathlib.Path) -> str:
   files = sorted(x for x in path.rglob("*") if x.is_file()) if path.is_dir() else [path]
   contents = (np.fromfile(x, np.uint8) for x in files if x.is_file())
   return digest([*([] if path.exists() else [str(path)]), *contents])
-
-
-def of_model(model: "Model", name: str = "model") -> dict[str, Any]:
-  """The ingredients of a model: its weights, its whole config, its tokenizer and its template.
-
-  The dtype of the arithmetic is none of them: what a model says hardly depends on it.
-  """
-  tokenizer = None if model.tokenizer is None else digest([model.tokenizer.inner.to_str()])
-  template = None if model.template is None else digest([repr(model.template)])
-  of_config = {f"config.{k}": v for k, v in dataclasses.asdict(model.config).items()}
-  found = of_config | {
-    "weights": of_weights(model.params), "stored": model.weights, "tokenizer": tokenizer,
-    "template": template, "stop": sorted(model.stop), "start": list(model.start),
-    "mask": model.mask, "shift": model.shift,
-    "skipping": None if model.skipping is None else model.skipping.name,
-  }  # fmt: skip
-  return {f"{name}.{key}": value for key, value in found.items()}
 
 
 def differences(there: Key, here: Key, free: Collection[str] = ()) -> str:

@@ -39,19 +39,19 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_ingredient_of_a_model_is_in_its_key(name):
   other = dataclasses.replace(MODEL, **OTHERS[name])
-  there, here = fingerprint.of_model(MODEL), fingerprint.of_model(other)
+  there, here = MODEL.ingredients(), other.ingredients()
   said = fingerprint.differences(json.loads(json.dumps(there)), here)
   assert said.startswith(f"model.{name}={there[f'model.{name}']!r} (now ") and ", model" not in said
 
 
 def test_the_key_of_a_model_does_not_depend_on_how_it_was_loaded():
   again = specjax.load("gsm8k-7m", jnp.bfloat16)
-  assert fingerprint.of_model(MODEL) == fingerprint.of_model(again)
+  assert MODEL.ingredients() == again.ingredients()
 
 
 def test_a_template_is_known_by_what_it_says():
   keys = [
-    fingerprint.of_model(dataclasses.replace(MODEL, template=JinjaTemplate(source)))
+    dataclasses.replace(MODEL, template=JinjaTemplate(source)).ingredients()
     for source in ("a{{ messages }}", "b{{ messages }}", "a{{ messages }}")
   ]
   assert keys[0] == keys[2] != keys[1]

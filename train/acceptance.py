@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import command_line, distributed
 from specjax.base import Params
 from specjax.checkpoints import parts
 from specjax.data.packing import PackedRows
@@ -116,7 +116,7 @@ def main(config: Config) -> None:
     raise ValueError("mixed=1.0: accepted is below 1, for the head learns from the other tokens.")
   labels.check_length(config.length, small)
   prompts, cut = answers.asked(model, config), config.held_out
-  both = fingerprint.of_model(model) | fingerprint.of_model(small, "draft")
+  both = model.ingredients() | small.ingredients("draft")
   run.claim(out, config, prompts, both)
   documents = answers.answered(model, prompts, config)
   rows, held_out = (

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import command_line, distributed
 from specjax.checkpoints import hf
 from specjax.cli.arguments import Dtype
 from specjax.data.chat import TEMPLATES, ChatTemplate, Turns
@@ -251,7 +251,7 @@ def main(config: Config) -> None:
     share = step / max(config.anneal, 1)
     return dealt(step), np.full(config.training.batch, share, np.float32)
 
-  run.claim(out, config, rows, fingerprint.of_model(model, "start") if config.start else None)
+  run.claim(out, config, rows, model.ingredients("start") if config.start else None)
   texts.keep_tokenizer(out, tokenizer)
   print(f"There are {len(rows.tokens)} rows of {config.length} tokens.")
 

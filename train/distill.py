@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import command_line, distributed
 from specjax.checkpoints import hf
 from specjax.cli.arguments import Dtype
 from specjax.data import lists
@@ -187,7 +187,7 @@ def main(config: Config) -> None:
 
   prompts = answers.ask(model, config, config.new)
   answers.check_batch(config.training.batch, len(prompts))
-  run.claim(out, config, prompts, fingerprint.of_model(model))
+  run.claim(out, config, prompts, model.ingredients())
   decoder = DiffusionDecoder(
     model, "confidence", blocks=block, stopping="whole", batch=config.answer_batch,
     seed=config.training.seed,

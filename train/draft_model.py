@@ -29,7 +29,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import command_line, distributed
 from specjax.base import Params
 from specjax.checkpoints import hf
 from specjax.data.packing import PackedRows
@@ -159,8 +159,8 @@ def main(config: Config) -> None:
   exits = exits_of(config.keep, config.exit_every) if config.exit_every else ()
   labels.check_length(config.length, *([] if other is None else [other]))
   prompts, first = answers.asked(model, config), config.held_out
-  key = {} if other is None else fingerprint.of_model(other, "boost")
-  run.claim(out, config, prompts, fingerprint.of_model(model) | key)
+  key = {} if other is None else other.ingredients("boost")
+  run.claim(out, config, prompts, model.ingredients() | key)
   documents = answers.answered(model, prompts, config)
   directory = pathlib.Path(config.features or out / "features")
 

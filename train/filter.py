@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import command_line, distributed
 from specjax.checkpoints import parts
 from specjax.diffusion.policies.learned import Filter, logits
 from specjax.sampling import new_key
@@ -77,7 +77,7 @@ def main(config: Config) -> None:
   if len(prompts) >= config.answer_batch:  # else `traced` refuses them
     # A round fills a slot of a prompt at least, and leaves one record.
     answers.check_batch(config.training.batch, (len(prompts) - config.held_out) * config.new)
-  run.claim(out, config, prompts, fingerprint.of_model(model))
+  run.claim(out, config, prompts, model.ingredients())
   prompts = traced(prompts, config.answer_batch)
   answers.check_held_out(config.held_out, len(prompts), least=2)
   block = config.block or model.config.block_length or 16

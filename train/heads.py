@@ -120,7 +120,7 @@ def texts(model, config: Config, name: str, out: pathlib.Path) -> tuple[PackedRo
     answers.check_held_out(cut, len(prompts))
     found = packed(documents, config)
     shuffled(len(found[0].tokens), config.training)  # which refuses a batch of more rows
-  key = fingerprint.of_model(model)
+  key = model.ingredients()
   if config.init is not None:
     key["init.files"] = fingerprint.of_files(config.init)
   run.claim(out, config, prompts, key, head=head)

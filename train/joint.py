@@ -149,7 +149,7 @@ def main(config: Config) -> None:
   head, network = loaded.head, Transformer(model.config)
   prompts, cut = answers.asked(model, config), config.held_out
   key = {"init.weights": fingerprint.of_weights(loaded.params)}
-  run.claim(out, config, prompts, fingerprint.of_model(model) | key)
+  run.claim(out, config, prompts, model.ingredients() | key)
   documents = answers.answered(model, prompts, config)
   rows, held_out = (
     labels.packed(part, some, config.length, labels=draft_positions.first)

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import command_line, distributed
 from specjax.checkpoints import parts as files
 from specjax.data.sources import open_source
 from specjax.train.recipe import answers, calibration, judge_marks, labels, losses, means, run
@@ -121,7 +121,7 @@ def main(config: Config) -> None:
     for name, part in parts.items()
   }
   answers.check_batch(config.training.batch, 2 * int(rows[labels.TRAIN].mask.sum()))
-  run.claim(out, config, content, fingerprint.of_model(model))
+  run.claim(out, config, content, model.ingredients())
   train, chooses, test = (judgeable(name, label(records[part])) for name, part in parts.items())
 
   best = fit(

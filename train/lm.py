@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from specjax import command_line, distributed, fingerprint
+from specjax import command_line, distributed
 from specjax.checkpoints import hf
 from specjax.data.chat import TEMPLATES
 from specjax.data.packing import PackedRows
@@ -92,7 +92,7 @@ def main(config: Config) -> None:
       parts += documents(record, config, tokenizer)
   rows = labels.packed(labels.TRAIN, parts, config.length)
   batch = batches(rows, config.training)
-  run.claim(out, config, rows, None if model is None else fingerprint.of_model(model, "start"))
+  run.claim(out, config, rows, None if model is None else model.ingredients("start"))
   texts.keep_tokenizer(out, tokenizer)
 
   if model is None:

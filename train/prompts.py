@@ -144,7 +144,7 @@ def main(config: Config) -> None:
   avoided = [source[i] for source in map(open_source, config.avoid) for i in range(len(source))]
   seen = Seen(text for record in avoided for text in texts_in(record, config.field))
   others = joined(config.join, config.field, config.joined, seen)
-  key = fingerprint.of_model(model) | {"avoided": fingerprint.digest(map(json.dumps, avoided))}
+  key = model.ingredients() | {"avoided": fingerprint.digest(map(json.dumps, avoided))}
   run.claim(out, config, [record["question"] for record in others], key)
 
   records = others + write(model, config, out, seen)

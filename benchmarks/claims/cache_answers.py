@@ -56,7 +56,7 @@ def main(config: Config) -> None:
   out = report.directory(config.out)
   same = {"model": model.label, "max_new_tokens": config.max_new_tokens, "batch": config.batch,
           "questions": fingerprint.digest(map(str, ids))}  # fmt: skip
-  resume.claim(out, same | fingerprint.of_model(model))
+  resume.claim(out, same | model.ingredients())
   file = out / "answers.jsonl"
   answers = {line["cache"]: line["answers"] for line in resume.kept(file)}
   for name in report.progress([name for name in kinds if name not in answers], "answering"):

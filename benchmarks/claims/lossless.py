@@ -91,7 +91,7 @@ def main(config: Config) -> None:
   same = {"model": model.label, "temperatures": every, "max_new_tokens": config.max_new_tokens,
           "plain_batch": config.batches[0],
           "questions": fingerprint.digest(map(str, ids))}  # fmt: skip
-  resume.claim(out, same | fingerprint.of_model(model))
+  resume.claim(out, same | model.ingredients())
   file = out / "answers.jsonl"
   weights = {turn: fingerprint.of_weights(x.weights.drafter) for turn, x in decoders.items()}
   known = {

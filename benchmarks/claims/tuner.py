@@ -147,7 +147,7 @@ def main(config: Config) -> None:
       made = Decoder(model, draft, temperature=t)  # it refuses what cannot be
       weights.add(fingerprint.of_weights(made.weights.drafter))
   out = report.directory(config.out)
-  same = dataclasses.asdict(config) | fingerprint.of_model(model)
+  same = dataclasses.asdict(config) | model.ingredients()
   same["drafters.weights"] = sorted(weights)
   same["questions"] = fingerprint.digest(str(item.ids) for item in items)
   resume.claim(out, same, {"batches", "temperatures"})

@@ -90,7 +90,7 @@ def main(config: Config) -> None:
   left_out = ("methods", "drafters", "bound", "out")
   same = {k: v for k, v in dataclasses.asdict(config).items() if k not in left_out}
   same |= {"prompts": fingerprint.digest(map(str, ids))}
-  same |= fingerprint.of_model(model) | fingerprint.of_model(judge, "judge")
+  same |= model.ingredients() | judge.ingredients("judge")
   resume.claim(out, same)
   file = out / "cells.jsonl"
   cells = resume.kept(file)

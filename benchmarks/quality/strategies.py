@@ -123,7 +123,7 @@ def main(config: Config) -> None:
   out = report.directory(config.out)
   same = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("strategies", "out")}
   same |= {"prompts": fingerprint.digest(map(str, ids))}
-  resume.claim(out, same | fingerprint.of_model(model))
+  resume.claim(out, same | model.ingredients())
   file = out / "strategies.jsonl"
   cells = resume.kept(file)
   left = [name for name in chosen if name not in {cell["strategy"] for cell in cells}]

@@ -126,7 +126,7 @@ def main(config: Config) -> None:
   fixed = ("heads", "max_new_tokens", "nodes", "beam", "repeats", "batch")
   same = {name: getattr(config, name) for name in fixed}
   same |= {"model": model.label, "questions": fingerprint.digest(str(item.ids) for item in items)}
-  same |= fingerprint.of_model(model)
+  same |= model.ingredients()
   resume.claim(out, same)
   log = out / "heads.jsonl"
   known = {(line["name"], line["weights"]): line["figures"] for line in resume.kept(log)}

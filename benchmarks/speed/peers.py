@@ -269,7 +269,7 @@ def main(config: Config) -> None:
   resume.claim(directory, {
     **options, "machine": machine, "contenders": list(contenders),
     "data_digest": fingerprint.digest([json.dumps([q.ids for q in asked])]),
-    **fingerprint.of_model(model),
+    **model.ingredients(),
   }, free=("prompts", "out"))  # fmt: skip
 
   runs = measure(contenders, asked, config, directory / "answers.jsonl")

@@ -75,7 +75,7 @@ def main(config: Config) -> None:
   items = config.read(model)
   ids = sorted((item.ids for item in items), key=len)
   out = report.directory(config.out)
-  same = dataclasses.asdict(config) | fingerprint.of_model(model)
+  same = dataclasses.asdict(config) | model.ingredients()
   same["questions"] = fingerprint.digest(map(str, ids))
   resume.claim(out, same, {"drafters", "out"})
   file = out / "decoded.jsonl"

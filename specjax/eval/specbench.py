@@ -224,7 +224,7 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   resume.claim(directory, {
     **about["config"], "model": model.label, "machine": machine,
     "data_digest": fingerprint.digest([json.dumps(asked)]),
-    **fingerprint.of_model(model),
+    **model.ingredients(),
     "drafters.weights": [fingerprint.of_weights(x.weights.drafter) for x in decoders.values()],
   }, free=("prompts",))  # fmt: skip
   batches = batched(asked, config.batch)

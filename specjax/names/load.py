@@ -5,13 +5,14 @@ import functools
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax import checks, switches
+from specjax import checks, fingerprint, switches
 from specjax.base import Drafter, Params, Target
 from specjax.checkpoints import families, gguf, hf, hub
 from specjax.checkpoints.trained_for import Identity
@@ -102,6 +103,22 @@ class Model:
     tokens = None if self.tokenizer is None else vocabulary.digest(self.tokenizer)
     c = self.config
     return Identity(self.name, c.vocab_size, c.width, c.layers, tokens)
+
+  def ingredients(self, name: str = "model") -> dict[str, Any]:
+    """What tells work that was kept with this model from that of others, see `fingerprint`.
+
+    These are its weights, its whole config, its tokenizer and its template. The dtype of the
+    arithmetic is none of them: what a model says hardly depends on it.
+    """
+    text = None if self.tokenizer is None else self.tokenizer.inner.to_str()
+    found = {f"config.{k}": v for k, v in dataclasses.asdict(self.config).items()} | {
+      "weights": fingerprint.of_weights(self.params), "stored": self.weights,
+      "tokenizer": None if text is None else fingerprint.digest([text]),
+      "template": None if self.template is None else fingerprint.digest([repr(self.template)]),
+      "stop": sorted(self.stop), "start": list(self.start), "mask": self.mask, "shift": self.shift,
+      "skipping": None if self.skipping is None else self.skipping.name,
+    }  # fmt: skip
+    return {f"{name}.{key}": value for key, value in found.items()}
 
   def narrow_passes(self, drafter: Drafter) -> tuple[int, ...]:
     """The widths below N that pay.

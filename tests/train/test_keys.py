@@ -9,7 +9,6 @@ import pytest
 from options import changed
 
 import specjax
-from specjax import fingerprint
 from specjax.data.chat import TEMPLATES
 from specjax.data.packing import PackedRows
 from specjax.train import heads
@@ -104,9 +103,9 @@ def test_states_of_another_model_are_refused(model, tmp_path, name):
 def test_a_run_of_another_model_is_not_continued(model, settings, name):
   """The model's directory has the same name, and something else in it."""
   out = run.begin(settings)
-  run.claim(out, settings, PROMPTS, fingerprint.of_model(model))
+  run.claim(out, settings, PROMPTS, model.ingredients())
   with pytest.raises(ValueError, match=rf"holds a run with .*model\.{name}="):
-    run.claim(out, settings, PROMPTS, fingerprint.of_model(other(model, name)))
+    run.claim(out, settings, PROMPTS, other(model, name).ingredients())
 
 
 def test_the_command_refuses_answers_before_it_trains(tiny_heads, tmp_path, written):

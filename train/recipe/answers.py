@@ -248,7 +248,7 @@ def answered(
     for k, result in refilled(decoder, asked, budgets, numbers=left):
       yield left[k], result.tokens
 
-  key = fingerprint.of_model(model) | {
+  key = model.ingredients() | {
     "temperature": temperature, "max_new_tokens": config.max_new_tokens,
     "seed": seed if temperature else None,
   }  # fmt: skip

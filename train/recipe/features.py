@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from specjax import checks, distributed
 from specjax.base import Features
 from specjax.data.packing import PackedRows
-from specjax.fingerprint import differences, digest, of_model
+from specjax.fingerprint import differences, digest
 from specjax.models import sharding
 from specjax.models.transformer import Transformer
 from specjax.names.load import Model
@@ -48,7 +48,7 @@ def _claim(
     "version": VERSION,
     "model": digest(jax.tree.leaves(model.params)),  # in the dtype of its states
     "tokenizer": digest([model.tokenizer.inner.to_str()] if model.tokenizer else []),
-    **{k: v for k, v in of_model(model).items() if k.startswith("model.config.")},
+    **{k: v for k, v in model.ingredients().items() if k.startswith("model.config.")},
     "rows": digest(rows),
     "shape": [*rows.tokens.shape, model.config.width],
     "layers": sorted(set(layers)),

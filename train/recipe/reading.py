@@ -16,7 +16,6 @@ import numpy as np
 import optax
 from jax import Array
 
-from specjax import fingerprint
 from specjax.base import Params
 from specjax.data.packing import PackedRows, pack
 from specjax.data.sources import open_source
@@ -80,7 +79,7 @@ def claimed(model: Model, config: Config, out: pathlib.Path) -> tuple[PackedRows
     for part, some in ((labels.TRAIN, documents[cut:]), (labels.HELD_OUT, documents[:cut]))
   )
   answers.check_batch(config.training.batch, len(train.tokens))
-  run.claim(out, config, [ids for ids, _ in documents], fingerprint.of_model(model))
+  run.claim(out, config, [ids for ids, _ in documents], model.ingredients())
   return train, held_out
 
 
