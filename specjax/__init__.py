@@ -1,4 +1,4 @@
-"""Parallel decoding of language models: any way of guessing tokens, checked by any rule."""
+"""Parallel decoding of language models: any way of guessing tokens, checked by any verifier."""
 
 import importlib
 import pathlib

@@ -164,7 +164,7 @@ def parsed(words, monkeypatch, tmp_path) -> list:
 
 # What the first column of a table holds, by its title, and what such a name needs before it.
 NAMES = {
-  "drafter": "", "head": "", "rule": "", "processor": "", "denoising policy": "", "name": "",
+  "drafter": "", "head": "", "verifier": "", "processor": "", "denoising policy": "", "name": "",
   "tree, after a head or a draft model": "eagle/", "draft length, after a draft model": "eagle/",
   "after a policy": "threshold",
 }  # fmt: skip

@@ -2,7 +2,7 @@ r"""What the lossy rules gain in tokens per pass, and how many texts they change
 
     python -m specjax.train.judge --model gsm8k-7m --data gsm8k_train.jsonl --out runs/judge
     python benchmarks/claims/lossy.py --prompts gsm8k_test.jsonl \
-        --rules typical "judge-0.9[runs/judge/model]"
+        --verifiers typical "judge-0.9[runs/judge/model]"
 
 Every rule decodes the same questions with the same noise as the exact rule, whose tokens are those
 of plain decoding. A text is "other" where an id differs, and its number where the last number in
@@ -24,8 +24,8 @@ EXACT = "target_only"
 class Config(prompts.Questions):
   """What is compared."""
 
-  # names of rules, such as judge-0.9[PATH] or token/reflective[TEXT]
-  rules: tuple[str, ...] = ("typical", "typical-0.3,delta=0.5477")
+  # names of verifiers, such as judge-0.9[PATH] or token/reflective[TEXT]
+  verifiers: tuple[str, ...] = ("typical", "typical-0.3,delta=0.5477")
   drafter: str = "eagle"  # name of a drafter, such as "eagle-16" or "draft_model-8[PATH]"
   # temperatures of the target; at 0 typical acceptance is greedy
   temperatures: tuple[float, ...] = (0.0, 0.8)
@@ -37,12 +37,12 @@ def main(config: Config) -> None:
   model = specjax.load(config.model)
   ids = [item.ids for item in config.read(model)]
   guess = specjax.make_drafter(model, config.drafter)
-  for rule in config.rules:
+  for rule in config.verifiers:
     specjax.Decoder(model, guess, rule)  # it refuses what is no rule
   report.directory(config.out)
   cells = []
   plain: list[Result] = []
-  turns = [(t, rule) for t in config.temperatures for rule in (EXACT, *config.rules)]
+  turns = [(t, rule) for t in config.temperatures for rule in (EXACT, *config.verifiers)]
   for temperature, rule in report.progress(turns, "decoding"):
     decode = specjax.Decoder(model, guess, rule, temperature=temperature)
     results = decode(ids, config.max_new_tokens)
@@ -65,7 +65,7 @@ def main(config: Config) -> None:
     }
     for cell in cells
   ]  # fmt: skip
-  report.publish(config, {"rules": cells}, table.markdown(rows))
+  report.publish(config, {"verifiers": cells}, table.markdown(rows))
 
 
 if __name__ == "__main__":

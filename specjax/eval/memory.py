@@ -58,7 +58,7 @@ class Memory(NamedTuple):
   def rows(self) -> list[dict[str, str]]:
     """A table in MB (1e6 bytes)."""
     named = {
-      "weights of the target": self.weights, "weights of drafter and rule": self.parts,
+      "weights of the target": self.weights, "weights of drafter and verifier": self.parts,
       "cache": self.cache, "texts and the drafter's state": self.state,
       "between rounds": self.resting, "more for the prefill": self.prefill,
       "more for a round": self.round, "at most": self.total,

@@ -129,7 +129,7 @@ class Answers:
       "prompt_tokens": given, "completion_tokens": new, "total_tokens": given + new,
       "specjax": {
         "passes": passes, "tokens_per_pass": round(new / max(passes, 1), 3),
-        "drafter": decoder.name, "rule": decoder.label,
+        "drafter": decoder.name, "verifier": decoder.label,
         **({"closing": closing} if any(place is not None for place in closing) else {}),
       },
     }  # fmt: skip

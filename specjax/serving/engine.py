@@ -124,7 +124,7 @@ class Engine:
                        f"together at most {self.max_length}.")  # fmt: skip
     own = changed(self.decoder.sampling if sampling is None else sampling, **changes)
     if own.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
-      raise ValueError(f"temperature={own.temperature}: accepted is 0 with the rule "
+      raise ValueError(f"temperature={own.temperature}: accepted is 0 with the verifier "
                        f"{self.decoder.verifier!r}; target_only takes any.")  # fmt: skip
     if seed is not None:
       checks.whole("seed", seed, 0, checks.SEED)

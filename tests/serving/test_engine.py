@@ -271,7 +271,7 @@ def test_bad_limits_are_refused(decoder, wrong, message):
 def test_a_greedy_rule_refuses_to_sample():
   with (
     Engine(Decoder(MODEL)) as engine,
-    pytest.raises(ValueError, match=r"temperature=0\.5: accepted is 0 with the rule 'greedy'"),
+    pytest.raises(ValueError, match=r"temperature=0\.5: accepted is 0 with the verifier 'greedy'"),
   ):
     engine.submit([1], 8, temperature=0.5)
 

@@ -138,7 +138,7 @@ def test_a_chat(client, model, settings):
   assert counts == (length, NEW, length + NEW)
   own = found.usage.specjax
   assert own["tokens_per_pass"] == round(NEW / own["passes"], 3) >= 1
-  assert (own["drafter"], own["rule"]) == ("prompt_lookup-4", "target_only [EXACT]")
+  assert (own["drafter"], own["verifier"]) == ("prompt_lookup-4", "target_only [EXACT]")
 
   parts = list(client.chat.completions.create(
     max_completion_tokens=NEW, stream=True, stream_options={"include_usage": True}, **options

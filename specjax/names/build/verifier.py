@@ -28,7 +28,7 @@ def _judge(model: Model, part: Part, name: str) -> Params:
 WEIGHTS: dict[str, Callable[[Model, Part, str], Params]] = {"judge": _judge}
 
 
-def exact_rule(drafter: Drafter, temperature: float) -> str:
+def exact_verifier(drafter: Drafter, temperature: float) -> str:
   """The exact rule that accepts the most; at temperature 0 it is greedy."""
   if temperature == 0:
     return "greedy"
@@ -44,12 +44,12 @@ def build_verifier(
   """(canonical name, rule, its weights, the target as the rule reads it).
 
   Args:
-    given: a name, a Verifier, or a pair of it and its weights; None is `exact_rule`.
+    given: a name, a Verifier, or a pair of it and its weights; None is `exact_verifier`.
 
   Raises:
     ValueError: an unknown name, or greedy verification above temperature 0.
   """
-  given = exact_rule(drafter, temperature) if given is None else given
+  given = exact_verifier(drafter, temperature) if given is None else given
   if isinstance(given, str):
     name, rule, weights, target = _named(model, given)
   else:
@@ -65,7 +65,7 @@ def _named(model: Model, given: str) -> tuple[str, Verifier, Params, Target]:
   part, *more = grammar.parse("verifier", given)
   builder = grammar.look_up("verifier", part, VERIFIERS)
   if more:
-    raise ValueError(f"verifier={given!r}: accepted is one rule.")
+    raise ValueError(f"verifier={given!r}: accepted is one verifier.")
   name, arguments = grammar.bind("verifier", part, grammar.parameters(builder))
   rule, target = builder(*arguments.values()), model.target
   weights = WEIGHTS.get(part.name, lambda *_: ())(model, part, name)

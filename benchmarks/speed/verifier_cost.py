@@ -1,6 +1,6 @@
 r"""The time of each rule, as a share of the target pass that it judges.
 
-    python benchmarks/speed/rule_cost.py
+    python benchmarks/speed/verifier_cost.py
 
 A random Llama of 134M parameters (width 768, 12 layers, vocabulary 32000) evaluates 8 nodes; every
 rule then judges 8 nodes of such distributions, drafted as it accepts them. The distributions
@@ -46,7 +46,7 @@ class Config:
   vocab_size: int = 32000  # V, size of the vocabulary
   context: int = 256  # cached tokens
   repeats: int = 30  # timings; their median counts
-  out: str = "results/rule_cost"  # directory of the report
+  out: str = "results/verifier_cost"  # directory of the report
 
 
 def draft_for(name: str, q, noise: Noise) -> tuple[Draft, Drafter]:

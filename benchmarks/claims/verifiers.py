@@ -1,6 +1,6 @@
 r"""Rules of acceptance and trees, side by side above temperature 0.
 
-    python benchmarks/claims/rules.py --prompts gsm8k_test.jsonl
+    python benchmarks/claims/verifiers.py --prompts gsm8k_test.jsonl
 
 Every exact pair of tree and rule decodes the same questions; tokens per pass have 95 % intervals
 over questions. "Reached" is how often a child of the root was accepted, over how often the best
@@ -32,24 +32,24 @@ class Config(prompts.Questions):
     "8", "dynamic-8,depth=4,beam=3", "iid-1-1-1-1", "iid-2-2-1", "without_replacement-2-2-1",
     "mixed-2-2-1", "stochastic_beam-2,depth=4", "dyspec-9,depth=4,children=2",
   )  # fmt: skip
-  # names of rules
-  rules: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")
+  # names of verifiers
+  verifiers: tuple[str, ...] = ("target_only", "token", "block", "recursive", "traversal", "k_seq")
   temperatures: tuple[float, ...] = (0.8, 1.0)  # temperatures of the target
   rounds: int = 300  # number of rounds that are compared with the best possible rule
-  out: str = "results/rules"
+  out: str = "results/verifiers"
 
 
 def pairs(model: specjax.Model, config: Config) -> list[tuple]:
   """(tree, drafter with weights, rule) of all exact pairs."""
   found = []
-  for rule in config.rules:
+  for rule in config.verifiers:
     if rule not in VERIFIERS:
-      raise ValueError(f"rules={rule!r}: accepted are {', '.join(VERIFIERS)}.")
+      raise ValueError(f"verifiers={rule!r}: accepted are {', '.join(VERIFIERS)}.")
   for tree in config.trees:
     named = (f"{config.drafter}-{tree}", None) if tree.isdigit() else (config.drafter, tree)
     drafter = specjax.make_drafter(model, named[0], tree=named[1])
     proposal = drafter[0].proposal
-    found += [(tree, drafter, r) for r in config.rules if proposal in VERIFIERS[r]().accepts]
+    found += [(tree, drafter, r) for r in config.verifiers if proposal in VERIFIERS[r]().accepts]
   return found
 
 
