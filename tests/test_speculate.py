@@ -379,16 +379,17 @@ def test_nothing_returns_to_the_host():
     speculate.compiled_advance(method, weights, request, state, np.int32(FOREVER))
 
 
-@pytest.mark.full(but=["none", "draft_model", "medusa"])
+@pytest.mark.full(but=["none-2", "draft_model-2", "medusa-2", "draft_model-12"])
+@pytest.mark.parametrize("B", [2, 12])  # written one after the other, and by a loop
 @pytest.mark.parametrize(
   "name",
   ["none", "prompt_lookup", "self_speculative", "layerskip", "draft_model", "adaptive_model",
    "medusa"],
 )  # fmt: skip
-def test_the_loop_does_not_copy_a_cache(name):
+def test_the_loop_does_not_copy_a_cache(name, B):
   method, weights = METHODS[name]
-  long, B = 8192, 2
-  tokens, length, request = inputs(ROWS[:B])
+  long = 8192
+  tokens, length, request = inputs((ROWS * 2)[:B])
   start = functools.partial(speculate.start, method, capacity=long)
   state = jax.eval_shape(start, weights, tokens, length, request)
   compiled = speculate.compiled_advance.lower(

@@ -11,6 +11,9 @@ from jax.sharding import PartitionSpec
 from specjax.base import KV, Cache, Evaluation, Params, Target
 from specjax.kernels.platform import mesh_axis
 
+Index = int | Array
+UNROLLED = 8  # rows
+
 
 def _spread(x: Array) -> PartitionSpec | None:
   """How x [B, K, S, C] is spread over the mesh that is set; None where there is none."""
@@ -45,47 +48,69 @@ def commit(cache: Cache, kv: KV, path: Array, rows: Array) -> Cache:
 
   A window of A rows is always written (a static shape), and the next window overwrites the garbage
   past `rows`. The window is gathered from the fresh keys and values `kv` [B, K, N, C], never from
-  the cache, and is written row by row: both keep XLA from copying the cache. The caller keeps
-  length + A <= S, so that the window never clamps.
+  the cache, and is written row by row: both keep XLA from copying the cache, and a scatter would
+  have a TPU keep it in another order than its kernels read it. The caller keeps length + A <= S, so
+  that the window never clamps.
   """
 
   # rows is never negative, so this adds 0. It makes the write wait for the verdict and thus for
   # every read of the cache; otherwise XLA copies the cache where path folds to a constant.
   start_row = cache.length + jnp.minimum(rows, 0)
 
-  def append(buffer: Array, fresh: Array, path: Array, start_row: Array) -> Array:
-    window = jnp.take_along_axis(fresh, path[:, None, :, None], axis=2).astype(buffer.dtype)
-    for b in range(buffer.shape[0]):
-      start = (b, 0, start_row[b], 0)
-      buffer = lax.dynamic_update_slice(buffer, window[b : b + 1], start)
-    return buffer
+  def window(buffer: Array, fresh: Array, path: Array, start_row: Array) -> Array:
+    return jnp.take_along_axis(fresh, path[:, None, :, None], axis=2).astype(buffer.dtype)
 
-  return Cache(_written(append, cache.kv, kv, path, start_row), cache.length + rows)
+  def append(buffer: Array, window: Array, b: Index, path: Array, start_row: Array) -> Array:
+    start = (b, 0, start_row[b], 0)
+    return lax.dynamic_update_slice(buffer, _row(window, b), start)
+
+  return Cache(_written(window, append, cache.kv, kv, path, start_row), cache.length + rows)
 
 
 def renew(kv: Any, fresh: Any, start: Array, rows: Array) -> Any:
   """kv, arrays [B, K, S, C], with `fresh` [B, K, N, C] from start i32[B] on where rows bool[B, N].
 
-  The caller keeps start + N <= S. Rows are written one by one, as in `commit`: a scatter would have
-  a TPU keep the cache in another order than its kernels read it.
+  The caller keeps start + N <= S. Rows are written one by one, as in `commit`.
   """
 
-  def put(buffer: Array, fresh: Array, start: Array, rows: Array) -> Array:
-    for b in range(buffer.shape[0]):
-      place = (b, 0, start[b], 0)
-      before = lax.dynamic_slice(buffer, place, (1, *fresh.shape[1:]))
-      window = jnp.where(rows[b, :, None], fresh[b : b + 1].astype(buffer.dtype), before)
-      buffer = lax.dynamic_update_slice(buffer, window, place)
-    return buffer
+  def put(buffer: Array, fresh: Array, b: Index, start: Array, rows: Array) -> Array:
+    place = (b, 0, start[b], 0)
+    before = lax.dynamic_slice(buffer, place, (1, *fresh.shape[1:]))
+    window = jnp.where(rows[b, :, None], _row(fresh, b).astype(buffer.dtype), before)
+    return lax.dynamic_update_slice(buffer, window, place)
 
-  return _written(put, kv, fresh, start, rows)
+  return _written(lambda buffer, fresh, *_: fresh, put, kv, fresh, start, rows)
 
 
-def _written(write: Callable[..., Array], kv: Any, fresh: Any, *per_row: Array) -> Any:
-  """write(buffer, fresh, *per_row) for every array of kv and of `fresh`; per_row is [B, ..]."""
+def _row(x: Array, b: Index) -> Array:
+  """[1, ..]: row b of x [B, ..]."""
+  return x[b : b + 1] if isinstance(b, int) else lax.dynamic_slice_in_dim(x, b, 1)
+
+
+def _written(
+  window: Callable[..., Array], put: Callable[..., Array], kv: Any, fresh: Any, *per_row: Array
+) -> Any:
+  """put(buffer, window(buffer, fresh, *per_row), b, *per_row) for every row b of every array.
+
+  These are the arrays of kv and of `fresh`; per_row is [B, ..]. Few rows are written one after the
+  other, and more by a loop over them, so that a program does not grow with its batch.
+  """
 
   def write_all(kv: Any, fresh: Any, *per_row: Array) -> Any:
-    return jax.tree.map(lambda x, y: write(x, y, *per_row), kv, fresh)
+    def unrolled(buffer: Array, fresh: Array) -> Array:
+      rows = window(buffer, fresh, *per_row)
+      for b in range(len(buffer)):
+        buffer = put(buffer, rows, b, *per_row)
+      return buffer
+
+    if len(per_row[0]) <= UNROLLED:
+      return jax.tree.map(unrolled, kv, fresh)
+    windows = jax.tree.map(lambda x, y: window(x, y, *per_row), kv, fresh)
+
+    def row(b: Array, kv: Any) -> Any:
+      return jax.tree.map(lambda x, y: put(x, y, b, *per_row), kv, windows)
+
+    return lax.fori_loop(0, len(per_row[0]), row, kv)
 
   # On a mesh each device writes the rows and heads that it holds, without communication.
   of_heads = _spread(jax.tree.leaves(fresh)[0])

@@ -143,10 +143,15 @@ def test_every_path_of_a_tree_equals_the_full_pass(checkpoint, seed):
       np.testing.assert_allclose(mine[b, :, :n], theirs[b, :, :n], atol=ATOL)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_commit_writes_the_window_and_nothing_else(dtype):
+FEW, MANY = 4, 4 * kv_cache.UNROLLED  # rows written one after the other, and by a loop
+
+
+@pytest.mark.parametrize(
+  ("dtype", "B"), [(jnp.float32, FEW), (jnp.bfloat16, FEW), (jnp.float32, MANY)]
+)
+def test_commit_writes_the_window_and_nothing_else(dtype, B):
   rng = np.random.default_rng(0)
-  B, K, S, C, N, A = 4, 2, 16, 4, 6, 3
+  K, S, C, N, A = 2, 16, 4, 6, 3
 
   def draw(*shape):
     return jnp.asarray(rng.normal(size=shape), dtype)
@@ -154,8 +159,8 @@ def test_commit_writes_the_window_and_nothing_else(dtype):
   old, fresh = (
     KV(*(tuple(draw(B, K, rows, C) for _ in range(2)) for _ in range(2))) for rows in (S, N)
   )
-  length, rows = np.array([0, 5, 13, 7], np.int32), np.array([3, 1, 3, 0], np.int32)
-  path = np.array([[0, 2, 5], [0, 0, 0], [0, 4, 1], [0, 3, 3]], np.int32)
+  length, rows = (np.tile(np.array(x, np.int32), B // 4) for x in ([0, 5, 13, 7], [3, 1, 3, 0]))
+  path = np.tile(np.array([[0, 2, 5], [0, 0, 0], [0, 4, 1], [0, 3, 3]], np.int32), (B // 4, 1))
   new = jax.jit(kv_cache.commit)(Cache(old, jnp.asarray(length)), fresh, path, rows)
   np.testing.assert_array_equal(new.length, length + rows)
   leaves = zip(*map(jax.tree.leaves, (old, fresh, new.kv)), strict=True)
@@ -164,6 +169,29 @@ def test_commit_writes_the_window_and_nothing_else(dtype):
     for b in range(B):
       want[b, :, length[b] : length[b] + A] = np.asarray(source)[b][:, path[b]]
     np.testing.assert_array_equal(np.asarray(after), want)
+
+
+@pytest.mark.parametrize("B", [FEW, MANY])
+def test_renew_writes_the_rows_that_are_named(B):
+  rng = np.random.default_rng(0)
+  K, S, C, N = 2, 9, 4, 3
+  old, fresh = (rng.normal(size=(B, K, rows, C)).astype(np.float32) for rows in (S, N))
+  start, rows = rng.integers(0, S - N + 1, B).astype(np.int32), rng.random((B, N)) < 0.5
+  got = jax.jit(kv_cache.renew)((old,), (fresh,), start, rows)[0]
+  want = old.copy()
+  for b, n in zip(*np.nonzero(rows), strict=True):
+    want[b, :, start[b] + n] = fresh[b, :, n]
+  np.testing.assert_array_equal(got, want)
+
+
+def test_a_write_does_not_grow_with_the_batch():
+  def lines(B: int) -> int:
+    kv = KV(*(tuple(jnp.zeros((B, 1, 4, 2)) for _ in range(3)) for _ in range(2)))
+    zeros = jnp.zeros(B, jnp.int32)
+    lowered = jax.jit(kv_cache.commit).lower(Cache(kv, zeros), kv, zeros[:, None], zeros)
+    return lowered.as_text().count("\n")
+
+  assert lines(256) == lines(MANY) < lines(kv_cache.UNROLLED)
 
 
 @pytest.mark.parametrize(
