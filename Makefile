@@ -15,8 +15,8 @@ VENV := $(if $(filter python3.11 python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHO
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 FAST := $(addprefix tests/,data trees verifiers test_bad_arguments.py test_bad_input.py test_sampling.py \
-  test_speculate.py cli/test_bad_commands.py diffusion/test_unmasking.py draft_length/test_draft_length.py \
-  models/test_transformer.py names/test_names.py train/test_bad_options.py)
+  cli/test_bad_commands.py diffusion/test_unmasking.py draft_length/test_draft_length.py \
+  names/test_names.py train/test_bad_options.py)
 # Else each process compiles anew all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 

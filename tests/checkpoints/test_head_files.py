@@ -43,6 +43,7 @@ def save(directory, name="medusa", config=SMALL, vocabulary=None):
   return params
 
 
+@pytest.mark.full(but=["*-all tokens", "eagle3-reduced", "medusa-reduced"])
 @pytest.mark.parametrize("vocabulary", [None, SOME], ids=["all tokens", "reduced"])
 @pytest.mark.parametrize("name", HEADS)
 def test_round_trip(tmp_path, name, vocabulary):

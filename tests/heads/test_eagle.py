@@ -173,6 +173,7 @@ def naive_states(name, tokens, hidden, hidden_layers, t: int) -> list[np.ndarray
   return states
 
 
+@pytest.mark.full(but=["eagle", "eagle3", "jakiro", "mtp", "griffin"])
 @pytest.mark.parametrize("name", HEADS)
 def test_unroll_is_drafting_without_a_cache(name):
   """Training-time test: every guess is from true states up to `at`, own ones after it."""

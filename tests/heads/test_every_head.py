@@ -249,6 +249,7 @@ def test_a_gradient_reaches_every_trained_weight(name):
     assert np.isfinite(g).all() and np.abs(g).max() > 0, jax.tree_util.keystr(path)
 
 
+@pytest.mark.full(but=["medusa", "eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_tree_that_is_too_deep_is_refused(name):
   made, _ = head(name)
