@@ -15,7 +15,7 @@ import sys
 import jax
 
 import specjax
-from specjax import command_line
+from specjax import command_line, fingerprint
 from specjax.eval import metrics, optimal, prompts, report, table
 from specjax.train.recipe.run import claim
 from specjax.verifiers import VERIFIERS
@@ -83,7 +83,8 @@ def main(config: Config) -> None:
   ids = [item.ids for item in config.read(model)]
   turns = [(*pair, t) for pair in pairs(model, config) for t in config.temperatures]
   out = report.directory(config.out)
-  claim(out, config, ids, model.ingredients())
+  weights = sorted({fingerprint.of_weights(drafter[1]) for _, drafter, *_ in turns})
+  claim(out, config, ids, model.ingredients() | {"drafters.weights": weights})
   kept = out / "cells.jsonl"
   cells = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
   there = {(c["tree"], c["rule"], c["temperature"]) for c in cells}

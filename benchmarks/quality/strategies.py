@@ -122,7 +122,11 @@ def main(config: Config) -> None:
   chosen = [checks.choice("strategies", x, known) for x in config.strategies or known]
   out = report.directory(config.out)
   same = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("strategies", "out")}
-  same |= {"prompts": fingerprint.digest(map(str, ids))}
+  drafter = specjax.make_drafter(model, config.drafter)[1]
+  same |= {
+    "prompts": fingerprint.digest(map(str, ids)),
+    "drafter.weights": fingerprint.of_weights(drafter),
+  }
   resume.claim(out, same | model.ingredients())
   file = out / "strategies.jsonl"
   cells = resume.kept(file)

@@ -79,13 +79,14 @@ def main(config: Config) -> None:
   same["questions"] = fingerprint.digest(map(str, ids))
   resume.claim(out, same, {"drafters", "out"})
   file = out / "decoded.jsonl"
-  known = {(x["drafter"], x["padded"], x["way"]): x for x in resume.kept(file)}
+  known = {(x["drafter"], x["weights"], x["padded"], x["way"]): x for x in resume.kept(file)}
   cells: list[dict[str, Any]] = []
   parts = turns(ids)
   for name in config.drafters:
     decoder = Decoder(model, name, batch=config.batch)
+    weights = fingerprint.of_weights(decoder.weights.drafter)
     for way, T, group in report.progress(parts, name):
-      if (name, T, way) not in known:
+      if (name, weights, T, way) not in known:
         decode = fixed if way == "fixed" else refilling
         firsts = list({pad_to_bucket(len(row)): row for row in group}.values())
         for row in firsts:
@@ -93,15 +94,15 @@ def main(config: Config) -> None:
         decode(decoder, firsts, config)  # in which rows ride on from each length to the next
         begin = time.perf_counter()
         results = decode(decoder, group, config)
-        known[name, T, way] = {
-          "drafter": name, "padded": T, "way": way, "seconds": time.perf_counter() - begin,
-          "texts": [r.tokens for r in results],
+        known[name, weights, T, way] = {
+          "drafter": name, "weights": weights, "padded": T, "way": way,
+          "seconds": time.perf_counter() - begin, "texts": [r.tokens for r in results],
         }  # fmt: skip
         with file.open("a") as log:
-          log.write(json.dumps(known[name, T, way]) + "\n")
-    each = {T: known[name, T, "fixed"] for way, T, _ in parts if way == "fixed"}
+          log.write(json.dumps(known[name, weights, T, way]) + "\n")
+    each = {T: known[name, weights, T, "fixed"] for way, T, _ in parts if way == "fixed"}
     apart = [text for T in sorted(each) for text in each[T]["texts"]]
-    together = known[name, ALL, "refilled"]
+    together = known[name, weights, ALL, "refilled"]
     ways = {"fixed": (sum(x["seconds"] for x in each.values()), apart),
             "refilled": (together["seconds"], together["texts"])}  # fmt: skip
     for way, (seconds, said) in ways.items():

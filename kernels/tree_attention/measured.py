@@ -5,6 +5,8 @@ import json
 import pathlib
 import warnings
 
+import jax
+
 from specjax import checks
 from specjax.fingerprint import cache_dir
 
@@ -12,8 +14,8 @@ Sizes = dict[str, dict[str, int]]  # rows per block, by device kind and class of
 
 
 def path() -> pathlib.Path:
-  """The file."""
-  return cache_dir() / "tree_attention.json"
+  """The file, one for each version of jax, whose compiler decides what is fast."""
+  return cache_dir() / f"tree_attention.jax-{jax.__version__}.json"
 
 
 @functools.cache
