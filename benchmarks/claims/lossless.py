@@ -120,7 +120,7 @@ def main(config: Config) -> None:
   rows = [
     {
       **{key: cell[key] for key in ("temperature", "batch", "drafter", "tokens")},
-      "tokens / forward": table.estimate(cell["tau"], cell["tau_interval"]),
+      "tokens / pass": table.estimate(cell["tau"], cell["tau_interval"]),
       "prompts that differ": f"{len(cell['different'])} of {cell['prompts']}",
     }
     for cell in cells

@@ -59,7 +59,7 @@ def main(config: Config) -> None:
   rows = [
     {
       "T": f"{cell['temperature']:g}", "rule": cell["rule"],
-      "tokens / forward": table.estimate(cell["tau"], cell["tau_interval"]),
+      "tokens / pass": table.estimate(cell["tau"], cell["tau_interval"]),
       "other text": f"{cell['other_text']} of {cell['questions']}",
       "other number": f"{cell['other_number']} of {cell['questions']}",
     }

@@ -73,7 +73,7 @@ def rows(cells: list[dict]) -> list[dict[str, object]]:
     same = {key: cell[key] for key in ("tree", "nodes", "rule")}
     row = found.setdefault(tuple(same.values()), same)
     at = f"T = {cell['temperature']:g}"
-    row[f"tokens / forward, {at}"] = table.estimate(cell["tau"], cell["tau_interval"])
+    row[f"tokens / pass, {at}"] = table.estimate(cell["tau"], cell["tau_interval"])
     row[f"reached, {at}"] = "" if cell["reached"] is None else f"{100 * cell['reached']:.0f} %"
   return list(found.values())
 

@@ -86,7 +86,7 @@ def main(config: Config) -> None:
     {
       "method": cell["method"], "task": task, "metric": metric,
       "value": f"{value:.4f}", "standard error": figures.get(_error(metric), ""),
-      "tokens / forward": table.estimate(cell["tokens_per_pass"] or 1.0),
+      "tokens / pass": table.estimate(cell["tokens_per_pass"] or 1.0),
       "seconds": f"{cell['seconds']:.0f}",
     }
     for cell in cells

@@ -85,7 +85,7 @@ def main(config: Config) -> None:
       ),
       "texts of the whole model": f"{cell['like_whole']} of {cell['questions']}",
       "ms / token": f"{cell['ms']:.2f}", "speed-up": f"{cells[0]['ms'] / cell['ms']:.2f}",
-      f"tokens / forward by {config.drafter}": f"{cell['per_forward']:.2f}",
+      f"tokens / pass by {config.drafter}": f"{cell['per_forward']:.2f}",
       "drafted texts equal": f"{cell['equal']} of {cell['questions']}",
     }
     for cell in cells

@@ -102,12 +102,12 @@ def row(name: str, head: dict[str, Any], nodes: int) -> dict[str, object]:
   return {
     "head": name,
     "parameters, M": f"{head['parameters'] / 1e6:.2f}",
-    f"tokens / forward, {nodes} nodes": table.estimate(same["tau"], same["tau_interval"]),
+    f"tokens / pass, {nodes} nodes": table.estimate(same["tau"], same["tau_interval"]),
     "dynamic tree": f"{dynamic['tau']:.2f}",
     "acceptance by depth": " ".join(depths),
     "draft share of time": "" if share is None else f"{100 * share:.0f} %",
     "speed-up": table.estimate(same["speed_up"], same["speed_up_interval"]),
-    "own best tree: tokens / forward": f"{head['own']}: {own['tau']:.2f}",
+    "own best tree: tokens / pass": f"{head['own']}: {own['tau']:.2f}",
     "its speed-up": table.estimate(own["speed_up"], own["speed_up_interval"]),
     "answers that differ": sum(len(m["divergences"]) for m in head["figures"].values()),
   }

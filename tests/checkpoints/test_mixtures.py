@@ -1,6 +1,6 @@
 """Directories of mixtures of experts, with random weights under their real tensor names.
 
-Their logits are compared with a forward in float64 that follows each family's definition, one row
+Their logits are compared with a pass in float64 that follows each family's definition, one row
 and one expert at a time.
 """
 

@@ -33,7 +33,7 @@ def test_acceptance_pools_prompts():
 
 
 def test_mbsu():
-  # A draft of a tenth of the target's size, run 4 times a round, eats 40% of a forward.
+  # A draft of a tenth of the target's size, run 4 times a round, eats 40% of a pass.
   assert metrics.mbsu(2.8, 0.1, 4) == pytest.approx(2.0)
   assert metrics.mbsu(1.5, 0.0, 1) == 1.5
 
