@@ -262,7 +262,7 @@ def act(
   )  # fmt: skip
 
 
-def round_(
+def denoise_round(
   method: DenoiseMethod, weights: Weights, request: DenoiseRequest, state: DenoiseState
 ) -> DenoiseState:
   """One pass, and the commits that follow from it."""
@@ -279,7 +279,10 @@ def advance(
 ) -> DenoiseState:
   """Runs until every row is done, `rounds` i32[] rounds at most; `method` is static."""
   return until_done(
-    lambda state: round_(method, weights, request, state), lambda state: state.done, state, rounds
+    lambda state: denoise_round(method, weights, request, state),
+    lambda state: state.done,
+    state,
+    rounds,
   )
 
 

@@ -76,7 +76,7 @@ def collect(
   @jax.jit(donate_argnums=0)
   def step(state: denoise.DenoiseState, truth: Array):
     request = denoise.DenoiseRequest(request_keys(0, np.arange(batch)), jnp.zeros(batch))
-    after = denoise.round_(method, denoise.Weights(model.params, truth), request, state)
+    after = denoise.denoise_round(method, denoise.Weights(model.params, truth), request, state)
     tokens = jnp.where(after.canvas.masked, network.mask, truth)
     record = (*watched.pop(), ~state.done)  # what the policy saw while this round was traced
     return after._replace(canvas=after.canvas._replace(tokens=tokens)), record
