@@ -53,7 +53,7 @@ class Fan:
 
 def test_a_tree_is_a_class_and_a_row(monkeypatch, tmp_path):
   monkeypatch.setitem(trees.TREES, "fan", Fan)
-  tree = trees.build("fan", (2,))
+  tree = trees.build("fan", {"width": 2})
   assert tree == Fan(2)
   trees.save(tmp_path / "tree.json", tree, {})
   assert trees.load(tmp_path / "tree.json") == tree

@@ -185,7 +185,7 @@ def test_only_new_tokens_pass_through_the_model(small):
     jax.debug.callback(lambda _: passes.append(0), tokens)
     return inner.prefill(params, tokens, *rest, **named)
 
-  watched = inner._replace(evaluate=evaluate, prefill=prefill)
+  watched = dataclasses.replace(inner, evaluate=evaluate, prefill=prefill)
   kind = type("Watched", (Model,), {"target": watched})
   model = kind(**{field.name: getattr(MODEL, field.name) for field in dataclasses.fields(Model)})
   talk = Conversation(Decoder(model, "prompt_lookup-4"))

@@ -161,7 +161,8 @@ def test_a_denoiser_that_says_what_the_guide_says_fills_a_block_in_a_pass():
 
 
 def test_a_row_does_not_see_its_neighbours_and_all_share_a_trace():
-  counted = GUIDE._replace(prefill=chex.assert_max_traces(GUIDE.prefill, n=2))  # B rows, and one
+  once = chex.assert_max_traces(GUIDE.prefill, n=2)  # B rows, and one
+  counted = dataclasses.replace(GUIDE, prefill=once)
   canvas = canvases(4, 0.2)
   together = decode(canvas, OF_ROWS, 5, guide=counted)
   for b in (0, 5, 13):

@@ -106,7 +106,7 @@ def test_denoise_samples_as_dream_does(list_denoiser, tmp_path, capsys):
   lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
   decoder = DiffusionDecoder(load(list_denoiser, "bfloat16"), policy, temperature=0.8, top_p=0.9,
                              top_k=5, seed=3, batch=2)  # fmt: skip
-  assert decoder.name == "entropy-1,heat=0.2/adaptive-8[Ada]/anew/tempered"
+  assert decoder.name == "entropy,heat=0.2/adaptive-8[Ada]/anew/tempered"
   assert [x["tokens"] for x in lines] == [r.tokens for r in decoder(texts, 8)]
   assert {x["method"] for x in lines} == {decoder.name}
   one = ["denoise", "--model", list_denoiser, "--prompt", "copy : Ada ="]

@@ -349,7 +349,7 @@ def commits_the_first_nodes():
     first = jnp.broadcast_to(jnp.arange(path.shape[1], dtype=path.dtype)[None], path.shape)
     return table_model(V).commit(cache, kv, first, rows)
 
-  return table_model(V)._replace(commit=commit)
+  return dataclasses.replace(table_model(V), commit=commit)
 
 
 def forgets_to_cut_its_cache(drafter):

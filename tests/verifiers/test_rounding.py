@@ -1,5 +1,7 @@
 """Where rounding would show: logits in bfloat16, refusals that cannot happen, no support."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +52,7 @@ def test_bfloat16_models_are_sampled_exactly(name):
     logits = jax.lax.reduce_precision(evaluation.logits, exponent_bits=8, mantissa_bits=7)
     return evaluation._replace(logits=logits)
 
-  rough_model = MODEL._replace(evaluate=rough)
+  rough_model = dataclasses.replace(MODEL, evaluate=rough)
   drafter = {
     "block": draft_model(rough_model, 3),
     "recursive": draft_tree(rough_model, WithoutReplacement(PAIR)),
