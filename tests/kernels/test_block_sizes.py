@@ -55,7 +55,7 @@ def test_trivial_sizes_are_measured_for_true(home):
 def test_a_broken_file_is_named_and_not_used(home, text):
   measured.path().parent.mkdir()
   measured.path().write_text(text)
-  with pytest.warns(UserWarning, match=r"tree_attention\.json is not used, delete it"):
+  with pytest.warns(UserWarning, match=f"{measured.path().name} is not used, delete it"):
     assert config.block("xla", SHAPE) == 128
 
 
