@@ -206,12 +206,13 @@ def loop(
     Progress(*Progress.get_default_columns(), MofNCompleteColumn(), note) as progress,
     Ending() as ending,
   ):  # fmt: skip
+    say = functools.partial(progress.console.print, soft_wrap=True, markup=False, highlight=False)
     first = 0
     if checkpoints.latest is not None:
       first = checkpoints.latest.step
       state = checkpoints.load(first, state)
       if first < steps and distributed.first():
-        progress.print(f"{directory} goes on after step {first}.")
+        say(f"{directory} goes on after step {first}.")
     bar = progress.add_task(directory.name, total=steps, completed=first, note="")
     # The first steps compile.
     traced = range(first + 2, min(first + 2 + training.profile, steps))
@@ -237,6 +238,6 @@ def loop(
           written(*unread.pop())
           checkpoints.save(i + 1, state)
         if ending.asked and i + 1 < steps:
-          progress.print(f"stopped after step {i + 1}, which is saved: the same command goes on.")
+          say(f"stopped after step {i + 1}, which is saved: the same command goes on.")
           raise SystemExit(128 + ending.asked)
   return state

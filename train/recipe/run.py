@@ -56,7 +56,7 @@ def begin(config: Any) -> pathlib.Path:
     with distributed.in_turn():
       path.mkdir(parents=True, exist_ok=True)
       (path / ".writable").touch()
-      (path / ".writable").unlink()
+      (path / ".writable").unlink(missing_ok=True)  # another process may have been quicker
   except OSError as error:
     raise ValueError(f"out={config.out!r}: nothing can be written ({error.strerror}).") from None
   return path
