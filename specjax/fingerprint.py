@@ -1,7 +1,8 @@
-"""What determines a file of kept work: it lies beside the file, and is compared when that is read.
+"""Kept work: the folder where it lies, and what determines a file of it.
 
 A key is a mapping for JSON of ingredients by name: settings, and digests of what is too large to be
-shown. Whoever keeps work names all that its content depends on.
+shown. It lies beside the file, and is compared when the file is read. Whoever keeps work names all
+that its content depends on.
 """
 
 import hashlib

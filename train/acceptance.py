@@ -56,8 +56,8 @@ class Config(answers.AnswersConfig):
 
 
 def examples(
-  models: tuple[Transformer, Transformer], params: tuple[Params, Params], rows: PackedRows, key:
-  Array, mixed: float,
+  models: tuple[Transformer, Transformer], params: tuple[Params, Params], rows: PackedRows,
+  key: Array, mixed: float,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
   """What the head learns from in rows of answers, [B, T] each.
 

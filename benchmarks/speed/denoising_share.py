@@ -47,8 +47,8 @@ class Config:
 
 @functools.partial(jax.jit, static_argnames=("method", "stage"))
 def passes(
-  method: denoise.DenoiseMethod, stage: str, weights: denoise.Weights, request:
-  denoise.DenoiseRequest, state: denoise.DenoiseState, count: jax.Array,
+  method: denoise.DenoiseMethod, stage: str, weights: denoise.Weights,
+  request: denoise.DenoiseRequest, state: denoise.DenoiseState, count: jax.Array,
 ) -> denoise.DenoiseState:  # fmt: skip
   """`count` times the next pass of a state; each waits for the one before."""
   tokens = state.canvas.tokens

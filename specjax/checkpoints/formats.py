@@ -104,8 +104,9 @@ def _without_copy(loaded: LoadedHead, target_params: Params) -> LoadedHead:
 
 
 def save(
-  directory: str | pathlib.Path, form: str, loaded: LoadedHead, model: Config, target_params:
-  Params, *, base: str | Identity, dtype: DTypeLike = jnp.float16, torch: bool = False,
+  directory: str | pathlib.Path, form: str, loaded: LoadedHead, model: Config,
+  target_params: Params, *, base: str | Identity, dtype: DTypeLike = jnp.float16,
+  torch: bool = False,
 ) -> None:  # fmt: skip
   """Writes a head for the target `model` in the format `form`: "specjax", or the head's own name.
 

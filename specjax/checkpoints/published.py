@@ -150,7 +150,7 @@ def fields(
   raw: Mapping[str, Any], known: Mapping[str, Any], directory: pathlib.Path,
   needed: Sequence[str], refusal: str,
 ) -> dict[str, Any]:  # fmt: skip
-  """`checks.fields` of a config.json; `refusal` ends the sentence where a needed key is absent."""
+  """`checks.fields_of` a config.json; `refusal` ends the sentence where a needed key is absent."""
   for key in needed:
     if key not in raw:
       raise ValueError(f"{directory}/config.json lacks {key}: {refusal}.")

@@ -42,7 +42,7 @@ def pad_to_bucket(length: int) -> int:
 class Decoder:
   """A method ready to decode batches of one causal model; it compiles once per shape.
 
-  A part is given by name, see `decoding.spec` and `specjax list`, as a pair of the part and its
+  A part is given by name, see `names.grammar` and `specjax list`, as a pair of the part and its
   weights, or as itself. A drafter that learns from one call for the next, such as
   `token_recycling-8,seeded=1,kept=1`, changes `weights`, and so what later calls cost,
   never what they say.
@@ -231,8 +231,8 @@ class Decoder:
     return results
 
   def result(
-    self, prompt: Prompt, given: int, budget: int, state: speculate.DecodeState, b: int, seconds:
-    float, prefill: float,
+    self, prompt: Prompt, given: int, budget: int, state: speculate.DecodeState, b: int,
+    seconds: float, prefill: float,
   ) -> Result:  # fmt: skip
     """What row b of a state, on the host, says in `budget` tokens to a prompt of `given` tokens."""
     new = slice(given, int(state.context.length[b]))

@@ -23,7 +23,7 @@ from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
 class DiffusionDecoder:
   """A method ready to fill batches of texts; it compiles once per shape.
 
-  A part is given by name, see `decoding.spec` and `specjax list`, as a pair of the part and its
+  A part is given by name, see `names.grammar` and `specjax list`, as a pair of the part and its
   params, or as itself. The name of a policy may carry all the others, as in
   `threshold-0.9/dual/sure_end/guesses-4`.
 

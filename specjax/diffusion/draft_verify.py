@@ -103,8 +103,8 @@ def round_(
 
 
 def advance(
-  method: DenoiseMethod, weights: Weights, request: DenoiseRequest, drafting: Drafting, rounds:
-  Array, *, guesses: int = 4,
+  method: DenoiseMethod, weights: Weights, request: DenoiseRequest, drafting: Drafting,
+  rounds: Array, *, guesses: int = 4,
 ) -> Drafting:  # fmt: skip
   """EXACT: several rounds are made in one pass, until every row is done.
 

@@ -31,7 +31,7 @@ class Config:
   """What is measured.
 
   Attributes:
-    methods: policies with their decorations, such as "threshold-0.8/dual", see `decoding.spec`.
+    methods: policies with their decorations, such as "threshold-0.8/dual", see `names.grammar`.
     published: file or directory of questions in the published layout, in place of ours.
     tasks: kinds of our questions, names of `lists.KNOWN`.
     lengths: how long the lists are.

@@ -88,8 +88,8 @@ def read_pending(target: Target, params: Params, state: PearlDecoderState) -> Ev
 
 @functools.partial(jax.jit, static_argnames="target", donate_argnames="state")
 def join(
-  target: Target, state: PearlDecoderState, request: DecodeRequest, evaluation: Evaluation, tokens:
-  Array, log_probs: Array,
+  target: Target, state: PearlDecoderState, request: DecodeRequest, evaluation: Evaluation,
+  tokens: Array, log_probs: Array,
 ) -> tuple[PearlDecoderState, Ahead, Array]:  # fmt: skip
   """Commits what the tick accepted, and says whether all is done bool[].
 

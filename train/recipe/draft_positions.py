@@ -42,9 +42,9 @@ def candidates(rows: PackedRows, depth: int) -> tuple[np.ndarray, np.ndarray]:
   """
   T = rows.tokens.shape[1]
   later = np.arange(T)[:, None] + np.arange(2, depth + 2)
-  inside, gather = later < T, np.minimum(later, T - 1)
-  same = rows.segment[:, gather] == rows.segment[:, :, None]
-  return np.where(inside, rows.tokens[:, gather], 0), inside & rows.mask[:, gather] & same
+  inside, at = later < T, np.minimum(later, T - 1)
+  same = rows.segment[:, at] == rows.segment[:, :, None]
+  return np.where(inside, rows.tokens[:, at], 0), inside & rows.mask[:, at] & same
 
 
 def first(rows: PackedRows) -> np.ndarray:
@@ -68,15 +68,15 @@ class PositionSource:
 
   def take(self, turns: Sequence[tuple[int, np.ndarray]], batch: int) -> Batch:
     """The batch of up to B turns, each a row and up to M positions of it."""
-    gather, real = (np.zeros((batch, self.points), kind) for kind in (int, bool))
+    at, real = (np.zeros((batch, self.points), kind) for kind in (int, bool))
     chosen = np.zeros(batch, int)
     for b, (r, points) in enumerate(turns):
-      chosen[b], gather[b, : len(points)], real[b, : len(points)] = r, points, True
+      chosen[b], at[b, : len(points)], real[b, : len(points)] = r, points, True
     features: Any = jax.tree.map(lambda x: np.asarray(x[chosen]), self.features)
     tokens, position, segment, _ = (x[chosen] for x in self.rows)
-    examples = Examples(tokens, position, segment, features, gather.astype(np.int32))  # type: ignore[arg-type]  # numpy until it is on the device
+    examples = Examples(tokens, position, segment, features, at.astype(np.int32))  # type: ignore[arg-type]  # numpy until it is on the device
     row = chosen[:, None]
-    return Batch(examples, self.labels[row, gather], self.weight[row, gather] & real[:, :, None])
+    return Batch(examples, self.labels[row, at], self.weight[row, at] & real[:, :, None])
 
   def sample(self, chosen: np.ndarray, step: int) -> Batch:
     """The batch of a step: M different positions of each row, or all that it has."""

@@ -40,8 +40,8 @@ DECORATIONS: dict[str, Mapping[str, Callable]] = {
 }  # fmt: skip
 ANY_SUBSET: dict[str, Callable] = {"assd": any_subset.advance}  # loops in place of a policy
 OBJECTS = {
-  "blocks": Blocks, "cache": CanvasCache, "stopping": Stopping, "transform": Transform, "draws":
-  Draws,
+  "blocks": Blocks, "cache": CanvasCache, "stopping": Stopping, "transform": Transform,
+  "draws": Draws,
 }  # fmt: skip
 # That of the cache depends on the model.
 DEFAULTS = {"blocks": "fixed", "stopping": "after_end", "draws": "kept"}

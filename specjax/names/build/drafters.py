@@ -1,7 +1,7 @@
 """What the builders of drafters share: which names there are, their parameters, and small models.
 
-A trained head is built by `builders.head`, a draft model by `builders.draft_model`, and all others
-with their unions and choices by `builders.drafter`.
+A trained head is built by `build.head`, a draft model by `build.draft_model`, and all others with
+their unions and choices by `build.drafter`.
 """
 
 import dataclasses
