@@ -134,6 +134,7 @@ def test_a_users_error_is_one_sentence(command, message, tmp_path, monkeypatch, 
   assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_losslessness_goes_on_where_it_was_and_takes_more_drafters(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(specjax, "load", lambda name, **more: cut())
@@ -235,6 +236,7 @@ def test_every_part_runs_without_an_accelerator(accelerator):
   assert sum(part.minutes for part in parts.values()) < 25
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_is_reported_and_the_others_run(accelerator, monkeypatch):
   parts, run = accelerator
   bad = parts["attention"]._replace(small="--nodes 0")

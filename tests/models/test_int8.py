@@ -97,6 +97,7 @@ def in_int8(params, dtype=jnp.float32):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["change2"])
 @pytest.mark.parametrize("change", [{}, {"qkv_bias": True}, {"tied": False, "qk_norm": True}])
 def test_a_network_in_8_bits_is_that_of_its_values(change):
@@ -163,6 +164,7 @@ def medusa_of(model):
   return head, head.init(jax.random.key(3), specjax.load(model.name).params, jnp.arange(40))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["*medusa-0.8-2"])
 @pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.8, 2)])
 @pytest.mark.parametrize("name", ["prompt_lookup-4", "medusa", "draft_model"])

@@ -377,6 +377,7 @@ def get(port: int, path: str, body: bytes | None = None):
 # --- Under load
 
 
+@pytest.mark.slow
 def test_two_hundred_requests_of_sixteen_clients(client, model):
   """None is lost, and none is mixed up; more at once than there are rows, with all settings."""
   words = ["the", "cat", "sat", "on", "mat", "dog", "Question", "Answer"]
@@ -406,6 +407,7 @@ def test_two_hundred_requests_of_sixteen_clients(client, model):
   assert len(set(found)) > 150
 
 
+@pytest.mark.slow
 def test_clients_that_hang_up(client, port, engine, model):
   options = {"model": NAME, "prompt": "the cat", "max_tokens": 50, **GREEDY}
   body = json.dumps({k: v for k, v in options.items() if k != "model"}).encode()
