@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.draft_length.base import DraftLength, Observation
 from specjax.heads import drafting
 from specjax.heads.base import Head
 from specjax.heads.own_pass import OwnPass
 from specjax.heads.parallel import Frames
-from specjax.sampling import most_likely
+from specjax.sampling import NoiseSource, Settings, most_likely
 from specjax.trees.static import Static
 from specjax.trees.structure import rows_where
 
@@ -55,11 +55,20 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
   chain = Static([(0,) * d for d in range(1, nodes)])
   whole = drafting.drafter(head, chain)
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     own = whole.init(params, target_params, context=context, features=features, capacity=capacity)
     return AdaptiveHeadState(own, policy.init(context.length.shape[0]))
 
-  def propose(params, target_params, state: AdaptiveHeadState, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: AdaptiveHeadState,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     guesser = head.guesser(params, target_params, state.head, context, depth, settings, noise)
     said: list[Array] = []
 
@@ -79,7 +88,15 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
       going = going & ~ends
     return draft._replace(valid=jnp.stack(valid, 1)), AdaptiveHeadState(state.head, policy_state)
 
-  def update(params, target_params, state: AdaptiveHeadState, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: AdaptiveHeadState,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
     own = whole.update(

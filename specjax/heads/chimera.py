@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import AttendingRoot
 from specjax.heads.base import LossWeights
@@ -69,7 +69,7 @@ def chimera(target: LayeredTarget, config: ChimeraConfig) -> AttendingRoot:
   E, D = target.width, config.depth
   module = ChimeraNet(target.make_layers(window=False))
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     trigram = jnp.zeros((1, 1, 3 * E))
     params = module.init(key, trigram, x, position, jnp.ones((1, 1, 1), bool))["params"]
@@ -96,10 +96,11 @@ def chimera(target: LayeredTarget, config: ChimeraConfig) -> AttendingRoot:
     row, kv = apply(params, jnp.concatenate(before, -1), None, position + 1, *rest)
     return jnp.concatenate([last, row, *before[1:]], -1), kv
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
+    assert d is not None  # a state is of one depth
     return linear(state[..., : 2 * E], params["params"]["lm_head"][d - 1]).astype(jnp.float32)
 
-  def feature(state, d):
+  def feature(state: Array, d: int) -> Array:
     return state[..., E : 2 * E]
 
   return AttendingRoot(

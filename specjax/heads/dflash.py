@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import blocks, draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
@@ -125,7 +125,7 @@ def dflash(target: LayeredTarget, config: DFlashConfig) -> MaskedBlock:
   )
   module = DFlashNet(layers, E, target.norm_epsilon, len(taps), mask_token is None)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, (x,) * len(taps), position, jnp.ones((1, 1, 1), bool))["params"]
     norm = jax.tree.map(jnp.array, target.last_layer(target_params)[1])  # a buffer of its own

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary, embedding
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -74,7 +74,7 @@ def eagle(target: LayeredTarget, config: EagleConfig) -> Attending:
   layers = target.make_layers(mlp_width=config.mlp_width, window=config.window, qk_norm=False)
   module = EagleLayer(layers, config.bias)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
     return params | embedding.collection(target, target_params, config.own_embedding)

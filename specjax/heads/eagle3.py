@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary, embedding
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -114,7 +114,7 @@ def eagle3(target: LayeredTarget, config: Eagle3Config) -> Attending:
   )  # fmt: skip
   module, norm = Eagle3Layer(layers, E, epsilon, len(hidden_layers), config), RMSNorm(epsilon)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     inputs, mask = (x,) * len(hidden_layers), jnp.ones((1, 1, 1), bool)
     params = module.init(key, inputs, x, position, mask)["params"]
@@ -136,7 +136,7 @@ def eagle3(target: LayeredTarget, config: Eagle3Config) -> Attending:
   def memory(params, target_params, features, *rest):
     return apply(params, target_params, features.hidden_layers, *rest, method="__call__")
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     hidden = state if config.norm_output else normed(params, state)
     return linear(hidden, params["params"]["lm_head"]).astype(jnp.float32)
 

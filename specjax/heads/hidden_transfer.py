@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import LayeredTarget
+from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
@@ -67,7 +67,7 @@ def hidden_transfer(target: LayeredTarget, config: HiddenTransferConfig) -> Pseu
                      f"0 to {target.layers - 1}.")  # fmt: skip
   module, loss = TransferMaps(config.depth), LossWeights(hard=0.0, soft=1.0, decay=0.8)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     return module.init(key, jnp.zeros((1, target.width)), 1)["params"]
 
   def enter(params, k, stream):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -70,7 +70,7 @@ def mtp(target: LayeredTarget, config: MTPConfig) -> Attending:
   """
   module = MTPModule(target.make_layers(window=False), target.norm_epsilon)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
     norm = jax.tree.map(jnp.array, target.last_layer(target_params)[1])  # a buffer of its own

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Context, Drafter, Params
+from specjax.base import KV, Context, Draft, Drafter, Evaluation, Params, Verdict
 from specjax.heads import draft_vocabulary, prefix
 from specjax.heads.base import Examples, Head
 from specjax.heads.prefix import RunText
@@ -54,11 +54,26 @@ class OwnPass(Head):
     if counts is not None:
       raise ValueError(f"counts={counts}: {self.name} has no pseudo rows: accepted is None.")
 
-    def propose(params, target_params, state, context, settings, noise):
+    def propose(
+      params: Params,
+      target_params: Params,
+      state: Any,
+      context: Context,
+      settings: Settings,
+      noise: NoiseSource,
+    ) -> tuple[Draft, Any]:
       guesser = self.guesser(params, target_params, state, context, tree.depth, settings, noise)
       return tree.fill(context.root, guesser), state
 
-    def update(params, target_params, state, draft, evaluation, verdict, rows):
+    def update(
+      params: Params,
+      target_params: Params,
+      state: Any,
+      draft: Draft,
+      evaluation: Evaluation,
+      verdict: Verdict,
+      rows: Array,
+    ) -> Any:
       return prefix.update(self.memory, params, target_params, state, evaluation, verdict, rows)
 
     return Drafter(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import blocks, draft_vocabulary, embedding
 from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
@@ -120,7 +120,7 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
   )  # fmt: skip
   module = PEagleLayers(layers, E, epsilon, len(taps), config.norm_before_residual)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, (x,) * len(taps), x, position, jnp.ones((1, 1, 1), bool))["params"]
     params = params | {
@@ -146,7 +146,7 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
     )
     return jnp.concatenate([last[:, :, None], later], 2)
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     return linear(state, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=1.0)

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +24,8 @@ from jax import Array
 from specjax.base import (
   KV,
   Cache,
+  Context,
+  Draft,
   Drafter,
   Evaluation,
   Features,
@@ -34,6 +36,7 @@ from specjax.base import (
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import Examples, Head
 from specjax.models.transformer import attention_mask
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.structure import gather
 
@@ -196,18 +199,29 @@ class PseudoRows(Head):
       raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
                        "at least 1, or nothing would ever be drafted.")  # fmt: skip
 
-    def init(params, target_params, context, features, capacity):
+    def init(
+      params: Params, target_params: Params, context: Context, features: Features, capacity: int
+    ) -> Any:
       B, _, E = features.hidden.shape
       return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
 
-    def propose(params, target_params, guesses, context, settings, noise):
+    def propose(
+      params: Params,
+      target_params: Params,
+      guesses: Guesses,
+      context: Context,
+      settings: Settings,
+      noise: NoiseSource,
+    ) -> tuple[Draft, Any]:
       logits = self.read(params, target_params, guesses.states, None)
       ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
       draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
       reached = draft.depth <= guesses.known[:, None]
       return draft._replace(valid=draft.valid & reached), guesses
 
-    def evaluate(params, target_params, guesses, cache, draft, mask):
+    def evaluate(
+      params: Params, target_params: Params, guesses: Guesses, cache: Any, draft: Draft, mask: Array
+    ) -> Evaluation:
       everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
       everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
       hidden, guessed, kv = run_with_pseudo_rows(
@@ -219,10 +233,26 @@ class PseudoRows(Head):
       guessed = mean_of_sets(guessed, counts, sets)
       return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
 
-    def update(params, target_params, guesses, draft, evaluation, verdict, rows):
+    def update(
+      params: Params,
+      target_params: Params,
+      guesses: Guesses,
+      draft: Draft,
+      evaluation: Evaluation,
+      verdict: Verdict,
+      rows: Array,
+    ) -> Any:
       return newest(evaluation.aux, counts, verdict, rows, guesses)
 
-    def read(params, target_params, guesses, draft, evaluation, verdict, rows):
+    def read(
+      params: Params,
+      target_params: Params,
+      guesses: Guesses,
+      draft: Draft,
+      evaluation: Evaluation,
+      verdict: Verdict,
+      rows: Array,
+    ) -> Any:
       return guesses._replace(known=jnp.where(rows > 0, 0, guesses.known))  # as after a prefill
 
     return Drafter(

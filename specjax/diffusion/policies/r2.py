@@ -81,7 +81,9 @@ def r2(base: Policy) -> Policy:
       base.init(B, W, V), jnp.full((B, W), -1, jnp.int32), jnp.zeros((B, W), jnp.int32)
     )
 
-  def select(params: Redundancy, memory: Persistence, prediction: Prediction):
+  def select(
+    params: Redundancy, memory: Persistence, prediction: Prediction
+  ) -> tuple[Array, Array, Any]:
     commit, score, own = base.select(params.base, memory.base, prediction)
     commit = at_least_one(commit, score, prediction.open)
     left = prediction.open & ~commit

@@ -102,7 +102,7 @@ def prompt_lookup(
         matched = jnp.where(following == gather(following, best), 0, matched)
     return chains[0] if branches == 1 else side_by_side(chains)
 
-  def expects(params, context, draft):
+  def expects(params: Params, context: Context, draft: Draft) -> Array:
     matched = suffix_match(context.tokens, context.length, longest)
     first = draft._replace(tokens=draft.tokens[:, : depth + 1], valid=draft.valid[:, : depth + 1])
     return expected(context.tokens, context.length, matched, first)
