@@ -93,7 +93,8 @@ def _written(
   """put(buffer, window(buffer, fresh, *per_row), b, *per_row) for every row b of every array.
 
   These are the arrays of kv and of `fresh`; per_row is [B, ..]. Few rows are written one after the
-  other, and more by a loop over them, so that a program does not grow with its batch.
+  other, and more by a loop over them, so that a program does not grow with its batch. It is a scan:
+  XLA for TPUs refuses the same loop with a counter where a mesh shares the rows.
   """
 
   def write_all(kv: Any, fresh: Any, *per_row: Array) -> Any:
@@ -107,10 +108,10 @@ def _written(
       return jax.tree.map(unrolled, kv, fresh)
     windows = jax.tree.map(lambda x, y: window(x, y, *per_row), kv, fresh)
 
-    def row(b: Array, kv: Any) -> Any:
-      return jax.tree.map(lambda x, y: put(x, y, b, *per_row), kv, windows)
+    def row(kv: Any, b: Array) -> tuple[Any, None]:
+      return jax.tree.map(lambda x, y: put(x, y, b, *per_row), kv, windows), None
 
-    return lax.fori_loop(0, len(per_row[0]), row, kv)
+    return lax.scan(row, kv, jnp.arange(len(per_row[0]), dtype=jnp.int32))[0]
 
   # On a mesh each device writes the rows and heads that it holds, without communication.
   of_heads = _spread(jax.tree.leaves(fresh)[0])
