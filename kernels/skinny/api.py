@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -19,9 +20,14 @@ def serves(x: Array, w: Array, dtype: DTypeLike) -> bool:
   It does for one CPU alone: of several devices each may hold a part, and XLA cannot cut a call.
   Where there is no compiler, it takes nothing.
   """
-  suits = x.dtype == w.dtype == dtype == jnp.float32 and 0 < x.size <= ROWS * w.shape[1]
   large = w.size >= _SIZE and w.shape[1] >= _WIDTH
-  return suits and large and platform() == "cpu" and jax.device_count() == 1 and build.available()
+  return large and w.dtype == dtype == jnp.float32 and serves_groups(x)
+
+
+def serves_groups(x: Array) -> bool:
+  """Whether `group_product` takes x [..., K], where the matrix has values of float32."""
+  suits = x.dtype == jnp.float32 and 0 < x.size <= ROWS * x.shape[-1]
+  return suits and platform() == "cpu" and jax.device_count() == 1 and build.available()
 
 
 @jax.custom_jvp
@@ -32,7 +38,7 @@ def product(x: Array, w: Array) -> Array:
   Derivatives are XLA's.
   """
   shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
-  return jax.ffi.ffi_call(build.TARGET, shape, vmap_method="sequential")(x, w)
+  return jax.ffi.ffi_call(build.FLOATS, shape, vmap_method="sequential")(x, w)
 
 
 @product.defjvp
@@ -41,3 +47,16 @@ def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]):
   contract = (((1,), (1,)), ((), ()))
   y = lax.dot_general(dx, w, contract) + lax.dot_general(x, dw, contract)
   return product(x, w), y
+
+
+def group_product(
+  x: Array, low: Array, high: Array, scale: Array, offset: Array, scale_steps: Array,
+  offset_steps: Array, zero: int,
+) -> Array:  # fmt: skip
+  """x f32[R, K] times the values f32[O, K] of a `models.groups.Groups` -> f32[R, O].
+
+  It is `product` of the values, bit for bit. It has no derivatives.
+  """
+  shape = jax.ShapeDtypeStruct((x.shape[0], low.shape[0]), jnp.float32)
+  call = jax.ffi.ffi_call(build.GROUPS, shape, vmap_method="sequential")
+  return call(x, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))

@@ -21,7 +21,10 @@ from specjax import fingerprint
 
 SOURCE = pathlib.Path(__file__).with_name("skinny.cc")
 # Programs name their products so: those that were compiled for another source do not run.
-TARGET = f"specjax_skinny_{fingerprint.digest([SOURCE.read_text()])}"
+FLOATS, GROUPS = (
+  f"specjax_skinny_{kind}_{fingerprint.digest([SOURCE.read_text()])}"
+  for kind in ("floats", "groups")
+)
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-w")
 
@@ -66,11 +69,12 @@ def compiled() -> pathlib.Path:
 
 @functools.cache
 def available() -> bool:
-  """Whether programs may name TARGET, which this registers; if not, it says why, once."""
+  """Whether programs may name FLOATS and GROUPS, which this registers; if not it says why."""
   try:
     library = ctypes.CDLL(str(compiled()))
   except OSError as error:
     print(f"{error}: products of a few rows are left to XLA, which takes longer.", file=sys.stderr)
     return False
-  jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.FloatProduct), platform="cpu")
+  for target, product in ((FLOATS, library.FloatProduct), (GROUPS, library.GroupProduct)):
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(product), platform="cpu")
   return True

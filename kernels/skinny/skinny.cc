@@ -2,7 +2,8 @@
 //
 // One row reads the matrix at the speed of memory; so must eight, whose arithmetic hides behind the
 // reading. The matrix stays as it is, row by row: vectors lie along K, and a tile of outputs by rows
-// is summed in registers. K is cut into pieces that stay in the first cache.
+// is summed in registers. K is cut into pieces that stay in the first cache. A matrix of few bits is
+// widened piece by piece, so that its product is that of the wide matrix, bit for bit.
 //
 // Every number of y is summed in one order, which depends on K and on the output's number alone: by
 // lanes along a piece of K, then the lanes, then piece after piece. How many rows there are, and
@@ -15,7 +16,9 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -34,6 +37,7 @@ constexpr int kLanes = 4, kSums = 24;
 constexpr int kLanes = 4, kSums = 12;
 #endif
 constexpr int kPiece = 768;    // of K, at most: 12 rows of it take 36 KB
+constexpr int kGroup = 32;     // a piece is a multiple of it, but for the end of K
 constexpr int kStripe = 64;    // outputs whose piece stays in the second cache: 192 KB
 constexpr int kOutputs = 8;    // of the widest tile; a thread's share is a multiple of it
 constexpr int kMostRows = kSums / 2;  // of the tallest tile
@@ -134,9 +138,98 @@ inline void run_rows(int64_t rows, const Tile& t) {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// A matrix of floats.
+struct Floats {
+  static constexpr bool kFetched = true;  // by the tiles, one ahead
+  const float* w;
+  int64_t inputs;
+
+  int64_t step() const { return inputs; }
+  const float* piece(int64_t o, int64_t, int64_t k, int64_t) const { return w + o * inputs + k; }
+};
+
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef float Wide __attribute__((vector_size(64)));
+constexpr Ints kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// A matrix of whole numbers with scales and offsets, as `specjax.models.groups` has it.
+struct Groups {
+  static constexpr bool kFetched = false;
+  int64_t inputs;
+  const uint8_t* low;     // the low 4 bits, two numbers a byte; or whole numbers of 8 bits
+  const uint32_t* high;   // further bits of 32 numbers, plane by plane
+  const _Float16* scale;  // of 2^scaled numbers each
+  const _Float16* offset;
+  const int8_t* scale_steps;  // of 2^grouped numbers each; null where all are 1
+  const int8_t* offset_steps;
+  int64_t planes;
+  int scaled, grouped, zero;
+  bool eight, shifted;
+
+  int64_t step() const { return kPiece; }
+
+  const float* piece(int64_t o, int64_t end, int64_t k, int64_t size) const {
+    static thread_local std::vector<float> wide(kStripe * kPiece + kLine);
+    float* start = wide.data() + (-(reinterpret_cast<intptr_t>(wide.data()) / 4) & (kLine - 1));
+    for (float* y = start; o < end; ++o, y += kPiece) {
+      if (eight)
+        widen<0, true>(o, k, size, y);
+      else if (planes == 0)
+        widen<0, false>(o, k, size, y);
+      else if (planes == 1)
+        widen<1, false>(o, k, size, y);
+      else
+        widen<2, false>(o, k, size, y);
+    }
+    return start;
+  }
+
+  template <int P, bool Eight>
+  void widen(int64_t o, int64_t start, int64_t size, float* y) const {
+    const int64_t first = o * inputs;
+    for (int64_t k = start; k < start + size; k += kGroup, y += kGroup) {
+      Ints q[2];
+      if constexpr (Eight) {
+        for (int half = 0; half < 2; ++half) {
+          Bytes b;
+          std::memcpy(&b, low + first + k + 16 * half, sizeof b);
+          q[half] = __builtin_convertvector(b ^ 128, Ints) - 128;
+        }
+      } else {
+        Bytes b;
+        std::memcpy(&b, low + (first + k) / 2, sizeof b);
+        q[0] = __builtin_convertvector(b & 15, Ints);
+        q[1] = __builtin_convertvector(b >> 4, Ints);
+        for (int p = 0; p < P; ++p) {
+          const int bits = static_cast<int>(high[(first + k) / kGroup * P + p]);
+          for (int half = 0; half < 2; ++half)
+            q[half] |= ((Ints{} + (bits >> 16 * half)) >> kLane & 1) << (4 + p);
+        }
+      }
+      auto [s, b] = line(o, k);
+      for (int half = 0; half < 2; ++half) {
+        if (half == 1 && grouped == 4) std::tie(s, b) = line(o, k + 16);
+        const Wide v = __builtin_convertvector(q[half] - zero, Wide) * s + b;
+        std::memcpy(y + 16 * half, &v, sizeof v);
+      }
+    }
+  }
+
+  // The scale and the offset of number k of an output.
+  std::pair<float, float> line(int64_t o, int64_t k) const {
+    const int64_t scales = (o * inputs + k) >> scaled, groups = (o * inputs + k) >> grouped;
+    float s = scale[scales], b = shifted ? static_cast<float>(offset[scales]) : 0.f;
+    if (scale_steps != nullptr) s *= scale_steps[groups];
+    if (offset_steps != nullptr) b *= offset_steps[groups];
+    return {s, b};
+  }
+};
+
+template <typename Matrix>
 struct Product {
   const float* x;
-  const float* w;
+  Matrix w;
   float* y;
   int64_t rows, inputs, outputs;
 
@@ -153,26 +246,28 @@ struct Product {
   void stripes(int64_t start, int64_t stop, int64_t passes, int64_t step) const {
     const int64_t stripe = passes == 1 ? kOutputs : kStripe;
     const int64_t pieces = ceil_div(inputs, kPiece);
-    const int64_t piece = ceil_div(ceil_div(inputs, pieces), kLanes) * kLanes;
+    const int64_t piece = ceil_div(ceil_div(inputs, pieces), kGroup) * kGroup;
     for (int64_t o = start; o < stop; o += stripe) {
       const int64_t end = std::min(stop, o + stripe);
       for (int64_t k = 0; k < inputs; k += piece) {
+        const int64_t size = std::min(piece, inputs - k);
+        const float* wide = w.piece(o, end, k, size);
         // The passes share the fetching of what comes after this piece of the stripe.
         const int64_t ahead = k + piece < inputs ? piece : stripe * inputs - k;
-        Tile t{.x_step = inputs, .w_step = inputs, .size = std::min(piece, inputs - k),
-               .first = k == 0, .y_step = outputs};
+        Tile t{.x_step = inputs, .w_step = w.step(), .size = size, .first = k == 0,
+               .y_step = outputs};
         for (int64_t r = 0; r < rows; r += step) {
           t.x = x + r * inputs + k;
           int64_t own = o;
           for (; own + O <= end; own += O) {
-            t.w = w + own * inputs + k;
-            t.next = own / O % passes == r / step ? t.w + ahead : nullptr;
+            t.w = wide + (own - o) * w.step();
+            t.next = Matrix::kFetched && own / O % passes == r / step ? t.w + ahead : nullptr;
             t.y = y + r * outputs + own;
             run_rows<kSums / O, O>(std::min(step, rows - r), t);
           }
           t.next = nullptr;
           for (; own < end; ++own) {
-            t.w = w + own * inputs + k;
+            t.w = wide + (own - o) * w.step();
             for (int64_t i = r; i < std::min(rows, r + step); ++i) {
               t.x = x + i * inputs + k;
               t.y = y + i * outputs + own;
@@ -210,19 +305,63 @@ void share_out(ffi::ThreadPool& pool, int64_t outputs, int64_t size, Work work) 
     if (spins > 1000) std::this_thread::yield();
 }
 
-ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
-                   ffi::ResultBuffer<ffi::F32> y) {
+ffi::Error float_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
+                         ffi::ResultBuffer<ffi::F32> y) {
   const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = w.dimensions()[0];
   share_out(pool, O, O * K,
-            Product{x.typed_data(), w.typed_data(), y->typed_data(), R, K, O});
+            Product<Floats>{x.typed_data(), {w.typed_data(), K}, y->typed_data(), R, K, O});
+  return ffi::Error::Success();
+}
+
+ffi::Error group_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer low,
+                         ffi::AnyBuffer high, ffi::AnyBuffer scale, ffi::AnyBuffer offset,
+                         ffi::AnyBuffer scale_steps, ffi::AnyBuffer offset_steps, int64_t zero,
+                         ffi::ResultBuffer<ffi::F32> y) {
+  const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = scale.dimensions()[0];
+  auto columns = [](const ffi::AnyBuffer& b) { return b.dimensions()[1]; };
+  auto steps = [&](const ffi::AnyBuffer& b) {
+    return columns(b) ? static_cast<const int8_t*>(b.untyped_data()) : nullptr;
+  };
+  auto log_of = [&](const ffi::AnyBuffer& b) {
+    return columns(b) ? __builtin_ctzll(K / columns(b)) : 0;
+  };
+  Groups w{
+      .inputs = K,
+      .low = static_cast<const uint8_t*>(low.untyped_data()),
+      .high = static_cast<const uint32_t*>(high.untyped_data()),
+      .scale = static_cast<const _Float16*>(scale.untyped_data()),
+      .offset = static_cast<const _Float16*>(offset.untyped_data()),
+      .scale_steps = steps(scale_steps),
+      .offset_steps = steps(offset_steps),
+      .planes = columns(high) * 32 / K,
+      .scaled = log_of(scale),
+      .grouped = log_of(scale_steps),
+      .zero = static_cast<int>(zero),
+      .eight = columns(low) == K,
+      .shifted = columns(offset) > 0,
+  };
+  share_out(pool, O, O * K, Product<Groups>{x.typed_data(), w, y->typed_data(), R, K, O});
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FloatProduct, product,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FloatProduct, float_product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GroupProduct, group_product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("zero")
                                   .Ret<ffi::Buffer<ffi::F32>>());

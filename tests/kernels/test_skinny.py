@@ -73,7 +73,7 @@ def test_which_products_are_served(x, w, devices, served, monkeypatch):
   for dtype in (jnp.float32, jnp.bfloat16):
     both = jnp.zeros(x, dtype), jnp.zeros(w, dtype)
     program = str(jax.make_jaxpr(lambda x, w: linear(x, w))(*both))  # traced anew
-    assert (build.TARGET in program) == (served and dtype == jnp.float32)
+    assert (build.FLOATS in program) == (served and dtype == jnp.float32)
 
 
 def test_without_a_compiler_it_says_so_once(monkeypatch, capsys):
