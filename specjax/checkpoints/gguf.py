@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax import checks
-from specjax.checkpoints import gguf_rope, gguf_tokenizer, harmless
+from specjax.checkpoints import gguf_groups, gguf_rope, gguf_tokenizer, harmless
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, assemble
 from specjax.checkpoints.llama2c import halves
+from specjax.models.groups import Groups, concatenate
+from specjax.models.sharding import apart
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "llama": {"model_type": "llama"},
@@ -135,7 +137,7 @@ def load(
   Args:
     path: of one whole file; shards are to be joined first.
     dtype: of the parameters in memory, whatever the file has.
-    weights: how matrices lie in memory, see `weights.parameter`.
+    weights: how matrices lie in memory, see `weights.parameter`; "native" keeps the file's bits.
     mesh: over which they are spread, one tensor after the other; None for one device.
 
   Raises:
@@ -168,9 +170,24 @@ def load(
     part = name.split(".")[-2]
     return (halves(values, heads[part]) if part in heads else values)[index]
 
+  def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Groups]:
+    """Matrices of kinds that are held; parts of different kinds lie apart, as on a mesh."""
+    found = [tensors[part.name] for part in parts]
+    if not all(len(_shape(x)) == 2 and gguf_groups.is_held(x.tensor_type) for x in found):
+      return {}
+    made = []
+    for tensor in found:
+      part, data = tensor.name.split(".")[-2], np.asarray(tensor.data)
+      data = halves(data, heads[part]) if part in heads else data
+      made.append(gguf_groups.groups(data, tensor.tensor_type, dtype))
+    if (whole := concatenate(made)) is not None:
+      return {path: whole}
+    return {(*path[:-1], name): w for name, w in zip(apart(path[-1]), made, strict=True)}
+
   shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
   source = f"the metadata of {path.name}"
-  params = assemble(table, spare, shapes, read, dtype, source, weights, mesh)
+  params = assemble(table, spare, shapes, read, dtype, source, weights, mesh,
+                    own_bits if weights == "native" else None)  # fmt: skip
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
   own = checks.fields_of(metadata, {_SHIFT: bool}, str(path))
   return Checkpoint(

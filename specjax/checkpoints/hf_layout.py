@@ -16,7 +16,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.models import sharding
 from specjax.models.config import Config, Experts
-from specjax.models.weights import parameter
+from specjax.models.weights import Matrix, parameter
 
 
 class Fusion(NamedTuple):
@@ -71,6 +71,9 @@ LLADA = {
 
 Read = Callable[[str, tuple[slice, ...]], np.ndarray]
 """Gives a part of the tensor of a name; () is the whole of it."""
+
+OwnBits = Callable[[tuple[str, ...], Sequence[Fusion]], Mapping[tuple[str, ...], Matrix]]
+"""Gives the parameter at a path, or its parts at paths of their own; {} leaves it to Read."""
 
 Names = Mapping[str, str]
 Layout = dict[tuple[str, ...], list[Fusion]]
@@ -179,6 +182,7 @@ def sparse(
 def assemble(
   layout: Layout, spare: frozenset[str], shapes: Shapes, read: Read,
   dtype: DTypeLike, config: str = "config.json", weights: str = "float", mesh: Mesh | None = None,
+  own_bits: OwnBits | None = None,
 ) -> Params:  # fmt: skip
   """Parameters of tensors that are read one at a time; the host never holds the model twice.
 
@@ -190,6 +194,7 @@ def assemble(
     shapes: of all tensors that are there, by name.
     config: what the errors name as the source of the layout.
     weights: how matrices lie in memory, see `weights.parameter`.
+    own_bits: reads parameters that lie in memory as they do on disk.
 
   Raises:
     ValueError: a tensor is missing, extra or misshapen; the first is named.
@@ -209,8 +214,11 @@ def assemble(
       raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
   if mesh is not None and weights == "float":
     return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}
-  params = {}
+  params: dict[tuple[str, ...], Any] = {}
   for path, parts in layout.items():
+    if own_bits is not None and (held := own_bits(path, parts)):
+      params |= held
+      continue
     whole = np.concatenate([
       read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
       for p in parts

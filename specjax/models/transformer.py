@@ -17,6 +17,7 @@ from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import INIT, Layers, of_layer
 from specjax.models.linear import linear, lookup
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 from specjax.models.rotary import angles
 from specjax.models.sharding import spread_nodes
@@ -34,12 +35,12 @@ class Transformer(nn.Module):
 
   def setup(self):
     c = self.config
-    self.embedding = self.param("embedding", INIT, (c.vocab_size, c.width))
+    self.embedding = weight(self, "embedding", INIT, (c.vocab_size, c.width))
     self.layers = Layers(c, remat=self.remat)
     nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
     self.norm = RMSNorm(c.norm_epsilon)
     if not c.tied:
-      self.lm_head = self.param("lm_head", INIT, (c.vocab_size, c.width))
+      self.lm_head = weight(self, "lm_head", INIT, (c.vocab_size, c.width))
 
   def embed(self, tokens: Array) -> Array:
     """i32[B, N] -> [B, N, E]."""

@@ -265,8 +265,9 @@ def load(
     dtype: that of the arithmetic, and of weights that `weights` leaves as they are.
     revision: branch, tag or commit of a repository of the hub.
     weights: "float"; "bfloat16" for matrices in 16 bits, which are multiplied in them and summed
-      in float32; or "int8" for 8 bits with a scale for each output. Both change the model's
-      distribution; speculation follows that of the model as it is loaded.
+      in float32; "int8" for 8 bits with a scale for each output; or "int4" for 4 bits with a scale
+      and an offset for 32 inputs. These change the model's distribution; speculation follows that
+      of the model as it is loaded. "native" keeps the bits that a GGUF file has, and its values.
     mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
       holds more than its own; for use under `jax.set_mesh(mesh)`.
     skipping: which layers leave tokens out, such as "skip_decode-6,span=128". It is LOSSY:
@@ -284,6 +285,8 @@ def load(
     checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
   checks.choice("weights", weights, WEIGHTS)
   path = resolve(name, revision)
+  if weights == "native" and path.suffix != ".gguf":
+    checks.refuse("weights", weights, "native for a GGUF file, or another")
   read = gguf.load if path.suffix == ".gguf" else hf.load
   found = read(path, dtype, weights, mesh)
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights)
