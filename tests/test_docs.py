@@ -23,7 +23,7 @@ from specjax.names.grammar import Part
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
   str(path.relative_to(ROOT)): path.read_text()
-  for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "specjax/zoo/*/*.md")
+  for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "specjax/zoo/*/*.md")
   for path in sorted(ROOT.glob(pattern))
 }
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -242,13 +242,25 @@ def table_rows(text: str, *header: str) -> list[list[str]]:
 
 
 def test_every_method_has_a_figure_and_a_command_that_measures_it():
-  measured = {slug(title): commands(text) for title, text in sections("docs/results.md").items()}
+  measured = {page: commands(text) for page, text in PAGES.items()}
   for text in sections("docs/methods.md").values():
     prose = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
     for row in table_rows(text, "measured"):
       assert re.search(r"\d", re.sub(r"\]\(.*?\)", "]", row[-1])), row
-      where, links = (re.findall(r"results\.md#([\w-]+)", said) for said in (row[-1], prose))
-      assert any(measured[link] for link in where or links), row
+      pages, links = (
+        re.findall(r"\]\(\.\./(benchmarks/results/[^#)]*)", said) for said in (row[-1], prose)
+      )
+      assert any(measured[page] for page in pages or links), row
+
+
+def test_the_page_of_results_is_short_and_no_experiment_is_left_out():
+  results = PAGES["docs/results.md"]
+  assert results.count("\n") <= 150
+  assert max(map(len, results.splitlines())) <= 160
+  assert len(re.findall(r"(?:^\|.*\n)+", results, re.MULTILINE)) == 6
+  index = PAGES["benchmarks/results/README.md"]
+  folders = {path.parent.name for path in (ROOT / "benchmarks" / "results").glob("*/README.md")}
+  assert set(re.findall(r"\]\((\w+)/README\.md", index)) == folders
 
 
 def test_papers_lead_to_their_files():
