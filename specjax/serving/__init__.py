@@ -35,7 +35,8 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
     structured = model.tokenizer is not None and ends and find_spec("llguidance")
     decoder = Decoder(
       model, args.drafter, args.verifier, batch=args.batch,
-      processors=["json_schema"] if structured else [], stop=args.stop, stop_words=args.stop_words,
+      processors=["penalties", *(["json_schema"] if structured else [])],
+      stop=args.stop, stop_words=args.stop_words,
     )  # fmt: skip
     return Engine(decoder, max_length=most, queue=args.queue)
 

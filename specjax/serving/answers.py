@@ -55,7 +55,9 @@ class Answers:
     self._engine = engine
     decoder = engine.decoder
     words = (*decoder.stop_words, *asked.stop_words)
-    self._texts = [Text(decoder.model, words, ids) for ids in asked.prompts]
+    own = asked.settings.get("penalties")
+    least = 0 if own is None else own.min_tokens
+    self._texts = [Text(decoder.model, words, ids, least) for ids in asked.prompts]
     self._tickets = []
     try:
       for i, (ids, budget) in enumerate(zip(asked.prompts, asked.budgets, strict=True)):

@@ -24,6 +24,7 @@ from specjax import checks, speculate, switches
 from specjax.decoding.decoder import Decoder, pad_to_bucket
 from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
+from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
 from specjax.serving.rows import DecodeRows
 from specjax.serving.ticket import Ticket
@@ -46,8 +47,8 @@ class Engine:
   decoder needs a rule such as target_only: with it, greedy ones get plain greedy decoding's tokens.
 
   Args:
-    decoder: the method. Its settings, seed and JSON Schema are those of requests that bring none;
-      its stop tokens, stop words and other processors are everyone's.
+    decoder: the method. Its settings, seed, JSON Schema and penalties are those of requests that
+      bring none; its stop tokens, stop words and other processors are everyone's.
     max_length: the most tokens of a prompt and its answer together; None is all positions of the
       model. Every cache is that long.
     queue: how many requests may wait for a row.
@@ -97,7 +98,8 @@ class Engine:
   def submit(
     self, prompt: Prompt, max_new_tokens: int = 128, *,
     sampling: SamplingParams | None = None, seed: int | None = None, number: int = 0,
-    json_schema: str | Mapping[str, Any] | None = None, stop: Sequence[int] = (),
+    json_schema: str | Mapping[str, Any] | None = None, penalties: Penalties | None = None,
+    stop: Sequence[int] = (),
     tell: Callable[[], None] = lambda: None, **changes: Any,
   ) -> Ticket:  # fmt: skip
     """Takes a request.
@@ -108,6 +110,8 @@ class Engine:
       number: of the prompt among those of its seed: a decoder's prompt of that index has its noise.
       json_schema: of this text, in place of the decoder's; for a decoder whose processors have one,
         or the name `json_schema` without a schema.
+      penalties: of this text, as numbers and a mapping of ids to biases, in place of the decoder's;
+        for a decoder whose processors have `penalties`.
       stop: ids that end this text, besides the decoder's.
       tell: is called after every piece and at the end, from another thread. It must not block.
       changes: fields of `sampling` by name, such as temperature=0.7.
@@ -130,7 +134,10 @@ class Engine:
       checks.whole("seed", seed, 0, checks.SEED)
     checks.whole("number", number)
     ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
-    processors = None if json_schema is None else self.decoder.processors_with(json_schema)
+    if penalties is not None:
+      checks.whole("min_tokens", penalties.min_tokens, 0, max_new_tokens, "max_new_tokens at most")
+    own_form = json_schema is not None or penalties is not None
+    processors = self.decoder.processors_with(json_schema, penalties, [*ends]) if own_form else None
     self.decoder.check_budgets([max_new_tokens], processors)
     ticket = Ticket(ids, max_new_tokens, own, seed, number, processors, ends, tell, self._give_up)
     with self._changed:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from specjax import checks
 from specjax.names.load import Model
+from specjax.processors import Penalties
 from specjax.sampling import SamplingParams
 from specjax.serving.engine import Engine
 
@@ -23,6 +24,11 @@ COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)} | {"seed"}
 _COMMON = SAMPLING | {"model", "stop", "stop_token_ids", "stream", "stream_options", "max_tokens",
                       "max_completion_tokens"}  # fmt: skip
+STRENGTHS: dict[str, dict[str, Any]] = {
+  "presence_penalty": {"least": -2, "most": 2}, "frequency_penalty": {"least": -2, "most": 2},
+  "repetition_penalty": {"above": 0, "note": "1 is off"},
+}  # fmt: skip
+_COMMON |= STRENGTHS.keys() | {"logit_bias", "min_tokens"}
 CHAT = _COMMON | {"messages", "response_format"}
 COMPLETIONS = _COMMON | {"prompt"}
 # Fields that say who asks, or how; they change no text.
@@ -32,9 +38,8 @@ IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "pr
 # Fields of OpenAI's and vLLM's protocols that are accepted where their value asks for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
   "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,),
-  "suffix": ("",), "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0),
-  "repetition_penalty": (1, 1.0), "length_penalty": (1, 1.0), "logit_bias": ({},),
-  "bad_words": ([],), "logits_processors": ([],), "min_tokens": (0,), "ignore_eos": (False,),
+  "suffix": ("",), "length_penalty": (1, 1.0), "bad_words": ([],), "logits_processors": ([],),
+  "ignore_eos": (False,),
   "use_beam_search": (False,), "include_stop_str_in_output": (False,),
   "skip_special_tokens": (True,), "add_generation_prompt": (True,),
   "continue_final_message": (False,), "chat_template_kwargs": ({},), "documents": ([],),
@@ -136,6 +141,8 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
   words, ends = _stop(model, given)
   stream = checks.boolean("stream", given.get("stream", False))
   settings = _sampling(given) | {"stop": ends}
+  if (own := _penalties(given, min(budgets))) is not None:
+    settings["penalties"] = own
   if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
     settings["json_schema"] = form
   return Asked(prompts, budgets, settings, words, stream, _usage(given, stream))
@@ -171,6 +178,17 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
   elif isinstance(seed, int) and -checks.SEED <= seed < 0:
     settings["seed"] = seed + checks.SEED + 1
   return settings
+
+
+def _penalties(given: Mapping[str, Any], most: int) -> Penalties | None:
+  """What makes tokens less likely, None where nothing does; `most` new tokens may come."""
+  strengths = {
+    field.removesuffix("_penalty"): checks.number(field, given[field], **accepted)
+    for field, accepted in STRENGTHS.items() if field in given
+  }  # fmt: skip
+  least = checks.whole("min_tokens", given.get("min_tokens", 0), 0, most, "up to max_tokens")
+  own = Penalties(**strengths, min_tokens=least, bias=given.get("logit_bias") or None)
+  return None if own == Penalties() else own
 
 
 def _is(value: Any, number: int) -> bool:

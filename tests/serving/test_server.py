@@ -61,7 +61,7 @@ def model(directory):
 
 def decoder_of(model):
   return specjax.Decoder(
-    model, "prompt_lookup-4", "target_only", batch=4, processors=["json_schema"]
+    model, "prompt_lookup-4", "target_only", batch=4, processors=["penalties", "json_schema"]
   )
 
 
@@ -251,6 +251,36 @@ def test_stop_ids_end_an_answer(client, model, engine, monkeypatch):
   with pytest.raises(openai.BadRequestError, match="accepted is text without") as e:
     client.completions.create(stop=f"Paris{name}", **options)
   assert e.value.param == "stop"
+
+
+@pytest.mark.slow
+def test_penalties_of_a_request(client, model):
+  """Beside a request without any; a decoder of these alone says the same."""
+  options = {"model": NAME, "prompt": "the dog", "max_tokens": LONG, "temperature": 0.9, "seed": 3}
+  free = alone(model, "the dog", LONG, temperature=0.9, seed=3)
+  first = free.tokens[0]
+  own = alone(
+    model, "the dog", LONG, temperature=0.9, seed=3,
+    processors=[f'penalties-1.2,presence=1.5,frequency=0.5[{{"{first}": -100}}]'],
+  )  # fmt: skip
+  found = client.completions.create(
+    **options, presence_penalty=1.5, frequency_penalty=0.5, logit_bias={str(first): -100},
+    extra_body={"repetition_penalty": 1.2},
+  )  # fmt: skip
+  assert found.choices[0].text == own.text != free.text
+  assert client.completions.create(**options).choices[0].text == free.text
+
+
+def test_no_stop_before_min_tokens(client, model):
+  plain = alone(model, "the dog", LONG, **GREEDY)
+  end = plain.tokens[2]
+  word = next(w for i in range(1, 9) if "\ufffd" not in (w := plain.text[i : i + 1]) != "")
+  options = {"model": NAME, "prompt": "the dog", "max_tokens": LONG, **GREEDY}
+  for body in ({"stop_token_ids": [end]}, {"stop": word}):
+    short = client.completions.create(**options, extra_body=body)
+    more = client.completions.create(**options, extra_body=body | {"min_tokens": 20})
+    assert short.usage.completion_tokens < 20 <= more.usage.completion_tokens
+    assert short.choices[0].finish_reason == "stop"
 
 
 # Of clients that name what they do not ask for.
@@ -523,7 +553,9 @@ WRONG = [
   ({"messages": [{"role": "user", "content": "x", "name": 7}]}, 400, "messages[0].name=7"),
   ({"messages": [{"role": "developer", "content": "x"}]}, 400, "role='developer'"),
   ({"top_logprobs": 2}, 400, "top_logprobs=2: accepted is only 0."),
-  ({"repetition_penalty": 1.2}, 400, "repetition_penalty=1.2: accepted is only 1."),
+  ({"repetition_penalty": 0}, 400, "repetition_penalty=0: accepted is a finite number above 0"),
+  ({"frequency_penalty": -2.5}, 400, "frequency_penalty=-2.5: accepted is a finite number -2 or"),
+  ({"min_tokens": 5}, 400, "min_tokens=5: accepted is a whole number from 0 to 4"),
   ({"top_k": -2}, 400, "top_k=-2"),
   ({"top_k": True}, 400, "top_k=True"),
   ({"seed": -(2**40)}, 400, "seed=-1099511627776"),
@@ -537,8 +569,10 @@ WRONG = [
   ({"stream_options": 1}, 400, "stream_options=1"),
   ({"n": 2}, 400, "n=2: accepted is only 1."),
   ({"logprobs": True}, 400, "logprobs=True: accepted is only false."),
-  ({"presence_penalty": 0.5}, 400, "presence_penalty=0.5: accepted is only 0."),
-  ({"logit_bias": {"1": 5}}, 400, "logit_bias={'1': 5}"),
+  ({"presence_penalty": "x"}, 400, "presence_penalty='x'"),
+  ({"logit_bias": {"1": 101}}, 400, "logit_bias[1]=101"),
+  ({"logit_bias": {"x": 1}}, 400, "a token of logit_bias='x'"),
+  ({"logit_bias": [1]}, 400, "logit_bias=[1]: accepted is an object of ids and numbers."),
   ({"response_format": "json"}, 400, "response_format='json': accepted is an object of type text"),
   (
     {"response_format": {"type": "json_schema", "json_schema": {"schema": "/etc/passwd"}}},
@@ -551,7 +585,7 @@ WRONG = [
     "Invalid type: foo",
   ),
   ({"tools": [{}]}, 400, "tools=[{}]: accepted is only []."),
-  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of max_"),
+  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of frequency_"),
 ]
 
 
