@@ -91,8 +91,8 @@ class Server:
     answers = Answers(self.engine, asked, self.seconds)
     form = Form(self.name, chat)
     if asked.stream:
-      return _Stream(answers, _events(form, answers, len(asked.prompts), asked.usage))
-    whole = asyncio.ensure_future(_whole(form, answers, len(asked.prompts)))
+      return _Stream(answers, _events(form, answers, asked.usage))
+    whole = asyncio.ensure_future(_whole(form, answers))
     gone = asyncio.ensure_future(_until_gone(request))
     try:
       await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -112,12 +112,15 @@ class Form:
     self._whole = {"id": name, "object": kind, "created": int(time.time()), "model": model}
     self._chunk = self._whole | {"object": f"{kind}.chunk" if chat else kind}
 
-  def whole(self, texts: list[str], reasons: list[str | None], usage: dict) -> dict[str, Any]:
+  def whole(
+    self, texts: list[str], reasons: list[str | None], logprobs: list[dict[str, Any] | None],
+    usage: dict,
+  ) -> dict[str, Any]:  # fmt: skip
     """All answers at once."""
     choices: list[dict[str, Any]] = []
-    for i, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
+    for i, (text, reason, own) in enumerate(zip(texts, reasons, logprobs, strict=True)):
       said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-      choices.append({"index": i, **said, "logprobs": None, "finish_reason": reason})
+      choices.append({"index": i, **said, "logprobs": own, "finish_reason": reason})
     return self._whole | {"choices": choices, "usage": usage}
 
   def chunk(self, index: int, said: str | dict[str, str], reason: str | None = None) -> dict:
@@ -140,12 +143,14 @@ class Form:
     return parts if reason is None else [*parts, self.chunk(index, {}, reason)]
 
 
-async def _whole(form: Form, answers: Answers, count: int) -> dict[str, Any]:
-  texts, reasons = [""] * count, list[str | None]([None] * count)
+async def _whole(form: Form, answers: Answers) -> dict[str, Any]:
+  texts = [*answers.beginnings]
+  reasons = list[str | None]([None] * len(texts))
   async for index, text, reason in answers.pieces():
     texts[index] += text
     reasons[index] = reason
-  return form.whole(texts, reasons, answers.usage)
+  logprobs = await run_in_threadpool(answers.logprobs, form.chat)
+  return form.whole(texts, reasons, logprobs, answers.usage)
 
 
 async def _until_gone(request: Request) -> None:
@@ -158,13 +163,14 @@ def _event(data: dict) -> bytes:
   return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _events(form: Form, answers: Answers, count: int, usage: bool) -> AsyncIterator[bytes]:
+async def _events(form: Form, answers: Answers, usage: bool) -> AsyncIterator[bytes]:
   """A stream; where it must break off, its last event is the error."""
   try:
-    if form.chat:
-      yield b"".join(
-        _event(form.chunk(i, {"role": "assistant", "content": ""})) for i in range(count)
-      )
+    for i, beginning in enumerate(answers.beginnings):
+      if form.chat:
+        yield _event(form.chunk(i, {"role": "assistant", "content": ""}))
+      elif beginning:
+        yield _event(form.chunk(i, beginning))
     async for piece in answers.pieces():
       if parts := form.parts(piece):
         yield b"".join(map(_event, parts))

@@ -22,6 +22,7 @@ import numpy as np
 
 from specjax import checks, speculate, switches
 from specjax.decoding.decoder import Decoder, pad_to_bucket
+from specjax.decoding.scores import Score, scores
 from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
 from specjax.processors import Penalties
@@ -149,6 +150,21 @@ class Engine:
       self._changed.notify()
     return ticket
 
+  def scores(self, ticket: Ticket, count: int, whole: bool = False) -> list[Score]:
+    """Of the first `count` tokens of an answer, and of its prompt; see `decoding.scores`.
+
+    Any thread may ask, while others decode.
+    """
+    T = min(T for T in self.lengths if len(ticket.ids) + count <= T)
+    with self._on_mesh():
+      return scores(
+        self.decoder, ticket.ids, ticket.tokens[:count], T, budget=ticket.budget,
+        sampling=ticket.sampling, processors=ticket.params, whole=whole,
+      )  # fmt: skip
+
+  def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh)
+
   def cut(self) -> None:
     """Takes no more requests and gives up all that it has; it does not wait."""
     with self._changed:
@@ -177,7 +193,7 @@ class Engine:
   def _work(self) -> None:
     failure: Exception | None = None
     try:
-      with contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh):
+      with self._on_mesh():
         rows = DecodeRows(self.decoder, self.capacity, self.lengths[0])
         while self._admit(rows):
           self._hand_out(rows)

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax import checks
+from specjax.decoding.scores import MOST
+from specjax.names.build.cache import DENSE
 from specjax.names.load import Model
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams
 from specjax.serving.engine import Engine
 
 PROMPTS = 16  # of one request for completions
+CHOICES = 16  # of one prompt
 STOP_WORDS = 16
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
@@ -29,15 +32,16 @@ STRENGTHS: dict[str, dict[str, Any]] = {
   "repetition_penalty": {"above": 0, "note": "1 is off"},
 }  # fmt: skip
 _COMMON |= STRENGTHS.keys() | {"logit_bias", "min_tokens"}
-CHAT = _COMMON | {"messages", "response_format"}
-COMPLETIONS = _COMMON | {"prompt"}
+_COMMON |= {"n", "logprobs"}
+CHAT = _COMMON | {"messages", "response_format", "top_logprobs"}
+COMPLETIONS = _COMMON | {"prompt", "echo"}
 # Fields that say who asks, or how; they change no text.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
            "prompt_cache_retention", "parallel_tool_calls", "prediction", "request_id",
            "cache_salt", "spaces_between_special_tokens"}  # fmt: skip
 # Fields of OpenAI's and vLLM's protocols that are accepted where their value asks for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-  "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,),
+  "best_of": (1,), "echo": (False,), "top_logprobs": (0,),
   "suffix": ("",), "length_penalty": (1, 1.0), "bad_words": ([],), "logits_processors": ([],),
   "ignore_eos": (False,),
   "use_beam_search": (False,), "include_stop_str_in_output": (False,),
@@ -84,20 +88,26 @@ class Asked(NamedTuple):
   """A request that can be answered.
 
   Attributes:
-    prompts: ids of each.
+    prompts: ids of each; those of one that has several answers are repeated.
     budgets: new tokens of each.
+    choices: answers to each prompt.
     settings: keyword arguments of `Engine.submit`.
     stop_words: texts that end a text.
     stream: whether the text is sent as it comes.
     usage: whether a stream ends with its counts.
+    top: how many likely tokens are named with the log-probability of each; None is neither.
+    echo: whether a text begins with its prompt.
   """
 
   prompts: list[list[int]]
   budgets: list[int]
+  choices: int
   settings: dict[str, Any]
   stop_words: tuple[str, ...]
   stream: bool
   usage: bool
+  top: int | None
+  echo: bool
 
 
 def read(engine: Engine, name: str, body: bytes, chat: bool) -> Asked:
@@ -137,6 +147,8 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
     raise ValueError(f"the request lacks {needed!r}.")
   model = engine.decoder.model
   prompts = [_chat(model, given["messages"])] if chat else _prompts(model, given["prompt"])
+  choices = checks.whole("n", given.get("n", 1), 1, CHOICES)
+  prompts = [ids for ids in prompts for _ in range(choices)]
   budgets = [_budget(engine, len(ids), given, chat) for ids in prompts]
   words, ends = _stop(model, given)
   stream = checks.boolean("stream", given.get("stream", False))
@@ -145,7 +157,9 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
     settings["penalties"] = own
   if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
     settings["json_schema"] = form
-  return Asked(prompts, budgets, settings, words, stream, _usage(given, stream))
+  usage, top = _usage(given, stream), _top(engine, given, chat, stream)
+  echo = checks.boolean("echo", given.get("echo", False))
+  return Asked(prompts, budgets, choices, settings, words, stream, usage, top, echo)
 
 
 def _stop(model: Model, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[int]]:
@@ -208,6 +222,25 @@ def _usage(given: Mapping[str, Any], stream: bool) -> bool:
   if options.get("continuous_usage_stats"):
     checks.refuse("stream_options", options, "counts at the end only")
   return options.get("include_usage") or False
+
+
+def _top(engine: Engine, given: Mapping[str, Any], chat: bool, stream: bool) -> int | None:
+  """How many likely tokens are named beside each that is scored; None where none is scored."""
+  wanted = given.get("logprobs", False)
+  count = checks.whole("top_logprobs", given.get("top_logprobs", 0), 0, MOST)
+  if chat:
+    wanted = checks.boolean("logprobs", wanted)
+    if count and not wanted:
+      checks.refuse("top_logprobs", count, "only 0 without logprobs")
+  elif wanted is not False:
+    count = checks.whole("logprobs", wanted, 0, MOST)
+  if wanted is False:
+    return None
+  if stream:
+    checks.refuse("logprobs", wanted, "only false in a stream")
+  if engine.decoder.cache != DENSE:
+    checks.refuse("logprobs", wanted, "only false over a cache that is not dense")
+  return count
 
 
 def _form(given: Any) -> Mapping[str, Any] | None:

@@ -283,6 +283,92 @@ def test_no_stop_before_min_tokens(client, model):
     assert short.choices[0].finish_reason == "stop"
 
 
+def plain_log_probs(model, ids, first, temperature=1.0, top_k=0, presence=0.0):
+  """f64[new, V] before each token from `first` on: logits of one pass, then a loop over tokens."""
+  text, position = np.array([ids], np.int32), np.arange(len(ids), dtype=np.int32)[None]
+  mask = np.tril(np.ones((1, len(ids), len(ids)), bool))
+  x, _ = Transformer(model.config).apply(model.params, text, position, mask)
+  rows = np.asarray(model.target.head(model.params, x), np.float64)[0]
+  found = []
+  for i in range(first, len(ids)):
+    logits = rows[i - 1].copy()
+    logits[list(set(ids[first:i]))] -= presence
+    logits /= temperature
+    if top_k:
+      logits[np.argsort(-logits, kind="stable")[top_k:]] = -np.inf
+    found.append(logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+  return np.array(found)
+
+
+@pytest.mark.parametrize("settings", [
+  GREEDY, {"temperature": 1.4, "top_k": 9, "presence": 1.5, "seed": 3},
+], ids=["greedy", "sampled"])  # fmt: skip
+def test_logprobs_are_those_of_a_plain_loop(client, model, settings):
+  prompt, new = model.chat("the cat"), 40  # more than are scored at once
+  presence = settings.get("presence", 0.0)
+  top_k = settings.get("top_k", 0)
+  found = client.chat.completions.create(
+    model=NAME, messages=asked("the cat"), max_tokens=new, logprobs=True, top_logprobs=3,
+    temperature=settings["temperature"], seed=settings.get("seed"), presence_penalty=presence,
+    extra_body={"top_k": top_k},
+  ).choices[0]  # fmt: skip
+  said = found.logprobs.content
+  ids = [*prompt, *_ids_of(model, said)]
+  wanted = plain_log_probs(model, ids, len(prompt), settings["temperature"] or 1.0, top_k, presence)
+  assert len(said) == new == len(wanted)
+  own = wanted[np.arange(new), ids[len(prompt) :]]
+  np.testing.assert_allclose([x.logprob for x in said], own, atol=2e-5)
+  for one, row in zip(said, wanted, strict=True):
+    best = [x.logprob for x in one.top_logprobs]
+    np.testing.assert_allclose(best, np.sort(row)[::-1][:3], atol=2e-5)
+  assert b"".join(bytes(x.bytes) for x in said).decode(errors="replace") == found.message.content
+
+
+def _ids_of(model, said) -> list[int]:
+  """The ids of scored tokens, by their bytes."""
+  of = {b: i for i, b in reversed([*enumerate(model.tokenizer.spoken_bytes(300))]) if b}
+  return [of[bytes(x.bytes)] for x in said]
+
+
+def test_a_completion_with_its_prompt_is_scored(client, model):
+  """As lm-evaluation-harness asks for it."""
+  ids = model.encode("the cat sat on the dog")
+  found = client.completions.create(
+    model=NAME, prompt=[ids], max_tokens=1, logprobs=1, echo=True, seed=1234, **GREEDY
+  )
+  (choice,) = found.choices
+  (new,) = alone(model, ids, 1, **GREEDY).tokens
+  wanted = plain_log_probs(model, [*ids, new], 1)
+  own = wanted[np.arange(len(ids)), [*ids[1:], new]]
+  assert choice.logprobs.token_logprobs[0] is None is choice.logprobs.top_logprobs[0]
+  np.testing.assert_allclose(choice.logprobs.token_logprobs[1:], own, atol=2e-5)
+  for row, best in zip(wanted, choice.logprobs.top_logprobs[1:], strict=True):
+    np.testing.assert_allclose(max(best.values()), row.max(), atol=2e-5)
+  assert choice.text == model.decode([*ids, new]) and len(choice.logprobs.tokens) == len(ids) + 1
+  assert [choice.text.find(x, at) for x, at in zip(
+    choice.logprobs.tokens[:-1], choice.logprobs.text_offset, strict=False)
+  ] == choice.logprobs.text_offset[:-1]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices(client, model, stream):
+  """They are what a decoder says to as many copies of the prompts; `echo` is before each."""
+  prompts, n = ["the cat", "a dog"], 3
+  decoder = specjax.Decoder(model, verifier="target_only", temperature=0.9, seed=5)
+  copies = [p for p in prompts for _ in range(n)]
+  expected = [p + r.text for p, r in zip(copies, decoder(copies, NEW), strict=True)]
+  options = {"model": NAME, "prompt": prompts, "temperature": 0.9, "seed": 5, "max_tokens": NEW}
+  found = client.completions.create(n=n, echo=True, stream=stream, **options)
+  texts = [""] * len(copies)
+  for part in found if stream else [found]:
+    for choice in part.choices:
+      texts[choice.index] += choice.text
+  assert texts == expected and len({*texts}) > len(prompts)
+  if not stream:
+    given = sum(len(model.encode(p)) for p in prompts)
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (given, 6 * NEW)
+
+
 # Of clients that name what they do not ask for.
 NEUTRAL = [
   {"n": 1, "best_of": 1, "logit_bias": {}, "logprobs": False, "top_logprobs": 0, "tools": []},
@@ -552,7 +638,9 @@ WRONG = [
   ({"stop_token_ids": "x"}, 400, "stop_token_ids='x'"),
   ({"messages": [{"role": "user", "content": "x", "name": 7}]}, 400, "messages[0].name=7"),
   ({"messages": [{"role": "developer", "content": "x"}]}, 400, "role='developer'"),
-  ({"top_logprobs": 2}, 400, "top_logprobs=2: accepted is only 0."),
+  ({"top_logprobs": 2}, 400, "top_logprobs=2: accepted is only 0 without logprobs."),
+  ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs=21: accepted is a whole number from"),
+  ({"logprobs": True, "stream": True}, 400, "logprobs=True: accepted is only false in a stream."),
   ({"repetition_penalty": 0}, 400, "repetition_penalty=0: accepted is a finite number above 0"),
   ({"frequency_penalty": -2.5}, 400, "frequency_penalty=-2.5: accepted is a finite number -2 or"),
   ({"min_tokens": 5}, 400, "min_tokens=5: accepted is a whole number from 0 to 4"),
@@ -567,8 +655,10 @@ WRONG = [
   ({"stop": ["a"] * 17}, 400, "up to 16 texts"),
   ({"stream": 1}, 400, "stream=1: accepted is true or false."),
   ({"stream_options": 1}, 400, "stream_options=1"),
-  ({"n": 2}, 400, "n=2: accepted is only 1."),
-  ({"logprobs": True}, 400, "logprobs=True: accepted is only false."),
+  ({"n": 17}, 400, "n=17: accepted is a whole number from 1 to 16."),
+  ({"n": True}, 400, "n=True"),
+  ({"echo": True}, 400, "echo=True: accepted is only false."),
+  ({"logprobs": 3}, 400, "logprobs=3: accepted is true or false."),
   ({"presence_penalty": "x"}, 400, "presence_penalty='x'"),
   ({"logit_bias": {"1": 101}}, 400, "logit_bias[1]=101"),
   ({"logit_bias": {"x": 1}}, 400, "a token of logit_bias='x'"),
