@@ -80,15 +80,17 @@ def penalties(vocab_size: int) -> Processor:
     B, S = context.tokens.shape
     nothing = jnp.zeros((B, vocab_size))
     in_prompt = jnp.arange(S)[None] < context.length[:, None]
-    strengths = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), B) for x in params[:3])
+    repetition, presence, frequency = (
+      jnp.broadcast_to(jnp.asarray(x, jnp.float32), B) for x in params[:3]
+    )
     least = jnp.broadcast_to(jnp.asarray(params.min_tokens, jnp.int32), B)
     bias, stop = (
       jnp.zeros((B, vocab_size), kind) if x is None else jnp.broadcast_to(x, (B, vocab_size))
       for x, kind in ((params.bias, jnp.float32), (params.stop, bool))
     )
-    own = Penalties(*strengths, least, bias, stop)
-    asks = (own.repetition != 1) | (own.presence != 0) | (own.frequency != 0)
-    asks |= (own.min_tokens > 0) | (bias != 0).any(-1)
+    own = Penalties(repetition, presence, frequency, least, bias, stop)
+    asks = (repetition != 1) | (presence != 0) | (frequency != 0) | (least > 0)
+    asks |= (bias != 0).any(-1)
     return Counts(own, asks, _add(nothing, context.tokens, in_prompt) > 0, nothing)
 
   def logits(params: Penalties, state: Counts, draft: Draft, mask: Array, logits: Array) -> Array:

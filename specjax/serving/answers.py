@@ -53,6 +53,8 @@ class Answers:
     Refused: the engine takes no request, or none with such settings.
   """
 
+  beginnings: list[str]
+
   def __init__(self, engine: Engine, asked: Asked, seconds: float):
     self._loop, self._told = asyncio.get_running_loop(), asyncio.Queue[int]()
     self._seconds, self._end = seconds, self._loop.time() + seconds

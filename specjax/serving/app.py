@@ -11,9 +11,10 @@ import json
 import pathlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -25,6 +26,10 @@ from starlette.types import Receive, Scope, Send
 from specjax.serving.answers import Answers, Piece
 from specjax.serving.engine import Engine
 from specjax.serving.fields import Refused, read
+from specjax.serving.metrics import Metrics
+from specjax.serving.tokens import detokenize, tokenize
+
+Tokens = Callable[[Engine, str, bytes], dict[str, Any]]
 
 GONE = 499  # the status of an answer that nobody waits for
 
@@ -44,6 +49,7 @@ class Server:
 
   def __init__(self, engine: Engine, seconds: float = 300.0):
     self.engine, self.seconds, self.name = engine, seconds, model_name(engine)
+    self.counts = Metrics(engine)
     self.created = int(time.time())
     # A token has a few bytes, and JSON may write each as six characters.
     self.most_bytes = 2**16 + 64 * engine.max_length
@@ -54,6 +60,18 @@ class Server:
     ok = not self.engine.closed
     state = {"status": "ok" if ok else "closed", "running": running, "waiting": waiting}
     return JSONResponse(state, 200 if ok else 503)
+
+  async def metrics(self, request: Request) -> Response:
+    """What Prometheus scrapes."""
+    return Response(self.counts.text(), media_type=CONTENT_TYPE_LATEST)
+
+  async def tokens(self, request: Request, read: Tokens) -> Response:
+    """A text to its ids, or ids to their text."""
+    try:
+      body = await self._body(request)
+    except (ClientDisconnect, TimeoutError):
+      return Response(status_code=GONE)
+    return JSONResponse(await run_in_threadpool(read, self.engine, self.name, body))
 
   def _card(self) -> dict[str, Any]:
     return {
@@ -202,6 +220,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     error = Refused(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
   if not isinstance(error, Refused):
     error = Refused(500, f"the server failed ({type(error).__name__}).", "server_error")
+  request.app.state.counts.refused.labels(error.status).inc()
   headers = {"Retry-After": "1"} if error.status == 429 else None
   return JSONResponse(error.body, error.status, headers)
 
@@ -218,12 +237,18 @@ def app(engine: Engine, seconds: float = 300.0) -> Starlette:
   server = Server(engine, seconds)
   routes = [
     Route("/health", server.health),
+    Route("/metrics", server.metrics),
     Route("/v1/models", server.models),
     Route("/v1/models/{name:path}", server.model),
   ]
   for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
     routes.append(Route(path, functools.partial(server.answer, chat=chat), methods=["POST"]))
-  return Starlette(
+  for path, read_tokens in (("/tokenize", tokenize), ("/detokenize", detokenize)):
+    endpoint = functools.partial(server.tokens, read=read_tokens)
+    routes.append(Route(path, endpoint, methods=["POST"]))
+  web = Starlette(
     routes=routes,
     exception_handlers={Refused: _refused, HTTPException: _refused, Exception: _refused},
   )
+  web.state.counts = server.counts
+  return web

@@ -28,7 +28,7 @@ from specjax.names.load import Prompt
 from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
 from specjax.serving.rows import DecodeRows
-from specjax.serving.ticket import Ticket
+from specjax.serving.ticket import Reason, Ticket
 
 
 class Busy(RuntimeError):
@@ -55,9 +55,14 @@ class Engine:
     queue: how many requests may wait for a row.
     rounds: rounds between two looks at what is new.
 
+  Attributes:
+    watchers: each is called with every request that has ended, by the thread that ended it.
+
   Raises:
     ValueError: a length beyond the positions of the model, or a number that is not accepted.
   """
+
+  watchers: list[Callable[[Ticket], None]]
 
   def __init__(
     self, decoder: Decoder, *, max_length: int | None = None, queue: int = 64, rounds: int = 4
@@ -69,6 +74,7 @@ class Engine:
     self.rounds = checks.whole("rounds", rounds, 1)
     self.decoder, self.capacity = decoder, decoder.capacity(self.max_length, 0)
     self.lengths = _lengths(decoder, self.max_length, self.capacity)
+    self.watchers = []
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
     self._changed = threading.Condition()
@@ -188,7 +194,12 @@ class Engine:
       ticket.given_up = True
       if ticket in self._waiting:
         self._waiting.remove(ticket)
-        ticket.end("cancelled")
+        self._end(ticket, "cancelled")
+
+  def _end(self, ticket: Ticket, reason: Reason | None, error: Exception | None = None) -> None:
+    ticket.end(reason, error)
+    for watch in self.watchers:
+      watch(ticket)
 
   def _work(self) -> None:
     failure: Exception | None = None
@@ -207,7 +218,7 @@ class Engine:
         self._held.clear()
         self._waiting.clear()
       for ticket in left:
-        ticket.end(None if failure else "cancelled", failure)
+        self._end(ticket, None if failure else "cancelled", failure)
 
   def _admit(self, rows: DecodeRows) -> bool:
     """Waits until there is something to do and fills the free rows; False is the end."""
@@ -236,6 +247,9 @@ class Engine:
     seen = rows.advance(self.rounds)
     for b, ticket in list(self._held.items()):
       ticket.passes = int(seen.stats.passes[b])
+      depths = np.arange(seen.stats.offered.shape[1])
+      ticket.drafted = int(seen.stats.offered[b] @ depths)
+      ticket.accepted = int(seen.stats.accepted[b] @ depths)
       first = len(ticket.ids) + len(ticket.tokens)
       stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
       if not (stopped or seen.done[b] or ticket.given_up):
@@ -246,11 +260,11 @@ class Engine:
         del self._held[b]
       ticket.closing = self.decoder.closing(ticket.tokens, ticket.budget, ticket.processors)
       if seen.failed[b] and not stopped:
-        ticket.end(None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
+        self._end(ticket, None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
       elif stopped or (seen.done[b] and self._stopped(ticket)):
-        ticket.end("stop")
+        self._end(ticket, "stop")
       else:
-        ticket.end("length" if seen.done[b] else "cancelled")
+        self._end(ticket, "length" if seen.done[b] else "cancelled")
 
   def _stopped(self, ticket: Ticket) -> bool:
     """Whether a text that is done ended before its budget, or with a stop at its end."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import numpy as np
 import openai
 import pytest
 import tokenizers
+from prometheus_client.parser import text_string_to_metric_families
 
 import specjax
 from specjax.checkpoints import hf
@@ -488,6 +490,64 @@ def get(port: int, path: str, body: bytes | None = None):
     answer = b"".join(iter(lambda: link.recv(65536), b""))
   head, _, said = answer.partition(b"\r\n\r\n")
   return int(head.split()[1]), json.loads(said)
+
+
+@pytest.mark.parametrize(("asking", "ids"), [
+  ({"prompt": "the cat é"}, lambda model: model.encode("the cat é")),
+  ({"messages": asked("the cat"), "model": NAME}, lambda model: model.chat("the cat")),
+])  # fmt: skip
+def test_texts_to_ids_and_back(port, model, asking, ids):
+  wanted = ids(model)
+  status, found = get(port, "/tokenize", json.dumps(asking).encode())
+  assert (status, found) == (200, {"count": len(wanted), "max_model_len": 64, "tokens": wanted})
+  body = json.dumps({"tokens": wanted}).encode()
+  assert get(port, "/detokenize", body) == (200, {"prompt": model.decode(wanted)})
+
+
+@pytest.mark.parametrize(("path", "body", "status", "words"), [
+  ("/tokenize", {}, 400, "the request has either 'prompt' or 'messages'."),
+  ("/tokenize", {"prompt": [1]}, 400, "prompt=[1]: accepted is text."),
+  ("/tokenize", {"prompt": "x", "truncate": 1}, 400, "field='truncate': accepted is one of"),
+  ("/tokenize", {"prompt": "x", "model": "gpt-5"}, 404, "model='gpt-5': accepted is only 'tiny'."),
+  ("/detokenize", {}, 400, "the request lacks 'tokens'."),
+  ("/detokenize", {"tokens": [10**6]}, 400, "tokens[0]=1000000: accepted is a whole number"),
+  ("/detokenize", [], 400, "request=[]: accepted is a JSON object."),
+])  # fmt: skip
+def test_bad_tokens_are_refused(port, path, body, status, words):
+  found, said = get(port, path, json.dumps(body).encode())
+  assert found == status and words in said["error"]["message"]
+
+
+def scraped(port: int) -> dict[str, float]:
+  with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    families = text_string_to_metric_families(answer.read().decode())
+  return {
+    "".join([sample.name, *sample.labels.values()]): sample.value
+    for family in families for sample in family.samples
+  }  # fmt: skip
+
+
+def test_metrics_count_what_is_answered(engine, client, port, model):
+  before = scraped(port)
+  found = client.completions.create(model=NAME, prompt="the dog", max_tokens=NEW, n=2, **GREEDY)
+  with pytest.raises(openai.BadRequestError):
+    client.completions.create(model=NAME, prompt="the dog", max_tokens=0)
+  until(lambda: scraped(port).get("specjax_requests_totallength", 0)
+                == before.get("specjax_requests_totallength", 0) + 2)  # fmt: skip
+  after = scraped(port)
+  gained = {name: value - before.get(name, 0) for name, value in after.items()}
+  assert gained["specjax_generated_tokens_total"] == 2 * NEW
+  assert gained["specjax_prompt_tokens_total"] == 2 * len(model.encode("the dog"))
+  assert gained["specjax_passes_total"] == found.usage.specjax["passes"]
+  assert gained["specjax_passes_total"] + gained["specjax_accepted_tokens_total"] >= 2 * NEW
+  assert 0 <= gained["specjax_accepted_tokens_total"] <= gained["specjax_drafted_tokens_total"]
+  assert gained["specjax_time_to_first_token_seconds_count"] == 2
+  assert gained["specjax_request_seconds_sum"] >= gained["specjax_time_to_first_token_seconds_sum"]
+  assert gained["specjax_refused_total400"] == 1
+  with kept_busy(engine, 1):
+    busy = scraped(port)
+    assert (busy["specjax_running"], busy["specjax_waiting"]) == engine.load
 
 
 # --- Under load

@@ -150,9 +150,11 @@ def penalties_of(model: Model, given: Penalties, stop: Sequence[int]) -> Penalti
     token = checks.whole("a token of logit_bias", token, 0, V - 1)
     bias[0, token] = checks.number(f"logit_bias[{token}]", value, -BIAS, BIAS)
   forbidden[0, list(stop)] = True
-  strengths = (jnp.full(1, x, jnp.float32) for x in given[:3])
+  repetition, presence, frequency = (jnp.full(1, x, jnp.float32) for x in given[:3])
   least = jnp.full(1, given.min_tokens, jnp.int32)
-  return Penalties(*strengths, least, jnp.asarray(bias), jnp.asarray(forbidden))
+  return Penalties(
+    repetition, presence, frequency, least, jnp.asarray(bias), jnp.asarray(forbidden)
+  )
 
 
 def _momentum(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
