@@ -62,7 +62,7 @@ def of_completion(
       said = max(score.log_prob, NEVER)
       best = {_name(_bytes(tokenizer, j, before)): x for j, x in score.likeliest[:top]}
       found["token_logprobs"].append(said)
-      found["top_logprobs"].append(best | {name: said})
+      found["top_logprobs"].append({name: said} | best)  # two ids may have one name
     offset += len(name)
     before = i
   return found
