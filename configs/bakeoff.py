@@ -10,7 +10,8 @@ answers, and reads them out through the target's LM head where the method allows
 Transfer, FIRP, PPD and masked slots, each of whose guesses passes through layers of the target,
 take 2 rows a step, and the last two, whose guesses pass through all layers, 64 positions of each.
 DFlash, PARD and P-EAGLE, whose blocks pass through their layers whole, do as these.
-On 2 CPU cores answers take 40 minutes and states 6; benchmarks/results/heads_gsm8k has the minutes of each head.
+On 2 CPU cores answers take 40 minutes and states 6; benchmarks/results/heads_gsm8k has the minutes
+of each head.
 """
 
 import dataclasses

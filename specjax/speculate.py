@@ -137,16 +137,21 @@ def start(
     weights.drafter, weights.target, context=context._replace(cache=cache), features=features,
     capacity=capacity,
   )  # fmt: skip
-  memories = tuple(
-    p.init(params, context, request.limit)
-    for p, params in zip(processors, request.processors, strict=True)
-  )
+  memories = begun(processors, request, context)
   zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, drafter.depth + 1), jnp.int32)
   return DecodeState(
     context, cache, guesser, memories, log_probs=jnp.zeros((B, capacity)),
     done=length >= request.limit, failed=jnp.zeros(B, bool), why=zero,
     stats=Stats(zero, zero, counts, counts),
   )  # fmt: skip
+
+
+def begun(
+  processors: tuple[Processor, ...], request: DecodeRequest, context: Context
+) -> tuple[Any, ...]:
+  """The states of the processors before the first round, of which `context` is the prompt."""
+  pairs = zip(processors, request.processors, strict=True)
+  return tuple(p.init(params, context, request.limit) for p, params in pairs)
 
 
 def _first(flags: Array, more: int) -> Array:
@@ -315,6 +320,7 @@ def advance(
   return until_done(run, lambda state: state.done, state, rounds, while_loop)
 
 
+compiled_begun = jax.jit(begun, static_argnames="processors")
 compiled_start = jax.jit(start, static_argnames=("method", "capacity"))
 compiled_advance = jax.jit(
   advance, static_argnames=("method", "while_loop", "source"), donate_argnames="state"

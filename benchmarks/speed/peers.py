@@ -13,8 +13,9 @@ tokens in the logits. A question of Spec-Bench is its first turn; `specjax bench
 asks the others.
 
 A run that was killed goes on after its last whole question. The other programs are no dependencies
-of specjax, and one that is not installed is left out. The figures in benchmarks/results/peers are those of
-torch 2.13.0, transformers 5.23.0 and llama-cpp-python 0.3.36, whose only draft is prompt lookup.
+of specjax, and one that is not installed is left out. The figures in benchmarks/results/peers are
+those of torch 2.13.0, transformers 5.23.0 and llama-cpp-python 0.3.36, whose only draft is prompt
+lookup.
 """
 
 import collections

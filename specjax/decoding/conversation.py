@@ -131,9 +131,8 @@ class Conversation:
     limit[0] = len(ids) + budget
     request = self.decoder.request(np.arange(self._number, self._number + B), limit)
     state = self._read(ids, budget, request)
-    pairs = zip(method.processors, request.processors, strict=True)
     self._state = state._replace(
-      processors=tuple(p.init(params, state.context, request.limit) for p, params in pairs),
+      processors=speculate.begun(method.processors, request, state.context),
       log_probs=jnp.zeros_like(state.log_probs), done=state.context.length >= request.limit,
       stats=_nothing_counted(B, method.drafter.depth),
     )  # fmt: skip

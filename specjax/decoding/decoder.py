@@ -26,10 +26,12 @@ from specjax.names.build.processors import (
   check_budgets,
   closing,
   least_budget,
+  with_penalties,
   with_schema,
 )
 from specjax.names.build.verifier import build_verifier
 from specjax.names.load import Model, Prompt
+from specjax.processors import Penalties
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
 
 
@@ -125,13 +127,25 @@ class Decoder:
     used = self._processors if processors is None else processors
     return speculate.DecodeRequest(arrays, keys, jnp.asarray(limit, jnp.int32), stop, used)
 
-  def processors_with(self, json_schema: str | Mapping[str, Any]) -> list[Used]:
-    """The processors, with this JSON Schema in place of the decoder's.
+  def processors_with(
+    self, json_schema: str | Mapping[str, Any] | None = None, penalties: Penalties | None = None,
+    stop: Sequence[int] = (),
+  ) -> list[Used]:  # fmt: skip
+    """The processors, with this JSON Schema or these penalties in place of the decoder's.
+
+    Args:
+      stop: ids that `Penalties.min_tokens` forbids besides the decoder's.
 
     Raises:
-      ValueError: a decoder without the processor `json_schema`, or a schema that is not accepted.
+      ValueError: a decoder without the processor `json_schema` or `penalties`, or a schema or a
+        number that is not accepted.
     """
-    return with_schema(self.model, self._used, json_schema, self.stop)
+    used = self._used
+    if json_schema is not None:
+      used = with_schema(self.model, used, json_schema, self.stop)
+    if penalties is not None:
+      used = with_penalties(self.model, used, penalties, (*self.stop, *stop))
+    return used
 
   def check_budgets(self, budgets: Sequence[int], used: Sequence[Used] | None = None) -> None:
     """Raises ValueError where no text that the processors allow fits into one of the budgets."""

@@ -34,7 +34,7 @@ BRACKETS = {
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT",
   "reflective_once": "TEXT", "constraint": "REGEX", "json_schema": "SCHEMA",
-  "grammar": "FILE.lark", "forced": "SCHEMA", "stop_text": "TEXT",
+  "grammar": "FILE.lark", "forced": "SCHEMA", "stop_text": "TEXT", "penalties": "BIASES",
   "end_last": "TOKEN", "end_suppressed": "TOKEN",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
   "guided": "MODEL", "first": "ROUTERS", "duo": "ROUTERS",
