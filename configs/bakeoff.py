@@ -28,10 +28,18 @@ from specjax.train.recipe.config import Training
 _TRAINING = Training(batch=8, steps=1500, save_every=250, devices=1)
 _FEW = dataclasses.replace(_TRAINING, batch=2)
 _SAME = Config(
-  model="gsm8k-7m", data="tfds:gsm8k:train", out="",
-  answers="runs/bakeoff/answers.jsonl", features="runs/bakeoff/features", layers=(2, 4, 5, 6, 8),
-  questions=7473, held_out=100, draft_vocab=512, points=256, training=_TRAINING,
-)  # fmt: skip
+  model="gsm8k-7m",
+  data="tfds:gsm8k:train",
+  out="",
+  answers="runs/bakeoff/answers.jsonl",
+  features="runs/bakeoff/features",
+  layers=(2, 4, 5, 6, 8),
+  questions=7473,
+  held_out=100,
+  draft_vocab=512,
+  points=256,
+  training=_TRAINING,
+)
 
 # The head of each run, its shape, and the other options that differ.
 _ALIKE = (

@@ -71,10 +71,12 @@ def main(config: Config) -> None:
   seconds = timing.per_pass(loops, config.repeats).min(0).reshape(len(ways), -1)
   ms = {name: (1e3 * own).tolist() for name, own in zip(config.ways, seconds, strict=True)}
   rows = [
-    {"way": name, **{str(n): f"{t:.1f} / {t / own[0]:.2f}"
-                     for n, t in zip(config.nodes, own, strict=True)}}
+    {
+      "way": name,
+      **{str(n): f"{t:.1f} / {t / own[0]:.2f}" for n, t in zip(config.nodes, own, strict=True)},
+    }
     for name, own in ms.items()
-  ]  # fmt: skip
+  ]
   text = f"A pass over N nodes, ms / times one over the first N:\n\n{table.markdown(rows)}"
   report.publish(config, {"ms": ms}, text)
 

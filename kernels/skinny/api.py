@@ -50,9 +50,15 @@ def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]):
 
 
 def group_product(
-  x: Array, low: Array, high: Array, scale: Array, offset: Array, scale_steps: Array,
-  offset_steps: Array, zero: int,
-) -> Array:  # fmt: skip
+  x: Array,
+  low: Array,
+  high: Array,
+  scale: Array,
+  offset: Array,
+  scale_steps: Array,
+  offset_steps: Array,
+  zero: int,
+) -> Array:
   """x f32[R, K] times the values f32[O, K] of a `models.groups.Groups` -> f32[R, O].
 
   It is `product` of the values, bit for bit. It has no derivatives.

@@ -129,10 +129,11 @@ def groups(data: np.ndarray, kind: Kind, dtype: DTypeLike) -> Groups:
   held = {"scale": np.float16, "offset": np.float16, "scale_steps": np.int8,
           "offset_steps": np.int8}  # fmt: skip
   others = {
-    name: jnp.asarray(fields[name].reshape(O, -1).view(of)) if name in fields
+    name: jnp.asarray(fields[name].reshape(O, -1).view(of))
+    if name in fields
     else jnp.zeros((O, 0), of)
     for name, of in held.items()
-  }  # fmt: skip
+  }
   return Groups(
     low=jnp.asarray(low), high=jnp.asarray(high), **others, zero=zero, dtype=jnp.dtype(dtype)
   )

@@ -103,9 +103,14 @@ def layout(c: Config, names: Names) -> Layout:
 
 
 def block(
-  c: Config, ours: tuple[str, ...], theirs: str, names: Names = HF, *, inputs: int = 0,
+  c: Config,
+  ours: tuple[str, ...],
+  theirs: str,
+  names: Names = HF,
+  *,
+  inputs: int = 0,
   norm: bool = True,
-) -> Layout:  # fmt: skip
+) -> Layout:
   """The layer of a config that lies at `ours` in the parameters and at `theirs` on disk.
 
   `inputs` is the width of what attention reads, 0 for E; `norm` says whether a norm precedes
@@ -144,8 +149,11 @@ def block(
 def mtp_layer(c: Config, names: Names = MIMO) -> Layout:
   """The MTP layer that MiMo's own checkpoints carry, which is a layer of the config."""
   E, name = c.width, names["mtp"]
-  norms = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm",
-           "norm": "final_layernorm"}  # fmt: skip
+  norms = {
+    "token_norm": "token_layernorm",
+    "state_norm": "hidden_layernorm",
+    "norm": "final_layernorm",
+  }
   table: Layout = {
     (ours, "weight"): [Fusion(f"{name}.{theirs}.weight", (E,))] for ours, theirs in norms.items()
   }
@@ -180,10 +188,16 @@ def sparse(
 
 
 def assemble(
-  layout: Layout, spare: frozenset[str], shapes: Shapes, read: Read,
-  dtype: DTypeLike, config: str = "config.json", weights: str = "float", mesh: Mesh | None = None,
+  layout: Layout,
+  spare: frozenset[str],
+  shapes: Shapes,
+  read: Read,
+  dtype: DTypeLike,
+  config: str = "config.json",
+  weights: str = "float",
+  mesh: Mesh | None = None,
   own_bits: OwnBits | None = None,
-) -> Params:  # fmt: skip
+) -> Params:
   """Parameters of tensors that are read one at a time; the host never holds the model twice.
 
   On a mesh the parameters are those of `sharding.split`, spread over it, and each process reads its
@@ -202,8 +216,9 @@ def assemble(
   # Of a tensor in several parts, the last one says how many rows it has.
   wanted = {
     part.name: (part.first + part.shape[0], *part.shape[1:])
-    for parts in layout.values() for part in parts
-  }  # fmt: skip
+    for parts in layout.values()
+    for part in parts
+  }
   for name, shape in wanted.items():
     if name not in shapes:
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
@@ -219,10 +234,12 @@ def assemble(
     if own_bits is not None and (held := own_bits(path, parts)):
       params |= held
       continue
-    whole = np.concatenate([
-      read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
-      for p in parts
-    ])  # fmt: skip
+    whole = np.concatenate(
+      [
+        read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+        for p in parts
+      ]
+    )
     if isinstance(parts, Stack):
       whole = whole.reshape(parts.height, -1, whole.shape[1])
     # A router's choice jumps where its logits change a little.

@@ -269,7 +269,7 @@ class Convert:
   target: str | None = None
   to: Literal[
     "specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator", "dflash", "mtp", "peagle"
-  ] = "specjax"  # fmt: skip
+  ] = "specjax"
   weights: Literal["float", "int8"] = "float"
   torch: bool = False
 

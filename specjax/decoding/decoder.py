@@ -75,12 +75,24 @@ class Decoder:
   """
 
   def __init__(
-    self, model: Model, drafter: Any = "none", verifier: Any = None, *, tree: Any = None,
-    draft_length: Any = None, processors: Sequence[Any] = (), cache: Any = DENSE,
-    sampling: SamplingParams = GREEDY, regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | None = None, seed: int = 0,
-    stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1, **changes: Any,
-  ):  # fmt: skip
+    self,
+    model: Model,
+    drafter: Any = "none",
+    verifier: Any = None,
+    *,
+    tree: Any = None,
+    draft_length: Any = None,
+    processors: Sequence[Any] = (),
+    cache: Any = DENSE,
+    sampling: SamplingParams = GREEDY,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    stop: Sequence[int] = (),
+    stop_words: Sequence[str] = (),
+    batch: int = 1,
+    **changes: Any,
+  ):
     check_model(model, causal=True)
     self.sampling = changed(sampling, **changes)
     checks.whole("batch", batch, 1, checks.BATCH)
@@ -113,9 +125,14 @@ class Decoder:
     return f"{self.verifier} [{self.method.verifier.exactness}]"
 
   def request(
-    self, numbers: np.ndarray, limit: np.ndarray, *, sampling: SamplingParams | None = None,
-    seed: int | None = None, processors: tuple[Params, ...] | None = None,
-  ) -> speculate.DecodeRequest:  # fmt: skip
+    self,
+    numbers: np.ndarray,
+    limit: np.ndarray,
+    *,
+    sampling: SamplingParams | None = None,
+    seed: int | None = None,
+    processors: tuple[Params, ...] | None = None,
+  ) -> speculate.DecodeRequest:
     """What rows ask for: row b, of number numbers[b] i[B], ends at length limit[b] i32[B].
 
     There are as many rows as numbers. `sampling`, `seed` and the params of `processors` stand in
@@ -128,9 +145,11 @@ class Decoder:
     return speculate.DecodeRequest(arrays, keys, jnp.asarray(limit, jnp.int32), stop, used)
 
   def processors_with(
-    self, json_schema: str | Mapping[str, Any] | None = None, penalties: Penalties | None = None,
+    self,
+    json_schema: str | Mapping[str, Any] | None = None,
+    penalties: Penalties | None = None,
     stop: Sequence[int] = (),
-  ) -> list[Used]:  # fmt: skip
+  ) -> list[Used]:
     """The processors, with this JSON Schema or these penalties in place of the decoder's.
 
     Args:
@@ -216,8 +235,12 @@ class Decoder:
     return FloatingPointError(f"{what}: the logits of {self.model.name} became {kind} {after}.")
 
   def __call__(
-    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, first: int = 0,
-  ) -> list[Result]:  # fmt: skip
+    self,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int | Sequence[int] = 128,
+    *,
+    first: int = 0,
+  ) -> list[Result]:
     """Decodes prompts, B at a time; one Result each, in order.
 
     Args:
@@ -245,21 +268,34 @@ class Decoder:
     return results
 
   def result(
-    self, prompt: Prompt, given: int, budget: int, state: speculate.DecodeState, b: int,
-    seconds: float, prefill: float,
-  ) -> Result:  # fmt: skip
+    self,
+    prompt: Prompt,
+    given: int,
+    budget: int,
+    state: speculate.DecodeState,
+    b: int,
+    seconds: float,
+    prefill: float,
+  ) -> Result:
     """What row b of a state, on the host, says in `budget` tokens to a prompt of `given` tokens."""
     new = slice(given, int(state.context.length[b]))
     ids = state.context.tokens[b].tolist()
     tokens = ids[new]
     text = self.model.decode(tokens, ids[:given])
     return Result(
-      prompt=prompt, text=cut(text, self.stop_words), tokens=tokens,
-      log_probs=state.log_probs[b, new].tolist(), passes=int(state.stats.passes[b]),
-      seconds=seconds, prefill_seconds=prefill, method=self.name, verifier=self.verifier,
-      exactness=self.method.verifier.exactness, closing=self.closing(tokens, budget),
+      prompt=prompt,
+      text=cut(text, self.stop_words),
+      tokens=tokens,
+      log_probs=state.log_probs[b, new].tolist(),
+      passes=int(state.stats.passes[b]),
+      seconds=seconds,
+      prefill_seconds=prefill,
+      method=self.name,
+      verifier=self.verifier,
+      exactness=self.method.verifier.exactness,
+      closing=self.closing(tokens, budget),
       rounds=Rounds(state.stats.accepted[b].tolist(), state.stats.offered[b].tolist()),
-    )  # fmt: skip
+    )
 
   def stream(
     self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, rounds: int = 4
@@ -281,8 +317,13 @@ class Decoder:
 
 
 def generate(
-  model: Model, prompts: Sequence[Prompt], *, drafter: Any = "none", verifier: Any = None,
-  max_new_tokens: int | Sequence[int] = 128, **settings,
-) -> list[Result]:  # fmt: skip
+  model: Model,
+  prompts: Sequence[Prompt],
+  *,
+  drafter: Any = "none",
+  verifier: Any = None,
+  max_new_tokens: int | Sequence[int] = 128,
+  **settings,
+) -> list[Result]:
   """Decodes prompts in one call; see `Decoder` for the arguments."""
   return Decoder(model, drafter, verifier, **settings)(prompts, max_new_tokens)

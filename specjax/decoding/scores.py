@@ -39,9 +39,16 @@ class Score(NamedTuple):
 
 @switches.hold
 def scores(
-  decoder: Decoder, prompt: Sequence[int], new: Sequence[int], T: int, *, budget: int,
-  sampling: SamplingParams, processors: tuple[Params, ...] | None = None, whole: bool = False,
-) -> list[Score]:  # fmt: skip
+  decoder: Decoder,
+  prompt: Sequence[int],
+  new: Sequence[int],
+  T: int,
+  *,
+  budget: int,
+  sampling: SamplingParams,
+  processors: tuple[Params, ...] | None = None,
+  whole: bool = False,
+) -> list[Score]:
   """Of each token of `new`, by the distribution that it was drawn from.
 
   That is the target's after processors and settings; at temperature 0, where one token would have
@@ -73,9 +80,16 @@ def scores(
     for at in range(first, last, CHUNK):
       rows = min(CHUNK, last - at)
       own, said, ids, best = _chunk(
-        method.target, called, weights.target, asked, own, hidden, held, jnp.int32(at),
+        method.target,
+        called,
+        weights.target,
+        asked,
+        own,
+        hidden,
+        held,
+        jnp.int32(at),
         jnp.full(1, rows, jnp.int32),
-      )  # fmt: skip
+      )
       for x, *table in zip(
         *(np.asarray(y)[:rows].tolist() for y in (said, ids, best)), strict=True
       ):
@@ -93,10 +107,16 @@ def _hidden(target: Target, params: Params, tokens: Array, length: Array) -> Arr
 
 @functools.partial(jax.jit, static_argnames=("target", "processors"))
 def _chunk(
-  target: Target, processors: tuple[Processor, ...], params: Params,
-  request: speculate.DecodeRequest, memories: tuple[Any, ...], hidden: Array, tokens: Array,
-  at: Array, rows: Array,
-) -> tuple[tuple[Any, ...], Array, Array, Array]:  # fmt: skip
+  target: Target,
+  processors: tuple[Processor, ...],
+  params: Params,
+  request: speculate.DecodeRequest,
+  memories: tuple[Any, ...],
+  hidden: Array,
+  tokens: Array,
+  at: Array,
+  rows: Array,
+) -> tuple[tuple[Any, ...], Array, Array, Array]:
   """Scores the `rows` i32[1] tokens after place `at` i32[], as if a chain of them was drafted.
 
   (The processors' states after them; log-probabilities f32[N]; i32[N, M] and f32[N, M] of the

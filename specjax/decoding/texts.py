@@ -64,8 +64,9 @@ class Text:
 
   def _held(self) -> int:
     """How many characters at the end of the text begin a stop word."""
-    begun = (n for word in self._words for n in range(1, len(word))
-             if self._text.endswith(word[:n]))  # fmt: skip
+    begun = (
+      n for word in self._words for n in range(1, len(word)) if self._text.endswith(word[:n])
+    )
     return max(begun, default=0)
 
   def _show(self, end: int) -> str:

@@ -47,8 +47,10 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
   """
   if not isinstance(head, OwnPass) or isinstance(head, Frames):
     why = "guesses frames" if isinstance(head, Frames) else "guesses in the pass that verifies"
-    raise ValueError(f"head={head.name!r} {why}: accepted before a draft length are heads without "
-                     "pseudo rows or a blank.")  # fmt: skip
+    raise ValueError(
+      f"head={head.name!r} {why}: accepted before a draft length are heads without "
+      "pseudo rows or a blank."
+    )
   if policy.name == "specdecpp":
     raise ValueError("draft_length='specdecpp' reads the states of a draft model: a head has none.")
   depth = nodes - 1
@@ -100,9 +102,14 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
     own = whole.update(
-      params, target_params, state.head,
-      draft=draft, evaluation=evaluation, verdict=verdict, rows=rows,
-    )  # fmt: skip
+      params,
+      target_params,
+      state.head,
+      draft=draft,
+      evaluation=evaluation,
+      verdict=verdict,
+      rows=rows,
+    )
     return AdaptiveHeadState(own, rows_where(rows > 0, after, state.policy))
 
   return whole._replace(init=init, propose=propose, update=update, read=None, varies=True)

@@ -38,9 +38,14 @@ class ChimeraNet(nn.Module):
 
   @nn.compact
   def __call__(
-    self, trigram: Array | None, hidden: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    trigram: Array | None,
+    hidden: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """The layer over embedded trigrams [B, N, 3 E], or over the target's states `hidden` [B, N, E]
     where there are none -> ([B, N, E], KV); see `models.layers.Layers`."""
     if trigram is not None:
@@ -104,6 +109,15 @@ def chimera(target: LayeredTarget, config: ChimeraConfig) -> AttendingRoot:
     return state[..., E : 2 * E]
 
   return AttendingRoot(
-    "chimera", target, D, init, read, attend, at_root, newest=3, loss=LossWeights(decay=1.0),
-    memory=memory, feature=feature,
-  )  # fmt: skip
+    "chimera",
+    target,
+    D,
+    init,
+    read,
+    attend,
+    at_root,
+    newest=3,
+    loss=LossWeights(decay=1.0),
+    memory=memory,
+    feature=feature,
+  )

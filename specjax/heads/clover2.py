@@ -167,6 +167,13 @@ def clover2(target: LayeredTarget, config: Clover2Config) -> Recurrent:
   loss = LossWeights(hard=0.0, soft=1.0, feature=10.0, decay=0.7)
   read = draft_vocabulary.through(target)
   return Recurrent(
-    "clover2", target, D, init, read, step, loss=loss, memory=memory,
+    "clover2",
+    target,
+    D,
+    init,
+    read,
+    step,
+    loss=loss,
+    memory=memory,
     hidden_layers=(target.layers,),
-  )  # fmt: skip
+  )

@@ -71,9 +71,15 @@ class DFlashNet(nn.Module):
     return KV(tuple(r.k[0] for r in rows), tuple(r.v[0] for r in rows))
 
   def block(
-    self, root: Array, given: Array | None, depth: int, position: Array, sees: Array | None,
-    cache: Cache | None, earlier: KV | None,
-  ) -> Array:  # fmt: skip
+    self,
+    root: Array,
+    given: Array | None,
+    depth: int,
+    position: Array,
+    sees: Array | None,
+    cache: Cache | None,
+    earlier: KV | None,
+  ) -> Array:
     """As `masked_block.Block`, from the embeddings [B, M, E] of the roots, and that [E] of a mask
     where it is not learned."""
     (B, M, E), A = root.shape, depth + 1
@@ -145,4 +151,4 @@ def dflash(target: LayeredTarget, config: DFlashConfig) -> MaskedBlock:
   read, loss = draft_vocabulary.through(target), LossWeights(decay=0.78)
   return MaskedBlock(
     "dflash", target, D, init, read, block, loss=loss, memory=memory, hidden_layers=taps
-  )  # fmt: skip
+  )

@@ -44,9 +44,14 @@ class EagleLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """States f [B, N, E] and embeddings e [B, N, E] of the tokens that follow them -> (the next
     states [B, N, E], KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
@@ -89,6 +94,13 @@ def eagle(target: LayeredTarget, config: EagleConfig) -> Attending:
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=0.0)
   read = draft_vocabulary.through(target)
   return Attending(
-    "eagle", target, config.depth, init, read, attend, loss=loss, memory=memory,
+    "eagle",
+    target,
+    config.depth,
+    init,
+    read,
+    attend,
+    loss=loss,
+    memory=memory,
     window=config.window,
-  )  # fmt: skip
+  )

@@ -43,9 +43,14 @@ class GriffinLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """States f and embeddings e of the tokens that follow them, [B, N, E] -> ([B, N, 2E], what the
     LM head reads and then the next states, KV); see `models.layers.Layers` for the rest."""
     E, F = state.shape[-1], self.units

@@ -60,9 +60,14 @@ class JakiroLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, Array, KV]:
     """States f and embeddings e of the tokens that follow them, [B, N, E] -> (the next states, the
     states after those, KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]

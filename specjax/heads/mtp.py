@@ -40,9 +40,14 @@ class MTPModule(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """States h and embeddings e of the tokens that follow them, [B, N, E] -> (the next states
     [B, N, E], KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
@@ -87,6 +92,13 @@ def mtp(target: LayeredTarget, config: MTPConfig) -> Attending:
   loss, read = LossWeights(decay=0.6), draft_vocabulary.through(target)
   hidden_layers = (target.layers,) if config.before_norm else ()
   return Attending(
-    "mtp", target, config.depth, init, read, attend, loss=loss, memory=memory,
+    "mtp",
+    target,
+    config.depth,
+    init,
+    read,
+    attend,
+    loss=loss,
+    memory=memory,
     hidden_layers=hidden_layers,
-  )  # fmt: skip
+  )

@@ -43,9 +43,15 @@ class OwnPass(Head):
     return draft_vocabulary.ids(params)
 
   def guesser(
-    self, params: Params, target_params: Params, state: Any, context: Context, depth: int,
-    settings: Settings, noise: NoiseSource,
-  ) -> Guesser:  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    state: Any,
+    context: Context,
+    depth: int,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> Guesser:
     """The head at the root of a tree of `depth` (static), from the state of `memory`."""
     ids, sampling = self.ids(params), Sampling(settings, noise, self.target.vocab_size)
     return Guesser(*self.begin(params, target_params, state, context, depth), ids, sampling)
@@ -77,10 +83,15 @@ class OwnPass(Head):
       return prefix.update(self.memory, params, target_params, state, evaluation, verdict, rows)
 
     return Drafter(
-      self.name, tree.proposal, tree.nodes, tree.depth,
-      functools.partial(prefix.start, self.memory), propose, update,
+      self.name,
+      tree.proposal,
+      tree.nodes,
+      tree.depth,
+      functools.partial(prefix.start, self.memory),
+      propose,
+      update,
       hidden_layers=self.hidden_layers,
-    )  # fmt: skip
+    )
 
   def roots(
     self, params: Params, target_params: Params, examples: Examples

@@ -43,9 +43,13 @@ class PARDModel(nn.Module):
     self.mask = self.param("mask", nn.initializers.normal(0.02), (self.width,))
 
   def __call__(
-    self, x: Array, position: Array, mask: Array, cache: Cache | None = None,
+    self,
+    x: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
     earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+  ) -> tuple[Array, KV]:
     """Embeddings [B, N, E] -> (states [B, N, E], KV); see `models.layers.Layers`."""
     x, kv, *_ = self.layers(x, position, mask, cache, earlier)
     return self.norm(x), kv

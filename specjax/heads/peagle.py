@@ -77,9 +77,13 @@ class PEagleLayers(nn.Module):
     return self.norm(x), kv
 
   def __call__(
-    self, hidden_layers: tuple[Array, ...], embedded: Array, position: Array, mask: Array,
+    self,
+    hidden_layers: tuple[Array, ...],
+    embedded: Array,
+    position: Array,
+    mask: Array,
     cache: Cache | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+  ) -> tuple[Array, KV]:
     """As `run`, from the target's states, arrays [B, N, E]."""
     return self.run(jnp.concatenate(hidden_layers, -1), embedded, position, mask, cache)
 
@@ -115,9 +119,13 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
   taps = hidden_layers_of(target.layers, config.hidden_layers)
   checks.whole("mask_token", config.mask_token, 0, target.vocab_size - 1, note="the target's")
   layers = target.make_layers(
-    config.layers, mlp_width=config.mlp_width, attention_width=2 * E, window=False, qk_norm=False,
+    config.layers,
+    mlp_width=config.mlp_width,
+    attention_width=2 * E,
+    window=False,
+    qk_norm=False,
     qkv_bias=config.attention_bias,
-  )  # fmt: skip
+  )
   module = PEagleLayers(layers, E, epsilon, len(taps), config.norm_before_residual)
 
   def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
@@ -152,4 +160,4 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
   loss = LossWeights(hard=0.0, soft=1.0, decay=1.0)
   return MaskedBlock(
     "peagle", target, D, init, read, block, loss=loss, memory=memory, hidden_layers=taps
-  )  # fmt: skip
+  )

@@ -42,11 +42,20 @@ from specjax.trees.structure import gather
 
 
 def run_with_pseudo_rows(
-  network: LayeredTarget, target_params: Params, x: Array, position: Array, mask: Array,
-  owner: Array, counts: Sequence[int], layers: Sequence[int],
-  enter: Callable[[int, Array], Array], *,
-  cache: Cache | None = None, start: int = 0, causal: bool = True,
-) -> tuple[Array, Array, KV]:  # fmt: skip
+  network: LayeredTarget,
+  target_params: Params,
+  x: Array,
+  position: Array,
+  mask: Array,
+  owner: Array,
+  counts: Sequence[int],
+  layers: Sequence[int],
+  enter: Callable[[int, Array], Array],
+  *,
+  cache: Cache | None = None,
+  start: int = 0,
+  causal: bool = True,
+) -> tuple[Array, Array, KV]:
   """Layers from `start` up over nodes and their pseudo rows.
 
   Args:
@@ -196,8 +205,10 @@ class PseudoRows(Head):
     counts = (depth,) * nodes if counts is None else counts
     within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
     if not within or counts[0] < min(depth, 1):
-      raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
-                       "at least 1, or nothing would ever be drafted.")  # fmt: skip
+      raise ValueError(
+        f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
+        "at least 1, or nothing would ever be drafted."
+      )
 
     def init(
       params: Params, target_params: Params, context: Context, features: Features, capacity: int
@@ -225,11 +236,18 @@ class PseudoRows(Head):
       everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
       everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
       hidden, guessed, kv = run_with_pseudo_rows(
-        network, self.of_pass(params, target_params, nodes),
-        network.embed(target_params, draft.tokens), cache.length[:, None] + draft.depth, mask,
-        everyone, np.repeat(counts, sets).tolist(), self.layers,
-        functools.partial(self.enter, params), cache=cache, causal=self.causal,
-      )  # fmt: skip
+        network,
+        self.of_pass(params, target_params, nodes),
+        network.embed(target_params, draft.tokens),
+        cache.length[:, None] + draft.depth,
+        mask,
+        everyone,
+        np.repeat(counts, sets).tolist(),
+        self.layers,
+        functools.partial(self.enter, params),
+        cache=cache,
+        causal=self.causal,
+      )
       guessed = mean_of_sets(guessed, counts, sets)
       return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
 
@@ -266,10 +284,17 @@ class PseudoRows(Head):
       x, start = self.target.embed(target_params, examples.tokens), 0
     (B, M), D, sets = examples.at.shape, self.depth, self.sets
     _, guessed, _ = run_with_pseudo_rows(
-      self.target, self.of_pass(params, target_params, x.shape[1]), x, examples.position,
-      attention_mask(examples.segment, causal=True), jnp.repeat(examples.at, sets, 1),
-      (D,) * (M * sets), self.layers, functools.partial(self.enter, params), start=start,
+      self.target,
+      self.of_pass(params, target_params, x.shape[1]),
+      x,
+      examples.position,
+      attention_mask(examples.segment, causal=True),
+      jnp.repeat(examples.at, sets, 1),
+      (D,) * (M * sets),
+      self.layers,
+      functools.partial(self.enter, params),
+      start=start,
       causal=self.causal,
-    )  # fmt: skip
+    )
     guessed = guessed.reshape(B, M, sets, D, -1).mean(2)
     return tuple(guessed[:, :, d] for d in range(D))

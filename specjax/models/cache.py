@@ -24,8 +24,9 @@ def _spread(x: Array) -> PartitionSpec | None:
 def rows_of(cache: Cache) -> KV:
   """What a dense cache holds; ValueError for another, which only its own target reads."""
   if not isinstance(cache, Cache):
-    raise ValueError("the cache is not dense: accepted are drafters that do not read the target's "
-                     "cache.")  # fmt: skip
+    raise ValueError(
+      "the cache is not dense: accepted are drafters that do not read the target's cache."
+    )
   return cache.kv
 
 
@@ -118,9 +119,11 @@ def _written(
   if of_heads is not None:
     of_rows = PartitionSpec(of_heads[0])
     write_all = jax.shard_map(
-      write_all, in_specs=(of_heads, of_heads, *[of_rows] * len(per_row)), out_specs=of_heads,
+      write_all,
+      in_specs=(of_heads, of_heads, *[of_rows] * len(per_row)),
+      out_specs=of_heads,
       check_vma=False,
-    )  # fmt: skip
+    )
   return write_all(kv, fresh, *per_row)
 
 

@@ -85,9 +85,15 @@ def quantise(x: Array, dtype: DTypeLike) -> Groups:
   low = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
   none = jnp.zeros((len(x), 0), jnp.int8)
   return Groups(
-    low=low.reshape(len(x), -1), high=none.astype(jnp.uint32), scale=scale, offset=offset,
-    scale_steps=none, offset_steps=none, zero=0, dtype=jnp.dtype(dtype),
-  )  # fmt: skip
+    low=low.reshape(len(x), -1),
+    high=none.astype(jnp.uint32),
+    scale=scale,
+    offset=offset,
+    scale_steps=none,
+    offset_steps=none,
+    zero=0,
+    dtype=jnp.dtype(dtype),
+  )
 
 
 def concatenate(parts: Sequence[Groups]) -> Groups | None:
@@ -138,9 +144,15 @@ def is_served(x: Array, w: Groups) -> bool:
 def product(x: Array, w: Groups) -> Array:
   """x [..., K] times w [O, K] -> [..., O], by way of the few bits; the gradient is that of x."""
   y = skinny.group_product(
-    x.reshape(-1, x.shape[-1]), w.low, w.high, w.scale, w.offset, w.scale_steps, w.offset_steps,
+    x.reshape(-1, x.shape[-1]),
+    w.low,
+    w.high,
+    w.scale,
+    w.offset,
+    w.scale_steps,
+    w.offset_steps,
     w.zero,
-  )  # fmt: skip
+  )
   return y.reshape(*x.shape[:-1], -1)
 
 

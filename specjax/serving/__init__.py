@@ -34,10 +34,14 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
     ends = model.stop or args.stop
     structured = model.tokenizer is not None and ends and find_spec("llguidance")
     decoder = Decoder(
-      model, args.drafter, args.verifier, batch=args.batch,
+      model,
+      args.drafter,
+      args.verifier,
+      batch=args.batch,
       processors=["penalties", *(["json_schema"] if structured else [])],
-      stop=args.stop, stop_words=args.stop_words,
-    )  # fmt: skip
+      stop=args.stop,
+      stop_words=args.stop_words,
+    )
     return Engine(decoder, max_length=most, queue=args.queue)
 
   serve(make, args.host, args.port, args.seconds)

@@ -131,9 +131,12 @@ class Form:
     self._chunk = self._whole | {"object": f"{kind}.chunk" if chat else kind}
 
   def whole(
-    self, texts: list[str], reasons: list[str | None], logprobs: list[dict[str, Any] | None],
+    self,
+    texts: list[str],
+    reasons: list[str | None],
+    logprobs: list[dict[str, Any] | None],
     usage: dict,
-  ) -> dict[str, Any]:  # fmt: skip
+  ) -> dict[str, Any]:
     """All answers at once."""
     choices: list[dict[str, Any]] = []
     for i, (text, reason, own) in enumerate(zip(texts, reasons, logprobs, strict=True)):

@@ -103,12 +103,19 @@ class Engine:
       return len(self._held), len(self._waiting)
 
   def submit(
-    self, prompt: Prompt, max_new_tokens: int = 128, *,
-    sampling: SamplingParams | None = None, seed: int | None = None, number: int = 0,
-    json_schema: str | Mapping[str, Any] | None = None, penalties: Penalties | None = None,
+    self,
+    prompt: Prompt,
+    max_new_tokens: int = 128,
+    *,
+    sampling: SamplingParams | None = None,
+    seed: int | None = None,
+    number: int = 0,
+    json_schema: str | Mapping[str, Any] | None = None,
+    penalties: Penalties | None = None,
     stop: Sequence[int] = (),
-    tell: Callable[[], None] = lambda: None, **changes: Any,
-  ) -> Ticket:  # fmt: skip
+    tell: Callable[[], None] = lambda: None,
+    **changes: Any,
+  ) -> Ticket:
     """Takes a request.
 
     Args:
@@ -131,12 +138,16 @@ class Engine:
     ids = self.decoder.model.encode(prompt)
     checks.whole("max_new_tokens", max_new_tokens, 1)
     if len(ids) + max_new_tokens > self.max_length:
-      raise ValueError(f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
-                       f"together at most {self.max_length}.")  # fmt: skip
+      raise ValueError(
+        f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
+        f"together at most {self.max_length}."
+      )
     own = changed(self.decoder.sampling if sampling is None else sampling, **changes)
     if own.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
-      raise ValueError(f"temperature={own.temperature}: accepted is 0 with the verifier "
-                       f"{self.decoder.verifier!r}; target_only takes any.")  # fmt: skip
+      raise ValueError(
+        f"temperature={own.temperature}: accepted is 0 with the verifier "
+        f"{self.decoder.verifier!r}; target_only takes any."
+      )
     if seed is not None:
       checks.whole("seed", seed, 0, checks.SEED)
     checks.whole("number", number)
@@ -164,9 +175,15 @@ class Engine:
     T = min(T for T in self.lengths if len(ticket.ids) + count <= T)
     with self._on_mesh():
       return scores(
-        self.decoder, ticket.ids, ticket.tokens[:count], T, budget=ticket.budget,
-        sampling=ticket.sampling, processors=ticket.params, whole=whole,
-      )  # fmt: skip
+        self.decoder,
+        ticket.ids,
+        ticket.tokens[:count],
+        T,
+        budget=ticket.budget,
+        sampling=ticket.sampling,
+        processors=ticket.params,
+        whole=whole,
+      )
 
   def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh)
@@ -234,9 +251,12 @@ class Engine:
     for (b, ticket), following in zip(fresh, coming, strict=False):
       limit = np.array([len(ticket.ids) + ticket.budget])
       request = self.decoder.request(
-        np.array([ticket.number]), limit, sampling=ticket.sampling, seed=ticket.seed,
+        np.array([ticket.number]),
+        limit,
+        sampling=ticket.sampling,
+        seed=ticket.seed,
         processors=ticket.params,
-      )  # fmt: skip
+      )
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
       again = following is not None and following.ids == ticket.ids
       rows.admit(b, ticket.ids, T, request, again)

@@ -30,9 +30,10 @@ SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)} | {"seed
 _COMMON = SAMPLING | {"model", "stop", "stop_token_ids", "stream", "stream_options", "max_tokens",
                       "max_completion_tokens"}  # fmt: skip
 STRENGTHS: dict[str, dict[str, Any]] = {
-  "presence_penalty": {"least": -2, "most": 2}, "frequency_penalty": {"least": -2, "most": 2},
+  "presence_penalty": {"least": -2, "most": 2},
+  "frequency_penalty": {"least": -2, "most": 2},
   "repetition_penalty": {"above": 0, "note": "1 is off"},
-}  # fmt: skip
+}
 _COMMON |= STRENGTHS.keys() | {"logit_bias", "min_tokens"}
 _COMMON |= {"n", "logprobs"}
 CHAT = _COMMON | {"messages", "response_format", "top_logprobs"}
@@ -71,9 +72,13 @@ class Refused(Exception):
   field: str | None
 
   def __init__(
-    self, status: int, sentence: str, kind: str = "invalid_request_error", code: str | None = None,
+    self,
+    status: int,
+    sentence: str,
+    kind: str = "invalid_request_error",
+    code: str | None = None,
     field: str | None = None,
-  ):  # fmt: skip
+  ):
     super().__init__(sentence)
     self.status, self.sentence, self.kind, self.code, self.field = (
       status, sentence, kind, code, field,
@@ -214,8 +219,9 @@ def _penalties(given: Mapping[str, Any], most: int) -> Penalties | None:
   """What makes tokens less likely, None where nothing does; `most` new tokens may come."""
   strengths = {
     field.removesuffix("_penalty"): checks.number(field, given[field], **accepted)
-    for field, accepted in STRENGTHS.items() if field in given
-  }  # fmt: skip
+    for field, accepted in STRENGTHS.items()
+    if field in given
+  }
   least = checks.whole("min_tokens", given.get("min_tokens", 0), 0, most, "up to max_tokens")
   own = Penalties(**strengths, min_tokens=least, bias=given.get("logit_bias") or None)
   return None if own == Penalties() else own

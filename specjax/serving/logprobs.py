@@ -31,8 +31,10 @@ def of_chat(
   def one(i: int, log_prob: float) -> dict[str, Any]:
     said = _bytes(tokenizer, i, before)
     return {
-      "token": said.decode(errors="replace"), "logprob": max(log_prob, NEVER), "bytes": [*said],
-    }  # fmt: skip
+      "token": said.decode(errors="replace"),
+      "logprob": max(log_prob, NEVER),
+      "bytes": [*said],
+    }
 
   content = []
   for i, score in zip(ids, scores, strict=True):
@@ -43,9 +45,12 @@ def of_chat(
 
 
 def of_completion(
-  tokenizer: Tokenizer, before: int | None, ids: Sequence[int], scores: Sequence[Score | None],
+  tokenizer: Tokenizer,
+  before: int | None,
+  ids: Sequence[int],
+  scores: Sequence[Score | None],
   top: int,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
   """Of a completion; the score of a text's first token is None. Offsets are those in its text."""
   found: dict[str, list[Any]] = {
     "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],

@@ -29,9 +29,11 @@ class Metrics:
     self._drafted = Counter("specjax_drafted_tokens", "Depths of drafts.", registry=held)
     self._accepted = Counter("specjax_accepted_tokens", "Accepted of drafts.", registry=held)
     self._first = Histogram(
-      "specjax_time_to_first_token_seconds", "Until the first token, waiting included.",
-      buckets=SECONDS, registry=held,
-    )  # fmt: skip
+      "specjax_time_to_first_token_seconds",
+      "Until the first token, waiting included.",
+      buckets=SECONDS,
+      registry=held,
+    )
     self._whole = Histogram(
       "specjax_request_seconds", "Until the end, waiting included.", buckets=SECONDS, registry=held
     )

@@ -18,9 +18,12 @@ from specjax.decoding.decoder import Decoder
 
 @jax.jit(donate_argnums=0)
 def _replaced(
-  state: speculate.DecodeState, request: speculate.DecodeRequest, alone: speculate.DecodeState,
-  own: speculate.DecodeRequest, b: jax.Array,
-) -> tuple[speculate.DecodeState, speculate.DecodeRequest]:  # fmt: skip
+  state: speculate.DecodeState,
+  request: speculate.DecodeRequest,
+  alone: speculate.DecodeState,
+  own: speculate.DecodeRequest,
+  b: jax.Array,
+) -> tuple[speculate.DecodeState, speculate.DecodeRequest]:
   """A state and a request of B rows, of which row b is now that of `alone` and `own`."""
 
   def put(x: jax.Array, row: jax.Array) -> jax.Array:

@@ -50,10 +50,17 @@ class Ticket:
   error: Exception | None
 
   def __init__(
-    self, ids: list[int], budget: int, sampling: SamplingParams, seed: int | None, number: int,
-    processors: Sequence[Used] | None, stop: frozenset[int], tell: Callable[[], None],
+    self,
+    ids: list[int],
+    budget: int,
+    sampling: SamplingParams,
+    seed: int | None,
+    number: int,
+    processors: Sequence[Used] | None,
+    stop: frozenset[int],
+    tell: Callable[[], None],
     give_up: Callable[["Ticket"], None],
-  ):  # fmt: skip
+  ):
     self.ids, self.budget, self.sampling, self.seed, self.number, self.processors = (
       ids, budget, sampling, seed, number, processors,
     )  # fmt: skip

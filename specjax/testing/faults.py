@@ -139,10 +139,17 @@ def last_token_redrawn(method: Method) -> Method:
 FAULTS: dict[str, Callable[[Method], Method]] = {
   fault.__name__.replace("_", " "): fault
   for fault in (
-    row_of_the_child, p_for_q, p_and_q_swapped, q_padded, q_rounded, siblings_reversed,
-    child_duplicated, distribution_forgets_siblings, last_token_redrawn,
+    row_of_the_child,
+    p_for_q,
+    p_and_q_swapped,
+    q_padded,
+    q_rounded,
+    siblings_reversed,
+    child_duplicated,
+    distribution_forgets_siblings,
+    last_token_redrawn,
   )
-}  # fmt: skip
+}
 
 
 def distances(

@@ -21,9 +21,11 @@ def best(score: Array, open_: Array, count: Array) -> Array:
 
 
 def _best(
-  name: str, score: Callable[[Prediction], Array], count: Callable[[Params, Prediction], Array],
+  name: str,
+  score: Callable[[Prediction], Array],
+  count: Callable[[Params, Prediction], Array],
   parameters: type,
-) -> Policy:  # fmt: skip
+) -> Policy:
   """The policy that commits the `best` slots by a score."""
 
   def select(params: Params, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:

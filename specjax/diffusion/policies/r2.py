@@ -95,9 +95,11 @@ def r2(base: Policy) -> Policy:
     stays = (count >= params.rounds[:, None]) & (prediction.confidence >= params.stay[:, None])
     commit = commit | (prediction.open & stays)
     still = prediction.open & ~commit
-    return commit, score, Persistence(
-      own, jnp.where(still, prediction.token, -1), jnp.where(still, count, 0)
-    )  # fmt: skip
+    return (
+      commit,
+      score,
+      Persistence(own, jnp.where(still, prediction.token, -1), jnp.where(still, count, 0)),
+    )
 
   def carry(new: Persistence, old: Persistence, by: Array) -> Persistence:
     return new._replace(base=base.carry(new.base, old.base, by))

@@ -66,8 +66,9 @@ def fallback(*drafters: Drafter) -> Drafter:
   *front, last = drafters
   for source in front:
     if source.proposal != "deterministic":
-      raise ValueError(f"drafter={source.name!r} draws its tokens: only the last source of a "
-                       "choice may.")  # fmt: skip
+      raise ValueError(
+        f"drafter={source.name!r} draws its tokens: only the last source of a choice may."
+      )
   nodes = max(source.nodes for source in drafters)
   drawn = last.proposal != "deterministic" and last.depth > 0
   name = "|".join(source.name for source in drafters)

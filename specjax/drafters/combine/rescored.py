@@ -39,8 +39,10 @@ from specjax.trees.structure import chain, gather
 def parallel(head: Head) -> Parallel:
   """The head; ValueError where it does not guess at once from the target's newest state alone."""
   if type(head) is not Parallel or head.memory is not None:
-    raise ValueError(f"head={head.name!r}: accepted for rescoring are heads that guess at once "
-                     "from the target's newest state alone, as medusa and blockwise.")  # fmt: skip
+    raise ValueError(
+      f"head={head.name!r}: accepted for rescoring are heads that guess at once "
+      "from the target's newest state alone, as medusa and blockwise."
+    )
   return head
 
 

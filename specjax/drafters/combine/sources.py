@@ -64,8 +64,10 @@ def check(kind: str, drafters: Sequence[Drafter]) -> None:
         f"{', '.join(sorted(KINDS))}, where no child's distribution depends on its siblings."
       )
     if source.evaluate is not None:
-      raise ValueError(f"drafter={source.name!r} replaces the target's evaluation: {kind} "
-                       "verifies all its sources in one plain pass.")  # fmt: skip
+      raise ValueError(
+        f"drafter={source.name!r} replaces the target's evaluation: {kind} "
+        "verifies all its sources in one plain pass."
+      )
 
 
 def own_log_probs(draft: Draft, proposal: Proposal, size: int) -> Array:
@@ -129,16 +131,27 @@ def together(
     return join(guess, context), state
 
   def after(
-    writes: Sequence[UpdateDrafter], params: Params, target_params: Params, state: Any,
-    draft: Draft, evaluation: Evaluation, verdict: Verdict, rows: Array,
-  ) -> Any:  # fmt: skip
+    writes: Sequence[UpdateDrafter],
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return tuple(
       write(
-        own, target_params, before, draft,
-        evaluation._replace(features=seen_by(source, evaluation.features)), verdict, rows,
+        own,
+        target_params,
+        before,
+        draft,
+        evaluation._replace(features=seen_by(source, evaluation.features)),
+        verdict,
+        rows,
       )
       for write, source, own, before in zip(writes, drafters, params, state, strict=True)
-    )  # fmt: skip
+    )
 
   def update(
     params: Params,
@@ -170,7 +183,15 @@ def together(
 
   learns = any(source.keep for source in drafters)
   return Drafter(
-    name, proposal, nodes, max(source.depth for source in drafters), init, propose, update,
-    hidden_layers=hidden_layers, read=read, keep=keep if learns else None,
+    name,
+    proposal,
+    nodes,
+    max(source.depth for source in drafters),
+    init,
+    propose,
+    update,
+    hidden_layers=hidden_layers,
+    read=read,
+    keep=keep if learns else None,
     varies=any(source.varies for source in drafters),
-  )  # fmt: skip
+  )

@@ -93,9 +93,11 @@ def shape_of(level: int, window: int, guesses: int) -> LookaheadShape:
     own = [*((c, 0) for c in range(1, i + 1)), *((i, row) for row in range(1, rows))]
     way[i, : len(own)] = [c * rows + row for c, row in own]
   return LookaheadShape(
-    np.array([i * rows + row for i, row in cells], np.int32), way,
-    np.array(parent, np.int32), np.array(depth, np.int32),
-  )  # fmt: skip
+    np.array([i * rows + row for i, row in cells], np.int32),
+    way,
+    np.array(parent, np.int32),
+    np.array(depth, np.int32),
+  )
 
 
 @functools.cache
@@ -126,12 +128,16 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
   """
   shown = f"level={level}, window={window}, guesses={guesses}"
   if level < 2 or window < 1 or not 1 <= guesses <= SLOTS:
-    raise ValueError(f"{shown}: lookahead takes a level of 2 or more, a window of 1 or more and 1 "
-                     f"to {SLOTS} guesses.")  # fmt: skip
+    raise ValueError(
+      f"{shown}: lookahead takes a level of 2 or more, a window of 1 or more and 1 "
+      f"to {SLOTS} guesses."
+    )
   nodes = (window + guesses) * (level - 1)
   if nodes > MOST_NODES:
-    raise ValueError(f"{shown}: lookahead has (window + guesses) (level - 1) nodes, here {nodes}; "
-                     f"accepted are {MOST_NODES} at most.")  # fmt: skip
+    raise ValueError(
+      f"{shown}: lookahead has (window + guesses) (level - 1) nodes, here {nodes}; "
+      f"accepted are {MOST_NODES} at most."
+    )
   shape = shape_of(level, window, guesses)
   depth = int(shape.depth.max())
 

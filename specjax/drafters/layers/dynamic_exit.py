@@ -92,8 +92,10 @@ def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Draft
   target = showing(LayeredTarget, target, "dynamic_exit")
   L = target.layers
   if nodes < 2 or not 1 <= every < L:
-    raise ValueError(f"nodes={nodes}, every={every}: del drafts 1 token or more, with an exit "
-                     f"every 1 to {L - 1} layers.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, every={every}: del drafts 1 token or more, with an exit "
+      f"every 1 to {L - 1} layers."
+    )
   exits = exits_of(L, every)
   behind = jnp.asarray(np.array(exits, np.int32))
 
@@ -121,10 +123,17 @@ def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Draft
     exit = behind[chosen]
     enough = worth.reshape(-1)[best] * exit.astype(jnp.float32) / rate[chosen]
     draft, rows = drafted(
-      target, target_params, context, first_layers(L, exit), depth,
-      longest=jnp.where(length > 0, depth, 0), least=jnp.broadcast_to(enough, context.length.shape),
-      joint=True, whole=True, layers=exits,
-    )  # fmt: skip
+      target,
+      target_params,
+      context,
+      first_layers(L, exit),
+      depth,
+      longest=jnp.where(length > 0, depth, 0),
+      least=jnp.broadcast_to(enough, context.length.shape),
+      joint=True,
+      whole=True,
+      layers=exits,
+    )
     return draft, state._replace(rows=rows, exit=jnp.full_like(state.exit, exit))
 
   def evaluate(

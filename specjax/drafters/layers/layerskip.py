@@ -46,9 +46,14 @@ def finished(
     (the evaluation, the input [B, N, E] of each layer; below `exit` that is the stream there).
   """
   x, kv, inputs = target.run_some(
-    target_params, rows.stream, cache.length[:, None] + draft.depth, mask, cache,
-    ~first_layers(target.layers, exit), given=rows.kv,
-  )  # fmt: skip
+    target_params,
+    rows.stream,
+    cache.length[:, None] + draft.depth,
+    mask,
+    cache,
+    ~first_layers(target.layers, exit),
+    given=rows.kv,
+  )
   hidden = target.norm(target_params, x)
   return Evaluation(target.head(target_params, hidden), Features(hidden), kv), inputs
 
@@ -73,8 +78,10 @@ def layerskip(target: LayeredTarget, nodes: int = 7, exit: int | None = None) ->
   target = showing(LayeredTarget, target, "layerskip")
   exit = max(1, target.layers // 4) if exit is None else exit
   if nodes < 2 or not 1 <= exit < target.layers:
-    raise ValueError(f"nodes={nodes}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
-                     f"{target.layers - 1} of the model's layers.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
+      f"{target.layers - 1} of the model's layers."
+    )
   early = np.arange(target.layers)[:, None].repeat(2, 1) < exit
 
   def init(

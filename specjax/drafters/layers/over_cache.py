@@ -59,8 +59,9 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
     params: Params, target_params: Params, context: Context, features: Features, capacity: int
   ) -> Any:
     if not isinstance(context.cache, Cache):
-      raise ValueError(f"{drafter.name}/{kind.name}: accepted where the target's own cache is "
-                       "dense.")  # fmt: skip
+      raise ValueError(
+        f"{drafter.name}/{kind.name}: accepted where the target's own cache is dense."
+      )
     queries = asked(config, target_params, context) if kind.judges else None
     own = drafter.init(params, target_params, context=context, features=features, capacity=capacity)
     return OverCacheState(own, kind.start(context.cache.kv, queries, context.length - 1, capacity))
@@ -91,9 +92,14 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
     rows: Array,
   ) -> Any:
     own = step(
-      params, target_params, state.own, draft=draft, evaluation=evaluation, verdict=verdict,
+      params,
+      target_params,
+      state.own,
+      draft=draft,
+      evaluation=evaluation,
+      verdict=verdict,
       rows=rows,
-    )  # fmt: skip
+    )
     return OverCacheState(own, kind.commit(state.cache, evaluation.kv, None, verdict.path, rows))
 
   def update(
@@ -106,9 +112,7 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
     verdict: Verdict,
     rows: Array,
   ) -> Any:
-    return after(
-      drafter.update, params, target_params, state, draft, evaluation, verdict, rows
-    )  # fmt: skip
+    return after(drafter.update, params, target_params, state, draft, evaluation, verdict, rows)
 
   def read(
     params: Params,

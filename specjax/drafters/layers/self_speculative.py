@@ -101,6 +101,13 @@ def self_speculative(target: LayeredTarget, nodes: int = 8, least: float = 0.8) 
     return state
 
   return Drafter(
-    "self_speculative", "deterministic", depth + 1, depth, init, propose, update, read=read,
+    "self_speculative",
+    "deterministic",
+    depth + 1,
+    depth,
+    init,
+    propose,
+    update,
+    read=read,
     varies=True,
-  )  # fmt: skip
+  )

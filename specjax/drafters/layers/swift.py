@@ -109,8 +109,10 @@ def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float =
   target = showing(LayeredTarget, target, "swift")
   inner = 2 * (target.layers - 2)
   if nodes < 2 or window < 1 or not 0 <= skip <= 1:
-    raise ValueError(f"nodes={nodes}, window={window}, skip={skip}: swift takes 1 or more, 1 or "
-                     "more, and a share from 0 to 1.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, window={window}, skip={skip}: swift takes 1 or more, 1 or "
+      "more, and a share from 0 to 1."
+    )
   if inner < 2:
     raise ValueError(f"layers={target.layers}: swift takes a model of 3 layers or more.")
   count = int(inner * skip)
@@ -133,10 +135,12 @@ def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float =
     better = score > search.score
     takes = fresh | better
     return Search(
-      jnp.where(takes, run, search.run), jnp.where(takes, score, search.score), search.tried + 1,
+      jnp.where(takes, run, search.run),
+      jnp.where(takes, score, search.score),
+      search.tried + 1,
       jnp.where(fresh, search.stale, jnp.where(better, 0, search.stale + 1)),
       (jnp.where(fresh, 0, search.age) + 1) % window,
-    )  # fmt: skip
+    )
 
   def propose(
     params: Params,
@@ -195,6 +199,14 @@ def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float =
     return jax.tree.map(lambda x: x[leader], state.search)._replace(age=jnp.int32(0))
 
   return Drafter(
-    "swift", "deterministic", depth + 1, depth, init, propose, update, read=read, keep=keep,
+    "swift",
+    "deterministic",
+    depth + 1,
+    depth,
+    init,
+    propose,
+    update,
+    read=read,
+    keep=keep,
     varies=True,
-  )  # fmt: skip
+  )

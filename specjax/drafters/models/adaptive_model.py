@@ -88,9 +88,11 @@ def adaptive_model(lm: Target, policy: DraftLength, nodes: int = 9) -> Drafter:
         break
       token = noise.draw(DRAFT + step, log_probs)[:, None]
       observation = Observation(
-        step, warp(evaluation.logits, sampled)[:, 0],
-        token[:, 0] if policy.looks_at_token else None, evaluation.features.hidden[:, 0],
-      )  # fmt: skip
+        step,
+        warp(evaluation.logits, sampled)[:, 0],
+        token[:, 0] if policy.looks_at_token else None,
+        evaluation.features.hidden[:, 0],
+      )
       ends, after = policy.stop(policy_params, policy_state, observation)
       if policy.drops:
         keeps = kept(policy, policy_params, policy_state, observation)

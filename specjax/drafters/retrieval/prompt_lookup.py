@@ -73,8 +73,10 @@ def prompt_lookup(
   """
   depth = nodes - 1
   if not 1 <= shortest <= longest or nodes < 2:
-    raise ValueError(f"nodes={nodes}, shortest={shortest}, longest={longest}: expected nodes >= 2 "
-                     "and 1 <= shortest <= longest.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, shortest={shortest}, longest={longest}: expected nodes >= 2 "
+      "and 1 <= shortest <= longest."
+    )
   if per_match < 0:
     raise ValueError(f"per_match={per_match}: accepted is 0 or more tokens.")
   if branches < 1:

@@ -103,12 +103,25 @@ def recycled(
     rows: Array,
   ) -> Any:
     hidden = prefix.newest(evaluation.features.hidden, verdict, rows, state.hidden)
-    likely = into((), target_params, state.likely, draft=draft, evaluation=evaluation,
-                  verdict=verdict, rows=rows)  # fmt: skip
+    likely = into(
+      (),
+      target_params,
+      state.likely,
+      draft=draft,
+      evaluation=evaluation,
+      verdict=verdict,
+      rows=rows,
+    )
     return Recycling(hidden, likely)
 
   update, read = (functools.partial(write, into) for into in (recycler.update, recycler.read))
   return Drafter(
-    f"{head.name}_recycled", "deterministic", tree_nodes, head.depth, init, propose, update,
+    f"{head.name}_recycled",
+    "deterministic",
+    tree_nodes,
+    head.depth,
+    init,
+    propose,
+    update,
     read=read,
-  )  # fmt: skip
+  )

@@ -101,8 +101,10 @@ def part_of_published(nodes: int) -> Static:
   """The most valuable part of the published tree, of N nodes; ValueError where it has fewer."""
   paths: Choices = published()
   if not 2 <= nodes <= 1 + len(paths):
-    raise ValueError(f"nodes={nodes}: the published tree of token_recycling has 2 to "
-                     f"{1 + len(paths)} nodes; a larger one is given as a tree.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}: the published tree of token_recycling has 2 to "
+      f"{1 + len(paths)} nodes; a larger one is given as a tree."
+    )
   return Static(paths[: nodes - 1])
 
 
@@ -113,9 +115,12 @@ def nothing(size: int, tree: Static) -> Array:
 
 @functools.cache
 def token_recycling(
-  target: Target, nodes: int = 8, seeded: bool = True, kept: bool = False,
+  target: Target,
+  nodes: int = 8,
+  seeded: bool = True,
+  kept: bool = False,
   tree: Static | None = None,
-) -> Drafter:  # fmt: skip
+) -> Drafter:
   """Looks up a tree of the tokens that the target found likeliest when it last met each token.
 
   This is Token Recycling (Luo et al. 2024, arXiv 2408.08696). The memory belongs to one text and
@@ -209,6 +214,14 @@ def token_recycling(
     return jnp.where(changed.any(0)[:, None], jnp.take_along_axis(memory, first, 0)[0], params)
 
   return Drafter(
-    "token_recycling", "deterministic", filled.nodes, filled.depth, init, propose, update,
-    read=read, varies=True, keep=keep if kept else None,
-  )  # fmt: skip
+    "token_recycling",
+    "deterministic",
+    filled.nodes,
+    filled.depth,
+    init,
+    propose,
+    update,
+    read=read,
+    varies=True,
+    keep=keep if kept else None,
+  )

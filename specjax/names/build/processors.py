@@ -79,9 +79,13 @@ def parameters(name: str) -> dict[str, spec.Number | None]:
 
 
 def build_processors(
-  model: Model, given: Sequence[Any], regex: str | None, json_schema: str | Mapping | None,
-  stop: Sequence[int], stop_words: Sequence[str],
-) -> tuple[list[Used], list[str], tuple[int, ...]]:  # fmt: skip
+  model: Model,
+  given: Sequence[Any],
+  regex: str | None,
+  json_schema: str | Mapping | None,
+  stop: Sequence[int],
+  stop_words: Sequence[str],
+) -> tuple[list[Used], list[str], tuple[int, ...]]:
   """The processors, and the words and all the ids that end a text.
 
   Args:
@@ -208,8 +212,9 @@ def _text_of(model: Model, part: Part) -> tuple[str, str, Tokenizer]:
   if part.text is None:
     raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
   if model.tokenizer is None:
-    raise ValueError(f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes "
-                     "ids.")  # fmt: skip
+    raise ValueError(
+      f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes ids."
+    )
   return name, part.text, model.tokenizer
 
 
@@ -223,8 +228,9 @@ BUILDERS: dict[str, Builder] = {
   "json_schema": _each(_json_schema), "grammar": _each(_lark), "stop_text": _stop_text,
 }  # fmt: skip
 NUMBERS: dict[str, tuple[Callable, ...]] = {
-  "penalties": (Penalties,), "momentum": (Momentum, momentum),
-}  # fmt: skip
+  "penalties": (Penalties,),
+  "momentum": (Momentum, momentum),
+}
 
 
 def with_schema(
@@ -276,8 +282,10 @@ def check_budgets(used: Sequence[Used], budgets: Sequence[int]) -> None:
   """Raises ValueError for a budget of tokens into which no text of a form fits."""
   for budget, one in itertools.product(budgets, used):
     if one.form is not None and (least := one.form.too_long(budget)) is not None:
-      raise ValueError(f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
-                       "the tokens of its shortest text.")  # fmt: skip
+      raise ValueError(
+        f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
+        "the tokens of its shortest text."
+      )
 
 
 def closing(used: Sequence[Used], tokens: Sequence[int], budget: int) -> int | None:
