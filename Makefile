@@ -1,6 +1,7 @@
 # make demo       a chat model and a denoiser, plainly and in parallel, side by side
 # make test       lint, types and the quick tier of the tests
 # make test-fast  tests that compile nothing large, in less than 3 minutes
+# make test-slow  the quick tier, and what trains and decodes from end to end
 # make test-all   every test, compiled as a user's program is
 #                 PYTHON=python3.12 for another Python,
 #                 EXTRAS=test,tfds,aot with the compilers of TPUs and GPUs, TESTS=tests/trees for some
@@ -20,7 +21,7 @@ FAST := $(addprefix tests/,data trees verifiers test_bad_arguments.py test_bad_i
 # Else each process compiles anew all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-all lint docs accelerator clean
+.PHONY: demo test test-fast test-slow test-all lint docs accelerator clean
 
 demo: $(VENV)/.with-tfds
 	$(BIN)/python examples/demo.py $(PROMPTS)
@@ -30,6 +31,9 @@ test: lint
 
 test-fast: lint
 	$(PYTEST) $(FAST)
+
+test-slow: lint
+	$(PYTEST) --slow $(TESTS)
 
 test-all: lint
 	$(PYTEST) --full $(TESTS)

@@ -8,5 +8,9 @@ INNER = find_packages(include=[*FOLDERS, *(f"{name}.*" for name in FOLDERS)])
 setup(
   packages=find_packages(include=["specjax", "specjax.*"]) + [f"specjax.{name}" for name in INNER],
   package_dir={"specjax": "specjax", **{f"specjax.{name}": name for name in FOLDERS}},
-  package_data={"specjax.zoo": ["*/*"], "specjax.eval": ["questions.txt"]},
+  package_data={
+    "specjax.zoo": ["*/*"],
+    "specjax.eval": ["questions.txt"],
+    "specjax.kernels.skinny": ["*.cc"],
+  },
 )

@@ -139,9 +139,13 @@ def run(part: Part, size: str, out: pathlib.Path) -> dict[str, Any]:
   with (out / "log.txt").open("w") as log:
     try:
       ended = subprocess.run(
-        command(part, size, out), stdout=log, stderr=log, env=environment,
-        timeout=60 * part.minutes, check=False,
-      ).returncode  # fmt: skip
+        command(part, size, out),
+        stdout=log,
+        stderr=log,
+        env=environment,
+        timeout=60 * part.minutes,
+        check=False,
+      ).returncode
     except subprocess.TimeoutExpired:
       ended, problem = 0, f"stopped after {part.minutes:g} minutes"
   if ended:

@@ -12,10 +12,13 @@ from specjax.train.lm import Config, main
 from specjax.train.recipe.config import Network, Training
 
 CONFIG = Config(
-  data="tfds:gsm8k:train", out="runs/gsm8k-7m", vocab_size=4096, length=384,
+  data="tfds:gsm8k:train",
+  out="runs/gsm8k-7m",
+  vocab_size=4096,
+  length=384,
   network=Network(width=256, layers=8, heads=4, kv_heads=2, head_dim=64, mlp_width=768),
   training=Training(batch=8, steps=1200, rate=2e-3, warmup=60, decay=0.1),
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
   sys.exit(command_line.run(main, Config, __doc__, default=CONFIG))

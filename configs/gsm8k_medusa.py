@@ -15,10 +15,16 @@ from specjax.train.heads import Config, main
 from specjax.train.recipe.config import Training
 
 CONFIG = Config(
-  model="gsm8k-7m", data="tfds:gsm8k:train", out="runs/gsm8k-7m-medusa",
-  questions=2000, held_out=100, max_new_tokens=160, head=MedusaConfig(depth=4),
-  points=128, training=Training(batch=8, steps=1500, save_every=250),
-)  # fmt: skip
+  model="gsm8k-7m",
+  data="tfds:gsm8k:train",
+  out="runs/gsm8k-7m-medusa",
+  questions=2000,
+  held_out=100,
+  max_new_tokens=160,
+  head=MedusaConfig(depth=4),
+  points=128,
+  training=Training(batch=8, steps=1500, save_every=250),
+)
 
 if __name__ == "__main__":
   markers = (tyro.conf.OmitSubcommandPrefixes,)

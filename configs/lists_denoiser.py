@@ -18,10 +18,14 @@ from specjax.train.denoiser import Config, main
 from specjax.train.recipe.config import Network, Training
 
 CONFIG = Config(
-  data="tfds:gsm8k:train", out="runs/lists-3m", template="continued", vocab_size=2048, length=24,
+  data="tfds:gsm8k:train",
+  out="runs/lists-3m",
+  template="continued",
+  vocab_size=2048,
+  length=24,
   network=Network(width=256, layers=3, heads=8, kv_heads=8, head_dim=32, mlp_width=768),
   training=Training(batch=64, steps=7000, rate=2e-3, warmup=200, decay=0.1, save_every=250),
-)  # fmt: skip
+)
 SECOND = {"steps": 4000, "rate": 1e-3, "warmup": 100, "seed": 1}
 RECORDS = 400_000
 TEXTS = 1000  # with more of them, the model learns the lists thousands of steps later
@@ -49,10 +53,14 @@ def both(config: Config) -> None:
     mixture(config.data, file)
   first = dataclasses.replace(config, data=str(file))
   main(first)
-  main(dataclasses.replace(
-    first, start=f"{config.out}/model", out=f"{config.out}-second",
-    training=dataclasses.replace(config.training, **SECOND),
-  ))  # fmt: skip
+  main(
+    dataclasses.replace(
+      first,
+      start=f"{config.out}/model",
+      out=f"{config.out}-second",
+      training=dataclasses.replace(config.training, **SECOND),
+    )
+  )
 
 
 if __name__ == "__main__":

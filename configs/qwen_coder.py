@@ -20,12 +20,22 @@ from specjax.train.heads import Config, main
 from specjax.train.recipe.config import Training
 
 CONFIG = Config(
-  model="qwen2.5-coder-1.5b", data="runs/qwen_coder/prompts/prompts.jsonl",
-  out="runs/qwen_coder/eagle3", dtype="bfloat16", online=True, questions=100_000, held_out=100,
-  max_new_tokens=200, answer_batch=32, length=512, draft_vocab=16_384, points=128, judge_every=200,
+  model="qwen2.5-coder-1.5b",
+  data="runs/qwen_coder/prompts/prompts.jsonl",
+  out="runs/qwen_coder/eagle3",
+  dtype="bfloat16",
+  online=True,
+  questions=100_000,
+  held_out=100,
+  max_new_tokens=200,
+  answer_batch=32,
+  length=512,
+  draft_vocab=16_384,
+  points=128,
+  judge_every=200,
   head=Eagle3Config(depth=5, mlp_width=4096),
   training=Training(batch=16, steps=1600, rate=6e-4, warmup=100, save_every=400, devices=1),
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
   markers = (tyro.conf.OmitSubcommandPrefixes,)

@@ -25,11 +25,21 @@ from specjax.train.recipe.config import Training
 
 _TRAINING = Training(batch=8, steps=600, rate=1e-3, warmup=30, save_every=50, devices=1)
 _SAME = Config(
-  model="smollm2-135m", data="runs/smollm2-135m/prompts/prompts.jsonl", out="",
-  answers="runs/smollm2-135m/answers.jsonl", features="runs/smollm2-135m/features",
-  layers=(2, 15, 22, 27, 30), questions=100_000, held_out=60, max_new_tokens=160, answer_batch=32,
-  length=512, draft_vocab=6000, points=256, training=_TRAINING,
-)  # fmt: skip
+  model="smollm2-135m",
+  data="runs/smollm2-135m/prompts/prompts.jsonl",
+  out="",
+  answers="runs/smollm2-135m/answers.jsonl",
+  features="runs/smollm2-135m/features",
+  layers=(2, 15, 22, 27, 30),
+  questions=100_000,
+  held_out=60,
+  max_new_tokens=160,
+  answer_batch=32,
+  length=512,
+  draft_vocab=6000,
+  points=256,
+  training=_TRAINING,
+)
 
 
 # Each guess of these passes through layers of its own or the target's.
@@ -63,10 +73,11 @@ _RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
   "ppd": ("ppd", _FOUR, _few(1e-2)),
 }
 CONFIGS: dict[str, Config] = {
-  name: dataclasses.replace(_SAME, out=f"runs/smollm2-135m/{name}", head=HEADS[kind][1](**shape),
-                            **rest)
+  name: dataclasses.replace(
+    _SAME, out=f"runs/smollm2-135m/{name}", head=HEADS[kind][1](**shape), **rest
+  )
   for name, (kind, shape, rest) in _RUNS.items()
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
   heads = {name: repr(config.head) for name, config in CONFIGS.items()}

@@ -1,7 +1,8 @@
 """The site also shows `benchmarks/results`, whose pages lie beside the documentation's folder.
 
 On disk a page of docs/ links to `../benchmarks/results/NAME/README.md`, and one of these back to
-`../../../docs/PAGE.md`, so that links work wherever files are read. The site has no folder docs/.
+`../../../docs/PAGE.md`, so that links work wherever the files are read. The site has no folder
+docs/.
 """
 
 import pathlib

@@ -44,8 +44,10 @@ QUESTION = (
   "it turns the wheel of an old mill."
 )
 LISTS = parallelbench.Config(
-  methods=("confidence", "threshold", "learned", "threshold-0.95/student"), count=2, batch=80,
-)  # fmt: skip
+  methods=("confidence", "threshold", "learned", "threshold-0.95/student"),
+  count=2,
+  batch=80,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,15 @@ _HOMES = {
     "decoding.batching": ("Result",),
     "sampling": ("SamplingParams",),
     "base": (
-      "Target", "StatesTarget", "LayeredTarget", "Drafter", "Draft", "Verifier", "Verdict",
-      "Context", "Processor",
+      "Target",
+      "StatesTarget",
+      "LayeredTarget",
+      "Drafter",
+      "Draft",
+      "Verifier",
+      "Verdict",
+      "Context",
+      "Processor",
     ),
     "heads.base": ("Head",),
     "diffusion.base": ("Denoiser", "Policy", "Canvas", "Prediction"),
@@ -29,7 +36,7 @@ _HOMES = {
     "models.sharding": ("mesh",),
   }.items()
   for name in names
-}  # fmt: skip
+}
 _MODULES = (
   "models", "heads", "drafters", "trees", "draft_length", "verifiers", "processors", "search",
   "diffusion", "serving", "checkpoints", "data", "eval", "testing",

@@ -167,9 +167,16 @@ class RunLayers(Protocol):
   """Runs layers start..stop (static) over the residual stream x [B, N, E]: (x, their KV)."""
 
   def __call__(
-    self, params: Params, x: Array, position: Array, mask: Array, cache: Any = None, *,
-    start: int = 0, stop: int | None = None,
-  ) -> tuple[Array, KV]: ...  # fmt: skip
+    self,
+    params: Params,
+    x: Array,
+    position: Array,
+    mask: Array,
+    cache: Any = None,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+  ) -> tuple[Array, KV]: ...
 
 
 class MakeLayers(Protocol):
@@ -188,10 +195,16 @@ class MakeLayers(Protocol):
   """
 
   def __call__(
-    self, count: int = 1, *, mlp: bool = True, mlp_width: int = 0,
-    attention_width: int | None = None, window: bool | int | None = True, qk_norm: bool = True,
+    self,
+    count: int = 1,
+    *,
+    mlp: bool = True,
+    mlp_width: int = 0,
+    attention_width: int | None = None,
+    window: bool | int | None = True,
+    qk_norm: bool = True,
     qkv_bias: bool | None = None,
-  ) -> Any: ...  # fmt: skip
+  ) -> Any: ...
 
 
 class RunSome(Protocol):
@@ -212,9 +225,17 @@ class RunSome(Protocol):
   """
 
   def __call__(
-    self, params: Params, x: Array, position: Array, mask: Array, cache: Any, run: Array, *,
-    earlier: KV | None = None, given: KV | None = None,
-  ) -> tuple[Array, KV, tuple[Array, ...]]: ...  # fmt: skip
+    self,
+    params: Params,
+    x: Array,
+    position: Array,
+    mask: Array,
+    cache: Any,
+    run: Array,
+    *,
+    earlier: KV | None = None,
+    given: KV | None = None,
+  ) -> tuple[Array, KV, tuple[Array, ...]]: ...
 
 
 class Prefill(Protocol):
@@ -225,9 +246,13 @@ class Prefill(Protocol):
   """
 
   def __call__(
-    self, params: Params, tokens: Array, length: Array, capacity: int,
+    self,
+    params: Params,
+    tokens: Array,
+    length: Array,
+    capacity: int,
     hidden_layers: tuple[int, ...] = (),
-  ) -> tuple[Any, Features]: ...  # fmt: skip
+  ) -> tuple[Any, Features]: ...
 
 
 class Evaluate(Protocol):
@@ -237,9 +262,14 @@ class Evaluate(Protocol):
   """
 
   def __call__(
-    self, params: Params, cache: Any, tokens: Array, depth: Array, mask: Array,
+    self,
+    params: Params,
+    cache: Any,
+    tokens: Array,
+    depth: Array,
+    mask: Array,
     hidden_layers: tuple[int, ...] = (),
-  ) -> Evaluation: ...  # fmt: skip
+  ) -> Evaluation: ...
 
 
 class Commit(Protocol):
@@ -308,8 +338,10 @@ Shows = TypeVar("Shows", bound=Target)
 def showing(kind: type[Shows], target: Target, what: str) -> Shows:
   """The target; ValueError where it is no `kind`, of which `what` is made."""
   if not isinstance(target, kind):
-    raise ValueError(f"target of type {type(target).__name__}: accepted for {what} is a "
-                     f"{kind.__name__}, which shows what it is made of.")  # fmt: skip
+    raise ValueError(
+      f"target of type {type(target).__name__}: accepted for {what} is a "
+      f"{kind.__name__}, which shows what it is made of."
+    )
   return target
 
 
@@ -317,18 +349,29 @@ class InitDrafter(Protocol):
   """The state after the prefill, from the features [B, T, E] of the prompt; `capacity` is S."""
 
   def __call__(
-    self, params: Params, target_params: Params, /,
-    context: Context, features: Features, capacity: int,
-  ) -> Any: ...  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    /,
+    context: Context,
+    features: Features,
+    capacity: int,
+  ) -> Any: ...
 
 
 class Propose(Protocol):
   """A draft, whose root is the context's, and the state after it."""
 
   def __call__(
-    self, params: Params, target_params: Params, state: Any, /,
-    context: Context, settings: Settings, noise: NoiseSource,
-  ) -> tuple[Draft, Any]: ...  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    state: Any,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]: ...
 
 
 class UpdateDrafter(Protocol):
@@ -338,18 +381,31 @@ class UpdateDrafter(Protocol):
   """
 
   def __call__(
-    self, params: Params, target_params: Params, state: Any, /,
-    draft: Draft, evaluation: Evaluation, verdict: Verdict, rows: Array,
-  ) -> Any: ...  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    state: Any,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any: ...
 
 
 class EvaluateDraft(Protocol):
   """A pass of the target in place of `Target.evaluate`; mask bool[B, N, N] as in `Evaluate`."""
 
   def __call__(
-    self, params: Params, target_params: Params, state: Any, /,
-    cache: Any, draft: Draft, mask: Array,
-  ) -> Evaluation: ...  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    state: Any,
+    /,
+    cache: Any,
+    draft: Draft,
+    mask: Array,
+  ) -> Evaluation: ...
 
 
 class KeepLearned(Protocol):
@@ -452,9 +508,16 @@ class Verify(Protocol):
   """
 
   def __call__(
-    self, params: Any, draft: Draft, log_probs: Array, features: Features, noise: NoiseSource,
-    *, depth: int, proposal: Proposal,
-  ) -> Verdict: ...  # fmt: skip
+    self,
+    params: Any,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict: ...
 
 
 class Verifier(NamedTuple):

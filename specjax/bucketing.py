@@ -28,9 +28,14 @@ def compact(draft: Draft, depth: int) -> Draft:
 
 
 def evaluate(
-  target: Target, params: Params, widths: tuple[int, ...], cache: Any, draft: Draft,
-  mask: Array, hidden_layers: tuple[int, ...] = (),
-) -> Evaluation:  # fmt: skip
+  target: Target,
+  params: Params,
+  widths: tuple[int, ...],
+  cache: Any,
+  draft: Draft,
+  mask: Array,
+  hidden_layers: tuple[int, ...] = (),
+) -> Evaluation:
   """`target.evaluate` of a compact draft; at nodes that are not valid its result may be 0.
 
   Args:

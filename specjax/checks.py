@@ -51,9 +51,15 @@ def whole(name: str, value: Any, least: int = 0, most: int = INT32, note: str = 
 
 
 def number(
-  name: str, value: Any, least: float = -FLOAT32, most: float = FLOAT32, *,
-  above: float | None = None, below: float | None = None, note: str = "",
-) -> float:  # fmt: skip
+  name: str,
+  value: Any,
+  least: float = -FLOAT32,
+  most: float = FLOAT32,
+  *,
+  above: float | None = None,
+  below: float | None = None,
+  note: str = "",
+) -> float:
   """A float in least..most that float32 holds; True, NaN, infinity and a rounded 0 are refused.
 
   `above` and `below` are bounds that the value may not equal, in place of `least` and `most`.

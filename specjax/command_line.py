@@ -40,10 +40,15 @@ def _keep_programs() -> None:
 
 
 def run(
-  main: Callable[[Any], None], config: Any, description: str | None = None,
-  *, prog: str | None = None, argv: Sequence[str] | None = None, markers: Sequence[Any] = (),
+  main: Callable[[Any], None],
+  config: Any,
+  description: str | None = None,
+  *,
+  prog: str | None = None,
+  argv: Sequence[str] | None = None,
+  markers: Sequence[Any] = (),
   default: Any = tyro.MISSING_NONPROP,
-) -> int:  # fmt: skip
+) -> int:
   """Reads options into `config` and calls `main` with it; 0, or 2 after one sentence on stderr.
 
   Args:

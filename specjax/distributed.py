@@ -53,8 +53,9 @@ def start() -> None:
       raise ValueError(f"{INDEX}={index}: accepted is 0 to {COUNT} - 1, which is {count - 1}.")
     jax.distributed.initialize(address, count, index, shutdown_timeout_seconds=LONGEST)
   except RuntimeError as error:
-    raise ValueError(f"{ADDRESS}={address!r}: the processes did not find each other: {error}"
-                     ) from error  # fmt: skip
+    raise ValueError(
+      f"{ADDRESS}={address!r}: the processes did not find each other: {error}"
+    ) from error
 
 
 def _number(name: str) -> int:

@@ -40,8 +40,10 @@ def of_weights(params: Any) -> str:
   parts: list[Any] = []
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     x = jnp.asarray(leaf)
-    parts += [f"{jax.tree_util.keystr(path)} {x.shape}",
-              x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x]  # fmt: skip
+    parts += [
+      f"{jax.tree_util.keystr(path)} {x.shape}",
+      x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+    ]
   return digest(parts)
 
 
@@ -73,8 +75,10 @@ def check(name: str, path: pathlib.Path, there: Key, here: Key) -> None:
   """Raises ValueError where the file that the option `name` gives was made with another key."""
   changed = differences(there, here)
   if changed:
-    raise ValueError(f"{name}={str(path)!r} was made with {changed}: use the same settings, or "
-                     "choose another file.")  # fmt: skip
+    raise ValueError(
+      f"{name}={str(path)!r} was made with {changed}: use the same settings, or "
+      "choose another file."
+    )
 
 
 def read(path: pathlib.Path) -> Key | None:

@@ -53,9 +53,12 @@ class SamplingParams:
     """The settings of B rows."""
     f32 = jnp.float32
     return Settings(
-      jnp.full(B, self.temperature, f32), jnp.full(B, self.top_k, jnp.int32),
-      jnp.full(B, self.top_p, f32), jnp.full(B, self.min_p, f32), jnp.full(B, self.typical_p, f32),
-    )  # fmt: skip
+      jnp.full(B, self.temperature, f32),
+      jnp.full(B, self.top_k, jnp.int32),
+      jnp.full(B, self.top_p, f32),
+      jnp.full(B, self.min_p, f32),
+      jnp.full(B, self.typical_p, f32),
+    )
 
 
 GREEDY = SamplingParams()

@@ -134,19 +134,33 @@ def start(
   )
   context = Context(jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1]))), length)
   guesser = drafter.init(
-    weights.drafter, weights.target, context=context._replace(cache=cache), features=features,
+    weights.drafter,
+    weights.target,
+    context=context._replace(cache=cache),
+    features=features,
     capacity=capacity,
-  )  # fmt: skip
-  memories = tuple(
-    p.init(params, context, request.limit)
-    for p, params in zip(processors, request.processors, strict=True)
   )
+  memories = begun(processors, request, context)
   zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((B, drafter.depth + 1), jnp.int32)
   return DecodeState(
-    context, cache, guesser, memories, log_probs=jnp.zeros((B, capacity)),
-    done=length >= request.limit, failed=jnp.zeros(B, bool), why=zero,
+    context,
+    cache,
+    guesser,
+    memories,
+    log_probs=jnp.zeros((B, capacity)),
+    done=length >= request.limit,
+    failed=jnp.zeros(B, bool),
+    why=zero,
     stats=Stats(zero, zero, counts, counts),
-  )  # fmt: skip
+  )
+
+
+def begun(
+  processors: tuple[Processor, ...], request: DecodeRequest, context: Context
+) -> tuple[Any, ...]:
+  """The states of the processors before the first round, of which `context` is the prompt."""
+  pairs = zip(processors, request.processors, strict=True)
+  return tuple(p.init(params, context, request.limit) for p, params in pairs)
 
 
 def _first(flags: Array, more: int) -> Array:
@@ -189,9 +203,13 @@ def guess(
   i32[B, N] as of `_processed`)."""
   target, drafter, _, _, widths = method
   draft, memory = drafter.propose(
-    weights.drafter, weights.target, state.drafter,
-    context=state.context._replace(cache=state.cache), settings=request.settings, noise=noise,
-  )  # fmt: skip
+    weights.drafter,
+    weights.target,
+    state.drafter,
+    context=state.context._replace(cache=state.cache),
+    settings=request.settings,
+    noise=noise,
+  )
   if widths:
     draft = bucketing.compact(draft, drafter.depth)
   draft = shard_batch(draft)
@@ -225,9 +243,14 @@ def decode_round(
     method, weights, request, state, noise
   )
   verdict = verifier.verify(
-    weights.verifier, draft, log_probs, evaluation.features, noise,
-    depth=D, proposal=drafter.proposal,
-  )  # fmt: skip
+    weights.verifier,
+    draft,
+    log_probs,
+    evaluation.features,
+    noise,
+    depth=D,
+    proposal=drafter.proposal,
+  )
   verdict = shard_batch(verdict)
 
   # A row emits what was accepted, up to its first stop token, its budget, or a failure at an
@@ -253,9 +276,14 @@ def decode_round(
 
   cache = target.commit(state.cache, evaluation.kv, verdict.path, emitted)
   drafter_state = drafter.update(
-    weights.drafter, weights.target, drafter_state,
-    draft=draft, evaluation=evaluation, verdict=verdict, rows=emitted,
-  )  # fmt: skip
+    weights.drafter,
+    weights.target,
+    drafter_state,
+    draft=draft,
+    evaluation=evaluation,
+    verdict=verdict,
+    rows=emitted,
+  )
   capacity = context.tokens.shape[1]
   column = jnp.where(step < emitted[:, None], context.length[:, None] + step, capacity)
   write = jax.vmap(lambda row, column, x: row.at[column].set(x, mode="drop"))
@@ -282,9 +310,12 @@ def decode_round(
 
 
 def until_done(
-  run: Callable[[Any], Any], done: Callable[[Any], Array], state: Any, rounds: Array,
+  run: Callable[[Any], Any],
+  done: Callable[[Any], Array],
+  state: Any,
+  rounds: Array,
   while_loop: Callable[..., Any] = jax.lax.while_loop,
-) -> Any:  # fmt: skip
+) -> Any:
   """Repeats the round `run` until every row is `done` bool[B], `rounds` i32[] times at most."""
 
   def unfinished(carry) -> Array:
@@ -299,9 +330,15 @@ def until_done(
 
 
 def advance(
-  method: Method, weights: Weights, request: DecodeRequest, state: DecodeState, rounds: Array, *,
-  while_loop: Callable[..., Any] = jax.lax.while_loop, source: Callable[..., NoiseSource] = Noise,
-) -> DecodeState:  # fmt: skip
+  method: Method,
+  weights: Weights,
+  request: DecodeRequest,
+  state: DecodeState,
+  rounds: Array,
+  *,
+  while_loop: Callable[..., Any] = jax.lax.while_loop,
+  source: Callable[..., NoiseSource] = Noise,
+) -> DecodeState:
   """Runs until every row is done, `rounds` i32[] rounds at most.
 
   Args:
@@ -315,6 +352,7 @@ def advance(
   return until_done(run, lambda state: state.done, state, rounds, while_loop)
 
 
+compiled_begun = jax.jit(begun, static_argnames="processors")
 compiled_start = jax.jit(start, static_argnames=("method", "capacity"))
 compiled_advance = jax.jit(
   advance, static_argnames=("method", "while_loop", "source"), donate_argnames="state"

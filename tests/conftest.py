@@ -1,7 +1,8 @@
 """Every check that jax and pytest have is on; eight devices are faked on the CPU.
 
-The tests come in two tiers. The quick one leaves out what `pytest.mark.full` marks, cells of a
-kind of which other cells stay, and compiles without optimisation.
+The tests come in three tiers. `pytest.mark.slow` marks what takes seconds, mostly since it trains
+or decodes from end to end; `pytest.mark.full` marks cells of a kind of which others stay. The quick
+tier is what neither marks. Without --full, programs are compiled without optimisation.
 """
 
 import collections
@@ -26,7 +27,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-TIER = pytest.StashKey[str]()
+TIERS = pytest.StashKey[str]()
 FAST_COMPILE = ["--xla_backend_optimization_level=0"]
 if jax.__version_info__ < (0, 11):  # later compilers have one kind of emitter
   FAST_COMPILE += [
@@ -39,8 +40,9 @@ def pytest_addoption(parser):
   parser.addoption(
     "--full", action="store_true", help="run every cell, compiled as a user's program is"
   )
+  parser.addoption("--slow", action="store_true", help="run the quick and the slow tier")
   parser.addoption(
-    "--rest", action="store_true", help="with --full, run only what the quick tier leaves out"
+    "--rest", action="store_true", help="run what the quick and slow tiers leave out"
   )
 
 
@@ -50,18 +52,20 @@ def pytest_configure(config):
     "markers",
     "full(but=()): the test needs --full, except for cells whose id matches a pattern in `but`",
   )
+  config.addinivalue_line("markers", "slow: the test takes seconds and needs --slow or --full")
   if not config.option.full:  # compiling is four fifths of the time, and a third of that will do
     flags = [os.environ.get("XLA_FLAGS", ""), *FAST_COMPILE]
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 
-def is_quick(item: pytest.Item) -> bool:
-  """Whether the quick tier runs the cell; the mark nearest to it decides."""
+def tier_of(item: pytest.Item) -> str:
+  """Its name: quick, slow or full; of two marks `full`, the one nearest to the test decides."""
   mark = item.get_closest_marker("full")
-  if mark is None:
-    return True
   cell = item.callspec.id if hasattr(item, "callspec") else ""
-  return any(fnmatch.fnmatchcase(cell, pattern) for pattern in mark.kwargs.get("but", ()))
+  kept = () if mark is None else mark.kwargs.get("but", ())
+  if mark is not None and not any(fnmatch.fnmatchcase(cell, pattern) for pattern in kept):
+    return "full"
+  return "quick" if item.get_closest_marker("slow") is None else "slow"
 
 
 def check_patterns(items):
@@ -77,26 +81,27 @@ def check_patterns(items):
 
 
 def pytest_collection_modifyitems(config, items):
-  """Without --full, and unless cells are named one by one, only the quick tier is run."""
+  """Chooses the tiers that the options name, unless cells are named one by one."""
   if any("::" in name for name in config.args):
     return
   check_patterns(items)
-  quick = [item for item in items if is_quick(item)]
-  tier = f"{len(quick)} of {len(items)} tests are in the quick tier"
-  getattr(config, "workeroutput", {})["tier"] = config.stash[TIER] = tier
-  if not config.option.full or config.option.rest:
-    left_out = [item for item in items if is_quick(item) == config.option.rest]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if is_quick(item) != config.option.rest]
+  count = collections.Counter(map(tier_of, items))
+  tiers = ", ".join(f"{count[name]} {name}" for name in ("quick", "slow", "full"))
+  getattr(config, "workeroutput", {})["tiers"] = config.stash[TIERS] = f"of {tiers} cells"
+  option = config.option
+  wanted = {"quick", "slow"} if option.slow else {"quick"}
+  wanted = {"full"} if option.rest else {"quick", "slow", "full"} if option.full else wanted
+  config.hook.pytest_deselected(items=[item for item in items if tier_of(item) not in wanted])
+  items[:] = [item for item in items if tier_of(item) in wanted]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-  node.config.stash[TIER] = getattr(node, "workeroutput", {}).get("tier", "")
+  node.config.stash[TIERS] = getattr(node, "workeroutput", {}).get("tiers", "")
 
 
 def pytest_terminal_summary(terminalreporter, config):
-  terminalreporter.write_line(config.stash.get(TIER, ""))
+  terminalreporter.write_line(config.stash.get(TIERS, ""))
 
 
 MAPS, STATM = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/self/statm")

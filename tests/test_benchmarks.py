@@ -76,6 +76,8 @@ ERRORS = [
   ("benchmarks/quality/skipping.py --repeats 0", "repeats=0: accepted"),
   ("benchmarks/quality/strategies.py", "prompts=None: accepted"),
   ("benchmarks/quality/strategies.py --prompts absent.jsonl", "absent.jsonl"),
+  ("benchmarks/speed/few_rows.py --ways luck", "ways='luck': accepted"),
+  ("benchmarks/speed/few_rows.py --nodes 0", "nodes=0: accepted"),
   ("benchmarks/speed/bakeoff.py --heads absent", "heads='absent'"),
   ("benchmarks/speed/capacity.py --capacity 8 8", "capacity=8 8"),
   ("benchmarks/speed/denoising_pass.py --canvas 64", "block=64: accepted is up to 32"),
@@ -134,6 +136,7 @@ def test_a_users_error_is_one_sentence(command, message, tmp_path, monkeypatch, 
   assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_losslessness_goes_on_where_it_was_and_takes_more_drafters(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(specjax, "load", lambda name, **more: cut())
@@ -235,6 +238,7 @@ def test_every_part_runs_without_an_accelerator(accelerator):
   assert sum(part.minutes for part in parts.values()) < 25
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_is_reported_and_the_others_run(accelerator, monkeypatch):
   parts, run = accelerator
   bad = parts["attention"]._replace(small="--nodes 0")

@@ -133,6 +133,7 @@ def test_drafts_that_were_made_compact_stay_exact():
       assert total_variation(found, target_distribution(case)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_large_model_gets_narrow_passes_on_a_cpu(monkeypatch):
   model, prompts = cut(), ["Q: 2 + 2 + 2 + 2 = 2 + 2 +", "one two one two"]
   whole = Decoder(model, "prompt_lookup-6", batch=2)

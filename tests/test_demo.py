@@ -25,6 +25,7 @@ def demo():
   return module
 
 
+@pytest.mark.slow
 def test_columns_end_with_the_same_answer_and_their_own_passes(demo):
   console = Console(file=io.StringIO(), width=120)
   demo.race(console, MODEL, ("none", "medusa"), QUESTION, 24)

@@ -51,6 +51,7 @@ def prompts(tmp_path):
   return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["data=2-0"])
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 @pytest.mark.parametrize("mesh", ["data=2", "model=2", "data=2,model=2"])

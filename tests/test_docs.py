@@ -86,6 +86,7 @@ def test_every_block_is_run():
   assert found == set(BLOCKS)
 
 
+@pytest.mark.slow
 @pytest.mark.full(
   but=["README.md-Autoregressive*", "README.md-Masked*", "docs/methods.md-*", "docs/proofs.md-*"]
 )
@@ -368,6 +369,7 @@ def test_the_reference_is_whole():
   assert set(re.findall(r"^::: specjax\.(\w+)$", api, re.MULTILINE)) == there - own
 
 
+@pytest.mark.slow
 def test_the_reference_is_built(tmp_path):
   pytest.importorskip("mkdocs", reason="pip install .[docs]")
   command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]

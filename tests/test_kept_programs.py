@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 from cut import cut
 
 from specjax.checkpoints import hf
@@ -20,6 +21,7 @@ def kept(model: pathlib.Path, folder: pathlib.Path, **more: str) -> set[pathlib.
   return set(folder.rglob("*-cache"))
 
 
+@pytest.mark.slow
 def test_the_second_run_compiles_nothing_and_a_users_folder_comes_first(tmp_path):
   model = tmp_path / "model"
   hf.save(model, cut().config, cut().params, cut().tokenizer)

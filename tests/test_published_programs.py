@@ -56,6 +56,7 @@ class Plain:
     self.root, self.last = tokens[-1], states[-1]
 
 
+@pytest.mark.slow
 def test_rounds_are_followed_to_the_first_difference():
   script = load("benchmarks/claims/published_heads.py")
   target = script.TARGET

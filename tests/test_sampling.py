@@ -122,6 +122,7 @@ def test_a_row_does_not_see_the_settings_of_others():
     np.testing.assert_allclose(together[b], alone[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_choose_and_draw_follow_the_distribution():
   B = 20_000
   p = np.array([0.5, 0.3, 0.2, 0.0])
@@ -139,6 +140,7 @@ def test_choose_and_draw_follow_the_distribution():
     assert stats.chi2_contingency(joint).pvalue > 1e-6, (i, j)
 
 
+@pytest.mark.slow
 def test_a_token_is_drawn_from_all_groups_of_a_large_vocabulary():
   B, size = 50_000, 700  # two full groups of 256 and a part of one
   p = np.random.default_rng(3).dirichlet(np.full(size, 0.05))

@@ -255,6 +255,7 @@ def test_tokens_are_those_of_plain_decoding(name):
     assert state.stats.passes.sum() < plain.stats.passes.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["draft_model, token"])
 @pytest.mark.parametrize(
   "name",
@@ -379,6 +380,7 @@ def test_nothing_returns_to_the_host():
     speculate.compiled_advance(method, weights, request, state, np.int32(FOREVER))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["none-2", "draft_model-2", "medusa-2", "draft_model-12"])
 @pytest.mark.parametrize("B", [2, 12])  # written one after the other, and by a loop
 @pytest.mark.parametrize(

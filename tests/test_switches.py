@@ -83,6 +83,7 @@ def decoded(*names: str) -> dict[str, list[list[int]]]:
 plain = functools.cache(decoded)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["draws", "64 bits"])
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_changes_no_token(name, switch):

@@ -55,11 +55,13 @@ def share(label: str, tasks) -> tuple[float, float]:
   return right[rows].mean(), np.array([r.passes for r in results])[rows].mean()
 
 
+@pytest.mark.slow
 def test_one_slot_per_pass_answers():
   accuracy, passes = share("confidence", SURE)
   assert accuracy > 0.9 and passes == CONFIG.max_new_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["threshold-0.95/student-6"])
 @pytest.mark.parametrize(
   ("label", "fewer"),
@@ -113,6 +115,7 @@ def test_a_batch_is_its_rows(label):
     assert one.filling.canvas == together[i].filling.canvas and one.passes == together[i].passes
 
 
+@pytest.mark.slow
 def test_no_mask_is_left_and_prompts_stay():
   asked, results, _ = filled("threshold")
   for question, result in zip(asked, results, strict=True):
@@ -120,6 +123,7 @@ def test_no_mask_is_left_and_prompts_stay():
     assert result.filling.canvas[: len(ids)] == ids and model().mask not in result.tokens
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_them_unasked(tmp_path, capsys):
   picture = tmp_path / "canvas.png"
   asked = ["denoise", "--chat", "--prompt", "copy : Ada Bob Cy =", "--picture", str(picture)]

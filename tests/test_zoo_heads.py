@@ -46,6 +46,7 @@ def test_four_devices_change_no_token(model, plain, mesh, name):
   assert [r.tokens for r in results] == tokens[0.8]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle3-0.8-8"])
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -56,9 +56,12 @@ class Config(answers.AnswersConfig):
 
 
 def examples(
-  models: tuple[Transformer, Transformer], params: tuple[Params, Params], rows: PackedRows,
-  key: Array, mixed: float,
-) -> tuple[Array, Array, Array]:  # fmt: skip
+  models: tuple[Transformer, Transformer],
+  params: tuple[Params, Params],
+  rows: PackedRows,
+  key: Array,
+  mixed: float,
+) -> tuple[Array, Array, Array]:
   """What the head learns from in rows of answers, [B, T] each.
 
   At every token of an answer the draft model proposes a token of its own after the target's text.
@@ -109,9 +112,11 @@ def main(config: Config) -> None:
   model, small = answers.teacher(config.model, causal=True), load(config.draft)
   sharing(model, small, f"draft={config.draft!r}")
   if small.config.vocab_size != model.config.vocab_size:
-    raise ValueError(f"draft={config.draft!r} has a vocabulary of {small.config.vocab_size}, "
-                     f"{model.name} one of {model.config.vocab_size}: they must share "
-                     "one.")  # fmt: skip
+    raise ValueError(
+      f"draft={config.draft!r} has a vocabulary of {small.config.vocab_size}, "
+      f"{model.name} one of {model.config.vocab_size}: they must share "
+      "one."
+    )
   if config.mixed == 1:
     raise ValueError("mixed=1.0: accepted is below 1, for the head learns from the other tokens.")
   labels.check_length(config.length, small)
@@ -151,12 +156,15 @@ def main(config: Config) -> None:
     predicted, chance, counts = map(np.asarray, measure(frozen, params, row, beyond))
     found.append((predicted[counts], chance[counts]))
   predicted, chance = (np.concatenate(x).astype(np.float64) for x in zip(*found, strict=True))
-  run.report(out, {
-    "tokens": len(predicted),
-    "accepted": round(float(chance.mean()), 4),
-    "predicted": calibration.reliability(predicted, chance),
-    "without_weight": calibration.reliability(without_weight(predicted, config.refusal), chance),
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "tokens": len(predicted),
+      "accepted": round(float(chance.mean()), 4),
+      "predicted": calibration.reliability(predicted, chance),
+      "without_weight": calibration.reliability(without_weight(predicted, config.refusal), chance),
+    },
+  )
   trained = parts.Acceptance(config.blocks, params)
   if distributed.first():
     parts.save(out / "model", trained, target=model.identity, draft=small.identity)

@@ -96,9 +96,13 @@ class Config(texts.Config):
 
 
 def rows_of(
-  records: list[texts.Text], T: int, template: ChatTemplate, tokenizer: Tokenizer, end: int,
+  records: list[texts.Text],
+  T: int,
+  template: ChatTemplate,
+  tokenizer: Tokenizer,
+  end: int,
   D: int | None = None,
-) -> PackedRows:  # fmt: skip
+) -> PackedRows:
   """Texts end to end in rows of T tokens, which the mask of a row says may be masked.
 
   A conversation has its own row, which end markers fill. With blocks of D they fill its last block,
@@ -134,8 +138,10 @@ def rows_of(
   if longer:
     print(f"{len(longer)} of {len(records)} records take more than {T} tokens and are left out.")
   if len(stream) % T:
-    print(f"The last {len(stream) % T} of the texts' {len(stream)} tokens fill no row of {T} and "
-          "are left out.")  # fmt: skip
+    print(
+      f"The last {len(stream) % T} of the texts' {len(stream)} tokens fill no row of {T} and "
+      "are left out."
+    )
   return pack(documents, T, first=True)
 
 
@@ -226,14 +232,17 @@ def main(config: Config) -> None:
   model = begun(config.start, config.anneal) if config.start else new_model(config, out, records)
   labels.check_length(config.length, model)
   shape = dataclasses.replace(
-    model.config, block_length=config.block_length or model.config.block_length,
+    model.config,
+    block_length=config.block_length or model.config.block_length,
     any_order=config.any_order or model.config.any_order,
-  )  # fmt: skip
+  )
   model = dataclasses.replace(model, config=shape)
   D, any_subset = model.config.block_length, model.config.any_order
   if any_subset and (config.context or model.shift):
-    raise ValueError(f"any_order=True: accepted are context=False (it is {config.context}) and a "
-                     f"model that is not shifted (shift is {model.shift}).")  # fmt: skip
+    raise ValueError(
+      f"any_order=True: accepted are context=False (it is {config.context}) and a "
+      f"model that is not shifted (shift is {model.shift})."
+    )
   if any_subset and config.remat:
     raise ValueError("remat=True: accepted is False for a model of any tokens given any others.")
   if config.context and D is not None:
@@ -257,15 +266,30 @@ def main(config: Config) -> None:
 
   start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
   read = low_rank.cast(frozen, config.dtype)
-  trained = fit(loss_of(config, model), start, batch, config.training, out, frozen=read,
-                draw=functools.partial(drawn, D=D))  # fmt: skip
+  trained = fit(
+    loss_of(config, model),
+    start,
+    batch,
+    config.training,
+    out,
+    frozen=read,
+    draw=functools.partial(drawn, D=D),
+  )
   params = low_rank.merged(trained, frozen)
 
   plain = all(isinstance(record, str) for record in records)
   if distributed.first():
-    hf.save(out / "model", model.config, params, tokenizer,
-            template=model.template if plain else template, mask=mask, stop=model.stop,
-            start=model.start, shift=model.shift)  # fmt: skip
+    hf.save(
+      out / "model",
+      model.config,
+      params,
+      tokenizer,
+      template=model.template if plain else template,
+      mask=mask,
+      stop=model.stop,
+      start=model.start,
+      shift=model.shift,
+    )
 
 
 if __name__ == "__main__":

@@ -182,16 +182,22 @@ def main(config: Config) -> None:
   D = model.config.block_length
   block = config.block or D or 16
   if D is not None and (block != D or config.whole):
-    raise ValueError(f"block={block} and whole={config.whole}: accepted are {D} and False, "
-                     f"since {config.model!r} is causal over blocks of {D}.")  # fmt: skip
+    raise ValueError(
+      f"block={block} and whole={config.whole}: accepted are {D} and False, "
+      f"since {config.model!r} is causal over blocks of {D}."
+    )
 
   prompts = answers.ask(model, config, config.new)
   answers.check_batch(config.training.batch, len(prompts))
   run.claim(out, config, prompts, model.ingredients())
   decoder = DiffusionDecoder(
-    model, "confidence", blocks=block, stopping="whole", batch=config.answer_batch,
+    model,
+    "confidence",
+    blocks=block,
+    stopping="whole",
+    batch=config.answer_batch,
     seed=config.training.seed,
-  )  # fmt: skip
+  )
 
   def reply(left: list[int]) -> Iterator[tuple[int, list[int]]]:
     for i in range(0, len(left), decoder.batch):
@@ -240,13 +246,21 @@ def main(config: Config) -> None:
     return [*first, *second], means.merged(of_halves)
 
   start, frozen = low_rank.begin(model.params, config.rank, config.training.seed)
-  trained = fit(loss, start, batch, config.training, out,
-                frozen=low_rank.cast(frozen, config.dtype), draw=drawn)  # fmt: skip
+  trained = fit(
+    loss, start, batch, config.training, out, frozen=low_rank.cast(frozen, config.dtype), draw=drawn
+  )
 
   if distributed.first():
     params = low_rank.merged(trained, frozen)
-    hf.save(out / "model", model.config, params, model.tokenizer,
-            template=model.template, mask=mask, shift=model.shift)  # fmt: skip
+    hf.save(
+      out / "model",
+      model.config,
+      params,
+      model.tokenizer,
+      template=model.template,
+      mask=mask,
+      shift=model.shift,
+    )
 
 
 if __name__ == "__main__":

@@ -130,8 +130,10 @@ def guessed(model: Model, other: Model, rows: PackedRows, hidden: np.ndarray) ->
   """
   sharing(model, other, f"boost={other.name!r}")
   if other.config.vocab_size != model.config.vocab_size:
-    raise ValueError(f"boost={other.name!r} has {other.config.vocab_size} tokens: accepted is a "
-                     f"model with the target's {model.config.vocab_size}.")  # fmt: skip
+    raise ValueError(
+      f"boost={other.name!r} has {other.config.vocab_size} tokens: accepted is a "
+      f"model with the target's {model.config.vocab_size}."
+    )
   small, large = Transformer(other.config), Transformer(model.config)
 
   @jax.jit
@@ -205,14 +207,25 @@ def main(config: Config) -> None:
   parts = [of_held_out(np.array([r]), training.steps) for r in range(len(held_out.tokens))]
   counts = np.array([part.weight.sum() for part in parts])
   agreed = np.array([float(measure(params, part)) for part in parts])
-  run.report(out, {
-    "layers": config.keep, "trained_parameters": optax.tree.size(trained),
-    "left": round(float(left), 4),
-    "agreement": round(float((agreed * counts).sum() / counts.sum()), 4),
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "layers": config.keep,
+      "trained_parameters": optax.tree.size(trained),
+      "left": round(float(left), 4),
+      "agreement": round(float((agreed * counts).sum() / counts.sum()), 4),
+    },
+  )
   if distributed.first():
-    hf.save(out / "model", small, params, model.tokenizer, template=model.template, stop=model.stop,
-            start=model.start)  # fmt: skip
+    hf.save(
+      out / "model",
+      small,
+      params,
+      model.tokenizer,
+      template=model.template,
+      stop=model.stop,
+      start=model.start,
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from specjax.models.skipping.duo import (
   read,
   scores,
   small,
-)  # fmt: skip
+)
 from specjax.train.recipe import answers, reading, run
 from specjax.train.recipe.config import Amount, Share
 from specjax.train.recipe.fit import batches, fit
@@ -76,9 +76,11 @@ def start(network: Network, params: Params, width: int) -> Params:
     norms = (jnp.linalg.norm(x, axis=axis) for x, axis in ((gate, 1), (up, 1), (down, 0)))
     top = jax.lax.top_k(functools.reduce(jnp.multiply, norms), width)[1]
     begin[layer] = Beside(
-      router=jnp.zeros((3, network.width)), bias=jnp.array([0, 0, 0.5]),
-      small_gate_up=jnp.concatenate([gate[top], up[top]]), small_down=down[:, top],
-    )._asdict()  # fmt: skip
+      router=jnp.zeros((3, network.width)),
+      bias=jnp.array([0, 0, 0.5]),
+      small_gate_up=jnp.concatenate([gate[top], up[top]]),
+      small_down=down[:, top],
+    )._asdict()
   return begin
 
 
@@ -155,21 +157,32 @@ def main(config: Config) -> None:
   rows, training = batches(train, config.training), config.training
   for part in ("mlps", "routers"):
     (out / part).mkdir(exist_ok=True)
-  mlps = fit(of_mlps, mlps, rows, training, out / "mlps", frozen=(model.params, routers),
-             draw=drawn)  # fmt: skip
+  mlps = fit(
+    of_mlps, mlps, rows, training, out / "mlps", frozen=(model.params, routers), draw=drawn
+  )
   training = dataclasses.replace(training, rate=config.router_rate)
-  routers = fit(of_routers, routers, rows, training, out / "routers", frozen=(model.params, mlps),
-                total=reading.penalised(config))  # fmt: skip
+  routers = fit(
+    of_routers,
+    routers,
+    rows,
+    training,
+    out / "routers",
+    frozen=(model.params, mlps),
+    total=reading.penalised(config),
+  )
   params = joined(model.params, mlps, routers)
   ways = {"whole": None, "duo": by(L, routed), "small": by(L, always(SMALL))}
   found = {
     name: jax.jit(functools.partial(loss_of, network, chosen=x))(params, rows=held_out)
     for name, x in ways.items()
   }
-  run.report(out, {
-    "held_out": {name: round(float(nats), 4) for name, (nats, _) in found.items()},
-    "kept": reading.kept_of_layers(found["duo"][1], held_out),
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "held_out": {name: round(float(nats), 4) for name, (nats, _) in found.items()},
+      "kept": reading.kept_of_layers(found["duo"][1], held_out),
+    },
+  )
   if distributed.first():
     files.save(out / "model", params[DUO], base=model.identity)
 

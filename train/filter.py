@@ -63,9 +63,12 @@ def new_filter(key: Array, window: int, hidden: int) -> Filter:
   """A filter with random weights."""
   into, out = jax.random.split(key)
   return Filter(
-    jax.random.normal(into, (hidden, window)) / window**0.5, jnp.zeros(hidden),
-    jax.random.normal(out, (window, hidden)) / hidden**0.5, jnp.zeros(window), jnp.float32(0.96),
-  )  # fmt: skip
+    jax.random.normal(into, (hidden, window)) / window**0.5,
+    jnp.zeros(hidden),
+    jax.random.normal(out, (window, hidden)) / hidden**0.5,
+    jnp.zeros(window),
+    jnp.float32(0.96),
+  )
 
 
 @run.on_mesh
@@ -96,8 +99,11 @@ def main(config: Config) -> None:
   best = fit(
     lambda params, _, batch, key: (means.over(batch.open, loss(params, batch)), {}),
     new_filter(new_key(config.training.seed), block, config.hidden),
-    batches(train, config.training, again=True), config.training, out, held_out=chooses,
-  )  # fmt: skip
+    batches(train, config.training, again=True),
+    config.training,
+    out,
+    held_out=chooses,
+  )
 
   def open_slots(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     """(the filter's probabilities that they are final, whether they are)."""
@@ -106,13 +112,16 @@ def main(config: Config) -> None:
 
   least = calibration.threshold(*open_slots(chooses), config.precision)
   final, right = open_slots(test)
-  run.report(out, {
-    "parameters": optax.tree.size(best) - 1,
-    "oracle_passes_over_one_by_one": round(share, 4),
-    "best_held_out_loss": round(float(loss(best, chooses)), 4),
-    "threshold": round(least, 4),
-    "held_out": calibration.passing(final > least, right) | {"slots": len(right)},
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "parameters": optax.tree.size(best) - 1,
+      "oracle_passes_over_one_by_one": round(share, 4),
+      "best_held_out_loss": round(float(loss(best, chooses)), 4),
+      "threshold": round(least, 4),
+      "held_out": calibration.passing(final > least, right) | {"slots": len(right)},
+    },
+  )
   if distributed.first():
     parts.save(out / "model", best._replace(least=jnp.float32(least)), base=model.identity)
 

@@ -144,8 +144,10 @@ def sizes(head: Head, params: Params) -> str:
   parts = {"/".join(path): x.size for path, x in flatten_dict(params["params"]).items()}
   largest = max(parts, key=lambda name: parts[name])
   total = sum(parts.values())
-  return (f"{head.name}: {total / 1e6:.2f}M parameters, {parts[largest] / 1e6:.2f}M of them in "
-          f"{largest}; {16 * total / 1e6:.0f} MB with gradient and moments.")  # fmt: skip
+  return (
+    f"{head.name}: {total / 1e6:.2f}M parameters, {parts[largest] / 1e6:.2f}M of them in "
+    f"{largest}; {16 * total / 1e6:.0f} MB with gradient and moments."
+  )
 
 
 def in_use(trained: Params, fixed: Params, dtype: Any) -> Params:
@@ -183,8 +185,9 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   """Trains the head of which `config.head` is the config, one of `heads`."""
   training = config.training
   if config.loss and not any(config.loss[:-1]):
-    raise ValueError(f"loss={' '.join(map(str, config.loss))}: accepted is a weight above 0 for "
-                     "one term at least.")  # fmt: skip
+    raise ValueError(
+      f"loss={' '.join(map(str, config.loss))}: accepted is a weight above 0 for one term at least."
+    )
   if config.online and (config.features or config.layers):
     raise ValueError("online=True keeps no states: accepted are no features and no layers.")
   out = run.begin(config)
@@ -192,8 +195,10 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
   name = next(name for name, (_, kind) in heads.items() if kind is type(config.head))
   head = built(heads[name][0], model.target, config.head)
   if config.loss and isinstance(head, Frames):
-    raise ValueError(f"loss={' '.join(map(str, config.loss))}: {name} is trained by CTC over all "
-                     "depths together, without other terms.")  # fmt: skip
+    raise ValueError(
+      f"loss={' '.join(map(str, config.loss))}: {name} is trained by CTC over all "
+      "depths together, without other terms."
+    )
   weights = losses.chosen(config.loss, head.loss) if config.loss else head.loss
   V = model.config.vocab_size
   W = config.draft_vocab if 0 < config.draft_vocab < V else None
@@ -233,12 +238,17 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
 
   spread = model.spread()
   trained = fit(
-    loss, own, lambda i: source.sample(order(i), i), training, out,
-    frozen=(spread.params, fixed), judge_every=config.judge_every,
+    loss,
+    own,
+    lambda i: source.sample(order(i), i),
+    training,
+    out,
+    frozen=(spread.params, fixed),
+    judge_every=config.judge_every,
     judge=None if isinstance(head, Frames) else passes,  # best guesses of frames may say nothing
     draw=drawn if config.noise else None,
     held_out=test.judged(training.batch),
-  )  # fmt: skip
+  )
 
   rates = objective.rates(in_use(trained, fixed, model.dtype), spread.params, test, training)
   choices = best_first(rates, config.nodes)
@@ -247,13 +257,16 @@ def main(config: Config, heads: Mapping[str, Named] = HEADS) -> None:
     for n in sorted({4, 8, 16, 32, config.nodes})
     if n <= config.nodes
   }
-  run.report(out, {
-    "head": name,
-    "parameters": sum(x.size for x in jax.tree.leaves(trained)),
-    "hit_rates": rates.round(4).tolist(),
-    # Frames that are right may say nothing.
-    **({} if isinstance(head, Frames) else {"expected_tokens_per_pass": expected}),
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "head": name,
+      "parameters": sum(x.size for x in jax.tree.leaves(trained)),
+      "hit_rates": rates.round(4).tolist(),
+      # Frames that are right may say nothing.
+      **({} if isinstance(head, Frames) else {"expected_tokens_per_pass": expected}),
+    },
+  )
   if distributed.first():
     whole = fixed | {"params": trained}
     checkpoint.save(out / "model", name, config.head, whole, choices, rates, base=model.identity)
@@ -269,13 +282,20 @@ def command(argv: Sequence[str] | None = None) -> int:
     return 2
   heads = HEADS | own
   config = dataclasses.make_dataclass(
-    "Config", [("head", _one_of(heads), Config.head)], bases=(Config,), frozen=True,
+    "Config",
+    [("head", _one_of(heads), Config.head)],
+    bases=(Config,),
+    frozen=True,
     namespace={"__doc__": Config.__doc__},
-  )  # fmt: skip
+  )
   return command_line.run(
-    functools.partial(main, heads=heads), config if own else Config, __doc__,
-    prog="python -m specjax.train.heads", argv=argv, markers=(tyro.conf.OmitSubcommandPrefixes,),
-  )  # fmt: skip
+    functools.partial(main, heads=heads),
+    config if own else Config,
+    __doc__,
+    prog="python -m specjax.train.heads",
+    argv=argv,
+    markers=(tyro.conf.OmitSubcommandPrefixes,),
+  )
 
 
 if __name__ == "__main__":

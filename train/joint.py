@@ -171,10 +171,16 @@ def main(config: Config) -> None:
 
   end = np.ones(training.batch, np.float32)
   trained = fit(
-    tuning.terms, {"updates": updates, "head": loaded.params["params"]}, step, training, out,
-    frozen=(model.params, fixed), judge_every=50, held_out=Step(test.judged(training.batch), end),
+    tuning.terms,
+    {"updates": updates, "head": loaded.params["params"]},
+    step,
+    training,
+    out,
+    frozen=(model.params, fixed),
+    judge_every=50,
+    held_out=Step(test.judged(training.batch), end),
     rates={"updates": 1.0, "head": config.heads_rate},
-  )  # fmt: skip
+  )
   params, own = lora.merge(model.params, trained["updates"]), fixed | {"params": trained["head"]}
 
   measure, parts = jax.jit(tuning.loss), list(test.every(training.batch))
@@ -183,15 +189,27 @@ def main(config: Config) -> None:
   ]
   shares = [part.weight[:, :, 0].sum() for part in parts]
   rates = Objective(head, vocabulary, network).rates(own, params, test, training)
-  run.report(out, {
-    "exactness": "a new model: its texts are not those of the old one",
-    **{name: round(float(np.average([x[name] for x in found], weights=shares)), 4)
-       for name in ("agreement", "teacher", "text", "text_before")},
-    "hit_rates": rates.round(4).tolist(),
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "exactness": "a new model: its texts are not those of the old one",
+      **{
+        name: round(float(np.average([x[name] for x in found], weights=shares)), 4)
+        for name in ("agreement", "teacher", "text", "text_before")
+      },
+      "hit_rates": rates.round(4).tolist(),
+    },
+  )
   if distributed.first():
-    hf.save(out / "model", model.config, jax.device_get(params), model.tokenizer,
-            template=model.template, stop=model.stop, start=model.start)  # fmt: skip
+    hf.save(
+      out / "model",
+      model.config,
+      jax.device_get(params),
+      model.tokenizer,
+      template=model.template,
+      stop=model.stop,
+      start=model.start,
+    )
     choices, base = best_first(rates, config.nodes), model.identity
     base = base._replace(name=str(out / "model"))
     checkpoint.save(out / "head", head.name, loaded.config, own, choices, rates, base=base)

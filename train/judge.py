@@ -81,8 +81,9 @@ def judgeable(part: str, tokens: JudgeLabels) -> JudgeLabels:
   """The tokens; ValueError where all of them are right, or all wrong: nothing tells these apart."""
   right, wrong = int(tokens.right.sum()), int((~tokens.right).sum())
   if not right or not wrong:
-    raise ValueError(f"{part} has {right} right and {wrong} wrong tokens: accepted are data with "
-                     "some of both.")  # fmt: skip
+    raise ValueError(
+      f"{part} has {right} right and {wrong} wrong tokens: accepted are data with some of both."
+    )
   return tokens
 
 
@@ -107,15 +108,20 @@ def main(config: Config) -> None:
     content = [ids for ids, _ in records]
     texts = [[document] for document in records]
     label = functools.partial(
-      mark, model, top_k=config.top_k, temperature=config.temperature, length=config.length,
+      mark,
+      model,
+      top_k=config.top_k,
+      temperature=config.temperature,
+      length=config.length,
       seed=config.training.seed,
-    )  # fmt: skip
+    )
   answers.check_held_out(config.held_out, len(records), least=2)
   half, cut = config.held_out // 2, config.held_out
   parts = {
-    labels.TRAIN: slice(cut, None), "held_out to choose": slice(half),
+    labels.TRAIN: slice(cut, None),
+    "held_out to choose": slice(half),
     "held_out to measure": slice(half, cut),
-  }  # fmt: skip
+  }
   rows = {
     name: labels.packed(name, list(itertools.chain(*texts[part])), config.length)
     for name, part in parts.items()
@@ -127,15 +133,21 @@ def main(config: Config) -> None:
   best = fit(
     lambda params, _, batch, key: (terms(params, batch), {}),
     Judge(jnp.zeros(model.config.width), jnp.zeros(())),
-    batches(train, config.training, again=True), config.training, out, held_out=chooses,
-  )  # fmt: skip
+    batches(train, config.training, again=True),
+    config.training,
+    out,
+    held_out=chooses,
+  )
 
-  run.report(out, {
-    "trained_on": {"right": int(train.right.sum()), "wrong": int((~train.right).sum())},
-    "best_held_out_loss": round(float(loss(best, chooses)), 4),
-    "tokens": measure(best, test),
-    "numbers": measure(best, JudgeLabels(*(x[test.number] for x in test))),
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "trained_on": {"right": int(train.right.sum()), "wrong": int((~train.right).sum())},
+      "best_held_out_loss": round(float(loss(best, chooses)), 4),
+      "tokens": measure(best, test),
+      "numbers": measure(best, JudgeLabels(*(x[test.number] for x in test))),
+    },
+  )
   if distributed.first():
     files.save(out / "model", best, base=model.identity)
 

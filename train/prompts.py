@@ -105,8 +105,10 @@ def write(model: Model, config: Config, out: pathlib.Path, seen: Seen) -> list[d
   written = writer.continued("questions", [start] * config.questions, config.longest_question)
   kept = [text for text in written if text is not None and seen.is_new(text)]
   if not kept:
-    raise ValueError(f"model={model.name!r} wrote no question that ended by itself: accepted is a "
-                     "chat model that was trained on what users say, too.")  # fmt: skip
+    raise ValueError(
+      f"model={model.name!r} wrote no question that ended by itself: accepted is a "
+      "chat model that was trained on what users say, too."
+    )
   records: list[dict[str, Any]] = [{"kind": "question", "question": text} for text in kept]
 
   asked = [[_user(text)] for text in kept[: config.texts]]

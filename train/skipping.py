@@ -75,24 +75,41 @@ def main(config: Config) -> None:
     return found, found
 
   total = reading.penalised(config) if fixed is None else operator.itemgetter("entropy")
-  trained = fit(loss, begin, batches(train, config.training), config.training, out,
-                frozen=model.params, total=total)  # fmt: skip
+  trained = fit(
+    loss,
+    begin,
+    batches(train, config.training),
+    config.training,
+    out,
+    frozen=model.params,
+    total=total,
+  )
   merged, chosen = lora.merge(model.params, trained["lora"]), trained.get("routers", fixed)
   (whole, _), (skipped, kept) = (
     jax.jit(functools.partial(loss_of, network, chosen=x))(params, rows=held_out)
     for params, x in ((model.params, None), (merged, chosen))
   )
-  run.report(out, {
-    "held_out": {"whole": round(float(whole), 4), "skipping": round(float(skipped), 4)},
-    "kept": reading.kept_of_layers(kept, held_out),
-  })  # fmt: skip
+  run.report(
+    out,
+    {
+      "held_out": {"whole": round(float(whole), 4), "skipping": round(float(skipped), 4)},
+      "kept": reading.kept_of_layers(kept, held_out),
+    },
+  )
   if not distributed.first():
     return
   if fixed is None:
     routers.save(out / "model", trained["lora"], chosen, base=model.identity)
   else:
-    hf.save(out / "model", network, jax.device_get(merged), model.tokenizer,
-            template=model.template, stop=model.stop, start=model.start)  # fmt: skip
+    hf.save(
+      out / "model",
+      network,
+      jax.device_get(merged),
+      model.tokenizer,
+      template=model.template,
+      stop=model.stop,
+      start=model.start,
+    )
 
 
 if __name__ == "__main__":

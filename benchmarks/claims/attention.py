@@ -81,12 +81,16 @@ def text(cells: list[dict], tolerance: float) -> str:
   for name, dtype in names:
     own = [c for c in cells if (c["implementation"], c["dtype"]) == (name, dtype)]
     errors = [c["error"] for c in own if c["error"] is not None]
-    rows.append({
-      "implementation": name, "dtype": dtype, "shapes": len(own),
-      "refused": sum(c["refusal"] is not None for c in own),
-      "failed": sum(failed(c, tolerance) for c in own),
-      "largest error": f"{np.max(errors):.1e}" if errors else "",
-    })  # fmt: skip
+    rows.append(
+      {
+        "implementation": name,
+        "dtype": dtype,
+        "shapes": len(own),
+        "refused": sum(c["refusal"] is not None for c in own),
+        "failed": sum(failed(c, tolerance) for c in own),
+        "largest error": f"{np.max(errors):.1e}" if errors else "",
+      }
+    )
   lines = [table.markdown(rows), "", f"Accepted is an error of {tolerance:g}.", ""]
   bad = [{k: v for k, v in c.items() if k != "refusal"} for c in cells if failed(c, tolerance)]
   lines += [f"- failed: {cell}" for cell in bad[:20]]
@@ -99,9 +103,11 @@ def main(config: Config) -> None:
   for dtype in config.dtypes:
     checks.choice("dtypes", dtype, ("bfloat16", "float16", "float32"))
   out = report.directory(config.out)
-  shapes = list(itertools.product(
-    config.int8, config.dtypes, config.nodes, config.widths, config.groups, config.capacity
-  ))  # fmt: skip
+  shapes = list(
+    itertools.product(
+      config.int8, config.dtypes, config.nodes, config.widths, config.groups, config.capacity
+    )
+  )
   cells: list[dict] = []
   for shape in report.progress(shapes, "comparing"):
     cells += compare(config, *shape)

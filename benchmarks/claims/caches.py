@@ -74,9 +74,12 @@ def follow(target: Target, params: Params, texts: np.ndarray, config: Config) ->
     for at in range(config.chunk - 1, config.length - config.chunk, config.chunk):
       started = time.perf_counter()
       cache, log_probs, best = read(
-        target, params, cache, text[:, at : at + config.chunk],
+        target,
+        params,
+        cache,
+        text[:, at : at + config.chunk],
         text[:, at + 1 : at + 1 + config.chunk],
-      )  # fmt: skip
+      )
       said.append(np.asarray(log_probs))
       likely.append(np.asarray(best))
       seconds.append(time.perf_counter() - started)
@@ -96,8 +99,9 @@ def main(config: Config) -> None:
   texts = texts[: config.limit]
   texts = texts[: len(texts) // config.batch * config.batch]  # one compiled shape
   if not texts:
-    raise ValueError(f"length={config.length}: fewer than batch={config.batch} prompts have so "
-                     "many tokens.")  # fmt: skip
+    raise ValueError(
+      f"length={config.length}: fewer than batch={config.batch} prompts have so many tokens."
+    )
   kinds = [build_cache(model, name) for name in (DENSE, *config.caches)]
   report.directory(config.out)
   rows, cells, dense = [], [], np.zeros(0)
@@ -106,11 +110,15 @@ def main(config: Config) -> None:
     likely = found.pop("likely")
     dense = likely if name == DENSE else dense
     cells.append({"cache": name, "agreement": float((likely == dense).mean()), **found})
-    rows.append({
-      "cache": name, "perplexity": f"{found['perplexity']:.3f}",
-      "agrees": f"{cells[-1]['agreement']:.1%}", "bytes / token": f"{found['bytes']:,.0f}",
-      "ms / pass": f"{found['ms']:.0f}",
-    })  # fmt: skip
+    rows.append(
+      {
+        "cache": name,
+        "perplexity": f"{found['perplexity']:.3f}",
+        "agrees": f"{cells[-1]['agreement']:.1%}",
+        "bytes / token": f"{found['bytes']:,.0f}",
+        "ms / pass": f"{found['ms']:.0f}",
+      }
+    )
   report.publish(config, {"caches": cells}, table.markdown(rows))
 
 

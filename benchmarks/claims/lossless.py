@@ -69,8 +69,11 @@ def answers(
     }
     for ticket in report.progress(list(tickets.values()), title):
       ticket.wait()
-  return [Text(t, tickets[t, i].tokens, tickets[t, i].passes)
-          for t in config.temperatures for i in range(len(ids))]  # fmt: skip
+  return [
+    Text(t, tickets[t, i].tokens, tickets[t, i].passes)
+    for t in config.temperatures
+    for i in range(len(ids))
+  ]
 
 
 def main(config: Config) -> None:
@@ -112,11 +115,17 @@ def main(config: Config) -> None:
     for j, t in enumerate(every):
       part = slice(j * len(ids), (j + 1) * len(ids))
       mine, plain = known[batch, name][part], known[turns[0]][part]
-      cells.append({
-        "temperature": t, "batch": batch, "drafter": name, "prompts": len(ids),
-        "tokens": sum(x.emitted for x in mine), **metrics.tau(mine),
-        "different": divergences(model, ids, mine, plain, t == 0),
-      })  # fmt: skip
+      cells.append(
+        {
+          "temperature": t,
+          "batch": batch,
+          "drafter": name,
+          "prompts": len(ids),
+          "tokens": sum(x.emitted for x in mine),
+          **metrics.tau(mine),
+          "different": divergences(model, ids, mine, plain, t == 0),
+        }
+      )
   rows = [
     {
       **{key: cell[key] for key in ("temperature", "batch", "drafter", "tokens")},

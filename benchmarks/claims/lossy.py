@@ -48,23 +48,28 @@ def main(config: Config) -> None:
     results = decode(ids, config.max_new_tokens)
     plain = results if rule == EXACT else plain
     pairs = list(zip(results, plain, strict=True))
-    cells.append({
-      "temperature": temperature, "rule": decode.label, **metrics.tau(results),
-      "other_text": sum(a.tokens != b.tokens for a, b in pairs),
-      "other_number": sum(
-        metrics.last_number(a.text) != metrics.last_number(b.text) for a, b in pairs
-      ),
-      "questions": len(pairs),
-    })  # fmt: skip
+    cells.append(
+      {
+        "temperature": temperature,
+        "rule": decode.label,
+        **metrics.tau(results),
+        "other_text": sum(a.tokens != b.tokens for a, b in pairs),
+        "other_number": sum(
+          metrics.last_number(a.text) != metrics.last_number(b.text) for a, b in pairs
+        ),
+        "questions": len(pairs),
+      }
+    )
   rows = [
     {
-      "T": f"{cell['temperature']:g}", "rule": cell["rule"],
+      "T": f"{cell['temperature']:g}",
+      "rule": cell["rule"],
       "tokens / pass": table.estimate(cell["tau"], cell["tau_interval"]),
       "other text": f"{cell['other_text']} of {cell['questions']}",
       "other number": f"{cell['other_number']} of {cell['questions']}",
     }
     for cell in cells
-  ]  # fmt: skip
+  ]
   report.publish(config, {"verifiers": cells}, table.markdown(rows))
 
 

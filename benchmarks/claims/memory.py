@@ -96,14 +96,19 @@ def main(config: Config) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
       found = pool.apply(decoded, (config.model, setting, config.rounds))
     cells.append(dataclasses.asdict(setting) | found)
-    rows.append({
-      "drafter": setting.drafter, "batch": setting.batch, "prompt": setting.prompt,
-      "cache": setting.cache, "weights": setting.weights,
-      "between rounds, MB": f"{found['held'] / 1e6:,.0f}",
-      "said": f"{found['said'] / found['held'] - 1:+.1%}",
-      "at most, MB": f"{found['peak'] / 1e6:,.0f}",
-      "said of it": f"{found['said_peak'] / found['peak'] - 1:+.1%}",
-    })  # fmt: skip
+    rows.append(
+      {
+        "drafter": setting.drafter,
+        "batch": setting.batch,
+        "prompt": setting.prompt,
+        "cache": setting.cache,
+        "weights": setting.weights,
+        "between rounds, MB": f"{found['held'] / 1e6:,.0f}",
+        "said": f"{found['said'] / found['held'] - 1:+.1%}",
+        "at most, MB": f"{found['peak'] / 1e6:,.0f}",
+        "said of it": f"{found['said_peak'] / found['peak'] - 1:+.1%}",
+      }
+    )
   report.publish(config, {"settings": cells}, table.markdown(rows))
 
 

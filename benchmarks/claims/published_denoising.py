@@ -42,9 +42,16 @@ from specjax.sampling import new_key
 
 NEW = 32  # slots of a text
 NETWORK = NetworkConfig(
-  vocab_size=48, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_length=128,
+  vocab_size=48,
+  width=32,
+  layers=2,
+  heads=4,
+  kv_heads=2,
+  head_dim=8,
+  mlp_width=48,
+  max_length=128,
   causal=False,
-)  # fmt: skip
+)
 FILES = {
   "llada": ("generate.py",),
   "fast_dllm": ("llada/generate.py", "v1/llada/generate.py"),
@@ -192,8 +199,15 @@ def theirs(
   import torch
 
   network = Network(model)
-  found = generate(network, torch.tensor([prompt]), gen_length=NEW, temperature=0.0,
-                   remasking="low_confidence", mask_id=model.mask, **options)  # fmt: skip
+  found = generate(
+    network,
+    torch.tensor([prompt]),
+    gen_length=NEW,
+    temperature=0.0,
+    remasking="low_confidence",
+    mask_id=model.mask,
+    **options,
+  )
   canvas = (found[0] if isinstance(found, tuple) else found)[0].tolist()
   new = range(len(prompt), len(canvas))
   return Decoded([canvas[i] for i in new], network.passes, [network.when[i] for i in new])
@@ -202,8 +216,10 @@ def theirs(
 def ours(model: specjax.Model, name: str, prompts: Sequence[list[int]]) -> list[Decoded]:
   """The prompts decoded by us."""
   results = DiffusionDecoder(model, name, batch=len(prompts))(prompts, NEW)
-  return [Decoded(r.tokens, r.passes, r.filling.when[len(r.prompt):NEW + len(r.prompt)])
-          for r in results]  # fmt: skip
+  return [
+    Decoded(r.tokens, r.passes, r.filling.when[len(r.prompt) : NEW + len(r.prompt)])
+    for r in results
+  ]
 
 
 def took_the_last(a: Decoded, b: Decoded, block: int) -> bool:
@@ -239,13 +255,18 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
   said = {True: "equal", False: "differ"}
   return [
     {
-      "program": c["program"], "function": c["function"],
-      "options": ", ".join(f"{k}={v}" for k, v in c["options"].items()), "ours": c["ours"],
-      "tokens": said[c["tokens"]], "passes": "{:.1f}, {:.1f}".format(*c["mean_passes"]),
-      "slots": said[c["when"]], "texts": "{} of {}".format(*c["texts"]), "verdict": c["verdict"],
+      "program": c["program"],
+      "function": c["function"],
+      "options": ", ".join(f"{k}={v}" for k, v in c["options"].items()),
+      "ours": c["ours"],
+      "tokens": said[c["tokens"]],
+      "passes": "{:.1f}, {:.1f}".format(*c["mean_passes"]),
+      "slots": said[c["when"]],
+      "texts": "{} of {}".format(*c["texts"]),
+      "verdict": c["verdict"],
     }
     for c in cells
-  ]  # fmt: skip
+  ]
 
 
 def make_model(seed: int) -> specjax.Model:

@@ -57,9 +57,16 @@ from specjax.verifiers.greedy import greedy
 from specjax.verifiers.typical import typical
 
 NETWORK = NetworkConfig(
-  vocab_size=12, width=32, layers=4, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_length=256,
+  vocab_size=12,
+  width=32,
+  layers=4,
+  heads=4,
+  kv_heads=2,
+  head_dim=8,
+  mlp_width=48,
+  max_length=256,
   tied=False,
-)  # fmt: skip
+)
 TARGET = transformer.target(NETWORK)
 EAGLE_JSON = {
   "model_type": "llama", "num_hidden_layers": 1, "hidden_size": NETWORK.width,
@@ -120,8 +127,9 @@ def settings() -> list[Setting]:
   rules = ((0.0,), (0.7, 0.09, 0.3), (1.0, 0.02, 0.1))
   return cells + [
     Setting("medusa", "Medusa", {"medusa_num_layers": layers}, (nodes,), rule)
-    for layers, nodes in ((1, 64), (1, 26), (2, 8)) for rule in rules
-  ]  # fmt: skip
+    for layers, nodes in ((1, 64), (1, 26), (2, 8))
+    for rule in rules
+  ]
 
 
 def build(
@@ -133,8 +141,9 @@ def build(
     cnets = modules["cnets" if setting.method == "EAGLE-3" else "cnets1"]
     embedding = np.array(TARGET.embed(params, jnp.arange(V)[None])[0])
     lm_head = np.array(TARGET.lm_head(params))
-    eagle = Eagle(cnets, modules["utils"], EAGLE_JSON | setting.options, setting.tree, embedding,
-                  lm_head, seed)  # fmt: skip
+    eagle = Eagle(
+      cnets, modules["utils"], EAGLE_JSON | setting.options, setting.tree, embedding, lm_head, seed
+    )
     nodes, depth, top_k = setting.tree
     return eagle, Dynamic(nodes, depth + 1, top_k)
   rates = np.sort(np.random.default_rng(seed).uniform(size=(HEADS, 10)))[:, ::-1]
@@ -150,25 +159,36 @@ def one_round(method: Method, weights: Weights, request: DecodeRequest, state: D
   noise = Noise(request.key, state.context.length)
   draft, _, evaluation, log_probs, _ = speculate.guess(method, weights, request, state, noise)
   verdict = method.verifier.verify(
-    weights.verifier, draft, log_probs, evaluation.features, noise, depth=method.drafter.depth,
+    weights.verifier,
+    draft,
+    log_probs,
+    evaluation.features,
+    noise,
+    depth=method.drafter.depth,
     proposal=method.drafter.proposal,
-  )  # fmt: skip
+  )
   after = speculate.decode_round(method, weights, request, state, Noise)
   return draft, evaluation, log_probs, verdict, after
 
 
 def follow(
-  published: Published, method: Method, weights: Weights, prompt: list[int], rounds: int,
+  published: Published,
+  method: Method,
+  weights: Weights,
+  prompt: list[int],
+  rounds: int,
   temperature: float,
-) -> list[Round]:  # fmt: skip
+) -> list[Round]:
   """A text by both."""
   depth, one = method.drafter.depth, jnp.ones(1)
   limit = len(prompt) + rounds * (depth + 1)
   capacity = limit + depth + 1
   request = DecodeRequest(
-    Settings(temperature * one, jnp.zeros(1, jnp.int32), one, 0 * one), request_keys(0, 0 * one),
-    jnp.full(1, limit + 1, jnp.int32), jnp.full(1, -1, jnp.int32),
-  )  # fmt: skip
+    Settings(temperature * one, jnp.zeros(1, jnp.int32), one, 0 * one),
+    request_keys(0, 0 * one),
+    jnp.full(1, limit + 1, jnp.int32),
+    jnp.full(1, -1, jnp.int32),
+  )
   text, length = jnp.asarray([prompt], jnp.int32), jnp.full(1, len(prompt), jnp.int32)
   layers = method.drafter.hidden_layers
   _, features = TARGET.prefill(weights.target, text, length, capacity, hidden_layers=layers)
@@ -221,15 +241,17 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
   names = {"eagle": ("total_tokens", "depth", "top_k"), "medusa": ("nodes",)}
   return [
     {
-      "method": c["method"], "head": _told(c["options"]),
+      "method": c["method"],
+      "head": _told(c["options"]),
       "tree": _told(dict(zip(names[c["program"]], c["tree"], strict=True))),
       "rule": _told(dict(zip(("temperature", "threshold", "alpha"), c["rule"], strict=False))),
       "equal trees": f"{c['trees']} of {c['rounds']}",
       "equal acceptance": f"{c['accepted']} of {c['rounds']}",
-      "accepted": f"{c['mean_accepted']:.2f}", "verdict": c["verdict"],
+      "accepted": f"{c['mean_accepted']:.2f}",
+      "verdict": c["verdict"],
     }
     for c in cells
-  ]  # fmt: skip
+  ]
 
 
 def _told(options: Mapping[str, Any]) -> str:

@@ -84,9 +84,12 @@ def by_hand(name: str, temperature: float) -> list[str]:
 
 
 def cell(
-  model: specjax.Model, items: Sequence[prompts.Item], batch: int, temperature: float,
+  model: specjax.Model,
+  items: Sequence[prompts.Item],
+  batch: int,
+  temperature: float,
   config: Config,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
   """The choice and what it was compared with, ready for JSON."""
   out = pathlib.Path(config.out) / f"batch-{batch}-temperature-{temperature:g}"
   out.mkdir(parents=True, exist_ok=True)
@@ -95,9 +98,13 @@ def cell(
   file.write_text("".join(json.dumps({"tokens": item.ids}) + "\n" for item in own))
   held_out = tune.MEASURED if temperature else 0
   settings = Tune(
-    drafters=config.drafters, prompts=str(file), max_new_tokens=config.max_new_tokens, batch=batch,
-    temperature=temperature, repeats=tune.repeats(len(own) - held_out, batch),
-  )  # fmt: skip
+    drafters=config.drafters,
+    prompts=str(file),
+    max_new_tokens=config.max_new_tokens,
+    batch=batch,
+    temperature=temperature,
+    repeats=tune.repeats(len(own) - held_out, batch),
+  )
   chosen = tune.run(model, settings, out)["chosen"]
   jax.clear_caches()  # a process may map 65530 pieces of memory
   tried = [draft for name in config.drafters for draft in by_hand(name, temperature)]

@@ -40,14 +40,31 @@ from specjax.sampling import new_key, request_keys
 
 MODELS = {
   "llada-8b": ModelConfig(
-    vocab_size=126464, width=4096, layers=32, heads=32, kv_heads=32, head_dim=128,
-    mlp_width=12288, rope_theta=500000.0, tied=False, causal=False,
+    vocab_size=126464,
+    width=4096,
+    layers=32,
+    heads=32,
+    kv_heads=32,
+    head_dim=128,
+    mlp_width=12288,
+    rope_theta=500000.0,
+    tied=False,
+    causal=False,
   ),
   "sdar-8b": ModelConfig(
-    vocab_size=151936, width=4096, layers=36, heads=32, kv_heads=8, head_dim=128,
-    mlp_width=12288, rope_theta=1000000.0, tied=False, qk_norm=True, causal=False,
+    vocab_size=151936,
+    width=4096,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    mlp_width=12288,
+    rope_theta=1000000.0,
+    tied=False,
+    qk_norm=True,
+    causal=False,
   ),
-}  # fmt: skip
+}
 """LLaDA sees the whole canvas, SDAR is causal over blocks."""
 
 
@@ -70,9 +87,11 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
   mesh = topology.mesh(name)
   everywhere = NamedSharding(mesh, PartitionSpec())
   model = dataclasses.replace(
-    MODELS[config.model], layers=layers, max_length=config.canvas + config.block,
+    MODELS[config.model],
+    layers=layers,
+    max_length=config.canvas + config.block,
     block_length=config.block if config.model == "sdar-8b" else None,
-  )  # fmt: skip
+  )
   B, L = config.batch, config.canvas + config.block
   network, blocks = denoiser.denoiser(model, model.vocab_size - 1), fixed(config.block)
   method = denoise.DenoiseMethod(
@@ -102,9 +121,9 @@ def compiled_for(name: str, cache: str, layers: int, config: Config) -> dict:
     spread = NamedSharding(mesh, sharding.KV_CACHE)
     rows = jax.tree.map(lambda x: placed(x, spread) if x.ndim == 4 else x, state.cache)
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    found, text = compiled.found(denoise.compiled_advance.lower(
-      method, own, request, state._replace(cache=rows), rounds
-    ))  # fmt: skip
+    found, text = compiled.found(
+      denoise.compiled_advance.lower(method, own, request, state._replace(cache=rows), rounds)
+    )
   chips = topology.CHIPS[name]
   shares = chips.data * chips.model  # of rows and heads
   copies = sum(

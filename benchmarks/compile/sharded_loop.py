@@ -67,8 +67,7 @@ def eagle3_drafter(target: LayeredTarget, config: Config, params: Params) -> tup
   taps = 0, target.layers // 2, target.layers
   head = HEADS["eagle3"][0](target, Eagle3Config(depth=5, hidden_layers=taps))
   vocabulary = jnp.arange(32000)
-  shapes = jax.eval_shape(functools.partial(head.init, vocabulary=vocabulary),
-                          new_key(0), params)  # fmt: skip
+  shapes = jax.eval_shape(functools.partial(head.init, vocabulary=vocabulary), new_key(0), params)
   weights = jax.tree.map(
     lambda x: x.update(dtype=jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, shapes
   )
@@ -112,9 +111,10 @@ def compiled_for(name: str, size: Size, layers: int, cache: str, config: Config)
     if cache == DENSE:
       spread = NamedSharding(mesh, sharding.KV_CACHE)  # the target's, and a head's own
       state = jax.tree.map(
-        lambda x: x._replace(kv=placed(x.kv, spread)) if isinstance(x, Cache) else x, state,
+        lambda x: x._replace(kv=placed(x.kv, spread)) if isinstance(x, Cache) else x,
+        state,
         is_leaf=lambda x: isinstance(x, Cache),
-      )  # fmt: skip
+      )
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     lowered = speculate.compiled_advance.lower(method, params, asked, state, rounds)
     found, text = compiled.found(lowered)
@@ -136,8 +136,10 @@ def main(config: Config) -> None:
   if config.caches != (DENSE,):
     for name in config.topologies:
       if topology.CHIPS[name].data * topology.CHIPS[name].model > 1:
-        raise ValueError(f"topologies={name!r}: accepted with caches={' '.join(config.caches)} "
-                         "are topologies of one chip.")  # fmt: skip
+        raise ValueError(
+          f"topologies={name!r}: accepted with caches={' '.join(config.caches)} "
+          "are topologies of one chip."
+        )
   compiled.check_layers(config.layers)
   report.directory(config.out)
   cells = []

@@ -106,30 +106,41 @@ def main(config: Config) -> None:
     pairs = [(prompt, r.tokens) for prompt, r in zip(ids, results, strict=True)]
     log_prob = sum(x.log_prob for x in likelihood.causal(judge, pairs, config.batch))
     good = [metrics.last_number(r.text) == want for r, want in zip(results, right, strict=True)]
-    cells.append({
-      "method": name, "passes": sum(r.passes for r in results) / len(ids),
-      "tokens": tokens / len(ids), "seconds": seconds / len(ids), "nats": -log_prob / tokens,
-      "right": sum(good), "questions": len(ids), "texts": [r.text for r in results],
-    })  # fmt: skip
+    cells.append(
+      {
+        "method": name,
+        "passes": sum(r.passes for r in results) / len(ids),
+        "tokens": tokens / len(ids),
+        "seconds": seconds / len(ids),
+        "nats": -log_prob / tokens,
+        "right": sum(good),
+        "questions": len(ids),
+        "texts": [r.text for r in results],
+      }
+    )
     with file.open("a") as log:
       log.write(json.dumps(cells[-1]) + "\n")
   rows = [
     {
-      "method": f"`{cell['method']}`", "passes": f"{cell['passes']:.1f}",
-      "tokens": f"{cell['tokens']:.1f}", "seconds": f"{cell['seconds']:.2f}",
-      "nats": f"{cell['nats']:.2f}", "right": f"{cell['right']} of {cell['questions']}",
+      "method": f"`{cell['method']}`",
+      "passes": f"{cell['passes']:.1f}",
+      "tokens": f"{cell['tokens']:.1f}",
+      "seconds": f"{cell['seconds']:.2f}",
+      "nats": f"{cell['nats']:.2f}",
+      "right": f"{cell['right']} of {cell['questions']}",
       "as alone": _alike(cell, cells),
     }
     for cell in cells
-  ]  # fmt: skip
+  ]
   summary: dict[str, Any] = {"denoisers": cells}
   lines = []
   if config.bound:
     summary["bound"] = found = _bounds(config, model, judge, ids)
     lines = [
       f"A token of the data's answers takes {found['judge']:.2f} nats under {judge.name} and at "
-      f"most {found['denoiser']:.2f} under {model.name}.", "",
-    ]  # fmt: skip
+      f"most {found['denoiser']:.2f} under {model.name}.",
+      "",
+    ]
   plots = {"likelihood": denoising.likelihood(cells, config.judge)}
   training = Path(config.model).parent / "metrics.jsonl"
   if training.exists():

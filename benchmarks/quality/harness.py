@@ -65,27 +65,40 @@ def main(config: Config) -> None:
   methods = config.methods or (("none",) if model.config.causal else ("confidence",))
   harnesses = {
     method: Harness(
-      decoder(model, method, config.batch), samples=config.samples,
+      decoder(model, method, config.batch),
+      samples=config.samples,
       max_new_tokens=config.max_new_tokens,
     )
     for method in methods
-  }  # fmt: skip
+  }
   report.directory(config.out)
   cells = []
   for method, harness in harnesses.items():
     begin = time.perf_counter()
     found = lm_eval.simple_evaluate(
-      harness, tasks=list(config.tasks), num_fewshot=config.shots, limit=config.limit,
-      apply_chat_template=config.chat, task_manager=manager, log_samples=False,
-    )  # fmt: skip
-    cells.append({
-      "method": method, "seconds": time.perf_counter() - begin, "tasks": found["results"],
-      "tokens_per_pass": harness.emitted / harness.passes if harness.passes else None,
-    })  # fmt: skip
+      harness,
+      tasks=list(config.tasks),
+      num_fewshot=config.shots,
+      limit=config.limit,
+      apply_chat_template=config.chat,
+      task_manager=manager,
+      log_samples=False,
+    )
+    cells.append(
+      {
+        "method": method,
+        "seconds": time.perf_counter() - begin,
+        "tasks": found["results"],
+        "tokens_per_pass": harness.emitted / harness.passes if harness.passes else None,
+      }
+    )
   rows = [
     {
-      "method": cell["method"], "task": task, "metric": metric,
-      "value": f"{value:.4f}", "standard error": figures.get(_error(metric), ""),
+      "method": cell["method"],
+      "task": task,
+      "metric": metric,
+      "value": f"{value:.4f}",
+      "standard error": figures.get(_error(metric), ""),
       "tokens / pass": table.estimate(cell["tokens_per_pass"] or 1.0),
       "seconds": f"{cell['seconds']:.0f}",
     }
@@ -93,7 +106,7 @@ def main(config: Config) -> None:
     for task, figures in cell["tasks"].items()
     for metric, value in figures.items()
     if isinstance(value, float) and "_stderr" not in metric
-  ]  # fmt: skip
+  ]
   report.publish(config, {"methods": cells}, table.markdown(rows), packages=("lm_eval",))
 
 

@@ -152,12 +152,13 @@ def main(config: Config) -> None:
   cells.append(Cell(f"an oracle over {len(patterns)} patterns", read, None, token))
   shown = [
     {
-      "choice": cell.choice, "MLPs read %": f"{100 * cell.share:.0f}",
+      "choice": cell.choice,
+      "MLPs read %": f"{100 * cell.share:.0f}",
       "nats, text": "-" if cell.text is None else f"{cell.text:.2f}",
       "nats, token": f"{cell.token:.2f}",
     }
     for cell in cells
-  ]  # fmt: skip
+  ]
   figures = {
     "choices": [cell._asdict() for cell in cells],
     "chances": np.round(np.asarray(chances, np.float64), 3).tolist(),

@@ -60,36 +60,42 @@ def main(config: Config) -> None:
   cells = []
   for name, model in models.items():
     drafted = specjax.Decoder(model, config.drafter)(ids, config.max_new_tokens)
-    good = sum(
-      metrics.last_number(r.text) == x for r, x in zip(said[name], right, strict=True)
-    )  # fmt: skip
+    good = sum(metrics.last_number(r.text) == x for r, x in zip(said[name], right, strict=True))
     tokens = sum(r.emitted for r in said[name])
     nats, share = read(model, config, len(ids))
-    cells.append({
-      "skipping": name, "right": good, "questions": len(ids),
-      "nats": nats, "share": share,
-      "interval": metrics.wilson_interval(good, len(ids)),
-      "equal": sum(a.tokens == b.tokens for a, b in zip(said[name], drafted, strict=True)),
-      "ms": 1e3 * float(np.median(seconds[name])) / tokens, "tokens": tokens,
-      "per_forward": sum(r.emitted for r in drafted) / sum(r.passes for r in drafted),
-      "like_whole": sum(
-        a.tokens == b.tokens for a, b in zip(said[name], said[WHOLE], strict=True)
-      ),
-    })  # fmt: skip
+    cells.append(
+      {
+        "skipping": name,
+        "right": good,
+        "questions": len(ids),
+        "nats": nats,
+        "share": share,
+        "interval": metrics.wilson_interval(good, len(ids)),
+        "equal": sum(a.tokens == b.tokens for a, b in zip(said[name], drafted, strict=True)),
+        "ms": 1e3 * float(np.median(seconds[name])) / tokens,
+        "tokens": tokens,
+        "per_forward": sum(r.emitted for r in drafted) / sum(r.passes for r in drafted),
+        "like_whole": sum(
+          a.tokens == b.tokens for a, b in zip(said[name], said[WHOLE], strict=True)
+        ),
+      }
+    )
   rows = [
     {
-      "skipping": cell["skipping"], "nats": f"{cell['nats']:.2f}",
+      "skipping": cell["skipping"],
+      "nats": f"{cell['nats']:.2f}",
       "MLPs read %": f"{100 * cell['share']:.0f}",
       "right %": table.estimate(
         100 * cell["right"] / cell["questions"], [100 * x for x in cell["interval"]]
       ),
       "texts of the whole model": f"{cell['like_whole']} of {cell['questions']}",
-      "ms / token": f"{cell['ms']:.2f}", "speed-up": f"{cells[0]['ms'] / cell['ms']:.2f}",
+      "ms / token": f"{cell['ms']:.2f}",
+      "speed-up": f"{cells[0]['ms'] / cell['ms']:.2f}",
       f"tokens / pass by {config.drafter}": f"{cell['per_forward']:.2f}",
       "drafted texts equal": f"{cell['equal']} of {cell['questions']}",
     }
     for cell in cells
-  ]  # fmt: skip
+  ]
   report.publish(config, {"skippings": cells}, table.markdown(rows))
 
 

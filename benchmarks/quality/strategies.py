@@ -138,11 +138,16 @@ def main(config: Config) -> None:
     said = answer(ids)
     seconds = time.perf_counter() - begin
     good = [metrics.last_number(x.text) == want for x, want in zip(said, right, strict=True)]
-    cells.append({
-      "strategy": name, "right": sum(good), "questions": len(good),
-      "interval": metrics.wilson_interval(sum(good), len(good)),
-      "tokens": sum(x.tokens for x in said), "seconds": seconds,
-    })  # fmt: skip
+    cells.append(
+      {
+        "strategy": name,
+        "right": sum(good),
+        "questions": len(good),
+        "interval": metrics.wilson_interval(sum(good), len(good)),
+        "tokens": sum(x.tokens for x in said),
+        "seconds": seconds,
+      }
+    )
     with file.open("a") as log:
       log.write(json.dumps(cells[-1]) + "\n")
   rows = [
@@ -151,10 +156,11 @@ def main(config: Config) -> None:
       "right %": table.estimate(
         100 * cell["right"] / cell["questions"], [100 * x for x in cell["interval"]]
       ),
-      "tokens": f"{cell['tokens']}", "seconds": f"{cell['seconds']:.1f}",
+      "tokens": f"{cell['tokens']}",
+      "seconds": f"{cell['seconds']:.1f}",
     }
     for cell in cells
-  ]  # fmt: skip
+  ]
   report.publish(config, {"strategies": cells}, table.markdown(rows))
 
 

@@ -59,9 +59,12 @@ def measure(model: specjax.Model, name: str, path: str, items, config: Config) -
   rates, pseudo = np.asarray(loaded.hit_rates), isinstance(loaded.head, PseudoRows)
   part = Part(loaded.head.name, (), path)
   filler = fillers.Filler(
-    part, lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
-    loaded.params, rates, pseudo,
-  )  # fmt: skip
+    part,
+    lambda tree, guesses: drafting.drafter(loaded.head, tree, guesses or None),
+    loaded.params,
+    rates,
+    pseudo,
+  )
   context = max(len(item.ids) for item in items) + config.max_new_tokens // 2
   options = [c for c in choice.candidates(part, rates, pseudo) if c.nodes <= 2 * config.nodes]
   settings = Tune(drafters=(name,), batch=config.batch)
@@ -75,8 +78,9 @@ def measure(model: specjax.Model, name: str, path: str, items, config: Config) -
   dynamic = Part("dynamic", (config.nodes, min(len(rates), config.nodes - 1), config.beam))
   names = {
     SAME: grammar.show([part._replace(numbers=(config.nodes,), decorations=some)]),
-    DYNAMIC: grammar.show([part._replace(decorations=(dynamic,))]), OWN: own.name,
-  }  # fmt: skip
+    DYNAMIC: grammar.show([part._replace(decorations=(dynamic,))]),
+    OWN: own.name,
+  }
   decoders = {kind: Decoder(model, one, batch=config.batch) for kind, one in names.items()}
   decoders[bench.PLAIN] = Decoder(model, batch=config.batch)
   ids = [item.ids for item in items]
@@ -119,8 +123,10 @@ def main(config: Config) -> None:
   found = sorted(p.parent.name for p in pathlib.Path(config.heads).glob("*/model"))
   names = config.only or tuple(found)
   if not names or not set(names) <= set(found):
-    raise ValueError(f"heads={config.heads!r}, only={' '.join(config.only)!r}: the directory has "
-                     f"the heads {', '.join(found) or '(none)'}.")  # fmt: skip
+    raise ValueError(
+      f"heads={config.heads!r}, only={' '.join(config.only)!r}: the directory has "
+      f"the heads {', '.join(found) or '(none)'}."
+    )
   items = config.read(model)
   out = report.directory(config.out)
   fixed = ("heads", "max_new_tokens", "nodes", "beam", "repeats", "batch")

@@ -60,12 +60,20 @@ def main(config: Config) -> None:
   small, large = config.capacity
   report.check(config, "nodes", "length", "steps", "repeats")
   if not config.length + config.nodes <= small <= large:
-    raise ValueError(f"capacity={small} {large}: accepted are {config.length + config.nodes}, the "
-                     "text's length and the nodes, or more, the smaller first.")  # fmt: skip
+    raise ValueError(
+      f"capacity={small} {large}: accepted are {config.length + config.nodes}, the "
+      "text's length and the nodes, or more, the smaller first."
+    )
   model = ModelConfig(
-    vocab_size=2048, width=config.width, layers=config.layers, heads=8, kv_heads=4, head_dim=64,
-    mlp_width=4 * config.width, max_length=max(config.capacity),
-  )  # fmt: skip
+    vocab_size=2048,
+    width=config.width,
+    layers=config.layers,
+    heads=8,
+    kv_heads=4,
+    head_dim=64,
+    mlp_width=4 * config.width,
+    max_length=max(config.capacity),
+  )
   report.directory(config.out)
   params = transformer.init(model, new_key(0))
   at_capacity = functools.partial(step, config, model, params)
@@ -75,11 +83,13 @@ def main(config: Config) -> None:
     ways[f"capacity {large}, one product"] = at_capacity(large)
   turns = np.array([[once() for once in ways.values()] for _ in range(1 + config.repeats)])[1:]
   rows = [
-    {"cache": name,
-     "ms of a step": "{:.1f} [{:.1f}, {:.1f}]".format(*np.percentile(each, (50, 25, 75))),
-     "of the first": f"{np.median(each / turns[:, 0]):.2f}"}
+    {
+      "cache": name,
+      "ms of a step": "{:.1f} [{:.1f}, {:.1f}]".format(*np.percentile(each, (50, 25, 75))),
+      "of the first": f"{np.median(each / turns[:, 0]):.2f}",
+    }
     for name, each in zip(ways, turns.T, strict=True)
-  ]  # fmt: skip
+  ]
   times = dict(zip(ways, turns.T.tolist(), strict=True))
   report.publish(config, {"milliseconds": times}, table.markdown(rows))
 

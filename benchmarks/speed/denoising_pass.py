@@ -69,8 +69,9 @@ def loop_of(network: Denoiser, cache: CanvasCache, params: Params, canvas: Canva
 def main(config: Config) -> None:
   report.check(config, "canvas", "block", "batch", "repeats")
   if max(config.block) > config.canvas // 2:
-    raise ValueError(f"block={max(config.block)}: accepted is up to {config.canvas // 2}, half of "
-                     "the canvas.")  # fmt: skip
+    raise ValueError(
+      f"block={max(config.block)}: accepted is up to {config.canvas // 2}, half of the canvas."
+    )
   model = dataclasses.replace(SIZES[config.size], causal=False, max_length=config.canvas)
   network = denoiser(model, mask=model.vocab_size - 1)
   report.directory(config.out)
@@ -86,7 +87,7 @@ def main(config: Config) -> None:
   rows = [
     {"pass": name, "ms": f"{1e3 * each:.2f}", "of the whole": f"{each / seconds[0]:.1%}"}
     for name, each in zip(ways, seconds, strict=True)
-  ]  # fmt: skip
+  ]
   found = {"seconds": dict(zip(ways, seconds, strict=True))}
   report.publish(config, found, table.markdown(rows))
 

@@ -47,9 +47,13 @@ class Config:
 
 @functools.partial(jax.jit, static_argnames=("method", "stage"))
 def passes(
-  method: denoise.DenoiseMethod, stage: str, weights: denoise.Weights,
-  request: denoise.DenoiseRequest, state: denoise.DenoiseState, count: jax.Array,
-) -> denoise.DenoiseState:  # fmt: skip
+  method: denoise.DenoiseMethod,
+  stage: str,
+  weights: denoise.Weights,
+  request: denoise.DenoiseRequest,
+  state: denoise.DenoiseState,
+  count: jax.Array,
+) -> denoise.DenoiseState:
   """`count` times the next pass of a state; each waits for the one before."""
   tokens = state.canvas.tokens
 
@@ -102,10 +106,14 @@ def main(config: Config) -> None:
   for name, own in zip(timed, np.split(seconds, len(timed), axis=1), strict=True):
     found[name] = dict(zip(STAGES, np.median(own, 0).tolist(), strict=True))
     share = np.median(own[:, :2] / own[:, 2:], 0)
-    rows.append({
-      "method": f"`{name}`", "ms of a pass": f"{1e3 * found[name]['whole']:.2f}",
-      "layers": f"{share[0]:.0%}", "with logits": f"{share[1]:.0%}",
-    })  # fmt: skip
+    rows.append(
+      {
+        "method": f"`{name}`",
+        "ms of a pass": f"{1e3 * found[name]['whole']:.2f}",
+        "layers": f"{share[0]:.0%}",
+        "with logits": f"{share[1]:.0%}",
+      }
+    )
   report.publish(config, {"seconds": found}, table.markdown(rows))
 
 

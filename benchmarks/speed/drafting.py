@@ -67,16 +67,27 @@ def main(config: Config) -> None:
     ).seconds
     for name, (drafter, weights) in built.items():
       (seconds,) = measure([drafter], weights, config.context, batch=batch, repeats=config.repeats)
-      cells.append({"drafter": name, "batch": batch, "seconds": seconds, "pass": one,
-                    "state": kept(model, drafter, weights, config.context),
-                    "weights": memory.size_of(weights)})  # fmt: skip
+      cells.append(
+        {
+          "drafter": name,
+          "batch": batch,
+          "seconds": seconds,
+          "pass": one,
+          "state": kept(model, drafter, weights, config.context),
+          "weights": memory.size_of(weights),
+        }
+      )
   rows = [
-    {"drafter": c["drafter"], "batch": c["batch"], "ms": f"{1e3 * c['seconds']:.2f}",
-     "of a pass over one node": f"{100 * c['seconds'] / c['pass']:.1f} %",
-     "kept for a text, MB": f"{c['state'] / 1e6:.2f}",
-     "shared, MB": f"{c['weights'] / 1e6:.2f}"}
+    {
+      "drafter": c["drafter"],
+      "batch": c["batch"],
+      "ms": f"{1e3 * c['seconds']:.2f}",
+      "of a pass over one node": f"{100 * c['seconds'] / c['pass']:.1f} %",
+      "kept for a text, MB": f"{c['state'] / 1e6:.2f}",
+      "shared, MB": f"{c['weights'] / 1e6:.2f}",
+    }
     for c in cells
-  ]  # fmt: skip
+  ]
   report.publish(config, {"cells": cells}, table.markdown(rows))
 
 

@@ -105,10 +105,15 @@ def read(config: Config, model: specjax.Model) -> list[dict[str, Any]]:
   )
   columns = config.nodes, union, chance, cost.seconds, cost.relative
   return [
-    {"nodes": n, "experts read": f"{u:.2f} of {model.config.experts.count}",
-     "by chance": f"{c:.2f}", "ms of a pass": f"{1e3 * s:.2f}", "passes over one": f"{times:.2f}"}
+    {
+      "nodes": n,
+      "experts read": f"{u:.2f} of {model.config.experts.count}",
+      "by chance": f"{c:.2f}",
+      "ms of a pass": f"{1e3 * s:.2f}",
+      "passes over one": f"{times:.2f}",
+    }
     for n, u, c, s, times in zip(*columns, strict=True)
-  ]  # fmt: skip
+  ]
 
 
 def main(config: Config) -> None:

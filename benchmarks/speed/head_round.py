@@ -87,16 +87,25 @@ def main(config: Config) -> None:
     lambda x: x.astype(config.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, weights
   )
   cost = verify_cost.measure(
-    target, params, config.context, batch=config.batch, nodes=(1, config.nodes),
+    target,
+    params,
+    config.context,
+    batch=config.batch,
+    nodes=(1, config.nodes),
     repeats=config.repeats,
-  )  # fmt: skip
+  )
   found: dict = {"verify": cost._asdict(), "head_parameters": optax.tree.size(weights["params"])}
   report.save(out, report.summary(config, found), cost.markdown)  # what follows may fail
   commit = commit_seconds(config, target, params)
   (draft,) = draft_cost.measure(
-    target, params, [drafting.drafter(head, tree)], weights, config.context, batch=config.batch,
+    target,
+    params,
+    [drafting.drafter(head, tree)],
+    weights,
+    config.context,
+    batch=config.batch,
     repeats=config.repeats,
-  )  # fmt: skip
+  )
   one, verify = cost.seconds
   whole = verify + draft
   found |= {"draft_seconds": draft, "commit_seconds": commit, "draft_share": draft / whole,
@@ -104,10 +113,13 @@ def main(config: Config) -> None:
   rows = [
     {"part": name, "ms": f"{1e3 * each:.2f}", "of the round": f"{each / whole:.1%}"}
     for name, each in {
-      f"pass over {config.nodes} nodes, with its commit": verify, "draft": draft,
-      "commit by itself": commit, "the round": whole, "pass over one node": one,
+      f"pass over {config.nodes} nodes, with its commit": verify,
+      "draft": draft,
+      "commit by itself": commit,
+      "the round": whole,
+      "pass over one node": one,
     }.items()
-  ]  # fmt: skip
+  ]
   report.publish(config, found, table.markdown(rows))
 
 

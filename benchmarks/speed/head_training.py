@@ -95,9 +95,13 @@ def main(config: Config) -> None:
   def reads(count: int):
     return [read(frozen, rows) for _ in range(count)]
 
-  seconds = dict(zip(("the head's step", "the target's pass"), np.median(
-    timing.per_pass([steps, reads], config.repeats), 0
-  ).tolist(), strict=True))  # fmt: skip
+  seconds = dict(
+    zip(
+      ("the head's step", "the target's pass"),
+      np.median(timing.per_pass([steps, reads], config.repeats), 0).tolist(),
+      strict=True,
+    )
+  )
   positions = config.batch * config.points
   found = {"seconds": seconds, "positions_per_second": positions / seconds["the head's step"],
            "tokens_per_second": config.batch * config.length / seconds["the target's pass"],

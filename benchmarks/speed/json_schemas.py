@@ -115,15 +115,20 @@ def main(config: Config) -> None:
   costs = mask_costs(model, asked, plain) or [float("nan")]
   mean, worst = float(np.mean(costs)), float(np.percentile(costs, 99))
   rows = [
-    {"drafter": name.replace("|", r"\|"), "cut": f["cut"],
-     "valid": f"{f['valid']} of {f['valid'] + f['invalid']}",
-     "tokens per pass": f"{f['tokens_per_pass']:.2f}",
-     "ms per token": f"{f['ms_per_token']:.2f}",
-     "texts of the first": f"{f['same_as_first']} of {len(asked)}"}
+    {
+      "drafter": name.replace("|", r"\|"),
+      "cut": f["cut"],
+      "valid": f"{f['valid']} of {f['valid'] + f['invalid']}",
+      "tokens per pass": f"{f['tokens_per_pass']:.2f}",
+      "ms per token": f"{f['ms_per_token']:.2f}",
+      "texts of the first": f"{f['same_as_first']} of {len(asked)}",
+    }
     for name, f in found.items()
-  ]  # fmt: skip
-  text = (f"{table.markdown(rows)}\n\nMasks: {mean:.0f} microseconds per node on average, "
-          f"{worst:.0f} at the 99th percentile of chains.")  # fmt: skip
+  ]
+  text = (
+    f"{table.markdown(rows)}\n\nMasks: {mean:.0f} microseconds per node on average, "
+    f"{worst:.0f} at the 99th percentile of chains."
+  )
   masks = {"mean_us_per_node": mean, "p99_us_per_node": worst}
   report.publish(config, {"drafters": found, "masks": masks}, text, packages=("llguidance",))
 

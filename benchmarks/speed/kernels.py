@@ -77,8 +77,14 @@ def jax_nn(q, k, v, length, k_tree, v_tree, mask) -> Array:
 
 def measure(config: Config, B: int, N: int, length: int) -> dict:
   """Seconds of each way, and of a copy of the bytes that are seen."""
-  shape = tune.Config(heads=config.heads, kv_heads=config.kv_heads, width=config.width,
-                      dtype=config.dtype, batch=B, nodes=N)  # fmt: skip
+  shape = tune.Config(
+    heads=config.heads,
+    kv_heads=config.kv_heads,
+    width=config.width,
+    dtype=config.dtype,
+    batch=B,
+    nodes=N,
+  )
   arguments = tune.draw(shape, config.capacity or length, length)
   q, k, v, lengths = arguments[:4]
   reasons = refusals(q, k, lengths)
@@ -139,13 +145,19 @@ def text(groups: dict[tuple[int, int], list[dict]], even: dict, failures: list[s
   cells = [cell for group in groups.values() for cell in group]
   rows = [
     {
-      "batch": cell["batch"], "seen": cell["length"], "nodes": cell["nodes"],
-      "MB": f"{cell['bytes'] / 1e6:.2f}", "copy GB/s": f"{cell['copy_bytes_per_second'] / 1e9:.1f}",
-      "way": name, "us": f"{1e6 * each:.0f}", "GB/s": f"{cell['bytes'] / each / 1e9:.1f}",
+      "batch": cell["batch"],
+      "seen": cell["length"],
+      "nodes": cell["nodes"],
+      "MB": f"{cell['bytes'] / 1e6:.2f}",
+      "copy GB/s": f"{cell['copy_bytes_per_second'] / 1e9:.1f}",
+      "way": name,
+      "us": f"{1e6 * each:.0f}",
+      "GB/s": f"{cell['bytes'] / each / 1e9:.1f}",
       "of copy": f"{cell['share_of_copy'][name]:.0%}",
     }
-    for cell in cells for name, each in cell["seconds"].items()
-  ]  # fmt: skip
+    for cell in cells
+    for name, each in cell["seconds"].items()
+  ]
   lines = [table.markdown(rows), ""]
   if cells:
     first = max(groups.values(), key=bool)[-1]
@@ -163,8 +175,11 @@ def main(config: Config) -> None:
     checks.choice("ways", name, WAYS)
   groups: dict[tuple[int, int], list[dict]] = {}
   failures: list[str] = []
-  where = [pair for pair in itertools.product(config.batch, config.lengths)
-           if math.prod(pair) <= config.most]  # fmt: skip
+  where = [
+    pair
+    for pair in itertools.product(config.batch, config.lengths)
+    if math.prod(pair) <= config.most
+  ]
   if not where:
     least = min(config.batch) * min(config.lengths)
     checks.refuse("most", config.most, f"{least} or more, the rows of the smallest cell")
@@ -177,8 +192,9 @@ def main(config: Config) -> None:
       failures.append(f"batch {B}, {length} rows, {N} nodes: {command_line.sentence(error)[:300]}")
     even = {
       f"batch {b}, {seen} rows seen": {name: break_even(each, name) for name in config.ways}
-      for (b, seen), each in groups.items() if each
-    }  # fmt: skip
+      for (b, seen), each in groups.items()
+      if each
+    }
     cells = [cell for each in groups.values() for cell in each]
     found = {"rows": cells, "break_even": even, "failures": failures}
     report.save(out, report.summary(config, found), text(groups, even, failures))

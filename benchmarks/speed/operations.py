@@ -49,9 +49,11 @@ def recorded(folder: str) -> list[tuple[float, str]]:
   events = [
     (event.start_ns, event.name)
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes
-    for line in plane.lines if line.name.startswith("tf_XLA")
-    for event in line.events if re.fullmatch(r"[a-z][\w.-]*", event.name)
-  ]  # fmt: skip
+    for line in plane.lines
+    if line.name.startswith("tf_XLA")
+    for event in line.events
+    if re.fullmatch(r"[a-z][\w.-]*", event.name)
+  ]
   return sorted(events)
 
 
@@ -74,10 +76,14 @@ def operations(target, params, context: int, nodes: int) -> list[dict[str, Any]]
     time[kind] += end - start
     count[kind] += 1
   return [
-    {"operation": name, "shape": shape, "a pass": f"{count[name, shape] / PASSES:.0f}",
-     "ms": f"{each / 1e6 / PASSES:.2f}"}
+    {
+      "operation": name,
+      "shape": shape,
+      "a pass": f"{count[name, shape] / PASSES:.0f}",
+      "ms": f"{each / 1e6 / PASSES:.2f}",
+    }
     for (name, shape), each in sorted(time.items(), key=lambda item: -item[1])
-  ]  # fmt: skip
+  ]
 
 
 def main(config: Config) -> None:

@@ -71,13 +71,14 @@ def main(config: Config) -> None:
     }
   rows = [
     {
-      "method": name, "tokens/pass": table.estimate(f["tau"], f["tau_interval"]),
+      "method": name,
+      "tokens/pass": table.estimate(f["tau"], f["tau_interval"]),
       "ms/token": f"{f['ms_per_token']:.2f}",
       "speed-up": table.estimate(f["speed_up"], f["speed_up_interval"]),
       "differ": f"{f['differ']} of {len(items)}",
     }
     for name, f in found.items()
-  ]  # fmt: skip
+  ]
   devices = [str(d) for d in jax.devices()[:2]]
   report.publish(config, {"methods": found, "devices": devices}, table.markdown(rows))
 

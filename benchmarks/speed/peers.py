@@ -13,9 +13,9 @@ tokens in the logits. A question of Spec-Bench is its first turn; `specjax bench
 asks the others.
 
 A run that was killed goes on after its last whole question. The other programs are no dependencies
-of specjax, and one that is not installed is left out. The figures in
-benchmarks/results/peers are those of torch 2.13.0, transformers 5.23.0 and llama-cpp-python 0.3.36,
-whose only draft is prompt lookup.
+of specjax, and one that is not installed is left out. The figures in benchmarks/results/peers are
+those of torch 2.13.0, transformers 5.23.0 and llama-cpp-python 0.3.36, whose only draft is prompt
+lookup.
 """
 
 import collections
@@ -105,8 +105,16 @@ def files(name: str, model: specjax.Model) -> tuple[pathlib.Path, dict[str, path
   if not directory.exists():
     unfinished = cache / "hf.part"
     shutil.rmtree(unfinished, ignore_errors=True)
-    hf.save(unfinished, model.config, model.params, model.tokenizer, template=model.template,
-            stop=model.stop, start=model.start, dtype=jnp.float32)  # fmt: skip
+    hf.save(
+      unfinished,
+      model.config,
+      model.params,
+      model.tokenizer,
+      template=model.template,
+      stop=model.stop,
+      start=model.start,
+      dtype=jnp.float32,
+    )
     os.replace(unfinished, directory)
   return directory, {"float32": float32, "own": source}
 
@@ -166,9 +174,12 @@ def measure(
 
 
 def divergences(
-  contenders: Contenders, name: str, asked: Sequence[Question], mine: Sequence[Run],
+  contenders: Contenders,
+  name: str,
+  asked: Sequence[Question],
+  mine: Sequence[Run],
   ours: Sequence[Run],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
   """Where answers part from ours; in float32 with the margin of the tokens in both logits.
 
   A margin is what a program gives its own token more than the other's.
@@ -227,28 +238,36 @@ def rows(summary: Mapping[str, Any]) -> table.Rows:
     margins = [d["margin"] for d in m["divergences"] if "margin" in d]
     low, middle, high = m["ms_per_token_quartiles"]
     cells = {k: table.estimate(m[k], m[f"{k}_interval"]) for k in ("over_own_plain", "over_ours")}
-    found.append({
-      "": name, "ms/token": table.estimate(m["ms_per_token"], m["ms_per_token_interval"]),
-      "median": table.estimate(middle, (low, high)),
-      "with the prompt": f"{m['ms_per_token_with_prompt']:.2f}",
-      "tokens/pass": f"{m['tau']:.2f}",
-      "over its own plain": cells["over_own_plain"] if "," in name else "",
-      "over ours": cells["over_ours"] if name != OURS else "",
-      "same ids as its plain": m["same_as_own_plain"] if "," in name else "",
-      "same ids as ours": summary["prompts"] - len(m["divergences"]),
-      "largest margin": f"{max(margins):.1e}" if margins else "",
-    })  # fmt: skip
+    found.append(
+      {
+        "": name,
+        "ms/token": table.estimate(m["ms_per_token"], m["ms_per_token_interval"]),
+        "median": table.estimate(middle, (low, high)),
+        "with the prompt": f"{m['ms_per_token_with_prompt']:.2f}",
+        "tokens/pass": f"{m['tau']:.2f}",
+        "over its own plain": cells["over_own_plain"] if "," in name else "",
+        "over ours": cells["over_ours"] if name != OURS else "",
+        "same ids as its plain": m["same_as_own_plain"] if "," in name else "",
+        "same ids as ours": summary["prompts"] - len(m["divergences"]),
+        "largest margin": f"{max(margins):.1e}" if margins else "",
+      }
+    )
   return found
 
 
 def text(summary: Mapping[str, Any]) -> str:
   """The report in Markdown."""
   config = summary["config"]
-  parts = [f"{report.decoding(summary)}, up to {config['max_new_tokens']} new tokens, median of "
-           f"{config['repeats']}; {report.machine(summary)}.", table.markdown(rows(summary)),
-           FOOTNOTE]  # fmt: skip
-  parts += [f"{k} reads {n} of {summary['prompts']} questions as the same ids."
-            for k, n in summary["same_prompts"].items()]  # fmt: skip
+  parts = [
+    f"{report.decoding(summary)}, up to {config['max_new_tokens']} new tokens, median of "
+    f"{config['repeats']}; {report.machine(summary)}.",
+    table.markdown(rows(summary)),
+    FOOTNOTE,
+  ]
+  parts += [
+    f"{k} reads {n} of {summary['prompts']} questions as the same ids."
+    for k, n in summary["same_prompts"].items()
+  ]
   for name, m in summary["contenders"].items():
     far = [d for d in m["divergences"] if m["float32"] and d.get("margin", np.inf) > TIE]
     if far:
@@ -267,11 +286,17 @@ def main(config: Config) -> None:
   directory = report.directory(config.out)
   options = dataclasses.asdict(config)
   machine = {k: v for k, v in report.environment()["machine"].items() if k != "load"}
-  resume.claim(directory, {
-    **options, "machine": machine, "contenders": list(contenders),
-    "data_digest": fingerprint.digest([json.dumps([q.ids for q in asked])]),
-    **model.ingredients(),
-  }, free=("prompts", "out"))  # fmt: skip
+  resume.claim(
+    directory,
+    {
+      **options,
+      "machine": machine,
+      "contenders": list(contenders),
+      "data_digest": fingerprint.digest([json.dumps([q.ids for q in asked])]),
+      **model.ingredients(),
+    },
+    free=("prompts", "out"),
+  )
 
   runs = measure(contenders, asked, config, directory / "answers.jsonl")
   same = collections.Counter[str]()
@@ -279,11 +304,13 @@ def main(config: Config) -> None:
     if name == name.partition(",")[0] != OURS and (read := contender.read) is not None:
       same[name] += sum(q.text is not None and read(q.text) == q.ids for q in asked)
   found = {
-    name: figures(runs, name) | {
+    name: figures(runs, name)
+    | {
       "float32": contenders[name].float32,
       "divergences": divergences(contenders, name, asked, runs[name][0], runs[OURS][0]),
-    } for name in runs
-  }  # fmt: skip
+    }
+    for name in runs
+  }
   summary = {
     "config": options | {"batch": 1, "temperature": 0.0}, "model": config.model,
     "prompts": len(asked), "network": dataclasses.asdict(model.config),

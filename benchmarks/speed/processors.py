@@ -53,10 +53,16 @@ def main(config: Config) -> None:
   items = config.read(model)
   ways = [(p, d) for p in (NONE, *config.processors) for d in (NONE, *config.drafters)]
   decoders = {
-    f"{p} {d}": Decoder(model, d, "target_only", temperature=config.temperature,
-                        processors=() if p == NONE else (p,), batch=config.batch)
+    f"{p} {d}": Decoder(
+      model,
+      d,
+      "target_only",
+      temperature=config.temperature,
+      processors=() if p == NONE else (p,),
+      batch=config.batch,
+    )
     for p, d in ways
-  }  # fmt: skip
+  }
   settings = Tune(drafters=config.drafters, batch=config.batch, temperature=config.temperature)
   report.directory(config.out)
   ids = [item.ids for item in items]
@@ -68,14 +74,17 @@ def main(config: Config) -> None:
     ratios = per_round(run, config.batch) / per_round(bare, config.batch)
     low, middle, high = np.percentile(ratios, (25, 50, 75)).tolist()
     found.append({"processor": p, "drafter": d, "of_bare": [low, middle, high], **one})
-    rows.append({
-      "processor": f"`{p}`", "drafter": f"`{d}`",
-      "ms per round": f"{one['ms_per_round']:.2f}",
-      "of a round without": table.estimate(middle, (low, high)),
-      "tokens per pass": f"{one['tau']:.2f}",
-      "ms per token": f"{1e3 / one['tokens_per_second']:.2f}",
-      "texts that differ": f"{len(one['divergences'])} of {len(items)}",
-    })  # fmt: skip
+    rows.append(
+      {
+        "processor": f"`{p}`",
+        "drafter": f"`{d}`",
+        "ms per round": f"{one['ms_per_round']:.2f}",
+        "of a round without": table.estimate(middle, (low, high)),
+        "tokens per pass": f"{one['tau']:.2f}",
+        "ms per token": f"{1e3 / one['tokens_per_second']:.2f}",
+        "texts that differ": f"{len(one['divergences'])} of {len(items)}",
+      }
+    )
   report.publish(config, {"runs": found}, table.markdown(rows))
 
 

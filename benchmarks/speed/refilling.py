@@ -103,23 +103,36 @@ def main(config: Config) -> None:
     each = {T: known[name, weights, T, "fixed"] for way, T, _ in parts if way == "fixed"}
     apart = [text for T in sorted(each) for text in each[T]["texts"]]
     together = known[name, weights, ALL, "refilled"]
-    ways = {"fixed": (sum(x["seconds"] for x in each.values()), apart),
-            "refilled": (together["seconds"], together["texts"])}  # fmt: skip
+    ways = {
+      "fixed": (sum(x["seconds"] for x in each.values()), apart),
+      "refilled": (together["seconds"], together["texts"]),
+    }
     for way, (seconds, said) in ways.items():
       lengths = np.array([len(text) for text in said])
-      cells.append({
-        "drafter": name, "way": way, "seconds": seconds, "tokens": int(lengths.sum()),
-        "mean": float(lengths.mean()), "longest": int(lengths.max()),
-        "differ": sum(a != b for a, b in zip(said, apart, strict=True)),
-      })  # fmt: skip
+      cells.append(
+        {
+          "drafter": name,
+          "way": way,
+          "seconds": seconds,
+          "tokens": int(lengths.sum()),
+          "mean": float(lengths.mean()),
+          "longest": int(lengths.max()),
+          "differ": sum(a != b for a, b in zip(said, apart, strict=True)),
+        }
+      )
   first = {cell["drafter"]: cell for cell in cells if cell["way"] == "fixed"}
   rows = [
-    {"drafter": c["drafter"], "batches": c["way"], "s": f"{c['seconds']:.0f}",
-     "tokens/s": f"{c['tokens'] / c['seconds']:.0f}",
-     "throughput": f"{first[c['drafter']]['seconds'] / c['seconds']:.2f}",
-     "tokens of an answer": f"{c['mean']:.0f}", "differ": f"{c['differ']} of {len(ids)}"}
+    {
+      "drafter": c["drafter"],
+      "batches": c["way"],
+      "s": f"{c['seconds']:.0f}",
+      "tokens/s": f"{c['tokens'] / c['seconds']:.0f}",
+      "throughput": f"{first[c['drafter']]['seconds'] / c['seconds']:.2f}",
+      "tokens of an answer": f"{c['mean']:.0f}",
+      "differ": f"{c['differ']} of {len(ids)}",
+    }
     for c in cells
-  ]  # fmt: skip
+  ]
   report.publish(config, {"cells": cells}, table.markdown(rows))
 
 

@@ -48,8 +48,9 @@ class Config:
 
 def plain(config: Config, model: ModelConfig, params: Params) -> Callable[[], float]:
   """Plain decoding; a call returns the seconds of a pass, without prefill and compilation."""
-  loaded = Model("random", model, params, None, (), (), None, dtype=config.dtype,
-                 weights=config.weights)  # fmt: skip
+  loaded = Model(
+    "random", model, params, None, (), (), None, dtype=config.dtype, weights=config.weights
+  )
   decode = Decoder(loaded, batch=config.batch)
   text = [i % model.vocab_size for i in range(config.context)]
 
@@ -86,9 +87,13 @@ def main(config: Config) -> None:
   }  # fmt: skip
   report.save(out, report.summary(config, found), text)  # what follows takes longer
   cost = verify_cost.measure(
-    transformer.target(model), params, config.context, batch=config.batch, nodes=config.nodes,
+    transformer.target(model),
+    params,
+    config.context,
+    batch=config.batch,
+    nodes=config.nodes,
     repeats=config.repeats,
-  )  # fmt: skip
+  )
   report.publish(config, found | {"verify": cost._asdict()}, f"{text}\n\n{cost.markdown}")
 
 

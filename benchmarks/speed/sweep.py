@@ -92,10 +92,14 @@ def main(config: Config) -> None:
     "passes_and_accuracy": curves, "best_of_each_question": best,
   }  # fmt: skip
   rows = [
-    {"policy": k, "rows": c["right"].size, "seconds": f"{c['seconds']:.1f}",
-     "compilations": c["compilations"]}
+    {
+      "policy": k,
+      "rows": c["right"].size,
+      "seconds": f"{c['seconds']:.1f}",
+      "compilations": c["compilations"],
+    }
     for k, c in found.items()
-  ]  # fmt: skip
+  ]
   report.publish(config, summary, table.markdown(rows), {"sweep": denoising.accuracy(curves, best)})
 
 

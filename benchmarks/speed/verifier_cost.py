@@ -93,10 +93,14 @@ def main(config: Config) -> None:
     for name, each in zip(loops, seconds.tolist(), strict=True)
   ]
   rows = [
-    {"rule": c["rule"], "loop-free": "yes" if c["loop_free"] else "",
-     "ms": f"{1e3 * c['seconds']:.2f}", "share of the pass": f"{100 * c['share']:.1f} %"}
+    {
+      "rule": c["rule"],
+      "loop-free": "yes" if c["loop_free"] else "",
+      "ms": f"{1e3 * c['seconds']:.2f}",
+      "share of the pass": f"{100 * c['share']:.1f} %",
+    }
     for c in cells
-  ]  # fmt: skip
+  ]
   text = f"The pass over {NODES} nodes takes {1e3 * verify:.1f} ms.\n\n{table.markdown(rows)}"
   report.publish(config, {"verify": verify, "rules": cells}, text)
 

@@ -6,7 +6,7 @@ from specjax.kernels.tree_attention.api import (
   reads_blocks,
   refusals,
   tree_attention,
-)  # fmt: skip
+)
 from specjax.kernels.tree_attention.quantised import Quantised, dequantise, quantise
 
 __all__ = [

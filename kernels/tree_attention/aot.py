@@ -88,9 +88,11 @@ def report(device: jax.Device, shape: CompiledShape) -> dict:
       memory = attention.trace(*asked).lower().compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
     return {"error": str(error)[:2000]}
-  return {"seconds": round(time.perf_counter() - start, 2),
-          "argument_bytes": memory.argument_size_in_bytes,
-          "temp_bytes": memory.temp_size_in_bytes}  # fmt: skip
+  return {
+    "seconds": round(time.perf_counter() - start, 2),
+    "argument_bytes": memory.argument_size_in_bytes,
+    "temp_bytes": memory.temp_size_in_bytes,
+  }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,10 +127,19 @@ def _check(q, k_cache, v_cache, prefix, k_tree, v_tree, tree_mask) -> None:
 
 @switches.hold
 def tree_attention(
-  q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
-  tree_mask: Array, *, scale: float | None = None, implementation: Implementation | None = None,
-  block: int | None = None, return_residuals: bool = False,
-) -> Any:  # fmt: skip
+  q: Array,
+  k_cache: Cached,
+  v_cache: Cached,
+  prefix: Array,
+  k_tree: Array,
+  v_tree: Array,
+  tree_mask: Array,
+  *,
+  scale: float | None = None,
+  implementation: Implementation | None = None,
+  block: int | None = None,
+  return_residuals: bool = False,
+) -> Any:
   """Attention of N nodes over a cache and over each other.
 
   Nodes are fresh rows, which `models.cache.commit` writes to the cache once they are verified.
@@ -189,7 +198,11 @@ def tree_attention(
   data, model = mesh_axis("data", k_tree.shape[0]), mesh_axis("model", k_tree.shape[1])
   if data or model:  # XLA cannot look into a kernel: each device is told its rows and its heads
     rows, heads = PartitionSpec(data), PartitionSpec(data, model)
-    attention = jax.shard_map(attention, out_specs=heads, check_vma=False,
-                              in_specs=(heads, heads, heads, rows, heads, heads, rows))  # fmt: skip
+    attention = jax.shard_map(
+      attention,
+      out_specs=heads,
+      check_vma=False,
+      in_specs=(heads, heads, heads, rows, heads, heads, rows),
+    )
   result = attention(*arguments)
   return Served(result, implementation, passed_over) if return_residuals else result.out

@@ -47,9 +47,28 @@ def _turned(ref):
 
 
 def _kernel(
-  lengths, q, k, v, out, top, total, q_smem, k_smem, v_smem, out_smem, top_smem, total_smem,
-  q_ready, k_ready, v_ready, k_free, v_free, *, heads: int, splits: int,
-):  # fmt: skip
+  lengths,
+  q,
+  k,
+  v,
+  out,
+  top,
+  total,
+  q_smem,
+  k_smem,
+  v_smem,
+  out_smem,
+  top_smem,
+  total_smem,
+  q_ready,
+  k_ready,
+  v_ready,
+  k_free,
+  v_free,
+  *,
+  heads: int,
+  splits: int,
+):
   """Attends from 64 rows of a head to a split of the prefix; one warpgroup copies, one computes.
 
   q [B K, R, C], k and v [B K, S, C], out [Z, B K, R, C], top and total [Z, B K, R].
@@ -136,17 +155,30 @@ def _whole_blocks(q: Array, k: Array, v: Array, lengths: Array, splits: int) -> 
   of_row = plgpu.SMEM((ROWS,), jnp.float32)
   barriers = plgpu.Barrier(num_barriers=STAGES)
   parts = (splits, heads, R)
-  return Result(*plgpu.kernel(
-    functools.partial(_kernel, heads=heads // lengths.shape[0], splits=splits),
-    out_type=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, C), parts, parts)],
-    scratch_types=[
-      shared(ROWS, C, dtype=q.dtype), of_block, of_block, shared(ROWS, C, dtype=jnp.float32),
-      of_row, of_row, plgpu.Barrier(), barriers, barriers, barriers, barriers,
-    ],
-    grid=(heads, R // ROWS, splits), grid_names=("head", "tile", "split"),
-    num_threads=2, thread_name="warpgroup",
-    compiler_params=plgpu.CompilerParams(approx_math=True),
-  )(lengths, q, k, v))  # fmt: skip
+  return Result(
+    *plgpu.kernel(
+      functools.partial(_kernel, heads=heads // lengths.shape[0], splits=splits),
+      out_type=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((*parts, C), parts, parts)],
+      scratch_types=[
+        shared(ROWS, C, dtype=q.dtype),
+        of_block,
+        of_block,
+        shared(ROWS, C, dtype=jnp.float32),
+        of_row,
+        of_row,
+        plgpu.Barrier(),
+        barriers,
+        barriers,
+        barriers,
+        barriers,
+      ],
+      grid=(heads, R // ROWS, splits),
+      grid_names=("head", "tile", "split"),
+      num_threads=2,
+      thread_name="warpgroup",
+      compiler_params=plgpu.CompilerParams(approx_math=True),
+    )(lengths, q, k, v)
+  )
 
 
 def splits_of(capacity: int, tiles: int) -> int:
@@ -159,9 +191,15 @@ def splits_of(capacity: int, tiles: int) -> int:
 
 
 def tree_attention(
-  q: Array, k_cache: Array, v_cache: Array, lengths: Array, k_tree: Array, v_tree: Array,
-  tree_mask: Array, scale: float,
-) -> Result:  # fmt: skip
+  q: Array,
+  k_cache: Array,
+  v_cache: Array,
+  lengths: Array,
+  k_tree: Array,
+  v_tree: Array,
+  tree_mask: Array,
+  scale: float,
+) -> Result:
   """See `api.tree_attention`; bf16 or f16, C 64 or 128, S at least 64 and a multiple of 8."""
   B, H, N, C = q.shape
   K, S = k_cache.shape[1:3]

@@ -115,9 +115,18 @@ def plan(prefix: Array, size: int, J: int) -> tuple[Array, Array]:
 
 
 def tree_attention(
-  q: Array, k_cache: Cached, v_cache: Cached, prefix: Array, k_tree: Array, v_tree: Array,
-  tree_mask: Array, scale: float, *, block: int, interpret=False,
-) -> Result:  # fmt: skip
+  q: Array,
+  k_cache: Cached,
+  v_cache: Cached,
+  prefix: Array,
+  k_tree: Array,
+  v_tree: Array,
+  tree_mask: Array,
+  scale: float,
+  *,
+  block: int,
+  interpret=False,
+) -> Result:
   """See `api.tree_attention`.
 
   Args:
@@ -163,8 +172,13 @@ def tree_attention(
       num_scalar_prefetch=2,
       grid=(B, K, J),
       in_specs=[
-        of_head(R, C), of_cache(k_cache), of_cache(v_cache), of_tree, of_tree,
-        of_mask, tuple(of_visible for _ in visible),
+        of_head(R, C),
+        of_cache(k_cache),
+        of_cache(v_cache),
+        of_tree,
+        of_tree,
+        of_mask,
+        tuple(of_visible for _ in visible),
       ],
       out_specs=[of_head(R, C), of_head(R, LANES), of_head(R, LANES)],
       scratch_shapes=[pltpu.VMEM((R, width), jnp.float32) for width in (LANES, LANES, C)],
@@ -174,17 +188,22 @@ def tree_attention(
       jax.ShapeDtypeStruct((B, K, R, LANES), jnp.float32),
       jax.ShapeDtypeStruct((B, K, R, LANES), jnp.float32),
     ],
-    compiler_params=pltpu.CompilerParams(
-      dimension_semantics=("parallel", "parallel", "arbitrary")
-    ),
+    compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
     cost_estimate=pl.CostEstimate(
-      flops=4 * B * H * N * S * C, transcendentals=B * H * N * S,
+      flops=4 * B * H * N * S * C,
+      transcendentals=B * H * N * S,
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((k_cache, v_cache))),
     ),
     interpret=interpret,
   )(
-    *plan(prefix, size, J), rows, in_place(k_cache), in_place(v_cache), k_tree, v_tree,
-    tree_mask.astype(jnp.int8), visible,
-  )  # fmt: skip
+    *plan(prefix, size, J),
+    rows,
+    in_place(k_cache),
+    in_place(v_cache),
+    k_tree,
+    v_tree,
+    tree_mask.astype(jnp.int8),
+    visible,
+  )
   top, total = (x[..., 0].reshape(B, H, N) for x in (top, total))
   return Result(out.reshape(B, H, N, C), jnp.where(total > 0, top, -jnp.inf), total)

@@ -27,9 +27,15 @@ class Result(NamedTuple):
 
 
 def tree_attention(
-  q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
-  tree_mask: Array, scale: float,
-) -> Result:  # fmt: skip
+  q: Array,
+  k_cache: Cached,
+  v_cache: Cached,
+  visible: Array,
+  k_tree: Array,
+  v_tree: Array,
+  tree_mask: Array,
+  scale: float,
+) -> Result:
   """Softmax of `scale` q k over what each node sees; see `api.tree_attention` for the arguments.
 
   `visible` bool[B, S] marks the cached rows that all nodes see; the others may be NaN.

@@ -85,8 +85,10 @@ def measure(config: Config, implementation: str, capacity: int, tried: Sequence[
   attention = functools.partial(tree_attention, implementation=implementation)
   for share in SHARES:
     arguments = draw(config, capacity, int(share * capacity))
-    ways = {size: timed(functools.partial(attention, block=size), arguments, config.calls)
-            for size in tried}  # fmt: skip
+    ways = {
+      size: timed(functools.partial(attention, block=size), arguments, config.calls)
+      for size in tried
+    }
     turns = [{size: once() for size, once in ways.items()} for _ in range(config.repeats)]
     for size in tried:
       mean[size] *= min(turn[size] for turn in turns) ** (1 / len(SHARES))

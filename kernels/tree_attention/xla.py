@@ -19,9 +19,17 @@ FEW = 32  # R at most, as many rows have more to do in a block
 
 
 def tree_attention(
-  q: Array, k_cache: Cached, v_cache: Cached, visible: Array, k_tree: Array, v_tree: Array,
-  tree_mask: Array, scale: float, *, block: int,
-) -> Result:  # fmt: skip
+  q: Array,
+  k_cache: Cached,
+  v_cache: Cached,
+  visible: Array,
+  k_tree: Array,
+  v_tree: Array,
+  tree_mask: Array,
+  scale: float,
+  *,
+  block: int,
+) -> Result:
   """See `reference`; blocks of `block` (static) rows past the last visible row are not read.
 
   Texts do not depend on the lengths of their neighbours in the batch: a block of which a text sees
@@ -50,9 +58,17 @@ def _one_by_one() -> bool:
 
 
 def _attend(
-  k_cache: Cached, v_cache: Cached, scale: float, block: int, at: Array, q: Array, visible: Array,
-  k_tree: Array, v_tree: Array, tree_mask: Array,
-) -> Result:  # fmt: skip
+  k_cache: Cached,
+  v_cache: Cached,
+  scale: float,
+  block: int,
+  at: Array,
+  q: Array,
+  visible: Array,
+  k_tree: Array,
+  v_tree: Array,
+  tree_mask: Array,
+) -> Result:
   """`tree_attention` for the texts whose rows in the caches begin at `at`."""
   B, H, N, C = q.shape
   (K, M), S = k_tree.shape[1:3], visible.shape[1]
@@ -80,8 +96,10 @@ def _attend(
 
   mask = jnp.broadcast_to(tree_mask[:, None, None], (B, 1, G, N, M)).reshape(B, 1, G * N, M)
   nothing = (
-    jnp.zeros((B, K, G * N, C)), jnp.full((B, K, G * N), -jnp.inf), jnp.zeros((B, K, G * N)),
-  )  # fmt: skip
+    jnp.zeros((B, K, G * N, C)),
+    jnp.full((B, K, G * N), -jnp.inf),
+    jnp.zeros((B, K, G * N)),
+  )
   carry = join(nothing, jnp.where(mask, scores(k_tree), -jnp.inf), v_tree)
 
   column = jnp.arange(S, dtype=jnp.int32)

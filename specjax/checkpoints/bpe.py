@@ -62,9 +62,13 @@ Prefix = Literal["always", "first", "never"]
 
 
 def byte_level(
-  vocab: Mapping[str, int], merges: Sequence[str], pre: Pre, where: str, *,
+  vocab: Mapping[str, int],
+  merges: Sequence[str],
+  pre: Pre,
+  where: str,
+  *,
   space_first: bool = False,
-) -> tokenizers.Tokenizer:  # fmt: skip
+) -> tokenizers.Tokenizer:
   """Byte-level BPE, as of GPT-2 and those that came after it.
 
   Args:
@@ -79,8 +83,9 @@ def byte_level(
   for i, line in enumerate(merges):
     first, _, second = line.partition(" ")
     if not {first, second, first + second} <= vocab.keys():
-      checks.refuse(f"{where}[{i}]", line,
-                    "two tokens that make a token, with a space between them")  # fmt: skip
+      checks.refuse(
+        f"{where}[{i}]", line, "two tokens that make a token, with a space between them"
+      )
     pairs.append((first, second))
   inner = tokenizers.Tokenizer(
     models.BPE(vocab=dict(vocab), merges=pairs, ignore_merges=pre.whole_words)
@@ -108,9 +113,12 @@ def scored_merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def scored(
-  vocab: Mapping[str, int], scores: Mapping[str, float], unknown: str | None, *,
+  vocab: Mapping[str, int],
+  scores: Mapping[str, float],
+  unknown: str | None,
+  *,
   byte_fallback: bool = True,
-) -> models.Model:  # fmt: skip
+) -> models.Model:
   """SentencePiece's BPE, which joins the pair that makes the token of the highest score.
 
   Args:
@@ -120,15 +128,19 @@ def scored(
     byte_fallback: whether bytes are tokens, for what no other token writes.
   """
   return models.BPE(
-    vocab=dict(vocab), merges=scored_merges(scores), unk_token=unknown, fuse_unk=True,
+    vocab=dict(vocab),
+    merges=scored_merges(scores),
+    unk_token=unknown,
+    fuse_unk=True,
     byte_fallback=byte_fallback,
-  )  # fmt: skip
+  )
 
 
 def sentence_piece(
-  model: models.Model, prefix: Prefix,
+  model: models.Model,
+  prefix: Prefix,
   before: Sequence[normalizers.Normalizer] = (),
-) -> tokenizers.Tokenizer:  # fmt: skip
+) -> tokenizers.Tokenizer:
   """A tokenizer of SentencePiece's, whose spaces are letters.
 
   Args:

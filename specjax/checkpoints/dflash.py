@@ -34,16 +34,20 @@ from specjax.models.transformer import target
 
 ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator")
 _SCHEMA = {
-  "num_hidden_layers": published.COUNT, "layer_types": tuple[str, ...],
+  "num_hidden_layers": published.COUNT,
+  "layer_types": tuple[str, ...],
   "block_size": functools.partial(checks.whole, least=2, most=MOST + 1),
-}  # fmt: skip
+}
 _OWN = {
-  "mask_token_id": int, "target_layer_ids": tuple[int, ...], "block_size": _SCHEMA["block_size"]
-}  # fmt: skip
+  "mask_token_id": int,
+  "target_layer_ids": tuple[int, ...],
+  "block_size": _SCHEMA["block_size"],
+}
 _OF_SPECULATORS = _SCHEMA | {
-  "mask_token_id": int, "aux_hidden_state_layer_ids": tuple[int, ...],
+  "mask_token_id": int,
+  "aux_hidden_state_layer_ids": tuple[int, ...],
   "draft_vocab_size": functools.partial(checks.whole, least=1),
-}  # fmt: skip
+}
 # Keys of either object that change the published network, at the values that leave it as it is.
 _PLAIN: harmless.Harmless = {
   "is_causal": (False,), "causal": (False,), "attention_bias": (False,),
@@ -113,8 +117,14 @@ def _of_speculators(raw: Mapping[str, Any], where: str, L: int) -> _Said:
   own = checks.fields_of(raw, _OF_SPECULATORS, where, needed)
   layers = own["aux_hidden_state_layer_ids"]
   _check_layers(f"{where}: aux_hidden_state_layer_ids", layers, L - 1)
-  return _Said(raw, own["block_size"], own["num_hidden_layers"], layers, own["mask_token_id"],
-               own["draft_vocab_size"])  # fmt: skip
+  return _Said(
+    raw,
+    own["block_size"],
+    own["num_hidden_layers"],
+    layers,
+    own["mask_token_id"],
+    own["draft_vocab_size"],
+  )
 
 
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
@@ -148,18 +158,30 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   if config.mask_token is None:
     raise ValueError("mask_token=None: the format dflash has the embedding of a token as its mask.")
   if network.qkv_bias or not network.qk_norm:
-    raise ValueError(f"qk_norm={network.qk_norm} with qkv_bias={network.qkv_bias}: the format "
-                     "dflash has norms on q and k, and no biases.")  # fmt: skip
+    raise ValueError(
+      f"qk_norm={network.qk_norm} with qkv_bias={network.qkv_bias}: the format "
+      "dflash has norms on q and k, and no biases."
+    )
   taps = layers_read(network.layers, config)
   if not all(0 < i < network.layers for i in taps):
-    raise ValueError(f"hidden_layers={taps}: the format dflash has layers 1 to "
-                     f"{network.layers - 1}, whose input is another's output.")  # fmt: skip
+    raise ValueError(
+      f"hidden_layers={taps}: the format dflash has layers 1 to "
+      f"{network.layers - 1}, whose input is another's output."
+    )
   tensors = scatter(loaded.params, _layout(config, network), dtype)
   layers = dataclasses.replace(
     _layer(config, network), layers=config.layers, tied=False, causal=True
   )
   ids = {"mask_token_id": config.mask_token, "target_layer_ids": [i - 1 for i in taps]}
-  return published.FILES[0], tensors, hf_config.to_json(layers) | {
-    "architectures": [ARCHITECTURES[0]], "block_size": config.depth + 1, "dflash_config": ids,
-    "num_target_layers": network.layers, "torch_dtype": jnp.dtype(dtype).name,
-  }  # fmt: skip
+  return (
+    published.FILES[0],
+    tensors,
+    hf_config.to_json(layers)
+    | {
+      "architectures": [ARCHITECTURES[0]],
+      "block_size": config.depth + 1,
+      "dflash_config": ids,
+      "num_target_layers": network.layers,
+      "torch_dtype": jnp.dtype(dtype).name,
+    },
+  )

@@ -52,9 +52,12 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   network, mlp_width = published.network_of(raw, model, own.get("qkv_bias", False))
   path, tensors = published.read(directory, published.FILES)
   config = EagleConfig(
-    own.get("specjax_depth", published.TREE.depth), own.get("bias", True), mlp_width,
-    own_embedding=published.EMBEDDING in tensors, window=published.window_of(raw, where),
-  )  # fmt: skip
+    own.get("specjax_depth", published.TREE.depth),
+    own.get("bias", True),
+    mlp_width,
+    own_embedding=published.EMBEDDING in tensors,
+    window=published.window_of(raw, where),
+  )
   params = published.gather(tensors, _layout(config, network), path, dtype)
   head = build(target(network), config)
   tree = None if "specjax_depth" in own else published.TREE

@@ -47,11 +47,14 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   network, mlp_width = published.network_of(raw, model, model.qkv_bias)
   path, tensors = published.read(directory, published.FILES)
   config = Eagle3Config(
-    own.get("specjax_depth", published.TREE.depth), eagle3_file.hidden_layers(own, model),
-    mlp_width, own.get("attention_bias", False), own_embedding=published.EMBEDDING in tensors,
+    own.get("specjax_depth", published.TREE.depth),
+    eagle3_file.hidden_layers(own, model),
+    mlp_width,
+    own.get("attention_bias", False),
+    own_embedding=published.EMBEDDING in tensors,
     **{name: own.get(name, False) for name in eagle3_file.OPTIONS},
     window=published.window_of(raw, f"{directory}/config.json"),
-  )  # fmt: skip
+  )
   words = own["draft_vocab_size"]
   layout = _layout(config, network, words, eagle3_file.name_of_layer(tensors))
   params = eagle3_file.gather(tensors, layout, words, model, path, dtype)

@@ -52,9 +52,13 @@ _SCHEMA = _IDS | {
 
 
 def fields(
-  raw: Mapping[str, Any], more: Mapping[str, Any], kind: str, architectures: tuple[str, ...],
-  directory: Path, model: Config,
-) -> tuple[Mapping[str, Any], dict[str, Any]]:  # fmt: skip
+  raw: Mapping[str, Any],
+  more: Mapping[str, Any],
+  kind: str,
+  architectures: tuple[str, ...],
+  directory: Path,
+  model: Config,
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
   """(config.json in one piece, its checked values), also those that the schema `more` names.
 
   It raises ValueError for another kind or architecture, for another width of the target, and for a
@@ -68,8 +72,10 @@ def fields(
   own = checks.fields_of(raw, {**_SCHEMA, **more}, where, ["draft_vocab_size"])
   published.check_keys(raw, where, {KIND, *_SCHEMA, *more}, _PLAIN)
   if own.get("target_hidden_size", model.width) != model.width:
-    raise ValueError(f"target_hidden_size={own['target_hidden_size']} in config.json: accepted is "
-                     f"the target's width, {model.width}.")  # fmt: skip
+    raise ValueError(
+      f"target_hidden_size={own['target_hidden_size']} in config.json: accepted is "
+      f"the target's width, {model.width}."
+    )
   return raw, own
 
 
@@ -90,8 +96,10 @@ def hidden_layers(own: Mapping[str, Any], model: Config) -> tuple[int, ...]:
   if ids := nested.get("eagle_aux_hidden_state_layer_ids"):
     found = tuple(i + 1 for i in ids)
     if beside not in (None, found):
-      raise ValueError(f"eagle_aux_hidden_state_layer_ids={beside}, and the outputs {ids} in "
-                       "eagle_config: accepted is one of the two.")  # fmt: skip
+      raise ValueError(
+        f"eagle_aux_hidden_state_layer_ids={beside}, and the outputs {ids} in "
+        "eagle_config: accepted is one of the two."
+      )
   layers = own.get("specjax_taps", found)
   return () if layers == hidden_layers_of(model.layers) else layers
 
@@ -123,9 +131,14 @@ def layout(c: Any, network: Config, words: int, name: str) -> published.Layout:
 
 
 def gather(
-  tensors: published.Tensors, table: published.Layout, words: int, model: Config, path: Path,
-  dtype: DTypeLike, unused: Shapes | None = None,
-) -> Params:  # fmt: skip
+  tensors: published.Tensors,
+  table: published.Layout,
+  words: int,
+  model: Config,
+  path: Path,
+  dtype: DTypeLike,
+  unused: Shapes | None = None,
+) -> Params:
   """The parameters of a layout, and a draft vocabulary of W `words`; `unused` may be there, too."""
   tables: dict[str, tuple[int, ...]] = {"d2t": (words,), "t2d": (model.vocab_size,)}
   every = words == model.vocab_size
@@ -171,8 +184,11 @@ def to_json(
 ) -> dict[str, Any]:
   """config.json of a head, with all options of its config that are on."""
   raw = published.layer_json(network, c, dtype)
-  raw |= {"architectures": [architecture], "attention_bias": c.attention_bias,
-          "draft_vocab_size": words}  # fmt: skip
+  raw |= {
+    "architectures": [architecture],
+    "attention_bias": c.attention_bias,
+    "draft_vocab_size": words,
+  }
   raw |= {name: True for name in OPTIONS if getattr(c, name, False)}
   layers = hidden_layers_of(network.layers, c.hidden_layers)
   if layers != _published_layers(network):

@@ -49,8 +49,11 @@ def widen(tensors: Tensors, path: pathlib.Path) -> Tensors:
     if name.endswith(SCALE):
       scale, rows = found.pop(name), tensors.get(name.removesuffix(SCALE))
       if rows is None or rows.dtype != np.int8 or scale.shape != rows.shape[:-1]:
-        checks.refuse(f"{path}: shape of tensor {name}", scale.shape,
-                      "that of a tensor of int8 beside it, without its last axis")  # fmt: skip
+        checks.refuse(
+          f"{path}: shape of tensor {name}",
+          scale.shape,
+          "that of a tensor of int8 beside it, without its last axis",
+        )
       found[name.removesuffix(SCALE)] = values(rows, scale)
   return found
 

@@ -51,15 +51,18 @@ class Family(NamedTuple):
 
 def _llama(names: Names) -> Family:
   return Family(
-    Config, hf_config.from_json, functools.partial(layout, names=names), transformer.target,
-    transformer.init, functools.partial(spare, names=names), hf_config.check_keys,
-  )  # fmt: skip
+    Config,
+    hf_config.from_json,
+    functools.partial(layout, names=names),
+    transformer.target,
+    transformer.init,
+    functools.partial(spare, names=names),
+    hf_config.check_keys,
+  )
 
 
 _OTHERS = {"llada": LLADA, "mixtral": MIXTRAL, "llada2_moe": LLADA2, "mimo": MIMO}
-FAMILIES: dict[str, Family] = {
-  name: _llama(_OTHERS.get(name, HF)) for name in hf_config.FAMILIES
-}  # fmt: skip
+FAMILIES: dict[str, Family] = {name: _llama(_OTHERS.get(name, HF)) for name in hf_config.FAMILIES}
 
 
 def family_of(config: Any) -> Family:

@@ -66,9 +66,13 @@ def format_of(raw: Mapping[str, Any]) -> str | None:
 
 
 def load(
-  directory: str | pathlib.Path, model: Config, dtype: DTypeLike = jnp.float32, called: str = "", *,
+  directory: str | pathlib.Path,
+  model: Config,
+  dtype: DTypeLike = jnp.float32,
+  called: str = "",
+  *,
   target_params: Params | None = None,
-) -> LoadedHead:  # fmt: skip
+) -> LoadedHead:
   """A head for the target `model`; config.json tells the format, `called` is as in `heads.load`.
 
   An embedding that the file brings is kept, unless it is that of `target_params`.
@@ -104,10 +108,16 @@ def _without_copy(loaded: LoadedHead, target_params: Params) -> LoadedHead:
 
 
 def save(
-  directory: str | pathlib.Path, form: str, loaded: LoadedHead, model: Config,
-  target_params: Params, *, base: str | Identity, dtype: DTypeLike = jnp.float16,
+  directory: str | pathlib.Path,
+  form: str,
+  loaded: LoadedHead,
+  model: Config,
+  target_params: Params,
+  *,
+  base: str | Identity,
+  dtype: DTypeLike = jnp.float16,
   torch: bool = False,
-) -> None:  # fmt: skip
+) -> None:
   """Writes a head for the target `model` in the format `form`: "specjax", or the head's own name.
 
   No published format but Medusa's keeps the tree, and none the hit rates. `base` is the target, or
@@ -125,10 +135,20 @@ def save(
     for field in dataclasses.fields(model):
       own, theirs = (getattr(x, field.name) for x in (network, model))
       if own != theirs:
-        raise ValueError(f"{field.name}={own} of the head's layer is not the target's, {theirs}: "
-                         "the format specjax has no place for it.")  # fmt: skip
-    heads.save(directory, name, loaded.config, loaded.params, loaded.choices, loaded.hit_rates,
-               base=base, dtype=dtype)  # fmt: skip
+        raise ValueError(
+          f"{field.name}={own} of the head's layer is not the target's, {theirs}: "
+          "the format specjax has no place for it."
+        )
+    heads.save(
+      directory,
+      name,
+      loaded.config,
+      loaded.params,
+      loaded.choices,
+      loaded.hit_rates,
+      base=base,
+      dtype=dtype,
+    )
     return
   if form not in ("eagle3", "peagle") and draft_vocabulary.ids(loaded.params) is not None:
     raise ValueError(f"the format {form} has no place for a draft vocabulary.")

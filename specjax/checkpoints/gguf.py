@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax import checks
-from specjax.checkpoints import gguf_rope, gguf_tokenizer, harmless
+from specjax.checkpoints import gguf_groups, gguf_rope, gguf_tokenizer, harmless
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.hf import Checkpoint
 from specjax.checkpoints.hf_layout import Fusion, assemble
 from specjax.checkpoints.llama2c import halves
+from specjax.models.groups import Groups, concatenate
+from specjax.models.sharding import apart
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
   "llama": {"model_type": "llama"},
@@ -51,9 +53,10 @@ _NEEDED = (
   "attention.layer_norm_rms_epsilon", "context_length",
 )  # fmt: skip
 _OTHERS = {
-  "attention.value_length": _SIZE, "expert_count": functools.partial(checks.whole, most=0),
+  "attention.value_length": _SIZE,
+  "expert_count": functools.partial(checks.whole, most=0),
   **gguf_rope.SCHEMA,
-}  # fmt: skip
+}
 _SHIFT = "diffusion.shift_logits"
 
 
@@ -84,8 +87,11 @@ def _values(tensor: ReaderTensor) -> np.ndarray:
     plain = np.asarray(tensor.data)  # slices of a memmap take twice as long
     return quants.dequantize(plain, tensor.tensor_type).reshape(_shape(tensor))
   except NotImplementedError:
-    checks.refuse(f"type of tensor {tensor.name}", tensor.tensor_type.name,
-                  "one that the package gguf dequantises, such as F32, BF16 or Q4_K")  # fmt: skip
+    checks.refuse(
+      f"type of tensor {tensor.name}",
+      tensor.tensor_type.name,
+      "one that the package gguf dequantises, such as F32, BF16 or Q4_K",
+    )
 
 
 def _config_json(
@@ -93,8 +99,11 @@ def _config_json(
 ) -> tuple[str, dict[str, Any]]:
   """The architecture, and the values that an equal config.json has."""
   if metadata.get("split.count", 0) > 1:
-    checks.refuse(f"{where}: split.count", metadata["split.count"],
-                  "1: join the parts first, as llama-gguf-split --merge does")  # fmt: skip
+    checks.refuse(
+      f"{where}: split.count",
+      metadata["split.count"],
+      "1: join the parts first, as llama-gguf-split --merge does",
+    )
   name = f"{where}: general.architecture"
   kind = checks.choice(name, metadata.get("general.architecture"), ARCHITECTURES)
   known = {f"{kind}.{k}": check for k, (check, _) in _KEYS.items()}
@@ -117,8 +126,11 @@ def _config_json(
 
   head = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
   if found.get("attention.value_length", head) != head:
-    checks.refuse(f"{where}: {kind}.attention.value_length", found["attention.value_length"],
-                  f"the length of keys, {head}")  # fmt: skip
+    checks.refuse(
+      f"{where}: {kind}.attention.value_length",
+      found["attention.value_length"],
+      f"the length of keys, {head}",
+    )
   if head and found.get("rope.dimension_count", head) != head:
     raw["partial_rotary_factor"] = found["rope.dimension_count"] / head
   stretch = _values(tensors[gguf_rope.STRETCH]) if gguf_rope.STRETCH in tensors else None
@@ -127,15 +139,17 @@ def _config_json(
 
 
 def load(
-  path: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float",
+  path: str | pathlib.Path,
+  dtype: DTypeLike = jnp.float32,
+  weights: str = "float",
   mesh: Mesh | None = None,
-) -> Checkpoint:  # fmt: skip
+) -> Checkpoint:
   """Reads a GGUF file, tensor by tensor.
 
   Args:
     path: of one whole file; shards are to be joined first.
     dtype: of the parameters in memory, whatever the file has.
-    weights: how matrices lie in memory, see `weights.parameter`.
+    weights: how matrices lie in memory, see `weights.parameter`; "native" keeps the file's bits.
     mesh: over which they are spread, one tensor after the other; None for one device.
 
   Raises:
@@ -168,13 +182,42 @@ def load(
     part = name.split(".")[-2]
     return (halves(values, heads[part]) if part in heads else values)[index]
 
+  def own_bits(path: tuple[str, ...], parts: Sequence[Fusion]) -> dict[tuple[str, ...], Groups]:
+    """Matrices of kinds that are held; parts of different kinds lie apart, as on a mesh."""
+    found = [tensors[part.name] for part in parts]
+    if not all(len(_shape(x)) == 2 and gguf_groups.is_held(x.tensor_type) for x in found):
+      return {}
+    made = []
+    for tensor in found:
+      part, data = tensor.name.split(".")[-2], np.asarray(tensor.data)
+      data = halves(data, heads[part]) if part in heads else data
+      made.append(gguf_groups.groups(data, tensor.tensor_type, dtype))
+    if (whole := concatenate(made)) is not None:
+      return {path: whole}
+    return {(*path[:-1], name): w for name, w in zip(apart(path[-1]), made, strict=True)}
+
   shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
   source = f"the metadata of {path.name}"
-  params = assemble(table, spare, shapes, read, dtype, source, weights, mesh)
+  params = assemble(
+    table,
+    spare,
+    shapes,
+    read,
+    dtype,
+    source,
+    weights,
+    mesh,
+    own_bits if weights == "native" else None,
+  )
   text = gguf_tokenizer.read(metadata, config.vocab_size, str(path))
   own = checks.fields_of(metadata, {_SHIFT: bool}, str(path))
   return Checkpoint(
-    config=config, params=params, tokenizer=text.tokenizer, stop=text.stop,
-    template=text.template, start=text.start, mask=text.mask,
+    config=config,
+    params=params,
+    tokenizer=text.tokenizer,
+    stop=text.stop,
+    template=text.template,
+    start=text.start,
+    mask=text.mask,
     shift=own.get(_SHIFT, kind == "dream"),
-  )  # fmt: skip
+  )

@@ -57,8 +57,9 @@ def scaling(
   if stretch is None:
     return wanted
   if wanted is not None:
-    checks.refuse(f"{where}: {architecture}.rope.scaling.type", kind,
-                  f"none beside the tensor {STRETCH}")  # fmt: skip
+    checks.refuse(
+      f"{where}: {architecture}.rope.scaling.type", kind, f"none beside the tensor {STRETCH}"
+    )
   return {"rope_type": "llama3", "factor": float(stretch.max()), **_LLAMA3}
 
 
@@ -69,5 +70,7 @@ def check_stretch(config: Config, stretch: np.ndarray, where: str) -> None:
   if stretch.shape != wanted.shape or not np.allclose(
     config.rope_theta**-exponent / stretch, wanted, 1e-4
   ):
-    raise ValueError(f"{where}: {STRETCH} stretches rotary frequencies by other limits than "
-                     f"those of Llama 3.1, {_LLAMA3}.")  # fmt: skip
+    raise ValueError(
+      f"{where}: {STRETCH} stretches rotary frequencies by other limits than "
+      f"those of Llama 3.1, {_LLAMA3}."
+    )

@@ -61,25 +61,32 @@ def read(metadata: Mapping[str, Any], vocab_size: int, where: str) -> Text:
   tokens = found["tokens"]
   found.setdefault("token_type", (TokenType.NORMAL,) * len(tokens))
   if len(set(tokens)) < len(tokens) or len(tokens) > vocab_size:
-    raise ValueError(f"{where}: tokenizer.ggml.tokens has {len(tokens)} texts, of which "
-                     f"{len(set(tokens))} differ, for {vocab_size} ids.")  # fmt: skip
+    raise ValueError(
+      f"{where}: tokenizer.ggml.tokens has {len(tokens)} texts, of which "
+      f"{len(set(tokens))} differ, for {vocab_size} ids."
+    )
   for key in ("token_type", "scores"):
     if len(found.get(key, tokens)) != len(tokens):
-      raise ValueError(f"{where}: tokenizer.ggml.{key} has {len(found[key])} values for "
-                       f"{len(tokens)} tokens.")  # fmt: skip
+      raise ValueError(
+        f"{where}: tokenizer.ggml.{key} has {len(found[key])} values for {len(tokens)} tokens."
+      )
   kind = checks.choice(f"{where}: tokenizer.ggml.model", found.get("model"), ("gpt2", "llama"))
   inner, starts = (_byte_level if kind == "gpt2" else _sentence_piece)(found, where)
   # These tokens are in the vocabulary already and keep their ids.
-  inner.add_tokens([
-    tokenizers.AddedToken(token, special=kind in _SPECIAL or i in named, normalized=False)
-    for i, (token, kind) in enumerate(zip(tokens, found["token_type"], strict=True))
-    if kind in (*_SPECIAL, TokenType.USER_DEFINED) or i in named
-  ])  # fmt: skip
+  inner.add_tokens(
+    [
+      tokenizers.AddedToken(token, special=kind in _SPECIAL or i in named, normalized=False)
+      for i, (token, kind) in enumerate(zip(tokens, found["token_type"], strict=True))
+      if kind in (*_SPECIAL, TokenType.USER_DEFINED) or i in named
+    ]
+  )
   start: tuple[int, ...] = ()
   if found.get("add_bos_token", starts):
     if found.get("bos_token_id", len(tokens)) >= len(tokens):
-      raise ValueError(f"{where}: a text begins with bos_token_id={found.get('bos_token_id')}, "
-                       "which tokenizer.ggml.tokens lacks.")  # fmt: skip
+      raise ValueError(
+        f"{where}: a text begins with bos_token_id={found.get('bos_token_id')}, "
+        "which tokenizer.ggml.tokens lacks."
+      )
     start = (found["bos_token_id"],)
     bos = tokens[start[0]]
     inner.post_processor = processors.TemplateProcessing(

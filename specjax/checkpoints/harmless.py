@@ -158,8 +158,12 @@ def known_keys(
       continue
     patterns = [key] if key in harmless else [x for x in harmless if fnmatch.fnmatchcase(key, x)]
     if not patterns:
-      checks.refuse(f"{where}: {key}", value, "a file without this key, which is not read and may "
-                    "change the output: remove it where it does not")  # fmt: skip
+      checks.refuse(
+        f"{where}: {key}",
+        value,
+        "a file without this key, which is not read and may "
+        "change the output: remove it where it does not",
+      )
     accepted = [harmless[name] for name in patterns]
     if not any(values is ... or value in values for values in accepted):
       neutral = {json.dumps(x): None for values in accepted if values is not ... for x in values}

@@ -101,8 +101,10 @@ def load(
   own = checks.fields_of(raw, _SCHEMA, file, ["config"])
   name = called if is_file(called) else raw["head"]
   if name != called and is_file(name):
-    raise ValueError(f"{file}: head={name!r} is in a Python file, which is run only where you name "
-                     f"it yourself: use drafter={f'{name}[{directory}]'!r}.")  # fmt: skip
+    raise ValueError(
+      f"{file}: head={name!r} is in a Python file, which is run only where you name "
+      f"it yourself: use drafter={f'{name}[{directory}]'!r}."
+    )
   try:
     build, kind = named(name)
   except ValueError as error:
@@ -146,9 +148,16 @@ def weights_like(
 
 
 def save(
-  directory: str | pathlib.Path, name: str, config: Any, params: Params, choices: Choices,
-  hit_rates: np.ndarray | None, *, base: str | Identity, dtype: DTypeLike = jnp.float16,
-) -> None:  # fmt: skip
+  directory: str | pathlib.Path,
+  name: str,
+  config: Any,
+  params: Params,
+  choices: Choices,
+  hit_rates: np.ndarray | None,
+  *,
+  base: str | Identity,
+  dtype: DTypeLike = jnp.float16,
+) -> None:
   """Writes what `load` reads; see `Loaded` for the values.
 
   Args:

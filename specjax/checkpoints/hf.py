@@ -112,9 +112,13 @@ def shards(index: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read_params(
-  directory: pathlib.Path, table: Layout, spare: frozenset[str], dtype: DTypeLike, weights: str,
+  directory: pathlib.Path,
+  table: Layout,
+  spare: frozenset[str],
+  dtype: DTypeLike,
+  weights: str,
   mesh: Mesh | None,
-) -> Params:  # fmt: skip
+) -> Params:
   single, index = directory / "model.safetensors", directory / _INDEX
   if not single.exists() and not index.exists():
     raise ValueError(f"{directory} has neither model.safetensors nor {_INDEX}.")
@@ -168,9 +172,11 @@ def _start(tokenizer: Tokenizer | None, known: Mapping[str, Any]) -> tuple[int, 
 
 
 def _stop(
-  written: Mapping[str, Any], own: Mapping[str, Any], known: Mapping[str, Any],
+  written: Mapping[str, Any],
+  own: Mapping[str, Any],
+  known: Mapping[str, Any],
   tokenizer: Tokenizer | None,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
   """The ids that end a text: generation_config.json's, or else config.json's, as in transformers,
   or else the tokenizer's `eos_token`."""
   for found in (written, own):
@@ -193,9 +199,11 @@ def _mask(
 
 
 def load(
-  directory: str | pathlib.Path, dtype: DTypeLike = jnp.float32, weights: str = "float",
+  directory: str | pathlib.Path,
+  dtype: DTypeLike = jnp.float32,
+  weights: str = "float",
   mesh: Mesh | None = None,
-) -> Checkpoint:  # fmt: skip
+) -> Checkpoint:
   """Reads a Llama, Mistral, Qwen2, Qwen3, MiMo, LLaDA, Dream, SDAR or Fast-dLLM v2 directory, or
   one of their mixtures of experts: Mixtral, Qwen3-MoE, LLaDA-MoE, SDAR-MoE, LLaDA2.
 
@@ -229,17 +237,30 @@ def load(
   named = own.get("specjax_template", usual)
   params = _read_params(directory, kind.layout(config), kind.spare(config), dtype, weights, mesh)
   return Checkpoint(
-    config=config, params=params, tokenizer=tokenizer, stop=_stop(written, own, known, tokenizer),
+    config=config,
+    params=params,
+    tokenizer=tokenizer,
+    stop=_stop(written, own, known, tokenizer),
     template=templates.read(directory, known) or (TEMPLATES[named] if named else None),
-    start=_start(tokenizer, known), mask=mask, shift=own.get("specjax_shift", family in _SHIFTED),
-  )  # fmt: skip
+    start=_start(tokenizer, known),
+    mask=mask,
+    shift=own.get("specjax_shift", family in _SHIFTED),
+  )
 
 
 def save(
-  directory: str | pathlib.Path, config: Config, params: Params, tokenizer: Tokenizer | None = None,
-  *, template: ChatTemplate | None = None, stop: Sequence[int] = (), start: Sequence[int] = (),
-  mask: int | None = None, shift: bool = False, dtype: DTypeLike = jnp.float16,
-) -> None:  # fmt: skip
+  directory: str | pathlib.Path,
+  config: Config,
+  params: Params,
+  tokenizer: Tokenizer | None = None,
+  *,
+  template: ChatTemplate | None = None,
+  stop: Sequence[int] = (),
+  start: Sequence[int] = (),
+  mask: int | None = None,
+  shift: bool = False,
+  dtype: DTypeLike = jnp.float16,
+) -> None:
   """Writes a `Checkpoint` to a directory that `load` and transformers read.
 
   A model with a mask token is written in the layout of the published denoiser of its features,

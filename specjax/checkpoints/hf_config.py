@@ -24,12 +24,19 @@ _NORMED = ("qwen3", "sdar", "qwen3_moe", "sdar_moe", "lladamoe", "llada2_moe")
 _BIASED = ("qwen2", "mimo", "Dream", "Fast_dLLM_Qwen")
 # What the programs of these take for absent keys, where it is not what Llama's takes.
 _ABSENT = {
-  "mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8,
-              "max_position_embeddings": 131072},
+  "mixtral": {
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+  },
   "lladamoe": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
-  "llada2_moe": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
-                 "max_position_embeddings": 16384},
-}  # fmt: skip
+  "llada2_moe": {
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "max_position_embeddings": 16384,
+  },
+}
 _SIZE = functools.partial(checks.whole, least=1)
 _POSITIVE = functools.partial(checks.number, above=0)
 _LAYERS = functools.partial(checks.whole, least=1, most=1024)
@@ -144,19 +151,27 @@ def from_json(raw: Mapping[str, Any], where: str = "config.json") -> Config:
   layers, head_dim = known["num_hidden_layers"], known.get("head_dim", width // heads)
   try:
     return Config(
-      vocab_size=known["vocab_size"], width=width, layers=layers, heads=heads,
-      kv_heads=known.get("num_key_value_heads", heads), head_dim=head_dim,
+      vocab_size=known["vocab_size"],
+      width=width,
+      layers=layers,
+      heads=heads,
+      kv_heads=known.get("num_key_value_heads", heads),
+      head_dim=head_dim,
       mlp_width=known["intermediate_size"],
-      max_length=length, rope_theta=theta, rope_scaling=scaling,
-      norm_epsilon=known.get("rms_norm_eps", 1e-6), tied=known.get("tie_word_embeddings", False),
+      max_length=length,
+      rope_theta=theta,
+      rope_scaling=scaling,
+      norm_epsilon=known.get("rms_norm_eps", 1e-6),
+      tied=known.get("tie_word_embeddings", False),
       qkv_bias=family in _BIASED or known.get("attention_bias", False),
-      qk_norm=family in _NORMED, window=window,
+      qk_norm=family in _NORMED,
+      window=window,
       causal=known.get("is_causal", family not in _BOTH_SIDES),
       block_length=_block_length(raw, family, where),
       any_order=known.get("specjax_any_order", False),
       rotary_dim=None if share == 1 else int(head_dim * share),
       experts=hf_experts.read(raw, family, layers, where),
-    )  # fmt: skip
+    )
   except ValueError as error:
     raise ValueError(f"{where}: {error}") from None
 
@@ -197,8 +212,10 @@ def _family(config: Config, mask: bool, shift: bool) -> tuple[str, str]:
   if config.experts is not None:
     return hf_experts.family_of(config, mask, shift)
   if config.rotary_dim is not None:
-    raise ValueError(f"rotary_dim={config.rotary_dim}: no Hugging Face family without experts has "
-                     "heads that turn in part.")  # fmt: skip
+    raise ValueError(
+      f"rotary_dim={config.rotary_dim}: no Hugging Face family without experts has "
+      "heads that turn in part."
+    )
   # What no published denoiser has: such a model is written as the causal family of its features.
   own = config.causal or config.window is not None or config.any_order
   # Programs for these two take the size of a head from the width.

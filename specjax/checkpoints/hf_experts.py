@@ -32,9 +32,11 @@ class Keys(NamedTuple):
 
 
 _QWEN = Keys(
-  "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+  "num_experts",
+  "num_experts_per_tok",
+  "moe_intermediate_size",
   {"count": 128, "chosen": 8, "width": 768, "normalised": False},
-)  # fmt: skip
+)
 KEYS = {
   "mixtral": Keys(
     "num_local_experts", "num_experts_per_tok", "intermediate_size", {"count": 8, "chosen": 2}
@@ -93,8 +95,10 @@ def _dense_layers(found: Mapping[str, Any], layers: int, where: str) -> int:
   first = max(first, found.get("first_k_dense_replace", 0))
   if first >= layers or not all(sparse[first:]):
     shown = [i for i in range(layers) if not sparse[i]]
-    raise ValueError(f"{where}: layers {shown or first} have a dense MLP; accepted is that the "
-                     "first layers have one and all later ones experts.")  # fmt: skip
+    raise ValueError(
+      f"{where}: layers {shown or first} have a dense MLP; accepted is that the "
+      "first layers have one and all later ones experts."
+    )
   return first
 
 
@@ -154,8 +158,12 @@ def family_of(config: Config, mask: bool, shift: bool) -> tuple[str, str]:
     return "specjax_blockffn", "BlockFFN"
   if unbiased and c.router == "softmax" and c.normalised and not c.dense_layers:
     return "mixtral", "MixtralForCausalLM"
-  checks.refuse("experts", c, "what a family has together with the other features: Mixtral, "
-                "Qwen3-MoE, SDAR-MoE, LLaDA-MoE, LLaDA2 or BlockFFN")  # fmt: skip
+  checks.refuse(
+    "experts",
+    c,
+    "what a family has together with the other features: Mixtral, "
+    "Qwen3-MoE, SDAR-MoE, LLaDA-MoE, LLaDA2 or BlockFFN",
+  )
 
 
 def write(config: Config, family: str) -> dict[str, Any]:

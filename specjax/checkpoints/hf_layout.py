@@ -16,7 +16,7 @@ from specjax.base import Params
 from specjax.checkpoints.files import Shapes, Tensors
 from specjax.models import sharding
 from specjax.models.config import Config, Experts
-from specjax.models.weights import parameter
+from specjax.models.weights import Matrix, parameter
 
 
 class Fusion(NamedTuple):
@@ -72,6 +72,9 @@ LLADA = {
 Read = Callable[[str, tuple[slice, ...]], np.ndarray]
 """Gives a part of the tensor of a name; () is the whole of it."""
 
+OwnBits = Callable[[tuple[str, ...], Sequence[Fusion]], Mapping[tuple[str, ...], Matrix]]
+"""Gives the parameter at a path, or its parts at paths of their own; {} leaves it to Read."""
+
 Names = Mapping[str, str]
 Layout = dict[tuple[str, ...], list[Fusion]]
 """Our parameters by path, each the concatenation on axis 0 of tensors on disk."""
@@ -100,9 +103,14 @@ def layout(c: Config, names: Names) -> Layout:
 
 
 def block(
-  c: Config, ours: tuple[str, ...], theirs: str, names: Names = HF, *, inputs: int = 0,
+  c: Config,
+  ours: tuple[str, ...],
+  theirs: str,
+  names: Names = HF,
+  *,
+  inputs: int = 0,
   norm: bool = True,
-) -> Layout:  # fmt: skip
+) -> Layout:
   """The layer of a config that lies at `ours` in the parameters and at `theirs` on disk.
 
   `inputs` is the width of what attention reads, 0 for E; `norm` says whether a norm precedes
@@ -141,8 +149,11 @@ def block(
 def mtp_layer(c: Config, names: Names = MIMO) -> Layout:
   """The MTP layer that MiMo's own checkpoints carry, which is a layer of the config."""
   E, name = c.width, names["mtp"]
-  norms = {"token_norm": "token_layernorm", "state_norm": "hidden_layernorm",
-           "norm": "final_layernorm"}  # fmt: skip
+  norms = {
+    "token_norm": "token_layernorm",
+    "state_norm": "hidden_layernorm",
+    "norm": "final_layernorm",
+  }
   table: Layout = {
     (ours, "weight"): [Fusion(f"{name}.{theirs}.weight", (E,))] for ours, theirs in norms.items()
   }
@@ -177,9 +188,16 @@ def sparse(
 
 
 def assemble(
-  layout: Layout, spare: frozenset[str], shapes: Shapes, read: Read,
-  dtype: DTypeLike, config: str = "config.json", weights: str = "float", mesh: Mesh | None = None,
-) -> Params:  # fmt: skip
+  layout: Layout,
+  spare: frozenset[str],
+  shapes: Shapes,
+  read: Read,
+  dtype: DTypeLike,
+  config: str = "config.json",
+  weights: str = "float",
+  mesh: Mesh | None = None,
+  own_bits: OwnBits | None = None,
+) -> Params:
   """Parameters of tensors that are read one at a time; the host never holds the model twice.
 
   On a mesh the parameters are those of `sharding.split`, spread over it, and each process reads its
@@ -190,6 +208,7 @@ def assemble(
     shapes: of all tensors that are there, by name.
     config: what the errors name as the source of the layout.
     weights: how matrices lie in memory, see `weights.parameter`.
+    own_bits: reads parameters that lie in memory as they do on disk.
 
   Raises:
     ValueError: a tensor is missing, extra or misshapen; the first is named.
@@ -197,8 +216,9 @@ def assemble(
   # Of a tensor in several parts, the last one says how many rows it has.
   wanted = {
     part.name: (part.first + part.shape[0], *part.shape[1:])
-    for parts in layout.values() for part in parts
-  }  # fmt: skip
+    for parts in layout.values()
+    for part in parts
+  }
   for name, shape in wanted.items():
     if name not in shapes:
       raise ValueError(f"the checkpoint lacks tensor {name} of shape {shape}.")
@@ -209,12 +229,17 @@ def assemble(
       raise ValueError(f"the checkpoint has tensor {name}, for which {config} has no place.")
   if mesh is not None and weights == "float":
     return {"params": unflatten_dict(_spread(layout, read, dtype, mesh))}
-  params = {}
+  params: dict[tuple[str, ...], Any] = {}
   for path, parts in layout.items():
-    whole = np.concatenate([
-      read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
-      for p in parts
-    ])  # fmt: skip
+    if own_bits is not None and (held := own_bits(path, parts)):
+      params |= held
+      continue
+    whole = np.concatenate(
+      [
+        read(p.name, () if p.shape == wanted[p.name] else (slice(p.first, p.first + p.shape[0]),))
+        for p in parts
+      ]
+    )
     if isinstance(parts, Stack):
       whole = whole.reshape(parts.height, -1, whole.shape[1])
     # A router's choice jumps where its logits change a little.

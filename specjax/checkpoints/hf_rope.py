@@ -68,15 +68,17 @@ def read(
   names = _NAMES[kind]
   beside = checks.fields_of(raw, {_LENGTH: _SIZE}, where).get(_LENGTH)
   if beside is not None and rope.get(_LENGTH, beside) != beside:
-    raise ValueError(f"{where}: {_LENGTH}={beside}, and in {key} it is {rope[_LENGTH]}: accepted "
-                     "is one length.")  # fmt: skip
+    raise ValueError(
+      f"{where}: {_LENGTH}={beside}, and in {key} it is {rope[_LENGTH]}: accepted is one length."
+    )
   rope = {_LENGTH: beside or known.get("max_position_embeddings", 2048), **rope}
   if kind == "yarn":
     rope = _yarn(rope)
   limits = {ours: rope[name] for ours, name in names.items()}
   if limits and not limits["low"] < limits["high"]:
-    checks.refuse(f"{where}: {names['low']}", limits["low"],
-                  f"a number below {names['high']}={limits['high']}")  # fmt: skip
+    checks.refuse(
+      f"{where}: {names['low']}", limits["low"], f"a number below {names['high']}={limits['high']}"
+    )
   return theta, RopeScaling(kind, rope["factor"], **limits), share
 
 

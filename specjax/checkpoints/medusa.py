@@ -49,8 +49,9 @@ def _check_one_block(params: Params, c: MedusaConfig) -> None:
     for kind in ("block", "bias"):
       first, other = jax.tree.leaves(params[f"{kind}_0"]), jax.tree.leaves(params[f"{kind}_{i}"])
       if not all(map(np.array_equal, first, other)):
-        raise ValueError(f"blocks={c.blocks}: the blocks of a head differ, which the format medusa "
-                         "has as one.")  # fmt: skip
+        raise ValueError(
+          f"blocks={c.blocks}: the blocks of a head differ, which the format medusa has as one."
+        )
 
 
 def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeLike) -> LoadedHead:
@@ -73,8 +74,10 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   ):
     held += 1
   if held > config.depth:
-    raise ValueError(f"{directory}/config.json says medusa_num_heads={config.depth}, and "
-                     f"{path.name} holds {held} heads.")  # fmt: skip
+    raise ValueError(
+      f"{directory}/config.json says medusa_num_heads={config.depth}, and "
+      f"{path.name} holds {held} heads."
+    )
   apart = published.gather(tensors, _layout(config, model), path, dtype)
   _check_one_block(apart, config)
   params = {k: jnp.stack([x[str(h)] for h in range(config.depth)]) for k, x in apart.items()}
@@ -86,8 +89,9 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   """Heads with their tree."""
   config = loaded.config
   _check_one_block(loaded.params["params"], config)
-  apart = {k: {str(h): x[h] for h in range(config.depth)}
-           for k, x in loaded.params["params"].items()}  # fmt: skip
+  apart = {
+    k: {str(h): x[h] for h in range(config.depth)} for k, x in loaded.params["params"].items()
+  }
   tensors = scatter({"params": apart}, _layout(config, loaded.network), dtype)
   raw = dict(zip(_KEYS, (config.depth, config.blocks), strict=True))
   return _FILES[0], tensors, raw | {"medusa_choices": [list(path) for path in loaded.choices]}

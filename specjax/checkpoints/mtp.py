@@ -42,8 +42,9 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   """
   where = f"{directory}/config.json"
   if raw.get("model_type") != "mimo":
-    checks.refuse(f"{where}: model_type", raw.get("model_type"),
-                  "mimo, the family whose MTP layer is read")  # fmt: skip
+    checks.refuse(
+      f"{where}: model_type", raw.get("model_type"), "mimo, the family whose MTP layer is read"
+    )
   own = checks.fields_of(raw, _SCHEMA, where)
   if own["num_nextn_predict_layers"] != 1:
     checks.refuse(f"{where}: num_nextn_predict_layers", own["num_nextn_predict_layers"], "1")
@@ -66,14 +67,27 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   """A head's tensors alone, to lie beside the target's; ValueError where MiMo has no such layer."""
   config, network = loaded.config, loaded.network
   if not config.before_norm:
-    raise ValueError("before_norm=False: the format mtp has MiMo's layer, which reads states "
-                     "before the target's final norm.")  # fmt: skip
+    raise ValueError(
+      "before_norm=False: the format mtp has MiMo's layer, which reads states "
+      "before the target's final norm."
+    )
   raw = hf_config.to_json(network)
   if raw["model_type"] != "qwen2" or network.window is not None:
-    checks.refuse("target", raw["model_type"], "qwen2 without a sliding window, MiMo's network, in "
-                  "the format mtp")  # fmt: skip
+    checks.refuse(
+      "target",
+      raw["model_type"],
+      "qwen2 without a sliding window, MiMo's network, in the format mtp",
+    )
   tensors = scatter({"params": _other_order(loaded.params["params"])}, mtp_layer(network), dtype)
-  return published.FILES[0], tensors, raw | {
-    "model_type": "mimo", "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1,
-    "torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth,
-  }  # fmt: skip
+  return (
+    published.FILES[0],
+    tensors,
+    raw
+    | {
+      "model_type": "mimo",
+      "architectures": ["MiMoForCausalLM"],
+      "num_nextn_predict_layers": 1,
+      "torch_dtype": jnp.dtype(dtype).name,
+      "specjax_depth": config.depth,
+    },
+  )

@@ -101,8 +101,9 @@ def load_acceptance(directory: str | pathlib.Path, width: int) -> Acceptance:
   harmless.known_keys(raw, where, {*_ACCEPTANCE, "target", "draft", trained_for.KEY}, {})
   own = checks.fields_of(raw, _ACCEPTANCE, where, _ACCEPTANCE)
   if own["width"] != width:
-    raise ValueError(f"acceptance={str(directory)!r} is for a draft model of width "
-                     f"{own['width']}, not {width}.")  # fmt: skip
+    raise ValueError(
+      f"acceptance={str(directory)!r} is for a draft model of width {own['width']}, not {width}."
+    )
   example = jax.ShapeDtypeStruct((1, width), jnp.float32)
   key = jax.eval_shape(lambda: new_key(0))
   shapes = flatten_dict(jax.eval_shape(AcceptanceHead(own["blocks"]).init, key, example), sep="/")

@@ -59,11 +59,14 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   raw, own = eagle3_file.fields(raw, _SCHEMA, "peagle", _ACCEPTED, directory, model)
   found = sorted({own[key] for key in MASK_TOKENS if key in own})
   if not found:
-    raise ValueError(f"{directory}/config.json names no mask: it lacks "
-                     f"{' and '.join(MASK_TOKENS)}.")  # fmt: skip
+    raise ValueError(
+      f"{directory}/config.json names no mask: it lacks {' and '.join(MASK_TOKENS)}."
+    )
   if len(found) > 1:
-    raise ValueError(f"{directory}/config.json names the masks {found} by "
-                     f"{', '.join(MASK_TOKENS)}: accepted is one.")  # fmt: skip
+    raise ValueError(
+      f"{directory}/config.json names the masks {found} by "
+      f"{', '.join(MASK_TOKENS)}: accepted is one."
+    )
   for name in eagle3_file.OPTIONS[1:]:
     if own.get(name):
       checks.refuse(f"{name} in config.json", True, "false in the format peagle")
@@ -71,10 +74,15 @@ def decode(raw: Mapping[str, Any], directory: Path, model: Config, dtype: DTypeL
   network, mlp_width = published.network_of(raw, model, model.qkv_bias)
   path, tensors = published.read(directory, published.FILES)
   config = PEagleConfig(
-    next((own[key] for key in _DEPTHS if key in own), _DEPTH), own.get("num_hidden_layers", 1),
-    found[0], eagle3_file.hidden_layers(own, model), mlp_width, own.get("attention_bias", False),
-    published.EMBEDDING in tensors, own.get("norm_before_residual", False),
-  )  # fmt: skip
+    next((own[key] for key in _DEPTHS if key in own), _DEPTH),
+    own.get("num_hidden_layers", 1),
+    found[0],
+    eagle3_file.hidden_layers(own, model),
+    mlp_width,
+    own.get("attention_bias", False),
+    published.EMBEDDING in tensors,
+    own.get("norm_before_residual", False),
+  )
   head, words = build(target(network), config), own["draft_vocab_size"]
   if _MASK in tensors:  # programs differ in how many axes of one it has in front
     tensors[_MASK] = tensors[_MASK].reshape(-1)
@@ -90,7 +98,13 @@ def encode(loaded: LoadedHead, target_params: Params, dtype: DTypeLike) -> publi
   tensors = scatter(loaded.params, _layout(config, network, words, "layers.0"), dtype)
   tensors[_MASK] = tensors[_MASK].reshape(1, 1, -1)
   raw = eagle3_file.to_json(config, network, words, ARCHITECTURES[0], dtype)
-  return published.FILES[0], tensors | tables, raw | {
-    "num_hidden_layers": config.layers, "num_depths": config.depth,
-    **dict.fromkeys(MASK_TOKENS[:2], config.mask_token),
-  }  # fmt: skip
+  return (
+    published.FILES[0],
+    tensors | tables,
+    raw
+    | {
+      "num_hidden_layers": config.layers,
+      "num_depths": config.depth,
+      **dict.fromkeys(MASK_TOKENS[:2], config.mask_token),
+    },
+  )

@@ -97,10 +97,15 @@ def _read_torch(path: pathlib.Path) -> Tensors:
 
 
 def gather(
-  tensors: Tensors, layout: Layout, path: pathlib.Path, dtype: DTypeLike, *,
-  copies: Mapping[str, str] | None = None, unused: Shapes | None = None,
+  tensors: Tensors,
+  layout: Layout,
+  path: pathlib.Path,
+  dtype: DTypeLike,
+  *,
+  copies: Mapping[str, str] | None = None,
+  unused: Shapes | None = None,
   others: Shapes | None = None,
-) -> Params:  # fmt: skip
+) -> Params:
   """The parameters of a layout, in `dtype`; `path` is named in messages.
 
   Args:
@@ -147,9 +152,12 @@ def check_target(key: str, width: int, vocab_size: int, model: Config) -> None:
 
 
 def fields(
-  raw: Mapping[str, Any], known: Mapping[str, Any], directory: pathlib.Path,
-  needed: Sequence[str], refusal: str,
-) -> dict[str, Any]:  # fmt: skip
+  raw: Mapping[str, Any],
+  known: Mapping[str, Any],
+  directory: pathlib.Path,
+  needed: Sequence[str],
+  refusal: str,
+) -> dict[str, Any]:
   """`checks.fields_of` a config.json; `refusal` ends the sentence where a needed key is absent."""
   for key in needed:
     if key not in raw:
@@ -168,8 +176,10 @@ def in_one_piece(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
   outer = {k: v for k, v in raw.items() if k != "transformer_layer_config"}
   for key in _NETWORK & inner.keys() & outer.keys():
     if None not in (inner[key], outer[key]) and inner[key] != outer[key]:
-      raise ValueError(f"{where}: {key}={outer[key]!r}, and in transformer_layer_config it is "
-                       f"{inner[key]!r}: accepted is one of the two.")  # fmt: skip
+      raise ValueError(
+        f"{where}: {key}={outer[key]!r}, and in transformer_layer_config it is "
+        f"{inner[key]!r}: accepted is one of the two."
+      )
   return {**outer, **{k: v for k, v in inner.items() if v is not None or k not in outer}}
 
 
@@ -188,8 +198,11 @@ def check_keys(
 
 def check_base(raw: Mapping[str, Any], model: Config, where: str) -> None:
   """Raises ValueError where config.json repeats the target's, and that is not `model`."""
-  for key, ours in (("hidden_size", model.width), ("vocab_size", model.vocab_size),
-                    ("num_hidden_layers", model.layers)):  # fmt: skip
+  for key, ours in (
+    ("hidden_size", model.width),
+    ("vocab_size", model.vocab_size),
+    ("num_hidden_layers", model.layers),
+  ):
     if raw.get(key) not in (None, ours):
       checks.refuse(f"{where}: {key}", raw[key], f"the target's, {ours}")
 
@@ -204,26 +217,35 @@ def window_of(raw: Mapping[str, Any], where: str) -> int | None:
   own = checks.fields_of(raw, _WINDOW, where)
   kinds, family = set(own.get("layer_types", ())), str(raw.get("model_type"))
   if not kinds <= {"full_attention"} and kinds != {"sliding_attention"}:
-    checks.refuse(f"{where}: layer_types", raw["layer_types"],
-                  "full_attention in all layers, or sliding_attention in all")  # fmt: skip
+    checks.refuse(
+      f"{where}: layer_types",
+      raw["layer_types"],
+      "full_attention in all layers, or sliding_attention in all",
+    )
   switch = own.get("use_sliding_window")
   slides = kinds == {"sliding_attention"} if kinds else switch
   if slides is None:
     if "sliding_window" in own and not family.startswith(("mistral", "qwen")):
-      checks.refuse(f"{where}: sliding_window", own["sliding_window"],
-                    "a window beside use_sliding_window or layer_types, which say whether layers "
-                    "have it")  # fmt: skip
+      checks.refuse(
+        f"{where}: sliding_window",
+        own["sliding_window"],
+        "a window beside use_sliding_window or layer_types, which say whether layers have it",
+      )
     slides = "sliding_window" in own and family == "mistral"
   if switch not in (None, slides):
-    checks.refuse(f"{where}: use_sliding_window", switch, f"{str(slides).lower()}, as layer_types "
-                  "has it")  # fmt: skip
+    checks.refuse(
+      f"{where}: use_sliding_window", switch, f"{str(slides).lower()}, as layer_types has it"
+    )
   if not slides:
     return None
   if "sliding_window" not in own:
     raise ValueError(f"{where} lacks 'sliding_window', which its layers have.")
   if not kinds and own.get("max_window_layers", 0) > 0:
-    checks.refuse(f"{where}: max_window_layers", own["max_window_layers"],
-                  "0, for all layers of a head have its window, or layer_types")  # fmt: skip
+    checks.refuse(
+      f"{where}: max_window_layers",
+      own["max_window_layers"],
+      "0, for all layers of a head have its window, or layer_types",
+    )
   return own["sliding_window"]
 
 
@@ -243,9 +265,15 @@ def network_of(raw: Mapping[str, Any], model: Config, qkv_bias: bool) -> tuple[C
   own = hf_config.from_json(raw)
   check_target("hidden_size", own.width, own.vocab_size, model)
   network = dataclasses.replace(
-    model, heads=own.heads, kv_heads=own.kv_heads, head_dim=own.head_dim, qkv_bias=qkv_bias,
-    rope_theta=own.rope_theta, rope_scaling=own.rope_scaling, norm_epsilon=own.norm_epsilon,
-  )  # fmt: skip
+    model,
+    heads=own.heads,
+    kv_heads=own.kv_heads,
+    head_dim=own.head_dim,
+    qkv_bias=qkv_bias,
+    rope_theta=own.rope_theta,
+    rope_scaling=own.rope_scaling,
+    norm_epsilon=own.norm_epsilon,
+  )
   is_copy = own.mlp_width == model.mlp_width and model.experts is None
   return network, 0 if is_copy else own.mlp_width
 
@@ -261,9 +289,13 @@ def layer_of(network: Config, mlp_width: int) -> Config:
   if not mlp_width:
     check_dense(network)
   return dataclasses.replace(
-    network, layers=1, experts=None, mlp_width=mlp_width or network.mlp_width, qk_norm=False,
+    network,
+    layers=1,
+    experts=None,
+    mlp_width=mlp_width or network.mlp_width,
+    qk_norm=False,
     window=None,
-  )  # fmt: skip
+  )
 
 
 def layer_json(network: Config, config: Any, dtype: DTypeLike) -> dict[str, Any]:
@@ -272,6 +304,9 @@ def layer_json(network: Config, config: Any, dtype: DTypeLike) -> dict[str, Any]
   raw = hf_config.to_json(dataclasses.replace(layer, tied=False, qkv_bias=False, causal=True))
   raw |= {"torch_dtype": jnp.dtype(dtype).name, "specjax_depth": config.depth}
   if (window := getattr(config, "window", None)) is not None:
-    raw |= {"sliding_window": window, "use_sliding_window": True,
-            "layer_types": ["sliding_attention"]}  # fmt: skip
+    raw |= {
+      "sliding_window": window,
+      "use_sliding_window": True,
+      "layer_types": ["sliding_attention"],
+    }
   return raw

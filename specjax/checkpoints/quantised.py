@@ -6,8 +6,10 @@ from typing import Any, NoReturn
 
 from specjax import checks
 
-_READ = ("safetensors in F32, F16, BF16 or the 8 bits that specjax writes, or a GGUF file, whose "
-         "tensors are dequantised")  # fmt: skip
+_READ = (
+  "safetensors in F32, F16, BF16 or the 8 bits that specjax writes, or a GGUF file, whose "
+  "tensors are dequantised"
+)
 _KEYS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 # Files beside config.json: AutoGPTQ's, AutoAWQ's first one, and that of NVIDIA's Model Optimizer.
 _FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")

@@ -18,6 +18,7 @@ from specjax.checkpoints.files import check, read_config, read_tensors, write
 from specjax.checkpoints.trained_for import Identity
 from specjax.models import lora
 from specjax.models.config import Config
+from specjax.models.groups import Groups
 from specjax.models.int8 import Int8
 from specjax.models.skipping.first import ROUTERS, Routers
 from specjax.sampling import new_key
@@ -53,9 +54,11 @@ def load(directory: str | pathlib.Path, config: Config, params: Params) -> Param
   keys = {"skipping", "rank", "base", trained_for.KEY}
   harmless.known_keys(found, f"{directory}/config.json", keys, {})
   rank = checks.fields_of(found, {"rank": int}, f"{directory}/config.json", ["rank"])["rank"]
-  if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | None):
-    raise ValueError("routers come with updates of float weights that are not spread: accepted are "
-                     "weights='float' and mesh=None, see `Model.on`.")  # fmt: skip
+  if isinstance(params["params"]["layer_0"].get("qkv"), Int8 | Groups | None):
+    raise ValueError(
+      "routers come with updates of float weights that are not spread: accepted are "
+      "weights='float' and mesh=None, see `Model.on`."
+    )
   updates = jax.eval_shape(functools.partial(lora.start, rank=rank), new_key(0), params)
   shapes = {name: x.shape for name, x in flatten_dict(updates, sep="/").items()}
   shapes |= {"w": (config.layers, config.width), "b": (config.layers,)}

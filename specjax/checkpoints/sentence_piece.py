@@ -22,8 +22,10 @@ def _parse(file: pathlib.Path) -> Any:
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2
   except ImportError:
-    raise ValueError(f"{file} needs the package sentencepiece, which is not installed: accepted is "
-                     f"pip install specjax[sentencepiece], or {_HELP}.") from None  # fmt: skip
+    raise ValueError(
+      f"{file} needs the package sentencepiece, which is not installed: accepted is "
+      f"pip install specjax[sentencepiece], or {_HELP}."
+    ) from None
   messages: Any = sentencepiece_model_pb2  # makes its classes when it is imported
   try:
     return messages.ModelProto.FromString(content)
@@ -75,10 +77,12 @@ def read(file: pathlib.Path, legacy: bool, add_bos: bool) -> tuple[tokenizers.To
   if spec.add_dummy_prefix:
     prefix = "always" if legacy else "first"
   inner = bpe.sentence_piece(model, prefix, _before(file, spec))
-  inner.add_tokens([
-    tokenizers.AddedToken(p.piece, special=False, normalized=False)
-    for p in of[TokenType.USER_DEFINED]
-  ])  # fmt: skip
+  inner.add_tokens(
+    [
+      tokenizers.AddedToken(p.piece, special=False, normalized=False)
+      for p in of[TokenType.USER_DEFINED]
+    ]
+  )
   if add_bos and trainer.bos_id >= 0:
     bos = pieces[trainer.bos_id].piece
     inner.post_processor = processors.TemplateProcessing(

@@ -41,8 +41,9 @@ def record(**models: Identity | str) -> dict[str, Any]:
   names = {role: model if isinstance(model, str) else model.name for role, model in models.items()}
   known = {
     role: {key: getattr(model, key) for key in _SCHEMA}
-    for role, model in models.items() if isinstance(model, Identity)
-  }  # fmt: skip
+    for role, model in models.items()
+    if isinstance(model, Identity)
+  }
   return names | ({KEY: known} if known else {})
 
 
@@ -88,8 +89,9 @@ def checked(what: str, raw: Mapping[str, Any], **models: Identity) -> Iterator[N
     whose = f"{what} was trained for {name or 'another model'}, not {model.name}"
     for key, called in _CALLED.items():
       if said.get(key, getattr(model, key)) != getattr(model, key):
-        raise ValueError(f"{whose}: that has {called} {said[key]}, and this one "
-                         f"{getattr(model, key)}.")  # fmt: skip
+        raise ValueError(
+          f"{whose}: that has {called} {said[key]}, and this one {getattr(model, key)}."
+        )
     if None not in (said.get("tokens"), model.tokens) and said["tokens"] != model.tokens:
       raise ValueError(f"{whose}: their tokenizers have other tokens.")
     if name and not _same_name(name, model.name):

@@ -8,7 +8,7 @@ import tyro
 from specjax.eval import options
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Weights = Literal["float", "bfloat16", "int8"]
+Weights = Literal["float", "bfloat16", "int8", "int4", "native"]
 Select = Literal["likelihood", "mbr", "first_finish"]
 
 
@@ -21,7 +21,8 @@ class ModelOptions:
     revision: branch, tag or commit of a model on the hub.
     dtype: of the arithmetic, and of weights that --weights leaves as they are.
     weights: bfloat16 keeps matrices in 16 bits and multiplies in them; int8 keeps them in 8 bits
-      with a scale for each output. Either has its own texts.
+      with a scale for each output, int4 in 4 with a scale and an offset for 32 inputs. Each has its
+      own texts. native keeps a GGUF file's own bits, which changes nothing but the time.
     mesh: devices that share the rows of batches and the heads, as data=2,model=4; default: one.
     skipping: layers that leave tokens out, such as skip_decode-6,span=128; LOSSY, with its own
       texts.
@@ -268,7 +269,7 @@ class Convert:
   target: str | None = None
   to: Literal[
     "specjax", "medusa", "hydra", "eagle", "eagle3", "mlp_speculator", "dflash", "mtp", "peagle"
-  ] = "specjax"  # fmt: skip
+  ] = "specjax"
   weights: Literal["float", "int8"] = "float"
   torch: bool = False
 

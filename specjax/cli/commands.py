@@ -86,10 +86,19 @@ def run_generate(args: Generate) -> None:
   model = load_model(args, True)
   items = _items(args, model)
   decoder = Decoder(
-    model, args.drafter, args.verifier, processors=args.processors, cache=args.cache,
-    sampling=_sampling(args), regex=args.regex, json_schema=args.json_schema,
-    stop=args.stop, stop_words=args.stop_words, seed=args.seed, batch=args.batch,
-  )  # fmt: skip
+    model,
+    args.drafter,
+    args.verifier,
+    processors=args.processors,
+    cache=args.cache,
+    sampling=_sampling(args),
+    regex=args.regex,
+    json_schema=args.json_schema,
+    stop=args.stop,
+    stop_words=args.stop_words,
+    seed=args.seed,
+    batch=args.batch,
+  )
   if args.best_of != 1:
     _run_best_of(args, items, decoder)
     return
@@ -182,8 +191,13 @@ def run_denoise(args: Denoise) -> None:
   model = load_model(args, False)
   items = _items(args, model)
   decoder = DiffusionDecoder(
-    model, args.policy, sampling=_sampling(args), seed=args.seed, stop=args.stop, batch=args.batch,
-  )  # fmt: skip
+    model,
+    args.policy,
+    sampling=_sampling(args),
+    seed=args.seed,
+    stop=args.stop,
+    batch=args.batch,
+  )
   for i, (item, r) in enumerate(_decoded(args, items, decoder)):
     slots = {key: getattr(r.filling, key) for key in ("when", "filled", "wasted")}
     _print(args, item, r, slots, f"{r.filling.filled} slots in {r.passes} passes, {r.method}")
@@ -247,12 +261,15 @@ def check_processes(command: str, mesh: str | None) -> None:
   if jax.process_count() == 1:
     return
   if command not in ("generate", "denoise"):
-    raise ValueError(f"{command} runs in one process: accepted in several are generate, denoise "
-                     "and the training scripts.")  # fmt: skip
+    raise ValueError(
+      f"{command} runs in one process: accepted in several are generate, denoise "
+      "and the training scripts."
+    )
   there = jax.device_count()
   if mesh is None or sharding.named_mesh(mesh).size < there:
-    raise ValueError(f"mesh={mesh!r}: accepted in several processes is a mesh of all their {there} "
-                     "devices.")  # fmt: skip
+    raise ValueError(
+      f"mesh={mesh!r}: accepted in several processes is a mesh of all their {there} devices."
+    )
 
 
 def run(args: Any) -> None:

@@ -36,9 +36,15 @@ def run_convert(args: Convert) -> None:
     check_model(target, causal=True)
     head = formats.load(source, target.config, target_params=target.params)
     formats.save(
-      args.out, args.to, head, target.config, target.params, base=target.identity, torch=args.torch,
+      args.out,
+      args.to,
+      head,
+      target.config,
+      target.params,
+      base=target.identity,
+      torch=args.torch,
       dtype=dtype,
-    )  # fmt: skip
+    )
     print(f"wrote {args.out}: {head.head.name}, {head.head.depth} deep, as {args.to}")
     return
   elif args.format == "gguf":
@@ -46,12 +52,24 @@ def run_convert(args: Convert) -> None:
   else:
     c = hf.load(source)
   # float32 holds every accepted dtype, so a model in it decodes as the original does.
-  hf.save(args.out, c.config, c.params, c.tokenizer, template=c.template, stop=c.stop,
-          start=c.start, mask=c.mask, shift=c.shift, dtype=dtype)  # fmt: skip
+  hf.save(
+    args.out,
+    c.config,
+    c.params,
+    c.tokenizer,
+    template=c.template,
+    stop=c.stop,
+    start=c.start,
+    mask=c.mask,
+    shift=c.shift,
+    dtype=dtype,
+  )
   back = hf.load(args.out)
   if c.tokenizer is not None and back.start != c.start:
-    raise ValueError(f"{args.out}: prompts started with the ids {list(c.start)} and now with "
-                     f"{list(back.start)}; tokenizer.json needs a post-processor.")  # fmt: skip
+    raise ValueError(
+      f"{args.out}: prompts started with the ids {list(c.start)} and now with "
+      f"{list(back.start)}; tokenizer.json needs a post-processor."
+    )
   print(f"wrote {args.out}")
 
 

@@ -11,16 +11,24 @@ OF_MODEL = ("model", "revision", "dtype", "weights", "mesh", "skipping")
 
 
 def named(
-  name: str | None, causal: bool | None = None, revision: str | None = None,
-  dtype: str = "float32", weights: str = "float", skipping: str | None = None,
-) -> Model:  # fmt: skip
+  name: str | None,
+  causal: bool | None = None,
+  revision: str | None = None,
+  dtype: str = "float32",
+  weights: str = "float",
+  skipping: str | None = None,
+) -> Model:
   """The model of a name, by default the zoo's, causal or not where that matters."""
   default = DEFAULT_DENOISER if causal is False else DEFAULT_MODEL
   mesh = jax.sharding.get_mesh()  # that of `run`
   model = load(
-    default if name is None else name, dtype, revision=revision, weights=weights,
-    mesh=None if mesh.empty else mesh, skipping=skipping,
-  )  # fmt: skip
+    default if name is None else name,
+    dtype,
+    revision=revision,
+    weights=weights,
+    mesh=None if mesh.empty else mesh,
+    skipping=skipping,
+  )
   if causal is not None:
     check_model(model, causal)
   return model

@@ -28,8 +28,10 @@ def _parallelbench(args: Bench) -> None:
   if args.limit is not None:
     checks.whole("limit", args.limit, 1, 10**5)
   if args.published is not None and (args.tasks is not None or args.lengths != Bench.lengths):
-    raise ValueError(f"published={args.published!r}: accepted without --tasks and --lengths, which "
-                     "choose among our own questions.")  # fmt: skip
+    raise ValueError(
+      f"published={args.published!r}: accepted without --tasks and --lengths, which "
+      "choose among our own questions."
+    )
   fields = _fields(args, parallelbench.Config, {"limit": "count"})
   config = parallelbench.Config(**{k: v for k, v in fields.items() if v is not None})
   summary = parallelbench.run(load_model(args, False), config, args.out)
@@ -94,9 +96,13 @@ def run_memory(args: Memory) -> None:
 
   def decoder(batch: int) -> Decoder:
     return Decoder(
-      model, args.drafter, args.verifier, cache=args.cache, temperature=args.temperature,
+      model,
+      args.drafter,
+      args.verifier,
+      cache=args.cache,
+      temperature=args.temperature,
       batch=batch,
-    )  # fmt: skip
+    )
 
   console = Console(highlight=False, markup=False)
   if args.budget is None:

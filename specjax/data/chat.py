@@ -55,8 +55,9 @@ def checked(turns: Turns, name: str = "turns") -> Turns:
       checks.text(f"{name}[{i}]: content", content)
     if isinstance(content, list | tuple):
       if not all(map(_is_part, content)):
-        checks.refuse(f"{name}[{i}]: content", content, 'text, or parts {"type": "text", '
-                      '"text": ..}')  # fmt: skip
+        checks.refuse(
+          f"{name}[{i}]: content", content, 'text, or parts {"type": "text", "text": ..}'
+        )
     elif content is not None:
       checks.text(f"{name}[{i}]: content", content)
   return turns
@@ -79,8 +80,9 @@ def with_known_roles(turns: Turns, roles: Sequence[str]) -> Turns:
   found = in_roles(turns, roles)
   for i, turn in enumerate(found):
     if turn["role"] not in roles:
-      raise ValueError(f"turns[{i}]: role={turns[i]['role']!r}: this template has turns of "
-                       f"{', '.join(roles)}.")  # fmt: skip
+      raise ValueError(
+        f"turns[{i}]: role={turns[i]['role']!r}: this template has turns of {', '.join(roles)}."
+      )
   return found
 
 

@@ -96,9 +96,12 @@ def load(path: str, vocab_size: int, tokens: str | None = None) -> Datastore:
   if not sound or M == 0 or not (np.sort(store.order) == np.arange(M)).all():
     raise ValueError(f"{what} is no datastore: its order is none of its tokens.")
   if int(held["vocab_size"]) != vocab_size or store.tokens.max() >= vocab_size:
-    raise ValueError(f"{what} has ids of a vocabulary of {int(held['vocab_size'])}, the model one "
-                     f"of {vocab_size}.")  # fmt: skip
+    raise ValueError(
+      f"{what} has ids of a vocabulary of {int(held['vocab_size'])}, the model one of {vocab_size}."
+    )
   if words and tokens and words != tokens:
-    raise ValueError(f"{what} has ids of another tokenizer than the model's, whose tokens differ; "
-                     "`specjax corpus` makes one of its own.")  # fmt: skip
+    raise ValueError(
+      f"{what} has ids of another tokenizer than the model's, whose tokens differ; "
+      "`specjax corpus` makes one of its own."
+    )
   return store

@@ -79,8 +79,9 @@ def _compiled(source: str) -> jinja2.Template:
   try:
     return _sandbox().from_string(source)
   except jinja2.TemplateSyntaxError as error:
-    raise ValueError(f"the chat template has an error in line {error.lineno}: "
-                     f"{_reason(error)}.") from None  # fmt: skip
+    raise ValueError(
+      f"the chat template has an error in line {error.lineno}: {_reason(error)}."
+    ) from None
   except Exception as error:  # whatever a constant expression raises, which jinja2 works out
     raise ValueError(f"the chat template cannot be compiled: {_reason(error)}.") from error
 
@@ -168,8 +169,11 @@ class JinjaTemplate:
     marked = self._render(turns)
     if _OPEN in marked:
       return 0
-    answers = [after[len(before) :] for before, after, there in self._answers(marked, turns)
-               if there is None and after.startswith(before)]  # fmt: skip
+    answers = [
+      after[len(before) :]
+      for before, after, there in self._answers(marked, turns)
+      if there is None and after.startswith(before)
+    ]
     return sum(len(tokenizer.encode(text)) for text in answers)
 
   def _added(self, whole: str, turns: Turns) -> list[bool]:
@@ -180,9 +184,11 @@ class JinjaTemplate:
       if end is not None:
         said[len(before) : len(end)] = [True] * (len(end) - len(before))
     if answers and not any(after.startswith(before) for before, after, _ in answers):
-      raise ValueError("the chat template has no {% generation %}, and its assistant's turns do "
-                       "not go on from its generation prompt: they cannot be "
-                       "trained.")  # fmt: skip
+      raise ValueError(
+        "the chat template has no {% generation %}, and its assistant's turns do "
+        "not go on from its generation prompt: they cannot be "
+        "trained."
+      )
     return said
 
   def _answers(self, whole: str, turns: Turns) -> Iterator[tuple[str, str, str | None]]:
@@ -224,8 +230,12 @@ class JinjaTemplate:
     ]
     try:
       return _compiled(self.source).render(
-        messages=messages, tools=None, documents=None, add_generation_prompt=prompt,
-        bos_token=self.bos_token, eos_token=self.eos_token,
-      )  # fmt: skip
+        messages=messages,
+        tools=None,
+        documents=None,
+        add_generation_prompt=prompt,
+        bos_token=self.bos_token,
+        eos_token=self.eos_token,
+      )
     except Exception as error:  # whatever the template's own expressions raise
       raise ValueError(f"the chat template refuses the turns: {_reason(error)}.") from error

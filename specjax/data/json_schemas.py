@@ -60,10 +60,14 @@ def _number(rng: np.random.Generator) -> Schema:
 
 def _flat(rng: np.random.Generator) -> Schema:
   enum = _some(rng, ENUMS)
-  return _object({
-    _some(rng, STRINGS): _text(), _some(rng, NUMBERS): _number(rng), enum: {"enum": ENUMS[enum]},
-    _some(rng, FLAGS): {"type": "boolean"},
-  })  # fmt: skip
+  return _object(
+    {
+      _some(rng, STRINGS): _text(),
+      _some(rng, NUMBERS): _number(rng),
+      enum: {"enum": ENUMS[enum]},
+      _some(rng, FLAGS): {"type": "boolean"},
+    }
+  )
 
 
 def _nested(rng: np.random.Generator) -> Schema:
@@ -80,8 +84,10 @@ def _array(rng: np.random.Generator) -> Schema:
 
 def _union(rng: np.random.Generator) -> Schema:
   enum, one, other = _some(rng, ENUMS), _some(rng, STRINGS), _some(rng, NUMBERS)
-  choice = [_object({"kind": {"const": one}, one: _text()}),
-            _object({"kind": {"const": other}, other: _number(rng)})]  # fmt: skip
+  choice = [
+    _object({"kind": {"const": one}, one: _text()}),
+    _object({"kind": {"const": other}, other: _number(rng)}),
+  ]
   return _object({"result": {"anyOf": choice}, enum: {"enum": [*ENUMS[enum], None]}})
 
 
@@ -121,7 +127,10 @@ def samples(count: int, seed: int = 0) -> list[Sample]:
     kind = list(KINDS)[i % len(KINDS)]
     made.append(Sample(kind, KINDS[kind](rng), f"Describe {_some(rng, THINGS)}."))
   return [
-    Sample(kind, {**schema, "x-guidance": style}, f"{prompt} Answer in JSON with the fields "
-           f"{', '.join(schema['properties'])}.")
+    Sample(
+      kind,
+      {**schema, "x-guidance": style},
+      f"{prompt} Answer in JSON with the fields {', '.join(schema['properties'])}.",
+    )
     for kind, schema, prompt in made[:count]
-  ]  # fmt: skip
+  ]

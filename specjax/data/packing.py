@@ -55,9 +55,11 @@ def pack(
     space[r] -= size
   shape = (len(rows), length)
   packed = PackedRows(
-    np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.full(shape, -1, np.int32),
+    np.zeros(shape, np.int32),
+    np.zeros(shape, np.int32),
+    np.full(shape, -1, np.int32),
     np.zeros(shape, bool),
-  )  # fmt: skip
+  )
   for r, members in enumerate(rows):
     start = 0
     for s, i in enumerate(members):

@@ -101,8 +101,10 @@ def _turns(raw: Any, prompt: str | None, task: str, where: str) -> tuple[Any, An
     checks.sequence(f"{where}: messages", raw["messages"], "a list of turns")
     return raw["messages"], raw["label"]
   if not isinstance(raw, dict) or not {"input", "answer"} <= raw.keys():
-    raise ValueError(f"{where}: expected an object with `messages` and the `label` of {task}, or "
-                     "with `input` and `answer`.")  # fmt: skip
+    raise ValueError(
+      f"{where}: expected an object with `messages` and the `label` of {task}, or "
+      "with `input` and `answer`."
+    )
   text = raw.get("prompt") or prompt
   if text is None:
     raise ValueError(f"{where}: it lacks 'prompt', and no task_config.yaml gives that of {task}.")
@@ -117,8 +119,10 @@ def _turns(raw: Any, prompt: str | None, task: str, where: str) -> tuple[Any, An
     said = each.get("answer")
     said = said.get("example") if isinstance(said, dict) else said
     checks.text(f"{where}: icl_examples: answer", said)
-    messages += [{"role": "user", "content": _filled(text, each["input"], where)},
-                 {"role": "assistant", "content": said}]  # fmt: skip
+    messages += [
+      {"role": "user", "content": _filled(text, each["input"], where)},
+      {"role": "assistant", "content": said},
+    ]
   return [*messages, {"role": "user", "content": _filled(text, given, where)}], raw["answer"]
 
 

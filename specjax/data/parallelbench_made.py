@@ -160,13 +160,15 @@ def records(task: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
   example, *asked = made.values()
   return [
     {
-      "messages": [{"role": "user", "content": example.text},
-                   {"role": "assistant", "content": example.answer},
-                   {"role": "user", "content": one.text}],
+      "messages": [
+        {"role": "user", "content": example.text},
+        {"role": "assistant", "content": example.answer},
+        {"role": "user", "content": one.text},
+      ],
       "label": one.label,
     }
     for one in asked
-  ]  # fmt: skip
+  ]
 
 
 @dataclasses.dataclass(frozen=True)

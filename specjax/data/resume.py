@@ -29,8 +29,10 @@ def claim(directory: pathlib.Path, options: fingerprint.Key, free: Collection[st
   if file.exists():
     changed = fingerprint.differences(checks.read_json(file), options, free)
     if changed:
-      raise ValueError(f"out={str(directory)!r} holds a run with {changed}: continue it with the "
-                       "same settings and data, or choose another directory.")  # fmt: skip
+      raise ValueError(
+        f"out={str(directory)!r} holds a run with {changed}: continue it with the "
+        "same settings and data, or choose another directory."
+      )
   write_json(file, options)
 
 

@@ -40,8 +40,12 @@ def read(path: str | None) -> list[Question]:
     ValueError: there is no such file, or a record is no question of Spec-Bench; it is named.
   """
   if path is None and not LOCAL.is_file():
-    checks.refuse("prompts", path, "Spec-Bench's question.jsonl, which lies in data/spec_bench of "
-                  f"https://github.com/hemingkx/Spec-Bench (there is no {LOCAL})")  # fmt: skip
+    checks.refuse(
+      "prompts",
+      path,
+      "Spec-Bench's question.jsonl, which lies in data/spec_bench of "
+      f"https://github.com/hemingkx/Spec-Bench (there is no {LOCAL})",
+    )
   source = open_source(path or str(LOCAL))
   return [_question(source[i], i + 1, path or str(LOCAL)) for i in range(len(source))]
 

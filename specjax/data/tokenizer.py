@@ -192,9 +192,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
   )
   inner.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
-    vocab_size=vocab_size, special_tokens=[END], show_progress=False,
+    vocab_size=vocab_size,
+    special_tokens=[END],
+    show_progress=False,
     initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-  )  # fmt: skip
+  )
   inner.train_from_iterator(texts, trainer)
   return Tokenizer(inner)
 

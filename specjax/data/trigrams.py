@@ -34,8 +34,9 @@ def count(tokens: np.ndarray, vocab_size: int) -> Trigrams:
   """
   triples = np.stack([tokens[:-2], tokens[1:-1], tokens[2:]], 1).astype(np.int64)
   triples = triples[(triples >= 0).all(1)]
-  codes, times = np.unique((triples[:, 0] * vocab_size + triples[:, 1]) * vocab_size
-                           + triples[:, 2], return_counts=True)  # fmt: skip
+  codes, times = np.unique(
+    (triples[:, 0] * vocab_size + triples[:, 1]) * vocab_size + triples[:, 2], return_counts=True
+  )
   pairs, third = np.divmod(codes, vocab_size)
   order = np.lexsort((third, -times, pairs))
   pairs, third, times = pairs[order], third[order], times[order]

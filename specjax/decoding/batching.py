@@ -93,8 +93,10 @@ def check_model(model: Any, causal: bool) -> None:
       "gives; a network of one's own is Model(name, config, params, ..)."
     )
   if causal and not model.config.causal:
-    raise ValueError(f"model={model.name!r} sees both sides of a token (is_causal is false), and "
-                     "left to right its text means nothing: use DiffusionDecoder.")  # fmt: skip
+    raise ValueError(
+      f"model={model.name!r} sees both sides of a token (is_causal is false), and "
+      "left to right its text means nothing: use DiffusionDecoder."
+    )
   if model.config.causal and not causal:
     raise ValueError(f"model={model.name!r} is causal and cannot fill masks: use Decoder.")
 
@@ -117,8 +119,9 @@ def read(
   given: Any = max_new_tokens
   budgets = list(given) if isinstance(given, list | tuple) else [given] * len(ids)
   if len(budgets) != len(ids):
-    checks.refuse("len(max_new_tokens)", len(budgets),
-                  f"one number, or one per prompt ({len(ids)})")  # fmt: skip
+    checks.refuse(
+      "len(max_new_tokens)", len(budgets), f"one number, or one per prompt ({len(ids)})"
+    )
   for prompt, budget in zip(ids, budgets, strict=True):
     checks.whole("max_new_tokens", budget, least)
     if len(prompt) + budget > model.config.max_length:

@@ -54,9 +54,13 @@ _ALL = Verifier("all", "EXACT", PROPOSALS, "any", _verify)
 def reading(method: speculate.Method) -> speculate.Method:
   """The method whose rounds commit what lies behind the text, up to the request's limit."""
   reader = method.drafter._replace(
-    proposal="deterministic", nodes=CHUNK, depth=CHUNK - 1, propose=_propose, evaluate=None,
+    proposal="deterministic",
+    nodes=CHUNK,
+    depth=CHUNK - 1,
+    propose=_propose,
+    evaluate=None,
     update=method.drafter.read or method.drafter.update,
-  )  # fmt: skip
+  )
   return speculate.Method(method.target, reader, _ALL)
 
 
@@ -120,8 +124,10 @@ class Conversation:
     checks.whole("max_new_tokens", max_new_tokens, 1)
     room = model.config.max_length - len(ids)
     if room < 1:
-      raise ValueError(f"the conversation is full: it has {len(ids)} tokens, and {model.name} has "
-                       f"{model.config.max_length} positions; reset it to begin anew.")  # fmt: skip
+      raise ValueError(
+        f"the conversation is full: it has {len(ids)} tokens, and {model.name} has "
+        f"{model.config.max_length} positions; reset it to begin anew."
+      )
     self.decoder.check_budgets([budget := min(max_new_tokens, room)])
     return self._answer(ids, budget)
 
@@ -131,12 +137,12 @@ class Conversation:
     limit[0] = len(ids) + budget
     request = self.decoder.request(np.arange(self._number, self._number + B), limit)
     state = self._read(ids, budget, request)
-    pairs = zip(method.processors, request.processors, strict=True)
     self._state = state._replace(
-      processors=tuple(p.init(params, state.context, request.limit) for p, params in pairs),
-      log_probs=jnp.zeros_like(state.log_probs), done=state.context.length >= request.limit,
+      processors=speculate.begun(method.processors, request, state.context),
+      log_probs=jnp.zeros_like(state.log_probs),
+      done=state.context.length >= request.limit,
       stats=_nothing_counted(B, method.drafter.depth),
-    )  # fmt: skip
+    )
     accepted = np.zeros(method.drafter.depth + 1)
     while not bool(self._state.done[0]):
       state = self._advance(method, request, self._state, 1)
@@ -170,10 +176,11 @@ class Conversation:
     tokens[0, len(held) : len(ids)] = ids[len(held) :]
     limit = jnp.where(request.limit > 1, len(ids), 1)
     state = state._replace(
-      context=state.context._replace(tokens=jnp.asarray(tokens)), processors=(),
+      context=state.context._replace(tokens=jnp.asarray(tokens)),
+      processors=(),
       done=state.context.length >= limit,
       stats=_nothing_counted(len(tokens), CHUNK - 1),
-    )  # fmt: skip
+    )
     request = request._replace(limit=limit, stop=jnp.full(1, -1, jnp.int32), processors=())
     return self._advance(reading(method), request, state, np.iinfo(np.int32).max)
 

@@ -26,10 +26,12 @@ from specjax.names.build.processors import (
   check_budgets,
   closing,
   least_budget,
+  with_penalties,
   with_schema,
 )
 from specjax.names.build.verifier import build_verifier
 from specjax.names.load import Model, Prompt
+from specjax.processors import Penalties
 from specjax.sampling import GREEDY, SamplingParams, changed, request_keys
 
 
@@ -73,12 +75,24 @@ class Decoder:
   """
 
   def __init__(
-    self, model: Model, drafter: Any = "none", verifier: Any = None, *, tree: Any = None,
-    draft_length: Any = None, processors: Sequence[Any] = (), cache: Any = DENSE,
-    sampling: SamplingParams = GREEDY, regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | None = None, seed: int = 0,
-    stop: Sequence[int] = (), stop_words: Sequence[str] = (), batch: int = 1, **changes: Any,
-  ):  # fmt: skip
+    self,
+    model: Model,
+    drafter: Any = "none",
+    verifier: Any = None,
+    *,
+    tree: Any = None,
+    draft_length: Any = None,
+    processors: Sequence[Any] = (),
+    cache: Any = DENSE,
+    sampling: SamplingParams = GREEDY,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    stop: Sequence[int] = (),
+    stop_words: Sequence[str] = (),
+    batch: int = 1,
+    **changes: Any,
+  ):
     check_model(model, causal=True)
     self.sampling = changed(sampling, **changes)
     checks.whole("batch", batch, 1, checks.BATCH)
@@ -111,9 +125,14 @@ class Decoder:
     return f"{self.verifier} [{self.method.verifier.exactness}]"
 
   def request(
-    self, numbers: np.ndarray, limit: np.ndarray, *, sampling: SamplingParams | None = None,
-    seed: int | None = None, processors: tuple[Params, ...] | None = None,
-  ) -> speculate.DecodeRequest:  # fmt: skip
+    self,
+    numbers: np.ndarray,
+    limit: np.ndarray,
+    *,
+    sampling: SamplingParams | None = None,
+    seed: int | None = None,
+    processors: tuple[Params, ...] | None = None,
+  ) -> speculate.DecodeRequest:
     """What rows ask for: row b, of number numbers[b] i[B], ends at length limit[b] i32[B].
 
     There are as many rows as numbers. `sampling`, `seed` and the params of `processors` stand in
@@ -125,13 +144,27 @@ class Decoder:
     used = self._processors if processors is None else processors
     return speculate.DecodeRequest(arrays, keys, jnp.asarray(limit, jnp.int32), stop, used)
 
-  def processors_with(self, json_schema: str | Mapping[str, Any]) -> list[Used]:
-    """The processors, with this JSON Schema in place of the decoder's.
+  def processors_with(
+    self,
+    json_schema: str | Mapping[str, Any] | None = None,
+    penalties: Penalties | None = None,
+    stop: Sequence[int] = (),
+  ) -> list[Used]:
+    """The processors, with this JSON Schema or these penalties in place of the decoder's.
+
+    Args:
+      stop: ids that `Penalties.min_tokens` forbids besides the decoder's.
 
     Raises:
-      ValueError: a decoder without the processor `json_schema`, or a schema that is not accepted.
+      ValueError: a decoder without the processor `json_schema` or `penalties`, or a schema or a
+        number that is not accepted.
     """
-    return with_schema(self.model, self._used, json_schema, self.stop)
+    used = self._used
+    if json_schema is not None:
+      used = with_schema(self.model, used, json_schema, self.stop)
+    if penalties is not None:
+      used = with_penalties(self.model, used, penalties, (*self.stop, *stop))
+    return used
 
   def check_budgets(self, budgets: Sequence[int], used: Sequence[Used] | None = None) -> None:
     """Raises ValueError where no text that the processors allow fits into one of the budgets."""
@@ -202,8 +235,12 @@ class Decoder:
     return FloatingPointError(f"{what}: the logits of {self.model.name} became {kind} {after}.")
 
   def __call__(
-    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, first: int = 0,
-  ) -> list[Result]:  # fmt: skip
+    self,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int | Sequence[int] = 128,
+    *,
+    first: int = 0,
+  ) -> list[Result]:
     """Decodes prompts, B at a time; one Result each, in order.
 
     Args:
@@ -231,21 +268,34 @@ class Decoder:
     return results
 
   def result(
-    self, prompt: Prompt, given: int, budget: int, state: speculate.DecodeState, b: int,
-    seconds: float, prefill: float,
-  ) -> Result:  # fmt: skip
+    self,
+    prompt: Prompt,
+    given: int,
+    budget: int,
+    state: speculate.DecodeState,
+    b: int,
+    seconds: float,
+    prefill: float,
+  ) -> Result:
     """What row b of a state, on the host, says in `budget` tokens to a prompt of `given` tokens."""
     new = slice(given, int(state.context.length[b]))
     ids = state.context.tokens[b].tolist()
     tokens = ids[new]
     text = self.model.decode(tokens, ids[:given])
     return Result(
-      prompt=prompt, text=cut(text, self.stop_words), tokens=tokens,
-      log_probs=state.log_probs[b, new].tolist(), passes=int(state.stats.passes[b]),
-      seconds=seconds, prefill_seconds=prefill, method=self.name, verifier=self.verifier,
-      exactness=self.method.verifier.exactness, closing=self.closing(tokens, budget),
+      prompt=prompt,
+      text=cut(text, self.stop_words),
+      tokens=tokens,
+      log_probs=state.log_probs[b, new].tolist(),
+      passes=int(state.stats.passes[b]),
+      seconds=seconds,
+      prefill_seconds=prefill,
+      method=self.name,
+      verifier=self.verifier,
+      exactness=self.method.verifier.exactness,
+      closing=self.closing(tokens, budget),
       rounds=Rounds(state.stats.accepted[b].tolist(), state.stats.offered[b].tolist()),
-    )  # fmt: skip
+    )
 
   def stream(
     self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, rounds: int = 4
@@ -267,8 +317,13 @@ class Decoder:
 
 
 def generate(
-  model: Model, prompts: Sequence[Prompt], *, drafter: Any = "none", verifier: Any = None,
-  max_new_tokens: int | Sequence[int] = 128, **settings,
-) -> list[Result]:  # fmt: skip
+  model: Model,
+  prompts: Sequence[Prompt],
+  *,
+  drafter: Any = "none",
+  verifier: Any = None,
+  max_new_tokens: int | Sequence[int] = 128,
+  **settings,
+) -> list[Result]:
   """Decodes prompts in one call; see `Decoder` for the arguments."""
   return Decoder(model, drafter, verifier, **settings)(prompts, max_new_tokens)

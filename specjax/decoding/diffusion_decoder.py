@@ -51,12 +51,24 @@ class DiffusionDecoder:
   """
 
   def __init__(
-    self, model: Model, policy: Any = "threshold", *, blocks: Any = None, cache: Any = None,
-    stopping: Any = None, transform: Any = None, draws: Any = None, confidence: str | None = None,
-    guidance: float | None = None, guesses: int | None = None,
-    sampling: SamplingParams = GREEDY, seed: int = 0, stop: Sequence[int] = (),
-    batch: int = 1, **changes: Any,
-  ):  # fmt: skip
+    self,
+    model: Model,
+    policy: Any = "threshold",
+    *,
+    blocks: Any = None,
+    cache: Any = None,
+    stopping: Any = None,
+    transform: Any = None,
+    draws: Any = None,
+    confidence: str | None = None,
+    guidance: float | None = None,
+    guesses: int | None = None,
+    sampling: SamplingParams = GREEDY,
+    seed: int = 0,
+    stop: Sequence[int] = (),
+    batch: int = 1,
+    **changes: Any,
+  ):
     check_model(model, causal=False)
     self.sampling = changed(sampling, **changes)
     checks.whole("batch", batch, 1, checks.BATCH)
@@ -64,9 +76,18 @@ class DiffusionDecoder:
     if ends := checks.ids("stop", stop, model.config.vocab_size):
       model = dataclasses.replace(model, stop=(*model.stop, *ends))
     self._denoising = build_denoising(
-      model, policy, batch, blocks=blocks, cache=cache, stopping=stopping, transform=transform,
-      draws=draws, confidence=confidence, guidance=guidance, guesses=guesses,
-    )  # fmt: skip
+      model,
+      policy,
+      batch,
+      blocks=blocks,
+      cache=cache,
+      stopping=stopping,
+      transform=transform,
+      draws=draws,
+      confidence=confidence,
+      guidance=guidance,
+      guesses=guesses,
+    )
     self.name, self.model, self.loop = self._denoising[:3]
     own, temperature = self._denoising.temperatures, self.sampling.temperature
     if own is not None and (temperature not in own or (temperature > 0 and self.sampling.filters)):
@@ -77,9 +98,13 @@ class DiffusionDecoder:
     self._warm: set[int] = set()
 
   def __call__(
-    self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, first: int = 0,
+    self,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int | Sequence[int] = 128,
+    *,
+    first: int = 0,
     params: Params | None = None,
-  ) -> list[Result]:  # fmt: skip
+  ) -> list[Result]:
     """Fills prompts, B at a time; one Result each, in order.
 
     Args:
@@ -163,15 +188,23 @@ class DiffusionDecoder:
     size = max(end, int((when >= 0).nonzero()[0].max(initial=0)) + 1)
     log_probs = filled.log_prob[b, :size].tolist()
     filling = Filling(
-      canvas=row[:size].tolist(), when=when[:size].tolist(), log_probs=log_probs,
-      filled=int((when >= 0).sum()), wasted=int(when.max(initial=-1)) + 1 - len(useful),
-    )  # fmt: skip
+      canvas=row[:size].tolist(),
+      when=when[:size].tolist(),
+      log_probs=log_probs,
+      filled=int((when >= 0).sum()),
+      wasted=int(when.max(initial=-1)) + 1 - len(useful),
+    )
     before, tokens = row[: said.start].tolist(), row[said].tolist()
     return Result(
-      prompt=prompt, text=self.model.decode(tokens, before), tokens=tokens,
-      log_probs=log_probs[said], passes=int(filled.passes[b]), seconds=seconds, method=self.name,
+      prompt=prompt,
+      text=self.model.decode(tokens, before),
+      tokens=tokens,
+      log_probs=log_probs[said],
+      passes=int(filled.passes[b]),
+      seconds=seconds,
+      method=self.name,
       filling=filling,
-    )  # fmt: skip
+    )
 
   def stream(
     self, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *, rounds: int = 1

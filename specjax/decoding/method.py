@@ -6,9 +6,12 @@ from specjax.verifiers.validity import check
 
 
 def method(
-  target: Target, drafter: Drafter, verifier: Verifier, processors: tuple[Processor, ...] = (),
+  target: Target,
+  drafter: Drafter,
+  verifier: Verifier,
+  processors: tuple[Processor, ...] = (),
   narrow: tuple[int, ...] = (),
-) -> Method:  # fmt: skip
+) -> Method:
   """What the loop runs.
 
   Raises:

@@ -20,6 +20,7 @@ class Text:
   Args:
     model: has a tokenizer.
     after: the ids of the prompt, which the text goes on from.
+    least: ids that the text has at least, among which no stop word ends it.
 
   Attributes:
     ids: those that the text has so far, up to the one that completed a stop word.
@@ -31,10 +32,13 @@ class Text:
   shown: str
   stopped: bool
 
-  def __init__(self, model: Model, stop_words: Sequence[str] = (), after: Sequence[int] = ()):
+  def __init__(
+    self, model: Model, stop_words: Sequence[str] = (), after: Sequence[int] = (), least: int = 0
+  ):
     assert model.tokenizer is not None
     self.ids, self.shown, self.stopped = [], "", False
     self._stream, self._words, self._text = model.tokenizer.stream(after), tuple(stop_words), ""
+    self._least = least
 
   def add(self, new: Sequence[int]) -> str:
     """What can be shown now that these ids have come."""
@@ -45,7 +49,8 @@ class Text:
       self.ids.append(i)
       self._text += self._stream.add([i])
       places = (self._text.find(word, max(0, before - len(word))) for word in self._words)
-      if said := [place for place in places if place >= 0]:
+      said = [place for place in places if place >= 0]
+      if said and len(self.ids) > self._least:
         self.stopped = True
         return self._show(min(said))
     return self._show(len(self._text) - self._held())
@@ -59,8 +64,9 @@ class Text:
 
   def _held(self) -> int:
     """How many characters at the end of the text begin a stop word."""
-    begun = (n for word in self._words for n in range(1, len(word))
-             if self._text.endswith(word[:n]))  # fmt: skip
+    begun = (
+      n for word in self._words for n in range(1, len(word)) if self._text.endswith(word[:n])
+    )
     return max(begun, default=0)
 
   def _show(self, end: int) -> str:

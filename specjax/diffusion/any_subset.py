@@ -149,17 +149,27 @@ def round_(
   own = jnp.concatenate([said[:, :1], given], 1)
   own = jnp.take_along_axis(own, new[..., None], -1)[..., 0]
   return AnySubsetState(
-    tokens.at[row, column].set(new, mode="drop"), rank, filled + emitted, total, passes + used,
+    tokens.at[row, column].set(new, mode="drop"),
+    rank,
+    filled + emitted,
+    total,
+    passes + used,
     when.at[row, column].set(passes[:, None] // 2, mode="drop"),  # all rounds before took two
     log_prob.at[row, column].set(own, mode="drop"),
-  )  # fmt: skip
+  )
 
 
 def advance(
-  model: AnyOrder, params: Params, request: AnySubsetRequest, state: AnySubsetState, rounds: Array,
-  *, guesses: int = 5, while_loop: Callable[..., Any] = jax.lax.while_loop,
+  model: AnyOrder,
+  params: Params,
+  request: AnySubsetRequest,
+  state: AnySubsetState,
+  rounds: Array,
+  *,
+  guesses: int = 5,
+  while_loop: Callable[..., Any] = jax.lax.while_loop,
   source: Callable[..., NoiseSource] = Noise,
-) -> AnySubsetState:  # fmt: skip
+) -> AnySubsetState:
   """EXACT: slots are filled from left to right, several in two passes, until none is left.
 
   Args:

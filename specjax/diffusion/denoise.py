@@ -71,9 +71,12 @@ class DenoiseRequest(NamedTuple):
 
     f32 = jnp.float32
     return Settings(
-      self.temperature, rows(self.top_k, jnp.int32), rows(self.top_p, f32), rows(self.min_p, f32),
+      self.temperature,
+      rows(self.top_k, jnp.int32),
+      rows(self.top_p, f32),
+      rows(self.min_p, f32),
       rows(self.typical_p, f32),
-    )  # fmt: skip
+    )
 
 
 class DenoiseState(NamedTuple):
@@ -145,10 +148,18 @@ def start(method: DenoiseMethod, weights: Weights, canvas: Canvas) -> DenoiseSta
   lo, zero = _next_block(method, canvas), jnp.zeros(B, jnp.int32)
   memory, transforms = _memories(method, B)
   return DenoiseState(
-    canvas=canvas, lo=lo, hi=lo, step=zero, cache=method.cache.init(weights.denoiser, canvas),
-    memory=memory, transforms=transforms, passes=zero, when=jnp.full((B, L), -1, jnp.int32),
-    log_prob=jnp.zeros((B, L)), done=lo >= canvas.end,
-  )  # fmt: skip
+    canvas=canvas,
+    lo=lo,
+    hi=lo,
+    step=zero,
+    cache=method.cache.init(weights.denoiser, canvas),
+    memory=memory,
+    transforms=transforms,
+    passes=zero,
+    when=jnp.full((B, L), -1, jnp.int32),
+    log_prob=jnp.zeros((B, L)),
+    done=lo >= canvas.end,
+  )
 
 
 def _of(values: Array, token: Array) -> Array:
@@ -188,10 +199,20 @@ def _predict(
   rounds = fold(fold(request.key, jnp.full_like(state.passes, -1)), state.passes)
   uniform = jax.vmap(lambda k: jax.random.uniform(k, position.shape[1:]))(rounds)
   prediction = Prediction(
-    token, confidence, entropy, top[..., 0] - top[..., 1], log_probs, position, masked, masked,
-    jnp.ones_like(masked), state.step, uniform,
-    jnp.take_along_axis(state.when, position, 1) >= 0, state.canvas.tokens,
-  )  # fmt: skip
+    token,
+    confidence,
+    entropy,
+    top[..., 0] - top[..., 1],
+    log_probs,
+    position,
+    masked,
+    masked,
+    jnp.ones_like(masked),
+    state.step,
+    uniform,
+    jnp.take_along_axis(state.when, position, 1) >= 0,
+    state.canvas.tokens,
+  )
   return prediction, own
 
 
@@ -255,11 +276,18 @@ def act(
   begun = policy.carry(new, memory, following - state.lo), fresh
   memory, remembered = rows_where(full, begun, (memory, tuple(memories)))
   return DenoiseState(
-    canvas=canvas, lo=jnp.where(live & full, following, state.lo), hi=hi,
-    step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step), cache=state.cache,
-    memory=memory, transforms=remembered, passes=state.passes + live.astype(jnp.int32),
-    when=when, log_prob=log_prob, done=state.done | (live & (following >= canvas.end)),
-  )  # fmt: skip
+    canvas=canvas,
+    lo=jnp.where(live & full, following, state.lo),
+    hi=hi,
+    step=jnp.where(live, jnp.where(full, 0, state.step + 1), state.step),
+    cache=state.cache,
+    memory=memory,
+    transforms=remembered,
+    passes=state.passes + live.astype(jnp.int32),
+    when=when,
+    log_prob=log_prob,
+    done=state.done | (live & (following >= canvas.end)),
+  )
 
 
 def denoise_round(

@@ -103,9 +103,14 @@ def round_(
 
 
 def advance(
-  method: DenoiseMethod, weights: Weights, request: DenoiseRequest, drafting: Drafting,
-  rounds: Array, *, guesses: int = 4,
-) -> Drafting:  # fmt: skip
+  method: DenoiseMethod,
+  weights: Weights,
+  request: DenoiseRequest,
+  drafting: Drafting,
+  rounds: Array,
+  *,
+  guesses: int = 4,
+) -> Drafting:
   """EXACT: several rounds are made in one pass, until every row is done.
 
   Args:
@@ -114,8 +119,10 @@ def advance(
   """
   return until_done(
     lambda drafting: round_(method, weights, request, drafting, guesses),
-    lambda drafting: drafting.state.done, drafting, rounds,
-  )  # fmt: skip
+    lambda drafting: drafting.state.done,
+    drafting,
+    rounds,
+  )
 
 
 compiled_start = jax.jit(start, static_argnames="method")

@@ -21,9 +21,13 @@ to a constant. Slots that are not seen do not count."""
 
 
 def resample(
-  noise: NoiseSource, log_q: Array, tokens: Array, masked: Array, log_p: Callable[[Array], Array],
+  noise: NoiseSource,
+  log_q: Array,
+  tokens: Array,
+  masked: Array,
+  log_p: Callable[[Array], Array],
   samples: int,
-) -> Array:  # fmt: skip
+) -> Array:
   """i32[B, N]: one of S texts drawn slot by slot, chosen with the weights exp(-E).
 
   E(x) = log q(x) - log p(x), where q(x) is the product of the masked slots' distributions. EDLM (Xu
@@ -100,12 +104,16 @@ def check_beside(policy: Policy, parts: Mapping[str, Any]) -> None:
   for kind, names in BESIDE.items():
     name = getattr(parts[kind], "name", parts[kind])
     if name is not None and name not in names:
-      raise ValueError(f"{kind}={name!r}: a reweighted denoiser reads whole texts and is sure of "
-                       "one in every pass; accepted is a denoiser without reweighted.")  # fmt: skip
+      raise ValueError(
+        f"{kind}={name!r}: a reweighted denoiser reads whole texts and is sure of "
+        "one in every pass; accepted is a denoiser without reweighted."
+      )
   if not policy.blind:
-    raise ValueError(f"policy={policy.name!r}: a reweighted denoiser is sure of every slot, so all "
-                     "would be committed at once; accepted are random, left_to_right and origin, "
-                     "alone or with +steps or +timesteps.")  # fmt: skip
+    raise ValueError(
+      f"policy={policy.name!r}: a reweighted denoiser is sure of every slot, so all "
+      "would be committed at once; accepted are random, left_to_right and origin, "
+      "alone or with +steps or +timesteps."
+    )
 
 
 @functools.cache

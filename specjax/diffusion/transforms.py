@@ -7,5 +7,6 @@ from specjax.diffusion.credit import credit
 from specjax.diffusion.suppression import end_suppressed
 
 TRANSFORMS: dict[str, Callable[[], Transform]] = {
-  "credit": credit, "end_suppressed": end_suppressed,
-}  # fmt: skip
+  "credit": credit,
+  "end_suppressed": end_suppressed,
+}

@@ -45,9 +45,11 @@ def _update(state: MarginalState, accepted: Array, drafted: Array) -> MarginalSt
 
 @functools.cache
 def marginal(
-  draft_cost: float = 0.1, node_cost: float = 0.0, decay: float = 0.95,
+  draft_cost: float = 0.1,
+  node_cost: float = 0.0,
+  decay: float = 0.95,
   estimate: Callable[[Array], Array] = estimates.by_entropy,
-) -> DraftLength:  # fmt: skip
+) -> DraftLength:
   """Stops when the next token's chance to be accepted is worth less than the time it takes.
 
   It is asked before the token is drawn, so the chance is estimated from the distribution, by
@@ -61,8 +63,10 @@ def marginal(
     estimate: log_probs f32[B, V] -> f32[B], the chance that a token drawn from them is accepted.
   """
   if draft_cost < 0 or node_cost < 0 or draft_cost + node_cost <= 0:
-    raise ValueError(f"draft_cost={draft_cost}, node_cost={node_cost}: accepted are costs of 0 or "
-                     "more that are not both 0.")  # fmt: skip
+    raise ValueError(
+      f"draft_cost={draft_cost}, node_cost={node_cost}: accepted are costs of 0 or "
+      "more that are not both 0."
+    )
 
   def init(batch: int) -> MarginalState:
     ones = jnp.ones(batch)

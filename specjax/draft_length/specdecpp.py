@@ -39,9 +39,13 @@ def labels(log_p: Array, log_q: Array, tokens: Array) -> Array:
 
 
 def loss(
-  params: Params, module: AcceptanceHead, features: Array, labels: Array, weight: Array,
+  params: Params,
+  module: AcceptanceHead,
+  features: Array,
+  labels: Array,
+  weight: Array,
   refusal: float = 6.0,
-) -> Array:  # fmt: skip
+) -> Array:
   """f32[], the weighted mean of the binary cross-entropy in nats, where refusals count more.
 
   Huang et al. 2024 (arXiv 2405.19715), normalised by the weights as in the authors' code.

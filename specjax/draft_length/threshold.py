@@ -101,9 +101,13 @@ class AdaEDL(NamedTuple):
 
 @functools.cache
 def adaedl(
-  least: float = 0.5, longest: int = 8, weight: float = 0.2, target: float = 0.9,
-  step: float = 0.01, shortest: int = 1,
-) -> DraftLength:  # fmt: skip
+  least: float = 0.5,
+  longest: int = 8,
+  weight: float = 0.2,
+  target: float = 0.9,
+  step: float = 0.01,
+  shortest: int = 1,
+) -> DraftLength:
   """Stops when 1 - sqrt(weight H) is below a threshold; H is the draft's entropy, in nats.
 
   Agrawal et al. 2024 (arXiv 2410.18351, section 3 and algorithm 1). The moving average of the share

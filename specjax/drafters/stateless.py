@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Context, Draft, Drafter, Params
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.structure import chain
 
 
@@ -15,13 +17,30 @@ def from_draft(
 ) -> Drafter:
   """A drafter without a state, whose `draft` is a fixed rule of its weights and the text."""
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     return ()
 
-  def propose(params, target_params, state, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     return draft(params, context), state
 
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return state
 
   return Drafter(name, "deterministic", nodes, depth, init, propose, update, varies=nodes > 1)

@@ -33,10 +33,15 @@ FOOTNOTE = (
 def make_decoder(model: Model, name: str, config: Config) -> Decoder:
   """The decoder of a name in `Config.drafters`; plain decoding has its own rule."""
   return Decoder(
-    model, name, None if name == PLAIN else config.verifier,
-    temperature=config.temperature, seed=config.seed, batch=config.batch,
-    stop=config.stop, stop_words=config.stop_words,
-  )  # fmt: skip
+    model,
+    name,
+    None if name == PLAIN else config.verifier,
+    temperature=config.temperature,
+    seed=config.seed,
+    batch=config.batch,
+    stop=config.stop,
+    stop_words=config.stop_words,
+  )
 
 
 def make_decoders(model: Model, config: Config) -> dict[str, Decoder]:
@@ -119,13 +124,20 @@ def _records(runs: dict[str, Runs], items: Sequence[Item], batch: int) -> Iterat
   for label, run in runs.items():
     for i, (item, result) in enumerate(zip(items, run.results, strict=True)):
       yield {
-        "method": label, "prompt": i, "category": item.category, "prompt_tokens": len(item.ids),
-        "tokens": result.tokens, "emitted": result.emitted, "passes": result.passes,
-        "verifier": result.verifier, "exactness": result.exactness,
-        **dataclasses.asdict(result.rounds), "batch": i // batch,
+        "method": label,
+        "prompt": i,
+        "category": item.category,
+        "prompt_tokens": len(item.ids),
+        "tokens": result.tokens,
+        "emitted": result.emitted,
+        "passes": result.passes,
+        "verifier": result.verifier,
+        "exactness": result.exactness,
+        **dataclasses.asdict(result.rounds),
+        "batch": i // batch,
         "seconds": float(np.median(run.seconds[:, i // batch])),
         "prefill_seconds": float(np.median(run.prefill[:, i // batch])),
-      }  # fmt: skip
+      }
 
 
 def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
@@ -134,20 +146,22 @@ def rows(summary: dict[str, Any]) -> list[dict[str, object]]:
   for label, m in summary["methods"].items():
     plain = label == PLAIN
     margins = [d["margin"] for d in m["divergences"] if d["margin"] is not None]
-    found.append({
-      "method": label + (" (LOSSY)" if m["lossy"] else ""),
-      "tokens/pass": table.estimate(m["tau"], None if plain else m["tau_interval"]),
-      "speed-up": table.estimate(m["speed_up"], None if plain else m["speed_up_interval"]),
-      "tokens/s": f"{m['tokens_per_second']:.0f}",
-      "differ": "" if plain else f"{len(m['divergences'])} of {summary['prompts']}",
-      "verifier": f"{m['verifier']}, {m['exactness']}",
-      "nodes": m["nodes"],
-      "with prefill": f"{m['speed_up_with_prefill']:.2f}",
-      "ms/round": f"{m['ms_per_round']:.2f}",
-      "MBSU": f"{m['mbsu']:.2f}",
-      "largest margin": f"{max(margins):.1e}" if margins else "",
-      "of alpha*": f"{100 * m['first']['reached']:.0f} %" if m["first"] else "",
-    })  # fmt: skip
+    found.append(
+      {
+        "method": label + (" (LOSSY)" if m["lossy"] else ""),
+        "tokens/pass": table.estimate(m["tau"], None if plain else m["tau_interval"]),
+        "speed-up": table.estimate(m["speed_up"], None if plain else m["speed_up_interval"]),
+        "tokens/s": f"{m['tokens_per_second']:.0f}",
+        "differ": "" if plain else f"{len(m['divergences'])} of {summary['prompts']}",
+        "verifier": f"{m['verifier']}, {m['exactness']}",
+        "nodes": m["nodes"],
+        "with prefill": f"{m['speed_up_with_prefill']:.2f}",
+        "ms/round": f"{m['ms_per_round']:.2f}",
+        "MBSU": f"{m['mbsu']:.2f}",
+        "largest margin": f"{max(margins):.1e}" if margins else "",
+        "of alpha*": f"{100 * m['first']['reached']:.0f} %" if m["first"] else "",
+      }
+    )
   return found
 
 
@@ -168,10 +182,16 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
     k: figures(x, runs[PLAIN], items, config) | {"first": shortfall(model, k, x, items, config)}
     for k, x in runs.items()
   }
-  summary = report.summary(config, {
-    "model": model.label, "network": dataclasses.asdict(model.config),
-    "parameters": count_parameters(model.params), "prompts": len(items), "methods": methods,
-  })  # fmt: skip
+  summary = report.summary(
+    config,
+    {
+      "model": model.label,
+      "network": dataclasses.asdict(model.config),
+      "parameters": count_parameters(model.params),
+      "prompts": len(items),
+      "methods": methods,
+    },
+  )
   texts = [report.caption(summary), table.markdown(rows(summary)), FOOTNOTE]
   plots = {"speedup": speed.speed_up(summary), "acceptance": trees.acceptance(summary)}
   if config.verify_cost:

@@ -37,9 +37,11 @@ def found(lowered: Any) -> tuple[dict[str, Any], str]:
     jax.config.update("jax_enable_compilation_cache", kept)
   memory, text = compiled.memory_analysis(), compiled.as_text() or ""
   return {
-    "argument_bytes": memory.argument_size_in_bytes, "temp_bytes": memory.temp_size_in_bytes,
-    "collectives": dict(collections.Counter(re.findall(_TALK, text))), "seconds": seconds,
-  }, text  # fmt: skip
+    "argument_bytes": memory.argument_size_in_bytes,
+    "temp_bytes": memory.temp_size_in_bytes,
+    "collectives": dict(collections.Counter(re.findall(_TALK, text))),
+    "seconds": seconds,
+  }, text
 
 
 def copies(text: str, shape: str, kinds: str = "copy|custom-call") -> int:
@@ -84,16 +86,20 @@ def _whole(few: dict[str, Any], more: dict[str, Any], total: int) -> dict[str, A
   def further(a: int, b: int) -> int:
     return round(b + steps * (b - a))
 
-  grown = {key: further(few[key], x) for key, x in more.items()
-           if key.endswith(("_bytes", "_copies"))}  # fmt: skip
+  grown = {
+    key: further(few[key], x) for key, x in more.items() if key.endswith(("_bytes", "_copies"))
+  }
   # A compiler's choice may take a little less for more layers, which is no trend.
   grown["temp_bytes"] = max(grown["temp_bytes"], more["temp_bytes"])
-  talk = {kind: further(few["collectives"].get(kind, 0), n)
-          for kind, n in more["collectives"].items()}  # fmt: skip
+  talk = {
+    kind: further(few["collectives"].get(kind, 0), n) for kind, n in more["collectives"].items()
+  }
   return more | grown | {"layers": total, "collectives": talk, "seconds": None}
 
 
 def row(cell: dict[str, Any]) -> dict[str, Any]:
   """A line of a table, with bytes in GB."""
-  return {key.replace("_bytes", " GB"): f"{x / 1e9:.2f}" if key.endswith("_bytes") else x
-          for key, x in cell.items()}  # fmt: skip
+  return {
+    key.replace("_bytes", " GB"): f"{x / 1e9:.2f}" if key.endswith("_bytes") else x
+    for key, x in cell.items()
+  }

@@ -32,9 +32,16 @@ def _unseen(target: Target, drafter: Drafter, target_params: Params, cache: Cach
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter"))
 def _rounds(
-  target: Target, drafter: Drafter, target_params: Params, params: Params, cache: Cache,
-  context: Context, state: Any, evaluation: Any, count: Array,
-) -> tuple[Context, Any]:  # fmt: skip
+  target: Target,
+  drafter: Drafter,
+  target_params: Params,
+  params: Params,
+  cache: Cache,
+  context: Context,
+  state: Any,
+  evaluation: Any,
+  count: Array,
+) -> tuple[Context, Any]:
   """`count` rounds without the target, in which nothing is accepted.
 
   Every guess changes the next token and, a little, the states that `update` reads, so that the
@@ -67,9 +74,15 @@ def _rounds(
 
 
 def measure(
-  target: Target, target_params: Params, drafters: Sequence[Drafter], params: Params, context: int,
-  *, batch: int = 1, repeats: int = 7,
-) -> list[float]:  # fmt: skip
+  target: Target,
+  target_params: Params,
+  drafters: Sequence[Drafter],
+  params: Params,
+  context: int,
+  *,
+  batch: int = 1,
+  repeats: int = 7,
+) -> list[float]:
   """Median seconds of one `propose` and `update` of each drafter after `context` tokens, in turns.
 
   The drafters share the weights `params` and differ in their trees. A drafter's own `evaluate`,

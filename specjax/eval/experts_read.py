@@ -29,8 +29,11 @@ def choices(config: Config, params: Params, tokens: Array) -> Array:
   mask = attention_mask(jnp.zeros_like(tokens), config.causal)
   _, kept = Transformer(config).apply(params, tokens, position, mask, mutable=["intermediates"])
   layers = flatten_dict(kept["intermediates"])
-  chosen = [layers[f"layer_{i}", "experts", "chosen"][0] for i in range(config.layers)
-            if (f"layer_{i}", "experts", "chosen") in layers]  # fmt: skip
+  chosen = [
+    layers[f"layer_{i}", "experts", "chosen"][0]
+    for i in range(config.layers)
+    if (f"layer_{i}", "experts", "chosen") in layers
+  ]
   count = 0 if config.experts is None else config.experts.count
 
   def sent(expert: Array, weight: Array) -> Array:

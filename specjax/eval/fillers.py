@@ -45,8 +45,9 @@ PASSES = (1, 16, 32, 64)
 FEW = 16
 CHILDREN = 4  # of a node at least, in a tree of a new shape in each round
 SHAPES: dict[str, type[Static] | type[WithoutReplacement]] = {
-  "best_first": Static, "sequoia": WithoutReplacement,
-}  # fmt: skip
+  "best_first": Static,
+  "sequoia": WithoutReplacement,
+}
 
 
 class Filler(NamedTuple):
@@ -87,29 +88,42 @@ def filler(model: Model, part: Part) -> Filler | None:
   """The head or the draft model of a name without numbers and decorations, or None."""
   if part.name == "draft_model":
     small = load_small(model, part)
-    return Filler(part, lambda tree, _: draft_tree(small.target, tree), small.params, None,
-                  DEPTH)  # fmt: skip
+    return Filler(part, lambda tree, _: draft_tree(small.target, tree), small.params, None, DEPTH)
   if not is_head(part.name):
     return None
   loaded = load_head(model, part)[1]
   head = loaded.head
   deepest = 0 if isinstance(head, Frames) else min(head.depth, DEPTH)
-  return Filler(part, lambda tree, guesses: drafting.drafter(head, tree, guesses or None),
-                loaded.params, loaded.hit_rates, deepest, isinstance(head, PseudoRows))  # fmt: skip
+  return Filler(
+    part,
+    lambda tree, guesses: drafting.drafter(head, tree, guesses or None),
+    loaded.params,
+    loaded.hit_rates,
+    deepest,
+    isinstance(head, PseudoRows),
+  )
 
 
 def _options(
-  model: Model, filler: Filler, method: str, held_out: list[list[int]], config: Config,
+  model: Model,
+  filler: Filler,
+  method: str,
+  held_out: list[list[int]],
+  config: Config,
   out: pathlib.Path,
-) -> tuple[list[Candidate], dict[str, Any]]:  # fmt: skip
+) -> tuple[list[Candidate], dict[str, Any]]:
   """The trees of a filler, and the rates that they were made of."""
   if method == "best_first":
     rates = np.asarray(filler.hit_rates)
     return candidates(filler.part, rates, filler.pseudo), {"hit_rates": rates.tolist()}
   rates, rounds = sequoia.acceptance(
-    model, lambda paths: filler.drafter(WithoutReplacement(paths), ()), filler.params, held_out,
-    config.max_new_tokens, config.temperature,
-  )  # fmt: skip
+    model,
+    lambda paths: filler.drafter(WithoutReplacement(paths), ()),
+    filler.params,
+    held_out,
+    config.max_new_tokens,
+    config.temperature,
+  )
 
   def name(tree: Paths) -> str:
     file = out / f"{filler.part.name}-{len(tree) + 1}-{max(map(len, tree))}.json"
@@ -121,14 +135,19 @@ def _options(
 
 
 def costs(
-  model: Model, filler: Filler, options: Sequence[Candidate], shape: type[Static], batch: int,
+  model: Model,
+  filler: Filler,
+  options: Sequence[Candidate],
+  shape: type[Static],
+  batch: int,
   context: int,
-) -> tuple[list[float], list[float]]:  # fmt: skip
+) -> tuple[list[float], list[float]]:
   """(the target's seconds, the drafter's) in a round of each tree after `context` tokens."""
   few = spread(options, 6 if filler.pseudo else 4)
   drafters = [filler.drafter(shape(c.tree), c.guesses) for c in few]
-  seconds = draft_cost.measure(model.target, model.params, drafters, filler.params, context,
-                               batch=batch)  # fmt: skip
+  seconds = draft_cost.measure(
+    model.target, model.params, drafters, filler.params, context, batch=batch
+  )
   drafts = fitted(few, seconds, options)
   if drafters[0].evaluate is not None:  # it replaces the target's, and is in `drafts`
     return [0.0] * len(options), drafts
@@ -152,9 +171,14 @@ def _changing(part: Part, method: str, best: Sequence[Candidate]) -> list[str]:
 
 
 def promising(
-  model: Model, filler: Filler, method: str, held_out: list[list[int]], config: Config,
-  context: int, out: pathlib.Path,
-) -> Found:  # fmt: skip
+  model: Model,
+  filler: Filler,
+  method: str,
+  held_out: list[list[int]],
+  config: Config,
+  context: int,
+  out: pathlib.Path,
+) -> Found:
   """The `config.decode` fixed trees that promise most, and one of a new shape in each round.
 
   Args:
@@ -166,16 +190,21 @@ def promising(
   shape = SHAPES[method]
   options, rates = _options(model, filler, method, held_out, config, out)
   target, draft = costs(model, filler, options, shape, config.batch, context)
-  speed = [expected(c, v + d, config.batch)
-           for c, v, d in zip(options, target, draft, strict=True)]  # fmt: skip
+  speed = [expected(c, v + d, config.batch) for c, v, d in zip(options, target, draft, strict=True)]
   best = [options[i] for i in np.argsort(-np.asarray(speed), stable=True)]
   figures: dict[str, dict[str, Any]] = {
     c.name: {
-      "method": method, "nodes": c.nodes, "depth": c.depth, "choices": c.tree,
-      "target_seconds": v, "draft_seconds": d, "expected_tau": 1 + c.accepted, "expected": e,
+      "method": method,
+      "nodes": c.nodes,
+      "depth": c.depth,
+      "choices": c.tree,
+      "target_seconds": v,
+      "draft_seconds": d,
+      "expected_tau": 1 + c.accepted,
+      "expected": e,
     }
     for c, v, d, e in zip(options, target, draft, speed, strict=True)
-  }  # fmt: skip
+  }
   first = best[: config.decode]
   if method == "sequoia":
     for c in first:

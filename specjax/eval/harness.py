@@ -129,8 +129,10 @@ class Harness(TemplateLM):
       return [(score, False) for score in scores]
     prompts = [list(context[max(len(context) + len(said) - most, 0) :]) for context, said in pairs]
     filled = self.decoder(prompts, [len(said) for _, said in pairs])
-    return [(score, result.tokens == list(said))
-            for score, result, (_, said) in zip(scores, filled, pairs, strict=True)]  # fmt: skip
+    return [
+      (score, result.tokens == list(said))
+      for score, result, (_, said) in zip(scores, filled, pairs, strict=True)
+    ]
 
   def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
     """The text that follows each context, up to the first of the request's `until`."""

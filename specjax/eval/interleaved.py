@@ -60,9 +60,11 @@ def turns(
 
 
 def decode(
-  decoders: Mapping[str, Decoder | DiffusionDecoder], prompts: Sequence[Sequence[int]],
-  max_new_tokens: int, repeats: int,
-) -> dict[str, Runs]:  # fmt: skip
+  decoders: Mapping[str, Decoder | DiffusionDecoder],
+  prompts: Sequence[Sequence[int]],
+  max_new_tokens: int,
+  repeats: int,
+) -> dict[str, Runs]:
   """What each decoder did, by name; all have the same batch size."""
   B = next(iter(decoders.values())).batch
   batches = [prompts[i : i + B] for i in range(0, len(prompts), B)]

@@ -100,16 +100,21 @@ def measure(decoder: Decoder, prompt_tokens: int, max_new_tokens: int) -> Memory
   start = speculate.compiled_start.lower(*asked, capacity).compile()
   state = jax.tree.map(
     lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-    speculate.compiled_start.eval_shape(*asked, capacity), start.output_shardings,
-  )  # fmt: skip
+    speculate.compiled_start.eval_shape(*asked, capacity),
+    start.output_shardings,
+  )
   advance = speculate.compiled_advance.lower(
     method, weights, request, state, jnp.int32(1)
   ).compile()
   parts = size_of(weights) - size_of(weights.target)
   return Memory(
-    size_of(weights.target), parts, size_of(state.cache), size_of(state._replace(cache=())),
-    _besides(start) + _library(model.config, weights.target, B, T), _besides(advance),
-  )  # fmt: skip
+    size_of(weights.target),
+    parts,
+    size_of(state.cache),
+    size_of(state._replace(cache=())),
+    _besides(start) + _library(model.config, weights.target, B, T),
+    _besides(advance),
+  )
 
 
 def _library(config: Config, weights: Params, B: int, T: int) -> int:

@@ -57,8 +57,9 @@ class Config:
 
 def make_decoder(model: Model, name: str, config: Config) -> DiffusionDecoder:
   """The decoder of a name in `Config.methods`."""
-  return DiffusionDecoder(model, name, temperature=config.temperature, seed=config.seed,
-                          batch=config.batch)  # fmt: skip
+  return DiffusionDecoder(
+    model, name, temperature=config.temperature, seed=config.seed, batch=config.batch
+  )
 
 
 class Question(NamedTuple):
@@ -92,10 +93,11 @@ def questions(config: Config) -> list[Question]:
     total = len(config.tasks) * len(config.lengths) * config.count
     texts = [r["question"] for r in lists.records(SEED, total, config.lengths, config.tasks)]
     return [
-      Question(lists.parse(text).task, [{"role": "user", "content": text}],
-               functools.partial(_own, text))
+      Question(
+        lists.parse(text).task, [{"role": "user", "content": text}], functools.partial(_own, text)
+      )
       for text in texts
-    ]  # fmt: skip
+    ]
   asked: dict[str, list[Question]] = {}
   for record in parallelbench.read(config.published):
     of_task = asked.setdefault(record.task, [])
@@ -139,9 +141,15 @@ def _records(model: Model, asked: Sequence[Question], run: Runs) -> Iterator[dic
   for question, filled in zip(asked, run.results, strict=True):
     text = said(model, filled)
     right, strict = question.score(text)
-    yield {"task": question.task, "question": question.text, "said": text, "right": right,
-           "right_strict": strict, "passes": filled.passes,
-           "when": filled.filling.when}  # fmt: skip
+    yield {
+      "task": question.task,
+      "question": question.text,
+      "said": text,
+      "right": right,
+      "right_strict": strict,
+      "passes": filled.passes,
+      "when": filled.filling.when,
+    }
 
 
 def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -152,14 +160,16 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
   both = summary["config"]["published"] is not None
   return [
     {
-      "method": label, "right": f"{100 * m['accuracy']:.1f}",
+      "method": label,
+      "right": f"{100 * m['accuracy']:.1f}",
       **({"strict": f"{100 * m['accuracy_strict']:.1f}"} if both else {}),
-      "passes": f"{m['passes']:.1f}", "wasted": f"{m['wasted']:.1f}",
+      "passes": f"{m['passes']:.1f}",
+      "wasted": f"{m['wasted']:.1f}",
       "seconds": f"{m['seconds']:.2f}",
       **{k: f"{100 * t['accuracy']:.0f} / {t['passes']:.1f}" for k, t in m["tasks"].items()},
     }
     for label, m in summary["methods"].items()
-  ]  # fmt: skip
+  ]
 
 
 def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]:
@@ -178,15 +188,21 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   directory = report.directory(out)
 
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
-  summary = report.summary(config, {
-    "model": model.label, "prompts": len(asked),
-    "methods": {label: figures(model, asked, x) for label, x in runs.items()},
-  })  # fmt: skip
+  summary = report.summary(
+    config,
+    {
+      "model": model.label,
+      "prompts": len(asked),
+      "methods": {label: figures(model, asked, x) for label, x in runs.items()},
+    },
+  )
   curves = {
-    task: {k: ([m["tasks"][task]["passes"]], [m["tasks"][task]["accuracy"]])
-           for k, m in summary["methods"].items()}
+    task: {
+      k: ([m["tasks"][task]["passes"]], [m["tasks"][task]["accuracy"]])
+      for k, m in summary["methods"].items()
+    }
     for task in dict.fromkeys(q.task for q in asked)
-  }  # fmt: skip
+  }
   text, plots = table.markdown(rows(summary)), {"parallelbench": denoising.accuracy(curves)}
   records = ({"method": k} | x for k, run in runs.items() for x in _records(model, asked, run))
   report.save(directory, summary, text, plots, records)

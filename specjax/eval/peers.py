@@ -126,14 +126,19 @@ def transformers(
       begin = time.perf_counter()
       with torch.inference_mode():
         out = model.generate(
-          tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=budget, do_sample=False,
-          streamer=clock, **options,
-        )  # fmt: skip
+          tokens,
+          attention_mask=torch.ones_like(tokens),
+          max_new_tokens=budget,
+          do_sample=False,
+          streamer=clock,
+          **options,
+        )
       total = time.perf_counter() - begin
       hook.remove()
       timed = sum(count for _, count in came[2:])
-      return Run(out[0, len(ids) :].tolist(), timed, came[-1][0] - came[1][0], len(passes) - 1,
-                 total)  # fmt: skip
+      return Run(
+        out[0, len(ids) :].tolist(), timed, came[-1][0] - came[1][0], len(passes) - 1, total
+      )
 
     return Contender(run, logits, read)
 
@@ -158,9 +163,13 @@ def transformers(
 
 
 def llama_cpp(
-  file: str | pathlib.Path, stop: Collection[int], lookup: int, positions: int,
-  label: str = "llama.cpp", float32: bool = True,
-) -> Contenders:  # fmt: skip
+  file: str | pathlib.Path,
+  stop: Collection[int],
+  lookup: int,
+  positions: int,
+  label: str = "llama.cpp",
+  float32: bool = True,
+) -> Contenders:
   """Plain decoding and prompt lookup of `lookup` tokens with a GGUF file.
 
   The Python package has no other speculative decoding.
@@ -178,9 +187,14 @@ def llama_cpp(
 
   def loaded(**options: Any) -> Any:
     return package.Llama(
-      str(file), n_ctx=positions + lookup, n_threads=report.cores(), n_threads_batch=report.cores(),
-      verbose=False, **cached, **options,
-    )  # fmt: skip
+      str(file),
+      n_ctx=positions + lookup,
+      n_threads=report.cores(),
+      n_threads_batch=report.cores(),
+      verbose=False,
+      **cached,
+      **options,
+    )
 
   plain = loaded()
   # A draft needs the logits of all positions, for which only logits_all makes room. The package
@@ -196,8 +210,10 @@ def llama_cpp(
   template = plain.metadata.get("tokenizer.chat_template")
 
   def chat(question: str) -> list[int]:
-    bos, eos = (plain.detokenize([i], special=True).decode() if i >= 0 else ""
-                for i in (plain.token_bos(), plain.token_eos()))  # fmt: skip
+    bos, eos = (
+      plain.detokenize([i], special=True).decode() if i >= 0 else ""
+      for i in (plain.token_bos(), plain.token_eos())
+    )
     written = llama_chat_format.Jinja2ChatFormatter(template, eos, bos)
     found = written(messages=[{"role": "user", "content": question}])
     return plain.tokenize(found.prompt.encode(), add_bos=not found.added_special, special=True)

@@ -56,9 +56,11 @@ def _item(record: Mapping[str, Any], model: Model) -> Item:
 def check_length(item: Item, max_new_tokens: int, model: Model) -> None:
   """Raises ValueError for a prompt that leaves no room for `max_new_tokens`."""
   if len(item.ids) + max_new_tokens > model.config.max_length:
-    raise ValueError(f"prompt has {len(item.ids)} tokens and max_new_tokens={max_new_tokens}: "
-                     f"together at most {model.config.max_length}, the positions of "
-                     f"{model.name}.")  # fmt: skip
+    raise ValueError(
+      f"prompt has {len(item.ids)} tokens and max_new_tokens={max_new_tokens}: "
+      f"together at most {model.config.max_length}, the positions of "
+      f"{model.name}."
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

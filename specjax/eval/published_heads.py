@@ -91,15 +91,26 @@ class Eagle:
   """
 
   def __init__(
-    self, cnets: types.ModuleType, utils: types.ModuleType, raw: Mapping[str, Any],
-    shape: tuple[int, ...], embedding: np.ndarray, lm_head: np.ndarray, seed: int,
-  ):  # fmt: skip
+    self,
+    cnets: types.ModuleType,
+    utils: types.ModuleType,
+    raw: Mapping[str, Any],
+    shape: tuple[int, ...],
+    embedding: np.ndarray,
+    lm_head: np.ndarray,
+    seed: int,
+  ):
     import torch
 
     self.raw, self.utils = raw, utils
     nodes, depth, top_k = shape
-    self.module = cnets.Model(types.SimpleNamespace(**raw), bias=raw.get("bias", True),
-                              total_tokens=nodes, depth=depth, top_k=top_k).eval()  # fmt: skip
+    self.module = cnets.Model(
+      types.SimpleNamespace(**raw),
+      bias=raw.get("bias", True),
+      total_tokens=nodes,
+      depth=depth,
+      top_k=top_k,
+    ).eval()
     rng = _randomise(self.module, seed)
     self.module.embed_tokens.weight.data = torch.tensor(embedding)
     if words := raw.get("draft_vocab_size"):
@@ -152,9 +163,15 @@ class Medusa:
   """
 
   def __init__(
-    self, model: types.ModuleType, utils: types.ModuleType, raw: Mapping[str, Any],
-    choices: Sequence[Sequence[int]], rule: tuple[float, ...], sizes: tuple[int, int], seed: int,
-  ):  # fmt: skip
+    self,
+    model: types.ModuleType,
+    utils: types.ModuleType,
+    raw: Mapping[str, Any],
+    choices: Sequence[Sequence[int]],
+    rule: tuple[float, ...],
+    sizes: tuple[int, int],
+    seed: int,
+  ):
     from torch import nn
 
     self.raw, self.utils, self.rule = raw, utils, rule

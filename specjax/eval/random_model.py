@@ -11,18 +11,68 @@ from specjax.models.weights import parameter
 from specjax.sampling import new_key
 
 Size = Literal["small", "134m", "8b", "32b", "70b"]
-SIZES: dict[str, Config] = dict(zip(get_args(Size), (
-  Config(vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=128,
-         tied=False),
-  Config(vocab_size=32000, width=768, layers=12, heads=12, kv_heads=12, head_dim=64,
-         mlp_width=2048, tied=False),
-  Config(vocab_size=128256, width=4096, layers=32, heads=32, kv_heads=8, head_dim=128,
-         mlp_width=14336, rope_theta=500000.0, tied=False),
-  Config(vocab_size=151936, width=5120, layers=64, heads=64, kv_heads=8, head_dim=128,
-         mlp_width=25600, rope_theta=1000000.0, tied=False, qk_norm=True),
-  Config(vocab_size=128256, width=8192, layers=80, heads=64, kv_heads=8, head_dim=128,
-         mlp_width=28672, rope_theta=500000.0, tied=False),
-), strict=True))  # fmt: skip
+SIZES: dict[str, Config] = dict(
+  zip(
+    get_args(Size),
+    (
+      Config(
+        vocab_size=512,
+        width=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        mlp_width=128,
+        tied=False,
+      ),
+      Config(
+        vocab_size=32000,
+        width=768,
+        layers=12,
+        heads=12,
+        kv_heads=12,
+        head_dim=64,
+        mlp_width=2048,
+        tied=False,
+      ),
+      Config(
+        vocab_size=128256,
+        width=4096,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        mlp_width=14336,
+        rope_theta=500000.0,
+        tied=False,
+      ),
+      Config(
+        vocab_size=151936,
+        width=5120,
+        layers=64,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        mlp_width=25600,
+        rope_theta=1000000.0,
+        tied=False,
+        qk_norm=True,
+      ),
+      Config(
+        vocab_size=128256,
+        width=8192,
+        layers=80,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        mlp_width=28672,
+        rope_theta=500000.0,
+        tied=False,
+      ),
+    ),
+    strict=True,
+  )
+)
 """The network of each size; the last have the shapes of Llama 3 8B, Qwen3 32B and Llama 3 70B."""
 
 
@@ -39,6 +89,7 @@ def random_weights(model: Config, dtype: str, weights: str = "float") -> Params:
   leaves, tree = jax.tree.flatten(shapes)
   draw = jax.jit(lambda key, shape: 0.02 * jax.random.normal(key, shape, dtype), static_argnums=1)
   keys = jax.random.split(new_key(0), len(leaves))
-  drawn = [parameter(draw(key, x.shape), dtype, weights)
-           for key, x in zip(keys, leaves, strict=True)]  # fmt: skip
+  drawn = [
+    parameter(draw(key, x.shape), dtype, weights) for key, x in zip(keys, leaves, strict=True)
+  ]
   return jax.tree.unflatten(tree, drawn)

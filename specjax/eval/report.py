@@ -59,9 +59,12 @@ def summary(config: Any, found: Mapping[str, Any], packages: Sequence[str] = ())
 
 
 def save(
-  out: pathlib.Path, summary: Mapping[str, Any], text: str,
-  plots: "Mapping[str, Figure] | None" = None, records: Iterable[Mapping[str, Any]] | None = None,
-) -> None:  # fmt: skip
+  out: pathlib.Path,
+  summary: Mapping[str, Any],
+  text: str,
+  plots: "Mapping[str, Figure] | None" = None,
+  records: Iterable[Mapping[str, Any]] | None = None,
+) -> None:
   """Writes summary.json, `text` as table.md, the plots by name, and records as results.jsonl."""
   (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
   (out / "table.md").write_text(text + "\n")
@@ -73,9 +76,12 @@ def save(
 
 
 def publish(
-  config: Any, found: Mapping[str, Any], text: str, plots: "Mapping[str, Figure] | None" = None,
+  config: Any,
+  found: Mapping[str, Any],
+  text: str,
+  plots: "Mapping[str, Figure] | None" = None,
   packages: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
   """Saves to `config.out`, and prints the table and the names of the files."""
   save(directory(config.out), summary(config, found, packages), text, plots)
   print(text, contents(config.out), sep="\n")

@@ -41,9 +41,13 @@ def counting(drafter: Drafter) -> Drafter:
 
 
 def acceptance(
-  model: Model, fill: Callable[[Paths], Drafter], params: Params, prompts: Sequence[list[int]],
-  max_new_tokens: int, temperature: float,
-) -> tuple[np.ndarray, int]:  # fmt: skip
+  model: Model,
+  fill: Callable[[Paths], Drafter],
+  params: Params,
+  prompts: Sequence[list[int]],
+  max_new_tokens: int,
+  temperature: float,
+) -> tuple[np.ndarray, int]:
   """f64[R], how often the child of each rank is the accepted one; and the number of rounds.
 
   `fill` makes the drafter of a tree with children drawn without replacement; `temperature` is

@@ -53,9 +53,7 @@ def worth(rate: float, share: float, depth: int) -> tuple[float, int]:
   A round of d tokens, each of which is right at `rate`, emits 1 + a + ... + a^d tokens. Each of
   them costs `share` of a pass, and the verification costs one.
   """
-  each = [
-    (sum(rate**j for j in range(d + 1)) / (d * share + 1), d) for d in range(1, depth + 1)
-  ]  # fmt: skip
+  each = [(sum(rate**j for j in range(d + 1)) / (d * share + 1), d) for d in range(1, depth + 1)]
   return max(each)
 
 
@@ -93,8 +91,10 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   drafter = " ".join(config.drafters)
   part = grammar.parse_one("drafter", config.drafters[0])
   if part.name != "self_speculative" or config.temperature or len(config.drafters) > 1:
-    raise ValueError(f"drafters={drafter!r}, temperature={config.temperature:g}: accepted for "
-                     "method='skipped_layers' are self_speculative and 0.")  # fmt: skip
+    raise ValueError(
+      f"drafters={drafter!r}, temperature={config.temperature:g}: accepted for "
+      "method='skipped_layers' are self_speculative and 0."
+    )
   checks.whole("tries", config.tries, CANDIDATES)
   checks.whole("max_new_tokens", config.max_new_tokens, WINDOW + 1)
   depth = bind(part)[1].get("nodes", 8) - 1

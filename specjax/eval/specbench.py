@@ -100,16 +100,24 @@ def answers(
       answer = cut(said(model, r), decoder.stop_words).strip()
       messages.append({"role": "assistant", "content": answer})
       yield {
-        "question": question.number, "category": question.category, "turn": turn, "prompt": ids,
-        "tokens": r.tokens, "text": answer, "passes": r.passes,
-        "seconds": r.seconds, "prefill_seconds": r.prefill_seconds,
-      }  # fmt: skip
+        "question": question.number,
+        "category": question.category,
+        "turn": turn,
+        "prompt": ids,
+        "tokens": r.tokens,
+        "text": answer,
+        "passes": r.passes,
+        "seconds": r.seconds,
+        "prefill_seconds": r.prefill_seconds,
+      }
 
 
 def measure(
-  decoders: Mapping[str, Decoder], batches: Sequence[Sequence[Question]], config: Config,
+  decoders: Mapping[str, Decoder],
+  batches: Sequence[Sequence[Question]],
+  config: Config,
   file: pathlib.Path,
-) -> list[Answer]:  # fmt: skip
+) -> list[Answer]:
   """All answers, of which those that the file has not yet are decoded and added to it."""
   sizes = [len(decoders) * sum(len(q.turns) for q in batch) for batch in batches]
   ends = [0, *itertools.accumulate(sizes * config.repeats)]
@@ -134,9 +142,9 @@ def collect(decoder: Decoder, answered: Sequence[Answer], repeats: int) -> Runs:
     run.seconds[r, i] += first.seconds
     run.prefill[r, i] += first.prefill_seconds
   before = {(a.question, a.turn): a.tokens for a in run.results}
-  run.unstable = len({
-    (a.repeat, a.batch) for a in answered if a.tokens != before[a.question, a.turn]
-  })  # fmt: skip
+  run.unstable = len(
+    {(a.repeat, a.batch) for a in answered if a.tokens != before[a.question, a.turn]}
+  )
   return run
 
 
@@ -208,25 +216,38 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   config = dataclasses.replace(config, prompts=config.prompts or str(spec_bench.LOCAL))
   fit = fitting(model, known, config.max_new_tokens)
   if not fit:
-    raise ValueError(f"max_new_tokens={config.max_new_tokens}: no question of {config.prompts} "
-                     f"leaves room for it in the {model.config.max_length} positions of "
-                     f"{model.name}.")  # fmt: skip
+    raise ValueError(
+      f"max_new_tokens={config.max_new_tokens}: no question of {config.prompts} "
+      f"leaves room for it in the {model.config.max_length} positions of "
+      f"{model.name}."
+    )
   asked = spec_bench.evenly(fit, config.limit)
   decoders = make_decoders(model, config)
 
   directory = report.directory(out)
-  about = report.summary(config, {
-    "model": model.label, "network": dataclasses.asdict(model.config),
-    "parameters": count_parameters(model.params), "prompts": len(asked),
-    "left_out": len(known) - len(fit),
-  })  # fmt: skip
+  about = report.summary(
+    config,
+    {
+      "model": model.label,
+      "network": dataclasses.asdict(model.config),
+      "parameters": count_parameters(model.params),
+      "prompts": len(asked),
+      "left_out": len(known) - len(fit),
+    },
+  )
   machine = {k: v for k, v in about["machine"].items() if k != "load"}
-  resume.claim(directory, {
-    **about["config"], "model": model.label, "machine": machine,
-    "data_digest": fingerprint.digest([json.dumps(asked)]),
-    **model.ingredients(),
-    "drafters.weights": [fingerprint.of_weights(x.weights.drafter) for x in decoders.values()],
-  }, free=("prompts",))  # fmt: skip
+  resume.claim(
+    directory,
+    {
+      **about["config"],
+      "model": model.label,
+      "machine": machine,
+      "data_digest": fingerprint.digest([json.dumps(asked)]),
+      **model.ingredients(),
+      "drafters.weights": [fingerprint.of_weights(x.weights.drafter) for x in decoders.values()],
+    },
+    free=("prompts",),
+  )
   batches = batched(asked, config.batch)
   found = measure(decoders, batches, config, directory / FILE)
   runs = {

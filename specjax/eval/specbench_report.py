@@ -15,12 +15,16 @@ _COLUMNS = ("tau", OVERALL, "translation", "summarization", "RAG")
 PUBLISHED = {
   method: dict(zip(_COLUMNS, figures, strict=True))
   for method, figures in {
-    "SAM[EAGLE-2]": (4.58, 2.73, 2.01, 3.19, 2.52), "EAGLE-2": (4.34, 2.36, 1.88, 2.34, 2.13),
-    "Token Recycling": (2.73, 2.22, 2.02, 2.27, 2.02), "Medusa": (2.31, 1.71, 1.65, 1.57, 1.49),
-    "prompt lookup": (1.75, 1.66, 1.06, 2.66, 1.86), "draft model": (2.28, 1.52, 1.13, 1.71, 1.66),
-    "REST": (1.82, 1.48, 1.31, 1.36, 1.73), "Lookahead": (1.64, 1.34, 1.14, 1.36, 1.22),
+    "SAM[EAGLE-2]": (4.58, 2.73, 2.01, 3.19, 2.52),
+    "EAGLE-2": (4.34, 2.36, 1.88, 2.34, 2.13),
+    "Token Recycling": (2.73, 2.22, 2.02, 2.27, 2.02),
+    "Medusa": (2.31, 1.71, 1.65, 1.57, 1.49),
+    "prompt lookup": (1.75, 1.66, 1.06, 2.66, 1.86),
+    "draft model": (2.28, 1.52, 1.13, 1.71, 1.66),
+    "REST": (1.82, 1.48, 1.31, 1.36, 1.73),
+    "Lookahead": (1.64, 1.34, 1.14, 1.36, 1.22),
   }.items()
-}  # fmt: skip
+}
 FOOTNOTE = (
   "Speed-up is tokens per second over those of plain decoding, without prefill unless the column "
   "says so; intervals are 95 % intervals over questions, or over batches of them. Differ: the "
@@ -42,16 +46,18 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
     x, plain = m["figures"][OVERALL], label == PLAIN
     margins = [d["margin"] for d in m["divergences"] if d["margin"] is not None]
     differ = {d["question"] for d in m["divergences"]}
-    found.append({
-      "method": name(label, m),
-      "tokens/pass": table.estimate(x["tau"], None if plain else x["tau_interval"]),
-      "speed-up": table.estimate(x["speed_up"], None if plain else x["speed_up_interval"]),
-      "ms/token": f"{x['ms_per_token']:.2f}",
-      "differ": "" if plain else f"{len(differ)} of {summary['prompts']}",
-      "with prefill": f"{x['speed_up_with_prefill']:.2f}",
-      "largest margin": f"{max(margins):.1e}" if margins else "",
-      "verifier": f"{m['verifier']}, {m['exactness']}",
-    })  # fmt: skip
+    found.append(
+      {
+        "method": name(label, m),
+        "tokens/pass": table.estimate(x["tau"], None if plain else x["tau_interval"]),
+        "speed-up": table.estimate(x["speed_up"], None if plain else x["speed_up_interval"]),
+        "ms/token": f"{x['ms_per_token']:.2f}",
+        "differ": "" if plain else f"{len(differ)} of {summary['prompts']}",
+        "with prefill": f"{x['speed_up_with_prefill']:.2f}",
+        "largest margin": f"{max(margins):.1e}" if margins else "",
+        "verifier": f"{m['verifier']}, {m['exactness']}",
+      }
+    )
   return found
 
 
@@ -91,9 +97,10 @@ def text(summary: Mapping[str, Any]) -> str:
   """The report in Markdown."""
   parts = [caption(summary), table.markdown(rows(summary))]
   for heading, key in (
-    ("Speed-up over plain decoding", "speed_up"), ("Tokens per pass", "tau"),
+    ("Speed-up over plain decoding", "speed_up"),
+    ("Tokens per pass", "tau"),
     ("Milliseconds per token", "ms_per_token"),
-  ):  # fmt: skip
+  ):
     parts += [f"## {heading}", table.markdown(by_category(summary, key, interval=True))]
   parts += [f"## Published, with prefill: {PUBLISHED_ON}", table.markdown(published()), FOOTNOTE]
   return "\n\n".join(parts)
@@ -103,8 +110,9 @@ def terminal(summary: Mapping[str, Any]) -> list[Table]:
   """What the command line shows: the figures over all questions, and those by category."""
   figures = by_category(summary, "tau", "speed_up")
   drafted = [row for row in figures if row["method"] != PLAIN]
-  kinds = [{"category": c} | {str(row["method"]): row[c] for row in drafted}
-           for c in list(figures[0])[2:]]  # fmt: skip
+  kinds = [
+    {"category": c} | {str(row["method"]): row[c] for row in drafted} for c in list(figures[0])[2:]
+  ]
   return [
     table.terminal(rows(summary), caption(summary), columns=5),
     table.terminal(kinds, "tokens per pass / speed-up, by category and its questions"),

@@ -24,9 +24,12 @@ def markdown(rows: Rows) -> str:
 def terminal(rows: Rows, caption: str = "", columns: int | None = None, bold: str = "") -> Table:
   """The first `columns`, by default all; the row whose first cell is `bold` is bold."""
   shown = Table(
-    box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, caption=caption,
+    box=box.SIMPLE_HEAD,
+    pad_edge=False,
+    collapse_padding=True,
+    caption=caption,
     caption_justify="left",
-  )  # fmt: skip
+  )
   for i, name in enumerate(list(rows[0])[:columns]):
     shown.add_column(name, justify="right" if i else "left", no_wrap=not i)
   for row in rows:

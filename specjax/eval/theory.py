@@ -81,8 +81,10 @@ def block_length(p: ArrayLike, q: ArrayLike, length: int) -> Distribution:
   p, q = np.broadcast_arrays(np.asarray(p, float), np.asarray(q, float))
   types = math.comb(p.shape[-1] + length - 1, length)
   if types > _MOST_TYPES:
-    raise ValueError(f"{types} multisets of {length} tokens out of {p.shape[-1]} are too many to "
-                     f"go through; at most {_MOST_TYPES} are.")  # fmt: skip
+    raise ValueError(
+      f"{types} multisets of {length} tokens out of {p.shape[-1]} are too many to "
+      f"go through; at most {_MOST_TYPES} are."
+    )
   c, overlaps = np.ones((1, *p.shape[:-1])), np.ones((0, *p.shape[:-1]))  # c_0.., B_m descending
   for i in range(1, length + 1):
     overlaps = np.concatenate([_overlap(p, q, i)[None], overlaps])
@@ -104,9 +106,12 @@ def tree_length(p: ArrayLike, q: ArrayLike, branching: Sequence[int], rule: str)
 
 
 def expected_speed_up(
-  tau: ArrayLike, draft_cost: ArrayLike, sequential: ArrayLike, verify_cost: ArrayLike = 1.0,
+  tau: ArrayLike,
+  draft_cost: ArrayLike,
+  sequential: ArrayLike,
+  verify_cost: ArrayLike = 1.0,
   overhead: ArrayLike = 0.0,
-) -> Distribution:  # fmt: skip
+) -> Distribution:
   """Speed-up f[...] over plain decoding, tau / (sequential * draft_cost + verify_cost + overhead).
 
   A round yields tau tokens. In units of a target pass over one token, `draft_cost` is a pass of the
@@ -212,8 +217,9 @@ def _recursive_iid(p: Distribution, q: Distribution, count: int) -> Distribution
 def _recursive_distinct(p: Distribution, q: Distribution, count: int) -> Distribution:
   V = p.shape[-1]
   if V**count > _MOST_DRAFTS:
-    raise ValueError(f"{V}**{count} ordered drafts are too many to go through; at most "
-                     f"{_MOST_DRAFTS} are.")  # fmt: skip
+    raise ValueError(
+      f"{V}**{count} ordered drafts are too many to go through; at most {_MOST_DRAFTS} are."
+    )
   p, q = p[..., None, :], q[..., None, :]  # [..., drafts so far, V]
   weight, accepted = np.ones(p.shape[:-1]), np.zeros(p.shape[:-2])
   for tried in range(count):
@@ -248,5 +254,7 @@ _OPTIMA: dict[str, Callable[..., Distribution]] = {
   "deterministic": lambda p, q, count: _descending(q, p)[0][..., :count].sum(-1),
 }  # fmt: skip
 _RULES = _OPTIMA | {
-  "iid": _recursive_iid, "without_replacement": _recursive_distinct, "k_seq": _k_seq,
-}  # fmt: skip
+  "iid": _recursive_iid,
+  "without_replacement": _recursive_distinct,
+  "k_seq": _k_seq,
+}

@@ -18,9 +18,13 @@ MOST = 64  # passes in one timing
 
 
 def prefilled(
-  target: Target, params: Params, context: int, batch: int, capacity: int,
+  target: Target,
+  params: Params,
+  context: int,
+  batch: int,
+  capacity: int,
   hidden_layers: tuple[int, ...] = (),
-) -> tuple[Array, Array, Cache, Features]:  # fmt: skip
+) -> tuple[Array, Array, Cache, Features]:
   """(ids i32[B, A], lengths i32[B], cache, features) of a text of `context` tokens in each row."""
   ids = jnp.broadcast_to(jnp.arange(context, dtype=jnp.int32) % target.vocab_size, (batch, context))
   length = jnp.full(batch, context, jnp.int32)

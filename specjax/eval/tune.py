@@ -62,12 +62,15 @@ def _asked(model: Model, name: str, config: Config) -> _Asked:
   filler = None if part is None else fillers.filler(model, part)
   both = ("best_first", "sequoia") if config.temperature else ("best_first",)
   wanted = (config.method,) if config.method in SHAPES else both
-  found = {m: filler for m in wanted
-           if filler is not None
-           and (filler.deepest if m == "sequoia" else filler.hit_rates is not None)}  # fmt: skip
+  found = {
+    m: filler
+    for m in wanted
+    if filler is not None and (filler.deepest if m == "sequoia" else filler.hit_rates is not None)
+  }
   if config.method == "sequoia" and not found:
-    raise ValueError(f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, "
-                     "without numbers.")  # fmt: skip
+    raise ValueError(
+      f"drafter={name!r}: accepted for method='sequoia' are heads and draft_model, without numbers."
+    )
   whole = _whole(name) if "best_first" in {*wanted} - {*found} else []
   for each in whole[:1]:
     Decoder(model, each, temperature=config.temperature)
@@ -75,9 +78,13 @@ def _asked(model: Model, name: str, config: Config) -> _Asked:
 
 
 def _considered(
-  model: Model, asked: _Asked, held_out: list[list[int]], config: Config, context: int,
+  model: Model,
+  asked: _Asked,
+  held_out: list[list[int]],
+  config: Config,
+  context: int,
   out: pathlib.Path,
-) -> fillers.Found:  # fmt: skip
+) -> fillers.Found:
   """The drafts of a drafter, those of them to decode, and the rates behind them."""
   promising = [priced(model, each, context, config.batch) for each in asked.whole]
   figures: dict[str, dict[str, Any]] = {each: {} for each in promising}
@@ -95,9 +102,8 @@ def _decode(
 ) -> dict[str, dict[str, Any]]:
   """Measured figures of each draft, all on the same prompts; see `bench.figures`."""
   decoders = {
-    name: Decoder(model, name, temperature=config.temperature, batch=config.batch)
-    for name in names
-  }  # fmt: skip
+    name: Decoder(model, name, temperature=config.temperature, batch=config.batch) for name in names
+  }
   ids = [item.ids for item in items]
   runs = interleaved.decode(decoders, ids, config.max_new_tokens, config.repeats)
   return {k: bench.figures(run, runs[PLAIN], items, config) for k, run in runs.items()}
@@ -131,9 +137,11 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   limit = None if config.limit is None else config.limit + held_out
   items = prompts.read(config.prompts, model, config.max_new_tokens, limit)
   if len(items) <= held_out:
-    raise ValueError(f"prompts={config.prompts!r} has {len(items)}: accepted are more than the "
-                     f"{held_out} on which acceptance is measured; none is for "
-                     "--method best_first.")  # fmt: skip
+    raise ValueError(
+      f"prompts={config.prompts!r} has {len(items)}: accepted are more than the "
+      f"{held_out} on which acceptance is measured; none is for "
+      "--method best_first."
+    )
   directory = report.directory(out)
 
   before, items = [item.ids for item in items[:held_out]], items[held_out:]
@@ -148,10 +156,18 @@ def run(model: Model, config: Config, out: str | pathlib.Path) -> dict[str, Any]
   for name, measured in _decode(model, names, items, config).items():
     figures[name] |= measured | {"drafter": figures[name]["drafter"]}
   chosen = max(names, key=lambda k: figures[k]["tokens_per_second"])
-  summary = report.summary(config, {
-    "model": model.label, "parameters": count_parameters(model.params), "prompts": len(items),
-    "context": context, "rates": rates, "candidates": figures, "chosen": chosen,
-  })  # fmt: skip
+  summary = report.summary(
+    config,
+    {
+      "model": model.label,
+      "parameters": count_parameters(model.params),
+      "prompts": len(items),
+      "context": context,
+      "rates": rates,
+      "candidates": figures,
+      "chosen": chosen,
+    },
+  )
   text = "\n\n".join([report.caption(summary), table.markdown(rows(summary)), verdict(summary)])
   decoded = {k: figures[k] for k in names}
   pictures = {"speedup": speed.speed_up(summary | {"methods": decoded})}
@@ -184,8 +200,14 @@ def tuned(model: Model, config: options.Bench, out: pathlib.Path) -> options.Ben
   for name in config.drafters:
     part = unsized(name)
     if part is not None:
-      own = Config(drafters=(name,), limit=6, max_new_tokens=64, batch=config.batch,
-                   temperature=config.temperature, repeats=repeats(6, config.batch))  # fmt: skip
+      own = Config(
+        drafters=(name,),
+        limit=6,
+        max_new_tokens=64,
+        batch=config.batch,
+        temperature=config.temperature,
+        repeats=repeats(6, config.batch),
+      )
       name = run(model, own, out / f"tune-{part.name}")["chosen"]
     chosen.append(name)
   return dataclasses.replace(config, drafters=tuple(x for x in chosen if x != PLAIN))
@@ -203,8 +225,10 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
 
   return [
     {
-      "draft": name, "tokens/s": shown(f, "tokens_per_second", 0),
-      "speed-up": estimate(f, "speed_up"), "tokens/pass": estimate(f, "tau"),
+      "draft": name,
+      "tokens/s": shown(f, "tokens_per_second", 0),
+      "speed-up": estimate(f, "speed_up"),
+      "tokens/pass": estimate(f, "tau"),
       "differ": f"{len(f['divergences'])} of {summary['prompts']}" if "divergences" in f else "",
       "expected tokens/s": shown(f, "expected", 0),
       "expected tokens/pass": shown(f, "expected_tau", 2),
@@ -212,12 +236,14 @@ def rows(summary: Mapping[str, Any]) -> list[dict[str, object]]:
       "draft ms": shown(f, "draft_seconds", 2, 1e3),
     }
     for name, f in summary["candidates"].items()
-  ]  # fmt: skip
+  ]
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
   """The choice in a sentence, as it is typed."""
   chosen = summary["chosen"]
   f = summary["candidates"][chosen]
-  return (f'chosen: --drafter "{chosen}", {f["tokens_per_second"]:.0f} tokens/s, '
-          f"{f['speed_up']:.2f} of plain decoding")  # fmt: skip
+  return (
+    f'chosen: --drafter "{chosen}", {f["tokens_per_second"]:.0f} tokens/s, '
+    f"{f['speed_up']:.2f} of plain decoding"
+  )

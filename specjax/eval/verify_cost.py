@@ -47,10 +47,15 @@ class VerifyCost(NamedTuple):
     """A heading and a table."""
     columns = (self.nodes, self.seconds, self.low, self.high, self.relative)
     rows = [
-      {"nodes": n, "ms": f"{1e3 * s:.2f}", "fastest": f"{1e3 * low:.2f}",
-       "slowest": f"{1e3 * high:.2f}", "passes over one": f"{times:.2f}"}
+      {
+        "nodes": n,
+        "ms": f"{1e3 * s:.2f}",
+        "fastest": f"{1e3 * low:.2f}",
+        "slowest": f"{1e3 * high:.2f}",
+        "passes over one": f"{times:.2f}",
+      }
       for n, s, low, high, times in zip(*columns, strict=True)
-    ]  # fmt: skip
+    ]
     heading = f"The cost of verifying N nodes at {self.context} cached tokens:"
     return f"{heading}\n\n{table.markdown(rows)}"
 
@@ -78,9 +83,14 @@ def passes(target: Target, params: Params, cache: Cache, tokens: Array, count: A
 
 
 def measure(
-  target: Target, params: Params, context: int, *, batch: int = 1, nodes: Sequence[int] = NODES,
+  target: Target,
+  params: Params,
+  context: int,
+  *,
+  batch: int = 1,
+  nodes: Sequence[int] = NODES,
   repeats: int = 7,
-) -> VerifyCost:  # fmt: skip
+) -> VerifyCost:
   """Times one evaluate and commit after `context` tokens for every N, in turns."""
   _, _, cache, _ = timing.prefilled(target, params, context, batch, context + 64)
 

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.draft_length.base import DraftLength, Observation
 from specjax.heads import drafting
 from specjax.heads.base import Head
 from specjax.heads.own_pass import OwnPass
 from specjax.heads.parallel import Frames
-from specjax.sampling import most_likely
+from specjax.sampling import NoiseSource, Settings, most_likely
 from specjax.trees.static import Static
 from specjax.trees.structure import rows_where
 
@@ -47,19 +47,30 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
   """
   if not isinstance(head, OwnPass) or isinstance(head, Frames):
     why = "guesses frames" if isinstance(head, Frames) else "guesses in the pass that verifies"
-    raise ValueError(f"head={head.name!r} {why}: accepted before a draft length are heads without "
-                     "pseudo rows or a blank.")  # fmt: skip
+    raise ValueError(
+      f"head={head.name!r} {why}: accepted before a draft length are heads without "
+      "pseudo rows or a blank."
+    )
   if policy.name == "specdecpp":
     raise ValueError("draft_length='specdecpp' reads the states of a draft model: a head has none.")
   depth = nodes - 1
   chain = Static([(0,) * d for d in range(1, nodes)])
   whole = drafting.drafter(head, chain)
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     own = whole.init(params, target_params, context=context, features=features, capacity=capacity)
     return AdaptiveHeadState(own, policy.init(context.length.shape[0]))
 
-  def propose(params, target_params, state: AdaptiveHeadState, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: AdaptiveHeadState,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     guesser = head.guesser(params, target_params, state.head, context, depth, settings, noise)
     said: list[Array] = []
 
@@ -79,13 +90,26 @@ def adaptive_head(head: Head, policy: DraftLength, nodes: int = 6) -> Drafter:
       going = going & ~ends
     return draft._replace(valid=jnp.stack(valid, 1)), AdaptiveHeadState(state.head, policy_state)
 
-  def update(params, target_params, state: AdaptiveHeadState, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: AdaptiveHeadState,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
     own = whole.update(
-      params, target_params, state.head,
-      draft=draft, evaluation=evaluation, verdict=verdict, rows=rows,
-    )  # fmt: skip
+      params,
+      target_params,
+      state.head,
+      draft=draft,
+      evaluation=evaluation,
+      verdict=verdict,
+      rows=rows,
+    )
     return AdaptiveHeadState(own, rows_where(rows > 0, after, state.policy))
 
   return whole._replace(init=init, propose=propose, update=update, read=None, varies=True)

@@ -27,9 +27,16 @@ class Attend(Protocol):
   """
 
   def __call__(
-    self, params: Params, target_params: Params, state: Array, following: Array, position: Array,
-    mask: Array, cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]: ...  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    state: Array,
+    following: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]: ...
 
 
 class Feature(Protocol):
@@ -66,8 +73,15 @@ class Attending(OwnPass):
     if self.window is not None:
       checks.whole("window", self.window, self.depth + 1, note="more than the depth")
 
-  def root(self, params: Params, target_params: Params, last: Array, tokens: Array,
-           place: Array, number: Array) -> Array:  # fmt: skip
+  def root(
+    self,
+    params: Params,
+    target_params: Params,
+    last: Array,
+    tokens: Array,
+    place: Array,
+    number: Array,
+  ) -> Array:
     """The states [B, M, E'] from which the head goes on, of what `memory` keeps, last [B, M, any].
 
     `place` i32[B, M] is where the roots are in the tokens i32[B, S], `number` i32[B, M] that of

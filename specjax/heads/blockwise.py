@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import StatesTarget
+from specjax.base import Params, StatesTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.parallel import Parallel
@@ -61,7 +61,7 @@ def blockwise(target: StatesTarget, config: BlockwiseConfig) -> Parallel:
   """
   module, D = BlockwiseHeads(config), config.depth
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     return module.init(key, jnp.zeros((1, target.width)))["params"]
 
   def states(params, target_params, last):

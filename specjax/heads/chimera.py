@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import AttendingRoot
 from specjax.heads.base import LossWeights
@@ -38,9 +38,14 @@ class ChimeraNet(nn.Module):
 
   @nn.compact
   def __call__(
-    self, trigram: Array | None, hidden: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    trigram: Array | None,
+    hidden: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """The layer over embedded trigrams [B, N, 3 E], or over the target's states `hidden` [B, N, E]
     where there are none -> ([B, N, E], KV); see `models.layers.Layers`."""
     if trigram is not None:
@@ -69,7 +74,7 @@ def chimera(target: LayeredTarget, config: ChimeraConfig) -> AttendingRoot:
   E, D = target.width, config.depth
   module = ChimeraNet(target.make_layers(window=False))
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     trigram = jnp.zeros((1, 1, 3 * E))
     params = module.init(key, trigram, x, position, jnp.ones((1, 1, 1), bool))["params"]
@@ -96,13 +101,23 @@ def chimera(target: LayeredTarget, config: ChimeraConfig) -> AttendingRoot:
     row, kv = apply(params, jnp.concatenate(before, -1), None, position + 1, *rest)
     return jnp.concatenate([last, row, *before[1:]], -1), kv
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
+    assert d is not None  # a state is of one depth
     return linear(state[..., : 2 * E], params["params"]["lm_head"][d - 1]).astype(jnp.float32)
 
-  def feature(state, d):
+  def feature(state: Array, d: int) -> Array:
     return state[..., E : 2 * E]
 
   return AttendingRoot(
-    "chimera", target, D, init, read, attend, at_root, newest=3, loss=LossWeights(decay=1.0),
-    memory=memory, feature=feature,
-  )  # fmt: skip
+    "chimera",
+    target,
+    D,
+    init,
+    read,
+    attend,
+    at_root,
+    newest=3,
+    loss=LossWeights(decay=1.0),
+    memory=memory,
+    feature=feature,
+  )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import LayeredTarget
+from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
@@ -112,7 +112,7 @@ def clover(target: LayeredTarget, config: CloverConfig) -> Recurrent:
   layers = target.make_layers(config.layers, window=False)
   module = CloverNet(layers, D, target.heads, target.head_dim, target.norm_epsilon)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, position, jnp.ones((1, 1, 1), bool))["params"]
     silent = {

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import LayeredTarget
+from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
@@ -140,7 +140,7 @@ def clover2(target: LayeredTarget, config: Clover2Config) -> Recurrent:
   layers = target.make_layers(config.layers, window=False)
   module = Clover2Net(layers, E, H, target.norm_epsilon)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, position, jnp.ones((1, 1, 1), bool))["params"]
 
@@ -167,6 +167,13 @@ def clover2(target: LayeredTarget, config: Clover2Config) -> Recurrent:
   loss = LossWeights(hard=0.0, soft=1.0, feature=10.0, decay=0.7)
   read = draft_vocabulary.through(target)
   return Recurrent(
-    "clover2", target, D, init, read, step, loss=loss, memory=memory,
+    "clover2",
+    target,
+    D,
+    init,
+    read,
+    step,
+    loss=loss,
+    memory=memory,
     hidden_layers=(target.layers,),
-  )  # fmt: skip
+  )

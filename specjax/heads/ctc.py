@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.parallel import Frames
@@ -78,7 +78,7 @@ def ctc(target: LayeredTarget, config: CTCConfig) -> Frames:
   module = CTCNet(target.make_layers(window=False), D, E)
   through_target = draft_vocabulary.through(target)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, position, jnp.ones((1, 1, 1), bool))["params"]
     silent = {
@@ -97,7 +97,7 @@ def ctc(target: LayeredTarget, config: CTCConfig) -> Frames:
     z = apply(params, last.reshape(-1, E), method="frames")
     return z.reshape(*last.shape[:2], D, E)
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     blank = linear(state, params["params"]["blank"][None]).astype(jnp.float32)
     return jnp.concatenate([through_target(params, target_params, state, d), blank], -1)
 

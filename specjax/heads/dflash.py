@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import blocks, draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
@@ -71,9 +71,15 @@ class DFlashNet(nn.Module):
     return KV(tuple(r.k[0] for r in rows), tuple(r.v[0] for r in rows))
 
   def block(
-    self, root: Array, given: Array | None, depth: int, position: Array, sees: Array | None,
-    cache: Cache | None, earlier: KV | None,
-  ) -> Array:  # fmt: skip
+    self,
+    root: Array,
+    given: Array | None,
+    depth: int,
+    position: Array,
+    sees: Array | None,
+    cache: Cache | None,
+    earlier: KV | None,
+  ) -> Array:
     """As `masked_block.Block`, from the embeddings [B, M, E] of the roots, and that [E] of a mask
     where it is not learned."""
     (B, M, E), A = root.shape, depth + 1
@@ -125,7 +131,7 @@ def dflash(target: LayeredTarget, config: DFlashConfig) -> MaskedBlock:
   )
   module = DFlashNet(layers, E, target.norm_epsilon, len(taps), mask_token is None)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, (x,) * len(taps), position, jnp.ones((1, 1, 1), bool))["params"]
     norm = jax.tree.map(jnp.array, target.last_layer(target_params)[1])  # a buffer of its own
@@ -145,4 +151,4 @@ def dflash(target: LayeredTarget, config: DFlashConfig) -> MaskedBlock:
   read, loss = draft_vocabulary.through(target), LossWeights(decay=0.78)
   return MaskedBlock(
     "dflash", target, D, init, read, block, loss=loss, memory=memory, hidden_layers=taps
-  )  # fmt: skip
+  )

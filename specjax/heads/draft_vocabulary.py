@@ -58,7 +58,7 @@ def collection(vocabulary: Array | np.ndarray | None) -> Params:
 def through(target: StatesTarget) -> Callable[..., Array]:
   """`Head.read` by the rows of the target's LM head that are in the draft vocabulary."""
 
-  def read(params, target_params, state, d=None):
+  def read(params: Params, target_params: Params, state: Array, d: int | None = None) -> Array:
     return linear(state, rows(target.lm_head(target_params), ids(params))).astype(jnp.float32)
 
   return read

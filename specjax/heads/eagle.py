@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary, embedding
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -44,9 +44,14 @@ class EagleLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """States f [B, N, E] and embeddings e [B, N, E] of the tokens that follow them -> (the next
     states [B, N, E], KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
@@ -74,7 +79,7 @@ def eagle(target: LayeredTarget, config: EagleConfig) -> Attending:
   layers = target.make_layers(mlp_width=config.mlp_width, window=config.window, qk_norm=False)
   module = EagleLayer(layers, config.bias)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
     return params | embedding.collection(target, target_params, config.own_embedding)
@@ -89,6 +94,13 @@ def eagle(target: LayeredTarget, config: EagleConfig) -> Attending:
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=0.0)
   read = draft_vocabulary.through(target)
   return Attending(
-    "eagle", target, config.depth, init, read, attend, loss=loss, memory=memory,
+    "eagle",
+    target,
+    config.depth,
+    init,
+    read,
+    attend,
+    loss=loss,
+    memory=memory,
     window=config.window,
-  )  # fmt: skip
+  )

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary, embedding
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -70,9 +70,13 @@ class Eagle3Layer(nn.Module):
       self.joint_norm = RMSNorm(self.epsilon)
 
   def __call__(
-    self, hidden_layers: tuple[Array, ...], embedded: Array, position: Array, mask: Array,
+    self,
+    hidden_layers: tuple[Array, ...],
+    embedded: Array,
+    position: Array,
+    mask: Array,
     cache: Cache | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+  ) -> tuple[Array, KV]:
     """As `guess`, with the target's states, arrays [B, N, E], in place of g."""
     if self.config.fc_norm:
       hidden_layers = tuple(n(x) for n, x in zip(self.fc_norm, hidden_layers, strict=True))
@@ -81,9 +85,14 @@ class Eagle3Layer(nn.Module):
     return self.guess(state, embedded, position, mask, cache)
 
   def guess(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """States g and embeddings e of the next tokens, [B, N, E] -> (the next states [B, N, E] before
     the final norm, KV); see `models.layers.Layers` for the rest."""
     normed = self.hidden_norm(state)
@@ -109,12 +118,15 @@ def eagle3(target: LayeredTarget, config: Eagle3Config) -> Attending:
   E, epsilon = target.width, target.norm_epsilon
   hidden_layers = hidden_layers_of(target.layers, config.hidden_layers)
   layers = target.make_layers(
-    mlp_width=config.mlp_width, attention_width=2 * E, window=config.window, qk_norm=False,
+    mlp_width=config.mlp_width,
+    attention_width=2 * E,
+    window=config.window,
+    qk_norm=False,
     qkv_bias=config.attention_bias,
-  )  # fmt: skip
+  )
   module, norm = Eagle3Layer(layers, E, epsilon, len(hidden_layers), config), RMSNorm(epsilon)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     inputs, mask = (x,) * len(hidden_layers), jnp.ones((1, 1, 1), bool)
     params = module.init(key, inputs, x, position, mask)["params"]
@@ -136,12 +148,20 @@ def eagle3(target: LayeredTarget, config: Eagle3Config) -> Attending:
   def memory(params, target_params, features, *rest):
     return apply(params, target_params, features.hidden_layers, *rest, method="__call__")
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     hidden = state if config.norm_output else normed(params, state)
     return linear(hidden, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=0.8)
   return Attending(
-    "eagle3", target, config.depth, init, read, functools.partial(apply, method="guess"),
-    loss=loss, memory=memory, hidden_layers=hidden_layers, window=config.window,
-  )  # fmt: skip
+    "eagle3",
+    target,
+    config.depth,
+    init,
+    read,
+    functools.partial(apply, method="guess"),
+    loss=loss,
+    memory=memory,
+    hidden_layers=hidden_layers,
+    window=config.window,
+  )

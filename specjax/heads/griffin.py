@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -43,9 +43,14 @@ class GriffinLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """States f and embeddings e of the tokens that follow them, [B, N, E] -> ([B, N, 2E], what the
     LM head reads and then the next states, KV); see `models.layers.Layers` for the rest."""
     E, F = state.shape[-1], self.units
@@ -87,7 +92,7 @@ def griffin(target: LayeredTarget, config: GriffinConfig) -> Attending:
   module = GriffinLayer(attention, config.mlp_width or 3 * E, target.norm_epsilon)
   through_target = draft_vocabulary.through(target)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     return module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
 
@@ -98,14 +103,14 @@ def griffin(target: LayeredTarget, config: GriffinConfig) -> Attending:
   def memory(params, target_params, features, *rest):
     return run(params, target_params, features.hidden, *rest)
 
-  def feature(states, d):
-    return states[..., E:]
+  def feature(state: Array, d: int) -> Array:
+    return state[..., E:]
 
   def attend(params, target_params, states, *rest):
     return run(params, target_params, states[..., E:], *rest)
 
-  def read(params, target_params, states, d):
-    return through_target(params, target_params, states[..., :E], d)
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
+    return through_target(params, target_params, state[..., :E], d)
 
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=1.0, within=3)
   return Attending(

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import LayeredTarget
+from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
@@ -63,17 +63,26 @@ def hidden_transfer(target: LayeredTarget, config: HiddenTransferConfig) -> Pseu
   usual = min(round(0.75 * target.layers), target.layers - 1)
   layers = config.layers or (usual,) * config.depth
   if len(layers) != config.depth or not all(0 <= i < target.layers for i in layers):
-    raise ValueError(f"layers={config.layers}: accepted are (), or depth={config.depth} layers of "
-                     f"0 to {target.layers - 1}.")  # fmt: skip
+    raise ValueError(
+      f"layers={config.layers}: accepted are (), or depth={config.depth} layers of "
+      f"0 to {target.layers - 1}."
+    )
   module, loss = TransferMaps(config.depth), LossWeights(hard=0.0, soft=1.0, decay=0.8)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     return module.init(key, jnp.zeros((1, target.width)), 1)["params"]
 
   def enter(params, k, stream):
     return module.apply({"params": params["params"]}, stream, k)
 
   return PseudoRows(
-    "hidden_transfer", target, config.depth, init, draft_vocabulary.through(target), layers, enter,
-    loss=loss, hidden_layers=(min(layers),),
-  )  # fmt: skip
+    "hidden_transfer",
+    target,
+    config.depth,
+    init,
+    draft_vocabulary.through(target),
+    layers,
+    enter,
+    loss=loss,
+    hidden_layers=(min(layers),),
+  )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
@@ -92,7 +92,7 @@ def hydra(target: LayeredTarget, config: HydraConfig) -> Recurrent:
   head, prefix = HydraHead(config, E), PrefixLayer(target.make_layers(), target.norm_epsilon)
   through_target = draft_vocabulary.through(target)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     keys = jax.random.split(key, D + 1)
     params = {}
     for d in range(1, D + 1):
@@ -115,7 +115,7 @@ def hydra(target: LayeredTarget, config: HydraConfig) -> Recurrent:
     known = jnp.concatenate([known, target.embed(target_params, tokens)], -1)
     return head.apply({"params": params["params"][f"head_{d}"]}, known), known
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     if config.shared:
       return through_target(params, target_params, state, d)
     own = params["params"][f"head_{d}"]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -60,9 +60,14 @@ class JakiroLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, Array, KV]:
     """States f and embeddings e of the tokens that follow them, [B, N, E] -> (the next states, the
     states after those, KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
@@ -95,7 +100,7 @@ def jakiro(target: LayeredTarget, config: JakiroConfig) -> Attending:
     draft_vocabulary.through(target),
   )
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     return module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
 
@@ -112,11 +117,11 @@ def jakiro(target: LayeredTarget, config: JakiroConfig) -> Attending:
     pair, kv = run(params, target_params, state, *rest)
     return jnp.concatenate([pair, after], -1), kv
 
-  def feature(states, d):
-    return states[..., 2 * E :] if d == D > 1 else states[..., :E]
+  def feature(state: Array, d: int | None) -> Array:
+    return state[..., 2 * E :] if d == D > 1 else state[..., :E]
 
-  def read(params, target_params, states, d):
-    return through_target(params, target_params, feature(states, d), d)
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
+    return through_target(params, target_params, feature(state, d), d)
 
   loss = LossWeights(hard=0.0, soft=0.1, feature=1.0, decay=0.8)
   return Attending(

@@ -26,9 +26,15 @@ class Block(Protocol):
   """
 
   def __call__(
-    self, params: Params, target_params: Params, last: Array, position: Array,
-    sees: Array | None = None, cache: Cache | None = None, earlier: KV | None = None,
-  ) -> Array: ...  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    last: Array,
+    position: Array,
+    sees: Array | None = None,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> Array: ...
 
 
 @dataclasses.dataclass(frozen=True)

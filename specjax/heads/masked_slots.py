@@ -8,9 +8,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from specjax import checks
-from specjax.base import LayeredTarget
+from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
@@ -56,7 +57,7 @@ def masked_slots(target: LayeredTarget, config: MaskedSlotsConfig) -> PseudoRows
   checks.whole("rank", config.rank, 0)
   K, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     drawn, updates = jax.random.split(key)
     token = jax.random.randint(drawn, (1, 1), 0, target.vocab_size)
     params = {"mask": target.embed(target_params, token)[0, 0]}

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import StatesTarget
+from specjax.base import Params, StatesTarget
 from specjax.heads import draft_vocabulary
 from specjax.heads.parallel import Parallel
 from specjax.models.linear import linear, linear_each
@@ -60,7 +60,7 @@ def medusa(target: StatesTarget, config: MedusaConfig) -> Parallel:
   """
   module, D = MedusaHeads(config), config.depth
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     params = module.init(key, jnp.zeros((1, target.width)))["params"]
     if not config.shared:
       matrix = dense(draft_vocabulary.rows(target.lm_head(target_params), vocabulary))
@@ -71,7 +71,7 @@ def medusa(target: StatesTarget, config: MedusaConfig) -> Parallel:
     z = module.apply({"params": params["params"]}, last.reshape(-1, target.width))
     return z.reshape(*last.shape[:2], D, -1)
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     matrices = params["params"]["lm_head"]
     if d is None:
       return linear_each(state, matrices[: state.shape[1]]).astype(jnp.float32)

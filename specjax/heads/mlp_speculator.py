@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import StatesTarget
+from specjax.base import Params, StatesTarget
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
@@ -72,7 +72,7 @@ def mlp_speculator(target: StatesTarget, config: MLPSpeculatorConfig) -> Recurre
   keep = 0.5 ** (0.5 / D)  # amplitude of the state from step to step
   module = MLPSpeculatorStep(V, inner, ((1 - keep**2) * inner / 2) ** 0.5 / keep)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     rows = V if vocabulary is None else vocabulary.shape[0]
     params = {}
     for d in range(1, D + 1):
@@ -86,9 +86,9 @@ def mlp_speculator(target: StatesTarget, config: MLPSpeculatorConfig) -> Recurre
         params["step_2"] = {"projection": own["projection"]}
     return params
 
-  def weights(params, d: int):
+  def weights(params: Params, d: int | None) -> Params:
     steps = params["params"]
-    if config.tied and d > 1:
+    if config.tied and d != 1:
       return steps["step_1"] | steps["step_2"]
     return steps[f"step_{d}"]
 
@@ -102,7 +102,7 @@ def mlp_speculator(target: StatesTarget, config: MLPSpeculatorConfig) -> Recurre
     state = module.apply({"params": weights(params, d)}, state, tokens)
     return state, state
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     return linear(state, weights(params, d)["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(decay=1.0)

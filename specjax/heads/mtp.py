@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.attending import Attending
 from specjax.heads.base import LossWeights
@@ -40,9 +40,14 @@ class MTPModule(nn.Module):
 
   @nn.compact
   def __call__(
-    self, state: Array, embedded: Array, position: Array, mask: Array,
-    cache: Cache | None = None, earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+    self,
+    state: Array,
+    embedded: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+    earlier: KV | None = None,
+  ) -> tuple[Array, KV]:
     """States h and embeddings e of the tokens that follow them, [B, N, E] -> (the next states
     [B, N, E], KV); see `models.layers.Layers` for the rest."""
     E = state.shape[-1]
@@ -70,7 +75,7 @@ def mtp(target: LayeredTarget, config: MTPConfig) -> Attending:
   """
   module = MTPModule(target.make_layers(window=False), target.norm_epsilon)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, target.width)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, x, x, position, jnp.ones((1, 1, 1), bool))["params"]
     norm = jax.tree.map(jnp.array, target.last_layer(target_params)[1])  # a buffer of its own
@@ -87,6 +92,13 @@ def mtp(target: LayeredTarget, config: MTPConfig) -> Attending:
   loss, read = LossWeights(decay=0.6), draft_vocabulary.through(target)
   hidden_layers = (target.layers,) if config.before_norm else ()
   return Attending(
-    "mtp", target, config.depth, init, read, attend, loss=loss, memory=memory,
+    "mtp",
+    target,
+    config.depth,
+    init,
+    read,
+    attend,
+    loss=loss,
+    memory=memory,
     hidden_layers=hidden_layers,
-  )  # fmt: skip
+  )

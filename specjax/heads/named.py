@@ -34,12 +34,15 @@ def named(name: str) -> Named:
   if isinstance(name, str) and name in HEADS:
     return HEADS[name]
   if not is_file(name):
-    raise ValueError(f"head={name!r}: accepted is one of {', '.join(HEADS)}, or "
-                     "FILE.py:FUNCTION of your own.")  # fmt: skip
+    raise ValueError(
+      f"head={name!r}: accepted is one of {', '.join(HEADS)}, or FILE.py:FUNCTION of your own."
+    )
   file, _, function = name.rpartition(":")
   if not pathlib.Path(file).is_file():
-    raise ValueError(f"head={name!r}: there is no file {file} in {pathlib.Path.cwd()}; a head of "
-                     "your own is trained and loaded with the file that defines it.")  # fmt: skip
+    raise ValueError(
+      f"head={name!r}: there is no file {file} in {pathlib.Path.cwd()}; a head of "
+      "your own is trained and loaded with the file that defines it."
+    )
   return _of_file(pathlib.Path(file).resolve(), function)
 
 
@@ -64,6 +67,8 @@ def _of_file(file: pathlib.Path, function: str) -> Named:
     raise ValueError(f"{file} has no function {function}.")
   kind = typing.get_type_hints(build).get("config")
   if not isinstance(kind, type):
-    raise ValueError(f"{file}: {function} must be {function}(target: Target, config: CONFIG) -> "
-                     "Head, CONFIG a dataclass.")  # fmt: skip
+    raise ValueError(
+      f"{file}: {function} must be {function}(target: Target, config: CONFIG) -> "
+      "Head, CONFIG a dataclass."
+    )
   return build, kind

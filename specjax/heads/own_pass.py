@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Context, Drafter, Params
+from specjax.base import KV, Context, Draft, Drafter, Evaluation, Params, Verdict
 from specjax.heads import draft_vocabulary, prefix
 from specjax.heads.base import Examples, Head
 from specjax.heads.prefix import RunText
@@ -43,9 +43,15 @@ class OwnPass(Head):
     return draft_vocabulary.ids(params)
 
   def guesser(
-    self, params: Params, target_params: Params, state: Any, context: Context, depth: int,
-    settings: Settings, noise: NoiseSource,
-  ) -> Guesser:  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    state: Any,
+    context: Context,
+    depth: int,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> Guesser:
     """The head at the root of a tree of `depth` (static), from the state of `memory`."""
     ids, sampling = self.ids(params), Sampling(settings, noise, self.target.vocab_size)
     return Guesser(*self.begin(params, target_params, state, context, depth), ids, sampling)
@@ -54,18 +60,38 @@ class OwnPass(Head):
     if counts is not None:
       raise ValueError(f"counts={counts}: {self.name} has no pseudo rows: accepted is None.")
 
-    def propose(params, target_params, state, context, settings, noise):
+    def propose(
+      params: Params,
+      target_params: Params,
+      state: Any,
+      context: Context,
+      settings: Settings,
+      noise: NoiseSource,
+    ) -> tuple[Draft, Any]:
       guesser = self.guesser(params, target_params, state, context, tree.depth, settings, noise)
       return tree.fill(context.root, guesser), state
 
-    def update(params, target_params, state, draft, evaluation, verdict, rows):
+    def update(
+      params: Params,
+      target_params: Params,
+      state: Any,
+      draft: Draft,
+      evaluation: Evaluation,
+      verdict: Verdict,
+      rows: Array,
+    ) -> Any:
       return prefix.update(self.memory, params, target_params, state, evaluation, verdict, rows)
 
     return Drafter(
-      self.name, tree.proposal, tree.nodes, tree.depth,
-      functools.partial(prefix.start, self.memory), propose, update,
+      self.name,
+      tree.proposal,
+      tree.nodes,
+      tree.depth,
+      functools.partial(prefix.start, self.memory),
+      propose,
+      update,
       hidden_layers=self.hidden_layers,
-    )  # fmt: skip
+    )
 
   def roots(
     self, params: Params, target_params: Params, examples: Examples

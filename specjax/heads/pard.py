@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import blocks, draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.masked_block import MaskedBlock
@@ -43,9 +43,13 @@ class PARDModel(nn.Module):
     self.mask = self.param("mask", nn.initializers.normal(0.02), (self.width,))
 
   def __call__(
-    self, x: Array, position: Array, mask: Array, cache: Cache | None = None,
+    self,
+    x: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
     earlier: KV | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+  ) -> tuple[Array, KV]:
     """Embeddings [B, N, E] -> (states [B, N, E], KV); see `models.layers.Layers`."""
     x, kv, *_ = self.layers(x, position, mask, cache, earlier)
     return self.norm(x), kv
@@ -76,7 +80,7 @@ def pard(target: LayeredTarget, config: PARDConfig) -> MaskedBlock:
   E, D = target.width, config.depth
   module = PARDModel(target.make_layers(config.layers, window=False), E, target.norm_epsilon)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     mask = jnp.ones((1, 1, 1), bool)
     params = module.init(key, 1, x, position, mask, method="masks")["params"]

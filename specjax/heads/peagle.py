@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import checks
-from specjax.base import KV, Cache, LayeredTarget
+from specjax.base import KV, Cache, LayeredTarget, Params
 from specjax.heads import blocks, draft_vocabulary, embedding
 from specjax.heads.base import LossWeights
 from specjax.heads.hidden_layers import hidden_layers_of
@@ -77,9 +77,13 @@ class PEagleLayers(nn.Module):
     return self.norm(x), kv
 
   def __call__(
-    self, hidden_layers: tuple[Array, ...], embedded: Array, position: Array, mask: Array,
+    self,
+    hidden_layers: tuple[Array, ...],
+    embedded: Array,
+    position: Array,
+    mask: Array,
     cache: Cache | None = None,
-  ) -> tuple[Array, KV]:  # fmt: skip
+  ) -> tuple[Array, KV]:
     """As `run`, from the target's states, arrays [B, N, E]."""
     return self.run(jnp.concatenate(hidden_layers, -1), embedded, position, mask, cache)
 
@@ -115,12 +119,16 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
   taps = hidden_layers_of(target.layers, config.hidden_layers)
   checks.whole("mask_token", config.mask_token, 0, target.vocab_size - 1, note="the target's")
   layers = target.make_layers(
-    config.layers, mlp_width=config.mlp_width, attention_width=2 * E, window=False, qk_norm=False,
+    config.layers,
+    mlp_width=config.mlp_width,
+    attention_width=2 * E,
+    window=False,
+    qk_norm=False,
     qkv_bias=config.attention_bias,
-  )  # fmt: skip
+  )
   module = PEagleLayers(layers, E, epsilon, len(taps), config.norm_before_residual)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     x, position = jnp.zeros((1, 1, E)), jnp.zeros((1, 1), jnp.int32)
     params = module.init(key, (x,) * len(taps), x, position, jnp.ones((1, 1, 1), bool))["params"]
     params = params | {
@@ -146,10 +154,10 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
     )
     return jnp.concatenate([last[:, :, None], later], 2)
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     return linear(state, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(hard=0.0, soft=1.0, decay=1.0)
   return MaskedBlock(
     "peagle", target, D, init, read, block, loss=loss, memory=memory, hidden_layers=taps
-  )  # fmt: skip
+  )

@@ -8,9 +8,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from specjax import checks
-from specjax.base import LayeredTarget
+from specjax.base import LayeredTarget, Params
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import LossWeights
 from specjax.heads.pseudo_rows import PseudoRows
@@ -52,7 +53,7 @@ def ppd(target: LayeredTarget, config: PPDConfig) -> PseudoRows:
   sets = checks.whole("ensemble", config.ensemble, 1)
   D, loss = config.depth, LossWeights(hard=0.0, soft=1.0, decay=0.8)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     tokens = jax.random.choice(key, target.vocab_size, (1, D * sets), replace=False)
     return {"prompt": target.embed(target_params, tokens)[0]}
 

@@ -56,9 +56,15 @@ class RunText(Protocol):
   follow them -> (output [B, N, any], KV). For the rest see `models.layers.Layers`."""
 
   def __call__(
-    self, params: Params, target_params: Params, features: Features, following: Array,
-    position: Array, mask: Array, cache: Cache | None = None,
-  ) -> tuple[Array, KV]: ...  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    features: Features,
+    following: Array,
+    position: Array,
+    mask: Array,
+    cache: Cache | None = None,
+  ) -> tuple[Array, KV]: ...
 
 
 class TextMemory(NamedTuple):
@@ -75,9 +81,13 @@ class TextMemory(NamedTuple):
 
 
 def start(
-  memory: RunText | None, params: Params, target_params: Params, context: Context,
-  features: Features, capacity: int,
-) -> Array | TextMemory:  # fmt: skip
+  memory: RunText | None,
+  params: Params,
+  target_params: Params,
+  context: Context,
+  features: Features,
+  capacity: int,
+) -> Array | TextMemory:
   """What is kept after a prefill, from the features [B, T, E] of the prompt.
 
   The context must be wider than the prompt, as it is in the loop.
@@ -94,9 +104,14 @@ def start(
 
 
 def update(
-  memory: RunText | None, params: Params, target_params: Params, state: Any,
-  evaluation: Evaluation, verdict: Verdict, rows: Array,
-) -> Array | TextMemory:  # fmt: skip
+  memory: RunText | None,
+  params: Params,
+  target_params: Params,
+  state: Any,
+  evaluation: Evaluation,
+  verdict: Verdict,
+  rows: Array,
+) -> Array | TextMemory:
   """What is kept after a round, of which `rows` i32[B] nodes were committed.
 
   Layers always run A rows, from the target's states at the accepted path; what was drafted from

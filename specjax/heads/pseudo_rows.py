@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +24,8 @@ from jax import Array
 from specjax.base import (
   KV,
   Cache,
+  Context,
+  Draft,
   Drafter,
   Evaluation,
   Features,
@@ -34,16 +36,26 @@ from specjax.base import (
 from specjax.heads import draft_vocabulary
 from specjax.heads.base import Examples, Head
 from specjax.models.transformer import attention_mask
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.base import Guesser, Sampling, Tree, independent
 from specjax.trees.structure import gather
 
 
 def run_with_pseudo_rows(
-  network: LayeredTarget, target_params: Params, x: Array, position: Array, mask: Array,
-  owner: Array, counts: Sequence[int], layers: Sequence[int],
-  enter: Callable[[int, Array], Array], *,
-  cache: Cache | None = None, start: int = 0, causal: bool = True,
-) -> tuple[Array, Array, KV]:  # fmt: skip
+  network: LayeredTarget,
+  target_params: Params,
+  x: Array,
+  position: Array,
+  mask: Array,
+  owner: Array,
+  counts: Sequence[int],
+  layers: Sequence[int],
+  enter: Callable[[int, Array], Array],
+  *,
+  cache: Cache | None = None,
+  start: int = 0,
+  causal: bool = True,
+) -> tuple[Array, Array, KV]:
   """Layers from `start` up over nodes and their pseudo rows.
 
   Args:
@@ -193,36 +205,72 @@ class PseudoRows(Head):
     counts = (depth,) * nodes if counts is None else counts
     within = len(counts) == nodes and all(0 <= n <= depth for n in counts)
     if not within or counts[0] < min(depth, 1):
-      raise ValueError(f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
-                       "at least 1, or nothing would ever be drafted.")  # fmt: skip
+      raise ValueError(
+        f"counts={counts}: accepted are {nodes} numbers of 0 to {depth}, the first "
+        "at least 1, or nothing would ever be drafted."
+      )
 
-    def init(params, target_params, context, features, capacity):
+    def init(
+      params: Params, target_params: Params, context: Context, features: Features, capacity: int
+    ) -> Any:
       B, _, E = features.hidden.shape
       return Guesses(jnp.zeros((B, depth, E), features.hidden.dtype), jnp.zeros(B, jnp.int32))
 
-    def propose(params, target_params, guesses, context, settings, noise):
+    def propose(
+      params: Params,
+      target_params: Params,
+      guesses: Guesses,
+      context: Context,
+      settings: Settings,
+      noise: NoiseSource,
+    ) -> tuple[Draft, Any]:
       logits = self.read(params, target_params, guesses.states, None)
       ids, sampling = draft_vocabulary.ids(params), Sampling(settings, noise, network.vocab_size)
       draft = tree.fill(context.root, Guesser(independent(logits), (), (), ids, sampling))
       reached = draft.depth <= guesses.known[:, None]
       return draft._replace(valid=draft.valid & reached), guesses
 
-    def evaluate(params, target_params, guesses, cache, draft, mask):
+    def evaluate(
+      params: Params, target_params: Params, guesses: Guesses, cache: Any, draft: Draft, mask: Array
+    ) -> Evaluation:
       everyone = jnp.repeat(jnp.arange(nodes, dtype=jnp.int32), sets)[None]
       everyone = jnp.broadcast_to(everyone, (len(draft.tokens), nodes * sets))
       hidden, guessed, kv = run_with_pseudo_rows(
-        network, self.of_pass(params, target_params, nodes),
-        network.embed(target_params, draft.tokens), cache.length[:, None] + draft.depth, mask,
-        everyone, np.repeat(counts, sets).tolist(), self.layers,
-        functools.partial(self.enter, params), cache=cache, causal=self.causal,
-      )  # fmt: skip
+        network,
+        self.of_pass(params, target_params, nodes),
+        network.embed(target_params, draft.tokens),
+        cache.length[:, None] + draft.depth,
+        mask,
+        everyone,
+        np.repeat(counts, sets).tolist(),
+        self.layers,
+        functools.partial(self.enter, params),
+        cache=cache,
+        causal=self.causal,
+      )
       guessed = mean_of_sets(guessed, counts, sets)
       return Evaluation(network.head(target_params, hidden), Features(hidden), kv, guessed)
 
-    def update(params, target_params, guesses, draft, evaluation, verdict, rows):
+    def update(
+      params: Params,
+      target_params: Params,
+      guesses: Guesses,
+      draft: Draft,
+      evaluation: Evaluation,
+      verdict: Verdict,
+      rows: Array,
+    ) -> Any:
       return newest(evaluation.aux, counts, verdict, rows, guesses)
 
-    def read(params, target_params, guesses, draft, evaluation, verdict, rows):
+    def read(
+      params: Params,
+      target_params: Params,
+      guesses: Guesses,
+      draft: Draft,
+      evaluation: Evaluation,
+      verdict: Verdict,
+      rows: Array,
+    ) -> Any:
       return guesses._replace(known=jnp.where(rows > 0, 0, guesses.known))  # as after a prefill
 
     return Drafter(
@@ -236,10 +284,17 @@ class PseudoRows(Head):
       x, start = self.target.embed(target_params, examples.tokens), 0
     (B, M), D, sets = examples.at.shape, self.depth, self.sets
     _, guessed, _ = run_with_pseudo_rows(
-      self.target, self.of_pass(params, target_params, x.shape[1]), x, examples.position,
-      attention_mask(examples.segment, causal=True), jnp.repeat(examples.at, sets, 1),
-      (D,) * (M * sets), self.layers, functools.partial(self.enter, params), start=start,
+      self.target,
+      self.of_pass(params, target_params, x.shape[1]),
+      x,
+      examples.position,
+      attention_mask(examples.segment, causal=True),
+      jnp.repeat(examples.at, sets, 1),
+      (D,) * (M * sets),
+      self.layers,
+      functools.partial(self.enter, params),
+      start=start,
       causal=self.causal,
-    )  # fmt: skip
+    )
     guessed = guessed.reshape(B, M, sets, D, -1).mean(2)
     return tuple(guessed[:, :, d] for d in range(D))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import StatesTarget
+from specjax.base import Params, StatesTarget
 from specjax.heads.base import LossWeights
 from specjax.heads.recurrent import Recurrent
 from specjax.models.linear import linear
@@ -79,7 +79,7 @@ def redrafter(target: StatesTarget, config: ReDrafterConfig) -> Recurrent:
   D, E = config.depth, target.width
   module = ReDrafterNet(config, E)
 
-  def init(key, target_params, vocabulary=None):
+  def init(key: Array, target_params: Params, vocabulary: Array | None = None) -> Params:
     one, two = jax.random.split(key)
     params = module.init(one, jnp.zeros((1, 1, E)), jnp.zeros((1, 1, E)), method="mix")["params"]
     rows = target.vocab_size if vocabulary is None else vocabulary.shape[0]
@@ -91,7 +91,7 @@ def redrafter(target: StatesTarget, config: ReDrafterConfig) -> Recurrent:
     state = module.apply(own, state, target.embed(target_params, tokens), method="step")
     return module.apply(own, hidden, state, method="mix"), (hidden, state)
 
-  def read(params, target_params, state, d):
+  def read(params: Params, target_params: Params, state: Array, d: int | None) -> Array:
     return linear(state, params["params"]["lm_head"]).astype(jnp.float32)
 
   loss = LossWeights(decay=1.0)

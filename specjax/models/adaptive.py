@@ -32,9 +32,14 @@ class Read(NamedTuple):
 
 
 def run(
-  config: Config, skipping: Skipping, params: Params, x: Array, position: Array, mask: Array,
+  config: Config,
+  skipping: Skipping,
+  params: Params,
+  x: Array,
+  position: Array,
+  mask: Array,
   cache: Read,
-) -> tuple[Array, KV, tuple[Array, ...]]:  # fmt: skip
+) -> tuple[Array, KV, tuple[Array, ...]]:
   """All layers over the residual stream x [B, N, E], where a skipping says so.
 
   Returns:

@@ -121,9 +121,13 @@ _times.defvjp(_forward, _backward)
 
 
 def _by_parts(
-  q: Array, k: Array, v: Array, mask: Array, prefix: tuple[Array, Array, Array] | None,
+  q: Array,
+  k: Array,
+  v: Array,
+  mask: Array,
+  prefix: tuple[Array, Array, Array] | None,
   together: int,
-) -> Array:  # fmt: skip
+) -> Array:
   """`attend` for up to `together` nodes at a time; a backward pass computes their scores anew."""
   N = q.shape[2]
   count = -(-N // together)

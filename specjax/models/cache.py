@@ -24,8 +24,9 @@ def _spread(x: Array) -> PartitionSpec | None:
 def rows_of(cache: Cache) -> KV:
   """What a dense cache holds; ValueError for another, which only its own target reads."""
   if not isinstance(cache, Cache):
-    raise ValueError("the cache is not dense: accepted are drafters that do not read the target's "
-                     "cache.")  # fmt: skip
+    raise ValueError(
+      "the cache is not dense: accepted are drafters that do not read the target's cache."
+    )
   return cache.kv
 
 
@@ -93,7 +94,8 @@ def _written(
   """put(buffer, window(buffer, fresh, *per_row), b, *per_row) for every row b of every array.
 
   These are the arrays of kv and of `fresh`; per_row is [B, ..]. Few rows are written one after the
-  other, and more by a loop over them, so that a program does not grow with its batch.
+  other, and more by a loop over them, so that a program does not grow with its batch. It is a scan:
+  XLA for TPUs refuses the same loop with a counter where a mesh shares the rows.
   """
 
   def write_all(kv: Any, fresh: Any, *per_row: Array) -> Any:
@@ -107,19 +109,21 @@ def _written(
       return jax.tree.map(unrolled, kv, fresh)
     windows = jax.tree.map(lambda x, y: window(x, y, *per_row), kv, fresh)
 
-    def row(b: Array, kv: Any) -> Any:
-      return jax.tree.map(lambda x, y: put(x, y, b, *per_row), kv, windows)
+    def row(kv: Any, b: Array) -> tuple[Any, None]:
+      return jax.tree.map(lambda x, y: put(x, y, b, *per_row), kv, windows), None
 
-    return lax.fori_loop(0, len(per_row[0]), row, kv)
+    return lax.scan(row, kv, jnp.arange(len(per_row[0]), dtype=jnp.int32))[0]
 
   # On a mesh each device writes the rows and heads that it holds, without communication.
   of_heads = _spread(jax.tree.leaves(fresh)[0])
   if of_heads is not None:
     of_rows = PartitionSpec(of_heads[0])
     write_all = jax.shard_map(
-      write_all, in_specs=(of_heads, of_heads, *[of_rows] * len(per_row)), out_specs=of_heads,
+      write_all,
+      in_specs=(of_heads, of_heads, *[of_rows] * len(per_row)),
+      out_specs=of_heads,
       check_vma=False,
-    )  # fmt: skip
+    )
   return write_all(kv, fresh, *per_row)
 
 

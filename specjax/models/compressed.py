@@ -32,9 +32,14 @@ class Fresh(NamedTuple):
 
 
 def run(
-  config: Config, params: Params, x: Array, position: Array, mask: Array, cache: Any = None,
+  config: Config,
+  params: Params,
+  x: Array,
+  position: Array,
+  mask: Array,
+  cache: Any = None,
   read: Any = dense_prefix,
-) -> tuple[Array, Fresh, tuple[Array, ...]]:  # fmt: skip
+) -> tuple[Array, Fresh, tuple[Array, ...]]:
   """All layers over the residual stream x [B, N, E], which read a cache by `CacheKind.read`.
 
   Returns:

@@ -65,12 +65,16 @@ class Experts:
     checks.whole("dense_layers", self.dense_layers)
     checks.number("scale", self.scale, above=0)
     if self.groups > 1 and (self.router != "sigmoid" or self.count % self.groups):
-      raise ValueError(f"groups={self.groups}: accepted is 1 or, of a router='sigmoid', a number "
-                       f"that divides count={self.count}.")  # fmt: skip
+      raise ValueError(
+        f"groups={self.groups}: accepted is 1 or, of a router='sigmoid', a number "
+        f"that divides count={self.count}."
+      )
     checks.whole("chosen_groups", self.chosen_groups, 1, self.groups)
     if self.chosen > self.count // self.groups * self.chosen_groups:
-      raise ValueError(f"chosen={self.chosen}: accepted is at most the experts in "
-                       f"chosen_groups={self.chosen_groups} of {self.groups} groups.")  # fmt: skip
+      raise ValueError(
+        f"chosen={self.chosen}: accepted is at most the experts in "
+        f"chosen_groups={self.chosen_groups} of {self.groups} groups."
+      )
 
   @property
   def gated(self) -> bool:

@@ -32,11 +32,14 @@ def _pieces(config: Config) -> Pieces:
     return block.attention(q, k, v, jnp.broadcast_to(seen[:, None], (B, N, seen.shape[1])))
 
   return Pieces(
-    layers=config.layers, embed=functools.partial(apply, method="embed"),
+    layers=config.layers,
+    embed=functools.partial(apply, method="embed"),
     project=of_block(lambda block, x, position: block.project(x, angles(config, position))),
-    values=of_block(lambda block, x: block.values(x)), attention=of_block(attention),
-    mlp=of_block(lambda block, x: block.mlp(x)), norm=functools.partial(apply, method="final_norm"),
-  )  # fmt: skip
+    values=of_block(lambda block, x: block.values(x)),
+    attention=of_block(attention),
+    mlp=of_block(lambda block, x: block.mlp(x)),
+    norm=functools.partial(apply, method="final_norm"),
+  )
 
 
 @functools.cache

@@ -26,8 +26,9 @@ def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
     ValueError: two vocabularies, a weight outside 0 to 1, or hidden layers that are asked for.
   """
   if a.vocab_size != b.vocab_size:
-    raise ValueError(f"vocab_size={a.vocab_size} and {b.vocab_size}: an ensemble needs one "
-                     "vocabulary.")  # fmt: skip
+    raise ValueError(
+      f"vocab_size={a.vocab_size} and {b.vocab_size}: an ensemble needs one vocabulary."
+    )
   checks.number("weight", weight, 0, 1)
 
   def mixed(logits_a: Array, logits_b: Array) -> Array:

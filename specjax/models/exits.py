@@ -107,8 +107,10 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
   lm = showing(LayeredTarget, model, "exits")
   checks.number("least", least, 0, 1)
   if not 1 <= every < lm.layers:
-    raise ValueError(f"every={every}: accepted is 1 to {lm.layers - 1}, so that a model of "
-                     f"{lm.layers} layers has an exit before its last.")  # fmt: skip
+    raise ValueError(
+      f"every={every}: accepted is 1 to {lm.layers - 1}, so that a model of "
+      f"{lm.layers} layers has an exit before its last."
+    )
   exits = exits_of(lm.layers, every)
   groups = tuple(zip(exits, (*exits[1:], lm.layers), strict=True))  # the layers behind each exit
 
@@ -150,9 +152,14 @@ def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
       lower = jnp.concatenate([jnp.broadcast_to(old[:, None], (B, N, WAITING)), mask], 2)
       where = jnp.concatenate([ready[:, None] + place, position], 1)
       y, kv = lm.run_layers(
-        params, rows, where, jnp.concatenate([upper, lower], 1), Cache(text, ready),
-        start=group[0], stop=group[1],
-      )  # fmt: skip
+        params,
+        rows,
+        where,
+        jnp.concatenate([upper, lower], 1),
+        Cache(text, ready),
+        start=group[0],
+        stop=group[1],
+      )
       return y, kv, *read(y[:, WAITING:])
 
     x, first = lm.run_layers(

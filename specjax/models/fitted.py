@@ -38,9 +38,12 @@ def fitted(lm: Target, vocab_size: int) -> Target:
     return found._replace(logits=fit(found.logits))
 
   own = dataclasses.replace(
-    lm, vocab_size=vocab_size, prefill=prefill, evaluate=evaluate,
+    lm,
+    vocab_size=vocab_size,
+    prefill=prefill,
+    evaluate=evaluate,
     head=lambda params, hidden: fit(lm.head(params, hidden)),
-  )  # fmt: skip
+  )
   if not isinstance(own, StatesTarget):
     return own
   embed = own.embed

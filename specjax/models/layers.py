@@ -141,9 +141,19 @@ class Layers(nn.Module):
     ]
 
   def __call__(
-    self, x, position, mask, cache=None, earlier=None, attention_input=None, visible=None, *,
-    start=0, stop=None, hidden_layers=(),
-  ):  # fmt: skip
+    self,
+    x,
+    position,
+    mask,
+    cache=None,
+    earlier=None,
+    attention_input=None,
+    visible=None,
+    *,
+    start=0,
+    stop=None,
+    hidden_layers=(),
+  ):
     """Layers start..stop over fresh rows.
 
     Args:

@@ -11,8 +11,9 @@ import numpy as np
 from jax import Array, lax
 
 from specjax.kernels.platform import platform
-from specjax.models import bfloat16, int8
+from specjax.models import bfloat16, groups, int8
 from specjax.models.bfloat16 import Bfloat16
+from specjax.models.groups import Groups
 from specjax.models.int8 import Int8
 from specjax.models.lora import Gated, weight
 from specjax.models.products import product, turned
@@ -25,6 +26,8 @@ def linear(x: Array, w: Matrix | Gated) -> Array:
     return int8.product(x, w)
   if isinstance(w, Bfloat16):
     return bfloat16.product(x, w)
+  if isinstance(w, Groups):
+    return groups.product(x, w) if groups.is_served(x, w) else linear(x, groups.dense(w))
   if isinstance(w, Gated):
     return _gated(x, w)
   if w.dtype == jnp.bfloat16 and platform() == "cpu":
@@ -73,7 +76,7 @@ def _gated(x: Array, w: Gated) -> Array:
 class Fused(NamedTuple):
   """Weights that multiply one input: one array [sum of `rows` (static), ...], or an array each.
 
-  Those of a product may be `Bfloat16`, `Int8` or `Gated`.
+  Those of a product may be `Bfloat16`, `Int8`, `Groups` or `Gated`.
   """
 
   rows: tuple[int, ...]

@@ -6,18 +6,22 @@ from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
+from specjax.kernels import skinny
 from specjax.kernels.platform import platform
 
 
 def product(x: Array, w: Array, dtype: DTypeLike) -> Array:
   """x [..., in] times w [out, in] of one dtype -> [..., out], summed in another.
 
-  On CPU the weight is the left operand where there are few rows, and the small result is
+  On one CPU up to 32 rows of float32 go to `kernels.skinny` where a compiler has made it. Elsewhere
+  on CPU the weight is the left operand where there are few rows, and the small result is
   transposed: up to three times as fast for 2 to 32 rows of float32, a third for narrower numbers.
   One row is a matrix-vector product either way, for which XLA's one of bfloat16 takes 8 times as
   long as a product of 2 rows. 5 to 15 rows of float32 are filled up to 8 or 16: its kernel has
   columns of 8, and 15 rows take 1.3 times as long as 16.
   """
+  if skinny.serves(x, w, dtype):
+    return skinny.product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[0])
   R, wide = x.size // x.shape[-1], w.dtype.itemsize >= 4
   few = (2 if wide else 1) <= R <= (64 if wide else 32)
   if platform() == "cpu" and few:

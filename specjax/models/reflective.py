@@ -73,9 +73,13 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
     own = jnp.broadcast_to(causal, (B, *causal.shape))
     hidden = jnp.zeros((B, N, N * rows), bool)
     both = target.evaluate(
-      params, cache, jnp.concatenate([tokens, again], 1), jnp.concatenate([depth, below], 1),
-      jnp.block([[mask, hidden], [jnp.repeat(mask, rows, 1), own]]), hidden_layers,
-    )  # fmt: skip
+      params,
+      cache,
+      jnp.concatenate([tokens, again], 1),
+      jnp.concatenate([depth, below], 1),
+      jnp.block([[mask, hidden], [jnp.repeat(mask, rows, 1), own]]),
+      hidden_layers,
+    )
     return _mixed(both, both.logits[:, N:].reshape(B, N, rows, -1)[:, :, -1], weight)
 
   return dataclasses.replace(target, evaluate=evaluate)
@@ -106,15 +110,21 @@ def reflective_once(target: Target, prompt: tuple[int, ...], weight: float = 0.3
     asked = after + jnp.arange(P, dtype=depth.dtype)[None]
     causal = jnp.broadcast_to(jnp.asarray(np.tri(P, dtype=bool)), (B, P, P))
     every, none = jnp.ones_like(mask), jnp.zeros_like(mask)
-    seen = jnp.block([
-      [mask, none[:, :, :1].repeat(P, 2), none],
-      [every[:, :1].repeat(P, 1), causal, none[:, :1].repeat(P, 1)],
-      [every, every[:, :, :1].repeat(P, 2), mask],
-    ])  # fmt: skip
+    seen = jnp.block(
+      [
+        [mask, none[:, :, :1].repeat(P, 2), none],
+        [every[:, :1].repeat(P, 1), causal, none[:, :1].repeat(P, 1)],
+        [every, every[:, :, :1].repeat(P, 2), mask],
+      ]
+    )
     both = target.evaluate(
-      params, cache, jnp.concatenate([tokens, question, tokens], 1),
-      jnp.concatenate([depth, asked, after + P + depth], 1), seen, hidden_layers,
-    )  # fmt: skip
+      params,
+      cache,
+      jnp.concatenate([tokens, question, tokens], 1),
+      jnp.concatenate([depth, asked, after + P + depth], 1),
+      seen,
+      hidden_layers,
+    )
     return _mixed(both, both.logits[:, N + P :], weight)
 
   return dataclasses.replace(target, evaluate=evaluate)

@@ -36,8 +36,10 @@ def mesh(data: int = 1, model: int = 1) -> Mesh:
   """
   count, devices = data * model, jax.devices()
   if min(data, model) < 1 or count > len(devices):
-    raise ValueError(f"data={data}, model={model}: accepted are 1 or more, and at most as many "
-                     f"together as the {len(devices)} devices there are.")  # fmt: skip
+    raise ValueError(
+      f"data={data}, model={model}: accepted are 1 or more, and at most as many "
+      f"together as the {len(devices)} devices there are."
+    )
   axes = (AxisType.Auto,) * 2
   return jax.make_mesh((data, model), ("data", "model"), axes, devices=devices[:count])
 

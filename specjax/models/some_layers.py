@@ -24,11 +24,19 @@ def dense_prefix(cache: Any, layer: int, q: Array) -> tuple[Array, Array, Array]
 
 
 def run_some(
-  layer: Callable[[int], Any], angles: Callable[[Array], Array], params: Params, x: Array,
-  position: Array, mask: Array, cache: Any, run: Array, *, earlier: KV | None = None,
+  layer: Callable[[int], Any],
+  angles: Callable[[Array], Array],
+  params: Params,
+  x: Array,
+  position: Array,
+  mask: Array,
+  cache: Any,
+  run: Array,
+  *,
+  earlier: KV | None = None,
   given: KV | None = None,
   read: Callable[[Any, int, Array], tuple[Array, Array, Array]] = dense_prefix,
-) -> tuple[Array, KV, tuple[Array, ...]]:  # fmt: skip
+) -> tuple[Array, KV, tuple[Array, ...]]:
   """`pieces.RunSome` for a network of blocks `layer_0`, `layer_1`, ...
 
   Args:
@@ -41,8 +49,10 @@ def run_some(
   """
   config = layer(0).config
   if config.window is not None:
-    raise ValueError(f"window={config.window}: accepted for drafts by a model's own layers is a "
-                     "model without a sliding window.")  # fmt: skip
+    raise ValueError(
+      f"window={config.window}: accepted for drafts by a model's own layers is a "
+      "model without a sliding window."
+    )
   rotary = angles(position)
 
   def run_layer(i: int, *arguments: Any, method: str) -> Any:

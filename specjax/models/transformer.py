@@ -17,6 +17,7 @@ from specjax.models.chunks import read_prompts
 from specjax.models.config import Config
 from specjax.models.layers import INIT, Layers, of_layer
 from specjax.models.linear import linear, lookup
+from specjax.models.lora import weight
 from specjax.models.norm import RMSNorm
 from specjax.models.rotary import angles
 from specjax.models.sharding import spread_nodes
@@ -34,12 +35,12 @@ class Transformer(nn.Module):
 
   def setup(self):
     c = self.config
-    self.embedding = self.param("embedding", INIT, (c.vocab_size, c.width))
+    self.embedding = weight(self, "embedding", INIT, (c.vocab_size, c.width))
     self.layers = Layers(c, remat=self.remat)
     nn.share_scope(self, self.layers)  # layer_0, ... lie beside the embedding
     self.norm = RMSNorm(c.norm_epsilon)
     if not c.tied:
-      self.lm_head = self.param("lm_head", INIT, (c.vocab_size, c.width))
+      self.lm_head = weight(self, "lm_head", INIT, (c.vocab_size, c.width))
 
   def embed(self, tokens: Array) -> Array:
     """i32[B, N] -> [B, N, E]."""
@@ -112,18 +113,27 @@ def target(config: Config) -> LayeredTarget:
     return params["params"]["embedding" if config.tied else "lm_head"]
 
   def make_layers(
-    count=1, *, mlp=True, mlp_width=0, attention_width=None, window=True, qk_norm=True,
+    count=1,
+    *,
+    mlp=True,
+    mlp_width=0,
+    attention_width=None,
+    window=True,
+    qk_norm=True,
     qkv_bias=None,
-  ):  # fmt: skip
+  ):
     experts = config.experts  # the last layer's
     if experts is not None:
       experts = None if mlp_width else dataclasses.replace(experts, dense_layers=0)
     own = dataclasses.replace(
-      config, layers=count, experts=experts, mlp_width=mlp_width or config.mlp_width,
+      config,
+      layers=count,
+      experts=experts,
+      mlp_width=mlp_width or config.mlp_width,
       window=config.window if window is True else window or None,
       qk_norm=config.qk_norm and qk_norm,
       qkv_bias=config.qkv_bias if qkv_bias is None else qkv_bias,
-    )  # fmt: skip
+    )
     return Layers(own, attention_width, mlp)
 
   def last_layer(params: Params) -> tuple[Params, Params]:
@@ -131,15 +141,23 @@ def target(config: Config) -> LayeredTarget:
     return own[f"layer_{config.layers - 1}"], own["norm"]
 
   return LayeredTarget(
-    vocab_size=config.vocab_size, prefill=prefill,
-    evaluate=functools.partial(apply, method="evaluate"), commit=kv_cache.commit,
-    head=functools.partial(apply, method="head"), width=config.width, layers=config.layers,
-    heads=config.heads, head_dim=config.head_dim, norm_epsilon=config.norm_epsilon,
+    vocab_size=config.vocab_size,
+    prefill=prefill,
+    evaluate=functools.partial(apply, method="evaluate"),
+    commit=kv_cache.commit,
+    head=functools.partial(apply, method="head"),
+    width=config.width,
+    layers=config.layers,
+    heads=config.heads,
+    head_dim=config.head_dim,
+    norm_epsilon=config.norm_epsilon,
     embed=functools.partial(apply, method="embed"),
     run_layers=functools.partial(apply, method="run_layers"),
-    norm=functools.partial(apply, method="final_norm"), lm_head=lm_head, make_layers=make_layers,
+    norm=functools.partial(apply, method="final_norm"),
+    lm_head=lm_head,
+    make_layers=make_layers,
     last_layer=last_layer,
     run_some=functools.partial(
       run_some, functools.partial(of_layer, config), functools.partial(angles, config)
     ),
-  )  # fmt: skip
+  )

@@ -68,7 +68,14 @@ def trimmed(model: Target) -> LayeredTarget:
     return lambda params, *arguments, **more: function(params.lm, *arguments, **more)
 
   return dataclasses.replace(
-    lm, prefill=prefill, evaluate=evaluate, head=head, embed=of_lm(lm.embed),
-    lm_head=of_lm(lm.lm_head), run_layers=of_lm(lm.run_layers), run_some=of_lm(lm.run_some),
-    norm=of_lm(lm.norm), last_layer=of_lm(lm.last_layer),
-  )  # fmt: skip
+    lm,
+    prefill=prefill,
+    evaluate=evaluate,
+    head=head,
+    embed=of_lm(lm.embed),
+    lm_head=of_lm(lm.lm_head),
+    run_layers=of_lm(lm.run_layers),
+    run_some=of_lm(lm.run_some),
+    norm=of_lm(lm.norm),
+    last_layer=of_lm(lm.last_layer),
+  )

@@ -1,5 +1,6 @@
-"""How the matrices of a network lie in memory: as floats, in bfloat16, or in 8 bits."""
+"""How the matrices of a network lie in memory: as floats, in bfloat16, or in 4 to 8 bits."""
 
+import math
 from typing import Any
 
 import jax
@@ -8,13 +9,15 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
+from specjax.models import groups
 from specjax.models.bfloat16 import Bfloat16, rounded
+from specjax.models.groups import GROUP, Groups
 from specjax.models.int8 import Int8, quantise
 
-Matrix = Array | Bfloat16 | Int8
+Matrix = Array | Bfloat16 | Int8 | Groups
 """A weight [..., out, in], as `linear` and `lookup` take it."""
 
-WEIGHTS = ("float", "bfloat16", "int8")
+WEIGHTS = ("float", "bfloat16", "int8", "int4", "native")
 
 
 def parameter(
@@ -23,11 +26,14 @@ def parameter(
   """A tensor of a checkpoint as it lies in memory: a matrix by `weights`, one of WEIGHTS.
 
   An embedding is `looked_up`. Stacks of experts go by 8 bits alone: XLA on CPU has no slices of
-  bfloat16, and would widen the whole stack in every call.
+  bfloat16, and would widen the whole stack in every call. By 4 bits go matrices whose rows are
+  multiples of 32 long; "native" leaves to `checkpoints.gguf` what is not a float on disk.
   """
   dtype = jnp.dtype(dtype)
   if weights == "int8" and x.ndim >= 2:
     return quantise(x, dtype)
+  if weights == "int4" and x.ndim == 2 and x.shape[1] % GROUP == 0:
+    return groups.quantise(x, dtype)
   if weights == "bfloat16" and x.ndim == 2 and dtype != jnp.bfloat16:
     return rounded(x, dtype, looked_up)
   return jnp.asarray(x.astype(dtype, copy=False))
@@ -37,6 +43,8 @@ def dense(w: Matrix) -> Array:
   """The values of a weight."""
   if isinstance(w, Bfloat16):
     return w.rows.astype(w.dtype)
+  if isinstance(w, Groups):
+    return groups.dense(w)
   if not isinstance(w, Int8):
     return w
   scale = w.scale.astype(jnp.float32)[..., None]
@@ -45,5 +53,5 @@ def dense(w: Matrix) -> Array:
 
 def count_parameters(params: Any) -> int:
   """Numbers of a tree of weights, each once: neither scales nor a second form of rows count."""
-  kept = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Bfloat16 | Int8))
-  return sum(w.rows.size if isinstance(w, Bfloat16 | Int8) else w.size for w in kept)
+  kept = jax.tree.leaves(params, is_leaf=lambda w: isinstance(w, Bfloat16 | Int8 | Groups))
+  return sum(math.prod(w.shape) for w in kept)

@@ -34,8 +34,11 @@ _SOURCE = re.compile(r"\d{4}\.\d{5}")
 _CONFIG = Config(8, 8, 4, 1, 1, 8, 8)
 _SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
 _TARGET = target(_CONFIG)
-_EXAMPLES = {"draft_model": (_TARGET,), "denoiser": (network(_SEES_BOTH, 7, False),),
-             "forced": (lambda *_, **__: None,)}  # fmt: skip
+_EXAMPLES = {
+  "draft_model": (_TARGET,),
+  "denoiser": (network(_SEES_BOTH, 7, False),),
+  "forced": (lambda *_, **__: None,),
+}
 
 Row = tuple[str, str, str, str, str]
 Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
@@ -129,8 +132,9 @@ def only(every: Mapping[str, list[Row]], what: str, others: Sequence[str]) -> di
   if not found and what != "zoo":
     names = [re.sub(r"^[/+]|\[.*", "", row[0]) for rows in every.values() for row in rows]
     near = grammar.nearest(what, [*kinds, *names, *others])
-    raise ValueError(f"{what!r} is no part: {near}accepted is a name, or one of the kinds "
-                     f"{', '.join(kinds)}, zoo.")  # fmt: skip
+    raise ValueError(
+      f"{what!r} is no part: {near}accepted is a name, or one of the kinds {', '.join(kinds)}, zoo."
+    )
   return found
 
 

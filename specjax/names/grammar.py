@@ -34,7 +34,7 @@ BRACKETS = {
   "local": "MODEL", "ensemble": "MODEL", "tree": "FILE.json", "specdecpp": "HEAD",
   "judge": "HEAD", "head": "HEAD", "reflective": "TEXT",
   "reflective_once": "TEXT", "constraint": "REGEX", "json_schema": "SCHEMA",
-  "grammar": "FILE.lark", "forced": "SCHEMA", "stop_text": "TEXT",
+  "grammar": "FILE.lark", "forced": "SCHEMA", "stop_text": "TEXT", "penalties": "BIASES",
   "end_last": "TOKEN", "end_suppressed": "TOKEN",
   "learned": "FILTER", "adaptive": "DELIMITER", "reweighted": "MODEL", "student": "MODEL",
   "guided": "MODEL", "first": "ROUTERS", "duo": "ROUTERS",
@@ -118,8 +118,10 @@ def _number(text: str) -> Number:
 
 
 def _problem(what: str, text: str) -> str:
-  return (f"{what}={text!r}: accepted is NAME, NAME-NUMBER or NAME-NUMBER,KEY=NUMBER,.., [PATH] "
-          "after it or not, / before a decoration and + before a second part.")  # fmt: skip
+  return (
+    f"{what}={text!r}: accepted is NAME, NAME-NUMBER or NAME-NUMBER,KEY=NUMBER,.., [PATH] "
+    "after it or not, / before a decoration and + before a second part."
+  )
 
 
 def show(parts: Sequence[Part]) -> str:
@@ -180,8 +182,9 @@ def labelled(
   """The part with these parameters, the first of `known` without its name, defaults left out."""
   own = {
     key: int(given[key]) if isinstance(given[key], bool) else given[key]
-    for key, default in known.items() if key in given and given[key] != default
-  }  # fmt: skip
+    for key, default in known.items()
+    if key in given and given[key] != default
+  }
   first = tuple(own.pop(key) for key in [*known][:1] if key in own)
   return Part(name, first, text, labelled=tuple(own.items()))
 
@@ -200,8 +203,9 @@ def _labels(what: str, part: Part, known: Mapping[str, Any]) -> list[tuple[str, 
   given = [key for key, _ in found]
   for key in given:
     if key not in known:
-      raise ValueError(f"{what}={name!r}: {nearest(key, keys)}{part.name} takes "
-                       f"{takes or 'no number'}.")  # fmt: skip
+      raise ValueError(
+        f"{what}={name!r}: {nearest(key, keys)}{part.name} takes {takes or 'no number'}."
+      )
     if given.count(key) > 1:
       raise ValueError(f"{what}={name!r}: {key} is given twice.")
   return found
@@ -273,5 +277,6 @@ def with_weights(what: str, given: Any, *kinds: type) -> tuple[Any, Any]:
   if type(given) is tuple and len(given) == 2 and isinstance(given[0], kinds):
     return given
   names = " or a ".join(kind.__name__ for kind in kinds)
-  raise ValueError(f"{what}={given!r:.60}: accepted are a name, a {names}, or a pair of one and "
-                   "its weights.")  # fmt: skip
+  raise ValueError(
+    f"{what}={given!r:.60}: accepted are a name, a {names}, or a pair of one and its weights."
+  )

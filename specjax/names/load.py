@@ -79,10 +79,13 @@ class Model:
     """The name, with the dtype, the weights and the skipping where these are not the default."""
     dtype = jnp.dtype(self.dtype).name
     return ", ".join(
-      [self.name, *([dtype] if dtype != "float32" else []),
-       *([f"{self.weights} weights"] if self.weights != "float" else []),
-       *([f"LOSSY ({self.skipping.name})"] if self.skipping is not None else [])]
-    )  # fmt: skip
+      [
+        self.name,
+        *([dtype] if dtype != "float32" else []),
+        *([f"{self.weights} weights"] if self.weights != "float" else []),
+        *([f"LOSSY ({self.skipping.name})"] if self.skipping is not None else []),
+      ]
+    )
 
   @property
   def size(self) -> int:
@@ -134,19 +137,24 @@ class Model:
   def denoiser(self) -> Denoiser:
     """ValueError where the model is no masked diffusion model."""
     if self.config.causal or self.mask is None:
-      raise ValueError(f"model={self.name!r} is no masked diffusion model: accepted is one with "
-                       "is_causal false and a mask_token_id in config.json.")  # fmt: skip
+      raise ValueError(
+        f"model={self.name!r} is no masked diffusion model: accepted is one with "
+        "is_causal false and a mask_token_id in config.json."
+      )
     if self.config.any_order:
-      raise ValueError(f"model={self.name!r} knows any slots given any others: accepted is the "
-                       "policy assd.")  # fmt: skip
+      raise ValueError(
+        f"model={self.name!r} knows any slots given any others: accepted is the policy assd."
+      )
     return denoiser(self.config, self.mask, self.shift)
 
   @property
   def any_order(self) -> AnyOrder:
     """ValueError where the model is none of any slots given any others."""
     if not self.config.any_order or self.mask is None:
-      raise ValueError(f"model={self.name!r}: accepted is a model of any slots given any others, "
-                       "as `python -m specjax.train.denoiser --any-order` makes it.")  # fmt: skip
+      raise ValueError(
+        f"model={self.name!r}: accepted is a model of any slots given any others, "
+        "as `python -m specjax.train.denoiser --any-order` makes it."
+      )
     return any_order(self.config, self.mask)
 
   def on(self, mesh: Mesh) -> "Model":
@@ -172,8 +180,9 @@ class Model:
     """
     if isinstance(prompt, str):
       if self.tokenizer is None:
-        raise ValueError(f"prompt={checks.shown(prompt)}: {self.name} has no tokenizer; pass token "
-                         "ids.")  # fmt: skip
+        raise ValueError(
+          f"prompt={checks.shown(prompt)}: {self.name} has no tokenizer; pass token ids."
+        )
       ids = [*self.start, *self.tokenizer.encode(prompt)] if prompt else []
     else:
       ids = list(checks.sequence("prompt", prompt, "text or a list of token ids"))
@@ -245,17 +254,24 @@ def companion(model: Model, part: str, trainer: str, kind: str = "") -> str:
   """
   name = f"{pathlib.Path(model.name).name}-{kind or part}"
   if not any(os.path.isfile(path / "config.json") for path in (ZOO / name, pathlib.Path(name))):
-    raise ValueError(f"{part}: {checks.shown(name)} is not in the zoo; `python -m "
-                     f"specjax.{trainer}` trains one for {model.name}, which {part}[DIRECTORY] "
-                     "names.")  # fmt: skip
+    raise ValueError(
+      f"{part}: {checks.shown(name)} is not in the zoo; `python -m "
+      f"specjax.{trainer}` trains one for {model.name}, which {part}[DIRECTORY] "
+      "names."
+    )
   return name
 
 
 @switches.hold
 def load(
-  name: str = DEFAULT_MODEL, dtype: DTypeLike = jnp.float32, *, revision: str | None = None,
-  weights: str = "float", mesh: Mesh | None = None, skipping: str | None = None,
-) -> Model:  # fmt: skip
+  name: str = DEFAULT_MODEL,
+  dtype: DTypeLike = jnp.float32,
+  *,
+  revision: str | None = None,
+  weights: str = "float",
+  mesh: Mesh | None = None,
+  skipping: str | None = None,
+) -> Model:
   """Loads a model by name, from a Hugging Face directory or from a GGUF file.
 
   Args:
@@ -265,8 +281,9 @@ def load(
     dtype: that of the arithmetic, and of weights that `weights` leaves as they are.
     revision: branch, tag or commit of a repository of the hub.
     weights: "float"; "bfloat16" for matrices in 16 bits, which are multiplied in them and summed
-      in float32; or "int8" for 8 bits with a scale for each output. Both change the model's
-      distribution; speculation follows that of the model as it is loaded.
+      in float32; "int8" for 8 bits with a scale for each output; or "int4" for 4 bits with a scale
+      and an offset for 32 inputs. These change the model's distribution; speculation follows that
+      of the model as it is loaded. "native" keeps the bits that a GGUF file has, and its values.
     mesh: spreads the weights while they are read, as `Model.on` does afterwards, so that no process
       holds more than its own; for use under `jax.set_mesh(mesh)`.
     skipping: which layers leave tokens out, such as "skip_decode-6,span=128". It is LOSSY:
@@ -284,6 +301,8 @@ def load(
     checks.refuse("dtype", dtype, "a floating dtype such as jnp.bfloat16")
   checks.choice("weights", weights, WEIGHTS)
   path = resolve(name, revision)
+  if weights == "native" and path.suffix != ".gguf":
+    checks.refuse("weights", weights, "native for a GGUF file, or another")
   read = gguf.load if path.suffix == ".gguf" else hf.load
   found = read(path, dtype, weights, mesh)
   model = Model(name, **found._asdict(), dtype=dtype, weights=weights)

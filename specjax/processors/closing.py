@@ -17,9 +17,10 @@ _REST = " " + string.punctuation
 # What is tried first in a string and elsewhere. The first order never ends what may have any number
 # of letters before an @, or of digits before a Z; the others do.
 _IN_STRING = (
-  '"' + _LETTERS + _DIGITS + _REST, '"@:Z' + _LETTERS + _DIGITS + _REST,
+  '"' + _LETTERS + _DIGITS + _REST,
+  '"@:Z' + _LETTERS + _DIGITS + _REST,
   '"@:' + _DIGITS + _LETTERS + _REST,
-)  # fmt: skip
+)
 _ELSEWHERE = "}],:" + _DIGITS + '"' + _LETTERS + _REST
 
 

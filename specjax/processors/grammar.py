@@ -82,9 +82,15 @@ def grammar(masks: Callable[..., np.ndarray]) -> Processor:
 
     def asked() -> Array:
       words = jax.pure_callback(
-        masks, shape, state.rules, *state.said, state.budget - state.said.length, draft.tokens,
-        draft.parent, draft.valid,
-      )  # fmt: skip
+        masks,
+        shape,
+        state.rules,
+        *state.said,
+        state.budget - state.said.length,
+        draft.tokens,
+        draft.parent,
+        draft.valid,
+      )
       return jnp.where(unpacked(words, V), logits, -jnp.inf)
 
     return jax.lax.cond(state.rules.any(), asked, lambda: logits)

@@ -13,8 +13,10 @@ from typing import Any
 from specjax.processors.languages import EMPTY, NOTHING, Languages
 from specjax.processors.ranges import Unknown, decimal, whole
 
-_DAY = ("((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|"
-        "02-(0[1-9]|[12][0-9]))")  # fmt: skip
+_DAY = (
+  "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|"
+  "02-(0[1-9]|[12][0-9]))"
+)
 _HOUR = "([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_HOUR}:([0-5][0-9]|60)(\\.[0-9]+)?([zZ]|[+-]{_HOUR})"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -85,8 +87,9 @@ class _Texts:
     kinds = schema.get("type", [kind for kind in _KINDS if kind != "integer"])
     if unknown := keys - {"type"}.union(*_KINDS.values()):
       raise Unknown(", ".join(sorted(unknown)))
-    return L.either(*(self._of_kind(kind, schema)
-                      for kind in ([kinds] if isinstance(kinds, str) else kinds)))  # fmt: skip
+    return L.either(
+      *(self._of_kind(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    )
 
   def _of_kind(self, kind: str, schema: Mapping[str, Any]) -> int:
     L = self._languages
@@ -187,8 +190,9 @@ class _Texts:
     if most is None and more is not None:
       rest = L.repeated(self._joined(self._comma, more))
     for i in reversed(range(len(items))):
-      item = L.joined(self._joined(items[i]) if i == 0 else self._joined(self._comma, items[i]),
-                      rest)  # fmt: skip
+      item = L.joined(
+        self._joined(items[i]) if i == 0 else self._joined(self._comma, items[i]), rest
+      )
       rest = item if i < least else L.either(item, EMPTY)
     if not items and most is None and more is not None:
       rest = L.either(L.joined(self._joined(more), rest), EMPTY)
@@ -199,8 +203,9 @@ class _Texts:
     more = schema.get("additionalProperties", True)
     names = [*fields, *(name for name in required if name not in fields)]
     other = self.of(more)
-    each = [(name, self.of(fields[name]) if name in fields else other, name in required)
-            for name in names]  # fmt: skip
+    each = [
+      (name, self.of(fields[name]) if name in fields else other, name in required) for name in names
+    ]
     return self._fields(each, other)
 
   def _fields(self, fields: list[tuple[str, int, bool]], other: int | None) -> int:

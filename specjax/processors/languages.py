@@ -116,9 +116,11 @@ class Languages:
     if machine not in self._to_end:
       found, moves = dict.fromkeys(self._machines[machine].finals, 0), self._machines[machine].map
       while True:
-        more = {state: 1 + min(found[after] for after in each.values() if after in found)
-                for state, each in moves.items()
-                if state not in found and not found.keys().isdisjoint(each.values())}  # fmt: skip
+        more = {
+          state: 1 + min(found[after] for after in each.values() if after in found)
+          for state, each in moves.items()
+          if state not in found and not found.keys().isdisjoint(each.values())
+        }
         if not more:
           break
         found |= more
@@ -152,14 +154,22 @@ class Languages:
   def _foreign(self) -> dict[int, int]:
     """By their first byte, the rest of the characters beyond ASCII in UTF-8."""
     tail = self.one_of(range(0x80, 0xC0))
-    rest = {first: [range(0x80, 0xC0)] * n for n, firsts in (
-      (1, range(0xC2, 0xE0)), (2, range(0xE0, 0xF0)), (3, range(0xF0, 0xF5)),
-    ) for first in firsts}  # fmt: skip
+    rest = {
+      first: [range(0x80, 0xC0)] * n
+      for n, firsts in (
+        (1, range(0xC2, 0xE0)),
+        (2, range(0xE0, 0xF0)),
+        (3, range(0xF0, 0xF5)),
+      )
+      for first in firsts
+    }
     for first, own in ((0xE0, range(0xA0, 0xC0)), (0xED, range(0x80, 0xA0)),
                        (0xF0, range(0x90, 0xC0)), (0xF4, range(0x80, 0x90))):  # fmt: skip
       rest[first][0] = own
-    return {first: self.joined(self.one_of(each[0]), *[tail] * (len(each) - 1))
-            for first, each in rest.items()}  # fmt: skip
+    return {
+      first: self.joined(self.one_of(each[0]), *[tail] * (len(each) - 1))
+      for first, each in rest.items()
+    }
 
   def _escapes(self, goes_on: Callable[[str], int]) -> int:
     """What may follow a backslash in a string; `goes_on` says what follows a character."""

@@ -76,8 +76,9 @@ class Matchers:
     except ModuleNotFoundError as error:
       if error.name != "llguidance":
         raise
-      raise ValueError("json_schema, grammar and forced need llguidance: pip install "
-                       "specjax[grammar].") from None  # fmt: skip
+      raise ValueError(
+        "json_schema, grammar and forced need llguidance: pip install specjax[grammar]."
+      ) from None
     if not stop:
       raise ValueError("a grammar needs a token that ends the text: the model has none; give stop.")
     self._engine: Any = llguidance
@@ -194,8 +195,9 @@ class Matchers:
     written = text.tobytes()
     seen = max(
       (key for key in self._kept if key[0] == grammar and written.startswith(key[1])),
-      key=lambda key: len(key[1]), default=None,
-    )  # fmt: skip
+      key=lambda key: len(key[1]),
+      default=None,
+    )
     matcher = self._parsed(grammar).deep_copy() if seen is None else self._kept.pop(seen)
     rest = text[0 if seen is None else len(seen[1]) // text.itemsize :].tolist()
     return matcher if matcher.try_consume_tokens(rest) == len(rest) else None
@@ -207,9 +209,13 @@ class Matchers:
       del self._kept[next(iter(self._kept))]  # the one that was read longest ago
 
   def _walk(
-    self, grammar: bytes, text: np.ndarray, budget: int, draft: Sequence[np.ndarray],
+    self,
+    grammar: bytes,
+    text: np.ndarray,
+    budget: int,
+    draft: Sequence[np.ndarray],
     out: np.ndarray,
-  ) -> None:  # fmt: skip
+  ) -> None:
     """Fills out i32[N, W] for the nodes that can be reached of one row's draft; see `masks`.
 
     `budget` tokens may be said after the text.

@@ -37,8 +37,9 @@ def _on_paths(text: Text, draft: Draft, mask: Array) -> tuple[Array, Array]:
   """(texts i32[B, N, S] of the nodes, each up to the node itself; their lengths i32[B, N])."""
   B, N = draft.tokens.shape
   S = text.tokens.shape[1]
-  place = jnp.where(mask.at[:, :, 0].set(False), text.length[:, None, None] - 1
-                    + draft.depth[:, None], S)  # fmt: skip
+  place = jnp.where(
+    mask.at[:, :, 0].set(False), text.length[:, None, None] - 1 + draft.depth[:, None], S
+  )
   row, node = jnp.arange(B)[:, None, None], jnp.arange(N)[None, :, None]
   own = jnp.broadcast_to(text.tokens[:, None], (B, N, S))
   tokens = jnp.broadcast_to(draft.tokens[:, None], (B, N, N))

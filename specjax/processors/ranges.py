@@ -65,8 +65,7 @@ def _positive(low: int, high: int | None, with_low: bool, with_high: bool) -> st
   """Numbers between whole bounds, 0 or more; behind the upper one only zeros follow."""
   if high is None:
     size = len(str(low))
-    return (f"({_positive(low, 10**size, with_low, False)}|"
-            f"[1-9][0-9]{{{size},}}(\\.[0-9]+)?)")  # fmt: skip
+    return f"({_positive(low, 10**size, with_low, False)}|[1-9][0-9]{{{size},}}(\\.[0-9]+)?)"
   parts = [] if with_low else [f"{low}\\.[0-9]*[1-9]"]
   if high > (first := low if with_low else low + 1):
     parts.append(f"{_natural(first, high - 1)}(\\.[0-9]+)?")

@@ -53,9 +53,18 @@ class AdaDecState(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("target", "candidates", "ahead", "capacity"))
 def write(
-  target: Target, params: Params, tokens: Array, length: Array, limit: Array, stop: Array,
-  threshold: Array, *, candidates: int, ahead: int, capacity: int,
-) -> AdaDecState:  # fmt: skip
+  target: Target,
+  params: Params,
+  tokens: Array,
+  length: Array,
+  limit: Array,
+  stop: Array,
+  threshold: Array,
+  *,
+  candidates: int,
+  ahead: int,
+  capacity: int,
+) -> AdaDecState:
   """The state after the text, from one prompt, tokens i32[1, T] of which length i32[] count."""
   K = candidates
   cache, _ = target.prefill(params, tokens, length[None], capacity)
@@ -94,19 +103,27 @@ def write(
     token = jax.lax.cond(unsure, looked, lambda cache, log_p: likeliest(log_p, 1)[0], cache, log_p)
     length = state.length + 1
     return AdaDecState(
-      cache, state.text.at[0, state.length].set(token), length,
-      state.looked.at[state.length].set(unsure), ends(token[None])[0] | (length >= limit) | failed,
+      cache,
+      state.text.at[0, state.length].set(token),
+      length,
+      state.looked.at[state.length].set(unsure),
+      ends(token[None])[0] | (length >= limit) | failed,
       failed,
-    )  # fmt: skip
+    )
 
   return jax.lax.while_loop(lambda state: ~state.done, step, start)
 
 
 @switches.hold
 def adadec(
-  model: Model, prompts: Sequence[Prompt], threshold: float,
-  max_new_tokens: int | Sequence[int] = 128, *, candidates: int = 3, ahead: int = 5,
-) -> list[Considered]:  # fmt: skip
+  model: Model,
+  prompts: Sequence[Prompt],
+  threshold: float,
+  max_new_tokens: int | Sequence[int] = 128,
+  *,
+  candidates: int = 3,
+  ahead: int = 5,
+) -> list[Considered]:
   """Writes after every prompt, one after the other; see the head of this file.
 
   Args:
@@ -132,11 +149,20 @@ def adadec(
     start, T = len(ids), pad_to_bucket(len(ids))
     tokens = np.zeros((1, T), np.int32)
     tokens[0, :start] = ids
-    state = jax.device_get(write(
-      model.target, model.params, jnp.asarray(tokens), jnp.int32(start), jnp.int32(start + budget),
-      stop, jnp.float32(threshold), candidates=candidates, ahead=ahead,
-      capacity=-(-speculate.capacity_for(T, budget, ahead) // 64) * 64,
-    )._replace(cache=None))  # fmt: skip
+    state = jax.device_get(
+      write(
+        model.target,
+        model.params,
+        jnp.asarray(tokens),
+        jnp.int32(start),
+        jnp.int32(start + budget),
+        stop,
+        jnp.float32(threshold),
+        candidates=candidates,
+        ahead=ahead,
+        capacity=-(-speculate.capacity_for(T, budget, ahead) // 64) * 64,
+      )._replace(cache=None)
+    )
     if state.failed:
       raise FloatingPointError(f"prompt {r}: the logits of {model.name} became NaN.")
     new = slice(start, int(state.length))

@@ -59,9 +59,19 @@ class BeamSearchState(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("target", "beams", "groups", "capacity"))
 def search(
-  target: Target, params: Params, tokens: Array, length: Array, limit: Array, stop: Array,
-  diversity: Array, penalty: Array, *, beams: int, groups: int, capacity: int,
-) -> BeamSearchState:  # fmt: skip
+  target: Target,
+  params: Params,
+  tokens: Array,
+  length: Array,
+  limit: Array,
+  stop: Array,
+  diversity: Array,
+  penalty: Array,
+  *,
+  beams: int,
+  groups: int,
+  capacity: int,
+) -> BeamSearchState:
   """The state after the search from one prompt, tokens i32[1, T] of which length i32[] count.
 
   Texts end at length limit i32[] or at a token of stop i32[M]. The score of a text is its
@@ -75,8 +85,15 @@ def search(
   texts = jnp.tile(jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1]))), (k, 1))
   nothing = jnp.full((G, b), -jnp.inf)
   # All beams begin with the same prompt: one of each group goes on.
-  start = BeamSearchState(cache, texts, length, nothing.at[:, 0].set(0.0), texts.reshape(G, b, -1),
-                jnp.full((G, b), length), nothing)  # fmt: skip
+  start = BeamSearchState(
+    cache,
+    texts,
+    length,
+    nothing.at[:, 0].set(0.0),
+    texts.reshape(G, b, -1),
+    jnp.full((G, b), length),
+    nothing,
+  )
 
   def score(log_probs: Array, end: Array) -> Array:
     return log_probs / (end - length).astype(jnp.float32) ** penalty
@@ -144,10 +161,16 @@ def hypotheses(
 
 @switches.hold
 def beam_search(
-  model: Model, prompts: Sequence[Prompt], beams: int = 4,
-  max_new_tokens: int | Sequence[int] = 128, *, groups: int = 1, diversity: float = 0.5,
-  length_penalty: float = 1.0, stop: Sequence[int] = (),
-) -> list[list[Beam]]:  # fmt: skip
+  model: Model,
+  prompts: Sequence[Prompt],
+  beams: int = 4,
+  max_new_tokens: int | Sequence[int] = 128,
+  *,
+  groups: int = 1,
+  diversity: float = 0.5,
+  length_penalty: float = 1.0,
+  stop: Sequence[int] = (),
+) -> list[list[Beam]]:
   """The best `beams` texts after every prompt, at most, best first; see the head of this file.
 
   Args:
@@ -180,15 +203,25 @@ def beam_search(
     tokens[0, :start] = prompt
     limit = start + budget
     state = search(
-      model.target, model.params, jnp.asarray(tokens), jnp.int32(start), jnp.int32(limit), ends,
-      jnp.float32(diversity), jnp.float32(length_penalty), beams=beams, groups=groups,
+      model.target,
+      model.params,
+      jnp.asarray(tokens),
+      jnp.int32(start),
+      jnp.int32(limit),
+      ends,
+      jnp.float32(diversity),
+      jnp.float32(length_penalty),
+      beams=beams,
+      groups=groups,
       capacity=-(-speculate.capacity_for(T, budget, 0) // 64) * 64,
-    )  # fmt: skip
+    )
     best = hypotheses(jax.device_get(state._replace(cache=None)), start, limit, length_penalty)
     if not best:
       raise FloatingPointError(f"the logits of {model.name} became NaN.")
-    found.append([
-      Beam(ids, model.decode(ids, prompt), score * len(ids) ** length_penalty, score)
-      for score, ids in best[:beams]
-    ])  # fmt: skip
+    found.append(
+      [
+        Beam(ids, model.decode(ids, prompt), score * len(ids) ** length_penalty, score)
+        for score, ids in best[:beams]
+      ]
+    )
   return found

@@ -69,8 +69,9 @@ def mbr(samples: Sequence[Result]) -> list[float]:
   said: list[Sequence] = [r.text for r in samples]
   said = said if any(said) else [r.tokens for r in samples]
   others = max(len(said) - 1, 1)
-  return [sum(overlap(a, b) for j, b in enumerate(said) if j != i) / others
-          for i, a in enumerate(said)]  # fmt: skip
+  return [
+    sum(overlap(a, b) for j, b in enumerate(said) if j != i) / others for i, a in enumerate(said)
+  ]
 
 
 def first_finish(samples: Sequence[Result]) -> list[float]:
@@ -82,8 +83,10 @@ def first_finish(samples: Sequence[Result]) -> list[float]:
 
 
 SELECT: dict[str, Callable[[Sequence[Result]], list[float]]] = {
-  "likelihood": likelihood, "mbr": mbr, "first_finish": first_finish,
-}  # fmt: skip
+  "likelihood": likelihood,
+  "mbr": mbr,
+  "first_finish": first_finish,
+}
 
 
 def _until_first(
@@ -109,9 +112,14 @@ def _until_first(
 
 @switches.hold
 def best_of(
-  decoder: Decoder, prompts: Sequence[Prompt], n: int = 8,
-  max_new_tokens: int | Sequence[int] = 128, *, select: str = "likelihood", first: int = 0,
-) -> list[Best]:  # fmt: skip
+  decoder: Decoder,
+  prompts: Sequence[Prompt],
+  n: int = 8,
+  max_new_tokens: int | Sequence[int] = 128,
+  *,
+  select: str = "likelihood",
+  first: int = 0,
+) -> list[Best]:
   """Samples every prompt n times and takes one sample of each; one Best each, in order.
 
   Sample j of prompt i is request first + n i + j of the decoder's seed, in whatever batch.

@@ -77,10 +77,21 @@ class Trials(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("target", "trials", "capacity"))
 def write(
-  target: Target, params: Params, tokens: Array, length: Array, limit: Array, stop: Array,
-  breaks: Array, settings: Settings, key: Array, low: Array, high: Array, *, trials: int,
+  target: Target,
+  params: Params,
+  tokens: Array,
+  length: Array,
+  limit: Array,
+  stop: Array,
+  breaks: Array,
+  settings: Settings,
+  key: Array,
+  low: Array,
+  high: Array,
+  *,
+  trials: int,
   capacity: int,
-) -> CNTPState:  # fmt: skip
+) -> CNTPState:
   """The state after the text, from one prompt, tokens i32[1, T] of which length i32[] count.
 
   A trial ends after a token of breaks bool[V], the text after one of stop bool[V] or at length
@@ -100,9 +111,11 @@ def write(
     noise = Noise(key, state.length[None])
     token = noise.choose(log_p[:, None], jnp.zeros((1, 1), jnp.int32))[0, 0]
     return state._replace(
-      text=state.text.at[state.length].set(token), length=state.length + 1,
-      trials=state.trials.at[state.length].set(count), drawn=state.drawn + 1,
-    )  # fmt: skip
+      text=state.text.at[state.length].set(token),
+      length=state.length + 1,
+      trials=state.trials.at[state.length].set(count),
+      drawn=state.drawn + 1,
+    )
 
   def several(state: CNTPState, log_p: Array, count: Array) -> CNTPState:
     """The best of `count` trials more."""
@@ -118,9 +131,12 @@ def write(
       texts = x.texts.at[rows, x.lengths].set(token)
       lengths = x.lengths + x.live.astype(jnp.int32)
       return x._replace(
-        texts=texts, lengths=lengths, log_prob=x.log_prob + jnp.where(x.live, more, 0.0),
-        live=x.live & ~breaks[token] & (lengths < limit), step=x.step + 1,
-      )  # fmt: skip
+        texts=texts,
+        lengths=lengths,
+        log_prob=x.log_prob + jnp.where(x.live, more, 0.0),
+        live=x.live & ~breaks[token] & (lengths < limit),
+        step=x.step + 1,
+      )
 
     def go_on(x: Trials) -> Trials:
       last = jnp.take_along_axis(x.texts, x.lengths[:, None] - 1, 1)[:, 0]
@@ -129,9 +145,13 @@ def write(
 
     counted = rows < count
     begin = Trials(
-      jax.tree.map(lambda x: jnp.repeat(x, K, 0), state.cache), jnp.tile(state.text, (K, 1)),
-      jnp.full(K, state.length), jnp.zeros(K), counted, jnp.int32(0),
-    )  # fmt: skip
+      jax.tree.map(lambda x: jnp.repeat(x, K, 0), state.cache),
+      jnp.tile(state.text, (K, 1)),
+      jnp.full(K, state.length),
+      jnp.zeros(K),
+      counted,
+      jnp.int32(0),
+    )
     first = add(begin, jnp.broadcast_to(log_p, (K, log_p.shape[1])))
     x = jax.lax.while_loop(lambda x: x.live.any(), go_on, first)
     new = x.lengths - state.length
@@ -140,10 +160,13 @@ def write(
     place = jnp.arange(capacity, dtype=jnp.int32)
     kept = (place >= state.length) & (place < x.lengths[best])
     return state._replace(
-      cache=jax.tree.map(lambda rows: rows[best][None], x.cache), text=x.texts[best],
-      length=x.lengths[best], trials=jnp.where(kept, count, state.trials),
-      drawn=state.drawn + new.sum(), failed=jnp.isnan(per_token[best]),
-    )  # fmt: skip
+      cache=jax.tree.map(lambda rows: rows[best][None], x.cache),
+      text=x.texts[best],
+      length=x.lengths[best],
+      trials=jnp.where(kept, count, state.trials),
+      drawn=state.drawn + new.sum(),
+      failed=jnp.isnan(per_token[best]),
+    )
 
   def step(state: CNTPState) -> CNTPState:
     root = jax.lax.dynamic_slice_in_dim(state.text, state.length - 1, 1)
@@ -170,10 +193,17 @@ def marks(model: Model) -> list[int]:
 
 @switches.hold
 def cntp(
-  model: Model, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *,
-  trials: int = 40, low: float = 0.01, high: float = 1.5, temperature: float = 1.0, seed: int = 0,
+  model: Model,
+  prompts: Sequence[Prompt],
+  max_new_tokens: int | Sequence[int] = 128,
+  *,
+  trials: int = 40,
+  low: float = 0.01,
+  high: float = 1.5,
+  temperature: float = 1.0,
+  seed: int = 0,
   punctuation: Sequence[int] | None = None,
-) -> list[Cautious]:  # fmt: skip
+) -> list[Cautious]:
   """Writes after every prompt, one after the other; see the head of this file.
 
   Args:
@@ -208,12 +238,23 @@ def cntp(
     start, T = len(ids), pad_to_bucket(len(ids))
     tokens = np.zeros((1, T), np.int32)
     tokens[0, :start] = ids
-    state = jax.device_get(write(
-      model.target, model.params, jnp.asarray(tokens), jnp.int32(start), jnp.int32(start + budget),
-      jnp.asarray(stop), jnp.asarray(breaks), settings, request_keys(seed, jnp.full(1, r)),
-      jnp.float32(low), jnp.float32(high), trials=trials,
-      capacity=-(-speculate.capacity_for(T, budget, 0) // 64) * 64,
-    )._replace(cache=None))  # fmt: skip
+    state = jax.device_get(
+      write(
+        model.target,
+        model.params,
+        jnp.asarray(tokens),
+        jnp.int32(start),
+        jnp.int32(start + budget),
+        jnp.asarray(stop),
+        jnp.asarray(breaks),
+        settings,
+        request_keys(seed, jnp.full(1, r)),
+        jnp.float32(low),
+        jnp.float32(high),
+        trials=trials,
+        capacity=-(-speculate.capacity_for(T, budget, 0) // 64) * 64,
+      )._replace(cache=None)
+    )
     if state.failed:
       raise FloatingPointError(f"prompt {r}: the logits of {model.name} became NaN.")
     new = slice(start, int(state.length))

@@ -133,16 +133,26 @@ def _follows(allowed: Allowed, text: tuple[int, ...], token: int) -> bool:
 
 
 def _filtered(
-  model: Model, ids: list[int], budget: int, allowed: Allowed, particles: int,
-  settings: Settings, resample: float, rng: np.random.Generator,
-) -> list[Particle]:  # fmt: skip
+  model: Model,
+  ids: list[int],
+  budget: int,
+  allowed: Allowed,
+  particles: int,
+  settings: Settings,
+  resample: float,
+  rng: np.random.Generator,
+) -> list[Particle]:
   K, T, V = particles, pad_to_bucket(len(ids)), model.config.vocab_size
   prompt = np.zeros((1, T), np.int32)
   prompt[0, : len(ids)] = ids
   cache = _start(
-    model.target, model.params, jnp.asarray(prompt), jnp.full(1, len(ids), jnp.int32),
-    particles=K, capacity=-(-speculate.capacity_for(T, budget, 0) // 64) * 64,
-  )  # fmt: skip
+    model.target,
+    model.params,
+    jnp.asarray(prompt),
+    jnp.full(1, len(ids), jnp.int32),
+    particles=K,
+    capacity=-(-speculate.capacity_for(T, budget, 0) // 64) * 64,
+  )
   texts: list[tuple[int, ...]] = [()] * K
   last, weights, going = np.full(K, ids[-1], np.int32), np.zeros(K), np.ones(K, bool)
   for n in range(budget):
@@ -171,10 +181,16 @@ def _filtered(
 
 @switches.hold
 def constrained(
-  model: Model, prompts: Sequence[Prompt], allowed: Allowed, particles: int = 8,
-  max_new_tokens: int | Sequence[int] = 128, *, temperature: float = 1.0, resample: float = 0.5,
+  model: Model,
+  prompts: Sequence[Prompt],
+  allowed: Allowed,
+  particles: int = 8,
+  max_new_tokens: int | Sequence[int] = 128,
+  *,
+  temperature: float = 1.0,
+  resample: float = 0.5,
   seed: int = 0,
-) -> list[list[Particle]]:  # fmt: skip
+) -> list[list[Particle]]:
   """Weighted texts after every prompt, K of each; see the head of this file.
 
   The law is that of plain sampling, given that all prefixes of the text are allowed. The shares

@@ -54,9 +54,12 @@ def start(key: Array, position: Array, block: int, vocab_size: int) -> PearlStat
 
 
 def tick(
-  state: PearlState, target_log_probs: Array, tokens: Array, log_probs: Array,
+  state: PearlState,
+  target_log_probs: Array,
+  tokens: Array,
+  log_probs: Array,
   source: Callable[[Array, Array], NoiseSource] = Noise,
-) -> tuple[PearlState, Array, Array, Array]:  # fmt: skip
+) -> tuple[PearlState, Array, Array, Array]:
   """EXACT, as token verification is: a refused x is replaced from norm(max(p - q, 0)).
 
   Args:
@@ -109,6 +112,7 @@ def rate(alpha: float, block: int) -> float:
   G draft passes and one target pass.
   """
   if not 0 <= alpha <= 1 or block < 1:
-    raise ValueError(f"alpha={alpha}, block={block}: accepted are rates of 0 to 1, blocks of 1 or "
-                     "more.")  # fmt: skip
+    raise ValueError(
+      f"alpha={alpha}, block={block}: accepted are rates of 0 to 1, blocks of 1 or more."
+    )
   return sum(alpha**i for i in range(block)) / (1 - alpha**block + alpha)

@@ -59,9 +59,15 @@ class Ahead(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("lm", "block"), donate_argnames="cache")
 def draft_block(
-  lm: Target, params: Params, cache: Cache, ahead: Ahead, settings: Settings, key: Array, *,
+  lm: Target,
+  params: Params,
+  cache: Cache,
+  ahead: Ahead,
+  settings: Settings,
+  key: Array,
+  *,
   block: int,
-) -> tuple[Cache, Array, Array]:  # fmt: skip
+) -> tuple[Cache, Array, Array]:
   """(cache, fresh tokens i32[B, G], what they were drawn from f32[B, G, V])."""
   cache, last = cache._replace(length=ahead.length), ahead.last
   zero, alone = jnp.zeros_like(last), jnp.ones((*last.shape, 1), bool)
@@ -88,9 +94,13 @@ def read_pending(target: Target, params: Params, state: PearlDecoderState) -> Ev
 
 @functools.partial(jax.jit, static_argnames="target", donate_argnames="state")
 def join(
-  target: Target, state: PearlDecoderState, request: DecodeRequest, evaluation: Evaluation,
-  tokens: Array, log_probs: Array,
-) -> tuple[PearlDecoderState, Ahead, Array]:  # fmt: skip
+  target: Target,
+  state: PearlDecoderState,
+  request: DecodeRequest,
+  evaluation: Evaluation,
+  tokens: Array,
+  log_probs: Array,
+) -> tuple[PearlDecoderState, Ahead, Array]:
   """Commits what the tick accepted, and says whether all is done bool[].
 
   A row ends as in `speculate.decode_round`.
@@ -134,8 +144,9 @@ def join(
   )
   ahead = Ahead(
     jnp.where(post[:, None], tokens[:, -1:], context.root),
-    length - 1 + jnp.where(post, G - 1, 0), length,
-  )  # fmt: skip
+    length - 1 + jnp.where(post, G - 1, 0),
+    length,
+  )
   kept = state.log_probs.at[row, column].set(said, mode="drop")
   after = after._replace(position=length, post=post)
   why = jnp.where(fails, jnp.where(infinite, INFINITE, NAN), state.why)
@@ -143,9 +154,18 @@ def join(
 
 
 def decode(
-  target: Target, params: Params, lm: Target, draft_params: Params, tokens: Array, length: Array,
-  request: DecodeRequest, capacity: int, block: int, devices: tuple[Any, Any], ticks: int,
-) -> PearlDecoderState:  # fmt: skip
+  target: Target,
+  params: Params,
+  lm: Target,
+  draft_params: Params,
+  tokens: Array,
+  length: Array,
+  request: DecodeRequest,
+  capacity: int,
+  block: int,
+  devices: tuple[Any, Any],
+  ticks: int,
+) -> PearlDecoderState:
   """Prompts i32[B, T] of length i32[B], continued for `ticks` ticks at most.
 
   Args:
@@ -178,18 +198,29 @@ def _prefill(lm: Target, params: Params, tokens: Array, length: Array, *, capaci
 
 @functools.partial(jax.jit, static_argnames=("target", "capacity", "block"))
 def _start(
-  target: Target, params: Params, tokens: Array, length: Array, request: DecodeRequest, *,
-  capacity: int, block: int,
-) -> tuple[PearlDecoderState, Ahead]:  # fmt: skip
+  target: Target,
+  params: Params,
+  tokens: Array,
+  length: Array,
+  request: DecodeRequest,
+  *,
+  capacity: int,
+  block: int,
+) -> tuple[PearlDecoderState, Ahead]:
   B, T = tokens.shape
   cache = target.prefill(params, tokens, length, capacity)[0]
   context = Context(jnp.pad(tokens, ((0, 0), (0, capacity - T))), length)
   nothing, zero = jnp.zeros(B, bool), jnp.zeros(B, jnp.int32)
   state = PearlDecoderState(
-    context, cache, pearl.start(request.key, length, block, target.vocab_size),
-    jnp.zeros((B, capacity)), length >= request.limit, nothing, zero,
+    context,
+    cache,
+    pearl.start(request.key, length, block, target.vocab_size),
+    jnp.zeros((B, capacity)),
+    length >= request.limit,
+    nothing,
+    zero,
     Stats(zero, zero, jnp.zeros((B, 0), jnp.int32), jnp.zeros((B, 0), jnp.int32)),
-  )  # fmt: skip
+  )
   return state, Ahead(context.root, length - 1, length)
 
 
@@ -215,9 +246,14 @@ class PearlDecoder:
   """
 
   def __init__(
-    self, model: Model, draft: Model | str, block: int = 4, *,
-    devices: tuple[jax.Device, jax.Device] | None = None, **settings: Any,
-  ):  # fmt: skip
+    self,
+    model: Model,
+    draft: Model | str,
+    block: int = 4,
+    *,
+    devices: tuple[jax.Device, jax.Device] | None = None,
+    **settings: Any,
+  ):
     self.block = checks.whole("block", block, 1, 64)
     accepted = {"temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop",
                 "batch"}  # fmt: skip
@@ -250,12 +286,14 @@ class PearlDecoder:
       results += [
         dataclasses.replace(
           self.plain.result(prompt, len(row), budget, state, b, seconds, 0.0),
-          method=self.name, verifier="pearl", exactness="EXACT",
+          method=self.name,
+          verifier="pearl",
+          exactness="EXACT",
         )
         for b, (prompt, row, budget) in enumerate(
           zip(prompts[part], ids[part], budgets[part], strict=True)
         )
-      ]  # fmt: skip
+      ]
     return results
 
   def _decode(
@@ -271,9 +309,18 @@ class PearlDecoder:
       length[b], end[b] = len(row), len(row) + budget
     request = self.plain.request(numbers, end)
     run = functools.partial(
-      decode, self._target, self._params, self._lm, self._draft_params, jnp.asarray(tokens),
-      jnp.asarray(length), request, capacity, self.block, self.devices,
-    )  # fmt: skip
+      decode,
+      self._target,
+      self._params,
+      self._lm,
+      self._draft_params,
+      jnp.asarray(tokens),
+      jnp.asarray(length),
+      request,
+      capacity,
+      self.block,
+      self.devices,
+    )
     if (T, capacity) not in self._warm:
       jax.block_until_ready(run(2))
       self._warm.add((T, capacity))

@@ -79,9 +79,18 @@ def log_ngram(store: tuple[Array, Array], recent: Array, tokens: Array) -> Array
 
 @functools.partial(jax.jit, static_argnames=("target", "drafts", "new", "candidates"))
 def _decode(
-  target: LayeredTarget, params: Params, store: tuple[Array, Array], stop: Array, tokens: Array,
-  alpha: Array, temperature: Array, *, drafts: int, new: int, candidates: int,
-) -> SuperposedState:  # fmt: skip
+  target: LayeredTarget,
+  params: Params,
+  store: tuple[Array, Array],
+  stop: Array,
+  tokens: Array,
+  alpha: Array,
+  temperature: Array,
+  *,
+  drafts: int,
+  new: int,
+  candidates: int,
+) -> SuperposedState:
   k, K, T = drafts, candidates, tokens.shape[1]
   cache, _ = target.prefill(
     params, tokens, jnp.full(1, T, jnp.int32), speculate.capacity_for(T, new, 0)
@@ -134,9 +143,16 @@ def _decode(
 
 @switches.hold
 def superposed(
-  model: Model, prompt: Prompt, store: Datastore, drafts: int = 3, max_new_tokens: int = 10, *,
-  alpha: float = 0.54, candidates: int = 9, temperature: float = 0.06,
-) -> list[Superposed]:  # fmt: skip
+  model: Model,
+  prompt: Prompt,
+  store: Datastore,
+  drafts: int = 3,
+  max_new_tokens: int = 10,
+  *,
+  alpha: float = 0.54,
+  candidates: int = 9,
+  temperature: float = 0.06,
+) -> list[Superposed]:
   """The best `drafts` continuations of a prompt, best first; see the head of this file.
 
   Each pass, the drafts share the model's likeliest tokens; a draft's score of a token is
@@ -161,11 +177,20 @@ def superposed(
   checks.number("alpha", alpha, 0, 1)
   checks.number("temperature", temperature, above=0)
   (ids,), (new,) = read(model, [prompt], max_new_tokens)
-  state = jax.device_get(_decode(
-    target, model.params, tuple(map(jnp.asarray, store)), jnp.asarray([*model.stop, -1]),
-    jnp.asarray([ids], jnp.int32), jnp.float32(alpha), jnp.float32(temperature),
-    drafts=drafts, new=new, candidates=candidates,
-  )._replace(cache=None))  # fmt: skip
+  state = jax.device_get(
+    _decode(
+      target,
+      model.params,
+      tuple(map(jnp.asarray, store)),
+      jnp.asarray([*model.stop, -1]),
+      jnp.asarray([ids], jnp.int32),
+      jnp.float32(alpha),
+      jnp.float32(temperature),
+      drafts=drafts,
+      new=new,
+      candidates=candidates,
+    )._replace(cache=None)
+  )
   rows: list[tuple[float, Sequence[int]]] = [
     (float(score), np.asarray(text[len(ids) : end]).tolist())
     for scores, texts, ends in (

@@ -84,19 +84,38 @@ def _read(target: Target, params: Params, cache: Cache, text: Array, length: Arr
 
 @functools.partial(jax.jit, static_argnames=("targets", "capacity", "window"))
 def write(
-  targets: tuple[Target, Target], params: tuple[Params, Params], tokens: Array, length: Array,
-  limit: Array, stop: Array, settings: Settings, key: Array, threshold: Array, dwell: Array, *,
-  capacity: int, window: int,
-) -> SwitchingState:  # fmt: skip
+  targets: tuple[Target, Target],
+  params: tuple[Params, Params],
+  tokens: Array,
+  length: Array,
+  limit: Array,
+  stop: Array,
+  settings: Settings,
+  key: Array,
+  threshold: Array,
+  dwell: Array,
+  *,
+  capacity: int,
+  window: int,
+) -> SwitchingState:
   """The state after the text, from one prompt, tokens i32[1, T] of which length i32[1] count.
 
   See `switching` for the other arguments; targets and params are those of the small model first.
   """
-  caches = tuple(t.prefill(p, tokens, length, capacity)[0] for t, p in zip(
-    targets, params, strict=True))  # fmt: skip
+  caches = tuple(
+    t.prefill(p, tokens, length, capacity)[0] for t, p in zip(targets, params, strict=True)
+  )
   text = jnp.pad(tokens, ((0, 0), (0, capacity - tokens.shape[1])))
-  start = SwitchingState((caches[0], caches[1]), text, length, jnp.zeros(capacity, bool),
-                jnp.zeros(window), jnp.bool(False), jnp.int32(0), jnp.bool(False))  # fmt: skip
+  start = SwitchingState(
+    (caches[0], caches[1]),
+    text,
+    length,
+    jnp.zeros(capacity, bool),
+    jnp.zeros(window),
+    jnp.bool(False),
+    jnp.int32(0),
+    jnp.bool(False),
+  )
 
   def asked(i: int, turn: Array, state: SwitchingState, logits: Array) -> tuple[Array, Cache]:
     """(the logits of model i, its cache that has the text) in its turn; else as they were."""
@@ -123,19 +142,32 @@ def write(
     mean = jnp.where(jnp.arange(window) < known, bits, 0.0).sum() / known.astype(jnp.float32)
     other = (turn >= dwell) & ((mean >= threshold) != state.large)
     return SwitchingState(
-      caches, text, length, wrote, bits, state.large ^ other, jnp.where(other, 0, turn),
+      caches,
+      text,
+      length,
+      wrote,
+      bits,
+      state.large ^ other,
+      jnp.where(other, 0, turn),
       (token == stop).any() | (length[0] >= limit) | jnp.isnan(entropy),
-    )  # fmt: skip
+    )
 
   return jax.lax.while_loop(lambda state: ~state.done, step, start)
 
 
 @switches.hold
 def switching(
-  small: Model, large: Model, prompts: Sequence[Prompt], threshold: float,
-  max_new_tokens: int | Sequence[int] = 128, *, window: int = 5, dwell: int = 10,
-  temperature: float = 0.0, seed: int = 0,
-) -> list[Switched]:  # fmt: skip
+  small: Model,
+  large: Model,
+  prompts: Sequence[Prompt],
+  threshold: float,
+  max_new_tokens: int | Sequence[int] = 128,
+  *,
+  window: int = 5,
+  dwell: int = 10,
+  temperature: float = 0.0,
+  seed: int = 0,
+) -> list[Switched]:
   """Writes after every prompt, one after the other; see the head of this file.
 
   Args:
@@ -170,12 +202,22 @@ def switching(
     start, T = len(ids), pad_to_bucket(len(ids))
     tokens = np.zeros((1, T), np.int32)
     tokens[0, :start] = ids
-    state = jax.device_get(write(
-      (small.target, large.target), (small.params, large.params), jnp.asarray(tokens),
-      jnp.full(1, start, jnp.int32), jnp.int32(start + budget), stop, settings,
-      request_keys(seed, jnp.full(1, r)), jnp.float32(threshold), jnp.int32(dwell),
-      capacity=-(-speculate.capacity_for(T, budget, CHUNK) // 64) * 64, window=window,
-    )._replace(caches=None))  # fmt: skip
+    state = jax.device_get(
+      write(
+        (small.target, large.target),
+        (small.params, large.params),
+        jnp.asarray(tokens),
+        jnp.full(1, start, jnp.int32),
+        jnp.int32(start + budget),
+        stop,
+        settings,
+        request_keys(seed, jnp.full(1, r)),
+        jnp.float32(threshold),
+        jnp.int32(dwell),
+        capacity=-(-speculate.capacity_for(T, budget, CHUNK) // 64) * 64,
+        window=window,
+      )._replace(caches=None)
+    )
     if np.isnan(state.bits).any():
       raise FloatingPointError(f"prompt {r}: the logits of a model became NaN.")
     new = slice(start, int(state.length[0]))

@@ -1,7 +1,7 @@
 """A server that speaks OpenAI's protocol over one engine.
 
-It needs starlette and uvicorn: `pip install specjax[serve]`. This file imports neither. With
-specjax[grammar] an answer may have to follow a JSON Schema (`response_format`).
+It needs starlette, uvicorn and prometheus-client: `pip install specjax[serve]`. This file imports
+none of them. With specjax[grammar] an answer may have to follow a JSON Schema (`response_format`).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
   try:
     from specjax.serving.run import serve
   except ModuleNotFoundError as error:
-    if error.name not in ("starlette", "uvicorn"):
+    if error.name not in ("starlette", "uvicorn", "prometheus_client"):
       raise
     raise ValueError(f"serve needs {error.name}: pip install specjax[serve].") from None
 
@@ -34,9 +34,14 @@ def command(args: Serve, load: Callable[[], Model]) -> None:
     ends = model.stop or args.stop
     structured = model.tokenizer is not None and ends and find_spec("llguidance")
     decoder = Decoder(
-      model, args.drafter, args.verifier, batch=args.batch,
-      processors=["json_schema"] if structured else [], stop=args.stop, stop_words=args.stop_words,
-    )  # fmt: skip
+      model,
+      args.drafter,
+      args.verifier,
+      batch=args.batch,
+      processors=["penalties", *(["json_schema"] if structured else [])],
+      stop=args.stop,
+      stop_words=args.stop_words,
+    )
     return Engine(decoder, max_length=most, queue=args.queue)
 
   serve(make, args.host, args.port, args.seconds)

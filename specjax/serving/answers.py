@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from specjax.decoding.texts import Text
 from specjax.serving.engine import Busy, Closed, Engine
 from specjax.serving.fields import Asked, Refused
+from specjax.serving.logprobs import of_chat, of_completion
 
 
 class Piece(NamedTuple):
@@ -45,17 +46,26 @@ class Answers:
   Args:
     seconds: until when, from now, all must have ended.
 
+  Attributes:
+    beginnings: what each text has before what is new.
+
   Raises:
     Refused: the engine takes no request, or none with such settings.
   """
 
+  beginnings: list[str]
+
   def __init__(self, engine: Engine, asked: Asked, seconds: float):
     self._loop, self._told = asyncio.get_running_loop(), asyncio.Queue[int]()
     self._seconds, self._end = seconds, self._loop.time() + seconds
-    self._engine = engine
+    self._engine, self._asked = engine, asked
+    model = engine.decoder.model
+    self.beginnings = [model.decode(ids) if asked.echo else "" for ids in asked.prompts]
     decoder = engine.decoder
     words = (*decoder.stop_words, *asked.stop_words)
-    self._texts = [Text(decoder.model, words, ids) for ids in asked.prompts]
+    own = asked.settings.get("penalties")
+    least = 0 if own is None else own.min_tokens
+    self._texts = [Text(decoder.model, words, ids, least) for ids in asked.prompts]
     self._tickets = []
     try:
       for i, (ids, budget) in enumerate(zip(asked.prompts, asked.budgets, strict=True)):
@@ -117,10 +127,27 @@ class Answers:
       raise Refused(503, "the server ends before the answer does.", "server_error", "closed")
     return Piece(i, new + text.end(), ticket.reason)
 
+  def logprobs(self, chat: bool) -> list[dict[str, Any] | None]:
+    """Those of each answer that has ended, in OpenAI's form; it takes a pass of the model each."""
+    top, tokenizer = self._asked.top, self._engine.decoder.model.tokenizer
+    if top is None or tokenizer is None:
+      return [None] * len(self._texts)
+    found: list[dict[str, Any] | None] = []
+    for ticket, text in zip(self._tickets, self._texts, strict=True):
+      scored = self._engine.scores(ticket, len(text.ids), self._asked.echo)
+      if chat:
+        found.append(of_chat(tokenizer, ticket.ids[-1], text.ids, scored, top))
+      elif self._asked.echo:
+        ids = [*ticket.ids, *text.ids]
+        found.append(of_completion(tokenizer, None, ids, [None, *scored], top))
+      else:
+        found.append(of_completion(tokenizer, ticket.ids[-1], text.ids, scored, top))
+    return found
+
   @property
   def usage(self) -> dict[str, Any]:
     """Counts in OpenAI's form, and what was decoded in how many passes of the model."""
-    given = sum(len(ticket.ids) for ticket in self._tickets)
+    given = sum(len(ticket.ids) for ticket in self._tickets[:: self._asked.choices])
     new = sum(len(text.ids) for text in self._texts)
     passes = sum(ticket.passes for ticket in self._tickets)
     decoder = self._engine.decoder

@@ -11,9 +11,10 @@ import json
 import pathlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -25,6 +26,10 @@ from starlette.types import Receive, Scope, Send
 from specjax.serving.answers import Answers, Piece
 from specjax.serving.engine import Engine
 from specjax.serving.fields import Refused, read
+from specjax.serving.metrics import Metrics
+from specjax.serving.tokens import detokenize, tokenize
+
+Tokens = Callable[[Engine, str, bytes], dict[str, Any]]
 
 GONE = 499  # the status of an answer that nobody waits for
 
@@ -44,6 +49,7 @@ class Server:
 
   def __init__(self, engine: Engine, seconds: float = 300.0):
     self.engine, self.seconds, self.name = engine, seconds, model_name(engine)
+    self.counts = Metrics(engine)
     self.created = int(time.time())
     # A token has a few bytes, and JSON may write each as six characters.
     self.most_bytes = 2**16 + 64 * engine.max_length
@@ -54,6 +60,18 @@ class Server:
     ok = not self.engine.closed
     state = {"status": "ok" if ok else "closed", "running": running, "waiting": waiting}
     return JSONResponse(state, 200 if ok else 503)
+
+  async def metrics(self, request: Request) -> Response:
+    """What Prometheus scrapes."""
+    return Response(self.counts.text(), media_type=CONTENT_TYPE_LATEST)
+
+  async def tokens(self, request: Request, read: Tokens) -> Response:
+    """A text to its ids, or ids to their text."""
+    try:
+      body = await self._body(request)
+    except (ClientDisconnect, TimeoutError):
+      return Response(status_code=GONE)
+    return JSONResponse(await run_in_threadpool(read, self.engine, self.name, body))
 
   def _card(self) -> dict[str, Any]:
     return {
@@ -91,8 +109,8 @@ class Server:
     answers = Answers(self.engine, asked, self.seconds)
     form = Form(self.name, chat)
     if asked.stream:
-      return _Stream(answers, _events(form, answers, len(asked.prompts), asked.usage))
-    whole = asyncio.ensure_future(_whole(form, answers, len(asked.prompts)))
+      return _Stream(answers, _events(form, answers, asked.usage))
+    whole = asyncio.ensure_future(_whole(form, answers))
     gone = asyncio.ensure_future(_until_gone(request))
     try:
       await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -112,12 +130,18 @@ class Form:
     self._whole = {"id": name, "object": kind, "created": int(time.time()), "model": model}
     self._chunk = self._whole | {"object": f"{kind}.chunk" if chat else kind}
 
-  def whole(self, texts: list[str], reasons: list[str | None], usage: dict) -> dict[str, Any]:
+  def whole(
+    self,
+    texts: list[str],
+    reasons: list[str | None],
+    logprobs: list[dict[str, Any] | None],
+    usage: dict,
+  ) -> dict[str, Any]:
     """All answers at once."""
     choices: list[dict[str, Any]] = []
-    for i, (text, reason) in enumerate(zip(texts, reasons, strict=True)):
+    for i, (text, reason, own) in enumerate(zip(texts, reasons, logprobs, strict=True)):
       said = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-      choices.append({"index": i, **said, "logprobs": None, "finish_reason": reason})
+      choices.append({"index": i, **said, "logprobs": own, "finish_reason": reason})
     return self._whole | {"choices": choices, "usage": usage}
 
   def chunk(self, index: int, said: str | dict[str, str], reason: str | None = None) -> dict:
@@ -140,12 +164,14 @@ class Form:
     return parts if reason is None else [*parts, self.chunk(index, {}, reason)]
 
 
-async def _whole(form: Form, answers: Answers, count: int) -> dict[str, Any]:
-  texts, reasons = [""] * count, list[str | None]([None] * count)
+async def _whole(form: Form, answers: Answers) -> dict[str, Any]:
+  texts = [*answers.beginnings]
+  reasons = list[str | None]([None] * len(texts))
   async for index, text, reason in answers.pieces():
     texts[index] += text
     reasons[index] = reason
-  return form.whole(texts, reasons, answers.usage)
+  logprobs = await run_in_threadpool(answers.logprobs, form.chat)
+  return form.whole(texts, reasons, logprobs, answers.usage)
 
 
 async def _until_gone(request: Request) -> None:
@@ -158,13 +184,14 @@ def _event(data: dict) -> bytes:
   return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _events(form: Form, answers: Answers, count: int, usage: bool) -> AsyncIterator[bytes]:
+async def _events(form: Form, answers: Answers, usage: bool) -> AsyncIterator[bytes]:
   """A stream; where it must break off, its last event is the error."""
   try:
-    if form.chat:
-      yield b"".join(
-        _event(form.chunk(i, {"role": "assistant", "content": ""})) for i in range(count)
-      )
+    for i, beginning in enumerate(answers.beginnings):
+      if form.chat:
+        yield _event(form.chunk(i, {"role": "assistant", "content": ""}))
+      elif beginning:
+        yield _event(form.chunk(i, beginning))
     async for piece in answers.pieces():
       if parts := form.parts(piece):
         yield b"".join(map(_event, parts))
@@ -196,6 +223,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     error = Refused(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
   if not isinstance(error, Refused):
     error = Refused(500, f"the server failed ({type(error).__name__}).", "server_error")
+  request.app.state.counts.refused.labels(error.status).inc()
   headers = {"Retry-After": "1"} if error.status == 429 else None
   return JSONResponse(error.body, error.status, headers)
 
@@ -212,12 +240,18 @@ def app(engine: Engine, seconds: float = 300.0) -> Starlette:
   server = Server(engine, seconds)
   routes = [
     Route("/health", server.health),
+    Route("/metrics", server.metrics),
     Route("/v1/models", server.models),
     Route("/v1/models/{name:path}", server.model),
   ]
   for path, chat in (("/v1/chat/completions", True), ("/v1/completions", False)):
     routes.append(Route(path, functools.partial(server.answer, chat=chat), methods=["POST"]))
-  return Starlette(
+  for path, read_tokens in (("/tokenize", tokenize), ("/detokenize", detokenize)):
+    endpoint = functools.partial(server.tokens, read=read_tokens)
+    routes.append(Route(path, endpoint, methods=["POST"]))
+  web = Starlette(
     routes=routes,
     exception_handlers={Refused: _refused, HTTPException: _refused, Exception: _refused},
   )
+  web.state.counts = server.counts
+  return web

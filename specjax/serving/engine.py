@@ -22,11 +22,13 @@ import numpy as np
 
 from specjax import checks, speculate, switches
 from specjax.decoding.decoder import Decoder, pad_to_bucket
+from specjax.decoding.scores import Score, scores
 from specjax.decoding.texts import cut
 from specjax.names.load import Prompt
+from specjax.processors import Penalties
 from specjax.sampling import SamplingParams, changed
 from specjax.serving.rows import DecodeRows
-from specjax.serving.ticket import Ticket
+from specjax.serving.ticket import Reason, Ticket
 
 
 class Busy(RuntimeError):
@@ -46,16 +48,21 @@ class Engine:
   decoder needs a rule such as target_only: with it, greedy ones get plain greedy decoding's tokens.
 
   Args:
-    decoder: the method. Its settings, seed and JSON Schema are those of requests that bring none;
-      its stop tokens, stop words and other processors are everyone's.
+    decoder: the method. Its settings, seed, JSON Schema and penalties are those of requests that
+      bring none; its stop tokens, stop words and other processors are everyone's.
     max_length: the most tokens of a prompt and its answer together; None is all positions of the
       model. Every cache is that long.
     queue: how many requests may wait for a row.
     rounds: rounds between two looks at what is new.
 
+  Attributes:
+    watchers: each is called with every request that has ended, by the thread that ended it.
+
   Raises:
     ValueError: a length beyond the positions of the model, or a number that is not accepted.
   """
+
+  watchers: list[Callable[[Ticket], None]]
 
   def __init__(
     self, decoder: Decoder, *, max_length: int | None = None, queue: int = 64, rounds: int = 4
@@ -67,6 +74,7 @@ class Engine:
     self.rounds = checks.whole("rounds", rounds, 1)
     self.decoder, self.capacity = decoder, decoder.capacity(self.max_length, 0)
     self.lengths = _lengths(decoder, self.max_length, self.capacity)
+    self.watchers = []
     self._waiting = collections.deque[Ticket]()
     self._held: dict[int, Ticket] = {}  # by row; the thread changes it, under the lock
     self._changed = threading.Condition()
@@ -95,11 +103,19 @@ class Engine:
       return len(self._held), len(self._waiting)
 
   def submit(
-    self, prompt: Prompt, max_new_tokens: int = 128, *,
-    sampling: SamplingParams | None = None, seed: int | None = None, number: int = 0,
-    json_schema: str | Mapping[str, Any] | None = None, stop: Sequence[int] = (),
-    tell: Callable[[], None] = lambda: None, **changes: Any,
-  ) -> Ticket:  # fmt: skip
+    self,
+    prompt: Prompt,
+    max_new_tokens: int = 128,
+    *,
+    sampling: SamplingParams | None = None,
+    seed: int | None = None,
+    number: int = 0,
+    json_schema: str | Mapping[str, Any] | None = None,
+    penalties: Penalties | None = None,
+    stop: Sequence[int] = (),
+    tell: Callable[[], None] = lambda: None,
+    **changes: Any,
+  ) -> Ticket:
     """Takes a request.
 
     Args:
@@ -108,6 +124,8 @@ class Engine:
       number: of the prompt among those of its seed: a decoder's prompt of that index has its noise.
       json_schema: of this text, in place of the decoder's; for a decoder whose processors have one,
         or the name `json_schema` without a schema.
+      penalties: of this text, as numbers and a mapping of ids to biases, in place of the decoder's;
+        for a decoder whose processors have `penalties`.
       stop: ids that end this text, besides the decoder's.
       tell: is called after every piece and at the end, from another thread. It must not block.
       changes: fields of `sampling` by name, such as temperature=0.7.
@@ -120,17 +138,24 @@ class Engine:
     ids = self.decoder.model.encode(prompt)
     checks.whole("max_new_tokens", max_new_tokens, 1)
     if len(ids) + max_new_tokens > self.max_length:
-      raise ValueError(f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
-                       f"together at most {self.max_length}.")  # fmt: skip
+      raise ValueError(
+        f"prompt has {len(ids)} tokens and max_new_tokens={max_new_tokens}: "
+        f"together at most {self.max_length}."
+      )
     own = changed(self.decoder.sampling if sampling is None else sampling, **changes)
     if own.temperature > 0 and self.decoder.method.verifier.temperature == "zero":
-      raise ValueError(f"temperature={own.temperature}: accepted is 0 with the verifier "
-                       f"{self.decoder.verifier!r}; target_only takes any.")  # fmt: skip
+      raise ValueError(
+        f"temperature={own.temperature}: accepted is 0 with the verifier "
+        f"{self.decoder.verifier!r}; target_only takes any."
+      )
     if seed is not None:
       checks.whole("seed", seed, 0, checks.SEED)
     checks.whole("number", number)
     ends = frozenset(checks.ids("stop", stop, self.decoder.model.config.vocab_size))
-    processors = None if json_schema is None else self.decoder.processors_with(json_schema)
+    if penalties is not None:
+      checks.whole("min_tokens", penalties.min_tokens, 0, max_new_tokens, "max_new_tokens at most")
+    own_form = json_schema is not None or penalties is not None
+    processors = self.decoder.processors_with(json_schema, penalties, [*ends]) if own_form else None
     self.decoder.check_budgets([max_new_tokens], processors)
     ticket = Ticket(ids, max_new_tokens, own, seed, number, processors, ends, tell, self._give_up)
     with self._changed:
@@ -141,6 +166,27 @@ class Engine:
       self._waiting.append(ticket)
       self._changed.notify()
     return ticket
+
+  def scores(self, ticket: Ticket, count: int, whole: bool = False) -> list[Score]:
+    """Of the first `count` tokens of an answer, and of its prompt; see `decoding.scores`.
+
+    Any thread may ask, while others decode.
+    """
+    T = min(T for T in self.lengths if len(ticket.ids) + count <= T)
+    with self._on_mesh():
+      return scores(
+        self.decoder,
+        ticket.ids,
+        ticket.tokens[:count],
+        T,
+        budget=ticket.budget,
+        sampling=ticket.sampling,
+        processors=ticket.params,
+        whole=whole,
+      )
+
+  def _on_mesh(self) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh)
 
   def cut(self) -> None:
     """Takes no more requests and gives up all that it has; it does not wait."""
@@ -165,12 +211,17 @@ class Engine:
       ticket.given_up = True
       if ticket in self._waiting:
         self._waiting.remove(ticket)
-        ticket.end("cancelled")
+        self._end(ticket, "cancelled")
+
+  def _end(self, ticket: Ticket, reason: Reason | None, error: Exception | None = None) -> None:
+    ticket.end(reason, error)
+    for watch in self.watchers:
+      watch(ticket)
 
   def _work(self) -> None:
     failure: Exception | None = None
     try:
-      with contextlib.nullcontext() if self._mesh.empty else jax.set_mesh(self._mesh):
+      with self._on_mesh():
         rows = DecodeRows(self.decoder, self.capacity, self.lengths[0])
         while self._admit(rows):
           self._hand_out(rows)
@@ -184,7 +235,7 @@ class Engine:
         self._held.clear()
         self._waiting.clear()
       for ticket in left:
-        ticket.end(None if failure else "cancelled", failure)
+        self._end(ticket, None if failure else "cancelled", failure)
 
   def _admit(self, rows: DecodeRows) -> bool:
     """Waits until there is something to do and fills the free rows; False is the end."""
@@ -200,9 +251,12 @@ class Engine:
     for (b, ticket), following in zip(fresh, coming, strict=False):
       limit = np.array([len(ticket.ids) + ticket.budget])
       request = self.decoder.request(
-        np.array([ticket.number]), limit, sampling=ticket.sampling, seed=ticket.seed,
+        np.array([ticket.number]),
+        limit,
+        sampling=ticket.sampling,
+        seed=ticket.seed,
         processors=ticket.params,
-      )  # fmt: skip
+      )
       T = min(T for T in self.lengths if len(ticket.ids) <= T)
       again = following is not None and following.ids == ticket.ids
       rows.admit(b, ticket.ids, T, request, again)
@@ -213,6 +267,9 @@ class Engine:
     seen = rows.advance(self.rounds)
     for b, ticket in list(self._held.items()):
       ticket.passes = int(seen.stats.passes[b])
+      depths = np.arange(seen.stats.offered.shape[1])
+      ticket.drafted = int(seen.stats.offered[b] @ depths)
+      ticket.accepted = int(seen.stats.accepted[b] @ depths)
       first = len(ticket.ids) + len(ticket.tokens)
       stopped = ticket.add(seen.context.tokens[b, first : seen.context.length[b]].tolist())
       if not (stopped or seen.done[b] or ticket.given_up):
@@ -223,11 +280,11 @@ class Engine:
         del self._held[b]
       ticket.closing = self.decoder.closing(ticket.tokens, ticket.budget, ticket.processors)
       if seen.failed[b] and not stopped:
-        ticket.end(None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
+        self._end(ticket, None, self.decoder.failure(seen, b, f"prompt {ticket.number}"))
       elif stopped or (seen.done[b] and self._stopped(ticket)):
-        ticket.end("stop")
+        self._end(ticket, "stop")
       else:
-        ticket.end("length" if seen.done[b] else "cancelled")
+        self._end(ticket, "length" if seen.done[b] else "cancelled")
 
   def _stopped(self, ticket: Ticket) -> bool:
     """Whether a text that is done ended before its budget, or with a stop at its end."""

@@ -7,34 +7,46 @@ it out would be wrong.
 import dataclasses
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from specjax import checks
+from specjax.decoding.scores import MOST
+from specjax.names.build.cache import DENSE
 from specjax.names.load import Model
+from specjax.processors import Penalties
 from specjax.sampling import SamplingParams
 from specjax.serving.engine import Engine
+from specjax.serving.prompts import of_chat, of_prompts
 
-PROMPTS = 16  # of one request for completions
+CHOICES = 16  # of one prompt
 STOP_WORDS = 16
 STREAM_OPTIONS = {"include_usage", "include_obfuscation", "continuous_usage_stats"}
 COMPLETION = 16  # tokens of a completion that names no number, as at OpenAI
 
+Read = TypeVar("Read")
+
 SAMPLING = {field.name for field in dataclasses.fields(SamplingParams)} | {"seed"}
 _COMMON = SAMPLING | {"model", "stop", "stop_token_ids", "stream", "stream_options", "max_tokens",
                       "max_completion_tokens"}  # fmt: skip
-CHAT = _COMMON | {"messages", "response_format"}
-COMPLETIONS = _COMMON | {"prompt"}
+STRENGTHS: dict[str, dict[str, Any]] = {
+  "presence_penalty": {"least": -2, "most": 2},
+  "frequency_penalty": {"least": -2, "most": 2},
+  "repetition_penalty": {"above": 0, "note": "1 is off"},
+}
+_COMMON |= STRENGTHS.keys() | {"logit_bias", "min_tokens"}
+_COMMON |= {"n", "logprobs"}
+CHAT = _COMMON | {"messages", "response_format", "top_logprobs"}
+COMPLETIONS = _COMMON | {"prompt", "echo"}
 # Fields that say who asks, or how; they change no text.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
            "prompt_cache_retention", "parallel_tool_calls", "prediction", "request_id",
            "cache_salt", "spaces_between_special_tokens"}  # fmt: skip
 # Fields of OpenAI's and vLLM's protocols that are accepted where their value asks for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-  "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (False,), "top_logprobs": (0,),
-  "suffix": ("",), "presence_penalty": (0, 0.0), "frequency_penalty": (0, 0.0),
-  "repetition_penalty": (1, 1.0), "length_penalty": (1, 1.0), "logit_bias": ({},),
-  "bad_words": ([],), "logits_processors": ([],), "min_tokens": (0,), "ignore_eos": (False,),
+  "best_of": (1,), "echo": (False,), "top_logprobs": (0,),
+  "suffix": ("",), "length_penalty": (1, 1.0), "bad_words": ([],), "logits_processors": ([],),
+  "ignore_eos": (False,),
   "use_beam_search": (False,), "include_stop_str_in_output": (False,),
   "skip_special_tokens": (True,), "add_generation_prompt": (True,),
   "continue_final_message": (False,), "chat_template_kwargs": ({},), "documents": ([],),
@@ -60,9 +72,13 @@ class Refused(Exception):
   field: str | None
 
   def __init__(
-    self, status: int, sentence: str, kind: str = "invalid_request_error", code: str | None = None,
+    self,
+    status: int,
+    sentence: str,
+    kind: str = "invalid_request_error",
+    code: str | None = None,
     field: str | None = None,
-  ):  # fmt: skip
+  ):
     super().__init__(sentence)
     self.status, self.sentence, self.kind, self.code, self.field = (
       status, sentence, kind, code, field,
@@ -79,20 +95,26 @@ class Asked(NamedTuple):
   """A request that can be answered.
 
   Attributes:
-    prompts: ids of each.
+    prompts: ids of each; those of one that has several answers are repeated.
     budgets: new tokens of each.
+    choices: answers to each prompt.
     settings: keyword arguments of `Engine.submit`.
     stop_words: texts that end a text.
     stream: whether the text is sent as it comes.
     usage: whether a stream ends with its counts.
+    top: how many likely tokens are named with the log-probability of each; None is neither.
+    echo: whether a text begins with its prompt.
   """
 
   prompts: list[list[int]]
   budgets: list[int]
+  choices: int
   settings: dict[str, Any]
   stop_words: tuple[str, ...]
   stream: bool
   usage: bool
+  top: int | None
+  echo: bool
 
 
 def read(engine: Engine, name: str, body: bytes, chat: bool) -> Asked:
@@ -101,12 +123,21 @@ def read(engine: Engine, name: str, body: bytes, chat: bool) -> Asked:
   Raises:
     Refused: a field or value that is not accepted.
   """
+  return of_json(body, lambda given: _read(engine, name, given, chat))
+
+
+def of_json(body: bytes, use: Callable[[dict[str, Any]], Read]) -> Read:
+  """What `use` makes of the fields in a body of JSON, of which null is none.
+
+  Raises:
+    Refused: no object of JSON, or a ValueError of `use`.
+  """
   raw = None
   try:
     raw = checks.parse_json(body, "the request")
     if not isinstance(raw, dict):
       checks.refuse("request", raw, "a JSON object")
-    return _read(engine, name, {k: v for k, v in raw.items() if v is not None}, chat)
+    return use({k: v for k, v in raw.items() if v is not None})
   except ValueError as error:
     words = str(error)
     field = words.partition("=")[0].partition("[")[0]
@@ -124,21 +155,32 @@ def _read(engine: Engine, name: str, given: dict[str, Any], chat: bool) -> Asked
       checks.refuse("field", field, f"one of {', '.join(sorted(known))}")
     if not any(value == x and type(value) is type(x) for x in accepted):
       checks.refuse(field, value, f"only {json.dumps(accepted[0])}")
-  if "model" in given and given["model"] != name:
-    sentence = f"model={checks.shown(given['model'])}: accepted is only {name!r}."
-    raise Refused(404, sentence, code="model_not_found", field="model")
+  check_name(given, name)
   needed = "messages" if chat else "prompt"
   if needed not in given:
     raise ValueError(f"the request lacks {needed!r}.")
   model = engine.decoder.model
-  prompts = [_chat(model, given["messages"])] if chat else _prompts(model, given["prompt"])
+  prompts = [of_chat(model, given["messages"])] if chat else of_prompts(model, given["prompt"])
+  choices = checks.whole("n", given.get("n", 1), 1, CHOICES)
+  prompts = [ids for ids in prompts for _ in range(choices)]
   budgets = [_budget(engine, len(ids), given, chat) for ids in prompts]
   words, ends = _stop(model, given)
   stream = checks.boolean("stream", given.get("stream", False))
   settings = _sampling(given) | {"stop": ends}
+  if (own := _penalties(given, min(budgets))) is not None:
+    settings["penalties"] = own
   if chat and (form := _form(given.get("response_format", {"type": "text"}))) is not None:
     settings["json_schema"] = form
-  return Asked(prompts, budgets, settings, words, stream, _usage(given, stream))
+  usage, top = _usage(given, stream), _top(engine, given, chat, stream)
+  echo = checks.boolean("echo", given.get("echo", False))
+  return Asked(prompts, budgets, choices, settings, words, stream, usage, top, echo)
+
+
+def check_name(given: Mapping[str, Any], name: str) -> None:
+  """Refuses a model of another name."""
+  if "model" in given and given["model"] != name:
+    sentence = f"model={checks.shown(given['model'])}: accepted is only {name!r}."
+    raise Refused(404, sentence, code="model_not_found", field="model")
 
 
 def _stop(model: Model, given: Mapping[str, Any]) -> tuple[tuple[str, ...], list[int]]:
@@ -173,6 +215,18 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
   return settings
 
 
+def _penalties(given: Mapping[str, Any], most: int) -> Penalties | None:
+  """What makes tokens less likely, None where nothing does; `most` new tokens may come."""
+  strengths = {
+    field.removesuffix("_penalty"): checks.number(field, given[field], **accepted)
+    for field, accepted in STRENGTHS.items()
+    if field in given
+  }
+  least = checks.whole("min_tokens", given.get("min_tokens", 0), 0, most, "up to max_tokens")
+  own = Penalties(**strengths, min_tokens=least, bias=given.get("logit_bias") or None)
+  return None if own == Penalties() else own
+
+
 def _is(value: Any, number: int) -> bool:
   """Whether a value of JSON is this number; `true` is none."""
   return value == number and not isinstance(value, bool)
@@ -190,6 +244,25 @@ def _usage(given: Mapping[str, Any], stream: bool) -> bool:
   if options.get("continuous_usage_stats"):
     checks.refuse("stream_options", options, "counts at the end only")
   return options.get("include_usage") or False
+
+
+def _top(engine: Engine, given: Mapping[str, Any], chat: bool, stream: bool) -> int | None:
+  """How many likely tokens are named beside each that is scored; None where none is scored."""
+  wanted = given.get("logprobs", False)
+  count = checks.whole("top_logprobs", given.get("top_logprobs", 0), 0, MOST)
+  if chat:
+    wanted = checks.boolean("logprobs", wanted)
+    if count and not wanted:
+      checks.refuse("top_logprobs", count, "only 0 without logprobs")
+  elif wanted is not False:
+    count = checks.whole("logprobs", wanted, 0, MOST)
+  if wanted is False:
+    return None
+  if stream:
+    checks.refuse("logprobs", wanted, "only false in a stream")
+  if engine.decoder.cache != DENSE:
+    checks.refuse("logprobs", wanted, "only false over a cache that is not dense")
+  return count
 
 
 def _form(given: Any) -> Mapping[str, Any] | None:
@@ -225,52 +298,3 @@ def _budget(engine: Engine, length: int, given: Mapping[str, Any], chat: bool) -
     sentence = f"the prompt has {length} tokens{more}: together at most {engine.max_length}."
     raise Refused(400, sentence, code="context_length_exceeded")
   return budget
-
-
-def _chat(model: Model, messages: Any) -> list[int]:
-  """The ids of a conversation. A message may have the name of who speaks, for the template."""
-  turns = []
-  for i, message in enumerate(checks.sequence("messages", messages, "a list of messages")):
-    if not isinstance(message, Mapping):
-      checks.refuse(f"messages[{i}]", message, "an object with role and content")
-    for key, value in message.items():
-      if key not in ("role", "content", "name") and value:
-        checks.refuse(f"messages[{i}]", message, f"an object with role and content, not {key!r}")
-    content = message.get("content")
-    if content is None and message.get("role") == "assistant":
-      content = ""  # as beside an empty list of tool calls
-    turn = {"role": message.get("role"), "content": _content(i, content)}
-    if (name := message.get("name")) is not None:
-      turn["name"] = checks.text(f"messages[{i}].name", name)
-    turns.append(turn)
-  if not turns:
-    checks.refuse("messages", messages, "a list of one message or more")
-  try:
-    return model.chat(turns)
-  except ValueError as error:
-    raise ValueError(str(error).replace("turns[", "messages[", 1)) from None
-
-
-def _content(i: int, content: Any) -> str:
-  """The text of a message, which may come in parts."""
-  if isinstance(content, str):
-    return content
-  accepted = "text, or a list of parts of type text"
-  parts = checks.sequence(f"messages[{i}].content", content, accepted)
-  for part in parts:
-    if not isinstance(part, Mapping) or part.get("type") != "text":
-      checks.refuse(f"messages[{i}].content", part, accepted)
-  return "".join(checks.text(f"messages[{i}].content", part.get("text")) for part in parts)
-
-
-def _prompts(model: Model, given: Any) -> list[list[int]]:
-  """The ids of one prompt, text or ids, or of a list of prompts."""
-  if isinstance(given, str):
-    return [model.encode(given)]
-  accepted = f"text, ids, or a list of 1 to {PROMPTS} of these"
-  held = checks.sequence("prompt", given, accepted)
-  if held and all(isinstance(x, int) for x in held):
-    return [model.encode(held)]
-  if not 1 <= len(held) <= PROMPTS or not all(isinstance(x, str | Sequence) for x in held):
-    checks.refuse("prompt", given, accepted)
-  return [model.encode(x) for x in held]

@@ -42,9 +42,13 @@ class _Held(NamedTuple):
 
 
 def refilled(
-  decoder: Decoder, prompts: Sequence[Prompt], max_new_tokens: int | Sequence[int] = 128, *,
-  numbers: Sequence[int] | None = None, rounds: int = 8,
-) -> Iterator[tuple[int, Result]]:  # fmt: skip
+  decoder: Decoder,
+  prompts: Sequence[Prompt],
+  max_new_tokens: int | Sequence[int] = 128,
+  *,
+  numbers: Sequence[int] | None = None,
+  rounds: int = 8,
+) -> Iterator[tuple[int, Result]]:
   """Decodes prompts and yields (index of the prompt, its result) as they are done, in any order.
 
   A request draws the tokens that it draws alone, whoever its neighbours are and whenever it is

@@ -18,9 +18,12 @@ from specjax.decoding.decoder import Decoder
 
 @jax.jit(donate_argnums=0)
 def _replaced(
-  state: speculate.DecodeState, request: speculate.DecodeRequest, alone: speculate.DecodeState,
-  own: speculate.DecodeRequest, b: jax.Array,
-) -> tuple[speculate.DecodeState, speculate.DecodeRequest]:  # fmt: skip
+  state: speculate.DecodeState,
+  request: speculate.DecodeRequest,
+  alone: speculate.DecodeState,
+  own: speculate.DecodeRequest,
+  b: jax.Array,
+) -> tuple[speculate.DecodeState, speculate.DecodeRequest]:
   """A state and a request of B rows, of which row b is now that of `alone` and `own`."""
 
   def put(x: jax.Array, row: jax.Array) -> jax.Array:
@@ -58,8 +61,8 @@ class DecodeRows:
     self._request = self._empty = decoder.request(np.zeros(B, int), np.ones(B, np.int32))
     self._state = self._start([0], T, self._request)
     self._kept: tuple[list[int], int, speculate.DecodeState] | None = None  # a prompt, T, its state
-    # Other states are not the prompt's alone: a request's processors and earlier texts are in them.
-    self._sharing = not decoder.method.processors and decoder.method.drafter.keep is None
+    # What a drafter keeps of earlier texts is not the prompt's alone.
+    self._sharing = decoder.method.drafter.keep is None
 
   def _start(
     self, prompt: list[int], T: int, request: speculate.DecodeRequest
@@ -84,7 +87,9 @@ class DecodeRows:
     """
     kept, self._kept = self._kept, None
     if kept is not None and kept[:2] == (prompt, T):
-      alone, seconds = kept[2]._replace(done=len(prompt) >= request.limit), 0.0
+      alone, seconds = kept[2], 0.0
+      own = speculate.compiled_begun(self.decoder.method.processors, request, alone.context)
+      alone = alone._replace(processors=own, done=len(prompt) >= request.limit)
     else:
       alone, seconds = timed(self._start, prompt, T, request)
     if again and self._sharing:

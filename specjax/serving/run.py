@@ -33,9 +33,14 @@ class Uvicorn(uvicorn.Server):
 def configured(engine: Engine, seconds: float) -> uvicorn.Config:
   """How the application runs: quietly, and without telling who serves it."""
   return uvicorn.Config(
-    app(engine, seconds), log_level="warning", access_log=False, server_header=False,
-    lifespan="off", ws="none", timeout_graceful_shutdown=round(GRACE) + 20,
-  )  # fmt: skip
+    app(engine, seconds),
+    log_level="warning",
+    access_log=False,
+    server_header=False,
+    lifespan="off",
+    ws="none",
+    timeout_graceful_shutdown=round(GRACE) + 20,
+  )
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -46,8 +51,10 @@ def bound(host: str, port: int) -> socket.socket:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=1024)
   except OSError as error:
-    raise ValueError(f"host={host!r}, port={port}: accepted is an address of this machine that is "
-                     f"free ({error.strerror or error}).") from None  # fmt: skip
+    raise ValueError(
+      f"host={host!r}, port={port}: accepted is an address of this machine that is "
+      f"free ({error.strerror or error})."
+    ) from None
   except UnicodeError:
     checks.refuse("host", host, "the name or address of this machine")
 
@@ -76,8 +83,11 @@ def serve(make: Callable[[], Engine], host: str, port: int, seconds: float) -> N
       for kind in SIGNALS:
         signal.signal(kind, lambda *_: None)
       shown = f"[{host}]" if ":" in host else host
-      print(f"{model_name(engine)} at http://{shown}:{place.getsockname()[1]}/v1, with "
-            f"{engine.decoder.name} and {engine.decoder.label}", flush=True)  # fmt: skip
+      print(
+        f"{model_name(engine)} at http://{shown}:{place.getsockname()[1]}/v1, with "
+        f"{engine.decoder.name} and {engine.decoder.label}",
+        flush=True,
+      )
       Uvicorn(config, engine).run(sockets=[place])
   finally:
     for kind, handler in before.items():

@@ -2,6 +2,7 @@
 
 import collections
 import queue
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -21,6 +22,9 @@ class Ticket:
     closing: see `Result.closing`; it is known once the answer has ended.
     passes: passes of the model so far, prefill excluded; a stop id of the request's own is seen
       after the rounds in which it was said.
+    drafted, accepted: tokens that drafts were deep, and that were accepted of them, so far.
+    begun, first, finished: the times (`time.monotonic`) at which it was taken, had its first token,
+      and ended; None, and `begun`, before that.
     reason: how the answer ended: with a stop token or a stop word of the decoder's, with its
       budget, or cancelled; None before that, and where it failed.
     given_up: whether somebody cancelled it.
@@ -36,19 +40,34 @@ class Ticket:
   tokens: list[int]
   closing: int | None
   passes: int
+  drafted: int
+  accepted: int
+  begun: float
+  first: float | None
+  finished: float
   reason: Reason | None
   given_up: bool
   error: Exception | None
 
   def __init__(
-    self, ids: list[int], budget: int, sampling: SamplingParams, seed: int | None, number: int,
-    processors: Sequence[Used] | None, stop: frozenset[int], tell: Callable[[], None],
+    self,
+    ids: list[int],
+    budget: int,
+    sampling: SamplingParams,
+    seed: int | None,
+    number: int,
+    processors: Sequence[Used] | None,
+    stop: frozenset[int],
+    tell: Callable[[], None],
     give_up: Callable[["Ticket"], None],
-  ):  # fmt: skip
+  ):
     self.ids, self.budget, self.sampling, self.seed, self.number, self.processors = (
       ids, budget, sampling, seed, number, processors,
     )  # fmt: skip
     self.tokens, self.closing, self.passes = [], None, 0
+    self.drafted = self.accepted = 0
+    self.begun = self.finished = time.monotonic()
+    self.first = None
     self.reason, self.given_up, self.error = None, False, None
     self._stop, self._tell, self._give_up = stop, tell, give_up
     self._pieces = queue.SimpleQueue[list[int] | None]()
@@ -86,12 +105,13 @@ class Ticket:
     new = new[: stops[0] + 1] if stops else new
     self.tokens += new
     if new:
+      self.first = time.monotonic() if self.first is None else self.first
       self._pieces.put(new)
       self._tell()
     return bool(stops)
 
   def end(self, reason: Reason | None, error: Exception | None = None) -> None:
     """Hands out how the answer ended; the engine calls it, as it does `add`."""
-    self.reason, self.error = reason, error
+    self.reason, self.error, self.finished = reason, error, time.monotonic()
     self._pieces.put(None)
     self._tell()

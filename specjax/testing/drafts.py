@@ -44,8 +44,10 @@ def fixed_draft(
   """
   valid = [True] * len(choices) if valid is None else list(valid)
   if not len(choices) == len(tokens) == len(valid):
-    raise ValueError(f"choices has {len(choices)} paths, tokens {len(tokens)} entries and valid "
-                     f"{len(valid)}: expected one each.")  # fmt: skip
+    raise ValueError(
+      f"choices has {len(choices)} paths, tokens {len(tokens)} entries and valid "
+      f"{len(valid)}: expected one each."
+    )
   tree = from_choices(choices)
   order = sorted(range(len(choices)), key=lambda i: (len(choices[i]), tuple(choices[i])))
   fixed = jnp.asarray([[0, *(tokens[i] for i in order)]], jnp.int32)

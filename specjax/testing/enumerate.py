@@ -114,8 +114,10 @@ class Script:
     places = [self.combinations * radix**i for i in range(count)]
     self.combinations *= radix**count
     if self.combinations > MOST_ROWS:
-      raise ValueError(f"the method can turn out in {self.combinations} ways or more, accepted are "
-                       f"{MOST_ROWS}: use a smaller tree, vocabulary or rounds.")  # fmt: skip
+      raise ValueError(
+        f"the method can turn out in {self.combinations} ways or more, accepted are "
+        f"{MOST_ROWS}: use a smaller tree, vocabulary or rounds."
+      )
     return self.rows[:, None] // jnp.asarray(places, jnp.int32)[None] % radix
 
   def choose(self, log_probs: Array, depth: Array) -> Array:
@@ -153,9 +155,14 @@ class Script:
   compiler_options={"xla_backend_optimization_level": 0},  # compiling is all the time there is
 )
 def _play(
-  method: speculate.Method, weights: speculate.Weights, request: speculate.DecodeRequest,
-  prompt: Array, rows: Array, rounds: int, capacity: int,
-) -> tuple[Context, list]:  # fmt: skip
+  method: speculate.Method,
+  weights: speculate.Weights,
+  request: speculate.DecodeRequest,
+  prompt: Array,
+  rows: Array,
+  rounds: int,
+  capacity: int,
+) -> tuple[Context, list]:
   """Text after `rounds` rounds of row r's script, and what the script was asked."""
   script = Script(rows)
 
@@ -168,9 +175,14 @@ def _play(
   length = jnp.full(rows.shape, prompt.shape[0], jnp.int32)
   state = speculate.start(method, weights, tokens, length, request, capacity)
   state = speculate.advance(
-    method, weights, request, state, jnp.int32(rounds),
-    while_loop=every_round, source=lambda key, position: script,
-  )  # fmt: skip
+    method,
+    weights,
+    request,
+    state,
+    jnp.int32(rounds),
+    while_loop=every_round,
+    source=lambda key, position: script,
+  )
   return state.context, script.record
 
 
@@ -253,9 +265,13 @@ def emitted_distribution(
 
 
 def next_distribution(
-  logits: np.ndarray, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+  logits: np.ndarray,
+  temperature: float,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  min_p: float = 0.0,
   typical_p: float = 1.0,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
   """f64[V] from logits [V]: the settings one after the other, in plain numpy.
 
   Written apart from `sampling.warp`, which it checks.

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Params
-from specjax.sampling import RESIDUAL
+from specjax.base import Draft, Features, Params, Proposal, Verdict
+from specjax.sampling import RESIDUAL, NoiseSource
 from specjax.speculate import Method
 from specjax.testing import enumerate as exact
 from specjax.testing.enumerate import Case
@@ -34,7 +34,7 @@ def _judging(method: Method, change: Callable[[Draft, Array], tuple[Draft, Array
   """The method with `change` made to what its rule reads, (draft, log p)."""
   verifier = method.verifier
 
-  def verify(params, draft, log_probs, *rest, **named):
+  def verify(params: Params, draft: Draft, log_probs: Array, *rest, **named) -> Verdict:
     return verifier.verify(params, *change(draft, log_probs), *rest, **named)
 
   return method._replace(verifier=verifier._replace(verify=verify))
@@ -114,7 +114,16 @@ def last_token_redrawn(method: Method) -> Method:
   """The token after the accepted ones is drawn anew from p."""
   verifier = method.verifier
 
-  def verify(params, draft, log_probs, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     verdict = verifier.verify(
       params, draft, log_probs, features, noise, depth=depth, proposal=proposal
     )
@@ -130,10 +139,17 @@ def last_token_redrawn(method: Method) -> Method:
 FAULTS: dict[str, Callable[[Method], Method]] = {
   fault.__name__.replace("_", " "): fault
   for fault in (
-    row_of_the_child, p_for_q, p_and_q_swapped, q_padded, q_rounded, siblings_reversed,
-    child_duplicated, distribution_forgets_siblings, last_token_redrawn,
+    row_of_the_child,
+    p_for_q,
+    p_and_q_swapped,
+    q_padded,
+    q_rounded,
+    siblings_reversed,
+    child_duplicated,
+    distribution_forgets_siblings,
+    last_token_redrawn,
   )
-}  # fmt: skip
+}
 
 
 def distances(

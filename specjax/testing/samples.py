@@ -22,9 +22,14 @@ _RARE = 5  # cells with fewer expected sequences are merged
 
 @switches.hold
 def p_value(
-  case: Case, method: speculate.Method, drafter_params: Params = (), *,
-  requests: int = 2**15, seed: int = 1, source: Callable[..., NoiseSource] = Noise,
-) -> float:  # fmt: skip
+  case: Case,
+  method: speculate.Method,
+  drafter_params: Params = (),
+  *,
+  requests: int = 2**15,
+  seed: int = 1,
+  source: Callable[..., NoiseSource] = Noise,
+) -> float:
   """Tests what many requests of one prompt emit against the target's distribution, by chi-square.
 
   With 63 cells and 2**18 requests a total variation of 0.01 is missed once in a hundred times at
@@ -39,9 +44,11 @@ def p_value(
   """
   P, L, V = len(case.prompt), case.length, method.target.vocab_size
   request = speculate.DecodeRequest(
-    case.settings(requests), request_keys(seed, np.arange(requests)),
-    jnp.full(requests, P + L, jnp.int32), jnp.array([-1]),
-  )  # fmt: skip
+    case.settings(requests),
+    request_keys(seed, np.arange(requests)),
+    jnp.full(requests, P + L, jnp.int32),
+    jnp.array([-1]),
+  )
   weights = speculate.Weights({"logits": jnp.asarray(case.logits, jnp.float32)}, drafter_params)
   tokens = jnp.broadcast_to(jnp.array([case.prompt]), (requests, P))
   capacity = speculate.capacity_for(P, L, method.drafter.depth)

@@ -148,5 +148,7 @@ def check_size(tree: Tree, width: str, formula: str, most: int) -> None:
     formula, most: the most nodes that the search sees, in words and as a number.
   """
   if min(tree.depth, getattr(tree, width)) < 1 or not tree.depth < tree.nodes <= most:
-    raise ValueError(f"tree={tree}: accepted are depth and {width} of 1 or more and more nodes "
-                     f"than depth, at most {formula} = {most}.")  # fmt: skip
+    raise ValueError(
+      f"tree={tree}: accepted are depth and {width} of 1 or more and more nodes "
+      f"than depth, at most {formula} = {most}."
+    )

@@ -62,10 +62,13 @@ class Drawn(Static):
       tokens, valid = jnp.concatenate([tokens, drawn], 1), jnp.concatenate([valid, real], 1)
     never = jnp.full_like(distributions[0], NEVER)
     return Draft(
-      tokens, rows_of(shape.parent, B), rows_of(shape.depth, B), valid,
+      tokens,
+      rows_of(shape.parent, B),
+      rows_of(shape.depth, B),
+      valid,
       jnp.stack([distributions.get(n, never) for n in range(N)], 1),
       rows_of(shape.rank, B) > 0 if self.how == "mixed" else None,
-    )  # fmt: skip
+    )
 
 
 @dataclasses.dataclass(frozen=True)

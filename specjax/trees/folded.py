@@ -51,8 +51,10 @@ class Folded:
 
   def __post_init__(self) -> None:
     if self.frames.proposal != "deterministic":
-      raise ValueError(f"tree={self.frames}: accepted for frames that are folded are trees that "
-                       "choose their nodes and draw none.")  # fmt: skip
+      raise ValueError(
+        f"tree={self.frames}: accepted for frames that are folded are trees that "
+        "choose their nodes and draw none."
+      )
 
   @property
   def nodes(self) -> int:

@@ -97,8 +97,11 @@ def draw_levels(
 def _log1mexp(x: Array) -> Array:
   """log(1 - exp(x)) for x <= 0."""
   near = x > -0.6931472
-  return jnp.where(near, jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
-                   jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))  # fmt: skip
+  return jnp.where(
+    near,
+    jnp.log(-jnp.expm1(jnp.where(near, x, -1.0))),
+    jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))),
+  )
 
 
 @dataclasses.dataclass(frozen=True)

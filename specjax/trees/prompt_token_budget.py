@@ -32,8 +32,9 @@ def accepted_last(choices: Choices, hit_rates: np.ndarray) -> np.ndarray:
   N, D = len(tree.parent), int(tree.depth.max())
   rates = np.asarray(hit_rates, np.float64)
   if rates.ndim != 2 or len(rates) < D or rates.shape[1] <= tree.rank.max():
-    raise ValueError(f"hit_rates of shape {rates.shape}: the tree has {D} levels and "
-                     f"{tree.rank.max() + 1} ranks.")  # fmt: skip
+    raise ValueError(
+      f"hit_rates of shape {rates.shape}: the tree has {D} levels and {tree.rank.max() + 1} ranks."
+    )
   if (rates < 0).any() or (rates.sum(1) > 1 + 1e-6).any():
     raise ValueError("hit_rates must be 0 or more, and those of one depth sum to 1 at most.")
   reached, onward = np.ones(N), np.zeros(N)

@@ -28,8 +28,10 @@ def sequoia(acceptance: Sequence[float] | np.ndarray, nodes: int, depth: int) ->
   """
   rates = np.asarray(acceptance, np.float64)
   if rates.ndim != 1 or not rates.size or (rates < 0).any() or rates.sum() > 1 + 1e-6:
-    raise ValueError(f"acceptance={rates.tolist()}: accepted are rates of 0 or more, one at least, "
-                     "that sum to 1 at most.")  # fmt: skip
+    raise ValueError(
+      f"acceptance={rates.tolist()}: accepted are rates of 0 or more, one at least, "
+      "that sum to 1 at most."
+    )
   if nodes < 1 or depth < 1:
     raise ValueError(f"nodes={nodes}, depth={depth}: accepted are 1 or more.")
   R, D = len(rates), depth

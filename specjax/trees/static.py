@@ -185,8 +185,10 @@ def best_first(hit_rates: np.ndarray, nodes: int) -> list[list[int]]:
     hit_rates: f[D, R], how often rank r of depth d + 1 is right given that its parent is.
   """
   if hit_rates.ndim != 2 or not hit_rates.size or nodes < 1:
-    raise ValueError(f"nodes={nodes}, hit_rates of shape {hit_rates.shape}: expected nodes >= 1 "
-                     "and a [depth, rank] table.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, hit_rates of shape {hit_rates.shape}: expected nodes >= 1 "
+      "and a [depth, rank] table."
+    )
   frontier: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
   chosen: list[list[int]] = []
   while frontier and len(chosen) < nodes:

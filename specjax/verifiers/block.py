@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Verifier
-from specjax.sampling import COIN, RESIDUAL
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, NoiseSource
 from specjax.trees.structure import gather
 from specjax.verifiers import chain, siblings
 
@@ -31,7 +31,16 @@ def block() -> Verifier:
   With the sums S of log p / q, log c = S - cummax(max(S, 0)), so no loop over tokens is needed.
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     step = jnp.arange(depth + 1, dtype=jnp.int32)[None]
     length = jnp.cumprod(draft.valid[:, 1:].astype(jnp.int32), 1).sum(1, dtype=jnp.int32)[:, None]
     log_q = chain.log_q(draft, log_probs)

@@ -4,8 +4,8 @@ import functools
 
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Verifier
-from specjax.sampling import most_likely
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import NoiseSource, most_likely
 from specjax.trees.structure import match
 
 
@@ -16,7 +16,16 @@ def greedy() -> Verifier:
   This is the rule of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), for trees.
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     return match(draft, most_likely(log_probs), depth)
 
   return Verifier("greedy", "GREEDY-EXACT", PROPOSALS, "zero", verify)

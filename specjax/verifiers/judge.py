@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Proposal, Verdict, Verifier
+from specjax.sampling import NoiseSource
 from specjax.trees.structure import match
 from specjax.verifiers import chain
 
@@ -49,7 +50,16 @@ def judge(threshold: float = 0.5) -> Verifier:
     threshold: 1 leaves the exact rule, a lower one accepts more.
   """
 
-  def verify(params: Judge, draft: Draft, log_probs, features, noise, *, depth, proposal):
+  def verify(
+    params: Judge,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     if not isinstance(params, Judge):
       raise ValueError(f"params={params!r:.40} of verifier='judge': accepted is a trained Judge.")
     right = probability(params, features.hidden) > threshold

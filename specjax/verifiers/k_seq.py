@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Verifier
-from specjax.sampling import COIN, RESIDUAL
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, NoiseSource
 from specjax.trees.structure import ending_at, gather, same_prefix
 from specjax.verifiers import siblings
 
@@ -42,7 +42,16 @@ def k_seq() -> Verifier:
   those that were refused.
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     B, N, V = log_probs.shape
     p, q = jnp.exp(log_probs), siblings.first_child(draft, "iid", V)
     node = jnp.arange(N, dtype=jnp.int32)[None, :, None]

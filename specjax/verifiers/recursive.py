@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Verifier
-from specjax.sampling import COIN, RESIDUAL
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, NoiseSource
 from specjax.trees.structure import ending_at
 from specjax.verifiers import siblings
 
@@ -24,7 +24,16 @@ def recursive() -> Verifier:
   speculative sampling ("chain") and target-only verification ("deterministic").
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     B, N, V = log_probs.shape
     first = siblings.first_child(draft, proposal, V)
     p, row = jnp.exp(log_probs[:, 0]), first[:, 0]

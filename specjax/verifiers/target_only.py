@@ -4,7 +4,8 @@ import functools
 
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import NoiseSource
 from specjax.trees.structure import match
 
 
@@ -15,7 +16,16 @@ def target_only() -> Verifier:
   Its tokens do not depend on the draft, so no distribution q is needed.
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     return match(draft, noise.choose(log_probs, draft.depth), depth)
 
   return Verifier("target_only", "EXACT", PROPOSALS, "any", verify)

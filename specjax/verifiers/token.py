@@ -4,7 +4,8 @@ import functools
 
 from jax import Array
 
-from specjax.base import Draft, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import NoiseSource
 from specjax.verifiers import chain
 
 
@@ -22,7 +23,16 @@ def token() -> Verifier:
   A position is decided by what is at and before it, so the chain may be "coupled" (derived).
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     passed = chain.coins(draft, log_probs, noise)
     return chain.accept_until_rejection(draft, log_probs, passed, noise, proposal)
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Verifier
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import NoiseSource
 from specjax.verifiers import chain
 
 
@@ -38,7 +39,16 @@ def transfer(eta: float = 10.0, alpha: float = 0.1) -> Verifier:
   if eta < 0 or not 0 <= alpha <= 1:
     raise ValueError(f"eta={eta:g}, alpha={alpha:g}: expected eta >= 0 and 0 <= alpha <= 1.")
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     log_q = chain.log_q(draft, log_probs)
     moved = transferred(log_probs, log_q, eta, alpha)
     passed = chain.coins(draft, moved, noise)

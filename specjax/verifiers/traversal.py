@@ -5,8 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Draft, Verifier
-from specjax.sampling import COIN, RESIDUAL
+from specjax.base import Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import COIN, RESIDUAL, NoiseSource
 from specjax.trees.structure import connected, ending_at, gather, upwards
 from specjax.verifiers import siblings
 
@@ -35,7 +35,16 @@ def traversal() -> Verifier:
   the siblings before it. On a chain this is block verification.
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     B, N, V = log_probs.shape
     b = jnp.arange(B)
     order = _leaves_first(draft, depth)

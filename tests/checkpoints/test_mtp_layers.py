@@ -116,6 +116,7 @@ def test_loaded_then_saved_is_the_layer(tmp_path):
   assert (again.config, again.network) == (loaded.config, loaded.network)
 
 
+@pytest.mark.slow
 def test_the_layer_drafts_for_its_target_by_name(tmp_path):
   model = specjax.load(str(write(tmp_path)))
   prompts = [[1, 2, 3, 4, 5, 1, 2], [7]]

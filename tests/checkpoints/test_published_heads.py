@@ -429,6 +429,7 @@ def test_a_layer_unlike_the_target_cannot_become_ours(tmp_path):
   assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle3"])
 @pytest.mark.parametrize(
   "name", ["hydra++", "eagle", "eagle3", "mlp_speculator, tied", "dflash", "peagle"]

@@ -71,6 +71,7 @@ def pair(name: str, model):
   return build(*target_of(build, model.target)), begun.get(name, ())
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["prompt_lookup", "medusa"])
 # No denoiser was trained on this vocabulary.
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ DENOISE = [
   ("--prompt Ann --policy guided-5", "guided: it needs a model, guided[PATH]"),
 ]  # fmt: skip
 CHAT = [
-  ("--model causal --weights int4", "invalid choice 'int4' for argument '--weights'"),
+  ("--model causal --weights int3", "invalid choice 'int3' for argument '--weights'"),
   ("--model no_such", "'no_such' is no directory with a config.json"),
   ("--model both", "model='both' sees both sides of a token"),
   ("--model ids", "ids has no chat template"),

@@ -68,6 +68,7 @@ def in_order(out: str, *texts: str) -> bool:
   return True
 
 
+@pytest.mark.slow
 def test_a_pipe_is_answered_line_by_line(talk, model):
   out, err = talk("the cat", "", "the dog sat", options=["--drafter", "prompt_lookup-4"])
   first, second = answers(model, "the cat", "the dog sat")
@@ -76,6 +77,7 @@ def test_a_pipe_is_answered_line_by_line(talk, model):
   assert out.count("times plain decoding") == 2 and "\x1b" not in out and ">" not in out
 
 
+@pytest.mark.slow
 def test_stops_end_an_answer(talk, model):
   loaded = specjax.load(model)
   decoder = Decoder(loaded, temperature=1.0)
@@ -91,6 +93,7 @@ def test_stops_end_an_answer(talk, model):
     assert f"{place + 1} tokens" in out
 
 
+@pytest.mark.slow
 def test_commands(talk, model):
   out, err = talk(
     "/drafter oracle", "/temperature x", "/oracle", "the cat", "/temperature 0.8",

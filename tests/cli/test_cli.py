@@ -187,6 +187,7 @@ def test_several_prompts_are_shown(text_model, write, run):
   assert out.count("4 tokens") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["--json"], []])
 def test_a_stop_ends_a_text(text_model, run, how):
   common = ("generate", "--model", text_model, "--prompt", "the cat", "--max-new-tokens", 12,
@@ -260,6 +261,7 @@ def test_info(text_model, run):
   assert code == 0 and "parameters" in out and "vocab_size" in out and "qa" in out
 
 
+@pytest.mark.slow
 def test_bench_writes_and_prints(ids_model, write, run, tmp_path):
   path = write({"tokens": [1, 2, 1, 2, 1]}, {"tokens": [3]})
   code, out, _ = run(
@@ -504,6 +506,7 @@ def test_a_draft_model_of_another_vocabulary(ids_model, text_model, refused):
   assert "has a vocabulary of 64" in sentence and "they must share one" in sentence
 
 
+@pytest.mark.slow
 def test_a_policy_ends_the_chain_of_a_draft_model(run, text_model, tmp_path):
   params = AcceptanceHead(2).init(jax.random.key(0), jnp.zeros((1, 32)))
   parts.save(tmp_path, parts.Acceptance(2, params), target=text_model, draft=text_model)

@@ -50,6 +50,7 @@ def one_by_one(model, ids: list[int]) -> tuple[list[int], list[float]]:
   return canvas[0].tolist(), nats.tolist()
 
 
+@pytest.mark.slow
 def test_guesses_change_no_token_and_save_passes(model):
   plain, quick = (DiffusionDecoder(model, name, batch=2) for name in ("assd-1", "assd"))
   assert (plain.name, quick.name) == ("assd-1", "assd")
@@ -68,6 +69,7 @@ def test_guesses_change_no_token_and_save_passes(model):
   assert saved > 0
 
 
+@pytest.mark.slow
 def test_a_draw_does_not_depend_on_its_neighbours(model):
   hot = {"temperature": 1.0, "seed": 3}
   together = DiffusionDecoder(model, "assd-3", batch=3, **hot)(PROMPTS, BUDGETS)

@@ -33,6 +33,7 @@ def model() -> Model:
                TOKENIZER.id(MASK))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_its_blocks_and_its_cache_are_the_defaults(model):
   decoder = DiffusionDecoder(model, "threshold-0.3", stopping="whole", batch=2)
   assert (decoder.name, decoder.loop.method.cache.name) == ("threshold-0.3/whole", "committed")

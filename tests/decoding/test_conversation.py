@@ -140,6 +140,7 @@ def small(monkeypatch):
   monkeypatch.setattr(conversation, "LEAST", 64)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle"])
 @pytest.mark.parametrize("name", METHODS)
 def test_turns_equal_a_new_decoder(name, small):
@@ -173,6 +174,7 @@ def decoder():
 TEXT = np.random.default_rng(5).integers(3, V, size=40).tolist()
 
 
+@pytest.mark.slow
 def test_only_new_tokens_pass_through_the_model(small):
   passes: list[int] = []  # nodes of each; 0 for a prefill
   inner = target(CONFIG)
@@ -198,6 +200,7 @@ def test_only_new_tokens_pass_through_the_model(small):
     text = talk.ids + (TEXT[:3] if reading[0] == 0 else TEXT[:10])
 
 
+@pytest.mark.slow
 def test_a_stop_token_belongs_to_the_text(decoder):
   talk = Conversation(decoder)
   for first in range(3, V):
@@ -254,6 +257,7 @@ def test_a_round_that_breaks_off_leaves_nothing(decoder, monkeypatch):
   assert talk.ids == [] and answer(talk, TEXT)[0] == expected and talk.read == len(TEXT) - 1
 
 
+@pytest.mark.slow
 def test_turns_are_written_in_the_template():
   tokenizer = train_bpe(["Question: Answer: the cat sat on the mat"] * 2, 270)
   config = dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size)

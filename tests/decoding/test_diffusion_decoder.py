@@ -118,6 +118,7 @@ def test_other_names_are_refused(model, name, problem):
     DiffusionDecoder(model, name)
 
 
+@pytest.mark.slow
 def test_a_batch_is_its_rows(model):
   prompts = ["copy : Ann Bob =", "copy : Cy =", "copy : Dan Bob Ann ="]
   options = {"blocks": W, "temperature": 0.8, "stopping": "whole"}
@@ -141,6 +142,7 @@ def test_every_prompt_may_have_a_budget_of_its_own(model):
   assert (short.filling.filled, long.filling.filled) == (3, 9)
 
 
+@pytest.mark.slow
 def test_canvases_are_as_long_as_their_batch_needs(model):
   decoder = DiffusionDecoder(model, "confidence", blocks=W, stopping="whole")
   prompts, budgets = ["copy : Ann =", "copy : Ann Bob ="], [3, 40]
@@ -238,6 +240,7 @@ def test_an_adaptive_block_ends_at_the_delimiter_it_is_told(model):
     DiffusionDecoder(model, "threshold/adaptive")
 
 
+@pytest.mark.slow
 def test_guesses_change_no_token(model):
   prompts = ["copy : Ann Bob =", "copy : Cy ="]
   plain = DiffusionDecoder(model, "confidence", blocks=W, batch=2)(prompts, 12)
@@ -263,6 +266,7 @@ def test_canvases_are_streamed_as_they_fill(model):
     next(decoder.stream(["copy : Ann ="], 5, rounds=0))
 
 
+@pytest.mark.slow
 def test_several_rounds_of_a_pass_stream_too(model):
   decoder = DiffusionDecoder(model, "confidence/guesses-3", blocks=W, stopping="whole")
   (whole,) = decoder(["copy : Ann ="], 5)

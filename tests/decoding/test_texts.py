@@ -56,6 +56,7 @@ def shown(decoder: Decoder) -> tuple[str, list[int]]:
   return out.getvalue().removesuffix("\n"), answer.tokens
 
 
+@pytest.mark.slow
 def test_a_text_goes_on_from_its_prompt(plain):
   assert plain.text == of(plain.tokens) and plain.text.startswith(" ")
   assert shown(Decoder(MODEL, "prompt_lookup-4")) == (plain.text, plain.tokens)
@@ -69,6 +70,7 @@ def stops(plain):
   return token, plain.tokens.index(token) + 1
 
 
+@pytest.mark.slow
 def test_a_stop_word_may_begin_with_a_space(plain):
   token, count = stops(plain)
   word = f" {WORDS[token - 3]}"

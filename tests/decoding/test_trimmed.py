@@ -80,6 +80,7 @@ def test_trimmed_heads_change_no_token(texts, name):
   assert decoder.name == name
 
 
+@pytest.mark.slow
 def test_a_trimmed_model_says_its_tokens_alone(texts):
   _, ids = chosen(MODEL, named(texts))
   small = trimmed(MODEL.target)
@@ -97,6 +98,7 @@ def test_a_trimmed_model_says_its_tokens_alone(texts):
     small.evaluate(params, cache, tokens[:, 8:9], node, mask, (1,))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["chain"])
 @pytest.mark.parametrize(
   "after", ["", "/adaedl-0.3", "/without_replacement-2-1"], ids=["chain", "adaedl", "tree"]

@@ -194,6 +194,7 @@ def made(V: int, name: str) -> Model:
   return Model(name, config, params, words("abcdefghijkl"), (), (), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("V", "W"), [(12, 16), (16, 12)])
 def test_vocabularies_may_be_padded_to_other_lengths(V, W):
   model, small = made(V, "a"), made(W, "b")

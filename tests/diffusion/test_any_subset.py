@@ -204,6 +204,7 @@ def p_value(source) -> float:
   return float(stats.chisquare(observed, expected, sum_check=False).pvalue)
 
 
+@pytest.mark.slow
 def test_the_compiled_loop_draws_from_the_distribution():
   assert p_value(Noise) > SUSPICIOUS
 
@@ -217,6 +218,7 @@ class ResidualReusesTheDraft(Noise):
     return super().draw(DRAFT if stream == RESIDUAL else stream, probs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "source", [the_same_in_every_round, ResidualReusesTheDraft], ids=lambda x: x.__name__
 )

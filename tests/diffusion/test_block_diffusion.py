@@ -125,6 +125,7 @@ def assert_same(got, wanted):
   np.testing.assert_array_equal(got.passes, wanted.passes)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=QUICK)
 @pytest.mark.parametrize("case", CASES)
 def test_the_cache_leaves_nothing_out(case):
@@ -134,6 +135,7 @@ def test_the_cache_leaves_nothing_out(case):
   np.testing.assert_allclose(got.log_prob, wanted.log_prob, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["shifted"])
 @pytest.mark.parametrize("case", CASES)
 def test_rows_are_independent(case):
@@ -144,6 +146,7 @@ def test_rows_are_independent(case):
     np.testing.assert_array_equal(alone.when[0], together.when[b])
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["shifted, one by one, drawn"])
 @pytest.mark.parametrize("case", [k for k in CASES if k != "guidance"])
 def test_draft_and_verify_decodes_the_same_in_fewer_passes(case):

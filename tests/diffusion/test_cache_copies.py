@@ -27,6 +27,7 @@ def copies(program: str) -> int:
   return len(re.findall(copy, program))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["committed"])
 @pytest.mark.parametrize("name", ["committed", "dual", "prefix", "similar"])
 def test_the_loop_does_not_copy_the_cache(name):

@@ -101,6 +101,7 @@ def assert_same(got, wanted):
   np.testing.assert_array_equal(got.when, wanted.when)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["True-similar"])
 @pytest.mark.parametrize("name", EVERY_PASS)
 @pytest.mark.parametrize("shift", [False, True])
@@ -111,6 +112,7 @@ def test_reading_all_in_every_pass_is_no_cache(name, shift):
   np.testing.assert_array_equal(got.log_prob, wanted.log_prob)  # bit for bit
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["True-dual", "True-prefix"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 @pytest.mark.parametrize("shift", [False, True])
@@ -121,6 +123,7 @@ def test_exact_where_keys_depend_on_their_own_token_alone(name, shift):
   np.testing.assert_allclose(got.log_prob, wanted.log_prob, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["dual"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_a_deeper_network_tells(name):
@@ -131,6 +134,7 @@ def test_a_deeper_network_tells(name):
   np.testing.assert_array_equal(got.canvas.tokens[given], np.asarray(canvases().tokens)[given])
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["similar", "sliding"])
 @pytest.mark.parametrize("name", SOME_PASSES)
 def test_rows_are_independent_with_a_cache(name):
@@ -142,6 +146,7 @@ def test_rows_are_independent_with_a_cache(name):
     np.testing.assert_array_equal(alone.when[0], together.when[b])
 
 
+@pytest.mark.slow
 def test_what_is_far_ahead_is_not_seen():
   """Past the eighth masked slot nothing matters between two full passes."""
   cache = functools.partial(caches.sliding, ahead=8, every=1000)

@@ -102,6 +102,7 @@ def assert_same(got, base):
   assert (got.passes <= base.passes).all()
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["*anew"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_canvas_is_the_bases(case):
@@ -110,6 +111,7 @@ def test_the_canvas_is_the_bases(case):
   assert got.passes.sum() < base.passes.sum()
 
 
+@pytest.mark.slow
 def test_three_hundred_toys():
   passes = rounds = 0
   for seed in range(10):

@@ -176,6 +176,7 @@ def test_no_draw_that_is_kept_is_thrown_away(rule):
     np.testing.assert_allclose(biased, ALONE.ravel())
 
 
+@pytest.mark.slow
 def test_a_draw_is_far_in_the_tail_as_often_as_it_must_be():
   """The noise of the other mode ends at 15.95, so that this token would come half as often."""
   B, W, V = 512, 64, 512

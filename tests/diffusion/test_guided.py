@@ -160,6 +160,7 @@ def test_a_denoiser_that_says_what_the_guide_says_fills_a_block_in_a_pass():
     np.testing.assert_array_equal(state.passes, -(-slots // size))
 
 
+@pytest.mark.slow
 def test_a_row_does_not_see_its_neighbours_and_all_share_a_trace():
   once = chex.assert_max_traces(GUIDE.prefill, n=2)  # B rows, and one
   counted = dataclasses.replace(GUIDE, prefill=once)
@@ -204,6 +205,7 @@ def never_ending(path) -> Model:
   return dataclasses.replace(load(str(path)), stop=())
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["/guesses-2", "/dual"])
 @pytest.mark.parametrize("decoration", ["", "/fixed-4", "/dual", "/guesses-2"])
 def test_by_name_the_text_is_the_guides(home, decoration):
@@ -218,6 +220,7 @@ def test_by_name_the_text_is_the_guides(home, decoration):
   assert sum(r.passes for r in lossy) < sum(r.passes for r in results)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_causal_over_blocks_may_be_guided(home):
   (wanted,) = Decoder(never_ending(home / "guide"))(PROMPTS[:1], 10)
   model = never_ending(home / "blocks")
@@ -225,6 +228,7 @@ def test_a_model_that_is_causal_over_blocks_may_be_guided(home):
   assert got.tokens == wanted.tokens
 
 
+@pytest.mark.slow
 def test_the_mask_may_be_the_denoisers_alone(home):
   """As a drafter and under a reweighting, too."""
   guide, model = never_ending(home / "guide"), never_ending(home / "denoiser")

@@ -115,6 +115,7 @@ def expected(quota: int, samples: int = 2) -> np.ndarray:
   return together.sum(1, keepdims=True) * np.stack(given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quota", [1, 2])
 def test_the_denoising_loop_draws_from_that_distribution(quota):
   B = 2**12

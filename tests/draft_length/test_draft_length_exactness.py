@@ -53,6 +53,7 @@ def test_every_policy_is_here():
   assert KEEPING.keys() == DRAFT_LENGTHS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.full(
   but=[
     "confidence-token",
@@ -68,18 +69,21 @@ def test_stopping_before_a_token_or_after_it_is_exact(name, rule):
   assert off(KEEPING[name], rule, temperature=0.8) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["heuristic"])
 @pytest.mark.parametrize("name", [name for name in KEEPING if name != "constant"])
 def test_a_state_that_moves_from_round_to_round_is_exact(name):
   assert off(KEEPING[name], token(), rounds=2) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["confidence"])
 @pytest.mark.parametrize("name", KEEPING)
 def test_greedy_tokens_are_the_targets(name):
   assert off(KEEPING[name], greedy(), rounds=2, temperature=0.0) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["token", "block"])
 @pytest.mark.parametrize("rule", [token(), block(), target_only()], ids=lambda rule: rule.name)
 def test_dropping_a_token_is_exact_with_the_distribution_of_what_is_kept(rule):

@@ -53,6 +53,7 @@ def greedy(model, prompt_file, tmp_path_factory):
   return out, bench.run(model, config, out)
 
 
+@pytest.mark.slow
 def test_files_and_methods(greedy):
   out, summary = greedy
   assert {p.name for p in out.iterdir()} == {
@@ -104,6 +105,7 @@ def test_verify_cost_is_measured(greedy):
   assert cost["context"] == 128 and cost["batch"] == 2
 
 
+@pytest.mark.slow
 def test_sampled_target_only_equals_plain_and_typical_is_marked(model, prompt_file, tmp_path):
   exact = bench.Config(
     drafters=("prompt_lookup",), prompts=prompt_file, max_new_tokens=16, temperature=0.8, repeats=1
@@ -125,6 +127,7 @@ def test_sampled_target_only_equals_plain_and_typical_is_marked(model, prompt_fi
   assert "prompt_lookup (LOSSY)" in (tmp_path / "lossy" / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_draft_model_pays_for_its_passes(model, prompt_file, tmp_path):
   config = bench.Config(
     drafters=(name := f"draft_model-3[{model.name}]",), prompts=prompt_file, limit=1,

@@ -76,6 +76,7 @@ def test_a_file_of_questions_is_answered(causal, drafter, tmp_path, monkeypatch)
   assert harness.emitted <= sum(r.emitted for r in plain) and harness.passes > 0
 
 
+@pytest.mark.slow
 def test_the_task_of_the_guide_takes_the_last_number(tmp_path, monkeypatch):
   causal = specjax.load()  # which writes numbers
   guide = pathlib.Path(__file__).parents[2] / "docs" / "guide.md"
@@ -104,6 +105,7 @@ def test_choices_are_told_by_their_likelihood(causal, tmp_path, monkeypatch):
   assert figures["acc,none"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_a_denoiser_answers_and_chooses(denoiser, tmp_path, monkeypatch):
   question = "reverse : Ada Bob Kim Leo ="
   harness = Harness(specjax.DiffusionDecoder(denoiser, "threshold-0.9", batch=2), samples=4)

@@ -86,6 +86,7 @@ def expected(model, context, said):
   return total
 
 
+@pytest.mark.slow
 def test_a_denoisers_estimate_has_the_bound_as_its_mean(denoiser):
   context, said = denoiser.encode("sort : Leo Ada Kim ="), denoiser.encode("Ada Leo Kim")
   with jax.default_matmul_precision("float32"):
@@ -95,6 +96,7 @@ def test_a_denoisers_estimate_has_the_bound_as_its_mean(denoiser):
   assert abs(np.mean(estimates) - want) < 4 * error + 1e-4, (np.mean(estimates), want, error)
 
 
+@pytest.mark.slow
 def test_a_model_of_blocks_has_the_sum_of_its_blocks_bounds(denoiser):
   config = dataclasses.replace(denoiser.config, block_length=4)
   model = dataclasses.replace(denoiser, config=config)

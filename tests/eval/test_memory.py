@@ -30,6 +30,7 @@ def held(*trees) -> int:
   return sum(np.asarray(x).nbytes for x in known.values())
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["medusa-8"])
 @pytest.mark.parametrize("drafter", ["prompt_lookup-4", "medusa-8"])
 def test_what_rests_is_what_a_decoder_holds(drafter):
@@ -44,6 +45,7 @@ def test_what_rests_is_what_a_decoder_holds(drafter):
   assert found.total == found.resting + max(found.prefill, found.round) > found.resting
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_more_does_not():
   def decoder(batch):
     return Decoder(small(), batch=batch)
@@ -56,6 +58,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
   assert none == 0 and one == memory.measure(decoder(1), PROMPT, NEW)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_parts(capsys):
   assert main.main(["memory", "--max-new-tokens", "8"]) == 0
   out = capsys.readouterr().out

@@ -57,6 +57,7 @@ def test_figures_are_counted_by_hand(list_denoiser, monkeypatch):
   assert shuffle == {"accuracy": 1.0, "accuracy_strict": 0.0, "passes": 2.0}
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_it_measured(list_denoiser, tmp_path):
   summary = parallelbench.run(load(list_denoiser), SMALL, str(tmp_path))
   assert list(summary["methods"]) == list(SMALL.methods)

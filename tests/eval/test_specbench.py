@@ -112,6 +112,7 @@ def holds_the_first_answers(model, found) -> int:
   return sum(a.turn for a in found)
 
 
+@pytest.mark.slow
 def test_the_second_turn_holds_the_first_answer(model, whole):
   found = answered(whole[0])
   assert len(found) == 2 * 2 * (6 + 2)  # methods, repeats, turns
@@ -286,6 +287,7 @@ def test_a_killed_process_goes_on(model, small, tmp_path):
   assert counts[0] == counts[1] and summaries[0]["questions"] == summaries[1]["questions"]
 
 
+@pytest.mark.slow
 def test_the_suite_is_a_command(model, small, tmp_path, capsys):
   out = str(tmp_path / "out")
   command = ["bench", "--suite", "specbench", "--model", model.name, "--prompts", small.prompts,

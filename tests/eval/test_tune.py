@@ -209,6 +209,7 @@ def tuned(model, head, prompt_file, tmp_path_factory):
   return out, tune.run(model, config, out)
 
 
+@pytest.mark.slow
 def test_what_is_expected_follows_from_the_measured_times(tuned, head):
   figures = tuned[1]["candidates"]
   names = [f"medusa[{head}]/static-1", f"medusa-4[{head}]"]
@@ -277,6 +278,7 @@ def test_a_benchmark_is_tuned_first(model, head, prompt_file, tmp_path, monkeypa
   assert len({a[2] for a in asked}) == 2
 
 
+@pytest.mark.slow
 def test_sequoia_counts_which_child_was_accepted(model):
   """The target drafts for itself: the first child is always accepted, and there is no second."""
 

@@ -72,6 +72,7 @@ def chances(name: str, text: list[int]) -> list[float]:
   return [float(jax.nn.softmax(logits).max()) for logits in said]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["True-eagle3", "False-medusa"])
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
 @pytest.mark.parametrize("keep", [True, False])
@@ -94,6 +95,7 @@ def test_it_is_the_heads_chain_up_to_where_it_ends(name, keep):
   assert len(found) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle-5/adaedl-0.4"])
 @pytest.mark.parametrize(
   "name",

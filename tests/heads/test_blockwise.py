@@ -168,6 +168,7 @@ def log_probs_after(tokens):
   return jax.nn.log_softmax(small.head(LM, features.hidden))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["local"])
 @pytest.mark.parametrize("name", ["itself", *RESCORED])
 def test_tokens_are_those_of_plain_decoding(name):

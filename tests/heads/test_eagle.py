@@ -270,6 +270,7 @@ TREES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle-dynamic"])
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])

@@ -140,6 +140,7 @@ def drafts(name: str, tree, reduced: bool = False, rounds=range(1, 5)):
     yield np.asarray(state.context.tokens), np.asarray(state.context.length), propose(state)
 
 
+@pytest.mark.slow
 @pytest.mark.full(
   but=["hydra-all tokens", "hidden_transfer-all tokens", "eagle3-reduced", "pard-reduced"]
 )

@@ -68,6 +68,7 @@ def plain():
   return decode(drafters.none(), (), list(range(B)))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle"])
 @pytest.mark.parametrize("name", HEADS)
 def test_tokens_are_those_of_plain_decoding_together_and_alone(name):
@@ -77,6 +78,7 @@ def test_tokens_are_those_of_plain_decoding_together_and_alone(name):
   assert len({len(x) for x in plain()}) > 3  # rows end at different times, some at a stop token
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_dynamic_trees_give_the_same_tokens(name):
@@ -101,6 +103,7 @@ def test_state_is_stable_and_a_round_keeps_its_types(name):
   assert method.drafter.nodes == len(TREES["static"]) + 1 and MODEL.vocab_size == V
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["ppd", "masked_slots"])
 @pytest.mark.parametrize("name", HEADS)
 def test_nan_in_a_head_changes_no_token(name):
@@ -110,6 +113,7 @@ def test_nan_in_a_head_changes_no_token(name):
   assert decode(drafter_of(name, "static"), bad, list(range(B)))[0] == plain()
 
 
+@pytest.mark.slow
 def test_many_prompts_are_one_trace():
   """A head is compiled once per shape, not per prompt."""
   params, drafter, traces = head("medusa")[1], drafter_of("medusa", "static"), []
@@ -124,6 +128,7 @@ def test_many_prompts_are_one_trace():
   assert len(traces) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle", "hidden_transfer"])
 @pytest.mark.parametrize("name", HEADS)
 def test_the_loop_does_not_copy_a_cache(name):

@@ -301,6 +301,7 @@ def one_pass(name: str):
   return run
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["ppd", "any order"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_candidates_do_not_notice_and_rows_are_those_of_their_node(name):

@@ -27,6 +27,7 @@ def log_rate(likely: list[int], token: int, size: int) -> float:
   return float(np.log((1 - sum(RATES[r] for r, x in enumerate(likely) if x >= 0)) / size))
 
 
+@pytest.mark.slow
 def test_the_drafts_are_the_best_of_all_paths():
   made, params = head("medusa")
   drafter = recycled(made, N, ALPHA, K, P)
@@ -76,6 +77,7 @@ def test_heads_that_guess_otherwise_are_refused(rescored, name):
     rescored(build(TARGET, config()))
 
 
+@pytest.mark.slow
 def test_it_is_named_and_changes_no_token():
   model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0].tokens

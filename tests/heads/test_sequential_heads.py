@@ -203,6 +203,7 @@ def test_a_beam_is_what_the_formulas_search(name):
     assert valid.sum() == len(want)
 
 
+@pytest.mark.slow
 def test_the_prefix_layer_remembers_what_was_accepted():
   every.test_what_is_drafted_is_what_training_sees("variant hydra++", reduced=True)
 

@@ -96,6 +96,7 @@ def merged_anyway(drafter):
   return drafter._replace(propose=propose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", BOTH)
 def test_merging_drawn_with_chosen_tokens_is_seen(rule):
   source = union(fixed_draft([[0]], [1]), ONE)
@@ -113,6 +114,7 @@ class OneStream(Noise):
     return super().children(DRAFT + (stream - DRAFT) // 2 * 2, log_probs, count, distinct)
 
 
+@pytest.mark.slow
 def test_sources_draw_apart():
   case = Case(
     np.asarray(random_table(0, SMALL)["logits"]), prompt=(0, 2), length=2, temperature=1.5
@@ -253,6 +255,7 @@ def test_of_a_pruned_source_stay_the_branches_that_another_starts_too():
       union(*sources, pruned=pruned)
 
 
+@pytest.mark.slow
 def test_a_pruned_source_is_named_and_changes_no_token():
   model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0].tokens

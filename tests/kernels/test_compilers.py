@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -56,3 +57,19 @@ def test_no_register_is_spilled(chip):
   spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said(chip))
   assert spilled
   assert set(spilled) == {("0", "0")}
+
+
+@pytest.mark.full
+def test_the_loop_of_many_rows_compiles_for_a_mesh_without_a_copy_of_the_cache(tmp_path):
+  """Above eight rows a device the cache is written by a loop, in which XLA for TPUs has faults."""
+  if (reason := topology.absent(topology.TPUS["v5e"])) is not None:
+    pytest.skip(reason)
+  script = pathlib.Path(__file__).parents[2] / "benchmarks" / "compile" / "sharded_loop.py"
+  shape = {"topologies": "v5e:2x2", "layers": 1, "batch": 16, "capacity": 1024, "drafted": 3}
+  ran = subprocess.run(
+    [sys.executable, script, "--out", tmp_path / "out", *(f"--{k}={v}" for k, v in shape.items())],
+    env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+  )  # fmt: skip
+  assert ran.returncode == 0, ran.stderr
+  (cell,) = json.loads((tmp_path / "out" / "summary.json").read_text())["topologies"]
+  assert cell["cache_copies"] == 0

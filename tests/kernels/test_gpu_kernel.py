@@ -69,6 +69,7 @@ unsettled = pytest.mark.skipif(  # a failed simulation would spoil the tests aft
 )
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["100"])
 @pytest.mark.parametrize("length", [0, 100, pytest.param(300, marks=unsettled)])
 def test_the_kernel_gives_the_parts(length, monkeypatch, capfd):

@@ -29,6 +29,7 @@ def test_rows_and_heads_may_lie_on_other_devices(axes, int8):
   assert "all_reduce" not in lowered.as_text() and "all_gather" not in lowered.as_text()
 
 
+@pytest.mark.slow
 def test_an_axis_that_does_not_divide_is_not_used():
   arguments = tuple(map(jnp.asarray, case(1, 3, 2, 1, 3, 128, 64, (0, 40, 128))))
   mesh = jax.make_mesh(

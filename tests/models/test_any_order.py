@@ -74,6 +74,7 @@ def test_a_draft_depends_on_what_is_known_and_on_nothing_else():
     )
 
 
+@pytest.mark.slow
 def test_the_loop_decodes_what_a_pass_per_slot_decodes():
   one = jnp.ones(B)
   greedy = Settings(0 * one, jnp.zeros(B, jnp.int32), one, 0 * one)

@@ -90,6 +90,7 @@ def in_bfloat16(params):
   return jax.tree.map(lambda x: rounded(x, x.dtype) if x.ndim == 2 else x, params)
 
 
+@pytest.mark.slow
 def test_a_network_is_that_of_its_values(mesh):
   small = in_bfloat16(jax.tree.map(lambda x: x * 2 + 0.01, init(CONFIG, jax.random.key(1))))
   wide = jax.tree.map(dense, small, is_leaf=lambda x: isinstance(x, Bfloat16))

@@ -31,6 +31,7 @@ def read(config: Config, params, tokens, length):
   return prefill(params, tokens, jnp.asarray(length, jnp.int32), S, (0, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 1}, {"window": 150}], ids=str)
 def test_chunks_read_what_one_pass_reads(options):
   config = dataclasses.replace(TINY, **options)
@@ -73,6 +74,7 @@ def test_other_lengths_are_read_at_once(length):
   assert chunks.chunk(length) == length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sinks", "keyformer"])  # without and with judgement by queries
 def test_caches_that_are_not_dense_are_filled_alike(name, monkeypatch):
   params, tokens = made(TINY)

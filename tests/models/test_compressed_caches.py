@@ -19,6 +19,7 @@ from specjax.models.transformer import init
 from specjax.names.load import Model
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["1-0", "2-5"])
 @pytest.mark.parametrize(("size", "recent"), [(4, 0), (4, 3), (2, 5), (1, 0)])
 def test_blocks_are_packed_in_order(size, recent):
@@ -39,6 +40,7 @@ def test_blocks_are_packed_in_order(size, recent):
       np.testing.assert_array_equal(v[:, done:], np.array([x[b] for x in text.v])[:, done:])
 
 
+@pytest.mark.slow
 def test_int8_is_as_near_as_its_steps():
   text = Text(int8(2), [8, 8], 16)
   k, _ = text.read(0)
@@ -142,6 +144,7 @@ class KeyformerOracle:
     self._drop(len(k), self.size, old)
 
 
+@pytest.mark.slow
 def test_keyformer_keeps_what_was_attended_to():
   prompt, capacity = [12, 4], 30
   text = Text(keyformer(0.5, 0.4, 0.0), prompt, capacity, judged=True)
@@ -205,6 +208,7 @@ WHOLE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["keyformer-1"])
 @pytest.mark.parametrize("name", WHOLE.values())
 def test_a_cache_that_drops_nothing_says_what_a_dense_one_says(name):
@@ -214,6 +218,7 @@ def test_a_cache_that_drops_nothing_says_what_a_dense_one_says(name):
   assert decoder.label.startswith("target_only [LOSSY (")
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["keyformer"])
 @pytest.mark.parametrize("name", CACHES)
 def test_drafts_over_a_small_cache_change_no_token(name):

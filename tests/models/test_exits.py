@@ -70,6 +70,7 @@ SEES = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], bool)
 PATHS = np.array([[0, 1, 3], [0, 2, 2]], np.int32)  # of 3 and of 2 nodes
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["2"])
 @pytest.mark.parametrize("every", [2, 3])
 def test_a_token_is_that_of_the_first_sure_exit_whatever_waits(every):
@@ -132,6 +133,7 @@ def test_layers_behind_a_sure_exit_run_only_to_make_room(least, often):
   np.testing.assert_allclose(np.mean(ran, 0), often)
 
 
+@pytest.mark.slow
 def test_a_trimmed_model_has_exits():
   ids = jnp.asarray([1, 4, 5], jnp.int32)
   whole, some = sorted_exits(LM, 0.0), sorted_exits(trimmed(LM), 0.0)
@@ -162,6 +164,7 @@ DRAFTED = sorted_exits(by_rows(target(SMALL)), 0.6, 1)
 CHAIN, TREE = draft_model(DRAFTED, 3), draft_tree(DRAFTED, IID(((0,), (1,))))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["*-token-2"])
 @pytest.mark.parametrize(
   ("drafter", "rule", "rounds"),
@@ -181,6 +184,7 @@ def test_it_drafts_without_loss(drafter, rule, rounds):
     assert total_variation(found, target_distribution(case)) < 1e-6
 
 
+@pytest.mark.slow
 def test_one_drafter_serves_two_targets(tmp_path):
   """By name, with a threshold for each; the texts are those of plain decoding."""
   tokenizer = train_words(["a b c d e f g"])
@@ -188,18 +192,17 @@ def test_one_drafter_serves_two_targets(tmp_path):
   params = random_params(config, 2)
   hf.save(tmp_path / "sorted", config, params, tokenizer, dtype=jnp.float32)
   rng = np.random.default_rng(3)
-  for name, least in (("one", 0.3), ("other", 0.9)):
+  for name, least, temperature in (("one", 0.3, 0.0), ("other", 0.9, 0.8)):
     near = jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(np.float32) / 20, params)
     model = Model(name, config, near, tokenizer, (), (), TEMPLATES["plain"])
     drafter = f"draft_model-4[{tmp_path}/sorted]/sorted-{least}"
     prompts = [[3, 1, 4], [2, 5]]
-    for temperature in (0.0, 0.8):
-      plain, drafted = (
-        Decoder(model, x, "target_only", temperature=temperature, batch=2)(prompts, 24)
-        for x in ("none", drafter)
-      )
-      assert [r.tokens for r in plain] == [r.tokens for r in drafted]
-      assert sum(r.passes for r in drafted) < sum(r.passes for r in plain)
+    plain, drafted = (
+      Decoder(model, x, "target_only", temperature=temperature, batch=2)(prompts, 24)
+      for x in ("none", drafter)
+    )
+    assert [r.tokens for r in plain] == [r.tokens for r in drafted]
+    assert sum(r.passes for r in drafted) < sum(r.passes for r in plain)
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,7 @@ def full_pass(name: str):
   return jax.jit(run)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["dense cache-llada2", "dense cache-blockffn", "compressed cache-mixtral"])
 @every_network
 @pytest.mark.parametrize("network", ["dense cache", "compressed cache"])
@@ -259,6 +260,7 @@ def decode(t, params, drafter, temperature=0.0, head=()):
   return [texts[b, n : n + 24].tolist() for b, n in enumerate(map(len, PROMPTS))]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["0.8-llada2", "0.8-blockffn"])
 @every_network
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -269,6 +271,7 @@ def test_speculation_changes_no_token(name, temperature):
   assert plain[0] != plain[1]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["llada2", "blockffn"])
 @every_network
 def test_some_sublayers(name):
@@ -299,6 +302,7 @@ def test_layers_of_a_head_are_the_last_layer(name):
   assert "experts" not in dense["layer_0"] and dense["layer_0"]["down"].shape == (16, 20)
 
 
+@pytest.mark.slow
 def test_a_head_drafts_and_changes_no_token():
   t, params = target(NETWORKS["mixtral"]), random_params("mixtral")
   build, config = heads.HEADS["eagle"]
@@ -309,6 +313,7 @@ def test_a_head_drafts_and_changes_no_token():
   assert decode(t, params, tree, head=weights) == decode(t, params, drafters.none())
 
 
+@pytest.mark.slow
 def test_exits():
   """With a least of 0 the first exit speaks, and all text still passes the layers behind it."""
   t, params = target(NETWORKS["mixtral"]), random_params("mixtral")
@@ -316,6 +321,7 @@ def test_exits():
   assert every == decode(t, params, drafters.none())
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["llada2", "blockffn"])
 @every_network
 def test_8_bits(name):
@@ -343,6 +349,7 @@ def test_updates_of_low_rank_leave_experts_alone():
   assert np.abs(merged - full_pass("llada2")(params, ids)).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["cpu-mixtral", "cpu-blockffn", "tpu-llada2"])
 @every_network
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
@@ -359,6 +366,7 @@ def test_a_mesh_changes_no_token(name, platform, mesh, monkeypatch):
     assert decode(t, placed, drafters.prompt_lookup(5)) == alone
 
 
+@pytest.mark.slow
 def test_gradients_on_a_mesh(mesh):
   params, model = random_params("llada2"), Transformer(NETWORKS["llada2"])
   ids = jnp.arange(8).reshape(2, 4)

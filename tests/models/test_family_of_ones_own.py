@@ -67,6 +67,7 @@ def directory(tmp_path, monkeypatch):
   return tmp_path
 
 
+@pytest.mark.slow
 def test_it_is_loaded_decoded_and_drafted_for_by_name(directory):
   model = specjax.load(str(directory))
   assert model.config == TableConfig(7, 7)

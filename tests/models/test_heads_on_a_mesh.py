@@ -44,6 +44,7 @@ def text(*parts):
   return speculate.compiled_advance(*parts, jnp.int32(40)).context.tokens[:, :LENGTH]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle3"])
 @pytest.mark.parametrize("name", HEADS)
 def test_tokens_do_not_depend_on_the_mesh(name):
@@ -73,6 +74,7 @@ def test_what_is_spread(name, spread):
   assert {path[-1].key for path, x in placed if not x.sharding.is_fully_replicated} == spread
 
 
+@pytest.mark.slow
 def test_a_draft_exchanges_what_its_layer_must():
   devices = two_by(2)
   with jax.set_mesh(devices):

@@ -97,6 +97,7 @@ def in_int8(params, dtype=jnp.float32):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["change2"])
 @pytest.mark.parametrize("change", [{}, {"qkv_bias": True}, {"tied": False, "qk_norm": True}])
 def test_a_network_in_8_bits_is_that_of_its_values(change):
@@ -151,10 +152,11 @@ def test_load_in_8_bits(directory):
 
 
 def test_a_bad_value_is_one_sentence(directory):
-  with pytest.raises(
-    ValueError, match=r"^weights='int4': accepted is one of float, bfloat16, int8\.$"
-  ):
-    specjax.load(directory, weights="int4")
+  accepted = "one of float, bfloat16, int8, int4, native"
+  with pytest.raises(ValueError, match=rf"^weights='int3': accepted is {accepted}\.$"):
+    specjax.load(directory, weights="int3")
+  with pytest.raises(ValueError, match=r"^weights='native': accepted is"):
+    specjax.load(directory, weights="native")
 
 
 def medusa_of(model):
@@ -163,10 +165,11 @@ def medusa_of(model):
   return head, head.init(jax.random.key(3), specjax.load(model.name).params, jnp.arange(40))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["*medusa-0.8-2"])
 @pytest.mark.parametrize(("temperature", "batch"), [(0.0, 1), (0.8, 2)])
 @pytest.mark.parametrize("name", ["prompt_lookup-4", "medusa", "draft_model"])
-@pytest.mark.parametrize("weights", ["int8", "bfloat16"])
+@pytest.mark.parametrize("weights", ["int8", "bfloat16", "int4"])
 def test_drafters_change_no_token(directory, weights, name, temperature, batch):
   model = specjax.load(directory, weights=weights)
   part = {"medusa": medusa_of, "draft_model": lambda m: f"draft_model-3[{directory}]"}.get(

@@ -58,6 +58,7 @@ def run(params):
   return target(MODEL).run_layers(params, x, position, jnp.eye(N, dtype=bool)[None])[0]
 
 
+@pytest.mark.slow
 def test_gated_rows_are_those_of_the_merged_network_and_others_those_of_the_frozen_one():
   frozen, updates = weights()
   old, new = run(frozen), run(lora.merge(frozen, updates))

@@ -81,6 +81,7 @@ def decode(network, drafter, verifier, temperature: float, prompts=PROMPTS):
   return [text[b, len(p) : len(p) + BUDGET].tolist() for b, p in enumerate(prompts)], state
 
 
+@pytest.mark.slow
 def test_plain_decoding_follows_the_distribution_written_out():
   got, _ = decode(SECOND, drafters.none(), greedy(), 0.0)
   for prompt, tokens in zip(PROMPTS, got, strict=True):
@@ -132,6 +133,7 @@ def test_only_the_logits_are_other_and_at_weight_0_not_they():
   assert np.abs(got.logits - want.logits).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["tree-0.8"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("drafter", [CHAIN, TREE], ids=["chain", "tree"])

@@ -62,6 +62,7 @@ def random_params(config=CONFIG):
   return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, params)
 
 
+@pytest.mark.slow
 def test_tokens_do_not_depend_on_the_mesh():
   params = random_params()
   alone, _ = decode(params)
@@ -137,6 +138,7 @@ def test_a_model_that_was_read_in_parts_decodes_the_same(weights, tmp_path):
   assert [r.tokens for r in parts] == [r.tokens for r in whole]
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_spread_as_its_target(tmp_path):
   for name in ("target", "draft"):
     hf.save(tmp_path / name, CONFIG, random_params(), dtype=jnp.float32)

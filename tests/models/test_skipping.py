@@ -178,6 +178,7 @@ def test_each_token_is_read_by_its_layers(model, name):
   assert "duo" not in name or set(CHOSEN[PRICES[name]]) == {0, 1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.full(
   but=["prompt_lookup-6-skip_decode-2*", "prompt_lookup-6-duo-0.7*", "token_recycling-6-first-0.4*"]
 )
@@ -193,6 +194,7 @@ def test_drafts_change_no_token(model, name, drafter):
   assert own.label == f"random, LOSSY ({own.skipping.name})"
 
 
+@pytest.mark.slow
 def test_all_layers_are_the_whole_model(model):
   whole, all_layers = (
     Decoder(PLAIN)(PROMPTS, NEW),

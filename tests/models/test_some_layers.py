@@ -76,6 +76,7 @@ def passed(params, run, given=None, config=CONFIG):
   return compiled(config)(params, x, position, mask, cached(config), jnp.asarray(run), given=given)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["change0-mixed"])
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 @pytest.mark.parametrize("change", [{}, {"qkv_bias": True, "qk_norm": True, "tied": False}])

@@ -270,6 +270,7 @@ def test_the_pieces_are_the_network_and_taps_lie_between_them(tied):
   np.testing.assert_allclose(evaluation.logits, logits, atol=ATOL)
 
 
+@pytest.mark.slow
 def test_earlier_rows_are_seen_like_rows_of_the_same_call():
   """Layers over six nodes at once, and over the last three with the keys of the first three."""
   params, rng = random_params(TINY), np.random.default_rng(0)

@@ -124,6 +124,7 @@ TEXTS = {
   "MODEL": "near", "HEAD": "{name}", "FILTER": "filter", "FILE.json": "tree.json",
   "FILE.jsonl": "texts.jsonl", "FILE.npz": "store.npz", "FILE.txt": "source.txt", "TEXT": "Ann",
   "REGEX": "Ann( Bob)*", "SCHEMA": '{{"type": "integer"}}', "FILE.lark": "names.lark",
+  "BIASES": '{{"5": 0.5}}',
   "forced": "others.lark", "DELIMITER": ".", "TOKEN": "=",
   "head": "clover", "denoiser": "denoiser", "specdecpp": "acceptance", "end_last": "Dan",
   "student": "denoiser-student", "ROUTERS": "routers", "duo": "duo",
@@ -464,7 +465,7 @@ PAIRS = {
   "ensemble": "0.1:0.9", "sorted": "0.1:0.99 0-1:0-3", "rapid": "3-1:7-1 3-1:3-2",
   "transfer": "0:9 90-0:90-1", "rows": "2:9", "typical": "0.01-3:0.9-3 0.9-0.01:0.9-3",
   "judge": "0.2:0.99", "reflective": "0.1:0.9", "reflective_once": "0.1:0.9",
-  "penalties": "1:3 1-0:1-5 1-0-0:1-0-5", "momentum": "0:0.9 0.9-1:0.9-5",
+  "penalties": "1:3 1-0:1-5 1-0-0:1-0-5 1-0-0-0:1-0-0-5", "momentum": "0:0.9 0.9-1:0.9-5",
   "entropy_bound": "0.1:2.0",
   "local_leap": "0.9:0.45 0.6-0.6:0.6-0.1 0.6-0.1-4:0.6-0.1-0",
   "hierarchy": "0.92:0.46 0.92-0.99:0.92-0.01",
@@ -501,6 +502,8 @@ PEERS = {
 SILENT = [("prefix", "lengths"), ("free", "lengths")]
 # What a decoder learns shows in its next call, see the tests of these drafters.
 SILENT += [("history", "longest"), ("history", "kept")]
+# No text here ends so soon, see tests/processors/test_penalties.py.
+SILENT += [("penalties", "min_tokens")]
 # What a search has found shows later than in a few tokens, see the tests of the drafter.
 SILENT += [("swift", parameter) for parameter in ("window", "skip")]
 # Blocks of many rows are packed in longer texts, see tests/models/test_compressed_caches.py.

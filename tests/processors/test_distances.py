@@ -234,6 +234,7 @@ def test_the_law_is_that_of_what_fits(draft, name, more):
 # --- Texts of a model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"json_schema": CITIES}, {"regex": "Paris|Rome|London"}])
 def test_the_choice_is_the_models_own(settings):
   decoder = Decoder(MODEL, **settings)

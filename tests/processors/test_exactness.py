@@ -38,6 +38,7 @@ from specjax.verifiers import block, greedy, recursive, target_only, token
 V, PROMPT = 3, (0, 2)
 EXACT, BIASED = 1e-6, 1e-3
 STRENGTH = 1.7, 0.8, 0.5
+BIAS = np.array([0.5, 2.0, -1.0])
 # After token 1 no 1; after two tokens of 2 in a row only 0.
 FOLLOWING = np.array([[0, 1, 2], [0, -1, 2], [0, 1, 3], [0, -1, -1]], np.int32)
 
@@ -51,6 +52,13 @@ def penalised(logits, tokens):
     if count or x in PROMPT:
       out[x] = out[x] / repetition if out[x] > 0 else out[x] * repetition
     out[x] -= presence * (count > 0) + frequency * count
+  return out
+
+
+def biased(logits, tokens):
+  """The penalties after a bias of each token; the first two tokens are not the stop token 1."""
+  out = penalised(np.array(logits, np.float64) + BIAS, tokens)
+  out[1] = -np.inf if len(tokens) < 2 else out[1]
   return out
 
 
@@ -86,6 +94,13 @@ def alphas(B: int):
 
 def strengths(B: int):
   return (Penalties(*(jnp.full(B, x, jnp.float32) for x in STRENGTH)),)
+
+
+def biases(B: int):
+  bias = jnp.broadcast_to(jnp.asarray(BIAS, jnp.float32), (B, V))
+  (own,) = strengths(B)
+  stop = jnp.broadcast_to(jnp.arange(V) == 1, (B, V))
+  return (own._replace(min_tokens=jnp.full(B, 2), bias=bias, stop=stop),)
 
 
 TEXTS = ("ab", "aab", "ba", "bab", "baa")  # in tokens a, b and the end
@@ -124,6 +139,7 @@ def automaton(B: int):
 
 KINDS = {
   "penalties": (penalties(V), strengths, penalised),
+  "biases": (penalties(V), biases, biased),
   "constraint": (constraint(), automaton, constrained),
   "grammar": (grammar(masks), words, spelled),
   "momentum": (momentum(3), alphas, slowed),
@@ -153,6 +169,7 @@ def case(kind: str, seed: int, temperature: float, **settings) -> Case:
     "plain-constraint",
     "tree-*",
     "chain, token-penalties",
+    "tree-biases",
     "drawn tree-constraint",
     "chain, token-grammar",
     "drawn tree-grammar",

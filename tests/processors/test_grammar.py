@@ -170,6 +170,7 @@ FORMATS.checks("time", ValueError)(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle-0.8", "forced*-0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "eagle", "forced-12[{}]|eagle-8"])
@@ -187,6 +188,7 @@ def test_drafts_change_nothing(drafter, temperature):
     assert b.passes < a.passes / (2 if "forced" in name else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_end_in_their_budget(temperature):
@@ -213,6 +215,7 @@ def test_another_schema_needs_no_other_loop():
   assert [x.shape for x in one._processors] == [x.shape for x in two._processors]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_each_request_of_an_engine_brings_its_own(temperature):

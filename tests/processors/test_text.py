@@ -116,6 +116,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["regex-0.0"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", SETTINGS)
@@ -141,6 +142,7 @@ def test_drafts_change_nothing(name, temperature):
     assert any("=" in TOKENS.decode(r.tokens) for r in results["none"])
 
 
+@pytest.mark.slow
 def test_log_probs_are_the_models_own():
   """Against one pass over the whole text, whatever the temperature and the penalties."""
   (result,) = Decoder(

@@ -42,6 +42,7 @@ def by_hand(prompt, new, threshold, candidates, ahead):
   return text[len(prompt) :], looked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threshold", "candidates", "ahead"), [(0.2, 3, 5), (0.0, 4, 2)])
 def test_the_text_is_that_of_a_loop(threshold, candidates, ahead):
   got = specjax.search.adadec(UNSURE, PROMPTS, threshold, NEW, candidates=candidates, ahead=ahead)

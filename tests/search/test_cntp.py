@@ -66,6 +66,7 @@ def by_hand(r, prompt, K, low, high, temperature, seed):
   return text[len(prompt) :], trials, drawn
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["8-*"])
 @pytest.mark.parametrize(
   ("trials", "low", "high", "temperature"), [(5, 0.01, 1.5, 0.6), (8, 1.0, 2.0, 1.0)]

@@ -48,6 +48,7 @@ def test_greedy_texts_are_those_of_plain_decoding(draft, block, batch):
     assert found[2].passes == 1 + -(-13 // block)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["2"])
 @pytest.mark.parametrize("block", [2, 5])
 def test_a_stop_token_ends_a_text(block):
@@ -74,6 +75,7 @@ def law(table: np.ndarray, length: int, temperature: float) -> np.ndarray:
   return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 def test_sampled_texts_have_the_targets_distribution(wrong):
   """By chi-square; the table of another target would be noticed."""

@@ -53,6 +53,7 @@ def by_hand(prompt, new, threshold, window, dwell):
   return text[len(prompt) :], [bool(x) for x in wrote]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "dwell"), [(5, 10), (2, 1)])
 def test_the_turns_are_those_of_a_loop(window, dwell):
   got = specjax.search.switching(SMALL, MODEL, PROMPTS, 0.35, NEW, window=window, dwell=dwell)

@@ -13,6 +13,7 @@ BUDGETS = [12, 3, 5, 1, 9, 14]
 SAME = ("tokens", "passes", "rounds", "text", "method", "verifier", "exactness", "prompt")
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["none-greedy"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", METHODS)

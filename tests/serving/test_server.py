@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import numpy as np
 import openai
 import pytest
 import tokenizers
+from prometheus_client.parser import text_string_to_metric_families
 
 import specjax
 from specjax.checkpoints import hf
@@ -61,7 +63,7 @@ def model(directory):
 
 def decoder_of(model):
   return specjax.Decoder(
-    model, "prompt_lookup-4", "target_only", batch=4, processors=["json_schema"]
+    model, "prompt_lookup-4", "target_only", batch=4, processors=["penalties", "json_schema"]
   )
 
 
@@ -253,6 +255,122 @@ def test_stop_ids_end_an_answer(client, model, engine, monkeypatch):
   assert e.value.param == "stop"
 
 
+@pytest.mark.slow
+def test_penalties_of_a_request(client, model):
+  """Beside a request without any; a decoder of these alone says the same."""
+  options = {"model": NAME, "prompt": "the dog", "max_tokens": LONG, "temperature": 0.9, "seed": 3}
+  free = alone(model, "the dog", LONG, temperature=0.9, seed=3)
+  first = free.tokens[0]
+  own = alone(
+    model, "the dog", LONG, temperature=0.9, seed=3,
+    processors=[f'penalties-1.2,presence=1.5,frequency=0.5[{{"{first}": -100}}]'],
+  )  # fmt: skip
+  found = client.completions.create(
+    **options, presence_penalty=1.5, frequency_penalty=0.5, logit_bias={str(first): -100},
+    extra_body={"repetition_penalty": 1.2},
+  )  # fmt: skip
+  assert found.choices[0].text == own.text != free.text
+  assert client.completions.create(**options).choices[0].text == free.text
+
+
+def test_no_stop_before_min_tokens(client, model):
+  plain = alone(model, "the dog", LONG, **GREEDY)
+  end = plain.tokens[2]
+  word = next(w for i in range(1, 9) if "\ufffd" not in (w := plain.text[i : i + 1]) != "")
+  options = {"model": NAME, "prompt": "the dog", "max_tokens": LONG, **GREEDY}
+  for body in ({"stop_token_ids": [end]}, {"stop": word}):
+    short = client.completions.create(**options, extra_body=body)
+    more = client.completions.create(**options, extra_body=body | {"min_tokens": 20})
+    assert short.usage.completion_tokens < 20 <= more.usage.completion_tokens
+    assert short.choices[0].finish_reason == "stop"
+
+
+def plain_log_probs(model, ids, first, temperature=1.0, top_k=0, presence=0.0):
+  """f64[new, V] before each token from `first` on: logits of one pass, then a loop over tokens."""
+  text, position = np.array([ids], np.int32), np.arange(len(ids), dtype=np.int32)[None]
+  mask = np.tril(np.ones((1, len(ids), len(ids)), bool))
+  x, _ = Transformer(model.config).apply(model.params, text, position, mask)
+  rows = np.asarray(model.target.head(model.params, x), np.float64)[0]
+  found = []
+  for i in range(first, len(ids)):
+    logits = rows[i - 1].copy()
+    logits[list(set(ids[first:i]))] -= presence
+    logits /= temperature
+    if top_k:
+      logits[np.argsort(-logits, kind="stable")[top_k:]] = -np.inf
+    found.append(logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
+  return np.array(found)
+
+
+@pytest.mark.parametrize("settings", [
+  GREEDY, {"temperature": 1.4, "top_k": 9, "presence": 1.5, "seed": 3},
+], ids=["greedy", "sampled"])  # fmt: skip
+def test_logprobs_are_those_of_a_plain_loop(client, model, settings):
+  prompt, new = model.chat("the cat"), 40  # more than are scored at once
+  presence = settings.get("presence", 0.0)
+  top_k = settings.get("top_k", 0)
+  found = client.chat.completions.create(
+    model=NAME, messages=asked("the cat"), max_tokens=new, logprobs=True, top_logprobs=3,
+    temperature=settings["temperature"], seed=settings.get("seed"), presence_penalty=presence,
+    extra_body={"top_k": top_k},
+  ).choices[0]  # fmt: skip
+  said = found.logprobs.content
+  ids = [*prompt, *_ids_of(model, said)]
+  wanted = plain_log_probs(model, ids, len(prompt), settings["temperature"] or 1.0, top_k, presence)
+  assert len(said) == new == len(wanted)
+  own = wanted[np.arange(new), ids[len(prompt) :]]
+  np.testing.assert_allclose([x.logprob for x in said], own, atol=2e-5)
+  for one, row in zip(said, wanted, strict=True):
+    best = [x.logprob for x in one.top_logprobs]
+    np.testing.assert_allclose(best, np.sort(row)[::-1][:3], atol=2e-5)
+  assert b"".join(bytes(x.bytes) for x in said).decode(errors="replace") == found.message.content
+
+
+def _ids_of(model, said) -> list[int]:
+  """The ids of scored tokens, by their bytes."""
+  of = {b: i for i, b in reversed([*enumerate(model.tokenizer.spoken_bytes(300))]) if b}
+  return [of[bytes(x.bytes)] for x in said]
+
+
+def test_a_completion_with_its_prompt_is_scored(client, model):
+  """As lm-evaluation-harness asks for it."""
+  ids = model.encode("the cat sat on the dog")
+  found = client.completions.create(
+    model=NAME, prompt=[ids], max_tokens=1, logprobs=1, echo=True, seed=1234, **GREEDY
+  )
+  (choice,) = found.choices
+  (new,) = alone(model, ids, 1, **GREEDY).tokens
+  wanted = plain_log_probs(model, [*ids, new], 1)
+  own = wanted[np.arange(len(ids)), [*ids[1:], new]]
+  assert choice.logprobs.token_logprobs[0] is None is choice.logprobs.top_logprobs[0]
+  np.testing.assert_allclose(choice.logprobs.token_logprobs[1:], own, atol=2e-5)
+  for row, best in zip(wanted, choice.logprobs.top_logprobs[1:], strict=True):
+    np.testing.assert_allclose(max(best.values()), row.max(), atol=2e-5)
+  assert choice.text == model.decode([*ids, new]) and len(choice.logprobs.tokens) == len(ids) + 1
+  assert [choice.text.find(x, at) for x, at in zip(
+    choice.logprobs.tokens[:-1], choice.logprobs.text_offset, strict=False)
+  ] == choice.logprobs.text_offset[:-1]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices(client, model, stream):
+  """They are what a decoder says to as many copies of the prompts; `echo` is before each."""
+  prompts, n = ["the cat", "a dog"], 3
+  decoder = specjax.Decoder(model, verifier="target_only", temperature=0.9, seed=5)
+  copies = [p for p in prompts for _ in range(n)]
+  expected = [p + r.text for p, r in zip(copies, decoder(copies, NEW), strict=True)]
+  options = {"model": NAME, "prompt": prompts, "temperature": 0.9, "seed": 5, "max_tokens": NEW}
+  found = client.completions.create(n=n, echo=True, stream=stream, **options)
+  texts = [""] * len(copies)
+  for part in found if stream else [found]:
+    for choice in part.choices:
+      texts[choice.index] += choice.text
+  assert texts == expected and len({*texts}) > len(prompts)
+  if not stream:
+    given = sum(len(model.encode(p)) for p in prompts)
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (given, 6 * NEW)
+
+
 # Of clients that name what they do not ask for.
 NEUTRAL = [
   {"n": 1, "best_of": 1, "logit_bias": {}, "logprobs": False, "top_logprobs": 0, "tools": []},
@@ -374,9 +492,68 @@ def get(port: int, path: str, body: bytes | None = None):
   return int(head.split()[1]), json.loads(said)
 
 
+@pytest.mark.parametrize(("asking", "ids"), [
+  ({"prompt": "the cat é"}, lambda model: model.encode("the cat é")),
+  ({"messages": asked("the cat"), "model": NAME}, lambda model: model.chat("the cat")),
+])  # fmt: skip
+def test_texts_to_ids_and_back(port, model, asking, ids):
+  wanted = ids(model)
+  status, found = get(port, "/tokenize", json.dumps(asking).encode())
+  assert (status, found) == (200, {"count": len(wanted), "max_model_len": 64, "tokens": wanted})
+  body = json.dumps({"tokens": wanted}).encode()
+  assert get(port, "/detokenize", body) == (200, {"prompt": model.decode(wanted)})
+
+
+@pytest.mark.parametrize(("path", "body", "status", "words"), [
+  ("/tokenize", {}, 400, "the request has either 'prompt' or 'messages'."),
+  ("/tokenize", {"prompt": [1]}, 400, "prompt=[1]: accepted is text."),
+  ("/tokenize", {"prompt": "x", "truncate": 1}, 400, "field='truncate': accepted is one of"),
+  ("/tokenize", {"prompt": "x", "model": "gpt-5"}, 404, "model='gpt-5': accepted is only 'tiny'."),
+  ("/detokenize", {}, 400, "the request lacks 'tokens'."),
+  ("/detokenize", {"tokens": [10**6]}, 400, "tokens[0]=1000000: accepted is a whole number"),
+  ("/detokenize", [], 400, "request=[]: accepted is a JSON object."),
+])  # fmt: skip
+def test_bad_tokens_are_refused(port, path, body, status, words):
+  found, said = get(port, path, json.dumps(body).encode())
+  assert found == status and words in said["error"]["message"]
+
+
+def scraped(port: int) -> dict[str, float]:
+  with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    families = text_string_to_metric_families(answer.read().decode())
+  return {
+    "".join([sample.name, *sample.labels.values()]): sample.value
+    for family in families for sample in family.samples
+  }  # fmt: skip
+
+
+def test_metrics_count_what_is_answered(engine, client, port, model):
+  before = scraped(port)
+  found = client.completions.create(model=NAME, prompt="the dog", max_tokens=NEW, n=2, **GREEDY)
+  with pytest.raises(openai.BadRequestError):
+    client.completions.create(model=NAME, prompt="the dog", max_tokens=0)
+  until(lambda: scraped(port).get("specjax_requests_totallength", 0)
+                == before.get("specjax_requests_totallength", 0) + 2)  # fmt: skip
+  after = scraped(port)
+  gained = {name: value - before.get(name, 0) for name, value in after.items()}
+  assert gained["specjax_generated_tokens_total"] == 2 * NEW
+  assert gained["specjax_prompt_tokens_total"] == 2 * len(model.encode("the dog"))
+  assert gained["specjax_passes_total"] == found.usage.specjax["passes"]
+  assert gained["specjax_passes_total"] + gained["specjax_accepted_tokens_total"] >= 2 * NEW
+  assert 0 <= gained["specjax_accepted_tokens_total"] <= gained["specjax_drafted_tokens_total"]
+  assert gained["specjax_time_to_first_token_seconds_count"] == 2
+  assert gained["specjax_request_seconds_sum"] >= gained["specjax_time_to_first_token_seconds_sum"]
+  assert gained["specjax_refused_total400"] == 1
+  with kept_busy(engine, 1):
+    busy = scraped(port)
+    assert (busy["specjax_running"], busy["specjax_waiting"]) == engine.load
+
+
 # --- Under load
 
 
+@pytest.mark.slow
 def test_two_hundred_requests_of_sixteen_clients(client, model):
   """None is lost, and none is mixed up; more at once than there are rows, with all settings."""
   words = ["the", "cat", "sat", "on", "mat", "dog", "Question", "Answer"]
@@ -406,6 +583,7 @@ def test_two_hundred_requests_of_sixteen_clients(client, model):
   assert len(set(found)) > 150
 
 
+@pytest.mark.slow
 def test_clients_that_hang_up(client, port, engine, model):
   options = {"model": NAME, "prompt": "the cat", "max_tokens": 50, **GREEDY}
   body = json.dumps({k: v for k, v in options.items() if k != "model"}).encode()
@@ -520,8 +698,12 @@ WRONG = [
   ({"stop_token_ids": "x"}, 400, "stop_token_ids='x'"),
   ({"messages": [{"role": "user", "content": "x", "name": 7}]}, 400, "messages[0].name=7"),
   ({"messages": [{"role": "developer", "content": "x"}]}, 400, "role='developer'"),
-  ({"top_logprobs": 2}, 400, "top_logprobs=2: accepted is only 0."),
-  ({"repetition_penalty": 1.2}, 400, "repetition_penalty=1.2: accepted is only 1."),
+  ({"top_logprobs": 2}, 400, "top_logprobs=2: accepted is only 0 without logprobs."),
+  ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs=21: accepted is a whole number from"),
+  ({"logprobs": True, "stream": True}, 400, "logprobs=True: accepted is only false in a stream."),
+  ({"repetition_penalty": 0}, 400, "repetition_penalty=0: accepted is a finite number above 0"),
+  ({"frequency_penalty": -2.5}, 400, "frequency_penalty=-2.5: accepted is a finite number -2 or"),
+  ({"min_tokens": 5}, 400, "min_tokens=5: accepted is a whole number from 0 to 4"),
   ({"top_k": -2}, 400, "top_k=-2"),
   ({"top_k": True}, 400, "top_k=True"),
   ({"seed": -(2**40)}, 400, "seed=-1099511627776"),
@@ -533,10 +715,14 @@ WRONG = [
   ({"stop": ["a"] * 17}, 400, "up to 16 texts"),
   ({"stream": 1}, 400, "stream=1: accepted is true or false."),
   ({"stream_options": 1}, 400, "stream_options=1"),
-  ({"n": 2}, 400, "n=2: accepted is only 1."),
-  ({"logprobs": True}, 400, "logprobs=True: accepted is only false."),
-  ({"presence_penalty": 0.5}, 400, "presence_penalty=0.5: accepted is only 0."),
-  ({"logit_bias": {"1": 5}}, 400, "logit_bias={'1': 5}"),
+  ({"n": 17}, 400, "n=17: accepted is a whole number from 1 to 16."),
+  ({"n": True}, 400, "n=True"),
+  ({"echo": True}, 400, "echo=True: accepted is only false."),
+  ({"logprobs": 3}, 400, "logprobs=3: accepted is true or false."),
+  ({"presence_penalty": "x"}, 400, "presence_penalty='x'"),
+  ({"logit_bias": {"1": 101}}, 400, "logit_bias[1]=101"),
+  ({"logit_bias": {"x": 1}}, 400, "a token of logit_bias='x'"),
+  ({"logit_bias": [1]}, 400, "logit_bias=[1]: accepted is an object of ids and numbers."),
   ({"response_format": "json"}, 400, "response_format='json': accepted is an object of type text"),
   (
     {"response_format": {"type": "json_schema", "json_schema": {"schema": "/etc/passwd"}}},
@@ -549,7 +735,7 @@ WRONG = [
     "Invalid type: foo",
   ),
   ({"tools": [{}]}, 400, "tools=[{}]: accepted is only []."),
-  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of max_"),
+  ({"drafter": "draft_model[/etc]"}, 400, "field='drafter': accepted is one of frequency_"),
 ]
 
 

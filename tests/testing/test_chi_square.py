@@ -29,6 +29,7 @@ def p_of(drafter, verifier, source=Noise, requests=2**15) -> float:
   return p_value(CASE, method, DRAFT_TABLE, source=source, requests=requests)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["draft_model-target_only"])
 @pytest.mark.parametrize(
   ("drafter", "verifier"),
@@ -48,6 +49,7 @@ def test_the_compiled_loop_draws_from_the_target(drafter, verifier):
   assert p_of(drafter, verifier) > SUSPICIOUS
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["rbg"])
 @pytest.mark.parametrize(
   "values",

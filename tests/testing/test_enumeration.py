@@ -398,6 +398,7 @@ def test_the_flawed_rule_without_its_flaw_is_exact():
   assert distance(Case(table(0)), method, drafter_params(SAMPLED[2], 0)) < EXACT
 
 
+@pytest.mark.slow
 def test_a_draft_models_cache_never_changes_the_distribution():
   # It only guesses worse: the distributions it reports are those it drew from.
   method = pair(TARGET, forgets_to_cut_its_cache(SAMPLED[1]), TOKEN)

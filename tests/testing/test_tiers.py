@@ -18,19 +18,22 @@ SEES_FAULTS = [
 ]
 
 
-def full_mark(test):
-  return next((mark for mark in getattr(test, "pytestmark", []) if mark.name == "full"), None)
+def mark_of(test, name: str):
+  return next((mark for mark in getattr(test, "pytestmark", []) if mark.name == name), None)
 
 
 @pytest.mark.parametrize("test", SEES_FAULTS, ids=lambda test: test.__name__)
 def test_what_sees_a_fault_has_quick_cells(test):
-  mark = full_mark(test)
+  mark = mark_of(test, "full")
   assert mark is None or mark.kwargs["but"]
+  assert mark_of(test, "slow") is None
 
 
 def test_every_rule_is_proven_for_every_proposal():
   methods = test_enumeration.METHODS
-  patterns = full_mark(test_enumeration.test_the_emitted_distribution_is_the_targets).kwargs["but"]
+  test = test_enumeration.test_the_emitted_distribution_is_the_targets
+  assert mark_of(test, "slow") is None
+  patterns = mark_of(test, "full").kwargs["but"]
   quick = {name for pattern in patterns for name in fnmatch.filter(methods, pattern)}
 
   def kinds(names):

@@ -31,6 +31,7 @@ def test_ranks_go_from_left_to_right():
   assert filling_order(masked).tolist() == [[-1, 0, 1, -1, 2], [-1] * 5]
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_pass_is_that_of_a_pass_for_each_token():
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda x: x * 9 if x.ndim > 1 else x, init(CONFIG, jax.random.key(0)))
@@ -66,6 +67,7 @@ def options(tmp_path_factory):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_script_makes_a_model_that_assd_decodes(options):
   script.main(options)
   lines = (pathlib.Path(options.out) / "metrics.jsonl").read_text().splitlines()

@@ -60,6 +60,7 @@ def test_no_logits_of_whole_rows_are_kept():
   assert f"{rows},997]" not in text and f"4,1,{asked_slots.ROWS},997]" not in text
 
 
+@pytest.mark.slow
 def test_layers_computed_again_have_the_same_gradient_and_weights():
   config = Config(
     vocab_size=V, width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp_width=8, causal=True

@@ -55,6 +55,7 @@ def test_a_text_does_not_see_those_that_share_its_row(shift):
     begin += sizes[i]
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["True"])
 @pytest.mark.parametrize("shift", [False, True])
 def test_the_loss_is_that_of_each_noisy_block_after_its_clean_prefix(shift):
@@ -96,6 +97,7 @@ def test_the_loss_is_that_of_each_noisy_block_after_its_clean_prefix(shift):
   np.testing.assert_allclose(loss, np.mean(rows), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_every_block_has_its_own_number_of_masks():
   maskable = jnp.broadcast_to(jnp.arange(T)[None] >= 2, (400, T))
   masked, p = block_diffusion.corrupt(jax.random.key(0), maskable, D)
@@ -130,6 +132,7 @@ def home(tmp_path_factory):
   return path, config, params, options
 
 
+@pytest.mark.slow
 def test_a_causal_model_becomes_one_of_block_diffusion(home):
   path, before, params, options = home
   script.main(options)
@@ -145,6 +148,7 @@ def test_a_causal_model_becomes_one_of_block_diffusion(home):
     np.testing.assert_allclose(got[-1], old.mean(0), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_later_slots_come_to_be_seen(home, tmp_path):
   """With a chance below one the losses of both steps are others than with all in sight."""
   options = home[3]

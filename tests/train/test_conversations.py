@@ -62,6 +62,7 @@ def text_of(model, ids) -> str:
   return model.tokenizer.inner.decode(list(ids), skip_special_tokens=False)
 
 
+@pytest.mark.slow
 def test_a_language_model_learns_from_conversations(talker):
   model = specjax.load(str(talker))
   assert model.template == TEMPLATES["chatml"]

@@ -47,6 +47,7 @@ def test_a_target_without_so_many_layers_is_refused(keep):
     cut(model.config, model.params, keep)
 
 
+@pytest.mark.slow
 def test_every_exit_learns_as_the_last():
   """The loss of a model with an exit is the mean of it and of the layers below the exit."""
   model, noise = specjax.load("gsm8k-7m"), np.random.default_rng(0)
@@ -65,6 +66,7 @@ def test_every_exit_learns_as_the_last():
   assert figures == same and abs(float(first - last)) > 1e-3
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_embedding_stays(done):
   out = pathlib.Path(done.out)
   losses = [json.loads(x)["loss"] for x in (out / "metrics.jsonl").read_text().splitlines()]
@@ -78,6 +80,7 @@ def test_it_learns_and_the_embedding_stays(done):
   assert small.stop == target.stop
 
 
+@pytest.mark.slow
 def test_it_drafts(done):
   target = specjax.load(done.model)
   prompts = [target.chat(f"{i} pens and 3?") for i in range(4)]
@@ -95,6 +98,7 @@ def test_a_finished_run_goes_no_further_and_others_are_refused(done):
     draft_model.main(changed(done, points=16))
 
 
+@pytest.mark.slow
 def test_tokens_that_another_draft_model_guesses(done):
   model, other = specjax.load(done.model), specjax.load(f"{done.out}/model")
   texts = [model.chat(f"{i} pens and {j}?") for i, j in ((3, 4), (5, 12))]
@@ -133,6 +137,7 @@ def test_a_second_draft_model_learns_what_the_first_does_not_guess(done, tmp_pat
   assert [r.tokens for r in plain] == [r.tokens for r in drafted]
 
 
+@pytest.mark.slow
 def test_a_model_of_another_vocabulary_is_refused(done, tmp_path):
   with pytest.raises(ValueError, match=r"boost='lists-3m' has another vocabulary than .*: id 257"):
     draft_model.main(dataclasses.replace(done, out=str(tmp_path), boost="lists-3m"))

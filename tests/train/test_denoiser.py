@@ -40,6 +40,7 @@ def run(tmp_path_factory):
   return config
 
 
+@pytest.mark.slow
 def test_it_learns_where_a_text_ends_and_its_export_decodes(run):
   model = specjax.load(f"{run.out}/model")
   assert not model.config.causal and model.template == TEMPLATES["plain"]
@@ -140,6 +141,7 @@ def test_a_model_goes_on_from_where_it_was(run, tmp_path):
     assert loss < 0.7 * json.loads(file.readline())["loss"]
 
 
+@pytest.mark.slow
 def test_low_rank_updates_alone_are_trained(run, tmp_path):
   config = changed(
     run, start=f"{run.out}/model", out=str(tmp_path), words=False, rank=2, steps=8, rate=3e-2,
@@ -160,6 +162,7 @@ def test_low_rank_updates_alone_are_trained(run, tmp_path):
     script.main(dataclasses.replace(config, start=None))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["options1*", "options2*"])
 @pytest.mark.parametrize(
   ("options", "within"),

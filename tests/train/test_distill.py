@@ -94,6 +94,7 @@ def test_the_gradient_is_that_of_finite_differences():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["2"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_gives_a_student(list_denoiser, tmp_path, rank):
@@ -132,6 +133,7 @@ def test_a_noisy_block_is_said_as_in_decoding(block_denoiser, shift):
   np.testing.assert_allclose(said[:, begin : begin + D], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_block_denoiser_gets_a_student_that_decodes_over_its_cache(block_denoiser, tmp_path):
   data = tmp_path / "questions.jsonl"
   data.write_text("".join(json.dumps(record) + "\n" for record in lists.records(1, 16)))

@@ -35,6 +35,7 @@ def test_traces_follow_the_models_own_answers(list_denoiser):
     assert right + forced == answer.filling.filled
 
 
+@pytest.mark.slow
 def test_a_block_denoisers_traces_are_those_of_whole_passes(block_denoiser, monkeypatch):
   model = load(block_denoiser)
   prompts = [model.chat(r["question"]) for r in lists.records(1, 4)]
@@ -62,6 +63,7 @@ def test_the_threshold_is_the_least_that_is_precise(said, right, precision, pass
   assert (said > np.float32(least)).sum() == passing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "block"), [("list_denoiser", W), ("block_denoiser", None)])
 def test_a_run_gives_a_filter_that_decodes(request, tmp_path, model, block):
   model = request.getfixturevalue(model)

@@ -211,6 +211,7 @@ def assert_decodes_like_plain(config) -> None:
   assert sum(r.passes for r in ours) < sum(r.passes for r in plain)
 
 
+@pytest.mark.slow
 def test_loss_falls_and_the_export_decodes_the_same_text_in_fewer_forwards(run):
   metrics = metrics_of(run)
   assert len(metrics) == run.training.steps
@@ -227,6 +228,7 @@ def test_answers_are_the_targets_own(run):
   assert [a["answer"] for a in answers[40:42]] == [r.tokens for r in plain]
 
 
+@pytest.mark.slow
 def test_hit_rates_are_those_of_each_document_alone(run, final_state):
   model, params = specjax.load(run.model), final_state(run.out)["best"]
   depth = run.head.depth
@@ -273,6 +275,7 @@ def test_before_training_every_head_is_the_lm_head(like, shared, monkeypatch, fi
     np.testing.assert_array_equal(ours, theirs)  # the target is frozen
 
 
+@pytest.mark.slow
 def test_eight_devices_share_a_batch_and_the_loss_can_be_chosen(like):
   one, eight = (like(f"{n}", steps=4, warmup=1, devices=n) for n in (1, 8))
   twice = like("twice", steps=1, loss=(2.0, 0.0, 0.0, 0.8))
@@ -287,6 +290,7 @@ def test_eight_devices_share_a_batch_and_the_loss_can_be_chosen(like):
   assert metrics_of(twice)[0]["loss"] == pytest.approx(2 * losses[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["medusa"])
 @pytest.mark.parametrize("name", ["medusa", "eagle3"])
 def test_states_of_the_step_train_like_those_on_disk(tiny_heads, like, tmp_path, name):
@@ -305,6 +309,7 @@ def test_states_of_the_step_train_like_those_on_disk(tiny_heads, like, tmp_path,
   np.testing.assert_allclose(*rates, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["False"])
 @pytest.mark.parametrize("online", [False, True])
 def test_a_target_in_bfloat16_trains_weights_in_float32(run, tmp_path, final_state, online):
@@ -380,6 +385,7 @@ def test_given_answers_take_the_place_of_the_targets(run, tmp_path):
     heads.main(changed(config, out=str(tmp_path / "x"), answer_field="reply"))
 
 
+@pytest.mark.slow
 def test_a_reduced_vocabulary_is_the_most_frequent_of_the_answers(run, like):
   config = like("few", draft_vocab=4)
   heads.main(config)

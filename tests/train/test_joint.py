@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from options import changed
 
 import specjax
@@ -26,6 +27,7 @@ def report_of(config) -> dict:
     return json.load(file)
 
 
+@pytest.mark.slow
 def test_a_new_model_and_a_head_for_it(warm, tiny_joint, tmp_path):
   config = changed(tiny_joint, out=str(tmp_path))
   joint.main(config)
@@ -47,6 +49,7 @@ def test_a_new_model_and_a_head_for_it(warm, tiny_joint, tmp_path):
   assert sum(r.passes for r in ours) < sum(r.passes for r in plain)
 
 
+@pytest.mark.slow
 def test_the_heads_loss_reaches_the_model_and_nothing_else_moves_it(warm):
   """At the start the model is its own teacher, whose divergence has no gradient."""
   model = specjax.load(warm.model)

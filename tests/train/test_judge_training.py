@@ -63,6 +63,7 @@ def test_results_operators_and_words_may_be_replaced():
   assert (KIND == DIGIT).sum() == 10 and (KIND == OPERATOR).sum() == 4
 
 
+@pytest.mark.slow
 def test_states_are_those_of_the_text_with_one_token_replaced():
   model, ids = random_model(), TOKENIZER.encode(ANSWER)
   head = TOKENIZER.encode("Ann?")
@@ -199,6 +200,7 @@ def config(lm_run, tmp_path_factory):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
   judge.main(config)
   report = json.loads((tmp_path / config.out / "report.json").read_text())
@@ -215,6 +217,7 @@ def test_a_run_is_reported_saved_and_not_mixed_with_another(config, tmp_path):
     judge.main(changed(config, held_out=30, out=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_a_judge_learns_from_marked_records(config, tmp_path):
   data = tmp_path / "marked.jsonl"
   records = [

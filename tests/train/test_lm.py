@@ -52,6 +52,7 @@ def test_long_texts_are_split_and_lose_nothing(lm_run):
   assert ids == tokenizer.encode(text + END)
 
 
+@pytest.mark.slow
 def test_plain_text_makes_a_model_without_a_chat_template(tiny, tmp_path):
   (tmp_path / "text.jsonl").write_text(json.dumps({"text": "the cat sat. " * 200}) + "\n")
   config = changed(

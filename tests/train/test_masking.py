@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from specjax.train.recipe import asked_slots, masking
 
@@ -61,6 +62,7 @@ def test_context_weights_by_hand():
   np.testing.assert_allclose(got[3], 0.15 * 0.7, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_only_masked_tokens_count():
   rng = np.random.default_rng(1)
   logits = jnp.asarray(rng.normal(size=(2, 4, 5)), jnp.float32)

@@ -123,6 +123,7 @@ NAMES = ("heads", "heads within", "frames", "joint", "draft_model", "acceptance"
          "denoiser, blocks", "distill", "filter")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   [pytest.param(x, marks=() if x in ("heads", "lm", "skipping") else pytest.mark.full)

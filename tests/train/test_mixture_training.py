@@ -12,6 +12,7 @@ from specjax.train import lm
 from specjax.train.recipe.config import Network
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["softmax"])
 @pytest.mark.parametrize("router", ["softmax", "relu"])
 def test_a_mixture_learns_and_decodes(router, tiny, tmp_path):

@@ -59,6 +59,7 @@ def file(tmp_path, monkeypatch):
   return tmp_path / "my_head.py"
 
 
+@pytest.mark.slow
 def test_it_is_trained_by_name_and_decodes(file, tiny_heads, capsys):
   options = {
     "model": tiny_heads.model, "data": tiny_heads.data, "out": "run", "held-out": 24,

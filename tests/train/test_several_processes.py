@@ -83,6 +83,7 @@ def alone(tiny_heads, tmp_path_factory):
   return config
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["2"])
 @pytest.mark.parametrize(("count", "fsdp"), [(2, False), (4, True)], ids=["2", "4-fsdp"])
 def test_several_processes_train_what_one_does(count, fsdp, alone, tmp_path):
@@ -100,6 +101,7 @@ def test_several_processes_train_what_one_does(count, fsdp, alone, tmp_path):
       agree(str(moved), alone.out)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["eagle"])
 @pytest.mark.parametrize(
   "head", [MedusaConfig(depth=3), EagleConfig(depth=2)], ids=["medusa", "eagle"]

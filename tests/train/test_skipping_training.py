@@ -32,6 +32,7 @@ BESIDE = jax.tree.map(
 OF_LAYERS = Routers(*(jax.numpy.asarray(RNG.normal(size=n), "float32") for n in ((L, E), L)))
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["first", "duo", "None"])
 @pytest.mark.parametrize("name", ["skip_decode-3,span=16,first=1", "first", "duo", None])
 def test_a_row_is_read_as_it_is_decoded(name, tmp_path):
@@ -71,6 +72,7 @@ def config(lm_run):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_routers_learn_the_share_that_is_asked_for(config, tmp_path):
   config = dataclasses.replace(config, out=str(tmp_path), keep=0.25)
   training.main(config)
@@ -86,6 +88,7 @@ def test_routers_learn_the_share_that_is_asked_for(config, tmp_path):
   assert plain[0].tokens == drafted[0].tokens
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_be_read_by_fewer_layers(config, tmp_path):
   name = "skip_decode-1,span=4"
   training.main(dataclasses.replace(config, out=str(tmp_path), skipping=name))
@@ -96,6 +99,7 @@ def test_a_model_learns_to_be_read_by_fewer_layers(config, tmp_path):
   assert report["skipping"] < first["entropy"]
 
 
+@pytest.mark.slow
 def test_a_choice_says_what_it_reads():
   """The share that is read is that of the modules, and the big one alone is the whole model."""
   params = {**MODEL.params, DUO: BESIDE}
@@ -125,6 +129,7 @@ def test_a_small_mlp_begins_as_the_strongest_part_of_the_big_one():
   np.testing.assert_allclose(*found, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_small_mlps_learn_and_routers_hold_the_budget(config, tmp_path):
   shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(duo.reading.Config)}
   options = duo.Config(**shared | {"out": str(tmp_path), "keep": 0.4, "router_rate": 1e-2})

@@ -70,6 +70,7 @@ def grown(tree: DySpec, logits: np.ndarray):
   return paths
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["numbers1", "numbers3"])
 @pytest.mark.parametrize("numbers", [(2, 1, 1), (6, 3, 2), (9, 4, 3), (12, 2, 5), (8, 7, 1)])
 def test_the_worthiest_nodes_are_kept(numbers):

@@ -167,6 +167,7 @@ def test_another_head_is_not_another_trace():
     run(params, log_probs)
 
 
+@pytest.mark.slow
 def test_it_decodes_in_the_loop_and_a_judge_without_weights_is_refused():
   drafter = drafters.draft_model(table_model(V), 3)
   method = pair(table_model(V), drafter, judge())

@@ -100,8 +100,10 @@ def ask(model: Model, config: Config, new: int = 1) -> list[list[int]]:
       prompts.append(model.chat(question(turns)))
   most = model.config.max_length
   room = [p for p in prompts if len(p) + new <= most]
-  said = (f"{len(prompts) - len(room)} of {len(prompts)} questions leave less than {new} of the "
-          f"{most} positions of {model.name} for an answer")  # fmt: skip
+  said = (
+    f"{len(prompts) - len(room)} of {len(prompts)} questions leave less than {new} of the "
+    f"{most} positions of {model.name} for an answer"
+  )
   if not room:
     raise ValueError(f"data={config.data!r}: {said}.")
   if len(room) < len(prompts):
@@ -136,8 +138,10 @@ def given(model: Model, config: Config, answer_field: str) -> list[Document]:
 def check_held_out(held_out: int, count: int, least: int = 1) -> None:
   """Raises ValueError where fewer than `least` of `count` questions are held out, or all."""
   if not least <= held_out < count:
-    raise ValueError(f"held_out={held_out}: accepted is at least {least} and fewer than the "
-                     f"{count} questions that fit the model.")  # fmt: skip
+    raise ValueError(
+      f"held_out={held_out}: accepted is at least {least} and fewer than the "
+      f"{count} questions that fit the model."
+    )
 
 
 def check_batch(batch: int, most: int) -> None:
@@ -147,10 +151,12 @@ def check_batch(batch: int, most: int) -> None:
 
 
 def written(
-  path: pathlib.Path, prompts: list[list[int]],
-  reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]], batch: int = 1,
+  path: pathlib.Path,
+  prompts: list[list[int]],
+  reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]],
+  batch: int = 1,
   key: fingerprint.Key | None = None,
-) -> list[Document]:  # fmt: skip
+) -> list[Document]:
   """Answers to prompts, each a line of a JSONL file that a killed run continues.
 
   `reply` is given the numbers of the prompts that have no answer, and yields (number, ids of the
@@ -177,10 +183,12 @@ def _compare(path: pathlib.Path, key: fingerprint.Key) -> None:
 
 
 def _written(
-  path: pathlib.Path, prompts: list[list[int]],
-  reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]], batch: int,
+  path: pathlib.Path,
+  prompts: list[list[int]],
+  reply: Callable[[list[int]], Iterable[tuple[int, list[int]]]],
+  batch: int,
   key: fingerprint.Key | None,
-) -> list[Document]:  # fmt: skip
+) -> list[Document]:
   if distributed.first():
     done = count_lines(path)
     # What is cut is half a line, or half a batch: batches are those of an uninterrupted run.
@@ -188,8 +196,11 @@ def _written(
   distributed.met()
   answers = _answers(path, prompts)
   if key is not None and fingerprint.read(path) is None:
-    print(f"answers={str(path)!r} has no {fingerprint.beside(path).name} beside it: with which "
-          "settings they were written is not known.", file=sys.stderr)  # fmt: skip
+    print(
+      f"answers={str(path)!r} has no {fingerprint.beside(path).name} beside it: with which "
+      "settings they were written is not known.",
+      file=sys.stderr,
+    )
   left = [i for i in range(len(prompts)) if i not in answers]
   distributed.met()
   if left:
@@ -197,7 +208,7 @@ def _written(
     with (
       path.open("a") if writes else open(os.devnull, "w") as sink,
       Progress(*Progress.get_default_columns(), note) as progress,
-    ):  # fmt: skip
+    ):
       bar = progress.add_task("answers", total=len(prompts), completed=len(answers), rate="")
       tokens, begin = 0, time.perf_counter()
       for i, ids in reply(left):
@@ -225,8 +236,9 @@ def _answers(path: pathlib.Path, prompts: list[list[int]]) -> dict[int, list[int
     if isinstance(i, int) and i >= len(prompts):
       continue
     if not isinstance(i, int) or record.get("prompt") != prompts[i] or not isinstance(said, list):
-      raise ValueError(f"answers={str(path)!r} answers another question in line {line + 1}: "
-                       "choose another file.")  # fmt: skip
+      raise ValueError(
+        f"answers={str(path)!r} answers another question in line {line + 1}: choose another file."
+      )
     found[i] = said
   return found
 
@@ -249,7 +261,8 @@ def answered(
       yield left[k], result.tokens
 
   key = model.ingredients() | {
-    "temperature": temperature, "max_new_tokens": config.max_new_tokens,
+    "temperature": temperature,
+    "max_new_tokens": config.max_new_tokens,
     "seed": seed if temperature else None,
-  }  # fmt: skip
+  }
   return written(path, prompts, reply, key=key)

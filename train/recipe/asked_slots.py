@@ -28,9 +28,13 @@ def cross_entropy(logits: Array, tokens: Array) -> tuple[Array, Array]:
 
 
 def of_asked(
-  figures: Figures, head: Callable[[Array], Array], states: Array, tokens: Array, asked: Array,
+  figures: Figures,
+  head: Callable[[Array], Array],
+  states: Array,
+  tokens: Array,
+  asked: Array,
   groups: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array, ...]:
   """The figures [B, T] of the slots that are asked for, and zeros of the others.
 
   Slots are sorted within groups of rows. With a group for each device of a mesh that shares the

@@ -57,9 +57,13 @@ def halves_mask(T: int, D: int) -> Array:
 
 
 def states(
-  network: Transformer, params: Params, noisy: Array, clean: PackedRows, shift: bool,
+  network: Transformer,
+  params: Params,
+  noisy: Array,
+  clean: PackedRows,
+  shift: bool,
   seen: Array | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
   """States [B, T, E] that say every slot, each given its noisy block and the clean ones before it.
 
   With `shift` the state before a slot says it. Before the first slot of a block that is the

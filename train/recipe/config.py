@@ -130,17 +130,22 @@ class Training:
     mesh, together = jax.sharding.get_mesh(), self.batch // self.parts
     if not mesh.empty:
       if together % mesh.shape["data"]:
-        raise ValueError(f"batch={self.batch}: accepted with mesh={self.mesh!r} is a multiple of "
-                         f"data={mesh.shape['data']} times parts={self.parts}.")  # fmt: skip
+        raise ValueError(
+          f"batch={self.batch}: accepted with mesh={self.mesh!r} is a multiple of "
+          f"data={mesh.shape['data']} times parts={self.parts}."
+        )
       return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     there = len(jax.devices())
     count = self.devices or max(n for n in range(1, there + 1) if together % n == 0)
     if count > there or together % count:
-      raise ValueError(f"devices={self.devices}: accepted are up to {there} that divide "
-                       f"batch={self.batch}.")  # fmt: skip
+      raise ValueError(
+        f"devices={self.devices}: accepted are up to {there} that divide batch={self.batch}."
+      )
     if jax.process_count() > 1 and count < there:
-      raise ValueError(f"batch={self.batch}, devices={self.devices}: in several processes all "
-                       f"{there} devices share a batch evenly.")  # fmt: skip
+      raise ValueError(
+        f"batch={self.batch}, devices={self.devices}: in several processes all "
+        f"{there} devices share a batch evenly."
+      )
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((count,), ("data",), auto, devices=jax.devices()[:count])
     return NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
@@ -169,10 +174,13 @@ class Training:
     chain = optax.chain(
       optax.clip_by_global_norm(self.clip),
       optax.adamw(
-        schedule, b1=0.9, b2=0.95, weight_decay=self.decay,
+        schedule,
+        b1=0.9,
+        b2=0.95,
+        weight_decay=self.decay,
         mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
       ),
-    )  # fmt: skip
+    )
 
     def update(grads, state, params=None):
       with jax.numpy_dtype_promotion("standard"):  # optax mixes float and int scalars

@@ -136,18 +136,28 @@ class Objective:
     return drafting.unroll(self.head, params, target_params, examples)
 
   def loss(
-    self, params: Params, target_params: Params, batch: Batch, weights: LossWeights,
-    noise: float = 0.0, key: Any = None,
-  ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    batch: Batch,
+    weights: LossWeights,
+    noise: float = 0.0,
+    key: Any = None,
+  ) -> tuple[Array, dict[str, Array]]:
     """The loss in nats of a whole batch and its metrics; see `terms`."""
     terms, metrics = self.terms(params, target_params, batch, weights, noise, key)
     total = means.added(means.values(terms))
     return total, {"loss": total, **means.values(metrics)}
 
   def terms(
-    self, params: Params, target_params: Params, batch: Batch, weights: LossWeights,
-    noise: float = 0.0, key: Any = None,
-  ) -> tuple[list[means.Mean], dict[str, means.Mean]]:  # fmt: skip
+    self,
+    params: Params,
+    target_params: Params,
+    batch: Batch,
+    weights: LossWeights,
+    noise: float = 0.0,
+    key: Any = None,
+  ) -> tuple[list[means.Mean], dict[str, means.Mean]]:
     """The terms of the loss in nats, one for each depth that counts, and its metrics.
 
     Logits are recomputed in the backward pass. `weights` and `noise`, the width of uniform noise on

@@ -61,8 +61,9 @@ def _claim(
   more = set(here["layers"]) <= set(there.get("layers") or ())  # layers of other heads
   changed = differences(there, here, free=("layers",) if more else ())
   if changed:
-    raise ValueError(f"features={str(directory)!r} were computed with {changed}: choose another "
-                     "directory.")  # fmt: skip
+    raise ValueError(
+      f"features={str(directory)!r} were computed with {changed}: choose another directory."
+    )
   return there
 
 
@@ -101,15 +102,22 @@ def _announce(directory: pathlib.Path, size: int) -> None:
   if distributed.first():
     print(f"{size / 1e9:.2f} GB of hidden states will be written to {directory}.")
   if size > free:
-    raise ValueError(f"features={str(directory)!r} would take {size / 1e9:.2f} GB; its disk has "
-                     f"{free / 1e9:.2f} GB: choose another directory, or train a head with "
-                     "--online.")  # fmt: skip
+    raise ValueError(
+      f"features={str(directory)!r} would take {size / 1e9:.2f} GB; its disk has "
+      f"{free / 1e9:.2f} GB: choose another directory, or train a head with "
+      "--online."
+    )
 
 
 def _write(
-  model: Model, rows: PackedRows, layers: Sequence[int], paths: Sequence[pathlib.Path],
-  shape: tuple[int, ...], progress: pathlib.Path, batch: int,
-) -> None:  # fmt: skip
+  model: Model,
+  rows: PackedRows,
+  layers: Sequence[int],
+  paths: Sequence[pathlib.Path],
+  shape: tuple[int, ...],
+  progress: pathlib.Path,
+  batch: int,
+) -> None:
   """Goes on with the files of `paths`, that of the last states and one of each layer."""
   done = int(progress.read_text()) if progress.exists() else 0
   distributed.met()
@@ -130,9 +138,11 @@ def _write(
   for i, size, part in forward.parts(rows, batch, "hidden states", done):
     states = [x[:size] for x in distributed.fetch(run(params, sharding.dealt(part)))]
     if not all(np.isfinite(x).all() for x in states):
-      raise ValueError(f"model={model.name!r} has states beyond {kept} in rows {i} to "
-                       f"{i + size - 1}: they cannot be kept; a head's training with --dtype "
-                       "bfloat16 keeps them, and with --online none are kept.")  # fmt: skip
+      raise ValueError(
+        f"model={model.name!r} has states beyond {kept} in rows {i} to "
+        f"{i + size - 1}: they cannot be kept; a head's training with --dtype "
+        "bfloat16 keeps them, and with --online none are kept."
+      )
     for file, x in zip(files, states, strict=bool(files)):
       file[i : i + size] = x.view(file.dtype)
       file.flush()

@@ -29,9 +29,7 @@ from specjax.train.recipe.means import Total
 Draw = Callable[[Any, Array], Any]  # (batch, key of the step) -> the batch with its noise
 
 
-def shuffled(
-  count: int, training: Training, *, again: bool = False
-) -> Callable[[int], np.ndarray]:  # fmt: skip
+def shuffled(count: int, training: Training, *, again: bool = False) -> Callable[[int], np.ndarray]:
   """The numbers i[batch] of each step's rows: `count` rows, shuffled anew in every epoch.
 
   Args:
@@ -57,11 +55,20 @@ def batches(data: Any, training: Training, *, again: bool = False) -> Callable[[
 
 
 def fit(
-  loss: Loss, params: Params, batch: Callable[[int], Any], training: Training,
-  directory: pathlib.Path, *, frozen: Any = (), held_out: Any = None,
-  judge: Callable[[Any, Any, Any, Array], Array] | None = None, judge_every: int = 1,
-  rates: Any = 1.0, draw: Draw | None = None, total: Total = means.added,
-) -> Params:  # fmt: skip
+  loss: Loss,
+  params: Params,
+  batch: Callable[[int], Any],
+  training: Training,
+  directory: pathlib.Path,
+  *,
+  frozen: Any = (),
+  held_out: Any = None,
+  judge: Callable[[Any, Any, Any, Array], Array] | None = None,
+  judge_every: int = 1,
+  rates: Any = 1.0,
+  draw: Draw | None = None,
+  total: Total = means.added,
+) -> Params:
   """Trains weights; see `loop` for what is written and how a killed run goes on.
 
   Args:
@@ -99,16 +106,25 @@ def fit(
   size, devices = optax.tree.size(params), len(dealt.device_set)
   print(f"{size / 1e6:.2f}M parameters are trained on {devices} device(s).")
   state = loop(
-    lambda state, numbered: step(state, frozen, held_out, *numbered), state,
-    lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)), training, directory,
-  )  # fmt: skip
+    lambda state, numbered: step(state, frozen, held_out, *numbered),
+    state,
+    lambda i: (jax.device_put(batch(i), dealt), jnp.int32(i)),
+    training,
+    directory,
+  )
   return distributed.fetch(state["params" if held_out is None else "best"])
 
 
 def stepper(
-  loss: Loss, training: Training, places: Any, judge: Callable[..., Array] | None = None,
-  judge_every: int = 1, rates: Any = 1.0, draw: Draw | None = None, total: Total = means.added,
-) -> Callable[..., tuple[Any, dict[str, Array]]]:  # fmt: skip
+  loss: Loss,
+  training: Training,
+  places: Any,
+  judge: Callable[..., Array] | None = None,
+  judge_every: int = 1,
+  rates: Any = 1.0,
+  draw: Draw | None = None,
+  total: Total = means.added,
+) -> Callable[..., tuple[Any, dict[str, Array]]]:
   """The jitted step of `fit`: (state, frozen, held_out, batch, number i32[]) -> (state, metrics).
 
   The state, which is donated, has "params" and "optimizer" and, where held_out is not None, "best",
@@ -131,9 +147,10 @@ def stepper(
     if held_out is not None:  # early stopping: the run goes on, the best weights stay
       due = ((number + 1) % judge_every == 0) | (number == 0) | (number + 1 == training.steps)
       now = jax.lax.cond(
-        due, lambda: judged(params, frozen, held_out, key).astype(jnp.float32),
+        due,
+        lambda: judged(params, frozen, held_out, key).astype(jnp.float32),
         lambda: state["newest"],
-      )  # fmt: skip
+      )
       better = now < state["least"]
       best = jax.tree.map(lambda new, old: jnp.where(better, new, old), params, state["best"])
       after |= {"best": best, "least": jnp.minimum(now, state["least"]), "newest": now}
@@ -174,9 +191,12 @@ class Ending:
 
 
 def loop(
-  step: Callable[[Any, Any], tuple[Any, dict[str, Array]]], state: Any,
-  batch: Callable[[int], Any], training: Training, directory: pathlib.Path,
-) -> Any:  # fmt: skip
+  step: Callable[[Any, Any], tuple[Any, dict[str, Array]]],
+  state: Any,
+  batch: Callable[[int], Any],
+  training: Training,
+  directory: pathlib.Path,
+) -> Any:
   """Runs `step` from the newest checkpoint of `directory` up to the last step.
 
   Several processes (see `specjax.distributed`) take each step together; the first writes the
@@ -200,12 +220,13 @@ def loop(
   policy = ocp.training.preservation_policies.LatestN(2)
   with (
     ocp.training.Checkpointer(
-      directory.absolute() / "checkpoints", preservation_policy=policy,
+      directory.absolute() / "checkpoints",
+      preservation_policy=policy,
       cleanup_tmp_directories=True,
     ) as checkpoints,
     Progress(*Progress.get_default_columns(), MofNCompleteColumn(), note) as progress,
     Ending() as ending,
-  ):  # fmt: skip
+  ):
     say = functools.partial(progress.console.print, soft_wrap=True, markup=False, highlight=False)
     first = 0
     if checkpoints.latest is not None:

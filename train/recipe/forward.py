@@ -29,9 +29,13 @@ def read(
 
 
 def states(
-  network: Transformer, params: Params, tokens: Array, used: Array, shift: bool,
+  network: Transformer,
+  params: Params,
+  tokens: Array,
+  used: Array,
+  shift: bool,
   seen: Array | None = None,
-) -> Array:  # fmt: skip
+) -> Array:
   """States [B, T, E] that say every slot of i32[B, T]; attention sees the slots `used` bool[B, T].
 
   Of these, slot i sees slot j where `seen` bool[T, T] says so, by default all. With `shift` the

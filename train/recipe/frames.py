@@ -33,9 +33,12 @@ def loss(logits: Array, labels: Array, known: Array) -> Array:
   said = leading(known[..., :L]).reshape(rows, L)
   with jax.numpy_dtype_promotion("standard"):
     each = optax.ctc_loss(
-      logits.reshape(rows, D, symbols), jnp.zeros((rows, D)),
-      labels[..., :L].reshape(rows, L), 1.0 - said, blank_id=symbols - 1,
-    )  # fmt: skip
+      logits.reshape(rows, D, symbols),
+      jnp.zeros((rows, D)),
+      labels[..., :L].reshape(rows, L),
+      1.0 - said,
+      blank_id=symbols - 1,
+    )
   return losses.mean(each, said[:, 0].astype(jnp.float32))
 
 

@@ -75,9 +75,15 @@ def replaceable(tokenizer: Tokenizer, tokens: list[int], kind: np.ndarray) -> np
 
 
 def mark(
-  model: Model, documents: Sequence[Document], *, top_k: int, temperature: float, seed: int,
-  length: int, batch: int = 4,
-) -> JudgeLabels:  # fmt: skip
+  model: Model,
+  documents: Sequence[Document],
+  *,
+  top_k: int,
+  temperature: float,
+  seed: int,
+  length: int,
+  batch: int = 4,
+) -> JudgeLabels:
   """Labels every answer token of documents, and one replacement of each.
 
   For `top_k`, `temperature` and `length` T see `train.judge`; `batch` rows are read at once.
@@ -92,8 +98,10 @@ def mark(
   if (kind == DIGIT).sum() < 10 or any(
     re.search(r"\d\d", model.tokenizer.decode([i])) for i in said
   ):
-    raise ValueError(f"model={model.name!r} has numbers of several digits in its vocabulary: "
-                     "accepted are tokenizers that split digits, or --marked data.")  # fmt: skip
+    raise ValueError(
+      f"model={model.name!r} has numbers of several digits in its vocabulary: "
+      "accepted are tokenizers that split digits, or --marked data."
+    )
   may = np.zeros_like(rows.mask)
   for r, c in zip(*np.nonzero(np.diff(rows.mask, axis=1, prepend=False) & rows.mask), strict=True):
     stop = c + int(np.argmin([*rows.mask[r, c:], False]))
@@ -122,9 +130,12 @@ def mark(
     itself = jnp.broadcast_to(jnp.eye(T, dtype=bool), before.shape)
     mask = jnp.block([[seen, jnp.zeros_like(seen)], [before, itself]])
     both, _ = network.apply(
-      params, jnp.concatenate([rows.tokens, other], 1), jnp.tile(rows.position, (1, 2)), mask,
+      params,
+      jnp.concatenate([rows.tokens, other], 1),
+      jnp.tile(rows.position, (1, 2)),
+      mask,
       method="features",
-    )  # fmt: skip
+    )
     return both.hidden.astype(jnp.float16), allowed.any(-1)
 
   parts = []

@@ -68,13 +68,17 @@ def _by_edit(right: Document, other: Document) -> list[bool]:
 def _spans(record: dict[str, Any], answer: str) -> list[list[int]]:
   spans = record["wrong"]
   pairs = isinstance(spans, list) and all(
-    isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
+    isinstance(span, list)
+    and len(span) == 2
+    and all(type(x) is int for x in span)
     and 0 <= span[0] < span[1] <= len(answer)
     for span in spans
-  )  # fmt: skip
+  )
   if not pairs:
-    raise ValueError(f"wrong={spans!r:.60}: accepted are pairs [begin, end] of characters of the "
-                     f"answer, which has {len(answer)}.")  # fmt: skip
+    raise ValueError(
+      f"wrong={spans!r:.60}: accepted are pairs [begin, end] of characters of the "
+      f"answer, which has {len(answer)}."
+    )
   return spans
 
 

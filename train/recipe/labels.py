@@ -30,10 +30,12 @@ def counted(part: str, labels: np.ndarray, note: str = "") -> np.ndarray:
 
 
 def packed(
-  part: str, documents: Sequence[Document], length: int,
+  part: str,
+  documents: Sequence[Document],
+  length: int,
   rows_of: Callable[[Sequence[Document], int], PackedRows] = pack,
   labels: Callable[[PackedRows], np.ndarray] = lambda rows: rows.mask,
-) -> PackedRows:  # fmt: skip
+) -> PackedRows:
   """Documents as rows of T tokens, and what it costs to cut them; see `counted`.
 
   Raises:
@@ -52,15 +54,17 @@ def check_length(length: int, *models: Model) -> None:
   for model in models:
     most = model.config.max_length
     if length > most:
-      raise ValueError(f"length={length}: accepted is at most {most}, the positions of "
-                       f"{model.name}.")  # fmt: skip
+      raise ValueError(
+        f"length={length}: accepted is at most {most}, the positions of {model.name}."
+      )
 
 
 def check_prompts(part: str, prompts: Sequence[Sequence[int]], length: int) -> None:
-  """Raises ValueError where every answer would begin after the end of a row, before any is written.
-  """  # fmt: skip
+  """Raises ValueError where every answer would begin after the end of a row; none is written."""
   shortest = min(map(len, prompts))
   if shortest >= length:
-    raise ValueError(f"length={length}: accepted is more than {shortest}, the tokens of the "
-                     f"shortest of the {len(prompts)} questions of {part}; no answer would "
-                     "be read.")  # fmt: skip
+    raise ValueError(
+      f"length={length}: accepted is more than {shortest}, the tokens of the "
+      f"shortest of the {len(prompts)} questions of {part}; no answer would "
+      "be read."
+    )

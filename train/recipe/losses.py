@@ -81,8 +81,10 @@ def chosen(numbers: Sequence[float], like: LossWeights | None = None) -> LossWei
     ValueError: there is no weight, or there are more than there are terms.
   """
   if not 2 <= len(numbers) <= len(TERMS) + 1:
-    raise ValueError(f"loss={' '.join(map(str, numbers))}: accepted are weights of "
-                     f"{', '.join(TERMS)}, one or more in this order, then the decay.")  # fmt: skip
+    raise ValueError(
+      f"loss={' '.join(map(str, numbers))}: accepted are weights of "
+      f"{', '.join(TERMS)}, one or more in this order, then the decay."
+    )
   terms = dict(zip(TERMS, numbers[:-1], strict=False))
   return LossWeights(decay=numbers[-1], within=like.within if like else 0, **terms)
 

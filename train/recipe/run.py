@@ -63,9 +63,12 @@ def begin(config: Any) -> pathlib.Path:
 
 
 def claim(
-  directory: pathlib.Path, config: Any, content: Any, key: fingerprint.Key | None = None,
+  directory: pathlib.Path,
+  config: Any,
+  content: Any,
+  key: fingerprint.Key | None = None,
   **replaced: Any,
-) -> None:  # fmt: skip
+) -> None:
   """Ties a directory to one run, so that starting it again cannot mix two.
 
   The options `config | replaced` are kept in run.json with a digest of what is trained on, a tuple

@@ -103,9 +103,11 @@ def encoded(
     unwritten += sum(name not in text for name in names)
   if lost:
     trained = sum(sum(said) for _, said in documents)
-    print(f"{trained} of the answers' {trained + lost} tokens are trained: the chat template "
-          "writes the others otherwise once another turn follows, such as without their "
-          "thinking.")  # fmt: skip
+    print(
+      f"{trained} of the answers' {trained + lost} tokens are trained: the chat template "
+      "writes the others otherwise once another turn follows, such as without their "
+      "thinking."
+    )
   if unwritten:
     print(f"{unwritten} tool calls are not trained: the chat template does not write them.")
   return documents
@@ -143,7 +145,9 @@ def new_network(
 ) -> tuple[ModelConfig, Params]:
   """A network that reads the tokenizer's ids, and random weights of it."""
   network = ModelConfig(
-    vocab_size=tokenizer.vocab_size, **config.network.sizes, max_length=max_length,
+    vocab_size=tokenizer.vocab_size,
+    **config.network.sizes,
+    max_length=max_length,
     causal=causal,
-  )  # fmt: skip
+  )
   return network, jax.jit(functools.partial(init, network))(new_key(config.training.seed))

@@ -37,8 +37,9 @@ def traced(prompts: Sequence[list[int]], batch: int) -> list[list[int]]:
     ValueError: the prompts fill no batch.
   """
   if len(prompts) < batch:
-    raise ValueError(f"answer_batch={batch}: accepted is 1 to {len(prompts)}, the questions that "
-                     "fit the model.")  # fmt: skip
+    raise ValueError(
+      f"answer_batch={batch}: accepted is 1 to {len(prompts)}, the questions that fit the model."
+    )
   left = len(prompts) % batch
   if left:
     print(f"{left} of {len(prompts)} questions fill no batch of {batch} and are left out.")

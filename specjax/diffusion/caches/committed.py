@@ -66,8 +66,10 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
   """
   D = denoiser.block
   if D is None:
-    raise ValueError("cache='committed': the denoiser sees the whole canvas, so that no block "
-                     "stays as it is; accepted is one that is causal over blocks.")  # fmt: skip
+    raise ValueError(
+      "cache='committed': the denoiser sees the whole canvas, so that no block "
+      "stays as it is; accepted is one that is causal over blocks."
+    )
 
   def evaluate(params: Params, memory: Committed | None, canvas: Canvas, start: Array, count: int):
     """(states [B, count, E], kv) of the slots from `start` i32[B] on, after what is committed."""

@@ -71,9 +71,13 @@ def vicinity(
     warm_up: how many of a row's first passes read all.
   """
   return reusing(
-    "vicinity", denoiser, window, lambda fresh, memory, lo: fresh | (memory.passes < warm_up),
-    _about(denoiser, window, before, after), steady=not warm_up,
-  )  # fmt: skip
+    "vicinity",
+    denoiser,
+    window,
+    lambda fresh, memory, lo: fresh | (memory.passes < warm_up),
+    _about(denoiser, window, before, after),
+    steady=not warm_up,
+  )
 
 
 @functools.cache

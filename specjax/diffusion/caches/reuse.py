@@ -61,9 +61,16 @@ class Reread(NamedTuple):
 
 
 def reread(
-  denoiser: Denoiser, window: int, count: int, params: Params, kv: Any, canvas: Canvas,
-  lo: Array, rows: Array, part: Reread,
-) -> tuple[Array, Any]:  # fmt: skip
+  denoiser: Denoiser,
+  window: int,
+  count: int,
+  params: Params,
+  kv: Any,
+  canvas: Canvas,
+  lo: Array,
+  rows: Array,
+  part: Reread,
+) -> tuple[Array, Any]:
   """A pass over `count` = N slots: (states [B, W, E] of the window, kv).
 
   Args:
@@ -82,9 +89,14 @@ def reread(
 
 
 def reusing(
-  name: str, denoiser: Denoiser, window: int, stale: Callable[..., Array],
-  again: Callable[..., Any], *, steady: bool = True,
-) -> CanvasCache:  # fmt: skip
+  name: str,
+  denoiser: Denoiser,
+  window: int,
+  stale: Callable[..., Array],
+  again: Callable[..., Any],
+  *,
+  steady: bool = True,
+) -> CanvasCache:
   """A cache that reads the whole canvas of a row where it is stale, and else what `again` reads.
 
   Rows stay independent: where a batch holds rows of both kinds, both passes are run.
@@ -98,8 +110,10 @@ def reusing(
     ValueError: a denoiser that is causal over blocks: `Earlier` does not part its slots.
   """
   if denoiser.block is not None:
-    raise ValueError(f"cache={name!r}: the denoiser is causal over blocks of {denoiser.block}, for "
-                     "which accepted are none and committed.")  # fmt: skip
+    raise ValueError(
+      f"cache={name!r}: the denoiser is causal over blocks of {denoiser.block}, for "
+      "which accepted are none and committed."
+    )
 
   def init(params: Params, canvas: Canvas) -> KVState:
     lo = jnp.zeros(len(canvas.end), jnp.int32)

@@ -99,9 +99,15 @@ def turned(old: Array, new: Array) -> Array:
 
 
 def _renew(
-  pieces: Pieces, params: Params, i: int, x: Array, kept: Kept, part: Selection, seen: Array,
+  pieces: Pieces,
+  params: Params,
+  i: int,
+  x: Array,
+  kept: Kept,
+  part: Selection,
+  seen: Array,
   most: int,
-) -> tuple[Array, Kept]:  # fmt: skip
+) -> tuple[Array, Kept]:
   """Layer i over the stream x [B, L, E]; `most` bounds the quota (static)."""
   slot, due, loose, quota, size = part
   looked = take_rows(x, slot)
@@ -128,9 +134,13 @@ def _renew(
 
 @functools.cache
 def similar(
-  denoiser: Denoiser, window: int, prompt_every: int = 25, answer_every: int = 5,
-  ratio: float = 0.25, answers: int | None = None,
-) -> CanvasCache:  # fmt: skip
+  denoiser: Denoiser,
+  window: int,
+  prompt_every: int = 25,
+  answer_every: int = 5,
+  ratio: float = 0.25,
+  answers: int | None = None,
+) -> CanvasCache:
   """LOSSY: passes read all of the prompt now and then, of the answer more often, else what turned.
 
   dLLM-Cache (arXiv 2506.06295), see the top of this file. The network is reached layer by layer,
@@ -151,11 +161,15 @@ def similar(
   """
   pieces, shift = denoiser.pieces, int(denoiser.shift)
   if denoiser.block is not None:
-    raise ValueError(f"cache='similar': the denoiser is causal over blocks of {denoiser.block}, "
-                     "for which accepted are none and committed.")  # fmt: skip
+    raise ValueError(
+      f"cache='similar': the denoiser is causal over blocks of {denoiser.block}, "
+      "for which accepted are none and committed."
+    )
   if pieces is None:
-    raise ValueError("denoiser.pieces=None: the cache similar goes through the layers one by one "
-                     "and accepts no guided denoiser, nor one that is no network.")  # fmt: skip
+    raise ValueError(
+      "denoiser.pieces=None: the cache similar goes through the layers one by one "
+      "and accepts no guided denoiser, nor one that is no network."
+    )
   counts = (prompt_every, answer_every, 1 if answers is None else answers)
   if min(counts) < 1 or not 0 <= ratio <= 1:
     raise ValueError(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -21,12 +21,14 @@ def best(score: Array, open_: Array, count: Array) -> Array:
 
 
 def _best(
-  name: str, score: Callable[[Prediction], Array], count: Callable[[Params, Prediction], Array],
+  name: str,
+  score: Callable[[Prediction], Array],
+  count: Callable[[Params, Prediction], Array],
   parameters: type,
-) -> Policy:  # fmt: skip
+) -> Policy:
   """The policy that commits the `best` slots by a score."""
 
-  def select(params: Params, memory, prediction: Prediction):
+  def select(params: Params, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     value = score(prediction)
     return best(value, prediction.open, count(params, prediction)), value, memory
 
@@ -64,7 +66,7 @@ def _quota(name: str, score: Callable[[Prediction], Array]) -> Policy:
 def _ranked(name: str, score: Callable[[Prediction], Array]) -> Policy:
   """The best by their score; with heat by the Gumbel top-k trick, whose noise is `uniform`."""
 
-  def select(params: Ranked, memory, prediction: Prediction):
+  def select(params: Ranked, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     heat = jnp.reshape(params.heat, (-1, 1))
     uniform = jnp.maximum(prediction.uniform, jnp.finfo(jnp.float32).tiny)
     hot = heated(score(prediction), jnp.where(heat > 0, heat, 1.0))

@@ -1,7 +1,7 @@
 """End markers are committed when nothing else is left."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -31,7 +31,7 @@ def end_last(base: Policy) -> Policy:
   other slots are left than it commits; here such a round commits fewer.
   """
 
-  def select(params: EndLast, memory, prediction: Prediction):
+  def select(params: EndLast, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     ends = (prediction.token[..., None] == params.tokens[:, None]).any(-1)
     wait = ends & (prediction.open & ~ends).any(1, keepdims=True)
     others = prediction._replace(open=prediction.open & ~wait, masked=prediction.masked & ~wait)

@@ -10,7 +10,7 @@ Letters beside those of `base`: U the guide's vocabulary.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def guided_by(target: Target, mask: int) -> Policy:
     mask: id of the mask token, which the guide never says.
   """
 
-  def select(params: Guide, memory: Array, prediction: Prediction):
+  def select(params: Guide, memory: Array, prediction: Prediction) -> tuple[Array, Array, Any]:
     position, open_ = prediction.position, prediction.open
     (B, L), row = prediction.text.shape, jnp.arange(len(open_))[:, None]
     column = jnp.where(prediction.masked, position, L)  # L is nowhere

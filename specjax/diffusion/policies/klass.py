@@ -1,7 +1,7 @@
 """Slots are committed that are sure and whose distribution has stopped moving."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def klass() -> Policy:
     # Before the first round nothing is known: a distribution of -inf is infinitely far from any.
     return History(jnp.full((B, W, V), -jnp.inf), jnp.zeros((B, W), jnp.int32))
 
-  def select(params: Stable, memory: History, prediction: Prediction):
+  def select(params: Stable, memory: History, prediction: Prediction) -> tuple[Array, Array, Any]:
     probs = jnp.exp(prediction.log_probs)
     apart = jnp.where(probs > 0, probs * (prediction.log_probs - memory.log_probs), 0.0).sum(-1)
     still = jnp.where(apart < params.moved[:, None], memory.still + 1, 0)

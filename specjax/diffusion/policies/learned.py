@@ -1,7 +1,7 @@
 """A small network of hidden width H says which tokens are final already."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def learned() -> Policy:
   has fewer steps than slots.
   """
 
-  def select(params: Filter, memory, prediction: Prediction):
+  def select(params: Filter, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     open_, c = prediction.open, prediction.confidence
     surest = at_least_one(jnp.zeros_like(open_), c, open_)
     final = jax.nn.sigmoid(logits(params, c))

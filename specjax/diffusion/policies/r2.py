@@ -81,7 +81,9 @@ def r2(base: Policy) -> Policy:
       base.init(B, W, V), jnp.full((B, W), -1, jnp.int32), jnp.zeros((B, W), jnp.int32)
     )
 
-  def select(params: Redundancy, memory: Persistence, prediction: Prediction):
+  def select(
+    params: Redundancy, memory: Persistence, prediction: Prediction
+  ) -> tuple[Array, Array, Any]:
     commit, score, own = base.select(params.base, memory.base, prediction)
     commit = at_least_one(commit, score, prediction.open)
     left = prediction.open & ~commit
@@ -93,9 +95,11 @@ def r2(base: Policy) -> Policy:
     stays = (count >= params.rounds[:, None]) & (prediction.confidence >= params.stay[:, None])
     commit = commit | (prediction.open & stays)
     still = prediction.open & ~commit
-    return commit, score, Persistence(
-      own, jnp.where(still, prediction.token, -1), jnp.where(still, count, 0)
-    )  # fmt: skip
+    return (
+      commit,
+      score,
+      Persistence(own, jnp.where(still, prediction.token, -1), jnp.where(still, count, 0)),
+    )
 
   def carry(new: Persistence, old: Persistence, by: Array) -> Persistence:
     return new._replace(base=base.carry(new.base, old.base, by))

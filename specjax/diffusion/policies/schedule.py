@@ -32,7 +32,7 @@ def steps(base: Policy) -> Policy:
   is committed. The published programs count the steps of all blocks together.
   """
 
-  def select(params: Spread, memory: Any, prediction: Prediction):
+  def select(params: Spread, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     commit, score, memory = base.select(params.base, memory, prediction)
     empty = prediction.block & (prediction.open | prediction.filled)  # when the block began
     slots, s = empty.sum(1, dtype=jnp.int32), jnp.maximum(params.steps, 1)
@@ -73,7 +73,7 @@ def timesteps(base: Policy) -> Policy:
   one block, such as `fixed-256`.
   """
 
-  def select(params: Timed, memory: Clock, prediction: Prediction):
+  def select(params: Timed, memory: Clock, prediction: Prediction) -> tuple[Array, Array, Any]:
     commit, score, own = base.select(params.base, memory.base, prediction)
     masked, last = prediction.open.sum(1, dtype=jnp.int32), params.steps - 1
     m, n, span = masked.astype(jnp.float32), params.steps.astype(jnp.float32), 1 - params.eps
@@ -113,7 +113,7 @@ def origin() -> Policy:
   draws its own when the block begins, and no pass is spent on steps that no slot has drawn.
   """
 
-  def select(params: Times, drawn: Array, prediction: Prediction):
+  def select(params: Times, drawn: Array, prediction: Prediction) -> tuple[Array, Array, Any]:
     drawn = jnp.where(prediction.step[:, None] == 0, prediction.uniform, drawn)
     n, span = params.steps.astype(jnp.float32), jnp.maximum(1 - params.eps, 1e-6)
     step = jnp.minimum(jnp.floor(drawn * (n / span)[:, None]), n[:, None] - 1)

@@ -1,9 +1,10 @@
 """Every slot is committed whose prediction is sure enough; how sure may depend on the place."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax import Array
 
 from specjax.diffusion.base import Parameter, Policy, Prediction, Probability
 
@@ -21,7 +22,7 @@ def threshold() -> Policy:
   Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2).
   """
 
-  def select(params: Threshold, memory, prediction: Prediction):
+  def select(params: Threshold, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     commit = prediction.open & (prediction.confidence >= params.least[:, None])
     return commit, prediction.confidence, memory
 
@@ -41,7 +42,9 @@ def entropy_threshold() -> Policy:
   dParallel (Chen et al. 2025, arXiv 2509.26488), made for models distilled by `train.distill`.
   """
 
-  def select(params: EntropyThreshold, memory, prediction: Prediction):
+  def select(
+    params: EntropyThreshold, memory: Any, prediction: Prediction
+  ) -> tuple[Array, Array, Any]:
     commit = prediction.open & (prediction.entropy <= params.most[:, None])
     return commit, -prediction.entropy, memory
 
@@ -66,7 +69,7 @@ class Leap(NamedTuple):
 def local_leap() -> Policy:
   """LOSSY: commits by a threshold that is lower near anchors. LocalLeap (arXiv 2510.07081)."""
 
-  def select(params: Leap, memory, prediction: Prediction):
+  def select(params: Leap, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     anchor = prediction.open & (prediction.confidence >= params.anchor[:, None])
     slot = jnp.arange(anchor.shape[1], dtype=jnp.int32)
     apart = jnp.abs(slot[:, None] - slot[None])[None]
@@ -96,7 +99,7 @@ def hierarchy() -> Policy:
   dInfer (Ma et al. 2025, arXiv 2510.08666), hierarchical decoding.
   """
 
-  def select(params: Levels, memory, prediction: Prediction):
+  def select(params: Levels, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     open_, c = prediction.open, prediction.confidence
     begins = open_ & ~jnp.pad(open_, ((0, 0), (1, 0)))[:, :-1]
     run = jnp.cumsum(begins.astype(jnp.int32), 1)
@@ -134,7 +137,7 @@ def explore() -> Policy:
   the most, as the paper says that it does. The blocks need slots `ahead`.
   """
 
-  def select(params: Exploration, memory, prediction: Prediction):
+  def select(params: Exploration, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     sure = prediction.open & (prediction.confidence >= params.least[:, None])
     past = prediction.masked & ~prediction.open & (prediction.confidence >= params.ahead[:, None])
     lean = sure.sum(1, dtype=jnp.int32) < params.fewest

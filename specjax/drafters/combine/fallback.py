@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Draft, Drafter, Params, Proposal
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Proposal, Verdict
 from specjax.drafters.combine.sources import check, own_log_probs, together
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.structure import rows_where
 
 
@@ -65,8 +66,9 @@ def fallback(*drafters: Drafter) -> Drafter:
   *front, last = drafters
   for source in front:
     if source.proposal != "deterministic":
-      raise ValueError(f"drafter={source.name!r} draws its tokens: only the last source of a "
-                       "choice may.")  # fmt: skip
+      raise ValueError(
+        f"drafter={source.name!r} draws its tokens: only the last source of a choice may."
+      )
   nodes = max(source.nodes for source in drafters)
   drawn = last.proposal != "deterministic" and last.depth > 0
   name = "|".join(source.name for source in drafters)
@@ -105,27 +107,52 @@ def fallback(*drafters: Drafter) -> Drafter:
   sources = joined()
   learns = sources.keep
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     one = jnp.ones_like(context.length)
     return Choice(sources.init(params, target_params, context, features, capacity), one, one)
 
-  def propose(params, target_params, state, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     bar = state.tokens.astype(jnp.float32) / state.rounds.astype(jnp.float32)
     own = state.sources
     draft, _ = joined(params, bar).propose(params, target_params, own, context, settings, noise)
     return draft, state
 
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     own = sources.update(params, target_params, state.sources, draft, evaluation, verdict, rows)
     return Choice(own, state.rounds + (rows > 0).astype(jnp.int32), state.tokens + rows)
 
-  def read(params, target_params, state, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     given = sources.read or sources.update
     own = given(params, target_params, state.sources, draft, evaluation, verdict, rows)
     return state._replace(sources=own)
 
-  def keep(params, state, context):
-    return learns(params, state.sources, context)
+  def keep(params: Params, state: Any, context: Context) -> Params:
+    return learns(params, state.sources, context) if learns else params
 
   return sources._replace(
     init=init, propose=propose, update=update, read=read, keep=learns and keep

@@ -9,17 +9,28 @@ Letters: B batch, D depth, E width, W draft vocabulary, K best guesses per depth
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Cache, Drafter, Params, Target
+from specjax.base import (
+  Cache,
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  Params,
+  Target,
+  Verdict,
+)
 from specjax.heads import draft_vocabulary, prefix
 from specjax.heads.base import Head
 from specjax.heads.parallel import Parallel
 from specjax.models.cache import append_one
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
 from specjax.trees.structure import chain, gather
@@ -28,8 +39,10 @@ from specjax.trees.structure import chain, gather
 def parallel(head: Head) -> Parallel:
   """The head; ValueError where it does not guess at once from the target's newest state alone."""
   if type(head) is not Parallel or head.memory is not None:
-    raise ValueError(f"head={head.name!r}: accepted for rescoring are heads that guess at once "
-                     "from the target's newest state alone, as medusa and blockwise.")  # fmt: skip
+    raise ValueError(
+      f"head={head.name!r}: accepted for rescoring are heads that guess at once "
+      "from the target's newest state alone, as medusa and blockwise."
+    )
   return head
 
 
@@ -75,11 +88,20 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
   """
   guessing, D = parallel(head), head.depth
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     cache = prefix.prefilled(lm, params["lm"], context, features, capacity)
     return Rescored(prefix.before_root(features.hidden, context), cache)
 
-  def propose(params, target_params, state: Rescored, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Rescored,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     own, ranks = best_guesses(guessing, params["head"], target_params, state.hidden, top)
     guesses = named(params["head"], ranks)
     token, cache = context.root, state.cache
@@ -94,12 +116,28 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
         tokens.append(gather(guesses[:, d], jnp.argmax(score, 1, keepdims=True)))
     return chain(jnp.concatenate(tokens, 1)), Rescored(state.hidden, cache)
 
-  def update(params, target_params, state: Rescored, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Rescored,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     hidden = prefix.newest(evaluation.features.hidden, verdict, rows, state.hidden)
     length = state.cache.length - (D + 1) + rows
     return Rescored(hidden, state.cache._replace(length=length))
 
-  def read(params, target_params, state: Rescored, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: Rescored,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     hidden = prefix.newest(evaluation.features.hidden, verdict, rows, state.hidden)
     return Rescored(hidden, prefix.reread(lm, params["lm"], state.cache, draft, verdict, rows))
 
@@ -129,10 +167,19 @@ def ngram(
   """
   guessing = parallel(head)
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     return prefix.before_root(features.hidden, context)
 
-  def propose(params, target_params, hidden, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    hidden,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     root = context.root
     table = params["ngram"]
     score, ranks = best_guesses(guessing, params["head"], target_params, hidden, top)
@@ -146,7 +193,15 @@ def ngram(
     chosen = jnp.take_along_axis(ranks, best.swapaxes(1, 2), axis=2).swapaxes(1, 2)
     return from_paths(named(params["head"], chosen), root, tree_nodes), hidden
 
-  def update(params, target_params, hidden, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    hidden,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return prefix.newest(evaluation.features.hidden, verdict, rows, hidden)
 
   return Drafter(

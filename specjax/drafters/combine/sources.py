@@ -21,7 +21,7 @@ from specjax.base import (
   UpdateDrafter,
   Verdict,
 )
-from specjax.sampling import DRAFT, NoiseSource
+from specjax.sampling import DRAFT, NoiseSource, Settings
 from specjax.trees.structure import gather
 
 KINDS = frozenset({"deterministic", "chain", "iid", "independent"})
@@ -64,8 +64,10 @@ def check(kind: str, drafters: Sequence[Drafter]) -> None:
         f"{', '.join(sorted(KINDS))}, where no child's distribution depends on its siblings."
       )
     if source.evaluate is not None:
-      raise ValueError(f"drafter={source.name!r} replaces the target's evaluation: {kind} "
-                       "verifies all its sources in one plain pass.")  # fmt: skip
+      raise ValueError(
+        f"drafter={source.name!r} replaces the target's evaluation: {kind} "
+        "verifies all its sources in one plain pass."
+      )
 
 
 def own_log_probs(draft: Draft, proposal: Proposal, size: int) -> Array:
@@ -98,13 +100,22 @@ def together(
       )
     )
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     return tuple(
       source.init(own, target_params, context, seen_by(source, features), capacity)
       for source, own in zip(drafters, params, strict=True)
     )
 
-  def propose(params, target_params, state, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     def guess(i: int) -> Draft:
       source, before = drafters[i], state[i]
       share: Any = Share(noise, i, len(drafters))  # no coins: only verifiers toss them
@@ -120,32 +131,67 @@ def together(
     return join(guess, context), state
 
   def after(
-    writes: Sequence[UpdateDrafter], params: Params, target_params: Params, state: Any,
-    draft: Draft, evaluation: Evaluation, verdict: Verdict, rows: Array,
-  ) -> Any:  # fmt: skip
+    writes: Sequence[UpdateDrafter],
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return tuple(
       write(
-        own, target_params, before, draft,
-        evaluation._replace(features=seen_by(source, evaluation.features)), verdict, rows,
+        own,
+        target_params,
+        before,
+        draft,
+        evaluation._replace(features=seen_by(source, evaluation.features)),
+        verdict,
+        rows,
       )
       for write, source, own, before in zip(writes, drafters, params, state, strict=True)
-    )  # fmt: skip
+    )
 
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     writes = [source.update for source in drafters]
     return after(writes, params, target_params, state, draft, evaluation, verdict, rows)
 
-  def read(params, target_params, state, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     writes = [source.read or source.update for source in drafters]
     return after(writes, params, target_params, state, draft, evaluation, verdict, rows)
 
-  def keep(params, state, context):
+  def keep(params: Params, state: Any, context: Context) -> Params:
     triples = zip(drafters, params, state, strict=True)
     return tuple(own if s.keep is None else s.keep(own, left, context) for s, own, left in triples)
 
   learns = any(source.keep for source in drafters)
   return Drafter(
-    name, proposal, nodes, max(source.depth for source in drafters), init, propose, update,
-    hidden_layers=hidden_layers, read=read, keep=keep if learns else None,
+    name,
+    proposal,
+    nodes,
+    max(source.depth for source in drafters),
+    init,
+    propose,
+    update,
+    hidden_layers=hidden_layers,
+    read=read,
+    keep=keep if learns else None,
     varies=any(source.varies for source in drafters),
-  )  # fmt: skip
+  )

@@ -59,8 +59,10 @@ def union(*drafters: Drafter, pruned: tuple[int, ...] = ()) -> Drafter:
 
   if pruned and (drawn or len(pruned) == len(drafters)):
     name = drafters[pruned[0]].name
-    raise ValueError(f"{name}/pruned: accepted in a union with a drafter that is not pruned, where "
-                     "all choose their tokens and draw none.")  # fmt: skip
+    raise ValueError(
+      f"{name}/pruned: accepted in a union with a drafter that is not pruned, where "
+      "all choose their tokens and draw none."
+    )
 
   def join(guess, context):
     drafts = [guess(i) for i in range(len(drafters))]

@@ -4,13 +4,14 @@ Letters: B batch, N nodes, D depth, V vocabulary.
 """
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters.jacobi.guesses import moved, repeated
-from specjax.sampling import most_likely
+from specjax.sampling import NoiseSource, Settings, most_likely
 from specjax.trees.structure import chain, find_chain, gather
 
 
@@ -34,13 +35,32 @@ def jacobi(nodes: int = 8) -> Drafter:
   if nodes < 2:
     raise ValueError(f"nodes={nodes}: jacobi drafts 1 token or more.")
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     return repeated(context, depth)
 
-  def propose(params, target_params, guesses: Array, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    guesses: Array,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     return chain(jnp.concatenate([context.root, guesses], 1)), guesses
 
-  def update(params, target_params, guesses: Array, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    guesses: Array,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     node, seen = find_chain(draft, guesses)
     better = gather(most_likely(evaluation.logits), node)  # of the depth below the node's
     kept = jnp.concatenate([guesses, guesses[:, -1:]], 1)

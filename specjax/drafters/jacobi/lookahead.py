@@ -9,16 +9,16 @@ that the pool holds, D depth, T prompt length.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.base import Drafter
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters.jacobi.guesses import moved, repeated
-from specjax.sampling import most_likely
+from specjax.sampling import NoiseSource, Settings, most_likely
 from specjax.trees.static import rows_of
 from specjax.trees.structure import below, find_chain, gather, merge
 
@@ -93,9 +93,11 @@ def shape_of(level: int, window: int, guesses: int) -> LookaheadShape:
     own = [*((c, 0) for c in range(1, i + 1)), *((i, row) for row in range(1, rows))]
     way[i, : len(own)] = [c * rows + row for c, row in own]
   return LookaheadShape(
-    np.array([i * rows + row for i, row in cells], np.int32), way,
-    np.array(parent, np.int32), np.array(depth, np.int32),
-  )  # fmt: skip
+    np.array([i * rows + row for i, row in cells], np.int32),
+    way,
+    np.array(parent, np.int32),
+    np.array(depth, np.int32),
+  )
 
 
 @functools.cache
@@ -126,16 +128,22 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
   """
   shown = f"level={level}, window={window}, guesses={guesses}"
   if level < 2 or window < 1 or not 1 <= guesses <= SLOTS:
-    raise ValueError(f"{shown}: lookahead takes a level of 2 or more, a window of 1 or more and 1 "
-                     f"to {SLOTS} guesses.")  # fmt: skip
+    raise ValueError(
+      f"{shown}: lookahead takes a level of 2 or more, a window of 1 or more and 1 "
+      f"to {SLOTS} guesses."
+    )
   nodes = (window + guesses) * (level - 1)
   if nodes > MOST_NODES:
-    raise ValueError(f"{shown}: lookahead has (window + guesses) (level - 1) nodes, here {nodes}; "
-                     f"accepted are {MOST_NODES} at most.")  # fmt: skip
+    raise ValueError(
+      f"{shown}: lookahead has (window + guesses) (level - 1) nodes, here {nodes}; "
+      f"accepted are {MOST_NODES} at most."
+    )
   shape = shape_of(level, window, guesses)
   depth = int(shape.depth.max())
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     B = len(context.length)
     ahead = repeated(context, max(window + level - 3, 1))
     column = np.arange(window)[:, None] + np.arange(level - 1)[None]
@@ -151,7 +159,15 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
     last = jnp.minimum(context.length.max(), context.tokens.shape[1]) - level + 1
     return Lookahead(first, lax.fori_loop(0, last, read, pool))
 
-  def propose(params, target_params, state: Lookahead, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Lookahead,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     B = len(context.length)
     follow, known = newest(state.pool, context.root, guesses)
     ahead = state.window.reshape(B, -1)[:, shape.cell]
@@ -160,7 +176,16 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
     parent, place = (rows_of(x, B) for x in (shape.parent, shape.depth))
     return merge(below(context.root, tokens, parent, place, valid), depth), state
 
-  def update(params, target_params, state: Lookahead, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Lookahead,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     B = len(rows)
     flat = state.window.reshape(B, -1)
     wanted = jnp.where(shape.way[None] >= 0, flat[:, np.maximum(shape.way, 0)], -1)

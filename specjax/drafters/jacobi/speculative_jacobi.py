@@ -4,15 +4,15 @@ Letters: B batch, N nodes, D depth, V vocabulary.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Drafter, Target
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Target, Verdict
 from specjax.drafters.jacobi.guesses import moved, repeated
-from specjax.sampling import DRAFT, most_likely, warp
+from specjax.sampling import DRAFT, NoiseSource, Settings, most_likely, warp
 from specjax.trees.structure import chain, gather
 from specjax.verifiers.siblings import residual
 
@@ -82,10 +82,20 @@ def speculative_jacobi(target: Target, nodes: int = 8) -> Drafter:
   def chosen(tokens: Array) -> Guesses:
     return Guesses(tokens, sure(tokens, V), sure(tokens, V))
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     return chosen(repeated(context, depth))
 
-  def propose(params, target_params, state: Guesses, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Guesses,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     log_p = warp(state.logits, settings)
     law = lax.cond(
       (settings.temperature > 0).any(),
@@ -99,7 +109,16 @@ def speculative_jacobi(target: Target, nodes: int = 8) -> Drafter:
     )
     return draft, state._replace(tokens=tokens, log_probs=log_p)
 
-  def update(params, target_params, state: Guesses, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Guesses,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     last = most_likely(evaluation.logits[:, -1:])
     new, logits = sure(last, V), evaluation.logits
     tokens, log_probs, logits = (
@@ -108,7 +127,16 @@ def speculative_jacobi(target: Target, nodes: int = 8) -> Drafter:
     )
     return Guesses(tokens, log_probs, logits)
 
-  def read(params, target_params, state: Guesses, /, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: Guesses,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     last = gather(verdict.tokens, jnp.maximum(rows[:, None] - 1, 0))
     return chosen(jnp.broadcast_to(last, state.tokens.shape))
 

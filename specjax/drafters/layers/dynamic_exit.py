@@ -4,17 +4,27 @@ Letters: B batch, D depth, N = D + 1 nodes, E width, L layers, X exits.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Drafter, LayeredTarget, showing
+from specjax.base import (
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  LayeredTarget,
+  Params,
+  Verdict,
+  showing,
+)
 from specjax.drafters.layers.layerskip import finished, first_layers
 from specjax.drafters.layers.own_layers import LayerRows, drafted, nothing
 from specjax.models.exits import exits_of
-from specjax.sampling import most_likely
+from specjax.sampling import NoiseSource, Settings, most_likely
 from specjax.trees.structure import rows_where
 
 DECAY = 0.95  # of what was seen in earlier rounds
@@ -82,18 +92,30 @@ def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Draft
   target = showing(LayeredTarget, target, "dynamic_exit")
   L = target.layers
   if nodes < 2 or not 1 <= every < L:
-    raise ValueError(f"nodes={nodes}, every={every}: del drafts 1 token or more, with an exit "
-                     f"every 1 to {L - 1} layers.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, every={every}: del drafts 1 token or more, with an exit "
+      f"every 1 to {L - 1} layers."
+    )
   exits = exits_of(L, every)
   behind = jnp.asarray(np.array(exits, np.int32))
 
-  def init(params: Shadows, target_params, /, context, features, capacity):
+  def init(
+    params: Shadows, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     B = context.length.shape[0]
     rows = nothing(target, target_params, B, depth + 1, len(exits))
     shadows = Shadows(*(jnp.broadcast_to(x[None], (B, *x.shape)) for x in params))
     return DynamicExitState(rows, jnp.full(B, every, jnp.int32), shadows)
 
-  def propose(params, target_params, state: DynamicExitState, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: DynamicExitState,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     rate = (state.shadows.hit.sum(0) + 1) / (state.shadows.seen.sum(0) + 2)
     worth = expected_tokens_per_layer(rate, behind.astype(jnp.float32), L, depth)
     best = jnp.argmax(worth.reshape(-1)).astype(jnp.int32)
@@ -101,13 +123,28 @@ def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Draft
     exit = behind[chosen]
     enough = worth.reshape(-1)[best] * exit.astype(jnp.float32) / rate[chosen]
     draft, rows = drafted(
-      target, target_params, context, first_layers(L, exit), depth,
-      longest=jnp.where(length > 0, depth, 0), least=jnp.broadcast_to(enough, context.length.shape),
-      joint=True, whole=True, layers=exits,
-    )  # fmt: skip
+      target,
+      target_params,
+      context,
+      first_layers(L, exit),
+      depth,
+      longest=jnp.where(length > 0, depth, 0),
+      least=jnp.broadcast_to(enough, context.length.shape),
+      joint=True,
+      whole=True,
+      layers=exits,
+    )
     return draft, state._replace(rows=rows, exit=jnp.full_like(state.exit, exit))
 
-  def evaluate(params, target_params, state: DynamicExitState, /, cache, draft, mask):
+  def evaluate(
+    params: Params,
+    target_params: Params,
+    state: DynamicExitState,
+    /,
+    cache: Any,
+    draft: Draft,
+    mask: Array,
+  ) -> Evaluation:
     exit = state.exit[0]
     evaluation, inputs = finished(target, target_params, state.rows, exit, cache, draft, mask)
     said = []
@@ -116,7 +153,16 @@ def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Draft
       said.append(most_likely(target.head(target_params, target.norm(target_params, stream))))
     return evaluation._replace(aux=jnp.stack(said, 1))
 
-  def update(params, target_params, state: DynamicExitState, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: DynamicExitState,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     known = jnp.arange(depth + 1, dtype=jnp.int32)[None] <= verdict.count[:, None]
     right = known[:, None] & (evaluation.aux == verdict.tokens[:, None])
     live = rows > 0
@@ -127,10 +173,19 @@ def dynamic_exit(target: LayeredTarget, nodes: int = 8, every: int = 2) -> Draft
     )
     return state._replace(shadows=rows_where(live, more, state.shadows))
 
-  def read(params, target_params, state: DynamicExitState, /, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: DynamicExitState,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return state
 
-  def keep(params, state: DynamicExitState, context):
+  def keep(params: Params, state: DynamicExitState, context: Context) -> Params:
     return Shadows(*(x.mean(0) for x in state.shadows))
 
   return Drafter(

@@ -4,13 +4,25 @@ Letters: B batch, D depth, E width, L layers.
 """
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Drafter, Evaluation, Features, LayeredTarget, Params, showing
+from specjax.base import (
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  LayeredTarget,
+  Params,
+  Verdict,
+  showing,
+)
 from specjax.drafters.layers.own_layers import LayerRows, drafted, nothing
+from specjax.sampling import NoiseSource, Settings
 
 
 def first_layers(layers: int, exit: Array | int) -> Array:
@@ -34,9 +46,14 @@ def finished(
     (the evaluation, the input [B, N, E] of each layer; below `exit` that is the stream there).
   """
   x, kv, inputs = target.run_some(
-    target_params, rows.stream, cache.length[:, None] + draft.depth, mask, cache,
-    ~first_layers(target.layers, exit), given=rows.kv,
-  )  # fmt: skip
+    target_params,
+    rows.stream,
+    cache.length[:, None] + draft.depth,
+    mask,
+    cache,
+    ~first_layers(target.layers, exit),
+    given=rows.kv,
+  )
   hidden = target.norm(target_params, x)
   return Evaluation(target.head(target_params, hidden), Features(hidden), kv), inputs
 
@@ -61,20 +78,49 @@ def layerskip(target: LayeredTarget, nodes: int = 7, exit: int | None = None) ->
   target = showing(LayeredTarget, target, "layerskip")
   exit = max(1, target.layers // 4) if exit is None else exit
   if nodes < 2 or not 1 <= exit < target.layers:
-    raise ValueError(f"nodes={nodes}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
-                     f"{target.layers - 1} of the model's layers.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, exit={exit}: layerskip drafts 1 token or more, with 1 to "
+      f"{target.layers - 1} of the model's layers."
+    )
   early = np.arange(target.layers)[:, None].repeat(2, 1) < exit
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     return nothing(target, target_params, context.length.shape[0], depth + 1, 0)
 
-  def propose(params, target_params, state: LayerRows, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: LayerRows,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     return drafted(target, target_params, context, jnp.asarray(early), depth, whole=True)
 
-  def evaluate(params, target_params, state: LayerRows, /, cache, draft, mask):
+  def evaluate(
+    params: Params,
+    target_params: Params,
+    state: LayerRows,
+    /,
+    cache: Any,
+    draft: Draft,
+    mask: Array,
+  ) -> Evaluation:
     return finished(target, target_params, state, exit, cache, draft, mask)[0]
 
-  def update(params, target_params, state: LayerRows, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: LayerRows,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return state
 
   return Drafter(

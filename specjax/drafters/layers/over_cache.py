@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Cache, Context, Drafter, Params
+from specjax.base import Cache, Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.models import transformer
 from specjax.models.caches.base import CacheKind, Queries
 from specjax.models.compressed import run
 from specjax.models.config import Config
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.structure import gather
 
 ASKING = 64  # W, the last tokens of a prompt by whose queries its rows are judged
@@ -54,15 +55,26 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
     drafter: made of a target by `models.compressed.drafting`, with the same config and kind.
   """
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     if not isinstance(context.cache, Cache):
-      raise ValueError(f"{drafter.name}/{kind.name}: accepted where the target's own cache is "
-                       "dense.")  # fmt: skip
+      raise ValueError(
+        f"{drafter.name}/{kind.name}: accepted where the target's own cache is dense."
+      )
     queries = asked(config, target_params, context) if kind.judges else None
     own = drafter.init(params, target_params, context=context, features=features, capacity=capacity)
     return OverCacheState(own, kind.start(context.cache.kv, queries, context.length - 1, capacity))
 
-  def propose(params, target_params, state: OverCacheState, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: OverCacheState,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     small = context._replace(cache=state.cache)
     draft, own = drafter.propose(
       params, target_params, state.own, context=small, settings=settings, noise=noise
@@ -70,20 +82,48 @@ def over_cache(drafter: Drafter, config: Config, kind: CacheKind) -> Drafter:
     return draft, state._replace(own=own)
 
   def after(
-    step, params, target_params, state: OverCacheState, draft, evaluation, verdict, rows: Array
-  ):
+    step,
+    params: Params,
+    target_params: Params,
+    state: OverCacheState,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     own = step(
-      params, target_params, state.own, draft=draft, evaluation=evaluation, verdict=verdict,
+      params,
+      target_params,
+      state.own,
+      draft=draft,
+      evaluation=evaluation,
+      verdict=verdict,
       rows=rows,
-    )  # fmt: skip
+    )
     return OverCacheState(own, kind.commit(state.cache, evaluation.kv, None, verdict.path, rows))
 
-  def update(params, target_params, state, /, draft, evaluation, verdict, rows):
-    return after(
-      drafter.update, params, target_params, state, draft, evaluation, verdict, rows
-    )  # fmt: skip
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
+    return after(drafter.update, params, target_params, state, draft, evaluation, verdict, rows)
 
-  def read(params, target_params, state, /, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     step = drafter.read or drafter.update
     return after(step, params, target_params, state, draft, evaluation, verdict, rows)
 

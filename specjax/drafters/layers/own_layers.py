@@ -49,10 +49,18 @@ def nothing(
 
 
 def drafted(
-  target: LayeredTarget, target_params: Params, context: Context, run: Array, depth: int, *,
-  longest: Array | int | None = None, least: Array | None = None, joint: bool = False,
-  whole: bool = False, layers: tuple[int, ...] = (),
-) -> tuple[Draft, LayerRows]:  # fmt: skip
+  target: LayeredTarget,
+  target_params: Params,
+  context: Context,
+  run: Array,
+  depth: int,
+  *,
+  longest: Array | int | None = None,
+  least: Array | None = None,
+  joint: bool = False,
+  whole: bool = False,
+  layers: tuple[int, ...] = (),
+) -> tuple[Draft, LayerRows]:
   """A chain of the tokens that some sublayers find likeliest, token by token.
 
   Args:

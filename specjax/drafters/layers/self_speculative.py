@@ -4,14 +4,25 @@ Letters: B batch, D depth, L layers.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter, LayeredTarget, showing
+from specjax.base import (
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  LayeredTarget,
+  Params,
+  Verdict,
+  showing,
+)
 from specjax.draft_length.threshold import Threshold, confidence
 from specjax.drafters.layers.own_layers import drafted
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.structure import rows_where
 
 
@@ -45,25 +56,58 @@ def self_speculative(target: LayeredTarget, nodes: int = 8, least: float = 0.8) 
     raise ValueError(f"nodes={nodes}: self_speculative drafts 1 token or more.")
   policy = confidence(least, depth)
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     return SelfSpeculativeState(
       policy.init(context.length.shape[0]), jnp.zeros_like(context.length)
     )
 
-  def propose(params, target_params, state: SelfSpeculativeState, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: SelfSpeculativeState,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     draft, _ = drafted(target, target_params, context, params, depth, least=state.limit.value)
     return draft, state._replace(drafted=draft.valid[:, 1:].sum(1, dtype=jnp.int32))
 
   def update(
-    params, target_params, state: SelfSpeculativeState, /, draft, evaluation, verdict, rows
-  ):
+    params: Params,
+    target_params: Params,
+    state: SelfSpeculativeState,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     after = policy.update(state.limit, verdict.count, state.drafted)
     return state._replace(limit=rows_where(rows > 0, after, state.limit))
 
-  def read(params, target_params, state: SelfSpeculativeState, /, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: SelfSpeculativeState,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return state
 
   return Drafter(
-    "self_speculative", "deterministic", depth + 1, depth, init, propose, update, read=read,
+    "self_speculative",
+    "deterministic",
+    depth + 1,
+    depth,
+    init,
+    propose,
+    update,
+    read=read,
     varies=True,
-  )  # fmt: skip
+  )

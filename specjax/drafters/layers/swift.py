@@ -4,16 +4,26 @@ Letters: B batch, D depth, L layers, W tokens of a window.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Context, Drafter, LayeredTarget, Params, showing
+from specjax.base import (
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  LayeredTarget,
+  Params,
+  Verdict,
+  showing,
+)
 from specjax.drafters.layers.own_layers import agreement, drafted
 from specjax.drafters.layers.skipped_layers import every_second
-from specjax.sampling import DRAFT, NoiseSource
+from specjax.sampling import DRAFT, NoiseSource, Settings
 
 LEAST = 0.8  # a draft ends after a token that is less likely
 GOOD, FRUITLESS, TRIES = 0.95, 300, 1000  # where the search ends
@@ -99,13 +109,17 @@ def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float =
   target = showing(LayeredTarget, target, "swift")
   inner = 2 * (target.layers - 2)
   if nodes < 2 or window < 1 or not 0 <= skip <= 1:
-    raise ValueError(f"nodes={nodes}, window={window}, skip={skip}: swift takes 1 or more, 1 or "
-                     "more, and a share from 0 to 1.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, window={window}, skip={skip}: swift takes 1 or more, 1 or "
+      "more, and a share from 0 to 1."
+    )
   if inner < 2:
     raise ValueError(f"layers={target.layers}: swift takes a model of 3 layers or more.")
   count = int(inner * skip)
 
-  def init(params: Search, target_params, /, context, features, capacity):
+  def init(
+    params: Search, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     B, zero = context.length.shape[0], jnp.zeros_like(context.length)
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (B, *x.shape)), params)
     return SwiftState(rows, zero, zero)
@@ -121,12 +135,22 @@ def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float =
     better = score > search.score
     takes = fresh | better
     return Search(
-      jnp.where(takes, run, search.run), jnp.where(takes, score, search.score), search.tried + 1,
+      jnp.where(takes, run, search.run),
+      jnp.where(takes, score, search.score),
+      search.tried + 1,
       jnp.where(fresh, search.stale, jnp.where(better, 0, search.stale + 1)),
       (jnp.where(fresh, 0, search.age) + 1) % window,
-    )  # fmt: skip
+    )
 
-  def propose(params, target_params, state: SwiftState, /, context, settings, noise: NoiseSource):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: SwiftState,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     B = context.length.shape[0]
     # The row that has taken part longest speaks for all; one that came later learns from it.
     leader = jnp.argmax(state.search.tried)
@@ -143,20 +167,46 @@ def swift(target: LayeredTarget, nodes: int = 8, window: int = 32, skip: float =
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (B, *x.shape)), search)
     return draft, SwiftState(rows, state.written, jnp.where(goes_on, end, state.end))
 
-  def update(params, target_params, state: SwiftState, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: SwiftState,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return state._replace(written=state.written + rows)
 
-  def read(params, target_params, state: SwiftState, /, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: SwiftState,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     quiet = rows == 0
     return state._replace(
       written=jnp.where(quiet, state.written, 0), end=jnp.where(quiet, state.end, 0)
     )
 
-  def keep(params, state: SwiftState, context):
+  def keep(params: Params, state: SwiftState, context: Context) -> Params:
     leader = jnp.argmax(state.search.tried)
     return jax.tree.map(lambda x: x[leader], state.search)._replace(age=jnp.int32(0))
 
   return Drafter(
-    "swift", "deterministic", depth + 1, depth, init, propose, update, read=read, keep=keep,
+    "swift",
+    "deterministic",
+    depth + 1,
+    depth,
+    init,
+    propose,
+    update,
+    read=read,
+    keep=keep,
     varies=True,
-  )  # fmt: skip
+  )

@@ -6,11 +6,22 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from specjax.base import Cache, Draft, Drafter, Evaluation, Proposal, Target
+from specjax.base import (
+  Cache,
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  Params,
+  Proposal,
+  Target,
+  Verdict,
+)
 from specjax.draft_length.base import DraftLength, Observation, kept
 from specjax.heads.prefix import prefilled, reread
 from specjax.models.cache import append_one
-from specjax.sampling import DRAFT, warp
+from specjax.sampling import DRAFT, NoiseSource, Settings, warp
 from specjax.trees.structure import chain, rows_where
 
 
@@ -39,11 +50,20 @@ def adaptive_model(lm: Target, policy: DraftLength, nodes: int = 9) -> Drafter:
   if nodes < 2:
     raise ValueError(f"nodes={nodes}: a draft model drafts 1 token or more.")
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     cache = prefilled(lm, params[0], context, features, capacity)
     return AdaptiveModelState(cache, policy.init(context.length.shape[0]))
 
-  def propose(params, target_params, state: AdaptiveModelState, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: AdaptiveModelState,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     cache, policy_state = state
     model_params, policy_params = params
     token = context.root
@@ -68,9 +88,11 @@ def adaptive_model(lm: Target, policy: DraftLength, nodes: int = 9) -> Drafter:
         break
       token = noise.draw(DRAFT + step, log_probs)[:, None]
       observation = Observation(
-        step, warp(evaluation.logits, sampled)[:, 0],
-        token[:, 0] if policy.looks_at_token else None, evaluation.features.hidden[:, 0],
-      )  # fmt: skip
+        step,
+        warp(evaluation.logits, sampled)[:, 0],
+        token[:, 0] if policy.looks_at_token else None,
+        evaluation.features.hidden[:, 0],
+      )
       ends, after = policy.stop(policy_params, policy_state, observation)
       if policy.drops:
         keeps = kept(policy, policy_params, policy_state, observation)
@@ -86,14 +108,28 @@ def adaptive_model(lm: Target, policy: DraftLength, nodes: int = 9) -> Drafter:
     return chain(*nodes, jnp.stack(distributions, 1)), AdaptiveModelState(cache, policy_state)
 
   def update(
-    params, target_params, state: AdaptiveModelState, draft: Draft, evaluation, verdict, rows
-  ):
+    params: Params,
+    target_params: Params,
+    state: AdaptiveModelState,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     drafted = draft.valid[:, 1:].sum(1, dtype=jnp.int32)
     after = policy.update(state.policy, verdict.count, drafted)
     cache = state.cache._replace(length=state.cache.length - (depth + 1) + rows)
     return AdaptiveModelState(cache, rows_where(rows > 0, after, state.policy))
 
-  def read(params, target_params, state: AdaptiveModelState, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: AdaptiveModelState,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return AdaptiveModelState(
       reread(lm, params[0], state.cache, draft, verdict, rows), state.policy
     )

@@ -43,12 +43,16 @@ def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None
       f"{target.vocab_size}: they must share one."
     )
   if nodes < 2 or (canvas is not None and canvas <= depth):
-    raise ValueError(f"nodes={nodes}, canvas={canvas}: a denoiser drafts 1 token or more, on a "
-                     "canvas of more slots than that.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, canvas={canvas}: a denoiser drafts 1 token or more, on a "
+      "canvas of more slots than that."
+    )
 
   if model.block is not None and canvas is not None:
-    raise ValueError(f"canvas={canvas}: a text that is cut in front leaves the denoiser's blocks "
-                     f"of {model.block}; accepted is None.")  # fmt: skip
+    raise ValueError(
+      f"canvas={canvas}: a text that is cut in front leaves the denoiser's blocks "
+      f"of {model.block}; accepted is None."
+    )
 
   def draft(params: Params, context: Context) -> Draft:
     B, S = context.tokens.shape

@@ -1,13 +1,25 @@
 """A small language model drafts a chain, token by token, from its own distribution."""
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
-from specjax.base import Cache, Drafter, Target
+from specjax.base import (
+  Cache,
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  Params,
+  Target,
+  Verdict,
+)
 from specjax.heads.prefix import prefilled, reread
 from specjax.models.cache import append_one
-from specjax.sampling import DRAFT, warp
+from specjax.sampling import DRAFT, NoiseSource, Settings, warp
 from specjax.trees.structure import chain
 
 
@@ -26,10 +38,19 @@ def draft_model(lm: Target, nodes: int = 5) -> Drafter:
   if nodes < 2:
     raise ValueError(f"nodes={nodes}: a draft model drafts 1 token or more.")
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     return prefilled(lm, params, context, features, capacity)
 
-  def propose(params, target_params, cache: Cache, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    cache: Cache,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     tokens, log_probs = [context.root], []
     zero, alone = jnp.zeros_like(context.root), jnp.ones((*context.root.shape, 1), bool)
     # The last step draws nothing; it caches the last token, which may be accepted.
@@ -41,10 +62,26 @@ def draft_model(lm: Target, nodes: int = 5) -> Drafter:
         tokens.append(noise.draw(DRAFT + step, log_probs[-1][:, 0])[:, None])
     return chain(jnp.concatenate(tokens, 1), log_probs=jnp.concatenate(log_probs, 1)), cache
 
-  def update(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    cache: Cache,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return cache._replace(length=cache.length - (depth + 1) + rows)
 
-  def read(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    cache: Cache,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return reread(lm, params, cache, draft, verdict, rows)
 
   return Drafter("draft_model", "chain", depth + 1, depth, init, propose, update, read=read)

@@ -1,12 +1,24 @@
 """A small language model drafts a tree, level by level, from its own distribution."""
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Cache, Drafter, Target
+from specjax.base import (
+  Cache,
+  Context,
+  Draft,
+  Drafter,
+  Evaluation,
+  Features,
+  Params,
+  Target,
+  Verdict,
+)
 from specjax.heads.prefix import prefilled, reread
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.base import Guesser, Sampling, Tree
 
 
@@ -25,10 +37,19 @@ def draft_tree(lm: Target, tree: Tree) -> Drafter:
     tree: static.
   """
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     return prefilled(lm, params, context, features, capacity)
 
-  def propose(params, target_params, cache: Cache, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    cache: Cache,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     def step(level: int, tokens: Array, carry, memory, mask):
       depths, old = jnp.full(tokens.shape, level, jnp.int32), 0
       if memory is not None:  # the nodes above: their tokens, depths and masks
@@ -42,7 +63,15 @@ def draft_tree(lm: Target, tree: Tree) -> Drafter:
     sampling = Sampling(settings, noise, lm.vocab_size)
     return tree.fill(context.root, Guesser(step, (), None, None, sampling)), cache
 
-  def update(params, target_params, cache: Cache, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    cache: Cache,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return reread(lm, params, cache, draft, verdict, rows)
 
   return Drafter("draft_tree", tree.proposal, tree.nodes, tree.depth, init, propose, update)

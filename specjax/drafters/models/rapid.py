@@ -3,10 +3,12 @@
 Letters: B batch, T prompt length, C tokens of a chunk, G chunks.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Context, Drafter
+from specjax.base import Context, Drafter, Features, Params
 from specjax.trees.structure import gather
 
 SATURATION = 1.5  # k1 of BM25
@@ -70,7 +72,9 @@ def rapid(drafter: Drafter, chunks: int = 8, size: int = 512) -> Drafter:
   if chunks < 3 or size < 1:
     raise ValueError(f"chunks={chunks}, size={size}: expected chunks >= 3 and size >= 1.")
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     T = features.hidden.shape[1]
     if chunks * size >= T:
       return drafter.init(params, target_params, context, features, capacity)

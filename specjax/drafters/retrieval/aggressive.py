@@ -4,13 +4,14 @@ Letters: B batch, S source length, D depth.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.base import Drafter
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters.stateless import chain_of
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees.structure import gather
 
 LONGEST = 3  # tokens of the end of the answer that are looked for
@@ -68,7 +69,9 @@ def aggressive(nodes: int = 32) -> Drafter:
   if nodes < 2:
     raise ValueError(f"nodes={nodes}: aggressive drafts 1 token or more.")
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     B = len(context.length)
     if isinstance(params, tuple):
       T = features.hidden.shape[1]
@@ -80,13 +83,30 @@ def aggressive(nodes: int = 32) -> Drafter:
     recent = jnp.where(index >= 0, gather(context.tokens, jnp.maximum(index, 0)), -1)
     return Copying(source, length, place, recent)
 
-  def propose(params, target_params, state: Copying, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Copying,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     index = state.place[:, None] + jnp.arange(depth, dtype=jnp.int32)[None]
     inside = (state.place[:, None] != NOWHERE) & (index < state.length[:, None])
     copied = gather(state.source, jnp.clip(index, 0, state.source.shape[1] - 1))
     return chain_of(context, jnp.where(inside, copied, -1)), state
 
-  def update(params, target_params, state: Copying, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Copying,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     source, length, place, recent = state
     step = jnp.arange(verdict.tokens.shape[1], dtype=jnp.int32)[None]
     index = place[:, None] + step

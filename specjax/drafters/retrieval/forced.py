@@ -5,14 +5,17 @@ Letters: B batch, D depth, G bytes of a grammar.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from specjax.base import Drafter
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters.stateless import chain_of
 from specjax.processors.grammar import nothing_said, say
+from specjax.sampling import NoiseSource, Settings
 
 
 @functools.cache
@@ -30,18 +33,43 @@ def forced(tokens: Callable[..., np.ndarray], nodes: int = 8) -> Drafter:
   """
   depth = nodes - 1
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     return nothing_said(context)
 
-  def propose(params, target_params, state, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     shape = jax.ShapeDtypeStruct((len(context.length), depth), jnp.int32)
     guesses = jax.pure_callback(functools.partial(tokens, depth=depth), shape, params, *state)
     return chain_of(context, guesses), state
 
-  def update(params, target_params, state, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return say(state, verdict.tokens, rows)
 
-  def read(params, target_params, state, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    state: Any,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     return state._replace(length=jnp.where(rows > 0, 0, state.length))  # an answer begins anew
 
   return Drafter(

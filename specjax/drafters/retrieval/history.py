@@ -8,6 +8,7 @@ Letters: B batch, H tokens that are kept, D depth, S length of texts.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,10 +85,10 @@ def history(
     copied = jnp.pad(params, (0, depth), constant_values=SEPARATOR)[best + 1 + step]
     return chain_of(context, jnp.where(step < many, copied, -1))
 
-  def keep(params, state, context):
+  def keep(params: Params, state: Any, context: Context) -> Params:
     return append(params, context.tokens, context.length)
 
-  def expects(params, context, draft):
+  def expects(params: Params, context: Context, draft: Draft) -> Array:
     matched = matches(params, context)
     ring = jnp.broadcast_to(params, matched.shape)
     return expected(ring, jnp.full(len(ring), kept, jnp.int32), matched, draft)

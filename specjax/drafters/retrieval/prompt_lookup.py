@@ -73,8 +73,10 @@ def prompt_lookup(
   """
   depth = nodes - 1
   if not 1 <= shortest <= longest or nodes < 2:
-    raise ValueError(f"nodes={nodes}, shortest={shortest}, longest={longest}: expected nodes >= 2 "
-                     "and 1 <= shortest <= longest.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}, shortest={shortest}, longest={longest}: expected nodes >= 2 "
+      "and 1 <= shortest <= longest."
+    )
   if per_match < 0:
     raise ValueError(f"per_match={per_match}: accepted is 0 or more tokens.")
   if branches < 1:
@@ -102,7 +104,7 @@ def prompt_lookup(
         matched = jnp.where(following == gather(following, best), 0, matched)
     return chains[0] if branches == 1 else side_by_side(chains)
 
-  def expects(params, context, draft):
+  def expects(params: Params, context: Context, draft: Draft) -> Array:
     matched = suffix_match(context.tokens, context.length, longest)
     first = draft._replace(tokens=draft.tokens[:, : depth + 1], valid=draft.valid[:, : depth + 1])
     return expected(context.tokens, context.length, matched, first)

@@ -8,17 +8,18 @@ Letters: B batch, D depth, E width, K best guesses per depth, R ranks of the mem
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Drafter
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Verdict
 from specjax.drafters.combine.rescored import best_guesses, named, parallel
 from specjax.drafters.retrieval.token_recycling import HIT_RATES, token_recycling
 from specjax.heads import prefix
 from specjax.heads.base import Head
+from specjax.sampling import NoiseSource, Settings
 from specjax.trees import Static
 from specjax.trees.k_best import p_best
 from specjax.trees.paths import from_paths
@@ -66,11 +67,20 @@ def recycled(
   guessing, size = parallel(head), head.target.vocab_size
   recycler = token_recycling(head.target, tree=Static(tuple((r,) for r in range(len(RATES)))))
 
-  def init(params, target_params, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, context: Context, features: Features, capacity: int
+  ) -> Any:
     likely = recycler.init((), target_params, context, features, capacity)
     return Recycling(prefix.before_root(features.hidden, context), likely)
 
-  def propose(params, target_params, state: Recycling, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    state: Recycling,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     score, ranks = best_guesses(guessing, params, target_params, state.hidden, top)
     guesses = named(params, ranks)
     row = jnp.arange(len(guesses))
@@ -82,14 +92,36 @@ def recycled(
     chosen = jnp.take_along_axis(guesses, best.swapaxes(1, 2), axis=2).swapaxes(1, 2)
     return from_paths(chosen, context.root, tree_nodes), state
 
-  def write(into, params, target_params, state: Recycling, draft, evaluation, verdict, rows):
+  def write(
+    into,
+    params: Params,
+    target_params: Params,
+    state: Recycling,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     hidden = prefix.newest(evaluation.features.hidden, verdict, rows, state.hidden)
-    likely = into((), target_params, state.likely, draft=draft, evaluation=evaluation,
-                  verdict=verdict, rows=rows)  # fmt: skip
+    likely = into(
+      (),
+      target_params,
+      state.likely,
+      draft=draft,
+      evaluation=evaluation,
+      verdict=verdict,
+      rows=rows,
+    )
     return Recycling(hidden, likely)
 
   update, read = (functools.partial(write, into) for into in (recycler.update, recycler.read))
   return Drafter(
-    f"{head.name}_recycled", "deterministic", tree_nodes, head.depth, init, propose, update,
+    f"{head.name}_recycled",
+    "deterministic",
+    tree_nodes,
+    head.depth,
+    init,
+    propose,
+    update,
     read=read,
-  )  # fmt: skip
+  )

@@ -9,14 +9,15 @@ width, C tokens of a prompt that are read at once.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.base import Draft, Drafter, Target, Verdict
-from specjax.sampling import likeliest
+from specjax.base import Context, Draft, Drafter, Evaluation, Features, Params, Target, Verdict
+from specjax.sampling import NoiseSource, Settings, likeliest
 from specjax.trees.static import Choices, Static, levels, rows_of
 from specjax.trees.structure import gather
 
@@ -100,8 +101,10 @@ def part_of_published(nodes: int) -> Static:
   """The most valuable part of the published tree, of N nodes; ValueError where it has fewer."""
   paths: Choices = published()
   if not 2 <= nodes <= 1 + len(paths):
-    raise ValueError(f"nodes={nodes}: the published tree of token_recycling has 2 to "
-                     f"{1 + len(paths)} nodes; a larger one is given as a tree.")  # fmt: skip
+    raise ValueError(
+      f"nodes={nodes}: the published tree of token_recycling has 2 to "
+      f"{1 + len(paths)} nodes; a larger one is given as a tree."
+    )
   return Static(paths[: nodes - 1])
 
 
@@ -112,9 +115,12 @@ def nothing(size: int, tree: Static) -> Array:
 
 @functools.cache
 def token_recycling(
-  target: Target, nodes: int = 8, seeded: bool = True, kept: bool = False,
+  target: Target,
+  nodes: int = 8,
+  seeded: bool = True,
+  kept: bool = False,
   tree: Static | None = None,
-) -> Drafter:  # fmt: skip
+) -> Drafter:
   """Looks up a tree of the tokens that the target found likeliest when it last met each token.
 
   This is Token Recycling (Luo et al. 2024, arXiv 2408.08696). The memory belongs to one text and
@@ -138,7 +144,9 @@ def token_recycling(
   if ranks > V:
     raise ValueError(f"tree has rank {ranks - 1}: the target has {V} tokens.")
 
-  def init(params, target_params, /, context, features, capacity):
+  def init(
+    params: Params, target_params: Params, /, context: Context, features: Features, capacity: int
+  ) -> Any:
     B, T, _ = features.hidden.shape
     start = params if kept else nothing(V, filled)
     memory = jnp.broadcast_to(start[None], (B, V, ranks))
@@ -156,23 +164,49 @@ def token_recycling(
     chunks = (jnp.max(context.length) + size - 1) // size
     return jax.lax.fori_loop(0, chunks, read_chunk, memory)
 
-  def propose(params, target_params, memory, /, context, settings, noise):
+  def propose(
+    params: Params,
+    target_params: Params,
+    memory: Any,
+    /,
+    context: Context,
+    settings: Settings,
+    noise: NoiseSource,
+  ) -> tuple[Draft, Any]:
     return look_up(memory, context.root, filled), memory
 
-  def update(params, target_params, memory, /, draft, evaluation, verdict, rows):
+  def update(
+    params: Params,
+    target_params: Params,
+    memory: Any,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     N = draft.tokens.shape[1]
     number = jnp.arange(N, dtype=jnp.int32)[None]
     order = number + N * committed(verdict, rows, N).astype(jnp.int32)
     keep = draft.valid & (rows > 0)[:, None]
     return remember(memory, draft.tokens, evaluation.logits, order, keep)
 
-  def read(params, target_params, memory, /, draft, evaluation, verdict, rows):
+  def read(
+    params: Params,
+    target_params: Params,
+    memory: Any,
+    /,
+    draft: Draft,
+    evaluation: Evaluation,
+    verdict: Verdict,
+    rows: Array,
+  ) -> Any:
     N = draft.tokens.shape[1]
     order = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32), draft.tokens.shape)
     keep = committed(verdict, rows, N)
     return remember(memory, draft.tokens, evaluation.logits, order, keep)
 
-  def keep(params, memory, context):
+  def keep(params: Params, memory: Any, context: Context) -> Params:
     # Of the rows that know and changed what follows a token, the first. A row that knows nothing
     # may have begun before another one learnt it.
     changed = ((memory != params[None]) & (memory >= 0)).any(2)
@@ -180,6 +214,14 @@ def token_recycling(
     return jnp.where(changed.any(0)[:, None], jnp.take_along_axis(memory, first, 0)[0], params)
 
   return Drafter(
-    "token_recycling", "deterministic", filled.nodes, filled.depth, init, propose, update,
-    read=read, varies=True, keep=keep if kept else None,
-  )  # fmt: skip
+    "token_recycling",
+    "deterministic",
+    filled.nodes,
+    filled.depth,
+    init,
+    propose,
+    update,
+    read=read,
+    varies=True,
+    keep=keep if kept else None,
+  )

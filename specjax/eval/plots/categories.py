@@ -20,13 +20,23 @@ def _grouped(axes: Axes, groups: Sequence[str], series: Mapping[str, tuple[Any, 
   width = 0.84 / max(len(series), 1)
   for i, (label, (colour, bars)) in enumerate(series.items()):
     places = {g: x + (i - (len(series) - 1) / 2) * width for x, g in enumerate(groups) if g in bars}
-    axes.bar(list(places.values()), [bars[g][0] for g in places], 0.92 * width, color=colour,
-             label=label)  # fmt: skip
+    axes.bar(
+      list(places.values()), [bars[g][0] for g in places], 0.92 * width, color=colour, label=label
+    )
     for group, x in places.items():
       value, interval = bars[group]
-      axes.annotate(f"{value:.2f}", (x, 0), (0, 4), textcoords="offset points", ha="center",
-                    va="bottom", rotation=90, fontsize=8, color=INK,
-                    bbox={"fc": "white", "ec": "none", "pad": 1, "alpha": 0.85})  # fmt: skip
+      axes.annotate(
+        f"{value:.2f}",
+        (x, 0),
+        (0, 4),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        rotation=90,
+        fontsize=8,
+        color=INK,
+        bbox={"fc": "white", "ec": "none", "pad": 1, "alpha": 0.85},
+      )
       if interval:
         axes.plot([x, x], interval, color=INK, linewidth=1.1)
   axes.axhline(1, color=INK, linewidth=0.9, linestyle=style.DASHED)
@@ -39,16 +49,21 @@ def _measured(summary: Mapping[str, Any], key: str) -> dict[str, tuple[Any, Bars
   methods, styles = summary["methods"], style.of_methods(list(summary["methods"]))
   return {
     name(label, m): (
-      styles[label][0], {c: (x[key], x[f"{key}_interval"]) for c, x in m["figures"].items()}
+      styles[label][0],
+      {c: (x[key], x[f"{key}_interval"]) for c, x in m["figures"].items()},
     )
-    for label, m in methods.items() if label != "none"
-  }  # fmt: skip
+    for label, m in methods.items()
+    if label != "none"
+  }
 
 
 def _figure(
-  summary: Mapping[str, Any], key: str, titles: Sequence[str], groups: Sequence[str],
+  summary: Mapping[str, Any],
+  key: str,
+  titles: Sequence[str],
+  groups: Sequence[str],
   series: Mapping[str, tuple[Any, Bars]],
-) -> Figure:  # fmt: skip
+) -> Figure:
   """Our bars of the figure `key` above, and published bars below."""
   figure, (ours, theirs) = style.panels(12, 6.8, rows=2, ruled=True)
   _grouped(ours, list(summary["questions"]), _measured(summary, key))
@@ -70,7 +85,7 @@ def speed_up(summary: Mapping[str, Any]) -> Figure:
   series = {
     k: (shade, {c: (m[c], None) for c in groups})
     for (k, m), shade in zip(figures.items(), shades, strict=True)
-  }  # fmt: skip
+  }
   titles = (
     "Speed over plain decoding, measured here (95% interval)",
     f"Speed over plain decoding, published (with prefill): {summary['published']['on']}",

@@ -31,8 +31,15 @@ def _panel(axes: Axes, model: Model, result: Result, title: str) -> None:
     shades[born, column] = NEW_END if ends else NEW
     text = "end" if ends else _text(model, token)
     for row in range(born, rounds):
-      axes.text(column, row, text, ha="center", va="center", fontsize=6.5,
-                color=style.INK if row == born else style.PLAIN)  # fmt: skip
+      axes.text(
+        column,
+        row,
+        text,
+        ha="center",
+        va="center",
+        fontsize=6.5,
+        color=style.INK if row == born else style.PLAIN,
+      )
   axes.imshow(shades, aspect="auto")
   passes = "1 pass" if result.passes == 1 else f"{result.passes} passes"
   axes.set_title(f"{title}: {passes}", loc="left", fontsize=10)
@@ -72,8 +79,15 @@ def accuracy(
     styles = style.of_methods(list(curves))
     for label, (passes, right) in curves.items():
       colour, marker = styles[label]
-      axes.plot(passes, 100 * np.asarray(right), marker + "-", color=colour, label=label,
-                linewidth=1.2, markersize=7 if len(passes) == 1 else 4)  # fmt: skip
+      axes.plot(
+        passes,
+        100 * np.asarray(right),
+        marker + "-",
+        color=colour,
+        label=label,
+        linewidth=1.2,
+        markersize=7 if len(passes) == 1 else 4,
+      )
       for x, y in zip(*(best[task][label] if best else ((), ())), strict=True):
         axes.plot(x, 100 * y, "x", color=colour, markersize=9, markeredgewidth=2)
     axes.set_title(task.replace("_", " "), loc="left", fontsize=11)
@@ -101,8 +115,16 @@ def likelihood(cells: Sequence[Mapping[str, Any]], judge: str) -> Figure:
     at = cell["seconds"], cell["nats"]
     axes.plot(*at, marker, color=colour, markersize=6)
     line = {"arrowstyle": "-", "color": style.RULE, "relpos": (0, 0.5)}
-    axes.annotate(label, at, (1.03, height), textcoords="axes fraction", va="center", fontsize=9,
-                  color=style.INK, arrowprops=line)  # fmt: skip
+    axes.annotate(
+      label,
+      at,
+      (1.03, height),
+      textcoords="axes fraction",
+      va="center",
+      fontsize=9,
+      color=style.INK,
+      arrowprops=line,
+    )
   axes.set(xlabel="seconds per answer", ylabel=f"nats per token under {judge}")
   axes.margins(0.05)
   return figure

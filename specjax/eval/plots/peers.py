@@ -26,11 +26,16 @@ def bars(summary: Mapping[str, Any]) -> Figure:
     if not plain:
       said += f"   {m['over_own_plain']:.2f}\u00d7 its plain"
     end = max(m["ms_per_token_interval"] or (m["ms_per_token"],))
-    axes.annotate(said, (end, row), (6, 0), textcoords="offset points", va="center", fontsize=10.5,
-                  color=INK)  # fmt: skip
+    axes.annotate(
+      said, (end, row), (6, 0), textcoords="offset points", va="center", fontsize=10.5, color=INK
+    )
   axes.set_yticks(range(len(names)), names)
   axes.invert_yaxis()
   axes.spines[["left", "bottom"]].set_visible(False)
-  style.title(axes, "Milliseconds per token, without the prompt (95% interval over questions)",
-              xlim=(0, most * 1.3), xticks=[])  # fmt: skip
+  style.title(
+    axes,
+    "Milliseconds per token, without the prompt (95% interval over questions)",
+    xlim=(0, most * 1.3),
+    xticks=[],
+  )
   return style.source(figure, summary)

@@ -24,9 +24,16 @@ def _bar(axes: Axes, row: float, height: float, colour: str, m: Mapping[str, Any
   """Draws a bar of speed-up with its interval and tau, and returns the right end of both."""
   lossy = "//" if m["lossy"] else None
   axes.barh(row, m["speed_up"], height, color=colour, hatch=lossy, edgecolor="white", linewidth=0)
-  axes.annotate(f"τ = {m['tau']:.2f}", (0, row), (6, 0), textcoords="offset points", va="center",
-                fontsize=3 + 12 * height, color=INK,
-                bbox={"fc": "white", "ec": "none", "pad": 1.5, "alpha": 0.85})  # fmt: skip
+  axes.annotate(
+    f"τ = {m['tau']:.2f}",
+    (0, row),
+    (6, 0),
+    textcoords="offset points",
+    va="center",
+    fontsize=3 + 12 * height,
+    color=INK,
+    bbox={"fc": "white", "ec": "none", "pad": 1.5, "alpha": 0.85},
+  )
   low, high = m["speed_up_interval"] or (m["speed_up"],) * 2
   if high > low:
     axes.plot([low, high], [row, row], "|-", color=INK, linewidth=1.4, markeredgewidth=1.4)
@@ -42,15 +49,27 @@ def speed_up(summary: Mapping[str, Any]) -> Figure:
   for row, (label, m) in enumerate(methods.items()):
     shown = m if label != "none" else {**m, "speed_up_interval": None}
     end = _bar(axes, row, 0.64, styles[label][0], shown)
-    axes.annotate(f"{m['speed_up']:.2f}\u00d7", (end, row), (9, 0), textcoords="offset points",
-                  va="center", fontsize=12, fontweight="bold", color=INK,
-                  bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
+    axes.annotate(
+      f"{m['speed_up']:.2f}\u00d7",
+      (end, row),
+      (9, 0),
+      textcoords="offset points",
+      va="center",
+      fontsize=12,
+      fontweight="bold",
+      color=INK,
+      bbox={"fc": "white", "ec": "none", "pad": 1},
+    )
     most = max(most, end)
   axes.set_yticks(range(len(methods)), [name(k, m) for k, m in methods.items()])
   axes.invert_yaxis()
   axes.spines[["left", "bottom"]].set_visible(False)
-  style.title(axes, "Speed over plain decoding (95% interval); τ: tokens per pass",
-              xlim=(0, most * 1.14), xticks=[])  # fmt: skip
+  style.title(
+    axes,
+    "Speed over plain decoding (95% interval); τ: tokens per pass",
+    xlim=(0, most * 1.14),
+    xticks=[],
+  )
   return style.source(figure, summary)
 
 
@@ -73,7 +92,12 @@ def heads(summary: Mapping[str, Any], kinds: Mapping[str, str]) -> Figure:
     rates = head["hit_rates"]
     lines.plot(range(1, len(rates) + 1), rates, "o-", color=shade, label=key.replace("_", " "))
   deepest = max(len(head["hit_rates"]) for _, head in by_tau)
-  style.title(lines, "Best guess right, given the true text before it", ylim=(0, 1),
-              xticks=range(1, 1 + deepest), xlabel="depth")  # fmt: skip
+  style.title(
+    lines,
+    "Best guess right, given the true text before it",
+    ylim=(0, 1),
+    xticks=range(1, 1 + deepest),
+    xlabel="depth",
+  )
   style.legend(lines)
   return style.source(figure, summary)

@@ -17,9 +17,14 @@ DASHED = (0, (4, 3))
 
 
 def panels(
-  width: float, height: float, columns: int = 1, rows: int = 1, *, shared: bool = False,
+  width: float,
+  height: float,
+  columns: int = 1,
+  rows: int = 1,
+  *,
+  shared: bool = False,
   ruled: bool = False,
-) -> tuple[Figure, list[Axes]]:  # fmt: skip
+) -> tuple[Figure, list[Axes]]:
   """A figure of a size in inches and its empty panels, row by row; axes may be shared or ruled."""
   figure = Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
   grid = list(figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared).flat)

@@ -19,13 +19,26 @@ def acceptance(summary: Mapping[str, Any]) -> Figure:
     points = [(d, a) for d, a in enumerate(m["acceptance_by_depth"], 1) if a is not None]
     if points:
       colour, marker = styles[label]
-      axes.plot(*zip(*points, strict=True), marker + "-", color=colour, label=name(label, m),
-                linewidth=2, markersize=7, markeredgecolor="white", clip_on=False)  # fmt: skip
+      axes.plot(
+        *zip(*points, strict=True),
+        marker + "-",
+        color=colour,
+        label=name(label, m),
+        linewidth=2,
+        markersize=7,
+        markeredgecolor="white",
+        clip_on=False,
+      )
       deepest = max(deepest, points[-1][0])
   style.legend(axes)
-  style.title(axes, "Chance that a depth is accepted once the one before is", ylim=(0, 1),
-              xlim=(0.8, deepest + 0.2), xticks=range(1, deepest + 1),
-              xlabel="draft depth")  # fmt: skip
+  style.title(
+    axes,
+    "Chance that a depth is accepted once the one before is",
+    ylim=(0, 1),
+    xlim=(0.8, deepest + 0.2),
+    xticks=range(1, deepest + 1),
+    xlabel="draft depth",
+  )
   return style.source(figure, summary)
 
 
@@ -35,18 +48,37 @@ def verify_cost(summary: Mapping[str, Any]) -> Figure:
   figure, (axes,) = style.panels(8, 3.8, ruled=True)
   low, high = ([x / cost["seconds"][0] for x in cost[k]] for k in ("low", "high"))
   axes.fill_between(cost["nodes"], low, high, color=RULE)
-  axes.plot(cost["nodes"], cost["relative"], "o-", color=INK, linewidth=2, markersize=5,
-            label="cost of N nodes")  # fmt: skip
+  axes.plot(
+    cost["nodes"],
+    cost["relative"],
+    "o-",
+    color=INK,
+    linewidth=2,
+    markersize=5,
+    label="cost of N nodes",
+  )
   for label, m in summary["methods"].items():
     if label != "none":
       colour, marker = styles[label]
-      axes.plot(m["nodes"], m["tau"], marker, color=colour, markersize=10, linestyle="none",
-                markeredgecolor="white", label="τ of " + name(label, m))  # fmt: skip
+      axes.plot(
+        m["nodes"],
+        m["tau"],
+        marker,
+        color=colour,
+        markersize=10,
+        linestyle="none",
+        markeredgecolor="white",
+        label="τ of " + name(label, m),
+      )
   style.powers(axes, cost["nodes"])
   style.legend(axes)
-  style.title(axes, "A tree pays where its tokens per pass (τ) lie above its cost",
-              xlabel="nodes N in the draft tree, root included", ylim=(0, None),
-              ylabel="in passes over one node")  # fmt: skip
+  style.title(
+    axes,
+    "A tree pays where its tokens per pass (τ) lie above its cost",
+    xlabel="nodes N in the draft tree, root included",
+    ylim=(0, None),
+    ylabel="in passes over one node",
+  )
   return style.source(figure, summary)
 
 
@@ -56,20 +88,37 @@ def choice(summary: Mapping[str, Any]) -> Figure:
   figure, (axes,) = style.panels(8, 4.2, ruled=True)
   nodes = sorted({f["nodes"] for f in candidates.values()})
   for drafter, (colour, marker) in styles.items():
-    drafts = sorted((f for f in candidates.values() if f["drafter"] == drafter),
-                    key=lambda f: f["nodes"])  # fmt: skip
+    drafts = sorted(
+      (f for f in candidates.values() if f["drafter"] == drafter), key=lambda f: f["nodes"]
+    )
     shown = name(drafter, {"lossy": False})
     for key, face in (("expected", "white"), ("tokens_per_second", colour)):
       points = [(f["nodes"], f[key]) for f in drafts if key in f]
       if points:
-        axes.plot(*zip(*points, strict=True), marker, color=colour, markersize=8,
-                  linestyle="none", markerfacecolor=face,
-                  label=f"{shown}, {'expected' if key == 'expected' else 'measured'}")  # fmt: skip
+        axes.plot(
+          *zip(*points, strict=True),
+          marker,
+          color=colour,
+          markersize=8,
+          linestyle="none",
+          markerfacecolor=face,
+          label=f"{shown}, {'expected' if key == 'expected' else 'measured'}",
+        )
   chosen = candidates[summary["chosen"]]
-  axes.plot(chosen["nodes"], chosen["tokens_per_second"], "o", markersize=15,
-            markerfacecolor="none", markeredgecolor=INK)  # fmt: skip
+  axes.plot(
+    chosen["nodes"],
+    chosen["tokens_per_second"],
+    "o",
+    markersize=15,
+    markerfacecolor="none",
+    markeredgecolor=INK,
+  )
   style.powers(axes, [n for n in nodes if n & (n - 1) == 0])
   style.legend(axes)
-  style.title(axes, "Tokens per second by the size of the draft, the choice ringed",
-              xlabel="nodes N of the draft, root included", ylim=(0, None))  # fmt: skip
+  style.title(
+    axes,
+    "Tokens per second by the size of the draft, the choice ringed",
+    xlabel="nodes N of the draft, root included",
+    ylim=(0, None),
+  )
   return style.source(figure, summary)

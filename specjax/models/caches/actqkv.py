@@ -120,8 +120,10 @@ def actqkv(least: int = 32, more: int = 14, first: int = 128, recent: int = 512)
     ValueError: numbers out of these bounds.
   """
   if least < 1 or min(more, first, recent) < 0:
-    raise ValueError(f"least={least}, more={more}, first={first}, recent={recent}: accepted are 1 "
-                     "block or more, and otherwise 0 or more.")  # fmt: skip
+    raise ValueError(
+      f"least={least}, more={more}, first={first}, recent={recent}: accepted are 1 "
+      "block or more, and otherwise 0 or more."
+    )
   most = least + more
 
   def candidates(length: Array, blocks: int) -> tuple[Array, Array]:

@@ -74,9 +74,13 @@ def evicting(
       places.append(jnp.pad(jnp.take_along_axis(everywhere, best, 2), more))
       scores.append(jnp.pad(jnp.take_along_axis(score, best, 2), more))
     return Kept(
-      KV(tuple(ks), tuple(vs)), tuple(places), tuple(scores) if judge is not None else (), length,
-      length, jnp.full_like(length, capacity),
-    )  # fmt: skip
+      KV(tuple(ks), tuple(vs)),
+      tuple(places),
+      tuple(scores) if judge is not None else (),
+      length,
+      length,
+      jnp.full_like(length, capacity),
+    )
 
   def read(cache: Kept, layer: int, q: Array) -> Prefix:
     return cache.kv.k[layer], cache.kv.v[layer], cache.place[layer][:, 0] > 0
@@ -106,9 +110,12 @@ def evicting(
       if judge is not None and queries is not None:
         asked = jnp.take_along_axis(queries.layers[i], path[:, None, :, None], 2)
         added = judge(
-          asked, new[:, 0], jnp.concatenate([old_k, k], 2), jnp.concatenate([place, new], 2),
+          asked,
+          new[:, 0],
+          jnp.concatenate([old_k, k], 2),
+          jnp.concatenate([place, new], 2),
           advanced(cache),
-        )  # fmt: skip
+        )
         score, own = score + added[..., :R], added[..., R:]
       rank = jnp.where(place == 0, -jnp.inf, priority(score, place, length))
       slot = lax.top_k(-rank, A)[1].astype(jnp.int32)
@@ -118,9 +125,11 @@ def evicting(
       places.append(place.at[row, head, slot].set(new, mode="drop"))
       scores.append(score.at[row, head, slot].set(own, mode="drop"))
     return cache._replace(
-      kv=KV(tuple(ks), tuple(vs)), place=tuple(places), length=length,
+      kv=KV(tuple(ks), tuple(vs)),
+      place=tuple(places),
+      length=length,
       score=tuple(scores) if judge is not None else (),
-    )  # fmt: skip
+    )
 
   return CacheKind(name, start, read, commit, judges=judge is not None)
 

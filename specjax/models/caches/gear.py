@@ -59,8 +59,10 @@ def gear(bits: int = 4, rank: int = 4, outliers: float = 0.02) -> CacheKind:
     ValueError: other bits, a rank below 1, or a share that is not at least 0 and below 1.
   """
   if bits not in (2, 4) or rank < 1 or not 0 <= outliers < 1:
-    raise ValueError(f"bits={bits}, rank={rank}, outliers={outliers}: accepted are 2 or 4 bits, a "
-                     "rank of 1 or more, and a share of at least 0 and below 1.")  # fmt: skip
+    raise ValueError(
+      f"bits={bits}, rank={rank}, outliers={outliers}: accepted are 2 or 4 bits, a "
+      "rank of 1 or more, and a share of at least 0 and below 1."
+    )
   codes_per_byte, levels = 8 // bits, 2**bits - 1
   shifts = np.arange(codes_per_byte, dtype=np.uint8) * np.uint8(bits)
 
@@ -84,9 +86,14 @@ def gear(bits: int = 4, rank: int = 4, outliers: float = 0.02) -> CacheKind:
     codes = codes.astype(jnp.uint8).reshape(*x.shape[:-1], -1, codes_per_byte)
     packed_codes = (codes << jnp.broadcast_to(shifts, codes.shape)).sum(-1, dtype=jnp.uint8)
     return Geared(
-      packed_codes, low, step, place.astype(jnp.uint8), entries.astype(jnp.float16),
-      left.astype(jnp.float16), right.astype(jnp.float16),
-    )  # fmt: skip
+      packed_codes,
+      low,
+      step,
+      place.astype(jnp.uint8),
+      entries.astype(jnp.float16),
+      left.astype(jnp.float16),
+      right.astype(jnp.float16),
+    )
 
   def restored(x: Geared) -> Array:
     """f32[.., m, n]."""

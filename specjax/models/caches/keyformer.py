@@ -35,8 +35,10 @@ def keyformer(share: float = 0.6, recent: float = 0.3, noise: float = 1.0) -> Ca
     ValueError: a share out of range.
   """
   if not (0 < share <= 1 and 0 <= recent < 1 and noise >= 0):
-    raise ValueError(f"share={share}, recent={recent}, noise={noise}: accepted are 0 < share <= 1, "
-                     "0 <= recent < 1 and noise >= 0.")  # fmt: skip
+    raise ValueError(
+      f"share={share}, recent={recent}, noise={noise}: accepted are 0 < share <= 1, "
+      "0 <= recent < 1 and noise >= 0."
+    )
 
   def rows(capacity: int) -> int:
     return int(np.ceil(round(share * capacity, 6)))

@@ -103,8 +103,9 @@ def packed(name: str, pack: Pack, unpack: Unpack, *, rows: int, recent: int = 0)
         return jnp.where(full[:, None, None, None], moved, x)
 
       return (
-        tuple(map(write, blocks, recent_rows.k, recent_rows.v)), jax.tree.map(shift, recent_rows)
-      )  # fmt: skip
+        tuple(map(write, blocks, recent_rows.k, recent_rows.v)),
+        jax.tree.map(shift, recent_rows),
+      )
 
     blocks, recent_rows = dense.once(full.any(), move, (cache.blocks, newest.kv))
     return Packed(blocks, recent_rows, length)

@@ -23,8 +23,10 @@ def sinks(first: int = 4, recent: int = 508) -> CacheKind:
     ValueError: a negative number of first rows, or no recent ones.
   """
   if first < 0 or recent < 1:
-    raise ValueError(f"first={first}, recent={recent}: accepted are 0 first rows or more, and 1 "
-                     "recent row or more.")  # fmt: skip
+    raise ValueError(
+      f"first={first}, recent={recent}: accepted are 0 first rows or more, and 1 "
+      "recent row or more."
+    )
 
   def priority(score: Array, place: Array, length: Array) -> Array:
     return jnp.where(place <= first, jnp.inf, place.astype(jnp.float32))

@@ -31,8 +31,9 @@ def token_select(count: int = 2048, first: int = 128, recent: int = 512) -> Cach
     ValueError: numbers below these.
   """
   if count < 1 or min(first, recent) < 0:
-    raise ValueError(f"count={count}, first={first}, recent={recent}: accepted are 1 or more, and "
-                     "0 or more.")  # fmt: skip
+    raise ValueError(
+      f"count={count}, first={first}, recent={recent}: accepted are 1 or more, and 0 or more."
+    )
 
   def start(kv, queries, length: Array, capacity: int) -> Cache:
     pad = max(capacity - kv.k[0].shape[2], 0)

@@ -10,5 +10,7 @@ from specjax.models.skipping.skip_decode import skip_decode
 __all__ = ["SKIPPINGS", "Skipping"]
 
 SKIPPINGS: dict[str, Callable[..., Skipping]] = {
-  "skip_decode": skip_decode, "first": first, "duo": duo,
-}  # fmt: skip
+  "skip_decode": skip_decode,
+  "first": first,
+  "duo": duo,
+}

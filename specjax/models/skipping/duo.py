@@ -105,8 +105,9 @@ def duo(layers: int, price: float = 0.0) -> Skipping:
     def of(number: int, module: Callable[[Array], Array]) -> Array:
       """What a module adds where it is chosen, [B, N, E]; it costs nothing where none wants it."""
       mine = choice == number
-      return lax.cond(mine.any(), lambda x: jnp.where(mine[..., None], module(x), 0),
-                      jnp.zeros_like, x)  # fmt: skip
+      return lax.cond(
+        mine.any(), lambda x: jnp.where(mine[..., None], module(x), 0), jnp.zeros_like, x
+      )
 
     big = of(BIG, lambda x: whole(params, layer, block, x)[0])
     return big + of(SMALL, lambda _: small(own, h)), cost[choice]

@@ -26,8 +26,10 @@ def skip_decode(layers: int, least: int = 6, span: int = 128, first: int = 1) ->
     ValueError: numbers out of these bounds.
   """
   if not (0 <= first <= least <= layers and least >= 1 and span >= 1):
-    raise ValueError(f"least={least}, span={span}, first={first}: accepted for {layers} layers are "
-                     "0 <= first <= least layers, 1 <= least, and 1 <= span.")  # fmt: skip
+    raise ValueError(
+      f"least={least}, span={span}, first={first}: accepted for {layers} layers are "
+      "0 <= first <= least layers, 1 <= least, and 1 <= span."
+    )
 
   def start(params, inputs, length: Array) -> Array:
     return length

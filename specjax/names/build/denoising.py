@@ -106,8 +106,10 @@ def _open(what: str, given: Any, kind: type, batch: int):
     try:
       params = made.parameters()
     except TypeError:
-      raise ValueError(f"{what}={made.name!r}: some of its parameters have no default; accepted "
-                       "are its name, or a pair of it and its weights.") from None  # fmt: skip
+      raise ValueError(
+        f"{what}={made.name!r}: some of its parameters have no default; accepted "
+        "are its name, or a pair of it and its weights."
+      ) from None
   return made.name, made, _rows(params, batch)
 
 
@@ -132,8 +134,10 @@ def _policy(model: Model, given: Any, batch: int) -> tuple[str, Policy, Params]:
   fixed: tuple[Any, ...] = ()
   if first.name in GUIDED:
     if added:
-      raise ValueError(f"policy={given!r}: {first.name} commits from left to right what its model "
-                       "approves; accepted is nothing with + after it.")  # fmt: skip
+      raise ValueError(
+        f"policy={given!r}: {first.name} commits from left to right what its model "
+        "approves; accepted is nothing with + after it."
+      )
     guide = load_small(model, first)
     fixed, own = (guide.target, model.mask), {"model": guide.params}
   name, policy, params = _make("policy", first, builder, batch, *fixed, **own)
@@ -180,9 +184,11 @@ def _any_subset(model: Model, parts: Sequence[Part], decorations: Mapping[str, A
   part, *others = parts
   given = [k for k, x in decorations.items() if x is not None]
   if others or part.decorations or given:
-    raise ValueError(f"policy={grammar.show(parts)!r}: {', '.join(ANY_SUBSET)} is a loop of its "
-                     "own, accepted alone, without blocks, cache or other "
-                     "decorations.")  # fmt: skip
+    raise ValueError(
+      f"policy={grammar.show(parts)!r}: {', '.join(ANY_SUBSET)} is a loop of its "
+      "own, accepted alone, without blocks, cache or other "
+      "decorations."
+    )
   known = parameters(ANY_SUBSET[part.name])
   name, numbers = grammar.bind("policy", part, known)
   guesses = checks.whole("guesses", (known | numbers)["guesses"], 1, 4096)
@@ -272,9 +278,15 @@ def build_denoising(model: Model, given: Any, batch: int, **decorations: Any) ->
   shown = [labels[k] for k in DECORATIONS if k in labels and labels[k] != defaults.get(k)]
   stop = jnp.asarray([*model.stop, -1], jnp.int32)
   method = denoise.DenoiseMethod(
-    denoiser, cache, policy, blocks, rule, tuple(t for t, _ in transforms), draws,
+    denoiser,
+    cache,
+    policy,
+    blocks,
+    rule,
+    tuple(t for t, _ in transforms),
+    draws,
     tempered=chosen["confidence"] is not None,
-  )  # fmt: skip
+  )
   weights = denoise.Weights(model.params, params, sizes, stop, tuple(own for _, own in transforms))
   loop = Denoise(method) if guesses == 1 else DraftVerify(method, guesses)
   temperatures: tuple[float, ...] | None = (0.0,) if policy.temperature == "zero" else None

@@ -32,9 +32,13 @@ from specjax.trees import IID
 
 
 def build_draft_model(
-  model: Model, part: Part, tree: Any, draft_length: Any, joined: bool = False,
+  model: Model,
+  part: Part,
+  tree: Any,
+  draft_length: Any,
+  joined: bool = False,
   given: Model | None = None,
-) -> Built:  # fmt: skip
+) -> Built:
   """A small LM, or two as one, with a chain, a tree, or a chain that a policy ends.
 
   It reads the prompt, or what `rapid` leaves of it.
@@ -45,8 +49,10 @@ def build_draft_model(
   small = load_small(model, part, given)
   name, arguments = bind(part._replace(text=small.name), length is not None)
   if tree is not None and (arguments or length is not None):
-    raise ValueError(f"drafter={grammar.show([part])!r}: accepted is one of nodes, a tree, or a "
-                     "draft length with nodes as its most.")  # fmt: skip
+    raise ValueError(
+      f"drafter={grammar.show([part])!r}: accepted is one of nodes, a tree, or a "
+      "draft length with nodes as its most."
+    )
   target, weights, width = small.target, small.params, small.config.width
   if "vocabulary" in found:
     shared = np.arange(min(small.config.vocab_size, model.config.vocab_size))

@@ -40,8 +40,10 @@ MOST_NODES = 4096
 ANY_HEAD = "head"  # of the kind that its directory holds
 HEAD_NAMES = (*HEADS, ANY_HEAD)
 RESCORINGS: dict[str, Callable[..., Drafter]] = {
-  "ngram": ngram, "local": local, "recycled": recycled,
-}  # fmt: skip
+  "ngram": ngram,
+  "local": local,
+  "recycled": recycled,
+}
 ROWS: dict[str, Callable[..., tuple[int, ...]]] = {"rows": allocate}
 VOCABULARIES: dict[str, Callable[..., np.ndarray]] = {"trimmed": choose}
 EXITS: dict[str, Callable[..., Target]] = {"sorted": sorted_exits}
@@ -65,8 +67,10 @@ Built = tuple[str, Drafter, Params]
 
 
 def refuse(name: str, tree: Any, draft_length: Any) -> None:
-  for what, given, of in (("tree", tree, "a head or draft_model"),
-                          ("draft_length", draft_length, "a head or draft_model")):  # fmt: skip
+  for what, given, of in (
+    ("tree", tree, "a head or draft_model"),
+    ("draft_length", draft_length, "a head or draft_model"),
+  ):
     if given is not None:
       raise ValueError(f"drafter={name!r}, {what}={given!r:.40}: accepted for {of} only.")
 
@@ -100,16 +104,19 @@ def bind(part: Part, draft_length: bool = False) -> tuple[str, dict[str, Any]]:
   """
   name, given = grammar.bind("drafter", part, parameters(part.name, draft_length))
   if not 2 <= given.get("nodes", 2) <= MOST_NODES:
-    raise ValueError(f"drafter={grammar.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; "
-                     "for none use drafter='none'.")  # fmt: skip
+    raise ValueError(
+      f"drafter={grammar.show([part])!r}: a draft has 2 to {MOST_NODES} nodes; "
+      "for none use drafter='none'."
+    )
   return name, given
 
 
 def either(part: Part, found: Mapping[str, Part], kind: str, given: Any) -> Any:
   """The part of a kind that the name holds, or else the argument of that kind."""
   if given is not None and kind in found:
-    raise ValueError(f"drafter={grammar.show([part])!r}, {kind}={given!r:.40}: accepted is one of "
-                     "the two.")  # fmt: skip
+    raise ValueError(
+      f"drafter={grammar.show([part])!r}, {kind}={given!r:.40}: accepted is one of the two."
+    )
   return found.get(kind, given)
 
 
@@ -127,11 +134,15 @@ def sharing(model: Model, small: Model, what: str) -> Model:
   if small.tokenizer is not None and model.tokenizer is not None:
     if found := vocabulary.difference(small.tokenizer, model.tokenizer):
       i, theirs, ours = found[0], *("none" if x is None else repr(x) for x in found[1:])
-      raise ValueError(f"{what} has another vocabulary than {model.name}, and they must share one: "
-                       f"id {i} is {theirs} there, and {ours} in {model.name}.")  # fmt: skip
+      raise ValueError(
+        f"{what} has another vocabulary than {model.name}, and they must share one: "
+        f"id {i} is {theirs} there, and {ours} in {model.name}."
+      )
   elif not same_size:
-    raise ValueError(f"{what} has a vocabulary of {small.config.vocab_size}, {model.name} one of "
-                     f"{model.config.vocab_size}: they must share one.")  # fmt: skip
+    raise ValueError(
+      f"{what} has a vocabulary of {small.config.vocab_size}, {model.name} one of "
+      f"{model.config.vocab_size}: they must share one."
+    )
   if same_size:
     return small
   return dataclasses.replace(small, fit=model.config.vocab_size)
@@ -154,11 +165,15 @@ def load_small(model: Model, part: Part, given: Model | None = None, causal: boo
   if given is None:
     name = grammar.text_of(part, "a model", hint=", a zoo name or directory")
     mesh = jax.sharding.get_mesh()
-    given = model if name == model.name else load(
-      name, model.dtype, weights=model.weights, mesh=None if mesh.empty else mesh
-    )  # fmt: skip
+    given = (
+      model
+      if name == model.name
+      else load(name, model.dtype, weights=model.weights, mesh=None if mesh.empty else mesh)
+    )
   small = given
   if causal and not small.config.causal:
-    raise ValueError(f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
-                     "accepted is a causal model.")  # fmt: skip
+    raise ValueError(
+      f"{part.name}[{small.name}] sees both sides of a token (is_causal is false): "
+      "accepted is a causal model."
+    )
   return sharing(model, small, f"{part.name}[{small.name}]")

@@ -67,8 +67,10 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
   tree = either(part, found, "tree", tree)
   name, arguments = bind(part)
   if rows is not None and (found or tree is not None):
-    raise ValueError(f"drafter={grammar.show([part])!r}: rows are shared out to the nodes of the "
-                     "head's own tree, without another tree or a rescoring.")  # fmt: skip
+    raise ValueError(
+      f"drafter={grammar.show([part])!r}: rows are shared out to the nodes of the "
+      "head's own tree, without another tree or a rescoring."
+    )
   if arguments and (found or tree is not None):
     raise ValueError(f"drafter={grammar.show([part])!r}: its tree or rescoring decides the nodes.")
   path, loaded = load_head(model, part)
@@ -77,13 +79,17 @@ def build_head(model: Model, part: Part, tree: Any, draft_length: Any) -> Built:
     name = f"{name}/{label}"
   if length is not None:
     if found or tree is not None or rows is not None:
-      raise ValueError(f"drafter={grammar.show([part])!r}: a draft length ends a chain, without a "
-                       "tree, a rescoring or shared rows.")  # fmt: skip
+      raise ValueError(
+        f"drafter={grammar.show([part])!r}: a draft length ends a chain, without a "
+        "tree, a rescoring or shared rows."
+      )
     deepest = loaded.head.depth
     nodes = arguments.get("nodes", min(DEFAULT_NODES, 1 + deepest))
     if nodes > 1 + deepest:
-      raise ValueError(f"nodes={nodes}: {path} guesses {deepest} tokens ahead, and a chain of "
-                       f"them has {deepest + 1} nodes at most.")  # fmt: skip
+      raise ValueError(
+        f"nodes={nodes}: {path} guesses {deepest} tokens ahead, and a chain of "
+        f"them has {deepest + 1} nodes at most."
+      )
     label, policy, _ = build_draft_length(
       length, model.config.width, nodes - 1, target=model.identity
     )
@@ -119,9 +125,11 @@ def _shared_rows(
   """(name, pseudo rows of each node), by the hit rates of the head."""
   label, budget = grammar.bind("drafter", part, grammar.parameters(allocate))
   if not isinstance(loaded.head, PseudoRows) or loaded.hit_rates is None:
-    raise ValueError(f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
-                     "are shared out: accepted after hidden_transfer, ppd and "
-                     "masked_slots.")  # fmt: skip
+    raise ValueError(
+      f"{name}/{label}: {path} has no pseudo rows, or no hit rates by which they "
+      "are shared out: accepted after hidden_transfer, ppd and "
+      "masked_slots."
+    )
   return f"{name}/{label}", allocate(choices, loaded.hit_rates, **budget)
 
 
@@ -153,5 +161,6 @@ def _ngram(model: Model, loaded: LoadedHead, part: Part) -> tuple[tuple[Target, 
 
 # (what a rescoring takes beside the head, the weights of both), where it is not the head's alone.
 RESCORERS: dict[str, Callable[[Model, LoadedHead, Part], tuple[tuple[Target, ...], Params]]] = {
-  "local": _local, "ngram": _ngram,
-}  # fmt: skip
+  "local": _local,
+  "ngram": _ngram,
+}

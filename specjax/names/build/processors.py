@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax import checks
@@ -27,6 +28,8 @@ from specjax.processors import (
   text,
 )
 from specjax.processors.matchers import Matchers, matchers
+
+BIAS = 100.0  # the most that a logit is changed, as at OpenAI
 
 
 class Form(Protocol):
@@ -76,9 +79,13 @@ def parameters(name: str) -> dict[str, spec.Number | None]:
 
 
 def build_processors(
-  model: Model, given: Sequence[Any], regex: str | None, json_schema: str | Mapping | None,
-  stop: Sequence[int], stop_words: Sequence[str],
-) -> tuple[list[Used], list[str], tuple[int, ...]]:  # fmt: skip
+  model: Model,
+  given: Sequence[Any],
+  regex: str | None,
+  json_schema: str | Mapping | None,
+  stop: Sequence[int],
+  stop_words: Sequence[str],
+) -> tuple[list[Used], list[str], tuple[int, ...]]:
   """The processors, and the words and all the ids that end a text.
 
   Args:
@@ -117,11 +124,41 @@ def build_processors(
 
 def _penalties(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
   name, numbers = spec.bind("processors", part, parameters(part.name))
-  strength = Penalties(**numbers)
-  if strength.repetition <= 0:
-    raise ValueError(f"processors={name!r}: repetition is above 0; 1 is off.")
-  params = Penalties(*(jnp.full(1, x, jnp.float32) for x in strength))
+  bias: Any = {} if part.text is None else checks.parse_json(part.text, f"processors={name!r}")
+  try:
+    params = penalties_of(model, Penalties(**numbers, bias=bias), stop)
+  except ValueError as error:
+    raise ValueError(f"processors={name!r}: {error}") from None
   return Used(penalties(model.config.vocab_size), params, name)
+
+
+def penalties_of(model: Model, given: Penalties, stop: Sequence[int]) -> Penalties:
+  """The params of one row.
+
+  Args:
+    given: strengths as numbers; its `bias` maps ids, which JSON writes as text, to numbers.
+    stop: the tokens that `min_tokens` forbids.
+
+  Raises:
+    ValueError: a number or an id that is not accepted.
+  """
+  if not given.repetition > 0:
+    raise ValueError("repetition is above 0; 1 is off.")
+  V = model.config.vocab_size
+  bias, forbidden = np.zeros((1, V), np.float32), np.zeros((1, V), bool)
+  named = {} if given.bias is None else given.bias
+  if not isinstance(named, Mapping):
+    checks.refuse("logit_bias", named, "an object of ids and numbers")
+  for key, value in named.items():
+    token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+    token = checks.whole("a token of logit_bias", token, 0, V - 1)
+    bias[0, token] = checks.number(f"logit_bias[{token}]", value, -BIAS, BIAS)
+  forbidden[0, list(stop)] = True
+  repetition, presence, frequency = (jnp.full(1, x, jnp.float32) for x in given[:3])
+  least = jnp.full(1, given.min_tokens, jnp.int32)
+  return Penalties(
+    repetition, presence, frequency, least, jnp.asarray(bias), jnp.asarray(forbidden)
+  )
 
 
 def _momentum(model: Model, part: Part, stop: tuple[int, ...]) -> Used:
@@ -175,8 +212,9 @@ def _text_of(model: Model, part: Part) -> tuple[str, str, Tokenizer]:
   if part.text is None:
     raise ValueError(f"processors={name!r}: it needs text, {name}[TEXT].")
   if model.tokenizer is None:
-    raise ValueError(f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes "
-                     "ids.")  # fmt: skip
+    raise ValueError(
+      f"processors={name!r}: {model.name} has no tokenizer; use stop, which takes ids."
+    )
   return name, part.text, model.tokenizer
 
 
@@ -190,8 +228,9 @@ BUILDERS: dict[str, Builder] = {
   "json_schema": _each(_json_schema), "grammar": _each(_lark), "stop_text": _stop_text,
 }  # fmt: skip
 NUMBERS: dict[str, tuple[Callable, ...]] = {
-  "penalties": (Penalties,), "momentum": (Momentum, momentum),
-}  # fmt: skip
+  "penalties": (Penalties,),
+  "momentum": (Momentum, momentum),
+}
 
 
 def with_schema(
@@ -212,6 +251,28 @@ def with_schema(
   return [*used[:i], mine, *used[i + 1 :]]
 
 
+def with_penalties(
+  model: Model, used: Sequence[Used], given: Penalties, stop: Sequence[int]
+) -> list[Used]:
+  """The processors `used`, with these numbers in place of what their penalties have.
+
+  Args:
+    given, stop: see `penalties_of`.
+
+  Raises:
+    ValueError: there are no penalties among them, stop words may end a text before `min_tokens`,
+      or a number is not accepted.
+  """
+  names = [one.processor.name for one in used]
+  if "penalties" not in names:
+    raise ValueError("penalties: accepted by a decoder with processors=['penalties'].")
+  if given.min_tokens and "stop_text" in names:
+    checks.refuse("min_tokens", given.min_tokens, "only 0 beside stop words of the decoder's own")
+  i = names.index("penalties")
+  mine = used[i]._replace(params=penalties_of(model, given, stop))
+  return [*used[:i], mine, *used[i + 1 :]]
+
+
 def least_budget(used: Sequence[Used]) -> int:
   """The fewest tokens, at least one, into which a text of each form fits."""
   return max((one.form.too_long(1) or 1 for one in used if one.form is not None), default=1)
@@ -221,8 +282,10 @@ def check_budgets(used: Sequence[Used], budgets: Sequence[int]) -> None:
   """Raises ValueError for a budget of tokens into which no text of a form fits."""
   for budget, one in itertools.product(budgets, used):
     if one.form is not None and (least := one.form.too_long(budget)) is not None:
-      raise ValueError(f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
-                       "the tokens of its shortest text.")  # fmt: skip
+      raise ValueError(
+        f"max_new_tokens={budget}: accepted with {one.shown} is {least} or more, "
+        "the tokens of its shortest text."
+      )
 
 
 def closing(used: Sequence[Used], tokens: Sequence[int], budget: int) -> int | None:

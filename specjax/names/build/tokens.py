@@ -25,8 +25,10 @@ def _ends(model: Model, part: Part, batch: int) -> Array:
   ids = model.stop if part.text is None else () if own is None else (own,)
   if not ids:
     wanted = "end marker" if part.text is None else f"token {part.text!r}"
-    raise ValueError(f"{grammar.show([part])}: {model.name} has no {wanted}; accepted is the "
-                     f"text of a token, as in {part.name}[<|endoftext|>].")  # fmt: skip
+    raise ValueError(
+      f"{grammar.show([part])}: {model.name} has no {wanted}; accepted is the "
+      f"text of a token, as in {part.name}[<|endoftext|>]."
+    )
   return jnp.tile(jnp.asarray([ids], jnp.int32), (batch, 1))
 
 
@@ -40,11 +42,15 @@ def _delimiters(model: Model, part: Part, batch: int) -> Array:
   said = model.tokenizer.spoken_bytes(model.config.vocab_size) if model.tokenizer else []
   ids = [i for i, x in enumerate(said) if x.removeprefix(b" ") == text.encode()]
   if not ids:
-    raise ValueError(f"blocks='adaptive[{text}]': {model.name} has no token for the delimiter "
-                     f"{text!r}; name another one, as in adaptive-32[.].")  # fmt: skip
+    raise ValueError(
+      f"blocks='adaptive[{text}]': {model.name} has no token for the delimiter "
+      f"{text!r}; name another one, as in adaptive-32[.]."
+    )
   return jnp.asarray(ids, jnp.int32)
 
 
 TOKENS: dict[str, Callable[[Model, Part, int], Array]] = {
-  "end_last": _ends, "end_suppressed": _ends, "adaptive": _delimiters,
-}  # fmt: skip
+  "end_last": _ends,
+  "end_suppressed": _ends,
+  "adaptive": _delimiters,
+}

@@ -14,8 +14,9 @@ from specjax.names.load import Model
 from specjax.verifiers import VERIFIERS
 
 REFLECTIONS: dict[str, Callable[..., Target]] = {
-  "reflective": reflective, "reflective_once": reflective_once,
-}  # fmt: skip
+  "reflective": reflective,
+  "reflective_once": reflective_once,
+}
 
 
 def _judge(model: Model, part: Part, name: str) -> Params:
@@ -56,8 +57,10 @@ def build_verifier(
     rule, weights = grammar.with_weights("verifier", given, Verifier)
     name, target = rule.name, model.target
   if rule.temperature == "zero" and temperature > 0:
-    raise ValueError(f"verifier={name!r} is for temperature 0, not {temperature}: use "
-                     "target_only, exact at any temperature.")  # fmt: skip
+    raise ValueError(
+      f"verifier={name!r} is for temperature 0, not {temperature}: use "
+      "target_only, exact at any temperature."
+    )
   return name, rule, weights, target
 
 

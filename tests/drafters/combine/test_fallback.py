@@ -40,6 +40,7 @@ EXACT_FOR = {
 PROMPTS = ((0, 2, 0), (0, 2, 0, 2), (1, 1, 2))  # what matches: one token, two, none
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["both chosen-0", "chosen, then drawn-0"])
 @pytest.mark.parametrize(
   ("name", "rule"), [(name, i) for name, row in EXACT_FOR.items() for i in range(len(row[2]))]

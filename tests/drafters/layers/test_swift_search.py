@@ -56,6 +56,7 @@ def test_the_first_set_is_the_published_one():
   assert np.flatnonzero(~run[:, 0]).tolist() == np.flatnonzero(~run[:, 1]).tolist() == [1, 3, 5]
 
 
+@pytest.mark.slow
 def test_another_set_is_random_or_swaps_two():
   run = jnp.asarray(skipped_layers.every_second(8))
   seen = set()

@@ -61,6 +61,7 @@ def proposed(drafter, params, temperature: float = 0.8, change=lambda state: sta
   )
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["dropped"])
 @pytest.mark.parametrize(
   "policy",
@@ -115,6 +116,7 @@ def test_it_is_the_draft_models_chain_up_to_where_it_ends(least, keep):
     assert n < D or bool((got.log_probs[b, D] == -jnp.inf).all())
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["lengths1"])
 @pytest.mark.parametrize("lengths", [(0, 0, 0), (1, 3, 0), (4, 1, 1), (2, 2, 9)])
 def test_the_draft_model_runs_until_the_last_row_has_ended(lengths):

@@ -54,6 +54,7 @@ def decode(drafter, params, rows, temperature=0.0, budget=BUDGET):
   return new, jax.device_get(state.stats)
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["rows0-0.8"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1]])

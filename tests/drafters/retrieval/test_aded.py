@@ -63,6 +63,7 @@ def law(corpus, text, pair, gain):
   return {c: x / mass for c, x in total.items()} if mass else {}
 
 
+@pytest.mark.slow
 @pytest.mark.full(but=["0.3-0.5"])
 @pytest.mark.parametrize(("gain", "least"), [(0.0, 0.0), (0.3, 0.5)])
 def test_the_likeliest_paths_are_drafted(gain, least):

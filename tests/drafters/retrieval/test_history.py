@@ -66,6 +66,7 @@ def test_the_draft_is_what_came_after_the_best_match(longest, shortest, per_matc
   assert len(lengths) > 2
 
 
+@pytest.mark.slow
 def test_an_answer_is_drafted_when_it_is_asked_for_again():
   model, prompts = cut(), ["Q: Ann has 3 apples and buys 4.", "Q: Bob has 9 pears and eats 2."]
   decoder = Decoder(model, "prompt_lookup-4,longest=3,shortest=3|history-8", batch=2)

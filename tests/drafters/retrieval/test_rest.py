@@ -94,6 +94,7 @@ def test_the_likeliest_prefixes_are_drafted(longest, shortest):
   assert len(sizes) > 2
 
 
+@pytest.mark.slow
 def test_nothing_is_found_across_two_texts():
   drafter, store = rest(4, 2, 2, 3), weights([[5, 6], [7, 8, 9]])
   for text, want in (([6, 7], []), ([5, 6], []), ([7, 8], [9])):
@@ -111,6 +112,7 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
   assert draft.tokens[0, 1] == 2**17 and draft.valid[0].tolist() == [True, True, False]
 
 
+@pytest.mark.slow
 def test_a_datastore_of_answers_drafts_them(tmp_path):
   model, prompt = cut(), "Q: Ann has 3 apples and buys 4.\nA:"
   plain = Decoder(model)([prompt], 24)[0]

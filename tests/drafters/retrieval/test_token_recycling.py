@@ -161,6 +161,7 @@ def test_the_published_tree_and_its_parts():
   assert sum(path not in inner for path in paths) == 40
 
 
+@pytest.mark.slow
 def test_what_was_refused_in_one_round_biases_no_other():
   """Drawn tokens that were refused are remembered too."""
   table = table_model(3)

@@ -1,0 +1,68 @@
+"""Products of a few rows: which ones are served, and their call."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from specjax.kernels.platform import platform
+from specjax.kernels.skinny import build
+
+ROWS = 32  # more fill XLA's tiles
+# Of a matrix that is worth a call: its numbers, and those of a row, whose lanes are added up.
+_SIZE, _WIDTH = 2**18, 512
+
+
+def serves(x: Array, w: Array, dtype: DTypeLike) -> bool:
+  """Whether `product` takes x [..., K] and w [O, K] with sums in a dtype.
+
+  It does for one CPU alone: of several devices each may hold a part, and XLA cannot cut a call.
+  Where there is no compiler, it takes nothing.
+  """
+  large = w.size >= _SIZE and w.shape[1] >= _WIDTH
+  return large and w.dtype == dtype == jnp.float32 and serves_groups(x)
+
+
+def serves_groups(x: Array) -> bool:
+  """Whether `group_product` takes x [..., K], where the matrix has values of float32."""
+  suits = x.dtype == jnp.float32 and 0 < x.size <= ROWS * x.shape[-1]
+  return suits and platform() == "cpu" and jax.device_count() == 1 and build.available()
+
+
+@jax.custom_jvp
+def product(x: Array, w: Array) -> Array:
+  """x f32[R, K] times w f32[O, K] -> f32[R, O].
+
+  A row's result does not depend on the rows beside it, bit for bit, nor on how many they are.
+  Derivatives are XLA's.
+  """
+  shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
+  return jax.ffi.ffi_call(build.FLOATS, shape, vmap_method="sequential")(x, w)
+
+
+@product.defjvp
+def _derivative(primals: tuple[Array, Array], tangents: tuple[Array, Array]):
+  (x, w), (dx, dw) = primals, tangents
+  contract = (((1,), (1,)), ((), ()))
+  y = lax.dot_general(dx, w, contract) + lax.dot_general(x, dw, contract)
+  return product(x, w), y
+
+
+def group_product(
+  x: Array,
+  low: Array,
+  high: Array,
+  scale: Array,
+  offset: Array,
+  scale_steps: Array,
+  offset_steps: Array,
+  zero: int,
+) -> Array:
+  """x f32[R, K] times the values f32[O, K] of a `models.groups.Groups` -> f32[R, O].
+
+  It is `product` of the values, bit for bit. It has no derivatives.
+  """
+  shape = jax.ShapeDtypeStruct((x.shape[0], low.shape[0]), jnp.float32)
+  call = jax.ffi.ffi_call(build.GROUPS, shape, vmap_method="sequential")
+  return call(x, low, high, scale, offset, scale_steps, offset_steps, zero=np.int64(zero))

@@ -1,0 +1,367 @@
+// Products of a few rows with a large matrix, on CPUs: y [R, O] = x [R, K] w [O, K]^T.
+//
+// One row reads the matrix at the speed of memory; so must eight, whose arithmetic hides behind the
+// reading. The matrix stays as it is, row by row: vectors lie along K, and a tile of outputs by rows
+// is summed in registers. K is cut into pieces that stay in the first cache. A matrix of few bits is
+// widened piece by piece, so that its product is that of the wide matrix, bit for bit.
+//
+// Every number of y is summed in one order, which depends on K and on the output's number alone: by
+// lanes along a piece of K, then the lanes, then piece after piece. How many rows there are, and
+// what they hold, changes no bit of another row.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Floats of a register, and the sums of a tile, which fill three quarters of the registers.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kSums = 24;
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kSums = 12;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kSums = 24;
+#else
+constexpr int kLanes = 4, kSums = 12;
+#endif
+constexpr int kPiece = 768;    // of K, at most: 12 rows of it take 36 KB
+constexpr int kGroup = 32;     // a piece is a multiple of it, but for the end of K
+constexpr int kStripe = 64;    // outputs whose piece stays in the second cache: 192 KB
+constexpr int kOutputs = 8;    // of the widest tile; a thread's share is a multiple of it
+constexpr int kMostRows = kSums / 2;  // of the tallest tile
+constexpr int kLine = 16;      // floats of a line of the cache
+constexpr int64_t kShare = 1 << 16;  // numbers of the matrix that are worth a thread's while
+
+typedef float Vector __attribute__((vector_size(4 * kLanes)));
+
+inline Vector load(const float* at) {
+  Vector v;
+  std::memcpy(&v, at, sizeof v);
+  return v;
+}
+
+// The last numbers of a row, and zeros.
+inline Vector load_some(const float* at, int64_t count) {
+  Vector v = {};
+  std::memcpy(&v, at, count * sizeof(float));
+  return v;
+}
+
+// a and b hold S sums each, in equal runs of lanes; the result holds those of a, then those of b, in
+// runs of half the length.
+template <int S, int... I>
+inline Vector fold(Vector a, Vector b, std::integer_sequence<int, I...>) {
+  constexpr int run = kLanes / S, half = run / 2;
+  return __builtin_shufflevector(a, b, (I / half * run + I % half)...) +
+         __builtin_shufflevector(a, b, (I / half * run + I % half + half)...);
+}
+
+template <int S>
+inline Vector fold(Vector a, Vector b) {
+  return fold<S>(a, b, std::make_integer_sequence<int, kLanes>());
+}
+
+// The sums of the lanes of 4 vectors, in the first 4 lanes.
+inline Vector lanes(const Vector* a) {
+  Vector v = fold<2>(fold<1>(a[0], a[1]), fold<1>(a[2], a[3]));
+  if constexpr (kLanes >= 8) v = fold<4>(v, v);
+  if constexpr (kLanes >= 16) v = fold<8>(v, v);
+  return v;
+}
+
+// What a tile computes: a piece of K, for some rows of x and some outputs of w.
+struct Tile {
+  const float* x;
+  int64_t x_step;  // from a row to the next
+  const float* w;
+  int64_t w_step;
+  int64_t size;       // of the piece
+  const float* next;  // what to fetch meanwhile, laid out as w is; or null
+  bool first;         // whether the piece is the first of K
+  float* y;
+  int64_t y_step;
+};
+
+template <int R, int O>
+inline void run(const Tile& t) {
+  Vector sum[(R * O + 3) / 4 * 4] = {};
+  auto add = [&](int64_t k, auto load) {
+    Vector weight[O];
+#pragma GCC unroll 8
+    for (int o = 0; o < O; ++o) weight[o] = load(t.w + o * t.w_step + k);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const Vector row = load(t.x + r * t.x_step + k);
+#pragma GCC unroll 8
+      for (int o = 0; o < O; ++o) sum[r * O + o] += row * weight[o];
+    }
+  };
+  int64_t k = 0;
+  for (; k + kLanes <= t.size; k += kLanes) {
+    if (t.next != nullptr && k % kLine == 0)
+#pragma GCC unroll 8
+      for (int o = 0; o < O; ++o) __builtin_prefetch(t.next + o * t.w_step + k, 0, 2);
+    add(k, load);
+  }
+  if (k < t.size) add(k, [&](const float* at) { return load_some(at, t.size - k); });
+#pragma GCC unroll 6
+  for (int i = 0; i < R * O; i += 4) {
+    const Vector four = lanes(sum + i);
+#pragma GCC unroll 4
+    for (int j = i; j < i + 4 && j < R * O; ++j) {
+      float* at = t.y + j / O * t.y_step + j % O;
+      *at = t.first ? four[j - i] : *at + four[j - i];
+    }
+  }
+}
+
+// `run` for a number of rows up to R.
+template <int R, int O>
+inline void run_rows(int64_t rows, const Tile& t) {
+  if constexpr (R > 1) {
+    if (rows < R) return run_rows<R - 1, O>(rows, t);
+  }
+  run<R, O>(t);
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A matrix of floats.
+struct Floats {
+  static constexpr bool kFetched = true;  // by the tiles, one ahead
+  const float* w;
+  int64_t inputs;
+
+  int64_t step() const { return inputs; }
+  const float* piece(int64_t o, int64_t, int64_t k, int64_t) const { return w + o * inputs + k; }
+};
+
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef float Wide __attribute__((vector_size(64)));
+constexpr Ints kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// A matrix of whole numbers with scales and offsets, as `specjax.models.groups` has it.
+struct Groups {
+  static constexpr bool kFetched = false;
+  int64_t inputs;
+  const uint8_t* low;     // the low 4 bits, two numbers a byte; or whole numbers of 8 bits
+  const uint32_t* high;   // further bits of 32 numbers, plane by plane
+  const _Float16* scale;  // of 2^scaled numbers each
+  const _Float16* offset;
+  const int8_t* scale_steps;  // of 2^grouped numbers each; null where all are 1
+  const int8_t* offset_steps;
+  int64_t planes;
+  int scaled, grouped, zero;
+  bool eight, shifted;
+
+  int64_t step() const { return kPiece; }
+
+  const float* piece(int64_t o, int64_t end, int64_t k, int64_t size) const {
+    static thread_local std::vector<float> wide(kStripe * kPiece + kLine);
+    float* start = wide.data() + (-(reinterpret_cast<intptr_t>(wide.data()) / 4) & (kLine - 1));
+    for (float* y = start; o < end; ++o, y += kPiece) {
+      if (eight)
+        widen<0, true>(o, k, size, y);
+      else if (planes == 0)
+        widen<0, false>(o, k, size, y);
+      else if (planes == 1)
+        widen<1, false>(o, k, size, y);
+      else
+        widen<2, false>(o, k, size, y);
+    }
+    return start;
+  }
+
+  template <int P, bool Eight>
+  void widen(int64_t o, int64_t start, int64_t size, float* y) const {
+    const int64_t first = o * inputs;
+    for (int64_t k = start; k < start + size; k += kGroup, y += kGroup) {
+      Ints q[2];
+      if constexpr (Eight) {
+        for (int half = 0; half < 2; ++half) {
+          Bytes b;
+          std::memcpy(&b, low + first + k + 16 * half, sizeof b);
+          q[half] = __builtin_convertvector(b ^ 128, Ints) - 128;
+        }
+      } else {
+        Bytes b;
+        std::memcpy(&b, low + (first + k) / 2, sizeof b);
+        q[0] = __builtin_convertvector(b & 15, Ints);
+        q[1] = __builtin_convertvector(b >> 4, Ints);
+        for (int p = 0; p < P; ++p) {
+          const int bits = static_cast<int>(high[(first + k) / kGroup * P + p]);
+          for (int half = 0; half < 2; ++half)
+            q[half] |= ((Ints{} + (bits >> 16 * half)) >> kLane & 1) << (4 + p);
+        }
+      }
+      auto [s, b] = line(o, k);
+      for (int half = 0; half < 2; ++half) {
+        if (half == 1 && grouped == 4) std::tie(s, b) = line(o, k + 16);
+        const Wide v = __builtin_convertvector(q[half] - zero, Wide) * s + b;
+        std::memcpy(y + 16 * half, &v, sizeof v);
+      }
+    }
+  }
+
+  // The scale and the offset of number k of an output.
+  std::pair<float, float> line(int64_t o, int64_t k) const {
+    const int64_t scales = (o * inputs + k) >> scaled, groups = (o * inputs + k) >> grouped;
+    float s = scale[scales], b = shifted ? static_cast<float>(offset[scales]) : 0.f;
+    if (scale_steps != nullptr) s *= scale_steps[groups];
+    if (offset_steps != nullptr) b *= offset_steps[groups];
+    return {s, b};
+  }
+};
+
+template <typename Matrix>
+struct Product {
+  const float* x;
+  Matrix w;
+  float* y;
+  int64_t rows, inputs, outputs;
+
+  // Outputs start to stop. Rows that are too many for a tile take several passes over a stripe.
+  void run(int64_t start, int64_t stop) const {
+    const int64_t passes = rows <= kMostRows ? 1 : ceil_div(rows, kSums / 4);
+    const int64_t step = ceil_div(rows, passes);
+    if (step <= kSums / 8) return stripes<8>(start, stop, passes, step);
+    if (step <= kSums / 4) return stripes<4>(start, stop, passes, step);
+    stripes<2>(start, stop, passes, step);
+  }
+
+  template <int O>
+  void stripes(int64_t start, int64_t stop, int64_t passes, int64_t step) const {
+    const int64_t stripe = passes == 1 ? kOutputs : kStripe;
+    const int64_t pieces = ceil_div(inputs, kPiece);
+    const int64_t piece = ceil_div(ceil_div(inputs, pieces), kGroup) * kGroup;
+    for (int64_t o = start; o < stop; o += stripe) {
+      const int64_t end = std::min(stop, o + stripe);
+      for (int64_t k = 0; k < inputs; k += piece) {
+        const int64_t size = std::min(piece, inputs - k);
+        const float* wide = w.piece(o, end, k, size);
+        // The passes share the fetching of what comes after this piece of the stripe.
+        const int64_t ahead = k + piece < inputs ? piece : stripe * inputs - k;
+        Tile t{.x_step = inputs, .w_step = w.step(), .size = size, .first = k == 0,
+               .y_step = outputs};
+        for (int64_t r = 0; r < rows; r += step) {
+          t.x = x + r * inputs + k;
+          int64_t own = o;
+          for (; own + O <= end; own += O) {
+            t.w = wide + (own - o) * w.step();
+            t.next = Matrix::kFetched && own / O % passes == r / step ? t.w + ahead : nullptr;
+            t.y = y + r * outputs + own;
+            run_rows<kSums / O, O>(std::min(step, rows - r), t);
+          }
+          t.next = nullptr;
+          for (; own < end; ++own) {
+            t.w = wide + (own - o) * w.step();
+            for (int64_t i = r; i < std::min(rows, r + step); ++i) {
+              t.x = x + i * inputs + k;
+              t.y = y + i * outputs + own;
+              run_rows<1, 1>(1, t);
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+// Shares `outputs` out to XLA's own threads. A share that no other thread has begun is the caller's,
+// so that it waits for none that is busy elsewhere.
+template <typename Work>
+void share_out(ffi::ThreadPool& pool, int64_t outputs, int64_t size, Work work) {
+  const int64_t threads = std::min<int64_t>(std::max<int64_t>(pool.num_threads(), 1), size / kShare);
+  if (threads <= 1) return work.run(0, outputs);
+  const int64_t even = (outputs + 4 * threads - 1) / (4 * threads);
+  const int64_t step = (even + kOutputs - 1) / kOutputs * kOutputs;
+  const int64_t shares = (outputs + step - 1) / step;
+  struct Counts {
+    std::atomic<int64_t> begun{0}, done{0};
+  };
+  auto counts = std::make_shared<Counts>();
+  auto take = [=] {
+    for (int64_t i; (i = counts->begun.fetch_add(1)) < shares;) {
+      work.run(i * step, std::min(outputs, (i + 1) * step));
+      counts->done.fetch_add(1);
+    }
+  };
+  for (int64_t i = 1; i < threads; ++i) pool.Schedule(std::function<void()>(take));
+  take();
+  for (int spins = 0; counts->done.load() < shares; ++spins)
+    if (spins > 1000) std::this_thread::yield();
+}
+
+ffi::Error float_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> w,
+                         ffi::ResultBuffer<ffi::F32> y) {
+  const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = w.dimensions()[0];
+  share_out(pool, O, O * K,
+            Product<Floats>{x.typed_data(), {w.typed_data(), K}, y->typed_data(), R, K, O});
+  return ffi::Error::Success();
+}
+
+ffi::Error group_product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer low,
+                         ffi::AnyBuffer high, ffi::AnyBuffer scale, ffi::AnyBuffer offset,
+                         ffi::AnyBuffer scale_steps, ffi::AnyBuffer offset_steps, int64_t zero,
+                         ffi::ResultBuffer<ffi::F32> y) {
+  const int64_t R = x.dimensions()[0], K = x.dimensions()[1], O = scale.dimensions()[0];
+  auto columns = [](const ffi::AnyBuffer& b) { return b.dimensions()[1]; };
+  auto steps = [&](const ffi::AnyBuffer& b) {
+    return columns(b) ? static_cast<const int8_t*>(b.untyped_data()) : nullptr;
+  };
+  auto log_of = [&](const ffi::AnyBuffer& b) {
+    return columns(b) ? __builtin_ctzll(K / columns(b)) : 0;
+  };
+  Groups w{
+      .inputs = K,
+      .low = static_cast<const uint8_t*>(low.untyped_data()),
+      .high = static_cast<const uint32_t*>(high.untyped_data()),
+      .scale = static_cast<const _Float16*>(scale.untyped_data()),
+      .offset = static_cast<const _Float16*>(offset.untyped_data()),
+      .scale_steps = steps(scale_steps),
+      .offset_steps = steps(offset_steps),
+      .planes = columns(high) * 32 / K,
+      .scaled = log_of(scale),
+      .grouped = log_of(scale_steps),
+      .zero = static_cast<int>(zero),
+      .eight = columns(low) == K,
+      .shifted = columns(offset) > 0,
+  };
+  share_out(pool, O, O * K, Product<Groups>{x.typed_data(), w, y->typed_data(), R, K, O});
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FloatProduct, float_product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(GroupProduct, group_product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Attr<int64_t>("zero")
+                                  .Ret<ffi::Buffer<ffi::F32>>());

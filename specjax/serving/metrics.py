@@ -1,0 +1,55 @@
+"""What a server counts, in Prometheus's text form."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from specjax.serving.engine import Engine
+from specjax.serving.ticket import Ticket
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+
+
+class Metrics:
+  """Counts of one engine's requests, from now on; each prompt's answer is one.
+
+  Tokens a pass are `specjax_generated_tokens_total` over `specjax_passes_total`, and the share of
+  drafts that is accepted is `specjax_accepted_tokens_total` over `specjax_drafted_tokens_total`.
+  """
+
+  def __init__(self, engine: Engine):
+    self._held = held = CollectorRegistry()
+    self.ended = Counter("specjax_requests", "Requests that ended, by how.", ["how"], registry=held)
+    self.refused = Counter("specjax_refused", "Requests refused.", ["status"], registry=held)
+    running = Gauge("specjax_running", "Requests that hold a row.", registry=held)
+    running.set_function(lambda: engine.load[0])
+    waiting = Gauge("specjax_waiting", "Requests that wait for a row.", registry=held)
+    waiting.set_function(lambda: engine.load[1])
+    self._prompt = Counter("specjax_prompt_tokens", "Tokens of prompts.", registry=held)
+    self._new = Counter("specjax_generated_tokens", "Tokens of answers.", registry=held)
+    self._passes = Counter("specjax_passes", "Passes of the model, by row.", registry=held)
+    self._drafted = Counter("specjax_drafted_tokens", "Depths of drafts.", registry=held)
+    self._accepted = Counter("specjax_accepted_tokens", "Accepted of drafts.", registry=held)
+    self._first = Histogram(
+      "specjax_time_to_first_token_seconds",
+      "Until the first token, waiting included.",
+      buckets=SECONDS,
+      registry=held,
+    )
+    self._whole = Histogram(
+      "specjax_request_seconds", "Until the end, waiting included.", buckets=SECONDS, registry=held
+    )
+    engine.watchers.append(self._count)
+
+  def _count(self, ticket: Ticket) -> None:
+    self.ended.labels("failed" if ticket.reason is None else ticket.reason).inc()
+    self._prompt.inc(len(ticket.ids))
+    self._new.inc(len(ticket.tokens))
+    self._passes.inc(ticket.passes)
+    self._drafted.inc(ticket.drafted)
+    self._accepted.inc(ticket.accepted)
+    if ticket.first is not None:
+      self._first.observe(ticket.first - ticket.begun)
+    self._whole.observe(ticket.finished - ticket.begun)
+
+  def text(self) -> bytes:
+    """All of it."""
+    return generate_latest(self._held)

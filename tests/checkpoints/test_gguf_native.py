@@ -1,0 +1,65 @@
+"""GGUF files whose matrices stay in their own bits, against the package gguf and float weights."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, quants
+from gguf import GGMLQuantizationType as Kind
+from gguf_writer import read_directory, write
+
+from specjax.checkpoints import gguf, gguf_groups
+from specjax.models.groups import Groups
+from specjax.models.transformer import target
+from specjax.models.weights import dense
+
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures" / "hf"
+# Where in a block the halves of 16 bits lie; all other bytes may have any value.
+HALVES = {
+  Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q8_0: (0,),
+  Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_values_are_those_of_the_package(kind):
+  count, size = GGML_QUANT_SIZES[kind]
+  rng = np.random.default_rng(kind)
+  blocks = rng.integers(0, 256, (24, 768 // count, size), np.uint8)
+  for at in HALVES[kind]:
+    halves = rng.normal(size=blocks.shape[:2]).astype(np.float16)
+    blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
+  data = blocks.reshape(24, -1)
+  held = gguf_groups.groups(data, kind, jnp.float32)
+  np.testing.assert_array_equal(jax.jit(dense)(held), quants.dequantize(data, kind))
+  assert held.shape == (24, 768)
+  assert sum(x.nbytes for x in jax.tree.leaves(held)) <= 1.03 * data.nbytes
+
+
+def first_type(name, w):
+  return Kind.F32 if w.ndim == 1 else Kind.BF16 if w.shape[-1] % 32 else Kind.Q8_0
+
+
+def other_value_type(name, w):
+  """Parts of qkv in two kinds."""
+  return Kind.Q5_1 if w.ndim == 2 and w.shape[-1] % 32 == 0 and "attn_v" in name else (
+    first_type(name, w)
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("name", "arch", "kinds"),
+  [("llama1", "llama", first_type), ("qwen2", "qwen2", other_value_type)],
+)
+def test_the_model_is_that_of_the_dequantised_file(name, arch, kinds, tmp_path):
+  metadata, tensors = read_directory(FIXTURES / name, arch)
+  file = write(tmp_path / "m.gguf", arch, metadata, tensors, kinds)
+  wide, held = gguf.load(file), gguf.load(file, weights="native")
+  leaves = jax.tree.leaves(held.params, is_leaf=lambda x: isinstance(x, Groups))
+  assert any(isinstance(x, Groups) for x in leaves)
+  tokens = jnp.arange(8, dtype=jnp.int32)[None]
+  prefill = jax.jit(lambda params: target(wide.config).prefill(params, tokens, jnp.full(1, 8), 16))
+  for a, b in zip(*(jax.tree.leaves(prefill(x.params)) for x in (wide, held)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
