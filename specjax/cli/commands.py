@@ -46,6 +46,7 @@ from specjax.models import sharding
 from specjax.names import catalogue
 from specjax.names.load import resolve
 from specjax.sampling import SamplingParams
+from specjax.search import SEARCHES
 from specjax.search.best_of import best_of
 
 # Fields of a Result in the output of --json, after the prompt.
@@ -218,13 +219,16 @@ def _grid(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def run_list(args: List) -> None:
   zoo = [*catalogue.zoo(), *hub.rows()]
-  found = catalogue.only(catalogue.parts(), " ".join(args.what), [name for name, _ in zoo])
+  every = catalogue.parts() | catalogue.searches(SEARCHES)
+  found = catalogue.only(every, " ".join(args.what), [name for name, _ in zoo])
   console = Console(highlight=False, markup=False)
   for title, rows in found.items():
     said = []
-    for name, parameters, label, source, sentence in rows:
-      about = (label, f"arXiv {source}" if source else "", parameters)
-      said.append((name, "\n".join(filter(None, (sentence, "; ".join(filter(None, about)))))))
+    for row in rows:
+      about = (row.label, f"arXiv {row.source}" if row.source else "", row.parameters)
+      measured = "; ".join(figure for figure, _ in row.figures)
+      lines = row.sentence, "; ".join(filter(None, about)), measured and f"measured: {measured}"
+      said.append((row.name, "\n".join(filter(None, lines))))
     console.print(_grid(title, ("name", ""), said), "")
   if not args.what or args.what == ("zoo",):
     console.print(_grid("zoo", ("name", "kind"), zoo))

@@ -170,7 +170,13 @@ def advance(
   while_loop: Callable[..., Any] = jax.lax.while_loop,
   source: Callable[..., NoiseSource] = Noise,
 ) -> AnySubsetState:
-  """EXACT: slots are filled from left to right, several in two passes, until none is left.
+  """EXACT: drafts slots as if independent, and verifies them in a second pass.
+
+  They are filled from left to right until none is left.
+
+  Measured: 6.5 passes for 16 slots (any_subset)
+  Train: python -m specjax.train.denoiser --start lists-3m --any-order --data lists:1:40000 --out
+  runs/any-order --length 24 --steps 200
 
   Args:
     rounds: i32[], rounds at most.

@@ -15,10 +15,14 @@ from specjax.sampling import Settings, most_likely, warp
 
 
 def tempered(logits: Array, settings: Settings) -> Array:
-  """LOSSY: policies are told of the distributions after all sampling settings.
+  """LOSSY: policies see the distributions after temperature and filters.
 
   Dream (Ye et al. 2025, arXiv 2508.15487), whose program keeps top-p before top-k. At temperature 0
   the filters alone count. Without this, policies are told of the distributions at temperature 1.
+
+  It was measured at T = 0.8; at 0.3, 74.0 % are right in 1.7 passes.
+
+  Measured: 2.7 passes, 89.8 % right (denoising_lists)
 
   Returns:
     f32[B, W, V], the log-probabilities that tokens are drawn from.
@@ -29,7 +33,7 @@ def tempered(logits: Array, settings: Settings) -> Array:
 
 @functools.cache
 def kept() -> Draws:
-  """Every slot has one noise, with which its token is drawn in whatever round it is committed.
+  """Every slot has one noise, in whatever round its token is committed.
 
   By common random numbers the token of each round is a draw from that round's distribution, and
   stays where the distribution stays. Where nothing looks at tokens before they are committed, as
@@ -37,19 +41,27 @@ def kept() -> Draws:
   the distribution of its round independently of the others, and `anew` has the same law. Policies
   that look at the confidence of tokens change the order by what was drawn, but no draw is thrown
   away: a slot whose distribution the other slots do not change has just this law.
+
+  It was measured at T = 0.8.
+
+  Measured: 3.0 passes, 90.8 % right (denoising_lists)
   """
   return Draws("kept", lambda key, round_: key)
 
 
 @functools.cache
 def anew() -> Draws:
-  """LOSSY: every round draws every slot again, as the programs of LLaDA, Dream and Fast-dLLM do.
+  """LOSSY: every round draws every slot again.
 
   Draws of different rounds are independent. Where nothing looks at tokens before they are
   committed, the law is that of `kept`. Policies that commit confident tokens prefer lucky draws: a
   slot whose token is unlikely waits, the token is thrown away, and the slot draws again. What is
   committed is then likelier than a draw, as if the temperature were lower. (Nie et al. 2025, arXiv
   2502.09992; Ye et al. 2025, arXiv 2508.15487; Wu et al. 2025, arXiv 2505.22618.)
+
+  The programs of LLaDA, Dream and Fast-dLLM do so. It was measured at T = 0.8.
+
+  Measured: 3.0 passes, 92.0 % right (denoising_lists)
   """
   fold = jax.vmap(jax.random.fold_in)
 

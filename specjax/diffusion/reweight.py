@@ -118,7 +118,7 @@ def check_beside(policy: Policy, parts: Mapping[str, Any]) -> None:
 
 @functools.cache
 def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) -> Denoiser:
-  """LOSSY: a denoiser that is sure of one text in every pass, that which `resample` chose.
+  """LOSSY: whole guesses are weighed by a second model of the same vocabulary.
 
   EDLM (Xu et al. 2024, arXiv 2410.21357) for policies that are `blind`: one that commits every slot
   decodes in one pass, one that commits slots at random is nearest to the paper's. Then each further
@@ -128,6 +128,10 @@ def reweighted(denoiser: Denoiser, log_probs: TextLogProbs, samples: int = 2) ->
 
   In every pass `log_probs` reads S whole texts. Whole canvases are read, so `caches.none` is the
   only cache.
+
+  It makes a denoiser that is sure of one text in every pass, that which `resample` chose.
+
+  Measured: 16 passes for 16 tokens (denoiser_and_causal)
 
   Args:
     denoiser: the network that gives q.

@@ -17,10 +17,14 @@ class Suppressed(NamedTuple):
 
 @functools.cache
 def end_suppressed() -> Transform:
-  """LOSSY: end markers have logits of -inf, so that no text ends before its canvas does.
+  """LOSSY: end markers are never said, so that no text ends before its canvas.
 
   The option logits_eos_inf of LLaDA-Instruct (Nie et al. 2025, arXiv 2502.09992, appendix B.4),
   whose fine-tuning padded answers with end markers, so that a canvas of many slots ends too soon.
+
+  Their logits are -inf. Of answers of one line none is right.
+
+  Measured: 0 % right (denoising_lists)
   """
 
   def apply(params: Suppressed, memory, logits: Array, masked: Array, step: Array):

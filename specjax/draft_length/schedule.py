@@ -35,6 +35,8 @@ def constant(length: int = 4) -> DraftLength:
 
   Leviathan et al. 2023 (arXiv 2211.17192); `eval.theory.best_length` is the best such number.
 
+  Measured: 2.92 tokens per pass (draft_models)
+
   Args:
     length: draft tokens per round; 0 is plain decoding.
   """
@@ -49,6 +51,8 @@ def heuristic(length: int = 5, longest: int = 20) -> DraftLength:
 
   This is the "heuristic" schedule of assisted generation in Hugging Face transformers, which has no
   upper bound.
+
+  Measured: 2.91 tokens per pass (draft_models)
 
   Args:
     length: draft tokens of the first round.

@@ -77,12 +77,15 @@ class SpecDecPPState(NamedTuple):
 def specdecpp(
   blocks: int = 3, risk: float = 0.3, shortest: int = 2, longest: int = 20
 ) -> DraftLength:
-  """Stops when a trained head finds a refusal among the draft tokens more likely than `risk`.
+  """Stops when a trained head finds a refusal more likely than `risk`.
 
   SpecDec++ (Huang et al. 2024, arXiv 2405.19715), with the published defaults. The hidden state of
   a draft token exists only once the next one is drawn, so the newest token is not predicted, as in
   the authors' code: after j + 1 draft tokens the risk is that of the first j. Their blocks share
   one matrix by mistake; these do not.
+
+  Measured: 2.26 tokens per pass (draft_models)
+  Train: python -m specjax.train.acceptance
 
   Args:
     blocks: of the `AcceptanceHead` whose params `stop` takes.

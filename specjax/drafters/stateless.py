@@ -71,5 +71,10 @@ def stateless(name: str, depth: int, guess: Callable[[Context], Array]) -> Draft
 
 @functools.cache
 def none() -> Drafter:
-  """Plain decoding is the loop with N = 1; its empty chain is exact under every rule."""
+  """Drafts nothing: plain decoding, in the same loop.
+
+  This is the loop with N = 1; its empty chain is exact under every rule.
+
+  Measured: 1.00 tokens per pass (gsm8k)
+  """
   return stateless("none", 0, lambda context: jnp.zeros((len(context.length), 0), jnp.int32))

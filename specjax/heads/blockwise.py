@@ -58,6 +58,8 @@ def blockwise(target: StatesTarget, config: BlockwiseConfig) -> Parallel:
   state and reads logits with the target's LM head. The paper sends the next token through the layer
   too; here the frozen target predicts it. The paper's loss picks one head per minibatch at random,
   of which the mean trained here is the expectation. Its draft is a chain; here heads fill any tree.
+
+  Measured: 2.99 tokens per pass, 1.74x (heads_gsm8k)
   """
   module, D = BlockwiseHeads(config), config.depth
 

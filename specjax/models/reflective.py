@@ -32,7 +32,7 @@ def _mixed(both: Evaluation, second: Array, weight: float) -> Evaluation:
 
 @functools.cache
 def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
-  """A target whose logits are (1 - weight) z + weight z', z' from a second reading of the token.
+  """A second reading of each token, after a prompt to reflect, counts in part.
 
   The method is that of arXiv 2505.18629, whose weight is 0.3. It is LOSSY where the distribution of
   `target` is wanted. It has a distribution of its own, for which every drafter, every rule and
@@ -50,6 +50,11 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
 
   A drafter that replaces `evaluate` (such as ppd or hidden_transfer) runs the target's pass itself,
   and its texts follow the plain distribution.
+
+  The logits are (1 - weight) z + weight z', with z' from that reading. It was measured at T = 0.8,
+  where every text changes.
+
+  Measured: 2.28 tokens per pass for 1.68 (lossy_verifiers)
 
   Args:
     target: a causal model. Its positions must reach P + 1 past the text.
@@ -87,7 +92,7 @@ def reflective(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> 
 
 @functools.cache
 def reflective_once(target: Target, prompt: tuple[int, ...], weight: float = 0.3) -> Target:
-  """The published layout: the draft, one prompt after all of it, and the draft again.
+  """The published layout: one prompt after the whole draft, which is then read again.
 
   A pass has 2 N + P rows, where `reflective` has (P + 2) N. The prompt sees the whole draft, and a
   node's second reading z' sees the draft, the prompt, and the second readings on its path, which in
@@ -97,6 +102,10 @@ def reflective_once(target: Target, prompt: tuple[int, ...], weight: float = 0.3
   drafted after it, so that drafters differ in their texts, and plain decoding reads each token
   with nothing behind it. For the arguments and errors see `reflective`; the target's positions must
   reach P + N past the text.
+
+  Measured at T = 0.8, every text is another (arXiv 2505.18629).
+
+  Measured: 2.18 tokens per pass (lossy_verifiers)
   """
   _check(target, prompt, weight)
   P = len(prompt)

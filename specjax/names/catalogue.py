@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from specjax.base import Drafter
 from specjax.checkpoints.formats import format_of
@@ -30,6 +30,8 @@ from specjax.verifiers import VERIFIERS
 
 _LABEL = re.compile(r"\b(?:GREEDY-EXACT|EXACT|LOSSY)\b")
 _SOURCE = re.compile(r"\d{4}\.\d{5}")
+_FIGURE = re.compile(r"^Measured: (.+) \((\w+)\)$", re.MULTILINE)
+_TRAIN = re.compile(r"^Train: (.+(?:\n.+)*)", re.MULTILINE)
 
 _CONFIG = Config(8, 8, 4, 1, 1, 8, 8)
 _SEES_BOTH = dataclasses.replace(_CONFIG, causal=False)
@@ -40,22 +42,47 @@ _EXAMPLES = {
   "forced": (lambda *_, **__: None,),
 }
 
-Row = tuple[str, str, str, str, str]
+
+class Row(NamedTuple):
+  """What a part's docstring says of it.
+
+  Attributes:
+    name: what is typed, with what it takes in brackets.
+    parameters: with their defaults.
+    label: the exactness, or how a drafter proposes; "" where neither is said.
+    source: the number on arXiv, or "".
+    sentence: the first one, without the label.
+    figures: (what was measured, the folder of `benchmarks/results`), of lines
+      "Measured: 1.91 tokens per pass (gsm8k)".
+    train: the command that trains it, of a line "Train: ..", or "".
+  """
+
+  name: str
+  parameters: str
+  label: str
+  source: str
+  sentence: str
+  figures: tuple[tuple[str, str], ...]
+  train: str
+
+
 Rows = dict[str, tuple[Callable, Mapping[str, Any], str]]
 
 
 def _row(name: str, builder: Callable, known: Mapping[str, Any], label: str, prefix: str) -> Row:
-  """(name, parameters with defaults, exactness label or proposal, arXiv number, first sentence)."""
   says = inspect.getdoc(builder) or ""
   found = _LABEL.search(says)
   source = _SOURCE.search(says) or _SOURCE.search(inspect.getmodule(builder).__doc__ or "")
   brackets = f"[{grammar.BRACKETS[name]}]" if name in grammar.BRACKETS else ""
-  return (
+  train = _TRAIN.search(says)
+  return Row(
     f"{prefix}{name}{brackets}",
     ", ".join(f"{key}={value}".rstrip("=") for key, value in known.items()),
     label or (found[0] if found else ""),
     source[0] if source else "",
     says.split("\n")[0].removeprefix(f"{found[0]}: " if found else ""),
+    tuple(_FIGURE.findall(says)),
+    " ".join(train[1].split()) if train else "",
   )
 
 
@@ -111,6 +138,12 @@ def parts() -> dict[str, list[Row]]:
     title: [_row(name, *row, prefix) for name, row in rows.items()]
     for title, (prefix, rows) in kinds().items()
   }
+
+
+def searches(table: Mapping[str, Callable]) -> dict[str, list[Row]]:
+  """The rows of `search.SEARCHES`, functions that take models and no name of a part."""
+  rows = [_row(name, call, grammar.parameters(call), "", "") for name, call in table.items()]
+  return {"searches, in Python": rows}
 
 
 def only(every: Mapping[str, list[Row]], what: str, others: Sequence[str]) -> dict[str, list[Row]]:

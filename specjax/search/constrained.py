@@ -191,10 +191,12 @@ def constrained(
   resample: float = 0.5,
   seed: int = 0,
 ) -> list[list[Particle]]:
-  """Weighted texts after every prompt, K of each; see the head of this file.
+  """Weighted samples of the texts that a predicate in Python allows.
 
   The law is that of plain sampling, given that all prefixes of the text are allowed. The shares
   follow it the closer the more particles there are.
+
+  There are K of them after every prompt; see the head of this file.
 
   Args:
     model: causal.

@@ -153,11 +153,13 @@ def superposed(
   candidates: int = 9,
   temperature: float = 0.06,
 ) -> list[Superposed]:
-  """The best `drafts` continuations of a prompt, best first; see the head of this file.
+  """LOSSY: several continuations of a prompt for one pass per token.
 
   Each pass, the drafts share the model's likeliest tokens; a draft's score of a token is
   (1 - alpha) log p + alpha log p_ngram. The first token of each draft is another one. Scores are
   not comparable with log-probabilities of a `Result`.
+
+  They are the best `drafts`, best first; see the head of this file.
 
   Args:
     store: texts whose n-grams count, see `specjax corpus` and `datastore.load`.

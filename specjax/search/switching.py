@@ -168,7 +168,9 @@ def switching(
   temperature: float = 0.0,
   seed: int = 0,
 ) -> list[Switched]:
-  """Writes after every prompt, one after the other; see the head of this file.
+  """LOSSY: two models write in turns, the large one where the text is uncertain.
+
+  Prompts are answered one after the other; see the head of this file.
 
   Args:
     small, large: causal models of one vocabulary; the small one begins.

@@ -73,7 +73,12 @@ class Drawn(Static):
 
 @dataclasses.dataclass(frozen=True)
 class IID(Drawn):
-  """Children are drawn alike and may repeat (SpecInfer, Miao et al. 2023, arXiv 2305.09781)."""
+  """Children are drawn alike and may repeat: the tree of SpecInfer.
+
+  Miao et al. 2023 (arXiv 2305.09781). It was measured as `iid-2-2-1` at T = 0.8.
+
+  Measured: 2.96 tokens per pass (verifiers)
+  """
 
   how: ClassVar[Proposal] = "iid"
 
@@ -84,7 +89,14 @@ class IID(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(Drawn):
-  """Children differ (RSD-C, Jeon et al. 2024, 2402.14160; Sequoia, Chen et al., 2402.12374)."""
+  """Children are drawn and differ: RSD-C and Sequoia.
+
+  Jeon et al. 2024 (arXiv 2402.14160); Chen et al. 2024 (arXiv 2402.12374), whose trees `specjax
+  tune --drafters eagle --method sequoia` finds. It was measured as `without_replacement-2-2-1` at T
+  = 0.8.
+
+  Measured: 2.98 tokens per pass (verifiers)
+  """
 
   how: ClassVar[Proposal] = "without_replacement"
 
@@ -96,9 +108,14 @@ class WithoutReplacement(Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class Mixed(Drawn):
-  """R - 1 children are the likeliest tokens; one, of rank 0, is drawn from all other tokens.
+  """The likeliest tokens, and one child that is drawn from what they leave.
 
   This is greedy drafting (Hu et al. 2025, arXiv 2502.18779).
+
+  Of R children, R - 1 are the likeliest; the one of rank 0 is drawn. It was measured as
+  `mixed-2-2-1` at T = 0.8.
+
+  Measured: 3.00 tokens per pass (verifiers)
   """
 
   how: ClassVar[Proposal] = "mixed"

@@ -116,6 +116,10 @@ def ask_level(guesser: Guesser, depth: int, level: Level, tokens: Array) -> tupl
 class Static:
   """A fixed shape with the best guesses in it.
 
+  It was measured as `static-4-2-1`: the 4, then 2, then 1 best.
+
+  Measured: 3.65 tokens per pass (trees)
+
   Attributes:
     choices: rank paths; without any, decoding is plain.
   """

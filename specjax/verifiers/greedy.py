@@ -11,9 +11,11 @@ from specjax.trees.structure import match
 
 @functools.cache
 def greedy() -> Verifier:
-  """GREEDY-EXACT: emits plain greedy decoding's tokens, up to floating-point ties, for any draft.
+  """GREEDY-EXACT: emits the target's argmaxes, up to floating-point ties, for any draft.
 
   This is the rule of blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), for trees.
+
+  Measured: 1.5 % of a pass (verifiers)
   """
 
   def verify(

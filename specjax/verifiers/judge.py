@@ -46,6 +46,9 @@ def judge(threshold: float = 0.5) -> Verifier:
   or by the head; the residual is that of "token". On any other draft the walk of "target_only" goes
   on, where the target's choice was not drafted, to the first child that the head finds right.
 
+  Measured: 1.1 % of a pass (verifiers)
+  Train: python -m specjax.train.judge
+
   Args:
     threshold: 1 leaves the exact rule, a lower one accepts more.
   """

@@ -34,12 +34,14 @@ def ratio(p: Array, q: Array, count: Array) -> tuple[Array, Array]:
 
 @functools.cache
 def k_seq() -> Verifier:
-  """EXACT for independent siblings: the first x with a coin below p(x) / (rho q(x)) is accepted.
+  """EXACT for independent siblings: the first with a coin below p / (rho q).
 
   SpecTr, Sun et al. 2023 (arXiv 2310.15141, algorithm 3), node by node. If none of the k drafts
   passes, norm(p - min(q, p / rho) (1 - (1 - beta)^k) / beta) gives the token. Sequences that begin
   alike stay together: behind a token, k counts the children of all nodes of the same text, also of
   those that were refused.
+
+  Measured: 7.7 % of a pass (verifiers)
   """
 
   def verify(

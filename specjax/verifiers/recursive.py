@@ -22,6 +22,8 @@ def recursive() -> Verifier:
   2402.14160, algorithm 2; Chen et al. 2024, arXiv 2402.12374), the optimal verifier of greedy
   drafting ("mixed", the drawn child before the chosen ones; Hu et al. 2025, arXiv 2502.18779),
   speculative sampling ("chain") and target-only verification ("deterministic").
+
+  Measured: 5.0 % of a pass (verifiers)
   """
 
   def verify(

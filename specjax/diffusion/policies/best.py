@@ -79,7 +79,12 @@ def _ranked(name: str, score: Callable[[Prediction], Array]) -> Policy:
 
 @functools.cache
 def random() -> Policy:
-  """LOSSY: commits slots anywhere in the block; one per round is exact for a random order."""
+  """LOSSY: commits slots anywhere in the block; one per round is exact for a random order.
+
+  Nie et al. 2025 (arXiv 2502.09992).
+
+  Measured: 16.0 passes, 90.2 % right (denoising_lists)
+  """
   return _quota("random", lambda prediction: prediction.uniform)
 
 
@@ -88,19 +93,33 @@ def confidence() -> Policy:
   """LOSSY: commits the slots of the most probable tokens (low-confidence remasking, LLaDA).
 
   Nie et al. 2025 (arXiv 2502.09992).
+
+  One slot per pass is the model's own decoding. With 4 slots, 60.0 % are right in 4.0 passes.
+
+  Measured: 16.0 passes, 94.2 % right (denoising_lists)
   """
   return _ranked("confidence", _confidence)
 
 
 @functools.cache
 def margin() -> Policy:
-  """LOSSY: commits the slots where the likeliest token leads the most (Dream's topk_margin)."""
+  """LOSSY: commits the slots where the likeliest token leads the most (Dream's topk_margin).
+
+  Ye et al. 2025 (arXiv 2508.15487).
+
+  Measured: 16.0 passes, 94.5 % right (denoising_lists)
+  """
   return _ranked("margin", lambda prediction: prediction.margin)
 
 
 @functools.cache
 def entropy() -> Policy:
-  """LOSSY: commits the slots of the least entropy (Dream's default)."""
+  """LOSSY: commits the slots of the least entropy (Dream's default).
+
+  Ye et al. 2025 (arXiv 2508.15487).
+
+  Measured: 16.0 passes, 92.5 % right (denoising_lists)
+  """
   return _ranked("entropy", lambda prediction: -prediction.entropy)
 
 
@@ -109,6 +128,8 @@ def left_to_right() -> Policy:
   """LOSSY: commits the next slots; one per round is exact for that order.
 
   A baseline of ParallelBench (Kang et al. 2025, arXiv 2510.04767).
+
+  Measured: 16.0 passes, 86.8 % right (denoising_lists)
   """
   return _quota("left_to_right", lambda prediction: -prediction.position.astype(jnp.float32))
 
@@ -121,9 +142,11 @@ class WarmUp(NamedTuple):
 
 @functools.cache
 def warm_up() -> Policy:
-  """LOSSY: commits one slot per round for some rounds of a block, then all that are left.
+  """LOSSY: commits one slot per round of a block for a while, then all others.
 
   MDGR's two stages (2026, arXiv 2601.19501), made for short tuples of codes.
+
+  Measured: 3.0 passes, 63.7 % right (denoising_lists)
   """
 
   def count(params: WarmUp, prediction: Prediction) -> Array:
@@ -156,6 +179,8 @@ def factor() -> Policy:
   Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2); c_n is the n-th confidence. The
   published program, where the rule first fails at the very last of several open slots, commits that
   one too; the paper's rule does not, and neither does this.
+
+  Measured: 2.5 passes, 81.5 % right (denoising_lists)
   """
 
   def count(params: Factor, prediction: Prediction) -> Array:
@@ -173,11 +198,15 @@ class Frechet(NamedTuple):
 
 @functools.cache
 def frechet() -> Policy:
-  """LOSSY: commits the n surest slots, n the largest with max(0, sum c - (n - 1)) - (1 - c_n) > d.
+  """LOSSY: commits the n surest slots, by Frechet's bound on all n being right.
 
   max(..) is Frechet's lower bound on the probability that all n are right, c their confidences.
   Fast-dLLM++ (2026). With all confidences equal this is `factor` with f = 1 - d, otherwise it
   commits no less.
+
+  n is the largest with max(0, sum c - (n - 1)) - (1 - c_n) > d.
+
+  Measured: 2.2 passes, 86.2 % right (denoising_lists)
   """
 
   def count(params: Frechet, prediction: Prediction) -> Array:
@@ -200,6 +229,8 @@ def entropy_bound() -> Policy:
 
   EB-Sampler (Ben-Hamu et al. 2025, arXiv 2505.24857): the sum, less its largest term, bounds the
   mutual information of what is committed together.
+
+  Measured: 2.8 passes, 91.0 % right (denoising_lists)
   """
 
   def count(params: EntropyBound, prediction: Prediction) -> Array:

@@ -34,11 +34,14 @@ def logits(params: Filter, confidence: Array) -> Array:
 
 @functools.cache
 def learned() -> Policy:
-  """LOSSY: commits what a filter is sure of, and the surest slot besides, in every round.
+  """LOSSY: commits what a trained filter is sure of, and the surest slot besides.
 
   Learn2PD (Bao et al. 2025, arXiv 2509.25188). The filter belongs to one model and one window;
   `train.filter` makes it. `steps` adds more slots than one, as the published program does where it
   has fewer steps than slots.
+
+  Measured: 2.5 passes, 91.5 % right (denoising_lists)
+  Train: python -m specjax.train.filter
   """
 
   def select(params: Filter, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:

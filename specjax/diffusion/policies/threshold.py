@@ -20,6 +20,8 @@ def threshold() -> Policy:
   """LOSSY: commits where the token's probability reaches a threshold.
 
   Fast-dLLM (Wu et al. 2025, arXiv 2505.22618, section 3.2).
+
+  Measured: 3.0 passes, 93.0 % right (denoising_lists)
   """
 
   def select(params: Threshold, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
@@ -40,6 +42,9 @@ def entropy_threshold() -> Policy:
   """LOSSY: commits where the entropy is small enough.
 
   dParallel (Chen et al. 2025, arXiv 2509.26488), made for models distilled by `train.distill`.
+
+  Measured: 2.2 passes, 91.0 % right by a student (denoising_lists)
+  Train: python -m specjax.train.distill
   """
 
   def select(
@@ -67,7 +72,12 @@ class Leap(NamedTuple):
 
 @functools.cache
 def local_leap() -> Policy:
-  """LOSSY: commits by a threshold that is lower near anchors. LocalLeap (arXiv 2510.07081)."""
+  """LOSSY: commits by a threshold that is lower near anchors.
+
+  LocalLeap (2025, arXiv 2510.07081).
+
+  Measured: 2.4 passes, 90.5 % right (denoising_lists)
+  """
 
   def select(params: Leap, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
     anchor = prediction.open & (prediction.confidence >= params.anchor[:, None])
@@ -94,9 +104,11 @@ class Levels(NamedTuple):
 
 @functools.cache
 def hierarchy() -> Policy:
-  """LOSSY: commits the surest slot of each run of masked ones, and all above a threshold.
+  """LOSSY: commits the surest slot of each masked run, and all above a threshold.
 
   dInfer (Ma et al. 2025, arXiv 2510.08666), hierarchical decoding.
+
+  Measured: 2.9 passes, 90.2 % right (denoising_lists)
   """
 
   def select(params: Levels, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:
@@ -130,11 +142,13 @@ class Exploration(NamedTuple):
 
 @functools.cache
 def explore() -> Policy:
-  """LOSSY: a threshold, a stricter one past the block, and the slot of most entropy in lean rounds.
+  """LOSSY: a threshold, a stricter one past the block, and in lean rounds the most entropy.
 
   Our approximation of explore-then-exploit ("From Bits to Rounds", 2025, arXiv 2511.21103), of
   which neither code nor settings are public: it commits past the block and where a commit tells
   the most, as the paper says that it does. The blocks need slots `ahead`.
+
+  Measured: 2.6 passes, 84.0 % right (denoising_lists)
   """
 
   def select(params: Exploration, memory: Any, prediction: Prediction) -> tuple[Array, Array, Any]:

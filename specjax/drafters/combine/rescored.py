@@ -72,13 +72,18 @@ class Rescored(NamedTuple):
 
 @functools.cache
 def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
-  """The head and a small LM choose every token of a chain together ("local rescoring").
+  """The head and a small LM choose every token of a chain together.
 
   At depth d they take, of head d's K best guesses v, the one with the largest logit_d(v) + alpha
   log LM(v | text, the draft so far). The paper leaves the scales open: here they are the head's raw
   logits and the LM's distribution over its whole vocabulary at temperature 1. The LM takes D + 1
   steps per round, the last of which caches the last token. The tokens follow a fixed rule, so
   "greedy" and "target_only" are exact; there is no q.
+
+  This is "local rescoring" (Kim et al. 2024, arXiv 2404.09221, section 5). It accepts 2.55 without,
+  and has half the speed.
+
+  Measured: 2.70 tokens per pass (draft_models)
 
   Args:
     head: guesses all depths at once from the target's newest state alone (Medusa, blockwise).
@@ -148,7 +153,7 @@ def local(head: Head, lm: Target, alpha: float = 0.5, top: int = 16) -> Drafter:
 def ngram(
   head: Head, tree_nodes: int = 16, alpha: float = 0.5, top: int = 16, paths: int = 16
 ) -> Drafter:
-  """The heads and a bigram table choose the best paths together ("global rescoring").
+  """The heads and a bigram table choose the best paths together.
 
   The score of a path is the sum of its logits plus alpha times its log-probability given the root.
   The P best of all K ** D paths are found exactly and packed into a tree, best first, with equal
@@ -157,6 +162,10 @@ def ngram(
   vocabulary the first guesses are the head's alone. The state is that [B, E] which predicted the
   root. Siblings are distinct and chosen without looking at noise, so "greedy" and "target_only" are
   exact; there is no q.
+
+  This is "global rescoring" (Kim et al. 2024, arXiv 2404.09221, section 6).
+
+  Measured: 3.08 tokens per pass (trees)
 
   Args:
     head: as in `local`. Params are {"head": .., "ngram": f32[W, W], see `data.ngram`}.

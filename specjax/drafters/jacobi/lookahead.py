@@ -117,6 +117,8 @@ def lookahead(level: int = 5, window: int = 7, guesses: int = 7, seeded: bool = 
   the newest S = 1024 of all tokens, 4 S N bytes, 0.02 MB per row for N = 5, whatever V is. What
   follows a token is the same as long as no more than S are alive.
 
+  Measured: 1.63 tokens per pass (without_training)
+
   Args:
     level: N, the tokens of an n-gram, with the one it is found by.
     window: W, columns.

@@ -60,12 +60,18 @@ def finished(
 
 @functools.cache
 def layerskip(target: LayeredTarget, nodes: int = 7, exit: int | None = None) -> Drafter:
-  """Drafts with the target's first layers, whose keys, values and states its own pass goes on with.
+  """Drafts with the target's first layers, which its own pass does not run again.
 
   This is LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), for models that were trained to exit
   early, see `train.lm --exit-loss`. The target's final norm and head read the draft. The pass that
   verifies runs the other layers alone, so a round reads each weight of a first layer once for each
   drafted token and once for the last one, and every other weight once.
+
+  It was measured as `layerskip-3,exit=3` on a model so trained, no faster than plain decoding.
+
+  Measured: 2.16 tokens per pass (own_layers)
+  Train: python -m specjax.train.lm --data questions.jsonl --out runs/exits --layer-dropout 0.1
+  --exit-loss 1
 
   Args:
     nodes: the root and D tokens drafted.

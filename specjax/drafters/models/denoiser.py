@@ -15,7 +15,7 @@ from specjax.trees.structure import chain, gather
 
 @functools.cache
 def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None = None) -> Drafter:
-  """In one pass the denoiser fills D masked slots after the text; its argmaxes are the chain.
+  """In one pass a denoiser fills D masked slots after the text: a chain of argmaxes.
 
   This is Guided Diffusion of FlashDLM (2025, arXiv 2505.21467, section 4) with exact rules.
   There an autoregressive model checks the denoiser's tokens, and where the two do not agree the
@@ -24,6 +24,11 @@ def denoiser(model: Denoiser, target: Target, nodes: int = 9, canvas: int | None
 
   A denoiser sees both sides, so nothing is kept from round to round: each pass reads the whole
   canvas, the text's last F - D tokens and the D slots.
+
+  It has a tenth of plain decoding's speed where it was measured.
+
+  Measured: 2.93 tokens per pass (denoiser_and_causal)
+  Train: python -m specjax.train.denoiser
 
   Args:
     model, target: have one vocabulary, but for a mask token that is the denoiser's last.

